@@ -63,9 +63,9 @@ async def test_each_threshold_of_a_tenants_budget_is_told_once(
     await _spend(database, 1)
     assert await find_alerts(database, NOW) == 1
     assert await find_alerts(database, NOW) == 0
-    (told,) = await _told(database)
-    assert (told["type"], told["tenant"]) == ("budget.threshold", "acme")
-    assert told["data"] == {
+    (reported,) = await _told(database)
+    assert (reported["type"], reported["tenant"]) == ("budget.threshold", "acme")
+    assert reported["data"] == {
         "scope": "tenant",
         "id": "acme",
         "month": "2026-11",
@@ -121,11 +121,11 @@ async def test_projects_and_keys_have_budgets_of_their_own_or_of_the_plan(
     for key in (by_plan, unlimited, revoked):
         await _spend(database, 200, project_id=project.id, credential_id=key.id)
     assert await find_alerts(database, NOW) == 4
-    told = [
+    reported = [
         (body["data"]["scope"], body["data"]["id"], body["data"]["threshold"])
         for body in await _told(database)
     ]
-    assert told == [
+    assert reported == [
         ("key", by_plan.id, 50),
         ("key", by_plan.id, 80),
         ("key", by_plan.id, 100),
@@ -165,9 +165,9 @@ async def test_exhausted_credits_are_told_once_for_each_grant(
     await _spend(database, 1, is_prepaid=True)
     assert await find_alerts(database, NOW) == 1
     assert await find_alerts(database, NOW) == 0
-    (told,) = await _told(database)
-    assert told["type"] == "credits.exhausted"
-    assert told["data"] == {"balance_micros": 9, "newest_grant": granted.id}
+    (reported,) = await _told(database)
+    assert reported["type"] == "credits.exhausted"
+    assert reported["data"] == {"balance_micros": 9, "newest_grant": granted.id}
     await asyncio.sleep(0.002)
     await granting.grant("acme", 100)
     assert await find_alerts(database, NOW) == 0

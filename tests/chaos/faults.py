@@ -86,7 +86,7 @@ class Fault:
     """0 until its target serves again."""
     note: str = ""
 
-    def told(self, since: float) -> str:
+    def reported(self, since: float) -> str:
         """Return one line of the log."""
         end = f"{self.ended - since:7.2f}" if self.ended else "   open"
         return (

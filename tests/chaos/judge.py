@@ -155,8 +155,8 @@ def _judge_row(story: Story, rows: Sequence[Row], faults: Sequence[Fault]) -> li
     if story.ending is Ending.LEFT and completion < story.transcript.tokens:
         outcomes = [row["outcome"] for row in rows]
         if Outcome.LOST not in outcomes:
-            told = story.transcript.tokens
-            return [f"its client had {told} tokens, its rows count {completion} ({outcomes})"]
+            reported = story.transcript.tokens
+            return [f"its client had {reported} tokens, its rows count {completion} ({outcomes})"]
     return []
 
 

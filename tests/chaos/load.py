@@ -381,7 +381,7 @@ class Visit:
         if number != story.last_number + 1:
             story.complain(f"event {number} came after {story.last_number}")
         story.last_number = number
-        story.heard(event.at)
+        story.received(event.at)
         story.identify(body)
         story.transcript.add(body)
         return story.manner is Manner.LEAVING and story.transcript.tokens > self._draw * 60
@@ -420,5 +420,5 @@ async def answer_once(url: str, key: str, recipe: Recipe, *, stream: bool) -> No
             break
         # A deployment that has only just started on a crowded machine may say that it cannot yet.
         await asyncio.sleep(1)
-    assert story.ending is Ending.COMPLETE, story.told(story.began)
-    assert not story.complaints, story.told(story.began)
+    assert story.ending is Ending.COMPLETE, story.reported(story.began)
+    assert not story.complaints, story.reported(story.began)

@@ -125,7 +125,7 @@ class Report:
         lines = [
             f"seed {self.options.seed}, {self.options.database}, {len(self.violations)} violations"
         ]
-        lines += [f"  {fault.told(self.began)}" for fault in self.havoc.log]
+        lines += [f"  {fault.reported(self.began)}" for fault in self.havoc.log]
         counts = Counter(violation.invariant for violation in self.violations)
         lines += [f"{count} x {invariant}" for invariant, count in counts.most_common()]
         shown = Counter[tuple[str, str]]()
@@ -136,7 +136,7 @@ class Report:
                 continue
             lines.append(f"\n{violation.invariant.upper()}: {violation.what}")
             if violation.story is not None:
-                lines.append(violation.story.told(self.began))
+                lines.append(violation.story.reported(self.began))
         return "\n".join(lines)
 
     def slowest(self, most: int = 3) -> str:
@@ -144,7 +144,7 @@ class Report:
         stories = sorted(self.stories, key=lambda story: -story.longest_gap)[:most]
         return "\n".join(
             f"Paused {story.longest_gap:.1f} s from {story.longest_gap_began - self.began:.1f} s on: "
-            + story.told(self.began)
+            + story.reported(self.began)
             for story in stories
         )
 

@@ -91,7 +91,7 @@ class Story:
         self.note(f"WRONG: {text}")
         self.complaints.append(text)
 
-    def heard(self, at: float) -> None:
+    def received(self, at: float) -> None:
         """An event came."""
         if self.last_at and at - self.last_at > self.longest_gap:
             self.longest_gap, self.longest_gap_began = at - self.last_at, self.last_at
@@ -109,7 +109,7 @@ class Story:
             self.complain(f"the id became {request_id} after {self.request_id}")
         self.request_id = request_id or self.request_id
 
-    def told(self, since: float) -> str:
+    def reported(self, since: float) -> str:
         """Return the story as text, with times since a moment."""
         head = (
             f"request {self.number} {self.request_id} ({self.recipe}, {self.manner}, {self.tenant})"

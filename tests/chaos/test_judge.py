@@ -108,7 +108,7 @@ def chat_chunk(**piece: Any) -> dict[str, Any]:
     return {"id": CHAT_ID, "choices": [{"index": 0, "finish_reason": None, **piece}]}
 
 
-def told(**delta: Any) -> dict[str, Any]:
+def reported(**delta: Any) -> dict[str, Any]:
     return chat_chunk(delta=delta)
 
 
@@ -118,11 +118,11 @@ def called(name: str = "", arguments: str = "", index: int = 0, **changes: Any) 
     if name:
         piece |= {"id": call_id(CHAT_ID, 0, index), "type": "function"}
         piece["function"]["name"] = name
-    return told(tool_calls=[piece | changes])
+    return reported(tool_calls=[piece | changes])
 
 
 CHAT_ID = "chatcmpl-1"
-ROLE = told(role="assistant", content="")
+ROLE = reported(role="assistant", content="")
 CALLS = [called("f", '{"a"'), called("", ": 1}"), called("g", "{}", index=1)]
 CHAT_END = {
     **chat_chunk(delta={}, finish_reason="tool_calls"),
@@ -132,7 +132,7 @@ CHAT_END = {
         "completion_tokens_details": {"reasoning_tokens": 3},
     },
 }
-CHAT = [ROLE, told(reasoning_content="so"), told(content="well"), *CALLS, CHAT_END]
+CHAT = [ROLE, reported(reasoning_content="so"), reported(content="well"), *CALLS, CHAT_END]
 EXPECTED_CHAT = transcript(*CHAT)
 
 
@@ -181,7 +181,7 @@ def test_chat_is_the_same_in_one_piece() -> None:
         ([*CHAT[:4], called("", ": 1}", index=1)], "call 0 goes on with"),
         ([*CHAT[:4], called("", ": 1}", id="call_1")], "call 0 goes on with"),
         ([*CHAT[:5], CHAT_END], "calls has"),
-        ([ROLE, told(function_call={"arguments": "{}"})], "a function's call goes on with"),
+        ([ROLE, reported(function_call={"arguments": "{}"})], "a function's call goes on with"),
         ([*CHAT[:6], chat_chunk(delta={}, finish_reason="stop")], "ended with ('stop', None)"),
         (
             [*CHAT[:6], {**CHAT_END, "usage": {"prompt_tokens": 2, "completion_tokens": 9}}],
@@ -252,8 +252,8 @@ def test_what_hangs_fails_or_complains_is_found() -> None:
 def test_pause_must_be_explained(seconds: float, fault: Fault | None, is_soon: bool) -> None:
     paused = story()
     paused.stretches.append(Stretch("gateway-1", 98, 200, is_broken=False))
-    paused.heard(100)
-    paused.heard(100 + seconds)
+    paused.received(100)
+    paused.received(100 + seconds)
     found = judge_stories([paused], [] if fault is None else [fault])
     assert [each.invariant for each in found] == ([] if is_soon else ["soon"])
 
@@ -271,8 +271,8 @@ def test_machine_that_stands_still_explains_a_pause_of_that_length(
     standstill: Standstill, is_soon: bool
 ) -> None:
     paused = story()
-    paused.heard(100)
-    paused.heard(115)
+    paused.received(100)
+    paused.received(115)
     found = judge_stories([paused], [], [standstill])
     assert [each.invariant for each in found] == ([] if is_soon else ["soon"])
 
@@ -354,11 +354,11 @@ def test_wrong_rows_are_found(rows: list[dict[str, Any]]) -> None:
 def test_only_a_gateway_that_died_without_redis_may_not_settle(
     killed: Fault, is_excused: bool
 ) -> None:
-    told = complete()
-    told.stretches.append(Stretch("gateway-1", 98, 100, is_broken=False))
-    told.ended = 100
+    reported = complete()
+    reported.stretches.append(Stretch("gateway-1", 98, 100, is_broken=False))
+    reported.ended = 100
     faults = [Fault(Kind.KILL_REDIS, "redis", 99.9, 104), killed]
-    found = judge_rows([told], [row(Outcome.LOST)], faults)
+    found = judge_rows([reported], [row(Outcome.LOST)], faults)
     assert [each.invariant for each in found] == ([] if is_excused else ["one record"])
 
 

@@ -120,7 +120,7 @@ REFUSAL = answer(503, b'{"error": {"code": "overloaded"}}', "retry-after: 0")
 )
 async def test_client_has_everything_in_the_end(manner: Manner, answers: list[bytes]) -> None:
     story, asked = await visit(manner, answers)
-    assert (story.ending, story.complaints) == (Ending.COMPLETE, []), story.told(story.began)
+    assert (story.ending, story.complaints) == (Ending.COMPLETE, []), story.reported(story.began)
     assert len(asked) == len(answers)
 
 
@@ -139,7 +139,7 @@ async def test_client_knows_how_it_ended(
     manner: Manner, answers: list[bytes], ending: Ending
 ) -> None:
     story, _ = await visit(manner, answers)
-    assert (story.ending, story.complaints) == (ending, []), story.told(story.began)
+    assert (story.ending, story.complaints) == (ending, []), story.reported(story.began)
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ async def test_client_finds_what_is_wrong(
     manner: Manner, answers: list[bytes], complaint: str
 ) -> None:
     story, _ = await visit(manner, answers)
-    assert any(complaint in each for each in story.complaints), story.told(story.began)
+    assert any(complaint in each for each in story.complaints), story.reported(story.began)
 
 
 async def test_client_comes_back_with_what_it_got_last() -> None:

@@ -29,6 +29,6 @@ def test_time_in_which_nothing_runs_is_noticed(tmp_path: Path) -> None:
         with Popen(["sleep", "2"]) as sleeper:
             sleeper.wait()
         os.kill(watcher.pid, signal.SIGCONT)
-        told, _ = watcher.communicate("over\n")
+        reported, _ = watcher.communicate("over\n")
     assert watcher.returncode == 0
-    assert max(map(float, told.split())) > 1.8
+    assert max(map(float, reported.split())) > 1.8

@@ -152,8 +152,8 @@ class Transcript:
         if unknown := set(self.choices) - set(expected.choices):
             return f"choices {sorted(unknown)} that nobody asked for"
         for index in sorted(expected.choices):
-            told, wanted = self.choices.get(index, ToldChoice()), expected.choices[index]
-            if found := _difference(told, wanted, is_done=self.is_done):
+            reported, wanted = self.choices.get(index, ToldChoice()), expected.choices[index]
+            if found := _difference(reported, wanted, is_done=self.is_done):
                 return f"choice {index}: {found}"
         if self.is_done and self.usage is not None and self.usage != expected.usage:
             return f"usage is {self.usage} instead of {expected.usage}"
@@ -162,22 +162,25 @@ class Transcript:
         return ""
 
 
-def _difference(told: ToldChoice, wanted: ToldChoice, *, is_done: bool) -> str:
-    if told.wrong:
-        return told.wrong
+def _difference(reported: ToldChoice, wanted: ToldChoice, *, is_done: bool) -> str:
+    if reported.wrong:
+        return reported.wrong
     pairs = [
-        ("text", told.text, wanted.text),
-        ("reasoning", told.reasoning, wanted.reasoning),
-        ("calls", told.calls_in_a_row, wanted.calls_in_a_row),
-        ("token_ids", told.token_ids, wanted.token_ids),
-        *((name, told.logprobs.get(name, []), wanted.logprobs.get(name, [])) for name in _LISTS),
+        ("text", reported.text, wanted.text),
+        ("reasoning", reported.reasoning, wanted.reasoning),
+        ("calls", reported.calls_in_a_row, wanted.calls_in_a_row),
+        ("token_ids", reported.token_ids, wanted.token_ids),
+        *(
+            (name, reported.logprobs.get(name, []), wanted.logprobs.get(name, []))
+            for name in _LISTS
+        ),
     ]
-    is_whole = is_done or told.finish_reason is not None
+    is_whole = is_done or reported.finish_reason is not None
     for name, had, full in pairs:
         if had != (full if is_whole else full[: len(had)]):
             return f"{name} {_first_difference(had, full)}"
     ending, wanted_ending = (
-        (told.finish_reason, told.stop_reason),
+        (reported.finish_reason, reported.stop_reason),
         (wanted.finish_reason, wanted.stop_reason),
     )
     if is_whole and ending != wanted_ending:

@@ -36,9 +36,9 @@ def test_models_are_listed_with_who_serves_them(sluice: Sluice) -> None:
         ["gone", "-", "0", "0", "0"],
         ["served", "-", "1", "0", "0"],
     ]
-    told = json.loads(sluice("models", "list", "--json").stdout)
-    assert [each["model"] for each in told] == ["gone", "served"]
-    assert told[1]["ready_workers"] == 1
+    reported = json.loads(sluice("models", "list", "--json").stdout)
+    assert [each["model"] for each in reported] == ["gone", "served"]
+    assert reported[1]["ready_workers"] == 1
 
 
 @pytest.mark.usefixtures("announced")

@@ -53,7 +53,7 @@ def main(base_url: str, key: str, model: str) -> None:
     ]
     called = llm.chat_with_tools([tool], user_msg=PARIS, tool_required=True)
     *_, streamed_call = llm.stream_chat_with_tools([tool], user_msg=PARIS, tool_required=True)
-    told = {
+    reported = {
         "chat": llm.chat(messages).message.content,
         "complete": llm.complete(ITALY).text,
         "achat": asyncio.run(llm.achat(messages)).message.content,
@@ -64,7 +64,7 @@ def main(base_url: str, key: str, model: str) -> None:
         "structured": llm.structured_predict(Place, PromptTemplate("Where is it?")).model_dump(),
         "error": _error(client(additional_kwargs={"top_p": 3.0})),
     }
-    print(json.dumps(told))  # noqa: T201 - what it is called for
+    print(json.dumps(reported))  # noqa: T201 - what it is called for
 
 
 def _calls(llm: OpenAILike, response: Any) -> list[tuple[str, Any]]:

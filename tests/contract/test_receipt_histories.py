@@ -140,13 +140,13 @@ class History:
                 life.end()
 
     async def reclaim(self) -> None:
-        told = {lost.job_id for lost in await self.queue.reclaim()}
+        reported = {lost.job_id for lost in await self.queue.reclaim()}
         lost = {
             job_id: life
             for job_id, life in self.lives.items()
             if life.state is JobState.RUNNING and life.is_lost
         }
-        assert told <= {job_id for job_id, life in lost.items() if not life.is_cancelled}
+        assert reported <= {job_id for job_id, life in lost.items() if not life.is_cancelled}
         for life in lost.values():
             if life.is_cancelled:
                 life.end()

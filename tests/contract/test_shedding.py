@@ -264,11 +264,11 @@ async def test_those_who_are_refused_are_told_one_time_after_the_other(
 ) -> None:
     await fill(queue, "a", DEFAULT, 2)
     await set_pace(any_redis, keys.pace(MODEL), claims=20, seconds=10, calls=5)
-    told = [
+    reported = [
         (await admit(queue, job(f"new-{i}"), most_waiting=2)).retry_after_seconds for i in range(6)
     ]
     # Two claims a second, in calls two seconds apart.
-    assert told == pytest.approx([2.5, 3.0, 3.5, 4.0, 4.5, 5.0], abs=0.2)
+    assert reported == pytest.approx([2.5, 3.0, 3.5, 4.0, 4.5, 5.0], abs=0.2)
 
 
 async def test_no_promise_is_longer_than_a_minute(queue: JobQueue, any_redis: "Redis") -> None:
@@ -285,8 +285,8 @@ async def test_places_are_held_for_those_who_were_told_to_come(
 ) -> None:
     await fill(queue, "a", DEFAULT, 6)
     await set_pace(any_redis, keys.pace(MODEL), claims=1000, seconds=10, calls=10)
-    told = (await admit(queue, job("told"), most_waiting=6)).retry_after_seconds
-    assert told == pytest.approx(1.01, abs=0.01)
+    reported = (await admit(queue, job("told"), most_waiting=6)).retry_after_seconds
+    assert reported == pytest.approx(1.01, abs=0.01)
     await claim_ids(queue, most_jobs=1)
     # Within the gap between two claims.
     await clock.advance(100)

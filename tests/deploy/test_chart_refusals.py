@@ -257,6 +257,6 @@ OUT_OF_RANGE = {
 @all_cases(("name", "value", "sentence"), OUT_OF_RANGE.values(), ids=OUT_OF_RANGE)
 def test_values_that_the_schema_refuses(name: str, value: str, sentence: str) -> None:
     others = ({name: value} for name, value, _ in OUT_OF_RANGE.values())
-    told = refusal({name: value}, others, member)
-    assert "values don't meet the specifications of the schema" in told
-    assert sentence in told
+    reported = refusal({name: value}, others, member)
+    assert "values don't meet the specifications of the schema" in reported
+    assert sentence in reported

@@ -269,8 +269,8 @@ def test_answer_200_is_healthy() -> None:
 
 def test_other_answer_is_told_with_its_text() -> None:
     with serving() as url:
-        told = (1, f"{url}/bad answers 503: for a reason\n")
-        wait_until(lambda: ask(f"{url}/bad") == told, what="the reason")
+        reported = (1, f"{url}/bad answers 503: for a reason\n")
+        wait_until(lambda: ask(f"{url}/bad") == reported, what="the reason")
 
 
 def test_nobody_answering_is_told_without_a_traceback() -> None:

@@ -125,8 +125,8 @@ def test_times_to_stop_are_those_that_are_given() -> None:
     # What `sluice up` gives; test_compose.py holds the services against the same.
     worker_margin = launch_plan.WORKER_STOP_SECONDS - Settings.model_fields["drain_seconds"].default
     section = PAGE.partition("## Upgrade without downtime")[2].partition("\n## ")[0]
-    told = re.findall(r"^\| (.+?) \|.*\| ([^|]+) \|$", section, re.MULTILINE)
-    assert dict(told[1:]) == {
+    reported = re.findall(r"^\| (.+?) \|.*\| ([^|]+) \|$", section, re.MULTILINE)
+    assert dict(reported[1:]) == {
         "gateway": f"both settings plus {launch_plan.DRAIN_MARGIN_SECONDS:.0f} s",
         "worker": f"the setting plus {worker_margin:.0f} s",
         "`sluice jobs`": f"{launch_plan.JOBS_STOP_SECONDS:.0f} s",

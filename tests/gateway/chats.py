@@ -51,15 +51,15 @@ def prompt_of(claim: Claim) -> str:
 
 def joined(chunks: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
     """Return the message of each choice that the chunks of a stream make."""
-    told: dict[int, dict[str, Any]] = {}
+    reported: dict[int, dict[str, Any]] = {}
     for choice in (choice for chunk in chunks for choice in chunk["choices"]):
-        message = told.setdefault(choice["index"], {})
+        message = reported.setdefault(choice["index"], {})
         for name, value in choice["delta"].items():
             if name == "tool_calls":
                 _add_calls(message.setdefault(name, []), value)
             else:
                 message[name] = message.get(name, "") + value
-    return told
+    return reported
 
 
 def _add_calls(calls: list[dict[str, Any]], pieces: list[dict[str, Any]]) -> None:

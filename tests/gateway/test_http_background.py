@@ -35,10 +35,10 @@ async def test_background_completion_is_read_later(
     request_id = await started(client, n=2, max_tokens=20)
     await await_status(other_client, request_id, "completed")
     for reader in (client, other_client):
-        told = (await reader.get(f"/v1/completions/{request_id}")).json()
-        assert told["id"] == request_id
-        assert told["choices"] == expected["choices"]
-        assert told["usage"]["completion_tokens"] == expected["usage"]["completion_tokens"]
+        reported = (await reader.get(f"/v1/completions/{request_id}")).json()
+        assert reported["id"] == request_id
+        assert reported["choices"] == expected["choices"]
+        assert reported["usage"]["completion_tokens"] == expected["usage"]["completion_tokens"]
 
 
 async def test_background_answer_tells_what_every_answer_tells(client: httpx.AsyncClient) -> None:
@@ -63,8 +63,8 @@ async def test_background_completion_says_how_it_stands(
             await asyncio.sleep(0.05)
     await worker.conclude(claim, "b")
     await await_status(client, request_id, "completed")
-    told = (await client.get(f"/v1/completions/{request_id}")).json()
-    assert told["choices"][0]["text"] == "ab"
+    reported = (await client.get(f"/v1/completions/{request_id}")).json()
+    assert reported["choices"][0]["text"] == "ab"
 
 
 async def test_background_stream_goes_on_without_its_client(
@@ -122,8 +122,8 @@ async def test_background_failure_is_kept(client: httpx.AsyncClient, store: "Red
     request_id = await started(client, model="failing-background")
     await worker.fail(await worker.claim_one(), FailureCode.ENGINE_ERROR)
     await await_status(client, request_id, "failed")
-    told = (await client.get(f"/v1/completions/{request_id}")).json()
-    assert told["error"]["code"] == "engine_dead"
+    reported = (await client.get(f"/v1/completions/{request_id}")).json()
+    assert reported["error"]["code"] == "engine_dead"
 
 
 async def test_refused_request_has_its_status_in_the_background_too(

@@ -59,10 +59,10 @@ async def test_stream_tells_what_the_whole_answer_tells(client: httpx.AsyncClien
     assert response.headers["content-type"].startswith("text/event-stream")
     chunks = parse_chunks(response.content)
     assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
-    told = joined(chunks)
+    reported = joined(chunks)
     for choice in whole:
         message = {name: value for name, value in choice["message"].items() if value is not None}
-        assert told[choice["index"]] == message
+        assert reported[choice["index"]] == message
 
 
 async def test_messages_become_the_prompt_of_a_job(
@@ -259,10 +259,10 @@ async def test_reasoning_and_calls_are_told_apart(
 
 async def test_estimate_tells_what_the_request_takes(client: httpx.AsyncClient) -> None:
     body = chatting(messages=[*HELLO, {"role": "assistant", "content": "Hi"}, *HELLO])
-    told = (await client.post(f"{CHATS}:estimate", json=body)).json()
+    reported = (await client.post(f"{CHATS}:estimate", json=body)).json()
     usage = (await client.post(CHATS, json=body)).json()["usage"]
-    assert told["prompt_tokens"] == usage["prompt_tokens"]
-    assert (told["max_tokens"], told["completion_tokens_max"]) == (8, 8)
+    assert reported["prompt_tokens"] == usage["prompt_tokens"]
+    assert (reported["max_tokens"], reported["completion_tokens_max"]) == (8, 8)
 
 
 async def test_images_travel_with_their_job(client: httpx.AsyncClient, store: "Redis") -> None:

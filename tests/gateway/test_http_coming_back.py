@@ -138,12 +138,12 @@ async def test_finished_stream_is_told_as_a_whole(client: httpx.AsyncClient) -> 
     await await_status(client, whole[0][1], "completed")
     response = await client.get(f"/v1/completions/{whole[0][1]}")
     assert response.status_code == 200
-    told = response.json()
-    assert told["choices"] == expected["choices"]
-    for body in (told, expected):
+    reported = response.json()
+    assert reported["choices"] == expected["choices"]
+    for body in (reported, expected):
         # What the first request put there, the second found in the cache.
         del body["usage"]["prompt_tokens_details"]
-    assert told["usage"] == expected["usage"]
+    assert reported["usage"] == expected["usage"]
     assert response.headers["x-max-tokens-applied"] == "8"
 
 

@@ -277,11 +277,11 @@ async def test_request_whose_client_left_goes_on_when_it_is_sent_again(
         assert [number for _, _, number in events] == list(range(1, len(events) + 1))
         request_id = events[0][1]
         await await_status(client, request_id, "completed")
-        told = (await client.get(f"/v1/completions/{request_id}")).json()
+        reported = (await client.get(f"/v1/completions/{request_id}")).json()
     else:
-        told = again.json()
-    assert [choice["text"] for choice in told["choices"]] == ["ab"]
-    assert told["usage"]["completion_tokens"] == 2
+        reported = again.json()
+    assert [choice["text"] for choice in reported["choices"]] == ["ab"]
+    assert reported["usage"]["completion_tokens"] == 2
 
 
 async def test_replayed_stream_can_be_gone_on_with(

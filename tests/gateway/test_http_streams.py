@@ -254,7 +254,7 @@ async def test_slow_reader_is_cut_off_and_the_stream_beside_it_flows(
 async def test_frames_go_to_the_gateway_that_asked(
     client: httpx.AsyncClient, other_client: httpx.AsyncClient, store: "Redis"
 ) -> None:
-    async def told() -> dict[bytes, int]:
+    async def reported() -> dict[bytes, int]:
         """Return how many frames with tokens each gateway was sent. Gateways write to each other, too."""
         names = [key async for key in store.scan_iter(match="{g:gw-*}:replies")]
         entries: Any = {name: await store.xrange(name) for name in names}
@@ -265,12 +265,12 @@ async def test_frames_go_to_the_gateway_that_asked(
 
     # What others have begun and left is over.
     await eventually(lambda: nothing_left(store, MODEL), what="silence")
-    before = await told()
+    before = await reported()
     await streamed(client, max_tokens=5)
-    after = await told()
+    after = await reported()
     (grown,) = [name for name in after if after[name] > before.get(name, 0)]
     await streamed(other_client, max_tokens=5)
-    last = await told()
+    last = await reported()
     assert last[grown] == after[grown]
     assert sum(last.values()) > sum(after.values())
 

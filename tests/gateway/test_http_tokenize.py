@@ -42,9 +42,9 @@ async def ask(client: httpx.AsyncClient, path: str, **body: Any) -> dict[str, An
 
 @all_cases("prefix", ["", "/v1"])
 async def test_text_goes_there_and_back_as_in_vllm(client: httpx.AsyncClient, prefix: str) -> None:
-    told = await ask(client, f"{prefix}/tokenize", model=MODEL, prompt=TEXT)
-    assert told == {"count": len(IDS), "max_model_len": 2048, "tokens": IDS, "token_strs": None}
-    back = await ask(client, f"{prefix}/detokenize", model=MODEL, tokens=told["tokens"])
+    reported = await ask(client, f"{prefix}/tokenize", model=MODEL, prompt=TEXT)
+    assert reported == {"count": len(IDS), "max_model_len": 2048, "tokens": IDS, "token_strs": None}
+    back = await ask(client, f"{prefix}/detokenize", model=MODEL, tokens=reported["tokens"])
     assert back == {"prompt": TEXT}
 
 
@@ -52,20 +52,20 @@ async def test_text_goes_there_and_back_as_in_vllm(client: httpx.AsyncClient, pr
 async def test_text_goes_there_and_back_as_in_llamacpp(
     client: httpx.AsyncClient, prefix: str
 ) -> None:
-    told = await ask(client, f"{prefix}/tokenize", content=TEXT)
-    assert told == {"tokens": IDS}
+    reported = await ask(client, f"{prefix}/tokenize", content=TEXT)
+    assert reported == {"tokens": IDS}
     assert await ask(client, f"{prefix}/detokenize", tokens=IDS) == {"content": TEXT}
 
 
 async def test_vllm_shows_how_the_vocabulary_writes_tokens(client: httpx.AsyncClient) -> None:
-    told = await ask(client, "/tokenize", model=MODEL, prompt="a time", return_token_strs=True)
-    assert told["token_strs"] == TOKENIZER.encode("a time").tokens
+    reported = await ask(client, "/tokenize", model=MODEL, prompt="a time", return_token_strs=True)
+    assert reported["token_strs"] == TOKENIZER.encode("a time").tokens
 
 
 async def test_llamacpp_shows_pieces_as_text_or_bytes(client: httpx.AsyncClient) -> None:
-    told = await ask(client, "/tokenize", content="é a 😀", with_pieces=True)
-    assert [piece["id"] for piece in told["tokens"]] == TOKENIZER.encode("é a 😀").ids
-    pieces = [piece["piece"] for piece in told["tokens"]]
+    reported = await ask(client, "/tokenize", content="é a 😀", with_pieces=True)
+    assert [piece["id"] for piece in reported["tokens"]] == TOKENIZER.encode("é a 😀").ids
+    pieces = [piece["piece"] for piece in reported["tokens"]]
     assert any(isinstance(piece, list) for piece in pieces)
     whole = b"".join(bytes(p) if isinstance(p, list) else p.encode() for p in pieces)
     assert whole.decode() == "é a 😀"
@@ -204,8 +204,8 @@ async def test_model_is_found_as_for_completions(
         refused = await limited_client.post("/tokenize", json={"prompt": "a", "model": MODEL})
         assert refused.status_code == 404
         await serve(store, "tokenize-other", context_window=77)
-        told = await ask(limited_client, "/tokenize", prompt="a")
-        assert told["max_model_len"] == 77
+        reported = await ask(limited_client, "/tokenize", prompt="a")
+        assert reported["max_model_len"] == 77
 
 
 async def test_errors_are_told_in_the_dialect(client: httpx.AsyncClient) -> None:

@@ -420,9 +420,9 @@ async def test_completion_is_in_the_report_as_its_answer_counted_it(
         [line] = (await client.get("/v1/usage", params={"bucket": "total"})).json()["data"]
     await database.aclose()
     usage = answer["usage"]
-    for told in (receipt, line):
-        assert told["prompt_tokens"] == usage["prompt_tokens"]
-        assert told["completion_tokens"] == usage["completion_tokens"]
+    for reported in (receipt, line):
+        assert reported["prompt_tokens"] == usage["prompt_tokens"]
+        assert reported["completion_tokens"] == usage["completion_tokens"]
     assert (receipt["outcome"], receipt["endpoint"], receipt["stream"]) == (
         *("finished", "completions"),
         False,

@@ -136,7 +136,7 @@ def test_chosen_candidates_come_with_the_choices_that_a_client_knows() -> None:
     selection = Selection()
     scored = PromptScored(1, 1, [])
     end = JobFinished(1, 1, 3, 5, 0, chosen=[2, 0])
-    told: list[Message] = []
+    reported: list[Message] = []
     for message in (
         delta("0a"),
         scored,
@@ -146,5 +146,5 @@ def test_chosen_candidates_come_with_the_choices_that_a_client_knows() -> None:
         delta("2b", 2),
         end,
     ):
-        told += selection.take(message)
-    assert told == [scored, delta("2a"), delta("2b"), delta("0a", 1), delta("0b", 1), end]
+        reported += selection.take(message)
+    assert reported == [scored, delta("2a"), delta("2b"), delta("0a", 1), delta("0b", 1), end]

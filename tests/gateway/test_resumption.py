@@ -183,8 +183,8 @@ async def test_candidates_are_held_back_and_chosen_though_workers_change(
     desk: Desk, worker: FakeWorker, other: FakeWorker
 ) -> None:
     generation = await desk.request(n=2, best_of=3)
-    told: list[Any] = []
-    generation.on_reply = lambda index, message: told.append((index, message))
+    reported: list[Any] = []
+    generation.on_reply = lambda index, message: reported.append((index, message))
     claim = await worker.claim_one()
     for choice in (0, 1, 2):
         said = worker.next_delta(claim, f"{choice}a", choice=choice, cumulative_logprob=-1.5)
@@ -200,7 +200,7 @@ async def test_candidates_are_held_back_and_chosen_though_workers_change(
     said_of = [(delta.choice, delta.text) for delta in replies[:4]]
     assert said_of == [(0, "2a"), (0, "2b"), (1, "0a"), (1, "0b")]
     assert isinstance(replies[4], JobFinished)
-    assert len(told) == 7
+    assert len(reported) == 7
     assert generation.received_tokens[0] == 6
 
 

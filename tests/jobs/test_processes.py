@@ -156,7 +156,7 @@ def test_redis_that_goes_away_is_told_once_and_sigterm_leaves_no_usage_behind(
     assert deployment.log("jobs").count("job drain failed and is retried") <= 1
     assert deployment.log("beat").count(complaint) == 1
     # Celery writes down with a traceback that it could not confirm a run.
-    told = deployment.log("jobs")
+    reported = deployment.log("jobs")
 
     beat.send_signal(signal.SIGTERM)
     assert beat.wait(END_SECONDS) == 0
@@ -165,7 +165,7 @@ def test_redis_that_goes_away_is_told_once_and_sigterm_leaves_no_usage_behind(
     assert jobs.wait(END_SECONDS) == 0
     assert deployment.undrained() == 0
     assert deployment.rows() == 20
-    assert "Traceback" not in deployment.log("jobs").removeprefix(told) + deployment.log("beat")
+    assert "Traceback" not in deployment.log("jobs").removeprefix(reported) + deployment.log("beat")
 
 
 def _drain(deployment: Deployment, rows: int) -> None:

@@ -89,17 +89,17 @@ def test_store_that_is_away_is_told_once_until_it_is_back(
         if is_away:
             raise error
 
-    def told() -> int:
+    def reported() -> int:
         return caplog.text.count("job test failed and is retried")
 
     for _ in range(3):
         runner.run(_job(fail))
-    assert told() == 1
+    assert reported() == 1
     is_away = False
     runner.run(_job(fail))
     is_away = True
     runner.run(_job(fail))
-    assert told() == 2
+    assert reported() == 2
 
 
 def test_bug_in_a_job_is_raised(runner: Runner) -> None:

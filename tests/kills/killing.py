@@ -123,8 +123,8 @@ async def keep_reading(
     """Read the same stream again and again until it is over; return how often."""
     times = 0
     while not is_over.is_set():
-        told = await read(stack, key, asked)
-        difference = told.difference(expected)
+        reported = await read(stack, key, asked)
+        difference = reported.difference(expected)
         assert not difference, f"{asked.body}, time {times}: {difference}"
         times += 1
     return times
@@ -171,8 +171,8 @@ async def read_under_kills(
     is_over = asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
         readers = [
-            tasks.create_task(keep_reading(stack, key, each, expected=told, is_over=is_over))
-            for each, told in zip(streams, expected, strict=True)
+            tasks.create_task(keep_reading(stack, key, each, expected=reported, is_over=is_over))
+            for each, reported in zip(streams, expected, strict=True)
         ]
         await kill_again_and_again(stack, kills, random.Random(1))
         is_over.set()

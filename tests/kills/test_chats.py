@@ -113,10 +113,10 @@ def asked(number: int) -> Asked:
     return Asked("/v1/chat/completions", body)
 
 
-def check_kinds(told: Sequence[Transcript]) -> None:
+def check_kinds(reported: Sequence[Transcript]) -> None:
     """Assert that the answers have what their kinds are for."""
     by_kind = {
-        kind: [each.choices[0] for each in told[place :: len(KINDS)]]
+        kind: [each.choices[0] for each in reported[place :: len(KINDS)]]
         for place, kind in enumerate(KINDS)
     }
     for kind in ("reasoning", "required"):

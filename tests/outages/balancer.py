@@ -56,16 +56,16 @@ class Balancer:
                 await asyncio.sleep(PROBE_SECONDS)
 
     async def _probe(self, address: tuple[str, int]) -> None:
-        told = b""
+        reported = b""
         with suppress(OSError, TimeoutError):
             async with asyncio.timeout(ANSWER_SECONDS):
                 reader, writer = await asyncio.open_connection(*address)
                 try:
                     writer.write(_PROBE)
-                    told = await reader.readline()
+                    reported = await reader.readline()
                 finally:
                     writer.close()
-        self._ready[address] = b" 200 " in told
+        self._ready[address] = b" 200 " in reported
 
 
 @asynccontextmanager

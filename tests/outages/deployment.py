@@ -69,16 +69,16 @@ class Wish:
 
     def check(self, answer: Answer) -> None:
         """Raise AssertionError unless this is the right answer, whole and once."""
-        told = answer.body[-300:]
-        assert answer.status == 200, (answer.status, told)
-        assert answer.is_complete, told
+        reported = answer.body[-300:]
+        assert answer.status == 200, (answer.status, reported)
+        assert answer.is_complete, reported
         texts = texts_of(answer)
         assert texts.keys() == self.texts.keys()
         for choice, text in texts.items():
             pairs = zip(text, self.texts[choice], strict=False)
             same = next((n for n, (is_, should) in enumerate(pairs) if is_ != should), "its end")
-            assert text == self.texts[choice], f"differs from character {same} on: {told!r}"
-        assert answer.usage is not None, told
+            assert text == self.texts[choice], f"differs from character {same} on: {reported!r}"
+        assert answer.usage is not None, reported
         for name in ("prompt_tokens", "completion_tokens"):
             assert answer.usage[name] == self.usage[name], (answer.usage, self.usage)
 

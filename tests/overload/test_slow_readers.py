@@ -120,8 +120,8 @@ async def test_some_that_never_read_do_not_harm_the_others_and_are_cut_off(
         expected = "word " * frames + "end"
         for stream in await asyncio.gather(*reading):
             assert words(stream) == expected
-        told: Any = await store.lrange(keys.control("wordy", worker.name), 0, -1)
-        assert {job_id.decode() for job_id in told} == {claim.job.id for claim in slow}
+        reported: Any = await store.lrange(keys.control("wordy", worker.name), 0, -1)
+        assert {job_id.decode() for job_id in reported} == {claim.job.id for claim in slow}
         # Nobody reads the error either: the connections are cut, and the requests end.
         await asyncio.to_thread(wait_for_metric, bounded.operators, IN_PROGRESS, 0)
         for claim in slow:

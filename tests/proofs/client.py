@@ -64,8 +64,8 @@ class Answer(http_client.Answer):
         if not self.is_stream:
             usage: dict[str, Any] | None = self.json.get("usage") if self.is_complete else None
             return usage
-        told = [event["usage"] for event in self.events if event.get("usage")]
-        return told[-1] if told else None
+        reported = [event["usage"] for event in self.events if event.get("usage")]
+        return reported[-1] if reported else None
 
 
 class _ShortReading(Reading):

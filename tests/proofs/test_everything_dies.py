@@ -185,12 +185,12 @@ async def test_sums_equal_rows(evidence: Evidence) -> None:
     async with open_books(evidence.stack) as books:
         for period in ("hour", "day"):
             sums = await books.select(f"SELECT * FROM usage_rollups WHERE period = '{period}'")
-            told = {
+            reported = {
                 group: values
                 | {"requests": sum(r["requests"] for r in sums if key_of(r, by) == group)}
                 for group, values in totals(sums, *by).items()
             }
-            assert told == expected
+            assert reported == expected
             failed = sum(row["failed_requests"] for row in sums)
             assert failed == sum(row["outcome"] not in CHARGED for row in evidence.rows)
 
@@ -205,13 +205,15 @@ async def test_customers_are_told_the_sums_of_their_rows(evidence: Evidence) -> 
         rows = [row for row in evidence.rows if row["tenant_id"] == tenant]
         expected = totals(rows)
         answer = await request(evidence.stack.url, credential.text, path="/v1/usage?bucket=total")
-        (told,) = answer.json["data"]
-        assert {name: told[name] for name in expected[()]} == expected[()]
+        (reported,) = answer.json["data"]
+        assert {name: reported[name] for name in expected[()]} == expected[()]
         path = "/v1/usage?bucket=total&group_by=key"
         by_key = totals(rows, "credential_id")
-        for told in (await request(evidence.stack.url, credential.text, path=path)).json["data"]:
-            expected_of_key = by_key.pop((told["key"],))
-            assert {name: told[name] for name in expected_of_key} == expected_of_key
+        for reported in (await request(evidence.stack.url, credential.text, path=path)).json[
+            "data"
+        ]:
+            expected_of_key = by_key.pop((reported["key"],))
+            assert {name: reported[name] for name in expected_of_key} == expected_of_key
         assert by_key == {}
 
 

@@ -158,8 +158,8 @@ async def test_what_the_queue_does_not_take_was_never_admitted(
     assert answer.error["code"] != "requests"
     await books.nothing_left()
     assert await books.rows(key.tenant) == []
-    told = (await request(stack.url, key.text, path="/v1/limits")).json
-    used = [values["used"] for scope in told["scopes"] for values in scope["limits"].values()]
+    reported = (await request(stack.url, key.text, path="/v1/limits")).json
+    used = [values["used"] for scope in reported["scopes"] for values in scope["limits"].values()]
     assert set(used) - {None} == {0}
 
 

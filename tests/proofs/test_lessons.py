@@ -289,9 +289,9 @@ async def test_counts_are_the_engines_and_never_estimates(
     ]
     rows = {row["request_id"]: row for row in await rows_of(books, key)}
 
-    told = [rows[str(answer.request_id)]["completion_tokens"] for answer in answers]
-    assert told == [COMPLETION_TOKENS, 5 * 10, 2 * 3]
-    assert sum(told) == engine_tokens(stack) - before
+    reported = [rows[str(answer.request_id)]["completion_tokens"] for answer in answers]
+    assert reported == [COMPLETION_TOKENS, 5 * 10, 2 * 3]
+    assert sum(reported) == engine_tokens(stack) - before
 
 
 # -- failures ----------------------------------------------------------------------------------

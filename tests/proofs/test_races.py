@@ -171,8 +171,8 @@ async def test_both_gateways_tell_customers_the_same(
     assert Counter(answer.status for answer in answers) == {200: REQUESTS}
     for url in stack.gateways:
         limits = await office.limits(url, key)
-        told = {scope["scope"]: scope["limits"] for scope in limits["scopes"]}
-        assert told["key"]["requests_per_minute"]["used"] == REQUESTS
-        assert told["key"]["requests_per_minute"]["remaining"] == 0
-        assert told["key"]["tokens_per_minute"]["used"] == REQUESTS * 100
-        assert told["tenant"]["requests_per_day"]["used"] == REQUESTS
+        reported = {scope["scope"]: scope["limits"] for scope in limits["scopes"]}
+        assert reported["key"]["requests_per_minute"]["used"] == REQUESTS
+        assert reported["key"]["requests_per_minute"]["remaining"] == 0
+        assert reported["key"]["tokens_per_minute"]["used"] == REQUESTS * 100
+        assert reported["tenant"]["requests_per_day"]["used"] == REQUESTS

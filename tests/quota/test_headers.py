@@ -245,6 +245,10 @@ def test_limit_is_named_in_every_style(style: ErrorStyle) -> None:
         limit="requests_per_day", scope="tenant", limit_value=5, used=5, reset_seconds=1.0
     )
     error = RateLimitError("No.", refusing=refusing, code="requests", is_retryable=True, headers={})
-    told = error.body(style)["error"]
-    assert told["type"]
-    assert (told["limit"], told["scope"], told["used"]) == ("requests_per_day", "tenant", 5)
+    reported = error.body(style)["error"]
+    assert reported["type"]
+    assert (reported["limit"], reported["scope"], reported["used"]) == (
+        "requests_per_day",
+        "tenant",
+        5,
+    )

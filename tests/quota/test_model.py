@@ -153,10 +153,10 @@ class Model:
                 if wanted > 0 and used + wanted > value:
                     wait = self.wait(limit, value, asked)
                     if wait > longest:
-                        told = None if wait in (math.inf, -1) else wait
+                        reported = None if wait in (math.inf, -1) else wait
                         longest, worst = (
                             wait,
-                            ("refused", subject.subject, limit, value, used, told),
+                            ("refused", subject.subject, limit, value, used, reported),
                         )
         if worst is not None:
             return (*worst, self.remaining())
@@ -189,7 +189,7 @@ class Model:
         return True
 
 
-def told(answer: ReserveReply) -> tuple[object, ...]:
+def reported(answer: ReserveReply) -> tuple[object, ...]:
     """Return an answer in the model's form."""
     if isinstance(answer, NeedsSeed):
         return ("seed", {s.subject for s in answer.subjects})
@@ -265,12 +265,12 @@ class History:
             self.model.reserve(request),
             await store.reserve(request, lease_ms=LEASE_MS),
         )
-        assert told(answer) == expected
+        assert reported(answer) == expected
         if isinstance(answer, NeedsSeed):
             await Seeder(store, self.ledger).seed(TENANT, answer.subjects)
             self.model.seeded |= {s.subject for s in answer.subjects}
             again = await store.reserve(request, lease_ms=LEASE_MS)
-            assert told(again) == self.model.reserve(request)
+            assert reported(again) == self.model.reserve(request)
 
     async def advance(self) -> None:
         kind = self.rng.random()

@@ -76,12 +76,12 @@ async def test_follower_does_not_wait_for_the_journals_turn(
     request = await first.submit()
     claim = await worker.claim_one()
     readers = [Reader((await house.attach(request.id)).generation) for house in (first, second)]
-    told = ""
+    reported = ""
     for letter in "abcde":
         await worker.say(claim, letter)
-        told += letter
+        reported += letter
         for reader in readers:
-            await reader.until_text(told)
+            await reader.until_text(reported)
 
 
 async def test_finished_answer_is_read_again_without_running_anything(

@@ -67,8 +67,8 @@ def test_frame_tells_of_its_own_jobs_only_and_in_order() -> None:
         deltas=[said(1, 0, 1).message, Delta(9, 1, 0, 0, "x", [1])],  # type: ignore[list-item]
         finished=[JobFinished(7, 1, 3, 1, 0)],
     )
-    told = list(frame_messages(frame, {7: 0}))
-    assert told == [Received(0, JobStarted(7, 1, 3, 0)), said(1, 0, 1), ended(1, 1)]
+    reported = list(frame_messages(frame, {7: 0}))
+    assert reported == [Received(0, JobStarted(7, 1, 3, 0)), said(1, 0, 1), ended(1, 1)]
 
 
 def test_what_goes_on_from_the_journal_is_taken_and_the_rest_left() -> None:

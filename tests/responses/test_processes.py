@@ -101,7 +101,7 @@ def chunks_of(events: Events) -> list[dict[str, Any]]:
     return [json.loads(line) for line in data[:-1]]
 
 
-def told(events: Events) -> dict[str, Any]:
+def reported(events: Events) -> dict[str, Any]:
     """Return what a whole stream says, in however many chunks it said it."""
     chunks = chunks_of(events)
     logprobs: defaultdict[int, list[Any]] = defaultdict(list)
@@ -165,7 +165,7 @@ async def test_what_a_killed_gateway_was_asked_is_answered_by_another_one_exactl
         answers = [
             tasks.create_task(steady.post(PATH, json=body)) for body in (in_background, only_once)
         ]
-    expected = {name: told(stream.result()) for name, stream in streamed.items()}
+    expected = {name: reported(stream.result()) for name, stream in streamed.items()}
     whole = [answer.result().json() for answer in answers]
     killed = asyncio.Event()
     have_begun = [asyncio.Event() for _ in CASES]
@@ -219,7 +219,7 @@ async def test_what_a_killed_gateway_was_asked_is_answered_by_another_one_exactl
     events = {name: stream.result() for name, stream in streams.items()}
     for name, stream in events.items():
         assert [number for _, _, number in stream] == list(range(1, len(stream) + 1)), name
-        assert told(stream) == expected[name], name
+        assert reported(stream) == expected[name], name
     assert again.status_code == 200, again.text
     assert again.headers["idempotent-replayed"] == "true"
     assert again.json()["choices"] == whole[1]["choices"]

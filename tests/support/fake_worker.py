@@ -140,9 +140,9 @@ class FakeWorker:
         self, claim: Claim, text: str, *, choice: int = 0, tokens: int = 1, **fields: Any
     ) -> Delta:
         """Make the delta that continues a choice; its token ids count up from 100."""
-        told = self._told_of(claim)
-        start = told.get(choice, 0)
-        told[choice] = start + tokens
+        reported = self._told_of(claim)
+        start = reported.get(choice, 0)
+        reported[choice] = start + tokens
         ids = [100 + number for number in range(start, start + tokens)]
         return delta(claim, text, choice=choice, start=start, token_ids=ids, **fields)
 

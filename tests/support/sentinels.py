@@ -144,8 +144,8 @@ class WatchedRedis:
     def _is_watched(self) -> bool:
         for port in self._ports:
             # Names and values, each behind a line with its length.
-            told = self._ask(port, f"SENTINEL master {SERVICE}").split(b"\r\n")
-            found = dict(zip(told[2::4], told[4::4], strict=False))
+            reported = self._ask(port, f"SENTINEL master {SERVICE}").split(b"\r\n")
+            found = dict(zip(reported[2::4], reported[4::4], strict=False))
             if found.get(b"num-slaves") != b"1":
                 return False
             if found.get(b"num-other-sentinels") != b"%d" % (SENTINELS - 1):
@@ -153,8 +153,8 @@ class WatchedRedis:
         return True
 
     def _master_port(self, sentinel: int) -> int:
-        told = self._ask(sentinel, f"SENTINEL get-master-addr-by-name {SERVICE}").split()
-        return int(told[-1]) if told else 0
+        reported = self._ask(sentinel, f"SENTINEL get-master-addr-by-name {SERVICE}").split()
+        return int(reported[-1]) if reported else 0
 
     def _ask(self, port: int, line: str) -> bytes:
         """Send one command to a server or sentinel and return its answer; nothing if it is not there."""

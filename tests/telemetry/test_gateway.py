@@ -30,9 +30,9 @@ async def growth(observed: Observed) -> Growth:
     """By how much a counter of the gateway has grown since the test began, and all before it had ended."""
 
     async def is_idle() -> bool:
-        told = await asyncio.to_thread(scrape, observed.gateway)
+        reported = await asyncio.to_thread(scrape, observed.gateway)
         busy = ("sluice_gateway_requests_in_progress", "sluice_gateway_reserved_requests")
-        return not any(told.value(name) for name in busy)
+        return not any(reported.value(name) for name in busy)
 
     await eventually(is_idle, what="the end of earlier requests")
     before = await asyncio.to_thread(scrape, observed.gateway)
@@ -171,18 +171,20 @@ def ready_workers(observed: Observed) -> dict[str, float]:
 
 
 def test_what_nothing_has_happened_of_yet_is_told(observed: Observed) -> None:
-    told = scrape(observed.gateway)
+    reported = scrape(observed.gateway)
     outcomes = {
-        each.labels["outcome"] for each in told.samples("sluice_gateway_image_fetches_total")
+        each.labels["outcome"] for each in reported.samples("sluice_gateway_image_fetches_total")
     }
     assert outcomes == {"fetched", "refused", "failed", "late"}
-    reasons = {each.labels["reason"] for each in told.samples("sluice_gateway_resumed_jobs_total")}
+    reasons = {
+        each.labels["reason"] for each in reported.samples("sluice_gateway_resumed_jobs_total")
+    }
     assert reasons >= {"lease_expired", *ReturnReason}
     states = {
-        each.labels["state"] for each in told.samples("sluice_gateway_answers_taken_over_total")
+        each.labels["state"] for each in reported.samples("sluice_gateway_answers_taken_over_total")
     }
     assert states == {"running", "left"}
-    refused = {each.labels["reason"] for each in told.samples(REFUSED, model="")}
+    refused = {each.labels["reason"] for each in reported.samples(REFUSED, model="")}
     assert refused >= {"requests", "tokens", "concurrency", "overloaded"}
     tasks = scrape(observed.jobs).samples("sluice_jobs_tasks_total", outcome="failed")
     assert {each.labels["task"] for each in tasks} == {job.name for job in TASKS}
@@ -282,22 +284,22 @@ async def test_what_waits_is_told_with_how_long_and_of_how_many_tenants(
             return [asyncio.create_task(post) for post in posts]
 
         async def both_run() -> bool:
-            told = await asyncio.to_thread(scrape, observed.gateway)
-            return told.value("sluice_queue_leased_jobs", model=MODEL) == 2
+            reported = await asyncio.to_thread(scrape, observed.gateway)
+            return reported.value("sluice_queue_leased_jobs", model=MODEL) == 2
 
         running = send(client, client, max_tokens=2_000)
         await eventually(both_run, what="two jobs running")
         waiting = send(client, rival, max_tokens=5)
 
         async def all_wait() -> bool:
-            told = await asyncio.to_thread(scrape, observed.gateway)
-            waits = told.value("sluice_queue_waiting_jobs", model=MODEL)
-            tenants = told.value("sluice_queue_waiting_tenants", model=MODEL)
-            oldest = told.value("sluice_queue_oldest_wait_seconds", model=MODEL)
+            reported = await asyncio.to_thread(scrape, observed.gateway)
+            waits = reported.value("sluice_queue_waiting_jobs", model=MODEL)
+            tenants = reported.value("sluice_queue_waiting_tenants", model=MODEL)
+            oldest = reported.value("sluice_queue_oldest_wait_seconds", model=MODEL)
             is_told = (waits, tenants) == (2, 2) and oldest > 0.5
             of_gateway = ("reserved_requests", "jobs_in_flight", "requests_in_progress")
-            counts = {told.value(f"sluice_gateway_{name}") for name in of_gateway}
-            has_worker = told.value("sluice_queue_ready_workers", model=MODEL) == 1
+            counts = {reported.value(f"sluice_gateway_{name}") for name in of_gateway}
+            has_worker = reported.value("sluice_queue_ready_workers", model=MODEL) == 1
             return is_told and has_worker and counts == {4}
 
         await eventually(all_wait, what="two jobs of two tenants waiting for a while")
@@ -306,8 +308,8 @@ async def test_what_waits_is_told_with_how_long_and_of_how_many_tenants(
         await asyncio.gather(*waiting)
 
     async def none_waits() -> bool:
-        told = await asyncio.to_thread(scrape, observed.gateway)
-        return told.value("sluice_queue_oldest_wait_seconds", model=MODEL) == 0
+        reported = await asyncio.to_thread(scrape, observed.gateway)
+        return reported.value("sluice_queue_oldest_wait_seconds", model=MODEL) == 0
 
     await eventually(none_waits, what="the end of the wait")
     waits = await asyncio.to_thread(scrape, observed.worker)
@@ -328,6 +330,6 @@ async def test_round_trips_have_the_names_of_scripts_and_statements_their_kind(
     assert growth(f"{seconds}_count", command="xread") == 0
     assert growth("sluice_sql_statement_duration_seconds_count", operation="select") >= 1
     assert growth("sluice_gateway_reply_frames_total") >= 1
-    told = await asyncio.to_thread(scrape, observed.gateway)
-    used = told.value("sluice_redis_used_memory_bytes")
-    assert 100_000 < used < told.value("sluice_redis_max_memory_bytes")
+    reported = await asyncio.to_thread(scrape, observed.gateway)
+    used = reported.value("sluice_redis_used_memory_bytes")
+    assert 100_000 < used < reported.value("sluice_redis_max_memory_bytes")

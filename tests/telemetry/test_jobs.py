@@ -31,7 +31,7 @@ from tests.support.stack import http_status
 from tests.support.usage import usage_record
 
 
-def told(name: str, **labels: str) -> float:
+def reported(name: str, **labels: str) -> float:
     """Return the value of a series of this process."""
     value = REGISTRY.get_sample_value(name, labels)
     assert value is not None, name
@@ -43,15 +43,18 @@ async def test_the_lag_of_the_ledger_is_the_age_of_its_oldest_missing_record(
 ) -> None:
     observer = Observer(redis, database)
     await observer.update()
-    assert (told("sluice_ledger_lag_seconds"), told("sluice_ledger_pending_records")) == (0, 0)
+    assert (reported("sluice_ledger_lag_seconds"), reported("sluice_ledger_pending_records")) == (
+        0,
+        0,
+    )
     seconds, _ = await redis.time()
     for number, age in ((1, 40), (2, 90), (3, 5)):
         record = usage_record(number, tenant_id=f"tenant-{number}")
         stream = keys.usage(keys.bucket_of(record.tenant_id))
         await redis.xadd(stream, {"u": encode_usage(record)}, id=f"{(seconds - age) * 1000}-0")
     await observer.update()
-    assert 90 <= told("sluice_ledger_lag_seconds") < 300
-    assert told("sluice_ledger_pending_records") == 3
+    assert 90 <= reported("sluice_ledger_lag_seconds") < 300
+    assert reported("sluice_ledger_pending_records") == 3
 
 
 async def test_reservations_are_overdue_a_minute_after_their_lease(
@@ -63,8 +66,8 @@ async def test_reservations_are_overdue_a_minute_after_their_lease(
     for bucket, (request_id, expiry) in enumerate(expiries.items()):
         await redis.zadd(keys.open_reservations(bucket), {request_id: expiry})
     await Observer(redis, database).update()
-    assert told("sluice_quota_open_reservations") == 3
-    assert told("sluice_quota_overdue_reservations") == 1
+    assert reported("sluice_quota_open_reservations") == 3
+    assert reported("sluice_quota_overdue_reservations") == 1
 
 
 async def test_keys_that_expire_soon_are_counted_while_they_live(
@@ -79,8 +82,8 @@ async def test_keys_that_expire_soon_are_counted_while_they_live(
     revoked = await service.create("acme", name="x", expires_at=utc_now() + timedelta(hours=1))
     await service.revoke("acme", revoked.record.id)
     await Observer(redis, database).update()
-    assert told("sluice_keys_expiring", within="1d") == 2
-    assert told("sluice_keys_expiring", within="7d") == 3
+    assert reported("sluice_keys_expiring", within="1d") == 2
+    assert reported("sluice_keys_expiring", within="7d") == 3
 
 
 async def test_what_cannot_be_seen_is_not_told_as_it_was(database: Database) -> None:
@@ -88,8 +91,8 @@ async def test_what_cannot_be_seen_is_not_told_as_it_was(database: Database) -> 
         async with Redis.from_url(server.url) as redis:
             observer = Observer(redis, database)
             await observer.update()
-            assert told("sluice_quota_open_reservations") == 0
-            assert told("sluice_redis_used_memory_bytes") > 0
+            assert reported("sluice_quota_open_reservations") == 0
+            assert reported("sluice_redis_used_memory_bytes") > 0
             server.stop()
             await observer.update()
             for name in (
@@ -100,10 +103,10 @@ async def test_what_cannot_be_seen_is_not_told_as_it_was(database: Database) -> 
                 "sluice_redis_used_memory_bytes",
                 "sluice_redis_max_memory_bytes",
             ):
-                assert math.isnan(told(name)), name
+                assert math.isnan(reported(name)), name
             server.start()
             await observer.update()
-            assert told("sluice_quota_open_reservations") == 0
+            assert reported("sluice_quota_open_reservations") == 0
 
 
 async def test_what_the_sweep_has_ended_is_counted() -> None:
@@ -111,9 +114,9 @@ async def test_what_the_sweep_has_ended_is_counted() -> None:
         return 3
 
     services: Any = SimpleNamespace(sweep=SimpleNamespace(run=end_three))
-    before = told("sluice_quota_swept_reservations_total")
+    before = reported("sluice_quota_swept_reservations_total")
     await sweep(services)
-    assert told("sluice_quota_swept_reservations_total") - before == 3
+    assert reported("sluice_quota_swept_reservations_total") - before == 3
 
 
 @pytest.mark.parametrize("number", SIGNALS)

@@ -88,10 +88,10 @@ def used(observed: Observed) -> Observed:
 
 @all_cases("process", TOLD_BY)
 def test_a_process_tells_what_the_page_says_and_nothing_else(used: Observed, process: str) -> None:
-    told = scrape(getattr(used, process))
+    reported = scrape(getattr(used, process))
     expected = {row.family: row for row in ROWS if row.section in TOLD_BY[process]}
-    assert {family.name for family in told.ours()} == expected.keys()
-    for family in told.ours():
+    assert {family.name for family in reported.ours()} == expected.keys()
+    for family in reported.ours():
         row = expected[family.name]
         assert family.type == row.type, row.name
         assert family.documentation
@@ -100,8 +100,8 @@ def test_a_process_tells_what_the_page_says_and_nothing_else(used: Observed, pro
             assert labels <= {row.labels}, row.name
         else:
             assert labels == {row.labels}, row.name
-    assert told.value("sluice_build_info", component=process) == 1
-    assert told.value("process_resident_memory_bytes") > 0
+    assert reported.value("sluice_build_info", component=process) == 1
+    assert reported.value("process_resident_memory_bytes") > 0
 
 
 @all_cases("process", TOLD_BY)
@@ -131,9 +131,9 @@ def test_a_colon_in_a_name_stays(accept: str) -> None:
 
 
 def test_background_jobs_tell_when_they_succeeded(used: Observed) -> None:
-    told = scrape(used.jobs)
-    assert told.value("sluice_jobs_tasks_total", task="drain", outcome="succeeded") >= 1
-    assert told.value("sluice_jobs_tasks_total", outcome="failed") == 0
-    assert told.value("sluice_jobs_task_duration_seconds_count", task="drain") >= 1
-    last = told.value("sluice_jobs_last_success_timestamp_seconds", task="drain")
+    reported = scrape(used.jobs)
+    assert reported.value("sluice_jobs_tasks_total", task="drain", outcome="succeeded") >= 1
+    assert reported.value("sluice_jobs_tasks_total", outcome="failed") == 0
+    assert reported.value("sluice_jobs_task_duration_seconds_count", task="drain") >= 1
+    last = reported.value("sluice_jobs_last_success_timestamp_seconds", task="drain")
     assert 0 <= time.time() - last < 300

@@ -101,12 +101,12 @@ def test_an_alert_says_what_it_is_about(rule: dict[str, Any]) -> None:
         assert rule["annotations"]["summary"][-1] != "."
         assert rule["annotations"]["description"][-1] == "."
         assert rule["annotations"]["runbook_url"] == f"{ADDRESS}/{rule['alert']}.md"
-        told = re.findall(r"\$labels\.(\w+)", str(rule["annotations"]))
+        reported = re.findall(r"\$labels\.(\w+)", str(rule["annotations"]))
         there = asked(rule["expr"])
         levels = [LEVELS.get(name.partition(":")[0], frozenset()) for name, _ in there.series]
         of_series = {"up": {"instance", "job"}}
         told_by = [of_series.get(name, set()) for name, _ in there.series]
-        assert set(told) <= there.grouped_by.union(*levels, *told_by)
+        assert set(reported) <= there.grouped_by.union(*levels, *told_by)
 
 
 def test_every_alert_has_a_runbook_and_every_runbook_an_alert() -> None:

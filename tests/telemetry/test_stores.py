@@ -26,7 +26,7 @@ SECONDS = "sluice_redis_command_duration_seconds_count"
 ERRORS = "sluice_redis_errors_total"
 
 
-def told(name: str, **labels: str) -> float:
+def reported(name: str, **labels: str) -> float:
     """Return the value of a series of this process; 0 if there is none."""
     return REGISTRY.get_sample_value(name, labels) or 0.0
 
@@ -42,7 +42,7 @@ class Growth:
         }
 
     def of(self, name: str, **labels: str) -> float:
-        return told(name, **labels) - self._before.get((name, *sorted(labels.items())), 0.0)
+        return reported(name, **labels) - self._before.get((name, *sorted(labels.items())), 0.0)
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def encrypted_redis(tmp_path: Path) -> Iterator[str]:
 async def test_the_end_of_the_certificate_of_redis_is_told(encrypted_redis: str) -> None:
     async with connect(encrypted_redis, max_connections=1) as client:
         assert await client.ping()
-    assert_an_hour(told("sluice_certificate_expiry_timestamp_seconds", peer="redis"))
+    assert_an_hour(reported("sluice_certificate_expiry_timestamp_seconds", peer="redis"))
 
 
 async def test_the_certificate_of_redis_is_told_though_nobody_checks_it(
@@ -144,7 +144,7 @@ async def test_the_certificate_of_redis_is_told_though_nobody_checks_it(
     store_telemetry._CERTIFICATE_EXPIRY.clear()
     async with connect(f"{url}?ssl_cert_reqs=none", max_connections=1) as client:
         assert await client.ping()
-    assert_an_hour(told("sluice_certificate_expiry_timestamp_seconds", peer="redis"))
+    assert_an_hour(reported("sluice_certificate_expiry_timestamp_seconds", peer="redis"))
 
 
 @pytest.fixture
@@ -178,7 +178,7 @@ async def test_the_end_of_the_certificate_of_the_database_is_told(
     async with database.reading() as transaction:
         assert await transaction.scalar(text("SELECT 1")) == 1
     await database.aclose()
-    assert_an_hour(told("sluice_certificate_expiry_timestamp_seconds", peer="database"))
+    assert_an_hour(reported("sluice_certificate_expiry_timestamp_seconds", peer="database"))
 
 
 def assert_an_hour(timestamp: float) -> None:

@@ -48,11 +48,11 @@ async def test_worker_whose_engine_starts_meanwhile_is_not_ready_before_its_file
 
     monkeypatch.setattr(redis, "hsetnx", starting)
     await catalogue.announce()
-    told = [(await announced_state(redis), catalogue.is_announced_ready)]
+    reported = [(await announced_state(redis), catalogue.is_announced_ready)]
     await catalogue.announce()
-    told += [(await announced_state(redis), catalogue.is_announced_ready)]
+    reported += [(await announced_state(redis), catalogue.is_announced_ready)]
 
-    assert told == [(WorkerState.LOADING, False), (WorkerState.READY, True)]
+    assert reported == [(WorkerState.LOADING, False), (WorkerState.READY, True)]
     assert info.chat is not None
     assert await redis.exists(keys.chat_template(info.chat.template_digest))
 

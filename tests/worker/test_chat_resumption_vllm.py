@@ -145,9 +145,9 @@ def answers_of(deltas: Sequence[Delta], choices: int) -> list[tuple[Whole, list[
 
 
 def answer_of(deltas: Sequence[Delta]) -> Whole:
-    told = whole([Parsed(each.text, each.reasoning, each.calls) for each in deltas])
-    told.reasoning_tokens = sum(each.reasoning_tokens for each in deltas)
-    return told
+    reported = whole([Parsed(each.text, each.reasoning, each.calls) for each in deltas])
+    reported.reasoning_tokens = sum(each.reasoning_tokens for each in deltas)
+    return reported
 
 
 def told_before(engine: VllmEngine, job: GenerationJob, tokens: Sequence[list[int]]) -> list[Delta]:
@@ -187,8 +187,8 @@ async def test_a_chat_goes_on_behind_any_cut(
 
     whole_answers = answers_of(expected, job.n)
     for cut, outbox in zip(cuts, results.outboxes, strict=True):
-        told = [*told_before(engine, job, known[cut]), *outbox.deltas]
-        assert (cut, answers_of(told, job.n)) == (cut, whole_answers)
+        reported = [*told_before(engine, job, known[cut]), *outbox.deltas]
+        assert (cut, answers_of(reported, job.n)) == (cut, whole_answers)
         assert outbox.finished[0].completion_tokens == sum(map(len, tokens))
 
 

@@ -103,8 +103,10 @@ def test_best_of_ranks_by_mean_logprob_and_counts_all(start: Any, tokenizer: Tok
             is_last = position == len(logprobs) - 1
             end = SequenceEnd.LENGTH if is_last else None
             feed(generation, index, [token], end=end, logprobs=[[(token, logprob)]])
-    told = [(each.choice, len(each.token_ids), each.cumulative_logprob) for each in outbox.deltas]
-    assert told == [(0, 2, -2.0), (1, 1, -0.5), (2, 1, -9.0), (3, 1, -1.0)]
+    reported = [
+        (each.choice, len(each.token_ids), each.cumulative_logprob) for each in outbox.deltas
+    ]
+    assert reported == [(0, 2, -2.0), (1, 1, -0.5), (2, 1, -9.0), (3, 1, -1.0)]
     assert all(not delta.logprobs for delta in outbox.deltas)
     assert outbox.finished[0].completion_tokens == 5
     assert outbox.finished[0].chosen == [1, 0]
@@ -217,12 +219,12 @@ def test_text_gathers_until_it_is_due_but_the_first_and_the_last_never_wait(
     generation, outbox = start(max_tokens=4)
     ids = tokenizer.encode("one two three four", add_special_tokens=False).ids[:4]
     sequence_id = generation.sequences[0].id
-    told = []
+    reported = []
     for position, token_id in enumerate(ids):
         end = SequenceEnd.LENGTH if position == 3 else None
         generation.receive(SequenceOutput(sequence_id, [token_id], end), is_due=False)
-        told.append(len(outbox.deltas))
-    assert told == [1, 1, 1, 2]
+        reported.append(len(outbox.deltas))
+    assert reported == [1, 1, 1, 2]
     assert [delta.token_ids for delta in outbox.deltas] == [ids[:1], ids[1:]]
     assert text_of(outbox.deltas) == tokenizer.decode(ids)
 
@@ -338,8 +340,8 @@ def test_ranking_by_sum_prefers_short_texts(start: Any, tokenizer: Tokenizer) ->
 
 def test_ranking_by_sum_orders_even_if_all_are_returned(start: Any, tokenizer: Tokenizer) -> None:
     scores = [[-3.0], [-1.0], [-1.0]]
-    told = ranked(start, tokenizer, scores, n=3, best_of=3, ranking=Ranking.SUM)
-    assert told == [1, 2, 0], "ties by index"
+    reported = ranked(start, tokenizer, scores, n=3, best_of=3, ranking=Ranking.SUM)
+    assert reported == [1, 2, 0], "ties by index"
 
 
 def test_best_of_without_tokens_reads_the_prompt_once(start: Any) -> None:

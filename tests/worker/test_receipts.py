@@ -386,8 +386,10 @@ async def test_jobs_cancelled_at_random_add_up_to_what_the_engine_sampled(
         await bench.gateway.queue.cancel(job.id, job.tenant)
     bench.engine.allow()
     receipts = [await bench.receipt(job) for job in jobs]
-    told = {job.id: receipt.completion_tokens for job, receipt in zip(jobs, receipts, strict=True)}
-    assert told == {job.id: bench.engine.sampled[job.id] for job in jobs}
+    reported = {
+        job.id: receipt.completion_tokens for job, receipt in zip(jobs, receipts, strict=True)
+    }
+    assert reported == {job.id: bench.engine.sampled[job.id] for job in jobs}
     states = Counter(receipt.state for receipt in receipts)
     assert states[JobState.ENDED]
     assert states[JobState.ABSENT]

@@ -71,7 +71,7 @@ def feed(generation: Generation, token_ids: list[int], *, is_first: bool) -> boo
     return False
 
 
-class Told(msgspec.Struct, frozen=True):
+class Reported(msgspec.Struct, frozen=True):
     """All that a client gets of one choice."""
 
     text: str
@@ -81,7 +81,7 @@ class Told(msgspec.Struct, frozen=True):
     stop_reason: int | str | None
 
 
-def told(deltas: list[Delta], choice: int = 0) -> Told:
+def reported(deltas: list[Delta], choice: int = 0) -> Reported:
     """Put the deltas of a choice together, which must follow upon each other without a gap."""
     token_ids: list[int] = []
     logprobs: list[TokenLogprob] = []
@@ -92,7 +92,7 @@ def told(deltas: list[Delta], choice: int = 0) -> Told:
         token_ids += delta.token_ids
         logprobs += decode_logprobs(delta.logprobs)
         text += delta.text
-    return Told(text, token_ids, logprobs, mine[-1].finish_reason, mine[-1].stop_reason)
+    return Reported(text, token_ids, logprobs, mine[-1].finish_reason, mine[-1].stop_reason)
 
 
 def cut(job: GenerationJob, deltas: list[Delta], **known: Any) -> GenerationJob:
@@ -153,7 +153,7 @@ def test_every_cut_gives_the_undisturbed_text(
         feed(generation, token_ids[done:], is_first=True)
         assert generation.is_done
         for choice in range(job.n):
-            assert told(before + outbox.deltas, choice) == told(undisturbed, choice)
+            assert reported(before + outbox.deltas, choice) == reported(undisturbed, choice)
         after = outbox.finished[0]
         assert after.completion_tokens == finished.completion_tokens
         assert (after.prompt_tokens, after.cached_tokens, after.attempt) == (3, 2, 2)
@@ -286,7 +286,7 @@ def test_giving_back_tells_everything_first(start: Start, tokenizer: Tokenizer) 
     generation, outbox = start(make_job(max_tokens=9, n=2))
     feed(generation, [400, half], is_first=True)
     generation.give_back(ReturnReason.DRAINING)
-    assert told(outbox.deltas).token_ids == [400, half]
+    assert reported(outbox.deltas).token_ids == [400, half]
     (returned,) = outbox.returned
     assert (returned.reason, returned.has_progressed) == (ReturnReason.DRAINING, True)
     assert outbox.to_hand_back == [generation.report]
@@ -393,7 +393,7 @@ async def test_job_goes_on_at_another_worker(
         for choice in choices:
             mine, theirs = (gateway.deltas(each, choice) for each in (job, undisturbed))
             assert {delta.attempt for delta in mine} <= {1, 2}
-            assert told(mine, choice) == told(theirs, choice)
+            assert reported(mine, choice) == reported(theirs, choice)
         end, expected = gateway.end(job), gateway.end(undisturbed)
         assert isinstance(end, JobFinished)
         assert isinstance(expected, JobFinished)

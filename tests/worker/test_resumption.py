@@ -59,8 +59,8 @@ def test_what_is_replayed_is_not_put_out() -> None:
 def test_a_sequence_that_ends_while_it_replays_is_told_of() -> None:
     resumed = ResumedSequences()
     resumed.add("a", prompt_tokens=7, replayed_tokens=2)
-    (told,) = resumed.own([SequenceOutput("a", [5], SequenceEnd.ABORTED)])
-    assert (told.token_ids, told.end) == ([], SequenceEnd.ABORTED)
+    (reported,) = resumed.own([SequenceOutput("a", [5], SequenceEnd.ABORTED)])
+    assert (reported.token_ids, reported.end) == ([], SequenceEnd.ABORTED)
 
 
 def test_a_forgotten_sequence_is_followed_no_more() -> None:

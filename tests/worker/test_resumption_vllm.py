@@ -157,7 +157,7 @@ CASES = {
 
 
 @dataclass
-class Told:
+class Reported:
     """What an engine put out of one sequence."""
 
     token_ids: list[int] = field(default_factory=list)
@@ -177,21 +177,21 @@ class Told:
 
 async def run(
     engine: VllmEngine, requests: Sequence[EngineRequest], aborted: str = ""
-) -> dict[str, Told]:
+) -> dict[str, Reported]:
     """Run sequences together. Ignore the outputs of a sequence that was aborted before."""
-    told = {request.id: Told() for request in requests}
+    reported = {request.id: Reported() for request in requests}
     for request in requests:
         await engine.submit([request])
-    await follow(engine, told, aborted)
-    return told
+    await follow(engine, reported, aborted)
+    return reported
 
 
-async def follow(engine: VllmEngine, told: dict[str, Told], aborted: str = "") -> None:
-    while any(each.end is None for each in told.values()):
+async def follow(engine: VllmEngine, reported: dict[str, Reported], aborted: str = "") -> None:
+    while any(each.end is None for each in reported.values()):
         for output in (await engine.step()).outputs:
             # The engine may have sampled an output of this sequence before it received the abort.
             if output.sequence_id != aborted:
-                told[output.sequence_id].add(output)
+                reported[output.sequence_id].add(output)
 
 
 def request_of(case: Case, name: str, output: Sequence[int] = ()) -> EngineRequest:
@@ -214,31 +214,31 @@ async def engine(engine_slot: EngineSlot) -> VllmEngine:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def whole(engine: VllmEngine) -> dict[str, Told]:
+async def whole(engine: VllmEngine) -> dict[str, Reported]:
     """What comes of each case undisturbed."""
     return await run(engine, [request_of(case, name) for name, case in CASES.items()])
 
 
-def cuts(case: Case, whole: Told) -> list[int]:
+def cuts(case: Case, whole: Reported) -> list[int]:
     last = len(whole.token_ids) - 1
     return sorted({cut for cut in (*CUTS, *case.more_cuts, last) if 0 < cut <= last})
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def behind(engine: VllmEngine, whole: dict[str, Told]) -> dict[tuple[str, int], Told]:
+async def behind(engine: VllmEngine, whole: dict[str, Reported]) -> dict[tuple[str, int], Reported]:
     """What comes behind each cut of each case, all in the same batches."""
     requests = {
         (name, cut): request_of(case, f"{name} after {cut}", whole[name].token_ids[:cut])
         for name, case in CASES.items()
         for cut in cuts(case, whole[name])
     }
-    told = await run(engine, list(requests.values()))
-    return {place: told[request.id] for place, request in requests.items()}
+    reported = await run(engine, list(requests.values()))
+    return {place: reported[request.id] for place, request in requests.items()}
 
 
 @pytest.mark.parametrize("name", CASES)
 async def test_what_comes_behind_a_cut_is_what_would_have_come(
-    whole: dict[str, Told], behind: dict[tuple[str, int], Told], name: str
+    whole: dict[str, Reported], behind: dict[tuple[str, int], Reported], name: str
 ) -> None:
     case, undisturbed = CASES[name], whole[name]
     mine = {cut: rest for (of, cut), rest in behind.items() if of == name}
@@ -257,8 +257,10 @@ async def test_what_comes_behind_a_cut_is_what_would_have_come(
                 assert logprob == pytest.approx(their_logprob, abs=1e-4)
 
 
-async def test_cases_reach_what_they_are_for(whole: dict[str, Told]) -> None:
-    ends = {name: (told.end, told.stop_token_id is not None) for name, told in whole.items()}
+async def test_cases_reach_what_they_are_for(whole: dict[str, Reported]) -> None:
+    ends = {
+        name: (reported.end, reported.stop_token_id is not None) for name, reported in whole.items()
+    }
     assert ends["greedy"] == (SequenceEnd.LENGTH, False)
     assert ends["stop tokens"] == (SequenceEnd.STOP, True)
     assert ends["min_tokens"] == (SequenceEnd.STOP, False)
@@ -266,13 +268,13 @@ async def test_cases_reach_what_they_are_for(whole: dict[str, Told]) -> None:
     assert ends["json"] == ends["mirostat and json"] == (SequenceEnd.STOP, False)
     assert json.loads(TOKENIZER.decode(whole["json"].token_ids))
     alike: dict[tuple[int, ...], list[str]] = {}
-    for name, told in whole.items():
-        alike.setdefault(tuple(told.token_ids), []).append(name)
+    for name, reported in whole.items():
+        alike.setdefault(tuple(reported.token_ids), []).append(name)
     assert [names for names in alike.values() if len(names) > 1] == [["seeded", "logprobs"]]
 
 
 async def test_earlier_tokens_are_no_part_of_the_prompt(
-    engine: VllmEngine, whole: dict[str, Told]
+    engine: VllmEngine, whole: dict[str, Reported]
 ) -> None:
     """It would come out otherwise; else these cases would prove nothing."""
     requests = {
@@ -290,12 +292,12 @@ async def test_earlier_tokens_are_no_part_of_the_prompt(
         for cut in cuts(case, whole[name])
     }
 
-    told = await run(engine, list(requests.values()))
+    reported = await run(engine, list(requests.values()))
 
     assert {name for name, _ in requests} == {
         name
         for (name, cut), request in requests.items()
-        if told[request.id].token_ids != whole[name].token_ids[cut:]
+        if reported[request.id].token_ids != whole[name].token_ids[cut:]
     }
 
 
@@ -351,14 +353,14 @@ async def test_reasoning_is_bounded_and_goes_on_so_behind_any_cut(
         for cut in places
     }
 
-    told = await run(engine, list(behind.values()))
+    reported = await run(engine, list(behind.values()))
 
     for name, whole in wholes.items():
         lengths = reasoning_lengths(whole.prompt_token_ids, undisturbed[name].token_ids)
         assert max(lengths, default=0) <= budget, name
     for (name, cut), each in behind.items():
         rest = undisturbed[name].token_ids[cut:]
-        assert (name, cut, told[each.id].token_ids) == (name, cut, rest)
+        assert (name, cut, reported[each.id].token_ids) == (name, cut, rest)
 
 
 async def test_reasoning_within_a_grammar_may_end_within_a_character(engine: VllmEngine) -> None:
@@ -382,7 +384,7 @@ async def test_reasoning_within_a_grammar_may_end_within_a_character(engine: Vll
         for cut in range(1, len(undisturbed[whole.id].token_ids))
     }
 
-    told = await run(engine, list(behind.values()))
+    reported = await run(engine, list(behind.values()))
 
     for budget, whole in wholes.items():
         its = undisturbed[whole.id]
@@ -390,7 +392,7 @@ async def test_reasoning_within_a_grammar_may_end_within_a_character(engine: Vll
         assert (its.end, len(its.token_ids)) == (SequenceEnd.STOP, budget + 4)
     for (budget, cut), each in behind.items():
         rest = undisturbed[wholes[budget].id].token_ids[cut:]
-        assert (budget, cut, told[each.id].token_ids) == (budget, cut, rest)
+        assert (budget, cut, reported[each.id].token_ids) == (budget, cut, rest)
 
 
 async def test_a_budget_ends_with_its_sequence(engine: VllmEngine) -> None:
@@ -401,10 +403,10 @@ async def test_a_budget_ends_with_its_sequence(engine: VllmEngine) -> None:
     free = request_of(Case(sampling=greedy(ignore_eos=True)), "free")
     alone = (await run(engine, [replace(free, id="alone")]))["alone"].token_ids
 
-    told = await run(engine, [bounded, free])
+    reported = await run(engine, [bounded, free])
 
     assert THOUGHT not in alone
-    assert told["free"].token_ids == alone
+    assert reported["free"].token_ids == alone
 
 
 async def test_reasoning_without_a_budget_is_as_long_as_it_likes(engine: VllmEngine) -> None:
@@ -428,9 +430,9 @@ async def test_a_bad_word_is_known_across_the_cut(engine: VllmEngine) -> None:
     assert undisturbed[:cut] == free[:cut]
     assert undisturbed[cut] != free[cut]
 
-    told = await run(engine, [request_of(case, "bad after", undisturbed[:cut])])
+    reported = await run(engine, [request_of(case, "bad after", undisturbed[:cut])])
 
-    assert told["bad after"].token_ids == undisturbed[cut:]
+    assert reported["bad after"].token_ids == undisturbed[cut:]
 
 
 async def test_sequences_of_a_job_go_on_each_where_it_was(engine: VllmEngine) -> None:
@@ -448,14 +450,14 @@ async def test_sequences_of_a_job_go_on_each_where_it_was(engine: VllmEngine) ->
             )
             for i in range(4)
         ]
-        told = {request.id: Told() for request in rest}
+        reported = {request.id: Reported() for request in rest}
 
         await engine.submit(rest)
-        await follow(engine, told)
+        await follow(engine, reported)
 
         for i in range(4):
             expected = undisturbed[f"{name} {i}"].token_ids[3 * i :]
-            assert told[f"{name} {i} goes on"].token_ids == expected
+            assert reported[f"{name} {i} goes on"].token_ids == expected
 
 
 @pytest.mark.parametrize(
@@ -482,19 +484,19 @@ async def test_earlier_tokens_must_fit_the_window(engine: VllmEngine) -> None:
 
 
 async def test_earlier_tokens_that_a_grammar_forbids_end_their_sequence_alone(
-    engine: VllmEngine, whole: dict[str, Told]
+    engine: VllmEngine, whole: dict[str, Reported]
 ) -> None:
     wrong = request_of(CASES["json"], "wrong", [500])
     right = request_of(CASES["json"], "right", whole["json"].token_ids[:5])
 
-    told = await run(engine, [wrong, right])
+    reported = await run(engine, [wrong, right])
 
-    assert (told["wrong"].token_ids, told["wrong"].end) == ([], SequenceEnd.ERROR)
-    assert told["right"].token_ids == whole["json"].token_ids[5:]
+    assert (reported["wrong"].token_ids, reported["wrong"].end) == ([], SequenceEnd.ERROR)
+    assert reported["right"].token_ids == whole["json"].token_ids[5:]
 
 
 async def test_what_is_replayed_is_what_was_put_out_whatever_would_be_sampled(
-    engine: VllmEngine, whole: dict[str, Told]
+    engine: VllmEngine, whole: dict[str, Reported]
 ) -> None:
     earlier = whole["greedy"].token_ids[20:5:-1]
     mirostat = CASES["mirostat 2"]
@@ -506,16 +508,16 @@ async def test_what_is_replayed_is_what_was_put_out_whatever_would_be_sampled(
         replace(request_of(looks, "looked at"), prompt_token_ids=PROMPT + earlier),
     ]
 
-    told = await run(engine, requests)
+    reported = await run(engine, requests)
 
     # The alternatives are the model's own: they tell what came before, and not what was sampled.
-    first, expected = (dict(told[each.id].logprobs[0][1:]) for each in requests)
+    first, expected = (dict(reported[each.id].logprobs[0][1:]) for each in requests)
     assert first == pytest.approx(expected, abs=1e-4)
-    assert len(told["replayed"].token_ids) == case.max_tokens - len(earlier)
+    assert len(reported["replayed"].token_ids) == case.max_tokens - len(earlier)
 
 
 async def test_a_sequence_aborted_while_it_replays_is_forgotten(
-    engine: VllmEngine, whole: dict[str, Told]
+    engine: VllmEngine, whole: dict[str, Reported]
 ) -> None:
     tokens = whole["mirostat 2"].token_ids
     await engine.submit([request_of(CASES["mirostat 2"], "aborted", tokens[:30])])
@@ -524,19 +526,19 @@ async def test_a_sequence_aborted_while_it_replays_is_forgotten(
     assert not engine._resumed._begun
 
     another = request_of(CASES["mirostat 2"], "another", tokens[:30])
-    told = await run(engine, [another], aborted="aborted")
-    assert told["another"].token_ids == tokens[30:]
+    reported = await run(engine, [another], aborted="aborted")
+    assert reported["another"].token_ids == tokens[30:]
     assert not engine._resumed._begun
 
 
 async def test_a_chain_that_is_greedy_replays_nothing(
-    engine: VllmEngine, whole: dict[str, Told]
+    engine: VllmEngine, whole: dict[str, Reported]
 ) -> None:
     sampling = msgspec.structs.replace(CASES["mirostat 2"].sampling, temperature=0.0)
     tokens = whole["greedy"].token_ids
     request = request_of(Case(sampling=sampling), "greedy mirostat", tokens[:9])
     await engine.submit([request])
     assert engine._resumed._begun["greedy mirostat"].replayed_tokens == 0
-    told = {"greedy mirostat": Told()}
-    await follow(engine, told)
-    assert told["greedy mirostat"].token_ids == tokens[9:]
+    reported = {"greedy mirostat": Reported()}
+    await follow(engine, reported)
+    assert reported["greedy mirostat"].token_ids == tokens[9:]

@@ -113,11 +113,11 @@ async def test_it_writes_what_the_prompt_asks_for(
 ) -> None:
     request = request_of(tokenizer, prompt, seed=seed)
     tokens, end = await tokens_of(engine, request)
-    told = read_apart(tokenizer, request, tokens)
+    reported = read_apart(tokenizer, request, tokens)
     assert end is SequenceEnd.STOP
-    assert ("日本" in told.reasoning, bool(told.calls)) == (reasons, calls)
-    assert told.content.strip()
-    for name, arguments in told.calls:
+    assert ("日本" in reported.reasoning, bool(reported.calls)) == (reasons, calls)
+    assert reported.content.strip()
+    for name, arguments in reported.calls:
         jsonschema.validate(json.loads(arguments), SCHEMAS[name])
 
 

@@ -75,8 +75,8 @@ async def test_a_resumed_sequence_goes_on_as_if_undisturbed(
 
     rest = await outputs_of(engine, request_of(sampling, output=earlier))
 
-    told = [(each.token_ids, each.end, each.logprobs) for each in rest]
-    assert told == [(each.token_ids, each.end, each.logprobs) for each in whole[cut:]]
+    reported = [(each.token_ids, each.end, each.logprobs) for each in rest]
+    assert reported == [(each.token_ids, each.end, each.logprobs) for each in whole[cut:]]
     assert [each.prompt_tokens for each in rest] == [len(PROMPT)] + [None] * (len(rest) - 1)
     assert rest[-1].end is (SequenceEnd.LENGTH if sampling.ignore_eos else SequenceEnd.STOP)
 

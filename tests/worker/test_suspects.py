@@ -122,10 +122,10 @@ async def test_only_jobs_that_were_in_the_engine_are_told_of_its_death(
             await asyncio.wait_for(task, PATIENCE_SECONDS)
     jobs = (running, deadly, waiting)
     await gateway.read_until(lambda: all(gateway.returned(job) for job in jobs))
-    told = [
+    reported = [
         (gateway.returned(job)[0].reason, gateway.returned(job)[0].has_progressed) for job in jobs
     ]
-    assert told == [
+    assert reported == [
         (ReturnReason.ENGINE_DIED, True),
         (ReturnReason.ENGINE_DIED, False),
         (ReturnReason.DRAINING, False),

@@ -77,9 +77,9 @@ async def test_content_number_and_order_of_images_matter(engine: VllmEngine) -> 
         seeing(engine, "<image>What is this?", RED, cache_salt="another tenant"),
     ]
     outboxes = await answers(engine, *jobs)
-    told = [tuple(scores(outbox)) for outbox in outboxes]
-    assert len(set(told[:5])) == 5
-    assert told[5] == pytest.approx(told[1], abs=1e-2)
+    reported = [tuple(scores(outbox)) for outbox in outboxes]
+    assert len(set(reported[:5])) == 5
+    assert reported[5] == pytest.approx(reported[1], abs=1e-2)
 
 
 async def test_prompt_tokens_are_counted_with_the_images(engine: VllmEngine) -> None:
@@ -118,11 +118,11 @@ async def test_a_sequence_goes_on_behind_its_images_and_earlier_tokens(engine: V
     )
 
     async def outputs(request: EngineRequest) -> list[SequenceOutput]:
-        told: list[SequenceOutput] = []
+        reported: list[SequenceOutput] = []
         await engine.submit([request])
-        while not (told and told[-1].end):
-            told += (await engine.step()).outputs
-        return told
+        while not (reported and reported[-1].end):
+            reported += (await engine.step()).outputs
+        return reported
 
     undisturbed = await outputs(whole)
     tokens = [token for output in undisturbed for token in output.token_ids]

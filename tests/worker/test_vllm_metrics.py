@@ -54,7 +54,7 @@ async def test_what_the_engine_did_is_told(engine: VllmEngine) -> None:
     before = {name: vllm(name) for name in names}
     finished = vllm("request_success_total", finished_reason="length")
     jobs = [job(number) for number in range(SEQUENCES)]
-    told = await run(engine, jobs)
+    reported = await run(engine, jobs)
     grown = {name: vllm(name) - value for name, value in before.items()}
     prompt_tokens = sum(len(each.prompt_token_ids) for each in jobs)
     assert grown["prompt_tokens_total"] == prompt_tokens
@@ -65,7 +65,7 @@ async def test_what_the_engine_did_is_told(engine: VllmEngine) -> None:
     for name in names[3:-2]:
         assert grown[name] == SEQUENCES, name
     # The cache is too small for all of them.
-    assert grown["num_preemptions_total"] == told > 0
+    assert grown["num_preemptions_total"] == reported > 0
     assert vllm("num_requests_waiting") == 0
     assert 0 <= vllm("kv_cache_usage_perc") <= 1
     assert vllm("cache_config_info", num_gpu_blocks=str(BLOCKS)) == 1

@@ -98,10 +98,10 @@ def counts(usage: CompletionUsage | None) -> tuple[int, int, int]:
 
 def as_told(message: ChatCompletionMessage) -> Message:
     """Return what a message has, without the ids of calls, which each request makes anew."""
-    told = {name: value for name, value in message.to_dict().items() if value}
-    for call in cast("list[Message]", told.get("tool_calls", [])):
+    reported = {name: value for name, value in message.to_dict().items() if value}
+    for call in cast("list[Message]", reported.get("tool_calls", [])):
         assert call.pop("id").startswith("call_")
-    return told
+    return reported
 
 
 def joined(chunks: Iterable[ChatCompletionChunk], index: int = 0) -> Message:

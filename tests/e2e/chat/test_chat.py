@@ -166,14 +166,14 @@ def test_logprobs_tell_of_every_token(client: OpenAI) -> None:
     written = [token for token in tokens if token.bytes is not None]
     assert "".join(token.token for token in written).startswith("Goodbye! Have a nice day!")
     assert all(bytes(token.bytes or []).decode() == token.token for token in written)
-    told = [
+    reported = [
         token.token
         for chunk in chunks
         for each in chunk.choices
         if each.logprobs is not None
         for token in each.logprobs.content or []
     ]
-    assert told == [token.token for token in tokens]
+    assert reported == [token.token for token in tokens]
 
 
 def test_nothing_is_told_of_tokens_unasked(client: OpenAI) -> None:

@@ -65,10 +65,10 @@ def test_stream_is_gone_on_with_at_any_event(stack: Stack, caller: Caller) -> No
     finally:
         elsewhere.close()
 
-    told = [ChatCompletionChunk.model_validate(chunk) for chunk in chunks]
-    [call] = joined(told)["tool_calls"]
+    reported = [ChatCompletionChunk.model_validate(chunk) for chunk in chunks]
+    [call] = joined(reported)["tool_calls"]
     assert json.loads(call["function"]["arguments"]) == {"a": 12, "b": 30}
-    assert finish_reasons(told) == ["tool_calls"]
+    assert finish_reasons(reported) == ["tool_calls"]
 
 
 def test_chat_is_no_completion(client: OpenAI, caller: Caller) -> None:

@@ -51,6 +51,6 @@ async def test_chats_at_once_are_answered_as_alone(async_client: AsyncOpenAI) ->
             chunks = [chunk async for chunk in stream]
         return joined(chunks), finish_reasons(chunks)
 
-    told = await asyncio.gather(*(ask(index) for index in range(EACH * len(KINDS))))
+    reported = await asyncio.gather(*(ask(index) for index in range(EACH * len(KINDS))))
 
-    assert told == [(message, [reason]) for _, _, message, reason in KINDS] * EACH
+    assert reported == [(message, [reason]) for _, _, message, reason in KINDS] * EACH

@@ -26,7 +26,7 @@ ROME = "The capital of Italy is Rome."
 
 
 @pytest.fixture(scope="module")
-def told(client: OpenAI) -> Any:
+def reported(client: OpenAI) -> Any:
     """What the client's methods gave, by their names; a stream in several pieces."""
 
     def call() -> Any:
@@ -40,33 +40,33 @@ def told(client: OpenAI) -> Any:
         assert process.returncode == 0, process.stderr
         return json.loads(process.stdout)
 
-    return in_pieces(call, pieces=lambda told: sum(map(bool, told["stream"])))
+    return in_pieces(call, pieces=lambda reported: sum(map(bool, reported["stream"])))
 
 
 @pytest.mark.parametrize("method", ["chat", "achat", "complete"])
-def test_answers(told: Any, method: str) -> None:
-    assert told[method] == ROME
+def test_answers(reported: Any, method: str) -> None:
+    assert reported[method] == ROME
 
 
-def test_stream(told: Any) -> None:
-    assert "".join(told["stream"]) == ROME
+def test_stream(reported: Any) -> None:
+    assert "".join(reported["stream"]) == ROME
 
 
 @pytest.mark.parametrize("method", ["call", "streamed_call"])
-def test_calls(told: Any, method: str) -> None:
-    assert told[method]
-    for name, arguments in told[method]:
+def test_calls(reported: Any, method: str) -> None:
+    assert reported[method]
+    for name, arguments in reported[method]:
         assert name == "get_weather"
         assert arguments["city"] in ("Oslo", "Rome")
 
 
-def test_tool_is_called(told: Any) -> None:
-    assert told["result"].startswith("21 degrees in ")
+def test_tool_is_called(reported: Any) -> None:
+    assert reported["result"].startswith("21 degrees in ")
 
 
-def test_structured_output(told: Any) -> None:
-    assert told["structured"]["city"] in ("Oslo", "Rome")
+def test_structured_output(reported: Any) -> None:
+    assert reported["structured"]["city"] in ("Oslo", "Rome")
 
 
-def test_error(told: Any) -> None:
-    assert told["error"] == "top_p"
+def test_error(reported: Any) -> None:
+    assert reported["error"] == "top_p"

@@ -75,9 +75,9 @@ class NodeClient:
 
     def value_of(self, method: str, messages: Any, **options: Any) -> Any:
         """Return what a method gives, which must be no error."""
-        told = self.call(method, messages, **options)
-        assert "error" not in told, told
-        return told["value"]
+        reported = self.call(method, messages, **options)
+        assert "error" not in reported, reported
+        return reported["value"]
 
     def answer_of(self, messages: Any, **options: Any) -> ChatCompletion:
         """Return the whole answer that the client receives; the stream must carry the same."""
@@ -114,50 +114,50 @@ def node(client: OpenAI) -> Iterator[NodeClient]:
 def test_both_clients_get_the_same_answer(
     client: OpenAI, node: NodeClient, options: dict[str, Any]
 ) -> None:
-    told, expected = at_once(
+    reported, expected = at_once(
         lambda: node.answer_of(PARIS, **options), lambda: chat(client, PARIS, **options)
     )
 
-    assert [as_told(choice.message) for choice in told.choices] == [
+    assert [as_told(choice.message) for choice in reported.choices] == [
         as_told(choice.message) for choice in expected.choices
     ]
-    assert [choice.finish_reason for choice in told.choices] == [
+    assert [choice.finish_reason for choice in reported.choices] == [
         choice.finish_reason for choice in expected.choices
     ]
 
 
 def test_streams_are_put_together(node: NodeClient) -> None:
-    told = in_pieces(
-        lambda: node.value_of("stream", ITALY), pieces=lambda told: len(told["content"])
+    reported = in_pieces(
+        lambda: node.value_of("stream", ITALY), pieces=lambda reported: len(reported["content"])
     )
-    [choice] = told["completion"]["choices"]
+    [choice] = reported["completion"]["choices"]
 
-    assert "".join(told["content"]) == choice["message"]["content"]
+    assert "".join(reported["content"]) == choice["message"]["content"]
     assert choice["message"]["content"] == "The capital of Italy is Rome."
 
 
 def test_streamed_calls_are_put_together(node: NodeClient) -> None:
     options = {"tools": [ADD], "tool_choice": named(ADD)}
-    told = node.value_of("stream", "Add 12 and 30.", **options)
+    reported = node.value_of("stream", "Add 12 and 30.", **options)
 
-    completion = ChatCompletion.model_validate(told["completion"])
+    completion = ChatCompletion.model_validate(reported["completion"])
     check_fits(calls_of(completion), ADD)
     [made] = message_of(completion).tool_calls or []
     assert made.id.startswith("call_")
 
 
 def test_tools_are_run(node: NodeClient) -> None:
-    told = node.value_of("runTools", PARIS, tools=[WEATHER], result='{"degrees": 21}')
+    reported = node.value_of("runTools", PARIS, tools=[WEATHER], result='{"degrees": 21}')
 
-    assert told == {"content": "It is 21 degrees in Paris.", "given": [{"city": "Paris"}]}
+    assert reported == {"content": "It is 21 degrees in Paris.", "given": [{"city": "Paris"}]}
 
 
 def test_strict_schema_is_parsed(node: NodeClient) -> None:
     form = {"name": "answer", "strict": True, "schema": SCHEMA}
     response_format = {"type": "json_schema", "json_schema": form}
-    told = node.value_of("parse", ITALY, response_format=response_format)
+    reported = node.value_of("parse", ITALY, response_format=response_format)
 
-    jsonschema.validate(json.loads(told["choices"][0]["message"]["content"]), SCHEMA)
+    jsonschema.validate(json.loads(reported["choices"][0]["message"]["content"]), SCHEMA)
 
 
 @pytest.mark.parametrize(
@@ -175,12 +175,12 @@ def test_errors_have_their_class(
 ) -> None:
     messages = options.get("messages", ITALY)
     others = {name: value for name, value in options.items() if name != "messages"}
-    told = node.call(method, messages, **others)["error"]
+    reported = node.call(method, messages, **others)["error"]
 
-    assert (told["class"], told["status"], told["param"]) == error
+    assert (reported["class"], reported["status"], reported["param"]) == error
 
 
 def test_wrong_key_has_its_class(node: NodeClient) -> None:
-    told = node.call("create", ITALY, key="sk-nonsense")["error"]
+    reported = node.call("create", ITALY, key="sk-nonsense")["error"]
 
-    assert (told["class"], told["code"]) == ("AuthenticationError", "invalid_api_key")
+    assert (reported["class"], reported["code"]) == ("AuthenticationError", "invalid_api_key")

@@ -121,10 +121,10 @@ def test_hidden_reasoning_is_counted_and_shows_in_nothing(client: OpenAI) -> Non
     assert counts(answer.usage) == counts(shown.usage)
     _, completion_tokens, reasoning_tokens = counts(answer.usage)
     assert choice.logprobs is not None
-    told = choice.logprobs.content or []
-    assert len(told) <= completion_tokens - reasoning_tokens
-    assert not any("50" in token.token or "20" in token.token for token in told)
-    assert len(told) == len(choice.to_dict()["token_ids"])  # type: ignore[arg-type]  # a list
+    reported = choice.logprobs.content or []
+    assert len(reported) <= completion_tokens - reasoning_tokens
+    assert not any("50" in token.token or "20" in token.token for token in reported)
+    assert len(reported) == len(choice.to_dict()["token_ids"])  # type: ignore[arg-type]  # a list
 
 
 def test_reasoning_may_be_cut_off(client: OpenAI) -> None:

@@ -31,15 +31,15 @@ def test_estimate_is_what_then_happens(caller: Caller, dialect: str, body: Body)
     response = caller.post(dialect, asked)
 
     assert (estimate.status_code, response.status_code) == (200, 200)
-    told, usage = estimate.json(), response.json()["usage"]
-    assert (told["model"], told["dialect"]) == (MODEL, dialect)
-    assert told["prompt_tokens"] == usage["prompt_tokens"]
-    assert told["completion_tokens_max"] == usage["completion_tokens"]
-    assert str(told["max_tokens"]) == response.headers["x-max-tokens-applied"]
-    assert str(told["prompt_truncated"]) == response.headers.get("x-prompt-truncated", "0")
-    assert told["ignored_parameters"] == ["zeta"]
-    assert told["context_window"] == WINDOW
-    assert told["parameters"]["temperature"] == (0.8 if dialect in LLAMACPP else 1.0)
+    reported, usage = estimate.json(), response.json()["usage"]
+    assert (reported["model"], reported["dialect"]) == (MODEL, dialect)
+    assert reported["prompt_tokens"] == usage["prompt_tokens"]
+    assert reported["completion_tokens_max"] == usage["completion_tokens"]
+    assert str(reported["max_tokens"]) == response.headers["x-max-tokens-applied"]
+    assert str(reported["prompt_truncated"]) == response.headers.get("x-prompt-truncated", "0")
+    assert reported["ignored_parameters"] == ["zeta"]
+    assert reported["context_window"] == WINDOW
+    assert reported["parameters"]["temperature"] == (0.8 if dialect in LLAMACPP else 1.0)
 
 
 @each_dialect("error_style")

@@ -15,7 +15,7 @@ def test_parameters_of_a_chat_are_told_by_the_names_of_chats() -> None:
         tools=[{"type": "function", "function": {"name": "f"}}],
         parallel_tool_calls=False,
     )
-    told = effective_parameters(request, request.sampling)
+    reported = effective_parameters(request, request.sampling)
     expected = {
         "n": 2,
         "logprobs": True,
@@ -27,11 +27,15 @@ def test_parameters_of_a_chat_are_told_by_the_names_of_chats() -> None:
         "tools": ["f"],
         "parallel_tool_calls": False,
     }
-    assert {name: told[name] for name in expected} == expected
-    assert told.keys().isdisjoint({"echo", "best_of", "suffix"})
+    assert {name: reported[name] for name in expected} == expected
+    assert reported.keys().isdisjoint({"echo", "best_of", "suffix"})
 
 
 def test_chat_without_logprobs_tells_so() -> None:
     request = read_chat()
-    told = effective_parameters(request, request.sampling)
-    assert (told["logprobs"], told["top_logprobs"], told["thinking_budget"]) == (False, 0, None)
+    reported = effective_parameters(request, request.sampling)
+    assert (reported["logprobs"], reported["top_logprobs"], reported["thinking_budget"]) == (
+        False,
+        0,
+        None,
+    )

@@ -36,11 +36,11 @@ FILES = {
 
 
 @pytest.mark.parametrize("media_type", FILES)
-@pytest.mark.parametrize("told", ["{}", "{}; charset=binary", " {} "])
+@pytest.mark.parametrize("reported", ["{}", "{}; charset=binary", " {} "])
 async def test_image_of_every_type_is_fetched(
-    fetcher: ImageFetcher, server: Server, media_type: str, told: str
+    fetcher: ImageFetcher, server: Server, media_type: str, reported: str
 ) -> None:
-    server.answers["/a?x=1&y=%20"] = image(FILES[media_type], told.format(media_type.upper()))
+    server.answers["/a?x=1&y=%20"] = image(FILES[media_type], reported.format(media_type.upper()))
     [content] = await fetch(fetcher, f"http://images.example:{server.port}/a?x=1&y=%20#z")
     assert content == FILES[media_type]
     [head] = server.requests

@@ -58,8 +58,8 @@ def test_tokenizer_without_a_decoder_gives_its_tokens() -> None:
 def test_tokens_are_told_in_the_shape_of_vllm() -> None:
     encoder = encoder_of(letter_tokenizer(adds_bos=True))
     a, b = encoder.text_ids("ab", adds_special_tokens=False)
-    told = vllm_tokens(encoder, "ab", adds_special_tokens=True, shows_tokens=True, window=9)
-    assert told == {
+    reported = vllm_tokens(encoder, "ab", adds_special_tokens=True, shows_tokens=True, window=9)
+    assert reported == {
         "count": 3,
         "max_model_len": 9,
         "tokens": [0, a, b],

@@ -77,7 +77,7 @@ def test_stream_is_byte_for_byte_as_promised() -> None:
 
 
 def test_role_is_told_once_for_each_choice_and_before_anything_else() -> None:
-    told = choices(
+    reported = choices(
         chat(n=2),
         said(""),
         said("a", choice=1),
@@ -87,7 +87,7 @@ def test_role_is_told_once_for_each_choice_and_before_anything_else() -> None:
         ended(),
     )
     by_choice = {
-        index: [each["delta"] for each in told if each["index"] == index] for index in (0, 1)
+        index: [each["delta"] for each in reported if each["index"] == index] for index in (0, 1)
     }
     role = {"role": "assistant", "content": ""}
     assert by_choice == {
@@ -108,10 +108,10 @@ def test_short_and_long_ways_to_tell_a_text_give_the_same_bytes(
     dialect: Dialect, fields: dict[str, Any], kind: str
 ) -> None:
     text = '"é\n'
-    told: dict[str, Any] = {"text": "", "reasoning": text, "reasoning_tokens": 1}
+    reported: dict[str, Any] = {"text": "", "reasoning": text, "reasoning_tokens": 1}
     if kind == "text":
-        told = {"text": text}
-    replies = [said(**told), said(**told), said(**told, finish=STOP), ended()]
+        reported = {"text": text}
+    replies = [said(**reported), said(**reported), said(**reported, finish=STOP), ended()]
     body = stream(chat(dialect=dialect, **fields), *replies)
     _, first, plain, third, *_ = split_events(body)
     assert first == plain == third
@@ -119,7 +119,7 @@ def test_short_and_long_ways_to_tell_a_text_give_the_same_bytes(
 
 @all_cases("dialect", Dialect)
 def test_conflict_19_reasoning_is_told_under_the_name_of_its_dialect(dialect: Dialect) -> None:
-    told = deltas(
+    reported = deltas(
         chat(dialect=dialect),
         said("", reasoning="Hm", reasoning_tokens=1),
         said("", reasoning=".", reasoning_tokens=1),
@@ -127,7 +127,7 @@ def test_conflict_19_reasoning_is_told_under_the_name_of_its_dialect(dialect: Di
         ended(),
     )
     name = "reasoning" if dialect is Dialect.VLLM else "reasoning_content"
-    assert told[1:] == [{name: "Hm"}, {name: "."}, {"content": "Yes"}, {}]
+    assert reported[1:] == [{name: "Hm"}, {name: "."}, {"content": "Yes"}, {}]
 
 
 def test_text_whose_tokens_were_told_before_is_told_as_what_it_is() -> None:
@@ -139,21 +139,21 @@ def test_text_whose_tokens_were_told_before_is_told_as_what_it_is() -> None:
         said("", reasoning="f", finish=STOP),
         ended(),
     ]
-    told = deltas(chat(), *replies)[1:]
-    assert "".join(each.get("reasoning_content", "") for each in told) == "abcef"
-    assert "".join(each.get("content", "") for each in told) == "d"
-    assert told[-1] == {}
+    reported = deltas(chat(), *replies)[1:]
+    assert "".join(each.get("reasoning_content", "") for each in reported) == "abcef"
+    assert "".join(each.get("content", "") for each in reported) == "d"
+    assert reported[-1] == {}
 
 
 def test_each_chunk_of_a_delta_tells_one_thing() -> None:
     calls = [CallPiece(0, "f"), CallPiece(1, "g"), CallPiece(0, "", "{}"), CallPiece(1, "", "[")]
-    told = choices(
+    reported = choices(
         chat(tool_use=AUTO),
         said("So", reasoning="Hm", reasoning_tokens=1, calls=calls, token_ids=[1, 2, 3]),
         said("", finish=STOP),
         ended(),
     )
-    assert [list(each["delta"]) for each in told] == [
+    assert [list(each["delta"]) for each in reported] == [
         ["role", "content"],
         ["reasoning_content"],
         ["content"],
@@ -161,15 +161,15 @@ def test_each_chunk_of_a_delta_tells_one_thing() -> None:
         ["tool_calls"],
         [],
     ]
-    assert [each["delta"]["tool_calls"][0]["function"] for each in told[3:5]] == [
+    assert [each["delta"]["tool_calls"][0]["function"] for each in reported[3:5]] == [
         {"name": "f", "arguments": "{}"},
         {"name": "g", "arguments": "["},
     ]
 
 
 def test_calls_have_id_type_and_name_in_their_first_piece_only() -> None:
-    told = choices(chat(tool_use=AUTO), *CALLING)
-    pieces = [call for each in told for call in each["delta"].get("tool_calls", [])]
+    reported = choices(chat(tool_use=AUTO), *CALLING)
+    pieces = [call for each in reported for call in each["delta"].get("tool_calls", [])]
     first, second = (piece.pop("id") for piece in pieces if "id" in piece)
     assert first != second
     assert all(id_.startswith("call_") and len(id_) == len("call_") + 24 for id_ in (first, second))
@@ -180,7 +180,7 @@ def test_calls_have_id_type_and_name_in_their_first_piece_only() -> None:
         {"index": 1, "type": "function", "function": {"name": "g", "arguments": "{"}},
         {"index": 1, "function": {"arguments": "}"}},
     ]
-    assert told[-1]["finish_reason"] == "tool_calls"
+    assert reported[-1]["finish_reason"] == "tool_calls"
 
 
 def test_whoever_tells_the_answer_again_gives_calls_the_same_ids() -> None:
@@ -207,44 +207,44 @@ def test_finish_reason_tells_of_calls_where_the_model_ended_by_itself(
 
 
 def test_finish_reason_is_stop_where_tools_were_not_called() -> None:
-    told = choices(chat(tool_use=AUTO), said("No.", finish=STOP), ended())
-    assert told[-1]["finish_reason"] == "stop"
+    reported = choices(chat(tool_use=AUTO), said("No.", finish=STOP), ended())
+    assert reported[-1]["finish_reason"] == "stop"
 
 
 def test_call_in_the_last_delta_counts() -> None:
-    told = choices(
+    reported = choices(
         chat(tool_use=AUTO), said("", calls=[CallPiece(0, "f", "{}")], finish=STOP), ended()
     )
-    assert [each["finish_reason"] for each in told] == [None, None, "tool_calls"]
+    assert [each["finish_reason"] for each in reported] == [None, None, "tool_calls"]
 
 
 def test_only_the_first_call_is_told_to_a_client_that_wants_no_parallel_ones() -> None:
     use = ToolUse(TOOLS, ToolMode.AUTO, is_parallel=False)
-    told = deltas(chat(tool_use=use), *CALLING)
-    assert {call["index"] for each in told for call in each.get("tool_calls", [])} == {0}
+    reported = deltas(chat(tool_use=use), *CALLING)
+    assert {call["index"] for each in reported for call in each.get("tool_calls", [])} == {0}
 
 
 def test_client_that_speaks_of_functions_is_told_of_one_function_call() -> None:
-    told = choices(chat(chat=LEGACY, tool_use=AUTO), *CALLING)
-    assert [each["delta"] for each in told] == [
+    reported = choices(chat(chat=LEGACY, tool_use=AUTO), *CALLING)
+    assert [each["delta"] for each in reported] == [
         {"role": "assistant", "content": ""},
         {"function_call": {"name": "f", "arguments": ""}},
         {"function_call": {"arguments": '{"x"'}},
         {"function_call": {"arguments": ":1}"}},
         {},
     ]
-    assert told[-1]["finish_reason"] == "function_call"
+    assert reported[-1]["finish_reason"] == "function_call"
 
 
 def test_stop_reason_is_shown_where_there_is_one() -> None:
-    told = choices(chat(), said("a", finish=STOP, stop_reason="\n"), ended())
-    assert [each.get("stop_reason") for each in told] == [None, None, "\n"]
-    assert "stop_reason" not in told[0]
+    reported = choices(chat(), said("a", finish=STOP, stop_reason="\n"), ended())
+    assert [each.get("stop_reason") for each in reported] == [None, None, "\n"]
+    assert "stop_reason" not in reported[0]
 
 
 def test_text_with_tools_is_told_as_it_comes_and_not_searched() -> None:
-    told = deltas(chat(tool_use=AUTO), said("<tool_call>"), said("{}", finish=STOP), ended())
-    assert told[1:] == [{"content": "<tool_call>"}, {"content": "{}"}, {}]
+    reported = deltas(chat(tool_use=AUTO), said("<tool_call>"), said("{}", finish=STOP), ended())
+    assert reported[1:] == [{"content": "<tool_call>"}, {"content": "{}"}, {}]
 
 
 def test_include_usage_gives_openais_extra_chunk_and_nulls_elsewhere() -> None:

@@ -116,11 +116,11 @@ def mixed(queues: list[list[Reply]], random: Any) -> list[Reply]:
 
 def joined(chunks: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
     """Put the chunks of each choice together, as clients do."""
-    told: defaultdict[int, dict[str, Any]] = defaultdict(
+    reported: defaultdict[int, dict[str, Any]] = defaultdict(
         lambda: {"message": defaultdict(str), "calls": {}, "ids": [], "scored": [], "finish": None}
     )
     for choice in (choice for chunk in chunks for choice in chunk["choices"]):
-        whole = told[choice["index"]]
+        whole = reported[choice["index"]]
         assert whole["finish"] is None, "it goes on after its end"
         delta = choice["delta"]
         assert ("role" in delta) == (not whole["message"]), "the role comes first, and once"
@@ -137,7 +137,7 @@ def joined(chunks: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
         whole["ids"] += choice.get("token_ids", [])
         whole["scored"] += (choice["logprobs"] or {"content": []})["content"]
         whole["finish"], whole["stop"] = choice["finish_reason"], choice.get("stop_reason")
-    return dict(told)
+    return dict(reported)
 
 
 def as_joined(choice: dict[str, Any]) -> dict[str, Any]:

@@ -75,8 +75,8 @@ async def test_stream_joined_by_openais_client_is_the_whole_answer(
 
 def as_told(message: Any) -> dict[str, Any]:
     """Return what a message has, without the client's own additions."""
-    told = {name: value for name, value in message.to_dict().items() if value}
-    for call in told.get("tool_calls", []):
+    reported = {name: value for name, value in message.to_dict().items() if value}
+    for call in reported.get("tool_calls", []):
         call.pop("index", None)
         call["function"].pop("parsed_arguments", None)
-    return told
+    return reported

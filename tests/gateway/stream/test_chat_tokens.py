@@ -101,17 +101,17 @@ async def test_tokens_are_told_once_with_the_first_thing_that_they_make() -> Non
         ended(),
     ]
     fields = {"logprobs": 0, "return_token_ids": True, "tool_use": USE}
-    told = streamed(*replies, **fields)
-    assert [(each["delta"], each.get("token_ids"), tokens(each)) for each in told] == [
+    reported = streamed(*replies, **fields)
+    assert [(each["delta"], each.get("token_ids"), tokens(each)) for each in reported] == [
         ({"role": "assistant", "content": ""}, None, []),
         ({"reasoning_content": "a"}, [1, 2], ["a", "b"]),
         ({"content": "b"}, None, []),
         ({}, [3], ["<tool_call>"]),
-        ({"tool_calls": told[4]["delta"]["tool_calls"]}, [4], ["{}"]),
+        ({"tool_calls": reported[4]["delta"]["tool_calls"]}, [4], ["{}"]),
         ({"content": "c"}, [5, 6], ["c", "</s>"]),
         ({}, None, []),
     ]
-    assert [each.get("prompt_token_ids") for each in told] == [[5, 6, 7], *[None] * 6]
+    assert [each.get("prompt_token_ids") for each in reported] == [[5, 6, 7], *[None] * 6]
     choice = await whole(*replies, **fields)
     assert choice["token_ids"] == [1, 2, 3, 4, 5, 6]
     assert choice["prompt_token_ids"] == [5, 6, 7]
@@ -145,17 +145,17 @@ async def test_hidden_reasoning_shows_in_nothing(
 ) -> None:
     replies = [*HIDDEN, *rest, scored_by_id("", 9, finish=STOP), ended(tokens=9)]
     fields = {"chat": HIDING, "logprobs": 1, "return_token_ids": True, "tool_use": USE}
-    told = streamed(*replies, **fields)
+    reported = streamed(*replies, **fields)
 
-    assert [token for each in told for token in each.get("token_ids", [])] == ids
-    assert [token for each in told for token in tokens(each)] == [str(token) for token in ids]
-    assert [name for each in told[1:] for name in each["delta"]] == parts
+    assert [token for each in reported for token in each.get("token_ids", [])] == ids
+    assert [token for each in reported for token in tokens(each)] == [str(token) for token in ids]
+    assert [name for each in reported[1:] for name in each["delta"]] == parts
 
     choice = await whole(*replies, **fields)
     assert choice["token_ids"] == ids
     assert tokens(choice) == [str(token) for token in ids]
     assert "reasoning_content" not in choice["message"]
-    assert "cret" not in json.dumps([told, choice])
+    assert "cret" not in json.dumps([reported, choice])
 
 
 def test_hidden_reasoning_does_not_show_because_of_a_blank_line_before_it() -> None:
@@ -167,10 +167,10 @@ def test_hidden_reasoning_does_not_show_because_of_a_blank_line_before_it() -> N
         ended(),
     ]
     for fields in ({}, {"return_token_ids": True}):
-        told = streamed(*replies, chat=HIDING, **fields)
-        assert "".join(each["delta"].get("content", "") for each in told) == "\nno"
-        assert "secret" not in json.dumps(told)
-        ids = [token for each in told for token in each.get("token_ids", [])]
+        reported = streamed(*replies, chat=HIDING, **fields)
+        assert "".join(each["delta"].get("content", "") for each in reported) == "\nno"
+        assert "secret" not in json.dumps(reported)
+        ids = [token for each in reported for token in each.get("token_ids", [])]
         assert ids == ([4] if fields else [])
 
 

@@ -97,10 +97,12 @@ def lists(token_ids: list[int], shown: str, *, last: int | None = None) -> Logpr
     return result
 
 
-def assert_offsets_hold(told: LogprobLists, text: str) -> None:
+def assert_offsets_hold(reported: LogprobLists, text: str) -> None:
     """Every token stands in the text where its offset says."""
-    assert told.text_offset == sorted(told.text_offset)
-    for place, (token, offset) in enumerate(zip(told.tokens, told.text_offset, strict=True)):
+    assert reported.text_offset == sorted(reported.text_offset)
+    for place, (token, offset) in enumerate(
+        zip(reported.tokens, reported.text_offset, strict=True)
+    ):
         # A prompt's first token shows even if it is only a part of a character.
         is_part = place == 0 and token.endswith(REPLACEMENT)
         assert is_part or text[offset : offset + len(token)] == token
@@ -116,10 +118,10 @@ def test_offsets_of_an_echoed_text_point_at_its_tokens(text: str) -> None:
 def test_offsets_of_the_last_tokens_point_at_them(text: str, last: int) -> None:
     ids = encode(text)
     shown = echo(ids, last, text=text)
-    told = lists(ids, shown, last=last)
-    assert len(told.tokens) == min(last, len(ids))
+    reported = lists(ids, shown, last=last)
+    assert len(reported.tokens) == min(last, len(ids))
     # The token that completes a cut character has all of it.
-    assert_offsets_hold(told, shown)
+    assert_offsets_hold(reported, shown)
 
 
 @given(
@@ -133,22 +135,22 @@ def test_offsets_are_right_when_the_prompt_ends_inside_a_character(text: str, cu
 
 
 def test_begin_of_text_token_that_is_not_echoed_takes_no_room() -> None:
-    told = LogprobLists()
+    reported = LogprobLists()
     entries = [
         TokenLogprob("<s>", None, 0),
         TokenLogprob("Once", -1.0, 3),
         TokenLogprob(" up", -1.0, 7),
     ]
-    told.extend(entries, base=echo_base(entries, "Once up", start=0))
-    assert told.tokens == ["<s>", "Once", " up"]
-    assert told.text_offset == [0, 0, 4]
+    reported.extend(entries, base=echo_base(entries, "Once up", start=0))
+    assert reported.tokens == ["<s>", "Once", " up"]
+    assert reported.text_offset == [0, 0, 4]
 
 
 def test_begin_of_text_token_that_the_client_sent_is_echoed() -> None:
-    told = LogprobLists()
+    reported = LogprobLists()
     entries = [TokenLogprob("<s>", None, 0), TokenLogprob("Once", -1.0, 3)]
-    told.extend(entries, base=echo_base(entries, "<s>Once", start=0))
-    assert told.text_offset == [0, 3]
+    reported.extend(entries, base=echo_base(entries, "<s>Once", start=0))
+    assert reported.text_offset == [0, 3]
 
 
 def test_begin_of_text_token_before_a_cut_character_takes_no_room() -> None:
@@ -177,9 +179,9 @@ def test_completion_starts_behind_the_echo_with_a_cut_character() -> None:
             ]
         )
     )
-    told = chunk["choices"][0]
-    assert told["text"] == "a\ufffdé!"
-    assert told["logprobs"]["text_offset"] == [0, 1, 2, 3]
+    reported = chunk["choices"][0]
+    assert reported["text"] == "a\ufffdé!"
+    assert reported["logprobs"]["text_offset"] == [0, 1, 2, 3]
 
 
 def echoing(last: int, shown: str, **fields: Any) -> dict[str, Any]:
@@ -196,16 +198,16 @@ def echoing(last: int, shown: str, **fields: Any) -> dict[str, Any]:
             ]
         )
     )
-    told: dict[str, Any] = chunk["choices"][0]
-    return told
+    reported: dict[str, Any] = chunk["choices"][0]
+    return reported
 
 
 def test_echo_last_tells_log_probabilities_of_the_last_tokens() -> None:
-    told = echoing(2, "bc")
-    assert told["text"] == "bcd"
-    assert told["logprobs"]["tokens"] == ["b", "c", "d"]
-    assert told["logprobs"]["token_logprobs"] == [-1.0, -1.0, -1.0]
-    assert told["logprobs"]["text_offset"] == [0, 1, 2]
+    reported = echoing(2, "bc")
+    assert reported["text"] == "bcd"
+    assert reported["logprobs"]["tokens"] == ["b", "c", "d"]
+    assert reported["logprobs"]["token_logprobs"] == [-1.0, -1.0, -1.0]
+    assert reported["logprobs"]["text_offset"] == [0, 1, 2]
 
 
 def test_echo_last_of_more_tokens_than_there_are_is_the_whole_echo() -> None:
@@ -213,17 +215,17 @@ def test_echo_last_of_more_tokens_than_there_are_is_the_whole_echo() -> None:
 
 
 def test_echo_last_of_no_token_is_no_echo() -> None:
-    told = echoing(0, "")
-    assert told["text"] == "d"
-    assert told["logprobs"]["tokens"] == ["d"]
-    assert told["logprobs"]["text_offset"] == [0]
+    reported = echoing(0, "")
+    assert reported["text"] == "d"
+    assert reported["logprobs"]["tokens"] == ["d"]
+    assert reported["logprobs"]["text_offset"] == [0]
 
 
 def test_echo_last_cuts_the_token_ids_of_log_probabilities_as_well() -> None:
-    told = echoing(2, "bc", return_token_ids=True)
-    assert told["logprobs"]["token_ids"] == [6, 7, 9]
-    assert told["prompt_token_ids"] == [5, 6, 7]
-    assert told["token_ids"] == [9]
+    reported = echoing(2, "bc", return_token_ids=True)
+    assert reported["logprobs"]["token_ids"] == [6, 7, 9]
+    assert reported["prompt_token_ids"] == [5, 6, 7]
+    assert reported["token_ids"] == [9]
 
 
 @pytest.mark.parametrize("bytes_allowed", [100, 20_000])

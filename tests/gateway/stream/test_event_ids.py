@@ -103,15 +103,15 @@ def test_failure_of_the_answer_is_part_of_it() -> None:
 
 
 @all_cases("include_usage", [False, True])
-@all_cases("told", [0, 2])
+@all_cases("reported", [0, 2])
 def test_failure_of_the_connection_leaves_the_client_where_it_was(
-    *, include_usage: bool, told: int
+    *, include_usage: bool, reported: int
 ) -> None:
     renderer = ChunkRenderer(completion(n=2, include_usage=include_usage))
-    renderer.render(REPLIES[: 2 * told])
+    renderer.render(REPLIES[: 2 * reported])
     error = SlowReaderError("The client reads too slowly; the request was cancelled.")
     events = numbered_events(renderer.render_failure(error))
-    assert {number for _, _, number in events} == {told}
+    assert {number for _, _, number in events} == {reported}
     assert b"slow_reader" in events[-2][0]
     assert events[-1][0] == DONE
 

@@ -60,14 +60,14 @@ async def test_token_ids_are_told_with_the_text_they_belong_to() -> None:
         ended(),
     ]
     chunks = streamed(answer, *replies)
-    told = [chunk["choices"][0] for chunk in chunks]
-    assert [(choice["index"], choice["token_ids"]) for choice in told] == [
+    reported = [chunk["choices"][0] for chunk in chunks]
+    assert [(choice["index"], choice["token_ids"]) for choice in reported] == [
         (0, [10]),
         (0, [11]),
         (1, [20]),
         (0, [12, 13]),
     ]
-    assert [choice.get("prompt_token_ids") for choice in told] == [[1, 2], None, [1, 2], None]
+    assert [choice.get("prompt_token_ids") for choice in reported] == [[1, 2], None, [1, 2], None]
     first, second = (await whole(answer, *replies))["choices"]
     assert (first["token_ids"], first["prompt_token_ids"]) == ([10, 11, 12, 13], [1, 2])
     assert (second["token_ids"], second["prompt_token_ids"]) == ([20], [1, 2])

@@ -115,11 +115,13 @@ async def test_conflict_20_times_have_the_shape_of_the_dialect(
 ) -> None:
     body, _ = await whole(asking(dialect))
     *others, final = streamed(asking(dialect))
-    for told in (body, final):
+    for reported in (body, final):
         assert {
-            name: told[name] for name in ("timings", "perf_metrics", "metrics") if name in told
+            name: reported[name]
+            for name in ("timings", "perf_metrics", "metrics")
+            if name in reported
         } == members
-        assert times(told["usage"]) == in_usage
+        assert times(reported["usage"]) == in_usage
     assert all("timings" not in chunk for chunk in others)
 
 
@@ -204,9 +206,9 @@ async def test_several_prompts_tell_sums_of_tokens_and_the_longest_times() -> No
     ]
     answer = completion(dialect=Dialect.LLAMACPP, prompts=2, started_at=0.0)
     body = json.loads((await collect(answer, inbox(*replies))).content)
-    told = body["timings"]
-    assert (told["cache_n"], told["prompt_n"], told["predicted_n"]) == (2, 28, 10)
-    assert (told["prompt_ms"], told["predicted_ms"]) == (30.0, 50.0)
+    reported = body["timings"]
+    assert (reported["cache_n"], reported["prompt_n"], reported["predicted_n"]) == (2, 28, 10)
+    assert (reported["prompt_ms"], reported["predicted_ms"]) == (30.0, 50.0)
 
 
 async def test_times_of_nothing_are_zero_and_not_infinite() -> None:

@@ -217,9 +217,9 @@ def test_neither_content_nor_keys_are_exported_or_logged(
     # Texts stand in protobuf as they are.
     sources = {"exported": b"".join(collector.bodies).decode(errors="replace"), **logs}
     assert scan_for_secrets(sources, [key]) == []
-    for told in sources.values():
-        assert "walrus" not in told
-        assert text not in told
+    for reported in sources.values():
+        assert "walrus" not in reported
+        assert text not in reported
 
 
 def test_content_is_exported_where_that_is_switched_on(stack: Stack, collector: Collector) -> None:
@@ -231,8 +231,8 @@ def test_content_is_exported_where_that_is_switched_on(stack: Stack, collector: 
         [request] = [
             span for span in collector.wait_for(asked.trace_id, *WHOLE) if span.name == REQUEST
         ]
-        told = json.loads(request.attributes["gen_ai.input.messages"])
-        assert told == [{"role": "user", "parts": [{"type": "text", "content": PROMPT}]}]
+        reported = json.loads(request.attributes["gen_ai.input.messages"])
+        assert reported == [{"role": "user", "parts": [{"type": "text", "content": PROMPT}]}]
         assert scan_for_secrets({"exported": b"".join(collector.bodies)}, [stack.key()]) == []
     finally:
         stack.gateways.remove(url)

@@ -32,7 +32,7 @@ def stack(collector: Collector) -> Iterator[Stack]:
         yield stack
 
 
-class Told(NamedTuple):
+class Reported(NamedTuple):
     """A stream that was read."""
 
     trace_id: str
@@ -43,11 +43,11 @@ class Told(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def killed(stack: Stack, collector: Collector) -> Told:
+def killed(stack: Stack, collector: Collector) -> Reported:
     """A stream whose worker was killed, and started again when the stream had ended."""
-    told = stream_over_an_end(stack, collector, is_killed=True)
-    start_worker(stack, collector, told.first)
-    return told
+    reported = stream_over_an_end(stack, collector, is_killed=True)
+    start_worker(stack, collector, reported.first)
+    return reported
 
 
 def start_worker(stack: Stack, collector: Collector, name: str) -> None:
@@ -63,14 +63,14 @@ def start_worker(stack: Stack, collector: Collector, name: str) -> None:
     )
 
 
-def stream_over_an_end(stack: Stack, collector: Collector, *, is_killed: bool) -> Told:
+def stream_over_an_end(stack: Stack, collector: Collector, *, is_killed: bool) -> Reported:
     """Read a stream whose worker ends when it has begun."""
     # On a busy machine a stream may end before its worker is found or has ended, or be resumed more than once.
     for _ in range(MOST_STREAMS):
         before = metric(stack.operators, RESUMED)
         trace_id, first = _end_a_worker(stack, is_killed=is_killed)
         if metric(stack.operators, RESUMED) == before + 1:
-            return Told(trace_id, first, *{*WORKERS} - {first})
+            return Reported(trace_id, first, *{*WORKERS} - {first})
         if first:
             start_worker(stack, collector, first)
     pytest.fail(f"none of {MOST_STREAMS} streams went on elsewhere")
@@ -121,7 +121,7 @@ def split(trace: list[Span], name: str) -> list[Span]:
 
 
 def test_attempt_after_a_killed_worker_is_linked_to_the_lost_one(
-    killed: Told, collector: Collector
+    killed: Reported, collector: Collector
 ) -> None:
     trace_id, _, second = killed
     trace = collector.wait_for(
@@ -162,7 +162,9 @@ def test_attempts_of_a_worker_that_stops_both_have_spans_of_their_worker(
     assert len([span for span in trace if span.name == "queue"]) == 2
 
 
-def test_line_about_a_lost_attempt_names_trace_request_and_job(stack: Stack, killed: Told) -> None:
+def test_line_about_a_lost_attempt_names_trace_request_and_job(
+    stack: Stack, killed: Reported
+) -> None:
     lines = [json.loads(line) for line in stack.log("gateway").splitlines()]
     [line] = [
         line

@@ -69,9 +69,12 @@ def feed(
 def answer_of(deltas: list[Delta], choice: int = 0) -> Whole:
     mine = [delta for delta in deltas if delta.choice == choice]
     parts = [Parsed(delta.text, delta.reasoning, delta.calls) for delta in mine]
-    told = whole(parts)
+    reported = whole(parts)
     return Whole(
-        told.content, told.reasoning, told.calls, sum(delta.reasoning_tokens for delta in mine)
+        reported.content,
+        reported.reasoning,
+        reported.calls,
+        sum(delta.reasoning_tokens for delta in mine),
     )
 
 
@@ -124,14 +127,14 @@ def test_answer_that_is_cut_anywhere_goes_on_as_if_it_were_not(
     expected = [answer_of(outbox.deltas, choice) for choice in range(job.n)]
     total = uncut.sequences[0].tokens
     for cut in range(1, total):
-        first, told = start(job)
+        first, reported = start(job)
         feed(first, ids[:cut], end=None)
         first.tell_everything()
         known = Resumption([SequenceProgress(ids[:cut])], prompt_tokens=3)
         second, rest = start(msgspec.structs.replace(job, resumption=known))
         assert not rest.deltas
         feed(second, ids[cut:], end=SequenceEnd.STOP)
-        deltas = told.deltas + rest.deltas
+        deltas = reported.deltas + rest.deltas
         assert [answer_of(deltas, choice) for choice in range(job.n)] == expected, cut
         assert second.sequences[0].tokens == total
 
