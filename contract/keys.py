@@ -142,7 +142,7 @@ def tokenizer(digest: str) -> str:
 
 
 def chat_template(digest: str) -> str:
-    """String with expiry: a zlib-compressed chat template (JSON: name -> Jinja source), by its SHA-256."""
+    """String with expiry: zlib-compressed chat templates (JSON: name -> source), by SHA-256."""
     return f"chat-template:{digest}"
 
 

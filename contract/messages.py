@@ -286,7 +286,7 @@ class JobLost(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Follow(msgspec.Struct, frozen=True, array_like=True):
-    """Asks the gateway that owns an answer to send `ResponseGrown` for some seconds when it grows."""
+    """Asks the owner of a response to send `ResponseGrown` for some seconds when it grows."""
 
     request_id: str
     gateway: str

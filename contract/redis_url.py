@@ -186,12 +186,14 @@ def _read_sentinels(parts: SplitResult) -> SentinelAddress:
     service, _, database = parts.path.removeprefix("/").partition("/")
     if not service:
         raise ValueError(
-            f"the name of the master must follow the sentinels: {SENTINEL_SCHEME}://HOST:{SENTINEL_PORT}/NAME"
+            "the name of the master must follow the sentinels: "
+            f"{SENTINEL_SCHEME}://HOST:{SENTINEL_PORT}/NAME"
         )
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     if unknown := sorted(options.keys() - set(SENTINEL_OPTIONS)):
         raise ValueError(
-            f"options of {SENTINEL_SCHEME}:// are {' and '.join(SENTINEL_OPTIONS)}. Given: {', '.join(unknown)}"
+            f"options of {SENTINEL_SCHEME}:// are {' and '.join(SENTINEL_OPTIONS)}. "
+            f"Given: {', '.join(unknown)}"
         )
     return SentinelAddress(
         hosts=tuple(_host(text) for text in hosts.split(",")),

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from redis.exceptions import RedisError
 
+from contract.tasks import raise_if_cancelled
 from gateway import telemetry
-from gateway.concurrency.tasks import raise_if_cancelled
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.quota.reservations import Reservations
 from gateway.quota.store import QuotaStore

@@ -16,8 +16,8 @@ from typing_extensions import override
 from contract.metrics import UNKNOWN
 from contract.redis_url import redis_client
 from contract.scripts import LuaScript
+from contract.tasks import end_task
 from gateway import store_telemetry
-from gateway.concurrency.tasks import end_task
 
 CONNECT_TIMEOUT_SECONDS: Final = 1.0
 COMMAND_TIMEOUT_SECONDS: Final = 5.0
@@ -135,7 +135,7 @@ class PipeliningExecutor:
         """Fail pending commands, so that the client is unused and can be closed next."""
         pending, self._pending = self._pending, []
         self._fail(pending, RedisConnectionError("closed"))
-        await asyncio.gather(*(end_task(flush) for flush in self._flushes))
+        await end_task(*self._flushes)
 
     def _schedule(self) -> None:
         if self._pending and not self._is_scheduled and len(self._flushes) < MOST_FLUSHES:

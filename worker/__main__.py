@@ -24,7 +24,7 @@ def _option(name: str, field: FieldInfo) -> click.Option:
 
 
 def _start(**given: Any) -> None:
-    """Run a worker: claim jobs of one model from Redis, run them in batches, send back the text."""
+    """Run a worker: claim jobs of one model from Redis, run them in batches, and reply."""
     try:
         settings = Settings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:

@@ -24,16 +24,16 @@ from contract.logs import configure_logs
 from contract.metrics import begin_metrics
 from contract.queue import JobQueue
 from contract.redis_url import redis_client
+from contract.tasks import end_task, in_background
 from worker import telemetry, tracing
-from worker.backoff import keep_doing
 from worker.engine.base import Engine, EngineDeadError, EngineInfo
 from worker.engine.scripted import Script, ScriptedEngine
 from worker.execution.runner import Runner
 from worker.queue.link import Link
 from worker.registration import ANNOUNCE_SECONDS, Catalogue
+from worker.retries import repeat
 from worker.settings import Settings
 from worker.supervisor import Supervisor
-from worker.tasks import cancel
 
 _log = logging.getLogger(__name__)
 
@@ -116,26 +116,24 @@ class _Process:
             longest_pause_seconds=settings.restart_pause_seconds,
             on_failure=self._on_engine_failure,
         )
-        self._draining: asyncio.Task[None] | None = None
-        self._announcing_once: asyncio.Task[None] | None = None
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
         health = self._open_health()
-        announcing = asyncio.create_task(keep_doing("announce this worker", self._announce))
+        announcing = asyncio.create_task(repeat("announce this worker", self._announce))
         linking = asyncio.create_task(self._link.run())
         try:
             serving = asyncio.create_task(self._load_and_serve())
             await asyncio.wait({serving, linking}, return_when=asyncio.FIRST_COMPLETED)
             if linking.done():
-                await cancel([serving])
+                await end_task(serving)
                 await linking
             return await serving
         finally:
             telemetry.READY.set(0)
-            await cancel([announcing, linking])
+            await end_task(announcing, linking)
             await self._withdraw()
             await self._supervisor.aclose()
             if health is not None:
@@ -150,7 +148,7 @@ class _Process:
         )
         try:
             engine = await self._supervisor.start()
-        except Exception as error:  # noqa: BLE001  (whatever the engine says of itself)
+        except Exception as error:  # noqa: BLE001  (engines raise anything)
             _log.error("The engine could not be started: %s", error)
             return EXIT_NOT_STARTED
         while engine is not None:
@@ -182,14 +180,14 @@ class _Process:
             self._runner = None
             telemetry.READY.set(0)
             telemetry.MAX_SEQUENCES.set(0)
-            await cancel([announced])
+            await end_task(announced)
         return None
 
     def _on_engine_failure(self, failure: str) -> None:
         _log.error("%s", failure)
         if not self._stop_asked.is_set():
             self._catalogue.engine_failed(failure)
-            self._announcing_once = asyncio.create_task(self._announce_once())
+            in_background(self._announce_once())
 
     def _log_ready(self, info: EngineInfo) -> None:
         _log.info(
@@ -224,7 +222,7 @@ class _Process:
         _log.info("Stopping")
         self._stop_asked.set()
         if self._runner is not None:
-            self._draining = asyncio.create_task(self._drain(self._runner))
+            in_background(self._drain(self._runner))
 
     async def _drain(self, runner: Runner) -> None:
         self._catalogue.draining()

@@ -70,42 +70,45 @@ class Settings(BaseSettings):
     worker_id: str = Field(
         default_factory=_default_worker_id,
         min_length=1,
-        description="Name of this worker, different for each one and each start; made up if not given.",
+        description="Unique name of this worker process; generated if not given.",
     )
     dialect: Dialect | None = Field(
         default=None,
-        description="The dialect in which this model is asked unless a request says otherwise: "
+        description="Dialect of requests for this model that select none: "
         f"{', '.join(Dialect)}; the gateway's default if not given.",
     )
     engine: Literal["vllm", "scripted"] = Field(
-        default="vllm", description="`scripted` makes up words at a steady pace, for tests."
+        default="vllm",
+        description="`scripted` generates placeholder text at a steady pace, for tests.",
     )
 
     max_sequences: int | None = Field(
-        default=None, ge=1, description="Sequences in the engine's batch, at most."
+        default=None, ge=1, description="Maximum number of sequences in the engine's batch."
     )
     context_window: int | None = Field(
         default=None,
         ge=2,
-        description="Prompt and completion tokens together, at most; what the model allows if not given.",
+        description="Maximum number of prompt and completion tokens together; "
+        "the model's if not given.",
     )
     enforce_eager: bool | None = Field(
         default=None,
-        description="Start faster without compiling the model; true on a CPU and false on a GPU if not given.",
+        description="Start faster without compiling the model. "
+        "Default: true on a CPU, false on a GPU.",
     )
     chat_template: Path | None = Field(
         default=None,
-        description="File with the chat template that stands in for the model's own (Jinja).",
+        description="File with a chat template (Jinja) that replaces the model's own.",
     )
     tool_parser: str = Field(
         default="",
-        description="vLLM's name of the parser that finds tool calls in chat answers, such as `hermes`; "
-        "none are looked for if empty. The scripted engine has its own.",
+        description="vLLM's parser of tool calls in chat responses, such as `hermes`; "
+        "no tool calls if empty. The scripted engine has its own.",
     )
     reasoning_parser: str = Field(
         default="",
-        description="vLLM's name of the parser that tells reasoning from content in chat answers, such as "
-        "`qwen3`; all is content if empty. The scripted engine has its own.",
+        description="vLLM's parser of reasoning in chat responses, such as `qwen3`; "
+        "all text is content if empty. The scripted engine has its own.",
     )
     cpu_kv_cache_gib: int = Field(
         default=1, ge=1, description="Memory for the KV cache on a CPU, in GiB."
@@ -116,24 +119,28 @@ class Settings(BaseSettings):
     )
 
     lease_seconds: float = Field(
-        default=4.0, ge=0.3, le=600, description="Time after which a silent worker loses its jobs."
+        default=4.0,
+        ge=0.3,
+        le=600,
+        description="Time after which an unresponsive worker loses its jobs.",
     )
     drain_seconds: float = Field(
         default=30.0,
         ge=0,
-        description="Time that running jobs get to finish when the worker stops.",
+        description="Time for running jobs to finish when the worker stops.",
     )
     gather_seconds: float = Field(
         default=0.04,
         ge=0,
         le=1,
-        description="Longest time for which new text of many running sequences is gathered into one "
-        "delta each; 0 sends every engine step's at once.",
+        description="Longest time for which the new text of a sequence is collected in one delta; "
+        "0 sends the text of every engine step at once.",
     )
     reply_buffer_deltas: int = Field(
         default=200_000,
         ge=1_000,
-        description="Unwritten reply deltas kept while Redis is away, before jobs are given up.",
+        description="Maximum number of unwritten reply deltas while Redis is unavailable; "
+        "beyond it, jobs are dropped.",
     )
 
     health_host: str = Field(
@@ -148,54 +155,56 @@ class Settings(BaseSettings):
     stall_seconds: float = Field(
         default=120.0,
         gt=0,
-        description="Time without an engine step, while jobs run, after which the engine is started again.",
+        description="Time without an engine step while jobs run, "
+        "after which the engine is restarted.",
     )
     restart_pause_seconds: float = Field(
         default=60.0,
         ge=0,
-        description="Longest pause before a try to start a dead engine again; the first one is 1 s, each "
-        "further one twice as long, until an engine has worked for a minute.",
+        description="Longest pause before a restart of a dead engine. The first pause is 1 s. "
+        "It doubles with each attempt until an engine has run for a minute.",
     )
     restart_seconds: float = Field(
         default=1800.0,
         gt=0,
-        description="Time in which a dead engine must have been started again, or /healthz fails.",
+        description="Time after which /healthz fails if a dead engine was not restarted.",
     )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
-        default="INFO", description="What is logged."
+        default="INFO", description="Minimum level of log messages."
     )
     log_format: LogFormat = Field(
         default=LogFormat.TEXT,
-        description="`text`, or `json`: one object in each line, with the ids of its request and trace.",
+        description="`text`, or `json`: one object per line, "
+        "with the ids of the request and trace.",
     )
     traces: bool = Field(
         default=False,
-        description="Whether spans are made of jobs whose gateways trace them, and exported as the standard "
-        "`OTEL_` variables say.",
+        description="Whether to export spans of jobs whose gateways trace them, "
+        "as configured by the standard `OTEL_` variables.",
     )
 
     scripted_step_seconds: float = Field(
         default=0.02, ge=0, description="Scripted engine: time between two steps; 0 does not wait."
     )
     scripted_prefill_seconds_per_token: float = Field(
-        default=0.0, ge=0, description="Scripted engine: time to read a prompt token."
+        default=0.0, ge=0, description="Scripted engine: time to process a prompt token."
     )
     scripted_kv_cache_tokens: int = Field(
-        default=1_000_000, ge=1, description="Scripted engine: size of the made-up KV cache."
+        default=1_000_000, ge=1, description="Scripted engine: size of the simulated KV cache."
     )
     scripted_completion_tokens: int | None = Field(
         default=None,
         ge=1,
-        description="Scripted engine: tokens after which a text ends; never if not given.",
+        description="Scripted engine: tokens after which a sequence ends; never if not given.",
     )
     scripted_deadly_token_id: int | None = Field(
         default=None,
         ge=0,
-        description="Scripted engine: a token whose prompts make the engine die; none if not given.",
+        description="Scripted engine: id of a token that kills the engine if a prompt has it.",
     )
     scripted_dies_on_signal: bool = Field(
         default=False,
-        description="Scripted engine: whether SIGUSR1 makes the engine die, not the process.",
+        description="Scripted engine: whether SIGUSR1 kills the engine instead of the process.",
     )
 
     @property
@@ -213,7 +222,7 @@ class Settings(BaseSettings):
         folder = Path(self.model_path)
         is_folder_meant = folder.is_absolute() or self.model_path.startswith(".")
         if is_folder_meant and not (folder / "config.json").is_file():
-            raise ValueError(f"model_path: {self.model_path} holds no config.json")
+            raise ValueError(f"model_path: {self.model_path} has no config.json")
         return self
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""Supervision of the engine: when it dies, close what is left of it and start another one.
+"""Supervision of the engine: when it dies, close its remains and start another one.
 
 Restarts are retried without limit, with exponential backoff up to a maximum pause. An engine that
 has run for a while resets the pause.
@@ -9,9 +9,9 @@ import logging
 import time
 from collections.abc import Callable
 
+from contract.tasks import Backoff, end_task
 from worker import telemetry
 from worker.engine.base import Engine
-from worker.tasks import cancel
 
 _log = logging.getLogger(__name__)
 
@@ -35,10 +35,9 @@ class Supervisor:
     ) -> None:
         self._make_engine = make_engine
         self._stopping = stopping
-        self._longest_pause_seconds = longest_pause_seconds
+        self._backoff = Backoff(FIRST_PAUSE_SECONDS, longest_pause_seconds)
         self._on_failure = on_failure
         self._engine: Engine | None = None
-        self._pause_seconds = 0.0
         self._started_at = 0.0
         self._died_at: float | None = None
 
@@ -63,7 +62,7 @@ class Supervisor:
         """Start a replacement for an engine that died; None if shutdown begins meanwhile."""
         self._died_at = now = time.monotonic()
         if now - self._started_at >= STEADY_SECONDS:
-            self._pause_seconds = 0.0
+            self._backoff.reset()
         while True:
             self._on_failure(failure)
             await self.aclose()
@@ -71,7 +70,7 @@ class Supervisor:
                 return None
             try:
                 engine = await self.start()
-            except Exception as error:  # noqa: BLE001  (whatever kept it from starting may pass)
+            except Exception as error:  # noqa: BLE001  (a later start may succeed)
                 failure = f"The engine could not be started: {error}"
                 _log.error("%s", failure)
                 continue
@@ -86,15 +85,14 @@ class Supervisor:
             return
         try:
             await asyncio.wait_for(engine.aclose(), _CLOSE_SECONDS)
-        except Exception:  # noqa: BLE001  (it is broken: what can be closed is)
+        except Exception:  # noqa: BLE001  (the engine is broken)
             _log.exception("The engine could not be closed")
 
     async def _pause(self) -> None:
-        doubled = max(2 * self._pause_seconds, FIRST_PAUSE_SECONDS)
-        self._pause_seconds = min(doubled, self._longest_pause_seconds)
-        _log.info("Restarting the engine in %.0f s", self._pause_seconds)
-        telemetry.next_start_at(time.monotonic() + self._pause_seconds)
-        await asyncio.sleep(self._pause_seconds)
+        pause_seconds = self._backoff.next_seconds()
+        _log.info("Restarting the engine in %.0f s", pause_seconds)
+        telemetry.next_start_at(time.monotonic() + pause_seconds)
+        await asyncio.sleep(pause_seconds)
 
     async def _is_stopped_before(self, task: "asyncio.Task[None]") -> bool:
         """Wait for a task, and cancel it if shutdown begins. Return whether shutdown began."""
@@ -102,7 +100,7 @@ class Supervisor:
         try:
             await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            await cancel([stopping])
+            await end_task(stopping)
             if self._stopping.is_set():
-                await cancel([task])
+                await end_task(task)
         return self._stopping.is_set()

@@ -9,29 +9,31 @@ from worker.engine.base import EngineStep
 
 JOBS_CLAIMED = Counter("sluice_worker_jobs_claimed", "Jobs leased from the queue.")
 JOBS_ENDED = Counter("sluice_worker_jobs_ended", "Jobs that left the worker.", ["outcome"])
-JOBS_RUNNING = Gauge("sluice_worker_jobs_running", "Jobs the worker holds.")
+JOBS_RUNNING = Gauge("sluice_worker_jobs_running", "Jobs that run in the worker.")
 QUEUE_WAIT = Histogram(
     "sluice_worker_queue_wait_seconds",
-    "Time from a job's enqueueing, the last one, to its claim.",
+    "Time from the last enqueueing of a job to its claim.",
     buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300),
 )
 SEQUENCES_RUNNING = Gauge(
     "sluice_worker_sequences_running", "Sequences the engine samples in each step."
 )
 SEQUENCES_WAITING = Gauge(
-    "sluice_worker_sequences_waiting", "Sequences that wait for room inside the engine."
+    "sluice_worker_sequences_waiting", "Sequences that wait inside the engine."
 )
 MAX_SEQUENCES = Gauge(
     "sluice_worker_max_sequences", "Sequences the engine may run at once; 0 while there is none."
 )
-KV_CACHE_USAGE = Gauge("sluice_worker_kv_cache_usage_ratio", "Part of the KV cache in use, 0 to 1.")
+KV_CACHE_USAGE = Gauge(
+    "sluice_worker_kv_cache_usage_ratio", "Fraction of the KV cache in use, 0 to 1."
+)
 PROMPT_TOKENS = Counter(
-    "sluice_worker_prompt_tokens", "Prompt tokens of jobs whose prompt the engine has read."
+    "sluice_worker_prompt_tokens", "Prompt tokens that the engine has processed."
 )
 COMPLETION_TOKENS = Counter("sluice_worker_completion_tokens", "Tokens sampled by the engine.")
 ENGINE_STEPS = Counter("sluice_worker_engine_steps", "Engine steps that produced tokens.")
 PREEMPTIONS = Counter(
-    "sluice_worker_preemptions", "Sequences that the engine put off for lack of room."
+    "sluice_worker_preemptions", "Sequences that the engine preempted for lack of memory."
 )
 JOB_SECONDS = Histogram(
     "sluice_worker_job_seconds",
@@ -40,16 +42,14 @@ JOB_SECONDS = Histogram(
 )
 FRAMES_WRITTEN = Counter("sluice_worker_frames_written", "Reply frames written to gateways.")
 REPLY_WRITE_FAILURES = Counter(
-    "sluice_worker_reply_write_failures", "Tries to write reply frames that Redis did not take."
+    "sluice_worker_reply_write_failures", "Failed writes of reply frames to Redis."
 )
 READY = Gauge("sluice_worker_ready", "1 while the worker claims jobs.")
-STATE = Enum("sluice_worker_state", "Where the worker is in its life.", states=[*WorkerState])
-ENGINE_RESTARTS = Counter(
-    "sluice_worker_engine_restarts", "Engines that were started in place of one that died or hung."
-)
+STATE = Enum("sluice_worker_state", "State of the worker.", states=[*WorkerState])
+ENGINE_RESTARTS = Counter("sluice_worker_engine_restarts", "Restarts of engines that died or hung.")
 _NEXT_START = Gauge(
     "sluice_worker_engine_start_pause_seconds",
-    "Time until the next try to start a dead engine again; 0 if none is waited for.",
+    "Time until the next restart of a dead engine; 0 if none is scheduled.",
 )
 
 

@@ -6,13 +6,15 @@
 -- reported counts become its receipt (see job_finish). Tokens that were generated stay charged; a
 -- job that only waited is not charged.
 --
--- KEYS[1] active tenants  KEYS[2] last active  KEYS[3] the tenant's queue  KEYS[4] leases  KEYS[5] waiting  KEYS[6] job
+-- KEYS[1] active tenants  KEYS[2] last active  KEYS[3] the tenant's queue  KEYS[4] leases
+-- KEYS[5] waiting  KEYS[6] job
 -- KEYS[7] sheddable  KEYS[8] the model's pace  KEYS[9] the tenant's pace  KEYS[10] arrivals
 -- ARGV[1] id  ARGV[2] tenant  ARGV[3] control prefix
 -- Output 0 unknown or ended, 1 was waiting and is deleted, 2 is leased, 3 was lost and has ended
-local active, last, queue, leases, waiting, key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local job = redis.call('HMGET', key, 'worker', 'cancelled', 'settled', 'completion', 'prompt', 'cached',
-  'gateway', 'attempt')
+local active, last, queue = KEYS[1], KEYS[2], KEYS[3]
+local leases, waiting, key = KEYS[4], KEYS[5], KEYS[6]
+local job = redis.call('HMGET', key, 'worker', 'cancelled', 'settled', 'completion', 'prompt',
+  'cached', 'gateway', 'attempt')
 local worker = job[1]
 if not worker then return 0 end
 

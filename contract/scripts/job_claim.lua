@@ -8,16 +8,22 @@
 -- between two calls. All three decay exponentially. When a new backlog starts, they are scaled down
 -- to one second of measurement (see job_enqueue).
 --
--- KEYS[1] active tenants  KEYS[2] service counters  KEYS[3] last active  KEYS[4] leases  KEYS[5] waiting  KEYS[6] doorbell
+-- KEYS[1] active tenants  KEYS[2] service counters  KEYS[3] last active  KEYS[4] leases
+-- KEYS[5] waiting  KEYS[6] doorbell
 -- KEYS[7] sheddable  KEYS[8] the model's pace  KEYS[9] arrivals
--- ARGV[1] queue prefix  ARGV[2] job prefix  ARGV[3] worker  ARGV[4] most jobs  ARGV[5] free KV-cache tokens
--- ARGV[6] free sequences  ARGV[7] most sequences that one job is counted for  ARGV[8] 1 if the engine is empty
+-- ARGV[1] queue prefix  ARGV[2] job prefix  ARGV[3] worker  ARGV[4] most jobs
+-- ARGV[5] free KV-cache tokens
+-- ARGV[6] free sequences  ARGV[7] most sequences that one job is counted for
+-- ARGV[8] 1 if the engine is empty
 -- ARGV[9] lease in milliseconds  ARGV[10] cost of a prompt token  ARGV[11] pace prefix
--- Output {blocked, id, attempt, milliseconds that it waited, payload, ...}: blocked is 1 if the next job does not
--- fit, else 0; -1 milliseconds if the process that enqueued the job records no arrivals
-local active, counters, last, leases, waiting, doorbell = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+-- Output {blocked, id, attempt, milliseconds that it waited, payload, ...}: blocked is 1 if the
+-- next job does not fit, else 0; -1 milliseconds if the process that enqueued the job records no
+-- arrivals
+local active, counters, last = KEYS[1], KEYS[2], KEYS[3]
+local leases, waiting, doorbell = KEYS[4], KEYS[5], KEYS[6]
 local queue_prefix, job_prefix, worker = ARGV[1], ARGV[2], ARGV[3]
-local room_tokens, room_sequences, most_sequences = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
+local room_tokens, room_sequences = tonumber(ARGV[5]), tonumber(ARGV[6])
+local most_sequences = tonumber(ARGV[7])
 local arrivals = KEYS[9]
 local empty, prompt_cost = ARGV[8] == '1', tonumber(ARGV[10])
 local now = now_ms()
@@ -29,19 +35,22 @@ local memory_seconds, pace_expiry_ms = 30, 600000
 
 local function note_pace(key, number, has_more)
   local pace = redis.call('HMGET', key, 'claims', 'squares', 'seconds', 'at')
-  local claimed, squares, seconds = tonumber(pace[1] or '0'), tonumber(pace[2] or '0'), tonumber(pace[3] or '0')
+  local claimed, squares, seconds = tonumber(pace[1] or '0'), tonumber(pace[2] or '0'),
+    tonumber(pace[3] or '0')
   if pace[4] then
     local passed = math.max(now - pace[4], 0) / 1000
     local kept = math.exp(-passed / memory_seconds)
-    claimed, squares, seconds = claimed * kept + number, squares * kept + passed ^ 2, seconds * kept + passed
+    claimed, squares = claimed * kept + number, squares * kept + passed ^ 2
+    seconds = seconds * kept + passed
   elseif not has_more then
     return
   else
     local kept = 1 / math.max(seconds, 1)
     claimed, squares, seconds = claimed * kept, squares * kept, seconds * kept
   end
-  redis.call('HSET', key, 'claims', string.format('%.6f', claimed), 'squares', string.format('%.9f', squares),
-    'seconds', string.format('%.6f', seconds), 'at', string.format('%.0f', now))
+  redis.call('HSET', key, 'claims', string.format('%.6f', claimed),
+    'squares', string.format('%.9f', squares), 'seconds', string.format('%.6f', seconds),
+    'at', string.format('%.0f', now))
   redis.call('PEXPIRE', key, pace_expiry_ms)
   if not has_more then redis.call('HDEL', key, 'at', 'given') end
 end
@@ -55,7 +64,8 @@ while taken < most_jobs and visits < 1000 do
   local id, place = first[1], tonumber(first[2])
   local key = job_prefix .. (id or '')
   -- A job without a hash has expired: its id is dropped without a charge.
-  local job = redis.call('HMGET', key, 'need_tokens', 'sequences', 'prompt_tokens', 'weight', 'payload', 'attempt')
+  local job = redis.call('HMGET', key, 'need_tokens', 'sequences', 'prompt_tokens', 'weight',
+    'payload', 'attempt')
   if job[1] then
     local tokens, sequences = tonumber(job[1]), math.min(tonumber(job[2]), most_sequences)
     local fits = tokens <= room_tokens and sequences <= room_sequences

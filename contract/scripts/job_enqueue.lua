@@ -14,21 +14,27 @@
 -- Requests are thus served in the order in which they first arrived, and clients that retry too
 -- often gain nothing.
 --
--- KEYS[1] active tenants   KEYS[2] service counters   KEYS[3] last active   KEYS[4] the tenant's queue
--- KEYS[5] waiting          KEYS[6] doorbell           KEYS[7] sequence      KEYS[8] sheddable
--- KEYS[9] the model's pace KEYS[10] the tenant's pace KEYS[11] the model's promises
+-- KEYS[1] active tenants  KEYS[2] service counters  KEYS[3] last active  KEYS[4] the tenant's queue
+-- KEYS[5] waiting  KEYS[6] doorbell  KEYS[7] sequence  KEYS[8] sheddable
+-- KEYS[9] the model's pace  KEYS[10] the tenant's pace KEYS[11] the model's promises
 -- KEYS[12] the tenant's promises  KEYS[13] arrivals  KEYS[14..] one job hash for each job
--- ARGV[1] tenant  ARGV[2] weight  ARGV[3] most waiting jobs of the model  ARGV[4] most waiting jobs of the tenant
--- ARGV[5] milliseconds after which an abandoned job disappears  ARGV[6] rank of the jobs' tier, 0 goes first
--- ARGV[7] longest wait in milliseconds  ARGV[8] job prefix  ARGV[9] queue prefix  ARGV[10] pace prefix
+-- ARGV[1] tenant  ARGV[2] weight  ARGV[3] most waiting jobs of the model
+-- ARGV[4] most waiting jobs of the tenant
+-- ARGV[5] milliseconds after which an abandoned job disappears
+-- ARGV[6] rank of the jobs' tier, 0 goes first
+-- ARGV[7] longest wait in milliseconds  ARGV[8] job prefix  ARGV[9] queue prefix
+-- ARGV[10] pace prefix
 -- ARGV[11] jobs that need room, including later parts; 0: they were admitted with an earlier part
--- ARGV[12..] for each job: id, prompt tokens, sequences, KV-cache tokens needed, gateway, handle, payload
+-- ARGV[12..] for each job: id, prompt tokens, sequences, KV-cache tokens needed, gateway, handle,
+-- payload
 -- Output {code, waiting jobs of the model, milliseconds after which to retry, gateway, handle,
 -- ...}: code 1 enqueued, 0 duplicate, -1 model full, -2 tenant full, -3 would wait too long; 0
 -- milliseconds if the pace is unknown; gateway and handle of each job that was shed, to which the
 -- milliseconds then apply
-local active, counters, last, queue, waiting, doorbell = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local sheddable, model_pace, tenant_pace, model_promises, tenant_promises = KEYS[8], KEYS[9], KEYS[10], KEYS[11], KEYS[12]
+local active, counters, last = KEYS[1], KEYS[2], KEYS[3]
+local queue, waiting, doorbell = KEYS[4], KEYS[5], KEYS[6]
+local sheddable, model_pace, tenant_pace = KEYS[8], KEYS[9], KEYS[10]
+local model_promises, tenant_promises = KEYS[11], KEYS[12]
 local tenant, weight, rank = ARGV[1], ARGV[2], tonumber(ARGV[6])
 local job_prefix, queue_prefix, pace_prefix = ARGV[8], ARGV[9], ARGV[10]
 local arrivals = KEYS[13]
@@ -50,7 +56,8 @@ local function pace_of(key)
   local pace = redis.call('HMGET', key, 'claims', 'squares', 'seconds')
   local claims, seconds = tonumber(pace[1] or '0'), tonumber(pace[3] or '0')
   if claims == 0 then return nil, 0, 0 end
-  return claims / math.max(seconds, 1) / 1000, (pace[2] or 0) / math.max(seconds, 0.001) * 1000, seconds
+  return claims / math.max(seconds, 1) / 1000, (pace[2] or 0) / math.max(seconds, 0.001) * 1000,
+    seconds
 end
 
 local function pace_of_tenant()
@@ -66,12 +73,15 @@ local function promise(key, promises, number, rate, gap)
   if not rate then return 0 end
   local soonest = now + math.max(least_promised_ms - gap, 0)
   local given = math.max(tonumber(redis.call('HGET', key, 'given') or '0'), soonest) + number / rate
-  local told = given + gap
-  if told > now + most_promised_ms then return most_promised_ms end
+  local due = given + gap
+  if due > now + most_promised_ms then return most_promised_ms end
   redis.call('HSET', key, 'given', string.format('%.3f', given))
-  for i = 1, number do redis.call('ZADD', promises, string.format('%.3f', told), ARGV[first_argument] .. ' ' .. i) end
+  local due_at = string.format('%.3f', due)
+  for i = 1, number do
+    redis.call('ZADD', promises, due_at, ARGV[first_argument] .. ' ' .. i)
+  end
   redis.call('PEXPIRE', promises, most_promised_ms + promise_grace_ms)
-  return math.ceil(told - now)
+  return math.ceil(due - now)
 end
 
 -- Returns the places that are held for other requests. It is 0 for a request that takes a due
@@ -99,7 +109,8 @@ end
 local function count_own(lowest)
   local own = 0
   for tier = lowest, rank + 1, -1 do
-    own = own + redis.call('ZCOUNT', queue, tier * tier_span + begun_span, (tier + 1) * tier_span - 1)
+    own = own + redis.call('ZCOUNT', queue, tier * tier_span + begun_span,
+      (tier + 1) * tier_span - 1)
   end
   return own
 end
@@ -114,7 +125,8 @@ if tenant_excess + tenant_held > 0 and count_own(lowest) < math.max(tenant_exces
 end
 if excess + held > 0 then
   local found, needed = 0, math.max(excess, 1)
-  local entries = redis.call('ZREVRANGEBYSCORE', sheddable, '+inf', (rank + 1) * tier_span, 'WITHSCORES', 'LIMIT', 0, needed)
+  local entries = redis.call('ZREVRANGEBYSCORE', sheddable, '+inf', (rank + 1) * tier_span,
+    'WITHSCORES', 'LIMIT', 0, needed)
   for i = 2, #entries, 2 do found = found + entries[i] % tier_span end
   if found < needed then
     return {-1, depth, promise(model_pace, model_promises, admitted, pace_of(model_pace))}
@@ -133,8 +145,8 @@ end
 local out = {1, 0, 0}
 local function shed(owner, tier)
   local its_queue = queue_prefix .. owner
-  local newest = redis.call('ZREVRANGEBYSCORE', its_queue, (tier + 1) * tier_span - 1, tier * tier_span + begun_span,
-    'LIMIT', 0, 1)[1]
+  local newest = redis.call('ZREVRANGEBYSCORE', its_queue, (tier + 1) * tier_span - 1,
+    tier * tier_span + begun_span, 'LIMIT', 0, 1)[1]
   if not newest then
     recount(sheddable, its_queue, owner, tier)
     return false
@@ -174,8 +186,9 @@ for i = 1, jobs do
   local a = first_argument + (i - 1) * fields
   -- A job that returns to the queue goes before all jobs that never started.
   local key, place = KEYS[first_job + i], string.format('%.0f', before + i)
-  redis.call('HSET', key, 'tenant', tenant, 'weight', weight, 'prompt_tokens', ARGV[a + 1], 'sequences', ARGV[a + 2],
-    'need_tokens', ARGV[a + 3], 'gateway', ARGV[a + 4], 'handle', ARGV[a + 5], 'payload', ARGV[a + 6],
+  redis.call('HSET', key, 'tenant', tenant, 'weight', weight, 'prompt_tokens', ARGV[a + 1],
+    'sequences', ARGV[a + 2], 'need_tokens', ARGV[a + 3], 'gateway', ARGV[a + 4],
+    'handle', ARGV[a + 5], 'payload', ARGV[a + 6],
     'place', place, 'attempt', 0, 'charged', 0, 'worker', '')
   redis.call('PEXPIRE', key, ARGV[5])
   redis.call('ZADD', queue, before + begun_span + i, ARGV[a])
@@ -186,5 +199,7 @@ redis.call('INCRBY', waiting, jobs)
 redis.call('RPUSH', doorbell, 1)
 redis.call('LTRIM', doorbell, 0, 255)
 out[2] = depth + jobs
-if #out > 3 then out[3] = promise(model_pace, model_promises, (#out - 3) / 2, pace_of(model_pace)) end
+if #out > 3 then
+  out[3] = promise(model_pace, model_promises, (#out - 3) / 2, pace_of(model_pace))
+end
 return out

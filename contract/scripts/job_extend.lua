@@ -6,7 +6,8 @@
 -- worker has ended it.
 --
 -- KEYS[1] active tenants  KEYS[2] service counters  KEYS[3] leases
--- ARGV[1] job prefix  ARGV[2] worker  ARGV[3] cost of a completion token  ARGV[4] lease in milliseconds
+-- ARGV[1] job prefix  ARGV[2] worker  ARGV[3] cost of a completion token
+-- ARGV[4] lease in milliseconds
 -- ARGV[5..] for each job: id, attempt, completion tokens so far, prompt tokens, cached tokens
 -- Output the ids of jobs that the worker must abort and end: cancelled, ended, or leased to another
 -- worker
@@ -15,7 +16,8 @@ local expiry = now_ms() + ARGV[4]
 local lost = {}
 for i = 5, #ARGV, 5 do
   local id, key = ARGV[i], ARGV[1] .. ARGV[i]
-  local job = redis.call('HMGET', key, 'worker', 'attempt', 'tenant', 'weight', 'charged', 'cancelled')
+  local job = redis.call('HMGET', key, 'worker', 'attempt', 'tenant', 'weight', 'charged',
+    'cancelled')
   local is_held = job[1] == ARGV[2] and job[2] == ARGV[i + 1]
   if is_held then
     local charged, completion = tonumber(job[5]), tonumber(ARGV[i + 2])
@@ -23,7 +25,8 @@ for i = 5, #ARGV, 5 do
       charge(active, counters, job[3], ARGV[3] * (completion - charged) / job[4])
       charged = completion
     end
-    redis.call('HSET', key, 'charged', charged, 'completion', ARGV[i + 2], 'prompt', ARGV[i + 3], 'cached', ARGV[i + 4])
+    redis.call('HSET', key, 'charged', charged, 'completion', ARGV[i + 2], 'prompt', ARGV[i + 3],
+      'cached', ARGV[i + 4])
     redis.call('HDEL', key, 'reported')
     redis.call('ZADD', leases, expiry, id)
   end

@@ -8,7 +8,8 @@
 -- ARGV[5] completion tokens in all  ARGV[6] prompt tokens  ARGV[7] cached tokens
 -- Output 1 finished, 0 no longer leased to this worker (nothing is changed)
 local active, counters, leases, key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local job = redis.call('HMGET', key, 'worker', 'attempt', 'tenant', 'weight', 'charged', 'settled', 'gateway')
+local job = redis.call('HMGET', key, 'worker', 'attempt', 'tenant', 'weight', 'charged', 'settled',
+  'gateway')
 if job[1] ~= ARGV[2] or job[2] ~= ARGV[3] then return 0 end
 local new_tokens = ARGV[5] - job[5]
 if new_tokens > 0 then charge(active, counters, job[3], ARGV[4] * new_tokens / job[4]) end

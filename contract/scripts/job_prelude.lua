@@ -14,7 +14,8 @@ end
 
 -- Store how many of a tenant's waiting jobs of a tier never started: these can be shed.
 local function recount(sheddable, queue, tenant, rank)
-  local fresh = redis.call('ZCOUNT', queue, rank * tier_span + begun_span, (rank + 1) * tier_span - 1)
+  local fresh = redis.call('ZCOUNT', queue, rank * tier_span + begun_span,
+    (rank + 1) * tier_span - 1)
   if fresh > 0 then
     redis.call('ZADD', sheddable, rank * tier_span + fresh, rank .. ' ' .. tenant)
   else
@@ -49,7 +50,7 @@ local function leave_receipt(key, settled, completion, prompt, cached, gateway, 
   local expiry = redis.call('PTTL', key)
   redis.call('DEL', key)
   if settled then return end
-  redis.call('HSET', key, 'ended', 1, 'completion', completion or 0, 'prompt', prompt or 0, 'cached', cached or 0,
-    'gateway', gateway, 'attempt', attempt)
+  redis.call('HSET', key, 'ended', 1, 'completion', completion or 0, 'prompt', prompt or 0,
+    'cached', cached or 0, 'gateway', gateway, 'attempt', attempt)
   redis.call('PEXPIRE', key, expiry)
 end

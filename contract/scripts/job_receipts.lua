@@ -1,9 +1,9 @@
 -- Return the states of jobs and the engine's token counts for them.
 --
 -- KEYS[1..] jobs
--- Output for each job {state, completion tokens, prompt tokens, cached tokens}: state 0 unknown, 1 waiting (the
--- counts are what earlier attempts delivered), 2 leased (the counts are those of the last report),
--- 3 ended (the counts are final)
+-- Output for each job {state, completion tokens, prompt tokens, cached tokens}: state 0 unknown, 1
+-- waiting (the counts are what earlier attempts delivered), 2 leased (the counts are those of the
+-- last report), 3 ended (the counts are final)
 local out = {}
 for i, key in ipairs(KEYS) do
   local job = redis.call('HMGET', key, 'worker', 'ended', 'completion', 'prompt', 'cached')

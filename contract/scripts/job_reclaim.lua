@@ -6,7 +6,8 @@
 -- last reported counts become its receipt (see job_finish).
 --
 -- KEYS[1] leases
--- ARGV[1] job prefix  ARGV[2] most jobs to look at  ARGV[3] milliseconds after which a job is reported again
+-- ARGV[1] job prefix  ARGV[2] most jobs to look at
+-- ARGV[3] milliseconds after which a job is reported again
 -- Output {id, tenant, gateway, handle, attempt, ...}
 local leases = KEYS[1]
 local now = now_ms()

@@ -1,13 +1,15 @@
--- Put a lost job back at its old place, the head of its tier in its tenant's queue, for another worker.
+-- Put a lost job back at its old place, the head of its tier in its tenant's queue, for another
+-- worker.
 --
 -- KEYS[1] active tenants  KEYS[2] service counters  KEYS[3] last active  KEYS[4] the tenant's queue
 -- KEYS[5] leases  KEYS[6] waiting  KEYS[7] doorbell  KEYS[8] job  KEYS[9] arrivals
 -- ARGV[1] id  ARGV[2] tenant  ARGV[3] the attempt that was lost  ARGV[4] 1 if its worker returned
 -- it, else 0
 -- ARGV[5] KV-cache tokens needed  ARGV[6] payload
--- ARGV[7] completion tokens that were received of it  ARGV[8] prompt tokens  ARGV[9] cached tokens, for its receipt
--- Output 1 requeued, 2 requeued by an earlier call, 0 held (its worker came back), -1 ended or cancelled,
--- -2 unknown, or only with an earlier attempt: Redis has lost data
+-- ARGV[7] completion tokens that were received of it  ARGV[8] prompt tokens
+-- ARGV[9] cached tokens, for its receipt
+-- Output 1 requeued, 2 requeued by an earlier call, 0 held (its worker came back), -1 ended or
+-- cancelled, -2 unknown, or only with an earlier attempt: Redis has lost data
 local active, counters, last, queue = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local leases, waiting, doorbell, key = KEYS[5], KEYS[6], KEYS[7], KEYS[8]
 local job = redis.call('HMGET', key, 'worker', 'attempt', 'place', 'cancelled', 'ended')

@@ -2,12 +2,15 @@
 -- or ended and to be resumed. The attempt number fences off a worker that still runs it.
 --
 -- KEYS[1] active tenants  KEYS[2] service counters  KEYS[3] last active  KEYS[4] the tenant's queue
--- KEYS[5] leases  KEYS[6] waiting  KEYS[7] doorbell  KEYS[8] job  KEYS[9] arrivals  KEYS[10] sequence
+-- KEYS[5] leases  KEYS[6] waiting  KEYS[7] doorbell  KEYS[8] job  KEYS[9] arrivals
+-- KEYS[10] sequence
 -- KEYS[11] sheddable
--- ARGV[1] id  ARGV[2] tenant  ARGV[3] an attempt that is over  ARGV[4] KV-cache tokens needed  ARGV[5] payload
+-- ARGV[1] id  ARGV[2] tenant  ARGV[3] an attempt that is over  ARGV[4] KV-cache tokens needed
+-- ARGV[5] payload
 -- ARGV[6] weight  ARGV[7] rank of the job's tier  ARGV[8] prompt tokens  ARGV[9] sequences
 -- ARGV[10] gateway  ARGV[11] handle  ARGV[12] milliseconds after which an abandoned job disappears
--- ARGV[13] completion tokens that were received of it  ARGV[14] prompt tokens  ARGV[15] cached tokens, for its receipt
+-- ARGV[13] completion tokens that were received of it  ARGV[14] prompt tokens
+-- ARGV[15] cached tokens, for its receipt
 -- Output the last attempt that is over: the next claim is the one after it
 local active, counters, last, queue = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local leases, waiting, doorbell, key = KEYS[5], KEYS[6], KEYS[7], KEYS[8]
@@ -20,9 +23,9 @@ local place = job[2] or string.format('%.0f', ARGV[7] * tier_span + redis.call('
 redis.call('ZREM', leases, ARGV[1])
 if redis.call('ZREM', queue, ARGV[1]) == 1 then redis.call('DECR', waiting) end
 redis.call('DEL', key)
-redis.call('HSET', key, 'tenant', ARGV[2], 'weight', ARGV[6], 'prompt_tokens', ARGV[8], 'sequences', ARGV[9],
-  'need_tokens', ARGV[4], 'gateway', ARGV[10], 'handle', ARGV[11], 'payload', ARGV[5],
-  'place', place, 'attempt', over, 'charged', charged, 'worker', '',
+redis.call('HSET', key, 'tenant', ARGV[2], 'weight', ARGV[6], 'prompt_tokens', ARGV[8],
+  'sequences', ARGV[9], 'need_tokens', ARGV[4], 'gateway', ARGV[10], 'handle', ARGV[11],
+  'payload', ARGV[5],   'place', place, 'attempt', over, 'charged', charged, 'worker', '',
   'completion', ARGV[13], 'prompt', ARGV[14], 'cached', ARGV[15])
 redis.call('PEXPIRE', key, ARGV[12])
 -- As on arrival (see job_enqueue), a job that never started goes after all that have, and can be

@@ -6,8 +6,8 @@
 --
 -- KEYS[1] workers  KEYS[2] waiting  KEYS[3] leases  KEYS[4] active tenants  KEYS[5] arrivals
 -- ARGV[1] job prefix
--- Output {workers that claim jobs, waiting jobs, leased jobs, tenants with waiting jobs, milliseconds that the
---   oldest of these jobs has waited}
+-- Output {workers that claim jobs, waiting jobs, leased jobs, tenants with waiting jobs,
+-- milliseconds that the oldest of these jobs has waited}
 local workers, waiting, leases, active, arrivals = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local most_dropped = 100
 local time = redis.call('TIME')
@@ -24,5 +24,5 @@ for _ = 1, most_dropped do
   end
   redis.call('ZREM', arrivals, first[1])
 end
-return {redis.call('ZCARD', workers), tonumber(redis.call('GET', waiting) or '0'), redis.call('ZCARD', leases),
-  redis.call('ZCARD', active), oldest}
+return {redis.call('ZCARD', workers), tonumber(redis.call('GET', waiting) or '0'),
+  redis.call('ZCARD', leases), redis.call('ZCARD', active), oldest}

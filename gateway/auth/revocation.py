@@ -9,8 +9,8 @@ from typing import Any, Final
 from redis.asyncio import Redis
 
 from contract import keys
+from contract.tasks import Backoff, end_task
 from gateway.auth.authenticator import Authenticator
-from gateway.concurrency.tasks import end_task
 
 logger = logging.getLogger(__name__)
 
@@ -56,21 +56,23 @@ class RevocationListener:
             await end_task(task)
 
     async def _run(self) -> None:
-        retry_seconds = FIRST_RETRY_SECONDS
+        backoff = Backoff(FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS)
         while True:
             try:
                 await self._find_place()
-                retry_seconds = FIRST_RETRY_SECONDS
+                backoff.reset()
                 await self._follow()
             except Exception as error:  # noqa: BLE001 - else revoked keys would stay valid
+                retry_seconds = backoff.next_seconds()
                 logger.warning(
                     "cannot read revocations, retrying in about %.1f s: %s",
                     retry_seconds,
                     type(error).__name__,
                 )
-            # Gateways that lose the same Redis must not all reconnect at the same moment.
-            await asyncio.sleep(retry_seconds * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
-            retry_seconds = min(2 * retry_seconds, LAST_RETRY_SECONDS)
+                # Gateways that lose the same Redis must not all reconnect at the same moment.
+                await asyncio.sleep(
+                    retry_seconds * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
+                )
 
     async def _find_place(self) -> None:
         """Check that no entry was missed since the last one read; otherwise expire the cache.

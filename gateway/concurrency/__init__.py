@@ -1,1 +1,1 @@
-"""Background tasks, threads and fair scheduling of processor time."""
+"""Threads and fair scheduling of processor time."""

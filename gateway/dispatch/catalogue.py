@@ -13,7 +13,7 @@ from contract import keys, messages
 from contract.messages import WorkerCard, WorkerState
 from contract.queue import JobQueue, ModelStatus
 from contract.scripts import CommandExecutor
-from gateway.concurrency.tasks import raise_if_cancelled
+from contract.tasks import raise_if_cancelled
 from gateway.errors import ModelLoadingError, ModelNotFoundError, NoWorkerError
 
 REFRESH_SECONDS = 1.0

@@ -34,8 +34,8 @@ from contract.messages import (
 )
 from contract.outcomes import FailureCode
 from contract.queue import JOBS_AT_ONCE, LostJob
+from contract.tasks import in_background, raise_if_cancelled
 from gateway import telemetry
-from gateway.concurrency.tasks import in_background, raise_if_cancelled
 from gateway.dispatch.catalogue import Catalogue
 from gateway.dispatch.generation import Generation, JobMessage
 from gateway.dispatch.overload import require_enqueued, tell_shed

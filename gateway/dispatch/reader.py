@@ -11,8 +11,8 @@ from redis.exceptions import RedisError, ResponseError
 
 from contract import messages
 from contract.messages import Frame
+from contract.tasks import raise_if_cancelled
 from gateway import telemetry
-from gateway.concurrency.tasks import raise_if_cancelled
 
 READ_BLOCK_MS = 1_000
 READ_ENTRIES = 256

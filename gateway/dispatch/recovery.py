@@ -15,7 +15,7 @@ from redis.exceptions import RedisError
 from contract import clock
 from contract.outcomes import FailureCode
 from contract.queue import RequeueResult
-from gateway.concurrency.tasks import end_task, raise_if_cancelled
+from contract.tasks import end_task, raise_if_cancelled
 from gateway.dispatch.catalogue import Catalogue
 from gateway.dispatch.ticket import Recovery, Ticket
 

@@ -11,12 +11,12 @@ from fastapi import Request
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from contract.tasks import end_task
 from gateway import telemetry
 from gateway.auth.authenticator import Authenticator
 from gateway.auth.revocation import RevocationListener
 from gateway.concurrency.fair_turns import LoopTurns
 from gateway.concurrency.large_work import LargeWork
-from gateway.concurrency.tasks import end_task
 from gateway.database.engine import Database
 from gateway.database.schema import require_current_schema
 from gateway.dispatch.catalogue import Catalogue

@@ -12,7 +12,7 @@ from typing import Any, Final
 from redis.exceptions import RedisError
 
 from contract import clock
-from gateway.concurrency.tasks import end_task
+from contract.tasks import end_task
 from gateway.errors import StoreUnavailableError
 from gateway.jobs import telemetry
 from gateway.jobs.observing import Observer

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from contract.tasks import Backoff
 from gateway.errors import StartupError
 from gateway.launch.child import Child, ChildSpec, describe_exit, log_tail
 
@@ -77,7 +78,7 @@ class Supervisor:
                 child.kill()
 
     async def _watch(self, group: list[Child], place: int) -> None:
-        pause = FIRST_RESTART_SECONDS
+        backoff = Backoff(FIRST_RESTART_SECONDS, LAST_RESTART_SECONDS)
         while True:
             child, started_at = group[place], time.monotonic()
             status = await child.wait()
@@ -85,14 +86,14 @@ class Supervisor:
                 self._note_death(child, status)
                 return
             if time.monotonic() - started_at >= STEADY_SECONDS:
-                pause = FIRST_RESTART_SECONDS
+                backoff.reset()
+            pause = backoff.next_seconds()
             self._report(
                 f"The {child.spec.name} exited ({describe_exit(status)}); "
                 f"restarting it in {pause:g} s. Log: {child.spec.log}"
             )
             await child.end_orphans()
             await asyncio.sleep(pause)
-            pause = min(2 * pause, LAST_RESTART_SECONDS)
             group[place] = await Child.start(child.spec)
 
     def _note_death(self, child: Child, status: int) -> None:

@@ -8,7 +8,7 @@ from typing import Final
 
 from redis.exceptions import RedisError
 
-from gateway.concurrency.tasks import end_task
+from contract.tasks import Backoff, TaskSet, end_task
 from gateway.quota.store import QuotaStore
 from gateway.tenancy.usage_record import UsageRecord
 
@@ -54,7 +54,7 @@ class Endings:
         self._pending: dict[str, Ending] = {}
         self._attempts: dict[str, asyncio.Task[None]] = {}
         self._confirmed: dict[str, tuple[float, Ending]] = {}
-        self._followers: set[asyncio.Task[None]] = set()
+        self._followers = TaskSet()
         self._is_failing = False
 
     def __len__(self) -> int:
@@ -69,9 +69,7 @@ class Endings:
 
     def begin_after(self, ending: Ending) -> None:
         """Send an ending in the background after the request's earlier ending has arrived."""
-        task = asyncio.create_task(self._follow(ending))
-        self._followers.add(task)
-        task.add_done_callback(self._followers.discard)
+        self._followers.start(self._follow(ending))
 
     def repeat_confirmed(self) -> None:
         """Resend recently confirmed endings, which Redis may have lost.
@@ -98,12 +96,12 @@ class Endings:
 
     async def run(self) -> None:
         """Retry unconfirmed endings until cancelled."""
-        pause = FIRST_PAUSE_SECONDS
+        backoff = Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
         while True:
-            await asyncio.sleep(pause)
+            await asyncio.sleep(backoff.next_seconds())
             await self._send_some()
-            waiting = len(self._pending) - len(self._attempts)
-            pause = min(pause * 2, LONGEST_PAUSE_SECONDS) if waiting else FIRST_PAUSE_SECONDS
+            if len(self._pending) == len(self._attempts):
+                backoff.reset()
 
     async def aclose(self, *, seconds: float) -> None:
         """Send unconfirmed endings, for at most this many seconds."""
@@ -112,8 +110,8 @@ class Endings:
             await self._send_some(deadline - time.monotonic())
             if self._pending:
                 await asyncio.sleep(0.05)
-        tasks = (*self._attempts.values(), *self._followers)
-        await asyncio.gather(*(end_task(task) for task in tasks))
+        await end_task(*self._attempts.values())
+        await self._followers.cancel()
         if self._pending:
             logger.error("%d reservations could not be ended and will expire", len(self._pending))
 

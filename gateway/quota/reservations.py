@@ -10,7 +10,7 @@ from typing import Final
 from redis.exceptions import RedisError
 
 from contract import keys
-from gateway.concurrency.tasks import raise_if_cancelled
+from contract.tasks import raise_if_cancelled
 from gateway.errors import StoreUnavailableError
 from gateway.quota.endings import Ending, Endings
 from gateway.quota.headers import headers_of

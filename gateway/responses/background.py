@@ -9,7 +9,7 @@ from redis.exceptions import RedisError
 
 from contract import keys
 from contract.scripts import CommandExecutor
-from gateway.concurrency.tasks import in_background
+from contract.tasks import in_background
 
 INDEX_SECONDS: Final = 172_800
 """Lifetime of a gateway's index after its last refresh."""

@@ -10,7 +10,7 @@ from redis.exceptions import RedisError
 from contract import keys, messages
 from contract.messages import Frame, ResponseGrown
 from contract.scripts import CommandExecutor
-from gateway.concurrency.tasks import TaskSet
+from contract.tasks import TaskSet
 from gateway.dispatch.dispatcher import Dispatcher
 
 NOTICE_SECONDS: Final = 60

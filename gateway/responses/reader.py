@@ -14,8 +14,8 @@ from typing_extensions import override
 
 from contract.messages import Follow, JobFailed, JobFinished
 from contract.outcomes import FailureCode
+from contract.tasks import end_task, raise_if_cancelled
 from gateway.concurrency.fair_turns import LoopTurns
-from gateway.concurrency.tasks import end_task, raise_if_cancelled
 from gateway.dispatch.generation import REPLIES_AT_ONCE, Generation, Reply, Turn
 from gateway.errors import ApiError, StoreUnavailableError
 from gateway.responses.head import ResponseHead

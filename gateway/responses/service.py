@@ -17,8 +17,8 @@ from contract.messages import CancelResponse, Follow, JobFailed, ResponseGrown
 from contract.outcomes import FailureCode
 from contract.queue import LostJob
 from contract.scripts import CommandExecutor
+from contract.tasks import raise_if_cancelled
 from gateway.concurrency.fair_turns import LoopTurns
-from gateway.concurrency.tasks import raise_if_cancelled
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.responses.background import BackgroundIndex
 from gateway.responses.head import ResponseHead

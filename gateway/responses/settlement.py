@@ -12,6 +12,7 @@ from redis.exceptions import RedisError
 
 from contract import clock
 from contract.receipts import JobReceipt, JobState
+from contract.tasks import TaskSet, raise_if_cancelled
 from contract.tracing import (
     CODE,
     GEN_AI_RESPONSE_ID,
@@ -22,7 +23,6 @@ from contract.tracing import (
     SETTLE,
 )
 from gateway import telemetry, tracing
-from gateway.concurrency.tasks import TaskSet, raise_if_cancelled
 from gateway.dispatch.catalogue import Catalogue
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.generation import Generation

@@ -7,10 +7,10 @@ from datetime import timedelta
 import pytest
 from redis.asyncio import Redis
 
+from contract.tasks import end_task
 from contract.tier import ServiceTier
 from gateway.auth.authenticator import Authenticator
 from gateway.auth.revocation import RevocationListener
-from gateway.concurrency.tasks import end_task
 from gateway.database.engine import Database
 from gateway.errors import StoreUnavailableError
 from gateway.management.prices.service import PriceService

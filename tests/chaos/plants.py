@@ -223,14 +223,14 @@ def _forget_what_was_read() -> None:
     """The worker that goes on with a chat reads the rest as if it were the beginning."""
     from worker.parsing.reader import Reader
 
-    forget_told = Reader.forget_told
+    mark_sent = Reader.mark_sent
 
     def forget_all(self: Reader) -> None:
         if _is_armed(Plant.READ_ANEW):
             self._ready.clear()
-        forget_told(self)
+        mark_sent(self)
 
-    Reader.forget_told = forget_all  # type: ignore[method-assign]
+    Reader.mark_sent = forget_all  # type: ignore[method-assign]
 
 
 def _make_up_call_ids() -> None:

@@ -11,7 +11,7 @@ from tests.fuzz.bodies import Case
 REFUSALS = frozenset({400, 404, 413, 422, 429})
 OVERLOADED = 503
 DONE = "data: [DONE]"
-CONTRADICTION = "left no token to go on with."
+CONTRADICTION = "left no next token."
 """A stream may fail by itself only if its words were forbidden that its structure needs."""
 
 REASONS = frozenset({"stop", "length", "tool_calls", "function_call"})

@@ -10,8 +10,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from contract import keys
+from contract.tasks import end_task
 from gateway import redis_client
-from gateway.concurrency.tasks import end_task
 from gateway.errors import RateLimitError
 from gateway.quota import reservations as module
 from gateway.quota.replies import ReservationRequest, ReserveReply

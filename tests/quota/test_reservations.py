@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from contract import keys
-from gateway.concurrency.tasks import end_task
+from contract.tasks import end_task
 from gateway.errors import InsufficientQuotaError, RateLimitError, StoreUnavailableError
 from gateway.quota import endings, reservations
 from gateway.quota.replies import ReservationRequest

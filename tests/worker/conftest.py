@@ -61,13 +61,13 @@ def connect(server: RedisServer, *, retries: int = 3) -> Redis:
 @pytest.fixture(autouse=True)
 def patient_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let workers that end write and hand back all they have, however long a busy machine takes."""
-    monkeypatch.setattr("worker.execution.runner._HAND_BACK_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr("worker.execution.runner._RETURN_SECONDS", PATIENCE_SECONDS)
 
 
 @pytest.fixture
 def eager_renewals(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let workers renew leases, and so learn of lost ones, five times a second, though leases are long."""
-    monkeypatch.setattr("worker.execution.runner._RENEWALS_PER_LEASE", LEASE_MS / 200)
+    monkeypatch.setattr("worker.execution.watching._RENEWALS_PER_LEASE", LEASE_MS / 200)
 
 
 @pytest.fixture

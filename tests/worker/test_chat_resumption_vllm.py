@@ -156,7 +156,7 @@ def told_before(engine: VllmEngine, job: GenerationJob, tokens: Sequence[list[in
     for sequence, token_ids in zip(generation.sequences, tokens, strict=True):
         for token_id in token_ids:
             generation.receive(SequenceOutput(sequence.id, [token_id]))
-    generation.tell_everything()
+    generation.send_pending()
     return generation.outbox.deltas
 
 

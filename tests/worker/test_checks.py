@@ -88,12 +88,15 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (spec(stop_token_ids=[2048]), "stop_token_ids"),
     (spec(stop_token_ids=[-1]), "stop_token_ids"),
     (spec(stop_token_ids=[3] * 129), "stop_token_ids must have at most 128"),
-    (spec(stop_token_ids=list(range(3, 130)), min_tokens=1), "at most 128 where min_tokens"),
+    (spec(stop_token_ids=list(range(3, 130)), min_tokens=1), "at most 128 if min_tokens"),
     (spec(allowed_token_ids=[2048]), "allowed_token_ids"),
     (spec(allowed_token_ids=[3] * 1025), "allowed_token_ids must have at most 1024"),
-    (spec(allowed_token_ids=[5], logit_bias={5: -math.inf}), "must leave a token"),
-    (spec(allowed_token_ids=[1, 2], min_tokens=1), "must leave a token"),
-    (spec(allowed_token_ids=[7], stop_token_ids=[7], min_tokens=1), "must leave a token"),
+    (spec(allowed_token_ids=[5], logit_bias={5: -math.inf}), "must allow at least one token"),
+    (spec(allowed_token_ids=[1, 2], min_tokens=1), "must allow at least one token"),
+    (
+        spec(allowed_token_ids=[7], stop_token_ids=[7], min_tokens=1),
+        "must allow at least one token",
+    ),
     (spec(bad_words=[""]), "bad_words must not be empty"),
     (spec(bad_words=[" \n"]), "bad_words must not be empty"),
     (spec(bad_words=["a"] * 129), "bad_words must have at most 128"),
@@ -210,5 +213,5 @@ def test_small_vocabulary_may_not_be_forbidden_whole() -> None:
     )
     allowed = dict.fromkeys(range(399), -math.inf)
     check_job(make_job(**spec(logit_bias=allowed)), tiny)
-    with pytest.raises(InvalidRequestError, match="must leave a token"):
+    with pytest.raises(InvalidRequestError, match="must allow at least one token"):
         check_job(make_job(**spec(logit_bias={**allowed, 399: -math.inf})), tiny)

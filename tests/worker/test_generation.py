@@ -354,7 +354,7 @@ def test_best_of_without_tokens_reads_the_prompt_once(start: Any) -> None:
 
 def test_images_go_to_the_engine_and_are_kept_no_longer(start: Any) -> None:
     generation, _ = start(images=[b"a", b"b"], n=2)
-    assert generation.takes_time_to_submit
+    assert generation.is_slow_to_submit
     assert [request.images for request in generation.requests()] == [[b"a", b"b"]] * 2
     generation.release_images()
     assert generation.job.images == []

@@ -236,7 +236,7 @@ def test_help_names_every_setting_and_its_environment_variable() -> None:
     ("options", "message"),
     [
         (["--max-sequences=many"], "--max-sequences: Input should be a valid integer"),
-        (["--model-path=/nowhere"], "/nowhere holds no config.json"),
+        (["--model-path=/nowhere"], "/nowhere has no config.json"),
         (["--engine-arguments={"], "--engine-arguments: must be a JSON object"),
         (["--engine=other"], "--engine: Input should be 'vllm' or 'scripted'"),
         (["--model-aliases=one,,two"], "model_aliases: a name must not be empty"),

@@ -263,7 +263,7 @@ async def test_job_that_the_engine_gives_up_on(run: Callable[..., Any]) -> None:
 async def test_job_of_a_gateway_that_dies(
     run: Callable[..., Any], redis: "Redis", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worker.execution.runner.GRACE_SECONDS", 0.3)
+    monkeypatch.setattr("worker.execution.watching.GRACE_SECONDS", 0.3)
     job, unclaimed = salted(max_tokens=ENDLESS), salted(gateway="dead")
     bench = await run(job, unclaimed)
     assert await bench.receipt(unclaimed) == JobReceipt(JobState.ENDED, 0, 0, 0)
@@ -353,15 +353,15 @@ async def test_old_attempt_that_waits_to_be_ended_does_not_cost_the_new_one(
                 await asyncio.sleep(0.01)
 
     with monkeypatch.context() as patched:
-        patched.setattr(bench.runner._queue, "finish", not_yet)
+        patched.setattr(bench.runner._link.queue, "finish", not_yet)
         await redis.hset(keys.job(MODEL, job.id), "attempt", "2")
-        generation = bench.runner._generations[job.id]
+        generation = bench.runner._jobs.by_id[job.id]
         generation.attempt = 2
-        bench.runner._leases.end([old])
+        bench.runner._link.leases.end([old])
         # The first renewal may have been on its way before.
         for _ in range(3):
             await renewed()
-        assert bench.runner._generations[job.id] is generation
+        assert bench.runner._jobs.by_id[job.id] is generation
     await bench.cancel(job)
     receipt = await bench.receipt(job)
     assert receipt == (JobState.ENDED, bench.engine.sampled[job.id], 3, 0)

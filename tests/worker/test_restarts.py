@@ -314,7 +314,7 @@ async def test_hang_is_no_matter_of_an_idle_engine_or_of_one_that_steps(
     redis_server: RedisServer, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The hung engine holds up a claim, for which the worker waits.
-    monkeypatch.setattr("worker.execution.runner._HAND_BACK_SECONDS", 0.5)
+    monkeypatch.setattr("worker.execution.runner._RETURN_SECONDS", 0.5)
     job = make_job(max_tokens=150)
     worker = running_worker(redis_server, STEADY, stall_seconds=0.4, engine_type=Hanging)
     async with worker as (_, engine, task):
@@ -336,7 +336,7 @@ async def test_hang_is_no_matter_of_an_idle_engine_or_of_one_that_steps(
 async def test_drain_of_a_hanging_engine_gives_back_in_time(
     redis_server: RedisServer, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worker.execution.runner._HAND_BACK_SECONDS", 0.5)
+    monkeypatch.setattr("worker.execution.runner._RETURN_SECONDS", 0.5)
     worker = running_worker(redis_server, STEADY, engine_type=Hanging)
     async with worker as (runner, engine, task):
         assert isinstance(engine, Hanging)

@@ -285,13 +285,13 @@ def test_giving_back_tells_everything_first(start: Start, tokenizer: Tokenizer) 
     (half, *_) = tokenizer.encode("日", add_special_tokens=False).ids
     generation, outbox = start(make_job(max_tokens=9, n=2))
     feed(generation, [400, half], is_first=True)
-    generation.give_back(ReturnReason.DRAINING)
+    generation.return_job(ReturnReason.DRAINING)
     assert reported(outbox.deltas).token_ids == [400, half]
     (returned,) = outbox.returned
     assert (returned.reason, returned.has_progressed) == (ReturnReason.DRAINING, True)
-    assert outbox.to_hand_back == [generation.report]
+    assert outbox.to_release == [generation.report]
     generation, outbox = start(cut(make_job(max_tokens=9), outbox.deltas), attempt=2)
-    generation.give_back(ReturnReason.ENGINE_DIED)
+    generation.return_job(ReturnReason.ENGINE_DIED)
     assert not outbox.deltas
     assert not outbox.returned[0].has_progressed, "the tokens are those of another attempt"
 

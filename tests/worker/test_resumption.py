@@ -66,7 +66,7 @@ def test_a_sequence_that_ends_while_it_replays_is_told_of() -> None:
 def test_a_forgotten_sequence_is_followed_no_more() -> None:
     resumed = ResumedSequences()
     resumed.add("a", prompt_tokens=7, replayed_tokens=2)
-    resumed.forget(["a", "unknown"])
+    resumed.remove(["a", "unknown"])
     output = SequenceOutput("a", [5])
     assert resumed.own([output]) == [output]
 

@@ -43,7 +43,7 @@ from worker.engine.base import (
     SequenceEnd,
 )
 from worker.engine.scripted import Script, ScriptedEngine
-from worker.execution import runner as runner_module
+from worker.execution import claims, watching
 from worker.queue import gateways as gateways_module
 
 STEADY = Script(step_seconds=0.01)
@@ -191,7 +191,7 @@ async def test_lost_lease_stops_the_job(
 
 
 def test_leases_are_renewed_while_they_hold() -> None:
-    assert runner_module._RENEWALS_PER_LEASE == 3
+    assert watching._RENEWALS_PER_LEASE == 3
 
 
 @pytest.mark.usefixtures("eager_renewals")
@@ -273,8 +273,9 @@ async def test_job_larger_than_the_cache_runs_alone(
 async def test_idle_worker_does_not_poll(
     redis: Redis, redis_server: RedisServer, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert runner_module._RING_TIMEOUT_SECONDS == 3
-    monkeypatch.setattr(runner_module, "_RING_TIMEOUT_SECONDS", 2 * PATIENCE_SECONDS)
+    assert claims._WAIT_SECONDS == watching._CONTROL_TIMEOUT_SECONDS == 3
+    monkeypatch.setattr(claims, "_WAIT_SECONDS", 2 * PATIENCE_SECONDS)
+    monkeypatch.setattr(watching, "_CONTROL_TIMEOUT_SECONDS", 2 * PATIENCE_SECONDS)
     async with running_worker(redis_server, STEADY):
         await waiting_for_rings(redis, 2)
         before = (await redis.info("stats"))["total_commands_processed"]
@@ -328,7 +329,7 @@ async def test_running_job_of_a_gateway_that_dies_is_aborted(
     gateway: Gateway,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("worker.execution.runner.GRACE_SECONDS", 0.5)
+    monkeypatch.setattr("worker.execution.watching.GRACE_SECONDS", 0.5)
     assert gateways_module.GRACE_SECONDS == 5.0
     job = make_job(max_tokens=ENDLESS)
     async with running_worker(redis_server, STEADY) as (_, engine, _):
@@ -357,7 +358,7 @@ async def test_running_background_job_of_a_gateway_that_dies_is_told_and_handed_
     gateway: Gateway,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("worker.execution.runner.GRACE_SECONDS", 0.5)
+    monkeypatch.setattr("worker.execution.watching.GRACE_SECONDS", 0.5)
     job = make_job(max_tokens=ENDLESS, is_background=True, stream=False)
     async with running_worker(redis_server, STEADY) as (_, engine, _):
         await gateway.enqueue(job)
@@ -375,7 +376,7 @@ async def test_running_background_job_of_a_gateway_that_dies_is_told_and_handed_
         await gateway.queue.revive(again, weight=1.0, attempt=1)
         await gateway.read_until(lambda: len(gateway.token_ids(job)) > tokens)
         assert gateway.deltas(job)[-1].attempt == 2
-    assert 0 < await redis.ttl(keys.replies("g1")) <= gateways_module.FORGOTTEN_SECONDS
+    assert 0 < await redis.ttl(keys.replies("g1")) <= gateways_module.GONE_SECONDS
 
 
 async def test_refused_job_fails_alone(redis_server: RedisServer, gateway: Gateway) -> None:
@@ -418,7 +419,7 @@ async def test_drain_finishes_what_runs_and_claims_nothing(
     async with running_worker(redis_server, STEADY) as (runner, _, task):
         await gateway.begin(job)
         draining = asyncio.create_task(runner.drain(PATIENCE_SECONDS))
-        await until(runner._stopping.is_set)
+        await until(runner._claimer._stopping.is_set)
         await gateway.enqueue(late)
         await gateway.finished(job)
         await draining
@@ -507,7 +508,8 @@ async def test_wake_up_is_immediate(
     redis: Redis, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gateway = Gateway(redis)
-    monkeypatch.setattr("worker.execution.runner._RING_TIMEOUT_SECONDS", 2 * PATIENCE_SECONDS)
+    monkeypatch.setattr(claims, "_WAIT_SECONDS", 2 * PATIENCE_SECONDS)
+    monkeypatch.setattr(watching, "_CONTROL_TIMEOUT_SECONDS", 2 * PATIENCE_SECONDS)
     async with running_worker(redis_server, Script()):
         # Each time the worker waits for its doorbell and for cancelled jobs.
         for _ in range(3):
@@ -549,7 +551,7 @@ class SlowToRead(ScriptedEngine):
 STRUCTURED = Script(step_seconds=0.002, claimed_features=[Feature.STRUCTURE])
 
 
-async def test_job_that_takes_time_to_submit_keeps_nobody_waiting(
+async def test_job_that_is_slow_to_submit_keeps_nobody_waiting(
     redis_server: RedisServer, gateway: Gateway
 ) -> None:
     async with running_worker(redis_server, STRUCTURED, engine_type=SlowToRead) as (_, engine, _):
@@ -573,10 +575,10 @@ async def test_job_cancelled_while_it_is_submitted_leaves_nothing_behind(
         slow = make_job(grammar="start: /a/", n=3, max_tokens=ENDLESS)
         await gateway.enqueue(slow)
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while slow.id not in runner._generations:
+            while slow.id not in runner._jobs.by_id:
                 await asyncio.sleep(0.01)
             assert await gateway.queue.cancel(slow.id, slow.tenant)
-            while slow.id in runner._generations:
+            while slow.id in runner._jobs.by_id:
                 await asyncio.sleep(0.01)
         engine.may_go_on.set()
         after = make_job()

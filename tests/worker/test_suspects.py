@@ -115,7 +115,7 @@ async def test_only_jobs_that_were_in_the_engine_are_told_of_its_death(
         engine.may_step.clear()
         await gateway.enqueue(deadly, waiting)
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while waiting.id not in runner._generations or "suspect-0" not in engine.order:
+            while waiting.id not in runner._jobs.by_id or "suspect-0" not in engine.order:
                 await asyncio.sleep(0.01)
         engine.may_step.set()
         with pytest.raises(EngineDeadError):

@@ -7,7 +7,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from tests.support.cases import all_cases
 from tests.worker.conftest import MODEL_FOLDER
-from worker.engine.vllm.thinking_budget import ReasoningCount, forget_broken_character
+from worker.engine.vllm.thinking_budget import ReasoningCount, reset_incomplete_character
 
 START, END = 7, 8
 
@@ -73,7 +73,7 @@ class Grammar:
         return token_ids[: self.ll_matcher.validate_tokens(token_ids)]
 
     def accept(self, output: list[int], token_id: int) -> bool:
-        forget_broken_character(self, output, token_id)
+        reset_incomplete_character(self, output, token_id)
         return self.ll_matcher.consume_token(token_id)
 
 

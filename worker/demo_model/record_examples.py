@@ -1,7 +1,8 @@
 """Write examples.json: greedy completions of the shipped checkpoint by vLLM.
 
 Run from the project root, with the engine in this process:
-``VLLM_ENABLE_V1_MULTIPROCESSING=0 VLLM_CPU_KVCACHE_SPACE=1 python -m worker.demo_model.record_examples``.
+``python -m worker.demo_model.record_examples``, with the environment variables
+``VLLM_ENABLE_V1_MULTIPROCESSING=0`` and ``VLLM_CPU_KVCACHE_SPACE=1``.
 Tests on other machines compare against the file, so this script rejects a completion that rounding
 could change.
 """

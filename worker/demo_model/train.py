@@ -244,9 +244,8 @@ def main() -> None:
         recent = loss if math.isnan(recent) else 0.95 * recent + 0.05 * loss
         if step % 50 == 0:
             print(f"step {step} loss {recent:.3f}, {time.monotonic() - started:.0f} s", flush=True)
-    print(
-        f"validation loss {validation_loss(model.eval(), held_out, arguments.seed):.3f} nats per token"
-    )
+    loss = validation_loss(model.eval(), held_out, arguments.seed)
+    print(f"validation loss {loss:.3f} nats per token")
     model.generation_config = GenerationConfig(bos_token_id=BOS, eos_token_id=EOS)
     model.to(torch.bfloat16).save_pretrained(arguments.out)
     save_tokenizer(tokenizer, arguments.out)

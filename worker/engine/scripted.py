@@ -156,7 +156,7 @@ class ScriptedEngine:
     async def submit(self, requests: Sequence[EngineRequest]) -> None:
         """Add the sequences of one job. Raises InvalidRequestError or EngineDeadError."""
         if self._dead:
-            raise EngineDeadError("the scripted engine was told to die")
+            raise EngineDeadError("the scripted engine died as configured")
         for request in requests:
             self._check(request)
             self._add(request)
@@ -192,7 +192,7 @@ class ScriptedEngine:
             outputs = self._sample()
             if outputs and not self._dead:
                 return EngineStep(outputs, self._stats())
-        raise EngineDeadError("the scripted engine was told to die")
+        raise EngineDeadError("the scripted engine died as configured")
 
     def die(self) -> None:
         """Fail like an engine whose process was killed."""

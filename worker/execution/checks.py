@@ -62,7 +62,8 @@ def _check_resumption(job: GenerationJob, info: EngineInfo) -> None:
     given = len(job.resumption.sequences)
     if given != job.sequences:
         raise InvalidRequestError(
-            f"resumption must have {job.sequences} sequences, as many as are sampled. Given: {given}"
+            f"resumption must have {job.sequences} sequences, as many as are sampled. "
+            f"Given: {given}"
         )
     for progress in job.resumption.sequences:
         _check_number("resumption", progress.token_ids, job.max_tokens)
@@ -93,7 +94,7 @@ def _check_features(job: GenerationJob, info: EngineInfo) -> None:
     if job.images:
         _check_number("images", job.images, info.max_images)
         if job.score_prompt:
-            raise InvalidRequestError("logprobs of an echoed prompt cannot be had with images.")
+            raise InvalidRequestError("logprobs of an echoed prompt are not supported with images.")
 
 
 def _check_parsing(job: GenerationJob) -> None:
@@ -175,8 +176,8 @@ def _check_something_is_left(spec: SamplingSpec, info: EngineInfo) -> None:
         forbidden |= ends
         if len(ends) > ranges.MAX_STOP_TOKEN_IDS:
             raise InvalidRequestError(
-                f"stop_token_ids, with what ends the model's texts, must be at most "
-                f"{ranges.MAX_STOP_TOKEN_IDS} where min_tokens is given. Given: {len(ends)}"
+                f"stop_token_ids and the model's end-of-text tokens together must be at most "
+                f"{ranges.MAX_STOP_TOKEN_IDS} if min_tokens is given. Given: {len(ends)}"
             )
     if spec.allowed_token_ids:
         is_left = not forbidden.issuperset(spec.allowed_token_ids)
@@ -184,7 +185,7 @@ def _check_something_is_left(spec: SamplingSpec, info: EngineInfo) -> None:
         is_left = len(forbidden) < info.vocabulary_size
     if not is_left:
         raise InvalidRequestError(
-            "logit_bias, allowed_token_ids and min_tokens together must leave a token to come."
+            "logit_bias, allowed_token_ids and min_tokens together must allow at least one token."
         )
 
 

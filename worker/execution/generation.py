@@ -11,6 +11,7 @@ of all attempts.
 import time
 from collections import deque
 from collections.abc import Iterable
+from enum import IntEnum
 from itertools import count
 
 import msgspec
@@ -47,6 +48,14 @@ GATHERED_TOKENS = 64
 _LARGEST_SEED = 2**63 - 1
 
 _sequence_ids = count(1)
+
+
+class Stage(IntEnum):
+    """How far this worker has come with a job."""
+
+    CLAIMED = 0  # The engine does not have all of its sequences yet.
+    SUBMITTED = 1
+    ENDED = 2  # The job finished or failed, was returned to its gateway, or was dropped.
 
 
 def report_before(claim: Claim) -> LeaseReport:
@@ -87,15 +96,14 @@ class Generation:
         self.attempt = claim.attempt
         self.waited_seconds = claim.waited_seconds
         self.outbox = outbox
-        self.is_prefilled = False
-        """Whether the engine has processed the prompt in this attempt."""
-        self.is_submitted = False
-        """Whether the job was submitted to the engine."""
-        self.takes_long = False
+        self._stage = Stage.CLAIMED
+        self.first_token_at: float | None = None
+        """`time.monotonic` when the engine had processed the prompt in this attempt."""
+        self.is_slow_to_parse = False
         """Whether parsing the job's output is slow, so that it must run in another thread."""
         self.backlog: deque[SequenceOutput] = deque()
         """Engine outputs that were not parsed yet."""
-        self.is_being_read = False
+        self.is_parsing = False
         """Whether another thread may be using the sequences."""
         resumption = job.resumption or Resumption([])
         self._is_prompt_counted = resumption.prompt_tokens > 0
@@ -109,7 +117,6 @@ class Generation:
         self._make_parser = None if job.parsing is None else _prepare(parsers, job, job.parsing)
         self.claimed_at = time.monotonic()
         self.asked_at = self.claimed_at if asked_at is None else asked_at
-        self._first_token_at = self.claimed_at
         self._is_replicated = job.is_replicated
         self._is_ranked = job.is_ranked
         progress: list[SequenceProgress | None] = [*resumption.sequences]
@@ -120,7 +127,7 @@ class Generation:
         self.open_sequences = {
             sequence.id: sequence for sequence in self.sequences if sequence.finish_reason is None
         }
-        self.takes_long = any(each.takes_long for each in self.open_sequences.values())
+        self.is_slow_to_parse = any(each.is_slow for each in self.open_sequences.values())
         self._first_open = next(iter(self.open_sequences), None)
         self._replayed_tokens = sum(each.tokens for each in self.open_sequences.values())
 
@@ -135,7 +142,7 @@ class Generation:
             self.open_sequences.clear()
         for sequence, known in zip(self.sequences, resumption.sequences, strict=True):
             if sequence.finish_reason is not known.finish_reason:
-                self._tell(sequence)
+                self._send(sequence)
         if self.is_done:
             self._finish()
 
@@ -175,6 +182,15 @@ class Generation:
         if self.job.images:
             self.job = msgspec.structs.replace(self.job, images=[])
 
+    def advance(self, stage: Stage) -> None:
+        """Enter a stage, unless the job is already past it."""
+        self._stage = max(self._stage, stage)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the job has left this worker."""
+        return self._stage is Stage.ENDED
+
     @property
     def is_done(self) -> bool:
         """Whether every sequence has ended."""
@@ -186,7 +202,7 @@ class Generation:
         return any(sequence.new_tokens for sequence in self.sequences)
 
     @property
-    def takes_time_to_submit(self) -> bool:
+    def is_slow_to_submit(self) -> bool:
         """Whether submitting the job takes so long that it would delay other jobs."""
         spec = self.job.sampling
         has_breakers = spec.chain is not None and spec.chain.dry is not None
@@ -199,11 +215,6 @@ class Generation:
             return 0
         tokens = sum(sequence.tokens for sequence in self.sequences)
         return tokens * self.job.n if self._is_replicated else tokens
-
-    @property
-    def first_token_at(self) -> float | None:
-        """When the engine finished the prompt, by `time.monotonic`; None before that."""
-        return self._first_token_at if self.is_prefilled else None
 
     @property
     def finish_reasons(self) -> list[str]:
@@ -221,7 +232,7 @@ class Generation:
     def reserved_tokens(self) -> int:
         """KV-cache tokens that are reserved for the job and not used yet."""
         seen = sum(sequence.new_tokens for sequence in self.sequences)
-        if self.is_prefilled:
+        if self.first_token_at is not None:
             seen += self.prompt_tokens + self._replayed_tokens
         return max(needed_tokens(self.job) - seen, 0)
 
@@ -232,13 +243,17 @@ class Generation:
             self.job.id,
             self.attempt,
             self.completion_tokens,
-            self.prompt_tokens if self.is_prefilled or self._is_prompt_counted else 0,
+            self.prompt_tokens if self._is_prompt_processed else 0,
             self._cached_tokens,
         )
 
+    @property
+    def _is_prompt_processed(self) -> bool:
+        return self._is_prompt_counted or self.first_token_at is not None
+
     def count_prompt(self) -> None:
         """Count a submitted prompt, even if the engine has not processed all of it."""
-        if self.is_submitted and not (self.is_prefilled or self._is_prompt_counted):
+        if self._stage is Stage.SUBMITTED and not self._is_prompt_processed:
             self._is_prompt_counted = True
             telemetry.PROMPT_TOKENS.inc(self.prompt_tokens)
 
@@ -248,23 +263,23 @@ class Generation:
         Unless `is_due`, new text is kept for a later delta.
         """
         sequence = self.open_sequences[output.sequence_id]
-        if not self.is_prefilled or output.cached_tokens is not None:
+        if self.first_token_at is None or output.cached_tokens is not None:
             self._note_prefill(sequence, output)
         if not self.job.max_tokens:
             sequence.finish_reason = FinishReason.LENGTH
         else:
             sequence.receive(output)
             if self._make_parser is not None:
-                self.takes_long = self.takes_long or sequence.takes_long
-        return self._go_on(sequence, is_due=is_due)
+                self.is_slow_to_parse = self.is_slow_to_parse or sequence.is_slow
+        return self._update(sequence, is_due=is_due)
 
-    def put_off(self, output: SequenceOutput) -> None:
+    def defer(self, output: SequenceOutput) -> None:
         """Keep one step's output of a sequence, to be parsed in another thread."""
-        if not self.is_prefilled or output.cached_tokens is not None:
+        if self.first_token_at is None or output.cached_tokens is not None:
             self._note_prefill(self.open_sequences[output.sequence_id], output)
         self.backlog.append(output)
 
-    def read(self, outputs: Iterable[SequenceOutput]) -> None:
+    def parse(self, outputs: Iterable[SequenceOutput]) -> None:
         """Parse outputs of the backlog. Runs in another thread and sends nothing."""
         for output in outputs:
             sequence = self.open_sequences.get(output.sequence_id)
@@ -272,34 +287,34 @@ class Generation:
             if sequence is not None and sequence.finish_reason is None:
                 sequence.receive(output)
 
-    def tell_read(self, sequence_id: str) -> bool:
-        """Send what `read` has parsed of a sequence. Return True if the sequence ended."""
+    def send_parsed(self, sequence_id: str) -> bool:
+        """Send the output of a sequence that `parse` has parsed. Return True if it ended."""
         sequence = self.open_sequences.get(sequence_id)
-        return sequence is not None and self._go_on(sequence, is_due=True)
+        return sequence is not None and self._update(sequence, is_due=True)
 
-    def tell_everything(self) -> None:
+    def send_pending(self) -> None:
         """Send all pending output, so that another worker can resume after it."""
-        if self.is_being_read:
+        if self.is_parsing:
             # The next attempt generates the unsent output again.
             return
         for sequence in self.open_sequences.values():
             if sequence.piece.token_ids:
-                self._tell(sequence)
+                self._send(sequence)
 
-    def give_back(self, reason: ReturnReason) -> None:
+    def return_job(self, reason: ReturnReason) -> None:
         """Send pending output, and return the job with its lease for another worker."""
-        self.tell_everything()
+        self.send_pending()
         returned = JobReturned(self.job.handle, self.attempt, reason, self.has_progressed)
-        self.outbox.give_back(returned, self.report)
+        self.outbox.return_job(returned, self.report)
 
-    def _go_on(self, sequence: Sequence, *, is_due: bool) -> bool:
+    def _update(self, sequence: Sequence, *, is_due: bool) -> bool:
         has_ended = sequence.finish_reason is not None
         if has_ended:
             del self.open_sequences[sequence.id]
         piece = sequence.piece
-        has_news = piece.text or piece.answer
-        if has_ended or (has_news and self._is_to_be_told(sequence, is_due=is_due)):
-            self._tell(sequence)
+        has_output = piece.text or piece.answer
+        if has_ended or (has_output and self._is_delta_due(sequence, is_due=is_due)):
+            self._send(sequence)
         if has_ended and self.is_done:
             self._finish()
         return has_ended
@@ -325,9 +340,8 @@ class Generation:
         is_first = sequence.id == self._first_open
         if output.prompt_tokens is not None and not self._is_prompt_counted:
             self.prompt_tokens = output.prompt_tokens
-        if not self.is_prefilled:
-            self.is_prefilled = True
-            self._first_token_at = time.monotonic()
+        if self.first_token_at is None:
+            self.first_token_at = time.monotonic()
             telemetry.PROMPT_TOKENS.inc(self.prompt_tokens)
         # Later sequences find the prompt in the cache only because the first one stored it there.
         if is_first and output.cached_tokens is not None and not self._is_prompt_counted:
@@ -350,17 +364,17 @@ class Generation:
             ]
             self.outbox.prompts.append(PromptScored(self.job.handle, self.attempt, encoded))
 
-    def _is_to_be_told(self, sequence: Sequence, *, is_due: bool) -> bool:
+    def _is_delta_due(self, sequence: Sequence, *, is_due: bool) -> bool:
         if self._is_ranked or not self.job.stream:
             return len(sequence.piece.token_ids) >= GATHERED_TOKENS
-        return is_due or not sequence.has_been_told
+        return is_due or not sequence.was_sent
 
     def _choices(self, sequence: Sequence) -> range:
         if self._is_replicated:
             return range(self.job.n)
         return range(sequence.index, sequence.index + 1)
 
-    def _tell(self, sequence: Sequence) -> None:
+    def _send(self, sequence: Sequence) -> None:
         piece = sequence.take_piece()
         for choice in self._choices(sequence):
             delta = Delta(
@@ -382,14 +396,15 @@ class Generation:
     def _finish(self) -> None:
         resumption = self.job.resumption
         earlier_ms = 0.0 if resumption is None else resumption.generation_ms
+        first_token_at = self.claimed_at if self.first_token_at is None else self.first_token_at
         finished = JobFinished(
             self.job.handle,
             self.attempt,
             self.prompt_tokens,
             self.completion_tokens,
             self._cached_tokens,
-            prefill_ms=(self._first_token_at - self.claimed_at) * 1000,
-            generation_ms=earlier_ms + (time.monotonic() - self._first_token_at) * 1000,
+            prefill_ms=(first_token_at - self.claimed_at) * 1000,
+            generation_ms=earlier_ms + (time.monotonic() - first_token_at) * 1000,
             chosen=self._chosen() if self._is_ranked else [],
         )
         self.outbox.finish(finished, self.report)

@@ -54,12 +54,12 @@ class Sequence:
         "_time_is_up_at",
         "cumulative_logprob",
         "finish_reason",
-        "has_been_told",
         "id",
         "index",
         "piece",
         "stop_reason",
         "tokens",
+        "was_sent",
     )
 
     def __init__(
@@ -81,7 +81,7 @@ class Sequence:
         self.cumulative_logprob = 0.0
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
-        self.has_been_told = False
+        self.was_sent = False
         """Whether any part of the sequence was sent."""
         self._job = job
         self._detokenizer = detokenizer
@@ -112,14 +112,14 @@ class Sequence:
         return self.cumulative_logprob / max(self.tokens, 1)
 
     @property
-    def takes_long(self) -> bool:
+    def is_slow(self) -> bool:
         """Whether parsing is slow, so that `receive` must run in another thread."""
-        return self._reader is not None and self._reader.takes_long
+        return self._reader is not None and self._reader.is_slow
 
     def take_piece(self) -> Piece:
         """Return and reset the output since the last call."""
         piece, self.piece = self.piece, Piece(self.tokens)
-        self.has_been_told = True
+        self.was_sent = True
         return piece
 
     def receive(self, output: SequenceOutput) -> None:
@@ -163,7 +163,7 @@ class Sequence:
                 break
         self.piece = Piece()
         if self._reader is not None:
-            self._reader.forget_told()
+            self._reader.mark_sent()
         if stops is not None and stops.matched is not None:
             self._end(FinishReason.STOP, stops.matched)
         elif token_ids and len(token_ids) == self._job.max_tokens:

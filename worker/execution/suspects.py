@@ -25,20 +25,14 @@ class Suspects:
         """Queue a suspect."""
         self._waiting.append(generation)
 
-    def discard(self, generation: Generation) -> None:
-        """Remove a job that has ended."""
-        if generation is self._current:
-            self._current = None
-        elif generation in self._waiting:
-            self._waiting.remove(generation)
-
-    def clear(self) -> None:
-        """Remove all waiting suspects."""
-        self._waiting.clear()
-
     def next(self) -> Generation | None:
         """Return the next suspect, or None if none may start yet."""
-        if not self._waiting or (self._current is not None and not self._current.has_progressed):
+        current = self._current
+        if current is not None and not (current.has_ended or current.has_progressed):
             return None
-        self._current = self._waiting.popleft()
+        self._current = None
+        while self._waiting and self._current is None:
+            generation = self._waiting.popleft()
+            if not generation.has_ended:
+                self._current = generation
         return self._current

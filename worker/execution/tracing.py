@@ -48,8 +48,16 @@ from contract.tracing import (
 from worker import tracing
 from worker.execution.generation import Generation
 
+# Outcomes of attempts, beside the codes of failures.
+FINISHED: Final = "finished"
+RETURNED: Final = "handed_back"
+"""Another worker resumes the job."""
+ABANDONED: Final = "abandoned"
+"""The gateway of the job is dead."""
+REPLIES_LOST: Final = "replies_lost"
+"""The worker dropped replies that it could not write."""
 LOST: Final = "lost"
-"""The outcome of an attempt whose lease now belongs to another attempt."""
+"""The lease belongs to another attempt now."""
 
 _FAILURES: Final = frozenset({LOST, *FailureCode}) - {FailureCode.CANCELLED}
 
@@ -92,8 +100,8 @@ def attempt_ended(generation: Generation, outcome: str) -> None:
         generate.set_attribute(ERROR_TYPE, outcome)
         generate.set_status(StatusCode.ERROR)
     within = set_span_in_context(generate, Context())
-    _span(tracer, CLAIM, within, times.asked, times.taken_in)
-    _span(tracer, PREFILL, within, times.taken_in, times.first_token or times.ended)
+    _span(tracer, CLAIM, within, times.asked, times.claimed)
+    _span(tracer, PREFILL, within, times.claimed, times.first_token or times.ended)
     if times.first_token is not None:
         _span(tracer, DECODE, within, times.first_token, times.ended)
     generate.end(times.ended)
@@ -105,7 +113,7 @@ class _Times:
 
     enqueued: int
     asked: int
-    taken_in: int
+    claimed: int
     first_token: int | None
     ended: int
 
@@ -121,7 +129,7 @@ class _Times:
         return cls(
             enqueued=at(generation.asked_at - (generation.waited_seconds or 0)),
             asked=at(generation.asked_at),
-            taken_in=at(generation.claimed_at),
+            claimed=at(generation.claimed_at),
             first_token=None if first is None else at(first),
             ended=ended,
         )

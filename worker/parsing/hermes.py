@@ -79,9 +79,9 @@ class HermesCalls:
     def _leave_content(self, text: str) -> tuple[str, bool, str]:
         """Return the text before a call, whether a call begins, and the text after its mark."""
         text, self._held = self._held + text, ""
-        before, mark, behind = text.partition(CALL_START)
+        before, mark, after = text.partition(CALL_START)
         if mark:
-            return before, True, behind
+            return before, True, after
         begun = _begun(CALL_START, text)
         if begun:
             text, self._held = text[:-begun], text[-begun:]
@@ -98,9 +98,9 @@ class _Call:
         "_index",
         "_is_closed",
         "_name",
+        "_sent",
         "_start",
         "_text",
-        "_told",
         "is_named",
     )
 
@@ -117,7 +117,7 @@ class _Call:
         self._arguments = _Search(_ARGUMENTS)
         self._start: int | None = None
         """Start of the arguments."""
-        self._told = 0
+        self._sent = 0
         """Number of their characters that were returned."""
 
     def add(self, text: str) -> str | None:
@@ -157,8 +157,8 @@ class _Call:
         if text[end - 1] == "}" and (self._is_closed or self._closing.ends(text, end)):
             # Exclude the closing brace of the call from the arguments.
             end = max(_stripped(text, len(text) - end + 1), self._start)
-        new = text[self._start + self._told : end]
-        self._told += len(new)
+        new = text[self._start + self._sent : end]
+        self._sent += len(new)
         return new
 
 

@@ -74,7 +74,7 @@ class Reader:
         self._long_reads = 0
 
     @property
-    def takes_long(self) -> bool:
+    def is_slow(self) -> bool:
         """Whether parsing is slow."""
         return self._long_reads >= _LONG_READS or self._known >= _LONG_REPLAY_TOKENS
 
@@ -96,7 +96,7 @@ class Reader:
             position += length
         self._shown = text[position:]
 
-    def forget_told(self) -> None:
+    def mark_sent(self) -> None:
         """Mark the output of all tokens so far as sent by an earlier attempt."""
         self._known = len(self._ready)
 

@@ -14,7 +14,7 @@ class Thinking:
     def __init__(self, start_id: int, end_id: int, opening: Sequence[int]) -> None:
         self._start_id = start_id
         self._end_id = end_id
-        self.is_open = self._is_open_behind(opening)
+        self.is_open = self._is_open_after(opening)
         """Whether the next token belongs to the reasoning."""
 
     def feed(self, token_id: int, text: str) -> str:
@@ -24,6 +24,6 @@ class Thinking:
             return ""
         return "" if token_id == self._start_id else text
 
-    def _is_open_behind(self, opening: Sequence[int]) -> bool:
+    def _is_open_after(self, opening: Sequence[int]) -> bool:
         marks = [each for each in opening if each in (self._start_id, self._end_id)]
         return not marks or marks[-1] == self._start_id

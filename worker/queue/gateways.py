@@ -11,7 +11,7 @@ from contract import keys
 GRACE_SECONDS = 5.0
 """Time a gateway may be missing, as after a Redis restart, before its running jobs are aborted."""
 
-FORGOTTEN_SECONDS = 600.0
+GONE_SECONDS = 600.0
 """Time after which a missing gateway cannot return under the same id."""
 
 
@@ -23,7 +23,7 @@ class GatewayWatch:
         self._alive: set[str] = set()
         self._missing_since: dict[str, float] = {}
 
-    async def look(self, gateways: Iterable[str]) -> None:
+    async def check(self, gateways: Iterable[str]) -> None:
         """Check these gateways and drop the state of all others."""
         names = list(gateways)
         async with self._redis.pipeline(transaction=False) as pipeline:
@@ -32,9 +32,8 @@ class GatewayWatch:
             found = await pipeline.execute() if names else []
             missing = [name for name, exists in zip(names, found, strict=True) if not exists]
             for name in missing:
-                # A frame written after the gateway left may
-                # have re-created its stream: let it expire.
-                _ = pipeline.expire(keys.replies(name), round(FORGOTTEN_SECONDS))
+                # A frame written after the gateway left may have re-created its stream.
+                _ = pipeline.expire(keys.replies(name), round(GONE_SECONDS))
             if missing:
                 await pipeline.execute()
         now = asyncio.get_running_loop().time()
@@ -48,7 +47,7 @@ class GatewayWatch:
         try:
             is_alive = bool(await self._redis.exists(keys.gateway_alive(gateway)))
         except (RedisError, OSError):
-            return True  # Assume so; `look` checks again.
+            return True  # Assume so; `check` repeats it.
         if is_alive:
             self._alive.add(gateway)
         return is_alive

@@ -1,4 +1,4 @@
-"""Leases of claimed jobs: renewed while jobs run, ended with their counts, or handed back."""
+"""Leases of claimed jobs: extended while jobs run, ended with their counts, or released."""
 
 import asyncio
 from collections.abc import Iterable
@@ -19,14 +19,14 @@ class Leases:
         self._lease_ms = lease_ms
         self._ending: dict[str, LeaseReport] = {}
         self._to_end: dict[str, LeaseReport] = {}
-        self._to_hand_back: dict[str, LeaseReport] = {}
-        self._work = asyncio.Event()
+        self._to_release: dict[str, LeaseReport] = {}
+        self._has_work = asyncio.Event()
         self.settled = asyncio.Event()
-        """Set while no lease waits to be ended or handed back."""
+        """Set while no lease waits to be ended or released."""
         self.settled.set()
 
     def hold_until_written(self, report: LeaseReport) -> None:
-        """Keep the lease of a job that no longer runs until `end` or `hand_back`."""
+        """Keep the lease of a job that no longer runs until `end` or `release`."""
         self._ending[report.job_id] = report
         self.settled.clear()
 
@@ -35,39 +35,39 @@ class Leases:
         for report in reports:
             self._ending[report.job_id] = report
             self._to_end[report.job_id] = report
-        self._ring()
+        self._wake()
 
-    def hand_back(self, reports: Iterable[LeaseReport]) -> None:
+    def release(self, reports: Iterable[LeaseReport]) -> None:
         """Expire leases now, so that other workers can claim the jobs."""
         for report in reports:
             self._ending[report.job_id] = report
-            self._to_hand_back[report.job_id] = report
-        self._ring()
+            self._to_release[report.job_id] = report
+        self._wake()
 
-    def written(self, ended: list[LeaseReport], handed_back: list[LeaseReport]) -> None:
-        """End and hand back leases of jobs whose last frames were written."""
-        if ended:
-            self.end(ended)
-        if handed_back:
-            self.hand_back(handed_back)
+    def written(self, to_end: list[LeaseReport], to_release: list[LeaseReport]) -> None:
+        """End or release the leases of jobs whose last frames were written."""
+        if to_end:
+            self.end(to_end)
+        if to_release:
+            self.release(to_release)
 
     async def settle(self) -> None:
-        """Wait for leases to end or hand back, and settle them in the queue."""
-        await self._work.wait()
-        while self._to_hand_back or self._to_end:
-            if self._to_hand_back:
-                reports = list(self._to_hand_back.values())
+        """Wait for leases to end or release, and settle them in the queue."""
+        await self._has_work.wait()
+        while self._to_release or self._to_end:
+            if self._to_release:
+                reports = list(self._to_release.values())
                 await self._queue.extend(self._worker, reports, lease_ms=0)
             else:
                 reports = [next(iter(self._to_end.values()))]
                 await self._queue.finish(self._worker, reports[0])
-            self._forget(reports)
-        self._work.clear()
+            self._remove(reports)
+        self._has_work.clear()
         if not self._ending:
             self.settled.set()
 
     async def extend(self, running: Iterable[LeaseReport]) -> list[LeaseReport]:
-        """Renew all leases. Return those of `running` that are lost."""
+        """Extend all leases. Return those of `running` that are lost."""
         reports = {report.job_id: report for report in running}
         # If an old attempt waits to be ended while a new one runs, only the new one counts.
         everything = self._ending | reports
@@ -76,12 +76,12 @@ class Leases:
         lost = await self._queue.extend(self._worker, everything.values(), lease_ms=self._lease_ms)
         return [reports[job_id] for job_id in lost if job_id in reports]
 
-    def _forget(self, settled: Iterable[LeaseReport]) -> None:
+    def _remove(self, settled: Iterable[LeaseReport]) -> None:
         for report in settled:
-            for reports in (self._to_hand_back, self._to_end, self._ending):
+            for reports in (self._to_release, self._to_end, self._ending):
                 if reports.get(report.job_id) == report:
                     del reports[report.job_id]
 
-    def _ring(self) -> None:
-        self._work.set()
+    def _wake(self) -> None:
+        self._has_work.set()
         self.settled.clear()

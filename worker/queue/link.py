@@ -9,11 +9,11 @@ import asyncio
 from redis.asyncio import Redis
 
 from contract.queue import JobQueue
-from worker.backoff import keep_doing
+from contract.tasks import end_task
 from worker.queue.gateways import GatewayWatch
 from worker.queue.leases import Leases
 from worker.queue.replies import ReplyWriter
-from worker.tasks import cancel
+from worker.retries import repeat
 
 
 class Link:
@@ -45,9 +45,9 @@ class Link:
         """Write replies and settle leases until cancelled."""
         tasks = [
             asyncio.create_task(self.writer.run()),
-            asyncio.create_task(keep_doing("end leases", self.leases.settle)),
+            asyncio.create_task(repeat("end leases", self.leases.settle)),
         ]
         try:
             await asyncio.gather(*tasks)
         finally:
-            await cancel(tasks)
+            await end_task(*tasks)

@@ -25,7 +25,7 @@ from contract.messages import (
 )
 from contract.queue import LeaseReport
 from worker import telemetry
-from worker.backoff import Backoff
+from worker.retries import Retries
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class Taken(NamedTuple):
     gateway: str
     frame: Frame
     to_end: list[LeaseReport]
-    to_hand_back: list[LeaseReport]
+    to_release: list[LeaseReport]
 
 
 class Outbox:
@@ -64,7 +64,7 @@ class Outbox:
         "prompts",
         "returned",
         "to_end",
-        "to_hand_back",
+        "to_release",
     )
 
     def __init__(self, gateway: str) -> None:
@@ -79,8 +79,8 @@ class Outbox:
         self.to_end: list[LeaseReport] = []
         """Leases of the finished and failed jobs above; they end once these messages are
         written."""
-        self.to_hand_back: list[LeaseReport] = []
-        """Leases of jobs that other workers resume, handed back once all messages above are
+        self.to_release: list[LeaseReport] = []
+        """Leases of jobs that other workers resume, released once all messages above are
         written."""
 
     @property
@@ -97,7 +97,7 @@ class Outbox:
             or self.finished
             or self.failed
             or self._started
-            or self.to_hand_back
+            or self.to_release
         )
 
     def start(self, started: JobStarted) -> None:
@@ -116,14 +116,14 @@ class Outbox:
         self.failed.append(failed)
         self.to_end.append(report)
 
-    def give_back(self, returned: JobReturned, report: LeaseReport) -> None:
-        """Return a job for another worker to resume; its lease follows once this is written."""
+    def return_job(self, returned: JobReturned, report: LeaseReport) -> None:
+        """Return a job for another worker to resume; its lease is released once this is written."""
         self.returned.append(returned)
-        self.to_hand_back.append(report)
+        self.to_release.append(report)
 
-    def hand_back(self, report: LeaseReport) -> None:
-        """Hand a lease back once all messages in this outbox are written."""
-        self.to_hand_back.append(report)
+    def release_lease(self, report: LeaseReport) -> None:
+        """Release a lease once all messages in this outbox are written."""
+        self.to_release.append(report)
 
     def drop(self, handles: set[int]) -> None:
         """Remove the messages of dropped jobs that have not ended."""
@@ -151,9 +151,9 @@ class Outbox:
             self.failed,
             self.returned,
         )
-        taken = Taken(self.gateway, frame, self.to_end, self.to_hand_back)
+        taken = Taken(self.gateway, frame, self.to_end, self.to_release)
         self.finished, self.failed, self.returned = [], [], []
-        self.to_end, self.to_hand_back = [], []
+        self.to_end, self.to_release = [], []
         return taken
 
     def _cut(self) -> int:
@@ -186,12 +186,12 @@ class ReplyWriter:
         self._worker = worker
         self._most_pending_deltas = most_pending_deltas
         self._on_written = on_written
-        self.on_overflow: Callable[[], None] | None = None
-        """Called while too many deltas are unwritten; set by the runner."""
+        self.overflowed = asyncio.Event()
+        """Set after a failed write if too many deltas are unwritten."""
         self._outboxes: dict[str, Outbox] = {}
-        self._something = asyncio.Event()
-        self._nothing = asyncio.Event()
-        self._nothing.set()
+        self._has_messages = asyncio.Event()
+        self._drained = asyncio.Event()
+        self._drained.set()
 
     def outbox(self, gateway: str) -> Outbox:
         """Return the outbox of a gateway. Call `flush` after adding messages."""
@@ -205,27 +205,27 @@ class ReplyWriter:
         """Gateways that have an outbox."""
         return list(self._outboxes)
 
-    def forget(self, gateway: str) -> None:
+    def remove(self, gateway: str) -> None:
         """Drop the outbox of a gateway that will not read again."""
         self._outboxes.pop(gateway, None)
 
     def flush(self) -> None:
         """Request that all outboxes are written."""
-        self._something.set()
-        self._nothing.clear()
+        self._has_messages.set()
+        self._drained.clear()
 
     async def drain(self, timeout_seconds: float) -> None:
         """Wait until everything is written, up to a timeout."""
         try:
-            await asyncio.wait_for(self._nothing.wait(), timeout_seconds)
+            await asyncio.wait_for(self._drained.wait(), timeout_seconds)
         except TimeoutError:
             _log.warning("Replies were still unwritten after %.0f s", timeout_seconds)
 
     async def run(self) -> None:
         """Write frames until cancelled."""
         while True:
-            await self._something.wait()
-            self._something.clear()
+            await self._has_messages.wait()
+            self._has_messages.clear()
             taken = [box.take(self._worker) for box in self._outboxes.values() if not box.is_empty]
             if taken:
                 await self._write(
@@ -233,15 +233,15 @@ class ReplyWriter:
                 )
                 self._on_written(
                     [report for each in taken for report in each.to_end],
-                    [report for each in taken for report in each.to_hand_back],
+                    [report for each in taken for report in each.to_release],
                 )
             if all(box.is_empty for box in self._outboxes.values()):
-                self._nothing.set()
+                self._drained.set()
             else:
-                self._something.set()
+                self._has_messages.set()
 
     async def _write(self, entries: list[Entry]) -> None:
-        backoff = Backoff("write replies")
+        retries = Retries("write replies")
         number = len(entries)
         while entries:
             results = await self._send(entries)
@@ -251,8 +251,8 @@ class ReplyWriter:
             if errors:
                 telemetry.REPLY_WRITE_FAILURES.inc()
                 self._check_overflow()
-                await backoff.pause(errors[0])
-        backoff.recovered()
+                await retries.pause(errors[0])
+        retries.recovered()
         telemetry.FRAMES_WRITTEN.inc(number)
 
     async def _send(self, entries: list[Entry]) -> list[Any]:
@@ -268,5 +268,5 @@ class ReplyWriter:
 
     def _check_overflow(self) -> None:
         pending = sum(len(box.deltas) for box in self._outboxes.values())
-        if pending > self._most_pending_deltas and self.on_overflow is not None:
-            self.on_overflow()
+        if pending > self._most_pending_deltas:
+            self.overflowed.set()

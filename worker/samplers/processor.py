@@ -10,7 +10,8 @@ from worker.samplers.v1 import ProcessorV1
 from worker.samplers.v2 import ProcessorV2
 
 
-class SamplerChain(InterfaceV1, InterfaceV2):  # type: ignore[misc]  # vLLM is skipped by the type checker.
+# The type checker skips vLLM.
+class SamplerChain(InterfaceV1, InterfaceV2):  # type: ignore[misc]
     """Passes the type checks of both runners, and creates the processor for the caller.
 
     Raises ValueError with speculative decoding: a step then samples several tokens of a sequence,

@@ -46,7 +46,13 @@ class _Row:
 class ProcessorV1:
     """Implements `vllm.v1.sample.logits_processor.LogitsProcessor`."""
 
-    def __init__(self, vllm_config: Any, device: torch.device, _is_pin_memory: bool) -> None:  # noqa: FBT001  (as vLLM calls it)
+    # vLLM passes all arguments by position.
+    def __init__(
+        self,
+        vllm_config: Any,
+        device: torch.device,
+        _is_pin_memory: bool,  # noqa: FBT001
+    ) -> None:
         self._device = device
         self._capacity = vllm_config.model_config.max_model_len + 1
         self._rows: dict[int, _Row] = {}

@@ -55,7 +55,7 @@ class Vocabulary:
         return np.unique(self._owners[places]).astype(np.int64)
 
     def ending_with(self, text: bytes) -> Indices:
-        """Indices of the tokens that end with the text, one byte or more of UTF-8 or its beginning."""
+        """Indices of the tokens that end with the text, which is UTF-8 or the beginning of it."""
         found = self._by_last_byte[text[-1]]
         for offset in range(2, len(text) + 1):
             # Each token is preceded by the separator; the first one by place -1, also a separator.

@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from contract.tasks import TaskSet
 from gateway.concurrency.fair_turns import FairTurns
-from gateway.concurrency.tasks import end_task
 from gateway.concurrency.tether import tethered
 from gateway.structure.sandbox import messages
 from gateway.structure.sandbox.messages import Order, Task, Template, Tokenizer, Verdict
@@ -84,7 +84,7 @@ class SandboxPool:
             wait_seconds=settings.wait_seconds,
             what="grammars to be compiled",
         )
-        self._revivals: set[asyncio.Task[None]] = set()
+        self._revivals = TaskSet()
 
     async def run(self, task: Task, tokenizer: TokenizerSource, *, tenant_id: str) -> Verdict:
         """Return the verdict on a tenant's task.
@@ -108,8 +108,7 @@ class SandboxPool:
 
     async def aclose(self) -> None:
         """Stop all sandboxes."""
-        for revival in list(self._revivals):
-            await end_task(revival)
+        await self._revivals.cancel()
         for sandbox in self._all:
             await sandbox.stop()
 
@@ -125,9 +124,7 @@ class SandboxPool:
             if sandbox.is_running:
                 free()
             else:
-                revival = asyncio.create_task(self._revive(sandbox, free))
-                self._revivals.add(revival)
-                revival.add_done_callback(self._revivals.discard)
+                self._revivals.start(self._revive(sandbox, free))
 
     def _free_again(self, sandbox: "_Sandbox", tenant_id: str, seconds: float) -> None:
         self._free.append(sandbox)

@@ -129,7 +129,7 @@ def test_answer_that_is_cut_anywhere_goes_on_as_if_it_were_not(
     for cut in range(1, total):
         first, reported = start(job)
         feed(first, ids[:cut], end=None)
-        first.tell_everything()
+        first.send_pending()
         known = Resumption([SequenceProgress(ids[:cut])], prompt_tokens=3)
         second, rest = start(msgspec.structs.replace(job, resumption=known))
         assert not rest.deltas

@@ -120,7 +120,7 @@ async def test_parser_that_fails_ends_its_job_alone(
         await gateway.enqueue(bad, good)
         await gateway.finished(bad, good)
         assert not task.done()
-        assert not runner._generations
+        assert not runner._jobs.by_id
         assert not engine._running
     failed = gateway.end(bad)
     assert isinstance(failed, JobFailed)
@@ -149,8 +149,8 @@ async def test_what_is_told_does_not_depend_on_the_thread(
     async with running_worker(redis_server, Script(), engine_type=Engine) as (runner, engine, _):
         await gateway.enqueue(*again)
         await gateway.finished(*again)
-        assert not runner._generations
-        assert not runner._by_sequence
+        assert not runner._jobs.by_id
+        assert not runner._jobs.by_sequence
         await until(lambda: not engine._running)
     for job, same in zip(jobs, again, strict=True):
         for choice in range(job.n):
@@ -181,7 +181,7 @@ async def test_parser_that_takes_long_holds_nobody_up_and_ends_in_order(
         # The engine is done with both, which is no stall.
         await asyncio.sleep(0.5)
         assert not task.done()
-        assert list(runner._generations) == [slow.id]
+        assert list(runner._jobs.by_id) == [slow.id]
         Blocked.may_go_on.set()
         await gateway.finished(slow)
     assert len(gateway.token_ids(slow)) == 50

@@ -92,17 +92,17 @@ def environment_variables(settings: Settings) -> dict[str, str]:
 
 def _check_names(more: dict[str, Any], known: set[str], *, is_cpu: bool) -> None:
     if unknown := sorted(set(more) - known):
-        raise ValueError(f"engine_arguments: vLLM knows no {', '.join(unknown)}")
+        raise ValueError(f"engine_arguments: vLLM has no {', '.join(unknown)}")
     fixed = _FIXED | (_CPU_FIXED if is_cpu else set())
     if chosen := sorted(fixed.intersection(more)):
-        raise ValueError(f"engine_arguments: {', '.join(chosen)} cannot be chosen here")
+        raise ValueError(f"engine_arguments: {', '.join(chosen)} must not be set")
 
 
 def _structured_outputs(more: dict[str, Any]) -> dict[str, Any]:
     given: dict[str, Any] = dict(more.get("structured_outputs_config") or {})
     if given.get("backend", GRAMMAR_BACKEND) != GRAMMAR_BACKEND:
         raise ValueError(
-            f"engine_arguments: structured_outputs_config must leave backend at {GRAMMAR_BACKEND!r}. "
-            f"Given: {given['backend']!r}"
+            "engine_arguments: structured_outputs_config must leave backend at "
+            f"{GRAMMAR_BACKEND!r}. Given: {given['backend']!r}"
         )
     return {**given, "backend": GRAMMAR_BACKEND}

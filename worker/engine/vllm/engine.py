@@ -131,8 +131,8 @@ class VllmEngine:
 
     async def abort(self, sequence_ids: Sequence[str]) -> None:
         """End sequences immediately, without further output. Unknown ids are ignored."""
-        self._resumed.forget(sequence_ids)
-        self._metrics.forget(sequence_ids)
+        self._resumed.remove(sequence_ids)
+        self._metrics.remove(sequence_ids)
         try:
             await self._llm.engine_core.abort_requests_async(list(sequence_ids))
         except self._dead_errors as error:
@@ -298,7 +298,7 @@ class VllmEngine:
             raise EngineDeadError(str(error)) from None
         except (OverflowError, TypeError, ValueError):
             # Raised while the request is encoded, so nothing was sent.
-            self._metrics.forget([core_request.request_id])
+            self._metrics.remove([core_request.request_id])
             raise InvalidRequestError("A number of the request is too large.") from None
 
 

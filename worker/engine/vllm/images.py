@@ -42,7 +42,8 @@ def _read(content: bytes, param: str, room: int) -> "Image":
             if image.width * image.height > room:
                 raise _refusal(
                     param,
-                    f"is one too many: all images together must have at most {MAX_PIXELS_TOGETHER} pixels.",
+                    "is one too many: all images together must have at most "
+                    f"{MAX_PIXELS_TOGETHER} pixels.",
                 )
             return image.convert("RGB")
     except InvalidRequestError:

@@ -1,9 +1,9 @@
 """vLLM's own metrics, `vllm:*`, updated as its output handling would update them.
 
-The worker does not use that handling (see `worker.engine.vllm.engine`), so this module counts the same
-outputs, once for each step and each request. It omits what vLLM records for every token, the time
-since the last one: that would cost a tenth of the worker's time per token, and gateways record it.
-It also omits what depends on `n`: to vLLM each sequence is a request. These parts of vLLM are
+The worker does not use that handling (see `worker.engine.vllm.engine`), so this module counts the
+same outputs, once for each step and each request. It omits what vLLM records for every token, the
+time since the last one: that would cost a tenth of the worker's time per token, and gateways record
+it. It also omits what depends on `n`: to vLLM each sequence is a request. These parts of vLLM are
 private, so this module fits one version of it.
 """
 
@@ -45,7 +45,7 @@ class EngineMetrics:
                 core_request.sampling_params.max_tokens,
             )
 
-    def forget(self, sequence_ids: Iterable[str]) -> None:
+    def remove(self, sequence_ids: Iterable[str]) -> None:
         """Stop tracking aborted sequences; vLLM does not count them as ended either."""
         for sequence_id in sequence_ids:
             self._followed.pop(sequence_id, None)

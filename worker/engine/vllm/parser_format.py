@@ -85,7 +85,7 @@ def _check_name(setting: str, name: str, known: Iterable[str], tested: AbstractS
         return
     if name not in offered:
         raise ValueError(f"{setting}: must be one of {', '.join(offered)}. Given: {name!r}")
-    _log.warning("%s: %s is not among those that are tested with this worker", setting, name)
+    _log.warning("%s: %s is not tested with this worker", setting, name)
 
 
 def _reasoning_marks(name: str, tokenizer: Any) -> tuple[str, str]:
@@ -98,8 +98,8 @@ def _reasoning_marks(name: str, tokenizer: Any) -> tuple[str, str]:
     if lengths == [1, 1]:
         return marks
     _log.warning(
-        "reasoning_parser: %s has no single tokens around reasoning in this model (%s), so reasoning cannot be "
-        "bounded, nor come before what has a structure",
+        "reasoning_parser: %s has no single tokens around reasoning in this model (%s), so "
+        "reasoning has no budget and cannot precede structured output",
         name,
         " and ".join(repr(mark) for mark in marks if mark) or "no marks",
     )
@@ -128,8 +128,8 @@ def _parser(tokenizer: Any, tools: Any = None, **names: str) -> Any:
         given = {name: value for name, value in names.items() if value}
         reason = error.__cause__ or error
         raise ValueError(
-            f"{' and '.join(given)}: {' and '.join(given.values())} cannot be used with this model: "
-            f"{str(reason).strip() or type(reason).__name__}"
+            f"{' and '.join(given)}: {' and '.join(given.values())} cannot be used with this "
+            f"model: {str(reason).strip() or type(reason).__name__}"
         ) from error
 
 

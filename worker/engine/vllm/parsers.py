@@ -66,7 +66,7 @@ class VllmParsers:
         make = self.prepare_vllm(msgspec.structs.replace(parsing, tools=[]), opening)
         if make is None:
             return lambda: OwnParser(None, HermesCalls())
-        return lambda: _HermesBehindReasoning(make(), HermesCalls())
+        return lambda: _HermesAfterReasoning(make(), HermesCalls())
 
     def prepare_vllm(
         self, parsing: Parsing, opening: Sequence[int]
@@ -121,7 +121,8 @@ class _VllmParser:
         parsed = self._parse(text, [token_id])
         was_reasoning = self.is_reasoning
         if was_reasoning:
-            self.is_reasoning = not self._parser._stream_state.reasoning_ended  # noqa: SLF001  (vLLM counts wrongly)
+            # vLLM's public counts are wrong.
+            self.is_reasoning = not self._parser._stream_state.reasoning_ended  # noqa: SLF001
         is_reasoning = was_reasoning and not parsed.content and not parsed.calls
         return parsed._replace(is_reasoning=is_reasoning)
 
@@ -141,7 +142,7 @@ class _VllmParser:
         return Parsed(delta.content or "", delta.reasoning or "", calls)
 
 
-class _HermesBehindReasoning:
+class _HermesAfterReasoning:
     """A vLLM reasoning parser, followed by Sluice's own parser of calls."""
 
     def __init__(self, reasoning: _VllmParser, calls: HermesCalls) -> None:

@@ -37,7 +37,8 @@ def _allow_matrix_tiles() -> None:
     """
     import torch
 
-    if torch.cpu._is_amx_tile_supported() and not torch.cpu._init_amx():  # noqa: SLF001 - torch has no public name
+    # torch has no public names for these.
+    if torch.cpu._is_amx_tile_supported() and not torch.cpu._init_amx():  # noqa: SLF001
         _log.warning(
             "The kernel denies access to the CPU's matrix tiles (AMX), which vLLM tries to use."
         )
@@ -90,9 +91,9 @@ def _end_with_parent() -> None:
     """
     parent = multiprocessing.parent_process()
     if parent is not None:
-        Thread(target=_end_behind, args=(parent.join,), name="end-with-parent", daemon=True).start()
+        Thread(target=_exit_after, args=(parent.join,), name="end-with-parent", daemon=True).start()
 
 
-def _end_behind(wait: Callable[[], object]) -> None:
+def _exit_after(wait: Callable[[], object]) -> None:
     wait()
     os._exit(_PARENT_DIED)

@@ -103,8 +103,8 @@ def fitting_max_tokens(request: EngineRequest, prompt_tokens: int, window: int) 
         )
     if not request.may_shorten:
         raise InvalidRequestError(
-            f"With its images the prompt has {prompt_tokens} tokens; together with max_tokens it must "
-            f"be at most {window} tokens. Given: {prompt_tokens} + {request.max_tokens}"
+            f"With its images the prompt has {prompt_tokens} tokens; together with max_tokens it "
+            f"must be at most {window} tokens. Given: {prompt_tokens} + {request.max_tokens}"
         )
     return room
 

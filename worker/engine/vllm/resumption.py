@@ -12,7 +12,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from worker.engine.base import EngineRequest, SequenceOutput
-from worker.engine.vllm.thinking_budget import forget_broken_character, is_bounded
+from worker.engine.vllm.thinking_budget import is_bounded, reset_incomplete_character
 
 _KEY = "sluice_output_token_ids"
 _PHILOX_STEP = 4
@@ -38,8 +38,8 @@ def output_arguments(request: EngineRequest) -> dict[str, Any]:
 def prepare_resumption() -> None:
     """Patch this vLLM process so that requests can start with output."""
     _begin_with_output()
-    _begin_grammars_behind_output()
-    _tell_older_runner()
+    _begin_grammars_after_output()
+    _separate_output_in_cpu_runner()
 
 
 @dataclass(slots=True)
@@ -59,7 +59,7 @@ class ResumedSequences:
         """Track a sequence until its first new token, which reports the prompt."""
         self._begun[sequence_id] = _Resumed(prompt_tokens, replayed_tokens)
 
-    def forget(self, sequence_ids: Iterable[str]) -> None:
+    def remove(self, sequence_ids: Iterable[str]) -> None:
         """Stop tracking sequences; unknown ids are ignored."""
         for sequence_id in sequence_ids:
             self._begun.pop(sequence_id, None)
@@ -111,7 +111,7 @@ def _begin_with_output() -> None:
     Request.from_engine_core_request = from_engine_core_request
 
 
-def _begin_grammars_behind_output() -> None:
+def _begin_grammars_after_output() -> None:
     from vllm.v1.structured_output import StructuredOutputManager
 
     create = StructuredOutputManager._create_grammar  # noqa: SLF001  (there is no public hook)
@@ -122,7 +122,7 @@ def _begin_grammars_behind_output() -> None:
         output = list(request.output_token_ids)
         for position, token_id in enumerate(output):
             if is_bounded(request):
-                forget_broken_character(grammar, output[:position], token_id)
+                reset_incomplete_character(grammar, output[:position], token_id)
             if not grammar.accept_tokens(request.request_id, [token_id]):
                 raise ValueError("earlier output does not match the grammar")
         return grammar
@@ -130,7 +130,7 @@ def _begin_grammars_behind_output() -> None:
     StructuredOutputManager._create_grammar = create_grammar  # noqa: SLF001  (as above)
 
 
-def _tell_older_runner() -> None:
+def _separate_output_in_cpu_runner() -> None:
     """Make the CPU runner distinguish output from prompt; the GPU runner already does."""
     from vllm.v1.worker.gpu_input_batch import CachedRequestState
 

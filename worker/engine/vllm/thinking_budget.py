@@ -48,7 +48,7 @@ class ReasoningCount:
                 self.tokens += 1
 
 
-def forget_broken_character(grammar: Any, output: Sequence[int], token_id: int) -> None:
+def reset_incomplete_character(grammar: Any, output: Sequence[int], token_id: int) -> None:
     """Prepare a grammar for a token that ends reasoning inside a character of several tokens.
 
     A budget does not wait for the end of a character, but a grammar accepts complete characters
@@ -84,7 +84,9 @@ def _end_within_characters() -> None:
     def accept_tokens(manager: Any, request: Any, token_ids: list[int]) -> bool:
         if is_bounded(request) and request.use_structured_output and len(token_ids) == 1:
             output = list(request.output_token_ids[-1 - _LONGEST_RUN : -1])
-            forget_broken_character(request.structured_output_request.grammar, output, token_ids[0])
+            reset_incomplete_character(
+                request.structured_output_request.grammar, output, token_ids[0]
+            )
         is_accepted: bool = accept(manager, request, token_ids)
         return is_accepted
 
@@ -100,7 +102,8 @@ def is_bounded(request: Any) -> bool:
 def _count_by_tokens() -> None:
     from vllm.v1.sample.thinking_budget_state import ThinkingBudgetStateHolder
 
-    follow = ThinkingBudgetStateHolder._update_think_state  # noqa: SLF001  (there is no public hook)
+    # There is no public hook.
+    follow = ThinkingBudgetStateHolder._update_think_state  # noqa: SLF001
 
     def update_think_state(holder: Any, state: dict[str, Any]) -> None:
         marks = (holder.think_start_token_ids, holder.think_end_token_ids)

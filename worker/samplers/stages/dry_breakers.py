@@ -72,7 +72,7 @@ class BreakerRows:
         return limits.where(newest < _NO_LIMIT, _NO_LIMIT)
 
     def _tail_lengths(self, recent: Tensor) -> Tensor:
-        """Tail length of the longest breaker with its head at each token, newest first; -1: none."""
+        """Tail length of the longest breaker that begins at each token, newest first; -1: none."""
         is_known = (recent >= 0) & (recent < self.singles.shape[1])
         is_single = self.is_single(recent.where(is_known, 0)) & is_known
         lengths = torch.zeros_like(recent).where(is_single, -1)

@@ -1,12 +1,13 @@
-"""Run and cancel background tasks, and keep loops that use Redis cancellable."""
+"""Start and cancel asyncio tasks reliably, and compute the pauses between retries."""
 
 import asyncio
 import logging
 import time
 from collections.abc import Coroutine
+from dataclasses import dataclass
 from typing import Any, Final
 
-CANCEL_AGAIN_SECONDS: Final = 0.1
+_CANCEL_AGAIN_SECONDS: Final = 0.2
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +30,10 @@ class TaskSet:
         while self._tasks and (left := deadline - time.monotonic()) > 0:
             await asyncio.wait(self._tasks, timeout=left)
 
+    async def cancel(self) -> None:
+        """Cancel all tasks and wait until they have ended."""
+        await end_task(*self._tasks)
+
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -43,15 +48,21 @@ def in_background(work: Coroutine[Any, Any, None]) -> None:
     _background.start(work)
 
 
-async def end_task(task: asyncio.Task[Any]) -> None:
-    """Cancel a task and wait until it has ended, whatever its outcome.
+async def end_task(*tasks: asyncio.Future[Any]) -> None:
+    """Cancel tasks and wait until they have ended, whatever their outcome.
 
     One cancellation may not suffice: up to Python 3.11, asyncio.wait_for, which the Redis client
     uses to send, can swallow it.
     """
-    while not task.done():
-        task.cancel()
-        await asyncio.wait({task}, timeout=CANCEL_AGAIN_SECONDS)
+    pending = set(tasks)
+    while pending:
+        for task in pending:
+            task.cancel()
+        done, pending = await asyncio.wait(pending, timeout=_CANCEL_AGAIN_SECONDS)
+        for task in done:
+            if not task.cancelled():
+                # Retrieve the exception, or asyncio logs it.
+                task.exception()
 
 
 def raise_if_cancelled() -> None:
@@ -64,3 +75,23 @@ def raise_if_cancelled() -> None:
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
+
+
+@dataclass(slots=True)
+class Backoff:
+    """Pauses between retries, which double from the first to the longest until a reset."""
+
+    first_seconds: float
+    longest_seconds: float
+    last_seconds: float = 0.0
+    """The last pause; 0 after a reset."""
+
+    def next_seconds(self) -> float:
+        """Return the next pause."""
+        doubled = max(2 * self.last_seconds, self.first_seconds)
+        self.last_seconds = min(doubled, self.longest_seconds)
+        return self.last_seconds
+
+    def reset(self) -> None:
+        """Start again with the first pause."""
+        self.last_seconds = 0.0

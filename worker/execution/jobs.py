@@ -1,0 +1,121 @@
+"""The jobs that run on one engine, and every way in which a job ends."""
+
+import asyncio
+import logging
+
+from contract.logs import about
+from contract.messages import JobFailed, ReturnReason
+from contract.outcomes import FailureCode
+from worker import telemetry
+from worker.engine.base import SequenceOutput
+from worker.execution import tracing
+from worker.execution.generation import Generation, Stage
+from worker.queue.leases import Leases
+
+_log = logging.getLogger(__name__)
+
+DEADLINE_MESSAGE = "The request was not finished before its deadline."
+UNDECODABLE_MESSAGE = "The output could not be decoded."
+
+
+class RunningJobs:
+    """The generations of one engine, from the claim of the job to its end.
+
+    Each method that ends a job leaves its open sequences in `to_abort`. `Submitter.apply_ends`
+    aborts them in the engine.
+    """
+
+    def __init__(self, leases: Leases) -> None:
+        self._leases = leases
+        self.by_id: dict[str, Generation] = {}
+        self.by_sequence: dict[str, Generation] = {}
+        """The sequences in the engine that have not ended."""
+        self.to_abort: list[str] = []
+        self.kv_usage = 0.0
+        """Fraction of the KV cache in use after the last engine step."""
+        self.room_changed = asyncio.Event()
+        """Set when a sequence or a job ends."""
+        self.idle = asyncio.Event()
+        """Set while no job runs."""
+        self.idle.set()
+
+    @property
+    def reserved_tokens(self) -> int:
+        """KV-cache tokens that are reserved for the jobs and not used yet."""
+        return sum(each.reserved_tokens for each in self.by_id.values())
+
+    def add(self, generation: Generation) -> None:
+        """Add a job that was claimed."""
+        self.by_id[generation.job.id] = generation
+        self.idle.clear()
+        telemetry.JOBS_RUNNING.set(len(self.by_id))
+
+    def end_sequence(self, output: SequenceOutput, generation: Generation) -> None:
+        """Remove a sequence whose last output was sent, and its job if it was the last one."""
+        self.by_sequence.pop(output.sequence_id, None)
+        self.room_changed.set()
+        if output.end is None:
+            self.to_abort.append(output.sequence_id)
+        if generation.is_done:
+            self._leases.hold_until_written(generation.report)
+            self._remove(generation, tracing.FINISHED)
+
+    def fail(
+        self, generation: Generation, code: FailureCode, message: str, *, param: str | None = None
+    ) -> None:
+        """End a job with an error for the client."""
+        handle, report = generation.job.handle, generation.report
+        failed = JobFailed(handle, generation.attempt, code, message, param=param)
+        generation.outbox.fail(failed, report)
+        self._leases.hold_until_written(report)
+        self._remove(generation, code.value)
+
+    def fail_undecodable(self, generation: Generation) -> None:
+        """End a job whose output raised the current exception."""
+        job = generation.job
+        _log.exception("Job %s: could not decode its output", job.id, extra=about(job))
+        self.fail(generation, FailureCode.ENGINE_ERROR, UNDECODABLE_MESSAGE)
+
+    def return_job(self, generation: Generation, reason: ReturnReason) -> None:
+        """End a job here and return it to its gateway, which requeues it."""
+        generation.return_job(reason)
+        self._leases.hold_until_written(generation.report)
+        self._remove(generation, tracing.RETURNED)
+
+    def drop(self, generation: Generation, outcome: str) -> None:
+        """End a job without a reply; its receipt has the counts if this worker holds the lease."""
+        self._remove(generation, outcome)
+        self._leases.end([generation.report])
+
+    def abandon(self, generation: Generation) -> None:
+        """End a job whose gateway is dead. Another gateway takes over a background job."""
+        if not generation.job.is_background:
+            self.drop(generation, tracing.ABANDONED)
+            return
+        generation.send_pending()
+        report = generation.report
+        generation.outbox.release_lease(report)
+        self._leases.hold_until_written(report)
+        self._remove(generation, tracing.RETURNED)
+
+    def drop_unsent(self, generation: Generation) -> None:
+        """End a job whose pending replies were dropped, so that another worker claims it."""
+        self._remove(generation, tracing.REPLIES_LOST)
+        self._leases.release([generation.report])
+
+    def _remove(self, generation: Generation, outcome: str) -> None:
+        generation.advance(Stage.ENDED)
+        del self.by_id[generation.job.id]
+        for sequence_id in generation.open_sequences:
+            self.by_sequence.pop(sequence_id, None)
+            self.to_abort.append(sequence_id)
+        telemetry.JOBS_ENDED.labels(outcome).inc()
+        telemetry.JOBS_RUNNING.set(len(self.by_id))
+        telemetry.JOB_SECONDS.observe(generation.age_seconds)
+        tracing.attempt_ended(generation, outcome)
+        self.room_changed.set()
+        if not self.by_sequence:
+            # No further engine step updates the gauge.
+            telemetry.SEQUENCES_RUNNING.set(0)
+        if not self.by_id:
+            self.idle.set()

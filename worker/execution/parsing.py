@@ -1,0 +1,70 @@
+"""Parsing of slow responses in another thread, so that they do not delay other jobs."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+from contract.tasks import TaskSet
+from worker.engine.base import SequenceOutput
+from worker.execution.generation import Generation
+from worker.execution.jobs import RunningJobs
+from worker.execution.submission import Submitter
+from worker.queue.replies import ReplyWriter
+
+MOST_OUTPUTS_PER_CALL = 32
+
+
+class ParserThread:
+    """Parses the backlogs of jobs, each in order.
+
+    Args:
+        tasks: Contains a task for each job that has a backlog.
+    """
+
+    def __init__(
+        self,
+        jobs: RunningJobs,
+        submitter: Submitter,
+        writer: ReplyWriter,
+        *,
+        tasks: TaskSet,
+    ) -> None:
+        self._jobs = jobs
+        self._submitter = submitter
+        self._writer = writer
+        self._tasks = tasks
+        # One thread: more would only take turns with each other and leave the event loop less time.
+        self._thread = ThreadPoolExecutor(1, "parse-responses")
+
+    def defer(self, output: SequenceOutput, generation: Generation) -> None:
+        """Parse one step's output of a sequence later."""
+        generation.defer(output)
+        if output.end is not None:
+            # The engine has no more steps for this sequence: its silence is not a stall.
+            self._jobs.by_sequence.pop(output.sequence_id, None)
+        if not generation.is_parsing:
+            generation.is_parsing = True
+            self._tasks.start(self._parse_backlog(generation))
+
+    def close(self) -> None:
+        """Stop parsing, without waiting for a call in progress."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _parse_backlog(self, generation: Generation) -> None:
+        backlog, loop = generation.backlog, asyncio.get_running_loop()
+        while backlog and not generation.has_ended:
+            outputs = [backlog.popleft() for _ in range(min(len(backlog), MOST_OUTPUTS_PER_CALL))]
+            try:
+                await loop.run_in_executor(self._thread, generation.parse, outputs)
+                if not generation.has_ended:
+                    self._send(outputs, generation)
+            except Exception:  # noqa: BLE001  (one job's bytes must not end everybody's)
+                if not generation.has_ended:
+                    self._jobs.fail_undecodable(generation)
+            self._writer.flush()
+            await self._submitter.apply_ends()
+        generation.is_parsing = False
+
+    def _send(self, outputs: list[SequenceOutput], generation: Generation) -> None:
+        for output in {each.sequence_id: each for each in outputs}.values():
+            if generation.send_parsed(output.sequence_id):
+                self._jobs.end_sequence(output, generation)

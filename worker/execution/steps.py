@@ -1,0 +1,99 @@
+"""The step loop: the outputs of each engine step become replies to the gateways."""
+
+import asyncio
+import time
+
+from contract.messages import GenerationJob, ReturnReason
+from contract.outcomes import FailureCode
+from worker import telemetry
+from worker.engine.base import Engine, EngineDeadError, EngineStep, SequenceEnd, SequenceOutput
+from worker.execution.generation import Generation
+from worker.execution.jobs import RunningJobs
+from worker.execution.pace import Pace
+from worker.execution.parsing import ParserThread
+from worker.execution.submission import Submitter
+from worker.queue.replies import ReplyWriter
+
+_STALL_CHECK_SECONDS = 1.0
+
+
+class StepLoop:
+    """Steps the engine and distributes its outputs to the running jobs."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        jobs: RunningJobs,
+        submitter: Submitter,
+        *,
+        parser_thread: ParserThread,
+        writer: ReplyWriter,
+        gather_seconds: float,
+    ) -> None:
+        self._engine = engine
+        self._jobs = jobs
+        self._submitter = submitter
+        self._parser_thread = parser_thread
+        self._writer = writer
+        self._pace = Pace(gather_seconds)
+        self._steps = 0
+
+    async def run(self) -> None:
+        """Step the engine until cancelled. Raises EngineDeadError."""
+        while True:
+            step = await self._engine.step()
+            self._steps += 1
+            self._apply(step)
+            self._writer.flush()
+            if self._submitter.has_work:
+                await self._submitter.apply_ends()
+
+    async def watch_stalls(self, stall_seconds: float) -> None:
+        """Raise EngineDeadError if the engine has sequences but makes no step for this long."""
+        # Count checks, not time: a suspended worker process has received no steps either.
+        pause = min(_STALL_CHECK_SECONDS, stall_seconds / 2)
+        checks, silent_checks = stall_seconds / pause, 0
+        while silent_checks < checks:
+            steps = self._steps
+            await asyncio.sleep(pause)
+            is_silent = self._steps == steps and bool(self._jobs.by_sequence)
+            silent_checks = silent_checks + 1 if is_silent else 0
+        raise EngineDeadError(f"no step for {stall_seconds:g} s")
+
+    def _apply(self, step: EngineStep) -> None:
+        # First: the engine's counts still include sequences that this step ends at a stop string.
+        telemetry.note_step(step)
+        by_sequence = self._jobs.by_sequence
+        is_due = self._pace.is_due(time.monotonic(), len(by_sequence))
+        for output in step.outputs:
+            generation = by_sequence.get(output.sequence_id)
+            if generation is not None:
+                self._receive(output, generation, is_due=is_due)
+        if step.stats is not None:
+            self._jobs.kv_usage = step.stats.kv_usage
+
+    def _receive(self, output: SequenceOutput, generation: Generation, *, is_due: bool) -> None:
+        if output.end is SequenceEnd.ABORTED:
+            self._jobs.return_job(generation, ReturnReason.DRAINING)
+            return
+        if output.end is SequenceEnd.ERROR:
+            self._jobs.fail(generation, *_failure(generation.job))
+            return
+        if generation.is_slow_to_parse:
+            self._parser_thread.defer(output, generation)
+            return
+        try:
+            has_ended = generation.receive(output, is_due=is_due)
+        except Exception:  # noqa: BLE001  (one job's bytes must not end everybody's)
+            self._jobs.fail_undecodable(generation)
+            return
+        if has_ended:
+            self._jobs.end_sequence(output, generation)
+
+
+def _failure(job: GenerationJob) -> tuple[FailureCode, str]:
+    """Return the error of a job of which the engine ended a sequence."""
+    if not job.grammar:
+        return FailureCode.ENGINE_ERROR, "The engine gave up on this prompt."
+    message = "The grammar became too complex, or it and the forbidden tokens left no next token."
+    return FailureCode.INVALID_REQUEST, message

@@ -1,0 +1,95 @@
+"""Submission of claimed jobs to the engine, and abortion of the sequences of ended jobs."""
+
+import contextlib
+import logging
+
+from contract.logs import about
+from contract.outcomes import FailureCode
+from contract.tasks import TaskSet
+from worker.engine.base import Engine, EngineDeadError, InvalidRequestError
+from worker.execution.generation import Generation, Stage
+from worker.execution.jobs import RunningJobs
+from worker.execution.suspects import Suspects
+from worker.queue.replies import ReplyWriter
+
+_log = logging.getLogger(__name__)
+
+
+class Submitter:
+    """Keeps the sequences in the engine consistent with the running jobs.
+
+    Args:
+        tasks: Contains the tasks of submissions in the background.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        jobs: RunningJobs,
+        writer: ReplyWriter,
+        *,
+        tasks: TaskSet,
+    ) -> None:
+        self._engine = engine
+        self._jobs = jobs
+        self._writer = writer
+        self._tasks = tasks
+        self._suspects = Suspects()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `apply_ends` may have work to do."""
+        return bool(self._jobs.to_abort) or self._suspects.are_waiting
+
+    async def submit(self, generations: list[Generation]) -> None:
+        """Submit running jobs: suspects one at a time, and slow submissions in the background."""
+        for generation in generations:
+            if generation.job.is_suspect:
+                self._suspects.add(generation)
+            elif generation.is_slow_to_submit:
+                # Preprocessing images or compiling a grammar must not delay other jobs.
+                self._tasks.start(self._submit_alone(generation))
+            elif not generation.has_ended:
+                await self._submit(generation)
+        await self.apply_ends()
+
+    async def apply_ends(self) -> None:
+        """Submit the next suspect if it may start, and abort the sequences of ended jobs."""
+        suspect = self._suspects.next()
+        if suspect is not None:
+            self._tasks.start(self._submit_alone(suspect))
+        to_abort, self._jobs.to_abort = self._jobs.to_abort, []
+        if to_abort:
+            # The step loop raises the same error when the engine dies.
+            with contextlib.suppress(EngineDeadError):
+                await self._engine.abort(to_abort)
+
+    async def _submit(self, generation: Generation) -> None:
+        requests, jobs = generation.requests(), self._jobs
+        jobs.by_sequence.update((request.id, generation) for request in requests)
+        try:
+            await self._engine.submit(requests)
+            generation.advance(Stage.SUBMITTED)
+            generation.release_images()
+        except InvalidRequestError as error:
+            if not generation.has_ended:
+                code = FailureCode.INVALID_REQUEST
+                jobs.fail(generation, code, str(error), param=error.param)
+        if generation.has_ended:
+            # The job ended when the engine did not have all of its sequences yet.
+            jobs.to_abort += [each.id for each in requests if each.id not in jobs.by_sequence]
+
+    async def _submit_alone(self, generation: Generation) -> None:
+        try:
+            if not generation.has_ended:
+                await self._submit(generation)
+        except EngineDeadError:
+            return  # The step loop raises the same error and ends all jobs.
+        except Exception:  # noqa: BLE001  (one job must not end everybody's)
+            job = generation.job
+            _log.exception("Job %s could not be submitted", job.id, extra=about(job))
+            if not generation.has_ended:
+                message = "The engine could not accept the job."
+                self._jobs.fail(generation, FailureCode.ENGINE_ERROR, message)
+        await self.apply_ends()
+        self._writer.flush()

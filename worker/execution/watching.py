@@ -1,0 +1,87 @@
+"""Events that end running jobs early: cancellations, lost leases, deadlines, dead gateways."""
+
+import asyncio
+import logging
+from typing import Any
+
+from contract import clock, keys
+from contract.outcomes import FailureCode
+from worker.execution import tracing
+from worker.execution.jobs import DEADLINE_MESSAGE, RunningJobs
+from worker.execution.submission import Submitter
+from worker.queue.gateways import GONE_SECONDS, GRACE_SECONDS
+from worker.queue.link import Link
+
+_log = logging.getLogger(__name__)
+
+_CONTROL_TIMEOUT_SECONDS = 3
+_RENEWALS_PER_LEASE = 3
+_CHECK_SECONDS = 1.0
+
+
+class Watcher:
+    """Ends jobs that must not run any longer. Each method does one round, to be repeated."""
+
+    def __init__(self, link: Link, jobs: RunningJobs, submitter: Submitter) -> None:
+        self._link = link
+        self._jobs = jobs
+        self._submitter = submitter
+
+    async def watch_cancellations(self) -> None:
+        """Wait for the next cancellation on the control list and drop its job."""
+        key = keys.control(self._link.queue.model, self._link.worker)
+        entry: Any = await self._link.redis.blpop([key], timeout=_CONTROL_TIMEOUT_SECONDS)
+        if entry is not None and (generation := self._jobs.by_id.get(entry[1].decode())):
+            # The client pays for a prompt in progress; otherwise disconnecting would be free.
+            generation.count_prompt()
+            self._jobs.drop(generation, FailureCode.CANCELLED.value)
+            await self._submitter.apply_ends()
+
+    async def extend_leases(self) -> None:
+        """Extend all leases and drop the jobs whose leases are lost."""
+        await asyncio.sleep(self._link.lease_ms / 1000 / _RENEWALS_PER_LEASE)
+        running = [each.report for each in self._jobs.by_id.values()]
+        for report in await self._link.leases.extend(running):
+            generation = self._jobs.by_id.get(report.job_id)
+            if generation is not None and generation.attempt == report.attempt:
+                self._jobs.drop(generation, tracing.LOST)
+        await self._submitter.apply_ends()
+
+    async def watch_overflow(self) -> None:
+        """Drop all jobs when too many of their deltas are unwritten."""
+        writer, jobs = self._link.writer, self._jobs
+        await writer.overflowed.wait()
+        writer.overflowed.clear()
+        if not jobs.by_id:
+            return
+        _log.error("Redis was unavailable for too long: returning %d jobs", len(jobs.by_id))
+        generations = list(jobs.by_id.values())
+        for gateway in {generation.job.gateway for generation in generations}:
+            outbox = writer.outbox(gateway)
+            outbox.drop({each.job.handle for each in generations if each.outbox is outbox})
+        for generation in generations:
+            jobs.drop_unsent(generation)
+
+    async def check_jobs(self) -> None:
+        """End the jobs whose deadlines have passed or whose gateways are dead."""
+        await asyncio.sleep(_CHECK_SECONDS)
+        now = clock.now_ms()
+        for generation in list(self._jobs.by_id.values()):
+            if generation.job.deadline_ms <= now:
+                self._jobs.fail(generation, FailureCode.DEADLINE_EXCEEDED, DEADLINE_MESSAGE)
+        self._link.writer.flush()
+        await self._submitter.apply_ends()
+        await self._check_gateways()
+
+    async def _check_gateways(self) -> None:
+        gateways, writer = self._link.gateways, self._link.writer
+        in_use = {each.job.gateway for each in self._jobs.by_id.values()}
+        await gateways.check(in_use.union(writer.gateways))
+        dead = gateways.missing_for(GRACE_SECONDS)
+        for generation in list(self._jobs.by_id.values()):
+            if generation.job.gateway in dead:
+                self._jobs.abandon(generation)
+        writer.flush()
+        for gateway in gateways.missing_for(GONE_SECONDS) - in_use:
+            writer.remove(gateway)
+        await self._submitter.apply_ends()
