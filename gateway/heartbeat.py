@@ -20,7 +20,7 @@ from redis.exceptions import RedisError
 
 from contract.tasks import raise_if_cancelled
 from gateway import telemetry
-from gateway.dispatch.dispatcher import Dispatcher
+from gateway.dispatch.presence import Presence
 from gateway.quota.reservations import Reservations
 from gateway.quota.store import QuotaStore
 from gateway.redis_client import connect
@@ -57,14 +57,14 @@ class Heartbeat:
     def __init__(
         self,
         redis_url: str,
-        dispatcher: Dispatcher,
+        presence: Presence,
         reservations: Reservations,
         *,
         on_failure: Callable[[], None],
     ) -> None:
         """Do not start yet. A bug in the thread calls `on_failure` in the caller's loop."""
         self._redis_url = redis_url
-        self._dispatcher = dispatcher
+        self._presence = presence
         self._reservations = reservations
         self._on_failure = on_failure
         self._served_by = asyncio.get_running_loop()
@@ -129,7 +129,7 @@ class Heartbeat:
             await asyncio.sleep(seconds)
 
     async def _announce(self, client: "Redis") -> None:
-        await self._dispatcher.announce(client)
+        await self._presence.announce(client)
 
     async def _renew(self, store: QuotaStore) -> None:
         unknown = await self._reservations.extend(store)

@@ -18,7 +18,7 @@ from gateway.errors import ModelLoadingError, ModelNotFoundError, NoWorkerError
 
 REFRESH_SECONDS = 1.0
 RENEWAL_SECONDS = 0.1
-"""The least time between two refreshes for requests whose model is unknown or has no worker."""
+"""Minimum time between two refreshes for requests whose model is unknown or has no worker."""
 RETRY_AFTER_SECONDS = 5.0
 """Retry-After for a model without a worker: about the time that a worker needs to return."""
 
@@ -45,7 +45,7 @@ class Catalogue:
         self._refreshed_at = float("-inf")
         """When the refresh that produced the current copy began, by `time.monotonic`."""
         self._served_at: dict[str, float] = {}
-        """When each known model last had a worker, or was first announced."""
+        """When each model last had a worker, or was first announced."""
         self._renewal: asyncio.Task[None] | None = None
 
     @property
@@ -119,7 +119,7 @@ class Catalogue:
         await self._executor.execute_command("HDEL", keys.MODELS, name)
 
     def unserved_seconds(self, name: str) -> float:
-        """Return how long the model had no worker at the last refresh; 0 if that is unknown."""
+        """Return how long the model had no worker at the last refresh; 0 for an unknown model."""
         served_at = self._served_at.get(name)
         return 0.0 if served_at is None else self._refreshed_at - served_at
 
@@ -128,9 +128,11 @@ class Catalogue:
 
         Raises RedisError.
         """
-        asked = time.monotonic()
+        requested_at = time.monotonic()
         model = self.known(name)
-        while (model is None or model.status.ready_workers == 0) and self._refreshed_at < asked:
+        while (
+            model is None or model.status.ready_workers == 0
+        ) and self._refreshed_at < requested_at:
             await self._renewed()
             model = self.known(name)
         return model
@@ -187,5 +189,5 @@ def _read_card(name: bytes, value: bytes) -> WorkerCard | None:
         return messages.decode_card(value)
     except msgspec.MsgspecError:
         # An incompatible worker must not hide all other models.
-        logger.exception("the announcement of the model %r cannot be read", name)
+        logger.exception("cannot decode the announcement of the model %r", name)
         return None

@@ -24,7 +24,7 @@ _FIRST_ATTEMPT: Final = 1
 logger = logging.getLogger(__name__)
 
 
-def require_enqueued(report: EnqueueReport, model: str, most_of_tenant: int) -> None:
+def require_enqueued(report: EnqueueReport, model: str, max_of_tenant: int) -> None:
     """Raise OverloadedError or TenantQueueFullError if a request was rejected.
 
     The error has a Retry-After.
@@ -38,7 +38,8 @@ def require_enqueued(report: EnqueueReport, model: str, most_of_tenant: int) -> 
             )
         case EnqueueResult.TENANT_FULL:
             raise TenantQueueFullError(
-                f"Too many prompts are waiting for this account: the limit is {most_of_tenant} for each model.",
+                "Too many prompts are waiting for this account: "
+                f"the limit is {max_of_tenant} for each model.",
                 retry_after_seconds=retry_after_seconds,
             )
         case EnqueueResult.TOO_LATE:
@@ -51,7 +52,7 @@ def require_enqueued(report: EnqueueReport, model: str, most_of_tenant: int) -> 
             return
 
 
-async def tell_shed(client: "Redis", sender: str, report: EnqueueReport) -> None:
+async def notify_shed(client: "Redis", sender: str, report: EnqueueReport) -> None:
     """Notify the gateways of the jobs that were shed.
 
     A gateway that misses the notice finds its job missing and enqueues it again, so it is not lost.
@@ -66,7 +67,7 @@ async def tell_shed(client: "Redis", sender: str, report: EnqueueReport) -> None
             frame = messages.encode(Frame(sender, 0, failed=notices))
             await client.xadd(keys.replies(gateway), {"f": frame})
     except RedisError as error:
-        logger.warning("cannot tell of jobs that were shed: %s", type(error).__name__)
+        logger.warning("cannot notify gateways of shed jobs: %s", type(error).__name__)
 
 
 def _retry_after_seconds(report: EnqueueReport) -> float:

@@ -13,6 +13,7 @@ from contract import messages
 from contract.messages import Frame
 from contract.tasks import raise_if_cancelled
 from gateway import telemetry
+from gateway.dispatch.presence import Presence
 
 READ_BLOCK_MS = 1_000
 READ_ENTRIES = 256
@@ -31,31 +32,28 @@ class ReplyReader:
         client: "Redis",
         stream: str,
         *,
+        presence: Presence,
         on_frame: Callable[[Frame], None],
         on_gap: Callable[[str], None],
-        on_failure: Callable[[], None],
     ) -> None:
-        """`on_gap` gets the worker of a lost frame; `on_failure` is called if Redis fails."""
+        """`on_gap` gets the worker of a lost frame."""
         self.last_entry = _START
         """The last entry whose frame was delivered."""
         self._client = client
         self._stream = stream
+        self._presence = presence
         self._on_frame = on_frame
         self._on_gap = on_gap
-        self._on_failure = on_failure
         self._frame_numbers: dict[str, int] = {}
-        self._is_in_doubt = False
+        self._outages = presence.outages
+        """`Presence.outages` when the position in the stream was last checked."""
         self._read_before = _START
-
-    def doubt(self) -> None:
-        """Note that the stream may be a different one, because the Redis server changed."""
-        self._is_in_doubt = True
 
     async def run(self) -> None:
         """Read until cancelled."""
         while True:
             try:
-                if self._is_in_doubt:
+                if self._outages != self._presence.outages:
                     await self._find_place()
                 reply = await self._client.xread(
                     {self._stream: self.last_entry}, count=READ_ENTRIES, block=READ_BLOCK_MS
@@ -63,8 +61,7 @@ class ReplyReader:
             except RedisError as error:
                 logger.warning("cannot read replies: %s", type(error).__name__)
                 raise_if_cancelled()
-                self._is_in_doubt = True
-                self._on_failure()
+                self._presence.note_outage()
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
             raise_if_cancelled()
@@ -80,23 +77,24 @@ class ReplyReader:
         In an emptied Redis, or a replica after failover, entries may have lower ids than those read
         before. Frame numbers identify frames that are read twice.
         """
+        outages = self._presence.outages
         try:
             info = await self._client.xinfo_stream(self._stream)
             newest: bytes = info["last-generated-id"]
         except ResponseError:
             newest = _START
         if _order(newest) < _order(self.last_entry):
-            logger.warning("the stream of replies has begun anew")
+            logger.warning("the reply stream was reset: reading it from its start")
             self._read_before = max(self._read_before, newest, key=_order)
             self.last_entry = _START
-        self._is_in_doubt = False
+        self._outages = outages
 
     def _read(self, entry_id: bytes, fields: dict[bytes, bytes]) -> None:
         try:
             frame = messages.decode_frame(fields[b"f"])
         except (msgspec.MsgspecError, KeyError):
             # The worker's next frame reveals the gap.
-            logger.exception("a reply frame cannot be read")
+            logger.exception("cannot decode a reply frame")
             return
         telemetry.REPLY_FRAMES.inc()
         if frame.number == 0 or self._is_next(frame, entry_id):

@@ -8,15 +8,21 @@ its worker still holds the job.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable
 
 from redis.exceptions import RedisError
 
 from contract import clock
+from contract.logs import about
+from contract.messages import JobReturned
 from contract.outcomes import FailureCode
 from contract.queue import RequeueResult
 from contract.tasks import end_task, raise_if_cancelled
+from gateway import telemetry
 from gateway.dispatch.catalogue import Catalogue
+from gateway.dispatch.generation import JobMessage
+from gateway.dispatch.jobs import JobsInFlight
+from gateway.dispatch.states import ENDED, GENERATING
 from gateway.dispatch.ticket import Recovery, Ticket
 
 FIRST_PAUSE_SECONDS = 0.1
@@ -31,33 +37,31 @@ class Recoveries:
     def __init__(
         self,
         catalogue: Catalogue,
-        tickets: Mapping[int, Ticket],
+        jobs: JobsInFlight,
         *,
-        go_on: Callable[[Ticket, Recovery], None],
-        begin_anew: Callable[[Ticket], None],
-        fail: Callable[[Ticket, FailureCode], None],
-        drop: Callable[[Ticket], Awaitable[None]],
+        replay: Callable[[str, JobMessage | JobReturned], None],
     ) -> None:
-        """Create the recoveries of a dispatcher.
-
-        Args:
-            catalogue: Provides the queues.
-            tickets: Jobs in flight, by handle.
-            go_on: Follows an attempt that is not over.
-            begin_anew: Revives a job from the output so far.
-            fail: Ends a job with a failure code.
-            drop: Removes a job from the queue that no client waits for.
-        """
+        """`replay` applies a message of a worker whose attempt turns out not to be over."""
         self._catalogue = catalogue
-        self._tickets = tickets
-        self._go_on = go_on
-        self._begin_anew = begin_anew
-        self._fail = fail
-        self._drop = drop
+        self._jobs = jobs
+        self._replay = replay
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def start(self, ticket: Ticket, recovery: Recovery) -> None:
-        """Recover a job. `ticket.recovery` must be `recovery` until the outcome is known."""
+    def retry(self, ticket: Ticket, reason: telemetry.LossReason) -> None:
+        """Let another worker resume a job, or fail the job if it may not be retried again."""
+        code = ticket.retries.spend(reason, has_progressed=ticket.state is GENERATING)
+        if code is not None:
+            self._jobs.fail(ticket, code)
+            return
+        recovery = ticket.presume_over(reason)
+        telemetry.attempt_over(reason)
+        logger.info(
+            "attempt %d of job %s is over: %s",
+            recovery.attempt,
+            ticket.job.id,
+            reason,
+            extra=about(recovery.job),
+        )
         task = asyncio.create_task(self._run(ticket, recovery))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -68,53 +72,52 @@ class Recoveries:
 
     async def _run(self, ticket: Ticket, recovery: Recovery) -> None:
         pause = FIRST_PAUSE_SECONDS
-        while self._is_open(ticket, recovery):
+        while ticket.recovery is recovery:
             try:
                 if recovery.is_revival:
                     await self._revive(ticket, recovery)
                 else:
                     await self._requeue(ticket, recovery)
             except RedisError as error:
-                logger.warning("cannot give a job to another worker now: %s", type(error).__name__)
+                logger.warning("cannot requeue a job: %s", type(error).__name__)
                 raise_if_cancelled()
-                if clock.now_ms() > ticket.job.deadline_ms and self._is_open(ticket, recovery):
-                    self._fail(ticket, FailureCode.DEADLINE_EXCEEDED)
+                if clock.now_ms() > ticket.job.deadline_ms and ticket.recovery is recovery:
+                    self._jobs.fail(ticket, FailureCode.DEADLINE_EXCEEDED)
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
             raise_if_cancelled()
-
-    def _is_open(self, ticket: Ticket, recovery: Recovery) -> bool:
-        return ticket.recovery is recovery and self._is_wanted(ticket)
-
-    def _is_wanted(self, ticket: Ticket) -> bool:
-        return ticket.job.handle in self._tickets
 
     async def _requeue(self, ticket: Ticket, recovery: Recovery) -> None:
         queue = self._catalogue.queue(ticket.model)
         result = await queue.requeue(
             recovery.job, recovery.attempt, is_returned=recovery.is_returned
         )
-        if not self._is_open(ticket, recovery):
+        if ticket.recovery is not recovery:
             return
         if result is RequeueResult.UNKNOWN:
             recovery.is_revival = True
         elif result in (RequeueResult.HELD, RequeueResult.ENDED):
-            self._go_on(ticket, recovery)
+            self._restore(ticket, recovery)
         else:
-            ticket.recovery = None
-            ticket.losses = recovery.losses
+            ticket.confirm(recovery.attempt + 1)
+
+    def _restore(self, ticket: Ticket, recovery: Recovery) -> None:
+        """Follow the previous attempt again: it still runs, or has completed the job."""
+        ticket.restore(recovery)
+        for worker, message in recovery.kept:
+            self._replay(worker, message)
+        if recovery.has_gap and ticket.is_followed:
+            self.retry(ticket, "replies_lost")
 
     async def _revive(self, ticket: Ticket, recovery: Recovery) -> None:
         queue = self._catalogue.queue(ticket.model)
         over = await queue.revive(recovery.job, weight=ticket.weight, attempt=recovery.attempt)
-        if not self._is_wanted(ticket):
+        if ticket.state is ENDED:
             # It was cancelled meanwhile; Redis may have processed that before the revival.
-            await self._drop(ticket)
-        elif self._is_open(ticket, recovery):
-            ticket.attempt = max(ticket.attempt, over + 1)
-            ticket.recovery = None
-            ticket.losses = recovery.losses
+            await self._jobs.drop(ticket)
+        elif ticket.recovery is recovery:
+            ticket.confirm(over + 1)
         elif over >= ticket.attempt:
             # An earlier try succeeded but its reply was lost; this one fenced off the worker that
             # claimed the job.
-            self._begin_anew(ticket)
+            self.retry(ticket, "replies_lost")

@@ -24,14 +24,14 @@ class Selection:
         if isinstance(message, Delta):
             self._candidates[message.choice].append(message)
             return []
-        told: list[Message] = []
+        released: list[Message] = []
         if isinstance(message, JobFinished):
             for choice, candidate in enumerate(message.chosen):
-                told += [
+                released += [
                     msgspec.structs.replace(delta, choice=choice)
                     for delta in self._candidates[candidate]
                 ]
         if not isinstance(message, PromptScored):
             self._candidates.clear()
-        told.append(message)
-        return told
+        released.append(message)
+        return released

@@ -147,7 +147,9 @@ async def open_context(
         )
         await _first_contact(catalogue, dispatcher)
         stack.push_async_callback(dispatcher.aclose)
-        heartbeat = Heartbeat(settings.redis_url, dispatcher, reservations, on_failure=on_failure)
+        heartbeat = Heartbeat(
+            settings.redis_url, dispatcher.presence, reservations, on_failure=on_failure
+        )
         stack.push_async_callback(heartbeat.aclose)
         heartbeat.start()
         loops = (

@@ -37,7 +37,7 @@ async def readyz(request: Request) -> Response:
     try:
         async with asyncio.timeout(PING_SECONDS):
             # A full Redis or a replica still answers pings.
-            await context.dispatcher.announce(context.redis)
+            await context.dispatcher.presence.announce(context.redis)
     except ResponseError:
         return JSONResponse({"status": "redis refuses writes"}, status_code=503)
     except (RedisError, TimeoutError):

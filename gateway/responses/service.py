@@ -20,6 +20,7 @@ from contract.scripts import CommandExecutor
 from contract.tasks import raise_if_cancelled
 from gateway.concurrency.fair_turns import LoopTurns
 from gateway.dispatch.dispatcher import Dispatcher
+from gateway.dispatch.notices import ResponseCallbacks
 from gateway.responses.background import BackgroundIndex
 from gateway.responses.head import ResponseHead
 from gateway.responses.journal import Received, encode_entry
@@ -69,10 +70,14 @@ class Responses:
             settlements=settlements,
         )
         self._takeovers = Takeovers(client, self._owned, max_unread_bytes=max_unread_bytes)
-        dispatcher.on_follow = self._on_follow
-        dispatcher.on_grown = self._on_grown
-        dispatcher.on_cancel = self._on_cancel
-        dispatcher.on_orphan = self._on_orphan
+        dispatcher.notices.subscribe(
+            ResponseCallbacks(
+                on_follow=self._on_follow,
+                on_grown=self._on_grown,
+                on_cancel=self._on_cancel,
+                on_orphan=self._on_orphan,
+            )
+        )
 
     # -- the request that generates a response ---------------------------------------------------
 

@@ -67,29 +67,30 @@ def _never_reclaim() -> None:
 def _never_drop() -> None:
     """What takes a job off the queue gets lost, and nobody drops its lease when its worker is gone, too."""
     from contract.messages import JobLost
-    from gateway.dispatch.dispatcher import Dispatcher
+    from gateway.dispatch.jobs import JobsInFlight
+    from gateway.dispatch.leases import ExpiredLeases
     from gateway.dispatch.ticket import Ticket
 
-    drop, lose, report = Dispatcher._drop, Dispatcher._lose, Dispatcher._report_lost
+    drop, lose, report = JobsInFlight.drop, ExpiredLeases.lose, ExpiredLeases._report
 
-    async def drop_not(self: Dispatcher, ticket: Ticket) -> None:
+    async def drop_not(self: JobsInFlight, ticket: Ticket) -> None:
         if not _is_armed(Plant.NEVER_DROP):
             await drop(self, ticket)
 
-    def is_left(self: Dispatcher, handle: int) -> bool:
-        return handle not in self._tickets and _is_armed(Plant.NEVER_DROP)
+    def is_left(self: ExpiredLeases, handle: int) -> bool:
+        return handle not in self._jobs.tickets and _is_armed(Plant.NEVER_DROP)
 
-    def lose_followed(self: Dispatcher, lost: JobLost) -> None:
+    def lose_followed(self: ExpiredLeases, lost: JobLost) -> None:
         if not is_left(self, lost.handle):
             lose(self, lost)
 
-    async def report_followed(self: Dispatcher, model: str, lost: Any) -> None:
+    async def report_followed(self: ExpiredLeases, model: str, lost: Any) -> None:
         if not is_left(self, lost.handle):
             await report(self, model, lost)
 
-    Dispatcher._drop = drop_not  # type: ignore[method-assign]
-    Dispatcher._lose = lose_followed  # type: ignore[method-assign]
-    Dispatcher._report_lost = report_followed  # type: ignore[method-assign]
+    JobsInFlight.drop = drop_not  # type: ignore[method-assign]
+    ExpiredLeases.lose = lose_followed  # type: ignore[method-assign]
+    ExpiredLeases._report = report_followed  # type: ignore[method-assign]
 
 
 def _reserve_twice() -> None:
@@ -188,7 +189,7 @@ async def _wait_for_ever() -> None:
 def _change_tokens() -> None:
     """The last token that was received is another one in what the next worker goes on from."""
     from contract.messages import SequenceProgress
-    from gateway.dispatch.ticket import Progress
+    from gateway.dispatch.output import Progress
 
     snapshot = Progress.snapshot
 

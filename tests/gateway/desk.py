@@ -13,6 +13,7 @@ from contract.outcomes import FailureCode
 from contract.queue import Claim, JobQueue
 from contract.sampling import SamplingSpec
 from gateway.dispatch import dispatcher as dispatching
+from gateway.dispatch import presence, silence
 from gateway.dispatch.catalogue import Catalogue
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.generation import Generation
@@ -42,8 +43,8 @@ class Desk:
         self._redis = redis
         self._task: asyncio.Task[None] | None = None
         self._checks = 0
-        self._check = self.dispatcher._check_silent_jobs
-        self.dispatcher._check_silent_jobs = self._count_check  # type: ignore[method-assign]
+        self._check = self.dispatcher._silent_jobs.check
+        self.dispatcher._silent_jobs.check = self._count_check  # type: ignore[method-assign]
 
     async def _count_check(self) -> None:
         await self._check()
@@ -133,15 +134,15 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have dispatchers look after their jobs often."""
     monkeypatch.setattr(dispatching, "RECLAIM_SECONDS", 0.05)
     monkeypatch.setattr(dispatching, "CHECK_SECONDS", 0.05)
-    monkeypatch.setattr(dispatching, "SILENCE_SECONDS", 0.2)
+    monkeypatch.setattr(silence, "SILENCE_SECONDS", 0.2)
     # The test decides when a gateway is dead: a test that stands still does not end its sign of life.
-    monkeypatch.setattr(dispatching, "ALIVE_SECONDS", 600)
+    monkeypatch.setattr(presence, "ALIVE_SECONDS", 600)
 
 
 def ticket_of(desk: Desk, generation: Generation) -> Ticket:
     """Return the ticket of a request with one job in flight."""
     (job,) = generation.jobs
-    return desk.dispatcher._tickets[job.handle]
+    return desk.dispatcher._jobs.tickets[job.handle]
 
 
 async def take(generation: Generation, number: int) -> list[Any]:

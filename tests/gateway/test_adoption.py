@@ -1,7 +1,7 @@
 """A gateway that goes on with what another one has begun, and what gateways tell each other."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from redis.asyncio import Redis
@@ -22,6 +22,7 @@ from contract.queue import LeaseReport, LostJob
 from contract.receipts import JobState
 from gateway.dispatch.dispatcher import Adopted
 from gateway.dispatch.generation import Generation, JobMessage
+from gateway.dispatch.notices import ResponseCallbacks
 from tests.gateway.conftest import eventually, nothing_left
 from tests.gateway.desk import MODEL, Desk, failure, take, texts
 from tests.gateway.test_resumption import received
@@ -31,6 +32,11 @@ from tests.support.fake_worker import FakeWorker
 def token(job: GenerationJob, text: str, start: int, choice: int = 0) -> Delta:
     """One token that another gateway has received."""
     return Delta(job.handle, 1, choice, start, text, [100 + start])
+
+
+def unexpected(notice: object, *_arguments: object) -> NoReturn:
+    """Fail on a notice."""
+    raise AssertionError(notice)
 
 
 def adopt(
@@ -128,7 +134,9 @@ async def test_lost_jobs_of_a_dead_gateway_are_offered_before_they_are_dropped(
         offered.append((model, lost))
         return is_wanted
 
-    living.dispatcher.on_orphan = on_orphan
+    living.dispatcher.notices.subscribe(
+        ResponseCallbacks(unexpected, unexpected, unexpected, on_orphan)
+    )
     await dead.request()
     await dead.close()
     await redis.delete(keys.gateway_alive("gw-dead"))
@@ -158,8 +166,8 @@ async def test_what_gateways_tell_each_other_of_answers_is_handed_over(
     # Before anybody wants to hear of them, they are of no use.
     await redis.xadd(stream, {"f": messages.encode(notices)})
     await eventually(lambda: desk.dispatcher.last_entry != b"0-0", what="the reading")
-    desk.dispatcher.on_follow = desk.dispatcher.on_grown = desk.dispatcher.on_cancel = (
-        noticed.append
+    desk.dispatcher.notices.subscribe(
+        ResponseCallbacks(noticed.append, noticed.append, noticed.append, unexpected)
     )
     entry = await redis.xadd(stream, {"f": messages.encode(notices)})
     await eventually(lambda: len(noticed) == 3, what="the three notices")

@@ -23,8 +23,8 @@ from contract.messages import (
 )
 from contract.outcomes import FailureCode, FinishReason
 from contract.queue import JOBS_AT_ONCE, Claim, EnqueueReport, JobQueue, LeaseReport
-from gateway.dispatch import dispatcher as dispatching
 from gateway.dispatch.generation import Generation
+from gateway.dispatch.retries import MAX_REVIVALS
 from gateway.errors import OverloadedError, TenantQueueFullError
 from tests.gateway.conftest import eventually, nothing_left
 from tests.gateway.desk import GATEWAY, MODEL, Desk, begun, failure, take, texts
@@ -135,7 +135,7 @@ async def test_job_of_which_frames_are_lost_again_and_again_fails(
 ) -> None:
     generation, claim = await begun(desk, worker)
     assert texts(await take(generation, 1)) == ["a"]
-    for _ in range(dispatching.MOST_REVIVALS):
+    for _ in range(MAX_REVIVALS):
         await worker.skip_frame(GATEWAY)
         await worker.say(claim, "lost")
         claim = await worker.claim_one()
@@ -334,7 +334,7 @@ async def test_goodbye_removes_what_workers_look_at(desk: Desk, redis: "Redis") 
     assert not await redis.exists(keys.gateway_alive(GATEWAY), keys.replies(GATEWAY))
 
 
-@pytest.mark.parametrize("step", ["_read_replies", "beat", "_reclaim", "catalogue"])
+@pytest.mark.parametrize("step", ["_read_replies", "beat", "reclaim", "catalogue"])
 async def test_loops_end_though_redis_swallows_the_cancellation(
     redis: "Redis", monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
@@ -352,6 +352,8 @@ async def test_loops_end_though_redis_swallows_the_cancellation(
     elif step == "catalogue":
         loop = desk.catalogue.run
         monkeypatch.setattr(desk.catalogue, "refresh", swallow)
+    elif step == "reclaim":
+        monkeypatch.setattr(desk.dispatcher._leases, step, swallow)
     else:
         monkeypatch.setattr(desk.dispatcher, step, swallow)
     task = asyncio.create_task(loop())

@@ -56,7 +56,10 @@ async def failures(
     failures: list[str] = []
     reservations: Any = leases
     line = Heartbeat(
-        redis_server.url, desk.dispatcher, reservations, on_failure=lambda: failures.append("x")
+        redis_server.url,
+        desk.dispatcher.presence,
+        reservations,
+        on_failure=lambda: failures.append("x"),
     )
     line.start()
     yield failures

@@ -12,7 +12,8 @@ from contract.messages import JobFailed, JobFinished, JobLost
 from contract.outcomes import FailureCode
 from contract.queue import JobQueue, RequeueResult
 from contract.receipts import JobReceipt, JobState
-from gateway.dispatch import dispatcher as dispatching
+from gateway.dispatch import silence
+from gateway.dispatch.retries import MAX_LOSSES
 from tests.gateway.conftest import eventually, nothing_left
 from tests.gateway.desk import (
     GATEWAY,
@@ -64,7 +65,7 @@ async def test_job_lost_again_and_again_without_a_token_fails(
     desk: Desk, worker: FakeWorker, redis: "Redis"
 ) -> None:
     generation = await desk.request()
-    for attempt in range(1, dispatching.MOST_LOSSES + 1):
+    for attempt in range(1, MAX_LOSSES + 1):
         claim = await worker.claim_one()
         assert (claim.attempt, claim.job.is_suspect) == (attempt, attempt > 1)
         await worker.lose(claim)
@@ -77,15 +78,15 @@ async def test_job_that_gets_a_token_from_each_worker_is_lost_as_often_as_need_b
     desk: Desk, worker: FakeWorker
 ) -> None:
     generation = await desk.request()
-    for number in range(2 * dispatching.MOST_LOSSES):
+    for number in range(2 * MAX_LOSSES):
         claim = await worker.claim_one()
         assert not claim.job.is_suspect
         await worker.say(claim, str(number))
         await worker.lose(claim)
     claim = await worker.claim_one()
     await worker.finish(claim)
-    replies = await take(generation, 2 * dispatching.MOST_LOSSES + 1)
-    assert texts(replies) == [str(number) for number in range(2 * dispatching.MOST_LOSSES)]
+    replies = await take(generation, 2 * MAX_LOSSES + 1)
+    assert texts(replies) == [str(number) for number in range(2 * MAX_LOSSES)]
 
 
 async def test_loss_after_a_requeue_whose_answer_got_lost_is_noticed(
@@ -118,8 +119,8 @@ async def test_job_that_is_not_yet_on_the_queue_is_put_there_once(
     enqueue = JobQueue.enqueue
 
     async def enqueue_late(queue: JobQueue, *arguments: Any, **options: Any) -> Any:
-        (ticket,) = desk.dispatcher._tickets.values()
-        ticket.heard_at -= 3600
+        (ticket,) = desk.dispatcher._jobs.tickets.values()
+        ticket.last_reply_at -= 3600
         await desk.look_after_jobs()
         return await enqueue(queue, *arguments, **options)
 
@@ -170,7 +171,7 @@ async def test_silent_job_that_is_leased_goes_on(
 ) -> None:
     generation = await desk.request()
     claim = await worker.claim_one()
-    monkeypatch.setattr(dispatching, "SILENCE_SECONDS", 0.0)
+    monkeypatch.setattr(silence, "SILENCE_SECONDS", 0.0)
     ticket_of(desk, generation).check_at = 0.0
     await desk.look_after_jobs()
     assert desk.dispatcher.jobs_in_flight == 1
@@ -195,7 +196,7 @@ async def owner(open_desk: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) 
     async def looks_away() -> None:
         """Find none."""
 
-    monkeypatch.setattr(owner.dispatcher, "_reclaim", looks_away)
+    monkeypatch.setattr(owner.dispatcher._leases, "reclaim", looks_away)
     await owner.close()
     await owner.open()
     return owner

@@ -11,7 +11,7 @@ import pytest
 from redis.asyncio import Redis
 
 from contract import keys
-from gateway.dispatch.dispatcher import ALIVE_SECONDS
+from gateway.dispatch.presence import ALIVE_SECONDS
 from tests.gateway.coming_back import Reader
 from tests.gateway.conftest import (
     GATEWAY_SETTINGS,

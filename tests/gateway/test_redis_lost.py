@@ -94,7 +94,7 @@ async def restart(server: RedisServer, client: "Redis") -> None:
 
 def end_the_time_of_workers(desk: Desk) -> None:
     """End the time in which workers report what they hold."""
-    desk.dispatcher._resume_after_seconds = 0.0
+    desk.dispatcher.presence._resume_after_seconds = 0.0
 
 
 async def test_worker_that_lives_keeps_its_job_if_redis_does(
@@ -108,7 +108,7 @@ async def test_worker_that_lives_keeps_its_job_if_redis_does(
     if is_kept(server):
         assert lost == []
         end_the_time_of_workers(desk)
-        await desk.dispatcher._reclaim()
+        await desk.dispatcher._leases.reclaim()
         await desk.look_after_jobs()
         await worker.say(claim, "b")
         await worker.finish(claim)

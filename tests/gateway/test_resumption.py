@@ -31,9 +31,9 @@ from contract.outcomes import FailureCode, FinishReason
 from contract.queue import Claim, JobQueue, LeaseReport, RequeueResult
 from contract.receipts import JobReceipt, JobState
 from contract.sampling import SamplingSpec
-from gateway.dispatch.dispatcher import UNSERVED_SECONDS
 from gateway.dispatch.generation import Generation
-from gateway.dispatch.ticket import MOST_KEPT
+from gateway.dispatch.silence import UNSERVED_SECONDS
+from gateway.dispatch.ticket import MAX_KEPT
 from tests.gateway.conftest import eventually, nothing_left
 from tests.gateway.desk import GATEWAY, MODEL, Desk, begun, failure, take, texts, ticket_of
 from tests.support.fake_worker import FakeWorker
@@ -391,15 +391,15 @@ async def test_worker_that_says_too_much_to_be_kept_is_fenced_off(
         await tell_lost(redis, claim)
         await began.wait()
         for _ in range(9):
-            deltas = [worker.next_delta(claim, "b") for _ in range(MOST_KEPT // 8)]
+            deltas = [worker.next_delta(claim, "b") for _ in range(MAX_KEPT // 8)]
             await worker.send(GATEWAY, deltas=deltas)
         await desk.catch_up()
         may_go_on.set()
         again = await worker.claim_one()
     assert again.attempt == 2
-    assert again.job.resumption == received(1 + MOST_KEPT)
+    assert again.job.resumption == received(1 + MAX_KEPT)
     await worker.finish(again)
-    assert len(texts(await take(generation, MOST_KEPT + 2))) == MOST_KEPT + 1
+    assert len(texts(await take(generation, MAX_KEPT + 2))) == MAX_KEPT + 1
 
 
 async def test_frame_lost_while_its_job_is_taken_to_be_lost_is_noticed(
@@ -599,7 +599,7 @@ async def test_begun_job_waits_for_another_worker_though_nobody_serves_the_model
     assert await failure(fresh) is FailureCode.NO_WORKER
     await desk.look_after_jobs()
     assert desk.dispatcher.jobs_in_flight == 1
-    desk.dispatcher._queue_timeout_seconds = 0.0  # It has waited for so long.
+    desk.dispatcher._silent_jobs._queue_timeout_seconds = 0.0  # It has waited for so long.
     assert await failure(generation) is FailureCode.WORKER_LOST
     await eventually(lambda: nothing_left(redis, MODEL), what="the job being dropped")
 

@@ -12,7 +12,7 @@ from contract import keys
 from contract.messages import JobStarted
 from contract.outcomes import FailureCode
 from contract.queue import Claim
-from gateway.dispatch import dispatcher as dispatching
+from gateway.dispatch import silence
 from gateway.errors import RateLimitError
 from gateway.responses.store import ResponseState
 from gateway.tenancy.limits import Limits
@@ -163,7 +163,7 @@ async def test_old_owner_that_was_only_slow_settles_nothing_and_stops(
 async def test_old_owner_that_does_not_know_yet_neither_settles_nor_cancels(
     open_house: OpenHouse, worker: FakeWorker, redis: "Redis", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dispatching, "SILENCE_SECONDS", LATE)
+    monkeypatch.setattr(silence, "SILENCE_SECONDS", LATE)
     first = await open_house("gw1", journal_seconds=LATE)
     second = await open_house("gw2")
     request, _ = await begun(first, worker)

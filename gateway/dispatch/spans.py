@@ -1,4 +1,4 @@
-"""Trace spans of a job's attempts.
+"""Attempt spans: trace spans of a job's attempts.
 
 A span lasts from the time the job is enqueued until the attempt ends or is lost. The worker's spans
 are its children. The gateway exports the span, so the trace shows an attempt even if its worker was
@@ -22,7 +22,7 @@ from contract.tracing import (
 from gateway import tracing
 
 
-class Attempts:
+class AttemptSpans:
     """The attempt spans of one job. At most one is open; a job of an untraced request has none."""
 
     __slots__ = ("_earlier", "_model", "_request", "_span")

@@ -1,0 +1,156 @@
+"""Output of a job: everything received from its attempts, from which another worker resumes."""
+
+from array import array
+
+import msgspec
+
+from contract.messages import (
+    Delta,
+    GenerationJob,
+    JobFailed,
+    JobFinished,
+    JobStarted,
+    PromptScored,
+    Resumption,
+    SequenceProgress,
+)
+from contract.outcomes import FinishReason
+from gateway import telemetry
+from gateway.dispatch.generation import JobMessage
+
+
+class Progress:
+    """The output received of one sequence. Takes about four bytes for each token."""
+
+    __slots__ = ("cumulative_logprob", "finish_reason", "stop_reason", "token_ids")
+
+    def __init__(self) -> None:
+        self.token_ids = array("i")
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | str | None = None
+        self.cumulative_logprob = 0.0
+
+    def add(self, delta: Delta) -> None:
+        """Apply the next delta."""
+        self.token_ids.fromlist(delta.token_ids)
+        self.cumulative_logprob = delta.cumulative_logprob
+        if delta.finish_reason is not None:
+            self.finish_reason = delta.finish_reason
+            self.stop_reason = delta.stop_reason
+
+    def snapshot(self) -> SequenceProgress:
+        """Return the progress as it is sent to another worker."""
+        return SequenceProgress(
+            self.token_ids.tolist(), self.finish_reason, self.stop_reason, self.cumulative_logprob
+        )
+
+
+class JobOutput:
+    """The output of one job so far, without its text."""
+
+    __slots__ = (
+        "_first_token_at",
+        "_is_prompt_scored",
+        "_is_replicated",
+        "_job",
+        "_last_tokens_at",
+        "_latency",
+        "_received",
+        "_sequences",
+        "_started",
+    )
+
+    def __init__(self, job: GenerationJob, model: str) -> None:
+        self._job = job
+        self._is_replicated = job.is_replicated
+        self._sequences = [Progress() for _ in range(job.sequences)]
+        self._received = [0] * (job.n if self._is_replicated else job.sequences)
+        """Tokens received of each choice, or of each candidate where sequences are ranked."""
+        self._last_tokens_at = [0.0] * len(self._received)
+        """When the last tokens of each of them arrived; 0 if none have arrived."""
+        self._first_token_at: float | None = None
+        self._started: JobStarted | None = None
+        self._is_prompt_scored = False
+        self._latency = telemetry.INTER_TOKEN_LATENCY.labels(model)
+
+    def add(self, delta: Delta) -> bool:
+        """Apply new tokens.
+
+        Returns False, changing nothing, if they do not directly follow the last ones.
+        """
+        choice, received = delta.choice, self._received
+        if not 0 <= choice < len(received) or delta.start != received[choice]:
+            return False
+        try:
+            if choice == 0 or not self._is_replicated:
+                self._sequences[choice].add(delta)
+        except OverflowError:
+            # No vocabulary has such a token id.
+            return False
+        if delta.token_ids:
+            received[choice] += len(delta.token_ids)
+        return True
+
+    def note_latency(self, choice: int, tokens: int, now: float) -> None:
+        """Record the inter-token latency of one or more tokens that just arrived."""
+        before = self._last_tokens_at[choice]
+        if before:
+            self._latency.observe((now - before) / tokens)
+        else:
+            self._first_token_at = self._first_token_at or now
+        self._last_tokens_at[choice] = now
+
+    def receive(self, message: JobStarted | PromptScored | JobFinished | JobFailed) -> bool:
+        """Apply another message than a delta. Return False if it contradicts the output."""
+        if isinstance(message, JobFinished):
+            return self._is_complete(message)
+        if isinstance(message, JobStarted):
+            self._started = self._started or message
+        elif isinstance(message, PromptScored):
+            self._is_prompt_scored = True
+        return True
+
+    def replay(self, message: JobMessage, now: float) -> bool:
+        """Apply a message that another gateway received. Return False if it contradicts others."""
+        if not isinstance(message, Delta):
+            return self.receive(message)
+        if message.token_ids:
+            self._first_token_at = self._first_token_at or now
+        return self.add(message)
+
+    def is_known(self, message: JobMessage) -> bool:
+        """Whether an earlier attempt sent the same message."""
+        if isinstance(message, JobStarted):
+            return self._started is not None
+        return isinstance(message, PromptScored) and self._is_prompt_scored
+
+    def with_total_duration(self, finished: JobFinished, now: float) -> JobFinished:
+        """Return the final message with the generation time of all attempts."""
+        if self._first_token_at is None:
+            return finished
+        generation_ms = (now - self._first_token_at) * 1000
+        return msgspec.structs.replace(finished, generation_ms=generation_ms)
+
+    def resumption(self, last_reply_at: float) -> Resumption | None:
+        """Return the output for the next worker; None if there is none."""
+        began_at, started = self._first_token_at, self._started
+        has_received = began_at is not None or any(each.finish_reason for each in self._sequences)
+        if not has_received and started is None and not self._is_prompt_scored:
+            return None
+        return Resumption(
+            [each.snapshot() for each in self._sequences],
+            prompt_tokens=started.prompt_tokens if started else 0,
+            cached_tokens=started.cached_tokens if started else 0,
+            is_prompt_scored=self._is_prompt_scored,
+            generation_ms=0.0 if began_at is None else max(last_reply_at - began_at, 0.0) * 1000,
+        )
+
+    def _is_complete(self, finished: JobFinished) -> bool:
+        if finished.completion_tokens != sum(self._received):
+            return False
+        if not self._job.is_ranked:
+            return True
+        chosen = set(finished.chosen)
+        return len(chosen) == len(finished.chosen) == self._job.n and chosen <= set(
+            range(len(self._sequences))
+        )

@@ -1,0 +1,78 @@
+"""Presence: the gateway's heartbeat in Redis, and outages of Redis."""
+
+import logging
+import time
+from typing import Any
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from contract import keys
+
+ALIVE_SECONDS = 6
+"""Other processes consider a gateway dead after this long without a heartbeat."""
+
+logger = logging.getLogger(__name__)
+
+
+class Presence:
+    """The registration of one gateway process, and how long Redis has been up."""
+
+    def __init__(self, gateway: str, client: "Redis", *, resume_after_seconds: float) -> None:
+        """Create the presence; processes announce themselves within `resume_after_seconds`."""
+        self.gateway = gateway
+        self.outages = 0
+        """Outages and restarts of Redis that were detected."""
+        self.is_announced = False
+        """Whether a heartbeat was sent since the last outage."""
+        self._client = client
+        self._resume_after_seconds = resume_after_seconds
+        self._run_id = ""
+        self._began_at = time.monotonic()
+        self._steady_since = float("-inf")
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether Redis has been up long enough for every live process to have announced itself."""
+        return time.monotonic() - self._steady_since >= self._resume_after_seconds
+
+    def may_judge_others(self) -> bool:
+        """Whether other gateways had time to announce themselves to a restarted Redis."""
+        return time.monotonic() - self._began_at >= self._resume_after_seconds
+
+    def note_outage(self) -> None:
+        """Give workers time to report the jobs they hold before any job counts as lost."""
+        self.outages += 1
+        self._steady_since = time.monotonic()
+        self.is_announced = False
+
+    async def beat(self) -> None:
+        """Send a heartbeat and detect a restarted or replaced Redis. Raises RedisError."""
+        pipeline = self._announcement(self._client)
+        pipeline.execute_command("INFO", "server")
+        *_, server = await pipeline.execute()
+        run_id = str(server["run_id"])
+        if self._run_id and run_id != self._run_id:
+            self.note_outage()
+        self._run_id = run_id
+        self.is_announced = True
+
+    async def announce(self, client: "Redis") -> None:
+        """Send a heartbeat.
+
+        May be called in another event loop, with a client of that loop. Raises RedisError.
+        """
+        await self._announcement(client).execute()
+
+    async def deregister(self) -> None:
+        """Remove this gateway's keys, so that workers stop its remaining jobs at once."""
+        try:
+            await self._client.delete(keys.gateway_alive(self.gateway), keys.replies(self.gateway))
+        except RedisError as error:
+            logger.warning("cannot deregister the gateway: %s", type(error).__name__)
+
+    def _announcement(self, client: "Redis") -> Any:
+        pipeline = client.pipeline(transaction=False)
+        pipeline.execute_command("SET", keys.gateway_alive(self.gateway), 1, "EX", ALIVE_SECONDS)
+        pipeline.execute_command("EXPIRE", keys.replies(self.gateway), ALIVE_SECONDS * 10)
+        return pipeline
