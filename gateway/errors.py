@@ -341,7 +341,7 @@ class IdempotencyConflictError(ConflictError):
 
     def __init__(self) -> None:
         super().__init__(
-            "The Idempotency-Key was used with another body, path or dialect before.",
+            "The Idempotency-Key was already used with a different body, path or dialect.",
             param="Idempotency-Key",
         )
 
@@ -353,7 +353,7 @@ class IdempotencyInProgressError(ConflictError):
 
     def __init__(self) -> None:
         super().__init__(
-            "A request with this Idempotency-Key is being admitted right now.",
+            "A request with this Idempotency-Key is still being admitted.",
             param="Idempotency-Key",
             retry_after_seconds=1.0,
         )
@@ -481,7 +481,7 @@ class RateLimitError(_LimitError):
 
 
 class TenantQueueFullError(ApiError):
-    """The tenant has reached its maximum number of waiting requests."""
+    """The tenant has reached its limit of waiting requests or of request bodies in memory."""
 
     status = 429
     type = "rate_limit_error"
@@ -489,7 +489,7 @@ class TenantQueueFullError(ApiError):
 
 
 class TooManyUnpaidError(ApiError):
-    """The caller has reached a limit on requests that cost nothing.
+    """The caller has reached a rate limit on unpaid requests or failed logins.
 
     `code` names the limit.
     """
@@ -523,8 +523,8 @@ class UnservedModelError(ServiceUnavailableError):
     Args:
         message: Message for the client.
         retry_after_seconds: Time after which the client should retry.
-        model: The model's own name, if the request was rejected for this reason before any of it
-            ran.
+        model: The model's own name if the request was rejected before any of its jobs ran, else
+            empty.
     """
 
     def __init__(
@@ -582,7 +582,7 @@ class GenerationFailedError(ServiceUnavailableError):
 
 
 class PoisonousRequestError(ApiError):
-    """Engines died while they ran the request, so no further engine gets it."""
+    """Engines crashed while they ran the request, so it is not retried."""
 
     code = "poisonous_request"
     should_retry = False

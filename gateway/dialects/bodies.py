@@ -40,8 +40,8 @@ class SharedParameters(
 
     model: str | None = Field(
         default=None,
-        description="Model to use, from `GET /v1/models`. Required in dialects openai, fireworks and "
-        "omlx; in others your account's default model is taken.",
+        description="The model, from `GET /v1/models`. Required in dialects openai, fireworks and "
+        "omlx; in others, the account's default model is used if absent.",
     )
 
 
@@ -94,21 +94,21 @@ def shared_extra(body: SharedParameters) -> list[str]:
 
 
 def check_end_is_free(request: GenerationRequest, *, tools_param: str) -> None:
-    """Raise InvalidParameterError if a constrained text may be unable to end when complete.
+    """Raise InvalidParameterError for parameters that conflict with the end of constrained text.
 
     `tools_param` is the parameter that errors name if tools constrain the text.
     """
     constraint = _constraint(request, tools_param)
     if constraint is None:
         return
-    ends = "the text ends where its structure is complete."
+    ends = "constrained text ends as soon as it is complete."
     for name, is_given, why in (
         ("ignore_eos", request.sampling.ignore_eos, ends),
         ("min_tokens", request.sampling.min_tokens > 0, ends),
         (
             "allowed_token_ids",
             bool(request.sampling.allowed_token_ids),
-            "they may leave no token to go on with.",
+            "the allowed tokens may not suffice to complete the text.",
         ),
     ):
         if is_given:

@@ -30,15 +30,15 @@ class SharedChoiceParameters(Parameters):
         default=None, description="Another name of `n`."
     )
     return_token_ids: bool | None = Field(
-        default=None, description="Report the ids of prompt and completion tokens. Default: false."
+        default=None, description="Return the ids of prompt and completion tokens. Default: false."
     )
     return_tokens: bool | None = Field(
         default=None, description="Another name of `return_token_ids`."
     )
     skip_special_tokens: bool | None = Field(
         default=None,
-        description="Whether special tokens are left out of the text; end-of-text and stop tokens "
-        "always are. Default: true.",
+        description="Whether to omit special tokens from the text; end-of-text and stop tokens are "
+        "always omitted. Default: true.",
     )
 
 
@@ -47,18 +47,19 @@ class ChoiceParameters(SharedChoiceParameters):
 
     best_of: Annotated[int, bounded(N), INTEGRAL] | None = Field(
         default=None,
-        description="Sample this many (at least `n`) and return the `n` with the highest mean "
-        "log-probability; all are billed. Cannot be streamed when larger than `n`. In dialect mistralrs: "
-        "sample `n` and return this many of them (at most `n`), the likeliest first. Default: n.",
+        description="Sample this many sequences (at least `n`) and return the `n` with the highest "
+        "mean log-probability; all are billed. Cannot be streamed if larger than `n`. In dialect "
+        "mistralrs: sample `n` and return this many (at most `n`), the likeliest first. Default: "
+        "n.",
     )
     logprobs: Any = Field(
         default=None,
-        description="Report log-probabilities of the chosen and this many of the likeliest tokens; true "
-        "stands for 1. At most 5 in dialects openai and fireworks, 20 in others.",
+        description="Return log-probabilities of the sampled token and of this many likeliest "
+        "tokens; true means 1. At most 5 in dialects openai and fireworks, 20 in others.",
         json_schema_extra=_LOGPROBS_SCHEMA,
     )
     n_probs: Annotated[int, bounded(COUNT), INTEGRAL] | None = Field(
-        default=None, description="Another name of `logprobs`; 0 reports nothing."
+        default=None, description="Another name of `logprobs`; 0 returns none."
     )
 
 
@@ -67,18 +68,19 @@ class ChatChoiceParameters(SharedChoiceParameters):
 
     logprobs: Any = Field(
         default=None,
-        description="Whether log-probabilities of the chosen tokens are reported; a number stands for true "
-        "and is the same as `top_logprobs`. Default: false.",
+        description="Whether to return log-probabilities of the sampled tokens; a number means "
+        "true and sets `top_logprobs`. Default: false.",
         json_schema_extra=_LOGPROBS_SCHEMA,
     )
     top_logprobs: Annotated[int, bounded(LOGPROBS), INTEGRAL] | None = Field(
         default=None,
-        description="Report this many of the likeliest tokens as well, if `logprobs` is true. At most 5 in "
+        description="Also return this many likeliest tokens if `logprobs` is true. At most 5 in "
         "dialect fireworks. Default: 0.",
     )
     n_probs: Annotated[int, bounded(COUNT), INTEGRAL] | None = Field(
         default=None,
-        description="Another name of `top_logprobs`, which needs no `logprobs`; 0 reports nothing.",
+        description="Another name of `top_logprobs` that does not require `logprobs`; 0 returns "
+        "none.",
     )
 
 
@@ -98,7 +100,7 @@ def read_fan_out(
         sampled = _best_of_sampled(body.best_of, n)
     if is_streamed and sampled > kept:
         raise InvalidParameterError(
-            f"'best_of' other than n ({n}) cannot be streamed. Given: {body.best_of}.",
+            f"'best_of' must equal n ({n}) if 'stream' is true. Given: {body.best_of}.",
             param="best_of",
         )
     return kept, sampled, ranking
@@ -107,7 +109,7 @@ def read_fan_out(
 def _best_of_sampled(best_of: int, n: int) -> int:
     if best_of < n:
         raise InvalidParameterError(
-            f"'best_of' must be >= n ({n}). Given: {best_of}.", param="best_of"
+            f"'best_of' must be at least n ({n}). Given: {best_of}.", param="best_of"
         )
     return best_of
 
@@ -115,7 +117,7 @@ def _best_of_sampled(best_of: int, n: int) -> int:
 def _best_of_kept(best_of: int, n: int) -> int:
     if best_of > n:
         raise InvalidParameterError(
-            f"'best_of' must be <= n ({n}) in this dialect. Given: {best_of}.", param="best_of"
+            f"'best_of' must be at most n ({n}) in this dialect. Given: {best_of}.", param="best_of"
         )
     return best_of
 
@@ -131,7 +133,7 @@ def read_chat_n(body: SharedChoiceParameters, *, most: int) -> int:
     """Return the number of choices, at most `most`. Raises InvalidParameterError."""
     n = agreed(n=body.n, n_cmpl=body.n_cmpl) or 1
     if n > most:
-        raise InvalidParameterError(f"'n' must be <= {most}. Given: {n}.", param="n")
+        raise InvalidParameterError(f"'n' must be at most {most}. Given: {n}.", param="n")
     return n
 
 
@@ -143,7 +145,7 @@ def read_top_logprobs(body: ChatChoiceParameters, profile: Profile) -> int | Non
     is_on, count = _chat_logprobs(body.logprobs)
     if body.top_logprobs and not (is_on or body.n_probs):
         raise InvalidParameterError(
-            f"'top_logprobs' needs 'logprobs' true. Given: {body.top_logprobs}.",
+            f"'top_logprobs' requires 'logprobs' true. Given: {body.top_logprobs}.",
             param="top_logprobs",
         )
     given = {
@@ -168,8 +170,10 @@ def _chat_logprobs(value: object) -> tuple[bool, int | None]:
 
 def _checked_count(count: int | None, name: str, *, most: int) -> int | None:
     if count is not None and not 0 <= count <= most:
-        sign, bound = (">=", 0) if count < 0 else ("<=", most)
-        raise InvalidParameterError(f"'{name}' must be {sign} {bound}. Given: {count}.", param=name)
+        comparison, bound = ("at least", 0) if count < 0 else ("at most", most)
+        raise InvalidParameterError(
+            f"'{name}' must be {comparison} {bound}. Given: {count}.", param=name
+        )
     return count
 
 

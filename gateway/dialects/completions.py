@@ -1,4 +1,4 @@
-"""Completions: the body of `POST /v1/completions` and its `GenerationRequest`.
+"""Completions: the body of `POST /v1/completions`, and its conversion to a `GenerationRequest`.
 
 The other modules of this package define the parameters by topic. This module combines them and has
 the rules that concern more than one topic.
@@ -113,7 +113,7 @@ def _ignored(body: CompletionRequest) -> tuple[str, ...]:
 def _check_fan_out(prompts: list[Prompt], best_of: int, *, max_prompts: int) -> None:
     if len(prompts) * best_of > max_prompts:
         raise InvalidParameterError(
-            f"'prompt' must have at most {max_prompts} prompts, times best_of (or n). "
+            f"'prompt' must have at most {max_prompts} prompts, multiplied by best_of or n. "
             f"Given: {len(prompts)} prompts, best_of {best_of}.",
             param="prompt",
         )
@@ -122,7 +122,8 @@ def _check_fan_out(prompts: list[Prompt], best_of: int, *, max_prompts: int) -> 
 def _check_combinations(request: GenerationRequest) -> None:
     if request.echo and request.logprobs is not None and any(request.images):
         raise InvalidParameterError(
-            "'images' cannot be combined with 'echo' and 'logprobs': images have no log-probabilities.",
+            "'images' cannot be combined with 'echo' and 'logprobs': images have no "
+            "log-probabilities.",
             param="images",
         )
     structure, tool_use = request.structure, request.tool_use

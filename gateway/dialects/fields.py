@@ -122,7 +122,8 @@ def read_token_id(value: object, name: str) -> int:
     token = integer(value)
     if token is None or not TOKEN_ID.minimum <= token <= TOKEN_ID.maximum:
         raise InvalidParameterError(
-            f"'{name}' must have token ids, which are integers >= 0. Given: {shown(value)}.",
+            f"'{name}' must have token ids, which are non-negative integers. "
+            f"Given: {shown(value)}.",
             param=name,
         )
     return token

@@ -45,10 +45,10 @@ class ImageParameters(Parameters):
 
     images: Any = Field(
         default=None,
-        description="Images as data URIs (`data:image/png;base64,...`; JPEG, PNG, WebP or GIF), one for "
-        f"each `{IMAGE_MARK}` in the prompt's text, in their order; for several prompts a list of such "
-        f"lists. At most {MAX_IMAGES} images of at most {MAX_IMAGE_BYTES // 2**20} MiB. The model must "
-        "see images.",
+        description="Images as data URIs (`data:image/png;base64,...`; JPEG, PNG, WebP or GIF), "
+        f"one for each `{IMAGE_MARK}` in the prompt's text, in order; for several prompts, a list "
+        f"of such lists. At most {MAX_IMAGES} images of at most {MAX_IMAGE_BYTES // 2**20} MiB. "
+        "The model must support images.",
         json_schema_extra=IMAGES_SCHEMA,
     )
 
@@ -136,8 +136,8 @@ def decoded_image(uri: str, path: str, *, param: str) -> bytes:
         ) from None
     if not content.startswith(SIGNATURES[media_type]):
         raise InvalidParameterError(
-            f"'{path}' must be a file of the type that it declares. Given: {media_type} that begins "
-            f"with {shown(content[:8].hex())} in hexadecimal.",
+            f"'{path}' must be a file of its declared type. Given: {media_type}, first bytes "
+            f"{shown(content[:8].hex())} in hexadecimal.",
             param=param,
         )
     return content

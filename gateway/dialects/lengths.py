@@ -47,14 +47,14 @@ class RepetitionDetectionParameters(Parameters):
 
     max_pattern_size: Annotated[int, bounded(PATTERN_SIZE), INTEGRAL] | None = Field(
         default=None,
-        description="Longest repeated pattern that is looked for, in tokens; 0: none is.",
+        description="Longest pattern to detect, in tokens; 0 disables detection.",
     )
     min_pattern_size: Annotated[int, bounded(PATTERN_SIZE), INTEGRAL] | None = Field(
-        default=None, description="Shortest repeated pattern; 0 is the same as 1."
+        default=None, description="Shortest pattern to detect, in tokens; 0 means 1."
     )
     min_count: Annotated[int, bounded(PATTERN_COUNT), INTEGRAL] | None = Field(
         default=None,
-        description="How often, one after the other, the pattern must come; at least 2.",
+        description="Consecutive repetitions of the pattern that end the choice; at least 2.",
     )
 
 
@@ -63,39 +63,39 @@ class LengthParameters(Parameters):
 
     max_tokens: Annotated[int, bounded(MAX_TOKENS), INTEGRAL] | None = Field(
         default=None,
-        description="Tokens to generate for each choice, at most. -1: all that fit into the context "
-        "window. 0: none, with `echo` only (dialect llamacpp: always allowed). Default: 16; dialects "
-        "llamacpp and mistralrs: -1; omlx: 32768.",
+        description="Maximum tokens to generate for each choice. -1: as many as fit into the "
+        "context window. 0: none; requires `echo` except in dialect llamacpp. Default: 16; "
+        "dialects llamacpp and mistralrs: -1; omlx: 32768.",
     )
     max_completion_tokens: Annotated[int, bounded(MAX_TOKENS), INTEGRAL] | None = Field(
         default=None, description="Another name of `max_tokens`."
     )
     n_predict: Annotated[int, bounded(MAX_TOKENS), INTEGRAL] | None = Field(
         default=None,
-        description="Another name of `max_tokens`; in dialect llamacpp it wins if both are given.",
+        description="Another name of `max_tokens`; dialect llamacpp uses it if both are given.",
     )
     min_tokens: Annotated[int, bounded(MIN_TOKENS), INTEGRAL] | None = Field(
         default=None,
-        description="Tokens before the end-of-text token or a stop token may come. Default: 0.",
+        description="Minimum tokens before the end-of-text token or a stop token. Default: 0.",
     )
     context_length_exceeded_behavior: (
         Annotated[ContextLengthBehavior, Field(strict=False)] | None
     ) = Field(
         default=None,
-        description="When prompt and max_tokens exceed the context window: `truncate` lowers max_tokens, "
-        "`error` refuses the request. Default: error; dialects fireworks, llamacpp, omlx and vllm: "
-        "truncate.",
+        description="If prompt and max_tokens exceed the context window: `truncate` lowers "
+        "max_tokens, `error` rejects the request. Default: error; dialects fireworks, llamacpp, "
+        "omlx and vllm: truncate.",
     )
     stop: Any = Field(
         default=None,
-        description="Strings at which generation ends; the text returned ends before them. At most 4 in "
-        f"dialects openai and fireworks, {MAX_STOP_STRINGS} in others.",
+        description="Strings at which generation ends; the returned text ends before them. At most "
+        f"4 in dialects openai and fireworks, {MAX_STOP_STRINGS} in others.",
         json_schema_extra=STOP_SCHEMA,
     )
     include_stop_str_in_output: bool | None = Field(
         default=None,
-        description="Whether the text ends with the stop string that ended it. Default: false; dialect "
-        "fireworks: true.",
+        description="Whether the returned text includes the stop string that ended it. Default: "
+        "false; dialect fireworks: true.",
     )
     stop_token_ids: Any = Field(
         default=None,
@@ -103,12 +103,12 @@ class LengthParameters(Parameters):
         json_schema_extra=array_schema({"type": "integer", "minimum": 0}, most=MAX_STOP_TOKEN_IDS),
     )
     ignore_eos: bool | None = Field(
-        default=None, description="Go on after the model's end-of-text token. Default: false."
+        default=None, description="Continue after the end-of-text token. Default: false."
     )
     t_max_predict_ms: Annotated[int, Field(ge=-1, le=COUNT.maximum), INTEGRAL] | None = Field(
         default=None,
-        description="Milliseconds after which generation ends, once a line has ended; 0 and -1: never. "
-        "Default: 0.",
+        description="Milliseconds after which generation ends at the next line break; 0 and -1: no "
+        "limit. Default: 0.",
     )
     repetition_detection: RepetitionDetectionParameters | None = Field(
         default=None, description="End a choice that repeats itself. Default: none."
@@ -120,8 +120,9 @@ class ChatLengthParameters(LengthParameters):
 
     max_tokens: Annotated[int, bounded(MAX_TOKENS), INTEGRAL] | None = Field(
         default=None,
-        description="Tokens to generate for each choice, at most, reasoning included. -1: all that fit into "
-        "the context window. 0: none, in dialect llamacpp only. Default: -1; dialect omlx: 32768.",
+        description="Maximum tokens to generate for each choice, including reasoning. -1: as many "
+        "as fit into the context window. 0: none, in dialect llamacpp only. Default: -1; dialect "
+        "omlx: 32768.",
     )
 
 
@@ -131,7 +132,7 @@ def read_max_tokens(body: LengthParameters, profile: Profile, *, is_echoed: bool
     max_tokens = profile.max_tokens if given is None else given
     if max_tokens == 0 and not is_echoed and not profile.allows_empty_completion:
         raise InvalidParameterError(
-            "'max_tokens' must be >= 1, unless 'echo' is true. Given: 0.", param="max_tokens"
+            "'max_tokens' must be at least 1, unless 'echo' is true. Given: 0.", param="max_tokens"
         )
     return max_tokens
 
@@ -142,7 +143,7 @@ def read_chat_max_tokens(body: LengthParameters, profile: Profile) -> int:
     max_tokens = profile.chat_max_tokens if given is None else given
     if max_tokens == 0 and not profile.allows_empty_completion:
         raise InvalidParameterError(
-            "'max_tokens' must be >= 1, or -1 for all that fit. Given: 0.", param="max_tokens"
+            "'max_tokens' must be at least 1, or -1. Given: 0.", param="max_tokens"
         )
     return max_tokens
 
@@ -165,7 +166,7 @@ def read_min_tokens(body: LengthParameters, *, max_tokens: int) -> int:
     min_tokens = body.min_tokens or 0
     if 0 <= max_tokens < min_tokens:
         raise InvalidParameterError(
-            f"'min_tokens' must be <= max_tokens ({max_tokens}). Given: {min_tokens}.",
+            f"'min_tokens' must be at most max_tokens ({max_tokens}). Given: {min_tokens}.",
             param="min_tokens",
         )
     return min_tokens
@@ -214,13 +215,13 @@ def read_repetition_detection(body: LengthParameters) -> RepetitionDetection | N
     least, count = given.min_pattern_size or 1, given.min_count or 0
     if least > given.max_pattern_size:
         raise InvalidParameterError(
-            "'repetition_detection.min_pattern_size' must be <= max_pattern_size "
+            "'repetition_detection.min_pattern_size' must be at most max_pattern_size "
             f"({given.max_pattern_size}). Given: {least}.",
             param="repetition_detection.min_pattern_size",
         )
     if count < 2:
         raise InvalidParameterError(
-            f"'repetition_detection.min_count' must be >= 2. Given: {count}.",
+            f"'repetition_detection.min_count' must be at least 2. Given: {count}.",
             param="repetition_detection.min_count",
         )
     return RepetitionDetection(

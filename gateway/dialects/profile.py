@@ -99,7 +99,7 @@ class Profile:
     """Whether a failed stream sends finish reason `error` for every unfinished choice."""
     reasoning_member: str = "reasoning_content"
     """The field that contains the reasoning in a chat response."""
-    tells_missing_parts: bool = False
+    has_null_parts: bool = False
     """Whether a chat message has null for absent reasoning and calls."""
     timing: TimingShape = TimingShape.NONE
     error_style: ErrorStyle = ErrorStyle.OPENAI
@@ -174,7 +174,7 @@ PROFILES: dict[Dialect, Profile] = {
             most_xtc_threshold=0.5,
             spares_special_tokens_in_xtc=True,
             allows_stream_options_without_stream=True,
-            tells_missing_parts=True,
+            has_null_parts=True,
             timing=TimingShape.OMLX,
         ),
         Profile(

@@ -12,7 +12,7 @@ from gateway.settings import Settings
 
 DIALECT_HEADER = "X-Api-Dialect"
 DEFAULT_MODEL = "default"
-"""The model name with which mistral.rs clients request the only model."""
+"""The model name that mistral.rs clients send to request the only model."""
 
 _DIALECTS = {str(dialect): dialect for dialect in Dialect}
 
@@ -77,7 +77,7 @@ def _named(header: str) -> Dialect:
 def _announced(name: str) -> Dialect | None:
     # Cached, so that the warning is logged once and not for every request of the model.
     if name and name not in _DIALECTS:
-        logger.warning("a worker announces the dialect %s, which is unknown here", shown(name))
+        logger.warning("a worker announces the unknown dialect %s", shown(name))
     return _DIALECTS.get(name)
 
 

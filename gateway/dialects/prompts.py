@@ -28,13 +28,13 @@ class TruncationParameters(Parameters):
 
     truncate_sequence: bool | None = Field(
         default=None,
-        description="Whether a prompt that is too long loses its first tokens, so that max_tokens fit, "
-        "instead of being refused. Default: false.",
+        description="Whether to cut the first tokens of a prompt that is too long, so that "
+        "max_tokens fit, instead of rejecting it. Default: false.",
     )
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=COUNT.maximum), INTEGRAL] | None = Field(
         default=None,
-        description="Keep this many of the prompt's last tokens; -1 keeps all that fit, as "
-        "`truncate_sequence` does. Default: keep all, and refuse a prompt that is too long.",
+        description="Keep this many of the prompt's last tokens; -1 keeps all that fit, like "
+        "`truncate_sequence`. Default: keep all, and reject a prompt that is too long.",
     )
 
 
@@ -44,25 +44,26 @@ class PromptParameters(TruncationParameters):
     prompt: Any = Field(
         default=None,
         description="Text, a list of token ids, a list that mixes both, or a list of such prompts. "
-        "Required, but for dialect openai: there the model starts from its begin-of-text token.",
+        "Required except in dialect openai, whose default is the model's begin-of-text token.",
         json_schema_extra=PROMPT_SCHEMA,
     )
     add_special_tokens: bool | None = Field(
         default=None,
-        description="Whether the tokenizer's own tokens, such as begin-of-text, are put around text "
+        description="Whether to add the tokenizer's own tokens, such as begin-of-text, to text "
         "prompts. Default: true.",
     )
     suffix: str | None = Field(
         default=None,
-        description="Text that the completion leads to (infill; the model must have tokens for it). "
-        "In dialect mistralrs: text that is put behind every choice.",
+        description="Text that follows the completion (infill); the model must have infill tokens. "
+        "In dialect mistralrs: text to append to every choice.",
     )
     echo: bool | None = Field(
-        default=None, description="Put the prompt before the completion. Default: false."
+        default=None, description="Return the prompt before the completion. Default: false."
     )
     echo_last: Annotated[int, bounded(COUNT), INTEGRAL] | None = Field(
         default=None,
-        description="Put only this many of the prompt's last tokens before the completion; 0: none. Default: all, if `echo`.",
+        description="Return only this many of the prompt's last tokens before the completion; 0: "
+        "none. Default: all, if `echo`.",
     )
 
 
@@ -109,7 +110,8 @@ def _one_prompt(value: object, path: str) -> Prompt:
     if not set(map(type, value)) <= {int, str}:
         position = next(i for i, piece in enumerate(value) if type(piece) not in {int, str})
         raise InvalidParameterError(
-            f"'{path}[{position}]' must be a token id or a string. Given: {shown(value[position])}.",
+            f"'{path}[{position}]' must be a token id or a string. "
+            f"Given: {shown(value[position])}.",
             param="prompt",
         )
     return value
@@ -121,7 +123,7 @@ def read_prompt_tokens_kept(body: TruncationParameters) -> int | None:
         return FIT if body.truncate_sequence else None
     if body.truncate_prompt_tokens == 0:
         raise InvalidParameterError(
-            "'truncate_prompt_tokens' must be >= 1, or -1. Given: 0.",
+            "'truncate_prompt_tokens' must be at least 1, or -1. Given: 0.",
             param="truncate_prompt_tokens",
         )
     return body.truncate_prompt_tokens
@@ -150,7 +152,7 @@ def read_suffix(
         raise InvalidParameterError("'suffix' cannot be combined with 'echo'.", param="suffix")
     if not all(isinstance(prompt, str) for prompt in prompts):
         raise InvalidParameterError(
-            "'suffix' must be used with prompts of text, not of token ids.", param="suffix"
+            "'suffix' requires prompts of text, not of token ids.", param="suffix"
         )
     if has_images:
         raise InvalidParameterError("'suffix' cannot be combined with 'images'.", param="suffix")

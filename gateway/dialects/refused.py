@@ -99,8 +99,8 @@ def read_extra(
 def _refusal(name: str, value: object, values: tuple[Any, ...]) -> str:
     if not values:
         return f"'{name}' is not supported."
-    served = " or ".join(map(shown, values))
-    return f"'{name}' is not supported, other than as {served}. Given: {shown(value)}."
+    allowed = " or ".join(map(shown, values))
+    return f"'{name}' must be {allowed}; other values are not supported. Given: {shown(value)}."
 
 
 def is_nothing(value: object) -> bool:

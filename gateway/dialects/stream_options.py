@@ -20,11 +20,12 @@ class StreamOptions(Parameters):
 
     include_usage: bool | None = Field(
         default=None,
-        description="End the stream with an extra chunk that carries only `usage`. Default: false.",
+        description="End the stream with an extra chunk that has only `usage`. Default: false.",
     )
     include_obfuscation: bool | None = Field(
         default=None,
-        description="Pad chunks so that their size does not tell how long their text is. Default: false.",
+        description="Pad chunks so that their size does not reveal the length of their text. "
+        "Default: false.",
     )
     continuous_usage_stats: bool | None = Field(
         default=None, description="Usage in every chunk is not supported. Default: false."
@@ -36,35 +37,37 @@ class DeliveryParameters(Parameters):
 
     stream: bool | None = Field(
         default=None,
-        description="Answer with server-sent events, a chunk for each step. Default: false.",
+        description="Stream the response as server-sent events. Default: false.",
     )
     background: bool | None = Field(
         default=None,
-        description="Answer at once with an id by which the completion can be read later, and run it "
-        "though nobody waits. With `stream`, the stream is one that may be left. Default: false.",
+        description="Run the request in the background: return its id at once, and the completion "
+        "on a later request. With `stream`, stream it, but do not cancel it when the client "
+        "disconnects. Default: false.",
     )
     stream_options: StreamOptions | None = Field(
         default=None,
-        description="Options of a stream. Without `stream`, refused in dialects openai, mistralrs and "
-        "vllm, and without effect in others.",
+        description="Options of a stream. Without `stream`, dialects openai, mistralrs and vllm "
+        "reject them; others ignore them.",
     )
     timings_per_token: bool | None = Field(
         default=None,
-        description="Report llama.cpp's `timings` with every chunk and in whole answers. Default: false.",
+        description="Return llama.cpp's `timings` in every chunk and in whole responses. Default: "
+        "false.",
     )
     perf_metrics_in_response: bool | None = Field(
         default=None,
-        description="Report times in the body: `metrics` in dialect vllm, else `perf_metrics`. "
+        description="Return timings in the body: `metrics` in dialect vllm, else `perf_metrics`. "
         "Default: false.",
     )
     cache_prompt: bool | None = Field(
         default=None,
-        description="Whether cached work of earlier requests with the same prompt is reused. "
+        description="Whether to reuse cached work of earlier requests with the same prefix. "
         "Default: true.",
     )
     prompt_cache_isolation_key: str | None = Field(
         default=None,
-        description="Cached work is shared only between requests of your account with the same key. "
+        description="Share cached work only between requests of the account with the same key. "
         f"At most {MAX_ISOLATION_KEY_CHARACTERS} characters.",
     )
     cache_salt: str | None = Field(
@@ -72,11 +75,11 @@ class DeliveryParameters(Parameters):
     )
     service_tier: str | None = Field(
         default=None,
-        description="How urgent the request is, at the tier's price: `flex` (cheaper, when there is "
-        "room), `default` or `priority` (first). `auto` and null: your account's tier.",
+        description="Priority of the request, at the tier's price: `flex` (when capacity is free), "
+        "`default` or `priority` (first). `auto` and null: the account's tier.",
     )
     user: str | None = Field(
-        default=None, description="Your end user's id, for abuse tracking; never an identity."
+        default=None, description="Id of the client's end user, for abuse tracking."
     )
 
 

@@ -31,14 +31,14 @@ class Need(StrEnum):
 
     SAMPLER_CHAIN = "an engine with the sampler chain"
     STRUCTURE = "an engine with structured output"
-    IMAGES = "a model that sees images"
-    INFILL = "a model with tokens for infill"
-    TOOLS = "a model with a format for tool calls"
+    IMAGES = "a model with image input"
+    INFILL = "a model with infill tokens"
+    TOOLS = "a model with a tool call format"
     CHAT = "a model with a chat template"
-    CALLS = "a model whose tool calls are found in its answers"
-    STRICT_CALLS = "a model whose format of tool calls can be enforced"
-    REASONING = "a model whose reasoning is found in its answers"
-    THINKING_BUDGET = "an engine that can end the reasoning"
+    CALLS = "a model with a tool call parser"
+    STRICT_CALLS = "a model whose tool call format can be enforced"
+    REASONING = "a model with a reasoning parser"
+    THINKING_BUDGET = "an engine with reasoning budgets"
 
 
 _SHARED_NEEDS: Mapping[str, Need] = {
@@ -121,7 +121,7 @@ def check_supported(
     for param, need in _asked(request):
         if need not in met:
             raise UnsupportedParameterError(
-                f"'{param}' is not supported by this model: it needs {need}.", param=param
+                f"'{param}' is not supported by this model. It requires {need}.", param=param
             )
     _check_images(request, max_images)
     if request.sampling.chain is not None and Need.SAMPLER_CHAIN not in met:
@@ -131,12 +131,13 @@ def check_supported(
     return request
 
 
-def refuse_ignored(names: Sequence[str]) -> None:
+def reject_ignored(names: Sequence[str]) -> None:
     """Raise UnknownParameterError if `names`, the parameters without effect, is not empty."""
     if names:
         first = names[0][:MAX_SHOWN_CHARACTERS]
         raise UnknownParameterError(
-            f"'{first}' is unknown or has no effect here, and none may be ignored.", param=first
+            f"'{first}' is unknown or has no effect; this account rejects such parameters.",
+            param=first,
         )
 
 
@@ -222,7 +223,7 @@ def _check_images(request: GenerationRequest, most: int | None) -> None:
     if most is not None and given > most:
         param = "images" if request.chat is None else "messages"
         raise InvalidParameterError(
-            f"'{param}' must have at most {most} images for a prompt of this model. Given: {given}.",
+            f"'{param}' must have at most {most} images per prompt of this model. Given: {given}.",
             param=param,
         )
 

@@ -226,7 +226,9 @@ def _check_depth(value: object) -> None:
         level = [
             child
             for node in level
-            for child in (node.values() if isinstance(node, dict) else node)  # type: ignore[attr-defined]
+            for child in (
+                node.values() if isinstance(node, dict) else node  # type: ignore[attr-defined]
+            )
             if isinstance(child, dict | list)
         ]
         if not level:
@@ -235,7 +237,7 @@ def _check_depth(value: object) -> None:
 
 
 def _too_deep() -> InvalidJsonError:
-    return InvalidJsonError(f"The body is nested too deeply; at most {MAX_DEPTH} levels are read.")
+    return InvalidJsonError(f"The body must be nested at most {MAX_DEPTH} levels deep.")
 
 
 _EXPECTATIONS = {
@@ -263,15 +265,15 @@ def _parameter_error(error: ErrorDetails) -> ApiError:
             f"'{path}' must be {_EXPECTATIONS[kind]}. Given: {value}.", param=path
         )
     bounds = {
-        "greater_than": ("> ", "gt"),
-        "greater_than_equal": (">= ", "ge"),
-        "less_than": ("< ", "lt"),
-        "less_than_equal": ("<= ", "le"),
+        "greater_than": ("greater than", "gt"),
+        "greater_than_equal": ("at least", "ge"),
+        "less_than": ("less than", "lt"),
+        "less_than_equal": ("at most", "le"),
     }
     if kind in bounds:
-        sign, name = bounds[kind]
+        comparison, name = bounds[kind]
         return InvalidParameterError(
-            f"'{path}' must be {sign}{context[name]}. Given: {value}.", param=path
+            f"'{path}' must be {comparison} {context[name]}. Given: {value}.", param=path
         )
     if kind in ("enum", "literal_error"):
         return InvalidParameterError(

@@ -1,4 +1,4 @@
-"""CheckedRequest of a chat: its prompt, and how to parse its output."""
+"""Check a chat: render its prompt, and determine how to parse its output."""
 
 from dataclasses import dataclass, replace
 
@@ -18,7 +18,7 @@ request fetches none."""
 
 @dataclass(frozen=True, slots=True)
 class CheckedChat:
-    """A chat as a completion."""
+    """A chat converted to a completion; a completion request is unchanged."""
 
     request: GenerationRequest
     """The request with its one rendered prompt and the parameters that the template ignores."""
@@ -65,6 +65,6 @@ async def check_chat(
 
 
 def _can_be_enforced(request: GenerationRequest, use: ToolUse, card: WorkerCard) -> bool:
-    """Whether a grammar can enforce the calls: in our format, or in the model's if it is known."""
-    is_ours = use.mode is not ToolMode.AUTO or request.structure is not None
-    return is_ours or Feature.STRICT_TOOLS in card.features
+    """Whether a grammar can enforce the calls, in Hermes' format or in the model's own."""
+    uses_hermes_format = use.mode is not ToolMode.AUTO or request.structure is not None
+    return uses_hermes_format or Feature.STRICT_TOOLS in card.features

@@ -1,4 +1,4 @@
-"""CheckedRequest of a request: all checks that precede the queue."""
+"""Check a request before its usage is reserved: parameters, model, prompt, grammar and size."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,7 +14,7 @@ from gateway import tracing
 from gateway.dialects.bodies import require_model
 from gateway.dialects.endpoint import Endpoint
 from gateway.dialects.request import GenerationRequest
-from gateway.dialects.support import check_supported, refuse_ignored
+from gateway.dialects.support import check_supported, reject_ignored
 from gateway.errors import InvalidParameterError, queue_unavailable
 from gateway.generation.call import Call
 from gateway.generation.chat import CheckedChat, check_chat
@@ -67,7 +67,7 @@ class CheckedRequest:
     def _most_tokens(self, tokens: int, images: int) -> int:
         """Return the maximum tokens of a prompt.
 
-        The exact number of image tokens is known when the prompt is read.
+        The engine determines the exact number of image tokens later.
         """
         most, per_image = self.card.context_window - 1, self.card.image_tokens
         if not images:
@@ -82,7 +82,7 @@ async def check_request(call: Call, endpoint: Endpoint) -> CheckedRequest:
     read = partial(endpoint.read, body, profile, max_prompts=context.settings.max_prompts)
     request = await call.beside(read)
     if principal.is_strict:
-        refuse_ignored(request.ignored_parameters)
+        reject_ignored(request.ignored_parameters)
     try:
         card = (await context.catalogue.find(name)).card
         tokenizer = await context.tokenizers.get(card.tokenizer_digest)
@@ -98,7 +98,7 @@ async def check_request(call: Call, endpoint: Endpoint) -> CheckedRequest:
     chat = await check_chat(context, request, card, tokenizer, call.beside)
     request = chat.request
     if principal.is_strict:
-        refuse_ignored(request.ignored_parameters)
+        reject_ignored(request.ignored_parameters)
     prepared = await prepare(request, tokenizer, card, call.beside)
     _check_size(request, prepared, most_bytes=context.settings.max_held_bytes)
     grammar = await _grammar(context, chat, card, principal.tenant_id)
@@ -108,7 +108,7 @@ async def check_request(call: Call, endpoint: Endpoint) -> CheckedRequest:
 
 
 async def with_images(call: Call, checked: CheckedRequest) -> CheckedRequest:
-    """Return the plan with the image files; those of a chat may have to be fetched.
+    """Return the request with its image files; those of a chat may have to be fetched.
 
     Raises InvalidParameterError, which names an unavailable image, and OverloadedError.
     """
@@ -136,9 +136,9 @@ def _check_size(request: GenerationRequest, prepared: PreparedRequest, *, most_b
     held_bytes = tokens * (TOKEN_BYTES + scores * SCORE_BYTES)
     if held_bytes > most_bytes:
         raise InvalidParameterError(
-            f"The answer may come to {tokens} tokens with {scores} log-probabilities each. The gateway holds it until "
-            f"it is complete, which takes {held_bytes} bytes; the bound is {most_bytes}. Reduce 'max_tokens' or the "
-            "number of choices or log-probabilities, or stream an answer without 'best_of'.",
+            f"The response may need {held_bytes} bytes of memory ({tokens} tokens, {scores} "
+            f"log-probabilities each); the limit is {most_bytes} bytes. Reduce 'max_tokens' or the "
+            "number of choices or log-probabilities, or stream without 'best_of'.",
             param="max_tokens",
         )
 

@@ -28,9 +28,9 @@ REPLAYED_HEADER: Final = "idempotent-replayed"
 
 ADMISSION_SECONDS: Final = 60.0
 """Maximum time to admit a request. A gateway that takes longer has died."""
-PATIENCE_SECONDS: Final = 2.0
-"""How long a request waits while an equal one is being admitted."""
-_LOOK_SECONDS: Final = 0.05
+WAIT_SECONDS: Final = 2.0
+"""How long a request waits while another one with its key is being admitted."""
+_POLL_SECONDS: Final = 0.05
 
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
 
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 async def read_idempotent_request(request: Request, call: Call) -> IdempotentRequest | None:
-    """Return what must be equal for two requests to be the same; None without a key.
+    """Return the key and digest that identify a request; None without a key.
 
     Raises InvalidParameterError.
     """
@@ -61,7 +61,7 @@ async def read_idempotent_request(request: Request, call: Call) -> IdempotentReq
 
 
 async def find_earlier(
-    call: Call, asked: IdempotentRequest, request_id: str
+    call: Call, idempotent: IdempotentRequest, request_id: str
 ) -> StoredResponse | None:
     """Return the response for the key; None if the key now stands for `request_id`.
 
@@ -69,38 +69,38 @@ async def find_earlier(
     different request, IdempotencyInProgressError if that request is not admitted soon, and
     StoreUnavailableError.
     """
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    useless = ""
+    deadline = time.monotonic() + WAIT_SECONDS
+    unusable_id = ""
     registry, responses = call.context.idempotency, call.context.responses
     try:
         while True:
-            claim = await registry.claim(asked, request_id, in_place_of=useless)
+            claim = await registry.claim(idempotent, request_id, in_place_of=unusable_id)
             if claim.request_id == request_id:
                 return None
-            if claim.body_digest != asked.body_digest:
+            if claim.body_digest != idempotent.body_digest:
                 raise IdempotencyConflictError
-            response = await responses.find(claim.request_id, tenant_id=asked.tenant_id)
+            response = await responses.find(claim.request_id, tenant_id=idempotent.tenant_id)
             if response is not None and response.state is not ResponseState.FAILED:
                 if not may_read(call.principal, response):
                     # A request without a model in its body uses the default of this credential.
                     raise IdempotencyConflictError
                 return response
             if response is not None or claim.age_ms > ADMISSION_SECONDS * 1000:
-                useless = claim.request_id
+                unusable_id = claim.request_id
             elif time.monotonic() > deadline:
                 raise IdempotencyInProgressError
             else:
-                await asyncio.sleep(_LOOK_SECONDS)
+                await asyncio.sleep(_POLL_SECONDS)
     except RedisError:
         raise queue_unavailable() from None
 
 
-async def release(call: Call, asked: IdempotentRequest, request_id: str) -> None:
+async def release(call: Call, idempotent: IdempotentRequest, request_id: str) -> None:
     """Free the key of a request that was not admitted.
 
     If Redis does not respond, the key becomes free later.
     """
     try:
-        await call.context.idempotency.release(asked, request_id)
+        await call.context.idempotency.release(idempotent, request_id)
     except RedisError as error:
-        logger.warning("cannot free an Idempotency-Key now: %s", type(error).__name__)
+        logger.warning("cannot free an Idempotency-Key: %s", type(error).__name__)

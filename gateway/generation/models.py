@@ -23,7 +23,7 @@ from gateway.tenancy.times import utc_now
 router = APIRouter(tags=["Models"])
 
 
-@router.get("/v1/models", summary="List the models you may use")
+@router.get("/v1/models", summary="List available models")
 async def list_models(request: Request) -> dict[str, Any]:
     """Return every announced model that the principal may use."""
     context, principal = context_of(request), await authorize(request, Scope.COMPLETIONS)
@@ -34,7 +34,7 @@ async def list_models(request: Request) -> dict[str, Any]:
     return {"object": "list", "data": bodies}
 
 
-@router.get("/v1/models/{model_id:path}", summary="Describe one model")
+@router.get("/v1/models/{model_id:path}", summary="Retrieve a model")
 async def get_model(request: Request, model_id: str) -> dict[str, Any]:
     """Return one model by its id or an alias. Both may contain slashes."""
     context, principal = context_of(request), await authorize(request, Scope.COMPLETIONS)

@@ -56,7 +56,7 @@ async def estimate_completion(request: Request, endpoint: Endpoint) -> Response:
     return Response(
         msgspec.json.encode(estimate(call, checked)),
         media_type="application/json",
-        headers=_plan_headers(checked),
+        headers=_applied_headers(checked),
     )
 
 
@@ -142,7 +142,7 @@ async def _respond(
     submission: Submission,
     measure: RequestMeasure,
 ) -> Response:
-    headers = {**submission.settlement.admission.headers, **_plan_headers(submission.checked)}
+    headers = {**submission.settlement.admission.headers, **_applied_headers(submission.checked)}
     is_streamed = submission.checked.request.stream
     responses = call.context.responses
     response = submission.response
@@ -164,15 +164,15 @@ def _shows_cost(request: Request, call: Call) -> bool:
     return asked == "true" or (asked != "false" and call.principal.shows_cost)
 
 
-def _plan_headers(checked: CheckedRequest) -> Mapping[str, str]:
+def _applied_headers(checked: CheckedRequest) -> Mapping[str, str]:
     headers = {"x-max-tokens-applied": str(checked.prepared.applied_max_tokens)}
     if checked.prepared.cut_tokens:
         headers["x-prompt-truncated"] = str(checked.prepared.cut_tokens)
     return headers | ignored_header(checked.request.ignored_parameters)
 
 
-# Plain routes: FastAPI's own would look for parameters and dependencies in every request, a fifth
-# of the gateway's time per request. Their documentation is in gateway.openapi.document.
+# Plain routes: FastAPI's own resolve parameters and dependencies for every request, a fifth of the
+# gateway's time per request. Their documentation is in gateway.openapi.document.
 for _endpoint in ENDPOINTS:
     _create_route = partial(create_completion, endpoint=_endpoint)
     _estimate_route = partial(estimate_completion, endpoint=_endpoint)

@@ -1,4 +1,4 @@
-"""Submit a planned request: reserve its usage and enqueue its jobs."""
+"""Submit a checked request: reserve its usage and enqueue its jobs."""
 
 import base64
 import hashlib
@@ -62,8 +62,8 @@ async def submit(
 ) -> Submission:
     """Reserve the usage of a request, fetch its images, and enqueue its jobs.
 
-    A response that clients can read again is stored, for longer if `is_idempotent` or in the
-    background. Raises an ApiError after cleaning up.
+    Responses of streams, background and idempotent requests are stored, so that clients can read
+    them again. Raises an ApiError after cleaning up.
     """
     context, principal = call.context, call.principal
     # A whole response is collected while it arrives, so its unread bytes need no limit.
@@ -277,9 +277,9 @@ def _shows_special_tokens(checked: CheckedRequest) -> bool:
     request, form = checked.request, checked.card.chat
     if request.chat is None:
         return request.shows_special_tokens or request.tool_use is not None
-    is_looked_for = form is not None and form.shows_special_tokens
+    parser_needs_them = form is not None and form.shows_special_tokens
     has_hermes_calls = checked.parsing is not None and checked.parsing.has_hermes_calls
-    return request.shows_special_tokens or is_looked_for or has_hermes_calls
+    return request.shows_special_tokens or parser_needs_them or has_hermes_calls
 
 
 @lru_cache(maxsize=1_000)

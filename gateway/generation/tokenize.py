@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from contract.messages import WorkerCard
-from gateway.dialects.support import refuse_ignored
+from gateway.dialects.support import reject_ignored
 from gateway.dialects.wire import validate
 from gateway.errors import InvalidParameterError, shown
 from gateway.generation.call import Call, read_call
@@ -64,7 +64,7 @@ async def tokenize(request: Request) -> Response:
         return await _tokenize_as_vllm(call)
     if call.body.get("prompt") is not None:
         raise InvalidParameterError(
-            "'content' and 'prompt' are the same parameter of two APIs: only one may be given.",
+            "'content' cannot be combined with 'prompt', vLLM's name of the same parameter.",
             param="content",
         )
     return await _tokenize_as_llamacpp(call)
@@ -153,6 +153,6 @@ def _read_ids(tokens: Any, encoder: PromptEncoder) -> list[int]:
 async def _respond(call: Call, body: _Body, work: Callable[[], dict[str, Any]]) -> Response:
     ignored = sorted(body.model_extra or {})
     if call.principal.is_strict:
-        refuse_ignored(ignored)
+        reject_ignored(ignored)
     content = await call.beside(lambda: msgspec.json.encode(work()))
     return Response(content, media_type="application/json", headers=ignored_header(ignored))

@@ -9,8 +9,8 @@ from typing import Final
 
 from gateway.errors import TooManyUnpaidError
 
-MOST_REMEMBERED: Final = 100_000
-"""Maximum callers whose use is stored. Beyond it, the gateway drops the least recent caller."""
+MAX_CALLERS: Final = 100_000
+"""Maximum callers with a stored count; above it, the least recent caller is dropped."""
 BYTES_OF_USE: Final = 16_384
 """Bytes of an unpaid body that count as one more request, because reading and checking them takes
 as long."""
@@ -34,7 +34,7 @@ class Allowance:
         Args:
             per_minute: The limit; 0 for none.
             code: Code of the error when the limit is exceeded.
-            what: What the limit counts, for the error message.
+            what: Plural noun for what the limit counts, for the error message.
             monotonic: Clock in seconds.
         """
         self._most = per_minute
@@ -53,13 +53,13 @@ class Allowance:
         """Raise TooManyUnpaidError if a caller has reached the limit."""
         if not self.is_left(caller):
             raise TooManyUnpaidError(
-                f"{self._what}: at most {self._most} a minute. Given: {self._most}, and this one.",
+                f"{self._what} are limited to {self._most} per minute.",
                 code=self._code,
                 retry_after_seconds=60 / self._most,
             )
 
     def use(self, caller: str, times: int = 1) -> None:
-        """Count uses of a caller; -1 takes one back."""
+        """Count uses of a caller; -1 revokes one."""
         if self._most == 0 or times == 0 or (times < 0 and caller not in self._used):
             return
         used = self._now_used(caller) + times
@@ -68,7 +68,7 @@ class Allowance:
             return
         self._used[caller] = (min(used, self._most), self._monotonic())
         self._used.move_to_end(caller)
-        if len(self._used) > MOST_REMEMBERED:
+        if len(self._used) > MAX_CALLERS:
             self._used.popitem(last=False)
 
     def _now_used(self, caller: str) -> float:

@@ -23,7 +23,7 @@ async def read_json_body(
     most = settings.max_body_bytes if max_bytes is None else max_bytes
     media_type = request.headers.get("content-type", "application/json").split(";")[0].strip()
     if media_type.lower() != "application/json" and not media_type.lower().endswith("+json"):
-        raise UnsupportedMediaTypeError("The body must be sent as content-type application/json.")
+        raise UnsupportedMediaTypeError("'Content-Type' must be application/json.")
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > most:
         raise _too_large(most)

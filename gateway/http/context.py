@@ -95,7 +95,7 @@ async def open_context(
 
     def report_failure(task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
-            logger.critical("a loop of the gateway ended; stopping", exc_info=error)
+            logger.critical("a background loop failed; the gateway shuts down", exc_info=error)
             on_failure()
 
     telemetry.TENANTS.assign(settings.metrics_tenants)
@@ -145,7 +145,7 @@ async def open_context(
             journal_interval=settings.journal_interval,
             max_unread_bytes=settings.max_unread_bytes,
         )
-        await _first_contact(catalogue, dispatcher)
+        await _announce(catalogue, dispatcher)
         stack.push_async_callback(dispatcher.aclose)
         heartbeat = Heartbeat(
             settings.redis_url, dispatcher.presence, reservations, on_failure=on_failure
@@ -164,7 +164,7 @@ async def open_context(
             task = asyncio.create_task(loop)
             task.add_done_callback(report_failure)
             stack.push_async_callback(end_task, task)
-        # Settle what ends here while the loops still run.
+        # Settle the requests that end at shutdown while the loops still run.
         stack.push_async_callback(reservations.aclose)
         stack.push_async_callback(settlements.aclose)
         stack.push_async_callback(responses.aclose)
@@ -176,12 +176,12 @@ async def open_context(
             unpaid=Allowance(
                 per_minute=settings.unpaid_requests_per_minute,
                 code="unpaid_requests",
-                what="Requests that fail, or that only estimate, tokenize or read an answer",
+                what="Unpaid requests (failed, estimate, tokenize and response requests)",
             ),
             failed_logins=Allowance(
                 per_minute=settings.failed_logins_per_minute,
                 code="failed_logins",
-                what="Credentials from your address that are not valid",
+                what="Invalid credentials from one network",
             ),
             redis=redis,
             database=database,
@@ -204,11 +204,11 @@ async def open_context(
         )
 
 
-async def _first_contact(catalogue: Catalogue, dispatcher: Dispatcher) -> None:
+async def _announce(catalogue: Catalogue, dispatcher: Dispatcher) -> None:
     # Workers drop jobs of a gateway without a heartbeat, so send the first heartbeat before any
     # job.
     try:
         await dispatcher.beat()
         await catalogue.refresh()
     except RedisError as error:
-        logger.warning("Redis does not answer yet: %s", type(error).__name__)
+        logger.warning("Redis is not reachable yet: %s", type(error).__name__)

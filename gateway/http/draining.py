@@ -22,7 +22,7 @@ class Drain:
     """Whether this process is shutting down, and its progress."""
 
     def __init__(self) -> None:
-        self.is_leaving = False
+        self.is_draining = False
         """The process is no longer ready, but still serves new requests."""
         self.is_closed = False
         """The process rejects new requests."""
@@ -37,7 +37,7 @@ class Drain:
 
 
 class DrainMiddleware:
-    """Closes connections after their responses during a drain; otherwise chunks cost nothing."""
+    """Closes connections after their responses during a drain; otherwise adds no overhead."""
 
     def __init__(self, app: ASGIApp, drain: Drain) -> None:
         self._app = app
@@ -45,7 +45,7 @@ class DrainMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request (ASGI)."""
-        if scope["type"] != "http" or not self._drain.is_leaving:
+        if scope["type"] != "http" or not self._drain.is_draining:
             await self._app(scope, receive, send)
             return
 
@@ -56,7 +56,7 @@ class DrainMiddleware:
 
         if self._drain.is_closed and scope["path"] not in PROBES:
             error = GatewayStoppingError(
-                "This gateway is stopping; another one will answer.",
+                "The gateway is shutting down. Retry the request.",
                 retry_after_seconds=RETRY_AFTER_SECONDS,
             )
             refusal = to_response(error, error_style_of(Request(scope)))

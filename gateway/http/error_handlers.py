@@ -1,4 +1,4 @@
-"""Error handlers: respond to every failure, including bugs, in the style of the dialect."""
+"""Error handlers: convert every failure to a response in the dialect's error style."""
 
 import logging
 
@@ -40,7 +40,7 @@ CLIENT_CLOSED_REQUEST = 499
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Make `app` answer every exception with an ApiError."""
+    """Install handlers that convert every exception to an API error response."""
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(RequestValidationError, _on_invalid_request)
@@ -91,17 +91,18 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     style = error_style_of(request)
     path, method = request.url.path, request.method
     if error.status_code == NotFoundError.status:
-        return to_response(NotFoundError(f"There is no route {method} {path[:200]}."), style)
+        return to_response(NotFoundError(f"The route {method} {path[:200]} does not exist."), style)
     if error.status_code == MethodNotAllowedError.status:
         refusal = MethodNotAllowedError(f"{method} is not allowed on {path[:200]}.")
         response = to_response(refusal, style)
         response.headers.update(error.headers or {})
         return response
-    return to_response(BadRequestError("The request cannot be read."), style)
+    return to_response(BadRequestError("The request is malformed."), style)
 
 
 async def _on_invalid_request(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)  # noqa: S101 - FastAPI's registration guarantees it
+    # FastAPI's registration guarantees it.
+    assert isinstance(error, RequestValidationError)  # noqa: S101
     problem = error.errors()[0]
     name = ".".join(str(part) for part in problem["loc"][1:])
     if problem["type"] == "json_invalid":
@@ -118,7 +119,7 @@ async def _on_invalid_request(request: Request, error: Exception) -> Response:
 
 
 async def _on_redis_error(request: Request, error: Exception) -> Response:
-    logger.warning("Redis failed a request: %s", type(error).__name__)
+    logger.warning("a request failed with a Redis error: %s", type(error).__name__)
     return to_response(queue_unavailable(), error_style_of(request))
 
 

@@ -31,17 +31,17 @@ async def readyz(request: Request) -> Response:
 
     Load balancers send requests only then.
     """
-    if request.app.state.drain.is_leaving:
+    if request.app.state.drain.is_draining:
         return JSONResponse({"status": "stopping"}, status_code=503)
     context = context_of(request)
     try:
         async with asyncio.timeout(PING_SECONDS):
-            # A full Redis or a replica still answers pings.
+            # A full Redis or a replica still responds to pings.
             await context.dispatcher.presence.announce(context.redis)
     except ResponseError:
-        return JSONResponse({"status": "redis refuses writes"}, status_code=503)
+        return JSONResponse({"status": "redis rejects writes"}, status_code=503)
     except (RedisError, TimeoutError):
-        return JSONResponse({"status": "redis does not answer"}, status_code=503)
+        return JSONResponse({"status": "redis does not respond"}, status_code=503)
     return JSONResponse({"status": "ready"})
 
 

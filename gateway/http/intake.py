@@ -31,8 +31,8 @@ class Intake:
             nonlocal size
             if self._held[sender] + more > self._most_bytes:
                 raise TenantQueueFullError(
-                    f"The bodies that you send at the same time must have at most {self._most_bytes} bytes "
-                    f"in all. Given: {self._held[sender] + more}.",
+                    f"Bodies of concurrent requests must have at most {self._most_bytes} bytes in "
+                    f"total. Given: {self._held[sender] + more}.",
                     retry_after_seconds=RETRY_AFTER_SECONDS,
                 )
             self._held[sender] += more

@@ -23,13 +23,13 @@ from gateway.outbound.urls import DEFAULT_PORTS, split_url
 from gateway.settings import Settings
 
 MAX_URL_CHARACTERS: Final = 8192
-"""Maximum URL length; signed URLs of object stores have some thousand characters."""
+"""Maximum URL length; signed URLs of object stores have a few thousand characters."""
 MAX_REDIRECTS: Final = 3
 
 MAX_REQUESTS: Final = 32
 """Requests that may fetch images at the same time: each may hold `max_bytes` in memory."""
 MAX_REQUESTS_OF_TENANT: Final = 8
-"""The same limit for one tenant, who may name hosts that respond as slowly as they can."""
+"""The same limit for one tenant, who may name hosts that respond slowly on purpose."""
 
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _HEADERS: Final = {
@@ -43,7 +43,7 @@ class FetchError(Exception):
     """An image cannot be fetched, or the URL is not allowed.
 
     The message continues a sentence that starts with the name of the parameter. It does not reveal
-    where the URL leads, which may be confidential.
+    to which host the URL resolves, which may be confidential.
     """
 
 
@@ -59,8 +59,8 @@ class Allowance:
         self._left -= count
         if self._left < 0:
             raise FetchError(
-                "is one image too many: all that a request names by URL may have "
-                f"{self._most_bytes} bytes together"
+                f"exceeds the limit of {self._most_bytes} bytes for all images that a request "
+                "names by URL"
             )
 
 
@@ -126,18 +126,16 @@ class ImageFetcher:
         if parts is None or parts.hostname is None:
             raise FetchError(
                 "must be a data URI, or an http or https URL of at most "
-                f"{MAX_URL_CHARACTERS} characters, those beyond ASCII and spaces percent-encoded"
+                f"{MAX_URL_CHARACTERS} characters, with spaces and non-ASCII characters "
+                "percent-encoded"
             )
         if not self._hosts:
-            raise FetchError("must be a data URI: no images are fetched from URLs here")
+            raise FetchError("must be a data URI: this gateway fetches no images from URLs")
         if "@" in parts.netloc:
-            raise FetchError("must not carry a user name or password")
+            raise FetchError("must not contain a user name or password")
         port = parts.port or DEFAULT_PORTS[parts.scheme]
         if not any(pattern.allows(parts.hostname, port) for pattern in self._hosts):
-            raise FetchError(
-                "must name a host from which images may be fetched, and one of its ports. "
-                f"Given: {shown(parts.netloc)}"
-            )
+            raise FetchError(f"must name an allowed host and port. Given: {shown(parts.netloc)}")
         if parts.hostname.endswith(".") or not looks_public(parts.hostname):
             raise FetchError(
                 f"must name a host on the public internet. Given: {shown(parts.netloc)}"
@@ -154,11 +152,11 @@ class ImageFetcher:
         except FetchError:
             raise
         except (UnknownHostError, PrivateHostError):
-            # Do not report which of them: the answer would map the operator's network.
-            raise FetchError("leads to a host that is not on the public internet") from None
+            # Do not report which of them: that would reveal the operator's network.
+            raise FetchError("must resolve to a host on the public internet") from None
         except OutboundError as error:
             raise FetchError(str(error)) from None
-        except Exception as error:  # noqa: BLE001 - whatever a hostile server makes of it, the URL is bad
+        except Exception as error:  # noqa: BLE001 - a hostile server may cause any error
             raise FetchError(f"cannot be fetched: {type(error).__name__}") from None
 
     async def _follow(self, url: httpx.URL, allowance: Allowance) -> bytes:
@@ -173,7 +171,7 @@ class ImageFetcher:
         try:
             following = self.check(str(url.join(location)))
         except (FetchError, httpx.InvalidURL):
-            raise FetchError("redirects to where images may not be fetched from") from None
+            raise FetchError("redirects to a URL that is not allowed") from None
         if url.scheme == "https" and following.scheme != "https":
             raise FetchError("redirects from https to http")
         return following
@@ -186,24 +184,24 @@ def _same_to_client(url: str, host: str, port: int) -> httpx.URL:
     except httpx.InvalidURL:
         raise FetchError("must be a valid URL") from None
     if (parsed.raw_host.decode(), parsed.port or DEFAULT_PORTS[parsed.scheme]) != (host, port):
-        raise FetchError("must be a URL that can be read in one way only")
+        raise FetchError("must be an unambiguous URL")
     return parsed
 
 
 async def _read(response: Response, allowance: Allowance) -> bytes:
     if response.status != 200:
-        raise FetchError(f"is answered with status {response.status}")
+        raise FetchError(f"returned status {response.status}")
     media_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type not in SIGNATURES:
-        raise FetchError(f"is answered with none of these types: {', '.join(SIGNATURES)}")
+        raise FetchError(f"returned none of these content types: {', '.join(SIGNATURES)}")
     if response.headers.get("content-encoding", "identity").strip().lower() != "identity":
-        raise FetchError("is answered with a content encoding, which is not undone")
+        raise FetchError("returned a content encoding, which is not supported")
     announced = response.headers.get("content-length", "")
     if announced.isdecimal():
         _check_size(int(announced))
     content = await _body(response, allowance)
     if not content.startswith(SIGNATURES[media_type]):
-        raise FetchError(f"is answered with a file that is not {media_type} as it says")
+        raise FetchError(f"returned a file that is not {media_type} as declared")
     return content
 
 
@@ -218,4 +216,4 @@ async def _body(response: Response, allowance: Allowance) -> bytes:
 
 def _check_size(count: int) -> None:
     if count > MAX_IMAGE_BYTES:
-        raise FetchError(f"leads to a file of more than {MAX_IMAGE_BYTES} bytes")
+        raise FetchError(f"must be an image of at most {MAX_IMAGE_BYTES} bytes")

@@ -15,12 +15,12 @@ from gateway.openapi.schemas import object_of as _object
 _NULLABLE_TEXT: Schema = {"type": ["string", "null"]}
 _REASONING: Schema = {
     **_NULLABLE_TEXT,
-    "description": "What the model thought; `reasoning` in the dialect `vllm`.",
+    "description": "The model's reasoning; named `reasoning` in dialect `vllm`.",
 }
 _BYTES: Schema = {
     "type": ["array", "null"],
     "items": {"type": "integer", "minimum": 0, "maximum": 255},
-    "description": "The token's text in UTF-8; null for a part of a character.",
+    "description": "The token's text in UTF-8; null for an incomplete character.",
 }
 
 _ALTERNATIVE: Schema = _object({"token": TEXT, "logprob": NUMBER, "bytes": _BYTES})
@@ -45,13 +45,13 @@ _FUNCTION: Schema = _object({"name": TEXT, "arguments": TEXT})
 _MESSAGE: Schema = _object(
     {
         "role": {"const": "assistant"},
-        "content": {**_NULLABLE_TEXT, "description": "Null beside calls that nothing was said to."},
+        "content": {**_NULLABLE_TEXT, "description": "Null if the message has only calls."},
         "refusal": {"type": "null"},
     },
     reasoning_content=_REASONING,
     reasoning=_NULLABLE_TEXT,
     tool_calls={"type": ["array", "null"], "items": TOOL_CALL},
-    function_call=_FUNCTION | {"description": "For a request with `functions`."},
+    function_call=_FUNCTION | {"description": "For requests with `functions`."},
 )
 
 _CALL_PIECE: Schema = {
@@ -60,7 +60,7 @@ _CALL_PIECE: Schema = {
         id=TEXT,
         type={"const": "function"},
     ),
-    "description": "The first piece of a call has `id`, `type` and the function's name.",
+    "description": "Only the first part of a call has `id`, `type` and the function's name.",
 }
 
 _DELTA: Schema = {
@@ -73,7 +73,7 @@ _DELTA: Schema = {
         tool_calls={"type": "array", "items": _CALL_PIECE},
         function_call=_object({"arguments": TEXT}, name=TEXT),
     ),
-    "description": "Its first one has the role, its last one nothing.",
+    "description": "The first delta of a choice has the role; the last is empty.",
 }
 
 _CHOICE_END: dict[str, Schema] = {

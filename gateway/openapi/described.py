@@ -5,32 +5,32 @@ from typing import Any, Final
 from gateway.openapi.schemas import reference
 
 HEADER_TEXT: Final = {
-    "x-request-id": "The request's own id if it sent a well-formed one.",
-    "x-max-tokens-applied": "`max_tokens` after the context window; the lowest of all prompts.",
-    "x-prompt-truncated": "Prompt tokens that were cut off, where any were.",
-    "x-ignored-params": "Parameters of the body that have no effect here, where there are any.",
-    "openai-processing-ms": "Milliseconds that the request took up to the first byte.",
+    "x-request-id": "Id of the request: the client's if it is well-formed, else a new one.",
+    "x-max-tokens-applied": "Effective `max_tokens`: the lowest of all prompts.",
+    "x-prompt-truncated": "Number of truncated prompt tokens, if any.",
+    "x-ignored-params": "Parameters of the body that have no effect, if any.",
+    "openai-processing-ms": "Milliseconds from the request to the first byte of the response.",
 }
 
 LIMIT_TEXT: Final = {
-    "x-ratelimit-limit-requests": "Of the tightest limit of key, project and tenant.",
-    "x-ratelimit-remaining-requests": "What is left of it.",
-    "x-ratelimit-reset-requests": "When all of it is left again, such as `6m0s`.",
-    "x-ratelimit-limit-tokens": "The same for tokens.",
-    "x-ratelimit-remaining-tokens": "What is left of it.",
-    "x-ratelimit-reset-tokens": "When all of it is left again.",
-    "x-ratelimit-limit-tokens-prompt": "The same for prompt tokens.",
-    "x-ratelimit-remaining-tokens-prompt": "What is left of it.",
-    "x-ratelimit-limit-tokens-generated": "The same for completion tokens.",
-    "x-ratelimit-remaining-tokens-generated": "What is left of it.",
-    "x-budget-remaining": "Dollars that budgets and credits still allow.",
+    "x-ratelimit-limit-requests": "Limit of requests: the tightest of key, project and tenant.",
+    "x-ratelimit-remaining-requests": "Remaining requests.",
+    "x-ratelimit-reset-requests": "Time until the limit is fully available, such as `6m0s`.",
+    "x-ratelimit-limit-tokens": "Limit of tokens.",
+    "x-ratelimit-remaining-tokens": "Remaining tokens.",
+    "x-ratelimit-reset-tokens": "Time until the limit is fully available.",
+    "x-ratelimit-limit-tokens-prompt": "Limit of prompt tokens.",
+    "x-ratelimit-remaining-tokens-prompt": "Remaining prompt tokens.",
+    "x-ratelimit-limit-tokens-generated": "Limit of completion tokens.",
+    "x-ratelimit-remaining-tokens-generated": "Remaining completion tokens.",
+    "x-budget-remaining": "Remaining dollars of budgets and credits.",
 }
 """Headers of rate-limited responses."""
 
 _RETRY_TEXT = {
     "x-request-id": HEADER_TEXT["x-request-id"],
-    "x-should-retry": "`true` or `false`: whether the same request may succeed later.",
-    "retry-after": "Seconds after which to retry, where that makes sense.",
+    "x-should-retry": "`true` if a retry of the same request may succeed, else `false`.",
+    "retry-after": "Seconds after which to retry, if a retry may succeed.",
     "retry-after-ms": "The same in milliseconds.",
 }
 

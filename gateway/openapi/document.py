@@ -21,8 +21,9 @@ from gateway.openapi.schemas import COMPONENTS, Schema, reference
 _REFERENCE = "#/components/schemas/{model}"
 
 _OTHER_TEXT = {
-    "x-cost": "Dollars, where the account or the request asks for it; not in streams.",
-    "idempotent-replayed": "`true` where an earlier request with the same Idempotency-Key is answered.",
+    "x-cost": "Cost in dollars, if the account or the request enables it; not in streams.",
+    "idempotent-replayed": "`true` for the response of an earlier request with the same "
+    "Idempotency-Key.",
 }
 
 _REQUEST_HEADERS: list[dict[str, Any]] = [
@@ -30,22 +31,22 @@ _REQUEST_HEADERS: list[dict[str, Any]] = [
         "name": "X-Api-Dialect",
         "in": "header",
         "required": False,
-        "description": "Whose API the client was written for: sets defaults and the shape of the "
-        "answer. Without it the key's dialect holds, then the tenant's, the model's, the server's.",
+        "description": "API for which the client was written; determines defaults and the response "
+        "format. Default: the dialect of the key, else of the tenant, the model or the server.",
         "schema": {"type": "string", "enum": [each.value for each in Dialect]},
     },
     {
         "name": "X-Request-Id",
         "in": "header",
         "required": False,
-        "description": "Comes back in the answer if it is well-formed.",
+        "description": "Id of the request, returned in the response if it is well-formed.",
         "schema": {"type": "string", "pattern": "^[A-Za-z0-9._-]{1,128}$"},
     },
     {
         "name": "X-Include-Cost",
         "in": "header",
         "required": False,
-        "description": "Whether the answer says what it cost; without it the account decides.",
+        "description": "Whether the response includes its cost. Default: the account's setting.",
         "schema": {"type": "string", "enum": ["true", "false"]},
     },
 ]
@@ -118,19 +119,19 @@ _CHAT_EXAMPLES: dict[str, dict[str, Any]] = {
 }
 
 _ERRORS = {
-    "400": "A parameter is wrong, or the context window is exceeded.",
+    "400": "A parameter is invalid, or the context window is exceeded.",
     "401": "No valid API key or token.",
-    "402": "A budget or the credits do not allow the request; 429 in the dialect `openai`.",
-    "403": "The key does not allow this.",
-    "404": "The model is unknown, or not for this key.",
+    "402": "A budget or the credit balance is insufficient; 429 in dialect `openai`.",
+    "403": "The key does not permit the request.",
+    "404": "The model does not exist, or the key has no access to it.",
     "408": "The body did not arrive in time.",
-    "409": "The Idempotency-Key stands for another body, or its request is being admitted right now.",
+    "409": "The Idempotency-Key has another body, or its request is still being admitted.",
     "413": "The body is too large.",
     "415": "The body is not JSON.",
-    "422": "In the dialect `mistralrs`, what is 400 in the others.",
-    "429": "A limit does not allow the request now, or too many of this account's are waiting.",
-    "503": "Nobody can run the request now; `retry-after` says when to try again.",
-    "504": "The request took longer than it may.",
+    "422": "The same as 400, in dialect `mistralrs`.",
+    "429": "A rate limit is exceeded, or too many requests of the account are waiting.",
+    "503": "The request cannot run at the moment; retry after `retry-after` seconds.",
+    "504": "The request exceeded its time limit.",
 }
 
 
@@ -181,8 +182,8 @@ def _generation(
 ) -> dict[str, dict[str, Any]]:
     """Return the operations of an endpoint that generates text."""
     response = {
-        "description": f"The {pages.noun}; with `stream: true` its chunks as server-sent events, each a "
-        f"`{pages.chunk}`, ended by `data: [DONE]`; with `background: true` how it stands.",
+        "description": f"The {pages.noun}. With `stream: true`, server-sent events, each a "
+        f"`{pages.chunk}`, and finally `data: [DONE]`. With `background: true`, its status.",
         "headers": header_objects(HEADER_TEXT | LIMIT_TEXT | _OTHER_TEXT),
         "content": {
             "application/json": {
@@ -201,11 +202,11 @@ def _generation(
             tag=pages.tag,
         ),
         f"{pages.endpoint.path}:estimate": _operation(
-            f"Tell what a {pages.noun} would take, without running it",
+            f"Estimate the tokens and cost of a {pages.noun}",
             f"estimate_{pages.operation}",
             body=body,
             response=_json_response(
-                "Token counts and the parameters that apply.", "CompletionEstimate"
+                "Token counts, cost and effective parameters.", "CompletionEstimate"
             ),
             tag=pages.tag,
         ),
@@ -233,25 +234,25 @@ _CHAT_PAGES = ResponsePages(
 OPERATIONS: dict[str, dict[str, Any]] = {
     **_generation(
         _COMPLETION_PAGES,
-        "Continue one or more prompts",
+        "Create a completion of one or more prompts",
         _body(CompletionRequest, _EXAMPLES),
     ),
     **_generation(
         _CHAT_PAGES,
-        "Answer the last message of a conversation",
+        "Create a chat completion",
         _body(ChatCompletionRequest, _CHAT_EXAMPLES),
     ),
     "/tokenize": _operation(
-        "Turn text into tokens, as vLLM and llama.cpp do",
+        "Tokenize a text, in vLLM's or llama.cpp's format",
         "tokenize",
         body={"schema": reference("TokenizeRequest")},
-        response=_json_response("The tokens, in the shape of the request.", "Tokens"),
+        response=_json_response("The tokens, in the request's format.", "Tokens"),
     ),
     "/detokenize": _operation(
-        "Turn tokens into text, as vLLM and llama.cpp do",
+        "Detokenize tokens, in vLLM's or llama.cpp's format",
         "detokenize",
         body={"schema": reference("DetokenizeRequest")},
-        response=_json_response("The text, in the shape of the request.", "Detokenized"),
+        response=_json_response("The text, in the request's format.", "Detokenized"),
     ),
 }
 """OpenAPI descriptions of each POST endpoint."""
@@ -266,7 +267,7 @@ _MODEL_PAGES = {"/v1/models": "ModelList", "/v1/models/{model_id}": "Model"}
 def _model_page(name: str) -> dict[str, Any]:
     errors = {status: error_response(_ERRORS[status]) for status in ("401", "403", "404", "503")}
     return {
-        "responses": {"200": _json_response("What workers have announced.", name), **errors},
+        "responses": {"200": _json_response("Models that workers announce.", name), **errors},
         "security": [{"bearer": []}],
     }
 
@@ -322,7 +323,7 @@ def _plain(model: Schema) -> Schema:
     """Return a body's schema with each parameter's type and bounds in one place.
 
     "Null or a number from 0 to 2" becomes a number from 0 to 2 with two types. The schema omits a
-    default of null, which means absent: the description states what applies then.
+    default of null, which means absent: the description states the effective default.
     """
     if "properties" not in model:
         return model

@@ -11,17 +11,17 @@ from gateway.openapi.described import HEADER_TEXT, error_response, header_object
 from gateway.openapi.schemas import Schema
 
 ERRORS: Final = {
-    "400": "A parameter is wrong; `param` names it.",
+    "400": "A parameter is invalid; `param` names it.",
     "401": "No valid API key or token.",
     "403": "The credential lacks the scope, or may not be used from this address.",
-    "404": "There is no such thing, or it is not yours.",
-    "503": "The database or Redis cannot be reached; try again later.",
+    "404": "The resource does not exist, or the credential has no access to it.",
+    "503": "The database or Redis cannot be reached; retry later.",
 }
 """Errors of every route."""
 
 BODY_ERRORS: Final = {
     "408": "The body did not arrive in time.",
-    "409": "That exists already, or the change contradicts what there is.",
+    "409": "The resource already exists, or the change conflicts with its state.",
     "413": "The body is too large.",
     "415": "The body is not JSON.",
 }

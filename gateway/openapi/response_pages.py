@@ -1,4 +1,4 @@
-"""OpenAPI descriptions of kept completions."""
+"""OpenAPI descriptions of the endpoints that read and cancel stored responses."""
 
 from dataclasses import dataclass
 from typing import Any, Final
@@ -13,7 +13,8 @@ _IDEMPOTENCY_KEY: Final[dict[str, Any]] = {
     "name": IDEMPOTENCY_KEY_HEADER,
     "in": "header",
     "required": False,
-    "description": "A request with the same key and body gets the same answer, without running again.",
+    "description": "Later requests with the same key and body get the same response and do not run "
+    "again.",
     "schema": {"type": "string", "pattern": "^[!-~]{1,255}$"},
 }
 
@@ -22,25 +23,26 @@ _PLACE: Final[list[dict[str, Any]]] = [
         "name": "stream",
         "in": "query",
         "required": False,
-        "description": "Whether to read it as a stream.",
+        "description": "Whether to stream the response.",
         "schema": {"type": "boolean", "default": False},
     },
     {
         "name": "starting_after",
         "in": "query",
         "required": False,
-        "description": "With `stream`: number of the last event that was received.",
+        "description": "With `stream`: number of the last received event.",
         "schema": {"type": "integer", "minimum": 0, "default": 0},
     },
 ]
 
 _ERRORS: Final = {
-    "400": "A parameter is wrong; `param` names it.",
+    "400": "A parameter is invalid; `param` names it.",
     "401": "No valid API key or token.",
-    "403": "The key does not allow this.",
-    "404": "There is no such completion, it is not kept any more, or it is not yours.",
-    "429": "The completion has stopped because its client left, and a limit does not allow it to go on now.",
-    "503": "Redis cannot be reached; try again later.",
+    "403": "The key does not permit the request.",
+    "404": "The completion does not exist, has expired, or belongs to another account.",
+    "429": "The completion stopped when its client disconnected, and a limit does not allow it to "
+    "resume.",
+    "503": "Redis cannot be reached; retry later.",
 }
 
 
@@ -61,15 +63,15 @@ class ResponsePages:
     def event(self) -> Schema:
         """The schema of a stream event."""
         return {
-            "description": f"One server-sent event: a `{self.chunk}` or an `Error` as JSON, and at the end "
-            "`[DONE]`.",
+            "description": f"One server-sent event: a `{self.chunk}` or an `Error` as JSON, and "
+            "finally `[DONE]`.",
             "type": "object",
             "required": ["data", "id"],
             "properties": {
                 "data": {"type": "string"},
                 "id": {
                     "type": "string",
-                    "description": "The answer's id, a colon and the event's number from 1.",
+                    "description": "Id of the response, a colon, and the event's number from 1.",
                 },
             },
         }
@@ -77,10 +79,8 @@ class ResponsePages:
     @property
     def headers(self) -> list[dict[str, Any]]:
         """Headers of a generation request."""
-        goes_on = (
-            "Goes on with a stream behind this event; the body is not run, and may be anything."
-        )
-        return [_IDEMPOTENCY_KEY, self._last_event_id(goes_on)]
+        description = "Resume a stream after this event. The request's body is ignored."
+        return [_IDEMPOTENCY_KEY, self._last_event_id(description)]
 
     def _last_event_id(self, description: str) -> dict[str, Any]:
         return {
@@ -101,29 +101,33 @@ class ResponsePages:
         return {path: {"get": self._reading()}, f"{path}/cancel": {"post": self._cancelling()}}
 
     def _reading(self) -> dict[str, Any]:
-        last_event_id = self._last_event_id("The same as an id; wins over `starting_after`.")
+        last_event_id = self._last_event_id(
+            "Id of the last received event; overrides `starting_after`."
+        )
         return self._operation(
-            f"Read a {self.noun} that is kept: a stream, a background one, or one with an Idempotency-Key",
+            f"Retrieve a stored {self.noun}: streamed, in the background, or with an "
+            "Idempotency-Key",
             f"get_{self.operation}",
             [self._id(), *_PLACE, last_event_id],
             {
                 "200": _respond(
-                    f"The whole {self.noun} if it has finished, else how it stands; with `stream` its chunks.",
+                    f"The whole {self.noun} if it has finished, else its status; with `stream`, "
+                    "its chunks.",
                     json={"anyOf": [reference(self.response), reference("CompletionStatus")]},
                     events=self.event,
                 ),
-                "204": {"description": "With `stream`: every event was received already."},
+                "204": {"description": "With `stream`: the client has received every event."},
             },
         )
 
     def _cancelling(self) -> dict[str, Any]:
         return self._operation(
-            f"End a {self.noun} that is kept",
+            f"Cancel a stored {self.noun}",
             f"cancel_{self.operation}",
             [self._id()],
             {
                 "200": _respond(
-                    "How it stands. One that had ended stays as it was.",
+                    "Its status, which does not change if it has already ended.",
                     json=reference("CompletionStatus"),
                 )
             },

@@ -59,20 +59,20 @@ USAGE: Schema = object_of(
         "prompt_tokens": INTEGER,
         "completion_tokens": {
             "type": "integer",
-            "description": "Tokens of all sequences, those that best_of discarded included.",
+            "description": "Tokens of all sequences, including those that `best_of` discarded.",
         },
         "total_tokens": INTEGER,
     },
     prompt_tokens_details=object_of({"cached_tokens": INTEGER}),
     completion_tokens_details=object_of(
         {},
-        best_of_tokens={"type": "integer", "description": "Of what best_of discarded."},
-        reasoning_tokens={"type": "integer", "description": "Of chats."},
+        best_of_tokens={"type": "integer", "description": "Tokens that `best_of` discarded."},
+        reasoning_tokens={"type": "integer", "description": "Reasoning tokens of chats."},
     ),
-    cached_tokens={"type": "integer", "description": "In the dialect `omlx`."},
+    cached_tokens={"type": "integer", "description": "In dialect `omlx`."},
     cost={
         "type": "number",
-        "description": "Dollars, where the account or the request asks for it.",
+        "description": "Cost in dollars, if the account or the request enables it.",
     },
 )
 
@@ -106,12 +106,12 @@ _COMMON: dict[str, Schema] = {
 
 TIMES: dict[str, Schema] = {
     "system_fingerprint": TEXT,
-    "timings": {"type": "object", "description": "In the dialect `llamacpp`."},
+    "timings": {"type": "object", "description": "In dialect `llamacpp`."},
     "perf_metrics": {
         "type": ["object", "null"],
-        "description": "In the dialect `fireworks`, with `perf_metrics_in_response`.",
+        "description": "In dialect `fireworks`, with `perf_metrics_in_response`.",
     },
-    "metrics": {"type": ["object", "null"], "description": "In the dialect `vllm`."},
+    "metrics": {"type": ["object", "null"], "description": "In dialect `vllm`."},
 }
 
 COMPLETION: Schema = object_of(_COMMON | {"usage": USAGE}, **TIMES)
@@ -125,10 +125,10 @@ COMPLETION_STATUS: Schema = object_of(
         "status": {
             "type": "string",
             "enum": ["queued", "in_progress", "completed", "failed", "cancelled", "incomplete"],
-            "description": "`incomplete`: its client left, and it goes on when somebody reads it.",
+            "description": "`incomplete`: its client disconnected; reading it resumes it.",
         },
     },
-    error={"type": "object", "description": "Of one that failed, as in an `Error`."},
+    error={"type": "object", "description": "The error of a failed completion, as in `Error`."},
 )
 
 CHUNK: Schema = {
@@ -143,17 +143,17 @@ CHUNK: Schema = {
 
 _UNLESS_HIDDEN: Schema = {
     "type": ["integer", "null"],
-    "description": "Null of a budget or credit of which the credential may not see the use.",
+    "description": "Null for a budget or credit whose use the credential may not see.",
 }
 
 _LIMIT: dict[str, Schema] = {
-    "limit": {"type": "string", "description": "Name of the limit that refused the request."},
+    "limit": {"type": "string", "description": "Name of the limit that rejected the request."},
     "scope": {"type": "string", "enum": [each.value for each in LimitScope]},
     "limit_value": _UNLESS_HIDDEN,
     "used": _UNLESS_HIDDEN,
     "reset_seconds": {
         "type": ["number", "null"],
-        "description": "When it would allow the request; null: never, or nobody can know.",
+        "description": "Seconds until the limit allows the request; null if never or unknown.",
     },
 }
 
@@ -177,7 +177,7 @@ _VLLM_ERROR: Schema = object_of(
 
 ERROR: Schema = {
     **object_of({"error": {"anyOf": [_OPENAI_ERROR, _LLAMACPP_ERROR, _VLLM_ERROR]}}),
-    "description": "`code` is a word, in the dialects `llamacpp` and `vllm` the HTTP status.",
+    "description": "`code` is a word, or the HTTP status in dialects `llamacpp` and `vllm`.",
 }
 
 ESTIMATE: Schema = object_of(
@@ -185,43 +185,55 @@ ESTIMATE: Schema = object_of(
         "object": {"const": "completion.estimate"},
         "model": TEXT,
         "dialect": _DIALECT,
-        "prompt_tokens": {"type": "integer", "description": "Of all prompts, after truncation."},
-        "prompt_truncated": {"type": "integer", "description": "Tokens that were cut off."},
-        "max_tokens": {"type": "integer", "description": "The lowest that applies to a prompt."},
+        "prompt_tokens": {
+            "type": "integer",
+            "description": "Tokens of all prompts, after truncation.",
+        },
+        "prompt_truncated": {"type": "integer", "description": "Truncated prompt tokens."},
+        "max_tokens": {
+            "type": "integer",
+            "description": "The lowest effective value of any prompt.",
+        },
         "completion_tokens_max": {
             "type": "integer",
-            "description": "Tokens that would be generated at most, `best_of` included.",
+            "description": "Maximum tokens to generate, including those that `best_of` discards.",
         },
         "total_tokens_max": INTEGER,
-        "parameters": {"type": "object", "description": "What would apply, defaults filled in."},
+        "parameters": {
+            "type": "object",
+            "description": "Effective parameters, including defaults.",
+        },
         "ignored_parameters": {"type": "array", "items": TEXT},
         "context_window": INTEGER,
         "service_tier": {"type": "string", "enum": [each.value for each in ServiceTier]},
         "cost": object_of(
             {
-                "prompt_micros": {"type": "integer", "description": "Of the prompt alone."},
-                "max_micros": {"type": "integer", "description": "The most it may come to."},
+                "prompt_micros": {"type": "integer", "description": "Cost of the prompt alone."},
+                "max_micros": {"type": "integer", "description": "Maximum cost."},
             }
         )
         | {"description": "Micro-dollars."},
         "limits": {
             "type": "object",
-            "description": "Of the server, and under `key`, `project` and `tenant` of each of them.",
+            "description": "Limits of the server, and those of `key`, `project` and `tenant`.",
             "additionalProperties": {"anyOf": [INTEGER, {"type": "object"}]},
         },
     }
 )
 
-_MODEL_NAME: Schema = {"type": "string", "description": "The only or default model if absent."}
+_MODEL_NAME: Schema = {
+    "type": "string",
+    "description": "Default: the account's default or only model.",
+}
 
 TOKENIZE_REQUEST: Schema = {
     "type": "object",
     "properties": {
         "model": _MODEL_NAME,
-        "prompt": {"type": "string", "description": "Text, in the shape of vLLM."},
+        "prompt": {"type": "string", "description": "The text, under vLLM's name."},
         "add_special_tokens": {"type": "boolean", "default": True},
         "return_token_strs": {"type": "boolean", "default": False},
-        "content": {"type": "string", "description": "Text, in the shape of llama.cpp."},
+        "content": {"type": "string", "description": "The text, under llama.cpp's name."},
         "add_special": {"type": "boolean", "default": False},
         "parse_special": {"type": "boolean", "default": True},
         "with_pieces": {"type": "boolean", "default": False},
@@ -243,8 +255,14 @@ DETOKENIZE_REQUEST: Schema = object_of({"tokens": TOKEN_IDS}, model=_MODEL_NAME)
 DETOKENIZED: Schema = {
     "type": "object",
     "properties": {
-        "prompt": {"type": "string", "description": "If the request names a model (vLLM)."},
-        "content": {"type": "string", "description": "If it names none (llama.cpp)."},
+        "prompt": {
+            "type": "string",
+            "description": "The text, if the request names a model (vLLM).",
+        },
+        "content": {
+            "type": "string",
+            "description": "The text, if the request names no model (llama.cpp).",
+        },
     },
 }
 
@@ -254,25 +272,26 @@ MODEL: Schema = object_of(
         "aliases": {
             "type": "array",
             "items": TEXT,
-            "description": "Other names under which requests may ask for it.",
+            "description": "Other names of the model in requests.",
         },
         "object": {"const": "model"},
         "created": INTEGER,
         "owned_by": TEXT,
         "context_window": {"type": "integer", "description": "Prompt and completion tokens."},
-        "max_model_len": {"type": "integer", "description": "The same, by vLLM's name."},
-        "ready": {"type": "boolean", "description": "Whether a worker serves it now."},
+        "max_model_len": {"type": "integer", "description": "The same, under vLLM's name."},
+        "ready": {"type": "boolean", "description": "Whether a worker currently serves it."},
         "dialect": _DIALECT,
         "features": {"type": "array", "items": TEXT},
         "supported_parameters": {
             "type": "array",
             "items": TEXT,
-            "description": "Of `POST /v1/completions`.",
+            "description": "Parameters of `POST /v1/completions`.",
         },
         "supported_chat_parameters": {
             "type": "array",
             "items": TEXT,
-            "description": "Of `POST /v1/chat/completions`; empty if the model has no chat template.",
+            "description": "Parameters of `POST /v1/chat/completions`; empty if the model has no "
+            "chat template.",
         },
         "pricing": {
             "type": ["object", "null"],

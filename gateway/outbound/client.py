@@ -51,7 +51,7 @@ class ResponseTooLargeError(OutboundError):
     """The response contains too many bytes that are not content."""
 
     def __init__(self) -> None:
-        super().__init__(f"is answered with more than {MAX_OTHER_BYTES} bytes beside the content")
+        super().__init__(f"returned more than {MAX_OTHER_BYTES} bytes besides the content")
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,9 +46,9 @@ def parse_host_pattern(text: str) -> HostPattern:
         raise ValueError(_explanation(text))
     name = _usual_form(host.strip("[]"))
     if host and (not looks_public(name) or name.endswith(".")):
-        raise ValueError(f"{text!r} is no host on the public internet; others cannot be allowed")
+        raise ValueError(f"{text!r} is not a host on the public internet")
     if port is not None and not 0 < int(port) < 2**16:
-        raise ValueError(f"the port of {text!r} is not one of 1 to 65535")
+        raise ValueError(f"the port of {text!r} must be from 1 to 65535")
     return HostPattern(
         "." + name if wildcard == "*." else name, None if port is None else int(port)
     )
@@ -63,6 +63,6 @@ def _usual_form(host: str) -> str:
 
 def _explanation(text: str) -> str:
     return (
-        f"{text!r} is none of these: example.com, *.example.com, 192.0.2.7, [2001:db8::7], *, "
-        "each with :PORT or not"
+        f"{text!r} must have one of these forms: example.com, *.example.com, 192.0.2.7, "
+        "[2001:db8::7], *, optionally with :PORT"
     )

@@ -6,7 +6,7 @@ from urllib.parse import SplitResult, urlsplit
 DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
 HTTPS_PORTS: Final = (443, 8443)
-"""Ports of webhook receivers. Other ports belong to services that are not meant for outside calls."""
+"""Ports of webhook receivers. Other ports belong to services that do not expect such requests."""
 
 _FORBIDDEN: Final = frozenset(' "<>\\^`{|}')
 """Characters that must be percent-encoded in a URL; programs disagree on how to parse them

@@ -25,7 +25,7 @@ class TooMuchBesideContentError(Exception):
 
 
 class Wire(httpcore.AsyncNetworkBackend):
-    """Connects to given addresses, whatever host the request names, and counts non-content bytes.
+    """Connects to given addresses instead of the host in the request, and counts non-content bytes.
 
     Args:
         addresses: Tried in this order until a connection succeeds.
@@ -70,7 +70,7 @@ class Wire(httpcore.AsyncNetworkBackend):
         self._other_bytes += read_bytes
 
     async def aclose(self) -> None:
-        """Close the connection, whatever its state."""
+        """Close the connection in any state."""
         if self._stream is not None:
             await self._stream.aclose()
 

@@ -31,7 +31,7 @@ def _with_texts(request: GenerationRequest, encoder: PromptEncoder) -> SamplingS
     bias = _of_texts(request.bias_texts, encoder) | sampling.logit_bias
     if len(bias) > MAX_LOGIT_BIAS_ENTRIES:
         raise InvalidParameterError(
-            f"'logit_bias' must be about at most {MAX_LOGIT_BIAS_ENTRIES} tokens. Given: {len(bias)}.",
+            f"'logit_bias' must name at most {MAX_LOGIT_BIAS_ENTRIES} tokens. Given: {len(bias)}.",
             param="logit_bias",
         )
     return msgspec.structs.replace(sampling, logit_bias=bias)
@@ -47,8 +47,8 @@ def _check_end_may_come(
     for token in eos_token_ids:
         if sampling.logit_bias.get(token) == -math.inf:
             raise InvalidParameterError(
-                f"'logit_bias' that forbids the end of the text (token {token}) cannot be combined with "
-                f"'{constraint}': the text ends where its structure is complete.",
+                f"'logit_bias' must not forbid the end-of-text token {token} if '{constraint}' is "
+                "given: constrained text ends with it.",
                 param="logit_bias",
             )
 

@@ -63,7 +63,7 @@ async def render_chat(
     ContextLengthExceededError if the prompt cannot fit, and ServiceUnavailableError if the template
     is unusable.
     """
-    assert request.chat is not None  # noqa: S101 - the caller asks for chats only
+    assert request.chat is not None  # noqa: S101 - the caller passes only chats
     if card.chat is None:
         raise UnsupportedParameterError(
             f"'{_PARAM}' is not supported by the model '{card.model}': it has no chat template.",
@@ -115,7 +115,7 @@ class _Rendering:
             self._form.content_format,
             image_token=self._card.image_token,
             tool_parser=self._form.tool_parser,
-            knows_developers=self._template.knows_developers,
+            has_developer_role=self._template.has_developer_role,
         )
         continues = self._chat.continues_last_message
         text = self._continued(messages) if continues else self._rendered(messages, opens=True)
@@ -140,7 +140,7 @@ class _Rendering:
             return self._text(messages, opens=opens)
         except RefusedMessagesError as error:
             raise InvalidParameterError(
-                f"'{_PARAM}' is refused by the model's chat template: {str(error).rstrip('.')}.",
+                f"'{_PARAM}' was rejected by the model's chat template: {str(error).rstrip('.')}.",
                 param=_PARAM,
             ) from None
         except TooLongError:
@@ -162,7 +162,7 @@ class _Rendering:
         if end < 0 or text.strip() not in rendered:
             param = f"{_PARAM}[{len(earlier)}]"
             raise InvalidParameterError(
-                f"'{param}' cannot be continued: the model's chat template does not show it as it is.",
+                f"'{param}' cannot be continued: the model's chat template changes its content.",
                 param=param,
             )
         is_kept = rendered.startswith(_CONTINUATION_MARK, end)
@@ -181,7 +181,7 @@ class _Rendering:
         common = len(before) if text.startswith(before) else _common(text, before)
         start = self._form.reasoning_start
         if common == len(text) and start and text.rstrip().endswith(start):
-            # This template opens every response so, with or without a generation prompt.
+            # This template opens every response this way, even without a generation prompt.
             return text[text.rfind(start) :]
         return text[common:]
 
@@ -200,32 +200,32 @@ class _Rendering:
         for index, message in enumerate(self._chat.messages):
             for path, text in written_texts(message):
                 if token in text:
-                    # The engine inserts an image wherever that token occurs, whoever wrote it.
+                    # The engine inserts an image wherever that token occurs.
                     param = f"{_PARAM}[{index}].{path}"
                     raise InvalidParameterError(
-                        f"'{param}' must not contain '{token}', which stands for an image.",
+                        f"'{param}' must not contain '{token}', the model's image token.",
                         param=param,
                     )
 
     def _check_text(self, text: str) -> None:
         if not text:
             raise InvalidParameterError(
-                f"'{_PARAM}' must not be empty: the model's chat template makes no text of them.",
+                f"'{_PARAM}' must not be empty: the model's chat template renders no text.",
                 param=_PARAM,
             )
         try:
             text.encode()
         except UnicodeEncodeError:
             raise InvalidParameterError(
-                f"'{_PARAM}' must be text: it has half of a surrogate pair.", param=_PARAM
+                f"'{_PARAM}' must not contain unpaired surrogates.", param=_PARAM
             ) from None
         images = sum(map(image_count, self._chat.messages))
         token = self._card.image_token
         found = text.count(token) if token else 0
         if found != images:
             raise InvalidParameterError(
-                f"'{_PARAM}' must have no image tokens other than those of their images. "
-                f"Given: {found} in all for {images} images.",
+                f"'{_PARAM}' must not contain the model's image token except for its images. "
+                f"Given: {found} image tokens, {images} images.",
                 param=_PARAM,
             )
 
@@ -273,8 +273,8 @@ def _check_size(size: int, card: WorkerCard) -> None:
 def _too_long(card: WorkerCard) -> ContextLengthExceededError:
     window = card.context_window
     return ContextLengthExceededError(
-        f"This model's context window is {window} tokens, but '{_PARAM}' and 'tools' come to more than "
-        f"{_most_characters(card)} characters, which cannot fit.",
+        f"This model's context window is {window} tokens, but '{_PARAM}' and 'tools' have more "
+        f"than {_most_characters(card)} characters, which cannot fit.",
         param=_PARAM,
         n_ctx=window,
     )

@@ -1,4 +1,4 @@
-"""Chat template store: fetch what workers publish in Redis and try it out before use."""
+"""Chat template store: fetch templates that workers publish in Redis, and try them out."""
 
 import asyncio
 import logging
@@ -68,7 +68,7 @@ class ChatTemplates:
                     self._known[digest] = await self._load(digest)
                 known = self._known[digest]
         if isinstance(known, str):
-            raise ModelMisconfiguredError(f"The model's chat template cannot be used: {known}.")
+            raise ModelMisconfiguredError(f"The model's chat template is unusable: {known}.")
         return known
 
     async def _load(self, digest: str) -> TemplateSet | str:
@@ -80,7 +80,7 @@ class ChatTemplates:
         sources = _sources(compressed)
         reason = sources if isinstance(sources, str) else await self._why_not(sources)
         if reason:
-            logger.warning("the chat template %s cannot be used: %s", digest, reason)
+            logger.warning("the chat template %s is unusable: %s", digest, reason)
             return reason
         assert not isinstance(sources, str)  # noqa: S101 - that would have been a reason
         return await asyncio.to_thread(_compiled, sources)
@@ -99,7 +99,7 @@ def _sources(compressed: bytes) -> dict[str, str] | str:
     try:
         sources = _read_file(decompressor.decompress(compressed, most))
     except (zlib.error, msgspec.MsgspecError):
-        return "it was published in a form that cannot be read"
+        return "its published file cannot be read"
     if _DEFAULT not in sources:
         return f"it has no template named '{_DEFAULT}'"
     if len(sources) > MAX_TEMPLATES:

@@ -39,7 +39,7 @@ def for_template(
     *,
     image_token: str,
     tool_parser: str,
-    knows_developers: bool,
+    has_developer_role: bool,
 ) -> list[dict[str, Any]]:
     """Return messages in the template's form; the given messages are not modified.
 
@@ -48,7 +48,7 @@ def for_template(
         form: The form in which the template takes content.
         image_token: The text that represents an image in string content.
         tool_parser: vLLM's name of the parser; it determines the form of call ids.
-        knows_developers: Whether the template has a developer role. If not, developer messages
+        has_developer_role: Whether the template has a developer role. If not, developer messages
             become system messages, and all system messages are merged into one at the front.
     """
     converted = [
@@ -56,7 +56,7 @@ def for_template(
     ]
     _name_calls(converted, tool_parser)
     has_developer = any(message["role"] == "developer" for message in converted)
-    return converted if knows_developers or not has_developer else _as_system(converted)
+    return converted if has_developer_role or not has_developer else _as_system(converted)
 
 
 def tools_for_template(tools: list[dict[str, Any]]) -> list[dict[str, Any]] | None:

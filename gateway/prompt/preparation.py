@@ -148,8 +148,7 @@ class _Preparation:
         end = self._encoder.end_of(prompt, tokens=most)
         if kept is None and end is not prompt:
             raise ContextLengthExceededError(
-                f"This model's context window is {window} tokens, but {name} has more: it was not read "
-                "to its end.",
+                f"This model's context window is {window} tokens, but {name} is far longer.",
                 param=_param(self._request),
                 n_ctx=window,
             )
@@ -159,12 +158,13 @@ class _Preparation:
         template = find_template(self._encoder.tokenizer)
         if template is None:
             raise UnsupportedParameterError(
-                f"'suffix' is not supported by the model '{self._card.model}': it was not made for infill.",
+                f"'suffix' is not supported by the model '{self._card.model}': it has no infill "
+                "tokens.",
                 param="suffix",
             )
         if not isinstance(prompt, str):
             raise InvalidParameterError(
-                f"'{param}' must be text where 'suffix' is given.", param="prompt"
+                f"'{param}' must be text if 'suffix' is given.", param="prompt"
             )
         request = self._request
         end = self._end_of(prompt, name, kept=request.prompt_tokens_kept)
@@ -178,17 +178,18 @@ class _Preparation:
         token = self._card.image_token
         if not token:
             raise UnsupportedParameterError(
-                f"'images' is not supported by the model '{self._card.model}': it sees none.",
+                f"'images' is not supported by the model '{self._card.model}': it has no image "
+                "input.",
                 param="images",
             )
         pieces = [prompt] if isinstance(prompt, str) else prompt
         marked = [p.replace(IMAGE_MARK, token) if isinstance(p, str) else p for p in pieces]
         found = self._image_tokens(marked)
         if found != images:
-            # The engine inserts an image wherever that token occurs, whoever wrote it.
+            # The engine inserts an image wherever that token occurs.
             raise InvalidParameterError(
-                f"'{param}' must have no image tokens other than its {IMAGE_MARK} marks. "
-                f"Given: {found} in all for {images} images.",
+                f"'{param}' must not contain the model's image token except as {IMAGE_MARK}. "
+                f"Given: {found} image tokens, {images} images.",
                 param="prompt",
             )
         return marked[0] if isinstance(prompt, str) and isinstance(marked[0], str) else marked
@@ -204,8 +205,8 @@ class _Preparation:
 
     def _loses_image(self, name: str) -> ContextLengthExceededError:
         return ContextLengthExceededError(
-            f"This model's context window is {self._card.context_window} tokens: {name} is too long, "
-            "and cutting it would lose an image.",
+            f"This model's context window is {self._card.context_window} tokens, but {name} is "
+            "too long, and truncation would remove an image.",
             param="prompt",
             n_ctx=self._card.context_window,
         )

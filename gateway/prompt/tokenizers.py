@@ -13,7 +13,7 @@ from gateway.errors import InvalidParameterError, ServiceUnavailableError
 LIKELY_BYTES_PER_TOKEN: Final = 4
 """A text with fewer bytes per token of the window is encoded as a whole."""
 SLICE_CHARACTERS: Final = 16_384
-"""Characters per slice when a longer text is encoded to find out whether it is too long."""
+"""Characters per slice when a longer text is encoded to determine whether it is too long."""
 TORN_TOKENS: Final = 16
 """An upper bound on the tokens added by cutting a text at both ends of a slice."""
 PIECES_AT_ONCE: Final = 1_024
@@ -143,11 +143,11 @@ class PromptEncoder:
     def _empty(self, param: str, *, adds_special_tokens: bool) -> list[int]:
         if not adds_special_tokens:
             raise InvalidParameterError(
-                f"'{param}' must not be empty where 'add_special_tokens' is false.", param="prompt"
+                f"'{param}' must not be empty if 'add_special_tokens' is false.", param="prompt"
             )
         if self._bos_token_id is None:
             raise InvalidParameterError(
-                f"'{param}' must not be empty: this model has no begin-of-text token to start from.",
+                f"'{param}' must not be empty: this model has no begin-of-text token.",
                 param="prompt",
             )
         return [self._bos_token_id]

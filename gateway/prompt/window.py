@@ -51,8 +51,9 @@ def cut(layout: Layout, keep: int, *, window: int, name: str = "the prompt") -> 
     surplus = max(0, layout.length - keep)
     if surplus > len(layout.body):
         raise ContextLengthExceededError(
-            f"This model's context window is {window} tokens. What must be kept of {name}, such as its "
-            f"suffix, has {layout.length - len(layout.body)} tokens, but only {keep} are to be kept.",
+            f"This model's context window is {window} tokens. The part of {name} that cannot be "
+            f"truncated has {layout.length - len(layout.body)} tokens, but at most {keep} are "
+            "kept.",
             param="prompt",
             n_prompt_tokens=layout.length,
             n_ctx=window,
@@ -72,13 +73,14 @@ def fit_max_tokens(
     """Return the maximum number of completion tokens, at most `max_tokens`.
 
     `max_tokens` -1 means all that fit. A prompt that leaves no room for one token is rejected
-    whatever the behavior: the engine needs that room even to score the prompt. Errors call the
+    in either behavior: the engine needs that room even to score the prompt. Errors call the
     prompt `name`; it came in `param`. Raises ContextLengthExceededError.
     """
     room = window - prompt_tokens
     if room < 1:
         raise ContextLengthExceededError(
-            f"This model's context window is {window} tokens, but {name} has {prompt_tokens} tokens.",
+            f"This model's context window is {window} tokens, but {name} has {prompt_tokens} "
+            "tokens.",
             param=param,
             n_prompt_tokens=prompt_tokens,
             n_ctx=window,
@@ -87,15 +89,12 @@ def fit_max_tokens(
         return room
     if max_tokens > room and behavior is ContextLengthBehavior.ERROR:
         raise ContextLengthExceededError(
-            f"This model's context window is {window} tokens. {_capitalized(name)} has {prompt_tokens} "
-            f"tokens and max_tokens is {max_tokens}: {prompt_tokens + max_tokens} together. Shorten the "
-            "prompt, lower max_tokens, or set context_length_exceeded_behavior to 'truncate'.",
+            f"This model's context window is {window} tokens, but {name} has {prompt_tokens} "
+            f"tokens and 'max_tokens' is {max_tokens}, {prompt_tokens + max_tokens} in total. "
+            "Shorten the prompt, reduce 'max_tokens', or set 'context_length_exceeded_behavior' "
+            "to truncate.",
             param="max_tokens",
             n_prompt_tokens=prompt_tokens,
             n_ctx=window,
         )
     return min(max_tokens, room)
-
-
-def _capitalized(text: str) -> str:
-    return text[:1].upper() + text[1:]

@@ -89,7 +89,7 @@ def _application(
     app = FastAPIOffline(
         title=title,
         version=version("sluice"),
-        description="A completions gateway with batched GPU workers.",
+        description="A multi-tenant completions gateway with batched GPU workers.",
         lifespan=lifespan,
         redoc_url=None,
         # A redirect would contain the host name from the client's Host header.

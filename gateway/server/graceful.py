@@ -21,23 +21,23 @@ from gateway.settings import Settings
 
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 LINGER_SECONDS: Final = 0.1
-"""How long requests that arrive during the close still get a response that sends them elsewhere."""
+"""How long requests that arrive while the listener closes still get a 503 response."""
 CUT_SECONDS: Final = 5.0
-"""How long clients may take to read the final error of their streams."""
+"""How long clients have to read the final error of their streams."""
 UNWIND_SECONDS: Final = 1.0
 POLL_SECONDS: Final = 0.05
 
 logger = logging.getLogger(__name__)
 
 
-class LeavingServer(uvicorn.Server):
+class GracefulServer(uvicorn.Server):
     """Serves until the first SIGTERM or SIGINT, then drains; a second signal shortens the drain.
 
     1. /readyz fails, and connections close after their responses. All requests are served for
        `drain_delay`.
     2. The gateway accepts no new requests; running requests continue for `drain_timeout`.
-    3. Remaining requests end with an error that says the gateway is stopping, and are settled. Then
-       everything else is closed.
+    3. The gateway ends the remaining requests with a retryable error, settles them, and closes
+       everything else.
 
     The operators' server responds until the end, so that metrics show the progress.
     """
@@ -73,7 +73,7 @@ class LeavingServer(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._is_hurried = self.should_exit
         self.should_exit = True
-        self._drain.is_leaving = True
+        self._drain.is_draining = True
 
     @override
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -116,7 +116,7 @@ class LeavingServer(uvicorn.Server):
 
     async def _cut_off(self) -> None:
         left = len(self.server_state.tasks)
-        logger.warning("%d requests did not end in time; they are told to try again", left)
+        logger.warning("ending %d requests that did not finish during the drain", left)
         context: ProcessContext = self._app.state.context
         context.responses.hand_over()
         deadline = time.monotonic() + CUT_SECONDS

@@ -74,10 +74,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     _refusal: ApiError | None = None
     _silent_bytes = 0
-    """Bytes received since the request began, or since its last piece of body."""
+    """Bytes received since the request began, or since its last body part."""
     _is_in_head = False
     _is_in_body = False
-    _is_deaf = False
+    _drops_input = False
     """Whether all further input is dropped."""
     _head_timer: asyncio.TimerHandle | None = None
     _linger_timer: asyncio.TimerHandle | None = None
@@ -111,7 +111,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     @override
     def data_received(self, data: bytes) -> None:
-        if self._is_deaf:
+        if self._drops_input:
             return
         self._silent_bytes += len(data)
         super().data_received(data)
@@ -170,7 +170,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if sum(map(len, chain.from_iterable(self.headers))) > MAX_HEAD_BYTES:
             raise self._refused(_headers_too_large())
         if len(self.pipeline) >= MAX_PIPELINED:
-            raise self._refused(BadRequestError("Too many requests are sent without waiting."))
+            raise self._refused(
+                BadRequestError(
+                    f"A connection may have at most {MAX_PIPELINED} pipelined requests."
+                )
+            )
         if fault := _fault(self.parser.get_http_version(), self.headers):
             raise self._refused(BadRequestError(fault))
         self._is_in_head, self._is_in_body = False, True
@@ -179,7 +183,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._head_timer.cancel()
             self._head_timer = None
         super().on_headers_complete()
-        self.cycle.transport = cast("asyncio.Transport", _AnswerTransport(self))
+        self.cycle.transport = cast("asyncio.Transport", _ResponseTransport(self))
 
     @override
     def on_body(self, body: bytes) -> None:
@@ -221,7 +225,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             return
         # Closing with unread bytes resets the connection, and the client might not see the
         # response.
-        self._is_deaf = True
+        self._drops_input = True
         self.transport.write_eof()
         self._linger()
 
@@ -246,7 +250,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _refuse(self, error: ApiError) -> None:
         """Respond without the application, and close the connection."""
-        if self._is_deaf:
+        if self._drops_input:
             return
         if self._is_responding() or self.transport.is_closing():
             # A response is in progress, or the connection is closing: no second response can
@@ -280,7 +284,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     # -- time --------------------------------------------------------------------------------------
 
     def _start_head_timer(self) -> None:
-        if self._head_timer is None and not self._is_deaf:
+        if self._head_timer is None and not self._drops_input:
             self._head_timer = self.loop.call_later(self.bounds.header_seconds, self._head_is_late)
 
     def _head_is_late(self) -> None:
@@ -329,7 +333,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         return bool(self.pipeline) or is_under_way
 
 
-class _AnswerTransport:
+class _ResponseTransport:
     """Transport for a response; closing it still lets the client read the response."""
 
     __slots__ = ("close", "is_closing", "write")
@@ -364,7 +368,7 @@ def allow_connections(number: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
     if allowed < wanted:
         logger.warning(
-            "the system allows %d open files: not enough for SLUICE_MAX_CONNECTIONS=%d",
+            "the limit of %d open files is too low for SLUICE_MAX_CONNECTIONS=%d",
             allowed,
             number,
         )
@@ -377,19 +381,19 @@ def _bound_unsent(transport: asyncio.Transport) -> None:
 
 
 def _fault(version: str, headers: list[tuple[bytes, bytes]]) -> str:
-    """Return a sentence that says what is wrong with the request head; empty if it is valid."""
+    """Return the error message for an invalid request head; empty if it is valid."""
     if version not in SERVED_VERSIONS:
-        return f"HTTP/{version} is not served; HTTP/1.1 and HTTP/1.0 are."
+        return f"HTTP/{version} is not supported. Use HTTP/1.1 or HTTP/1.0."
     hosts = [value for name, value in headers if name == b"host"]
     if len(hosts) > 1 or (not hosts and version == "1.1"):
-        return f"The request must have one 'Host' header. Given: {len(hosts)}."
+        return f"The request must have exactly one 'Host' header. Given: {len(hosts)}."
     if hosts and not _HOST.fullmatch(hosts[0]):
         given = shown(hosts[0].decode("latin-1"))
-        return f"'Host' must be a name or an address, and perhaps a port. Given: {given}."
+        return f"'Host' must be a name or an address, optionally with a port. Given: {given}."
     return ""
 
 
 def _headers_too_large() -> HeadersTooLargeError:
     return HeadersTooLargeError(
-        f"The request must have at most {MAX_HEADERS} headers of {MAX_HEAD_BYTES} bytes in all."
+        f"The request must have at most {MAX_HEADERS} headers with {MAX_HEAD_BYTES} bytes in total."
     )

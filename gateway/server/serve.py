@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from contract.logs import configure_logs
 from contract.metrics import begin_metrics
 from gateway.server.app import create_app, create_operator_app
-from gateway.server.graceful import LeavingServer
+from gateway.server.graceful import GracefulServer
 from gateway.server.protocol import allow_connections, http_protocol
 from gateway.settings import Settings
 
@@ -32,7 +32,7 @@ _MAPPED_PREFIX_BITS = 96
 
 
 def run(settings: Settings) -> None:
-    """Serve until SIGTERM or SIGINT, then drain. Raises SystemExit if a bug was the cause."""
+    """Serve until SIGTERM or SIGINT, then drain. Raises SystemExit after an internal failure."""
     configure_logs(settings.log_format, level=logging.INFO)
     begin_metrics("gateway")
     allow_connections(settings.max_connections)
@@ -49,7 +49,7 @@ def run(settings: Settings) -> None:
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
     config = _config(settings, app, settings.host, settings.port, settings.max_connections)
-    LeavingServer(config, app, settings, operators=operators).run()
+    GracefulServer(config, app, settings, operators=operators).run()
     if app.state.drain.has_failed:
         sys.exit(EXIT_FAILED)
 

@@ -61,7 +61,7 @@ class ChatChoice(Choice):
         "_prompt_token_ids",
         "_request",
         "_request_id",
-        "_tells_one_call",
+        "_returns_one_call",
         "_visible",
     )
 
@@ -76,7 +76,7 @@ class ChatChoice(Choice):
         if request.return_token_ids:
             self._prompt_token_ids = list(completion.prompt_token_ids[index // request.n])
         self._is_legacy = chat.uses_legacy_functions
-        self._tells_one_call = self._is_legacy or (use is not None and not use.is_parallel)
+        self._returns_one_call = self._is_legacy or (use is not None and not use.is_parallel)
         self._visible = None if chat.shows_reasoning else _VisibleTokens()
         self._has_begun = False
         self._has_calls = False
@@ -141,7 +141,7 @@ class ChatChoice(Choice):
             token_ids, logprobs = delta.token_ids, decode_logprobs(delta.logprobs)
         else:
             token_ids, logprobs = self._visible.take(delta)
-        calls = self._told_calls(delta.calls)
+        calls = self._returned_calls(delta.calls)
         self._has_calls = self._has_calls or bool(calls)
         return _Piece(
             delta.text,
@@ -155,10 +155,10 @@ class ChatChoice(Choice):
             list(token_ids) if request.return_token_ids else [],
         )
 
-    def _told_calls(self, pieces: list[CallPiece]) -> list[CallPiece]:
+    def _returned_calls(self, pieces: list[CallPiece]) -> list[CallPiece]:
         if not pieces:
             return []
-        return [piece for piece in _merged(pieces) if not (self._tells_one_call and piece.index)]
+        return [piece for piece in _merged(pieces) if not (self._returns_one_call and piece.index)]
 
     def _finish_reason(self, delta: Delta) -> str | None:
         use = self._request.tool_use
@@ -216,12 +216,12 @@ class ChatChoice(Choice):
             "content": None if calls and not content else content,
             "refusal": None,
         }
-        if reasoning or profile.tells_missing_parts:
+        if reasoning or profile.has_null_parts:
             message[profile.reasoning_member] = reasoning or None
         if calls and self._is_legacy:
             (call,) = calls
             message["function_call"] = {"name": call.name, "arguments": call.arguments}
-        elif calls or profile.tells_missing_parts:
+        elif calls or profile.has_null_parts:
             message["tool_calls"] = [
                 function_call(self._call_id(call.index), call.name, call.arguments)
                 for call in calls
@@ -233,7 +233,7 @@ class _VisibleTokens:
     """Finds the tokens that are not reasoning, for clients that do not receive the reasoning.
 
     A worker may send a token before it is clear what the token belongs to. Tokens are held back
-    until text of the answer or a call arrives, after the reasoning. Blank lines may precede it.
+    until content or a call arrives, after the reasoning. Blank lines may precede it.
     """
 
     __slots__ = ("_is_responding", "_logprobs", "_token_ids")

@@ -35,7 +35,7 @@ class Choice(Protocol):
         """Return PLAIN_START for chunks with nothing but reasoning; empty if there are none."""
 
     def take_prompt_logprobs(self, encoded: dict[str, bytes]) -> None:
-        """Take the log-probabilities of the echoed tokens, to be sent in the first chunk."""
+        """Store the log-probabilities of the echoed tokens for the first chunk."""
 
     def chunks(self, delta: Delta) -> list[dict[str, Any]]:
         """Return what a delta adds: one choice object for each chunk, none if nothing is sent."""
@@ -44,7 +44,7 @@ class Choice(Protocol):
         """Return the choice object of a failed request's chunk."""
 
     def add(self, delta: Delta) -> None:
-        """Keep a delta for `whole`."""
+        """Store a delta for `whole`."""
 
     def whole(self) -> dict[str, Any]:
         """Return the choice object of a whole response. At least the last delta must be added."""

@@ -26,32 +26,32 @@ def to_api_error(failed: JobFailed) -> ApiError:  # noqa: PLR0911  (one for each
         case FailureCode.INVALID_REQUEST:
             return BadRequestError(failed.message, param=failed.param)
         case FailureCode.DEADLINE_EXCEEDED:
-            return GenerationTimeoutError("The request took longer than it may.")
+            return GenerationTimeoutError("The request exceeded its time limit.")
         case FailureCode.QUEUE_TIMEOUT:
             return OverloadedError(
-                "The request waited too long in the queue.",
+                "The request exceeded the queue timeout.",
                 retry_after_seconds=OVERLOADED_RETRY_AFTER_SECONDS,
             )
         case FailureCode.NO_WORKER:
             return NoWorkerError(
-                "No worker serves this model any more.",
+                "No worker currently serves this model.",
                 retry_after_seconds=OVERLOADED_RETRY_AFTER_SECONDS,
             )
         case FailureCode.SHED:
             return OverloadedError(
-                "The queue is full, and a more urgent request took the place of this one.",
+                "The queue is full, and a request of higher priority replaced this one.",
                 retry_after_seconds=failed.retry_after_seconds or OVERLOADED_RETRY_AFTER_SECONDS,
             )
         case FailureCode.GATEWAY_STOPPING:
             return GatewayStoppingError(
-                "The gateway that served this request is stopping. Please try again.",
+                "The gateway is shutting down. Retry the request.",
                 retry_after_seconds=RETRY_AFTER_SECONDS,
             )
         case FailureCode.CANCELLED:
             return RequestCancelledError("The request was cancelled.")
         case FailureCode.POISONOUS:
             return PoisonousRequestError(
-                "Engines died twice while they ran this request; it is not tried again."
+                "The engine crashed twice while it ran this request, which is not retried."
             )
         case (
             FailureCode.WORKER_LOST
@@ -60,7 +60,7 @@ def to_api_error(failed: JobFailed) -> ApiError:  # noqa: PLR0911  (one for each
             | FailureCode.TAKEN_OVER
         ):
             return GenerationFailedError(
-                "The worker that ran this request failed. Please try again.",
+                "The worker failed while it ran this request. Retry the request.",
                 retry_after_seconds=RETRY_AFTER_SECONDS,
             )
         case _:

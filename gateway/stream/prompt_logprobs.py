@@ -22,7 +22,7 @@ class PromptLogprobs:
         self._prepared: dict[int, dict[str, bytes]] = {}
 
     async def prepare(self, replies: Sequence[Reply], turn: Turn) -> None:
-        """Encode the log-probabilities of long prompts in a thread, before `encode` returns them."""
+        """Encode the log-probabilities of long prompts in a thread, for later calls of `encode`."""
         for reply in replies:
             message = reply.message
             if isinstance(message, PromptScored) and len(message.logprobs) > 1:
@@ -42,8 +42,8 @@ class PromptLogprobs:
         self._bytes += self._completion.request.n * sum(map(len, encoded.values()))
         if self._bytes > MAX_BYTES:
             raise InvalidParameterError(
-                f"'logprobs' of echoed prompts must take <= {MAX_BYTES} bytes in all choices together. "
-                f"Given: {self._bytes} so far.",
+                f"'logprobs' of echoed prompts must take at most {MAX_BYTES} bytes in all choices. "
+                f"Given: at least {self._bytes}.",
                 param="logprobs",
             )
         return encoded

@@ -32,7 +32,7 @@ DONE = b"data: [DONE]"
 KEEP_ALIVE = b": keep-alive\n\n"
 
 _ONLY_HERE = {FailureCode.TAKEN_OVER, FailureCode.GATEWAY_STOPPING}
-"""Failures of one connection to an answer that continues on another gateway."""
+"""Failures of one connection to a response that continues on another gateway."""
 
 _END = b"}"
 
@@ -62,7 +62,7 @@ class ChunkRenderer:
         self.failure: ApiError | None = None
         """The error that ended the stream."""
         self._is_failed = False
-        """Whether the answer itself has failed, and not only this connection to it."""
+        """Whether the response itself has failed, and not only this connection to it."""
         self._stopwatch = Stopwatch(completion.started_at)
         self._running = RunningTimings(completion) if request.timings_per_token else None
         self.prompt_logprobs = PromptLogprobs(completion)
@@ -74,7 +74,7 @@ class ChunkRenderer:
         self._choices: dict[int, Choice] = {}
         """Created on demand: most choices of completions need it only for their last delta."""
         self._choice_type = choice_type(request)
-        # OpenAI puts `usage: null` into every other chunk if the extra one was requested.
+        # OpenAI sends `usage: null` in every other chunk if the extra one was requested.
         self._common: dict[str, Any] = {"usage": None} if request.include_usage else {}
         self._head = b"data: " + _json(completion.head(is_chunk=True))[:-1] + b","
         self._is_chat = request.chat is not None
@@ -132,7 +132,7 @@ class ChunkRenderer:
         requested, else beside the error. Fireworks clients also get a finish reason for every open
         choice.
 
-        If the answer itself has not failed, these events repeat the id of the last event before
+        If the response itself has not failed, these events repeat the id of the last event before
         them, so that a client resumes after that event.
         """
         request = self._completion.request
@@ -155,9 +155,9 @@ class ChunkRenderer:
             for event in events:
                 self._add_event(event, parts)
         else:
-            told = max(self._number, self._skip)
+            last_number = max(self._number, self._skip)
             for event in events:
-                parts += (event, self._id, b"%d\n\n" % told)
+                parts += (event, self._id, b"%d\n\n" % last_number)
         return b"".join(parts)
 
     def usage_so_far(self) -> Usage:

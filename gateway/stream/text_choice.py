@@ -11,7 +11,7 @@ from gateway.dialects.request import GenerationRequest
 from gateway.stream.choice import FAILED, TOOL_CALLS, Choice
 from gateway.stream.completion import Completion
 from gateway.stream.logprobs import LogprobLists
-from gateway.stream.tool_calls import told_tool_calls
+from gateway.stream.tool_calls import tool_calls_in
 
 
 @dataclass(slots=True)
@@ -64,6 +64,7 @@ class TextChoice(Choice):
 
     __slots__ = (
         "_echo",
+        "_has_sent_ids",
         "_index",
         "_opening",
         "_pieces",
@@ -71,8 +72,7 @@ class TextChoice(Choice):
         "_prompt_token_ids",
         "_request",
         "_request_id",
-        "_spoken",
-        "_told_ids",
+        "_texts",
     )
 
     def __init__(self, completion: Completion, index: int) -> None:
@@ -87,8 +87,8 @@ class TextChoice(Choice):
         if completion.request.return_token_ids:
             self._prompt_token_ids = list(completion.prompt_token_ids[prompt_index])
         self._prompt_logprobs: dict[str, bytes] | None = None
-        self._told_ids = not request.return_token_ids
-        self._spoken: list[str] | None = None if request.tool_use is None else []
+        self._has_sent_ids = not request.return_token_ids
+        self._texts: list[str] | None = None if request.tool_use is None else []
         self._pieces: list[_Piece] = []
 
     @classmethod
@@ -131,15 +131,15 @@ class TextChoice(Choice):
     def _piece(self, delta: Delta) -> _Piece:
         piece = _Piece(self._opening + delta.text, delta.finish_reason, delta.stop_reason)
         self._opening = ""
-        if self._spoken is not None:
-            self._spoken.append(delta.text)
+        if self._texts is not None:
+            self._texts.append(delta.text)
         if self._request.logprobs is not None:
             piece.logprobs = self._logprobs(delta)
         if self._request.return_token_ids:
             piece.token_ids = list(delta.token_ids)
-        if not self._told_ids:
+        if not self._has_sent_ids:
             piece.prompt_token_ids = self._prompt_token_ids
-            self._told_ids = True
+            self._has_sent_ids = True
         if delta.finish_reason is not None:
             self._end(piece)
         return piece
@@ -164,9 +164,9 @@ class TextChoice(Choice):
     def _end(self, piece: _Piece) -> None:
         if self._request.profile.is_suffix_literal:
             piece.text += self._request.suffix
-        if self._spoken is None:
+        if self._texts is None:
             return
-        calls = told_tool_calls("".join(self._spoken), self._request_id, self._index)
+        calls = tool_calls_in("".join(self._texts), self._request_id, self._index)
         piece.tool_calls = calls or None
         if calls and piece.finish_reason == FinishReason.STOP:
             piece.finish_reason = TOOL_CALLS

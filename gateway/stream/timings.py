@@ -55,7 +55,7 @@ class Stopwatch:
         return (monotonic() - self._started_at) * MILLISECONDS
 
     def add(self, finished: JobFinished) -> None:
-        """Record a job that has just finished, or finished earlier if its answer is replayed."""
+        """Record a job that has just finished, or finished earlier if its response is replayed."""
         total_ms = max(self.elapsed_ms(), finished.prefill_ms + finished.generation_ms)
         ttft_ms = max(total_ms - finished.generation_ms, 0.0)
         self._total_ms = max(self._total_ms, total_ms)

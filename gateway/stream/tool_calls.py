@@ -19,7 +19,7 @@ def function_call(id_: str, name: str, arguments: str) -> dict[str, Any]:
     return {"id": id_, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def told_tool_calls(text: str, request_id: str, choice: int) -> list[dict[str, Any]]:
+def tool_calls_in(text: str, request_id: str, choice: int) -> list[dict[str, Any]]:
     """Return the calls in the text of a completion's choice. The text is not changed."""
     return [
         function_call(call_id(request_id, choice, index), call.name, call.arguments)

@@ -19,7 +19,7 @@ from gateway.structure.sandbox.pool import (
     TokenizerSource,
 )
 
-_MAX_REMEMBERED_CHARACTERS: Final = 16 * 1024 * 1024
+_MAX_CACHED_CHARACTERS: Final = 16 * 1024 * 1024
 _TOOLS_PARAM: Final = "tools"
 _TOO_EXPENSIVE: Final = Verdict(refusal="too complex: it takes too long or too much memory")
 
@@ -54,8 +54,8 @@ class GrammarChecker:
         encoded = _encoded(Constraint(structure, tool_use, reasoning), param)
         verdict = await self._verdict(Task(tokenizer.digest, encoded), tokenizer, tenant_id)
         if verdict.refusal:
-            refused = _TOOLS_PARAM if verdict.is_about_tools else param
-            raise InvalidGrammarError(f"'{refused}' is refused: {verdict.refusal}.", param=refused)
+            named = _TOOLS_PARAM if verdict.is_about_tools else param
+            raise InvalidGrammarError(f"'{named}' was rejected: {verdict.refusal}.", param=named)
         return verdict.grammar
 
     async def try_template(self, source: str) -> str:
@@ -66,7 +66,7 @@ class GrammarChecker:
             if error.is_tasks_fault:
                 return _TOO_EXPENSIVE.refusal
             raise OverloadedError(
-                "The model's chat template could not be tried out in time.",
+                "The model's chat template could not be checked in time.",
                 retry_after_seconds=1.0,
             ) from None
         return verdict.refusal
@@ -112,7 +112,7 @@ class _Verdicts:
             return
         self._known[key] = verdict
         self._characters += _characters(verdict)
-        while self._characters > _MAX_REMEMBERED_CHARACTERS:
+        while self._characters > _MAX_CACHED_CHARACTERS:
             _, oldest = self._known.popitem(last=False)
             self._characters -= _characters(oldest)
 
@@ -126,12 +126,12 @@ def _encoded(constraint: Constraint, param: str) -> bytes:
         encoded = messages.encode(constraint)
     except (msgspec.MsgspecError, RecursionError, OverflowError, UnicodeEncodeError):
         raise InvalidGrammarError(
-            f"'{param}' is refused: it is nested too deep, or has a number or text out of range.",
+            f"'{param}' was rejected: nested too deeply, or a number or text is out of range.",
             param=param,
         ) from None
     if len(encoded) > MAX_SOURCE_BYTES:
         raise InvalidGrammarError(
-            f"'{param}' is refused: it must have <= {MAX_SOURCE_BYTES} bytes. Given: {len(encoded)}.",
+            f"'{param}' must have at most {MAX_SOURCE_BYTES} bytes. Given: {len(encoded)}.",
             param=param,
         )
     return encoded

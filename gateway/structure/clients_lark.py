@@ -38,9 +38,7 @@ def _decoded(source: str) -> Any:
     try:
         return json.loads(source)
     except (ValueError, RecursionError):
-        raise RefusedError(
-            "the grammar is not the JSON that its first character promises"
-        ) from None
+        raise RefusedError("the grammar begins with '{' but is not valid JSON") from None
 
 
 def _from_grammar(grammar: dict[str, Any]) -> str:

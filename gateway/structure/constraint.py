@@ -68,13 +68,15 @@ def _content(constraint: Constraint, token_ids: lark.TokenIds) -> lark.Part:
     if structure is None:
         assert tool_use is not None  # noqa: S101 - a constraint has one of them
         return calls_in_text(tool_use, token_ids)
-    answer = lark.nested("answer", to_lark(structure))
+    structured = lark.nested("answer", to_lark(structure))
     if tool_use is None:
-        return answer
+        return structured
     if tool_use.mode is not ToolMode.AUTO:
         raise RefusedError("it cannot be combined with a tool that must be called")
     calls = calls_alone(tool_use, token_ids)
-    return lark.Part(f"{answer.expression} | {calls.expression}", answer.rules + calls.rules)
+    return lark.Part(
+        f"{structured.expression} | {calls.expression}", structured.rules + calls.rules
+    )
 
 
 def _reasoning(reasoning: Reasoning, token_ids: lark.TokenIds) -> lark.Part:

@@ -12,7 +12,7 @@ TokenIds = Mapping[str, int]
 HEADER: Final = '%llguidance {"no_forcing": true}\n'
 """First line of every grammar.
 
-With it, vLLM treats the text as Lark whatever else it contains. It also disables forcing: otherwise
+With it, vLLM always treats the text as Lark. It also disables forcing: otherwise
 llguidance computes at every step which text must come next. That takes seconds for a long literal,
 and vLLM does not use the result.
 """

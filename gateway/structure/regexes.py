@@ -18,9 +18,9 @@ def regex_terminal(expression: str) -> str:
         raise RefusedError("a regular expression must not contain a NUL character")
     plain = _without_escaped_backslashes(expression)
     if _LOOKS_AROUND.search(plain):
-        raise RefusedError("a regular expression must not look ahead or behind")
+        raise RefusedError("a regular expression must not use look-around")
     if _REFERS_BACK.search(plain):
-        raise RefusedError("a regular expression must not refer back to a group")
+        raise RefusedError("a regular expression must not use backreferences")
     return lark.regex(_without_anchors(expression))
 
 

@@ -57,4 +57,4 @@ def _check_numbers(schema: dict[str, Any]) -> None:
     for keyword, most in _BOUNDS.items():
         number = schema.get(keyword)
         if isinstance(number, int | float) and number > most:
-            raise RefusedError(f"'{keyword}' must be <= {most}. Given: {number}")
+            raise RefusedError(f"'{keyword}' must be at most {most}. Given: {number}")

@@ -111,7 +111,8 @@ def _body(tool: Tool, *, is_exact: bool) -> str:
         raise ToolRefusedError(f"tool '{tool.name}': {error}") from None
     name = json.dumps(tool.name)
     return (
-        f"{lark.literal('{')} {lark.literal(json.dumps('name') + ':')} / ?/ {lark.literal(name + ',')} "
+        f"{lark.literal('{')} {lark.literal(json.dumps('name') + ':')} / ?/ "
+        f"{lark.literal(name + ',')} "
         f"/ ?/ {lark.literal(json.dumps('arguments') + ':')} / ?/ {arguments} {lark.literal('}')}"
     )
 

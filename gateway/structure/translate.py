@@ -50,7 +50,7 @@ def _start(kind: _PlainKind, source: Any) -> str:
 
 def _text(source: object) -> str:
     if not isinstance(source, str) or not source:
-        raise RefusedError("a string that is not empty is expected")
+        raise RefusedError("a non-empty string is expected")
     return source
 
 

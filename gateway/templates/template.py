@@ -46,7 +46,7 @@ class ChatTemplate:
             *ENVIRONMENT.globals,
         }
         """The variables that the template reads and does not set itself."""
-        self.knows_developers: Final = '"developer"' in source or "'developer'" in source
+        self.has_developer_role: Final = '"developer"' in source or "'developer'" in source
         """Whether the template handles the role of that name."""
         self.source: Final = source
 
@@ -72,7 +72,7 @@ class ChatTemplate:
             raise TooLongError from None
         except TemplateError as error:
             raise RefusedMessagesError(_shortened(error.message or "no reason given")) from None
-        except Exception as error:  # noqa: BLE001 - whatever Python says of a template's expressions
+        except Exception as error:  # noqa: BLE001 - a template's expression may raise any error
             raise RefusedMessagesError(_described(error)) from None
 
 

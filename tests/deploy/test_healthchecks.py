@@ -192,7 +192,7 @@ def test_gateway_is_healthy_while_it_serves_and_redis_answers(containers: Contai
         status, text = containers.check("gateway")
         assert status == 1
         # A gateway that waits for the processor may not answer itself.
-        return "redis does not answer" in text
+        return "redis does not respond" in text
 
     wait_until(misses_redis, what="the gateway missing Redis")
     containers.start_redis()

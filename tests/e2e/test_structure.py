@@ -176,7 +176,7 @@ def test_a_required_tool_is_called_with_arguments_of_its_schema(
         (
             {"structured_outputs": {"regex": "(?=a)b"}},
             "structured_outputs.regex",
-            "look ahead or behind",
+            "look-around",
         ),
         (
             {

@@ -48,7 +48,7 @@ def test_so_much_is_allowed_in_a_minute_and_comes_back_bit_by_bit() -> None:
     for _ in range(6):
         some.require("a")
         some.use("a")
-    with pytest.raises(TooManyUnpaidError, match="Tries: at most 6 a minute") as caught:
+    with pytest.raises(TooManyUnpaidError, match="Tries are limited to 6 per minute") as caught:
         some.require("a")
     assert (caught.value.code, caught.value.retry_after_seconds) == ("tries", 10.0)
     some.require("b")
@@ -82,7 +82,7 @@ def test_no_bound_and_no_memory_without_end(monkeypatch: pytest.MonkeyPatch) -> 
     for _ in range(1000):
         unbounded.use("a")
     assert unbounded.is_left("a")
-    monkeypatch.setattr(allowances, "MOST_REMEMBERED", 2)
+    monkeypatch.setattr(allowances, "MAX_CALLERS", 2)
     few = allowance(clock, per_minute=1)
     for caller in ("a", "b", "c"):
         few.use(caller)

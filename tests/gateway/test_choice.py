@@ -68,7 +68,7 @@ def test_dialect_that_only_a_newer_worker_knows_is_ignored_and_logged_once(
     assert chosen(None, None, "esperanto") is Dialect.OMLX
     assert chosen(None, None, "esperanto") is Dialect.OMLX
     assert [record.getMessage() for record in caplog.records] == [
-        'a worker announces the dialect "esperanto", which is unknown here'
+        'a worker announces the unknown dialect "esperanto"'
     ]
 
 

@@ -94,13 +94,16 @@ def test_best_of_is_n_unless_given() -> None:
 
 def test_best_of_below_n_is_refused() -> None:
     error = refusal(n=3, best_of=2)
-    assert (error.message, error.param) == ("'best_of' must be >= n (3). Given: 2.", "best_of")
+    assert (error.message, error.param) == (
+        "'best_of' must be at least n (3). Given: 2.",
+        "best_of",
+    )
 
 
 def test_best_of_above_n_cannot_be_streamed() -> None:
     assert read(n=3, best_of=3, stream=True).stream
     error = refusal(n=2, best_of=3, stream=True)
-    assert error.message == "'best_of' other than n (2) cannot be streamed. Given: 3."
+    assert error.message == "'best_of' must equal n (2) if 'stream' is true. Given: 3."
     assert error.param == "best_of"
 
 
@@ -143,7 +146,7 @@ def test_no_tokens_are_allowed_with_echo_only(profile: Profile) -> None:
     assert read(profile, max_tokens=0, echo=True).max_tokens == 0
     assert read(profile, max_tokens=0, echo_last=2).max_tokens == 0
     error = refusal(profile, max_tokens=0)
-    assert error.message == "'max_tokens' must be >= 1, unless 'echo' is true. Given: 0."
+    assert error.message == "'max_tokens' must be at least 1, unless 'echo' is true. Given: 0."
     assert refusal(profile, max_tokens=0, echo=True, echo_last=0).param == "max_tokens"
 
 
@@ -193,7 +196,7 @@ def test_conflict_03_prompt_is_cut_on_request_only(
 
 def test_keeping_no_prompt_token_is_refused() -> None:
     error = refusal(truncate_prompt_tokens=0)
-    assert error.message == "'truncate_prompt_tokens' must be >= 1, or -1. Given: 0."
+    assert error.message == "'truncate_prompt_tokens' must be at least 1, or -1. Given: 0."
     assert error.param == "truncate_prompt_tokens"
 
 
@@ -212,7 +215,7 @@ def test_infill_needs_text_and_shows_no_prompt() -> None:
     assert refusal(suffix="end", echo_last=1).param == "suffix"
     for prompt in ([1, 2], [["a", 1]], [[1], "a"]):
         error = refusal(suffix="end", prompt=prompt)
-        assert error.message == "'suffix' must be used with prompts of text, not of token ids."
+        assert error.message == "'suffix' requires prompts of text, not of token ids."
         assert error.param == "suffix"
 
 

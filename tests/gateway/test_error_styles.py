@@ -28,7 +28,7 @@ from gateway.errors import (
 from gateway.http.error_handlers import install_error_handlers
 from tests.support.cases import all_cases
 
-INVALID = InvalidParameterError("'n' must be >= 1. Given: 0.", param="n")
+INVALID = InvalidParameterError("'n' must be at least 1. Given: 0.", param="n")
 
 
 def classes() -> Iterator[type[ApiError]]:
@@ -42,7 +42,7 @@ def test_conflict_18_openai_has_words_as_codes() -> None:
     assert INVALID.body(ErrorStyle.OPENAI) == INVALID.body()
     assert INVALID.body() == {
         "error": {
-            "message": "'n' must be >= 1. Given: 0.",
+            "message": "'n' must be at least 1. Given: 0.",
             "type": "invalid_request_error",
             "param": "n",
             "code": "invalid_value",
@@ -54,7 +54,7 @@ def test_conflict_18_openai_has_words_as_codes() -> None:
 def test_conflict_18_llamacpp_has_the_status_as_code() -> None:
     assert INVALID.body(ErrorStyle.LLAMACPP) == {
         "error": {
-            "message": "'n' must be >= 1. Given: 0.",
+            "message": "'n' must be at least 1. Given: 0.",
             "type": "invalid_request_error",
             "code": 400,
         }
@@ -70,7 +70,7 @@ def test_conflict_18_mistralrs_answers_422_with_openais_envelope() -> None:
 def test_conflict_18_vllm_has_classes_as_types() -> None:
     assert INVALID.body(ErrorStyle.VLLM) == {
         "error": {
-            "message": "'n' must be >= 1. Given: 0.",
+            "message": "'n' must be at least 1. Given: 0.",
             "type": "BadRequestError",
             "param": "n",
             "code": 400,

@@ -297,7 +297,7 @@ async def test_images_travel_with_their_job(client: httpx.AsyncClient, store: "R
         ({"messages": []}, "invalid_value", "messages", "at least"),
         ({"messages": None}, "missing_required_parameter", "messages", "required"),
         ({"tools": [{}]}, "invalid_value", "tools", "tools[0]"),
-        ({"temperature": 3}, "invalid_value", "temperature", "<= 2"),
+        ({"temperature": 3}, "invalid_value", "temperature", "at most 2"),
         ({"max_tokens": 5000}, "context_length_exceeded", "max_tokens", "2048"),
         ({"prompt": "a"}, "unsupported_parameter", "prompt", "prompt"),
     ],
@@ -337,7 +337,7 @@ async def test_template_may_refuse_the_messages(client: httpx.AsyncClient, store
     ("features", "parameters", "param", "need"),
     [
         ([], {}, "messages", "a chat template"),
-        ([Feature.CHAT], {"tools": [tool()]}, "tools", "tool calls are found"),
+        ([Feature.CHAT], {"tools": [tool()]}, "tools", "tool call parser"),
         (
             FEATURES,
             {"tools": [tool()], "tool_choice": "required"},
@@ -361,7 +361,7 @@ async def test_template_may_refuse_the_messages(client: httpx.AsyncClient, store
                 ]
             },
             "messages",
-            "sees images",
+            "image input",
         ),
     ],
     ids=["chat", "tools", "forced", "strict", "images"],
@@ -400,7 +400,7 @@ async def test_image_by_url_is_refused_where_no_host_is_allowed(
     message = message_of(
         response, status=400, kind="invalid_request_error", code="invalid_value", param=path
     )
-    assert "no images are fetched" in message
+    assert "fetches no images from URLs" in message
 
 
 async def test_limits_come_before_images_that_would_be_fetched(

@@ -113,7 +113,7 @@ async def test_answer_that_may_need_too_much_memory_is_refused_before_it_runs(
     assert response.status_code == 400
     error = response.json()["error"]
     assert error["param"] == "max_tokens"
-    assert "243200 tokens with 6 log-probabilities each" in error["message"]
+    assert "243200 tokens, 6 log-probabilities each" in error["message"]
     assert error["message"].count("134217728") == 1
 
 

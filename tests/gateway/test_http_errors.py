@@ -98,7 +98,7 @@ async def test_key_without_the_scope_gets_403(stack: Stack, client: httpx.AsyncC
 async def test_unknown_route_gets_404(client: httpx.AsyncClient, path: str) -> None:
     response = await client.post(path, json={})
     message = message_of(response, status=404, kind=INVALID, code="not_found")
-    assert message.startswith("There is no route POST /")
+    assert message.startswith("The route POST /")
 
 
 async def test_unknown_model_gets_404(client: httpx.AsyncClient) -> None:
@@ -353,7 +353,9 @@ async def test_conflict_18_wrong_parameter_is_told_in_the_style_of_the_dialect(
         headers={"x-api-dialect": str(dialect)},
     )
     style = PROFILES[dialect].error_style
-    error = InvalidParameterError("'temperature' must be <= 2.0. Given: 3.", param="temperature")
+    error = InvalidParameterError(
+        "'temperature' must be at most 2.0. Given: 3.", param="temperature"
+    )
     assert response.json() == error.body(style)
     assert response.status_code == (422 if style is ErrorStyle.MISTRALRS else 400)
     assert response.headers["x-should-retry"] == "false"

@@ -146,5 +146,5 @@ async def test_gateway_is_not_ready_while_redis_is_full(
         finally:
             await redis.config_set("maxmemory", 0)
         ready = await gateway.call("", "GET", "/readyz")
-    assert (full.status_code, full.json()) == (503, {"status": "redis refuses writes"})
+    assert (full.status_code, full.json()) == (503, {"status": "redis rejects writes"})
     assert ready.status_code == 200

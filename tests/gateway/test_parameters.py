@@ -141,7 +141,7 @@ def test_values_on_the_bounds_are_accepted() -> None:
 @all_cases("name", BOUNDS)
 def test_value_beyond_a_bound_is_refused_naming_parameter_bound_and_value(name: str) -> None:
     lowest, highest = BOUNDS[name]
-    for value, rule in ((lowest - 1, f">= {lowest}"), (highest + 1, f"<= {highest}")):
+    for value, rule in ((lowest - 1, f"at least {lowest}"), (highest + 1, f"at most {highest}")):
         error = refusal(**{name: value})
         assert error.message == f"'{name}' must be {rule}. Given: {value}."
         assert error.param == name
@@ -293,7 +293,7 @@ def test_min_tokens_above_max_tokens_is_refused() -> None:
     assert read(min_tokens=5, max_tokens=5).sampling.min_tokens == 5
     assert read(min_tokens=5, max_tokens=-1).sampling.min_tokens == 5
     error = refusal(min_tokens=6, max_tokens=5)
-    assert error.message == "'min_tokens' must be <= max_tokens (5). Given: 6."
+    assert error.message == "'min_tokens' must be at most max_tokens (5). Given: 6."
     assert error.param == "min_tokens"
 
 
@@ -302,15 +302,27 @@ LISTS: list[tuple[str, Any, str]] = [
     ("allowed_token_ids", [1] * 1025, "'allowed_token_ids' must have at most 1024 entries."),
     ("bad_words", ["a"] * 129, "'bad_words' must have at most 128 entries. Given: 129."),
     ("dry_sequence_breakers", ["a"] * 17, "'dry_sequence_breakers' must have at most 16 entries."),
-    ("stop_token_ids", [-1], "'stop_token_ids' must have token ids, which are integers >= 0."),
-    ("stop_token_ids", [2**31], "'stop_token_ids' must have token ids, which are integers >= 0."),
-    ("stop_token_ids", [True], "'stop_token_ids' must have token ids, which are integers >= 0."),
+    (
+        "stop_token_ids",
+        [-1],
+        "'stop_token_ids' must have token ids, which are non-negative integers.",
+    ),
+    (
+        "stop_token_ids",
+        [2**31],
+        "'stop_token_ids' must have token ids, which are non-negative integers.",
+    ),
+    (
+        "stop_token_ids",
+        [True],
+        "'stop_token_ids' must have token ids, which are non-negative integers.",
+    ),
     ("allowed_token_ids", ["5"], "'allowed_token_ids' must have token ids"),
     ("allowed_token_ids", [], "'allowed_token_ids' must have at least one token id. Given: []."),
     ("bad_words", [5], "'bad_words' must be an array of strings. Given: 5 in it."),
     ("bad_words", [""], "'bad_words' must have strings of 1 to 128 characters. Given: 0"),
     ("bad_words", ["x" * 129], "'bad_words' must have strings of 1 to 128 characters. Given: 129"),
-    ("bad_words", [" \n"], "'bad_words' must have words that are not only white space. Given: "),
+    ("bad_words", [" \n"], "'bad_words' must have words with visible characters. Given: "),
     ("dry_sequence_breakers", ["x" * 41], "'dry_sequence_breakers' must have strings of 1 to 40"),
 ]
 
@@ -343,14 +355,18 @@ def test_repetition_detection_is_read(
 @all_cases(
     ("given", "param", "message"),
     [
-        ({"max_pattern_size": 129}, "max_pattern_size", "must be <= 128. Given: 129."),
+        ({"max_pattern_size": 129}, "max_pattern_size", "must be at most 128. Given: 129."),
         ({"max_pattern_size": "8"}, "max_pattern_size", 'must be an integer. Given: "8".'),
-        ({"max_pattern_size": 8}, "min_count", "must be >= 2. Given: 0."),
-        ({"max_pattern_size": 8, "min_count": 1025}, "min_count", "must be <= 1024. Given: 1025."),
+        ({"max_pattern_size": 8}, "min_count", "must be at least 2. Given: 0."),
+        (
+            {"max_pattern_size": 8, "min_count": 1025},
+            "min_count",
+            "must be at most 1024. Given: 1025.",
+        ),
         (
             {"max_pattern_size": 2, "min_pattern_size": 3, "min_count": 2},
             "min_pattern_size",
-            "must be <= max_pattern_size (2). Given: 3.",
+            "must be at most max_pattern_size (2). Given: 3.",
         ),
     ],
 )

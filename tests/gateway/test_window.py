@@ -86,7 +86,9 @@ def test_prompt_and_completion_never_exceed_the_window(
 def test_errors_call_the_prompt_by_its_name() -> None:
     with pytest.raises(ContextLengthExceededError, match=r"but 'prompt\[3\]' has 100 tokens"):
         fit_max_tokens(100, 1, window=100, behavior=ERROR, name="'prompt[3]'")
-    with pytest.raises(ContextLengthExceededError, match="The prompt has 99 tokens and max_tokens"):
+    with pytest.raises(
+        ContextLengthExceededError, match="the prompt has 99 tokens and 'max_tokens'"
+    ):
         fit_max_tokens(99, 2, window=100, behavior=ERROR)
 
 
@@ -114,6 +116,6 @@ def test_only_the_body_is_cut_and_from_its_left() -> None:
     assert cut(layout, 6, window=10) == layout
     assert cut(layout, 4, window=10).token_ids == [1, 2, 5, 6]
     assert cut(layout, 3, window=10).token_ids == [1, 2, 6]
-    with pytest.raises(ContextLengthExceededError, match="has 3 tokens, but only 2") as caught:
+    with pytest.raises(ContextLengthExceededError, match="has 3 tokens, but at most 2") as caught:
         cut(layout, 2, window=10)
     assert (caught.value.n_prompt_tokens, caught.value.n_ctx) == (6, 10)

@@ -172,7 +172,7 @@ async def test_a_gateway_that_loses_a_loop_to_a_bug_leaves_at_once_with_an_error
 
 async def test_what_comes_late_on_an_open_connection_is_sent_elsewhere() -> None:
     app: FastAPI = create_app(Settings(redis_url=f"redis://127.0.0.1:{free_port()}"))
-    app.state.drain.is_leaving = app.state.drain.is_closed = True
+    app.state.drain.is_draining = app.state.drain.is_closed = True
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
         answer = await client.post("/v1/completions", json={"prompt": "x"})

@@ -84,7 +84,7 @@ async def test_a_structure_becomes_a_grammar_and_a_wrong_one_an_error(
     assert raised.value.code == "invalid_grammar"
     assert raised.value.param == "response_format"
     assert raised.value.message == (
-        "'response_format' is refused: line 1, column 14: rule 'x' is not defined."
+        "'response_format' was rejected: line 1, column 14: rule 'x' is not defined."
     )
 
 
@@ -117,7 +117,9 @@ async def test_a_tool_is_blamed_for_what_is_wrong_with_it(
         ({"minItems": 10**9}, "minItems"),
     ):
         wrong = ToolUse([Tool("now", schema, is_strict=True)], ToolMode.AUTO)
-        with pytest.raises(InvalidGrammarError, match=f"^'tools' is refused: .*{reason}") as raised:
+        with pytest.raises(
+            InvalidGrammarError, match=f"^'tools' was rejected: .*{reason}"
+        ) as raised:
             await checker.compile(
                 good, wrong, tenant_id="acme", tokenizer=source, reasoning=THINKING
             )
@@ -133,7 +135,7 @@ async def test_positions_are_those_in_the_clients_own_text(
     with pytest.raises(InvalidGrammarError, match=r'line 2, column 4: unknown name: "foo"'):
         await checker.compile(lark, tenant_id="acme", tokenizer=source, reasoning=THINKING)
     schema = Structure(StructureKind.JSON_SCHEMA, {"not": {}}, "json_schema")
-    with pytest.raises(InvalidGrammarError, match=r"refused: failed to compile .*\[\"not\"\]"):
+    with pytest.raises(InvalidGrammarError, match=r"rejected: failed to compile .*\[\"not\"\]"):
         await checker.compile(schema, tenant_id="acme", tokenizer=source)
 
 
@@ -257,7 +259,7 @@ async def test_what_is_hostile_is_refused_or_bounded(
         message = await answered(checker, Structure(kind, value, "grammar"), source)
         if message:
             refused[name] = message
-            assert message.startswith("'grammar' is refused: ")
+            assert message.startswith(("'grammar' was rejected: ", "'grammar' must have "))
             assert len(message) < 500
         else:
             accepted.append(name)
@@ -316,7 +318,9 @@ async def test_a_verdict_is_remembered(
 
     monkeypatch.setattr(checker._pool, "run", asked_again)
     again = await answered(checker, BOMB, source)
-    assert again == message == "'x' is refused: too complex: it takes too long or too much memory."
+    assert (
+        again == message == "'x' was rejected: too complex: it takes too long or too much memory."
+    )
 
 
 async def test_many_at_once_are_served_or_told_that_it_is_too_much(source: TokenizerSource) -> None:

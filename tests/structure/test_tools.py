@@ -94,7 +94,7 @@ def test_free_text_cannot_spell_out_a_tag_that_is_a_token(
 
 
 def test_a_schema_out_of_bounds_names_its_tool() -> None:
-    with pytest.raises(RefusedError, match="tool 'weather': 'minItems' must be <= 10000"):
+    with pytest.raises(RefusedError, match="tool 'weather': 'minItems' must be at most 10000"):
         grammar(use(ToolMode.AUTO, parameters={"minItems": 10**9}), SPELLED_OUT)
 
 

@@ -142,11 +142,12 @@ class MessageParameters(Parameters):
 
     messages: Any = Field(
         default=None,
-        description="The conversation, oldest message first. Required. Roles system, developer, user, "
-        "assistant, tool and function; content is text or a list of parts of `type` text or, from the user, "
-        f"image_url (a data URI, or a URL where the gateway's operator allows its host; {MAX_IMAGES} at "
-        "most). `reasoning_content` of the assistant is shown to templates that read it; `partial` in the "
-        "assistant's last message has the answer go on with it.",
+        description="The conversation, oldest message first. Required. Roles: system, developer, "
+        "user, assistant, tool and function. Content is text or a list of parts of `type` text or, "
+        "in user messages, image_url: a data URI, or a URL if the gateway's operator allows its "
+        f"host; at most {MAX_IMAGES} images. `reasoning_content` of assistant messages is passed "
+        "to chat templates that use it. If the last message is an assistant message with "
+        "`partial`, the response continues it.",
         json_schema_extra=MESSAGES_SCHEMA,
     )
 
@@ -187,7 +188,7 @@ def read_messages(value: object) -> Conversation:
         _read_message(message, f"messages[{index}]", conversation)
         if conversation.has_partial and index < len(messages) - 1:
             raise InvalidParameterError(
-                f"'messages[{index}].partial' must not be true before the last message. Given: true.",
+                f"'messages[{index}].partial' is only allowed in the last message. Given: true.",
                 param=f"messages[{index}].partial",
             )
     return conversation
@@ -198,13 +199,13 @@ def check_continued(conversation: Conversation) -> None:
     last, path = conversation.messages[-1], f"messages[{len(conversation.messages) - 1}]"
     if last["role"] != "assistant":
         raise InvalidParameterError(
-            f"'{path}.role' must be assistant, for the answer to go on with it. "
+            f"'{path}.role' must be assistant if the response continues the message. "
             f"Given: {shown(last['role'])}.",
             param=f"{path}.role",
         )
     if last["content"] is None or "tool_calls" in last:
         raise InvalidParameterError(
-            f"'{path}' must have content and no calls of tools, for the answer to go on with it.",
+            f"'{path}' must have content and no tool calls if the response continues the message.",
             param=path,
         )
 
@@ -375,7 +376,8 @@ def _reasoning(message: dict[str, Any], path: str) -> str | None:
     given = [text for text in named.values() if text is not None]
     if len(set(given)) > 1:
         raise InvalidParameterError(
-            f"'{path}.reasoning_content' and '{path}.reasoning' are the same and must be equal. "
+            f"'{path}.reasoning_content' and '{path}.reasoning' are the same parameter and must be "
+            "equal. "
             f"Given: {shown(given[0])} and {shown(given[1])}.",
             param=f"{path}.reasoning",
         )
@@ -485,6 +487,6 @@ def _boolean(value: dict[str, Any], name: str, path: str) -> bool:
 
 
 def _unread(value: dict[str, Any], known: Iterable[str]) -> Iterable[str]:
-    """Return the entries that request something but are not read."""
+    """Return the unknown entries that request something."""
     names = frozenset(known)
     return (key for key, entry in value.items() if key not in names and not is_nothing(entry))

@@ -74,13 +74,14 @@ class LabelParameters(Parameters):
 
     metadata: Any = Field(
         default=None,
-        description=f"Up to {MAX_METADATA} pairs of strings for your own use, which are not kept.",
+        description=f"Up to {MAX_METADATA} pairs of strings for the client's use; not stored.",
         json_schema_extra=_METADATA_SCHEMA,
     )
     safety_identifier: str | None = Field(default=None, description="Another name of `user`.")
     prompt_cache_key: str | None = Field(
         default=None,
-        description="A hint for OpenAI's cache; here requests with the same beginning find each other.",
+        description="A routing hint for OpenAI's cache; no effect here, where requests with a "
+        "common prefix share cached work automatically.",
     )
 
 
@@ -204,8 +205,8 @@ def _check_metadata(value: object) -> None:
             )
         if not isinstance(text, str) or len(text) > MAX_METADATA_CHARACTERS:
             raise InvalidParameterError(
-                f"'metadata.{key}' must be a string of at most {MAX_METADATA_CHARACTERS} characters. "
-                f"Given: {shown(text)}.",
+                f"'metadata.{key}' must be a string of at most {MAX_METADATA_CHARACTERS} "
+                f"characters. Given: {shown(text)}.",
                 param=f"metadata.{key}",
             )
 
@@ -214,8 +215,8 @@ def _check_combinations(request: GenerationRequest) -> None:
     structure, use = request.structure, request.tool_use
     if structure is not None and use is not None and use.mode is not ToolMode.AUTO:
         raise InvalidParameterError(
-            f"'{structure.param}' cannot be combined with a '{tool_choice_param(request)}' that forces "
-            "a call: the text can be given one structure only.",
+            f"'{structure.param}' cannot be combined with a '{tool_choice_param(request)}' that "
+            "forces a call: a text can have only one structure.",
             param=structure.param,
         )
     check_end_is_free(request, tools_param=tools_param(request))

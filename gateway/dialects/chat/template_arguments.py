@@ -84,20 +84,21 @@ class TemplateParameters(Parameters):
 
     chat_template_kwargs: Any = Field(
         default=None,
-        description="Variables of the model's chat template, such as `enable_thinking`: numbers, booleans and "
-        f"strings of at most {MAX_ARGUMENT_CHARACTERS} characters. Those that the template does not read "
-        "have no effect.",
+        description="Variables of the model's chat template, such as `enable_thinking`: numbers, "
+        f"booleans and strings of at most {MAX_ARGUMENT_CHARACTERS} characters. Variables that the "
+        "template does not read have no effect.",
         json_schema_extra=KWARGS_SCHEMA,
     )
     add_generation_prompt: bool | None = Field(
         default=None,
-        description="Whether the prompt ends with the beginning of an answer; false is supported with "
-        "`continue_final_message` only. Default: true, unless the last message is continued.",
+        description="Whether the prompt ends with the beginning of a new assistant message; false "
+        "is supported only with `continue_final_message`. Default: true, unless the last message "
+        "is continued.",
     )
     continue_final_message: bool | None = Field(
         default=None,
-        description="Whether the answer goes on with the last message, which must be the assistant's, as "
-        "`partial` in that message does. Default: false.",
+        description="Whether the response continues the last message, which must be an assistant "
+        "message; the same as `partial` in that message. Default: false.",
     )
 
 
@@ -128,12 +129,12 @@ def read_continues_last(body: TemplateParameters, *, has_partial: bool) -> bool:
     continues = bool(body.continue_final_message) or has_partial
     if continues and body.continue_final_message is False:
         raise InvalidParameterError(
-            "'continue_final_message' false contradicts 'partial' in the last message.",
+            "'continue_final_message' must not be false if the last message has 'partial'.",
             param="continue_final_message",
         )
     if continues and body.add_generation_prompt:
         raise InvalidParameterError(
-            "'add_generation_prompt' true cannot be combined with a last message that is continued.",
+            "'add_generation_prompt' must not be true if the last message is continued.",
             param="add_generation_prompt",
         )
     if not continues and body.add_generation_prompt is False:
@@ -195,7 +196,7 @@ def _check(name: str, argument: object) -> None:
         )
     elif argument is not None and abs(argument) > MAX_ARGUMENT_NUMBER:
         raise InvalidParameterError(
-            f"'{path}' must be a number within plus and minus 2^63. Given: {shown(argument)}.",
+            f"'{path}' must be a number from -2^63 to 2^63. Given: {shown(argument)}.",
             param=path,
         )
 

@@ -54,15 +54,15 @@ class ThinkingParameters(Parameters):
 
     reasoning_effort: Any = Field(
         default=None,
-        description=f"How much the model is to reason: {', '.join(EFFORTS)}. Sets the variables "
-        "`reasoning_effort` and `enable_thinking` of the chat template, as far as it reads them. true and "
+        description=f"Amount of reasoning: {', '.join(EFFORTS)}. Sets the variables "
+        "`reasoning_effort` and `enable_thinking` of the chat template, if it reads them. true and "
         "false only turn reasoning on and off; a number is the same as `thinking_budget`.",
         json_schema_extra=EFFORT_SCHEMA,
     )
     thinking_budget: Annotated[int, bounded(THINKING_BUDGET), INTEGRAL] | None = Field(
         default=None,
-        description="Tokens of reasoning after which its end is forced; 0: at once, -1: never. Without "
-        "effect where the model or its engine cannot do that. Default: -1.",
+        description="Maximum tokens of reasoning, after which its end is forced; 0: at once, -1: "
+        "no limit. No effect if the model or its engine does not support it. Default: -1.",
     )
     thinking_token_budget: Annotated[int, bounded(THINKING_BUDGET), INTEGRAL] | None = Field(
         default=None, description="Another name of `thinking_budget`."
@@ -72,13 +72,14 @@ class ThinkingParameters(Parameters):
     )
     thinking: Any = Field(
         default=None,
-        description="`{type, budget_tokens}`: `type` enabled or disabled sets the template's variable "
-        "`enable_thinking`; `budget_tokens` is another name of `thinking_budget`.",
+        description="`{type, budget_tokens}`: `type` enabled or disabled sets the template's "
+        "variable `enable_thinking`; `budget_tokens` is another name of `thinking_budget`.",
         json_schema_extra=THINKING_SCHEMA,
     )
     include_reasoning: bool | None = Field(
         default=None,
-        description="Whether the reasoning is told; it is billed in any case. Default: true.",
+        description="Whether the response includes the reasoning, which is always billed. Default: "
+        "true.",
     )
 
 
@@ -103,7 +104,7 @@ def read_thinking(body: ThinkingParameters) -> Thinking:
     switch, switch_budget = _thinking(body.thinking)
     if None not in (switch, is_effort) and switch is not is_effort:
         raise InvalidParameterError(
-            "'thinking.type' and 'reasoning_effort' contradict each other. "
+            "'thinking.type' and 'reasoning_effort' must both enable or both disable reasoning. "
             f"Given: {shown(body.thinking['type'])} and {shown(body.reasoning_effort)}.",
             param="thinking.type",
         )
@@ -162,7 +163,7 @@ def _thinking(value: object) -> tuple[bool | None, int | None]:
     budget = None if given is None else _budget(given, "thinking.budget_tokens")
     if kind == "disabled" and budget is not None:
         raise InvalidParameterError(
-            f"'thinking.budget_tokens' needs 'thinking.type' enabled. Given: {budget}.",
+            f"'thinking.budget_tokens' requires 'thinking.type' enabled. Given: {budget}.",
             param="thinking.budget_tokens",
         )
     return None if kind is None else _SWITCHES[kind], budget
@@ -174,12 +175,12 @@ def _budget(value: object, path: str) -> int:
         raise InvalidParameterError(
             f"'{path}' must be an integer. Given: {shown(value)}.", param=path
         )
-    for sign, bound, is_beyond in (
-        (">=", THINKING_BUDGET.minimum, budget < THINKING_BUDGET.minimum),
-        ("<=", THINKING_BUDGET.maximum, budget > THINKING_BUDGET.maximum),
+    for comparison, bound, is_beyond in (
+        ("at least", THINKING_BUDGET.minimum, budget < THINKING_BUDGET.minimum),
+        ("at most", THINKING_BUDGET.maximum, budget > THINKING_BUDGET.maximum),
     ):
         if is_beyond:
             raise InvalidParameterError(
-                f"'{path}' must be {sign} {bound}. Given: {shown(value)}.", param=path
+                f"'{path}' must be {comparison} {bound}. Given: {shown(value)}.", param=path
             )
     return budget

@@ -1,4 +1,4 @@
-"""Tools of a chat, which the template describes to the model, and OpenAI's older `functions`."""
+"""Tools of a chat, which its template describes in the prompt, and OpenAI's older `functions`."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -69,25 +69,29 @@ class ChatToolParameters(ToolParameters):
 
     tools: Any = Field(
         default=None,
-        description="Functions that the model is told of and may call; with `strict` the arguments match the "
-        "schema `parameters`. Calls are answered as `tool_calls` of the message.",
+        description="Functions that the prompt describes and the model may call; with `strict`, "
+        "the arguments match the schema `parameters`. Calls are returned in `tool_calls` of the "
+        "message.",
         json_schema_extra=array_schema(TOOL_SCHEMA, most=MAX_TOOLS),
     )
     tool_choice: Any = Field(
         default=None,
-        description="`none` (the model is told of the tools, and its answer is text), `auto`, `required` (at "
-        "least one call), `{type: function, function: {name}}`, or `{type: allowed_tools, allowed_tools: "
-        "{mode, tools}}` for some of the tools. Default: auto if there are tools, else none.",
+        description="`none` (the prompt describes the tools, but the response is text), `auto`, "
+        "`required` (at least one call), `{type: function, function: {name}}`, or `{type: "
+        "allowed_tools, allowed_tools: {mode, tools}}` for some of the tools. Default: auto if "
+        "there are tools, else none.",
         json_schema_extra=CHAT_TOOL_CHOICE_SCHEMA,
     )
     functions: Any = Field(
         default=None,
-        description="OpenAI's older form of `tools`, answered with `function_call`: one call at most.",
+        description="OpenAI's older form of `tools`; at most one call, returned as "
+        "`function_call`.",
         json_schema_extra=array_schema(FUNCTION_SCHEMA, most=MAX_TOOLS),
     )
     function_call: Any = Field(
         default=None,
-        description="Of `functions`: `none`, `auto`, or `{name}`. Default: auto if there are functions.",
+        description="Choice of a function: `none`, `auto`, or `{name}`. Default: auto if there are "
+        "functions.",
         json_schema_extra=FUNCTION_CALL_SCHEMA,
     )
 
@@ -97,7 +101,7 @@ class ChatTools:
     """The tools of a chat."""
 
     use: ToolUse | None
-    """None if the response is not searched for calls."""
+    """None if the response is not parsed for calls."""
     described: list[dict[str, Any]]
     """The tools for the template, in the form of `tools`."""
     is_legacy: bool
@@ -209,7 +213,7 @@ def _function_call(value: object) -> tuple[ToolMode | None, str | None]:
             return ToolMode.NAMED, name
         case _:
             raise InvalidParameterError(
-                f"'function_call' must be none, auto, or an object with a function's name. "
+                f"'function_call' must be none, auto, or an object with the name of a function. "
                 f"Given: {shown(value)}.",
                 param="function_call",
             )

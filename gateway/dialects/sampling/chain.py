@@ -120,7 +120,8 @@ def _xtc(body: ChainParameters, profile: Profile, order: list[Sampler]) -> Xtc |
     threshold = DEFAULT_XTC_THRESHOLD if body.xtc_threshold is None else body.xtc_threshold
     if threshold > profile.most_xtc_threshold:
         raise InvalidParameterError(
-            f"'xtc_threshold' must be <= {profile.most_xtc_threshold:g}. Given: {threshold:g}.",
+            f"'xtc_threshold' must be at most {profile.most_xtc_threshold:g}. "
+            f"Given: {threshold:g}.",
             param="xtc_threshold",
         )
     is_off = not body.xtc_probability or threshold > MAX_ACTIVE_XTC_THRESHOLD
@@ -166,12 +167,13 @@ def _order(value: object) -> list[Sampler]:
         sampler = known.get(name.lower()) if isinstance(name, str) else None
         if sampler is None:
             raise InvalidParameterError(
-                f"'samplers' must have names of {', '.join(DEFAULT_SAMPLERS)}. Given: {shown(name)}.",
+                f"'samplers' must contain only {', '.join(DEFAULT_SAMPLERS)}. "
+                f"Given: {shown(name)}.",
                 param="samplers",
             )
         if sampler in order:
             raise InvalidParameterError(
-                f"'samplers' must name each step once. Given: {shown(name)} again.",
+                f"'samplers' must name each step at most once. Given: {shown(name)} twice.",
                 param="samplers",
             )
         order.append(sampler)

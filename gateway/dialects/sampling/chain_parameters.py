@@ -68,14 +68,16 @@ class ChainParameters(MirostatParameters, SamplingParameters):
 
     dynatemp_range: Annotated[float, bounded(sampling.DYNATEMP_RANGE)] | None = Field(
         default=None,
-        description="Temperature varies by this much up and down with how sure the model is. Default: 0.",
+        description="Range by which temperature varies with the model's uncertainty; 0 is off. "
+        "Default: 0.",
     )
     dynatemp_exponent: Annotated[float, bounded(sampling.DYNATEMP_EXPONENT)] | None = Field(
-        default=None, description="How temperature follows the model's uncertainty. Default: 1."
+        default=None, description="Exponent of the uncertainty in that temperature. Default: 1."
     )
     typical_p: Annotated[float, bounded(sampling.TYPICAL_P)] | None = Field(
         default=None,
-        description="Keep the most typical tokens up to this probability mass; 1 is off. Default: 1.",
+        description="Keep the most typical tokens up to this probability mass; 1 is off. Default: "
+        "1.",
     )
     top_n_sigma: Annotated[float, bounded(sampling.TOP_N_SIGMA)] | None = Field(
         default=None,
@@ -83,36 +85,37 @@ class ChainParameters(MirostatParameters, SamplingParameters):
         "0 and below are off. Default: -1.",
     )
     min_keep: Annotated[int, bounded(sampling.MIN_KEEP), INTEGRAL] | None = Field(
-        default=None, description="Tokens that truncation leaves at least. Default: 0."
+        default=None, description="Minimum tokens that truncation keeps. Default: 0."
     )
     repeat_last_n: Annotated[int, bounded(sampling.LAST_N), INTEGRAL] | None = Field(
         default=None,
-        description="Tokens that penalties look at, the newest first; 0: none, -1: all. Default: -1; "
+        description="Number of latest tokens that penalties count; 0: none, -1: all. Default: -1; "
         "dialect llamacpp: 64.",
     )
     xtc_probability: Annotated[float, bounded(sampling.XTC_PROBABILITY)] | None = Field(
         default=None,
-        description="How often XTC removes all likely tokens but the least likely of them. Default: 0.",
+        description="Probability with which XTC removes all likely tokens except the least likely "
+        "of them. Default: 0.",
     )
     xtc_threshold: Annotated[float, bounded(sampling.XTC_THRESHOLD)] | None = Field(
         default=None,
-        description="Probability from which XTC calls a token likely; above 0.5 XTC is off, and dialect "
-        f"omlx refuses it. Default: {DEFAULT_XTC_THRESHOLD:g}.",
+        description="Minimum probability of a token that XTC considers likely. Above 0.5, XTC is "
+        f"off; dialect omlx rejects such values. Default: {DEFAULT_XTC_THRESHOLD:g}.",
     )
     dry_multiplier: Annotated[float, bounded(sampling.DRY_MULTIPLIER)] | None = Field(
         default=None,
-        description="Strength of DRY, a penalty on tokens that would continue a repetition; 0 is off. "
-        "Default: 0.",
+        description="Strength of DRY, a penalty on tokens that would continue a repetition; 0 is "
+        "off. Default: 0.",
     )
     dry_base: Annotated[float, bounded(sampling.DRY_BASE)] | None = Field(
         default=None,
-        description="Base of DRY's exponential growth; below 1 counts as the default. "
+        description="Base of DRY's exponential growth; a value below 1 means the default. "
         f"Default: {DEFAULT_DRY_BASE:g}.",
     )
     dry_allowed_length: Annotated[int, bounded(sampling.DRY_ALLOWED_LENGTH), INTEGRAL] | None = (
         Field(
             default=None,
-            description="Longest repetition, in tokens, that DRY leaves alone. "
+            description="Longest repetition, in tokens, that DRY does not penalize. "
             f"Default: {DEFAULT_DRY_ALLOWED_LENGTH}.",
         )
     )
@@ -122,8 +125,7 @@ class ChainParameters(MirostatParameters, SamplingParameters):
     )
     dry_sequence_breakers: Any = Field(
         default=None,
-        description="Texts that no repetition reaches across. "
-        f"Default: {shown(DEFAULT_DRY_BREAKERS)}.",
+        description=f"Texts that end a repetition. Default: {shown(DEFAULT_DRY_BREAKERS)}.",
         json_schema_extra=array_schema(
             {"type": "string", "minLength": 1, "maxLength": MAX_DRY_BREAKER_CHARACTERS},
             most=MAX_DRY_BREAKERS,
@@ -131,8 +133,8 @@ class ChainParameters(MirostatParameters, SamplingParameters):
     )
     samplers: Any = Field(
         default=None,
-        description="Steps of the chain in their order; a step that is not named is not applied. A string "
-        f"names them by letters ({', '.join(SAMPLER_LETTERS)}). "
+        description="Steps of the chain in order; steps that are not listed are not applied. A "
+        f"string lists them by letter ({', '.join(SAMPLER_LETTERS)}). "
         f"Default: {', '.join(DEFAULT_SAMPLERS)}.",
         json_schema_extra=SAMPLERS_SCHEMA,
     )

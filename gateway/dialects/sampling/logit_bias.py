@@ -58,21 +58,22 @@ class TokenChoiceParameters(Parameters):
 
     logit_bias: Any = Field(
         default=None,
-        description="Token id -> bias, added to its logit; false forbids the token. Biases beyond "
-        f"{LOGIT_BIAS.minimum:g} and {LOGIT_BIAS.maximum:g} count as these. A key that is no id is a text "
-        "whose tokens are all biased. Or a list of pairs [id or text, bias].",
+        description="An object of token ids and biases, which are added to the logits; false "
+        f"forbids a token. Biases are clamped to {LOGIT_BIAS.minimum:g} and "
+        f"{LOGIT_BIAS.maximum:g}. A key that is not an id is a text, and all its tokens are "
+        "biased. Or a list of pairs [id or text, bias].",
         json_schema_extra=LOGIT_BIAS_SCHEMA,
     )
     allowed_token_ids: Any = Field(
         default=None,
-        description="The only tokens that may come. Default: all may.",
+        description="The only tokens that may be generated. Default: all.",
         json_schema_extra=array_schema(
             {"type": "integer", "minimum": 0}, most=MAX_ALLOWED_TOKEN_IDS
         ),
     )
     bad_words: Any = Field(
         default=None,
-        description="Words that may not come, neither at the start of a word nor inside one.",
+        description="Words that may not be generated, at the start of a word or inside one.",
         json_schema_extra=array_schema(
             {"type": "string", "minLength": 1, "maxLength": MAX_BAD_WORD_CHARACTERS},
             most=MAX_BAD_WORDS,
@@ -164,7 +165,7 @@ def read_allowed_token_ids(value: object, bias: LogitBias) -> list[int]:
         )
     if all(bias.ids.get(token) == FORBIDDEN for token in allowed):
         raise InvalidParameterError(
-            "'allowed_token_ids' must have a token that 'logit_bias' does not forbid. "
+            "'allowed_token_ids' must have at least one token that 'logit_bias' allows. "
             f"Given: {shown(allowed)}.",
             param="allowed_token_ids",
         )
@@ -178,7 +179,7 @@ def read_bad_words(value: object) -> list[str]:
         # The engine strips words before it tokenizes them.
         if word.isspace():
             raise InvalidParameterError(
-                f"'bad_words' must have words that are not only white space. Given: {shown(word)}.",
+                f"'bad_words' must have words with visible characters. Given: {shown(word)}.",
                 param="bad_words",
             )
     return words

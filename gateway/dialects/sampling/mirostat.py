@@ -19,12 +19,12 @@ _VERSION_OF_TARGET = 2
 
 
 class MirostatParameters(Parameters):
-    """Sampling that keeps the text's surprise near a target; it replaces all truncation."""
+    """Sampling that keeps the surprise of the text near a target; it replaces truncation."""
 
     mirostat: Annotated[int, bounded(MIROSTAT), INTEGRAL] | None = Field(
         default=None,
-        description="Version of Mirostat, 0 for none. With it truncation and penalties have no effect. "
-        "Default: 0.",
+        description="Version of Mirostat; 0 is off. With it, truncation and penalties have no "
+        "effect. Default: 0.",
     )
     mirostat_tau: Annotated[float, bounded(MIROSTAT_TAU)] | None = Field(
         default=None, description=f"Target surprise in bits per token. Default: {DEFAULT_TAU:g}."
@@ -34,13 +34,13 @@ class MirostatParameters(Parameters):
     )
     mirostat_target: Annotated[float, Field(ge=0, le=MAX_PERPLEXITY)] | None = Field(
         default=None,
-        description="Turns Mirostat 2 on with this target perplexity (at least 1); dialect fireworks-2026 "
-        f"takes it in bits per token (at most {MIROSTAT_TAU.maximum:g}). Not together with `mirostat`. "
-        "Default: off.",
+        description="Enables Mirostat 2 with this target perplexity (at least 1), in dialect "
+        f"fireworks-2026 in bits per token (at most {MIROSTAT_TAU.maximum:g}). Cannot be combined "
+        "with `mirostat`. Default: off.",
     )
     mirostat_lr: Annotated[float, bounded(MIROSTAT_ETA)] | None = Field(
         default=None,
-        description=f"Learning rate of `mirostat_target`, without which it has no effect. "
+        description="Learning rate for `mirostat_target`; no effect without it. "
         f"Default: {DEFAULT_ETA:g}.",
     )
 
@@ -70,7 +70,7 @@ def _check_families(body: MirostatParameters) -> None:
     other = next((name for name in llamacpp if getattr(body, name) is not None), None)
     if one is not None and other is not None:
         raise InvalidParameterError(
-            f"'{one}' and '{other}' say the same in two ways and cannot be combined.", param=one
+            f"'{one}' cannot be combined with '{other}': both configure Mirostat.", param=one
         )
 
 
@@ -78,13 +78,13 @@ def _tau_of(target: float, unit: MirostatUnit) -> float:
     if unit is MirostatUnit.PERPLEXITY:
         if target < 1.0:
             raise InvalidParameterError(
-                f"'mirostat_target' must be a perplexity >= 1. Given: {target:g}.",
+                f"'mirostat_target' must be a perplexity of at least 1. Given: {target:g}.",
                 param="mirostat_target",
             )
         return math.log2(target)
     if target > MIROSTAT_TAU.maximum:
         raise InvalidParameterError(
-            f"'mirostat_target' must be <= {MIROSTAT_TAU.maximum:g} bits. Given: {target:g}.",
+            f"'mirostat_target' must be at most {MIROSTAT_TAU.maximum:g} bits. Given: {target:g}.",
             param="mirostat_target",
         )
     return target

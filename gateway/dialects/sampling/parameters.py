@@ -24,36 +24,38 @@ class SamplingParameters(Parameters):
 
     temperature: Annotated[float, bounded(sampling.TEMPERATURE)] | None = Field(
         default=None,
-        description="0 always takes the likeliest token. Default: 1; dialect llamacpp: 0.8.",
+        description="Sampling temperature; 0 always selects the likeliest token. Default: 1; "
+        "dialect llamacpp: 0.8.",
     )
     top_p: Annotated[float, bounded(sampling.TOP_P)] | None = Field(
         default=None,
-        description="Keep the likeliest tokens up to this probability mass; 0 keeps one. Default: 1; "
-        "dialect llamacpp: 0.95.",
+        description="Keep the likeliest tokens up to this probability mass; 0 keeps one. Default: "
+        "1; dialect llamacpp: 0.95.",
     )
     top_k: Annotated[int, bounded(sampling.TOP_K), INTEGRAL] | None = Field(
         default=None,
-        description="Keep this many of the likeliest tokens; 0 and -1 keep all. Default: 0; dialect "
-        "llamacpp: 40.",
+        description="Keep this many of the likeliest tokens; 0 and -1 keep all. Default: 0; "
+        "dialect llamacpp: 40.",
     )
     min_p: Annotated[float, bounded(sampling.MIN_P)] | None = Field(
         default=None,
-        description="Keep tokens with at least this share of the likeliest one's probability. "
+        description="Keep tokens with at least this fraction of the likeliest token's probability. "
         "Default: 0; dialect llamacpp: 0.05.",
     )
     seed: Annotated[int, bounded(sampling.SEED), INTEGRAL] | None = Field(
         default=None,
-        description="Makes sampling repeatable; choice `i` uses `seed + i`. -1 is the same as none. Default: none.",
+        description="Makes sampling reproducible; choice `i` uses `seed + i`. -1 means no seed. "
+        "Default: none.",
     )
     presence_penalty: Annotated[float, bounded(sampling.PRESENCE_PENALTY)] | None = Field(
         default=None,
-        description="Subtracted from the logit of every token generated before; dialect llamacpp counts "
-        "tokens of the prompt as well. Default: 0.",
+        description="Subtracted from the logits of all tokens generated so far; dialect llamacpp "
+        "also counts prompt tokens. Default: 0.",
     )
     frequency_penalty: Annotated[float, bounded(sampling.FREQUENCY_PENALTY)] | None = Field(
         default=None,
-        description="Subtracted for each time the token was generated before; dialect llamacpp counts "
-        "tokens of the prompt as well. Default: 0.",
+        description="Subtracted from a token's logit for each time it was generated; dialect "
+        "llamacpp also counts prompt tokens. Default: 0.",
     )
     repetition_penalty: Annotated[float, bounded(sampling.REPETITION_PENALTY)] | None = Field(
         default=None,

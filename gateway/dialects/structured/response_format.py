@@ -49,7 +49,8 @@ def read_response_format(value: object) -> Structure | None:
             )
         case _:
             raise InvalidParameterError(
-                f"'{_NAME}.type' must be one of {', '.join(_TYPES)}. Given: {shown(value.get('type'))}.",
+                f"'{_NAME}.type' must be one of {', '.join(_TYPES)}. "
+                f"Given: {shown(value.get('type'))}.",
                 param=f"{_NAME}.type",
             )
 
@@ -77,7 +78,7 @@ def _grammar(value: dict[str, Any]) -> Structure:
     source = value.get("grammar")
     if not isinstance(source, str) or not source:
         raise InvalidParameterError(
-            f"'{_NAME}.grammar' must be a string that is not empty. Given: {shown(source)}.",
+            f"'{_NAME}.grammar' must be a non-empty string. Given: {shown(source)}.",
             param=f"{_NAME}.grammar",
         )
     return Structure(StructureKind.GBNF, source, _NAME)

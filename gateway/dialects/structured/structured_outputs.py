@@ -86,7 +86,7 @@ def _structure(name: str, source: Any) -> Structure:
         return Structure(StructureKind.CHOICE, _choices(source, param), param)
     if not isinstance(source, str) or not source:
         raise InvalidParameterError(
-            f"'{param}' must be a string that is not empty. Given: {shown(source)}.", param=param
+            f"'{param}' must be a non-empty string. Given: {shown(source)}.", param=param
         )
     if name == "regex":
         return Structure(StructureKind.REGEX, source, param)

@@ -49,8 +49,9 @@ class StructureParameters(Parameters):
 
     grammar: Any = Field(
         default=None,
-        description="A grammar that the text must match: a string in llama.cpp's GBNF (or see "
-        "`grammar_syntax`), or an object of `type` regex, lark, json_schema or llguidance and `value`.",
+        description="A grammar that the text must match: a string in llama.cpp's GBNF or in the "
+        "language of `grammar_syntax`, or an object with `type` (regex, lark, json_schema or "
+        "llguidance) and `value`.",
         json_schema_extra=GRAMMAR_SCHEMA,
     )
     grammar_syntax: Annotated[GrammarSyntax, Field(strict=False)] | None = Field(
@@ -63,14 +64,14 @@ class StructureParameters(Parameters):
     )
     response_format: Any = Field(
         default=None,
-        description="`{type: text}`, `{type: json_object}` with or without `schema`, `{type: json_schema, "
-        "json_schema: {schema}}`, or `{type: grammar, grammar}`. Default: text.",
+        description="`{type: text}`, `{type: json_object}` with an optional `schema`, `{type: "
+        "json_schema, json_schema: {schema}}`, or `{type: grammar, grammar}`. Default: text.",
         json_schema_extra=RESPONSE_FORMAT_SCHEMA,
     )
     structured_outputs: Any = Field(
         default=None,
-        description="Exactly one of `json` (a JSON schema), `json_object` (true), `regex`, `choice` (a "
-        "list of strings) and `grammar`.",
+        description="Exactly one of `json` (a JSON schema), `json_object` (true), `regex`, "
+        "`choice` (a list of strings) and `grammar`.",
         json_schema_extra=STRUCTURED_OUTPUTS_SCHEMA,
     )
 
@@ -80,8 +81,8 @@ def read_structure(body: StructureParameters) -> Structure | None:
     found = [structure for structure in _all_structures(body) if structure is not None]
     if len(found) > 1:
         raise InvalidParameterError(
-            f"'{found[0].param}' and '{found[1].param}' cannot be combined: the text can be given one "
-            "structure only.",
+            f"'{found[0].param}' and '{found[1].param}' cannot be combined: a text can have only "
+            "one structure.",
             param=found[1].param,
         )
     return found[0] if found else None
@@ -130,7 +131,7 @@ def _tagged_grammar(value: dict[str, Any]) -> Structure:
     if not is_right or not source:
         expected = "string or object" if kind is StructureKind.LLGUIDANCE else "string"
         raise InvalidParameterError(
-            f"'grammar.value' must be a {expected} that is not empty. Given: {shown(source)}.",
+            f"'grammar.value' must be a non-empty {expected}. Given: {shown(source)}.",
             param="grammar.value",
         )
     return Structure(kind, source, "grammar")

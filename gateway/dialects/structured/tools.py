@@ -55,19 +55,19 @@ class ToolParameters(Parameters):
 
     tools: Any = Field(
         default=None,
-        description="Functions that the model may call; with `strict` the arguments match the schema "
-        "`parameters`. Calls are answered as `tool_calls` of a choice.",
+        description="Functions that the model may call; with `strict`, the arguments match the "
+        "schema `parameters`. Calls are returned in `tool_calls` of a choice.",
         json_schema_extra=array_schema(TOOL_SCHEMA, most=MAX_TOOLS),
     )
     tool_choice: Any = Field(
         default=None,
-        description="`none`, `auto`, `required` (at least one call), or `{type: function, function: "
-        "{name}}`. Default: auto if there are tools, else none.",
+        description="`none`, `auto`, `required` (at least one call), or `{type: function, "
+        "function: {name}}`. Default: auto if there are tools, else none.",
         json_schema_extra=TOOL_CHOICE_SCHEMA,
     )
     parallel_tool_calls: bool | None = Field(
         default=None,
-        description="Whether there may be several calls. Default: true.",
+        description="Whether a choice may have several calls. Default: true.",
     )
 
 
@@ -101,7 +101,7 @@ def read_function(value: object, path: str, *, param: str) -> Tool:
     name, schema = value.get("name"), value.get("parameters")
     if not isinstance(name, str) or not _FUNCTION_NAME.fullmatch(name):
         raise InvalidParameterError(
-            f"'{path}.name' must be 1 to 64 letters, digits, '_', '-' or '.'. "
+            f"'{path}.name' must have 1 to 64 letters, digits, '_', '-' or '.'. "
             f"Given: {shown(name)}.",
             param=param,
         )
@@ -119,7 +119,7 @@ def check_names(tools: list[Tool], param: str) -> None:
     """Raise InvalidParameterError if two functions have the same name."""
     if len({tool.name for tool in tools}) < len(tools):
         raise InvalidParameterError(
-            f"'{param}' must have functions of different names.", param=param
+            f"'{param}' must have functions with different names.", param=param
         )
 
 
@@ -139,7 +139,7 @@ def check_choice(
     of_tools, of_choice = params
     if mode in (ToolMode.REQUIRED, ToolMode.NAMED) and not tools:
         raise InvalidParameterError(
-            f"'{of_choice}' needs '{of_tools}'. Given: {shown(given)}.", param=of_choice
+            f"'{of_choice}' requires '{of_tools}'. Given: {shown(given)}.", param=of_choice
         )
     if name is not None and name not in {tool.name for tool in tools}:
         raise InvalidParameterError(
@@ -161,8 +161,8 @@ def read_tool_choice(value: object) -> tuple[ToolMode | None, str | None]:
             return ToolMode.NAMED, name
         case _:
             raise InvalidParameterError(
-                "'tool_choice' must be none, auto, required, or an object of type function with a function's "
-                f"name. Given: {shown(value)}.",
+                "'tool_choice' must be none, auto, required, or an object of type function with "
+                f"the name of a function. Given: {shown(value)}.",
                 param="tool_choice",
             )
 

@@ -146,24 +146,24 @@ class _Followers:
                 return _Reach(first, is_nullable=False)
         return _Reach(first, is_nullable=True)
 
-    def _follow(self, node: Node, behind: int) -> None:
+    def _follow(self, node: Node, after: int) -> None:
         if self._lexemes.is_token(node):
-            self._note(self._tokens, node, behind)
+            self._note(self._tokens, node, after)
             return
         match node:
             case Reference(rule):
-                self._note(self._rules, rule, behind)
+                self._note(self._rules, rule, after)
             case Sequence(parts):
                 for part in reversed(parts):
-                    self._follow(part, behind)
+                    self._follow(part, after)
                     reach = self._reached(part)
-                    behind = reach.first | (behind if reach.is_nullable else 0)
+                    after = reach.first | (after if reach.is_nullable else 0)
             case Alternatives(options):
                 for option in options:
-                    self._follow(option, behind)
+                    self._follow(option, after)
             case Repetition(part, _, most):
                 again = self._reached(part).first if most != 1 else 0
-                self._follow(part, behind | again)
+                self._follow(part, after | again)
             case Characters():
                 raise AssertionError
 

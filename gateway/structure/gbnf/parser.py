@@ -138,7 +138,7 @@ class _Parser:
             has_range = scanner.current == "-" and scanner.text[scanner.position + 1 :][:1] != "]"
             high = scanner.letter() if has_range and scanner.take("-") else low
             if high < low:
-                scanner.fail("a range of characters must not run backwards")
+                scanner.fail("a character range must be in ascending order")
             ranges.append((ord(low), ord(high)))
         node = character_class(ranges, is_negated=is_negated)
         if not node.ranges:
@@ -163,7 +163,7 @@ class _Parser:
         while scanner.current and scanner.current in "*+?{":
             times += 1
             if times > MAX_NESTING:
-                scanner.fail(f"at most {MAX_NESTING} repetitions may follow one another")
+                scanner.fail(f"at most {MAX_NESTING} repetition operators may follow one another")
             part = Repetition(part, *self._bounds())
             scanner.skip_blanks(over_lines=False)
         return part
@@ -184,7 +184,7 @@ class _Parser:
             scanner.skip_blanks(over_lines=False)
         scanner.expect("}")
         if most is not None and most < least:
-            scanner.fail("a repetition must not have a largest count below its least one")
+            scanner.fail("the maximum of a repetition must be at least its minimum")
         if max(least, most or 0) > MAX_REPETITIONS:
-            scanner.fail(f"a count of repetitions must be <= {MAX_REPETITIONS}")
+            scanner.fail(f"a repetition count must be at most {MAX_REPETITIONS}")
         return least, most

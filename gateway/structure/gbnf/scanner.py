@@ -48,7 +48,7 @@ class Scanner:
 
     def name(self) -> str:
         """Read a rule name."""
-        return self._match(_NAME, "expected the name of a rule")
+        return self._match(_NAME, "expected a rule name")
 
     def peek_name(self) -> bool:
         """Return whether a name is next."""
@@ -91,7 +91,7 @@ class Scanner:
             self.fail(f"expected {digits} hexadecimal digits")
         value = int(written, 16)
         if value > MAX_CODE_POINT or 0xD800 <= value <= 0xDFFF:
-            self.fail(f"{written} is no character of Unicode")
+            self.fail(f"{written} is not a Unicode character")
         self.position += digits
         return chr(value)
 

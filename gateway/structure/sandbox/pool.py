@@ -63,7 +63,7 @@ class TokenizerSource:
 
 
 class SandboxDiedError(Exception):
-    """The child process exited, or was killed, before it answered."""
+    """The child process exited, or was killed, before it returned a verdict."""
 
     def __init__(self, *, is_tasks_fault: bool) -> None:
         super().__init__("The sandbox died.")
@@ -92,10 +92,10 @@ class SandboxPool:
         Raises SandboxDiedError and the errors of `FairTurns.take`.
         """
         async with self._sandbox(tenant_id) as sandbox:
-            verdict = await sandbox.ask(task, seconds=self._settings.task_seconds)
+            verdict = await sandbox.run(task, seconds=self._settings.task_seconds)
             if verdict.lacks_tokenizer:
-                await sandbox.ask(await _loaded(tokenizer), seconds=_LOAD_SECONDS)
-                verdict = await sandbox.ask(task, seconds=self._settings.task_seconds)
+                await sandbox.run(await _loaded(tokenizer), seconds=_LOAD_SECONDS)
+                verdict = await sandbox.run(task, seconds=self._settings.task_seconds)
             if not verdict.grammar and not verdict.refusal:
                 # An empty grammar would constrain nothing.
                 raise SandboxDiedError(is_tasks_fault=False)
@@ -104,7 +104,7 @@ class SandboxPool:
     async def try_out(self, template: Template) -> Verdict:
         """Return the verdict on a chat template. Raise SandboxDiedError or OverloadedError."""
         async with self._sandbox(_OURSELVES) as sandbox:
-            return await sandbox.ask(template, seconds=self._settings.task_seconds)
+            return await sandbox.run(template, seconds=self._settings.task_seconds)
 
     async def aclose(self) -> None:
         """Stop all sandboxes."""
@@ -142,7 +142,7 @@ class SandboxPool:
 
 
 class _Sandbox:
-    """One child process. It answers orders one at a time, so only one caller may ask at a time."""
+    """One child process. It carries out one order at a time, so only one caller may use it."""
 
     def __init__(self, settings: SandboxSettings) -> None:
         self._settings = settings
@@ -156,7 +156,7 @@ class _Sandbox:
         if self._process is None:
             self._process = await self._started()
 
-    async def ask(self, order: Order, *, seconds: float) -> Verdict:
+    async def run(self, order: Order, *, seconds: float) -> Verdict:
         await self.start()
         process = self._process
         assert process is not None  # noqa: S101 - it was just started
@@ -176,7 +176,7 @@ class _Sandbox:
             await self.stop()
             raise SandboxDiedError(is_tasks_fault=is_over) from None
         except BaseException:
-            # Otherwise its late answer would be read as the answer to the next order.
+            # Otherwise its late verdict would be read as the verdict on the next order.
             await self.stop()
             raise
 

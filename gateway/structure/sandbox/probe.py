@@ -31,7 +31,7 @@ def probe(
     busy machine causes no rejections.
     """
     if len(grammar) > MAX_GRAMMAR_CHARACTERS:
-        raise RefusedError(f"the grammar must have <= {MAX_GRAMMAR_CHARACTERS} characters")
+        raise RefusedError(f"the grammar must have at most {MAX_GRAMMAR_CHARACTERS} characters")
     start = time.process_time()
     matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_lark(grammar), log_level=0, limits=LIMITS)
     if matcher.is_error():
@@ -58,7 +58,7 @@ def _walk(matcher: LLMatcher, choice: random.Random, tokenizer: LLTokenizer) -> 
     half = len(steps) // 2
     later = sum(steps[half:])
     if later > max(_NOTABLE_STEP_SECONDS * half, _MAX_GROWTH * sum(steps[:half])):
-        raise RefusedError("too complex: steps take longer and longer")
+        raise RefusedError("too complex: the time per step keeps growing")
 
 
 def _why_it_stopped(matcher: LLMatcher, *, is_first: bool) -> str:
@@ -70,10 +70,10 @@ def _why_it_stopped(matcher: LLMatcher, *, is_first: bool) -> str:
 
 def _picked(mask: int, choice: random.Random, tokenizer: LLTokenizer) -> int:
     """Return the first allowed token from a random position; the end token only if forced."""
-    going_on = mask
+    unfinished = mask
     for token in tokenizer.eos_tokens:
-        going_on &= ~(1 << token)
-    mask = going_on or mask
+        unfinished &= ~(1 << token)
+    mask = unfinished or mask
     rotated = mask >> (place := choice.randrange(tokenizer.vocab_size))
     if rotated:
         return place + (rotated & -rotated).bit_length() - 1

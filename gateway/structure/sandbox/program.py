@@ -2,7 +2,7 @@
 
     python -m gateway.structure.sandbox.program MEMORY_BYTES NICENESS CPU_SECONDS COMPILE_SECONDS
 
-It reads orders from standard input and writes one answer each to standard output, until the input
+It reads orders from standard input and writes a verdict on each to standard output, until the input
 ends. Memory is limited, and so is the CPU time for each task. The process exits when a task exceeds
 a limit.
 """
@@ -33,14 +33,14 @@ _LOAD_SECONDS = 20.0
 
 
 class Compiler:
-    """Responses orders and keeps tokenizers."""
+    """Carries out orders and caches tokenizers."""
 
     def __init__(self, *, cpu_seconds: float, most_compile_seconds: float) -> None:
         self._cpu_seconds = cpu_seconds
         self._most_compile_seconds = most_compile_seconds
         self._tokenizers: OrderedDict[str, tuple[LLTokenizer, TokenIds]] = OrderedDict()
 
-    def answer(self, order: Order) -> Verdict:
+    def run(self, order: Order) -> Verdict:
         """Carry out an order. The process exits if the order uses too much CPU time."""
         try:
             if isinstance(order, Tokenizer):
@@ -124,11 +124,11 @@ def _unplaced(reason: str) -> str:
 
 
 def serve(source: BinaryIO, target: BinaryIO, compiler: Compiler) -> None:
-    """Answer orders until the input ends."""
+    """Carry out orders until the input ends."""
     while header := source.read(messages.LENGTH.size):
         order = messages.decode_order(source.read(*messages.LENGTH.unpack(header)))
-        answer = messages.encode(compiler.answer(order))
-        target.write(messages.LENGTH.pack(len(answer)) + answer)
+        verdict = messages.encode(compiler.run(order))
+        target.write(messages.LENGTH.pack(len(verdict)) + verdict)
         target.flush()
 
 

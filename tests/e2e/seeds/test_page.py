@@ -70,7 +70,7 @@ def test_answers_are_described(caller: Caller, page: Page, dialect: str, body: B
         page.check("CompletionChunk", chunk)
 
 
-@each_dialect("timing", "reasoning_member", "tells_missing_parts")
+@each_dialect("timing", "reasoning_member", "has_null_parts")
 @each_at_once(
     "body",
     [

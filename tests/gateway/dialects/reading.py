@@ -50,9 +50,9 @@ def unsupported(name: str, value: Any, *, served: Iterable[Any]) -> str:
     """Return what is said of a parameter of which only some values are served, or none."""
     values = " or ".join(map(json.dumps, served))
     given = json.dumps(value, separators=(",", ":"))
-    return f"'{name}' is not supported" + (
-        f", other than as {values}. Given: {given}." if values else "."
-    )
+    if not values:
+        return f"'{name}' is not supported."
+    return f"'{name}' must be {values}; other values are not supported. Given: {given}."
 
 
 def at_once(call: Callable[[], Any], *, seconds: float) -> Any:

@@ -14,7 +14,7 @@ from gateway.dialects.completions import CompletionRequest, to_generation_reques
 from gateway.dialects.profile import PROFILES, Dialect, Profile
 from gateway.dialects.refused import REFUSED
 from gateway.dialects.request import GenerationRequest
-from gateway.dialects.support import check_supported, refuse_ignored
+from gateway.dialects.support import check_supported, reject_ignored
 from gateway.dialects.wire import validate
 from gateway.errors import BadRequestError
 from tests.gateway.dialects.reading import at_once
@@ -81,7 +81,7 @@ def read(body: dict[str, Any], profile: Profile) -> GenerationRequest | BadReque
             validate(CompletionRequest, body), profile, max_prompts=1024
         )
         check_supported(request, [Feature.SAMPLER_CHAIN], has_infill=False, has_tools=False)
-        refuse_ignored(request.ignored_parameters)
+        reject_ignored(request.ignored_parameters)
     except BadRequestError as error:
         return error
     return request

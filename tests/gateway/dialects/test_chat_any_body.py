@@ -16,7 +16,7 @@ from gateway.dialects.effective import effective_parameters
 from gateway.dialects.profile import PROFILES, Profile
 from gateway.dialects.refused import REFUSED_IN_CHATS
 from gateway.dialects.request import ChatRequest, GenerationRequest
-from gateway.dialects.support import check_supported, refuse_ignored
+from gateway.dialects.support import check_supported, reject_ignored
 from gateway.errors import BadRequestError
 from tests.gateway.dialects.chat_reading import PNG_URI, USER, image, read_chat_body
 from tests.gateway.dialects.reading import VLLM, at_once
@@ -126,7 +126,7 @@ def read(body: dict[str, Any], profile: Profile) -> GenerationRequest | BadReque
             read_chat_body(body, profile),
             [Feature.CHAT, Feature.TOOLS, Feature.SAMPLER_CHAIN],
         )
-        refuse_ignored(request.ignored_parameters)
+        reject_ignored(request.ignored_parameters)
     except BadRequestError as error:
         return error
     return request

@@ -166,7 +166,7 @@ def test_what_is_no_data_uri_is_left_to_who_fetches_images(url: str) -> None:
         ("DATA:image/png;base64,AAAA", "must be a data URI 'data:TYPE;base64,DATA' with a TYPE of"),
         ("data:image/png,AAAA", "must be a data URI 'data:TYPE;base64,DATA' with a TYPE of"),
         ("data:image/png;base64,!!!!", 'must be encoded in base64. Given: "!!!!".'),
-        ("data:image/png;base64,AAAA", "must be a file of the type that it declares. Given: "),
+        ("data:image/png;base64,AAAA", "must be a file of its declared type. Given: "),
         ("data:image/png;base64," + "A" * 6_000_000, "must be an image of at most 4194304 bytes."),
         (5, "must be a string. Given: 5."),
     ],
@@ -206,19 +206,19 @@ def test_last_message_of_the_assistant_may_be_continued(key: str) -> None:
     [
         (
             {"messages": [USER], "continue_final_message": True},
-            "'messages[0].role' must be assistant, for the answer to go on with it. Given: \"user\".",
+            "'messages[0].role' must be assistant if the response continues the message. Given: \"user\".",
         ),
         (
             {"messages": [calling(call(), partial=True)]},
-            "'messages[0]' must have content and no calls of tools, for the answer to go on with it.",
+            "'messages[0]' must have content and no tool calls if the response continues the message.",
         ),
         (
             {"messages": [calling(call(), content="a", partial=True)]},
-            "'messages[0]' must have content and no calls of tools, for the answer to go on with it.",
+            "'messages[0]' must have content and no tool calls if the response continues the message.",
         ),
         (
             {"messages": [{"role": "assistant", "content": "a", "partial": True}, USER]},
-            "'messages[0].partial' must not be true before the last message. Given: true.",
+            "'messages[0].partial' is only allowed in the last message. Given: true.",
         ),
         (
             {"messages": [{"role": "assistant", "content": "a", "partial": 1}]},
@@ -229,14 +229,14 @@ def test_last_message_of_the_assistant_may_be_continued(key: str) -> None:
                 "messages": [{"role": "assistant", "content": "a", "partial": True}],
                 "add_generation_prompt": True,
             },
-            "'add_generation_prompt' true cannot be combined with a last message that is continued.",
+            "'add_generation_prompt' must not be true if the last message is continued.",
         ),
         (
             {
                 "messages": [{"role": "assistant", "content": "a", "partial": True}],
                 "continue_final_message": False,
             },
-            "'continue_final_message' false contradicts 'partial' in the last message.",
+            "'continue_final_message' must not be false if the last message has 'partial'.",
         ),
         (
             {"add_generation_prompt": False},
@@ -287,7 +287,7 @@ WRONG: list[tuple[Any, str, str]] = [
     (
         [{"role": "assistant", "content": "a", "reasoning": "b", "reasoning_content": "c"}],
         "[0].reasoning",
-        "'messages[0].reasoning_content' and 'messages[0].reasoning' are the same and must be equal.",
+        "'messages[0].reasoning_content' and 'messages[0].reasoning' are the same parameter and must be equal.",
     ),
     ([calling(audio={"id": "x"})], "[0].audio", "is not supported."),
     ([calling(call(), tool_calls={})], "[0].tool_calls", "must be an array. Given: {}."),

@@ -55,7 +55,7 @@ def test_length_has_three_names(name: str) -> None:
     assert read_chat(**{name: 7}).max_tokens == 7
     assert read_chat(LLAMACPP, **{name: 0}).max_tokens == 0
     error = chat_refusal(VLLM, **{name: 0})
-    assert error.message == "'max_tokens' must be >= 1, or -1 for all that fit. Given: 0."
+    assert error.message == "'max_tokens' must be at least 1, or -1. Given: 0."
 
 
 def test_names_of_the_length_must_agree() -> None:
@@ -73,14 +73,14 @@ def test_context_window_rule_is_that_of_the_dialect() -> None:
 def test_choices_are_bounded() -> None:
     body = {"model": "m", "messages": [USER], "n_cmpl": 5}
     assert read_chat_body(body, max_prompts=5).n == 5
-    assert chat_refusal(n=129).message == "'n' must be <= 128. Given: 129."
-    assert chat_refusal(n=0).message == "'n' must be >= 1. Given: 0."
+    assert chat_refusal(n=129).message == "'n' must be at most 128. Given: 129."
+    assert chat_refusal(n=0).message == "'n' must be at least 1. Given: 0."
     assert chat_refusal(n=2, n_cmpl=3).param == "n_cmpl"
 
 
 def test_choices_are_bounded_like_prompts() -> None:
     wire = {"model": "m", "messages": [USER], "n": 5}
-    with pytest.raises(BadRequestError, match=r"'n' must be <= 4\. Given: 5\."):
+    with pytest.raises(BadRequestError, match=r"'n' must be at most 4\. Given: 5\."):
         read_chat_body(wire, max_prompts=4)
 
 
@@ -109,26 +109,30 @@ def test_logprobs_are_read(given: dict[str, Any], expected: int | None) -> None:
 @all_cases(
     ("profile", "given", "message"),
     [
-        (OPENAI, {"top_logprobs": 2}, "'top_logprobs' needs 'logprobs' true. Given: 2."),
+        (OPENAI, {"top_logprobs": 2}, "'top_logprobs' requires 'logprobs' true. Given: 2."),
         (
             OPENAI,
             {"logprobs": False, "top_logprobs": 2},
-            "'top_logprobs' needs 'logprobs' true. Given: 2.",
+            "'top_logprobs' requires 'logprobs' true. Given: 2.",
         ),
         (
             OPENAI,
             {"logprobs": True, "top_logprobs": 21},
-            "'top_logprobs' must be <= 20. Given: 21.",
+            "'top_logprobs' must be at most 20. Given: 21.",
         ),
-        (OPENAI, {"logprobs": True, "top_logprobs": -1}, "'top_logprobs' must be >= 0. Given: -1."),
+        (
+            OPENAI,
+            {"logprobs": True, "top_logprobs": -1},
+            "'top_logprobs' must be at least 0. Given: -1.",
+        ),
         (
             FIREWORKS,
             {"logprobs": True, "top_logprobs": 6},
-            "'top_logprobs' must be <= 5. Given: 6.",
+            "'top_logprobs' must be at most 5. Given: 6.",
         ),
-        (FIREWORKS, {"logprobs": 6}, "'logprobs' must be <= 5. Given: 6."),
-        (OPENAI, {"logprobs": -1}, "'logprobs' must be >= 0. Given: -1."),
-        (OPENAI, {"n_probs": 21}, "'n_probs' must be <= 20. Given: 21."),
+        (FIREWORKS, {"logprobs": 6}, "'logprobs' must be at most 5. Given: 6."),
+        (OPENAI, {"logprobs": -1}, "'logprobs' must be at least 0. Given: -1."),
+        (OPENAI, {"n_probs": 21}, "'n_probs' must be at most 20. Given: 21."),
         (OPENAI, {"logprobs": "5"}, "'logprobs' must be an integer or a boolean. Given: \"5\"."),
         (OPENAI, {"logprobs": 2, "top_logprobs": 3}, "'logprobs' and 'top_logprobs' are the same"),
     ],
@@ -172,7 +176,7 @@ def test_what_would_change_the_answer_is_refused(name: str) -> None:
 def test_refusal_says_what_is_served() -> None:
     error = chat_refusal(modalities=["text", "audio"])
     assert error.message == (
-        '\'modalities\' is not supported, other than as ["text"]. Given: ["text","audio"].'
+        '\'modalities\' must be ["text"]; other values are not supported. Given: ["text","audio"].'
     )
 
 

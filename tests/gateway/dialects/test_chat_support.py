@@ -48,7 +48,9 @@ def test_what_the_model_cannot_do_is_refused_naming_what_it_lacks(
     assert served(request) is request
     with pytest.raises(BadRequestError) as caught:
         served(request, lack)
-    assert caught.value.message.startswith(f"'{param}' is not supported by this model: it needs a")
+    assert caught.value.message.startswith(
+        f"'{param}' is not supported by this model. It requires a"
+    )
     assert (caught.value.param, caught.value.code) == (param, "unsupported_parameter")
 
 
@@ -96,7 +98,7 @@ def test_more_images_than_the_model_takes_are_refused() -> None:
     with pytest.raises(BadRequestError) as caught:
         check_supported(request, list(Feature), max_images=1)
     assert caught.value.message == (
-        "'messages' must have at most 1 images for a prompt of this model. Given: 2."
+        "'messages' must have at most 1 images per prompt of this model. Given: 2."
     )
 
 

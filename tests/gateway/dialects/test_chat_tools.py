@@ -102,13 +102,13 @@ def test_without_tools_there_is_nothing_to_call(nothing: dict[str, Any]) -> None
     ("given", "param", "message"),
     [
         ({"tools": TOOLS * 65}, "tools", "'tools' must have at most 128 entries. Given: 130."),
-        ({"tools": TOOLS + TOOLS}, "tools", "'tools' must have functions of different names."),
+        ({"tools": TOOLS + TOOLS}, "tools", "'tools' must have functions with different names."),
         (
             {"tools": [{"type": "custom"}]},
             "tools",
             "'tools[0]' must be an object of type function.",
         ),
-        ({"tool_choice": "required"}, "tool_choice", "'tool_choice' needs 'tools'."),
+        ({"tool_choice": "required"}, "tool_choice", "'tool_choice' requires 'tools'."),
         (
             {"tools": TOOLS, "tool_choice": "any"},
             "tool_choice",
@@ -144,13 +144,17 @@ def test_without_tools_there_is_nothing_to_call(nothing: dict[str, Any]) -> None
         (
             {"functions": [{"name": "a b"}]},
             "functions",
-            "'functions[0].name' must be 1 to 64 letters",
+            "'functions[0].name' must have 1 to 64 letters",
         ),
-        ({"functions": [TIME, TIME]}, "functions", "'functions' must have functions of different"),
+        (
+            {"functions": [TIME, TIME]},
+            "functions",
+            "'functions' must have functions with different",
+        ),
         (
             {"function_call": {"name": "time"}},
             "function_call",
-            "'function_call' needs 'functions'. Given: ",
+            "'function_call' requires 'functions'. Given: ",
         ),
         (
             {"functions": [TIME], "function_call": {"name": "clock"}},
@@ -160,7 +164,7 @@ def test_without_tools_there_is_nothing_to_call(nothing: dict[str, Any]) -> None
         (
             {"functions": [TIME], "function_call": "required"},
             "function_call",
-            "'function_call' must be none, auto, or an object with a function's name. Given: ",
+            "'function_call' must be none, auto, or an object with the name of a function. Given: ",
         ),
         (
             {"functions": [TIME], "tools": TOOLS},
@@ -198,8 +202,8 @@ def test_tools_beyond_their_rules_are_refused(
 def test_forced_call_and_structure_are_refused_together(forced: dict[str, Any], param: str) -> None:
     error = chat_refusal(response_format={"type": "json_object"}, **forced)
     assert error.message == (
-        f"'response_format' cannot be combined with a '{param}' that forces a call: the text can be given "
-        "one structure only."
+        f"'response_format' cannot be combined with a '{param}' that forces a call: a text can have "
+        "only one structure."
     )
 
 

@@ -13,7 +13,7 @@ from contract.messages import Ranking
 from contract.sampling import Mirostat
 from gateway.dialects.profile import PROFILES, ContextLengthBehavior, Profile
 from gateway.dialects.request import Structure, StructureKind
-from gateway.dialects.support import refuse_ignored
+from gateway.dialects.support import reject_ignored
 from gateway.errors import UnknownParameterError
 from tests.gateway.dialects.reading import (
     EVERY_PROFILE,
@@ -143,12 +143,12 @@ def test_conflict_08_target_in_bits() -> None:
     assert chain.mirostat == Mirostat(2, 1.5, 0.1)
     assert read(FIREWORKS_2026, mirostat_target=0.5)
     error = refusal(FIREWORKS_2026, mirostat_target=101)
-    assert error.message == "'mirostat_target' must be <= 100 bits. Given: 101."
+    assert error.message == "'mirostat_target' must be at most 100 bits. Given: 101."
 
 
 def test_conflict_08_target_below_one_is_refused() -> None:
     error = refusal(mirostat_target=0.5)
-    assert error.message == "'mirostat_target' must be a perplexity >= 1. Given: 0.5."
+    assert error.message == "'mirostat_target' must be a perplexity of at least 1. Given: 0.5."
     assert error.param == "mirostat_target"
 
 
@@ -157,7 +157,7 @@ def test_conflict_08_target_below_one_is_refused() -> None:
 def test_conflict_08_both_families_of_names_are_refused(fireworks: str, llamacpp: str) -> None:
     error = refusal(**{fireworks: 2, llamacpp: 2})
     assert error.message == (
-        f"'{fireworks}' and '{llamacpp}' say the same in two ways and cannot be combined."
+        f"'{fireworks}' cannot be combined with '{llamacpp}': both configure Mirostat."
     )
     assert error.param == fireworks
 
@@ -173,7 +173,7 @@ def test_conflict_09_suffix_is_infill_or_literal(profile: Profile) -> None:
 def test_conflict_10_best_of_samples_more(profile: Profile) -> None:
     request = read(profile, n=2, best_of=5)
     assert (request.n, request.best_of, request.ranking) == (2, 5, Ranking.MEAN)
-    assert refusal(profile, n=3, best_of=2).message == "'best_of' must be >= n (3). Given: 2."
+    assert refusal(profile, n=3, best_of=2).message == "'best_of' must be at least n (3). Given: 2."
 
 
 def test_conflict_10_best_of_keeps_some_in_mistralrs() -> None:
@@ -182,7 +182,7 @@ def test_conflict_10_best_of_keeps_some_in_mistralrs() -> None:
     request = read(MISTRALRS, n=3, best_of=3)
     assert (request.n, request.best_of, request.ranking) == (3, 3, Ranking.SUM)
     error = refusal(MISTRALRS, n=2, best_of=3)
-    assert error.message == "'best_of' must be <= n (2) in this dialect. Given: 3."
+    assert error.message == "'best_of' must be at most n (2) in this dialect. Given: 3."
 
 
 def test_conflict_10_ranked_choices_cannot_be_streamed() -> None:
@@ -206,10 +206,10 @@ def test_conflict_11_logprobs_type(profile: Profile, most: int) -> None:
     ):
         assert read(profile, logprobs=given).logprobs == expected
     error = refusal(profile, logprobs=most + 1)
-    assert error.message == f"'logprobs' must be <= {most}. Given: {most + 1}."
-    assert refusal(profile, logprobs=-1).message == "'logprobs' must be >= 0. Given: -1."
+    assert error.message == f"'logprobs' must be at most {most}. Given: {most + 1}."
+    assert refusal(profile, logprobs=-1).message == "'logprobs' must be at least 0. Given: -1."
     error = refusal(profile, n_probs=most + 1)
-    assert error.message == f"'n_probs' must be <= {most}. Given: {most + 1}."
+    assert error.message == f"'n_probs' must be at most {most}. Given: {most + 1}."
 
 
 def test_conflict_11_no_alternatives_are_not_no_logprobs() -> None:
@@ -312,12 +312,12 @@ def test_conflict_23_unknown_parameters_are_named_or_refused(profile: Profile) -
     request = read(profile, zeta=1, alpha={"b": 2}, model_config=1, absent=None)
     assert request.ignored_parameters == ("alpha", "model_config", "zeta")
     with pytest.raises(UnknownParameterError) as caught:
-        refuse_ignored(request.ignored_parameters)
+        reject_ignored(request.ignored_parameters)
     assert caught.value.message == (
-        "'alpha' is unknown or has no effect here, and none may be ignored."
+        "'alpha' is unknown or has no effect; this account rejects such parameters."
     )
     assert (caught.value.param, caught.value.code) == ("alpha", "unknown_parameter")
-    refuse_ignored(read(profile, temperature=0.5).ignored_parameters)
+    reject_ignored(read(profile, temperature=0.5).ignored_parameters)
 
 
 @all_cases("profile", EVERY_PROFILE)

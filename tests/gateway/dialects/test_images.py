@@ -114,7 +114,7 @@ def test_image_that_is_not_base64_is_refused(data: str) -> None:
 @all_cases("content", [b"", b"GIF89a", b"<svg>"])
 def test_image_of_another_type_than_declared_is_refused(content: bytes) -> None:
     error = refusal(prompt="<image>", images=[uri(content)])
-    assert error.message.startswith("'images[0]' must be a file of the type that it declares.")
+    assert error.message.startswith("'images[0]' must be a file of its declared type.")
 
 
 def test_wrong_image_is_named_by_its_place() -> None:

@@ -72,7 +72,9 @@ def test_entry_that_is_no_pair_is_refused(entry: Any) -> None:
 @all_cases("token", [-1, 2**31, 1.5, True, None, [5]])
 def test_token_that_is_no_id_is_refused(token: Any) -> None:
     error = refusal(logit_bias=[[token, 1]])
-    assert error.message.startswith("'logit_bias' must have token ids, which are integers >= 0.")
+    assert error.message.startswith(
+        "'logit_bias' must have token ids, which are non-negative integers."
+    )
 
 
 @all_cases("make", [dict, lambda pairs: [list(pair) for pair in pairs]])
@@ -90,6 +92,6 @@ def test_allowed_tokens_that_are_all_forbidden_are_refused() -> None:
     assert read(allowed_token_ids=[5], logit_bias={"5": -100}).sampling.allowed_token_ids
     error = refusal(allowed_token_ids=[5, 6], logit_bias={"5": False, "6": False, "7": 1})
     assert error.message == (
-        "'allowed_token_ids' must have a token that 'logit_bias' does not forbid. Given: [5,6]."
+        "'allowed_token_ids' must have at least one token that 'logit_bias' allows. Given: [5,6]."
     )
     assert error.param == "allowed_token_ids"

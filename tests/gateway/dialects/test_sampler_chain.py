@@ -104,7 +104,7 @@ def test_xtc_of_omlx_spares_special_tokens_and_refuses_high_thresholds() -> None
         0.5, 0.5, spares_special=True
     )
     error = refusal(OMLX, xtc_probability=0.5, xtc_threshold=0.6)
-    assert error.message == "'xtc_threshold' must be <= 0.5. Given: 0.6."
+    assert error.message == "'xtc_threshold' must be at most 0.5. Given: 0.6."
     assert error.param == "xtc_threshold"
 
 
@@ -160,13 +160,15 @@ def test_samplers_keep_their_order() -> None:
 @all_cases("name", ["infill", "adaptive_p", "greedy", "", 5, None, ["top_k"]])
 def test_unknown_sampler_is_refused_naming_the_known_ones(name: Any) -> None:
     error = refusal(samplers=["top_k", name])
-    assert error.message.startswith("'samplers' must have names of penalties, dry, top_n_sigma, ")
+    assert error.message.startswith("'samplers' must contain only penalties, dry, top_n_sigma, ")
     assert error.param == "samplers"
 
 
 @all_cases("names", [["top_k", "top-k"], "kk"])
 def test_sampler_named_twice_is_refused(names: Any) -> None:
-    assert refusal(samplers=names).message.startswith("'samplers' must name each step once.")
+    assert refusal(samplers=names).message.startswith(
+        "'samplers' must name each step at most once."
+    )
 
 
 @all_cases("value", [5, {}, True])

@@ -119,7 +119,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     (
         {"response_format": {"type": "grammar"}},
         "response_format.grammar",
-        "'response_format.grammar' must be a string that is not empty. Given: null.",
+        "'response_format.grammar' must be a non-empty string. Given: null.",
     ),
     (
         {"structured_outputs": {}},
@@ -153,7 +153,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     (
         {"structured_outputs": {"regex": ""}},
         "structured_outputs.regex",
-        "'structured_outputs.regex' must be a string that is not empty. Given: \"\".",
+        "'structured_outputs.regex' must be a non-empty string. Given: \"\".",
     ),
     (
         {"structured_outputs": {"json": "[1"}},
@@ -188,12 +188,12 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     (
         {"grammar": {"type": "regex", "value": {}}},
         "grammar.value",
-        "'grammar.value' must be a string that is not empty. Given: {}.",
+        "'grammar.value' must be a non-empty string. Given: {}.",
     ),
     (
         {"grammar": {"type": "llguidance", "value": {}}},
         "grammar.value",
-        "'grammar.value' must be a string or object that is not empty. Given: {}.",
+        "'grammar.value' must be a non-empty string or object. Given: {}.",
     ),
     (
         {"grammar": {"type": "json_schema"}},
@@ -253,7 +253,7 @@ def test_second_structure_is_refused_naming_both(first: str, second: str) -> Non
     error = refusal(**{name: STRUCTURES[name] for name in (first, second)})
     assert f"'{first}" in error.message
     assert f"'{second}" in error.message
-    assert "cannot be combined: the text can be given one structure only." in error.message
+    assert "cannot be combined: a text can have only one structure." in error.message
 
 
 TOOLS: dict[str, Any] = {
@@ -266,9 +266,9 @@ TOOLS: dict[str, Any] = {
 @all_cases(
     ("name", "value", "why"),
     [
-        ("ignore_eos", True, "the text ends where its structure is complete."),
-        ("min_tokens", 3, "the text ends where its structure is complete."),
-        ("allowed_token_ids", [5], "they may leave no token to go on with."),
+        ("ignore_eos", True, "constrained text ends as soon as it is complete."),
+        ("min_tokens", 3, "constrained text ends as soon as it is complete."),
+        ("allowed_token_ids", [5], "the allowed tokens may not suffice to complete the text."),
     ],
 )
 def test_parameters_that_fight_with_a_structure_are_refused(

@@ -80,7 +80,9 @@ def test_what_the_model_cannot_do_is_refused_naming_what_it_lacks(
     assert served(request, ALL) is request
     with pytest.raises(BadRequestError) as caught:
         served(request, without(lack))
-    assert caught.value.message.startswith(f"'{param}' is not supported by this model: it needs a")
+    assert caught.value.message.startswith(
+        f"'{param}' is not supported by this model. It requires a"
+    )
     assert (caught.value.param, caught.value.code) == (param, "unsupported_parameter")
     name = param.partition(".")[0]
     assert name in parameters_of(ALL)
@@ -138,7 +140,7 @@ def test_more_images_than_the_model_takes_are_refused() -> None:
     with pytest.raises(BadRequestError) as caught:
         check_supported(request, features, has_infill=True, has_tools=True, max_images=2)
     assert caught.value.message == (
-        "'images' must have at most 2 images for a prompt of this model. Given: 3."
+        "'images' must have at most 2 images per prompt of this model. Given: 3."
     )
 
 

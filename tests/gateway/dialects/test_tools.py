@@ -59,7 +59,7 @@ def test_without_tools_there_is_nothing_to_use(tools: Any, choice: Any) -> None:
 @all_cases("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
 def test_forced_call_without_tools_is_refused(choice: Any) -> None:
     error = refusal(tool_choice=choice)
-    assert error.message.startswith("'tool_choice' needs 'tools'. Given: ")
+    assert error.message.startswith("'tool_choice' requires 'tools'. Given: ")
     assert error.param == "tool_choice"
 
 
@@ -70,16 +70,19 @@ def test_forced_call_without_tools_is_refused(choice: Any) -> None:
         ([tool(), {}], "'tools[1]' must be an object of type function. Given: {}."),
         ([{"type": "function"}], "'tools[0].function' must be an object. Given: null."),
         ([{"type": "function", "function": []}], "'tools[0].function' must be an object."),
-        ([tool("")], "'tools[0].function.name' must be 1 to 64 letters, digits, '_', '-' or '.'."),
-        ([tool("a b")], "'tools[0].function.name' must be 1 to 64 letters"),
-        ([tool("a" * 65)], "'tools[0].function.name' must be 1 to 64 letters"),
-        ([tool(5)], "'tools[0].function.name' must be 1 to 64 letters"),  # type: ignore[arg-type]
+        (
+            [tool("")],
+            "'tools[0].function.name' must have 1 to 64 letters, digits, '_', '-' or '.'.",
+        ),
+        ([tool("a b")], "'tools[0].function.name' must have 1 to 64 letters"),
+        ([tool("a" * 65)], "'tools[0].function.name' must have 1 to 64 letters"),
+        ([tool(5)], "'tools[0].function.name' must have 1 to 64 letters"),  # type: ignore[arg-type]
         (
             [tool(description=["a"])],
             "'tools[0].function.description' must be a string. Given: [\"a\"].",
         ),
         ([tool(strict=1)], "'tools[0].function.strict' must be a boolean. Given: 1."),
-        ([tool(), tool()], "'tools' must have functions of different names."),
+        ([tool(), tool()], "'tools' must have functions with different names."),
         ([tool(str(i)) for i in range(129)], "'tools' must have at most 128 entries. Given: 129."),
     ],
 )

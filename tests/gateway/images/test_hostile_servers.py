@@ -39,30 +39,30 @@ def endless(head: bytes, piece: bytes, *, pause_seconds: float = 0.0) -> ClientR
     return answer
 
 
-WORDY = "is answered with more than 16384 bytes beside the content"
+WORDY = "returned more than 16384 bytes besides the content"
 
 BAD_ANSWERS: list[tuple[str, bytes | ClientResponse, str]] = [
-    ("404", b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n", "is answered with status 404"),
-    ("500", b"HTTP/1.1 500 X\r\ncontent-length: 0\r\n\r\n", "is answered with status 500"),
-    ("206", image().replace(b"200 OK", b"206 Partial"), "is answered with status 206"),
-    ("304", b"HTTP/1.1 304 Not Modified\r\n\r\n", "is answered with status 304"),
-    ("300", b"HTTP/1.1 300 X\r\nlocation: /a\r\n\r\n", "is answered with status 300"),
-    ("text", image(media_type="text/html"), "is answered with none of these types: image/jpeg,"),
-    ("svg", image(b"<svg/>", "image/svg+xml"), "is answered with none of these types"),
-    ("no type", b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\nx", "is answered with none of these"),
-    ("wrong magic", image(b"<html>"), "is answered with a file that is not image/png as it says"),
-    ("other magic", image(b"\xff\xd8\xff"), "is answered with a file that is not image/png"),
-    ("empty", image(b""), "is answered with a file that is not image/png"),
+    ("404", b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n", "returned status 404"),
+    ("500", b"HTTP/1.1 500 X\r\ncontent-length: 0\r\n\r\n", "returned status 500"),
+    ("206", image().replace(b"200 OK", b"206 Partial"), "returned status 206"),
+    ("304", b"HTTP/1.1 304 Not Modified\r\n\r\n", "returned status 304"),
+    ("300", b"HTTP/1.1 300 X\r\nlocation: /a\r\n\r\n", "returned status 300"),
+    ("text", image(media_type="text/html"), "returned none of these content types: image/jpeg,"),
+    ("svg", image(b"<svg/>", "image/svg+xml"), "returned none of these content types"),
+    ("no type", b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\nx", "returned none of these"),
+    ("wrong magic", image(b"<html>"), "returned a file that is not image/png as declared"),
+    ("other magic", image(b"\xff\xd8\xff"), "returned a file that is not image/png"),
+    ("empty", image(b""), "returned a file that is not image/png"),
     (
         "gzip bomb",
         image(gzip.compress(bytes(2**20)), headers="content-encoding: gzip\r\n"),
-        "is answered with a content encoding",
+        "returned a content encoding",
     ),
-    ("brotli", image(headers="content-encoding: br\r\n"), "is answered with a content encoding"),
+    ("brotli", image(headers="content-encoding: br\r\n"), "returned a content encoding"),
     (
         "two encodings",
         image(headers="content-encoding: identity\r\ncontent-encoding: gzip\r\n"),
-        "is answered with a content encoding",
+        "returned a content encoding",
     ),
     (
         "gzip below HTTP",
@@ -72,7 +72,7 @@ BAD_ANSWERS: list[tuple[str, bytes | ClientResponse, str]] = [
     (
         "too large by its own word",
         OK + b"content-length: %d\r\n\r\n" % (MAX_IMAGE_BYTES + 1),
-        "leads to a file of more than 4194304 bytes",
+        "must be an image of at most 4194304 bytes",
     ),
     ("cut short", OK + b"content-length: 100\r\n\r\n" + PNG, "cannot be fetched: RemoteProtocol"),
     ("negative length", OK + b"content-length: -1\r\n\r\n" + PNG, "cannot be fetched: Remote"),
@@ -93,12 +93,12 @@ BAD_ANSWERS: list[tuple[str, bytes | ClientResponse, str]] = [
     (
         "endless body",
         endless(OK + b"\r\n" + PNG, bytes(2**16)),
-        "leads to a file of more than 4194304 bytes",
+        "must be an image of at most 4194304 bytes",
     ),
     (
         "endless chunks",
         endless(CHUNKED, b"10000\r\n" + bytes(2**16) + b"\r\n"),
-        "leads to a file of more than 4194304 bytes",
+        "must be an image of at most 4194304 bytes",
     ),
     ("endless single bytes", endless(CHUNKED, b"1\r\nx\r\n" * 1000), WORDY),
 ]
@@ -186,7 +186,7 @@ async def test_images_of_a_request_share_one_allowance(server: Server, names: Na
     with pytest.raises(InvalidParameterError) as caught:
         await fetch(fetcher, *[url] * 4)
     assert caught.value.message.endswith(
-        "is one image too many: all that a request names by URL may have 3500 bytes together."
+        "exceeds the limit of 3500 bytes for all images that a request names by URL."
     )
 
 

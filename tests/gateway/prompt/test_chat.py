@@ -187,7 +187,7 @@ async def test_what_the_template_says_is_told() -> None:
     with pytest.raises(InvalidParameterError) as caught:
         await render([ASK, ASK], "strict_turns")
     assert caught.value.message == (
-        "'messages' is refused by the model's chat template: Conversation roles must alternate "
+        "'messages' was rejected by the model's chat template: Conversation roles must alternate "
         "user/assistant/user/assistant/...."
     ).replace("....", ".")
     assert caught.value.param == "messages"
@@ -298,7 +298,9 @@ async def test_images_are_counted_in_the_prompt(hidden: str) -> None:
         },
         "dropped": {"messages": with_parts(IMAGE), "source": "{{ messages[0].role }}"},
     }
-    with pytest.raises(InvalidParameterError, match="no image tokens other than those") as caught:
+    with pytest.raises(
+        InvalidParameterError, match="model's image token except for its images"
+    ) as caught:
         await render(**given[hidden], image_token="<image>")
     assert caught.value.param == "messages"
 

@@ -39,7 +39,7 @@ def messages_for(name: str, chat: str) -> list[dict[str, Any]]:
         form_of(name).content_format,
         image_token="",
         tool_parser="mistral" if name == "ids" else "",
-        knows_developers=template_of(name).knows_developers,
+        has_developer_role=template_of(name).has_developer_role,
     )
 
 
@@ -99,20 +99,20 @@ def test_conversations_have_the_form_that_vllm_gives_them() -> None:
 
 @all_cases("form", ContentFormat)
 def test_developers_speak_for_the_system_where_a_template_knows_none(form: ContentFormat) -> None:
-    def converted(chat: str, *, knows_developers: bool) -> list[dict[str, Any]]:
+    def converted(chat: str, *, has_developer_role: bool) -> list[dict[str, Any]]:
         return for_template(
             list(CHATS[chat]),
             form,
             image_token="",
             tool_parser="",
-            knows_developers=knows_developers,
+            has_developer_role=has_developer_role,
         )
 
-    [first, *others] = converted("developers", knows_developers=False)
+    [first, *others] = converted("developers", has_developer_role=False)
     assert first == {"role": "system", "content": "Be brief. \n\nBe kind."}
     assert [message["role"] for message in others] == ["user", "assistant", "user"]
-    assert converted("developer", knows_developers=False)[0]["role"] == "system"
-    kept = converted("developers", knows_developers=True)
+    assert converted("developer", has_developer_role=False)[0]["role"] == "system"
+    kept = converted("developers", has_developer_role=True)
     assert [message["role"] for message in kept][3] == "developer"
 
 
@@ -139,7 +139,7 @@ def test_calls_have_the_ids_that_a_model_knows() -> None:
             ContentFormat.STRING,
             image_token="",
             tool_parser=tool_parser,
-            knows_developers=True,
+            has_developer_role=True,
         )
         called = [call["id"] for call in messages[1]["tool_calls"]]
         assert [message["tool_call_id"] for message in messages[2:]] == called

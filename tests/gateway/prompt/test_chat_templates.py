@@ -77,7 +77,7 @@ async def test_a_template_that_fails_its_trial_is_not_tried_again() -> None:
     source = Published({"default": "a"})
     source.reason = "too complex"
     for _ in range(2):
-        with pytest.raises(ModelMisconfiguredError, match="cannot be used: too complex") as caught:
+        with pytest.raises(ModelMisconfiguredError, match="is unusable: too complex") as caught:
             await source.store.get("d1")
     assert caught.value.status == 503
     assert caught.value.headers()["x-should-retry"] == "false"
@@ -96,8 +96,8 @@ async def test_a_trial_that_found_no_time_is_made_again() -> None:
 @all_cases(
     ("sources", "reason"),
     [
-        ([], "form that cannot be read"),
-        ({"default": 1}, "form that cannot be read"),
+        ([], "file cannot be read"),
+        ({"default": 1}, "file cannot be read"),
         ({"tool_use": "a"}, "no template named 'default'"),
         ({"default": "a", **{str(n): "a" for n in range(MAX_TEMPLATES)}}, "at most 16 templates"),
         ({"default": "a" * (MAX_TEMPLATE_CHARACTERS + 1)}, "at most 524288 characters"),
@@ -181,8 +181,8 @@ def test_a_template_tells_what_it_reads() -> None:
         "{% if enable_thinking is defined %}{{ x.y ~ range(2) }}{% endif %}{{ 'developer' }}"
     )
     assert template.variables == {"messages", "enable_thinking"}
-    assert template.knows_developers
-    assert not ChatTemplate("developer").knows_developers
+    assert template.has_developer_role
+    assert not ChatTemplate("developer").has_developer_role
 
 
 def test_a_template_reads_nothing_from_elsewhere() -> None:

@@ -248,7 +248,9 @@ async def test_log_probabilities_of_echoed_prompts_are_bounded_over_all_choices(
     assert events == b""
     assert isinstance(renderer.failure, InvalidParameterError)
     assert renderer.failure.param == "logprobs"
-    with pytest.raises(InvalidParameterError, match=r"must take <= 100 bytes .* Given: \d+ so far"):
+    with pytest.raises(
+        InvalidParameterError, match=r"must take at most 100 bytes .* Given: at least \d+"
+    ):
         await collect(answer, inbox(*replies))
 
 
