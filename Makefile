@@ -1,7 +1,7 @@
 # Sluice: `make` alone lists what can be done.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help run test test-long lint format bench chaos chart setup setup-dev setup-servers setup-clients \
+.PHONY: help run test test-long lint format docs bench chaos chart setup setup-dev setup-servers setup-clients \
 	check check-style check-types check-imports
 
 BIN := .venv/bin
@@ -47,6 +47,19 @@ lint: setup-dev check ## Lint, check format, types and import directions
 format: setup-dev ## Format the code and fix what can be fixed
 	@$(BIN)/ruff check --fix-only --quiet
 	@$(BIN)/ruff format
+
+# Draws the diagrams of the site in the browser. The theme would request it from a CDN.
+MERMAID := .venv/mermaid-js-tiny-11.17.2.tgz
+MERMAID_SHA256 := 28302a2f6bd556bfd223acff76a1fd511bcc9e6f1cac1bad91b904469aeca102
+
+$(MERMAID): | setup-dev
+	@npm pack --silent --pack-destination=$(@D) @mermaid-js/tiny@11.17.2 >/dev/null
+
+docs: setup-dev $(MERMAID) ## Build the documentation as a web site in site/
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "$(MERMAID_SHA256)  $(MERMAID)" | sha256sum --check --quiet
+	@mkdir -p site/javascripts
+	@tar --extract --to-stdout --file=$(MERMAID) package/dist/mermaid.tiny.js >site/javascripts/mermaid.tiny.js
 
 bench: setup-dev ## Measure against vLLM's own server (ARGS="--help" lists options)
 	@exec $(BIN)/python -m bench $(ARGS)

@@ -2,6 +2,8 @@
 
 import ast
 import re
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -17,6 +19,11 @@ from tests.support.cases import all_cases
 from tests.support.stack import REPOSITORY
 
 DOCUMENTS = sorted([*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md")])
+OUTSIDE_THE_SITE = sorted(
+    path
+    for pattern in ("*.md", "deploy/**/*.md", "ops/**/*.md")
+    for path in REPOSITORY.glob(pattern)
+)
 
 
 @all_cases(
@@ -74,11 +81,37 @@ def test_errors_are_drawn_as_they_are_derived() -> None:
     assert seen == {each for each in classes if not each.__name__.startswith("_")}
 
 
-@all_cases("document", DOCUMENTS, ids=lambda path: path.name)
-def test_links_between_documents_lead_somewhere(document: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)", document.read_text()):
-        if not target.startswith("http"):
-            assert (document.parent / target).exists(), target
+def test_links_between_documents_lead_somewhere(tmp_path: Path) -> None:
+    # With --quiet, mkdocs does not count warnings, so --strict has no effect.
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", f"--site-dir={tmp_path}"]
+    built = subprocess.run(
+        build, cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert built.returncode == 0, built.stderr
+    for document in OUTSIDE_THE_SITE:
+        for target, anchor in re.findall(r"\]\(([^)#]+)#?([^)]*)\)", document.read_text()):
+            if target.startswith("http"):
+                continue
+            path = (document.parent / target).resolve()
+            assert path.exists(), f"{document.name}: {target}"
+            if anchor:
+                page = path.relative_to(REPOSITORY / "docs").with_suffix(".html")
+                assert f'id="{anchor}"' in (tmp_path / page).read_text(), (
+                    f"{document.name}: {anchor}"
+                )
+
+
+def test_files_that_documents_name_are_there() -> None:
+    folders = "bench|contract|deploy|docs|gateway|ops|requirements|scripts|tests|worker"
+    named = {
+        path
+        for document in DOCUMENTS
+        for path in re.findall(rf"`((?:{folders})/[\w./-]+)`", document.read_text())
+    }
+    assert len(named) > 100
+    # docs/testing.md names tests by their paths in `tests`.
+    roots = (REPOSITORY, REPOSITORY / "tests")
+    assert [path for path in named if not any((root / path).exists() for root in roots)] == []
 
 
 API = (REPOSITORY / "docs" / "api.md").read_text()

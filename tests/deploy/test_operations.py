@@ -96,12 +96,6 @@ def test_services_are_those_of_compose() -> None:
     assert set(named) <= services().keys()
 
 
-def test_files_are_there() -> None:
-    paths = re.findall(r"`((?:deploy|ops|docs|requirements)/[\w./-]+)`", PAGE)
-    assert len(paths) > 3
-    assert [path for path in paths if not (REPOSITORY / path).exists()] == []
-
-
 @pytest.mark.skipif(not HELM.exists(), reason="helm is not installed")
 def test_values_that_are_shown_are_taken_by_the_chart(tmp_path: Path) -> None:
     blocks = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
