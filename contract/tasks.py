@@ -5,11 +5,14 @@ import logging
 import time
 from collections.abc import Coroutine
 from dataclasses import dataclass
+from random import SystemRandom
 from typing import Any, Final
 
 _CANCEL_AGAIN_SECONDS: Final = 0.2
 
 logger = logging.getLogger(__name__)
+
+_random: Final = SystemRandom()
 
 
 class TaskSet:
@@ -95,3 +98,11 @@ class Backoff:
     def reset(self) -> None:
         """Start again with the first pause."""
         self.last_seconds = 0.0
+
+
+def jittered(seconds: float, *, least: float = 0.0) -> float:
+    """Return a random part of a pause, from `least` of it to all of it.
+
+    Processes that fail at the same moment then do not retry at the same moment.
+    """
+    return seconds * _random.uniform(least, 1.0)

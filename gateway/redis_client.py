@@ -170,7 +170,7 @@ class PipeliningExecutor:
         except asyncio.CancelledError:
             self._fail(batch, RedisConnectionError("closed"))
             raise
-        except Exception as error:  # noqa: BLE001 - set as the result of every command
+        except Exception as error:  # Set as the result of every command.
             replies = [error] * len(batch)
         for (_, future), reply in zip(batch, replies, strict=True):
             if future.done():

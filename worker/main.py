@@ -148,7 +148,7 @@ class _Process:
         )
         try:
             engine = await self._supervisor.start()
-        except Exception as error:  # noqa: BLE001  (engines raise anything)
+        except Exception as error:  # Engines raise anything.
             _log.error("The engine could not be started: %s", error)
             return EXIT_NOT_STARTED
         while engine is not None:

@@ -70,7 +70,7 @@ class Supervisor:
                 return None
             try:
                 engine = await self.start()
-            except Exception as error:  # noqa: BLE001  (a later start may succeed)
+            except Exception as error:  # A later start may succeed.
                 failure = f"The engine could not be started: {error}"
                 _log.error("%s", failure)
                 continue
@@ -85,7 +85,7 @@ class Supervisor:
             return
         try:
             await asyncio.wait_for(engine.aclose(), _CLOSE_SECONDS)
-        except Exception:  # noqa: BLE001  (the engine is broken)
+        except Exception:  # The engine is broken.
             _log.exception("The engine could not be closed")
 
     async def _pause(self) -> None:

@@ -2,14 +2,13 @@
 
 import asyncio
 import logging
-import random
 from collections.abc import Callable
 from typing import Any, Final
 
 from redis.asyncio import Redis
 
 from contract import keys
-from contract.tasks import Backoff, end_task
+from contract.tasks import Backoff, end_task, jittered
 from gateway.auth.authenticator import Authenticator
 
 logger = logging.getLogger(__name__)
@@ -62,7 +61,7 @@ class RevocationListener:
                 await self._find_place()
                 backoff.reset()
                 await self._follow()
-            except Exception as error:  # noqa: BLE001 - else revoked keys would stay valid
+            except Exception as error:  # Else revoked keys would stay valid.
                 retry_seconds = backoff.next_seconds()
                 logger.warning(
                     "cannot read revocations, retrying in about %.1f s: %s",
@@ -70,9 +69,7 @@ class RevocationListener:
                     type(error).__name__,
                 )
                 # Gateways that lose the same Redis must not all reconnect at the same moment.
-                await asyncio.sleep(
-                    retry_seconds * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
-                )
+                await asyncio.sleep(jittered(retry_seconds, least=0.5))
 
     async def _find_place(self) -> None:
         """Check that no entry was missed since the last one read; otherwise expire the cache.

@@ -1,13 +1,14 @@
 """Generation: the jobs in flight of one request, and their unread replies."""
 
 import asyncio
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Final, NamedTuple
 
-from contract.messages import Delta, GenerationJob, JobFinished, JobStarted
-from gateway.dispatch.selection import Message, Selection
+import msgspec
+
+from contract.messages import Delta, GenerationJob, JobFailed, JobFinished, JobStarted, PromptScored
 
 DELTA_BYTES = 64
 """Approximate memory of an unread delta beside its text; each tool call piece takes as much."""
@@ -17,6 +18,9 @@ Turn = Callable[[], AbstractAsyncContextManager[None]]
 
 REPLIES_AT_ONCE: Final = 8
 """Replies that are processed in one slice: with log-probabilities they take a millisecond."""
+
+Message = Delta | PromptScored | JobFinished | JobFailed
+"""A message that the dispatcher delivers to a request."""
 
 JobMessage = Message | JobStarted
 """The messages of a job that make up its history."""
@@ -138,6 +142,33 @@ class Generation:
         self._replies.append(Reply(prompt_index, message))
         self.wake()
         return True
+
+
+class Selection:
+    """Holds back the candidates of one job until its end reports which of them are chosen.
+
+    Messages enter as received, and leave like those of a job without ranking.
+    """
+
+    def __init__(self) -> None:
+        self._candidates: defaultdict[int, list[Delta]] = defaultdict(list)
+
+    def take(self, message: Message) -> list[Message]:
+        """Return the messages that can be sent now, numbered by the choices of the response."""
+        if isinstance(message, Delta):
+            self._candidates[message.choice].append(message)
+            return []
+        released: list[Message] = []
+        if isinstance(message, JobFinished):
+            for choice, candidate in enumerate(message.chosen):
+                released += [
+                    msgspec.structs.replace(delta, choice=choice)
+                    for delta in self._candidates[candidate]
+                ]
+        if not isinstance(message, PromptScored):
+            self._candidates.clear()
+        released.append(message)
+        return released
 
 
 def in_slices(replies: list[Reply]) -> list[list[Reply]]:

@@ -41,12 +41,16 @@ CLIENT_CLOSED_REQUEST = 499
 
 def install_error_handlers(app: FastAPI) -> None:
     """Install handlers that convert every exception to an API error response."""
-    app.add_exception_handler(ApiError, _on_api_error)
-    app.add_exception_handler(HTTPException, _on_http_exception)
-    app.add_exception_handler(RequestValidationError, _on_invalid_request)
-    app.add_exception_handler(RedisError, _on_redis_error)
-    app.add_exception_handler(ClientDisconnect, _on_disconnect)
-    app.add_exception_handler(Exception, _on_bug)
+    # Starlette reports exceptions as bugs unless a handler is registered for their class.
+    for expected in (
+        ApiError,
+        HTTPException,
+        RequestValidationError,
+        RedisError,
+        ClientDisconnect,
+        Exception,
+    ):
+        app.add_exception_handler(expected, _on_exception)
 
 
 def error_style_of(request: Request) -> ErrorStyle:
@@ -79,15 +83,30 @@ def _default_dialect(request: Request) -> Dialect:
     return Dialect.OPENAI if context is None else context.settings.default_dialect
 
 
-async def _on_api_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, ApiError)  # noqa: S101 - FastAPI's registration guarantees it
+async def _on_exception(request: Request, error: Exception) -> Response:
+    match error:
+        case ApiError():
+            return _on_api_error(request, error)
+        case HTTPException():
+            return _on_http_exception(request, error)
+        case RequestValidationError():
+            return _on_invalid_request(request, error)
+        case RedisError():
+            logger.warning("a request failed with a Redis error: %s", type(error).__name__)
+            return to_response(queue_unavailable(), error_style_of(request))
+        case ClientDisconnect():
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        case _:
+            return to_response(InternalError(), error_style_of(request))
+
+
+def _on_api_error(request: Request, error: ApiError) -> Response:
     if error.status < InternalError.status:
         count_unpaid(request, is_fault=isinstance(error, _FAULTS_OF_CLIENTS))
     return to_response(error, error_style_of(request))
 
 
-async def _on_http_exception(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)  # noqa: S101 - FastAPI's registration guarantees it
+def _on_http_exception(request: Request, error: HTTPException) -> Response:
     style = error_style_of(request)
     path, method = request.url.path, request.method
     if error.status_code == NotFoundError.status:
@@ -100,9 +119,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     return to_response(BadRequestError("The request is malformed."), style)
 
 
-async def _on_invalid_request(request: Request, error: Exception) -> Response:
-    # FastAPI's registration guarantees it.
-    assert isinstance(error, RequestValidationError)  # noqa: S101
+def _on_invalid_request(request: Request, error: RequestValidationError) -> Response:
     problem = error.errors()[0]
     name = ".".join(str(part) for part in problem["loc"][1:])
     if problem["type"] == "json_invalid":
@@ -116,16 +133,3 @@ async def _on_invalid_request(request: Request, error: Exception) -> Response:
             param=name or None,
         )
     return to_response(refusal, error_style_of(request))
-
-
-async def _on_redis_error(request: Request, error: Exception) -> Response:
-    logger.warning("a request failed with a Redis error: %s", type(error).__name__)
-    return to_response(queue_unavailable(), error_style_of(request))
-
-
-async def _on_disconnect(_request: Request, _error: Exception) -> Response:
-    return Response(status_code=CLIENT_CLOSED_REQUEST)
-
-
-async def _on_bug(request: Request, _error: Exception) -> Response:
-    return to_response(InternalError(), error_style_of(request))

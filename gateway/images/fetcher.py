@@ -156,7 +156,7 @@ class ImageFetcher:
             raise FetchError("must resolve to a host on the public internet") from None
         except OutboundError as error:
             raise FetchError(str(error)) from None
-        except Exception as error:  # noqa: BLE001 - a hostile server may cause any error
+        except Exception as error:  # A hostile server may cause any error.
             raise FetchError(f"cannot be fetched: {type(error).__name__}") from None
 
     async def _follow(self, url: httpx.URL, allowance: Allowance) -> bytes:

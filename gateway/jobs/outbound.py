@@ -47,7 +47,7 @@ class Outbound:
             raise DeliveryError(str(error)) from None
         except DeliveryError:
             raise
-        except Exception as error:  # noqa: BLE001 - no URL may block the events for the others
+        except Exception as error:  # No URL may block the events for the others.
             raise DeliveryError(f"cannot be reached: {type(error).__name__}") from None
         if 300 <= status < 400:
             raise DeliveryError(f"responded with a redirect ({status}), which is not followed")

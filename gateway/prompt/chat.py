@@ -63,19 +63,17 @@ async def render_chat(
     ContextLengthExceededError if the prompt cannot fit, and ServiceUnavailableError if the template
     is unusable.
     """
-    assert request.chat is not None  # noqa: S101 - the caller passes only chats
-    if card.chat is None:
+    chat, form = request.chat, card.chat
+    if chat is None or form is None:
         raise UnsupportedParameterError(
             f"'{_PARAM}' is not supported by the model '{card.model}': it has no chat template.",
             param=_PARAM,
         )
     try:
-        chosen = (await templates.get(card.chat.template_digest)).choose(
-            has_tools=bool(request.chat.tools)
-        )
+        chosen = (await templates.get(form.template_digest)).choose(has_tools=bool(chat.tools))
     except RedisError:
         raise queue_unavailable() from None
-    rendering = _Rendering(request.chat, card, card.chat, chosen, tokenizer)
+    rendering = _Rendering(chat, card, form, chosen, tokenizer)
     return await beside(rendering.run)
 
 

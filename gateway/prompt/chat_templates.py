@@ -78,12 +78,14 @@ class ChatTemplates:
                 "The model's chat template is not published yet.", retry_after_seconds=1.0
             )
         sources = _sources(compressed)
-        reason = sources if isinstance(sources, str) else await self._why_not(sources)
-        if reason:
-            logger.warning("the chat template %s is unusable: %s", digest, reason)
-            return reason
-        assert not isinstance(sources, str)  # noqa: S101 - that would have been a reason
-        return await asyncio.to_thread(_compiled, sources)
+        if isinstance(sources, str):
+            reason = sources
+        else:
+            reason = await self._why_not(sources)
+            if not reason:
+                return await asyncio.to_thread(_compiled, sources)
+        logger.warning("the chat template %s is unusable: %s", digest, reason)
+        return reason
 
     async def _why_not(self, sources: Mapping[str, str]) -> str:
         for source in sources.values():

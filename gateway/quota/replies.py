@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from gateway.quota.periods import day_of, month_of
 from gateway.tenancy.limits import LimitName, LimitScope, SubjectLimits
@@ -179,19 +179,18 @@ class SubjectStatus:
     @classmethod
     def from_reply(cls, now_ms: int, reply: Sequence[int | list[bytes | None]]) -> "SubjectStatus":
         """Parse one subject's part of the script's reply."""
-        requests, prompt, completion, reset, running, account = reply
-        assert isinstance(account, list)  # noqa: S101 - the script's contract
-        seeded, *rest = account
+        requests, prompt, completion, reset, running = cast("Sequence[int]", reply[:5])
+        seeded, *rest = cast("list[bytes | None]", reply[5])
         numbers = [int(value or 0) for value in rest]
         version, day, q, t, qo, to, month, s, r, credit, cr = numbers
         is_today, is_this_month = day == day_of(now_ms), month == month_of(now_ms)
         return cls(
             now_ms=now_ms,
-            requests_of_minute=_integer(requests),
-            prompt_tokens_of_minute=_integer(prompt),
-            completion_tokens_of_minute=_integer(completion),
-            minute_reset_ms=None if reset == -1 else _integer(reset),
-            concurrent_requests=_integer(running),
+            requests_of_minute=requests,
+            prompt_tokens_of_minute=prompt,
+            completion_tokens_of_minute=completion,
+            minute_reset_ms=None if reset == -1 else reset,
+            concurrent_requests=running,
             is_seeded=seeded is not None,
             version=version,
             requests_today=q + qo if is_today else 0,
@@ -214,8 +213,3 @@ class SubjectStatus:
             LimitName.BUDGET: self.cost_this_month,
         }
         return used[name]
-
-
-def _integer(value: int | list[bytes | None]) -> int:
-    assert isinstance(value, int)  # noqa: S101 - the script's contract
-    return value

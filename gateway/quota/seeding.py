@@ -6,7 +6,6 @@ ledger. If anything is settled later, the version differs and the counters are n
 """
 
 import asyncio
-import random
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -14,6 +13,7 @@ from typing import Final, Protocol
 from redis.exceptions import RedisError
 
 from contract import keys
+from contract.tasks import jittered
 from gateway.errors import StoreUnavailableError
 from gateway.quota.periods import day_of, day_start_ms, month_of, month_start_ms
 from gateway.quota.replies import SubjectStatus
@@ -101,7 +101,7 @@ class Seeder:
             for _ in range(MOST_TRIES):
                 if await self._try(tenant_id, subject):
                     return
-                await asyncio.sleep(random.uniform(0, PAUSE_SECONDS))  # noqa: S311 - no secret
+                await asyncio.sleep(jittered(PAUSE_SECONDS))
         except RedisError:
             raise StoreUnavailableError(
                 "The limits cannot be checked.", retry_after_seconds=RETRY_AFTER_SECONDS

@@ -9,6 +9,7 @@ at a time. So any gateway that has the replies can resume after an event. `data`
 because llama.cpp's own client loses the line after a line that it ignores.
 """
 
+import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -24,17 +25,19 @@ from gateway.stream.choice import Choice
 from gateway.stream.completion import Completion, Usage
 from gateway.stream.failures import to_api_error
 from gateway.stream.kinds import choice_type
-from gateway.stream.obfuscation import padding
 from gateway.stream.prompt_logprobs import PromptLogprobs
 from gateway.stream.timings import RunningTimings, Stopwatch, timing_members, usage_body
 
 DONE = b"data: [DONE]"
 KEEP_ALIVE = b": keep-alive\n\n"
+BLOCK_BYTES = 128
+"""Obfuscated chunks are padded to a multiple of this length."""
 
 _ONLY_HERE = {FailureCode.TAKEN_OVER, FailureCode.GATEWAY_STOPPING}
 """Failures of one connection to a response that continues on another gateway."""
 
 _END = b"}"
+_OBFUSCATION = b',"obfuscation":""'
 
 _json = msgspec.json.Encoder().encode
 
@@ -259,7 +262,7 @@ class ChunkRenderer:
     def _chunk(self, choices: list[dict[str, Any]], members: dict[str, Any]) -> bytes:
         chunk = self._head + _json({"choices": choices, **members})[1:-1]
         if self._completion.request.include_obfuscation:
-            chunk += padding(len(chunk) + len(_END) + len("\n\n"))
+            chunk += _obfuscation(len(chunk) + len(_END) + len("\n\n"))
         return chunk + _END
 
 
@@ -276,3 +279,13 @@ def _may_be_plain(request: GenerationRequest) -> bool:
 
 def _has_more_than_text(delta: Delta) -> bool:
     return bool(delta.reasoning_tokens or delta.reasoning or delta.calls)
+
+
+def _obfuscation(chunk_bytes: int) -> bytes:
+    """Return the member that pads a chunk of `chunk_bytes` to a multiple of BLOCK_BYTES.
+
+    Encryption hides the content of a chunk but not its length, which can reveal the text.
+    """
+    missing = -(chunk_bytes + len(_OBFUSCATION)) % BLOCK_BYTES
+    # Random, because a compressing proxy would undo any other padding.
+    return _OBFUSCATION[:-1] + secrets.token_hex(missing // 2 + 1)[:missing].encode() + b'"'

@@ -65,12 +65,13 @@ def calls_grammar(tool_use: ToolUse, token_ids: lark.TokenIds) -> str:
 
 def _content(constraint: Constraint, token_ids: lark.TokenIds) -> lark.Part:
     structure, tool_use = constraint.structure, constraint.tool_use
+    if tool_use is None:
+        if structure is None:
+            raise ValueError("a constraint needs a structure or tools")
+        return lark.nested("answer", to_lark(structure))
     if structure is None:
-        assert tool_use is not None  # noqa: S101 - a constraint has one of them
         return calls_in_text(tool_use, token_ids)
     structured = lark.nested("answer", to_lark(structure))
-    if tool_use is None:
-        return structured
     if tool_use.mode is not ToolMode.AUTO:
         raise RefusedError("it cannot be combined with a tool that must be called")
     calls = calls_alone(tool_use, token_ids)

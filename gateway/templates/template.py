@@ -72,7 +72,7 @@ class ChatTemplate:
             raise TooLongError from None
         except TemplateError as error:
             raise RefusedMessagesError(_shortened(error.message or "no reason given")) from None
-        except Exception as error:  # noqa: BLE001 - a template's expression may raise any error
+        except Exception as error:  # A template's expression may raise any error.
             raise RefusedMessagesError(_described(error)) from None
 
 

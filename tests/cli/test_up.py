@@ -389,7 +389,7 @@ class Stream:
                     lines.append(line)
                     self._events += line.startswith(b"data:")
                 self._body.set_result(b"".join(lines).decode())
-        except Exception as error:  # noqa: BLE001 - raised where the result is asked for
+        except Exception as error:  # Raised where the result is asked for.
             self._body.set_exception(error)
 
 
@@ -438,7 +438,7 @@ def test_next_free_port_is_taken_unless_one_was_asked_for() -> None:
         port = taken.getsockname()[1]
         assert find_ports(port, 1)[0] > port
         # The one below may be taken as well, by whatever runs on this machine.
-        with pytest.raises(StartupError, match=f"The port ({port - 1}|{port}) is taken"):
+        with pytest.raises(StartupError, match=f"Port ({port - 1}|{port}) is in use"):
             require_ports(port - 1, 2)
 
 

@@ -66,7 +66,7 @@ def test_unknown_and_forbidden_models_are_not_found_alike(stack: Stack, client: 
         ({"n": 0}, "n", "0"),
         ({"n": 129}, "n", "128"),
         ({"n": 3, "best_of": 2}, "best_of", "n (3)"),
-        ({"best_of": 2, "stream": True}, "best_of", "streamed"),
+        ({"best_of": 2, "stream": True}, "best_of", "'stream'"),
         ({"logprobs": 6}, "logprobs", "5"),
         ({"max_tokens": 0}, "max_tokens", "echo"),
         ({"max_tokens": "many"}, "max_tokens", "many"),

@@ -4,8 +4,7 @@ import asyncio
 from typing import Any
 
 from contract.messages import Delta, JobFinished, JobStarted, PromptScored
-from gateway.dispatch.generation import DELTA_BYTES, Generation
-from gateway.dispatch.selection import Message, Selection
+from gateway.dispatch.generation import DELTA_BYTES, Generation, Message, Selection
 from tests.contract.test_queue import job
 from tests.support.patience import PATIENCE_SECONDS
 

@@ -163,7 +163,7 @@ async def test_entry_that_cannot_be_read_is_kept_aside_and_blocks_nothing(
     assert list(kept) == [entry_id]
     if content.get("u"):
         assert kept[entry_id] == content["u"]
-    assert "cannot be read" in caplog.text
+    assert "is unreadable" in caplog.text
 
 
 async def test_database_that_is_away_keeps_everything_in_redis(

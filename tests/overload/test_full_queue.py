@@ -171,7 +171,7 @@ async def test_a_higher_tier_takes_places_and_who_loses_one_is_told_at_once(
         for response in shed:
             assert response.status_code == 503
             assert response.json()["error"]["code"] == "overloaded"
-            assert "more urgent" in response.json()["error"]["message"]
+            assert "higher priority" in response.json()["error"]["message"]
             assert int(response.headers["retry-after"]) >= 1
         assert (await queue.status()).waiting_jobs == MOST_WAITING
         assert {(await each).status_code for each in urgent} == {200}

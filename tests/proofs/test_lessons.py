@@ -159,7 +159,7 @@ async def test_without_max_tokens_the_prompt_counts_and_so_does_all_that_may_fol
         headers={"x-api-dialect": "llamacpp"},
     )
     assert answer.status == 429, answer.body
-    assert f"asks for {CONTEXT_WINDOW} " in answer.error["message"]
+    assert f"needs {CONTEXT_WINDOW}, " in answer.error["message"]
     assert answer.headers["x-should-retry"] == "false"
     # Where 16 tokens are the default, the prompt counts beside them.
     key = await office.holder(LimitScope.KEY, name(), {"tokens_per_minute": PROMPT_TOKENS + 15})

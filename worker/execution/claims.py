@@ -167,7 +167,7 @@ class Claimer:
             )
         except InvalidRequestError as error:
             self._fail(claim, FailureCode.INVALID_REQUEST, str(error), param=error.param)
-        except Exception:  # noqa: BLE001  (one job's bytes must not end everybody's)
+        except Exception:  # One job's bytes must not end all jobs.
             _log.exception("Job %s: could not decode its tokens", job.id, extra=about(job))
             self._fail(claim, FailureCode.ENGINE_ERROR, UNDECODABLE_MESSAGE)
         return None

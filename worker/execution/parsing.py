@@ -57,7 +57,7 @@ class ParserThread:
                 await loop.run_in_executor(self._thread, generation.parse, outputs)
                 if not generation.has_ended:
                     self._send(outputs, generation)
-            except Exception:  # noqa: BLE001  (one job's bytes must not end everybody's)
+            except Exception:  # One job's bytes must not end all jobs.
                 if not generation.has_ended:
                     self._jobs.fail_undecodable(generation)
             self._writer.flush()

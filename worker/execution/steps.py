@@ -84,7 +84,7 @@ class StepLoop:
             return
         try:
             has_ended = generation.receive(output, is_due=is_due)
-        except Exception:  # noqa: BLE001  (one job's bytes must not end everybody's)
+        except Exception:  # One job's bytes must not end all jobs.
             self._jobs.fail_undecodable(generation)
             return
         if has_ended:

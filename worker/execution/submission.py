@@ -85,7 +85,7 @@ class Submitter:
                 await self._submit(generation)
         except EngineDeadError:
             return  # The step loop raises the same error and ends all jobs.
-        except Exception:  # noqa: BLE001  (one job must not end everybody's)
+        except Exception:  # One job must not end all jobs.
             job = generation.job
             _log.exception("Job %s could not be submitted", job.id, extra=about(job))
             if not generation.has_ended:

@@ -152,14 +152,13 @@ class _Sandbox:
     def is_running(self) -> bool:
         return self._process is not None
 
-    async def start(self) -> None:
+    async def start(self) -> Process:
         if self._process is None:
             self._process = await self._started()
+        return self._process
 
     async def run(self, order: Order, *, seconds: float) -> Verdict:
-        await self.start()
-        process = self._process
-        assert process is not None  # noqa: S101 - it was just started
+        process = await self.start()
         used_before = _cpu_seconds(process.pid)
         try:
             async with asyncio.timeout(seconds):

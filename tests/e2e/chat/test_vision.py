@@ -177,10 +177,10 @@ def test_too_many_images_are_refused(seeing: OpenAI, number: int) -> None:
     "url, words",
     [
         ("data:text/plain;base64,AAAA", "image/png"),
-        ("data:image/png;base64,AAAA", "declares"),
+        ("data:image/png;base64,AAAA", "declared type"),
         ("data:image/png;base64,!", "base64"),
         ("data:image/svg+xml;base64,AAAA", "image/png"),
-        (RED.replace("jpeg", "png", 1), "declares"),
+        (RED.replace("jpeg", "png", 1), "declared type"),
         ("http://127.0.0.1:1/a.png", "fetched"),
         ("https://images.example.com/a.png", "fetched"),
         ("file:///etc/passwd", "http"),

@@ -62,7 +62,7 @@ def test_texts_are_those_of_transformers(reference: Any, name: str, variant: str
                 [messages], chat_template=SOURCES[name], **variables
             )
             rendered += 1
-        except Exception as error:  # noqa: BLE001 - a template fails as it likes
+        except Exception as error:  # A template fails as it likes.
             expected = type(error)
         try:
             given: Any = template.render(

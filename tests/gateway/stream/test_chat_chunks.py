@@ -8,8 +8,7 @@ from contract.messages import CallPiece
 from gateway.dialects.request import ChatRequest, Tool, ToolMode, ToolUse
 from gateway.dispatch.generation import Reply
 from gateway.stream.completion import Completion
-from gateway.stream.obfuscation import BLOCK_BYTES
-from gateway.stream.sse import DONE, ChunkRenderer
+from gateway.stream.sse import BLOCK_BYTES, DONE, ChunkRenderer
 from tests.gateway.replies import LENGTH, STOP, completion, ended, failed, said
 from tests.support.cases import all_cases
 from tests.support.events import parse_chunks, split_events

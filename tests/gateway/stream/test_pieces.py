@@ -9,8 +9,7 @@ from gateway.dialects.request import Tool, ToolMode, ToolUse
 from gateway.dispatch.generation import Reply
 from gateway.stream.assembler import collect
 from gateway.stream.completion import Completion
-from gateway.stream.obfuscation import BLOCK_BYTES
-from gateway.stream.sse import ChunkRenderer
+from gateway.stream.sse import BLOCK_BYTES, ChunkRenderer
 from tests.gateway.replies import LENGTH, STOP, completion, ended, inbox, said
 from tests.support.cases import all_cases
 from tests.support.events import parse_chunks, split_events, texts_by_choice

@@ -81,7 +81,7 @@ class VllmEngine:
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             try:
                 self._start()
-            except BaseException as error:  # noqa: BLE001  (handed to whoever awaits)
+            except BaseException as error:  # Raised in the callers.
                 outcome: BaseException | None = error
             else:
                 outcome = None
@@ -142,7 +142,7 @@ class VllmEngine:
         """Wait for the outputs of the next step. Raises EngineDeadError."""
         try:
             outputs = await self._llm.engine_core.get_output_async()
-        except Exception as error:  # noqa: BLE001  (whatever ends the stream of outputs)
+        except Exception as error:  # Any error ends the stream of outputs.
             raise EngineDeadError(str(error)) from None
         preemptions = self._metrics.note(outputs)
         step = step_of(outputs)

@@ -50,7 +50,7 @@ def _read(content: bytes, param: str, room: int) -> "Image":
         raise
     except Image.DecompressionBombError:
         raise _refusal(param, _TOO_LARGE) from None
-    except Exception:  # noqa: BLE001  (whatever a hostile file makes a decoder raise)
+    except Exception:  # A hostile file may cause any error in a decoder.
         raise _refusal(
             param, f"is damaged or not an image in one of these formats: {', '.join(FORMATS)}."
         ) from None

@@ -96,7 +96,7 @@ class SamplingParameters:
                 f"bad_words must have at most {MAX_BAD_WORD_TOKENS} tokens together. "
                 f"Given: {tokens}"
             )
-        params._bad_words_token_ids = [list(each) for each in sorted(ids) if each]  # noqa: SLF001
+        params._bad_words_token_ids = [list(each) for each in sorted(ids) if each]
 
     def _seed(self, request: EngineRequest) -> int | None:
         spec = request.sampling

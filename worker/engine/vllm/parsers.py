@@ -122,7 +122,7 @@ class _VllmParser:
         was_reasoning = self.is_reasoning
         if was_reasoning:
             # vLLM's public counts are wrong.
-            self.is_reasoning = not self._parser._stream_state.reasoning_ended  # noqa: SLF001
+            self.is_reasoning = not self._parser._stream_state.reasoning_ended
         is_reasoning = was_reasoning and not parsed.content and not parsed.calls
         return parsed._replace(is_reasoning=is_reasoning)
 

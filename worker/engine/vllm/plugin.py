@@ -38,7 +38,7 @@ def _allow_matrix_tiles() -> None:
     import torch
 
     # torch has no public names for these.
-    if torch.cpu._is_amx_tile_supported() and not torch.cpu._init_amx():  # noqa: SLF001
+    if torch.cpu._is_amx_tile_supported() and not torch.cpu._init_amx():
         _log.warning(
             "The kernel denies access to the CPU's matrix tiles (AMX), which vLLM tries to use."
         )

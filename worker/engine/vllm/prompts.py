@@ -49,7 +49,7 @@ class Prompts:
             # The largest image that the model accepts, with the tokens around it.
             made = processor.get_dummy_mm_inputs(counts)
             return sum(int(each.length) for each in made["mm_placeholders"]["image"])
-        except Exception as error:  # noqa: BLE001  (whatever a model's own processor lacks)
+        except Exception as error:  # A model's own processor may raise any error.
             _log.info("Could not determine how many tokens an image takes", exc_info=error)
             return 0
 
@@ -70,7 +70,7 @@ class Prompts:
             prompt["cache_salt"] = salt
         try:
             (made,) = self._renderer.render_cmpl([self._parse(prompt)])
-        except Exception as error:  # noqa: BLE001  (what a model's own processor does not like)
+        except Exception as error:  # A model's own processor may raise any error.
             _log.info("Rejected images", exc_info=error)
             raise InvalidRequestError("images: the model cannot take these images.") from None
         return made

@@ -114,7 +114,7 @@ def _begin_with_output() -> None:
 def _begin_grammars_after_output() -> None:
     from vllm.v1.structured_output import StructuredOutputManager
 
-    create = StructuredOutputManager._create_grammar  # noqa: SLF001  (there is no public hook)
+    create = StructuredOutputManager._create_grammar
 
     def create_grammar(manager: Any, request: Any) -> Any:
         """Compile a grammar. Raises ValueError, which ends only this request."""
@@ -127,7 +127,7 @@ def _begin_grammars_after_output() -> None:
                 raise ValueError("earlier output does not match the grammar")
         return grammar
 
-    StructuredOutputManager._create_grammar = create_grammar  # noqa: SLF001  (as above)
+    StructuredOutputManager._create_grammar = create_grammar
 
 
 def _separate_output_in_cpu_runner() -> None:

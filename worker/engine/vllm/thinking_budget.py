@@ -103,7 +103,7 @@ def _count_by_tokens() -> None:
     from vllm.v1.sample.thinking_budget_state import ThinkingBudgetStateHolder
 
     # There is no public hook.
-    follow = ThinkingBudgetStateHolder._update_think_state  # noqa: SLF001
+    follow = ThinkingBudgetStateHolder._update_think_state
 
     def update_think_state(holder: Any, state: dict[str, Any]) -> None:
         marks = (holder.think_start_token_ids, holder.think_end_token_ids)
@@ -119,7 +119,7 @@ def _count_by_tokens() -> None:
         state["in_end"] = is_over
         state["force_index"] = [0] if is_over else []
 
-    ThinkingBudgetStateHolder._update_think_state = update_think_state  # noqa: SLF001  (as above)
+    ThinkingBudgetStateHolder._update_think_state = update_think_state
 
 
 def _follow_moves() -> None:
@@ -136,7 +136,7 @@ def _follow_moves() -> None:
         if not update:
             return
         sync(holder, replace(update, moved=()))
-        states = holder._state  # noqa: SLF001  (as above)
+        states = holder._state
         for origin, place, direction in update.moved:
             moved, left = states.pop(origin, None), states.pop(place, None)
             if moved is not None:
