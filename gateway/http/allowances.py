@@ -44,6 +44,18 @@ class Allowance:
         self._used: OrderedDict[str, tuple[float, float]] = OrderedDict()
         """Use per caller, and the time at which this value was current."""
 
+    @classmethod
+    def unpaid(cls, per_minute: int) -> "Allowance":
+        """Return the limit of a key's requests that no quota counts."""
+        what = "Unpaid requests (failed, estimate, tokenize and response requests)"
+        return cls(per_minute=per_minute, code="unpaid_requests", what=what)
+
+    @classmethod
+    def failed_logins(cls, per_minute: int) -> "Allowance":
+        """Return the limit of a network's invalid credentials."""
+        what = "Invalid credentials from one network"
+        return cls(per_minute=per_minute, code="failed_logins", what=what)
+
     def is_left(self, caller: str) -> bool:
         """Whether a caller is below the limit."""
         # Most callers have no entry.

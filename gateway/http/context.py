@@ -92,116 +92,118 @@ async def open_context(
     The context calls `on_failure` if a bug ends a loop: otherwise the process would stop responding
     but appear healthy.
     """
+    telemetry.TENANTS.assign(settings.metrics_tenants)
+    async with AsyncExitStack() as stack:
+        context = await _open(settings, stack)
+        await _start(context, stack, on_failure)
+        yield context
+
+
+async def _open(settings: Settings, stack: AsyncExitStack) -> ProcessContext:
+    database = Database(settings.database_url.get_secret_value())
+    stack.push_async_callback(database.aclose)
+    await require_current_schema(database)
+    authenticator = Authenticator.from_settings(settings, database)
+    redis = connect(settings.redis_url, max_connections=MAX_REDIS_CONNECTIONS)
+    stack.push_async_callback(redis.aclose)
+    prices = PriceBook(database)
+    await prices.refresh()
+    listener = RevocationListener(redis, authenticator, on_prices_changed=prices.refresh_soon)
+    listener.start()
+    stack.push_async_callback(listener.stop)
+    executor = PipeliningExecutor(redis)
+    stack.push_async_callback(executor.aclose)
+    catalogue = Catalogue(executor)
+    dispatcher = Dispatcher(
+        gateway=f"gw-{secrets.token_hex(6)}",
+        client=redis,
+        catalogue=catalogue,
+        max_waiting_jobs=settings.max_waiting_jobs,
+        max_waiting_jobs_of_tenant=settings.max_waiting_jobs_of_tenant,
+        queue_timeout_seconds=settings.queue_timeout.total_seconds(),
+        resume_after_seconds=settings.resume_after.total_seconds(),
+    )
+    # Always accept a single body of the maximum size.
+    most_held = max(settings.max_held_bytes_of_tenant, settings.max_body_bytes)
+    large_work = LargeWork(most_waiting_bytes=most_held)
+    stack.callback(large_work.close)
+    loop_turns = LoopTurns()
+    grammars = GrammarChecker(SandboxSettings())
+    stack.push_async_callback(grammars.aclose)
+    quotas = QuotaStore(executor)
+    seeder = Seeder(quotas, LedgerBalances(database))
+    reservations = Reservations(quotas, seeder)
+    storage = Storage(executor, most_of_tenant=settings.max_stored_bytes_of_tenant)
+    settlements = SettlementService(reservations, dispatcher, catalogue, storage)
+    responses = Responses(
+        redis,
+        executor,
+        dispatcher,
+        settlements,
+        loop_turns=loop_turns,
+        journal_interval=settings.journal_interval,
+        max_unread_bytes=settings.max_unread_bytes,
+    )
+    return ProcessContext(
+        settings=settings,
+        intake=Intake(most_bytes=most_held),
+        large_work=large_work,
+        loop_turns=loop_turns,
+        unpaid=Allowance.unpaid(settings.unpaid_requests_per_minute),
+        failed_logins=Allowance.failed_logins(settings.failed_logins_per_minute),
+        redis=redis,
+        database=database,
+        announcer=ChangeAnnouncer(redis),
+        authenticator=authenticator,
+        catalogue=catalogue,
+        tokenizers=TokenizerStore(catalogue.tokenizer),
+        chat_templates=ChatTemplates(catalogue.chat_template, grammars.try_template),
+        grammars=grammars,
+        images=ImageFetcher.from_settings(settings),
+        dispatcher=dispatcher,
+        prices=prices,
+        quotas=quotas,
+        seeder=seeder,
+        reservations=reservations,
+        storage=storage,
+        settlements=settlements,
+        responses=responses,
+        idempotency=IdempotencyRegistry(executor, retention=settings.idempotency_retention),
+    )
+
+
+async def _start(
+    context: ProcessContext, stack: AsyncExitStack, on_failure: Callable[[], None]
+) -> None:
+    dispatcher, reservations = context.dispatcher, context.reservations
+    await _announce(context.catalogue, dispatcher)
+    stack.push_async_callback(dispatcher.aclose)
+    heartbeat = Heartbeat(
+        context.settings.redis_url, dispatcher.presence, reservations, on_failure=on_failure
+    )
+    stack.push_async_callback(heartbeat.aclose)
+    heartbeat.start()
 
     def report_failure(task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.critical("a background loop failed; the gateway shuts down", exc_info=error)
             on_failure()
 
-    telemetry.TENANTS.assign(settings.metrics_tenants)
-    async with AsyncExitStack() as stack:
-        database = Database(settings.database_url.get_secret_value())
-        stack.push_async_callback(database.aclose)
-        await require_current_schema(database)
-        authenticator = Authenticator.from_settings(settings, database)
-        redis = connect(settings.redis_url, max_connections=MAX_REDIS_CONNECTIONS)
-        stack.push_async_callback(redis.aclose)
-        prices = PriceBook(database)
-        await prices.refresh()
-        listener = RevocationListener(redis, authenticator, on_prices_changed=prices.refresh_soon)
-        listener.start()
-        stack.push_async_callback(listener.stop)
-        executor = PipeliningExecutor(redis)
-        stack.push_async_callback(executor.aclose)
-        catalogue = Catalogue(executor)
-        dispatcher = Dispatcher(
-            gateway=f"gw-{secrets.token_hex(6)}",
-            client=redis,
-            catalogue=catalogue,
-            max_waiting_jobs=settings.max_waiting_jobs,
-            max_waiting_jobs_of_tenant=settings.max_waiting_jobs_of_tenant,
-            queue_timeout_seconds=settings.queue_timeout.total_seconds(),
-            resume_after_seconds=settings.resume_after.total_seconds(),
-        )
-        # Always accept a single body of the maximum size.
-        most_held = max(settings.max_held_bytes_of_tenant, settings.max_body_bytes)
-        large_work = LargeWork(most_waiting_bytes=most_held)
-        stack.callback(large_work.close)
-        loop_turns = LoopTurns()
-        images = ImageFetcher.from_settings(settings)
-        grammars = GrammarChecker(SandboxSettings())
-        stack.push_async_callback(grammars.aclose)
-        quotas = QuotaStore(executor)
-        seeder = Seeder(quotas, LedgerBalances(database))
-        reservations = Reservations(quotas, seeder)
-        storage = Storage(executor, most_of_tenant=settings.max_stored_bytes_of_tenant)
-        settlements = SettlementService(reservations, dispatcher, catalogue, storage)
-        responses = Responses(
-            redis,
-            executor,
-            dispatcher,
-            settlements,
-            loop_turns=loop_turns,
-            journal_interval=settings.journal_interval,
-            max_unread_bytes=settings.max_unread_bytes,
-        )
-        await _announce(catalogue, dispatcher)
-        stack.push_async_callback(dispatcher.aclose)
-        heartbeat = Heartbeat(
-            settings.redis_url, dispatcher.presence, reservations, on_failure=on_failure
-        )
-        stack.push_async_callback(heartbeat.aclose)
-        heartbeat.start()
-        loops = (
-            catalogue.run(),
-            dispatcher.run(),
-            prices.run(),
-            reservations.run(),
-            settlements.run(),
-            responses.run(),
-        )
-        for loop in loops:
-            task = asyncio.create_task(loop)
-            task.add_done_callback(report_failure)
-            stack.push_async_callback(end_task, task)
-        # Settle the requests that end at shutdown while the loops still run.
-        stack.push_async_callback(reservations.aclose)
-        stack.push_async_callback(settlements.aclose)
-        stack.push_async_callback(responses.aclose)
-        yield ProcessContext(
-            settings=settings,
-            intake=Intake(most_bytes=most_held),
-            large_work=large_work,
-            loop_turns=loop_turns,
-            unpaid=Allowance(
-                per_minute=settings.unpaid_requests_per_minute,
-                code="unpaid_requests",
-                what="Unpaid requests (failed, estimate, tokenize and response requests)",
-            ),
-            failed_logins=Allowance(
-                per_minute=settings.failed_logins_per_minute,
-                code="failed_logins",
-                what="Invalid credentials from one network",
-            ),
-            redis=redis,
-            database=database,
-            announcer=ChangeAnnouncer(redis),
-            authenticator=authenticator,
-            catalogue=catalogue,
-            tokenizers=TokenizerStore(catalogue.tokenizer),
-            chat_templates=ChatTemplates(catalogue.chat_template, grammars.try_template),
-            grammars=grammars,
-            images=images,
-            dispatcher=dispatcher,
-            prices=prices,
-            quotas=quotas,
-            seeder=seeder,
-            reservations=reservations,
-            storage=storage,
-            settlements=settlements,
-            responses=responses,
-            idempotency=IdempotencyRegistry(executor, retention=settings.idempotency_retention),
-        )
+    for part in (
+        context.catalogue,
+        dispatcher,
+        context.prices,
+        reservations,
+        context.settlements,
+        context.responses,
+    ):
+        task = asyncio.create_task(part.run())
+        task.add_done_callback(report_failure)
+        stack.push_async_callback(end_task, task)
+    # Settle the requests that end at shutdown while the loops still run.
+    stack.push_async_callback(reservations.aclose)
+    stack.push_async_callback(context.settlements.aclose)
+    stack.push_async_callback(context.responses.aclose)
 
 
 async def _announce(catalogue: Catalogue, dispatcher: Dispatcher) -> None:
