@@ -4,7 +4,8 @@ import base64
 import hashlib
 import hmac
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache, partial
@@ -25,6 +26,7 @@ from gateway.generation.call import Call
 from gateway.generation.check import CheckedRequest, with_images
 from gateway.http.context import ProcessContext
 from gateway.quota.replies import ReservationRequest
+from gateway.quota.reservations import Admission
 from gateway.quota.storage import SMALL_BYTES
 from gateway.responses.head import ResponseHead, cost_by
 from gateway.responses.settlement import Settlement
@@ -70,44 +72,25 @@ async def submit(
     most_unread = context.settings.max_unread_bytes if checked.request.stream else sys.maxsize
     turn = partial(context.loop_turns.slice_of, principal.tenant_id)
     generation = Generation(max_unread_bytes=most_unread, turn=turn)
-    most = checked.most
     record = draft_record(call, checked, request_id)
-    with tracing.span(RESERVE):
-        admission = await context.reservations.reserve(
-            ReservationRequest.of(
-                record,
-                principal.limits,
-                prompt_tokens=most.prompt_tokens,
-                completion_tokens=most.completion_tokens,
-            ),
-            is_openai=call.profile.name is Dialect.OPENAI,
-            sees=principal.sees_use_of,
-        )
-    telemetry.ADMITTED_REQUESTS.labels(record.model, record.service_tier).inc()
-    try:
+    admission = await _reserve(call, checked, record)
+    retention = _retention(context.settings, checked, is_idempotent=is_idempotent)
+    async with _releasing(context, record):
         # Fetch images only now: a request without permission to run must not fetch any or delay
         # others.
         checked = await with_images(call, checked)
-    except BaseException:
-        await context.reservations.release(record.tenant_id, request_id)
-        raise
-    settlement = context.settlements.open(record, admission, generation)
-    completion = _completion(checked, request_id, cost_of=cost_by(record) if shows_cost else None)
-    jobs = _jobs(context, principal, checked, completion_id=request_id)
-    response = None
-    retention = _retention(context.settings, checked, is_idempotent=is_idempotent)
-    try:
+        settlement = context.settlements.open(record, admission, generation)
+        jobs = _jobs(context, principal, checked, completion_id=request_id)
         stored = await _take_storage(context, principal, settlement, jobs, retention)
-    except BaseException:
-        await context.reservations.release(record.tenant_id, request_id)
-        raise
+    completion = _completion(checked, request_id, cost_of=cost_by(record) if shows_cost else None)
+    response = None
     if retention:
         head = ResponseHead.of(
             completion,
             jobs=jobs,
             record=settlement.record,
             subjects=principal.limits,
-            most=most,
+            most=checked.most,
             weight=principal.tenant_weight,
             is_background=checked.request.is_background,
             retention_ms=int(retention.total_seconds() * 1000),
@@ -116,10 +99,7 @@ async def submit(
         response = context.responses.open(head, settlement)
     try:
         await context.dispatcher.enqueue(
-            checked.card.model,
-            jobs,
-            weight=principal.tenant_weight,
-            generation=generation,
+            checked.card.model, jobs, weight=principal.tenant_weight, generation=generation
         )
     except (OverloadedError, TenantQueueFullError):
         context.responses.discard(request_id)
@@ -134,6 +114,33 @@ async def submit(
         context.responses.fail(settlement, error)
         raise
     return Submission(checked, completion, generation, settlement, response)
+
+
+async def _reserve(call: Call, checked: CheckedRequest, record: UsageRecord) -> Admission:
+    context, principal, most = call.context, call.principal, checked.most
+    with tracing.span(RESERVE):
+        admission = await context.reservations.reserve(
+            ReservationRequest.of(
+                record,
+                principal.limits,
+                prompt_tokens=most.prompt_tokens,
+                completion_tokens=most.completion_tokens,
+            ),
+            is_openai=call.profile.name is Dialect.OPENAI,
+            sees=principal.sees_use_of,
+        )
+    telemetry.ADMITTED_REQUESTS.labels(record.model, record.service_tier).inc()
+    return admission
+
+
+@asynccontextmanager
+async def _releasing(context: ProcessContext, record: UsageRecord) -> AsyncIterator[None]:
+    """Release the reservation of a request if the block raises an error."""
+    try:
+        yield
+    except BaseException:
+        await context.reservations.release(record.tenant_id, record.request_id)
+        raise
 
 
 async def _take_storage(
