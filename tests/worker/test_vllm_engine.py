@@ -330,8 +330,10 @@ async def test_abort_frees_the_engine_within_one_step(engine: VllmEngine) -> Non
     await engine.abort([request.id for request in requests])
     later = await run_jobs(engine, [make_job(prompt_token_ids=LICENSE, max_tokens=30, seed=5)])
     running = [stats.running for stats in later.stats]
-    # Steps without any request may come between the abort and the next job.
-    assert max(running[1:]) == 1, running
+    # Outputs of a few steps before the abort may be unread; without it, 900 steps would follow.
+    freed = next(step for step, count in enumerate(running) if count < 4)
+    assert freed <= 4, running
+    assert max(running[freed:]) == 1, running
     assert running[-1] == 0
 
 
