@@ -1,4 +1,4 @@
-"""What changes need, and what they leave behind: rows of the audit log, and announcements."""
+"""Grants and plans for changes, and their results: audit rows and announcements."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from gateway.tenancy.times import utc_now
 
 
 def grant(*, is_operator: bool = False, **bounds: Any) -> Grant:
-    """Return what a credential of a tenant holds that has these bounds and no others."""
+    """Return the rights of a tenant's credential with these bounds only."""
     unbound = dict.fromkeys(BOUNDS) | {"scopes": TENANT_SCOPES, "limits": Limits()}
     return Grant(credential_id="key_caller", bounds=unbound | bounds, is_operator=is_operator)
 
@@ -43,6 +43,6 @@ async def audited(database: Database) -> list[AuditEntry]:
 
 
 async def announced(redis: Redis) -> list[dict[bytes, bytes]]:
-    """Return what gateways were told, oldest first."""
+    """Return the announcements to gateways, oldest first."""
     entries: Any = await redis.xrange(KEY_EVENTS)
     return [fields for _, fields in entries]

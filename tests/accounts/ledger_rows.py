@@ -69,7 +69,7 @@ async def add(database: Database, records: Iterable[UsageRecord]) -> None:
 async def sum_up(
     database: Database, records: Iterable[UsageRecord], hours: Iterable[datetime]
 ) -> None:
-    """Make the sums of some hours and of their days from the records, and take the hours' marks away."""
+    """Sum up some hours and their days from the records, and remove the hours' marks."""
     clean = set(hours)
     known = list(records)
     days = {day_of(hour) for hour in clean}

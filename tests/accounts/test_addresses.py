@@ -9,7 +9,7 @@ from gateway.management.keys.addresses import MAX_ADDRESSES, read_addresses
 from tests.support.cases import all_cases, case
 
 
-def test_networks_are_brought_to_their_usual_form() -> None:
+def test_networks_are_normalised() -> None:
     for given, meant in [
         ("192.0.2.7", "192.0.2.7/32"),
         ("10.0.0.0/8", "10.0.0.0/8"),
@@ -26,7 +26,7 @@ def test_networks_are_brought_to_their_usual_form() -> None:
             assert read_addresses([given]) == (ip_network(meant),)
 
 
-def test_what_is_no_network_is_refused_by_name() -> None:
+def test_invalid_network_is_refused_by_name() -> None:
     for given in [
         *("", " ", "x", "localhost", "10", "10.0.0", "010.0.0.1", "10.0.0.1/33", "10.0.0.0/-1"),
         *("::1/129", "fe80::1%eth0", "fe80::1%eth0/128", "10.0.0.1,10.0.0.2", "10.0.0.1\x00"),

@@ -40,8 +40,8 @@ async def webhook(database: Database, tenants: TenantService) -> Webhook:
     return await WebhookService(database, BOX).create("acme", URL, thresholds=[50, 80, 100])
 
 
-async def _told(database: Database) -> list[dict[str, Any]]:
-    """Return what is to be told, in the order of scope and threshold."""
+async def _pending(database: Database) -> list[dict[str, Any]]:
+    """Return the pending alerts in the order of scope and threshold."""
     async with database.writing() as transaction:
         due = await WebhookStore(transaction).due(utc_now() + timedelta(days=1), 100)
     bodies = [json.loads(delivery.body) for delivery in due]
@@ -54,7 +54,7 @@ async def _spend(database: Database, cost: int, **options: Any) -> None:
     await use(database, "acme", cost, **{"at": NOW, "is_prepaid": False, **options})
 
 
-async def test_each_threshold_of_a_tenants_budget_is_told_once(
+async def test_each_threshold_of_a_tenants_budget_alerts_once(
     database: Database, tenants: TenantService, webhook: Webhook
 ) -> None:
     await tenants.update("acme", limits={BUDGET: 1000})
@@ -63,7 +63,7 @@ async def test_each_threshold_of_a_tenants_budget_is_told_once(
     await _spend(database, 1)
     assert await find_alerts(database, NOW) == 1
     assert await find_alerts(database, NOW) == 0
-    (reported,) = await _told(database)
+    (reported,) = await _pending(database)
     assert (reported["type"], reported["tenant"]) == ("budget.threshold", "acme")
     assert reported["data"] == {
         "scope": "tenant",
@@ -75,11 +75,11 @@ async def test_each_threshold_of_a_tenants_budget_is_told_once(
     }
     await _spend(database, 600)
     assert await find_alerts(database, NOW) == 2
-    assert [body["data"]["threshold"] for body in await _told(database)] == [80, 100]
+    assert [body["data"]["threshold"] for body in await _pending(database)] == [80, 100]
 
 
 @every_database
-async def test_alerts_at_once_are_told_once(
+async def test_concurrent_alerts_are_sent_once(
     database: Database, tenants: TenantService, webhook: Webhook
 ) -> None:
     await tenants.update("acme", limits={BUDGET: 10})
@@ -87,7 +87,7 @@ async def test_alerts_at_once_are_told_once(
     assert sum(await asyncio.gather(*(find_alerts(database, NOW) for _ in range(4)))) == 3
 
 
-async def test_another_month_begins_anew(
+async def test_alerts_start_again_each_month(
     database: Database, tenants: TenantService, webhook: Webhook
 ) -> None:
     await tenants.update("acme", limits={BUDGET: 1000})
@@ -101,7 +101,7 @@ async def test_another_month_begins_anew(
     assert await find_alerts(database, december) == 1
 
 
-async def test_projects_and_keys_have_budgets_of_their_own_or_of_the_plan(
+async def test_projects_and_keys_have_own_budgets_or_those_of_the_plan(
     database: Database,
     redis: Redis,
     tenants: TenantService,
@@ -123,7 +123,7 @@ async def test_projects_and_keys_have_budgets_of_their_own_or_of_the_plan(
     assert await find_alerts(database, NOW) == 4
     reported = [
         (body["data"]["scope"], body["data"]["id"], body["data"]["threshold"])
-        for body in await _told(database)
+        for body in await _pending(database)
     ]
     assert reported == [
         ("key", by_plan.id, 50),
@@ -133,7 +133,7 @@ async def test_projects_and_keys_have_budgets_of_their_own_or_of_the_plan(
     ]
 
 
-async def test_budget_of_nothing_and_other_tenants_usage_alert_nobody(
+async def test_zero_budget_and_usage_of_other_tenants_send_no_alert(
     database: Database, tenants: TenantService, webhook: Webhook
 ) -> None:
     await tenants.update("acme", limits={BUDGET: 0})
@@ -141,7 +141,7 @@ async def test_budget_of_nothing_and_other_tenants_usage_alert_nobody(
     assert await find_alerts(database, NOW) == 0
 
 
-async def test_every_webhook_is_told_and_a_removed_one_is_not(
+async def test_every_webhook_except_a_removed_one_gets_alerts(
     database: Database, tenants: TenantService, webhook: Webhook
 ) -> None:
     service = WebhookService(database, BOX)
@@ -153,7 +153,7 @@ async def test_every_webhook_is_told_and_a_removed_one_is_not(
     assert await find_alerts(database, NOW) == 4
 
 
-async def test_exhausted_credits_are_told_once_for_each_grant(
+async def test_exhausted_credits_alert_once_for_each_grant(
     database: Database, redis: Redis, tenants: TenantService, webhook: Webhook
 ) -> None:
     granting = CreditService(database, ChangeAnnouncer(redis))
@@ -165,7 +165,7 @@ async def test_exhausted_credits_are_told_once_for_each_grant(
     await _spend(database, 1, is_prepaid=True)
     assert await find_alerts(database, NOW) == 1
     assert await find_alerts(database, NOW) == 0
-    (reported,) = await _told(database)
+    (reported,) = await _pending(database)
     assert reported["type"] == "credits.exhausted"
     assert reported["data"] == {"balance_micros": 9, "newest_grant": granted.id}
     await asyncio.sleep(0.002)
@@ -175,7 +175,7 @@ async def test_exhausted_credits_are_told_once_for_each_grant(
     assert await find_alerts(database, NOW) == 1
 
 
-async def test_postpaid_tenants_hear_nothing_of_credits(
+async def test_postpaid_tenants_get_no_alerts_of_credits(
     database: Database, redis: Redis, webhook: Webhook
 ) -> None:
     await CreditService(database, ChangeAnnouncer(redis)).grant("acme", 10)
@@ -183,7 +183,7 @@ async def test_postpaid_tenants_hear_nothing_of_credits(
     assert await find_alerts(database, NOW) == 0
 
 
-async def test_database_that_is_away_is_told_as_such() -> None:
+async def test_database_outage_is_reported() -> None:
     nowhere = Database(NOWHERE)
     with pytest.raises(StoreUnavailableError):
         await find_alerts(nowhere, NOW)

@@ -1,4 +1,4 @@
-"""The audit log: a chain without gaps under concurrent changes, which shows whatever is done to it."""
+"""The audit log: a chain without gaps under concurrent changes, which reveals tampering."""
 
 import asyncio
 import tracemalloc
@@ -27,7 +27,7 @@ SIGNER = HeadSigner([KEY])
 
 
 async def append(database: Database, number: int = 1, **fields: Any) -> None:
-    """Add rows, each in a transaction of its own."""
+    """Add rows, each in a separate transaction."""
     for index in range(number):
         async with database.writing() as transaction:
             await AuditLog(transaction).append(
@@ -45,7 +45,7 @@ async def check(database: Database, expected_hash: str | None = None) -> ChainSt
 
 
 async def disarm(database: Database) -> None:
-    """Take the triggers away, as somebody who owns the database can."""
+    """Remove the triggers, as an owner of the database can."""
     drops = ["DROP TRIGGER audit_log_no_update", "DROP TRIGGER audit_log_no_delete"]
     if database.engine.dialect.name == "postgresql":
         drops = ["DROP TRIGGER audit_log_append_only ON audit_log"]
@@ -118,7 +118,7 @@ async def test_changed_row_with_a_fitting_hash_breaks_the_next_one(database: Dat
 
 
 @pytest.mark.parametrize(("removed", "broken_at"), [(1, 1), (3, 3)])
-async def test_removed_row_is_missed(database: Database, removed: int, broken_at: int) -> None:
+async def test_removed_row_is_detected(database: Database, removed: int, broken_at: int) -> None:
     await append(database, 5)
     await disarm(database)
     await execute(database, delete(AuditRow).where(AuditRow.sequence == removed))
@@ -165,7 +165,7 @@ async def test_row_slipped_in_at_the_end_does_not_pass_without_the_right_hashes(
     assert (await check(database)).broken_at == 3
 
 
-async def test_cut_end_shows_against_a_hash_that_was_noted(database: Database) -> None:
+async def test_truncated_log_is_detected_by_a_stored_hash(database: Database) -> None:
     await append(database, 5)
     noted = (await check(database)).head
     await append(database, 2)
@@ -178,7 +178,7 @@ async def test_cut_end_shows_against_a_hash_that_was_noted(database: Database) -
 
 
 async def make_anew(database: Database, sequences: Iterable[int]) -> None:
-    """Change rows that follow each other so that all hashes fit."""
+    """Change consecutive rows so that all hashes match."""
     await disarm(database)
     previous: bytes | None = None
     for sequence in sequences:
@@ -195,7 +195,7 @@ async def make_anew(database: Database, sequences: Iterable[int]) -> None:
         )
 
 
-async def test_rewritten_chain_shows_against_a_hash_that_was_noted(database: Database) -> None:
+async def test_rewritten_chain_is_detected_by_a_stored_hash(database: Database) -> None:
     await append(database, 5)
     noted = (await check(database)).head
     await make_anew(database, (3, 4, 5))
@@ -217,7 +217,7 @@ async def sign(
 async def verify(
     database: Database, *noted: SignedHead, signer: HeadSigner = SIGNER
 ) -> tuple[int | None, int | None, int | None]:
-    """Return where the log is broken, how many rows are signed, and the first of the noted heads that is lost."""
+    """Return the broken row, the number of signed rows, and the first missing head."""
     state = await AuditService(database).verify(signer=signer, noted=noted)
     return state.broken_at, state.signed, state.lost_head
 
@@ -243,7 +243,7 @@ async def test_each_head_is_signed_once(database: Database) -> None:
     assert await verify(database, *heads) == (None, 5, None)
 
 
-async def test_chain_that_was_made_anew_has_no_genuine_signature(database: Database) -> None:
+async def test_rewritten_chain_has_no_valid_signature(database: Database) -> None:
     await append(database, 3)
     head = await signed(database)
     await append(database)
@@ -254,7 +254,7 @@ async def test_chain_that_was_made_anew_has_no_genuine_signature(database: Datab
         await sign(database)
 
 
-async def test_signatures_that_were_taken_away_are_missed(database: Database) -> None:
+async def test_removed_signatures_are_detected(database: Database) -> None:
     await append(database, 3)
     head = await signed(database)
     await disarm(database)
@@ -284,9 +284,7 @@ async def test_signature_is_bound_to_its_key_and_its_row(database: Database) -> 
 
 
 @pytest.mark.parametrize("details", ["{}", "no json", '{"sequence":1,"hash":"é","signature":"é"}'])
-async def test_entry_that_only_calls_itself_a_signature_is_none(
-    database: Database, details: str
-) -> None:
+async def test_fake_signature_entry_is_no_signature(database: Database, details: str) -> None:
     await append(database, 2)
     await disarm(database)
     forged = await row(database, 2)
@@ -304,7 +302,7 @@ def test_heads_are_found_in_any_log() -> None:
 
 
 @every_database
-async def test_entries_of_a_tenant_are_numbered_among_its_own(database: Database) -> None:
+async def test_entries_are_numbered_by_tenant(database: Database) -> None:
     for number in range(10):
         tenant = "acme" if number % 2 else "other"
         action = "key.revoke" if number % 3 == 0 else "key.create"
@@ -425,5 +423,5 @@ async def test_log_of_ten_mebibytes_is_verified_in_bounded_memory(
     finally:
         tracemalloc.stop()
     assert state == ChainState(number, head, None)
-    # All rows at once would take more than ten mebibytes for their details alone.
+    # The details of all rows together need more than ten mebibytes.
     assert peak < 8 * MEBIBYTE

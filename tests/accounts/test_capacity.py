@@ -21,7 +21,7 @@ from tests.support.kinds import every_database
 
 @every_database
 @pytest.mark.parametrize("kind", ["keys", "projects", "members"])
-async def test_tenant_has_no_more_than_it_may_have(
+async def test_numbers_of_a_tenants_resources_are_bounded(
     database: Database,
     redis: "Redis",
     tenants: TenantService,

@@ -1,4 +1,4 @@
-"""Which credits usage consumes: against a plain model that spends one micro-dollar after the other."""
+"""Which credits usage consumes, compared with a model that spends each micro-dollar."""
 
 from bisect import bisect_right
 from collections import Counter
@@ -39,7 +39,7 @@ def _credit(
 
 
 def _replayed(known: Sequence[Credit], spent: Sequence[Spent], now: datetime = NOW) -> Funds:
-    """Sum up usage between turning points, as the database does, and replay it."""
+    """Sum up usage between grants and expiries, as the database does, and replay it."""
     times = turning_points(known, now)
     usage = Counter(dict.fromkeys(times, 0))
     for hour, cost in spent:
@@ -48,7 +48,7 @@ def _replayed(known: Sequence[Credit], spent: Sequence[Spent], now: datetime = N
 
 
 def _modelled(known: Sequence[Credit], spent: Sequence[Spent]) -> tuple[dict[str, int], int]:
-    """Spend one micro-dollar after the other, each from the credit that is first in order then."""
+    """Spend each micro-dollar from the credit that is first in order at its time."""
     left: dict[str, int] = {}
     debt = 0
     forever = _at(10**6)
@@ -101,7 +101,7 @@ usages = st.lists(st.tuples(hours, st.integers(1, 7)), max_size=10)
 
 
 @given(known=credits_(), spent=usages)
-def test_replay_spends_like_the_model(known: list[Credit], spent: list[Spent]) -> None:
+def test_replay_equals_the_model(known: list[Credit], spent: list[Spent]) -> None:
     funds = _replayed(known, spent)
     left, debt = _modelled(known, spent)
     assert {id_: amount for id_, amount in funds.left.items() if amount} == left
@@ -109,13 +109,13 @@ def test_replay_spends_like_the_model(known: list[Credit], spent: list[Spent]) -
 
 
 @given(known=credits_(), spent=usages)
-def test_what_is_left_is_the_balance(known: list[Credit], spent: list[Spent]) -> None:
+def test_remaining_credit_is_the_balance(known: list[Credit], spent: list[Spent]) -> None:
     balance = sum(credit.amount_micros for credit in known) - sum(cost for _, cost in spent)
     assert _replayed(known, spent).balance == balance
 
 
 @given(known=credits_(), spent=usages, late=usages)
-def test_taking_back_leaves_all_other_credits_as_they_are(
+def test_taking_back_changes_no_other_credit(
     known: list[Credit], spent: list[Spent], late: list[Spent]
 ) -> None:
     before = _replayed(known, spent)
@@ -132,13 +132,13 @@ def test_taking_back_leaves_all_other_credits_as_they_are(
     assert {i: n for i, n in after.left.items() if i not in gone} == {
         i: n for i, n in before.left.items() if i not in gone
     }
-    # Usage that reaches the ledger after that is paid all the same: by other credits, or it is a debt.
+    # Later usage is paid by other credits, or is a debt.
     assert _replayed(known + taken_back, spent + late).balance == after.balance - sum(
         cost for _, cost in late
     )
 
 
-def test_grant_that_expires_first_is_consumed_first_and_the_everlasting_one_last() -> None:
+def test_grants_are_consumed_in_order_of_expiry() -> None:
     known = [
         _credit(1, 0, 10),
         _credit(2, 1, 10, expires=20),
@@ -158,7 +158,7 @@ def test_later_grant_does_not_pay_for_earlier_usage() -> None:
     assert _replayed(known, [(1, 8), (6, 3)]).left == {"crd_001": 2, "crd_002": 7}
 
 
-def test_expired_grant_pays_only_for_what_nothing_else_can() -> None:
+def test_expired_grant_pays_only_if_no_other_can() -> None:
     known = [_credit(1, 0, 10), _credit(2, 0, 10, expires=2)]
     assert _replayed(known, [(3, 4)]).left == {"crd_001": 6, "crd_002": 10}
     assert _replayed(known, [(3, 13)]).left == {"crd_001": 0, "crd_002": 7}

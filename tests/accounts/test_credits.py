@@ -36,7 +36,7 @@ async def credits_(database: Database, redis: Redis, tenants: TenantService) -> 
 
 @pytest.fixture
 async def deaf(database: Database) -> AsyncIterator[CreditService]:
-    """The same without a Redis that listens."""
+    """The same with an unreachable Redis."""
     unreachable = connect(f"redis://127.0.0.1:{free_port()}", max_connections=1)
     yield CreditService(database, ChangeAnnouncer(unreachable))
     await unreachable.aclose()
@@ -53,15 +53,13 @@ async def _kinds(service: CreditService) -> list[tuple[CreditKind, int]]:
 async def _soon_expiring(
     service: CreditService, amount: int, *, after: Credit | None = None
 ) -> Credit:
-    """Grant what expires soon; or as long after another grant."""
+    """Grant a credit that expires soon, or at the same interval after another grant."""
     begin = after.expires_at if after is not None and after.expires_at is not None else utc_now()
     return await service.grant("acme", amount, expires_at=begin + SOON)
 
 
 @every_database
-async def test_balance_is_what_was_granted_less_what_was_used(
-    credits_: CreditService, database: Database
-) -> None:
+async def test_balance_is_granted_minus_used(credits_: CreditService, database: Database) -> None:
     await credits_.grant("acme", 10_000_000, note="first")
     await credits_.adjust("acme", -1_500_000, note="mistake")
     await credits_.adjust("acme", 7, note="other mistake")
@@ -78,7 +76,7 @@ async def test_balance_is_what_was_granted_less_what_was_used(
     ]
 
 
-async def test_pages_follow_each_other(credits_: CreditService) -> None:
+async def test_pages_are_contiguous(credits_: CreditService) -> None:
     for amount in (1, 2, 3):
         await credits_.grant("acme", amount)
     first = await credits_.page("acme", PageRequest(limit=2))
@@ -143,7 +141,7 @@ async def test_changes_are_audited(credits_: CreditService, database: Database) 
     assert newest.details == {"amount_micros": -2, "note": "oops"}
 
 
-async def test_every_change_has_redis_derive_the_balance_again(
+async def test_every_change_unseeds_the_balance_in_redis(
     credits_: CreditService, redis: Redis
 ) -> None:
     for change in (credits_.grant("acme", 5), credits_.adjust("acme", 1, note="x")):
@@ -153,11 +151,11 @@ async def test_every_change_has_redis_derive_the_balance_again(
         kept = await redis.hgetall(_account("acme"))
         assert b"seeded" not in kept
         assert kept[b"r"] == b"3"
-        # What is being derived from before the change must not be written after it.
+        # Numbers derived before the change must not be written after it.
         assert int(kept[b"v"]) > version
 
 
-async def test_nothing_is_changed_while_redis_is_away(
+async def test_changes_are_refused_during_a_redis_outage(
     credits_: CreditService, deaf: CreditService
 ) -> None:
     with pytest.raises(StoreUnavailableError, match="nothing was changed"):
@@ -165,7 +163,7 @@ async def test_nothing_is_changed_while_redis_is_away(
     assert await _kinds(credits_) == []
 
 
-async def test_change_that_redis_missed_says_not_to_repeat_it(
+async def test_error_of_an_unannounced_change_advises_against_a_retry(
     credits_: CreditService, deaf: CreditService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers = iter([credits_._announcer.credits_changed, deaf._announcer.credits_changed])
@@ -215,7 +213,7 @@ async def test_only_grants_past_the_grace_period_are_taken_back(credits_: Credit
     assert (await credits_.balance("acme")).micros == 7
 
 
-async def test_used_up_grant_ends_without_taking_anything(
+async def test_used_up_grant_expires_without_change(
     credits_: CreditService, database: Database
 ) -> None:
     granted = await _soon_expiring(credits_, 50)
@@ -226,7 +224,9 @@ async def test_used_up_grant_ends_without_taking_anything(
 
 
 @every_database
-async def test_expiries_at_once_take_back_once(credits_: CreditService, database: Database) -> None:
+async def test_concurrent_expiries_take_back_once(
+    credits_: CreditService, database: Database
+) -> None:
     first = await _soon_expiring(credits_, 50)
     await _soon_expiring(credits_, 7, after=first)
     await use(database, "acme", 20, at=first.created_at)
@@ -257,7 +257,7 @@ async def test_usage_that_arrives_late_is_paid_by_other_credits(
     assert (await credits_.balance("acme")).micros == 85
 
 
-async def test_trouble_with_redis_leaves_grants_to_the_next_time(
+async def test_redis_failure_leaves_expired_grants_to_the_next_run(
     credits_: CreditService, deaf: CreditService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await _soon_expiring(credits_, 50)
@@ -266,6 +266,6 @@ async def test_trouble_with_redis_leaves_grants_to_the_next_time(
 
 
 @every_database
-async def test_change_by_many_at_once_counts_each(credits_: CreditService) -> None:
+async def test_concurrent_changes_all_count(credits_: CreditService) -> None:
     await asyncio.gather(*(credits_.grant("acme", 3) for _ in range(8)))
     assert (await credits_.balance("acme")).micros == 24

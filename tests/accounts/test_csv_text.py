@@ -1,4 +1,4 @@
-"""CSV that can be read back, and that no spreadsheet runs."""
+"""CSV that can be read back, and that no spreadsheet runs as formulas."""
 
 import csv
 import io
@@ -8,7 +8,7 @@ from gateway.management.usage.csv_text import Cell, to_csv
 from tests.support.cases import all_cases
 
 
-def test_rows_are_read_back_as_they_were() -> None:
+def test_rows_round_trip() -> None:
     rows: list[list[Cell]] = [
         ["plain", 5, None],
         ['a "quoted", cell', -5, "two\nlines"],

@@ -1,4 +1,4 @@
-"""What a credential holds is compared with everything that narrows a key."""
+"""The rights of a credential are compared with every bound of a key."""
 
 from collections.abc import Sequence
 from dataclasses import fields
@@ -24,11 +24,11 @@ WITHOUT_RIGHTS = {
     *("id", "tenant_id", "prefix", "digest", "name", "dialect", "created_at", "revoked_at"),
     *("old_prefix", "old_digest", "old_expires_at"),
 }
-"""Fields of a key that neither give nor narrow anything: its names, its looks, its history."""
+"""Fields of a key without an effect on rights: names, display and history."""
 
 
 class Example(NamedTuple):
-    """A bound that somebody holds, with what it covers and what it does not."""
+    """A bound of a credential, with examples inside and outside of it."""
 
     held: Any
     within: Sequence[Any]
@@ -92,7 +92,7 @@ def test_every_field_of_a_key_is_compared_or_gives_no_right() -> None:
 @all_cases(
     ("name", "example"), [(name, example) for name, each in EXAMPLES.items() for example in each]
 )
-def test_what_exceeds_a_bound_is_refused_by_its_name(name: str, example: Example) -> None:
+def test_right_beyond_a_bound_is_refused_by_name(name: str, example: Example) -> None:
     holder = grant(**{name: example.held})
     for value in example.within:
         with case(value):
@@ -114,7 +114,7 @@ def test_what_exceeds_a_bound_is_refused_by_its_name(name: str, example: Example
     ("name", "held"), [(name, example.held) for name, each in EXAMPLES.items() for example in each]
 )
 def test_every_bound_holds_for_roles_and_its_own_for_projects(name: str, held: Any) -> None:
-    """A member has no bounds but the role's scopes, and would be out of reach of all others."""
+    """A member has no bounds except the role's scopes."""
     holder = grant(**{name: held})
     with pytest.raises(PermissionDeniedError):
         holder.require(bounds_of_role(Role.OWNER))
@@ -130,7 +130,7 @@ def test_every_bound_holds_for_roles_and_its_own_for_projects(name: str, held: A
         holder.require(bounds_of_project(shop, None))
 
 
-def test_limits_of_the_plan_count_where_there_are_no_own_ones() -> None:
+def test_limits_of_the_plan_count_without_own_ones() -> None:
     rpm, tpm = LimitName.REQUESTS_PER_MINUTE, LimitName.TOKENS_PER_MINUTE
     plan = Plan(id="p", name="p", created_at=NOW, limits={scope: {rpm: 5} for scope in LimitScope})
     holder = grant(limits=Limits(requests_per_minute=5))
@@ -140,7 +140,7 @@ def test_limits_of_the_plan_count_where_there_are_no_own_ones() -> None:
             holder.require(bounds_of_key(_key(limits=limits), plan))
     with pytest.raises(PermissionDeniedError, match=r"limits\.requests_per_minute"):
         holder.require(bounds_of_key(_key(), None))
-    # What the plan narrows as much needs no limit of its own, and follows the plan.
+    # An equal limit of the plan needs no own limit, and follows the plan.
     wide = grant(limits=Limits(requests_per_minute=9, tokens_per_minute=7))
     assert wide.inherit_limits({}, plan.limits[LimitScope.KEY]) == {tpm: 7}
     assert wide.inherit_limits({tpm: 3}, {}) == {rpm: 9, tpm: 3}

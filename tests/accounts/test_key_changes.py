@@ -98,11 +98,12 @@ async def test_all_options_are_kept_and_changed(
         ({"expires_at": datetime(2020, 1, 1, tzinfo=UTC)}, "expires_at"),
     ],
 )
-async def test_senseless_change_is_refused(
+async def test_invalid_change_is_refused(
     keys: KeyService, key: CreatedKey, redis: Redis, options: dict[str, object], param: str
 ) -> None:
     with pytest.raises(InvalidParameterError) as caught:
-        await keys.update("acme", key.record.id, **options)  # type: ignore[arg-type] # Each case has its own types.
+        # Each case has its own types.
+        await keys.update("acme", key.record.id, **options)  # type: ignore[arg-type]
     assert caught.value.param == param
     assert await keys.get("acme", key.record.id) == key.record
     assert await announced(redis) == []
@@ -122,7 +123,7 @@ async def test_key_is_made_only_in_an_active_project_of_its_tenant(
     assert await keys.list_of_tenant("acme") == []
 
 
-async def test_rotation_gives_a_new_secret_and_keeps_everything_else(
+async def test_rotation_changes_only_the_secret(
     keys: KeyService, key: CreatedKey, redis: Redis
 ) -> None:
     before = datetime.now(UTC)
@@ -145,7 +146,7 @@ async def test_rotation_gives_a_new_secret_and_keeps_everything_else(
     assert await announced(redis) == [{b"key": key.record.id.encode()}] * 2
 
 
-async def test_rotation_without_grace_forgets_the_old_secret(
+async def test_rotation_without_grace_deletes_the_old_secret(
     keys: KeyService, key: CreatedKey
 ) -> None:
     once = await keys.rotate("acme", key.record.id)
@@ -176,7 +177,7 @@ async def test_rotations_at_the_same_time_leave_the_two_newest_secrets(
     rotated = await asyncio.gather(*(keys.rotate("acme", key.record.id) for _ in range(5)))
     record = await keys.get("acme", key.record.id)
     prefixes = {each.key.prefix for each in rotated}
-    # Every rotation continued from the one before it, so none got lost.
+    # Every rotation continued from the one before it, so none was lost.
     assert record.prefix in prefixes
     assert record.old_prefix in prefixes
     assert record.prefix != record.old_prefix
@@ -196,7 +197,7 @@ async def test_rotation_changes_nothing_when_it_cannot_be_announced(
     assert await keys.get("acme", key.record.id) == key.record
 
 
-async def test_ended_key_is_neither_changed_nor_rotated(
+async def test_ended_key_cannot_be_changed_or_rotated(
     keys: KeyService, key: CreatedKey, database: Database
 ) -> None:
     await keys.revoke("acme", key.record.id)
@@ -264,7 +265,7 @@ HELD: dict[str, Any] = {
     "expires_at": datetime(2199, 1, 1, tzinfo=UTC),
     "limits": Limits(requests_per_minute=60, budget_micros=7),
 }
-"""A bound of each kind, but for the project, which has to exist."""
+"""A bound of each kind except the project, which must exist."""
 WIDER: dict[str, Any] = {
     "scopes": frozenset({Scope.COMPLETIONS, Scope.MEMBERS}),
     "allowed_models": None,
@@ -281,7 +282,7 @@ WITHIN: dict[str, Any] = {
 }
 
 
-async def test_new_key_has_its_makers_bounds_where_it_names_none(
+async def test_new_key_inherits_the_bounds_of_its_creator(
     keys: KeyService, projects: ProjectService
 ) -> None:
     assert {"project_id", *HELD} == BOUNDS.keys()
@@ -298,7 +299,7 @@ async def test_new_key_has_its_makers_bounds_where_it_names_none(
 
 
 @pytest.mark.parametrize("name", HELD)
-async def test_nobody_gives_or_changes_more_than_they_have(keys: KeyService, name: str) -> None:
+async def test_credential_cannot_grant_more_rights_than_it_has(keys: KeyService, name: str) -> None:
     holder = grant(**{name: HELD[name]})
     wider = {name: WIDER[name]}
     with pytest.raises(PermissionDeniedError, match=f"'{name}.* must not exceed"):
@@ -323,7 +324,7 @@ async def test_nobody_gives_or_changes_more_than_they_have(keys: KeyService, nam
     await keys.revoke("acme", own.id, grantor=holder)
 
 
-async def test_credential_of_a_project_manages_the_keys_of_this_project_only(
+async def test_credential_of_a_project_manages_only_its_keys(
     keys: KeyService, projects: ProjectService
 ) -> None:
     mine, others = [await projects.create("acme", name=name) for name in ("mine", "others")]
@@ -351,7 +352,7 @@ async def test_credential_of_a_project_manages_the_keys_of_this_project_only(
     await keys.rotate("acme", inside.id, grantor=holder)
 
 
-async def test_key_does_not_change_its_own_bounds(keys: KeyService, key: CreatedKey) -> None:
+async def test_key_cannot_change_its_own_bounds(keys: KeyService, key: CreatedKey) -> None:
     itself = replace(grant(), credential_id=key.record.id)
     for name, value in WITHIN.items():
         with pytest.raises(
@@ -373,7 +374,7 @@ async def test_error_about_a_key_does_not_repeat_it(keys: KeyService, key: Creat
 
 
 @every_database
-async def test_what_is_no_name_of_a_key_is_not_found(keys: KeyService) -> None:
+async def test_invalid_key_name_is_not_found(keys: KeyService) -> None:
     for name in ["", "\x00", "key_'--", "é", "a" * 5000]:
         with case(name), pytest.raises(NotFoundError, match='"acme" has no'):
             await keys.get("acme", name)

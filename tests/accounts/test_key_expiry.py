@@ -1,4 +1,4 @@
-"""Expired keys are written down in the audit log, each expiry once."""
+"""Expired keys are in the audit log, each expiry once."""
 
 import asyncio
 from datetime import timedelta
@@ -36,7 +36,7 @@ async def _entries(database: Database) -> list[AuditEntry]:
 
 
 @every_database
-async def test_each_expired_key_is_written_down_once(
+async def test_each_expired_key_is_audited_once(
     database: Database, key_ids: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(key_expiry, "AT_ONCE", 2)
@@ -49,7 +49,7 @@ async def test_each_expired_key_is_written_down_once(
     assert sorted(entry.subject for entry in await _entries(database)) == sorted(key_ids)
 
 
-async def test_revoked_key_is_left_out_and_a_second_expiry_is_not(
+async def test_revoked_key_is_not_audited_and_a_second_expiry_is(
     database: Database, key_ids: list[str], keys: KeyService
 ) -> None:
     past = utc_now() - HOUR

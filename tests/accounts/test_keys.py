@@ -29,7 +29,7 @@ async def _two_tenants(tenants: TenantService) -> None:
 
 
 @every_database
-async def test_created_key_is_found_again_with_all_it_was_given(keys: KeyService) -> None:
+async def test_created_key_has_all_its_options(keys: KeyService) -> None:
     expires_at = datetime(2199, 12, 31, 23, 59, 59, 123000, tzinfo=UTC)
     created = await keys.create(
         "acme",
@@ -46,7 +46,7 @@ async def test_created_key_is_found_again_with_all_it_was_given(keys: KeyService
     assert created.record.dialect is Dialect.FIREWORKS_2026
 
 
-async def test_defaults_are_completions_all_models_and_no_end(keys: KeyService) -> None:
+async def test_default_key_has_completions_all_models_and_no_expiry(keys: KeyService) -> None:
     record = (await keys.create("acme", name="web")).record
     assert record.scopes == DEFAULT_SCOPES == {Scope.COMPLETIONS}
     assert record.allowed_models is None
@@ -108,7 +108,7 @@ async def test_dialect_is_changed_and_announced(keys: KeyService, redis: Redis, 
     assert [fields for _, fields in entries] == [{b"key": key.id.encode()}] * 2
 
 
-async def test_change_of_nothing_and_of_anothers_key_is_refused(
+async def test_empty_change_and_change_of_anothers_key_are_refused(
     keys: KeyService, redis: Redis
 ) -> None:
     key = (await keys.create("acme", name="web")).record
@@ -126,7 +126,7 @@ async def test_unknown_tenant_is_not_found(keys: KeyService) -> None:
         await keys.list_of_tenant("nobody")
 
 
-async def test_senseless_keys_are_refused(keys: KeyService) -> None:
+async def test_invalid_keys_are_refused(keys: KeyService) -> None:
     for given, message in [
         ({"name": ""}, "1 to 200 characters"),
         ({"name": "web", "scopes": []}, "at least one scope"),
@@ -145,7 +145,8 @@ async def test_senseless_keys_are_refused(keys: KeyService) -> None:
     ]:
         with case((given, message)):
             with pytest.raises(InvalidParameterError, match=message):
-                await keys.create("acme", **given)  # type: ignore[arg-type] # Each case has its own types.
+                # Each case has its own types.
+                await keys.create("acme", **given)  # type: ignore[arg-type]
             assert await keys.list_of_tenant("acme") == []
 
 

@@ -1,4 +1,4 @@
-"""The ledger: the first row of a request counts, rows stay, and partitions come with their months."""
+"""The ledger: the first row of a request counts, rows stay, and each month has a partition."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -38,7 +38,7 @@ async def _count(database: Database) -> int:
 
 
 @every_database
-async def test_row_says_all_that_the_record_says(database: Database) -> None:
+async def test_row_has_every_field_of_the_record(database: Database) -> None:
     record = usage_record(
         7,
         project_id=None,
@@ -71,7 +71,7 @@ async def test_first_row_of_a_request_counts(database: Database) -> None:
     copy = usage_record(1, cost_micros=999, outcome=Outcome.LOST)
     assert await _insert(database, first, copy, other) == 2
     assert await _insert(database, copy, other) == 0
-    assert await _marked_hours(database) == [NOON], "what adds nothing marks nothing"
+    assert await _marked_hours(database) == [NOON], "a duplicate marks no hour"
     async with database.reading() as transaction:
         costs = select(LedgerRow.request_id, LedgerRow.cost_micros).order_by(LedgerRow.request_id)
         assert [tuple(row) for row in await transaction.execute(costs)] == [
@@ -82,7 +82,7 @@ async def test_first_row_of_a_request_counts(database: Database) -> None:
 
 @every_database
 @pytest.mark.parametrize("at_once", [False, True], ids=["later", "at once"])
-async def test_request_that_was_settled_as_lost_is_paid_when_its_gateway_settles_it(
+async def test_request_settled_as_lost_is_charged_when_its_gateway_settles_it(
     database: Database, *, at_once: bool
 ) -> None:
     lost = usage_record(
@@ -115,7 +115,7 @@ async def test_request_that_was_settled_as_lost_is_paid_when_its_gateway_settles
 
 
 @every_database
-async def test_same_rows_added_at_once_are_added_once(database: Database) -> None:
+async def test_rows_added_concurrently_are_added_once(database: Database) -> None:
     records = [usage_record(number) for number in range(300)]
     added = await asyncio.gather(
         *(_insert(database, *reversed(records) if turn % 2 else records) for turn in range(4))
@@ -125,7 +125,7 @@ async def test_same_rows_added_at_once_are_added_once(database: Database) -> Non
 
 
 @every_database
-async def test_nothing_that_fails_is_half_added(database: Database) -> None:
+async def test_failed_insert_adds_nothing(database: Database) -> None:
     bad = row_of(usage_record(2)) | {"tenant_id": None}
     with pytest.raises(IntegrityError):
         async with database.writing() as transaction:
@@ -153,7 +153,7 @@ async def test_rows_cannot_be_changed_or_removed(database: Database, statement: 
 
 
 @every_database
-async def test_each_month_has_a_partition_made_when_it_is_new(database: Database) -> None:
+async def test_each_month_gets_a_partition_on_first_use(database: Database) -> None:
     months = [usage_record(n, created_ms=NOON_MS + n * 20 * 24 * HOUR_MS) for n in range(5)]
     edges = [
         usage_record(11, created_ms=int(datetime(2026, 12, 1, tzinfo=UTC).timestamp() * 1000)),
@@ -191,19 +191,19 @@ async def test_each_month_has_a_partition_made_when_it_is_new(database: Database
     ],
     ids=str,
 )
-def test_record_that_no_database_can_hold_is_told_apart(fields: dict[str, int]) -> None:
+def test_record_that_no_database_can_store_is_identified(fields: dict[str, int]) -> None:
     with pytest.raises(UnusableRecordError):
         row_of(usage_record(1, **fields))
 
 
 @every_database
-async def test_strange_texts_get_in(database: Database) -> None:
+async def test_unusual_texts_are_stored(database: Database) -> None:
     strange = usage_record(1, credential_id="jwt:\0" + "x" * 5000, code="é" * 400)
     assert await _insert(database, strange) == 1
 
 
 @every_database
-async def test_usage_is_told_by_holder_and_time(database: Database) -> None:
+async def test_usage_is_read_by_holder_and_time(database: Database) -> None:
     await _insert(
         database,
         usage_record(1),

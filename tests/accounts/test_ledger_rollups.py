@@ -1,4 +1,4 @@
-"""Sums of the ledger: always those of its rows, whatever was added when and by how many."""
+"""Sums of the ledger equal its rows, also under concurrent inserts."""
 
 import asyncio
 from collections import defaultdict
@@ -36,7 +36,7 @@ async def _insert(database: Database, *records: UsageRecord) -> None:
 
 
 def _sums_of(rows: list[LedgerRow]) -> dict[tuple[Any, ...], list[int]]:
-    """What the sums must be, added up one by one."""
+    """The expected sums, added row by row."""
     sums: dict[tuple[Any, ...], list[int]] = defaultdict(lambda: [0] * 6)
     for row in rows:
         for period, start in (
@@ -85,9 +85,7 @@ def _random_record(random: Random, number: int) -> UsageRecord:
 
 @every_database
 @pytest.mark.parametrize("times", [2, pytest.param(12, marks=pytest.mark.long)])
-async def test_sums_are_those_of_the_rows_and_follow_late_ones(
-    database: Database, times: int
-) -> None:
+async def test_sums_equal_the_rows_including_late_ones(database: Database, times: int) -> None:
     random, rollups = Random(5), Rollups(database)
     for start in range(0, times * 50, 50):
         await _insert(database, *(_random_record(random, start + n) for n in range(50)))
@@ -110,7 +108,7 @@ async def test_row_on_the_hour_belongs_to_the_hour_that_begins(database: Databas
 
 
 @every_database
-async def test_rows_that_come_in_meanwhile_are_never_missed(database: Database) -> None:
+async def test_rows_added_during_a_rollup_are_never_missed(database: Database) -> None:
     random, rollups = Random(6), Rollups(database)
 
     async def insert_some(offset: int) -> None:
@@ -128,7 +126,7 @@ async def test_rows_that_come_in_meanwhile_are_never_missed(database: Database) 
     await _check(database)
 
 
-async def test_marks_beyond_one_transaction_are_worked_off(
+async def test_more_marks_than_one_transaction_takes_are_processed(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rollups_module, "MARKS", 3)
@@ -138,10 +136,10 @@ async def test_marks_beyond_one_transaction_are_worked_off(
     await _check(database)
 
 
-async def test_mark_that_comes_while_sums_are_made_stays(
+async def test_mark_added_during_a_rollup_stays(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The rows of a mark that was not read may be in the sums or not: it must be worked off later."""
+    """The rows of an unread mark may be in the sums or not: it must be processed later."""
     await _insert(database, usage_record(1))
     remove = rollups_module._remove_marks
     marks: list[int] = []
@@ -155,13 +153,13 @@ async def test_mark_that_comes_while_sums_are_made_stays(
         await remove(transaction, ids)
 
     monkeypatch.setattr(rollups_module, "_remove_marks", late)
-    assert await Rollups(database).make_all() == 2, "the late mark makes it sum the hour again"
+    assert await Rollups(database).make_all() == 2, "the late mark causes another sum of the hour"
     assert len(marks) == len(set(marks)) == 2
     await _check(database)
 
 
 @every_database
-async def test_wrong_sums_are_found_unless_they_are_marked(database: Database) -> None:
+async def test_wrong_sums_are_detected_unless_they_are_marked(database: Database) -> None:
     rollups = Rollups(database)
     hours = [usage_record(n, created_ms=NOON_MS + n * HOUR_MS) for n in range(3)]
     await _insert(database, *hours)

@@ -1,4 +1,4 @@
-"""Limits as people change them: name by name."""
+"""Changes of limits, name by name."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from gateway.tenancy.limits import (
 from tests.support.cases import all_cases
 
 
-def test_changes_are_merged_by_name_and_plan_takes_an_own_limit_away() -> None:
+def test_changes_are_merged_by_name_and_plan_removes_an_own_limit() -> None:
     own = {
         LimitName.REQUESTS_PER_MINUTE: 60,
         LimitName.TOKENS_PER_DAY: None,
@@ -39,13 +39,13 @@ def test_bounds_belong_to_the_range(value: int) -> None:
 
 
 @all_cases("value", [-1, MAX_LIMIT + 1, True, 1.0, "5", "none", "Plan", [], {}])
-def test_other_values_are_refused_by_name(value: Any) -> None:
+def test_invalid_values_are_refused_by_name(value: Any) -> None:
     with pytest.raises(InvalidParameterError, match="null or an integer from 0") as caught:
         read_limit_changes({"requests_per_day": value})
     assert caught.value.param == "limits.requests_per_day"
 
 
-def test_unknown_name_is_refused_and_the_known_ones_are_told() -> None:
+def test_unknown_name_is_refused_naming_the_known_ones() -> None:
     with pytest.raises(
         InvalidParameterError, match=r'no member "rpm"\. Known: requests_per_minute'
     ):

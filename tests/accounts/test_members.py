@@ -74,7 +74,7 @@ async def test_changes_are_audited_and_announced(
     ]
 
 
-async def test_last_owner_stays(members: MemberService, redis: Redis) -> None:
+async def test_last_owner_cannot_be_removed(members: MemberService, redis: Redis) -> None:
     owner = await members.add("acme", subject="a", role=Role.OWNER)
     await members.add("acme", subject="b", role=Role.ADMIN)
     await members.add("other", subject="c", role=Role.OWNER)
@@ -109,7 +109,7 @@ async def test_owners_who_demote_each_other_at_the_same_time_leave_one(
         assert {type(refusal) for refusal in refusals} <= {BadRequestError, NotFoundError}
 
 
-async def test_roles_beyond_ones_own_rights_are_not_given_changed_or_taken(
+async def test_roles_beyond_own_rights_cannot_be_granted_changed_or_removed(
     members: MemberService,
 ) -> None:
     for subject in ("a", "b"):
@@ -143,7 +143,7 @@ async def test_tenants_do_not_see_each_others_members(members: MemberService) ->
     assert await members.list_of_tenant("acme") == [added]
 
 
-async def test_subject_that_looks_like_anothers_id_does_not_hide_that_member(
+async def test_subject_equal_to_anothers_id_does_not_hide_that_member(
     members: MemberService,
 ) -> None:
     first = await members.add("acme", subject="a", role=Role.VIEWER)

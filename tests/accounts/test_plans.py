@@ -31,7 +31,7 @@ async def _events(redis: Redis) -> list[dict[bytes, bytes]]:
 
 
 @every_database
-async def test_plan_is_kept_with_its_limits(plans: PlanService) -> None:
+async def test_plan_is_stored_with_its_limits(plans: PlanService) -> None:
     created = await plans.create(
         "starter",
         limits={LimitScope.KEY: {RPM: 60}, LimitScope.TENANT: {BUDGET: 5_000_000, RPM: None}},
@@ -46,7 +46,7 @@ async def test_plan_is_kept_with_its_limits(plans: PlanService) -> None:
     assert await plans.list_all() == [created]
 
 
-async def test_change_merges_limits_by_name_and_none_takes_away(
+async def test_change_merges_limits_by_name_and_none_removes(
     plans: PlanService, redis: Redis
 ) -> None:
     await plans.create("p", limits={LimitScope.KEY: {RPM: 60, BUDGET: 1}})
@@ -61,7 +61,7 @@ async def test_change_merges_limits_by_name_and_none_takes_away(
 
 
 @every_database
-async def test_simultaneous_changes_lose_nothing(plans: PlanService) -> None:
+async def test_concurrent_changes_are_all_stored(plans: PlanService) -> None:
     await plans.create("p")
     names = list(LimitName)
     await asyncio.gather(*(plans.update("p", limits={LimitScope.KEY: {n: 1}}) for n in names))
@@ -85,7 +85,7 @@ async def test_id_outside_the_alphabet_is_refused(plans: PlanService, plan_id: s
     assert caught.value.param == "id"
 
 
-async def test_id_is_taken_once(plans: PlanService, database: Database) -> None:
+async def test_existing_id_is_refused(plans: PlanService, database: Database) -> None:
     await plans.create("p")
     with pytest.raises(ConflictError, match='"p" already exists'):
         await plans.create("p")
@@ -93,7 +93,7 @@ async def test_id_is_taken_once(plans: PlanService, database: Database) -> None:
         assert len(await AuditLog(transaction).entries()) == 1
 
 
-async def test_change_of_nothing_and_of_nobody_is_refused(plans: PlanService, redis: Redis) -> None:
+async def test_empty_change_and_unknown_id_are_refused(plans: PlanService, redis: Redis) -> None:
     with pytest.raises(InvalidParameterError, match="Nothing to change"):
         await plans.update("p", limits={LimitScope.KEY: NOTHING})
     for plan_id in ("p", "a\0b"):

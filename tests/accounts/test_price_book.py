@@ -65,7 +65,7 @@ async def test_price_depends_on_the_time(database: Database, prices: PriceServic
     assert book.find("other", DEFAULT, later) is None
 
 
-async def test_tier_without_a_price_in_force_costs_what_the_default_does(
+async def test_tier_without_a_price_has_the_default_price(
     database: Database, prices: PriceService
 ) -> None:
     default = await prices.add("m", prompt_micros=10, completion_micros=10)
@@ -83,7 +83,7 @@ async def test_tier_without_a_price_in_force_costs_what_the_default_does(
     assert book.find("m", FLEX, flex.effective_at) == flex
 
 
-async def test_unknown_prices_are_not_taken_for_none(nowhere: Database) -> None:
+async def test_unknown_prices_are_not_treated_as_zero(nowhere: Database) -> None:
     book = PriceBook(nowhere)
     with pytest.raises(StoreUnavailableError):
         await book.refresh()
@@ -92,7 +92,7 @@ async def test_unknown_prices_are_not_taken_for_none(nowhere: Database) -> None:
     assert caught.value.headers()["retry-after-ms"] == "1000"
 
 
-async def test_last_known_prices_hold_while_the_database_is_away(
+async def test_last_known_prices_apply_during_a_database_outage(
     database: Database, nowhere: Database, prices: PriceService, caplog: pytest.LogCaptureFixture
 ) -> None:
     price = await prices.add("m", prompt_micros=1, completion_micros=1)
@@ -101,7 +101,7 @@ async def test_last_known_prices_hold_while_the_database_is_away(
     book._database = nowhere
     task = asyncio.create_task(book.run())
     book.refresh_soon()
-    # It has tried and failed, and is not trying while it is ended.
+    # It has tried and failed, and does not try while it is closed.
     async with asyncio.timeout(PATIENCE_SECONDS):
         while "the previous one remains in use" not in caplog.text:
             await asyncio.sleep(0.01)
@@ -131,7 +131,7 @@ async def test_table_is_loaded_as_soon_as_the_database_is_back(
     await end_task(task)
 
 
-async def test_announced_price_is_known_at_once(
+async def test_announced_price_applies_at_once(
     database: Database, prices: PriceService, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(price_books, "REFRESH_SECONDS", 2 * PATIENCE_SECONDS)
@@ -151,7 +151,7 @@ async def test_announced_price_is_known_at_once(
     await listener.stop()
 
 
-async def test_unannounced_price_is_known_after_a_while(
+async def test_unannounced_price_applies_after_a_while(
     database: Database, prices: PriceService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(price_books, "REFRESH_SECONDS", 0.05)

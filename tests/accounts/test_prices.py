@@ -29,7 +29,7 @@ def prices(database: Database, redis: Redis) -> PriceService:
     return PriceService(database, ChangeAnnouncer(redis))
 
 
-async def test_cached_tokens_cost_what_others_do_unless_said(prices: PriceService) -> None:
+async def test_cached_tokens_cost_the_prompt_price_by_default(prices: PriceService) -> None:
     one = await prices.add("m", prompt_micros=150_000, completion_micros=600_000)
     assert (one.prompt_micros, one.cached_micros, one.completion_micros) == (
         150_000,
@@ -92,7 +92,8 @@ async def test_wrong_amount_is_refused_by_name(
     prices: PriceService, micros: dict[str, int], param: str
 ) -> None:
     with pytest.raises(InvalidParameterError, match=f"'{param}' must be") as caught:
-        await prices.add("m", **BOTH | micros)  # type: ignore[arg-type]  # Only amounts are among them.
+        # Both have only amounts.
+        await prices.add("m", **BOTH | micros)  # type: ignore[arg-type]
     assert caught.value.param == param
     assert await prices.list_history() == []
 

@@ -1,4 +1,4 @@
-"""Projects: parts of a tenant, with keys and limits of their own."""
+"""Projects: parts of a tenant with separate keys and limits."""
 
 import asyncio
 import re
@@ -25,7 +25,7 @@ async def _two_tenants(tenants: TenantService) -> None:
     await tenants.create("Other", tenant_id="other")
 
 
-async def test_project_is_found_again_with_all_it_was_given(projects: ProjectService) -> None:
+async def test_project_has_all_its_options(projects: ProjectService) -> None:
     limits = {LimitName.TOKENS_PER_DAY: 5, LimitName.BUDGET: None}
     made = await projects.create("acme", name="shop", limits=limits)
     assert re.fullmatch(r"prj_[0-9a-f]{16}", made.id)
@@ -60,7 +60,7 @@ async def test_options_are_changed_one_by_one_audited_and_announced(
 
 
 @every_database
-async def test_changes_of_limits_at_the_same_time_are_all_kept(projects: ProjectService) -> None:
+async def test_concurrent_changes_of_limits_are_all_stored(projects: ProjectService) -> None:
     made = await projects.create("acme", name="shop")
     await asyncio.gather(
         *(projects.update("acme", made.id, limits={name: 1}) for name in LimitName)
@@ -94,7 +94,7 @@ async def test_tenants_do_not_see_each_others_projects(projects: ProjectService)
 
 
 @every_database
-async def test_what_is_no_id_is_not_found(projects: ProjectService) -> None:
+async def test_invalid_id_is_not_found(projects: ProjectService) -> None:
     for id_ in ["", "\x00", "a" * 64, "prj 1", "é", "'; --"]:
         with case(id_):
             with pytest.raises(NotFoundError):
@@ -105,7 +105,7 @@ async def test_what_is_no_id_is_not_found(projects: ProjectService) -> None:
                 await projects.create(id_, name="shop")
 
 
-async def test_senseless_projects_and_changes_are_refused(
+async def test_invalid_projects_and_changes_are_refused(
     projects: ProjectService, redis: Redis
 ) -> None:
     made = await projects.create("acme", name="shop")
@@ -124,7 +124,7 @@ async def test_senseless_projects_and_changes_are_refused(
 
 @every_database
 async def test_pages_follow_each_other_without_gap_or_repetition(projects: ProjectService) -> None:
-    # Made at the same time, so that many are of the same millisecond.
+    # Created concurrently, so that many have the same millisecond.
     await asyncio.gather(*(projects.create("acme", name=f"p{n}") for n in range(10)))
     await projects.create("other", name="other")
     everything = await projects.list_of_tenant("acme")

@@ -1,4 +1,4 @@
-"""The migrations make exactly the schema that the tables describe."""
+"""The migrations create exactly the schema of the tables in the code."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -32,7 +32,7 @@ async def _state(url: str) -> SchemaState:
 
 
 @every_database
-async def test_upgrade_makes_the_tables_that_the_code_describes(database: Database) -> None:
+async def test_upgrade_creates_the_tables_of_the_code(database: Database) -> None:
     async with database.engine.connect() as connection:
         names = await connection.run_sync(lambda c: set(c.dialect.get_table_names(c)))
         assert names == {*Table.metadata.tables, "alembic_version"}
@@ -54,7 +54,7 @@ async def test_partitions_are_no_difference_between_tables_and_code(database: Da
 
 
 @every_database
-async def test_downgrade_leaves_nothing_behind(database: Database) -> None:
+async def test_downgrade_removes_everything(database: Database) -> None:
     async with database.writer.begin() as connection:
         await connection.run_sync(lambda c: command.downgrade(schema.alembic_config(c), "base"))
         names = await connection.run_sync(lambda c: c.dialect.get_table_names(c))
@@ -63,7 +63,7 @@ async def test_downgrade_leaves_nothing_behind(database: Database) -> None:
 
 
 @every_database
-async def test_upgrade_keeps_what_the_release_before_has_written(empty_database_url: str) -> None:
+async def test_upgrade_keeps_data_of_the_former_release(empty_database_url: str) -> None:
     await schema.upgrade(empty_database_url)
     database = Database(empty_database_url)
     tenant = "('acme', 'Acme', 1, 'active', '2026-01-01 00:00:00')"
@@ -74,7 +74,7 @@ async def test_upgrade_keeps_what_the_release_before_has_written(empty_database_
     await schema.upgrade(empty_database_url)
     columns = "id, name, weight, status, created_at"
     async with database.writing() as transaction:
-        # That release may still be running, and does not name the new columns.
+        # That release may still run, and does not name the new columns.
         later = tenant.replace("acme", "other")
         await transaction.execute(text(f"INSERT INTO tenants ({columns}) VALUES {later}"))
     async with database.reading() as transaction:
@@ -125,12 +125,12 @@ async def test_revision_that_is_not_the_newest_is_outdated(
 
 
 @every_database
-async def test_upgrades_at_the_same_time_take_turns(empty_database_url: str) -> None:
+async def test_concurrent_upgrades_take_turns(empty_database_url: str) -> None:
     await asyncio.gather(*(schema.upgrade(empty_database_url) for _ in range(4)))
     assert await _state(empty_database_url) is SchemaState.CURRENT
 
 
-async def test_asking_for_the_state_creates_no_file(tmp_path: Path) -> None:
+async def test_reading_the_state_creates_no_file(tmp_path: Path) -> None:
     file = tmp_path / "none" / "sluice.db"
     assert await _state(f"sqlite+aiosqlite:///{file}") is SchemaState.EMPTY
     assert not file.parent.exists()

@@ -41,7 +41,7 @@ async def test_new_tenant_is_active_and_gets_a_random_id(tenants: TenantService)
 
 
 @every_database
-async def test_times_come_back_aware_and_in_utc(tenants: TenantService) -> None:
+async def test_times_are_read_aware_and_in_utc(tenants: TenantService) -> None:
     created = await tenants.create("Acme", tenant_id="acme")
     kept = (await tenants.get("acme")).created_at
     assert kept.tzinfo is UTC
@@ -50,7 +50,7 @@ async def test_times_come_back_aware_and_in_utc(tenants: TenantService) -> None:
 
 
 @every_database
-async def test_id_is_taken_once(tenants: TenantService) -> None:
+async def test_existing_id_is_refused(tenants: TenantService) -> None:
     await tenants.create("Acme", tenant_id="acme")
     with pytest.raises(ConflictError, match='"acme" already exists'):
         await tenants.create("Other", tenant_id="acme")
@@ -94,7 +94,7 @@ async def test_suspension_is_saved_and_announced(tenants: TenantService, redis: 
     assert events == [{b"tenant": b"acme"}] * 2
 
 
-async def test_options_are_kept_changed_one_by_one_and_announced(
+async def test_options_are_stored_changed_one_by_one_and_announced(
     tenants: TenantService, redis: Redis
 ) -> None:
     await tenants.create(
@@ -116,7 +116,7 @@ async def test_options_are_kept_changed_one_by_one_and_announced(
     assert [fields for _, fields in entries] == [{b"tenant": b"acme"}] * 3
 
 
-async def test_change_of_nothing_and_of_nobody_is_refused(
+async def test_empty_change_and_unknown_id_are_refused(
     tenants: TenantService, redis: Redis
 ) -> None:
     with pytest.raises(InvalidParameterError, match="Nothing to change"):
@@ -127,7 +127,7 @@ async def test_change_of_nothing_and_of_nobody_is_refused(
 
 
 @every_database
-async def test_everything_that_can_be_set_is_kept_and_changed(
+async def test_every_option_is_stored_and_changed(
     tenants: TenantService, database: Database
 ) -> None:
     await add_plan(database, "starter")
@@ -190,7 +190,7 @@ async def test_every_change_is_audited_with_its_values(
     assert {(row.tenant_id, row.subject) for row in rows} == {("acme", "acme")}
 
 
-async def test_refused_change_leaves_no_trace(
+async def test_refused_change_leaves_no_audit_entry(
     tenants: TenantService, database: Database, redis: Redis
 ) -> None:
     made = await tenants.create("Acme", tenant_id="acme")
@@ -206,7 +206,7 @@ async def test_refused_change_leaves_no_trace(
 
 
 @every_database
-async def test_changes_at_the_same_time_are_all_kept(tenants: TenantService) -> None:
+async def test_concurrent_changes_are_all_stored(tenants: TenantService) -> None:
     await tenants.create("Acme", tenant_id="acme")
     await asyncio.gather(*(tenants.update("acme", limits={name: 1}) for name in LimitName))
     assert set((await tenants.get("acme")).limits) == set(LimitName)
@@ -248,7 +248,7 @@ async def test_unknown_tenant_is_not_found(tenants: TenantService, redis: Redis)
     assert await redis.exists(KEY_EVENTS) == 0
 
 
-async def test_unannounced_change_is_saved_and_says_so(
+async def test_unannounced_change_is_saved_and_reported(
     database: Database, tenants: TenantService
 ) -> None:
     await tenants.create("Acme", tenant_id="acme")

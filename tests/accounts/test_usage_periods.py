@@ -1,4 +1,4 @@
-"""Where a report comes from: every moment once, and sums only where they are right."""
+"""The sources of a report: every moment once, and sums only where they are current."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -25,7 +25,7 @@ hours = st.integers(0, 6 * 24).map(lambda number: START + number * HOUR)
 
 
 @given(st.tuples(moments, moments), st.sets(hours, max_size=40), st.booleans())
-def test_every_moment_is_taken_once_and_dirty_hours_from_the_ledger(
+def test_every_moment_is_covered_once_and_dirty_hours_from_the_ledger(
     ends: tuple[datetime, datetime], dirty: set[datetime], by_hour: bool
 ) -> None:
     whole = Span(min(ends), max(ends))
@@ -42,7 +42,7 @@ def test_every_moment_is_taken_once_and_dirty_hours_from_the_ledger(
     assert not (by_hour and sources.days)
 
 
-def test_whole_clean_days_come_from_daily_sums_alone() -> None:
+def test_whole_clean_days_come_only_from_daily_sums() -> None:
     whole = Span(START, START + 3 * DAY)
     assert choose_sources(whole, [], by_hour=False) == Sources((whole,), (), ())
     assert choose_sources(whole, [], by_hour=True) == Sources((), (whole,), ())
@@ -90,7 +90,7 @@ def test_very_many_gaps_are_read_together() -> None:
         (Bucket.MONTH, "2026-01", "2026-01-31T12:00", "2026-02-01T00:00"),
     ],
 )
-def test_buckets_begin_and_end_by_the_calendar_within_the_report(
+def test_buckets_follow_the_calendar_within_the_report(
     bucket: Bucket, label: str, start: str, end: str
 ) -> None:
     whole = Span(datetime(2026, 1, 31, 12, tzinfo=UTC), datetime(2027, 2, 1, tzinfo=UTC))
@@ -98,7 +98,7 @@ def test_buckets_begin_and_end_by_the_calendar_within_the_report(
     assert bucket_span(bucket, label, whole) == Span(*expected)
 
 
-def test_months_follow_each_other() -> None:
+def test_months_are_contiguous() -> None:
     month = datetime(2027, 12, 1, tzinfo=UTC)
     for number in range(1, 30):
         month = next_month(month)

@@ -1,4 +1,4 @@
-"""Reports on usage are equal to sums over the ledger's rows, whatever has been summed up already."""
+"""Usage reports equal sums over the ledger's rows, whatever is summed up already."""
 
 import asyncio
 import random
@@ -134,7 +134,7 @@ async def test_reports_equal_sums_over_rows(database: Database, number: int) -> 
     await add(database, early)
     hours = sorted({hour_of(to_time(each.created_ms)) for each in early})
     await sum_up(database, early, generator.sample(hours, len(hours) * (number + 1) // 4))
-    # These come after some of their hours were summed up, and mark them again.
+    # These are added after some of their hours were summed up, and mark them again.
     await add(database, late)
     service = UsageService(database)
     first, last = (to_time(each(r.created_ms for r in records)) for each in (min, max))
@@ -174,7 +174,7 @@ async def test_days_that_are_summed_up_are_not_read_again(database: Database) ->
 
 
 @every_database
-async def test_pages_of_a_report_go_on_where_the_one_before_ended(database: Database) -> None:
+async def test_pages_of_a_report_are_contiguous(database: Database) -> None:
     await add(
         database,
         [
@@ -326,7 +326,7 @@ async def test_export_has_every_request_once(
     assert seen == sorted(records, key=position, reverse=True)
 
 
-async def test_database_that_is_away_is_one_error(tmp_path: Path) -> None:
+async def test_database_outage_is_one_error(tmp_path: Path) -> None:
     database = Database(f"postgresql+asyncpg://postgres@/none?host={tmp_path}")
     service = UsageService(database)
     asked = ReportRequest(wanted=ACME, span=WHOLE, bucket=Bucket.DAY)

@@ -91,7 +91,7 @@ def test_private_or_plain_is_accepted_only_where_allowed() -> None:
 
 @all_cases("url", NEVER)
 @all_cases("allows_private", [False, True])
-def test_what_is_no_url_is_refused_without_repeating_it(url: str, allows_private: bool) -> None:
+def test_invalid_url_is_refused_without_repeating_it(url: str, allows_private: bool) -> None:
     with pytest.raises(InvalidParameterError, match="'url' must") as caught:
         check_url(url, allows_private=allows_private)
     assert "secret" not in caught.value.message

@@ -1,4 +1,4 @@
-"""Webhooks: registered, tested, removed; and what they are to be told."""
+"""Webhooks: registered, tested, removed; and their events."""
 
 import asyncio
 import base64
@@ -60,7 +60,7 @@ async def _due(database: Database, *, after: timedelta = SECOND, limit: int = 10
         return await WebhookStore(transaction).due(utc_now() + after, limit)
 
 
-async def test_webhook_is_kept(webhooks: WebhookService) -> None:
+async def test_webhook_is_stored(webhooks: WebhookService) -> None:
     created = await webhooks.create("acme", URL, thresholds=[90, 10])
     assert re.fullmatch(r"whk_[0-9a-f]{16}", created.id)
     assert re.fullmatch(r"whsec_[0-9a-f]{64}", created.secret)
@@ -110,7 +110,7 @@ async def test_secret_is_kept_encrypted_and_nothing_is_registered_without_a_key(
 
 
 @every_database
-async def test_plain_secrets_and_those_of_former_keys_come_under_the_first_key(
+async def test_plain_and_former_secrets_are_encrypted_with_the_first_key(
     webhooks: WebhookService, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.management.webhooks.service.AT_ONCE", 2)
@@ -144,7 +144,7 @@ async def _stored(database: Database) -> list[StoredSecret]:
 
 
 @every_database
-async def test_tenant_has_at_most_five_even_when_many_are_made_at_once(
+async def test_tenant_has_at_most_five_webhooks_despite_concurrency(
     webhooks: WebhookService,
 ) -> None:
     results = await asyncio.gather(
@@ -225,7 +225,7 @@ async def test_test_event_is_due_once_a_minute(
 
 
 @every_database
-async def test_event_of_the_same_name_is_told_once(
+async def test_event_of_the_same_name_is_stored_once(
     webhooks: WebhookService, database: Database
 ) -> None:
     webhook = await webhooks.create("acme", URL)
@@ -246,7 +246,7 @@ async def test_event_of_the_same_name_is_told_once(
 
 
 @every_database
-async def test_due_events_are_handed_out_once_until_the_claim_runs_out(
+async def test_due_events_are_claimed_once_until_the_claim_expires(
     webhooks: WebhookService, database: Database
 ) -> None:
     webhook = await webhooks.create("acme", URL)
@@ -257,13 +257,11 @@ async def test_due_events_are_handed_out_once_until_the_claim_runs_out(
     assert {d.event_id for d in await _due(database, after=2 * CLAIM)} == ids
 
 
-async def test_delivered_event_is_not_due_any_more(
-    webhooks: WebhookService, database: Database
-) -> None:
+async def test_delivered_event_is_not_due(webhooks: WebhookService, database: Database) -> None:
     event_id = await _add_event(database, await webhooks.create("acme", URL))
     async with database.writing() as transaction:
         await WebhookStore(transaction).delivered(event_id, utc_now())
-        # An attempt that was given up and came after all does not have it sent again.
+        # A late success of an abandoned attempt does not cause another delivery.
         await WebhookStore(transaction).failed(event_id, next_attempt_at=utc_now(), error="late")
     assert await _due(database, after=10 * CLAIM) == []
     async with database.reading() as transaction:
@@ -272,7 +270,7 @@ async def test_delivered_event_is_not_due_any_more(
     assert (row.attempts, row.next_attempt_at, row.last_error) == (1, None, "")
 
 
-async def test_failed_event_is_due_again_when_it_says_so(
+async def test_failed_event_is_due_again_at_its_retry_time(
     webhooks: WebhookService, database: Database
 ) -> None:
     event_id = await _add_event(database, await webhooks.create("acme", URL))
@@ -287,9 +285,7 @@ async def test_failed_event_is_due_again_when_it_says_so(
     assert await _due(database, after=99 * CLAIM) == []
 
 
-async def test_removed_webhook_is_told_nothing(
-    webhooks: WebhookService, database: Database
-) -> None:
+async def test_removed_webhook_gets_no_events(webhooks: WebhookService, database: Database) -> None:
     webhook = await webhooks.create("acme", URL)
     await _add_event(database, webhook)
     await webhooks.remove("acme", webhook.id)

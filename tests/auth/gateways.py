@@ -1,4 +1,4 @@
-"""Gateways as far as authentication goes: several of them, which hear of changes."""
+"""The authentication of several gateways, which receive changes."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ from tests.support.patience import PATIENCE_SECONDS
 
 
 class Gateway:
-    """What one gateway process has of authentication."""
+    """The authentication of one gateway process."""
 
     def __init__(self, database: Database, redis_url: str) -> None:
         self.authenticator = Authenticator(
@@ -22,7 +22,7 @@ class Gateway:
         self.listener = RevocationListener(self.redis, self.authenticator)
 
     async def accepts(self, key: CreatedKey) -> bool:
-        """Whether a request with the key gets in."""
+        """Whether a request with the key is authenticated."""
         try:
             await self.authenticator.authenticate(f"Bearer {key.key.reveal()}")
         except ApiError:
@@ -36,14 +36,14 @@ class Gateway:
 
 
 async def have_found_their_place(gateways: list[Gateway]) -> None:
-    """Wait until all listen."""
+    """Wait until all gateways listen."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while any(gateway.listener._last_id is None for gateway in gateways):
             await asyncio.sleep(0.01)
 
 
 async def until_refused(gateways: list[Gateway], key: CreatedKey) -> None:
-    """Wait until no gateway accepts the key. Their caches hold for an hour: they must be notified."""
+    """Wait until no gateway accepts the key, whose cached result only a notice can end."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while any([await gateway.accepts(key) for gateway in gateways]):
             await asyncio.sleep(0.005)

@@ -162,7 +162,7 @@ async def test_token_for_anothers_project_is_refused(
 
 
 @pytest.mark.parametrize("role", Role)
-async def test_member_has_the_scopes_of_the_role_and_fewer_if_the_token_says_so(
+async def test_member_has_the_scopes_of_the_role_or_fewer_in_the_token(
     authenticator: Authenticator, members: MemberService, role: Role
 ) -> None:
     await members.add("acme", subject="ada", role=role)
@@ -175,7 +175,7 @@ async def test_member_has_the_scopes_of_the_role_and_fewer_if_the_token_says_so(
     assert everything.scopes == granted <= TENANT_SCOPES
 
 
-async def test_changed_and_removed_roles_are_honoured_once_the_change_is_heard(
+async def test_changed_and_removed_roles_apply_once_the_change_is_received(
     authenticator: Authenticator, members: MemberService
 ) -> None:
     assert (await authenticator.authenticate(_token())).scopes == DEFAULT_SCOPES
@@ -194,7 +194,7 @@ async def test_changed_and_removed_roles_are_honoured_once_the_change_is_heard(
     assert (await authenticator.authenticate(everything)).scopes == TENANT_SCOPES
 
 
-async def test_operators_token_has_its_rights_beside_those_of_the_role(
+async def test_operators_token_has_its_rights_and_those_of_the_role(
     authenticator: Authenticator, members: MemberService
 ) -> None:
     modest = _token(groups=["ops"], scope="completions")
@@ -211,7 +211,7 @@ async def test_operators_token_has_its_rights_beside_those_of_the_role(
         await authenticator.authenticate(_token(groups=["ops"], sub="stranger"))
 
 
-async def test_in_a_tenant_with_members_only_their_tokens_are_taken(
+async def test_tenant_with_members_accepts_only_their_tokens(
     authenticator: Authenticator, members: MemberService
 ) -> None:
     await members.add("acme", subject="owner", role=Role.OWNER)
@@ -225,7 +225,7 @@ async def test_in_a_tenant_with_members_only_their_tokens_are_taken(
     assert Scope.MEMBERS in (await authenticator.authenticate(_token(sub="owner"))).scopes
 
 
-async def test_limits_are_the_own_ones_else_the_plans_of_key_project_and_tenant(
+async def test_own_limits_precede_those_of_the_plans(
     authenticator: Authenticator,
     database: Database,
     tenants: TenantService,
@@ -251,7 +251,7 @@ async def test_limits_are_the_own_ones_else_the_plans_of_key_project_and_tenant(
     assert (tenant.tokens_per_day, tenant.requests_per_minute) == (5, None)
 
 
-async def test_secret_that_ends_is_a_bound_of_whoever_has_it(
+async def test_end_of_a_secret_bounds_its_credential(
     authenticator: Authenticator, keys: KeyService
 ) -> None:
     created = await keys.create("acme", name="x", scopes={Scope.KEYS})
@@ -267,7 +267,7 @@ async def test_secret_that_ends_is_a_bound_of_whoever_has_it(
     await keys.rotate("acme", created.record.id, grantor=new.grant)
 
 
-def test_principal_tells_under_which_name_it_is_audited() -> None:
+def test_principal_has_the_name_for_the_audit_log() -> None:
     def actor(credential_id: str) -> str:
         principal = Principal(
             tenant_id="acme",

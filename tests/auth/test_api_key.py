@@ -46,7 +46,7 @@ def test_checksum_is_the_crc_in_six_digits_of_base_62(data: bytes) -> None:
 
 
 @given(st.data())
-def test_any_single_changed_character_is_noticed(data: st.DataObject) -> None:
+def test_any_single_changed_character_is_detected(data: st.DataObject) -> None:
     text = ApiKey.generate().reveal()
     place = data.draw(st.integers(0, len(text) - 1))
     character = data.draw(st.characters())

@@ -35,7 +35,7 @@ def _bearer(key: CreatedKey) -> str:
 
 @pytest.fixture
 def queries(database: Database) -> Iterator[list[str]]:
-    """The queries sent to the database from now on."""
+    """The queries that the database receives."""
     seen: list[str] = []
 
     def record(_c: object, _cursor: object, statement: str, *_rest: object) -> None:
@@ -55,7 +55,7 @@ def _unreachable(database: Database) -> Iterator[None]:
     moved = file.rename(file.with_suffix(".moved"))
     file.mkdir()
     yield
-    # The driver does not wait for the threads of connections that failed, and they need the event loop.
+    # The driver does not wait for the threads of failed connections, which need the event loop.
     for thread in threading.enumerate():
         if "_connection_worker_thread" in thread.name:
             thread.join(5)
@@ -74,7 +74,7 @@ async def test_key_gives_its_principal(authenticator: Authenticator, keys: KeySe
     assert not principal.allows_model("m2")
 
 
-async def test_principal_speaks_the_keys_dialect_else_the_tenants(
+async def test_principal_has_the_dialect_of_key_or_tenant(
     authenticator: Authenticator, tenants: TenantService, keys: KeyService
 ) -> None:
     await tenants.update("acme", dialect=Dialect.OMLX, strict_parameters=True, default_model="m1")
@@ -90,7 +90,7 @@ async def test_principal_speaks_the_keys_dialect_else_the_tenants(
         assert (principal.dialect, principal.is_strict, principal.default_model) == expected
 
 
-async def test_changed_options_are_seen_once_the_change_is_heard(
+async def test_changed_options_apply_once_the_change_is_received(
     authenticator: Authenticator, tenants: TenantService, keys: KeyService, key: CreatedKey
 ) -> None:
     await authenticator.authenticate(_bearer(key))
@@ -102,9 +102,7 @@ async def test_changed_options_are_seen_once_the_change_is_heard(
     assert (await authenticator.authenticate(_bearer(key))).dialect is Dialect.LLAMACPP
 
 
-async def test_scope_is_required_where_it_is_asked_for(
-    authenticator: Authenticator, key: CreatedKey
-) -> None:
+async def test_missing_scope_is_refused(authenticator: Authenticator, key: CreatedKey) -> None:
     principal = await authenticator.authenticate(_bearer(key))
     principal.require_scope(Scope.COMPLETIONS)
     assert principal.allows_model("anything")
@@ -113,7 +111,7 @@ async def test_scope_is_required_where_it_is_asked_for(
 
 
 @pytest.mark.parametrize("form", ["Bearer {}", "bearer {}", "BEARER   {}", "  bEaReR {}  "])
-async def test_scheme_is_read_in_any_case(
+async def test_scheme_is_case_insensitive(
     authenticator: Authenticator, key: CreatedKey, form: str
 ) -> None:
     principal = await authenticator.authenticate(form.format(key.key.reveal()))
@@ -157,7 +155,7 @@ async def test_wrong_checksum_is_refused_without_a_query(
     assert changed[16:] not in caught.value.message
 
 
-async def test_unknown_key_and_right_prefix_with_other_secret_are_told_alike(
+async def test_unknown_key_and_wrong_secret_give_the_same_error(
     authenticator: Authenticator, key: CreatedKey
 ) -> None:
     other = ApiKey.generate()
@@ -170,7 +168,7 @@ async def test_unknown_key_and_right_prefix_with_other_secret_are_told_alike(
         assert caught.value.code == "invalid_api_key"
 
 
-async def test_revoked_key_is_told_like_an_unknown_one(
+async def test_revoked_key_gives_the_error_of_an_unknown_one(
     authenticator: Authenticator, keys: KeyService, key: CreatedKey
 ) -> None:
     await keys.revoke("acme", key.record.id)
@@ -178,7 +176,7 @@ async def test_revoked_key_is_told_like_an_unknown_one(
         await authenticator.authenticate(_bearer(key))
 
 
-async def test_expiry_is_honoured_to_the_second_from_the_cache(
+async def test_cached_key_expires_to_the_second(
     authenticator: Authenticator,
     keys: KeyService,
     queries: list[str],
@@ -219,7 +217,7 @@ async def test_concurrent_requests_with_one_key_make_one_query(
 
 
 @pytest.mark.parametrize(
-    "forget",
+    "drop",
     [
         lambda a, key: a.drop_key(key.record.id),
         lambda a, _key: a.drop_tenant("acme"),
@@ -227,21 +225,21 @@ async def test_concurrent_requests_with_one_key_make_one_query(
     ],
     ids=["key", "tenant", "everything"],
 )
-async def test_forgotten_key_is_looked_up_again(
+async def test_dropped_key_is_looked_up_again(
     authenticator: Authenticator,
     keys: KeyService,
     key: CreatedKey,
-    forget: Callable[[Authenticator, CreatedKey], None],
+    drop: Callable[[Authenticator, CreatedKey], None],
 ) -> None:
     await authenticator.authenticate(_bearer(key))
     await keys.revoke("acme", key.record.id)
     assert (await authenticator.authenticate(_bearer(key))).tenant_id == "acme"
-    forget(authenticator, key)
+    drop(authenticator, key)
     with pytest.raises(AuthenticationError):
         await authenticator.authenticate(_bearer(key))
 
 
-async def test_forgetting_one_tenant_leaves_the_others_cached(
+async def test_dropping_one_tenant_keeps_the_others_cached(
     authenticator: Authenticator, key: CreatedKey, queries: list[str]
 ) -> None:
     await authenticator.authenticate(_bearer(key))
@@ -252,7 +250,7 @@ async def test_forgetting_one_tenant_leaves_the_others_cached(
     assert queries == []
 
 
-async def test_known_keys_work_while_the_database_is_away_and_others_get_503(
+async def test_cached_keys_work_during_a_database_outage_and_others_get_503(
     database: Database, keys: KeyService, key: CreatedKey
 ) -> None:
     authenticator = Authenticator(database, verifier=None, ttl_seconds=0.05, max_entries=100)

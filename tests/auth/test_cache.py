@@ -1,4 +1,4 @@
-"""The cache in front of the database, with a clock that the tests turn."""
+"""The cache of the database, with a clock that the tests set."""
 
 import asyncio
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ TTL = 60.0
 
 
 class Clock:
-    """A monotonic clock that stands still until it is turned."""
+    """A monotonic clock that the test sets."""
 
     def __init__(self) -> None:
         self.seconds = 1000.0
@@ -31,7 +31,7 @@ class Clock:
 
 @dataclass
 class Source:
-    """What is behind the cache; counts how often it is asked."""
+    """The source of the cache; counts its loads."""
 
     value: str | None = "old"
     asked: int = 0
@@ -69,7 +69,7 @@ def cache(clock: Clock) -> LookupCache[str, str]:
 Cache = LookupCache[str, str]
 
 
-async def test_result_is_believed_for_its_time(cache: Cache, clock: Clock) -> None:
+async def test_result_is_cached_for_its_time(cache: Cache, clock: Clock) -> None:
     source = Source()
     for _ in range(5):
         assert await cache.get("k", source.load) == "old"
@@ -83,7 +83,7 @@ async def test_result_is_believed_for_its_time(cache: Cache, clock: Clock) -> No
     assert source.asked == 2
 
 
-async def test_absence_is_believed_only_briefly(cache: Cache, clock: Clock) -> None:
+async def test_absence_is_cached_briefly(cache: Cache, clock: Clock) -> None:
     source = Source(value=None)
     for _ in range(5):
         assert await cache.get("k", source.load) is None
@@ -93,7 +93,7 @@ async def test_absence_is_believed_only_briefly(cache: Cache, clock: Clock) -> N
     assert await cache.get("k", source.load) == "made"
 
 
-async def test_vanished_result_is_forgotten(cache: Cache, clock: Clock) -> None:
+async def test_vanished_result_is_dropped(cache: Cache, clock: Clock) -> None:
     source = Source()
     await cache.get("k", source.load)
     source.value = None
@@ -133,7 +133,7 @@ async def test_misses_at_the_same_time_share_one_load(cache: Cache) -> None:
     assert source.asked == 1
 
 
-async def test_client_that_goes_away_does_not_end_the_load_of_others(cache: Cache) -> None:
+async def test_cancelled_caller_does_not_end_the_load_of_others(cache: Cache) -> None:
     source = Source(gate=asyncio.Event())
     first, second = (asyncio.create_task(cache.get("k", source.load)) for _ in range(2))
     await _let_others_run()
@@ -145,7 +145,7 @@ async def test_client_that_goes_away_does_not_end_the_load_of_others(cache: Cach
     assert (first.cancelled(), source.asked) == (True, 1)
 
 
-async def test_failure_without_earlier_result_is_passed_on_and_not_kept(cache: Cache) -> None:
+async def test_failure_without_earlier_result_is_raised_and_not_cached(cache: Cache) -> None:
     source = Source(is_down=True)
     with pytest.raises(StoreUnavailableError):
         await cache.get("k", source.load)
@@ -178,24 +178,24 @@ async def test_stale_result_does_not_wait_long_for_a_silent_source(
     source.gate = asyncio.Event()
     clock.seconds += TTL
     async with asyncio.timeout(PATIENCE_SECONDS):
-        # Its source sends nothing until afterwards.
+        # Its source returns nothing until afterwards.
         assert await cache.get("k", source.load) == "old"
     source.value = "new"
     source.gate.set()
 
 
-async def test_forgotten_subject_is_loaded_again(cache: Cache) -> None:
+async def test_dropped_subject_is_loaded_again(cache: Cache) -> None:
     source, other = Source(), Source(value="other")
     await cache.get("a", source.load)
     await cache.get("b", source.load)
     await cache.get("c", other.load)
     cache.drop("old")
     assert [cache.fresh(key) for key in "abc"] == [None, None, "other"]
-    cache.drop("never heard of")
+    cache.drop("unknown")
     assert len(cache) == 1
 
 
-async def test_forgotten_result_does_not_serve_as_stale(cache: Cache) -> None:
+async def test_dropped_result_does_not_serve_as_stale(cache: Cache) -> None:
     source = Source()
     await cache.get("k", source.load)
     cache.drop("old")
@@ -232,7 +232,7 @@ async def test_change_during_a_refresh_keeps_the_stale_result_from_serving(
         await waiting
 
 
-async def test_expired_results_are_confirmed_but_still_serve_when_the_source_is_down(
+async def test_expired_results_are_refreshed_and_serve_during_an_outage(
     cache: Cache,
 ) -> None:
     source = Source()
@@ -245,7 +245,7 @@ async def test_expired_results_are_confirmed_but_still_serve_when_the_source_is_
     assert await cache.get("k", source.load) == "old"
 
 
-async def test_subjects_of_dropped_results_are_not_kept(cache: Cache) -> None:
+async def test_subjects_of_dropped_results_are_deleted(cache: Cache) -> None:
     for number in range(10):
         await cache.get(str(number), Source(value=f"subject {number}").load)
     assert len(cache._by_subject) == len(cache) == 3

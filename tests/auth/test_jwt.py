@@ -148,7 +148,7 @@ def test_alg_none_is_refused(verifier: JwtVerifier) -> None:
 
 
 @all_cases("algorithm", ["HS512", "RS512"])
-def test_algorithm_that_nobody_may_pin_is_refused(verifier: JwtVerifier, algorithm: str) -> None:
+def test_forbidden_algorithm_is_refused(verifier: JwtVerifier, algorithm: str) -> None:
     key: Any = SECRET * 2 if algorithm == "HS512" else RSA_KEY
     token = jwt.encode(_claims(), key, algorithm, headers={"kid": "rsa"})
     assert f'"{algorithm}" is not accepted. Accepted: ES256, EdDSA, HS256, RS256.' in _refusal(
@@ -163,7 +163,7 @@ def test_algorithm_that_is_not_pinned_is_refused(verifier: JwtVerifier) -> None:
 
 @all_cases("form", [Encoding.PEM, Encoding.DER])
 def test_public_key_does_not_serve_as_hmac_secret(verifier: JwtVerifier, form: Encoding) -> None:
-    """The classic confusion: sign HS256 with the RSA key that everybody knows."""
+    """Algorithm confusion: HS256 signed with the public RSA key."""
     published = RSA_KEY.public_key().public_bytes(form, PublicFormat.SubjectPublicKeyInfo)
     parts = [{"alg": "HS256", "kid": "rsa"}, _claims()]
     body = b".".join(
@@ -186,7 +186,7 @@ def test_public_key_does_not_serve_as_hmac_secret(verifier: JwtVerifier, form: E
         ("ES256", EC_KEY, "p384", "does not match the key"),
     ],
 )
-def test_key_must_fit_the_algorithm(
+def test_key_must_match_the_algorithm(
     verifier: JwtVerifier, algorithm: str, key: Any, kid: str, message: str
 ) -> None:
     # jwt.encode warns of the weak key, which is the point here.
@@ -240,7 +240,7 @@ def test_wrong_claims_are_refused(
     verifier: JwtVerifier, changes: dict[str, Any], message: str
 ) -> None:
     claims = _claims(**changes)
-    # PyJWT refuses to write some of these; whoever forges a token does not.
+    # PyJWT refuses to write some of these; a forger does not.
     token = jwt.PyJWS().encode(json.dumps(claims).encode(), SECRET, "HS256", {"typ": "JWT"})
     assert message in _refusal(verifier, token)
 
@@ -293,7 +293,7 @@ def test_operators_are_made_by_the_mapped_claim_alone(verifier: JwtVerifier) -> 
             assert not unmapped.operator_scopes
 
 
-async def test_dialect_of_the_token_goes_before_the_tenants(
+async def test_dialect_of_the_token_precedes_the_tenants(
     authenticator: Authenticator, tenants: TenantService
 ) -> None:
     await tenants.update("acme", dialect=Dialect.OMLX, strict_parameters=True, default_model="m1")
@@ -324,7 +324,7 @@ async def test_tenant_must_exist_and_be_active(
 
 
 class TurnedClock:
-    """A monotonic clock that stands still until it is turned."""
+    """A monotonic clock that the test sets."""
 
     seconds = 0.0
 
@@ -391,7 +391,7 @@ def test_settings_without_algorithms_refuse_every_token() -> None:
     assert JwtVerifier.from_settings(Settings()) is None
 
 
-def test_settings_make_the_verifier(jwks_file: Path) -> None:
+def test_settings_configure_the_verifier(jwks_file: Path) -> None:
     settings = Settings(
         jwt_algorithms=frozenset({JwtAlgorithm.RS256}),
         jwt_jwks_file=jwks_file,

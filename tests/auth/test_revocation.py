@@ -42,7 +42,7 @@ async def test_suspended_tenant_is_refused_by_every_gateway(
             await asyncio.sleep(0.005)
 
 
-async def test_changed_options_are_heard_by_every_gateway(
+async def test_changed_options_reach_every_gateway(
     gateways: list[Gateway], tenants: TenantService, keys: KeyService, key: CreatedKey
 ) -> None:
     assert await all_accept(gateways, key)
@@ -89,7 +89,7 @@ async def test_revocation_during_a_short_interruption_is_not_missed(
     await until_refused(gateways, key)
 
 
-async def test_gap_in_the_stream_makes_every_gateway_ask_the_database_again(
+async def test_gap_in_the_stream_empties_every_cache(
     database: Database, redis: Redis, redis_server: RedisServer, keys: KeyService, key: CreatedKey
 ) -> None:
     gateway = Gateway(database, redis_server.url)
@@ -101,7 +101,7 @@ async def test_gap_in_the_stream_makes_every_gateway_ask_the_database_again(
     for number in range(3):
         await redis.xadd(KEY_EVENTS, {"tenant": f"t{number}"})
     await redis.xtrim(KEY_EVENTS, maxlen=1, approximate=False)
-    assert await gateway.accepts(key), "nothing was heard of the revocation yet"
+    assert await gateway.accepts(key), "the revocation has not arrived yet"
     gateway.listener.start()
     await until_refused([gateway], key)
     await gateway.aclose()

@@ -26,7 +26,7 @@ async def test_both_secrets_are_the_same_key_until_the_grace_period_ends(
 ) -> None:
     rotated = await keys.rotate("acme", key.record.id, grace=timedelta(minutes=10))
     principals = [await _principal(authenticator, each) for each in (key, rotated)]
-    # What it manages, the former secret manages until its own end only.
+    # The former secret manages keys only until its own end.
     until = rotated.record.old_expires_at
     assert principals == [replace(principals[1], expires_at=until), principals[1]]
     assert principals[1].expires_at is None

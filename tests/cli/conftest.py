@@ -1,4 +1,4 @@
-"""Fixtures of the command line's tests: a folder of its own, a real Redis, a SQLite file."""
+"""Fixtures of the command line's tests: a separate folder, a real Redis, a SQLite file."""
 
 import shutil
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The course of `sluice up`, with programs that do nothing in place of its own."""
+"""The sequence of `sluice up`, with programs that do nothing in place of the real ones."""
 
 import asyncio
 import os
@@ -29,7 +29,7 @@ async def test_signal_during_the_start_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    # This process would stay the parent of whatever later tests leave behind.
+    # This process would remain the parent of orphans of later tests.
     monkeypatch.setattr(bring_up, "adopt_orphans", lambda: None)
     (tmp_path / ".sluice").mkdir()
     logs = {name: tmp_path / f"{name}.log" for name in ("jobs", "worker")}
@@ -70,7 +70,7 @@ def test_model_that_cannot_be_loaded_ends_the_start(
     sluice: Sluice,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With the real worker alone; the file that an earlier run has left is gone."""
+    """With only the real worker; the file of an earlier run is removed."""
     monkeypatch.setattr(bring_up, "adopt_orphans", lambda: None)
 
     def only_the_worker(*given: Any) -> LaunchPlan:

@@ -55,10 +55,10 @@ COMMANDS = {
     "keys": ("create", "set", "list", "show", "rotate", "revoke"),
     "db": ("upgrade", "status"),
 }
-"""By their groups."""
+"""Commands by group."""
 
 
-def test_help_of_every_command_says_what_it_does(sluice: Sluice) -> None:
+def test_help_describes_every_command(sluice: Sluice) -> None:
     for group, command in ((group, each) for group, of in COMMANDS.items() for each in of):
         with case(f"{group} {command}"):
             result = sluice(group, command, "--help")
@@ -149,7 +149,7 @@ def test_key_gets_scopes_models_and_an_end(sluice: Sluice) -> None:
 
 
 @pytest.mark.usefixtures("empty_upgraded")
-def test_tenant_options_are_given_changed_one_by_one_and_taken_away(sluice: Sluice) -> None:
+def test_tenant_options_are_set_changed_one_by_one_and_removed(sluice: Sluice) -> None:
     def options(*arguments: str) -> tuple[str | None, bool, str | None]:
         result = sluice("tenants", *arguments, "--json")
         assert result.exit_code == 0, result.output
@@ -172,13 +172,13 @@ def test_tenant_options_are_given_changed_one_by_one_and_taken_away(sluice: Slui
 @pytest.mark.parametrize(
     "by",
     [
-        # Keys are found by the same code as where they are revoked, which is tried by each.
+        # Revocation, which is tested with each name of a key, finds keys with the same code.
         pytest.param("id", marks=pytest.mark.long),
         pytest.param("prefix", marks=pytest.mark.long),
         "key",
     ],
 )
-def test_key_gets_another_dialect_by_what_one_has_of_it(sluice: Sluice, by: str) -> None:
+def test_dialect_of_a_key_is_changed_by_id_prefix_or_key(sluice: Sluice, by: str) -> None:
     made = sluice(
         *("keys", "create", "--tenant", "acme", "--name", "x", "--dialect", "vllm", "--json")
     )
@@ -201,7 +201,7 @@ def test_key_gets_another_dialect_by_what_one_has_of_it(sluice: Sluice, by: str)
 
 
 @pytest.mark.usefixtures("upgraded")
-def test_key_is_revoked_by_what_one_has_of_it(sluice: Sluice) -> None:
+def test_key_is_revoked_by_id_prefix_or_key(sluice: Sluice) -> None:
     for by in ("id", "prefix", "key"):
         with case(by):
             created = json.loads(
@@ -240,7 +240,7 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
     (("gateway", "--redis-url", "http://u:hidden@h"), "SLUICE_REDIS_URL: "),
     (("gateway",), "SLUICE_CACHE_SALT_SECRET is not set. Set it to the same random text"),
 ]
-"""What cannot be done, and what is reported of it."""
+"""Impossible commands, and their errors."""
 
 
 @pytest.mark.usefixtures("upgraded")
@@ -279,7 +279,7 @@ def test_wrong_usage_is_exit_code_2(sluice: Sluice) -> None:
 
 
 @pytest.mark.usefixtures("upgraded")
-def test_unannounced_revocation_is_saved_and_says_so(sluice: Sluice) -> None:
+def test_unannounced_revocation_is_saved_and_reported(sluice: Sluice) -> None:
     created = json.loads(
         sluice("keys", "create", "--tenant", "acme", "--name", "x", "--json").stdout
     )

@@ -4,7 +4,7 @@ from gateway.launch.demo import prepare_key
 from tests.support.redis_server import RedisServer
 
 
-async def test_key_is_kept_while_it_works_and_replaced_when_it_does_not(
+async def test_key_is_reused_while_it_works_and_replaced_otherwise(
     database_url: str, redis_server: RedisServer
 ) -> None:
     first = await prepare_key(database_url, redis_server.url, None)

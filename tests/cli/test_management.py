@@ -79,10 +79,10 @@ SENSELESS = {
     f"requests_per_minute={10**16}": "integer from 0 to",
     f"requests_per_minute={'9' * 5000}": "integer from 0 to",
 }
-"""Limits, and what is reported of each."""
+"""Limits, and their errors."""
 
 
-def test_senseless_limit_is_refused(sluice: Sluice) -> None:
+def test_invalid_limit_is_refused(sluice: Sluice) -> None:
     for limit, message in SENSELESS.items():
         with case(limit[:40]):
             assert message in _error(sluice("tenants", "set", "acme", "--limit", limit))
@@ -98,7 +98,7 @@ def test_unknown_plan_is_refused(sluice: Sluice) -> None:
     assert _json(sluice("tenants", "set", "acme", "--plan", "none", "--json"))["plan_id"] is None
 
 
-def test_project_goes_through_its_life(sluice: Sluice) -> None:
+def test_project_is_created_changed_and_archived(sluice: Sluice) -> None:
     own = ("--tenant", "acme")
     made = _json(
         sluice("projects", "create", *own, "shop", "--limit", "tokens_per_day=7", "--json")
@@ -121,7 +121,7 @@ def test_project_goes_through_its_life(sluice: Sluice) -> None:
     assert 'no project "prj_1"' in _error(sluice("projects", "archive", *own, "prj_1"))
 
 
-def test_member_goes_through_their_life(sluice: Sluice) -> None:
+def test_member_is_added_changed_and_removed(sluice: Sluice) -> None:
     own = ("--tenant", "acme")
     ada = _json(
         sluice("members", "add", *own, "auth0|1", "--role", "owner", "--name", "Ada", "--json")
@@ -138,7 +138,7 @@ def test_member_goes_through_their_life(sluice: Sluice) -> None:
     assert sluice("members", "add", *own, "eve", "--role", "king").exit_code == 2
 
 
-def test_key_gets_addresses_limits_and_loses_them(sluice: Sluice) -> None:
+def test_addresses_and_limits_of_a_key_are_set_and_removed(sluice: Sluice) -> None:
     own = ("--tenant", "acme")
     made = _json(
         sluice(
@@ -200,7 +200,7 @@ def test_rotated_key_is_shown_once(sluice: Sluice) -> None:
     assert sluice("keys", "create", *own, "--name", "x", "--expires-in", "0").exit_code == 2
 
 
-def test_whoever_uses_the_command_line_is_audited(
+def test_user_of_the_command_line_is_audited(
     sluice: Sluice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("getpass.getuser", lambda: "ada")

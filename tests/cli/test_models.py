@@ -1,4 +1,4 @@
-"""The command that shows models, and makes gateways forget them."""
+"""The command that lists and removes models."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ def announced(redis_server: RedisServer) -> None:
 
 
 @pytest.mark.usefixtures("announced")
-def test_models_are_listed_with_who_serves_them(sluice: Sluice) -> None:
+def test_models_are_listed_with_their_workers(sluice: Sluice) -> None:
     shown = sluice("models", "list")
     assert [line.split() for line in shown.output.splitlines()] == [
         ["MODEL", "ALIASES", "WORKERS", "WAITING", "RUNNING"],
@@ -42,7 +42,7 @@ def test_models_are_listed_with_who_serves_them(sluice: Sluice) -> None:
 
 
 @pytest.mark.usefixtures("announced")
-def test_model_that_is_gone_is_forgotten(sluice: Sluice) -> None:
+def test_unserved_model_is_removed(sluice: Sluice) -> None:
     removed = sluice("models", "remove", "gone")
     assert removed.output == "Removed 'gone'. Gateways apply this within a second.\n"
     assert "gone" not in sluice("models", "list").output
@@ -51,14 +51,14 @@ def test_model_that_is_gone_is_forgotten(sluice: Sluice) -> None:
 
 
 @pytest.mark.usefixtures("announced")
-def test_model_in_use_is_not_forgotten(sluice: Sluice) -> None:
+def test_served_model_is_not_removed(sluice: Sluice) -> None:
     refused = sluice("models", "remove", "served")
     assert refused.exit_code == 1
     assert "'served' is in use: 1 workers serve it, 0 jobs wait and 0 run." in refused.output
     assert "served" in sluice("models", "list").output
 
 
-def test_redis_that_is_away_is_said_so(sluice: Sluice) -> None:
+def test_redis_outage_is_reported(sluice: Sluice) -> None:
     away = sluice("models", "list", "--redis-url", "redis://127.0.0.1:1/0")
     assert away.exit_code == 1
     assert away.output.startswith("Error: Redis does not respond: ")

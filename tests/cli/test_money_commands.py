@@ -37,7 +37,7 @@ def test_help_has_examples(sluice: Sluice) -> None:
             assert f"  {group} " in listed
 
 
-def test_plan_is_made_changed_and_shown(sluice: Sluice) -> None:
+def test_plan_is_created_changed_and_shown(sluice: Sluice) -> None:
     made = _json(
         sluice("plans", "create", "pro", "--key-limit", "requests_per_minute=60", "--json")
     )
@@ -71,7 +71,7 @@ WRONG_LIMITS: list[tuple[Any, str]] = [
     ("requests_per_minute=" + "9" * 5000, "must be null or an integer"),
     ("requests_per_minute=²", "must be null or an integer"),
 ]
-"""And what is reported of each."""
+"""Arguments, and their errors."""
 
 
 def test_wrong_limit_is_refused(sluice: Sluice) -> None:
@@ -80,7 +80,7 @@ def test_wrong_limit_is_refused(sluice: Sluice) -> None:
             assert message in _refusal(sluice("plans", "create", "p", "--key-limit", limit))
 
 
-def test_prices_are_given_in_dollars_and_kept_in_micro_dollars(sluice: Sluice) -> None:
+def test_prices_are_given_in_dollars_and_stored_in_micro_dollars(sluice: Sluice) -> None:
     added = _json(
         sluice("prices", "add", "m", "--prompt", "0.15", "--completion", "0.600001", "--json")
     )
@@ -114,7 +114,7 @@ WRONG_PRICES: list[tuple[Any, str]] = [
     (("--prompt", "1", "--effective-at", "soon"), "is not a time such as"),
     (("--prompt", "1", "--effective-at", "0001-01-01T00:00+14:00"), "is not a time such as"),
 ]
-"""And what is reported of each."""
+"""Arguments, and their errors."""
 
 
 def test_wrong_price_is_refused(sluice: Sluice) -> None:
@@ -161,7 +161,7 @@ WRONG_CREDITS: list[tuple[Any, str]] = [
     (("adjust", "acme", "0.0000001", "--note", "x"), "at most six decimals"),
     (("balance", "nobody"), "There is no tenant"),
 ]
-"""And what is reported of each."""
+"""Arguments, and their errors."""
 
 
 def test_wrong_credit_is_refused(sluice: Sluice) -> None:

@@ -1,4 +1,4 @@
-"""What `sluice up` would start."""
+"""The processes that `sluice up` starts."""
 
 from pathlib import Path
 
@@ -26,18 +26,18 @@ def worker_command(folder: Path, *arguments: str, model: str | None = None) -> t
     return worker.command
 
 
-def test_the_demo_model_comes_with_its_parsers(tmp_path: Path) -> None:
+def test_demo_model_has_its_parsers(tmp_path: Path) -> None:
     command = worker_command(tmp_path, "--tool-parser", "granite")
     assert command[-6:-2] == ("--tool-parser", "hermes", "--reasoning-parser", "qwen3")
     assert command[-2:] == ("--tool-parser", "granite"), "the last one counts"
 
 
 @pytest.mark.parametrize("name", ["--tool-parser", "--reasoning-parser"])
-def test_nothing_is_known_of_another_model(tmp_path: Path, name: str) -> None:
+def test_other_models_have_no_parsers(tmp_path: Path, name: str) -> None:
     assert name not in worker_command(tmp_path, model="/models/other")
 
 
-def test_several_gateways_and_workers_have_ports_names_and_logs_of_their_own(
+def test_several_gateways_and_workers_have_separate_ports_names_and_logs(
     tmp_path: Path,
 ) -> None:
     options = UpOptions(
@@ -62,7 +62,7 @@ def test_several_gateways_and_workers_have_ports_names_and_logs_of_their_own(
     ):
         assert each.command[-4:] == ("--port", str(port), "--operator-port", str(operator_port))
         assert each.environment["SLUICE_OPERATOR_HOST"] == "127.0.0.1"
-    # One salt for all gateways, and another one each time.
+    # All gateways have the same salt, another one in each run.
     salts = [each.environment["SLUICE_CACHE_SALT_SECRET"] for each in plan.gateways]
     again = make_plan(options, tmp_path, Settings()).gateways[0]
     assert salts[0] == salts[1] != again.environment["SLUICE_CACHE_SALT_SECRET"]

@@ -18,7 +18,10 @@ from tests.support.patience import PATIENCE_SECONDS
 from tests.support.processes import wait_until
 
 STEADY = "import time; print('up', flush=True); time.sleep(600)"
-STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
+STUBBORN = (
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+    "print('up', flush=True); time.sleep(600)"
+)
 PARENT = f"""
 import subprocess, sys, time
 child = subprocess.Popen([sys.executable, "-c", {STUBBORN!r}])
@@ -91,12 +94,12 @@ time.sleep(600)
         await _until_logged(spec, "up")
     await supervisor.stop()
     ends = [float(spec.log.read_text().split()[-1]) for spec in specs]
-    # Each one takes a while, and the one before it is asked when it has ended.
+    # Each one takes a while, and the next one is stopped when it has ended.
     assert ends[0] - ends[1] >= 0.1
     assert ends[1] - ends[2] >= 0.1
 
 
-async def test_child_that_does_not_stop_is_killed_when_its_time_is_over(tmp_path: Path) -> None:
+async def test_child_that_does_not_stop_in_time_is_killed(tmp_path: Path) -> None:
     supervisor = Supervisor(print)
     spec = _spec(tmp_path, "stubborn", STUBBORN, stop_seconds=0.3)
     await supervisor.start([spec])
@@ -120,7 +123,7 @@ async def test_kill_cuts_a_slow_stop_short(tmp_path: Path) -> None:
         await stopping
 
 
-async def test_death_during_the_start_is_told_with_the_end_of_the_log(tmp_path: Path) -> None:
+async def test_death_during_the_start_is_reported_with_the_end_of_the_log(tmp_path: Path) -> None:
     supervisor = Supervisor(print)
     program = "print('port 80 is taken'); raise SystemExit(3)"
     await supervisor.start([_spec(tmp_path, "gateway", program)])
@@ -207,7 +210,7 @@ asyncio.run(main())
 
 @pytest.fixture
 def supervised(tmp_path: Path) -> "subprocess.Popen[str]":
-    """A process that supervises a child, until it reads a line."""
+    """A process that supervises a child until it reads a line."""
     return subprocess.Popen(
         [sys.executable, "-c", SUPERVISED, PARENT],
         cwd=tmp_path,
@@ -220,7 +223,7 @@ def supervised(tmp_path: Path) -> "subprocess.Popen[str]":
 def _pids(process: "subprocess.Popen[str]", log: Path) -> tuple[int, int]:
     assert process.stdout is not None
     child = int(process.stdout.readline().split()[1])
-    # They write side by side.
+    # They write concurrently.
     wait_until(
         lambda: {"up\n", "child "} <= {*re.findall(r"up\n|child ", log.read_text())},
         what="the grandchild being up",
@@ -228,7 +231,7 @@ def _pids(process: "subprocess.Popen[str]", log: Path) -> tuple[int, int]:
     return child, int(log.read_text().split("child ")[1].split()[0])
 
 
-def test_what_a_child_leaves_behind_is_ended_too(
+def test_orphans_of_a_child_are_ended_too(
     supervised: "subprocess.Popen[str]", tmp_path: Path
 ) -> None:
     with supervised:
@@ -258,7 +261,7 @@ WORDS = {
     -9: "killed by SIGKILL",
     -62: "killed by signal 62",
 }
-"""Of exit statuses."""
+"""Descriptions of exit statuses."""
 
 
 def test_exit_status_in_words() -> None:

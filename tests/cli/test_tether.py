@@ -1,4 +1,4 @@
-"""Programs that end with whoever started them."""
+"""Programs that end with the process that started them."""
 
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +9,7 @@ import pytest
 from tests.support.processes import spawn, stop, wait_until
 
 
-def test_program_outlives_the_thread_that_asked_for_it() -> None:
+def test_program_outlives_the_thread_that_started_it() -> None:
     def start() -> "subprocess.Popen[bytes]":
         program = spawn("sleep", "60")
         words = Path(f"/proc/{program.pid}/cmdline")

@@ -36,11 +36,11 @@ from tests.support.stack import http_status
 from tests.support.usage import usage_record
 
 START_SECONDS = 240
-"""Only a failure takes that long."""
+"""Timeout in seconds; only a failure takes that long."""
 
 
 class Up:
-    """One `sluice up` in a folder of its own."""
+    """One `sluice up` in a separate folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -51,7 +51,7 @@ class Up:
 
     def start(self, *arguments: str) -> "subprocess.Popen[bytes]":
         command = [sys.executable, "-m", "gateway.cli", "up", "--engine", "scripted"]
-        # Other tests may take the usual ones at the same moment.
+        # Other tests may use the default ports at the same time.
         [operator_port, *_] = find_ports(free_port(), self.gateways)
         command += ["--operator-port", str(operator_port), *arguments]
         with self._out.open("wb") as out:
@@ -98,7 +98,7 @@ class Up:
 
     @property
     def processes(self) -> int:
-        """How many there are, with Redis and the two of the background jobs."""
+        """The number of processes, with Redis and the two of the background jobs."""
         return self.gateways + self.workers + 3
 
     def await_everything(self) -> None:
@@ -152,7 +152,7 @@ def _request(variables: dict[str, str], body: dict[str, Any]) -> urllib.request.
 
 
 def _completes(variables: dict[str, str]) -> bool:
-    """Whether a request is answered now; a gateway may ask its client to come again."""
+    """Whether a request is served now; a gateway may ask its client to retry."""
     body = {"model": variables["SLUICE_MODEL"], "prompt": "Hi", "max_tokens": 3}
     try:
         with urllib.request.urlopen(_request(variables, body), timeout=PATIENCE_SECONDS):
@@ -162,14 +162,17 @@ def _completes(variables: dict[str, str]) -> bool:
 
 
 def _await_completion(variables: dict[str, str]) -> None:
-    wait_until(lambda: _completes(variables), what="an answer")
+    wait_until(lambda: _completes(variables), what="a response")
 
 
 @pytest.fixture(scope="module")
 def running(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[Up]:
-    """A worker, slow enough to be killed under streams, and a gateway, in long runs two of each; the last test ends them."""
+    """A worker that is slow enough to be killed under streams, and a gateway.
+
+    Long runs have two of each. The last test ends them.
+    """
     up = Up(tmp_path_factory.mktemp("up"))
     up.gateways = up.workers = number = 2 if request.config.getoption("--long") else 1
     [port, *_] = find_ports(free_port(), number)
@@ -179,7 +182,7 @@ def running(
     up.kill()
 
 
-def test_everything_comes_up_and_answers(running: Up) -> None:
+def test_everything_starts_and_serves_requests(running: Up) -> None:
     variables = running.variables
     port = int(variables["SLUICE_URL"].removeprefix("http://127.0.0.1:"))
     assert variables["SLUICE_MODEL"] == "sluice-tiny"
@@ -187,7 +190,7 @@ def test_everything_comes_up_and_answers(running: Up) -> None:
     assert stat.S_IMODE(running.demo.parent.stat().st_mode) == 0o700
     [curl] = [line for line in running.output.splitlines() if line.startswith("curl ")]
     answer = subprocess.run(
-        # A busy gateway asks its clients to come again.
+        # A busy gateway asks its clients to retry.
         ["/bin/sh", "-c", f"{curl} -sS --retry 60 --retry-max-time 90"],
         capture_output=True,
         text=True,
@@ -211,7 +214,7 @@ def test_everything_comes_up_and_answers(running: Up) -> None:
         assert "Traceback" not in log
 
 
-def test_second_one_in_the_same_folder_and_a_taken_port_are_told(
+def test_second_start_in_the_same_folder_and_a_used_port_are_reported(
     running: Up, sluice: Sluice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     port = running.variables["SLUICE_URL"].rpartition(":")[2]
@@ -219,7 +222,7 @@ def test_second_one_in_the_same_folder_and_a_taken_port_are_told(
     second = sluice("up")
     assert second.exit_code == 1
     assert "is already running in this folder" in second.stderr
-    # The first one is not disturbed.
+    # The first one continues.
     _await_completion(running.variables)
     monkeypatch.chdir(tmp_path)
     third = sluice("up", "--port", port)
@@ -238,7 +241,7 @@ def test_streams_outlive_killed_workers_and_a_killed_redis(running: Up) -> None:
         stream.grow()
     for worker in running.children("-m worker"):
         os.kill(worker, signal.SIGKILL)
-        # They resume wherever they were.
+        # They resume where they were.
         for stream in streams:
             stream.grow()
     [redis_server] = running.children("redis-server")
@@ -255,7 +258,7 @@ def test_streams_outlive_killed_workers_and_a_killed_redis(running: Up) -> None:
     ("number", "words"),
     [(signal.SIGKILL, "killed by SIGKILL"), (signal.SIGTERM, "exit status 0")],
 )
-def test_gateway_that_ends_comes_back(running: Up, number: signal.Signals, words: str) -> None:
+def test_gateway_that_ends_is_restarted(running: Up, number: signal.Signals, words: str) -> None:
     gateway = running.children("gateway.cli gateway")[0]
     os.kill(gateway, number)
     wait_until(
@@ -274,7 +277,7 @@ def test_all_usage_is_in_the_ledger_after_the_end(running: Up) -> None:
 
 
 @pytest.mark.long
-def test_key_is_kept_while_it_works(running: Up) -> None:
+def test_key_is_reused_while_it_works(running: Up) -> None:
     first = running.variables
     if running.children():
         assert running.stop() == 0
@@ -298,13 +301,13 @@ def test_key_that_does_not_work_is_replaced(running: Up) -> None:
 
 
 @pytest.mark.long
-def test_dead_supervisor_takes_everything_with_it(running: Up) -> None:
+def test_dead_supervisor_ends_every_process(running: Up) -> None:
     _kill_and_wait(running, 5)
 
 
 @pytest.mark.long
-def test_dead_supervisor_takes_what_it_has_started_with_it(running: Up) -> None:
-    """In the folder of one that has ended, and as soon as the last process is there."""
+def test_supervisor_killed_during_the_start_ends_its_processes(running: Up) -> None:
+    """Kill it in the folder of an ended one, as soon as the last process exists."""
     if running.children():
         assert running.stop() == 0
     keys_before = _rows(running, "SELECT id FROM api_keys")
@@ -315,7 +318,7 @@ def test_dead_supervisor_takes_what_it_has_started_with_it(running: Up) -> None:
 
 
 def _kill_and_wait(up: Up, number: int) -> None:
-    """Kill the supervisor of so many processes, which end with it."""
+    """Kill the supervisor of a number of processes, which end with it."""
     children = up.children()
     assert len(children) == number
     up.kill()
@@ -326,13 +329,13 @@ def _kill_and_wait(up: Up, number: int) -> None:
 
 
 def _rows(up: Up, query: str) -> list[tuple[Any, ...]]:
-    """Return what a query finds in the database."""
+    """Return the rows of a query."""
     with closing(sqlite3.connect(up.folder / ".sluice" / "sluice.db")) as database:
         return database.execute(query).fetchall()
 
 
 def _append_usage(up: Up, record: UsageRecord) -> None:
-    """Leave a record as a gateway does; the server's password is in its memory alone, and in its clients'."""
+    """Append a record as a gateway does, with the Redis password of a child process."""
     gateway = up.children("gateway.cli gateway")[0]
     variables = Path(f"/proc/{gateway}/environ").read_bytes().split(b"\0")
     url = next(v.split(b"=", 1)[1] for v in variables if v.startswith(b"SLUICE_REDIS_URL="))
@@ -342,7 +345,7 @@ def _append_usage(up: Up, record: UsageRecord) -> None:
 
 
 class Stream:
-    """A long stream that is read in a thread of its own."""
+    """A long stream that is read in a separate thread."""
 
     def __init__(self, variables: dict[str, str]) -> None:
         body = {
@@ -359,7 +362,7 @@ class Stream:
         Thread(target=self._read, daemon=True).start()
 
     def grow(self) -> None:
-        """Wait until some more of it has come, or its end."""
+        """Wait until the stream grows or ends."""
         enough = self._events + 5
         wait_until(
             lambda: self._events >= enough or self._body.done(),
@@ -371,7 +374,7 @@ class Stream:
         return self._body.result()
 
     def _open(self) -> Any:
-        """Return the response, for which a busy gateway may ask to come again."""
+        """Return the response; retry while a busy gateway asks for it."""
         while True:
             try:
                 return urllib.request.urlopen(self._request, timeout=START_SECONDS)
@@ -431,18 +434,18 @@ def test_signal_during_the_start_leaves_nothing(up: Up) -> None:
     assert process.returncode == 0
 
 
-def test_next_free_port_is_taken_unless_one_was_asked_for() -> None:
+def test_next_free_port_is_used_unless_one_was_requested() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         assert find_ports(port, 1)[0] > port
-        # The one below may be taken as well, by whatever runs on this machine.
+        # Another process on this machine may use the next lower port too.
         with pytest.raises(StartupError, match=f"Port ({port - 1}|{port}) is in use"):
             require_ports(port - 1, 2)
 
 
-def test_demo_file_is_taken_once(tmp_path: Path) -> None:
+def test_taking_the_demo_file_removes_it(tmp_path: Path) -> None:
     file = DemoFile(tmp_path / "demo.env")
     assert file.take() == {}
     values = {"SLUICE_KEY": "sk-a", "SLUICE_MODEL": "it's a $model"}

@@ -75,7 +75,7 @@ def test_usage_is_summed_up_by_day_and_group(sluice: Sluice, records: list[Usage
     assert [each["requests"] for each in shown(filtered)] == [1]
 
 
-def test_report_that_is_cut_says_so(sluice: Sluice, records: list[UsageRecord]) -> None:
+def test_truncated_report_is_marked(sluice: Sluice, records: list[UsageRecord]) -> None:
     result = sluice("usage", "show", *NOVEMBER, "--limit", "1")
     assert len(result.stdout.splitlines()) == 2
     assert "Only the first 1 lines are shown" in result.stderr
@@ -122,7 +122,7 @@ WRONG = [
     (("show", "--bucket", "hour", "--start", "2026-01-01", "--end", "2026-03-01"), "31 days"),
     (("show", "--group-by", "colour"), "'group_by' must name any of tenant, project, key"),
 ]
-"""Questions, and what is reported of each."""
+"""Queries, and their errors."""
 
 
 @pytest.mark.usefixtures("upgraded")
@@ -136,7 +136,7 @@ def test_wrong_question_is_one_sentence(sluice: Sluice) -> None:
 
 
 @pytest.mark.usefixtures("upgraded")
-def test_reconcile_heals_what_is_wrong_and_is_quiet_the_second_time(
+def test_reconcile_corrects_differences_and_finds_none_the_second_time(
     sluice: Sluice, records: list[UsageRecord], redis_server: RedisServer
 ) -> None:
     assert sluice("tenants", "create", "Idle", "--id", "idle").exit_code == 0
@@ -176,7 +176,7 @@ def test_reconcile_without_redis_is_one_sentence(sluice: Sluice) -> None:
 
 
 @pytest.mark.usefixtures("upgraded")
-def test_changes_are_listed_and_their_log_is_whole(sluice: Sluice) -> None:
+def test_changes_are_listed_and_their_log_is_verified(sluice: Sluice) -> None:
     sluice("tenants", "suspend", "acme")
     heading, *rows = sluice("audit", "list", "--tenant", "acme").stdout.splitlines()
     assert heading.split() == ["NO", "TIME", "ACTOR", "ACTION", "TENANT", "SUBJECT", "DETAILS"]
@@ -201,7 +201,7 @@ def test_changes_are_listed_and_their_log_is_whole(sluice: Sluice) -> None:
 
 
 @pytest.mark.usefixtures("upgraded")
-def test_signatures_and_heads_that_were_kept_are_checked(
+def test_signatures_and_stored_heads_are_checked(
     sluice: Sluice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heads = tmp_path / "heads"

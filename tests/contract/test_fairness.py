@@ -1,4 +1,4 @@
-"""The scripts against a plain model of Virtual Token Counter, on random histories, and its bound."""
+"""The scripts equal a plain model of Virtual Token Counter on random histories."""
 
 import math
 import random
@@ -39,11 +39,11 @@ FLEX, DEFAULT, PRIORITY = ServiceTier.FLEX, ServiceTier.DEFAULT, ServiceTier.PRI
 
 
 class Entry(NamedTuple):
-    """A job; entries of a tenant sort by their place in its queue."""
+    """A job; entries of a tenant sort by their position in its queue."""
 
     rank: int
     is_fresh: bool
-    """Whether nobody has begun it; those that were begun stand before."""
+    """Whether it never started; started jobs come first."""
     number: int
     job_id: str
     tenant: str
@@ -144,14 +144,14 @@ class Model:
         if entry.job_id in self.running:
             self.put(self.running.pop(entry.job_id).entry)
         elif entry.job_id in self.ended:
-            # Its receipt tells no place, so it is the last one of its tier, and its counts as charged.
+            # Its receipt has no position: it is the last one of its tier. Its counts are charged.
             self.charged[entry.job_id] = self.ended.pop(entry.job_id).completion
             self.put(entry._replace(number=next(self.numbers)))
 
 
 @dataclass
 class History:
-    """A queue and the model, which take the same steps."""
+    """A queue and the model, to which the same steps apply."""
 
     queue: JobQueue
     rng: random.Random
@@ -203,7 +203,7 @@ class History:
                 assert result is RequeueResult.REQUEUED
             else:
                 assert result is RequeueResult.ENDED
-                # It was cancelled; its worker comes back to end it.
+                # It was cancelled; its worker returns to end it.
                 await self.queue.extend("w1", [report], lease_ms=LEASE_MS)
 
     async def return_(self) -> None:

@@ -1,6 +1,6 @@
-"""A queue that is asked for many times what its worker can do, by a clock that the test sets.
+"""A queue that gets many times the work of its capacity, by a clock that the test sets.
 
-Clients and worker are played here, so that the worker's pace is the same on every machine.
+The test simulates clients and worker, so that the pace is the same on every machine.
 """
 
 import heapq
@@ -22,40 +22,40 @@ MOST_OF_TENANT = 8
 CAPACITY = SEQUENCES + MOST_OF_TENANT
 PATIENCE_SECONDS = 3.0
 PRESSING = 60
-"""Clients that ask again a second after each refusal."""
+"""Clients that retry a second after each refusal."""
 KNOWN_AFTER_SECONDS = 10.0
-"""The pace of the queue, which is not believed before it was measured for five seconds."""
+"""The pace of the queue, which counts once it was measured for five seconds."""
 COUNTED = 500
 """Refusals."""
 
 
 @dataclass
 class Play:
-    """What happens at which second, in order."""
+    """Events by their second, in order."""
 
     queue: JobQueue
     clock: TestClock
     limits: dict[str, float]
     now: float = 0.0
     waiting: dict[str, Callable[[], Awaitable[None]]] = field(default_factory=dict)
-    """What follows the end of each job that waits."""
+    """The callback at the end of each waiting job."""
     _events: list[tuple[float, int, Callable[[], Awaitable[None]]]] = field(default_factory=list)
     _numbers: "itertools.count[int]" = field(default_factory=itertools.count)
     _running: int = 0
 
     def at(self, second: float, event: Callable[[], Awaitable[None]]) -> None:
-        """Let an event happen."""
+        """Schedule an event."""
         heapq.heappush(self._events, (second, next(self._numbers), event))
 
     async def run(self, is_over: Callable[[], bool]) -> None:
-        """Let happen what is due, one after the other."""
+        """Run the events in order."""
         while not is_over() and self._events:
             self.now, _, event = heapq.heappop(self._events)
             await self.clock.set(NOON + round(self.now * 1000))
             await event()
 
     async def ask(self, then: Callable[[], Awaitable[None]]) -> tuple[str, EnqueueReport]:
-        """Put a job on the queue if it has room; `then` follows the job's end."""
+        """Enqueue a job if there is room; `then` follows the job's end."""
         job_id = f"job-{next(self._numbers)}"
         report = await admit(self.queue, job(job_id), **self.limits)  # type: ignore[arg-type]
         if report.result is EnqueueResult.ENQUEUED:
@@ -88,7 +88,7 @@ def queue(any_redis: "Redis") -> JobQueue:
 
 
 @pytest.mark.parametrize("times", [5, 10])
-async def test_whoever_comes_back_as_told_soon_finds_a_place(
+async def test_client_that_retries_at_its_retry_time_is_admitted_soon(
     clock: TestClock, queue: JobQueue, times: int
 ) -> None:
     play = Play(queue, clock, {"most_waiting": 16, "most_waiting_of_tenant": MOST_OF_TENANT})
@@ -112,7 +112,7 @@ async def test_whoever_comes_back_as_told_soon_finds_a_place(
 
         return ask
 
-    # A backlog that is long enough for the pace of the queue to be known.
+    # A backlog that is long enough to measure the pace of the queue.
     for _ in range(CAPACITY):
         play.at(0.0, insist([]))
     await play.run(lambda: served == CAPACITY)
@@ -125,15 +125,17 @@ async def test_whoever_comes_back_as_told_soon_finds_a_place(
     took = play.now - began
     refused = [each for each in pauses if each]
     assert len(refused) == (times - 1) * CAPACITY
-    # Their pauses spread them over the time that all of it takes.
+    # Their pauses spread them over the time of the whole backlog.
     assert max(each[0] for each in refused) > took / 2
     returns = Counter(map(len, refused))
     assert returns[1] >= 0.9 * len(refused), returns
     assert max(returns) <= 2, returns
 
 
-async def test_who_would_die_in_the_queue_is_not_let_in(clock: TestClock, queue: JobQueue) -> None:
-    """Nobody waits for the whole time that a request may wait, only to be refused then."""
+async def test_request_that_would_time_out_in_the_queue_is_refused(
+    clock: TestClock, queue: JobQueue
+) -> None:
+    """No request waits for the whole queue timeout only to be refused then."""
     play = Play(queue, clock, {"longest_wait_seconds": PATIENCE_SECONDS})
     refusals = Counter[str]()
 
@@ -157,7 +159,7 @@ async def test_who_would_die_in_the_queue_is_not_let_in(clock: TestClock, queue:
 
     for _ in range(PRESSING):
         play.at(0.0, press)
-    # At first nobody knows how fast the queue is.
+    # At first no pace has been measured.
     await play.run(lambda: play.now >= KNOWN_AFTER_SECONDS)
     refusals.clear()
     await play.run(lambda: refusals.total() == COUNTED)

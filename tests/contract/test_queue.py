@@ -37,7 +37,7 @@ LEASE_MS = 60_000
 
 
 def job(job_id: str, tenant: str = "a", *, prompt_tokens: int = 10, **fields: Any) -> GenerationJob:
-    """Make a job; only what the queue looks at matters."""
+    """Make a job; only the fields that the queue reads matter."""
     defaults: dict[str, Any] = {
         "handle": 7,
         "gateway": "gw-1",
@@ -60,7 +60,7 @@ def text(value: Any) -> str:
 async def enqueue(
     queue: JobQueue, *jobs: GenerationJob, weight: float = 1.0, **limits: int
 ) -> EnqueueResult:
-    """Enqueue with roomy limits; nothing may be shed for it."""
+    """Enqueue with large limits; nothing may be shed for it."""
     report = await admit(queue, *jobs, weight=weight, **limits)
     assert not report.shed
     return report.result
@@ -69,7 +69,7 @@ async def enqueue(
 async def admit(
     queue: JobQueue, *jobs: GenerationJob, weight: float = 1.0, **limits: int
 ) -> EnqueueReport:
-    """Enqueue with roomy limits, and tell all that came of it."""
+    """Enqueue with large limits, and return the whole result."""
     most = {"most_waiting": 1000, "most_waiting_of_tenant": 1000, "longest_wait_seconds": 3600}
     return await queue.enqueue(jobs, weight=weight, **(most | limits))
 
@@ -158,7 +158,7 @@ async def test_two_workers_claiming_at_once_share_the_jobs(
         await client.aclose()
 
 
-async def test_claim_stops_at_the_first_job_that_does_not_fit(queue: JobQueue) -> None:
+async def test_claim_stops_at_the_first_job_without_room(queue: JobQueue) -> None:
     await enqueue(queue, job("big", "a", prompt_tokens=500, max_tokens=100))
     await enqueue(queue, job("small", "b", prompt_tokens=1, max_tokens=1))
     room = Room(tokens=599, sequences=10, most_sequences=10, empty=False)
@@ -166,12 +166,12 @@ async def test_claim_stops_at_the_first_job_that_does_not_fit(queue: JobQueue) -
     result = await queue.claim("w1", room, most_jobs=10, lease_ms=LEASE_MS)
 
     assert result == ([], True)
-    # The next idle worker is called instead.
+    # The next idle worker is woken instead.
     assert await queue._executor.execute_command("LLEN", keys.doorbell(MODEL)) >= 1
     assert await claim_ids(queue, room=room._replace(tokens=602)) == ["big", "small"]
 
 
-async def test_an_empty_engine_takes_a_job_that_is_larger_than_its_room(queue: JobQueue) -> None:
+async def test_empty_engine_claims_a_job_larger_than_its_room(queue: JobQueue) -> None:
     await enqueue(queue, job("huge", prompt_tokens=1000), job("next", prompt_tokens=1000))
     room = Room(tokens=10, sequences=1, most_sequences=1, empty=True)
     result = await queue.claim("w1", room, most_jobs=10, lease_ms=LEASE_MS)
@@ -179,7 +179,7 @@ async def test_an_empty_engine_takes_a_job_that_is_larger_than_its_room(queue: J
     assert result.blocked
 
 
-async def test_a_job_with_many_sequences_is_counted_for_a_part_of_the_engine(
+async def test_size_of_a_job_with_many_sequences_is_bounded(
     queue: JobQueue,
 ) -> None:
     await enqueue(queue, job("wide", n=128, best_of=128, max_tokens=1))
@@ -188,22 +188,20 @@ async def test_a_job_with_many_sequences_is_counted_for_a_part_of_the_engine(
     assert await claim_ids(queue, room=room._replace(sequences=16)) == ["wide"]
 
 
-async def test_the_doorbell_is_silent_only_when_nothing_waits(
-    queue: JobQueue, any_redis: "Redis"
-) -> None:
+async def test_doorbell_rings_while_jobs_wait(queue: JobQueue, any_redis: "Redis") -> None:
     bell = keys.doorbell(MODEL)
     await enqueue(queue, job("j1"), job("j2"))
     assert await any_redis.llen(bell) == 1
 
     await any_redis.lpop(bell)
     await claim_ids(queue, most_jobs=1)
-    assert await any_redis.llen(bell) == 1, "a job is left: somebody must be called"
+    assert await any_redis.llen(bell) == 1, "a job is left: a worker must be woken"
 
     await claim_ids(queue)
     assert await any_redis.llen(bell) == 0
 
 
-async def test_tenants_take_turns_by_what_they_were_served(queue: JobQueue) -> None:
+async def test_tenants_take_turns_by_received_service(queue: JobQueue) -> None:
     await enqueue(queue, *(job(f"a{i}", "a", prompt_tokens=100) for i in range(4)))
     await enqueue(queue, *(job(f"b{i}", "b", prompt_tokens=200) for i in range(4)))
     order = [(await claim_ids(queue, most_jobs=1))[0] for _ in range(6)]
@@ -240,7 +238,7 @@ async def test_idle_time_earns_no_credit(queue: JobQueue) -> None:
     assert await claim_ids(queue, most_jobs=3) == ["a3", "b0", "b1"]
 
 
-async def test_a_newcomer_is_lifted_to_the_last_leaver_when_nobody_waits(
+async def test_new_tenant_gets_the_counter_of_the_last_one_if_none_waits(
     queue: JobQueue, any_redis: "Redis"
 ) -> None:
     await enqueue(queue, job("a0", "a", prompt_tokens=500))
@@ -258,7 +256,7 @@ async def test_only_the_holder_can_extend_or_finish(queue: JobQueue) -> None:
     assert await queue.extend("w1", [LeaseReport("j1", 1, 3)], lease_ms=LEASE_MS) == []
 
 
-async def test_cancel_of_a_waiting_job_leaves_no_trace(queue: JobQueue, any_redis: "Redis") -> None:
+async def test_cancel_of_a_waiting_job_leaves_no_keys(queue: JobQueue, any_redis: "Redis") -> None:
     await enqueue(queue, job("j1"), job("j2"))
     assert await queue.cancel("j1", "a")
     assert not await queue.cancel("j1", "a")
@@ -267,7 +265,7 @@ async def test_cancel_of_a_waiting_job_leaves_no_trace(queue: JobQueue, any_redi
     await queue.forget(["j2"])
     assert (await queue.status())[:3] == (0, 0, 0)
     left = {text(key) for key in await any_redis.keys()}
-    # What is left does not grow: the order's memory, a number that counts jobs, and the number 0.
+    # The remaining keys do not grow: the order's memory, a counter of jobs, and the number 0.
     assert left == {
         keys.service_counters(MODEL),
         keys.last_active(MODEL),
@@ -285,12 +283,14 @@ async def test_cancel_of_the_last_waiting_job_takes_its_tenant_out_of_the_order(
     assert await any_redis.get(keys.last_active(MODEL)) == b"a"
 
 
-async def test_cancel_of_a_leased_job_tells_its_worker(queue: JobQueue, any_redis: "Redis") -> None:
+async def test_cancel_of_a_leased_job_notifies_its_worker(
+    queue: JobQueue, any_redis: "Redis"
+) -> None:
     await enqueue(queue, job("j1"))
     await claim_ids(queue, "w1")
     assert await queue.cancel("j1", "a")
     assert await any_redis.lrange(keys.control(MODEL, "w1"), 0, -1) == [b"j1"]
-    # In case the control list gets lost, the worker hears of it with its next report, too.
+    # In case the control list is lost, the worker also gets it as the reply to its next report.
     assert await queue.extend("w1", [LeaseReport("j1", 1, 3)], lease_ms=LEASE_MS) == ["j1"]
     assert await queue.cancel("j1", "a")
     assert await any_redis.llen(keys.control(MODEL, "w1")) == 1
@@ -300,12 +300,12 @@ async def test_cancel_of_a_leased_job_tells_its_worker(queue: JobQueue, any_redi
 
 
 async def lose(queue: JobQueue, attempt: int = 1) -> None:
-    """Let the lease of j1 run out."""
+    """Expire the lease of j1."""
     await queue.extend("w1", [LeaseReport("j1", attempt, 0)], lease_ms=0)
     await asyncio.sleep(0.005)
 
 
-async def test_an_expired_lease_is_reported_to_its_owner_once_in_a_while(
+async def test_expired_lease_is_reported_to_its_owner_at_intervals(
     clock: TestClock, queue: JobQueue
 ) -> None:
     await enqueue(queue, job("j1", handle=42))
@@ -318,7 +318,7 @@ async def test_an_expired_lease_is_reported_to_its_owner_once_in_a_while(
         await clock.advance(queue_module._REPORT_AGAIN_MS)
 
 
-async def test_a_requeued_job_goes_first_and_the_dead_attempt_is_fenced_off(
+async def test_requeued_job_comes_first_and_the_dead_attempt_is_fenced_off(
     queue: JobQueue,
 ) -> None:
     await enqueue(queue, job("j1"), job("j2"))
@@ -335,7 +335,7 @@ async def test_a_requeued_job_goes_first_and_the_dead_attempt_is_fenced_off(
     assert await queue.finish("w2", LeaseReport("j1", 2, 1))
 
 
-async def test_a_requeued_job_runs_as_it_is_given(queue: JobQueue, any_redis: "Redis") -> None:
+async def test_requeued_job_runs_with_its_new_content(queue: JobQueue, any_redis: "Redis") -> None:
     await enqueue(queue, job("j1"))
     await claim_ids(queue, "w1")
     await lose(queue)
@@ -347,7 +347,7 @@ async def test_a_requeued_job_runs_as_it_is_given(queue: JobQueue, any_redis: "R
     assert [(claim.job, claim.attempt) for claim in result.claims] == [(rest, 2)]
 
 
-def test_room_is_needed_for_what_is_unfinished_only() -> None:
+def test_only_unfinished_sequences_need_room() -> None:
     fields: dict[str, Any] = {"prompt_tokens": 10, "max_tokens": 100, "n": 2, "best_of": 3}
     assert needed_tokens(job("j1", **fields)) == 10 + 3 * 100
     ended = SequenceProgress([1] * 50, FinishReason.STOP)
@@ -356,7 +356,9 @@ def test_room_is_needed_for_what_is_unfinished_only() -> None:
     assert needed_tokens(rest) == 10 + 7 + 2 * 100
 
 
-async def test_a_job_that_is_given_back_is_requeued_though_its_lease_holds(queue: JobQueue) -> None:
+async def test_job_that_is_handed_back_is_requeued_before_its_lease_expires(
+    queue: JobQueue,
+) -> None:
     await enqueue(queue, job("j1"))
     await claim_ids(queue, "w1")
     assert await queue.requeue(job("j1"), 1) is RequeueResult.HELD
@@ -368,12 +370,12 @@ async def test_a_job_that_is_given_back_is_requeued_though_its_lease_holds(queue
     assert (await queue.status())[:3] == (0, 0, 1)
 
 
-async def test_requeue_of_what_redis_does_not_know_changes_nothing(
+async def test_requeue_of_an_unknown_job_changes_nothing(
     queue: JobQueue, any_redis: "Redis"
 ) -> None:
     assert await queue.requeue(job("j1"), 1) is RequeueResult.UNKNOWN
     assert await any_redis.dbsize() == 0
-    # A fail-over may have lost the claim, or an earlier requeueing.
+    # A failover may have lost the claim, or an earlier requeue.
     await enqueue(queue, job("j1"))
     assert await queue.requeue(job("j1"), 1) is RequeueResult.UNKNOWN
     await claim_ids(queue, "w1")
@@ -407,7 +409,7 @@ async def test_a_job_that_redis_has_lost_is_revived_as_a_later_attempt(
 
 
 @pytest.mark.parametrize("state", ["waiting", "leased", "lost", "cancelled", "ended"])
-async def test_a_job_is_revived_whatever_has_become_of_it(queue: JobQueue, state: str) -> None:
+async def test_job_is_revived_in_every_state(queue: JobQueue, state: str) -> None:
     await enqueue(queue, job("j1"))
     if state != "waiting":
         await claim_ids(queue, "w1")
@@ -430,11 +432,11 @@ async def test_a_job_is_revived_whatever_has_become_of_it(queue: JobQueue, state
     assert (await queue.status())[:3] == (0, 0, 1)
 
 
-async def test_revival_fences_off_an_attempt_that_only_its_gateway_knows(queue: JobQueue) -> None:
+async def test_revival_fences_off_an_attempt_that_redis_lost(queue: JobQueue) -> None:
     await enqueue(queue, job("j1"))
     await claim_ids(queue, "w1")
     assert await revive(queue, 4) == 4
-    assert await revive(queue, 4) == 4, "its answer may get lost"
+    assert await revive(queue, 4) == 4, "its reply may be lost"
     result = await queue.claim("w2", PLENTY, most_jobs=10, lease_ms=LEASE_MS)
     assert [claim.attempt for claim in result.claims] == [5]
 
@@ -447,12 +449,12 @@ async def test_a_revived_job_keeps_its_place(queue: JobQueue, any_redis: "Redis"
     await enqueue(queue, job("j3"), job("j4"))
     await any_redis.delete(keys.job(MODEL, "j3"))
     await queue.revive(job("j3"), weight=1.0, attempt=0)
-    # Its place was in the hash that is gone: it is the last one now, once.
+    # Its position was in the lost hash: it is the last one now, once.
     assert await claim_ids(queue) == ["j4", "j3"]
     assert (await queue.status()).waiting_jobs == 0
 
 
-async def test_what_a_revived_job_was_charged_is_not_charged_again(
+async def test_charges_of_a_revived_job_are_not_repeated(
     queue: JobQueue, any_redis: "Redis"
 ) -> None:
     counters = keys.service_counters(MODEL)
@@ -486,7 +488,7 @@ async def test_the_prompt_of_a_second_attempt_is_not_charged(
     assert await any_redis.hget(keys.service_counters(MODEL), "a") == b"10"
 
 
-async def test_a_worker_that_comes_back_in_time_keeps_its_job(queue: JobQueue) -> None:
+async def test_worker_that_returns_in_time_keeps_its_job(queue: JobQueue) -> None:
     await enqueue(queue, job("j1"))
     await claim_ids(queue, "w1")
     await lose(queue)
@@ -506,7 +508,7 @@ async def test_a_job_whose_hash_expired_is_skipped_and_not_charged(
 
 
 @every_redis
-async def test_announced_workers_are_counted_until_they_fall_silent(queue: JobQueue) -> None:
+async def test_announced_workers_are_counted_until_they_stop_reporting(queue: JobQueue) -> None:
     card = WorkerCard("w1", MODEL, WorkerState.READY, "scripted", created=1)
     await queue.announce(card, ttl_ms=60_000)
     assert (await queue.status()).ready_workers == 1
@@ -520,9 +522,7 @@ async def test_announced_workers_are_counted_until_they_fall_silent(queue: JobQu
 
 
 @every_redis
-async def test_scripts_survive_a_server_that_forgot_them(
-    queue: JobQueue, any_redis: "Redis"
-) -> None:
+async def test_scripts_are_loaded_again_after_a_flush(queue: JobQueue, any_redis: "Redis") -> None:
     await enqueue(queue, job("j1"))
     await any_redis.script_flush()
     assert await claim_ids(queue) == ["j1"]

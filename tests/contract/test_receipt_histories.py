@@ -29,7 +29,7 @@ TENANTS = ("a", "b")
 
 @dataclass
 class Life:
-    """One job as the model sees it."""
+    """One job in the model."""
 
     state: JobState = JobState.ABSENT
     attempt: int = 0
@@ -40,20 +40,20 @@ class Life:
 
     @property
     def receipt(self) -> JobReceipt:
-        """What Redis should tell."""
+        """The expected receipt."""
         counts = (0, 0, 0) if self.state is JobState.ABSENT else self.counts
         return JobReceipt(self.state, *counts)
 
     def is_held(self, attempt: int) -> bool:
-        """Whether an attempt is the one that may report."""
+        """Whether an attempt may report."""
         return self.state is JobState.RUNNING and self.attempt == attempt
 
     def end(self) -> None:
-        """Leave a receipt, unless nobody wants it."""
+        """Leave a receipt unless the job is settled."""
         self.state = JobState.ABSENT if self.is_settled else JobState.ENDED
 
     def wait_again(self, resumption: Resumption | None) -> None:
-        """Wait for another worker, behind what was received."""
+        """Wait for another worker, which resumes after the received tokens."""
         self.state, self.counts = JobState.WAITING, (0, 0, 0)
         if resumption is not None:
             tokens = len(resumption.sequences[0].token_ids)
@@ -62,7 +62,7 @@ class Life:
 
 @dataclass
 class History:
-    """A queue and the model, which take the same steps."""
+    """A queue and the model, to which the same steps apply."""
 
     queue: JobQueue
     rng: random.Random
@@ -73,14 +73,14 @@ class History:
         return self.rng.choice(list(self.lives))
 
     def some_report(self) -> LeaseReport:
-        """Return a report of some attempt of some job, also a stale one."""
+        """Return a report of a random attempt of a random job, also a stale one."""
         job_id = self.some_job()
         life = self.lives[job_id]
         attempt = max(life.attempt - self.rng.choice([0, 0, 0, 1]), 1)
         return LeaseReport(job_id, attempt, life.counts[0] + self.rng.randint(0, 9), 10, 4)
 
     def some_rest(self) -> GenerationJob:
-        """Return some job as it is to go on, also from its beginning."""
+        """Return a random job as it resumes, also from its beginning."""
         job_id, tokens = self.some_job(), self.rng.randint(0, 3)
         if not tokens:
             return job(job_id, job_id[0])
@@ -219,7 +219,7 @@ async def test_receipts_equal_the_model_on_a_random_history(any_redis: "Redis", 
 
 
 async def _check_what_is_left(redis: "Redis", history: History) -> None:
-    """Nothing but what is waiting, running or ended takes memory, and all of it expires."""
+    """Only waiting, running and ended jobs use memory, and all of it expires."""
     ids: dict[JobState, set[str]] = {state: set() for state in JobState}
     for job_id, life in history.lives.items():
         ids[life.state].add(job_id)

@@ -1,4 +1,4 @@
-"""What a job leaves behind, whichever way it ends, and who may drop it."""
+"""The receipt of a job, however it ends, and who may drop it."""
 
 from typing import Any
 
@@ -63,16 +63,14 @@ async def test_receipts_follow_a_job_from_its_queue_to_its_end(queue: JobQueue) 
     assert await receipt(queue) == ended(5, 10, 8)
 
 
-async def test_receipts_come_in_the_order_that_was_asked_for(queue: JobQueue) -> None:
+async def test_receipts_come_in_the_requested_order(queue: JobQueue) -> None:
     await enqueue(queue, job("j1"), job("j2"))
     await claim_ids(queue, most_jobs=1)
     assert await queue.receipts(["j2", "unknown", "j1"]) == [WAITING, ABSENT, running()]
     assert await queue.receipts([]) == []
 
 
-async def test_receipt_is_small_and_expires_if_nobody_asks(
-    queue: JobQueue, any_redis: "Redis"
-) -> None:
+async def test_receipt_is_small_and_expires_unread(queue: JobQueue, any_redis: "Redis") -> None:
     name = "cmpl-0123456789abcdef0123456789abcdef-0"
     key = keys.job(MODEL, name)
     await enqueue(queue, job(name, prompt_tokens=5000))
@@ -102,7 +100,7 @@ async def test_job_cancelled_while_it_runs_ends_with_its_workers_counts(queue: J
     await start(queue)
     assert await queue.cancel("j1", "a")
     assert await receipt(queue) == running()
-    # It may report once more before it hears of it.
+    # It may report once more before it receives the cancellation.
     assert await report(queue, 3, 10) == ["j1"]
     assert await receipt(queue) == running(3, 10, 0)
     assert await queue.finish("w1", LeaseReport("j1", 1, 4, 10))
@@ -126,7 +124,7 @@ async def test_cancelled_job_that_is_lost_ends_with_the_last_report(queue: JobQu
     await report(queue, 3, 10, 8, lease_ms=0)
     assert await receipt(queue) == running(3, 10, 8)
     assert await queue.requeue(job("j1"), 1) is RequeueResult.ENDED
-    assert await queue.reclaim() == [], "its gateway has nothing to decide"
+    assert await queue.reclaim() == [], "its gateway gets no report"
     assert await receipt(queue) == ended(3, 10, 8)
     assert (await queue.status()).leased_jobs == 0
 
@@ -138,7 +136,7 @@ async def test_lost_job_that_was_never_reported_ends_with_nothing(queue: JobQueu
     assert await receipt(queue) == ended()
 
 
-async def test_worker_that_comes_back_too_late_changes_no_receipt(queue: JobQueue) -> None:
+async def test_worker_that_returns_too_late_changes_no_receipt(queue: JobQueue) -> None:
     await start(queue)
     await report(queue, 3, 10, lease_ms=0)
     await queue.cancel("j1", "a")
@@ -148,14 +146,14 @@ async def test_worker_that_comes_back_too_late_changes_no_receipt(queue: JobQueu
     assert (await queue.status()).leased_jobs == 0
 
 
-async def test_another_attempt_counts_from_nothing(queue: JobQueue) -> None:
+async def test_another_attempt_counts_from_zero(queue: JobQueue) -> None:
     await start(queue)
     await report(queue, 3, 10, 8, lease_ms=0)
     assert await queue.requeue(job("j1"), 1) is RequeueResult.REQUEUED
     assert await receipt(queue) == WAITING
     await claim_ids(queue, "w2")
     assert await receipt(queue) == running()
-    # The first worker ends what it has lost, as it must.
+    # The first worker ends its lost job, as it must.
     assert not await queue.finish("w1", LeaseReport("j1", 1, 90, 10))
     assert await receipt(queue) == running()
     assert await queue.finish("w2", LeaseReport("j1", 2, 2, 10))
@@ -163,20 +161,20 @@ async def test_another_attempt_counts_from_nothing(queue: JobQueue) -> None:
 
 
 def resumed(*tokens: int, prompt: int = 10, cached: int = 8, **fields: Any) -> GenerationJob:
-    """Return j1 as it goes on behind so many tokens of each sequence."""
+    """Return j1 as it resumes after a number of tokens of each sequence."""
     sequences = [SequenceProgress([5] * number) for number in tokens]
     return job("j1", resumption=Resumption(sequences, prompt, cached), **fields)
 
 
 async def wait_again(queue: JobQueue) -> None:
-    """Have j1 claimed, lost after five tokens, and requeued behind four of them."""
+    """Have j1 claimed, lost after five tokens, and requeued to resume after four."""
     await start(queue)
     await report(queue, 5, 10, 8, lease_ms=0)
     await queue.requeue(resumed(4), 1)
 
 
 @pytest.mark.parametrize("how", ["requeue", "revive"])
-async def test_another_attempt_counts_from_what_was_received(queue: JobQueue, how: str) -> None:
+async def test_resumed_attempt_counts_from_the_received_tokens(queue: JobQueue, how: str) -> None:
     await start(queue)
     await report(queue, 5, 10, 8, lease_ms=0)
     rest = resumed(3, 1, n=2, best_of=2)
@@ -191,7 +189,7 @@ async def test_another_attempt_counts_from_what_was_received(queue: JobQueue, ho
     assert await receipt(queue) == running(6, 10, 8)
 
 
-async def test_one_sequence_that_answers_all_choices_counts_for_each(queue: JobQueue) -> None:
+async def test_one_sequence_for_all_choices_counts_for_each(queue: JobQueue) -> None:
     await start(queue)
     await report(queue, 9, 10, lease_ms=0)
     rest = resumed(3, n=3, best_of=3, sampling=SamplingSpec(seed=1, temperature=0.0))
@@ -200,7 +198,7 @@ async def test_one_sequence_that_answers_all_choices_counts_for_each(queue: JobQ
     assert await receipt(queue) == JobReceipt(JobState.WAITING, 9, 10, 8)
 
 
-async def test_begun_job_that_is_cancelled_while_it_waits_leaves_what_was_received(
+async def test_started_job_cancelled_while_waiting_leaves_the_received_counts(
     queue: JobQueue, any_redis: "Redis"
 ) -> None:
     await wait_again(queue)
@@ -211,7 +209,7 @@ async def test_begun_job_that_is_cancelled_while_it_waits_leaves_what_was_receiv
     assert not await queue.cancel("j1", "a")
 
 
-async def test_settled_job_that_is_cancelled_while_it_waits_again_leaves_nothing(
+async def test_settled_job_cancelled_while_waiting_again_leaves_nothing(
     queue: JobQueue, any_redis: "Redis"
 ) -> None:
     await wait_again(queue)
@@ -220,7 +218,7 @@ async def test_settled_job_that_is_cancelled_while_it_waits_again_leaves_nothing
     assert not await any_redis.exists(keys.job(MODEL, "j1"))
 
 
-async def test_receipt_tells_whose_end_it_is(queue: JobQueue, any_redis: "Redis") -> None:
+async def test_receipt_names_the_attempt_and_its_end(queue: JobQueue, any_redis: "Redis") -> None:
     for how in ("finish", "cancel", "reclaim", "cancel waiting"):
         await any_redis.flushall()
         await start(queue)
@@ -241,7 +239,7 @@ async def test_receipt_tells_whose_end_it_is(queue: JobQueue, any_redis: "Redis"
         assert left == [b"1", b"gw-1", b"1"], how
 
 
-async def test_receipt_that_is_forgotten_is_gone(queue: JobQueue, any_redis: "Redis") -> None:
+async def test_dropped_receipt_is_deleted(queue: JobQueue, any_redis: "Redis") -> None:
     await start(queue)
     await queue.finish("w1", LeaseReport("j1", 1, 5, 10))
     await queue.forget(["j1", "unknown"])

@@ -1,4 +1,4 @@
-"""URLs of Redis: what they say, and what is wrong with them."""
+"""URLs of Redis, and errors in them."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from contract.redis_url import check_redis_url, sentinel_address
 from tests.support.cases import all_cases
 
 
-def test_url_of_sentinels_says_where_they_are_and_what_to_ask_them() -> None:
+def test_url_of_sentinels_has_addresses_and_master_name() -> None:
     url = (
         "redis+sentinel://u%40x:p%2Fw@one:26380,[::1]:26381,three/my-master/3"
         "?sentinel_username=su&sentinel_password=s%26p"
@@ -51,7 +51,7 @@ def test_url_of_a_server_has_no_sentinels(url: str) -> None:
         ("redis+sentinel://h/main?sentinel_pass=hidden", "Given: sentinel_pass"),
     ],
 )
-def test_what_is_wrong_is_said_without_passwords(url: str, complaint: str) -> None:
+def test_errors_in_a_url_hide_passwords(url: str, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint.replace("+", r"\+")) as caught:
         check_redis_url(url)
     assert "hidden" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""What a full queue does: who gives way to whom, who is refused, and when those are told to come back."""
+"""A full queue: which jobs are shed, which requests are refused, and their retry times."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -28,7 +28,7 @@ async def sheddable(redis: "Redis") -> dict[str, int]:
 
 
 async def fill(queue: JobQueue, tenant: str, tier: ServiceTier, number: int) -> None:
-    """Put jobs on the queue, the names of which tell tenant, tier and order."""
+    """Enqueue jobs whose names have tenant, tier and order."""
     for i in range(number):
         handle = ord(tenant) * 1000 + i
         sent = job(f"{tenant}-{tier}-{i}", tenant, service_tier=tier, handle=handle)
@@ -47,7 +47,7 @@ async def test_a_full_queue_sheds_the_newest_of_the_lowest_tier_for_a_higher_one
     assert sorted(await claim_ids(queue)) == ["a-default-0", "a-default-1", "a-flex-0", "new"]
 
 
-async def test_the_lowest_tier_goes_first_whosever_it_is(queue: JobQueue) -> None:
+async def test_lowest_tier_is_shed_first_whatever_its_tenant(queue: JobQueue) -> None:
     await fill(queue, "a", DEFAULT, 5)
     await fill(queue, "b", FLEX, 1)
     for number, left in ((1, {"1 a": 5, "0 c": 1}), (2, {"1 a": 4, "0 c": 2})):
@@ -57,7 +57,7 @@ async def test_the_lowest_tier_goes_first_whosever_it_is(queue: JobQueue) -> Non
         assert await sheddable(queue._executor) == left  # type: ignore[arg-type]
 
 
-async def test_who_has_most_waiting_of_a_tier_gives_way(queue: JobQueue) -> None:
+async def test_tenant_with_most_waiting_jobs_of_a_tier_is_shed(queue: JobQueue) -> None:
     await fill(queue, "a", FLEX, 2)
     await fill(queue, "b", FLEX, 5)
     await fill(queue, "c", FLEX, 3)
@@ -83,7 +83,7 @@ async def test_who_has_most_waiting_of_a_tier_gives_way(queue: JobQueue) -> None
         (PRIORITY, FLEX, {"most_waiting_of_tenant": 3}, EnqueueResult.TENANT_FULL),
     ],
 )
-async def test_nobody_gives_way_to_an_equal_or_a_lower_tier(
+async def test_no_job_is_shed_for_an_equal_or_lower_tier(
     queue: JobQueue,
     waiting: ServiceTier,
     arriving: ServiceTier,
@@ -104,7 +104,7 @@ async def test_nobody_gives_way_to_an_equal_or_a_lower_tier(
         ({"most_waiting": 7, "most_waiting_of_tenant": 4}, EnqueueResult.TENANT_FULL),
     ],
 )
-async def test_nothing_is_shed_for_a_request_that_does_not_fit_all_the_same(
+async def test_nothing_is_shed_for_a_request_that_still_does_not_fit(
     queue: JobQueue, limits: dict[str, int], expected: EnqueueResult
 ) -> None:
     await fill(queue, "a", FLEX, 1)
@@ -124,10 +124,11 @@ async def test_a_tenants_own_full_queue_sheds_its_own_lower_tiers_only(queue: Jo
     report = await admit(queue, *two, most_waiting_of_tenant=3)
     assert report.result is EnqueueResult.ENQUEUED
     assert report.shed == [ShedJob("gw-1", ord("a") * 1000 + 1)]
-    assert await sheddable(queue._executor) == {"0 a": 2, "2 a": 1, "2 b": 5}  # type: ignore[arg-type]
+    expected = {"0 a": 2, "2 a": 1, "2 b": 5}
+    assert await sheddable(queue._executor) == expected  # type: ignore[arg-type]
 
 
-async def test_both_bounds_are_kept_by_one_request(queue: JobQueue) -> None:
+async def test_one_request_respects_both_bounds(queue: JobQueue) -> None:
     await fill(queue, "a", FLEX, 2)
     await fill(queue, "b", FLEX, 4)
     two = [job(f"new-{i}", "a") for i in range(2)]
@@ -135,7 +136,8 @@ async def test_both_bounds_are_kept_by_one_request(queue: JobQueue) -> None:
     assert report.result is EnqueueResult.ENQUEUED
     assert len(report.shed) == 2
     assert (await queue.status()).waiting_jobs == 6
-    assert await sheddable(queue._executor) == {"1 a": 2, "2 a": 1, "2 b": 3}  # type: ignore[arg-type]
+    expected = {"1 a": 2, "2 a": 1, "2 b": 3}
+    assert await sheddable(queue._executor) == expected  # type: ignore[arg-type]
 
 
 async def test_a_shed_job_is_unknown_and_its_tenant_leaves_the_order(
@@ -150,7 +152,7 @@ async def test_a_shed_job_is_unknown_and_its_tenant_leaves_the_order(
     assert await claim_ids(queue) == ["new"]
 
 
-async def test_what_has_begun_is_never_shed(clock: TestClock, queue: JobQueue) -> None:
+async def test_started_jobs_are_never_shed(clock: TestClock, queue: JobQueue) -> None:
     begun = job("begun", "a", service_tier=FLEX)
     await enqueue(queue, begun)
     await claim_ids(queue)
@@ -166,12 +168,12 @@ async def test_what_has_begun_is_never_shed(clock: TestClock, queue: JobQueue) -
     assert sorted(await claim_ids(queue)) == ["begun", "new"]
 
 
-async def test_what_is_revived_can_be_shed_only_if_it_never_began(queue: JobQueue) -> None:
+async def test_revived_job_can_be_shed_only_if_it_never_started(queue: JobQueue) -> None:
     for attempt, expected in ((1, {}), (0, {"2 a": 1})):
         revived = job(f"j{attempt}", "a", service_tier=FLEX)
         await queue.revive(revived, weight=1.0, attempt=attempt)
         assert await sheddable(queue._executor) == expected  # type: ignore[arg-type]
-    # A job that Redis takes for a waiting one, and its gateway knows better.
+    # A job that waits in Redis, although its gateway has received tokens.
     await queue.revive(job("j0", "a", service_tier=FLEX), weight=1.0, attempt=1)
     assert await sheddable(queue._executor) == {}  # type: ignore[arg-type]
 
@@ -190,7 +192,7 @@ async def _expire(queue: JobQueue) -> None:
 
 
 @pytest.mark.parametrize(("leave", "left"), [(_cancel, 2), (_claim, 2), (_expire, 1)])
-async def test_what_leaves_the_queue_is_not_counted_any_more(
+async def test_jobs_that_leave_the_queue_are_not_counted(
     queue: JobQueue, leave: Callable[[JobQueue], Awaitable[None]], left: int
 ) -> None:
     await fill(queue, "a", DEFAULT, 3)
@@ -200,7 +202,7 @@ async def test_what_leaves_the_queue_is_not_counted_any_more(
     assert await sheddable(queue._executor) == {}  # type: ignore[arg-type]
 
 
-# -- when to come back ---------------------------------------------------------------------------
+# -- retry times -----------------------------------------------------------------------------------
 
 
 async def set_pace(
@@ -215,12 +217,12 @@ async def set_pace(
     await redis.hset(key, mapping=values)  # type: ignore[arg-type]
 
 
-async def test_no_time_is_told_before_a_pace_was_measured(queue: JobQueue) -> None:
+async def test_no_retry_time_is_given_before_a_pace_was_measured(queue: JobQueue) -> None:
     await fill(queue, "a", DEFAULT, 1)
     assert (await admit(queue, job("j2"), most_waiting=1)).retry_after_seconds is None
 
 
-async def test_pace_is_measured_while_jobs_wait_and_not_while_none_do(
+async def test_pace_is_measured_only_while_jobs_wait(
     clock: TestClock, queue: JobQueue, any_redis: "Redis"
 ) -> None:
     await fill(queue, "a", DEFAULT, 8)
@@ -259,7 +261,7 @@ async def test_measuring_ends_with_a_tenants_backlog(
     assert await any_redis.hexists(keys.pace(MODEL), "at") is (leave == "shed")
 
 
-async def test_those_who_are_refused_are_told_one_time_after_the_other(
+async def test_refused_requests_get_successive_retry_times(
     queue: JobQueue, any_redis: "Redis"
 ) -> None:
     await fill(queue, "a", DEFAULT, 2)
@@ -280,31 +282,29 @@ async def test_no_promise_is_longer_than_a_minute(queue: JobQueue, any_redis: "R
         assert report.retry_after_seconds <= 61.1
 
 
-async def test_places_are_held_for_those_who_were_told_to_come(
+async def test_places_are_reserved_for_retries(
     clock: TestClock, queue: JobQueue, any_redis: "Redis"
 ) -> None:
     await fill(queue, "a", DEFAULT, 6)
     await set_pace(any_redis, keys.pace(MODEL), claims=1000, seconds=10, calls=10)
-    reported = (await admit(queue, job("told"), most_waiting=6)).retry_after_seconds
+    reported = (await admit(queue, job("refused"), most_waiting=6)).retry_after_seconds
     assert reported == pytest.approx(1.01, abs=0.01)
     await claim_ids(queue, most_jobs=1)
     # Within the gap between two claims.
     await clock.advance(100)
     early = await admit(queue, job("early"), most_waiting=6)
     assert (early.result, early.waiting_jobs) == (EnqueueResult.MODEL_FULL, 5)
-    # Those who could shed others need not wait for them, and there is no need to shed any.
+    # Requests that could shed these jobs need not wait for them, nor shed any.
     urgent = await admit(queue, job("urgent", service_tier=PRIORITY), most_waiting=6)
     assert (urgent.result, urgent.shed) == (EnqueueResult.ENQUEUED, [])
     await claim_ids(queue, most_jobs=2)
     now = clock.now_ms
-    await any_redis.zadd(keys.promises(MODEL), {"told 1": now - 10, "early 1": now + 500})
-    assert await enqueue(queue, job("told-again"), most_waiting=6) is EnqueueResult.ENQUEUED
+    await any_redis.zadd(keys.promises(MODEL), {"refused 1": now - 10, "early 1": now + 500})
+    assert await enqueue(queue, job("retried"), most_waiting=6) is EnqueueResult.ENQUEUED
     assert await any_redis.zrange(keys.promises(MODEL), 0, -1) == [b"early 1"]
 
 
-async def test_promises_that_nobody_takes_up_lapse(
-    clock: TestClock, queue: JobQueue, any_redis: "Redis"
-) -> None:
+async def test_unused_promises_lapse(clock: TestClock, queue: JobQueue, any_redis: "Redis") -> None:
     await fill(queue, "a", DEFAULT, 5)
     await set_pace(any_redis, keys.pace(MODEL), claims=1000, seconds=10, calls=1000)
     now = clock.now_ms
@@ -313,7 +313,7 @@ async def test_promises_that_nobody_takes_up_lapse(
     assert not await any_redis.exists(keys.promises(MODEL))
 
 
-async def test_at_most_half_of_a_queue_is_held(
+async def test_at_most_half_of_a_queue_is_reserved(
     clock: TestClock, queue: JobQueue, any_redis: "Redis"
 ) -> None:
     await fill(queue, "a", DEFAULT, 2)
@@ -324,7 +324,7 @@ async def test_at_most_half_of_a_queue_is_held(
     assert results == [EnqueueResult.ENQUEUED, EnqueueResult.MODEL_FULL, EnqueueResult.MODEL_FULL]
 
 
-async def test_a_tenant_is_told_by_its_own_pace_or_by_an_equal_share(
+async def test_retry_time_uses_the_tenants_pace_or_an_equal_share(
     queue: JobQueue, any_redis: "Redis"
 ) -> None:
     await fill(queue, "a", DEFAULT, 2)
@@ -338,9 +338,7 @@ async def test_a_tenant_is_told_by_its_own_pace_or_by_an_equal_share(
     assert own.retry_after_seconds == pytest.approx(1.2, abs=0.1)
 
 
-async def test_those_who_were_shed_are_promised_a_time_as_well(
-    queue: JobQueue, any_redis: "Redis"
-) -> None:
+async def test_shed_requests_get_a_retry_time_too(queue: JobQueue, any_redis: "Redis") -> None:
     await fill(queue, "a", FLEX, 2)
     await set_pace(any_redis, keys.pace(MODEL), claims=20, seconds=10, calls=1000)
     report = await admit(queue, job("new", "b"), most_waiting=2)
@@ -348,7 +346,7 @@ async def test_those_who_were_shed_are_promised_a_time_as_well(
     assert report.retry_after_seconds == pytest.approx(1.5, abs=0.2)
 
 
-# -- who would wait too long -----------------------------------------------------------------------
+# -- requests that would wait too long -------------------------------------------------------------
 
 
 async def test_a_request_that_would_wait_too_long_is_refused(
@@ -360,14 +358,14 @@ async def test_a_request_that_would_wait_too_long_is_refused(
     assert report.result is EnqueueResult.TOO_LATE
     assert report.retry_after_seconds == pytest.approx(1.0, abs=0.1)
     assert (await queue.status()).waiting_jobs == 10
-    # Other tenants, and its own more urgent jobs, do not stand behind the ten.
+    # Other tenants, and its own more urgent jobs, do not wait for the ten.
     assert await enqueue(queue, job("b", "b"), longest_wait_seconds=4) is EnqueueResult.ENQUEUED
     urgent = job("urgent", service_tier=PRIORITY)
     assert await enqueue(queue, urgent, longest_wait_seconds=4) is EnqueueResult.ENQUEUED
     assert await enqueue(queue, job("patient"), longest_wait_seconds=60) is EnqueueResult.ENQUEUED
 
 
-async def test_nobody_is_refused_by_a_pace_that_was_measured_for_a_moment_only(
+async def test_briefly_measured_pace_refuses_no_request(
     queue: JobQueue, any_redis: "Redis"
 ) -> None:
     await fill(queue, "a", DEFAULT, 10)

@@ -1,4 +1,4 @@
-"""Service tiers: the order of a tenant's own jobs, and what they change between tenants."""
+"""Service tiers: the order of a tenant's jobs, and the shares of tenants."""
 
 import pytest
 from redis.asyncio import Redis
@@ -17,14 +17,14 @@ def queue(any_redis: "Redis") -> JobQueue:
     return JobQueue(any_redis, MODEL)
 
 
-def test_every_tier_has_a_rank_of_its_own_and_a_boost() -> None:
+def test_every_tier_has_a_unique_rank_and_a_boost() -> None:
     assert sorted(TIER_RANKS, key=lambda tier: TIER_RANKS[tier]) == [PRIORITY, DEFAULT, FLEX]
     assert len(set(TIER_RANKS.values())) == len(ServiceTier)
     assert set(TIER_BOOSTS) == set(ServiceTier)
     assert TIER_BOOSTS[DEFAULT] == 1
 
 
-def test_job_of_a_process_that_knows_no_tiers_has_the_default_one() -> None:
+def test_job_of_a_process_without_tiers_has_the_default_one() -> None:
     plain = messages.encode(job("j1"))
     assert b"service_tier" not in plain
     assert messages.decode_job(plain).service_tier is DEFAULT
@@ -32,7 +32,7 @@ def test_job_of_a_process_that_knows_no_tiers_has_the_default_one() -> None:
     assert urgent.service_tier is PRIORITY
 
 
-async def test_a_tenants_jobs_go_by_tier_and_each_tiers_oldest_first(queue: JobQueue) -> None:
+async def test_jobs_of_a_tenant_are_ordered_by_tier_and_age(queue: JobQueue) -> None:
     for number, tier in enumerate([FLEX, DEFAULT, PRIORITY, FLEX, DEFAULT, PRIORITY]):
         await enqueue(queue, job(f"{tier}-{number}", service_tier=tier))
     assert await claim_ids(queue) == [
@@ -51,7 +51,7 @@ async def test_jobs_of_one_request_keep_their_order(queue: JobQueue) -> None:
     assert await claim_ids(queue) == ids
 
 
-async def test_a_lost_job_goes_back_to_the_head_of_its_tier_only(queue: JobQueue) -> None:
+async def test_lost_job_returns_to_the_head_of_its_tier(queue: JobQueue) -> None:
     await enqueue(queue, job("first"), job("second"))
     assert await claim_ids(queue, most_jobs=1) == ["first"]
     await enqueue(queue, job("third"))

@@ -1,4 +1,4 @@
-"""How long jobs have waited, and for how many tenants, as gateways tell it and workers hear it."""
+"""Waits of jobs and numbers of waiting tenants, as gateways and workers get them."""
 
 import pytest
 from redis.asyncio import Redis
@@ -19,7 +19,7 @@ def queue(any_redis: "Redis", clock: TestClock) -> JobQueue:
 
 
 async def arrivals(queue: JobQueue) -> list[bytes]:
-    """Return the ids of the jobs of which it is noted when they came, oldest first."""
+    """Return the ids of the jobs with a stored arrival, oldest first."""
     found: list[bytes] = await queue._executor.execute_command(
         "ZRANGE", keys.arrivals(MODEL), 0, -1
     )
@@ -36,7 +36,7 @@ async def test_an_empty_queue_has_no_wait(queue: JobQueue) -> None:
     assert await waiting(queue) == (0, 0.0)
 
 
-async def test_the_oldest_job_counts_whoever_it_is_of_and_whatever_goes_first(
+async def test_wait_is_that_of_the_oldest_job_of_all_tenants_and_tiers(
     queue: JobQueue, clock: TestClock
 ) -> None:
     await enqueue(queue, job("old", "b", service_tier=ServiceTier.FLEX))
@@ -48,7 +48,7 @@ async def test_the_oldest_job_counts_whoever_it_is_of_and_whatever_goes_first(
     assert await arrivals(queue) == []
 
 
-async def test_a_claim_tells_how_long_the_job_has_waited(queue: JobQueue, clock: TestClock) -> None:
+async def test_claim_returns_the_wait_of_the_job(queue: JobQueue, clock: TestClock) -> None:
     await enqueue(queue, job("j1"))
     await clock.advance(1000 * PAUSE_SECONDS)
     await enqueue(queue, job("j2"))
@@ -57,9 +57,7 @@ async def test_a_claim_tells_how_long_the_job_has_waited(queue: JobQueue, clock:
     assert waits == {"j1": PAUSE_SECONDS, "j2": 0}
 
 
-async def test_a_job_that_is_given_back_waits_from_then_on(
-    queue: JobQueue, clock: TestClock
-) -> None:
+async def test_wait_of_a_returned_job_starts_again(queue: JobQueue, clock: TestClock) -> None:
     await enqueue(queue, job("j1"))
     await clock.advance(1000 * PAUSE_SECONDS)
     assert await claim_ids(queue) == ["j1"]
@@ -90,19 +88,17 @@ async def test_jobs_that_are_cancelled_or_shed_wait_no_longer(queue: JobQueue) -
     assert await arrivals(queue) == [b"high"]
 
 
-async def test_what_nobody_took_out_of_the_arrivals_does_not_count(
-    queue: JobQueue, any_redis: "Redis"
-) -> None:
+async def test_stale_arrivals_do_not_count(queue: JobQueue, any_redis: "Redis") -> None:
     await enqueue(queue, job("leased"))
     assert await claim_ids(queue) == ["leased"]
-    # As a worker leaves it that knows of no arrivals, and a job that expired.
+    # A worker of an earlier release and an expired job leave such arrivals.
     await any_redis.zadd(keys.arrivals(MODEL), {"leased": 1, "expired": 2})
     await enqueue(queue, job("j1"))
     assert await waiting(queue) == (1, 0)
     assert await arrivals(queue) == [b"j1"]
 
 
-async def test_a_job_of_which_no_arrival_is_noted_is_claimed_with_an_unknown_wait(
+async def test_job_without_arrival_is_claimed_with_an_unknown_wait(
     queue: JobQueue, any_redis: "Redis"
 ) -> None:
     await enqueue(queue, job("j1"))

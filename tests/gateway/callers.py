@@ -41,7 +41,7 @@ async def operator_caller(
 
 
 async def let_expire(stack: Stack, key: str) -> None:
-    """Let a key have expired; gateways that know it receive that a moment later."""
+    """Let a key expire; gateways that cache it receive that a moment later."""
     database, redis = Database(stack.database_url), connect(stack.redis.url, max_connections=1)
     try:
         async with database.writing() as transaction:
@@ -56,7 +56,7 @@ async def let_expire(stack: Stack, key: str) -> None:
 
 
 async def status_with(url: str, key: str, **headers: str) -> int:
-    """Return the status that a gateway answers a key with."""
+    """Return the status of a request with a key."""
     async with gateway_client(url, key) as client:
         return (await client.get("/v1/models", headers=headers)).status_code
 

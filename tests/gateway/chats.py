@@ -1,4 +1,4 @@
-"""Chats over HTTP, with the scripted model or with workers that say what they are told."""
+"""Chats over HTTP, with the scripted model or with workers that a test controls."""
 
 import secrets
 from typing import Any
@@ -38,7 +38,7 @@ async def chat(client: httpx.AsyncClient, model: str = MODEL, **parameters: Any)
 async def serve_chats(
     redis: "Redis", *, form: ChatFormat | None = None, **card: Any
 ) -> tuple[FakeWorker, str]:
-    """Announce a model that can be talked with; return its worker and its name."""
+    """Announce a chat model; return its worker and its name."""
     name = f"talks-{secrets.token_hex(4)}"
     known: dict[str, Any] = {"features": FEATURES, "chat": form or chat_format(**PARSERS)}
     return await serve(redis, name, **known | card), name

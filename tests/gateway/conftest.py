@@ -25,9 +25,9 @@ JWT_SECRET = "a secret of thirty-two bytes or more"
 JWT_ISSUER, JWT_AUDIENCE = "https://issuer.example", "sluice"
 
 GATEWAY_SETTINGS = {
-    # Only what gateways announce to each other ends keys in time.
+    # Only announcements between gateways end keys in time.
     "SLUICE_KEY_CACHE_TTL": "PT1H",
-    # These only end what hangs, however slow the machine is.
+    # These only end hanging calls, however slow the machine is.
     "SLUICE_BODY_TIMEOUT": "PT5M",
     "SLUICE_SEND_TIMEOUT": "PT5M",
     # A stream begins with its first token, and has no comments.
@@ -71,7 +71,7 @@ def stack() -> Iterator[Stack]:
 
 @pytest.fixture(scope="package")
 def impatient(stack: Stack) -> str:
-    """URL of a gateway that commits streams and sends comments soon, and keeps little that is unread."""
+    """URL of a gateway that commits streams and sends comments early, and buffers little."""
     url = stack.start_gateway("impatient", **IMPATIENT)
     stack.gateways.remove(url)
     return url
@@ -113,7 +113,7 @@ async def impatient_client(impatient: str, key: str) -> AsyncIterator[httpx.Asyn
 
 @pytest.fixture
 async def worker(redis: "Redis") -> FakeWorker:
-    """A worker that serves the desk's model and says what it is told."""
+    """A worker of the desk's model that sends what a test gives it."""
     worker = FakeWorker(redis, DESK_MODEL)
     await worker.announce()
     return worker
@@ -123,7 +123,7 @@ async def worker(redis: "Redis") -> FakeWorker:
 async def open_desk(
     redis: "Redis", worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Callable[..., Any]]:
-    """Makes dispatchers that look after their jobs often, and ends their loops with the test."""
+    """Makes dispatchers that check their jobs often, and ends their loops with the test."""
     hurry(monkeypatch)
     desks: list[Desk] = []
 
@@ -146,7 +146,7 @@ async def desk(open_desk: Callable[..., Any]) -> Desk:
 
 
 _TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-"""For clients that speak no TLS: httpx would read all authorities of the system for each of them."""
+"""For clients without TLS: httpx would read all authorities of the system for each client."""
 
 
 def gateway_client(url: str, key: str | None) -> httpx.AsyncClient:
@@ -166,7 +166,7 @@ def asking(**parameters: Any) -> dict[str, Any]:
 
 
 def assert_no_key_in_logs(stack: Stack) -> None:
-    """Whatever happened, no process has written a key of the deployment down."""
+    """Check that no log contains a key of the deployment."""
     logs = "".join(file.read_text(errors="replace") for file in stack.directory.glob("*.log"))
     assert logs
     assert stack.keys
@@ -182,7 +182,7 @@ async def complete(client: httpx.AsyncClient, **parameters: Any) -> httpx.Respon
 async def serve(
     redis: "Redis", model: str, state: WorkerState = WorkerState.READY, **card: Any
 ) -> FakeWorker:
-    """Announce a model whose worker sends what a test gives it. Gateways look for one that they do not know."""
+    """Announce a model whose worker sends what a test gives it."""
     worker = FakeWorker(redis, model, name=f"fake-{secrets.token_hex(4)}")
     await worker.announce(state, **card)
     return worker
@@ -204,12 +204,12 @@ async def eventually(condition: Callable[[], Any], *, what: str) -> None:
             return
         assert loop.time() < deadline, f"{what} did not happen within {PATIENCE_SECONDS} s"
         await asyncio.sleep(pause)
-        # What takes seconds is asked for less often: each question takes processor time of four processes.
+        # Poll less often after a while: each poll takes processor time of four processes.
         pause = min(pause * 1.2, 0.1)
 
 
 async def jobs_in_redis(redis: "Redis", model: str) -> dict[str, int]:
-    """Count what the queue of a model holds; all zero when nothing is left to do.
+    """Count what the queue of a model holds; all zero when the model is idle.
 
     Receipts are not counted: they stay until their requests are settled.
     """

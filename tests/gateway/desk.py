@@ -1,4 +1,4 @@
-"""A gateway's dispatcher without the gateway, and what its requests receive."""
+"""A gateway's dispatcher without HTTP, and what its requests receive."""
 
 import asyncio
 from typing import Any
@@ -51,7 +51,7 @@ class Desk:
         self._checks += 1
 
     async def catch_up(self) -> None:
-        """Wait until the dispatcher has taken in everything that was sent to its gateway so far."""
+        """Wait until the dispatcher has read every frame sent to its gateway so far."""
         name = keys.replies(self.dispatcher.gateway)
         last: bytes = (await self._redis.xinfo_stream(name))["last-generated-id"]
         async with asyncio.timeout(PATIENCE_SECONDS):
@@ -59,7 +59,7 @@ class Desk:
                 await asyncio.sleep(0.002)
 
     async def look_after_jobs(self) -> None:
-        """Wait until the dispatcher has begun to look for silent jobs, and has ended, once more."""
+        """Wait until the dispatcher has once more looked for silent jobs."""
         checks = self._checks + 2
         async with asyncio.timeout(PATIENCE_SECONDS):
             while self._checks < checks:
@@ -72,7 +72,7 @@ class Desk:
         self._task = asyncio.create_task(self.dispatcher.run())
 
     async def close(self) -> None:
-        """Stop the loops. They must not have ended by themselves."""
+        """Stop the loops, which must still run."""
         if self._task is not None:
             assert not self._task.done(), "the dispatcher's loops have ended"
             self._task.cancel()
@@ -110,14 +110,14 @@ class Desk:
 
 
 async def begun(desk: Desk, worker: FakeWorker, **fields: Any) -> tuple[Generation, Claim]:
-    """Make a request of which its worker has said the first text, `a`."""
+    """Make a request whose worker has sent the first text, `a`."""
     generation = await desk.request(**fields)
     claim = await worker.claim_one()
     await worker.say(claim, "a")
     return generation, claim
 
 
-async def cancel_unheard(
+async def cancel_unreachable(
     desk: Desk, generation: Generation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Cancel a request while Redis cannot be reached."""
@@ -131,11 +131,11 @@ async def cancel_unheard(
 
 
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have dispatchers look after their jobs often."""
+    """Make dispatchers check their jobs often."""
     monkeypatch.setattr(dispatching, "RECLAIM_SECONDS", 0.05)
     monkeypatch.setattr(dispatching, "CHECK_SECONDS", 0.05)
     monkeypatch.setattr(silence, "SILENCE_SECONDS", 0.2)
-    # The test decides when a gateway is dead: a test that stands still does not end its sign of life.
+    # The test decides when a gateway is dead: a stalled test does not end its heartbeat.
     monkeypatch.setattr(presence, "ALIVE_SECONDS", 600)
 
 

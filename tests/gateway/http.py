@@ -1,4 +1,4 @@
-"""HTTP by hand, and what every error of the API has in common."""
+"""Raw HTTP, and the common form of errors."""
 
 import asyncio
 import re
@@ -17,7 +17,7 @@ _REQUEST_ID = re.compile(r"req_[0-9a-f]{24}")
 def message_of(
     response: httpx.Response, *, status: int, kind: str, code: str, param: str | None = None
 ) -> str:
-    """Check that an answer is an error in OpenAI's envelope and return its message."""
+    """Check that a response is an error in OpenAI's envelope and return its message."""
     assert response.status_code == status, response.text
     assert response.headers["content-type"] == "application/json"
     assert _REQUEST_ID.fullmatch(response.headers["x-request-id"])
@@ -64,7 +64,7 @@ async def connection(
 
 
 async def read_response(reader: asyncio.StreamReader) -> httpx.Response:
-    """Read one answer that has a content-length."""
+    """Read one response that has a content-length."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         start = (await reader.readuntil(b"\r\n\r\n")).decode()
         status, *lines = start.rstrip().split("\r\n")

@@ -24,7 +24,7 @@ from tests.support.processes import free_port
 
 @dataclass
 class Management:
-    """The gateway, and what tests need to prepare and to look at."""
+    """The gateway, and helpers to prepare and inspect it."""
 
     app: FastAPI
     operators: FastAPI
@@ -39,7 +39,7 @@ class Management:
     async def call(
         self, key: str, method: str, path: str, body: Any = None, **options: Any
     ) -> httpx.Response:
-        """Send a request and return the answer."""
+        """Send a request and return the response."""
         app = self.operators if path.startswith("/admin") else self.app
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         if body is not None:
@@ -49,12 +49,12 @@ class Management:
             return await client.request(method, path, headers=headers, **options)
 
     def lose_database(self) -> None:
-        """Have everything that asks the database from now on fail."""
+        """Make every query of the database fail from now on."""
         nowhere = Database(NOWHERE)
         self.app.state.context = replace(self.context, database=nowhere)
 
     def lose_redis(self) -> None:
-        """Have everything that asks Redis from now on fail."""
+        """Make every command to Redis fail from now on."""
         unreachable = connect(f"redis://127.0.0.1:{free_port()}", max_connections=4)
         self.app.state.context = replace(
             self.context,
@@ -73,7 +73,7 @@ def _apps() -> tuple[FastAPI, FastAPI]:
 
 @asynccontextmanager
 async def running_management(settings: Settings) -> AsyncIterator[Management]:
-    """Open the gateway without a port. What it knows besides its routes is in its context."""
+    """Open the gateway without a port; its services are in its context."""
     app, operators = _apps()
     async with open_context(settings, on_failure=app.state.drain.fail) as context:
         app.state.context = context

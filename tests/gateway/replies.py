@@ -32,7 +32,7 @@ def completion(
     started_at: float = 0.0,
     **fields: Any,
 ) -> Completion:
-    """Make the fixed part of an answer; `prompt_texts` are what is echoed, `chat` makes it a chat's."""
+    """Make the fixed part of a response, which echoes `prompt_texts`; `chat` is of a chat."""
     request: dict[str, Any] = {
         "profile": PROFILES[dialect],
         "model": "m",
@@ -77,7 +77,7 @@ def said(
     reasoning_tokens: int = 0,
     calls: Sequence[CallPiece] = (),
 ) -> Reply:
-    """Make a delta as it comes from the dispatcher."""
+    """Make a delta as the dispatcher gives it."""
     delta = Delta(
         1,
         1,
@@ -122,7 +122,7 @@ def failed(code: FailureCode = FailureCode.ENGINE_ERROR, *, prompt: int = 0) -> 
 
 
 def inbox(*replies: Reply) -> Generation:
-    """Put replies where a request takes them from."""
+    """Put replies into an inbox."""
     generation = Generation(max_unread_bytes=1 << 20)
     for prompt_index, message in replies:
         generation.push(prompt_index, message)

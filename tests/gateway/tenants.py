@@ -1,4 +1,4 @@
-"""Changing tenants of a running deployment, as `sluice tenants set` does."""
+"""Changes of tenants in a running deployment, as by `sluice tenants set`."""
 
 import asyncio
 
@@ -16,7 +16,7 @@ from tests.support.stack import Stack
 
 
 async def change_tenant(stack: Stack, tenant: str, **options: Unpack[TenantOptions]) -> None:
-    """Change options of a tenant; gateways hear of it a moment later."""
+    """Change options of a tenant; gateways receive the change a moment later."""
     database, redis = Database(stack.database_url), connect(stack.redis.url, max_connections=1)
     try:
         await TenantService(database, ChangeAnnouncer(redis)).update(tenant, **options)
@@ -25,7 +25,7 @@ async def change_tenant(stack: Stack, tenant: str, **options: Unpack[TenantOptio
         await database.aclose()
 
 
-async def all_have_heard(stack: Stack) -> None:
+async def all_have_received_changes(stack: Stack) -> None:
     """Wait until every gateway has received all changes so far: they arrive in order."""
     database, redis = Database(stack.database_url), connect(stack.redis.url, max_connections=1)
     try:
@@ -39,7 +39,7 @@ async def all_have_heard(stack: Stack) -> None:
 
         assert await all_answer(200)
         await service.revoke("acme", created.record.id)
-        await eventually(lambda: all_answer(401), what="the change being heard of")
+        await eventually(lambda: all_answer(401), what="the change taking effect")
     finally:
         await redis.aclose()
         await database.aclose()

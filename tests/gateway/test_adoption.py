@@ -1,4 +1,4 @@
-"""A gateway that goes on with what another one has begun, and what gateways tell each other."""
+"""A gateway adopts the jobs of another one, and notices between gateways."""
 
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -42,7 +42,7 @@ def unexpected(notice: object, *_arguments: object) -> NoReturn:
 def adopt(
     desk: Desk, *adopted: tuple[GenerationJob, list[JobMessage]], attempt: int = 1
 ) -> Generation:
-    """Go on with jobs, as whoever reads their journal does."""
+    """Continue jobs, as a reader of their journal does."""
     generation = Generation(max_unread_bytes=1 << 20)
     for index, (job, history) in enumerate(adopted):
         generation.expect(index, job)
@@ -53,7 +53,7 @@ def adopt(
     return generation
 
 
-async def test_adopted_job_goes_on_and_whoever_ran_it_is_fenced_off(
+async def test_adopted_job_continues_and_its_former_worker_is_fenced_off(
     open_desk: Callable[..., Any], worker: FakeWorker, redis: "Redis"
 ) -> None:
     dead, desk = await open_desk("gw-dead"), await open_desk("gw-heir")
@@ -78,7 +78,7 @@ async def test_adopted_job_goes_on_and_whoever_ran_it_is_fenced_off(
     assert await nothing_left(redis, MODEL)
 
 
-async def test_only_jobs_that_have_not_ended_are_run_again(
+async def test_only_unfinished_jobs_are_run_again(
     desk: Desk, worker: FakeWorker, redis: "Redis"
 ) -> None:
     done, open_ = desk.job(), desk.job(n=2, best_of=3)
@@ -110,7 +110,7 @@ async def test_history_that_contradicts_itself_is_refused(desk: Desk) -> None:
     assert desk.dispatcher.jobs_in_flight == 0
 
 
-async def test_old_owner_of_an_adopted_job_lets_go_of_it(
+async def test_former_owner_of_an_adopted_job_drops_it(
     open_desk: Callable[..., Any], worker: FakeWorker
 ) -> None:
     owner, heir = await open_desk("gw-owner"), await open_desk("gw-heir")
@@ -124,7 +124,7 @@ async def test_old_owner_of_an_adopted_job_lets_go_of_it(
 
 
 @pytest.mark.parametrize("is_wanted", [True, False])
-async def test_lost_jobs_of_a_dead_gateway_are_offered_before_they_are_dropped(
+async def test_lost_jobs_of_a_dead_gateway_are_offered_for_adoption_first(
     open_desk: Callable[..., Any], worker: FakeWorker, redis: "Redis", is_wanted: bool
 ) -> None:
     dead, living = await open_desk("gw-dead"), await open_desk("gw-living")
@@ -151,9 +151,7 @@ async def test_lost_jobs_of_a_dead_gateway_are_offered_before_they_are_dropped(
         await eventually(lambda: nothing_left(redis, MODEL), what="the lease being dropped")
 
 
-async def test_what_gateways_tell_each_other_of_answers_is_handed_over(
-    desk: Desk, redis: "Redis"
-) -> None:
+async def test_notices_between_gateways_reach_their_handlers(desk: Desk, redis: "Redis") -> None:
     noticed: list[Any] = []
     stream = keys.replies(desk.dispatcher.gateway)
     notices = Frame(
@@ -163,9 +161,11 @@ async def test_what_gateways_tell_each_other_of_answers_is_handed_over(
         grown=[ResponseGrown(8)],
         cancels=[CancelResponse("cmpl-2")],
     )
-    # Before anybody wants to hear of them, they are of no use.
+    # Notices without a handler are dropped.
     await redis.xadd(stream, {"f": messages.encode(notices)})
-    await eventually(lambda: desk.dispatcher.last_entry != b"0-0", what="the reading")
+    await eventually(
+        lambda: desk.dispatcher.last_entry != b"0-0", what="the reply reader catching up"
+    )
     desk.dispatcher.notices.subscribe(
         ResponseCallbacks(noticed.append, noticed.append, noticed.append, unexpected)
     )

@@ -1,4 +1,4 @@
-"""What nobody pays for is limited for each key, and wrong credentials for each address."""
+"""Unpaid requests are limited for each key, and wrong credentials for each address."""
 
 import json
 from collections.abc import AsyncIterator, Callable
@@ -29,7 +29,7 @@ MOST_BYTES = (UNPAID + 1) * BYTES_OF_USE
 
 
 class Clock:
-    """A time that the test sets."""
+    """A clock that the test sets."""
 
     now = 1000.0
 
@@ -42,7 +42,7 @@ def allowance(clock: Clock, per_minute: int = 6) -> Allowance:
     return Allowance(per_minute=per_minute, code="tries", what="Tries", monotonic=clock)
 
 
-def test_so_much_is_allowed_in_a_minute_and_comes_back_bit_by_bit() -> None:
+def test_allowance_of_a_minute_refills_gradually() -> None:
     clock = Clock()
     some = allowance(clock)
     for _ in range(6):
@@ -56,14 +56,14 @@ def test_so_much_is_allowed_in_a_minute_and_comes_back_bit_by_bit() -> None:
     some.require("a")
     some.use("a")
     assert not some.is_left("a")
-    # Nobody has more than a minute's worth, however long nothing was asked for.
+    # The allowance is at most a minute's, however long it was idle.
     clock.now += 3600.0
     for _ in range(6):
         some.use("a")
     assert not some.is_left("a")
 
 
-def test_what_is_paid_makes_up_for_what_is_not() -> None:
+def test_paid_use_raises_the_allowance() -> None:
     some = allowance(Clock())
     for _ in range(6):
         some.use("a")
@@ -76,7 +76,9 @@ def test_what_is_paid_makes_up_for_what_is_not() -> None:
     assert not some.is_left("a")
 
 
-def test_no_bound_and_no_memory_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_allowance_may_be_unlimited_and_its_memory_is_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     clock = Clock()
     unbounded = allowance(clock, per_minute=0)
     for _ in range(1000):
@@ -139,7 +141,7 @@ ASK = {"model": MODEL, "prompt": "a"}
         ("/v1/completions/cmpl-" + "a" * 26, None, 404),
     ],
 )
-async def test_what_nobody_pays_for_is_limited_for_each_key(
+async def test_unpaid_requests_are_limited_for_each_key(
     gateway: Management, path: str, body: dict[str, object] | None, status: int
 ) -> None:
     key = await gateway.key("acme", Scope.COMPLETIONS)
@@ -186,7 +188,7 @@ async def test_bytes_of_an_estimate_that_fails_count_once(gateway: Management) -
     assert (await gateway.call(key, "POST", path, ASK)).status_code == 200
 
 
-async def test_bytes_count_of_a_body_whose_client_leaves(gateway: Management) -> None:
+async def test_bytes_of_a_body_count_although_its_client_leaves(gateway: Management) -> None:
     key = await gateway.key("acme", Scope.COMPLETIONS)
     body = b" " * UNPAID * BYTES_OF_USE
     received: list[dict[str, Any]] = [

@@ -1,4 +1,4 @@
-"""Which models exist and who serves them, from what workers announce."""
+"""Models and their workers, from the announcements of workers."""
 
 import asyncio
 from typing import Any
@@ -17,11 +17,11 @@ from tests.support.fake_worker import FakeWorker
 
 @pytest.fixture
 def catalogue(redis: "Redis") -> Catalogue:
-    """A catalogue that has not looked yet."""
+    """A catalogue before its first refresh."""
     return Catalogue(PipeliningExecutor(redis))
 
 
-async def test_model_nobody_announced_is_unknown(catalogue: Catalogue, redis: "Redis") -> None:
+async def test_model_without_announcement_is_unknown(catalogue: Catalogue, redis: "Redis") -> None:
     with pytest.raises(ModelNotFoundError) as caught:
         await catalogue.find("nobody's")
     assert caught.value.message == (
@@ -29,7 +29,7 @@ async def test_model_nobody_announced_is_unknown(catalogue: Catalogue, redis: "R
     )
 
 
-async def test_model_that_is_being_loaded_says_so(catalogue: Catalogue, redis: "Redis") -> None:
+async def test_loading_model_is_reported_as_loading(catalogue: Catalogue, redis: "Redis") -> None:
     await FakeWorker(redis, "loading").announce(WorkerState.LOADING)
     with pytest.raises(ModelLoadingError) as caught:
         await catalogue.find("loading")
@@ -37,7 +37,7 @@ async def test_model_that_is_being_loaded_says_so(catalogue: Catalogue, redis: "
 
 
 @pytest.mark.parametrize("state", [WorkerState.READY, WorkerState.DRAINING])
-async def test_model_whose_worker_went_away_has_no_worker(
+async def test_model_whose_worker_expired_has_no_worker(
     catalogue: Catalogue, redis: "Redis", state: WorkerState
 ) -> None:
     await FakeWorker(redis, "left").announce(state, ttl_ms=1)
@@ -73,7 +73,7 @@ async def test_model_whose_worker_just_came_back_is_found(
 
 
 class Slow(PipeliningExecutor):
-    """Keeps the first cards that it reads until it is allowed to return them."""
+    """Holds the first cards that it reads until the test releases them."""
 
     def __init__(self, redis: "Redis") -> None:
         super().__init__(redis)
@@ -88,7 +88,7 @@ class Slow(PipeliningExecutor):
         return answer
 
 
-async def test_refresh_that_was_overtaken_hides_no_worker(redis: "Redis") -> None:
+async def test_outdated_refresh_hides_no_worker(redis: "Redis") -> None:
     slow = Slow(redis)
     catalogue = Catalogue(slow)
     overtaken = asyncio.create_task(catalogue.refresh())
@@ -115,7 +115,7 @@ async def test_model_is_served_only_with_the_card_of_a_ready_worker(redis: "Redi
     assert [model.status.ready_workers for model in catalogue.models] == [1]
 
 
-async def test_unknown_names_do_not_make_redis_busy(catalogue: Catalogue, redis: "Redis") -> None:
+async def test_unknown_models_cause_few_redis_reads(catalogue: Catalogue, redis: "Redis") -> None:
     await catalogue.refresh()
     before = (await redis.info("commandstats"))["cmdstat_hgetall"]["calls"]
     answers = await asyncio.gather(
@@ -126,7 +126,7 @@ async def test_unknown_names_do_not_make_redis_busy(catalogue: Catalogue, redis:
     assert after - before == 1
 
 
-async def test_announcement_that_cannot_be_read_hides_no_other_model(
+async def test_unreadable_announcement_hides_no_other_model(
     catalogue: Catalogue, redis: "Redis"
 ) -> None:
     await redis.hset(keys.MODELS, "odd", b"\xc1 not msgpack")
@@ -145,7 +145,7 @@ async def test_model_stays_known_when_redis_is_restarted_empty(
         await catalogue.find("here")
 
 
-async def test_model_that_was_removed_is_forgotten_by_every_gateway(redis: "Redis") -> None:
+async def test_removed_model_is_dropped_by_every_gateway(redis: "Redis") -> None:
     first, second = (Catalogue(PipeliningExecutor(redis)) for _ in range(2))
     for name in ("gone", "stays"):
         await FakeWorker(redis, name).announce(WorkerState.DRAINING)
@@ -163,7 +163,7 @@ async def test_model_that_was_removed_is_forgotten_by_every_gateway(redis: "Redi
         await second.find("gone")
 
 
-async def test_model_stays_known_though_redis_was_emptied_after_another_was_removed(
+async def test_model_stays_known_when_redis_is_emptied_after_another_was_removed(
     catalogue: Catalogue, redis: "Redis"
 ) -> None:
     for name in ("gone", "stays"):

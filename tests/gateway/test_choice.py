@@ -1,4 +1,4 @@
-"""Which profile a request gets, and which model it means."""
+"""The profile and the model that a request gets."""
 
 import logging
 from dataclasses import replace
@@ -36,7 +36,7 @@ def chosen(
     return choose_profile(header, principal, model_dialect=model, settings=settings).name
 
 
-def test_profile_header_goes_before_key_and_tenant_before_model_before_server() -> None:
+def test_profile_header_precedes_key_tenant_model_and_server() -> None:
     assert chosen("vllm", Dialect.FIREWORKS, "llamacpp") is Dialect.VLLM
     assert chosen(None, Dialect.FIREWORKS, "llamacpp") is Dialect.FIREWORKS
     assert chosen(None, None, "llamacpp") is Dialect.LLAMACPP
@@ -90,7 +90,7 @@ def test_dialect_that_only_a_newer_worker_knows_is_ignored_and_logged_once(
         ("default", None, None, {"a", "b"}, "default"),
     ],
 )
-def test_model_that_is_not_named_is_the_default_or_the_only_one(
+def test_missing_model_means_the_default_or_the_only_one(
     name: str | None,
     default: str | None,
     allowed: set[str] | None,
@@ -108,7 +108,7 @@ def test_model_that_is_not_named_is_the_default_or_the_only_one(
 @all_cases(
     ("allowed", "served"), [(None, {"a", "b"}), ({"a", "b"}, {"a", "b", "c"}), (None, set())]
 )
-def test_model_is_missing_where_nothing_tells_which_one(
+def test_missing_model_is_refused_if_it_is_ambiguous(
     allowed: set[str] | None, served: set[str]
 ) -> None:
     principal = replace(NOBODY, allowed_models=None if allowed is None else frozenset(allowed))

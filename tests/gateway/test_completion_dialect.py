@@ -45,7 +45,7 @@ from tests.support.cases import all_cases
         "several-mixed",
     ],
 )
-def test_prompt_is_taken_by_its_shape(prompt: Any, expected: list[Any]) -> None:
+def test_prompt_is_read_by_its_type(prompt: Any, expected: list[Any]) -> None:
     for profile in PROFILES.values():
         assert read(profile, prompt=prompt).prompts == expected
 
@@ -67,7 +67,7 @@ def test_prompt_is_taken_by_its_shape(prompt: Any, expected: list[Any]) -> None:
         ([[1], [2, [3]]], "'prompt[1][1]' must be a token id or a string. Given: [3]."),
     ],
 )
-def test_prompt_of_another_shape_is_refused_naming_the_place(prompt: Any, message: str) -> None:
+def test_prompt_of_a_wrong_type_is_refused_naming_the_place(prompt: Any, message: str) -> None:
     error = refusal(prompt=prompt)
     assert (error.message, error.param) == (message, "prompt")
 
@@ -136,7 +136,7 @@ def test_number_of_stop_strings_is_bounded_by_the_dialect(profile: Profile, most
     ],
     ids=["number", "mixed", "empty", "empty-in-list", "long"],
 )
-def test_stop_beyond_its_rules_is_refused(stop: Any, message: str) -> None:
+def test_invalid_stop_is_refused(stop: Any, message: str) -> None:
     error = refusal(stop=stop)
     assert (error.message, error.param) == (message, "stop")
 
@@ -155,7 +155,7 @@ def test_no_tokens_are_allowed_without_echo_in_llamacpp() -> None:
 
 
 @all_cases("profile", EVERY_PROFILE)
-def test_all_tokens_that_fit_may_be_asked_for_everywhere(profile: Profile) -> None:
+def test_max_tokens_may_be_all_that_fit_in_every_dialect(profile: Profile) -> None:
     assert read(profile, max_tokens=-1).max_tokens == -1
 
 
@@ -194,7 +194,7 @@ def test_conflict_03_prompt_is_cut_on_request_only(
         assert read(profile, **given).prompt_tokens_kept == expected
 
 
-def test_keeping_no_prompt_token_is_refused() -> None:
+def test_truncation_to_no_prompt_token_is_refused() -> None:
     error = refusal(truncate_prompt_tokens=0)
     assert error.message == "'truncate_prompt_tokens' must be at least 1, or -1. Given: 0."
     assert error.param == "truncate_prompt_tokens"
@@ -207,7 +207,7 @@ def test_both_rules_for_a_full_context_window_compose(profile: Profile) -> None:
     assert request.context_length_behavior == "truncate"
 
 
-def test_infill_needs_text_and_shows_no_prompt() -> None:
+def test_infill_needs_text_and_refuses_echo() -> None:
     assert read(suffix="end").suffix == "end"
     assert read(suffix="").suffix == ""
     assert read(suffix="", echo=True, prompt=[1]).suffix == ""
@@ -219,7 +219,7 @@ def test_infill_needs_text_and_shows_no_prompt() -> None:
         assert error.param == "suffix"
 
 
-def test_literal_suffix_goes_with_everything() -> None:
+def test_literal_suffix_combines_with_everything() -> None:
     request = read(MISTRALRS, suffix="end", echo=True, prompt=[1, 2])
     assert request.suffix == "end"
 
@@ -257,7 +257,7 @@ def test_n_predict_wins_in_llamacpp() -> None:
     assert refusal(LLAMACPP, max_tokens=6, max_completion_tokens=7).param == "max_completion_tokens"
 
 
-def test_either_name_of_token_ids_asks_for_them() -> None:
+def test_either_name_of_token_ids_requests_them() -> None:
     assert read(return_tokens=True).return_token_ids
     assert read(return_token_ids=True).return_token_ids
     assert not read(return_tokens=False, return_token_ids=False).return_token_ids
@@ -295,7 +295,7 @@ def test_stream_options_without_stream_are_refused(profile: Profile) -> None:
 
 
 @all_cases("profile", [FIREWORKS, LLAMACPP, OMLX])
-def test_stream_options_without_stream_are_passed_over_where_they_always_were(
+def test_stream_options_without_stream_are_ignored_in_older_profiles(
     profile: Profile,
 ) -> None:
     request = read(profile, stream_options={"include_usage": True, "include_obfuscation": True})
@@ -315,7 +315,7 @@ def test_cache_isolation_key_is_bounded() -> None:
     assert refusal(prompt_cache_isolation_key="k" * 257).param == "prompt_cache_isolation_key"
 
 
-def test_times_are_told_on_request() -> None:
+def test_times_are_returned_on_request() -> None:
     request = read(perf_metrics_in_response=True)
     assert (request.wants_timings, request.timings_per_token) == (True, False)
     request = read(timings_per_token=True)
@@ -340,7 +340,7 @@ def test_times_are_told_on_request() -> None:
         ),
     ],
 )
-def test_structure_and_going_on_after_the_end_are_refused_together(
+def test_structure_and_ignore_eos_are_refused_together(
     name: str, constraint: str, structure: dict[str, Any]
 ) -> None:
     error = refusal(**structure, **{name: True if name == "ignore_eos" else 2})

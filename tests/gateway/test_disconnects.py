@@ -1,4 +1,4 @@
-"""A client that goes away stops its work at once, in whatever phase it is, and leaves nothing behind."""
+"""A client that disconnects in any phase stops its work at once and leaves no keys."""
 
 import asyncio
 from collections.abc import Iterator
@@ -31,7 +31,9 @@ def slow_reading(stack: Stack, impatient: str) -> Iterator[str]:
     for url in (stack.gateways[1], impatient):
         page = f"{url}/v1/models/slow-reading"
         wait_until(
-            lambda page=page: httpx.get(page, headers=headers, timeout=None).json().get("ready"),  # type: ignore[misc]
+            lambda page=page: (  # type: ignore[misc]
+                httpx.get(page, headers=headers, timeout=None).json().get("ready")
+            ),
             what="slow-reading being known as ready",
         )
     yield stack.worker_url("slow-reading")
@@ -57,7 +59,7 @@ async def running(url: str) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
-async def test_client_that_leaves_the_queue_takes_its_jobs_along(
+async def test_client_that_disconnects_in_the_queue_cancels_its_jobs(
     stack: Stack, key: str, store: "Redis", stream: bool
 ) -> None:
     await serve(store, "nobody-claims")
@@ -72,7 +74,7 @@ async def test_client_that_leaves_the_queue_takes_its_jobs_along(
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
-async def test_client_that_leaves_during_prefill_stops_the_worker(
+async def test_client_that_disconnects_during_prefill_stops_the_worker(
     stack: Stack, key: str, store: "Redis", slow_reading: str, stream: bool
 ) -> None:
     async with connection(stack.gateways[1]) as (_, writer):
@@ -82,7 +84,7 @@ async def test_client_that_leaves_during_prefill_stops_the_worker(
     await stopped(slow_reading, store, "slow-reading")
 
 
-async def test_client_that_leaves_after_the_commit_stops_the_worker(
+async def test_client_that_disconnects_after_the_commit_stops_the_worker(
     impatient: str, key: str, store: "Redis", slow_reading: str
 ) -> None:
     async with connection(impatient) as (reader, writer):
@@ -92,7 +94,7 @@ async def test_client_that_leaves_after_the_commit_stops_the_worker(
     await stopped(slow_reading, store, "slow-reading")
 
 
-async def test_client_that_leaves_between_tokens_stops_the_worker(
+async def test_client_that_disconnects_between_tokens_stops_the_worker(
     stack: Stack, key: str, store: "Redis"
 ) -> None:
     async with connection(stack.url) as (reader, writer):
@@ -103,7 +105,7 @@ async def test_client_that_leaves_between_tokens_stops_the_worker(
     await stopped(stack.worker_url(), store, MODEL)
 
 
-async def test_client_that_leaves_a_whole_answer_stops_the_worker(
+async def test_client_that_disconnects_without_streaming_stops_the_worker(
     stack: Stack, key: str, store: "Redis"
 ) -> None:
     async with connection(stack.url) as (_, writer):
@@ -123,7 +125,7 @@ async def test_client_that_resets_the_connection_stops_the_worker(
     await stopped(stack.worker_url(), store, MODEL)
 
 
-async def test_client_that_leaves_while_it_sends_is_no_error_of_ours(
+async def test_client_that_disconnects_while_sending_is_no_server_error(
     stack: Stack, key: str, client: httpx.AsyncClient
 ) -> None:
     sample = 'sluice_gateway_requests_total{code="client_closed_request"'
@@ -144,7 +146,7 @@ async def test_client_that_leaves_while_it_sends_is_no_error_of_ours(
     assert "Traceback" not in stack.log("gateway-1").removeprefix(log)
 
 
-async def test_stream_beside_a_client_that_leaves_goes_on(
+async def test_other_streams_continue_when_a_client_disconnects(
     stack: Stack, key: str, client: httpx.AsyncClient
 ) -> None:
     async with connection(stack.url) as (reader, writer):

@@ -1,4 +1,4 @@
-"""Replies find their request: against a real Redis, with a worker that says what the test wants."""
+"""Replies reach their request, through a real Redis, from a worker that a test controls."""
 
 import asyncio
 import contextlib
@@ -48,7 +48,7 @@ async def test_replies_come_in_order_and_end_with_the_job(
     assert await nothing_left(redis, MODEL)
 
 
-async def test_request_that_is_cancelled_while_it_is_enqueued_takes_its_jobs_back(
+async def test_request_cancelled_while_enqueueing_removes_its_jobs(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = desk.catalogue.queue(MODEL)
@@ -97,7 +97,7 @@ async def test_duplicate_frame_is_dropped(desk: Desk, worker: FakeWorker) -> Non
     assert texts(await take(generation, 3)) == ["1", "2"]
 
 
-async def test_jobs_that_a_lost_frame_may_have_told_of_go_on_behind_what_is_sure(
+async def test_jobs_of_a_lost_frame_resume_after_the_received_tokens(
     desk: Desk, worker: FakeWorker, redis: "Redis"
 ) -> None:
     generation, claim = await begun(desk, worker)
@@ -116,7 +116,7 @@ async def test_jobs_that_a_lost_frame_may_have_told_of_go_on_behind_what_is_sure
     assert await nothing_left(redis, MODEL)
 
 
-async def test_job_whose_beginning_a_lost_frame_may_have_carried_begins_anew(
+async def test_job_whose_first_tokens_were_lost_starts_again(
     desk: Desk, worker: FakeWorker
 ) -> None:
     generation = await desk.request()
@@ -130,7 +130,7 @@ async def test_job_whose_beginning_a_lost_frame_may_have_carried_begins_anew(
     assert texts(await take(generation, 2)) == ["a"]
 
 
-async def test_job_of_which_frames_are_lost_again_and_again_fails(
+async def test_job_with_too_many_lost_frames_fails(
     desk: Desk, worker: FakeWorker, redis: "Redis"
 ) -> None:
     generation, claim = await begun(desk, worker)
@@ -149,7 +149,7 @@ async def test_job_of_which_frames_are_lost_again_and_again_fails(
     assert await nothing_left(redis, MODEL)
 
 
-async def test_lost_frame_spares_jobs_of_others_and_later_ones(
+async def test_lost_frame_does_not_affect_other_workers_and_later_jobs(
     desk: Desk, worker: FakeWorker, redis: "Redis"
 ) -> None:
     other_worker = FakeWorker(redis, MODEL, name="fake-2")
@@ -172,7 +172,9 @@ async def test_lost_frame_spares_jobs_of_others_and_later_ones(
     assert texts(await take(later, 1)) == ["after the gap"]
 
 
-async def test_worker_that_counts_from_one_again_is_heard(desk: Desk, worker: FakeWorker) -> None:
+async def test_worker_that_restarts_its_frame_numbers_is_accepted(
+    desk: Desk, worker: FakeWorker
+) -> None:
     generation = await desk.request()
     claim = await worker.claim_one()
     for number in (1, 2, 3, 1, 2):
@@ -180,7 +182,7 @@ async def test_worker_that_counts_from_one_again_is_heard(desk: Desk, worker: Fa
     assert texts(await take(generation, 5)) == ["1", "2", "3", "1", "2"]
 
 
-async def test_unreadable_frame_is_skipped_and_the_loops_go_on(
+async def test_unreadable_frame_is_skipped_and_the_loops_continue(
     desk: Desk, worker: FakeWorker, redis: "Redis"
 ) -> None:
     generation = await desk.request()
@@ -213,7 +215,7 @@ async def test_reply_of_a_stale_attempt_is_dropped(desk: Desk, worker: FakeWorke
     assert texts(await take(generation, 2)) == ["new", "newer"]
 
 
-async def test_newer_attempt_is_adopted_when_nothing_was_heard(
+async def test_newer_attempt_is_followed_if_nothing_was_received(
     desk: Desk, worker: FakeWorker
 ) -> None:
     generation = await desk.request()
@@ -225,7 +227,7 @@ async def test_newer_attempt_is_adopted_when_nothing_was_heard(
 
 
 @pytest.mark.parametrize("start", [0, 2], ids=["overlap", "gap"])
-async def test_newer_attempt_that_does_not_go_on_where_the_last_one_was_is_not_heard(
+async def test_newer_attempt_with_gap_or_overlap_is_ignored(
     desk: Desk, worker: FakeWorker, start: int
 ) -> None:
     generation, claim = await begun(desk, worker)
@@ -243,7 +245,7 @@ async def test_newer_attempt_that_does_not_go_on_where_the_last_one_was_is_not_h
     [{"choice": 1}, {"choice": -1}, {"token_ids": [1 << 40]}, {"start": 7}],
     ids=["choice", "negative choice", "token", "start"],
 )
-async def test_delta_that_makes_no_sense_is_not_believed(
+async def test_invalid_delta_is_ignored(
     desk: Desk, worker: FakeWorker, stray: dict[str, Any]
 ) -> None:
     generation = await desk.request()
@@ -256,7 +258,7 @@ async def test_delta_that_makes_no_sense_is_not_believed(
     assert texts(await take(generation, 2)) == ["a"]
 
 
-async def test_newer_attempt_that_goes_on_where_the_last_one_was_is_followed(
+async def test_newer_attempt_that_continues_exactly_is_followed(
     desk: Desk, worker: FakeWorker
 ) -> None:
     generation, claim = await begun(desk, worker)
@@ -285,7 +287,7 @@ async def test_overflow_of_an_unread_request_cancels_its_jobs(
     assert cancelled == {claim.job.id.encode() for claim in claims[:2]}
 
 
-async def test_cancelled_request_leaves_nothing_behind(
+async def test_cancelled_request_leaves_no_keys(
     desk: Desk, worker: FakeWorker, redis: "Redis"
 ) -> None:
     generation = await desk.request(3)
@@ -306,7 +308,7 @@ async def test_cancelled_request_leaves_nothing_behind(
     ],
     ids=["model", "tenant"],
 )
-async def test_full_queue_refuses_the_request_and_keeps_no_ticket(
+async def test_refused_request_leaves_no_ticket(
     open_desk: Callable[..., Any], settings: dict[str, int], expected: type[Exception]
 ) -> None:
     desk = await open_desk(**settings)
@@ -317,7 +319,7 @@ async def test_full_queue_refuses_the_request_and_keeps_no_ticket(
     await desk.request(1)
 
 
-async def test_foreign_notice_does_not_disturb_the_count(
+async def test_notices_of_gateways_do_not_count_as_frames(
     desk: Desk, worker: FakeWorker, redis: "Redis"
 ) -> None:
     generation, claim = await begun(desk, worker)
@@ -327,7 +329,7 @@ async def test_foreign_notice_does_not_disturb_the_count(
     assert texts(await take(generation, 2)) == ["a", "b"]
 
 
-async def test_goodbye_removes_what_workers_look_at(desk: Desk, redis: "Redis") -> None:
+async def test_goodbye_removes_the_heartbeat(desk: Desk, redis: "Redis") -> None:
     assert await redis.exists(keys.gateway_alive(GATEWAY))
     await desk.close()
     await desk.dispatcher.aclose()
@@ -335,7 +337,7 @@ async def test_goodbye_removes_what_workers_look_at(desk: Desk, redis: "Redis") 
 
 
 @pytest.mark.parametrize("step", ["_read_replies", "beat", "reclaim", "catalogue"])
-async def test_loops_end_though_redis_swallows_the_cancellation(
+async def test_loops_end_although_redis_swallows_the_cancellation(
     redis: "Redis", monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     entered = asyncio.Event()

@@ -37,7 +37,7 @@ def operations() -> dict[str, Any]:
     }
 
 
-def test_there_is_something_to_look_at() -> None:
+def test_pages_have_operations() -> None:
     paths, of_operators = (set(page["paths"]) for page in pages())
     assert {"/v1/usage", "/v1/usage/requests", "/v1/usage/requests/{request_id}"} < paths
     assert {"/v1/audit", "/v1/keys", "/v1/limits"} < paths
@@ -45,7 +45,7 @@ def test_there_is_something_to_look_at() -> None:
     assert len(operations()) > 50
 
 
-def test_operation_says_what_it_does_and_wants() -> None:
+def test_operation_has_description_and_parameters() -> None:
     for name, operation in operations().items():
         assert operation["summary"], name
         assert operation["description"], name
@@ -56,7 +56,7 @@ def test_operation_says_what_it_does_and_wants() -> None:
             assert not parameter["schema"].keys() & {"anyOf", "title"}, (name, parameter["name"])
 
 
-def test_operation_tells_its_errors_in_their_one_shape() -> None:
+def test_operation_describes_its_errors() -> None:
     for name, operation in operations().items():
         responses = operation["responses"]
         expected = ERRORS | BODY_ERRORS if "requestBody" in operation else ERRORS
@@ -86,7 +86,7 @@ def test_usage_is_described_with_its_bounds_and_as_csv() -> None:
     assert {each["name"] for each in admin} == {*parameters, "tenant"}
 
 
-def test_operations_have_names_of_their_own() -> None:
+def test_operation_ids_are_unique() -> None:
     names = [
         operation["operationId"]
         for page in pages()
@@ -97,7 +97,7 @@ def test_operations_have_names_of_their_own() -> None:
     assert len(names) == len(set(names))
 
 
-def test_every_schema_is_one() -> None:
+def test_every_schema_is_valid() -> None:
     for page in pages():
         for schema in page["components"]["schemas"].values():
             jsonschema.Draft202012Validator.check_schema(schema)
@@ -109,7 +109,8 @@ def test_every_schema_is_one() -> None:
 
 def test_refusal_by_a_limit_fits_its_description() -> None:
     body = {
-        "message": "The limit of 50 requests per minute of the key 'key_1' is reached. It resets in 12.3 s.",
+        "message": "The limit of 50 requests per minute of the key 'key_1' is reached. "
+        "It resets in 12.3 s.",
         "type": "rate_limit_error",
         "param": None,
         "code": "requests",

@@ -1,4 +1,4 @@
-"""Conflict 18: one error, told in the style of each dialect."""
+"""Conflict 18: one error in the style of each dialect."""
 
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -61,7 +61,7 @@ def test_conflict_18_llamacpp_has_the_status_as_code() -> None:
     }
 
 
-def test_conflict_18_mistralrs_answers_422_with_openais_envelope() -> None:
+def test_conflict_18_mistralrs_returns_422_in_the_envelope_of_openai() -> None:
     assert INVALID.body(ErrorStyle.MISTRALRS) == INVALID.body()
     assert INVALID.status_for(ErrorStyle.MISTRALRS) == 422
     assert NoWorkerError("No.").status_for(ErrorStyle.MISTRALRS) == 503
@@ -104,12 +104,12 @@ def test_every_error_has_a_type_in_every_style(style: ErrorStyle) -> None:
         error.n_prompt_tokens = error.n_ctx = None  # type: ignore[attr-defined]
         body = error.body(style)["error"]
         assert body["type"], kind
-        # Only a bug is told as one.
+        # Only a bug is an internal error.
         if style is ErrorStyle.VLLM and error.status != 500:
             assert body["type"] != "InternalServerError", kind
 
 
-def test_context_error_tells_llamacpps_clients_the_numbers() -> None:
+def test_context_error_has_the_counts_in_llamacpp() -> None:
     error = ContextLengthExceededError("Too long.", param="prompt", n_prompt_tokens=70, n_ctx=64)
     assert error.body(ErrorStyle.LLAMACPP)["error"] == {
         "message": "Too long.",
@@ -131,7 +131,7 @@ def test_context_error_tells_llamacpps_clients_the_numbers() -> None:
         (InvalidGrammarError, "invalid_grammar"),
     ],
 )
-def test_refusals_of_parameters_are_the_clients_fault(kind: type[ApiError], code: str) -> None:
+def test_refused_parameters_are_client_errors(kind: type[ApiError], code: str) -> None:
     error = kind("No.", param="x")
     assert (error.status, error.code, error.param) == (400, code, "x")
     assert error.headers()["x-should-retry"] == "false"
@@ -165,7 +165,7 @@ def make_app() -> FastAPI:
 async def ask(
     path: str, *, app: FastAPI | None = None, dialect: str | None = None
 ) -> httpx.Response:
-    """Return the answer of an application whose bugs are answered, too."""
+    """Return the response of an application that also handles bugs."""
     transport = httpx.ASGITransport(app or make_app(), raise_app_exceptions=False)
     headers = {} if dialect is None else {b"x-api-dialect": dialect.encode("latin-1")}
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
@@ -182,7 +182,7 @@ async def test_conflict_18_header_chooses_the_style(dialect: Dialect) -> None:
 
 
 @all_cases("style", ErrorStyle)
-async def test_style_that_the_route_has_chosen_wins_over_the_header(style: ErrorStyle) -> None:
+async def test_style_of_the_route_overrides_the_header(style: ErrorStyle) -> None:
     response = await ask(f"/known/{style}", dialect="vllm")
     assert response.json() == INVALID.body(style)
 

@@ -1,4 +1,4 @@
-"""How a client says where it goes on."""
+"""The event id after which a client resumes."""
 
 import pytest
 from fastapi import Request
@@ -12,7 +12,7 @@ CHAT_ID = f"chat{ID}"
 
 
 def request(query: str = "", **headers: str) -> Request:
-    """Make a request as far as it is read."""
+    """Make the parts of a request that are read."""
     raw = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
     return Request({"type": "http", "headers": raw, "query_string": query.encode()})
 
@@ -25,7 +25,7 @@ def test_event_id_is_read(request_id: str, number: int) -> None:
 
 
 @all_cases("headers", [{}, {"last_event_id": ""}], ids=["absent", "empty"])
-def test_client_that_has_got_nothing_says_nothing(headers: dict[str, str]) -> None:
+def test_missing_event_id_means_the_beginning(headers: dict[str, str]) -> None:
     assert read_last_event_id(request(**headers)) is None
     assert read_position(request(**headers), ID) == 0
 
@@ -48,7 +48,7 @@ def test_client_that_has_got_nothing_says_nothing(headers: dict[str, str]) -> No
         "x" * 5000,
     ],
 )
-def test_anything_else_is_refused_by_name(value: str) -> None:
+def test_malformed_event_id_is_refused_by_name(value: str) -> None:
     with pytest.raises(InvalidParameterError, match="Last-Event-ID") as caught:
         read_last_event_id(request(last_event_id=value))
     assert caught.value.param == "Last-Event-ID"
@@ -74,7 +74,7 @@ def test_wrong_number_in_the_query_is_refused_by_name(value: str) -> None:
     assert caught.value.param == "starting_after"
 
 
-def test_stream_is_asked_for_by_true_alone() -> None:
+def test_only_true_requests_a_stream() -> None:
     assert read_stream(request("stream=true"))
     assert not read_stream(request("stream=false"))
     assert not read_stream(request())

@@ -1,4 +1,4 @@
-"""Each way in which a job fails has one answer of the API."""
+"""Each failure of a job has one error of the API."""
 
 from contract.messages import JobFailed
 from contract.outcomes import FailureCode
@@ -33,7 +33,7 @@ EXPECTED: dict[FailureCode, tuple[type[ApiError], int, bool]] = {
 
 
 @all_cases("code", FailureCode)
-def test_failure_is_told_as_its_own_error(code: FailureCode) -> None:
+def test_each_failure_has_its_own_error(code: FailureCode) -> None:
     expected, status, may_retry = EXPECTED[code]
     error = to_api_error(JobFailed(1, 1, code, "inside of the worker"))
     assert type(error) is expected
@@ -42,22 +42,22 @@ def test_failure_is_told_as_its_own_error(code: FailureCode) -> None:
 
 
 @all_cases("code", [code for code in FailureCode if EXPECTED[code][1] == 503])
-def test_failure_that_passes_says_when_to_come_back(code: FailureCode) -> None:
+def test_temporary_failure_has_a_retry_time(code: FailureCode) -> None:
     headers = to_api_error(JobFailed(1, 1, code, "")).headers()
     assert int(headers["retry-after"]) >= 1
     assert int(headers["retry-after-ms"]) >= 1000
 
 
 @all_cases("code", [code for code in FailureCode if code is not FailureCode.INVALID_REQUEST])
-def test_inside_of_the_worker_is_not_told(code: FailureCode) -> None:
+def test_worker_internals_are_not_reported(code: FailureCode) -> None:
     assert "inside" not in to_api_error(JobFailed(1, 1, code, "inside of the worker")).message
 
 
-def test_who_was_shed_is_told_when_there_will_be_room() -> None:
+def test_shed_request_gets_a_retry_time() -> None:
     failed = JobFailed(1, 1, FailureCode.SHED, "", 17.25)
     assert to_api_error(failed).headers()["retry-after-ms"] == "17250"
 
 
-def test_what_is_wrong_with_a_request_is_told() -> None:
+def test_reason_of_a_rejected_request_is_reported() -> None:
     failed = JobFailed(1, 1, FailureCode.INVALID_REQUEST, "Token ids must be between 0 and 9.")
     assert to_api_error(failed).message == "Token ids must be between 0 and 9."

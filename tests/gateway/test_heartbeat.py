@@ -1,4 +1,4 @@
-"""Others see that a gateway lives, its leases are renewed, and who holds its event loop is reported."""
+"""A gateway sends heartbeats, renews leases, and reports requests that block its loop."""
 
 import asyncio
 import ctypes
@@ -23,7 +23,7 @@ from tests.support.redis_server import RedisServer
 
 
 class LeasesOfOne:
-    """Stands for the reservations of a gateway: one that Redis does not know."""
+    """Stands for the reservations of a gateway, with one that Redis lacks."""
 
     def __init__(self) -> None:
         self.extended = threading.Event()
@@ -49,7 +49,7 @@ def leases() -> LeasesOfOne:
 async def failures(
     desk: Desk, leases: LeasesOfOne, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[list[str]]:
-    """The failures of a thread that does everything often."""
+    """The failures of a heartbeat thread with short intervals."""
     monkeypatch.setattr(heartbeat, "HEARTBEAT_SECONDS", 0.01)
     monkeypatch.setattr(heartbeat, "RENEW_SECONDS", 0.01)
     monkeypatch.setattr(heartbeat, "WATCH_SECONDS", 0.01)
@@ -94,7 +94,7 @@ async def test_a_process_that_has_grown_gives_free_memory_back(trimmed: threadin
 
 
 @pytest.mark.usefixtures("failures")
-async def test_requests_that_hold_the_loop_stop_neither_signs_of_life_nor_renewals(
+async def test_requests_that_block_the_loop_stop_neither_heartbeats_nor_renewals(
     leases: LeasesOfOne, redis_server: RedisServer
 ) -> None:
     with blocking_redis_client(redis_server.url) as client:
@@ -108,18 +108,20 @@ async def test_requests_that_hold_the_loop_stop_neither_signs_of_life_nor_renewa
 
 
 @pytest.mark.usefixtures("failures")
-async def test_a_loop_that_is_dead_is_not_said_to_live(
+async def test_dead_loop_sends_no_heartbeat(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(heartbeat, "STUCK_SECONDS", 0.0)
     with blocking_redis_client(redis_server.url) as client:
         alive = keys.gateway_alive(GATEWAY)
-        # Ten are due between two looks.
+        # Ten are due between two checks.
         held_until(lambda: not client.delete(alive), look_seconds=0.1)
 
 
 @pytest.mark.usefixtures("failures")
-async def test_who_holds_the_loop_is_counted_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+async def test_requests_that_block_the_loop_are_counted_and_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     task = asyncio.current_task()
     assert task is not None
     served[task] = {"route": SimpleNamespace(path="/v1/slow")}
@@ -136,5 +138,5 @@ async def test_who_holds_the_loop_is_counted_and_logged(caplog: pytest.LogCaptur
 
 
 def holds(route: str) -> float:
-    """Return how often requests of a route were seen to hold the loop."""
+    """Return how often requests of a route were found blocking the loop."""
     return REGISTRY.get_sample_value("sluice_gateway_loop_holds_total", {"route": route}) or 0.0

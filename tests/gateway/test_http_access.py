@@ -1,4 +1,4 @@
-"""Who may do what: allowed models, revocation, JWTs; and no key is ever written down."""
+"""Access: allowed models, revocation, JWTs; and no key is ever logged."""
 
 import asyncio
 import functools
@@ -32,7 +32,7 @@ async def status_of(client: httpx.AsyncClient, **parameters: Any) -> int:
     return response.status_code
 
 
-async def test_key_for_other_models_sees_this_one_as_unknown(
+async def test_model_outside_of_the_keys_models_is_unknown(
     stack: Stack, client: httpx.AsyncClient
 ) -> None:
     assert await status_of(client) == 200
@@ -105,7 +105,7 @@ async def test_suspended_tenant_gets_403(stack: Stack, store: "Redis") -> None:
         async with gateway_client(stack.url, key) as client:
             assert await status_of(client) == 200
             await TenantService(database, ChangeAnnouncer(store)).suspend("late-payer")
-            await eventually(lambda: _is_suspended(client), what="the suspension being heard of")
+            await eventually(lambda: _is_suspended(client), what="the suspension taking effect")
             message_of(
                 await client.post("/v1/completions", json=asking()),
                 status=403,
@@ -151,7 +151,7 @@ async def test_jwt_is_accepted(stack: Stack, key: str) -> None:
         ({"scope": "email profile"}, 403, "insufficient_scope"),
     ],
 )
-async def test_jwt_that_does_not_fit_is_refused(
+async def test_invalid_jwt_is_refused(
     stack: Stack, key: str, claims: dict[str, Any], status: int, code: str
 ) -> None:
     async with gateway_client(stack.url, token(**claims)) as client:

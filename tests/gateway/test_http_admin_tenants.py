@@ -1,4 +1,4 @@
-"""`/admin/tenants`: what operators do with tenants and what belongs to them."""
+"""`/admin/tenants`: how operators manage tenants and their resources."""
 
 import secrets
 from collections.abc import AsyncIterator
@@ -17,7 +17,7 @@ from tests.support.stack import Stack
 
 @pytest.fixture
 async def operator(stack: Stack) -> AsyncIterator[httpx.AsyncClient]:
-    """A client that may do everything."""
+    """A client with every scope."""
     async with operator_caller(stack, "operators", Scope.ADMIN) as client:
         yield client
 
@@ -30,7 +30,7 @@ async def tenant(operator: httpx.AsyncClient) -> dict[str, Any]:
     return made
 
 
-async def test_tenant_is_made_and_changed_with_all_options(operator: httpx.AsyncClient) -> None:
+async def test_tenant_is_created_and_changed_with_all_options(operator: httpx.AsyncClient) -> None:
     body = {
         "name": "Acme",
         "weight": 2.5,
@@ -95,14 +95,16 @@ async def _all(client: httpx.AsyncClient, path: str) -> list[dict[str, Any]]:
         ({"name": "x", "status": "suspended"}, "status"),
     ],
 )
-async def test_senseless_tenant_is_refused_by_name(
+async def test_invalid_tenant_is_refused_by_name(
     operator: httpx.AsyncClient, body: dict[str, Any], param: str
 ) -> None:
     response = await send(operator, "POST", "/admin/tenants", body)
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
 
 
-async def test_taken_id_is_a_conflict(operator: httpx.AsyncClient, tenant: dict[str, Any]) -> None:
+async def test_existing_id_is_a_conflict(
+    operator: httpx.AsyncClient, tenant: dict[str, Any]
+) -> None:
     response = await operator.post("/admin/tenants", json={"name": "x", "id": tenant["id"]})
     message_of(response, status=409, kind="conflict", code="already_exists")
 
@@ -122,9 +124,9 @@ async def test_suspended_tenant_is_refused_by_every_gateway_until_it_is_activate
     assert await all_answer(200)
     suspended = (await operator.post(f"{path}:suspend")).json()
     assert suspended == tenant | {"status": "suspended"}
-    await eventually(lambda: all_answer(403), what="the suspension being heard of")
+    await eventually(lambda: all_answer(403), what="the suspension taking effect")
     assert (await operator.post(f"{path}:activate")).json() == tenant
-    await eventually(lambda: all_answer(200), what="the activation being heard of")
+    await eventually(lambda: all_answer(200), what="the activation taking effect")
 
 
 async def test_operator_manages_what_belongs_to_a_tenant(
@@ -166,7 +168,7 @@ async def test_operator_manages_what_belongs_to_a_tenant(
     assert revoked.json()["revoked_at"] is not None
 
 
-async def test_things_are_found_only_under_their_own_tenant(
+async def test_resources_are_found_only_under_their_own_tenant(
     operator: httpx.AsyncClient, tenant: dict[str, Any]
 ) -> None:
     project = (
@@ -189,7 +191,7 @@ async def test_things_are_found_only_under_their_own_tenant(
         assert (response.status_code, response.json()["error"]["code"]) == (404, "not_found"), path
 
 
-async def test_reader_sees_everything_and_changes_nothing(
+async def test_read_scope_reads_everything_and_changes_nothing(
     stack: Stack, tenant: dict[str, Any]
 ) -> None:
     async with operator_caller(stack, "operators", Scope.ADMIN_READ) as reader:
@@ -207,7 +209,7 @@ async def test_reader_sees_everything_and_changes_nothing(
             message_of(response, status=403, kind="permission_error", code="insufficient_scope")
 
 
-async def test_customer_cannot_change_what_is_the_operators(
+async def test_customer_cannot_change_operator_settings(
     stack: Stack, tenant: dict[str, Any]
 ) -> None:
     every = (Scope.COMPLETIONS, Scope.USAGE, Scope.KEYS, Scope.MEMBERS)

@@ -1,4 +1,4 @@
-"""Completions that run on though nobody waits for them, and are read later."""
+"""Background completions: they run without a client and are read later."""
 
 import asyncio
 import json
@@ -8,9 +8,9 @@ import httpx
 from redis.asyncio import Redis
 
 from contract.outcomes import FailureCode
-from tests.gateway.coming_back import Events, Reader, await_status, go_on, status_of
 from tests.gateway.conftest import asking, complete, eventually, nothing_left, serve
 from tests.gateway.http import message_of
+from tests.gateway.resuming import Events, Reader, await_status, resume, status_of
 from tests.support.cases import all_cases
 from tests.support.events import DONE, numbered_events
 from tests.support.patience import PATIENCE_SECONDS
@@ -41,7 +41,7 @@ async def test_background_completion_is_read_later(
         assert reported["usage"]["completion_tokens"] == expected["usage"]["completion_tokens"]
 
 
-async def test_background_answer_tells_what_every_answer_tells(client: httpx.AsyncClient) -> None:
+async def test_background_response_equals_a_foreground_response(client: httpx.AsyncClient) -> None:
     response = await complete(client, background=True, max_tokens=4, nonsense=1)
     assert response.headers["x-max-tokens-applied"] == "4"
     assert response.headers["x-ignored-params"] == "nonsense"
@@ -49,7 +49,7 @@ async def test_background_answer_tells_what_every_answer_tells(client: httpx.Asy
     assert response.json()["model"] == MODEL
 
 
-async def test_background_completion_says_how_it_stands(
+async def test_background_completion_reports_its_status(
     client: httpx.AsyncClient, store: "Redis"
 ) -> None:
     worker = await serve(store, "slow-background")
@@ -67,7 +67,7 @@ async def test_background_completion_says_how_it_stands(
     assert reported["choices"][0]["text"] == "ab"
 
 
-async def test_background_stream_goes_on_without_its_client(
+async def test_background_stream_continues_without_its_client(
     client: httpx.AsyncClient, other_client: httpx.AsyncClient
 ) -> None:
     expected = (await complete(client, max_tokens=40)).json()
@@ -76,7 +76,7 @@ async def test_background_stream_goes_on_without_its_client(
         first = await Reader(response).read(3)
     request_id = first[0][1]
     await await_status(other_client, request_id, "completed")
-    rest = numbered_events((await go_on(other_client, request_id, 3)).content)
+    rest = numbered_events((await resume(other_client, request_id, 3)).content)
     assert text_of(first + rest) == expected["choices"][0]["text"]
 
 
@@ -94,7 +94,7 @@ async def test_background_completion_can_be_read_as_a_stream(
 ) -> None:
     whole = (await complete(client, max_tokens=100)).json()
     request_id = await started(client, max_tokens=100)
-    response = await go_on(other_client, request_id, 0)
+    response = await resume(other_client, request_id, 0)
     events = numbered_events(response.content)
     assert text_of(events) == whole["choices"][0]["text"]
 
@@ -107,7 +107,7 @@ def text_of(events: Events) -> str:
     return "".join(choice["text"] for chunk in chunks for choice in chunk["choices"])
 
 
-async def test_background_completion_is_cancelled_from_anywhere(
+async def test_background_completion_is_cancelled_at_any_gateway(
     client: httpx.AsyncClient, other_client: httpx.AsyncClient, store: "Redis"
 ) -> None:
     request_id = await started(client, max_tokens=1900)
@@ -117,7 +117,7 @@ async def test_background_completion_is_cancelled_from_anywhere(
     assert await status_of(client, request_id) == "cancelled"
 
 
-async def test_background_failure_is_kept(client: httpx.AsyncClient, store: "Redis") -> None:
+async def test_background_failure_is_stored(client: httpx.AsyncClient, store: "Redis") -> None:
     worker = await serve(store, "failing-background")
     request_id = await started(client, model="failing-background")
     await worker.fail(await worker.claim_one(), FailureCode.ENGINE_ERROR)
@@ -126,7 +126,7 @@ async def test_background_failure_is_kept(client: httpx.AsyncClient, store: "Red
     assert reported["error"]["code"] == "engine_dead"
 
 
-async def test_refused_request_has_its_status_in_the_background_too(
+async def test_refused_background_request_has_its_error_status(
     client: httpx.AsyncClient,
 ) -> None:
     response = await complete(client, background=True, temperature=3)
@@ -145,5 +145,7 @@ async def test_background_is_a_boolean(client: httpx.AsyncClient, value: Any) ->
 
 
 @all_cases("value", [False, None])
-async def test_background_can_be_declined(client: httpx.AsyncClient, value: Any) -> None:
+async def test_background_false_is_a_foreground_request(
+    client: httpx.AsyncClient, value: Any
+) -> None:
     assert (await complete(client, background=value)).json()["choices"]

@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions`: from messages to a job, and from what the worker tells to a message."""
+"""`POST /v1/chat/completions`: from messages to a job, and from replies to a message."""
 
 import asyncio
 import base64
@@ -40,7 +40,7 @@ from tests.support.stack import MODEL, Stack
 PNG = b"\x89PNG\r\n\x1a\n" + b"\0" * 24
 
 
-async def test_chat_is_answered_whole(client: httpx.AsyncClient) -> None:
+async def test_chat_returns_a_whole_response(client: httpx.AsyncClient) -> None:
     response = await chat(client)
     assert response.status_code == 200, response.text
     assert response.headers["x-max-tokens-applied"] == "8"
@@ -53,7 +53,7 @@ async def test_chat_is_answered_whole(client: httpx.AsyncClient) -> None:
     assert body["usage"]["completion_tokens"] == 8
 
 
-async def test_stream_tells_what_the_whole_answer_tells(client: httpx.AsyncClient) -> None:
+async def test_stream_equals_the_whole_response(client: httpx.AsyncClient) -> None:
     whole = (await chat(client, n=2, temperature=1)).json()["choices"]
     response = await chat(client, n=2, temperature=1, stream=True)
     assert response.headers["content-type"].startswith("text/event-stream")
@@ -96,7 +96,7 @@ async def test_messages_become_the_prompt_of_a_job(
     ],
     ids=["auto", "none", "without"],
 )
-async def test_worker_is_told_which_calls_to_look_for(
+async def test_job_names_the_calls_to_parse(
     client: httpx.AsyncClient,
     store: "Redis",
     parameters: dict[str, Any],
@@ -126,7 +126,7 @@ async def test_worker_is_told_which_calls_to_look_for(
     ],
     ids=["required", "named", "structure", "single", "auto"],
 )
-async def test_calls_under_a_grammar_are_written_in_a_form_that_the_worker_is_told(
+async def test_job_names_the_call_format_of_its_grammar(
     client: httpx.AsyncClient,
     store: "Redis",
     parameters: dict[str, Any],
@@ -147,7 +147,7 @@ async def test_calls_under_a_grammar_are_written_in_a_form_that_the_worker_is_to
     assert (await request).status_code == 200
 
 
-async def test_only_the_first_call_is_told_where_there_may_be_one(
+async def test_only_the_first_call_is_returned_if_one_is_allowed(
     client: httpx.AsyncClient, store: "Redis"
 ) -> None:
     worker, name = await serve_chats(store, form=chat_format(**PARSERS))
@@ -162,7 +162,7 @@ async def test_only_the_first_call_is_told_where_there_may_be_one(
     assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["add"]
 
 
-async def test_prompt_may_be_cut_in_the_middle_of_what_opens_the_answer(
+async def test_prompt_may_be_cut_within_the_opening(
     client: httpx.AsyncClient, store: "Redis"
 ) -> None:
     worker, name = await serve_chats(store)
@@ -176,7 +176,7 @@ async def test_prompt_may_be_cut_in_the_middle_of_what_opens_the_answer(
     assert int(response.headers["x-prompt-truncated"]) > 0
 
 
-async def test_argument_that_the_template_does_not_read_is_refused_where_the_tenant_is_strict(
+async def test_template_argument_without_effect_is_refused_for_strict_tenants(
     stack: Stack,
 ) -> None:
     body = chatting(chat_template_kwargs={"unread": 1})
@@ -196,7 +196,7 @@ async def test_argument_that_the_template_does_not_read_is_refused_where_the_ten
 
 
 @all_cases("shows", [False, True])
-async def test_parsers_are_shown_the_special_tokens_that_they_look_for(
+async def test_parsers_get_their_special_tokens(
     client: httpx.AsyncClient, store: "Redis", *, shows: bool
 ) -> None:
     form = chat_format(**PARSERS, shows_special_tokens=shows)
@@ -208,7 +208,7 @@ async def test_parsers_are_shown_the_special_tokens_that_they_look_for(
     assert (await request).status_code == 200
 
 
-async def test_job_of_a_completion_is_not_read_apart(
+async def test_job_of_a_completion_has_no_parsers(
     client: httpx.AsyncClient, store: "Redis"
 ) -> None:
     worker, name = await serve_chats(store)
@@ -220,7 +220,7 @@ async def test_job_of_a_completion_is_not_read_apart(
 
 
 @all_cases("is_streamed", [False, True])
-async def test_reasoning_and_calls_are_told_apart(
+async def test_reasoning_and_calls_are_separated(
     client: httpx.AsyncClient, store: "Redis", *, is_streamed: bool
 ) -> None:
     worker, name = await serve_chats(store)
@@ -257,7 +257,7 @@ async def test_reasoning_and_calls_are_told_apart(
     assert usage["completion_tokens_details"] == {"reasoning_tokens": 1}
 
 
-async def test_estimate_tells_what_the_request_takes(client: httpx.AsyncClient) -> None:
+async def test_estimate_reports_tokens_and_parameters(client: httpx.AsyncClient) -> None:
     body = chatting(messages=[*HELLO, {"role": "assistant", "content": "Hi"}, *HELLO])
     reported = (await client.post(f"{CHATS}:estimate", json=body)).json()
     usage = (await client.post(CHATS, json=body)).json()["usage"]
@@ -366,7 +366,7 @@ async def test_template_may_refuse_the_messages(client: httpx.AsyncClient, store
     ],
     ids=["chat", "tools", "forced", "strict", "images"],
 )
-async def test_model_that_cannot_says_so(
+async def test_model_without_a_feature_refuses_it(
     client: httpx.AsyncClient,
     store: "Redis",
     features: list[Feature],
@@ -403,9 +403,7 @@ async def test_image_by_url_is_refused_where_no_host_is_allowed(
     assert "fetches no images from URLs" in message
 
 
-async def test_limits_come_before_images_that_would_be_fetched(
-    stack: Stack, store: "Redis"
-) -> None:
+async def test_limits_are_checked_before_images_are_fetched(stack: Stack, store: "Redis") -> None:
     _, name = await serve_chats(
         store, features=[*FEATURES, Feature.IMAGES], image_token="<image>", max_images=1
     )
@@ -413,14 +411,14 @@ async def test_limits_come_before_images_that_would_be_fetched(
     with_image = chatting(name, messages=[{"role": "user", "content": [image]}])
     limits = {LimitName.REQUESTS_PER_MINUTE: 1}
     async with caller(stack, "limited-talkers", Scope.COMPLETIONS, limits=limits) as limited:
-        # What is not run after all uses nothing up.
+        # A refused request uses no limit.
         for _ in range(2):
             assert (await limited.post(CHATS, json=with_image)).status_code == 400
         assert (await chat(limited)).status_code == 200
         assert (await limited.post(CHATS, json=with_image)).status_code == 429
 
 
-async def test_template_that_cannot_be_used_is_the_operators_fault(
+async def test_unusable_template_is_a_server_error(
     client: httpx.AsyncClient, store: "Redis"
 ) -> None:
     template = "{% for message in messages %}"
@@ -431,7 +429,7 @@ async def test_template_that_cannot_be_used_is_the_operators_fault(
     assert response.json()["error"]["code"] == "model_misconfigured"
 
 
-async def test_template_that_is_not_published_is_asked_for_again(
+async def test_unpublished_template_is_fetched_again(
     client: httpx.AsyncClient, store: "Redis"
 ) -> None:
     _, name = await serve_chats(store, form=ChatFormat(secrets.token_hex(32)), template=None)
@@ -441,7 +439,7 @@ async def test_template_that_is_not_published_is_asked_for_again(
         assert response.json()["error"]["code"] != "model_misconfigured"
 
 
-async def test_models_say_whether_they_can_be_talked_with(
+async def test_models_report_whether_they_serve_chats(
     client: httpx.AsyncClient, store: "Redis"
 ) -> None:
     _, name = await serve_chats(store, features=[Feature.CHAT])
@@ -456,7 +454,7 @@ async def test_models_say_whether_they_can_be_talked_with(
     assert {"tools", "include_reasoning"} <= served[MODEL]
 
 
-async def test_usage_says_that_it_was_a_chat(
+async def test_usage_names_the_chat_endpoint(
     stack: Stack, client: httpx.AsyncClient, store: "Redis"
 ) -> None:
     request_id = (await chat(client)).json()["id"]

@@ -1,4 +1,4 @@
-"""Whole answers over HTTP: what each parameter does, with the scripted engine."""
+"""Whole responses over HTTP: what each parameter does, with the scripted engine."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from tests.support.cases import all_cases
 
 
 async def body_of(client: httpx.AsyncClient, **parameters: Any) -> dict[str, Any]:
-    """Return the body of an answer."""
+    """Return the body of a response."""
     response = await complete(client, **parameters)
     assert response.status_code == 200, response.text
     assert response.headers["content-type"] == "application/json"
@@ -21,13 +21,13 @@ async def body_of(client: httpx.AsyncClient, **parameters: Any) -> dict[str, Any
 
 
 async def texts_of(client: httpx.AsyncClient, **parameters: Any) -> list[str]:
-    """Return the texts of an answer's choices, which must stand in order."""
+    """Return the texts of a response's choices, which must stand in order."""
     choices = (await body_of(client, **parameters))["choices"]
     assert [choice["index"] for choice in choices] == list(range(len(choices)))
     return [choice["text"] for choice in choices]
 
 
-async def test_answer_has_openais_shape(client: httpx.AsyncClient) -> None:
+async def test_response_has_the_format_of_openai(client: httpx.AsyncClient) -> None:
     body = await body_of(client, max_tokens=5)
     assert set(body) == {
         "id",
@@ -49,7 +49,7 @@ async def test_default_is_sixteen_tokens(client: httpx.AsyncClient) -> None:
     assert body["usage"]["completion_tokens"] == 16
 
 
-async def test_same_seed_says_the_same_and_another_does_not(client: httpx.AsyncClient) -> None:
+async def test_same_seed_gives_the_same_text(client: httpx.AsyncClient) -> None:
     first, again, other = [await texts_of(client, seed=seed) for seed in (5, 5, 6)]
     assert first == again
     assert first != other
@@ -68,7 +68,9 @@ async def test_greedy_choices_are_the_same_and_each_counts(client: httpx.AsyncCl
     assert body["usage"]["completion_tokens"] == 12
 
 
-async def test_prompts_are_answered_like_single_ones_in_order(client: httpx.AsyncClient) -> None:
+async def test_several_prompts_give_the_choices_of_single_ones_in_order(
+    client: httpx.AsyncClient,
+) -> None:
     prompts: list[Any] = ["One", [5, 6, 7], ["a", 9], ""]
     together = await texts_of(client, prompt=[[5], *prompts])
     alone = [
@@ -97,7 +99,7 @@ async def test_best_of_returns_n_and_bills_all(client: httpx.AsyncClient) -> Non
     assert means == pytest.approx(all_means[:2])
 
 
-async def test_whole_answer_may_be_larger_than_what_a_stream_may_leave_unread(
+async def test_whole_response_may_exceed_the_unread_bound_of_streams(
     impatient_client: httpx.AsyncClient,
 ) -> None:
     body = await body_of(impatient_client, n=100, temperature=1, max_tokens=70)
@@ -105,7 +107,7 @@ async def test_whole_answer_may_be_larger_than_what_a_stream_may_leave_unread(
 
 
 @all_cases("parameters", [{"n": 127}, {"n": 128}])
-async def test_answer_that_may_need_too_much_memory_is_refused_before_it_runs(
+async def test_response_that_may_need_too_much_memory_is_refused_early(
     client: httpx.AsyncClient, parameters: dict[str, Any]
 ) -> None:
     asked = {"best_of": 128, "max_tokens": 1900, "logprobs": 5} | parameters
@@ -170,7 +172,7 @@ async def test_stop_ends_the_text_before_it(client: httpx.AsyncClient) -> None:
     assert body["usage"]["completion_tokens"] < 20
 
 
-async def test_two_gateways_give_the_same_answer(
+async def test_two_gateways_give_the_same_response(
     client: httpx.AsyncClient, other_client: httpx.AsyncClient
 ) -> None:
     assert await texts_of(client, n=2) == await texts_of(other_client, n=2)

@@ -1,4 +1,4 @@
-"""Whose dialect is spoken, how strictly, and with which model: by header, key, tenant and model."""
+"""Dialect, strictness and default model: by header, key, tenant and model."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -20,7 +20,7 @@ SPOKEN = "dialects-spoken"
 
 @asynccontextmanager
 async def acting_as(stack: Stack, tenant: str, **options: Any) -> AsyncIterator[httpx.AsyncClient]:
-    """Open a client with a key of a tenant that is made where there is none."""
+    """Open a client with a key of a tenant, which is created if necessary."""
     key = await asyncio.to_thread(stack.key, tenant, **options)
     async with gateway_client(stack.url, key) as client:
         yield client
@@ -34,7 +34,7 @@ async def dialect_of(client: httpx.AsyncClient, model: str, header: str | None =
     return str(response.json()["dialect"])
 
 
-async def test_dialect_is_the_headers_the_keys_the_tenants_the_models_the_servers(
+async def test_dialect_comes_from_header_key_tenant_model_or_server(
     stack: Stack, store: "Redis"
 ) -> None:
     await serve(store, SPOKEN, dialect="llamacpp")
@@ -43,10 +43,10 @@ async def test_dialect_is_the_headers_the_keys_the_tenants_the_models_the_server
         assert await dialect_of(client, SPOKEN) == "llamacpp"
         await change_tenant(stack, "speakers", dialect=Dialect.OMLX)
 
-        async def is_heard() -> bool:
+        async def is_applied() -> bool:
             return await dialect_of(client, SPOKEN) == "omlx"
 
-        await eventually(is_heard, what="the change of the tenant's dialect")
+        await eventually(is_applied, what="the change of the tenant's dialect")
         async with acting_as(stack, "speakers", dialect=Dialect.FIREWORKS) as own:
             assert await dialect_of(own, SPOKEN) == "fireworks"
             assert await dialect_of(own, SPOKEN, "vllm") == "vllm"
@@ -60,7 +60,7 @@ async def test_unknown_dialect_of_the_header_is_refused(client: httpx.AsyncClien
     assert response.json()["error"]["param"] == "X-Api-Dialect"
 
 
-async def test_conflict_23_unknown_parameter_is_refused_where_the_tenant_is_strict(
+async def test_conflict_23_unknown_parameter_is_refused_for_strict_tenants(
     stack: Stack,
 ) -> None:
     body = {"model": MODEL, "prompt": "a", "max_tokens": 1, "zeta": 1}

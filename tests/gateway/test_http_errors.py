@@ -1,4 +1,4 @@
-"""Whatever is wrong is said in the dialect's envelope, with the right status, code and headers."""
+"""Errors have the dialect's envelope, and the right status, code and headers."""
 
 import asyncio
 import json
@@ -63,7 +63,7 @@ async def test_request_without_a_valid_credential_gets_401(
     assert response.headers["www-authenticate"] == "Bearer"
 
 
-async def test_well_formed_key_that_nobody_has_gets_401_and_is_not_repeated(
+async def test_unknown_key_gets_401_and_is_not_repeated(
     client: httpx.AsyncClient,
 ) -> None:
     key = ApiKey.generate().reveal()
@@ -117,7 +117,7 @@ async def test_unknown_model_gets_404(client: httpx.AsyncClient) -> None:
         ("POST", "/healthz", "GET"),
     ],
 )
-async def test_wrong_method_gets_405_and_is_told_the_right_one(
+async def test_wrong_method_gets_405_with_the_allowed_methods(
     client: httpx.AsyncClient, method: str, path: str, allowed: str
 ) -> None:
     response = await client.request(method, path)
@@ -235,7 +235,7 @@ async def test_body_that_grows_too_large_in_chunks_gets_413(stack: Stack, key: s
 async def test_body_of_too_many_parts_gets_413_before_it_is_parsed(stack: Stack, key: str) -> None:
     body = b'{"prompt":[' + b"[]," * (MAX_BODY_BYTES // 3 - 10) + b"[]]}"
     async with connection(stack.url) as (reader, writer):
-        # The last byte never comes: what is there is refused already.
+        # The last byte never arrives: the part before it is refused.
         writer.write(head(key, f"content-length: {len(body) + 1}") + body)
         response = await read_response(reader)
     message = message_of(response, status=413, kind=INVALID, code="payload_too_large")
@@ -252,7 +252,7 @@ async def test_largest_allowed_body_is_read(client: httpx.AsyncClient) -> None:
     assert response.status_code == 200
 
 
-async def test_body_that_does_not_come_gets_408(stack: Stack, key: str) -> None:
+async def test_body_that_does_not_arrive_gets_408(stack: Stack, key: str) -> None:
     settings = Settings(
         database_url=SecretStr(stack.database_url),
         redis_url=stack.redis.url,
@@ -313,7 +313,7 @@ async def _waiting(store: "Redis", model: str, number: int) -> bool:
     [(WorkerState.LOADING, "model_loading"), (WorkerState.DRAINING, "no_worker")],
 )
 @all_cases("stream", [False, True])
-async def test_model_that_nobody_serves_gets_503_and_when_to_come_back(
+async def test_model_without_workers_gets_503_with_a_retry_time(
     client: httpx.AsyncClient, store: "Redis", state: WorkerState, code: str, stream: bool
 ) -> None:
     await serve(store, f"unserved-{code}", state)
@@ -332,7 +332,7 @@ async def test_model_without_its_tokenizer_gets_503(
     message_of(response, status=503, kind="service_unavailable", code="service_unavailable")
 
 
-async def test_connection_serves_on_after_errors(stack: Stack, key: str) -> None:
+async def test_connection_survives_errors(stack: Stack, key: str) -> None:
     async with connection(stack.url) as (reader, writer):
         for body, status in ((b"{", 400), (asking(model="gpt-9"), 404), (asking(), 200)):
             writer.write(post(key, body))
@@ -344,7 +344,7 @@ TYPES_OF_404 = {ErrorStyle.LLAMACPP: "not_found_error", ErrorStyle.VLLM: "NotFou
 
 @all_cases("dialect", Dialect)
 @all_cases("stream", [False, True])
-async def test_conflict_18_wrong_parameter_is_told_in_the_style_of_the_dialect(
+async def test_conflict_18_wrong_parameter_has_the_style_of_the_dialect(
     client: httpx.AsyncClient, dialect: Dialect, stream: bool
 ) -> None:
     response = await client.post(
@@ -362,7 +362,7 @@ async def test_conflict_18_wrong_parameter_is_told_in_the_style_of_the_dialect(
 
 
 @all_cases("dialect", Dialect)
-async def test_conflict_18_invalid_json_is_told_in_the_style_of_the_dialect(
+async def test_conflict_18_invalid_json_has_the_style_of_the_dialect(
     client: httpx.AsyncClient, dialect: Dialect
 ) -> None:
     response = await client.post(
@@ -376,7 +376,7 @@ async def test_conflict_18_invalid_json_is_told_in_the_style_of_the_dialect(
 
 
 @all_cases("dialect", Dialect)
-async def test_conflict_18_unknown_route_is_told_in_the_style_of_the_dialect(
+async def test_conflict_18_unknown_route_has_the_style_of_the_dialect(
     client: httpx.AsyncClient, dialect: Dialect
 ) -> None:
     response = await client.post("/v1/nowhere", headers={"x-api-dialect": str(dialect)})
@@ -387,7 +387,7 @@ async def test_conflict_18_unknown_route_is_told_in_the_style_of_the_dialect(
 @all_cases(
     "dialect", [name for name, profile in PROFILES.items() if not profile.takes_any_model_name]
 )
-async def test_conflict_18_unknown_model_is_told_in_the_style_of_the_dialect(
+async def test_conflict_18_unknown_model_has_the_style_of_the_dialect(
     client: httpx.AsyncClient, dialect: Dialect
 ) -> None:
     response = await client.post(
@@ -398,7 +398,7 @@ async def test_conflict_18_unknown_model_is_told_in_the_style_of_the_dialect(
 
 
 @all_cases("dialect", Dialect)
-async def test_conflict_18_missing_credential_is_told_in_the_style_of_the_dialect(
+async def test_conflict_18_missing_credential_has_the_style_of_the_dialect(
     stack: Stack, dialect: Dialect
 ) -> None:
     async with gateway_client(stack.url, None) as anonymous:
@@ -409,7 +409,7 @@ async def test_conflict_18_missing_credential_is_told_in_the_style_of_the_dialec
     assert response.headers["www-authenticate"] == "Bearer"
 
 
-async def test_conflict_18_prompt_that_is_too_long_tells_llamacpps_clients_the_numbers(
+async def test_conflict_18_too_long_prompt_has_the_counts_in_llamacpp(
     client: httpx.AsyncClient,
 ) -> None:
     response = await client.post(
@@ -435,7 +435,10 @@ async def test_garbage_bytes_never_give_a_500(client: httpx.AsyncClient) -> None
 async def test_failed_requests_are_counted_by_status_and_code(
     stack: Stack, client: httpx.AsyncClient
 ) -> None:
-    sample = 'sluice_gateway_requests_total{code="context_length_exceeded",endpoint="completions",status="400"}'
+    sample = (
+        'sluice_gateway_requests_total{code="context_length_exceeded",'
+        'endpoint="completions",status="400"}'
+    )
 
     async def count() -> float:
         lines = (await client.get(f"{stack.operators}/metrics")).text.splitlines()

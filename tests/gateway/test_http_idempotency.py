@@ -1,4 +1,4 @@
-"""Requests that are sent again with the same Idempotency-Key: they run once."""
+"""Requests that are retried with the same Idempotency-Key run once."""
 
 import asyncio
 import secrets
@@ -12,9 +12,9 @@ from contract import keys
 from contract.outcomes import FailureCode
 from gateway.tenancy.scopes import Scope
 from tests.gateway.callers import caller
-from tests.gateway.coming_back import await_status, go_on
 from tests.gateway.conftest import MOST_WAITING_OF_TENANT, asking, complete, eventually, serve
 from tests.gateway.http import message_of
+from tests.gateway.resuming import await_status, resume
 from tests.support.cases import all_cases
 from tests.support.events import numbered_events
 from tests.support.patience import PATIENCE_SECONDS
@@ -36,14 +36,14 @@ async def ask(client: httpx.AsyncClient, key: str | bytes, **parameters: Any) ->
 
 
 def is_replayed(response: httpx.Response) -> bool:
-    """Whether an answer is that of an earlier request."""
+    """Whether a response is that of an earlier request."""
     return "idempotent-replayed" in response.headers
 
 
-async def test_whole_answer_is_told_again(
+async def test_whole_response_is_replayed(
     client: httpx.AsyncClient, other_client: httpx.AsyncClient, idempotency_key: str
 ) -> None:
-    # Without a seed, another run would say something else.
+    # Without a seed, another run would give another text.
     parameters = {"seed": None, "temperature": 1, "n": 2, "logprobs": 1, "max_tokens": 12}
     first = await ask(client, idempotency_key, **parameters)
     assert first.status_code == 200, first.text
@@ -55,7 +55,7 @@ async def test_whole_answer_is_told_again(
         assert again.content == first.content
 
 
-async def test_stream_is_told_again(
+async def test_stream_is_replayed(
     client: httpx.AsyncClient, other_client: httpx.AsyncClient, idempotency_key: str
 ) -> None:
     parameters = {"stream": True, "seed": None, "temperature": 1, "max_tokens": 12}
@@ -66,7 +66,7 @@ async def test_stream_is_told_again(
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_of_two_at_once_one_runs_and_both_get_its_answer(
+async def test_concurrent_duplicates_run_once_and_get_one_response(
     client: httpx.AsyncClient,
     other_client: httpx.AsyncClient,
     idempotency_key: str,
@@ -76,7 +76,7 @@ async def test_of_two_at_once_one_runs_and_both_get_its_answer(
     parameters = {"stream": stream, "seed": None, "temperature": 1, "max_tokens": 30}
 
     async def insist(each: httpx.AsyncClient) -> httpx.Response:
-        """Ask until the first request is admitted, for which the others wait two seconds at most."""
+        """Retry until the first request is admitted; others wait at most two seconds for it."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             while (answer := await ask(each, idempotency_key, **parameters)).status_code == 409:
                 assert answer.json()["error"]["code"] == "idempotency_in_progress"
@@ -89,7 +89,7 @@ async def test_of_two_at_once_one_runs_and_both_get_its_answer(
 
 
 def without_comments(response: httpx.Response) -> httpx.Response:
-    """Return a stream without what keeps its connection alive."""
+    """Return a stream without keep-alive comments."""
     content = response.content.replace(b": keep-alive\n\n", b"")
     return httpx.Response(response.status_code, headers=response.headers, content=content)
 
@@ -119,7 +119,7 @@ async def test_another_request_with_the_same_key_is_refused(
         assert (error["type"], error["code"]) == ("conflict", "idempotency_conflict")
 
 
-async def test_same_request_may_be_written_otherwise(
+async def test_same_request_may_be_formatted_differently(
     client: httpx.AsyncClient, idempotency_key: str
 ) -> None:
     first = await ask(client, idempotency_key, n=1, logprobs=0)
@@ -131,7 +131,7 @@ async def test_same_request_may_be_written_otherwise(
     assert again.json() == first.json()
 
 
-async def test_keys_of_tenants_do_not_meet(
+async def test_idempotency_keys_are_separate_by_tenant(
     client: httpx.AsyncClient, stack: Stack, idempotency_key: str
 ) -> None:
     first = await ask(client, idempotency_key)
@@ -142,7 +142,7 @@ async def test_keys_of_tenants_do_not_meet(
     assert other.json()["id"] != first.json()["id"]
 
 
-async def test_keys_and_answers_of_projects_do_not_meet(
+async def test_idempotency_keys_and_responses_are_separate_by_project(
     client: httpx.AsyncClient, stack: Stack, idempotency_key: str
 ) -> None:
     async with caller(stack, "acme", Scope.KEYS) as manager:
@@ -151,7 +151,7 @@ async def test_keys_and_answers_of_projects_do_not_meet(
     for project in made:
         project_id = project.json()["id"]
         async with caller(stack, "acme", Scope.COMPLETIONS, project_id=project_id) as inside:
-            # Another body: if the key stood for another project's request, this would be a conflict.
+            # Another body: with a shared key this would be a conflict.
             own = await ask(inside, idempotency_key, max_tokens=3)
             assert (own.status_code, is_replayed(own)) == (200, False)
             assert is_replayed(await ask(inside, idempotency_key, max_tokens=3))
@@ -159,12 +159,12 @@ async def test_keys_and_answers_of_projects_do_not_meet(
                 path = f"/v1/completions/{other}"
                 assert (await inside.get(path)).status_code == 404
                 assert (await inside.post(f"{path}/cancel")).status_code == 404
-                assert (await go_on(inside, other, 1)).status_code == 404
+                assert (await resume(inside, other, 1)).status_code == 404
         seen.append(own.json()["id"])
         assert (await client.get(f"/v1/completions/{seen[-1]}")).json() == own.json()
 
 
-async def test_key_that_may_not_use_the_model_is_refused_as_without_an_earlier_answer(
+async def test_key_without_the_model_is_refused_despite_a_stored_response(
     client: httpx.AsyncClient, stack: Stack, idempotency_key: str
 ) -> None:
     assert (await ask(client, idempotency_key)).status_code == 200
@@ -175,7 +175,7 @@ async def test_key_that_may_not_use_the_model_is_refused_as_without_an_earlier_a
             assert (refused.status_code, refused.json()) == (404, expected)
 
 
-async def test_same_body_that_means_another_model_is_another_request(
+async def test_same_body_for_another_model_is_another_request(
     stack: Stack, store: "Redis", idempotency_key: str
 ) -> None:
     await serve(store, "its-only-model")
@@ -191,7 +191,7 @@ async def test_same_body_that_means_another_model_is_another_request(
             assert answer.status_code == status, answer.text
 
 
-async def test_refused_request_leaves_its_key_free(
+async def test_refused_request_releases_its_key(
     client: httpx.AsyncClient, idempotency_key: str
 ) -> None:
     assert (await ask(client, idempotency_key, temperature=3)).status_code == 400
@@ -201,7 +201,7 @@ async def test_refused_request_leaves_its_key_free(
     assert not is_replayed(served)
 
 
-async def test_request_that_found_the_queue_full_leaves_its_key_free(
+async def test_request_refused_by_a_full_queue_releases_its_key(
     client: httpx.AsyncClient, store: "Redis", idempotency_key: str
 ) -> None:
     worker = await serve(store, "full")
@@ -247,7 +247,7 @@ async def test_failed_request_runs_anew(
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_request_whose_client_left_goes_on_when_it_is_sent_again(
+async def test_abandoned_request_resumes_when_it_is_retried(
     client: httpx.AsyncClient,
     other_client: httpx.AsyncClient,
     store: "Redis",
@@ -284,13 +284,13 @@ async def test_request_whose_client_left_goes_on_when_it_is_sent_again(
     assert reported["usage"]["completion_tokens"] == 2
 
 
-async def test_replayed_stream_can_be_gone_on_with(
+async def test_replayed_stream_can_be_resumed(
     client: httpx.AsyncClient, other_client: httpx.AsyncClient, idempotency_key: str
 ) -> None:
     first = numbered_events((await ask(client, idempotency_key, stream=True)).content)
     again = numbered_events((await ask(other_client, idempotency_key, stream=True)).content)
     assert again == first
-    assert numbered_events((await go_on(client, first[0][1], 2)).content) == first[2:]
+    assert numbered_events((await resume(client, first[0][1], 2)).content) == first[2:]
 
 
 async def test_background_request_with_a_key_is_started_once(
@@ -329,15 +329,15 @@ async def test_wrong_key_is_named(client: httpx.AsyncClient, value: bytes) -> No
 
 
 @all_cases("value", ["!", "x" * 255, "~`{}[]\"'\\"])
-async def test_any_visible_key_is_taken(client: httpx.AsyncClient, value: str) -> None:
+async def test_any_visible_key_is_accepted(client: httpx.AsyncClient, value: str) -> None:
     assert (await ask(client, value, prompt=secrets.token_hex(4))).status_code in (200, 409)
 
 
-async def test_key_of_a_request_that_is_being_admitted_is_not_free(
+async def test_key_of_a_request_during_admission_is_taken(
     client: httpx.AsyncClient, store: "Redis", idempotency_key: str
 ) -> None:
     first = await ask(client, idempotency_key)
-    # As if a gateway had claimed the key and had not come further yet.
+    # As if a gateway had claimed the key and were still admitting its request.
     entry = await _entry_of(store, first.json()["id"])
     body = (await store.hgetall(entry))[b"body"]
     await store.hset(entry, mapping={"request": "cmpl-being-admitted", "body": body})
@@ -360,7 +360,7 @@ async def _entry_of(store: "Redis", request_id: str) -> bytes:
     raise AssertionError("no entry")
 
 
-async def test_key_is_written_nowhere(
+async def test_key_is_not_stored_in_plain_text(
     client: httpx.AsyncClient, store: "Redis", idempotency_key: str
 ) -> None:
     await ask(client, idempotency_key)

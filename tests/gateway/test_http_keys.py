@@ -1,4 +1,4 @@
-"""`/v1/keys`: what a tenant's own credentials can do with its keys."""
+"""`/v1/keys`: how a tenant manages its keys."""
 
 import base64
 import hashlib
@@ -33,7 +33,7 @@ async def _make(manager: httpx.AsyncClient, **options: Any) -> dict[str, Any]:
     return created
 
 
-async def test_made_key_works_and_is_shown_once(stack: Stack, manager: httpx.AsyncClient) -> None:
+async def test_new_key_works_and_is_shown_once(stack: Stack, manager: httpx.AsyncClient) -> None:
     created = await _make(
         manager,
         name="web",
@@ -105,7 +105,7 @@ async def test_list_comes_in_pages(manager: httpx.AsyncClient) -> None:
         )
 
 
-async def test_key_is_changed_in_what_is_named(manager: httpx.AsyncClient) -> None:
+async def test_only_named_fields_of_a_key_change(manager: httpx.AsyncClient) -> None:
     created = await _make(manager, limits={"requests_per_minute": 5, "tokens_per_day": 6})
     del created["key"]
     path = f"/v1/keys/{created['id']}"
@@ -161,7 +161,7 @@ async def test_key_is_changed_in_what_is_named(manager: httpx.AsyncClient) -> No
         (None, None),
     ],
 )
-async def test_senseless_change_is_refused_by_name(
+async def test_invalid_change_is_refused_by_name(
     manager: httpx.AsyncClient, body: Any, param: str | None
 ) -> None:
     created = await _make(manager)
@@ -219,7 +219,7 @@ async def test_rotated_key_has_two_secrets_and_revocation_ends_both(
     assert (await manager.delete(path)).json() == revoked.json()
 
 
-async def test_rotation_without_a_body_has_a_day_of_grace_and_zero_ends_at_once(
+async def test_rotation_has_a_day_of_grace_by_default_and_zero_ends_at_once(
     stack: Stack, manager: httpx.AsyncClient
 ) -> None:
     created = await _make(manager)
@@ -385,7 +385,7 @@ async def test_key_for_some_addresses_is_refused_elsewhere(
     async def works() -> bool:
         return await status_with(stack.url, elsewhere["key"]) == 200
 
-    await eventually(works, what="the change being heard of")
+    await eventually(works, what="the change taking effect")
 
 
 async def test_expired_key_is_refused(stack: Stack, manager: httpx.AsyncClient) -> None:

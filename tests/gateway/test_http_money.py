@@ -30,7 +30,7 @@ from tests.support.secret_box import ENCRYPTION_KEY
 HOOK = "https://example.com/hooks"
 RPM = LimitName.REQUESTS_PER_MINUTE
 
-# Services of accounts are tested on both kinds of databases; what is above them is the same for both.
+# On SQLite only: tests/accounts runs the services on both kinds of databases.
 pytestmark = pytest.mark.parametrize(
     "database_url",
     ["sqlite", pytest.param("postgresql", marks=pytest.mark.long)],
@@ -86,7 +86,7 @@ async def _refused(
     return str(response.json()["error"]["param"])
 
 
-async def test_plan_is_made_shown_and_changed(management: Management, admin: str) -> None:
+async def test_plan_is_created_shown_and_changed(management: Management, admin: str) -> None:
     body = {"id": "pro", "key_limits": {"requests_per_minute": 60}}
     made = await _ok(management, admin, "POST", "/admin/plans", body)
     assert made == {
@@ -143,7 +143,7 @@ async def test_credits_are_granted_adjusted_and_shown(management: Management, ad
     assert (rest["data"], rest["has_more"]) == ([adjusted], False)
 
 
-async def test_webhook_is_registered_tried_and_removed(
+async def test_webhook_is_registered_tested_and_removed(
     management: Management, owner: str, admin: str
 ) -> None:
     made = await _ok(management, owner, "POST", "/v1/webhooks", {"url": HOOK})
@@ -174,7 +174,7 @@ async def test_operator_manages_webhooks_of_any_tenant(management: Management, a
     await _ok(management, admin, "DELETE", f"{path}/{made['id']}")
 
 
-async def test_what_is_stored_of_a_tenant_is_limited_and_shown(
+async def test_stored_responses_of_a_tenant_are_limited_and_shown(
     management: Management, redis: "Redis"
 ) -> None:
     # The bytes of one of the background requests below, and two of them.
@@ -220,13 +220,11 @@ async def test_what_is_stored_of_a_tenant_is_limited_and_shown(
     error = refused.json()["error"]
     assert f"{most} stored bytes of the tenant 'acme'" in error["message"]
     assert (error["code"], error["used"]) == ("stored_bytes", 2 * one)
-    # Nothing is left of what was refused, and small answers that nobody keeps for long do not count.
+    # Refused requests leave nothing, and small foreground responses do not count.
     assert management.context.reservations.open_requests == 2
 
 
-async def test_limits_show_what_applies_and_what_is_used(
-    management: Management, admin: str
-) -> None:
+async def test_limits_show_values_and_use(management: Management, admin: str) -> None:
     plan = {"id": "p", "tenant_limits": {"requests_per_day": 100}, "key_limits": {RPM: 60}}
     await _ok(management, admin, "POST", "/admin/plans", plan)
     await _tenants(management).update(
@@ -266,7 +264,7 @@ async def test_limits_show_what_applies_and_what_is_used(
     assert datetime.fromisoformat(budget["resets_at"]) == next_month
 
 
-async def test_what_runs_counts_as_used_until_it_has_left_the_minute(
+async def test_running_requests_count_as_used_until_they_leave_the_minute(
     management: Management,
 ) -> None:
     concurrent = LimitName.CONCURRENT_REQUESTS
@@ -297,7 +295,7 @@ async def test_what_runs_counts_as_used_until_it_has_left_the_minute(
     assert shown[concurrent]["resets_at"] is None
 
 
-async def test_credit_that_is_granted_shows_at_once(management: Management, admin: str) -> None:
+async def test_granted_credit_shows_at_once(management: Management, admin: str) -> None:
     await _tenants(management).update("acme", billing=Billing.PREPAID)
     key = await management.key("acme", Scope.USAGE)
     for granted in (10, 20):
@@ -370,9 +368,7 @@ async def test_scopes_are_required(management: Management, owner: str) -> None:
     assert (await management.call(plain, "GET", "/v1/limits")).status_code == 200
 
 
-async def test_database_that_is_away_is_told_as_such(
-    management: Management, admin: str, owner: str
-) -> None:
+async def test_database_outage_is_reported(management: Management, admin: str, owner: str) -> None:
     await management.call(admin, "GET", "/v1/limits")
     await management.call(owner, "GET", "/v1/limits")
     management.lose_database()
@@ -383,7 +379,7 @@ async def test_database_that_is_away_is_told_as_such(
         message_of(response, status=503, kind="service_unavailable", code="store_unavailable")
 
 
-async def test_redis_that_is_away_is_told_as_such(management: Management, admin: str) -> None:
+async def test_redis_outage_is_reported(management: Management, admin: str) -> None:
     management.lose_redis()
     for method, path, body in (
         ("GET", "/v1/limits", None),
@@ -473,9 +469,7 @@ async def test_odd_ids_and_cursors_are_not_found_or_refused(
     assert webhook.status_code == 404
 
 
-async def test_no_webhook_secret_is_kept_in_the_audit_log(
-    management: Management, owner: str
-) -> None:
+async def test_audit_log_has_no_webhook_secret(management: Management, owner: str) -> None:
     made = await _ok(management, owner, "POST", "/v1/webhooks", {"url": HOOK})
     async with management.context.database.reading() as transaction:
         entries = await AuditLog(transaction).entries()

@@ -1,4 +1,4 @@
-"""OpenAI's own client library, which knows nothing of event ids, and what it can do with them all the same."""
+"""OpenAI's client library, with resumption and background responses."""
 
 import asyncio
 import secrets
@@ -20,7 +20,7 @@ ASKED = asking(max_tokens=12)
 
 @pytest.fixture
 async def openai(stack: Stack, key: str) -> AsyncIterator[AsyncOpenAI]:
-    """A client of the first gateway that does not repeat requests."""
+    """A client of the first gateway that does not retry requests."""
     async with AsyncOpenAI(base_url=f"{stack.url}/v1", api_key=key, max_retries=0) as client:
         yield client
 
@@ -31,12 +31,12 @@ async def streamed_text(openai: AsyncOpenAI, **headers: str) -> str:
     return "".join([choice.text async for chunk in stream for choice in chunk.choices])
 
 
-async def test_stream_is_read_as_ever(openai: AsyncOpenAI) -> None:
+async def test_stream_is_read_as_usual(openai: AsyncOpenAI) -> None:
     whole = await openai.completions.create(**ASKED)
     assert await streamed_text(openai) == whole.choices[0].text
 
 
-async def test_stream_goes_on_behind_the_last_event_id(openai: AsyncOpenAI) -> None:
+async def test_stream_resumes_after_the_last_event_id(openai: AsyncOpenAI) -> None:
     whole = await openai.completions.create(**ASKED)
     raw = await openai.completions.with_raw_response.create(**ASKED, stream=True)
     body = b"".join([part async for part in raw.http_response.aiter_bytes()])
@@ -56,7 +56,7 @@ async def test_background_completion_is_started_and_fetched(openai: AsyncOpenAI)
     assert whole.json()["choices"][0]["finish_reason"] == "length"
 
 
-async def test_idempotency_key_gives_the_same_answer(openai: AsyncOpenAI) -> None:
+async def test_idempotency_key_gives_the_same_response(openai: AsyncOpenAI) -> None:
     headers = {"Idempotency-Key": secrets.token_hex(8)}
     first = await openai.completions.create(**ASKED, extra_headers=headers)
     again = await openai.completions.create(**ASKED, extra_headers=headers)
@@ -65,7 +65,7 @@ async def test_idempotency_key_gives_the_same_answer(openai: AsyncOpenAI) -> Non
         await openai.completions.create(model=MODEL, prompt="Other", extra_headers=headers)
 
 
-async def test_chat_is_answered_whole_and_as_a_stream(openai: AsyncOpenAI) -> None:
+async def test_chat_is_returned_whole_and_as_a_stream(openai: AsyncOpenAI) -> None:
     whole = (await openai.chat.completions.create(**chatting())).choices[0]
     stream = await openai.chat.completions.create(**chatting(), stream=True)
     deltas = [choice.delta async for chunk in stream for choice in chunk.choices]
@@ -73,7 +73,7 @@ async def test_chat_is_answered_whole_and_as_a_stream(openai: AsyncOpenAI) -> No
     assert "".join(delta.content or "" for delta in deltas) == whole.message.content
 
 
-async def test_calls_of_tools_are_put_together(openai: AsyncOpenAI, store: "Redis") -> None:
+async def test_tool_calls_are_joined(openai: AsyncOpenAI, store: "Redis") -> None:
     worker, name = await serve_chats(store)
 
     async def talk() -> None:

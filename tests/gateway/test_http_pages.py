@@ -1,4 +1,4 @@
-"""Headers of answers, the list of models, and the pages for machines and people."""
+"""Headers of responses, the list of models, probes, metrics and OpenAPI."""
 
 import asyncio
 import json
@@ -58,7 +58,7 @@ async def test_every_request_gets_its_own_id(client: httpx.AsyncClient) -> None:
     ],
 )
 @all_cases("stream", [False, True])
-async def test_applied_max_tokens_are_told(
+async def test_applied_max_tokens_are_reported(
     client: httpx.AsyncClient, parameters: dict[str, Any], applied: int, stream: bool
 ) -> None:
     response = await complete(client, stream=stream, **TRUNCATE, **parameters)
@@ -68,7 +68,7 @@ async def test_applied_max_tokens_are_told(
 
 
 @all_cases("stream", [False, True])
-async def test_cut_prompt_tokens_are_told(client: httpx.AsyncClient, stream: bool) -> None:
+async def test_cut_prompt_tokens_are_reported(client: httpx.AsyncClient, stream: bool) -> None:
     response = await complete(
         client, prompt=[[5] * 3000, [5]], truncate_sequence=True, max_tokens=8, stream=stream
     )
@@ -130,20 +130,20 @@ async def test_models_are_listed_as_workers_announce_them(
         assert (await client.get(f"/v1/models/{name}")).json() == model
 
 
-async def hear_of_news(client: httpx.AsyncClient) -> None:
-    """Have the gateway look at what workers have announced meanwhile."""
+async def refresh_catalogue(client: httpx.AsyncClient) -> None:
+    """Make the gateway read the latest announcements of workers."""
     unknown = await client.post("/tokenize", json={"model": "gpt-9", "prompt": "a"})
     assert unknown.status_code == 404
 
 
-async def test_models_tell_which_parameters_they_serve_and_refuse_the_others(
+async def test_models_list_their_parameters_and_refuse_the_others(
     client: httpx.AsyncClient, store: "Redis"
 ) -> None:
     able: dict[str, Any] = {"features": list(Feature), "image_token": "<image>", "max_images": 2}
     await serve(store, "able", **able)
     # Its tokenizer is not published.
     await serve(store, "bare", tokenizer_digest="")
-    await hear_of_news(client)
+    await refresh_catalogue(client)
     listed = {model["id"]: model for model in (await client.get("/v1/models")).json()["data"]}
     assert listed["able"]["features"] == list(Feature)
     assert set(listed["able"]["supported_parameters"]) == set(CompletionRequest.model_fields)
@@ -166,11 +166,11 @@ async def test_models_tell_which_parameters_they_serve_and_refuse_the_others(
         )
 
 
-async def test_models_tell_their_dialect_and_answer_to_their_aliases(
+async def test_models_report_their_dialect_and_are_found_by_alias(
     client: httpx.AsyncClient, stack: Stack, store: "Redis"
 ) -> None:
     await serve(store, "spoken", dialect="llamacpp", aliases=["vendor/spoken"])
-    await hear_of_news(client)
+    await refresh_catalogue(client)
     page = (await client.get("/v1/models/vendor/spoken")).json()
     assert (page["id"], page["dialect"], page["aliases"]) == (
         *("spoken", "llamacpp"),
@@ -201,7 +201,7 @@ async def test_probes_need_no_key(stack: Stack) -> None:
         assert (await anonymous.get("/openapi.json")).status_code == 200
 
 
-async def test_operators_have_a_listener_of_their_own(stack: Stack) -> None:
+async def test_operators_have_a_separate_listener(stack: Stack) -> None:
     key = await asyncio.to_thread(stack.key, "operators", scopes=frozenset(Scope))
     async with gateway_client(stack.url, key) as customers:
         for path in ("/metrics", "/admin/tenants", "/admin/usage"):
@@ -220,7 +220,7 @@ async def test_operators_have_a_listener_of_their_own(stack: Stack) -> None:
         assert (await operators.get("/v1/models")).status_code == 404
 
 
-async def test_metrics_tell_what_was_served(stack: Stack, client: httpx.AsyncClient) -> None:
+async def test_metrics_count_served_requests(stack: Stack, client: httpx.AsyncClient) -> None:
     is_idle = {"sluice_gateway_requests_in_progress": 0, "sluice_gateway_jobs_in_flight": 0}
 
     async def idles() -> bool:
@@ -278,7 +278,7 @@ async def test_openapi_describes_every_parameter_with_range_and_default(
         assert value.get("description"), f"{name} has no description"
         is_scalar = {"boolean", "integer", "number"}.intersection(value.get("type", []))
         if is_scalar and "Another name" not in value["description"]:
-            assert "Default" in value["description"], f"{name} tells no default"
+            assert "Default" in value["description"], f"{name} has no default"
     ranges = {
         "temperature": sampling.TEMPERATURE,
         "top_p": sampling.TOP_P,
@@ -298,7 +298,7 @@ async def test_openapi_describes_every_parameter_with_range_and_default(
         assert (number["minimum"], number["maximum"]) == bounds, name
 
 
-async def test_openapi_references_all_lead_somewhere(schema: dict[str, Any]) -> None:
+async def test_openapi_references_all_resolve(schema: dict[str, Any]) -> None:
     references = set(re.findall(r'"\$ref": "([^"]+)"', json.dumps(schema)))
     assert "#/components/schemas/CompletionRequest" in references
     for reference in references:
@@ -313,7 +313,7 @@ async def test_openapi_references_all_lead_somewhere(schema: dict[str, Any]) -> 
     assert "bearer" in schema["components"]["securitySchemes"]
 
 
-async def test_openapi_agrees_with_what_is_accepted(
+async def test_openapi_agrees_with_the_accepted_bodies(
     client: httpx.AsyncClient, schema: dict[str, Any]
 ) -> None:
     request = schema["components"]["schemas"]["CompletionRequest"] | {
@@ -341,7 +341,7 @@ async def test_openapi_agrees_with_what_is_accepted(
         assert (answer.status_code == 200) is validator.is_valid(body), parameters
 
 
-async def test_answers_fit_their_description(
+async def test_responses_match_their_schema(
     client: httpx.AsyncClient, schema: dict[str, Any]
 ) -> None:
     responses = schema["paths"]["/v1/completions"]["post"]["responses"]
@@ -353,7 +353,7 @@ async def test_answers_fit_their_description(
         jsonschema.validate(answer.json(), described | components)
 
 
-async def test_answers_of_chats_fit_their_description(
+async def test_chat_responses_match_their_schema(
     client: httpx.AsyncClient, schema: dict[str, Any]
 ) -> None:
     components = {"components": schema["components"]}
@@ -393,7 +393,7 @@ async def test_answers_of_chats_fit_their_description(
         ("/detokenize", "Error", {"tokens": [5.5]}),
     ],
 )
-async def test_token_endpoints_are_described_as_they_are(
+async def test_token_endpoints_match_their_schema(
     stack: Stack, schema: dict[str, Any], path: str, name: str, body: dict[str, Any]
 ) -> None:
     key = await asyncio.to_thread(stack.key, "acme", allowed_models=[MODEL])
@@ -407,9 +407,7 @@ async def test_token_endpoints_are_described_as_they_are(
     jsonschema.validate(answer, reference | components)
 
 
-async def test_models_are_described_as_they_are(
-    client: httpx.AsyncClient, schema: dict[str, Any]
-) -> None:
+async def test_models_match_their_schema(client: httpx.AsyncClient, schema: dict[str, Any]) -> None:
     described = {"$ref": "#/components/schemas/ModelList", "components": schema["components"]}
     listed = (await client.get("/v1/models")).json()
     assert listed["data"]

@@ -1,4 +1,4 @@
-"""`/v1/projects` and `/v1/members`: what a tenant manages of itself."""
+"""`/v1/projects` and `/v1/members`: how a tenant manages projects and members."""
 
 from collections.abc import AsyncIterator
 
@@ -24,7 +24,7 @@ async def manager(stack: Stack) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-async def test_project_is_made_changed_and_archived_with_its_keys(
+async def test_project_is_created_changed_and_archived_with_its_keys(
     stack: Stack, manager: httpx.AsyncClient
 ) -> None:
     made = (await manager.post("/v1/projects", json={"name": "shop"})).json()
@@ -56,7 +56,7 @@ async def test_project_is_made_changed_and_archived_with_its_keys(
         async def refused(url: str = url) -> bool:
             return await status_with(url, key["key"]) == 403
 
-        await eventually(refused, what="the archiving being heard of")
+        await eventually(refused, what="the archiving taking effect")
     async with gateway_client(stack.url, key["key"]) as client:
         message = message_of(
             await client.get("/v1/models"),
@@ -71,7 +71,7 @@ async def test_project_is_made_changed_and_archived_with_its_keys(
     async def works() -> bool:
         return await status_with(stack.url, key["key"]) == 200
 
-    await eventually(works, what="the activation being heard of")
+    await eventually(works, what="the activation taking effect")
 
 
 async def test_other_tenants_projects_and_members_do_not_exist(
@@ -125,12 +125,12 @@ async def test_member_acts_within_the_role_on_every_gateway(
             async with gateway_client(url, signed) as client:
                 return (await client.get("/v1/members")).status_code == 200
 
-        await eventually(may_manage, what="the membership being heard of")
+        await eventually(may_manage, what="the membership taking effect")
         async with gateway_client(url, modest) as client:
             assert (await client.get("/v1/members")).status_code == 403
             assert (await client.get("/v1/models")).status_code == 200
     async with gateway_client(stack.url, signed) as client:
-        # The last owner cannot shut everybody out, not even by mistake.
+        # The last owner cannot be demoted or removed.
         for response in (
             await client.delete(f"/v1/members/{owner['id']}"),
             await client.patch("/v1/members/auth0%7Cada", json={"role": "viewer"}),
@@ -147,7 +147,7 @@ async def test_member_acts_within_the_role_on_every_gateway(
         async def has_keys() -> bool:
             return (await client.get("/v1/keys")).status_code == 200
 
-        await eventually(has_keys, what="the membership being heard of")
+        await eventually(has_keys, what="the membership taking effect")
         assert (await client.get("/v1/members")).status_code == 403
         refused = await client.post("/v1/keys", json={"name": "x", "scopes": ["members"]})
         assert refused.status_code == 403
@@ -156,10 +156,10 @@ async def test_member_acts_within_the_role_on_every_gateway(
         async def has_no_keys() -> bool:
             return (await client.get("/v1/keys")).status_code == 403
 
-        await eventually(has_no_keys, what="the new role being heard of")
+        await eventually(has_no_keys, what="the new role taking effect")
 
 
-async def test_credential_gives_no_role_with_more_rights_than_its_own(stack: Stack) -> None:
+async def test_credential_grants_no_role_with_more_rights_than_its_own(stack: Stack) -> None:
     async with caller(stack, TENANT, Scope.MEMBERS, Scope.USAGE) as few:
         for role in ("owner", "admin", "developer"):
             message_of(
@@ -187,7 +187,7 @@ async def test_credential_gives_no_role_with_more_rights_than_its_own(stack: Sta
         ({"subject": "x", "role": "viewer", "scopes": []}, "scopes"),
     ],
 )
-async def test_senseless_member_is_refused_by_name(
+async def test_invalid_member_is_refused_by_name(
     manager: httpx.AsyncClient, body: dict[str, object], param: str
 ) -> None:
     response = await manager.post("/v1/members", json=body)

@@ -1,4 +1,4 @@
-"""Where a request comes from, as addresses of keys are checked: what a proxy says, if it is trusted."""
+"""Client addresses behind proxies, as the allowed addresses of keys are checked."""
 
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
@@ -16,7 +16,7 @@ from tests.support.stack import Stack, running_stack
 
 @pytest.fixture(scope="module")
 def proxied() -> Iterator[Stack]:
-    """Gateways that trust nobody, this machine, and another network."""
+    """Gateways that trust no proxy, this machine, and another network."""
     with running_stack() as stack:
         settings = {
             "trusts-nobody": {"FORWARDED_ALLOW_IPS": "*"},
@@ -47,7 +47,7 @@ IS_ALLOWED = {
     "203.0.113.9:4711": True,
     "[2001:db8:5::1]:4711": True,
     "198.51.100.1": False,
-    # What the client itself claims stands first, and what the nearest trusted proxy saw last.
+    # The client's own claim comes first, and the address that the nearest trusted proxy saw last.
     "203.0.113.9, 198.51.100.1": False,
     "198.51.100.1, 203.0.113.9": True,
     "198.51.100.1, 203.0.113.9, 192.0.2.7": True,
@@ -56,10 +56,10 @@ IS_ALLOWED = {
     "unknown": False,
     "203.0.113.9, unknown": False,
 }
-"""Whether the key is valid, by what the header says to a gateway that trusts its sender."""
+"""Whether the key is valid, by the header that a trusting gateway receives."""
 
 
-async def test_header_of_a_trusted_proxy_is_believed(proxied: Stack, key: str) -> None:
+async def test_header_of_a_trusted_proxy_is_used(proxied: Stack, key: str) -> None:
     nobody, us, others = proxied.gateways
     async with AsyncExitStack() as stack:
         clients = {
@@ -76,13 +76,14 @@ async def test_header_of_a_trusted_proxy_is_believed(proxied: Stack, key: str) -
             assert statuses == expected, forwarded
 
 
-def test_nobody_is_trusted_by_default() -> None:
+def test_no_proxy_is_trusted_by_default() -> None:
     assert Settings().trusted_proxies == ()
     assert proxy_networks(Settings()) == []
 
 
 def test_proxies_are_recognised_on_sockets_for_ipv4_and_ipv6() -> None:
-    settings = Settings(trusted_proxies="10.0.0.0/8, ::1,192.0.2.7")  # type: ignore[arg-type] # As the environment gives it.
+    # As the environment gives it.
+    settings = Settings(trusted_proxies="10.0.0.0/8, ::1,192.0.2.7")  # type: ignore[arg-type]
     assert proxy_networks(settings) == [
         *("10.0.0.0/8", "::1/128", "192.0.2.7/32"),
         *("::ffff:10.0.0.0/104", "::ffff:192.0.2.7/128"),
@@ -90,6 +91,6 @@ def test_proxies_are_recognised_on_sockets_for_ipv4_and_ipv6() -> None:
 
 
 @pytest.mark.parametrize("proxies", ["*", "localhost", "10.0.0.1/8", "10.0.0.0/8;::1", "1.2.3"])
-def test_other_proxies_are_refused_at_the_start(proxies: str) -> None:
+def test_invalid_proxies_are_refused_at_the_start(proxies: str) -> None:
     with pytest.raises(ValidationError, match="trusted_proxies"):
-        Settings(trusted_proxies=proxies)  # type: ignore[arg-type] # As the environment gives it.
+        Settings(trusted_proxies=proxies)  # type: ignore[arg-type]

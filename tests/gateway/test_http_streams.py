@@ -12,7 +12,6 @@ from redis.asyncio import Redis
 from contract import keys, messages
 from contract.messages import JobFinished
 from contract.outcomes import FailureCode, FinishReason
-from tests.gateway.coming_back import Reader, begun
 from tests.gateway.conftest import (
     KEEP_ALIVE_SECONDS,
     asking,
@@ -23,6 +22,7 @@ from tests.gateway.conftest import (
     serve,
 )
 from tests.gateway.http import connection, message_of, post
+from tests.gateway.resuming import Reader, begun
 from tests.support.events import DONE, KEEP_ALIVE, parse_chunks, split_events, texts_by_choice
 from tests.support.fake_worker import delta
 from tests.support.patience import PATIENCE_SECONDS
@@ -85,7 +85,7 @@ async def test_tokens_arrive_one_by_one_as_they_are_generated(
     assert texts_by_choice(chunks) == {0: "012345678910"}
 
 
-async def test_stream_says_what_the_whole_answer_says(client: httpx.AsyncClient) -> None:
+async def test_stream_joins_to_the_text_of_the_whole_response(client: httpx.AsyncClient) -> None:
     parameters = {"prompt": ["One", "Two"], "n": 3, "max_tokens": 12, "stop": " the"}
     whole = (await complete(client, **parameters)).json()
     chunks = await streamed(client, **parameters)
@@ -112,7 +112,7 @@ async def test_include_usage_gives_the_extra_chunk(client: httpx.AsyncClient) ->
     assert {chunk["usage"] for chunk in others} == {None}
 
 
-async def test_failure_before_the_first_token_has_a_real_status(
+async def test_failure_before_the_first_token_has_an_error_status(
     client: httpx.AsyncClient, store: "Redis"
 ) -> None:
     worker = await serve(store, "failing")
@@ -135,7 +135,7 @@ async def test_failure_after_the_first_token_is_an_event_and_done(
     assert done == DONE
 
 
-async def test_one_failed_prompt_takes_the_others_back(
+async def test_one_failed_prompt_cancels_the_others(
     client: httpx.AsyncClient, store: "Redis"
 ) -> None:
     worker = await serve(store, "failing")
@@ -150,16 +150,16 @@ async def test_one_failed_prompt_takes_the_others_back(
     await eventually(lambda: nothing_left(store, "failing"), what="the third one being taken back")
 
 
-async def read_comments(parts: AsyncIterator[bytes], number: int, *, behind: bytes = b"") -> bytes:
-    """Return what comes of a stream until it has had so many comments behind something."""
+async def read_comments(parts: AsyncIterator[bytes], number: int, *, after: bytes = b"") -> bytes:
+    """Read a stream until it has a number of comments after some bytes."""
     body = b""
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while body.find(behind) < 0 or body[body.find(behind) :].count(KEEP_ALIVE) < number:
+        while body.find(after) < 0 or body[body.find(after) :].count(KEEP_ALIVE) < number:
             body += await anext(parts)
     return body
 
 
-async def test_long_wait_commits_the_stream_and_keeps_it_alive(
+async def test_long_wait_commits_the_stream_and_sends_comments(
     impatient_client: httpx.AsyncClient, store: "Redis"
 ) -> None:
     worker = await serve(store, "slow")
@@ -185,13 +185,13 @@ async def test_long_wait_commits_the_stream_and_keeps_it_alive(
     assert texts_by_choice(parse_chunks(body)) == {0: "late"}
 
 
-async def test_silence_between_tokens_is_kept_alive(
+async def test_comments_fill_silence_between_tokens(
     impatient_client: httpx.AsyncClient, store: "Redis"
 ) -> None:
     worker = await serve(store, "slow")
     async with begun(impatient_client, worker, "slow", "a") as (response, claim):
         parts = response.aiter_raw()
-        events = split_events(await read_comments(parts, 3, behind=b"data: "))
+        events = split_events(await read_comments(parts, 3, after=b"data: "))
         # On a slow machine the stream begins with comments, too.
         (first,) = [event for event in events if event != KEEP_ALIVE]
         assert json.loads(first.removeprefix(b"data: "))["choices"][0]["text"] == "a"
@@ -214,7 +214,7 @@ async def test_failure_after_the_commit_is_an_event(
     assert events[-1] == DONE
 
 
-async def test_slow_reader_is_cut_off_and_the_stream_beside_it_flows(
+async def test_slow_reader_is_cut_off_without_affecting_other_streams(
     stack: Stack, key: str, client: httpx.AsyncClient, store: "Redis"
 ) -> None:
     worker = await serve(store, "wordy")
@@ -251,11 +251,11 @@ async def test_slow_reader_is_cut_off_and_the_stream_beside_it_flows(
     assert b'"code":"slow_reader"' in rest[-500:]
 
 
-async def test_frames_go_to_the_gateway_that_asked(
+async def test_frames_go_to_the_gateway_of_the_request(
     client: httpx.AsyncClient, other_client: httpx.AsyncClient, store: "Redis"
 ) -> None:
     async def reported() -> dict[bytes, int]:
-        """Return how many frames with tokens each gateway was sent. Gateways write to each other, too."""
+        """Return how many frames with tokens each gateway got. Gateways also send notices."""
         names = [key async for key in store.scan_iter(match="{g:gw-*}:replies")]
         entries: Any = {name: await store.xrange(name) for name in names}
         return {
@@ -263,8 +263,8 @@ async def test_frames_go_to_the_gateway_that_asked(
             for name, found in entries.items()
         }
 
-    # What others have begun and left is over.
-    await eventually(lambda: nothing_left(store, MODEL), what="silence")
+    # Requests of earlier tests have ended.
+    await eventually(lambda: nothing_left(store, MODEL), what="the end of other streams")
     before = await reported()
     await streamed(client, max_tokens=5)
     after = await reported()
@@ -300,7 +300,7 @@ async def test_many_streams_of_many_tenants_over_two_gateways_keep_their_own_tex
     async def counted(name: str) -> float:
         return await asyncio.to_thread(metric, stack.worker_url(), f"sluice_worker_{name}_total")
 
-    await eventually(lambda: nothing_left(store, MODEL), what="silence")
+    await eventually(lambda: nothing_left(store, MODEL), what="the end of other streams")
     steps, tokens = await counted("engine_steps"), await counted("completion_tokens")
     first = await run()
     second = await run()
@@ -310,5 +310,5 @@ async def test_many_streams_of_many_tenants_over_two_gateways_keep_their_own_tex
 
     assert first == second
     assert len({texts[0] for texts in first}) == streams
-    # In each step every stream that runs gets a token: more than one of a gateway ran at once.
+    # In each step every running stream gets a token: a gateway had several at once.
     assert tokens > 2 * steps

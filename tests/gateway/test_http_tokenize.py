@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize`, as clients of vLLM and of llama.cpp ask."""
+"""`/tokenize` and `/detokenize`, as clients of vLLM and of llama.cpp use them."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -32,7 +32,7 @@ async def client(stack: Stack) -> AsyncIterator[httpx.AsyncClient]:
 
 
 async def ask(client: httpx.AsyncClient, path: str, **body: Any) -> dict[str, Any]:
-    """Post a body that is to be answered."""
+    """Post a body that must be accepted."""
     response = await client.post(path, json=body)
     assert response.status_code == 200, response.text
     assert response.headers["content-type"] == "application/json"
@@ -41,7 +41,7 @@ async def ask(client: httpx.AsyncClient, path: str, **body: Any) -> dict[str, An
 
 
 @all_cases("prefix", ["", "/v1"])
-async def test_text_goes_there_and_back_as_in_vllm(client: httpx.AsyncClient, prefix: str) -> None:
+async def test_text_round_trips_as_in_vllm(client: httpx.AsyncClient, prefix: str) -> None:
     reported = await ask(client, f"{prefix}/tokenize", model=MODEL, prompt=TEXT)
     assert reported == {"count": len(IDS), "max_model_len": 2048, "tokens": IDS, "token_strs": None}
     back = await ask(client, f"{prefix}/detokenize", model=MODEL, tokens=reported["tokens"])
@@ -49,9 +49,7 @@ async def test_text_goes_there_and_back_as_in_vllm(client: httpx.AsyncClient, pr
 
 
 @all_cases("prefix", ["", "/v1"])
-async def test_text_goes_there_and_back_as_in_llamacpp(
-    client: httpx.AsyncClient, prefix: str
-) -> None:
+async def test_text_round_trips_as_in_llamacpp(client: httpx.AsyncClient, prefix: str) -> None:
     reported = await ask(client, f"{prefix}/tokenize", content=TEXT)
     assert reported == {"tokens": IDS}
     assert await ask(client, f"{prefix}/detokenize", tokens=IDS) == {"content": TEXT}
@@ -143,7 +141,7 @@ async def test_unreadable_body_is_refused(
     assert set(response.json()["error"]) == {"message", "type", "param", "code"}
 
 
-async def test_longest_body_leaves_other_requests_alone(client: httpx.AsyncClient) -> None:
+async def test_longest_body_does_not_block_other_requests(client: httpx.AsyncClient) -> None:
     # A line break is two bytes of JSON.
     body = {"content": "a b c\n" * (MAX_BODY_BYTES // 7 - 20), "with_pieces": True}
 
@@ -156,11 +154,11 @@ async def test_longest_body_leaves_other_requests_alone(client: httpx.AsyncClien
         assert len((await asking)["tokens"]) > 100_000
         return served >= SERVED_MEANWHILE
 
-    # Were the gateway busy with it, they would always wait until its end; this process may be late once.
+    # A blocked gateway would delay all of them until its end; one delay may be this process.
     await eventually(are_served, what="other requests being served meanwhile")
 
 
-async def test_unknown_parameters_are_named_and_refused_where_the_tenant_is_strict(
+async def test_unknown_parameters_are_named_and_refused_for_strict_tenants(
     client: httpx.AsyncClient, stack: Stack
 ) -> None:
     body = {"content": "a", "zeta": 1, "alpha": None, "beta\r\n": 2}
@@ -181,7 +179,7 @@ async def test_unknown_parameters_are_named_and_refused_where_the_tenant_is_stri
         assert (await strict_client.post("/tokenize", json={"content": "a"})).status_code == 200
 
 
-async def test_only_those_who_may_generate_may_tokenize(stack: Stack) -> None:
+async def test_tokenizing_requires_the_scope_of_completions(stack: Stack) -> None:
     async with gateway_client(stack.url, None) as anonymous:
         for path in ("/tokenize", "/v1/tokenize", "/detokenize", "/v1/detokenize"):
             response = await anonymous.post(path, json={"content": "a", "tokens": [5]})
@@ -208,7 +206,7 @@ async def test_model_is_found_as_for_completions(
         assert reported["max_model_len"] == 77
 
 
-async def test_errors_are_told_in_the_dialect(client: httpx.AsyncClient) -> None:
+async def test_errors_have_the_style_of_the_dialect(client: httpx.AsyncClient) -> None:
     response = await client.post(
         "/tokenize", json={"content": 7}, headers={"x-api-dialect": "llamacpp"}
     )

@@ -1,4 +1,4 @@
-"""`/v1/usage` and `/admin/usage`: the right sums, for the right people, in the described shapes."""
+"""`/v1/usage` and `/admin/usage`: sums, access rights and schemas."""
 
 import asyncio
 import base64
@@ -102,7 +102,7 @@ async def client_of(stack: Stack, records: list[UsageRecord]) -> AsyncIterator[C
 
 
 async def shown(client: httpx.AsyncClient, path: str, **query: Any) -> dict[str, Any]:
-    """Return an answer that is as the page describes it."""
+    """Return a response that matches its schema."""
     response = await client.get(path, params=NOVEMBER | query)
     assert response.status_code == 200, response.text
     body: dict[str, Any] = response.json()
@@ -132,14 +132,14 @@ async def test_usage_is_summed_up_by_day(client_of: Client, records: list[UsageR
     assert (body["has_more"], body["next"]) == (False, None)
     assert {body["data"][0][name] for name in ("model", "key", "project")} == {None}
     assert "tenant" not in body["data"][0]
-    # What was not finished in time counts as failed and costs nothing.
+    # A request that was not finished in time counts as failed and costs nothing.
     assert body["data"][1]["failed_requests"] == 1
 
 
 @pytest.mark.parametrize(
     "group_by", [["model", "project"], "model,project", "project, model", ["project,model", ""]]
 )
-async def test_usage_is_told_apart_by_what_is_asked_for(
+async def test_usage_is_grouped_as_requested(
     client_of: Client, records: list[UsageRecord], group_by: Any
 ) -> None:
     body = await shown(await client_of("usage"), "/v1/usage", bucket="total", group_by=group_by)
@@ -152,7 +152,7 @@ async def test_usage_is_told_apart_by_what_is_asked_for(
     }
 
 
-async def test_pages_follow_each_other(client_of: Client, records: list[UsageRecord]) -> None:
+async def test_pages_are_contiguous(client_of: Client, records: list[UsageRecord]) -> None:
     client = await client_of("usage")
     for path, query, most in (
         ("/v1/usage", {"group_by": "model,key,project,service_tier"}, 5),
@@ -171,7 +171,7 @@ async def test_pages_follow_each_other(client_of: Client, records: list[UsageRec
         assert seen == whole
 
 
-async def test_filters_leave_the_rest_out(client_of: Client, records: list[UsageRecord]) -> None:
+async def test_filters_exclude_the_rest(client_of: Client, records: list[UsageRecord]) -> None:
     client = await client_of("usage")
     for query, chosen in (
         ({"model": "org/m2"}, records[1:2]),
@@ -180,7 +180,7 @@ async def test_filters_leave_the_rest_out(client_of: Client, records: list[Usage
         ({"key": "jwt:-ann", "model": "org/m2"}, []),
         ({"start": "2026-11-11", "end": "2026-11-12"}, records[2:4]),
         ({"start": "2026-11-12T13:30:00+03:00"}, records[4:5]),
-        # A tenant cannot ask for another's.
+        # A tenant cannot query another's.
         ({"tenant": OTHER}, records[:5]),
     ):
         body = await shown(client, "/v1/usage", bucket="total", **query)
@@ -189,7 +189,7 @@ async def test_filters_leave_the_rest_out(client_of: Client, records: list[Usage
         assert {line["id"] for line in listed["data"]} == {each.request_id for each in chosen}
 
 
-async def test_receipt_tells_everything_about_a_request(
+async def test_receipt_has_every_field_of_a_request(
     client_of: Client, records: list[UsageRecord]
 ) -> None:
     client = await client_of("usage")
@@ -230,7 +230,7 @@ async def test_receipt_tells_everything_about_a_request(
     )
 
 
-async def test_nobody_sees_another_tenants_requests(
+async def test_requests_of_other_tenants_are_hidden(
     client_of: Client, records: list[UsageRecord]
 ) -> None:
     client = await client_of("other")
@@ -241,7 +241,7 @@ async def test_nobody_sees_another_tenants_requests(
     assert message.replace(records[0].request_id, "cmpl-none") == same.json()["error"]["message"]
 
 
-async def test_key_without_the_scope_sees_only_what_it_used_itself(
+async def test_key_without_the_scope_sees_only_its_own_usage(
     client_of: Client, records: list[UsageRecord]
 ) -> None:
     client, mine = await client_of("own"), [records[0], records[2], records[3]]
@@ -304,7 +304,7 @@ async def test_operator_sees_all_tenants(client_of: Client, records: list[UsageR
     ],
     ids=["format", "accept", "accept first", "format before accept"],
 )
-async def test_usage_comes_as_csv_where_it_is_asked_for(
+async def test_usage_is_csv_on_request(
     client_of: Client, records: list[UsageRecord], asking: dict[str, Any]
 ) -> None:
     client = await client_of("usage")
@@ -322,9 +322,7 @@ async def test_usage_comes_as_csv_where_it_is_asked_for(
     assert "x-next-page" not in response.headers
 
 
-async def test_pages_of_csv_follow_each_other(
-    client_of: Client, records: list[UsageRecord]
-) -> None:
+async def test_pages_of_csv_are_contiguous(client_of: Client, records: list[UsageRecord]) -> None:
     client = await client_of("usage")
     seen: list[str] = []
     after: dict[str, str] = {}
@@ -340,7 +338,7 @@ async def test_pages_of_csv_follow_each_other(
 
 
 @all_cases("accept", ["*/*", "application/json, text/csv", "text/html", ""])
-async def test_anything_else_is_json(client_of: Client, accept: str) -> None:
+async def test_other_formats_are_json(client_of: Client, accept: str) -> None:
     client = await client_of("usage")
     response = await client.get("/v1/usage", headers={"accept": accept})
     assert response.json()["object"] == "list"
@@ -381,7 +379,7 @@ def cursor(*values: str) -> str:
         ({"after": "x" * 4097}, "after"),
     ],
 )
-async def test_wrong_question_is_refused_by_name(
+async def test_invalid_query_is_refused_by_name(
     client_of: Client, query: dict[str, Any], param: str
 ) -> None:
     response = await (await client_of("usage")).get("/v1/usage", params=query)
@@ -402,15 +400,13 @@ async def test_wrong_cursor_of_requests_is_refused(client_of: Client, after: str
     )
 
 
-async def test_without_a_question_the_last_thirty_days_are_told(client_of: Client) -> None:
+async def test_default_report_covers_the_last_thirty_days(client_of: Client) -> None:
     body = (await (await client_of("usage")).get("/v1/usage")).json()
     assert body["start"].endswith("T00:00:00Z")
     assert body["bucket"] == "day"
 
 
-async def test_completion_is_in_the_report_as_its_answer_counted_it(
-    stack: Stack, store: Redis
-) -> None:
+async def test_report_has_the_counts_of_the_response(stack: Stack, store: Redis) -> None:
     key = await asyncio.to_thread(stack.key, "reported")
     database = Database(stack.database_url)
     async with gateway_client(stack.url, key) as client:

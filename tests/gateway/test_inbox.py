@@ -42,7 +42,7 @@ async def test_waiting_consumer_is_woken_by_a_wake() -> None:
     assert await waiting == []
 
 
-async def test_unread_text_beyond_the_bound_is_dropped_and_noted() -> None:
+async def test_unread_text_beyond_the_bound_is_dropped() -> None:
     inbox = Generation(max_unread_bytes=2 * DELTA_BYTES + 10)
     assert inbox.push(0, delta("12345"))
     assert inbox.push(0, delta("12345"))
@@ -60,7 +60,7 @@ async def test_chosen_candidates_need_no_room() -> None:
     assert [message for _, message in await inbox.replies()] == [delta("b"), end]
 
 
-async def test_text_that_was_read_counts_no_more() -> None:
+async def test_text_that_was_read_frees_room() -> None:
     inbox = Generation(max_unread_bytes=DELTA_BYTES + 10)
     for _ in range(5):
         assert inbox.push(0, delta("1234567890"))
@@ -75,7 +75,7 @@ async def test_end_of_a_job_is_never_dropped() -> None:
     assert len(await inbox.replies()) == 1
 
 
-async def test_consumer_hears_of_an_overflow_by_a_single_delta() -> None:
+async def test_single_delta_overflow_reaches_the_consumer() -> None:
     inbox = Generation(max_unread_bytes=100)
     waiting = asyncio.create_task(inbox.replies())
     await asyncio.sleep(0)
@@ -104,14 +104,14 @@ async def test_everything_received_is_noted_before_it_is_held_back_or_dropped() 
     assert inbox.finished == {1: said[3][1]}
 
 
-async def test_start_of_a_job_is_kept_and_not_told() -> None:
+async def test_start_of_a_job_is_stored_and_not_delivered() -> None:
     inbox = Generation(max_unread_bytes=1000)
     inbox.push(0, JobStarted(1, 1, 3, 0))
     inbox.push(0, delta("a"))
     assert [message for _, message in await inbox.replies()] == [delta("a")]
 
 
-async def test_inbox_without_a_consumer_keeps_nothing_and_counts_on() -> None:
+async def test_inbox_without_a_consumer_stores_nothing_and_keeps_counting() -> None:
     inbox = Generation(max_unread_bytes=100)
     inbox.expect(1, job("j1", n=1, best_of=2))
     inbox.push(0, delta("a"))
@@ -131,7 +131,7 @@ async def test_inbox_without_a_consumer_keeps_nothing_and_counts_on() -> None:
     assert await waiting == []
 
 
-def test_chosen_candidates_come_with_the_choices_that_a_client_knows() -> None:
+def test_chosen_candidates_have_the_numbers_of_choices() -> None:
     selection = Selection()
     scored = PromptScored(1, 1, [])
     end = JobFinished(1, 1, 3, 5, 0, chosen=[2, 0])

@@ -1,4 +1,4 @@
-"""What takes long is done beside the event loop, and the tenants that ask for it take turns."""
+"""Large work runs outside the event loop, and tenants take turns."""
 
 import asyncio
 import itertools
@@ -21,12 +21,12 @@ ONE, OTHER = "one", "other"
 
 
 def turns(places: int = 1, *, most: int = 100, wait_seconds: float = PATIENCE_SECONDS) -> FairTurns:
-    """Return places, of which all are free."""
+    """Return slots, which are all free."""
     return FairTurns(places, most_waiting_size=most, wait_seconds=wait_seconds, what="tasks")
 
 
 class Order:
-    """Records the tenants that get places, and gives places back on request."""
+    """Records the tenants that get slots, and frees slots on request."""
 
     def __init__(self, turns: FairTurns) -> None:
         self.turns = turns
@@ -43,13 +43,13 @@ class Order:
         self.begun.append(tenant)
 
     async def end(self, tenant: str, seconds: float) -> None:
-        """End a task of a tenant that took so long, and let the next one begin."""
+        """End a tenant's task after a time, and let the next one begin."""
         self.turns.give_back(tenant, seconds=seconds)
         for _ in range(3):
             await asyncio.sleep(0)
 
 
-async def test_the_tenant_that_has_used_least_is_next() -> None:
+async def test_tenant_with_the_least_use_is_next() -> None:
     order = Order(turns())
     await order.ask(ONE, ONE, ONE, OTHER, OTHER, OTHER)
     assert order.begun == [ONE]
@@ -61,7 +61,7 @@ async def test_the_tenant_that_has_used_least_is_next() -> None:
     assert order.begun == [ONE, OTHER, OTHER, OTHER, ONE, ONE]
 
 
-async def test_who_comes_back_has_no_time_saved_up() -> None:
+async def test_idle_tenant_saves_no_time() -> None:
     order = Order(turns())
     await order.ask(OTHER)
     await order.end(OTHER, 0.0)
@@ -74,7 +74,7 @@ async def test_who_comes_back_has_no_time_saved_up() -> None:
     assert order.begun[-3:] == [ONE, OTHER, ONE]
 
 
-async def test_no_tenant_has_all_places() -> None:
+async def test_no_tenant_gets_all_slots() -> None:
     order = Order(turns(3))
     await order.ask(ONE, ONE, ONE)
     assert order.begun == [ONE, ONE]
@@ -86,7 +86,7 @@ async def test_no_tenant_has_all_places() -> None:
     assert order.begun == [ONE, ONE, OTHER, ONE]
 
 
-async def test_slices_of_long_work_leave_the_loop_to_others() -> None:
+async def test_long_work_yields_the_loop_between_slices() -> None:
     turns = LoopTurns()
     order: list[str] = []
 
@@ -104,7 +104,7 @@ async def test_slices_of_long_work_leave_the_loop_to_others() -> None:
     watching = asyncio.create_task(watch())
     await asyncio.gather(*(work(ONE, 4) for _ in range(5)), work(OTHER, 4))
     watching.cancel()
-    # Between two slices the loop served others, and for longer than a turn.
+    # Between two slices the loop served others for longer than a turn.
     between = [len(list(group)) for name, group in itertools.groupby(order) if name == "loop"]
     assert len(between) >= 24
     assert all(turns > 1 for turns in between[1:-1])
@@ -113,7 +113,7 @@ async def test_slices_of_long_work_leave_the_loop_to_others() -> None:
     assert tenants[:9].count(OTHER) == 4
 
 
-async def test_what_waits_is_bounded_for_each_tenant() -> None:
+async def test_waiting_tasks_are_bounded_for_each_tenant() -> None:
     places = turns(most=10)
     await places.take(ONE, size=99)
     waiting = [asyncio.create_task(places.take(tenant, size=6)) for tenant in (ONE, OTHER)]
@@ -127,7 +127,7 @@ async def test_what_waits_is_bounded_for_each_tenant() -> None:
     await asyncio.gather(*waiting)
 
 
-async def test_who_waits_too_long_or_goes_away_leaves_its_place_to_others() -> None:
+async def test_timed_out_or_cancelled_task_frees_its_slot() -> None:
     hasty = turns(wait_seconds=0.01)
     await hasty.take(ONE)
     with pytest.raises(OverloadedError):
@@ -137,7 +137,7 @@ async def test_who_waits_too_long_or_goes_away_leaves_its_place_to_others() -> N
     gone = asyncio.create_task(places.take(OTHER))
     await asyncio.sleep(0)
     places.give_back(ONE, seconds=0.0)
-    # It has its place already, and does not know yet.
+    # It has a slot, but has not run since.
     gone.cancel()
     with pytest.raises(asyncio.CancelledError):
         await gone
@@ -145,7 +145,7 @@ async def test_who_waits_too_long_or_goes_away_leaves_its_place_to_others() -> N
     gone, next_one = (asyncio.create_task(places.take(OTHER)) for _ in range(2))
     await asyncio.sleep(0)
     gone.cancel()
-    # A place is free before the task knows that it was cancelled.
+    # The slot is free before the cancelled task runs.
     places.give_back(ONE, seconds=0.0)
     with pytest.raises(asyncio.CancelledError):
         await gone
@@ -186,11 +186,11 @@ async def test_event_loop_runs_while_a_long_text_is_encoded(work: LargeWork) -> 
     await watching
 
     assert len(result.prompts[0].token_ids) == 400_000
-    # It takes hundreds of milliseconds. Were the loop busy with it, there would be hardly a turn.
+    # It takes hundreds of milliseconds. A blocked loop would make hardly any turn.
     assert turns > 10
 
 
-async def test_what_large_work_raises_is_raised_and_frees_its_place(work: LargeWork) -> None:
+async def test_error_in_large_work_is_raised_and_frees_its_slot(work: LargeWork) -> None:
     def fail() -> None:
         raise InvalidParameterError("Seen.")
 
@@ -199,7 +199,7 @@ async def test_what_large_work_raises_is_raised_and_frees_its_place(work: LargeW
             await work.of(ONE, size=LARGE)(fail)
 
 
-async def test_one_tenants_work_does_not_keep_another_waiting(work: LargeWork) -> None:
+async def test_work_of_one_tenant_does_not_delay_another(work: LargeWork) -> None:
     may_end = threading.Event()
     ended: list[str] = []
 
@@ -216,11 +216,11 @@ async def test_one_tenants_work_does_not_keep_another_waiting(work: LargeWork) -
     await asyncio.sleep(0)
     may_end.set()
     await asyncio.gather(*tasks)
-    # Behind what had begun already, and what begins while that ends.
+    # After the tasks that had started, and those that start while these end.
     assert ended.index(OTHER) < 10
 
 
-async def test_a_thread_whose_request_is_gone_keeps_its_place_until_it_ends(
+async def test_thread_of_a_cancelled_request_keeps_its_slot_until_it_ends(
     work: LargeWork,
 ) -> None:
     begun, may_end = threading.Semaphore(0), threading.Event()
@@ -238,7 +238,7 @@ async def test_a_thread_whose_request_is_gone_keeps_its_place_until_it_ends(
     assert results[1:] == [None] * 19
 
 
-async def test_bodies_of_a_sender_are_bounded_together() -> None:
+async def test_bodies_of_a_client_are_bounded_together() -> None:
     intake = Intake(most_bytes=10)
     with intake.body_of(ONE) as first:
         first(6)

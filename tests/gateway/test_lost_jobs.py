@@ -1,4 +1,4 @@
-"""What becomes of jobs whose worker, gateway or Redis entry is lost."""
+"""Jobs whose worker, gateway or Redis entry is lost."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +20,7 @@ from tests.gateway.desk import (
     MODEL,
     Desk,
     begun,
-    cancel_unheard,
+    cancel_unreachable,
     failure,
     take,
     texts,
@@ -29,7 +29,7 @@ from tests.gateway.desk import (
 from tests.support.fake_worker import FakeWorker
 
 
-async def test_job_lost_before_its_first_token_is_served_by_another_claim(
+async def test_job_lost_before_its_first_token_is_claimed_again(
     desk: Desk, worker: FakeWorker, redis: "Redis"
 ) -> None:
     generation = await desk.request()
@@ -61,7 +61,7 @@ async def _waiting(desk: Desk, number: int) -> bool:
     return (await desk.catalogue.queue(MODEL).status()).waiting_jobs == number
 
 
-async def test_job_lost_again_and_again_without_a_token_fails(
+async def test_job_lost_repeatedly_without_a_token_fails(
     desk: Desk, worker: FakeWorker, redis: "Redis"
 ) -> None:
     generation = await desk.request()
@@ -74,7 +74,7 @@ async def test_job_lost_again_and_again_without_a_token_fails(
     assert await worker.queue.receipts([claim.job.id]) == [JobReceipt(JobState.ENDED)]
 
 
-async def test_job_that_gets_a_token_from_each_worker_is_lost_as_often_as_need_be(
+async def test_job_that_makes_progress_may_be_lost_any_number_of_times(
     desk: Desk, worker: FakeWorker
 ) -> None:
     generation = await desk.request()
@@ -89,12 +89,14 @@ async def test_job_that_gets_a_token_from_each_worker_is_lost_as_often_as_need_b
     assert texts(replies) == [str(number) for number in range(2 * MAX_LOSSES)]
 
 
-async def test_loss_after_a_requeue_whose_answer_got_lost_is_noticed(
+async def test_loss_after_a_requeue_with_a_lost_reply_is_detected(
     desk: Desk, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     requeue, answers_lost = JobQueue.requeue, 0
 
-    async def requeue_unheard(queue: JobQueue, *arguments: Any, **options: Any) -> RequeueResult:
+    async def requeue_without_reply(
+        queue: JobQueue, *arguments: Any, **options: Any
+    ) -> RequeueResult:
         nonlocal answers_lost
         result = await requeue(queue, *arguments, **options)
         if answers_lost == 0:
@@ -102,7 +104,7 @@ async def test_loss_after_a_requeue_whose_answer_got_lost_is_noticed(
             raise RedisConnectionError
         return result
 
-    monkeypatch.setattr(JobQueue, "requeue", requeue_unheard)
+    monkeypatch.setattr(JobQueue, "requeue", requeue_without_reply)
     generation = await desk.request()
     await worker.lose(await worker.claim_one())
     await worker.lose(await worker.claim_one())
@@ -113,7 +115,7 @@ async def test_loss_after_a_requeue_whose_answer_got_lost_is_noticed(
     assert texts(await take(generation, 1)) == ["at last"]
 
 
-async def test_job_that_is_not_yet_on_the_queue_is_put_there_once(
+async def test_job_lost_during_enqueueing_is_enqueued_once(
     desk: Desk, worker: FakeWorker, redis: "Redis", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     enqueue = JobQueue.enqueue
@@ -134,7 +136,7 @@ async def test_job_that_is_not_yet_on_the_queue_is_put_there_once(
 
 
 @pytest.mark.parametrize("state", ["waiting", "leased"])
-async def test_job_that_redis_forgot_is_put_on_the_queue_again(
+async def test_job_that_redis_lost_is_enqueued_again(
     desk: Desk, worker: FakeWorker, redis: "Redis", state: str
 ) -> None:
     generation = await desk.request()
@@ -144,7 +146,7 @@ async def test_job_that_redis_forgot_is_put_on_the_queue_again(
         expected.append("a")
     await redis.flushall()
     claim = await worker.claim_one()
-    # Whoever may have claimed it unheard is fenced off.
+    # Any client that may have claimed it unheard is fenced off.
     assert claim.attempt == 2
     await worker.say(claim, "b")
     await worker.finish(claim)
@@ -152,7 +154,7 @@ async def test_job_that_redis_forgot_is_put_on_the_queue_again(
     assert await nothing_left(redis, MODEL)
 
 
-async def test_job_that_has_ended_without_a_reply_is_run_again_behind_what_was_received(
+async def test_job_that_ended_without_a_reply_resumes_after_the_received_tokens(
     desk: Desk, worker: FakeWorker
 ) -> None:
     generation, claim = await begun(desk, worker)
@@ -166,7 +168,7 @@ async def test_job_that_has_ended_without_a_reply_is_run_again_behind_what_was_r
     assert receipt == JobReceipt(JobState.ENDED, 2, 3, 0)
 
 
-async def test_silent_job_that_is_leased_goes_on(
+async def test_silent_leased_job_continues(
     desk: Desk, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     generation = await desk.request()
@@ -179,7 +181,7 @@ async def test_silent_job_that_is_leased_goes_on(
     assert texts(await take(generation, 1)) == ["a"]
 
 
-async def test_job_that_nobody_claims_fails_after_the_queue_timeout(
+async def test_unclaimed_job_fails_after_the_queue_timeout(
     open_desk: Callable[..., Any], redis: "Redis"
 ) -> None:
     desk = await open_desk(queue_timeout_seconds=0.3)
@@ -190,7 +192,7 @@ async def test_job_that_nobody_claims_fails_after_the_queue_timeout(
 
 @pytest.fixture
 async def owner(open_desk: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Desk:
-    """A gateway that leaves it to others to find expired leases."""
+    """A gateway that never looks for expired leases."""
     owner: Desk = await open_desk("gw-owner")
 
     async def looks_away() -> None:
@@ -215,7 +217,7 @@ async def test_notice_of_a_lost_job_reaches_the_gateway_that_owns_it(
     assert other.dispatcher.jobs_in_flight == 0
 
 
-async def test_lease_of_a_job_that_has_failed_is_dropped_whoever_finds_it(
+async def test_lease_of_a_failed_job_is_dropped_by_any_gateway(
     owner: Desk, open_desk: Callable[..., Any], worker: FakeWorker, redis: "Redis"
 ) -> None:
     await open_desk("gw-other")
@@ -229,7 +231,7 @@ async def test_lease_of_a_job_that_has_failed_is_dropped_whoever_finds_it(
     assert await worker.queue.receipts([claim.job.id]) == [JobReceipt(JobState.ENDED)]
 
 
-async def test_lost_job_that_another_gateway_has_taken_over_is_left_to_it(
+async def test_lost_job_that_another_gateway_owns_is_left_to_it(
     owner: Desk, worker: FakeWorker, redis: "Redis"
 ) -> None:
     generation = await owner.request()
@@ -258,7 +260,7 @@ async def test_lease_of_a_dead_gateways_job_is_cleaned_up_by_another(
     await eventually(lambda: nothing_left(redis, MODEL), what="the lease being dropped")
 
 
-async def test_gateway_that_has_just_begun_does_not_take_others_to_be_dead(
+async def test_new_gateway_does_not_consider_others_dead(
     open_desk: Callable[..., Any], worker: FakeWorker, redis: "Redis"
 ) -> None:
     silent = await open_desk("gw-silent")
@@ -271,7 +273,7 @@ async def test_gateway_that_has_just_begun_does_not_take_others_to_be_dead(
     own = await young.request()
     again = await worker.claim_one()
     await worker.lose(again)
-    # Its own jobs it knows.
+    # It recognises its own jobs.
     assert (await worker.claim_one()).attempt == 2
     assert ticket_of(young, own).attempt == 2
     (receipt,) = await worker.queue.receipts([claim.job.id])
@@ -282,18 +284,18 @@ async def test_gateway_that_has_just_begun_does_not_take_others_to_be_dead(
     )
 
 
-async def test_job_that_its_own_gateway_has_taken_back_is_cleaned_up(
+async def test_job_that_its_gateway_cancelled_is_cleaned_up(
     desk: Desk, worker: FakeWorker, redis: "Redis", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     generation = await desk.request()
     claim = await worker.claim_one()
-    await cancel_unheard(desk, generation, monkeypatch)
+    await cancel_unreachable(desk, generation, monkeypatch)
     assert not await nothing_left(redis, MODEL)
     await worker.lose(claim)
     await eventually(lambda: nothing_left(redis, MODEL), what="the lease being dropped")
 
 
-async def test_loss_of_a_job_that_has_ended_changes_nothing(
+async def test_loss_of_a_finished_job_changes_nothing(
     desk: Desk, worker: FakeWorker, redis: "Redis"
 ) -> None:
     generation, claim = await begun(desk, worker)

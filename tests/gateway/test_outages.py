@@ -1,4 +1,4 @@
-"""Processes that die or are stopped, and what clients see of it."""
+"""Killed and stopped processes, and what clients receive."""
 
 import asyncio
 import functools
@@ -12,7 +12,6 @@ from redis.asyncio import Redis
 
 from contract import keys
 from gateway.dispatch.presence import ALIVE_SECONDS
-from tests.gateway.coming_back import Reader
 from tests.gateway.conftest import (
     GATEWAY_SETTINGS,
     LEASE_SECONDS,
@@ -24,6 +23,7 @@ from tests.gateway.conftest import (
     serve,
 )
 from tests.gateway.http import message_of
+from tests.gateway.resuming import Reader
 from tests.support.events import parse_chunks, texts_by_choice
 from tests.support.stack import MODEL, Stack, http_status, metric, running_stack
 
@@ -47,7 +47,7 @@ async def kill_worker(stack: Stack, store: "Redis", name: str, model: str) -> No
 
 
 async def running(stack: Stack, worker: str = "worker", *, jobs: int) -> None:
-    """Wait until a worker runs so many jobs."""
+    """Wait until a worker runs a number of jobs."""
 
     async def are_running() -> bool:
         url = stack.worker_url(worker)
@@ -68,7 +68,7 @@ WHOLE: dict[str, dict[str, Any]] = {"plain": {}, "ranked": {"n": 2, "best_of": 4
 async def streamed(
     client: httpx.AsyncClient, has_begun: asyncio.Event, **parameters: Any
 ) -> list[dict[str, Any]]:
-    """Return the chunks of a stream, and note when three events of it have come."""
+    """Return the chunks of a stream; set an event when three have arrived."""
     body = b""
     body_of = asking(stream=True, include_usage=True, **parameters)
     async with client.stream("POST", "/v1/completions", json=body_of) as response:
@@ -80,7 +80,7 @@ async def streamed(
     return parse_chunks(body)
 
 
-async def test_answers_of_a_killed_worker_go_on_as_if_nothing_had_happened(
+async def test_responses_of_a_killed_worker_continue_unchanged(
     stack: Stack, client: httpx.AsyncClient, store: "Redis"
 ) -> None:
     served = {"SLUICE_MODEL_NAME": "doomed"}
@@ -100,7 +100,7 @@ async def test_answers_of_a_killed_worker_go_on_as_if_nothing_had_happened(
     await kill_worker(stack, store, "doomed", "doomed")
     await start_worker(stack, "other", **served)
     try:
-        # The queue has no room for the resumed ones and as many others.
+        # The queue has no room for the resumed jobs and as many others.
         await asyncio.gather(*wholes.values(), *streams.values())
         answers = await asyncio.gather(
             *(complete(client, **asked, **case) for case in cases.values())
@@ -118,7 +118,7 @@ async def test_answers_of_a_killed_worker_go_on_as_if_nothing_had_happened(
 
 
 def check_stream(chunks: list[dict[str, Any]], undisturbed: dict[str, Any]) -> None:
-    """A stream says the same as a whole answer."""
+    """Check that a stream equals the whole response."""
     assert len({chunk["id"] for chunk in chunks}) == 1
     whole = {choice["index"]: choice for choice in undisturbed["choices"]}
     assert texts_by_choice(chunks) == {index: each["text"] for index, each in whole.items()}
@@ -137,7 +137,7 @@ def check_stream(chunks: list[dict[str, Any]], undisturbed: dict[str, Any]) -> N
         assert usage[name] == undisturbed["usage"][name]
 
 
-async def test_worker_killed_before_the_first_token_is_not_noticed(
+async def test_worker_killed_before_the_first_token_is_invisible_to_clients(
     stack: Stack, client: httpx.AsyncClient, store: "Redis"
 ) -> None:
     fragile = {"SLUICE_MODEL_NAME": "fragile"}
@@ -158,9 +158,7 @@ async def test_worker_killed_before_the_first_token_is_not_noticed(
     await eventually(lambda: nothing_left(store, "fragile"), what="the end of the job")
 
 
-async def test_gateway_that_is_stopped_finishes_its_streams(
-    stack: Stack, key: str, store: "Redis"
-) -> None:
+async def test_stopped_gateway_finishes_its_streams(stack: Stack, key: str, store: "Redis") -> None:
     settings = GATEWAY_SETTINGS | {"SLUICE_DRAIN_TIMEOUT": "PT5M"}
     url = await asyncio.to_thread(lambda: stack.start_gateway("stopping", **settings))
     stack.gateways.remove(url)
@@ -189,7 +187,7 @@ async def test_gateway_that_is_stopped_finishes_its_streams(
     assert "Task was destroyed" not in log
 
 
-async def test_jobs_of_a_killed_gateway_are_stopped(stack: Stack, key: str, store: "Redis") -> None:
+async def test_jobs_of_a_killed_gateway_stop(stack: Stack, key: str, store: "Redis") -> None:
     url = await asyncio.to_thread(lambda: stack.start_gateway("killed", **GATEWAY_SETTINGS))
     stack.gateways.remove(url)
     body = asking(n=2, max_tokens=2000, stream=True)
@@ -202,7 +200,7 @@ async def test_jobs_of_a_killed_gateway_are_stopped(stack: Stack, key: str, stor
         stack.kill("killed")
         with pytest.raises(httpx.TransportError):
             await reader.read_all()
-    # Without it, Redis would drop the sign of life some seconds later. Others set theirs again in time.
+    # Redis would drop the heartbeat some seconds later. Other gateways renew theirs in time.
     signs = [sign async for sign in store.scan_iter(match=keys.gateway_alive("*"))]
     left_ms = [await store.pttl(sign) for sign in signs]
     assert all(0 < left <= ALIVE_SECONDS * 1000 for left in left_ms if left != GONE)
@@ -222,7 +220,7 @@ def own_stack() -> Iterator[Stack]:
 
 
 @pytest.mark.long
-async def test_without_redis_requests_get_503_and_with_it_they_are_served_again(
+async def test_requests_get_503_during_a_redis_outage_and_are_served_after_it(
     own_stack: Stack,
 ) -> None:
     key = await asyncio.to_thread(own_stack.key)
@@ -249,7 +247,7 @@ async def test_without_redis_requests_get_503_and_with_it_they_are_served_again(
         await eventually(is_served, what="a request being served again")
         assert set(statuses) <= {200, 503}
         assert (await client.get("/readyz")).status_code == 200
-        # Redis has forgotten the job, and its gateway has not.
+        # Redis has lost the job, and its gateway still has it.
         chunks = parse_chunks((await asyncio.wait_for(stream, 30)).content)
         assert chunks[-1]["usage"]["completion_tokens"] == 400
         whole = (await complete(client, max_tokens=400)).json()

@@ -1,4 +1,4 @@
-"""Each parameter's type and bounds; the message names the parameter, what it must be, and the value."""
+"""Types and bounds of parameters; errors name parameter, bound and value."""
 
 from typing import Any
 
@@ -121,14 +121,14 @@ def test_wrong_type_is_refused_naming_parameter_type_and_value(name: str) -> Non
             assert error.message.endswith(f"Given: {SHOWN[value]}.")
 
 
-def test_every_parameter_has_its_wrong_types_tried() -> None:
+def test_wrong_types_cover_every_parameter() -> None:
     by_other_tests = {"prompt", "images", "samplers", "tool_choice", "grammar_syntax"}
     by_other_tests.add("context_length_exceeded_behavior")
     assert set(WRONG_TYPES) | by_other_tests == set(CompletionRequest.model_fields)
 
 
 def companions(name: str) -> dict[str, Any]:
-    """Return what else a request must have for the bounds of a parameter to be accepted."""
+    """Return the other parameters that the bounds of a parameter require."""
     return {"echo": True, "max_tokens": -1} if name == "min_tokens" else {"echo": True}
 
 
@@ -139,7 +139,7 @@ def test_values_on_the_bounds_are_accepted() -> None:
 
 
 @all_cases("name", BOUNDS)
-def test_value_beyond_a_bound_is_refused_naming_parameter_bound_and_value(name: str) -> None:
+def test_value_out_of_bounds_is_refused_naming_parameter_bound_and_value(name: str) -> None:
     lowest, highest = BOUNDS[name]
     for value, rule in ((lowest - 1, f"at least {lowest}"), (highest + 1, f"at most {highest}")):
         error = refusal(**{name: value})
@@ -202,7 +202,7 @@ def test_conflict_24_missing_model_is_refused(profile: Profile, body: dict[str, 
 
 
 @all_cases("profile", [LLAMACPP, MISTRALRS, VLLM])
-def test_conflict_24_missing_model_stands_for_the_default_model(profile: Profile) -> None:
+def test_conflict_24_missing_model_means_the_default_model(profile: Profile) -> None:
     assert require_model({}, profile) is None
     assert read_body({"prompt": "x"}, profile).model is None
     assert require_model({"model": "m"}, profile) == "m"
@@ -237,7 +237,9 @@ def test_unknown_context_behavior_is_refused_naming_the_choices(value: Any) -> N
 
 
 @all_cases("behavior", list(ContextLengthBehavior))
-def test_context_behavior_of_the_request_wins(behavior: ContextLengthBehavior) -> None:
+def test_context_behavior_of_the_request_overrides_the_default(
+    behavior: ContextLengthBehavior,
+) -> None:
     for profile in PROFILES.values():
         request = read(profile, context_length_exceeded_behavior=behavior.value)
         assert request.context_length_behavior is behavior
@@ -328,7 +330,7 @@ LISTS: list[tuple[str, Any, str]] = [
 
 
 @all_cases(("name", "value", "message"), LISTS)
-def test_list_beyond_its_rules_is_refused(name: str, value: Any, message: str) -> None:
+def test_invalid_list_is_refused(name: str, value: Any, message: str) -> None:
     error = refusal(**{name: value})
     assert error.message.startswith(message)
     assert error.param == name
@@ -370,7 +372,7 @@ def test_repetition_detection_is_read(
         ),
     ],
 )
-def test_repetition_detection_beyond_its_rules_is_refused(
+def test_invalid_repetition_detection_is_refused(
     given: dict[str, Any], param: str, message: str
 ) -> None:
     error = refusal(repetition_detection=given)

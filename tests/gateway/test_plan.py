@@ -1,4 +1,4 @@
-"""What a planned request may come to, which is reserved for it."""
+"""The most that a request may use, which is reserved for it."""
 
 from array import array
 
@@ -15,7 +15,7 @@ WINDOW = 100
 
 
 def plan(images: list[int], *, image_tokens: int) -> CheckedRequest:
-    """Return the plan of a request whose prompts have five tokens, and so many images each."""
+    """Return the plan of a request whose prompts have five tokens and some images each."""
     files = [[b"image"] * count for count in images]
     request = COMPLETIONS.read(
         {"prompt": ["a"] * len(images)}, PROFILES[Dialect.VLLM], max_prompts=9
@@ -45,11 +45,11 @@ def plan(images: list[int], *, image_tokens: int) -> CheckedRequest:
         ([9], 20, WINDOW - 1),
     ],
 )
-def test_prompt_may_come_to_its_tokens_and_those_of_its_images(
+def test_planned_prompt_includes_its_image_tokens(
     images: list[int], image_tokens: int, expected: int
 ) -> None:
     assert plan(images, image_tokens=image_tokens).most.prompt_tokens == expected
 
 
-def test_completion_may_come_to_max_tokens_for_each_prompt() -> None:
+def test_planned_completion_is_max_tokens_for_each_prompt() -> None:
     assert plan([0, 0], image_tokens=0).most.completion_tokens == 14

@@ -1,4 +1,4 @@
-"""Redis restarts, and what gateways and workers know of their jobs has to do without it."""
+"""Redis restarts, with or without its data, and gateways and workers keep their jobs."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -19,7 +19,7 @@ from tests.gateway.desk import (
     MODEL,
     Desk,
     begun,
-    cancel_unheard,
+    cancel_unreachable,
     hurry,
     take,
     texts,
@@ -30,7 +30,7 @@ from tests.support.fake_worker import FakeWorker
 from tests.support.redis_server import BUNDLED, RedisServer
 
 RESUME_AFTER_SECONDS = 3600.0
-"""Over when a test ends it."""
+"""Ends when a test ends it."""
 
 
 @pytest.fixture(params=[None, "always"], ids=["without a file", "with a file"])
@@ -74,12 +74,12 @@ async def desk(
 
 
 def only(**kind: str | None) -> pytest.MarkDecorator:
-    """Run a test on one kind of server: it makes what Redis has later itself, or restarts none."""
+    """Run a test on one kind of server: the persistence of Redis does not matter."""
     return pytest.mark.parametrize("server", kind.values(), indirect=True, ids=kind)
 
 
 def is_kept(server: RedisServer) -> bool:
-    """Whether the server has its data again once it is restarted."""
+    """Whether the server keeps its data over a restart."""
     return server._append is not None
 
 
@@ -93,11 +93,11 @@ async def restart(server: RedisServer, client: "Redis") -> None:
 
 
 def end_the_time_of_workers(desk: Desk) -> None:
-    """End the time in which workers report what they hold."""
+    """End the time in which workers report their jobs."""
     desk.dispatcher.presence._resume_after_seconds = 0.0
 
 
-async def test_worker_that_lives_keeps_its_job_if_redis_does(
+async def test_living_worker_keeps_its_job_if_redis_keeps_it(
     server: RedisServer, desk: Desk, worker: FakeWorker
 ) -> None:
     generation, claim = await begun(desk, worker)
@@ -125,7 +125,7 @@ async def test_worker_that_lives_keeps_its_job_if_redis_does(
     assert desk.dispatcher.jobs_in_flight == 0
 
 
-async def test_job_of_a_worker_that_is_gone_goes_on_when_redis_is_back(
+async def test_job_of_a_lost_worker_continues_after_a_redis_restart(
     server: RedisServer, desk: Desk, worker: FakeWorker
 ) -> None:
     generation, _ = await begun(desk, worker)
@@ -140,7 +140,7 @@ async def test_job_of_a_worker_that_is_gone_goes_on_when_redis_is_back(
     assert isinstance((await take(generation, 1))[0], JobFinished)
 
 
-async def test_waiting_job_is_waiting_again(
+async def test_waiting_job_waits_again_after_a_restart(
     server: RedisServer, desk: Desk, worker: FakeWorker
 ) -> None:
     generation = await desk.request()
@@ -154,7 +154,7 @@ async def test_waiting_job_is_waiting_again(
 
 
 @only(without_a_file=None)
-async def test_gateway_says_that_it_lives_before_its_jobs_are_run_again(
+async def test_gateway_sends_its_heartbeat_before_its_jobs_run_again(
     server: RedisServer, desk: Desk, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await desk.close()
@@ -178,7 +178,7 @@ async def write(client: "Redis", claim: Claim, number: int, entry: str) -> None:
 
 
 @only(without_a_file=None)
-async def test_stream_that_begins_anew_with_lower_ids_is_read(
+async def test_reply_stream_with_lower_ids_is_read(
     server: RedisServer, desk: Desk, worker: FakeWorker, client: "Redis"
 ) -> None:
     generation = await desk.request()
@@ -189,7 +189,7 @@ async def test_stream_that_begins_anew_with_lower_ids_is_read(
     await restart(server, client)
     await client.delete(keys.replies(GATEWAY))
     await desk.open()
-    # The server's clock is behind the one that it had before.
+    # The new server's clock is earlier than the former one's.
     await write(client, claim, 2, "5-1")
     assert texts(await take(generation, 1)) == ["b"]
     await write(client, claim, 3, "5-2")
@@ -197,7 +197,7 @@ async def test_stream_that_begins_anew_with_lower_ids_is_read(
 
 
 @only(with_a_file="always")
-async def test_frames_that_a_replica_has_kept_are_not_applied_twice(
+async def test_frames_on_a_replica_are_not_applied_twice(
     server: RedisServer, desk: Desk, worker: FakeWorker, client: "Redis"
 ) -> None:
     generation = await desk.request()
@@ -221,6 +221,6 @@ async def test_job_that_could_not_be_cancelled_is_cancelled_later(
     desk: Desk, client: "Redis", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     generation = await desk.request()
-    await cancel_unheard(desk, generation, monkeypatch)
+    await cancel_unreachable(desk, generation, monkeypatch)
     assert not await nothing_left(client, MODEL)
     await eventually(lambda: nothing_left(client, MODEL), what="the job being dropped")

@@ -1,4 +1,4 @@
-"""A job that is lost goes on elsewhere, behind exactly what was received of it."""
+"""A lost job continues at another worker, exactly after the received tokens."""
 
 import asyncio
 import time
@@ -49,13 +49,13 @@ def other(redis: "Redis") -> FakeWorker:
 
 
 def received(*tokens: int, **fields: Any) -> Resumption:
-    """What is told of so many tokens of each sequence, as a worker of these tests says them."""
+    """Return the deltas of a number of tokens of each sequence, as sent by test workers."""
     sequences = [SequenceProgress([100 + i for i in range(number)]) for number in tokens]
     return Resumption(sequences, generation_ms=ANY, **fields)
 
 
-async def goes_on(generation: Generation, other: FakeWorker, *, attempt: int = 2) -> Claim:
-    """Let another worker go on behind the first token and end the job; no more than that may be told."""
+async def finish_elsewhere(generation: Generation, other: FakeWorker, *, attempt: int = 2) -> Claim:
+    """Let another worker finish the job after its first token, and check the result."""
     again = await other.claim_one()
     assert (again.attempt, again.job.resumption) == (attempt, received(1))
     await other.say(again, "b")
@@ -64,7 +64,7 @@ async def goes_on(generation: Generation, other: FakeWorker, *, attempt: int = 2
     return again
 
 
-async def test_another_worker_goes_on_behind_what_was_received(
+async def test_another_worker_resumes_after_the_received_tokens(
     desk: Desk, worker: FakeWorker, other: FakeWorker, redis: "Redis"
 ) -> None:
     generation = await desk.request(score_prompt=True, logprobs=0)
@@ -85,7 +85,7 @@ async def test_another_worker_goes_on_behind_what_was_received(
     assert not again.job.is_suspect
     (receipt,) = await other.queue.receipts([claim.job.id])
     assert receipt == JobReceipt(JobState.RUNNING, 2, 3, 2)
-    # What the next attempt repeats of what was told is of no use.
+    # Tokens that the next attempt repeats are dropped.
     await other.send(GATEWAY, started=[JobStarted(claim.job.handle, 2, 3, 3)])
     await other.conclude(again, "c")
 
@@ -97,7 +97,7 @@ async def test_another_worker_goes_on_behind_what_was_received(
     assert await nothing_left(redis, MODEL)
 
 
-async def test_nothing_that_a_lost_attempt_says_is_heard(
+async def test_replies_of_a_lost_attempt_are_ignored(
     desk: Desk, worker: FakeWorker, other: FakeWorker
 ) -> None:
     generation, claim = await begun(desk, worker)
@@ -116,7 +116,7 @@ def metric(name: str, **labels: str) -> float:
     return REGISTRY.get_sample_value(f"sluice_gateway_{name}", labels) or 0.0
 
 
-async def test_what_is_lost_and_how_long_that_takes_is_measured(
+async def test_metrics_report_lost_jobs_and_pauses(
     desk: Desk, worker: FakeWorker, other: FakeWorker
 ) -> None:
     lost, fenced = (
@@ -127,7 +127,7 @@ async def test_what_is_lost_and_how_long_that_takes_is_measured(
     generation, claim = await begun(desk, worker)
     await worker.lose(claim)
     again = await other.claim_one()
-    # What comes before the next attempt has begun may be from a claim that still holds.
+    # Replies before the next attempt may be from a claim that still holds.
     await other.say(again, "b")
     await worker.say(claim, "not this")
     await other.say(again, "c")
@@ -137,7 +137,7 @@ async def test_what_is_lost_and_how_long_that_takes_is_measured(
     assert metric("resumption_pause_seconds_count") == pauses + 1
 
 
-async def test_only_sequences_that_have_not_ended_go_on(
+async def test_only_unfinished_sequences_resume(
     desk: Desk, worker: FakeWorker, other: FakeWorker
 ) -> None:
     generation = await desk.request(n=3, best_of=3)
@@ -161,7 +161,7 @@ async def test_only_sequences_that_have_not_ended_go_on(
     assert replies[-1].completion_tokens == 5
 
 
-async def test_one_sequence_that_answers_all_choices_goes_on_once(
+async def test_one_sequence_for_all_choices_resumes_once(
     desk: Desk, worker: FakeWorker, other: FakeWorker
 ) -> None:
     generation = await desk.request(n=2, best_of=2, sampling=GREEDY)
@@ -179,7 +179,7 @@ async def test_one_sequence_that_answers_all_choices_goes_on_once(
     assert replies[-1].completion_tokens == 6
 
 
-async def test_candidates_are_held_back_and_chosen_though_workers_change(
+async def test_candidates_are_ranked_across_workers(
     desk: Desk, worker: FakeWorker, other: FakeWorker
 ) -> None:
     generation = await desk.request(n=2, best_of=3)
@@ -205,7 +205,7 @@ async def test_candidates_are_held_back_and_chosen_though_workers_change(
 
 
 @pytest.mark.parametrize("chosen", [[], [0], [0, 0], [0, 3]])
-async def test_choice_that_makes_no_sense_is_not_believed(
+async def test_invalid_choice_is_ignored(
     desk: Desk, worker: FakeWorker, other: FakeWorker, chosen: list[int]
 ) -> None:
     generation = await desk.request(n=2, best_of=2, ranking=Ranking.SUM)
@@ -218,23 +218,23 @@ async def test_choice_that_makes_no_sense_is_not_believed(
     assert finished.chosen == [1, 0]
 
 
-async def test_end_that_counts_other_tokens_than_came_is_not_believed(
+async def test_end_with_contradicting_counts_is_ignored(
     desk: Desk, worker: FakeWorker, other: FakeWorker
 ) -> None:
     generation, claim = await begun(desk, worker)
     await worker.finish(claim, tokens=2)
-    await goes_on(generation, other)
+    await finish_elsewhere(generation, other)
 
 
-async def test_claim_that_redis_has_given_out_twice_is_given_out_anew(
+async def test_attempt_that_redis_issued_twice_is_replaced(
     desk: Desk, worker: FakeWorker, other: FakeWorker
 ) -> None:
     generation, claim = await begun(desk, worker)
     await other.say(Claim(claim.job, 1), "not this")
-    await goes_on(generation, other)
+    await finish_elsewhere(generation, other)
 
 
-async def test_time_of_a_resumed_answer_is_that_of_all_its_attempts(
+async def test_time_of_a_resumed_response_includes_all_attempts(
     desk: Desk, worker: FakeWorker, other: FakeWorker
 ) -> None:
     asked = time.monotonic()
@@ -248,21 +248,21 @@ async def test_time_of_a_resumed_answer_is_that_of_all_its_attempts(
     assert 200 <= finished.generation_ms <= (time.monotonic() - asked) * 1000
 
 
-# -- given back --------------------------------------------------------------------------------------
+# -- drained ---------------------------------------------------------------------------------------
 
 
-async def test_job_of_a_worker_that_stops_goes_on_at_once(
+async def test_job_of_a_stopping_worker_continues_at_once(
     desk: Desk, worker: FakeWorker, other: FakeWorker
 ) -> None:
     generation, claim = await begun(desk, worker)
     returned = messages.JobReturned(claim.job.handle, 1, ReturnReason.DRAINING, True)
     await worker.send(GATEWAY, returned=[returned])
     # Its lease has not run out.
-    again = await goes_on(generation, other)
+    again = await finish_elsewhere(generation, other)
     assert not again.job.is_suspect
 
 
-async def test_job_that_is_drained_again_and_again_goes_on(desk: Desk, worker: FakeWorker) -> None:
+async def test_job_may_be_drained_any_number_of_times(desk: Desk, worker: FakeWorker) -> None:
     generation = await desk.request()
     for _ in range(8):
         claim = await worker.claim_one()
@@ -287,7 +287,7 @@ async def test_job_that_kills_two_engines_is_poisonous(
     await eventually(lambda: nothing_left(redis, MODEL), what="the job being dropped")
 
 
-async def test_job_that_gets_on_after_each_death_is_not_poisonous(
+async def test_job_that_progresses_after_each_death_is_not_poisonous(
     desk: Desk, worker: FakeWorker
 ) -> None:
     generation = await desk.request()
@@ -300,45 +300,45 @@ async def test_job_that_gets_on_after_each_death_is_not_poisonous(
     assert texts(await take(generation, 5)) == ["0", "1", "2", "3"]
 
 
-# -- while it is open whether an attempt is over -----------------------------------------------------
+# -- while it is unknown whether an attempt has ended ----------------------------------------------
 
 
 @asynccontextmanager
 async def held_up(
     operation: str, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[tuple[asyncio.Event, asyncio.Event]]:
-    """Yield events that say when an operation of the queue has begun, and that it may go on."""
+    """Hold up an operation of the queue. Yield events: it has begun, it may continue."""
     original = getattr(JobQueue, operation)
-    began, may_go_on = asyncio.Event(), asyncio.Event()
+    began, may_continue = asyncio.Event(), asyncio.Event()
 
     async def waiting(queue: JobQueue, *arguments: Any, **options: Any) -> Any:
         began.set()
-        await may_go_on.wait()
+        await may_continue.wait()
         return await original(queue, *arguments, **options)
 
     with monkeypatch.context() as patched:
         patched.setattr(JobQueue, operation, waiting)
-        yield began, may_go_on
-        may_go_on.set()
+        yield began, may_continue
+        may_continue.set()
 
 
-async def tell_lost(redis: "Redis", claim: Claim) -> None:
-    """Tell the gateway that a lease has run out."""
+async def report_lost(redis: "Redis", claim: Claim) -> None:
+    """Report to the gateway that a lease has expired."""
     notice = Frame("gw-other", 0, lost=[JobLost(claim.job.handle, claim.attempt)])
     await redis.xadd(keys.replies(GATEWAY), {"f": messages.encode(notice)})
 
 
-async def test_worker_that_holds_its_job_after_all_is_heard_without_a_gap(
+async def test_worker_that_still_holds_its_job_is_followed_without_a_gap(
     desk: Desk, worker: FakeWorker, redis: "Redis", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     generation, claim = await begun(desk, worker)
-    async with held_up("requeue", monkeypatch) as (began, may_go_on):
-        await tell_lost(redis, claim)
+    async with held_up("requeue", monkeypatch) as (began, may_continue):
+        await report_lost(redis, claim)
         await began.wait()
         await worker.say(claim, "b", "c")
         await desk.catch_up()
         assert texts(await take(generation, 1)) == ["a"]
-        may_go_on.set()
+        may_continue.set()
         assert texts(await take(generation, 2)) == ["b", "c"]
     await worker.say(claim, "d")
     await worker.finish(claim)
@@ -346,7 +346,7 @@ async def test_worker_that_holds_its_job_after_all_is_heard_without_a_gap(
     assert (await worker.queue.receipts([claim.job.id]))[0].state is JobState.ENDED
 
 
-async def test_what_comes_while_a_job_is_requeued_counts_only_if_it_is_not(
+async def test_replies_during_a_requeue_count_only_if_it_fails(
     desk: Desk,
     worker: FakeWorker,
     other: FakeWorker,
@@ -354,12 +354,12 @@ async def test_what_comes_while_a_job_is_requeued_counts_only_if_it_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     generation, claim = await begun(desk, worker)
-    async with held_up("requeue", monkeypatch) as (began, may_go_on):
+    async with held_up("requeue", monkeypatch) as (began, may_continue):
         await worker.lose(claim)
         await began.wait()
         await worker.say(claim, "not this")
         await desk.catch_up()
-        may_go_on.set()
+        may_continue.set()
         again = await other.claim_one()
     assert again.job.resumption == received(1)
     await other.say(again, "b")
@@ -367,34 +367,34 @@ async def test_what_comes_while_a_job_is_requeued_counts_only_if_it_is_not(
     assert texts(await take(generation, 3)) == ["a", "b"]
 
 
-async def test_job_that_ends_while_it_is_taken_to_be_lost_has_ended(
+async def test_job_that_ends_while_considered_lost_has_ended(
     desk: Desk, worker: FakeWorker, redis: "Redis", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     generation, claim = await begun(desk, worker)
-    async with held_up("requeue", monkeypatch) as (began, may_go_on):
-        await tell_lost(redis, claim)
+    async with held_up("requeue", monkeypatch) as (began, may_continue):
+        await report_lost(redis, claim)
         await began.wait()
         await worker.say(claim, "b")
         await worker.finish(claim)
-        may_go_on.set()
+        may_continue.set()
         replies = await take(generation, 3)
     assert texts(replies) == ["a", "b"]
     assert isinstance(replies[-1], JobFinished)
     assert await nothing_left(redis, MODEL)
 
 
-async def test_worker_that_says_too_much_to_be_kept_is_fenced_off(
+async def test_worker_that_overflows_the_buffer_is_fenced_off(
     desk: Desk, worker: FakeWorker, redis: "Redis", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     generation, claim = await begun(desk, worker)
-    async with held_up("requeue", monkeypatch) as (began, may_go_on):
-        await tell_lost(redis, claim)
+    async with held_up("requeue", monkeypatch) as (began, may_continue):
+        await report_lost(redis, claim)
         await began.wait()
         for _ in range(9):
             deltas = [worker.next_delta(claim, "b") for _ in range(MAX_KEPT // 8)]
             await worker.send(GATEWAY, deltas=deltas)
         await desk.catch_up()
-        may_go_on.set()
+        may_continue.set()
         again = await worker.claim_one()
     assert again.attempt == 2
     assert again.job.resumption == received(1 + MAX_KEPT)
@@ -402,17 +402,17 @@ async def test_worker_that_says_too_much_to_be_kept_is_fenced_off(
     assert len(texts(await take(generation, MAX_KEPT + 2))) == MAX_KEPT + 1
 
 
-async def test_frame_lost_while_its_job_is_taken_to_be_lost_is_noticed(
+async def test_frame_lost_while_its_job_is_considered_lost_is_detected(
     desk: Desk, worker: FakeWorker, redis: "Redis", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     generation, claim = await begun(desk, worker)
-    async with held_up("requeue", monkeypatch) as (began, may_go_on):
-        await tell_lost(redis, claim)
+    async with held_up("requeue", monkeypatch) as (began, may_continue):
+        await report_lost(redis, claim)
         await began.wait()
         await worker.skip_frame(GATEWAY)
         await worker.send(GATEWAY)
         await desk.catch_up()
-        may_go_on.set()
+        may_continue.set()
         again = await worker.claim_one()
     assert (again.attempt, again.job.resumption) == (2, received(1))
     await worker.finish(again)
@@ -420,7 +420,7 @@ async def test_frame_lost_while_its_job_is_taken_to_be_lost_is_noticed(
 
 
 @pytest.mark.parametrize("is_heard", [True, False], ids=["executed", "not executed"])
-async def test_requeueing_whose_answer_is_lost_is_tried_again(
+async def test_requeue_with_a_lost_reply_is_retried(
     desk: Desk,
     worker: FakeWorker,
     other: FakeWorker,
@@ -443,12 +443,12 @@ async def test_requeueing_whose_answer_is_lost_is_tried_again(
     await worker.lose(claim)
     await eventually(lambda: tries >= 2, what="the second try")
     await worker.say(claim, "not this")
-    await goes_on(generation, other)
+    await finish_elsewhere(generation, other)
     await desk.look_after_jobs()
     assert (await worker.queue.receipts([claim.job.id]))[0].state is JobState.ENDED
 
 
-async def test_revival_that_is_carried_out_late_does_no_harm(
+async def test_late_revival_does_no_harm(
     desk: Desk,
     worker: FakeWorker,
     other: FakeWorker,
@@ -456,26 +456,26 @@ async def test_revival_that_is_carried_out_late_does_no_harm(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     revive, tries = JobQueue.revive, 0
-    has_gone_on = asyncio.Event()
+    has_resumed = asyncio.Event()
 
-    async def unheard(queue: JobQueue, *arguments: Any, **options: Any) -> int:
+    async def without_reply(queue: JobQueue, *arguments: Any, **options: Any) -> int:
         nonlocal tries
         tries += 1
         if tries == 2:
-            await has_gone_on.wait()
+            await has_resumed.wait()
         over = await revive(queue, *arguments, **options)
         if tries == 1:
             raise RedisConnectionError
         return over
 
-    monkeypatch.setattr(JobQueue, "revive", unheard)
+    monkeypatch.setattr(JobQueue, "revive", without_reply)
     generation, claim = await begun(desk, worker)
     await worker.finish(claim, tokens=9)
     second = await other.claim_one()
     await eventually(lambda: tries == 2, what="the second try")
     await other.say(second, "b")
     assert texts(await take(generation, 2)) == ["a", "b"]
-    has_gone_on.set()
+    has_resumed.set()
     third = await worker.claim_one()
     while third.job.resumption != received(2):
         third = await worker.claim_one()
@@ -486,14 +486,14 @@ async def test_revival_that_is_carried_out_late_does_no_harm(
 
 
 @pytest.mark.parametrize("operation", ["requeue", "revive"])
-async def test_job_that_is_taken_back_while_it_is_given_away_is_not_run_again(
+async def test_job_cancelled_during_a_requeue_is_not_run_again(
     desk: Desk,
     worker: FakeWorker,
     redis: "Redis",
     monkeypatch: pytest.MonkeyPatch,
     operation: str,
 ) -> None:
-    async with held_up(operation, monkeypatch) as (began, may_go_on):
+    async with held_up(operation, monkeypatch) as (began, may_continue):
         generation, claim = await begun(desk, worker)
         if operation == "revive":
             await worker.finish(claim, tokens=9)
@@ -501,14 +501,14 @@ async def test_job_that_is_taken_back_while_it_is_given_away_is_not_run_again(
             await worker.lose(claim)
         await began.wait()
         await desk.dispatcher.cancel(generation)
-        may_go_on.set()
+        may_continue.set()
         await eventually(lambda: nothing_left(redis, MODEL), what="the job being dropped")
         await desk.look_after_jobs()
         assert await nothing_left(redis, MODEL)
     assert desk.dispatcher.jobs_in_flight == 0
 
 
-async def test_job_that_cannot_be_given_away_fails_with_its_deadline(
+async def test_job_that_cannot_be_requeued_fails_at_its_deadline(
     desk: Desk, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def unreachable(*_arguments: Any, **_options: Any) -> RequeueResult:
@@ -522,23 +522,23 @@ async def test_job_that_cannot_be_given_away_fails_with_its_deadline(
     assert await failure(generation) is FailureCode.DEADLINE_EXCEEDED
 
 
-# -- what Redis knows otherwise ----------------------------------------------------------------------
+# -- what Redis has lost or another gateway owns ---------------------------------------------------
 
 
-async def test_lost_job_that_redis_does_not_know_is_revived(
+async def test_lost_job_missing_in_redis_is_revived(
     desk: Desk, worker: FakeWorker, other: FakeWorker, redis: "Redis"
 ) -> None:
     generation, claim = await begun(desk, worker)
     await take(generation, 1)
     await redis.flushall()
-    await tell_lost(redis, claim)
+    await report_lost(redis, claim)
     again = await other.claim_one()
     assert (again.attempt, again.job.resumption) == (2, received(1))
     await other.finish(again)
     assert isinstance((await take(generation, 1))[0], JobFinished)
 
 
-async def test_requeueing_that_a_fail_over_has_lost_is_done_again(
+async def test_requeue_lost_in_a_failover_is_repeated(
     desk: Desk, worker: FakeWorker, other: FakeWorker, redis: "Redis"
 ) -> None:
     generation, claim = await begun(desk, worker)
@@ -546,7 +546,7 @@ async def test_requeueing_that_a_fail_over_has_lost_is_done_again(
     assert before is not None
     await worker.lose(claim)
     await eventually(lambda: redis.zcard(keys.queue(MODEL, "a")), what="the job being requeued")
-    # The replica that takes over had heard of the claim only, and the worker goes on there.
+    # The replica that takes over received only the claim, and the worker continues there.
     async with redis.pipeline(transaction=True) as fail_over:
         _ = fail_over.restore(keys.job(MODEL, claim.job.id), 0, before, replace=True)
         _ = fail_over.zrem(keys.queue(MODEL, "a"), claim.job.id)
@@ -555,10 +555,10 @@ async def test_requeueing_that_a_fail_over_has_lost_is_done_again(
         await fail_over.execute()
     await worker.queue.extend(worker.name, [LeaseReport(claim.job.id, 1, 1)], lease_ms=60_000)
     await worker.say(claim, "not this")
-    await goes_on(generation, other, attempt=3)
+    await finish_elsewhere(generation, other, attempt=3)
 
 
-async def test_job_that_another_gateway_has_taken_over_is_let_go(
+async def test_job_that_another_gateway_took_over_is_dropped(
     desk: Desk, worker: FakeWorker, redis: "Redis"
 ) -> None:
     generation = await desk.request()
@@ -570,7 +570,7 @@ async def test_job_that_another_gateway_has_taken_over_is_let_go(
     assert (await worker.queue.receipts([claim.job.id]))[0].state is JobState.RUNNING
 
 
-async def test_job_that_has_ended_for_another_gateway_is_let_go(
+async def test_job_that_ended_for_another_gateway_is_dropped(
     desk: Desk, worker: FakeWorker, redis: "Redis"
 ) -> None:
     generation = await desk.request()
@@ -580,7 +580,7 @@ async def test_job_that_has_ended_for_another_gateway_is_let_go(
     assert await failure(generation) is FailureCode.TAKEN_OVER
 
 
-async def test_begun_job_waits_for_another_worker_though_nobody_serves_the_model(
+async def test_started_job_waits_for_a_worker_of_an_unserved_model(
     open_desk: Callable[..., Any], worker: FakeWorker, redis: "Redis"
 ) -> None:
     desk = await open_desk(queue_timeout_seconds=3600.0)
@@ -592,9 +592,11 @@ async def test_begun_job_waits_for_another_worker_though_nobody_serves_the_model
     await worker.lose(claim)
     ticket = ticket_of(desk, fresh)
     first_check = ticket.check_at
-    await eventually(lambda: ticket.check_at > first_check, what="Redis being asked about the job")
+    await eventually(
+        lambda: ticket.check_at > first_check, what="the gateway looking the job up in Redis"
+    )
     await desk.look_after_jobs()
-    assert desk.dispatcher.jobs_in_flight == 2, "another worker may be about to come"
+    assert desk.dispatcher.jobs_in_flight == 2, "another worker may start soon"
     desk.catalogue._served_at[MODEL] -= UNSERVED_SECONDS  # It has been unserved for so long.
     assert await failure(fresh) is FailureCode.NO_WORKER
     await desk.look_after_jobs()
@@ -604,7 +606,7 @@ async def test_begun_job_waits_for_another_worker_though_nobody_serves_the_model
     await eventually(lambda: nothing_left(redis, MODEL), what="the job being dropped")
 
 
-async def test_job_that_is_shed_ends_and_one_that_has_begun_does_not(
+async def test_shed_job_ends_unless_it_has_started(
     desk: Desk, worker: FakeWorker, redis: "Redis"
 ) -> None:
     begun, waiting = await desk.request(), await desk.request()

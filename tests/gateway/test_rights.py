@@ -1,4 +1,4 @@
-"""Every route of the management API with every kind of credential, against the table in docs/accounts.md."""
+"""Every route of the management API with every credential, as in docs/accounts.md."""
 
 import re
 from collections.abc import AsyncIterator, Iterator
@@ -43,7 +43,7 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("PATCH", "/v1/projects/{project_id}"): {"name": "y"},
     ("PATCH", "/v1/members/{member_id}"): {"role": "billing"},
 }
-"""What is compared with rights only after it was read. All other bodies are empty, which is 400 at best."""
+"""Bodies that are checked for rights once they are read. Other bodies are empty: 400."""
 
 
 class Rule(NamedTuple):
@@ -55,13 +55,13 @@ class Rule(NamedTuple):
     cells: dict[str, str]
 
     def covers(self, method: str, path: str) -> bool:
-        """Whether the row is about a route; one about all other methods comes behind the one about GET."""
+        """Whether the row covers a route; a row for all other methods follows the one for GET."""
         return path.startswith(self.prefix) and (not self.is_reading or method == "GET")
 
 
 @dataclass(frozen=True)
 class Credential:
-    """Something that requests are sent with, and what is expected of it."""
+    """A credential, and what it may do."""
 
     bearer: str
     scopes: frozenset[Scope]
@@ -71,16 +71,16 @@ class Credential:
 
 @dataclass
 class World:
-    """Tenants with things in them, and whoever asks for these."""
+    """Tenants with resources, and credentials."""
 
     management: Management
     elsewhere: dict[str, dict[str, str]] = field(default_factory=dict)
-    """By tenant and name of the path's parameter: things outside of the project `inside`."""
+    """Resources outside of the project `inside`, by tenant and name of the path parameter."""
     inside: dict[str, str] = field(default_factory=dict)
     credentials: dict[str, Credential] = field(default_factory=dict)
 
     async def status(self, credential: Credential, route: "Asked", things: dict[str, str]) -> int:
-        """Send a request about some things and return the status."""
+        """Send a request about some resources and return the status."""
         path = re.sub(r"\{(\w+)\}", lambda each: things.get(each[1], "none_0"), route.path)
         body = BODIES.get((route.method, route.path), {})
         response = await self.management.call(
@@ -128,7 +128,7 @@ async def management(
 
 @pytest.fixture
 async def world(management: Management) -> World:
-    """Everything that routes can be about, and a credential of each kind."""
+    """A resource for each route, and a credential of each kind."""
     world = World(management)
     context = management.context
     operator = await management.key("ops", Scope.ADMIN)
@@ -141,7 +141,7 @@ async def world(management: Management) -> World:
         await members.add("acme", subject=role, role=role)
     gone = await members.add("emptied", subject="gone", role=Role.VIEWER)
     await members.remove("emptied", gone.id)
-    # No token of it is taken without a member.
+    # Without a member its tokens are refused.
     target = await members.add("acme", subject="target", role=Role.VIEWER)
     world.elsewhere["acme"]["member_id"] = world.inside["member_id"] = target.id
     world.credentials = dict(_tokens(world)) | await _keys(world, operator)
@@ -240,7 +240,7 @@ def _routes(management: Management) -> list[Asked]:
     ]
 
 
-async def test_every_route_is_for_the_credentials_that_the_table_says(world: World) -> None:
+async def test_every_route_accepts_the_credentials_in_the_table(world: World) -> None:
     rules, routes = _rules(), _routes(world.management)
     assert len(routes) > 60
     used = set()
@@ -253,7 +253,7 @@ async def test_every_route_is_for_the_credentials_that_the_table_says(world: Wor
         with case(("nobody", *route)):
             nobody = Credential("", frozenset())
             assert await world.status(nobody, route, world.inside) == 401
-    assert len(used) == len(rules), "a row of the table is about no route"
+    assert len(used) == len(rules), "a row of the table matches no route"
 
 
 async def _check(world: World, credential: Credential, route: Asked, cells: dict[str, str]) -> None:
@@ -269,7 +269,7 @@ async def _check(world: World, credential: Credential, route: Asked, cells: dict
         sees_all = any(cells[scope] == YES for scope in credential.scopes)
         if route.method == "GET" and is_known and sees_all:
             assert status in (200, 400)
-        # What an earlier credential removed is not there any more.
+        # An earlier credential may have removed the resource.
         assert status in (200, 400, 404, 409)
         return
     if is_about_things:
@@ -288,7 +288,7 @@ UNBOUND: dict[str, Any] = {
 }
 
 
-async def test_no_bound_of_a_key_is_escaped_on_any_route(management: Management) -> None:
+async def test_bounds_of_a_key_hold_on_every_route(management: Management) -> None:
     context = management.context
     shop = await ProjectService(context.database, context.announcer).create("acme", name="shop")
     bounds: dict[str, Any] = {
@@ -337,7 +337,7 @@ async def test_no_bound_of_a_key_is_escaped_on_any_route(management: Management)
             assert made.json()[name] == (["completions"] if name == "scopes" else expected)
 
 
-async def test_operators_key_with_bounds_makes_no_operator_without(
+async def test_bounded_operator_key_creates_no_unbounded_operator(
     management: Management,
 ) -> None:
     addresses = read_addresses(["127.0.0.0/8"])
@@ -362,7 +362,7 @@ async def test_operators_key_with_bounds_makes_no_operator_without(
     assert of_customer.json()["allowed_addresses"] is None
 
 
-async def test_use_is_seen_as_far_as_the_credential_reaches(world: World) -> None:
+async def test_usage_is_limited_to_the_scope_of_the_credential(world: World) -> None:
     management, inside = world.management, world.inside["project_id"]
     project = {"project_id": inside}
     keys = {
@@ -392,7 +392,7 @@ async def test_use_is_seen_as_far_as_the_credential_reaches(world: World) -> Non
     assert inside in message
 
 
-async def test_token_with_text_that_no_database_takes_is_refused(management: Management) -> None:
+async def test_token_with_text_invalid_in_the_database_is_refused(management: Management) -> None:
     for claims in ({"sub": "a\0"}, {"sub": "\ud800"}, {"tenant": "\0"}, {"project": "\ud800"}):
         with case(claims):
             response = await management.call(token(**claims), "GET", "/v1/limits")

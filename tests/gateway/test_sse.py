@@ -41,7 +41,7 @@ def only_chunk(body: bytes) -> Any:
     return json.loads(event.removeprefix(b"data: "))
 
 
-def test_stream_is_byte_for_byte_as_promised() -> None:
+def test_stream_is_byte_for_byte_as_documented() -> None:
     body = stream(completion(), said("Hel"), said("lo", finish=STOP), ended())
     assert body == (
         b"data: " + HEAD + b'[{"index":0,"text":"Hel","logprobs":null,"finish_reason":null}]}\n'
@@ -70,7 +70,7 @@ def test_include_usage_adds_the_extra_chunk_and_nulls_elsewhere() -> None:
     assert extra["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
 
 
-def test_plain_chunks_carry_usage_null_only_when_it_was_asked_for() -> None:
+def test_plain_chunks_have_usage_null_only_on_request() -> None:
     plain = stream(completion(), said("a"))
     asked = stream(completion(include_usage=True), said("a"))
     assert b"usage" not in plain
@@ -136,7 +136,7 @@ def test_empty_final_delta_gives_the_final_chunk() -> None:
     assert chunk["choices"][0]["text"] == ""
 
 
-def test_stop_reason_is_shown_where_there_is_one() -> None:
+def test_stop_reason_is_included_if_there_is_one() -> None:
     first, second = parse_chunks(
         stream(
             completion(n=2),
@@ -231,12 +231,12 @@ def test_impossible_token_has_a_number_for_its_logprob() -> None:
     assert logprobs["token_logprobs"] == [-9999.0]
 
 
-def test_delta_without_logprobs_says_null() -> None:
+def test_delta_without_logprobs_has_null() -> None:
     body = stream(completion(logprobs=1), said("held"))
     assert only_chunk(body)["choices"][0]["logprobs"] is None
 
 
-def test_failure_stops_the_stream_after_what_came_before_it() -> None:
+def test_failure_ends_the_stream_after_earlier_replies() -> None:
     renderer = ChunkRenderer(completion(prompts=2))
     body = renderer.render([said("a"), failed(), said("b", prompt=1)])
     assert body.count(b"data: ") == 1
@@ -289,7 +289,7 @@ OPTIONS = st.fixed_dictionaries(
 
 
 @given(HISTORY, st.booleans(), OPTIONS, st.integers(1, 4))
-async def test_stream_joins_to_the_whole_answer(
+async def test_stream_joins_to_the_whole_response(
     history: Any, echo: bool, options: dict[str, Any], batch: int
 ) -> None:
     (prompts, n), pieces, prompt_texts, random = history
@@ -322,7 +322,7 @@ async def test_stream_joins_to_the_whole_answer(
 
 
 def arrivals(n: int, pieces: list[list[str]], random: Any, *, with_logprobs: bool) -> list[Reply]:
-    """Return the replies of all choices, mixed as they may arrive; `pieces` are the texts of each."""
+    """Return the replies of all choices in a random order; `pieces` are their texts."""
     queues = {
         (index // n, index % n): [
             said(

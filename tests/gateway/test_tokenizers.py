@@ -1,4 +1,4 @@
-"""Prompts become the token ids that the model's own tokenizer gives."""
+"""Prompts become the token ids of the model's tokenizer."""
 
 import asyncio
 import zlib
@@ -67,7 +67,7 @@ def test_prompt_gets_one_begin_of_text_if_it_begins_with_text(
     assert encoder().encode(prompt, param="prompt") == expected
 
 
-def test_nothing_is_added_where_that_is_asked_for() -> None:
+def test_no_special_tokens_are_added_on_request() -> None:
     plain = encoder()
     assert plain.encode("a b", param="prompt", adds_special_tokens=False) == [2, 3]
     assert plain.encode(["a", 3], param="prompt", adds_special_tokens=False) == [2, 3]
@@ -75,7 +75,7 @@ def test_nothing_is_added_where_that_is_asked_for() -> None:
         plain.encode("", param="prompt", adds_special_tokens=False)
 
 
-def test_empty_text_becomes_begin_of_text_though_the_tokenizer_adds_none() -> None:
+def test_empty_text_becomes_begin_of_text_although_the_tokenizer_adds_none() -> None:
     assert encoder(adds_bos=False).encode("", param="prompt") == [BOS]
 
 
@@ -128,7 +128,7 @@ def test_decode_shows_special_tokens() -> None:
 
 
 class Published:
-    """Where tokenizers are fetched from."""
+    """The source of tokenizers."""
 
     def __init__(self, file: bytes | None) -> None:
         self.file = file
@@ -161,7 +161,7 @@ async def test_store_drops_truncation_and_padding_of_the_file() -> None:
     assert loaded.encode("a b c").ids == [2, 3, 4]
 
 
-async def test_store_asks_again_after_a_tokenizer_was_not_published() -> None:
+async def test_store_fetches_again_after_a_tokenizer_was_missing() -> None:
     source = Published(None)
     store = TokenizerStore(source.fetch)
     with pytest.raises(ServiceUnavailableError, match="not published yet") as caught:
@@ -172,7 +172,7 @@ async def test_store_asks_again_after_a_tokenizer_was_not_published() -> None:
     assert (await store.get("d1")).get_vocab_size() == 5
 
 
-async def test_literal_copy_reads_special_tokens_as_text_and_leaves_the_other_alone() -> None:
+async def test_literal_copy_reads_special_tokens_as_text() -> None:
     tokenizer = tiny_tokenizer()
     source = published(tokenizer)
     store = TokenizerStore(source.fetch)

@@ -1,4 +1,4 @@
-"""The context rule, at its edges."""
+"""The context window rule, at its bounds."""
 
 import pytest
 from hypothesis import given
@@ -27,7 +27,7 @@ TRUNCATE, ERROR = ContextLengthBehavior.TRUNCATE, ContextLengthBehavior.ERROR
         (99, 0, 0),
     ],
 )
-def test_what_fits_is_left_as_it_is(
+def test_request_that_fits_is_unchanged(
     prompt: int, max_tokens: int, expected: int, behavior: ContextLengthBehavior
 ) -> None:
     assert fit_max_tokens(prompt, max_tokens, window=100, behavior=behavior) == expected
@@ -53,7 +53,7 @@ def test_error_refuses_with_all_counts(prompt: int, max_tokens: int) -> None:
 @all_cases("behavior", ContextLengthBehavior)
 @all_cases("max_tokens", [-1, 0, 1, 16])
 @all_cases("prompt", [100, 101, 10**6])
-def test_prompt_that_leaves_no_room_is_refused_whatever_is_asked(
+def test_prompt_that_leaves_no_room_is_always_refused(
     prompt: int, max_tokens: int, behavior: ContextLengthBehavior
 ) -> None:
     with pytest.raises(ContextLengthExceededError) as caught:
@@ -98,7 +98,7 @@ def test_errors_call_the_prompt_by_its_name() -> None:
     window=st.integers(2, 300),
     kept=st.one_of(st.none(), st.just(FIT), st.integers(1, 400)),
 )
-def test_what_is_kept_is_never_nothing_and_never_more_than_there_is(
+def test_number_of_kept_tokens_is_in_range(
     length: int, max_tokens: int, window: int, kept: int | None
 ) -> None:
     keep = tokens_to_keep(length, kept, max_tokens=max_tokens, window=window)
@@ -111,7 +111,7 @@ def test_what_is_kept_is_never_nothing_and_never_more_than_there_is(
         )
 
 
-def test_only_the_body_is_cut_and_from_its_left() -> None:
+def test_only_the_body_is_cut_from_its_left() -> None:
     layout = Layout([1, 2], [3, 4, 5], [6])
     assert cut(layout, 6, window=10) == layout
     assert cut(layout, 4, window=10).token_ids == [1, 2, 5, 6]

@@ -1,4 +1,4 @@
-"""Reading the body: what is not plain, shallow JSON is refused in one clear sentence."""
+"""Reading the body: anything except plain, shallow JSON is refused in one sentence."""
 
 import contextlib
 import json
@@ -24,7 +24,7 @@ from tests.support.cases import all_cases
 
 
 class Anything(BaseModel):
-    """A body without parameters of its own."""
+    """A body without parameters."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -83,7 +83,7 @@ def test_json_that_is_no_object_is_refused_and_shown(body: bytes) -> None:
     assert caught.value.message == f"The body must be a JSON object. Given: {body.decode()}."
 
 
-def test_last_one_of_duplicate_keys_counts() -> None:
+def test_last_of_duplicate_keys_counts() -> None:
     assert parse_object(b'{"n":1,"n":2}') == {"n": 2}
 
 
@@ -136,7 +136,7 @@ def test_large_object_is_read_in_slices_that_cut_no_character(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(wire, "SLICE_BYTES", 30)
         assert parse_object(body) == value
-        # A slice that is no text by itself would make the whole body be decoded again.
+        # A slice that is no valid text would cause another decoding of the whole body.
         assert wire._sliced(memoryview(body), 0) == value
 
 
@@ -180,12 +180,10 @@ MOST_ITEMS = 100_000
     ids=["numbers", "arrays", "members", "escapes"],
 )
 @all_cases("part", [1, 7, 10_000, 10**9])
-def test_what_a_body_consists_of_is_counted_while_it_arrives(
-    unit: bytes, most: int, part: int
-) -> None:
+def test_items_of_a_body_are_counted_while_it_arrives(unit: bytes, most: int, part: int) -> None:
     def feed(units: int) -> None:
         body = b'{"a":[' + unit * units + b"5]}"
-        # Parts come in small pieces where an error may be, and else in few, to save time.
+        # Parts arrive in small pieces where an error may be, and otherwise in few, to save time.
         tail = len(body) - 60 * part if part < 10 else 0
         meter = StructureMeter(most_items=MOST_ITEMS)
         if tail > 0:
@@ -205,7 +203,7 @@ def test_what_a_body_consists_of_is_counted_while_it_arrives(
     ),
     st.integers(1, 9),
 )
-def test_what_stands_in_strings_does_not_count(value: Any, size: int) -> None:
+def test_commas_in_strings_do_not_count(value: Any, size: int) -> None:
     body = json.dumps({"a": value}).encode()
     meter = StructureMeter(most_items=1)
     # A second item exceeds the bound of one.
@@ -216,7 +214,7 @@ def test_what_stands_in_strings_does_not_count(value: Any, size: int) -> None:
 
 
 def arrive(meter: StructureMeter, part: bytes) -> None:
-    """Feed a part, and count as long as there is doubt."""
+    """Feed a part, and count as long as the result is open."""
     meter.feed(part)
     while meter.is_in_doubt:
         meter.count()

@@ -1,4 +1,4 @@
-"""What an Idempotency-Key stands for, on every kind of Redis."""
+"""The registry of Idempotency-Keys on every kind of Redis."""
 
 import asyncio
 import hashlib
@@ -21,22 +21,22 @@ def registry(any_redis: "Redis") -> IdempotencyRegistry:
     return IdempotencyRegistry(any_redis, retention=RETENTION)
 
 
-async def test_key_stands_for_the_request_that_came_first(registry: IdempotencyRegistry) -> None:
+async def test_key_belongs_to_the_first_request(registry: IdempotencyRegistry) -> None:
     assert await registry.claim(ASKED, "cmpl-1") == Claim("cmpl-1", "digest-1", 0)
     other = ASKED._replace(body_digest="digest-2")
     claim = await registry.claim(other, "cmpl-2")
     assert (claim.request_id, claim.body_digest) == ("cmpl-1", "digest-1")
     assert claim.age_ms >= 0
-    # Whoever did not hear the answer and asks again still has it.
+    # A client that missed the reply and retries still has it.
     assert (await registry.claim(ASKED, "cmpl-1")).request_id == "cmpl-1"
 
 
-async def test_of_many_claims_at_once_one_wins(registry: IdempotencyRegistry) -> None:
+async def test_one_of_concurrent_claims_succeeds(registry: IdempotencyRegistry) -> None:
     claims = await asyncio.gather(*(registry.claim(ASKED, f"cmpl-{i}") for i in range(20)))
     assert len({claim.request_id for claim in claims}) == 1
 
 
-async def test_keys_of_tenants_and_projects_are_apart(registry: IdempotencyRegistry) -> None:
+async def test_keys_of_tenants_and_projects_are_separate(registry: IdempotencyRegistry) -> None:
     await registry.claim(ASKED, "cmpl-1")
     for number, other in enumerate(
         (
@@ -65,7 +65,7 @@ async def test_key_is_released_by_its_own_request_only(registry: IdempotencyRegi
 
 
 @every_redis
-async def test_useless_request_is_replaced_once(registry: IdempotencyRegistry) -> None:
+async def test_unusable_request_is_replaced_once(registry: IdempotencyRegistry) -> None:
     await registry.claim(ASKED, "cmpl-1")
     claims = await asyncio.gather(
         *(registry.claim(ASKED, f"cmpl-{i}", in_place_of="cmpl-1") for i in range(2, 12))
@@ -86,7 +86,7 @@ async def test_entry_expires_and_holds_no_key(
     assert "order-17" not in repr(await any_redis.hgetall(entry))
 
 
-async def test_claim_tells_how_old_it_is(registry: IdempotencyRegistry) -> None:
+async def test_claim_returns_its_age(registry: IdempotencyRegistry) -> None:
     await registry.claim(ASKED, "cmpl-1")
     await asyncio.sleep(0.05)
     assert (await registry.claim(ASKED, "cmpl-2")).age_ms >= 40

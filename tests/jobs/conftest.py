@@ -27,7 +27,7 @@ def append(redis: Redis) -> Append:
 
 
 async def undrained(redis: Redis) -> int:
-    """How many entries all streams have."""
+    """Return the number of entries in all streams."""
     return sum([await redis.xlen(keys.usage(bucket)) for bucket in range(keys.BUCKETS)])
 
 

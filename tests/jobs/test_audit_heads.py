@@ -1,4 +1,4 @@
-"""Signed heads of the audit log are kept outside the database, whatever fails on the way."""
+"""Signed heads of the audit log are stored outside of the database despite failures."""
 
 import asyncio
 import logging
@@ -31,7 +31,7 @@ def change(database: Database) -> Append:
 
 
 def keeper(database: Database, sink: str) -> HeadKeeper:
-    """Return what the settings ask for."""
+    """Return the keeper that the settings select."""
     settings = load_settings(audit_key=KEY, audit_sink=sink)
     made = HeadKeeper.from_settings(settings, database)
     assert made is not None
@@ -54,12 +54,12 @@ async def test_each_head_is_added_to_the_file(
     assert [head.sequence for head in kept] == [1, 3]
     assert all(HeadSigner([KEY]).is_genuine(head) for head in kept)
     assert file.stat().st_mode & 0o077 == 0
-    # After a restart it keeps the newest one again: it may not have been kept.
+    # After a restart it stores the newest one again: it may not have been stored.
     await keeper(database, file.as_uri()).run()
     assert SignedHead.all_in(file.read_text()) == [*kept, kept[-1]]
 
 
-async def test_head_that_could_not_be_kept_is_kept_later(
+async def test_failed_head_is_stored_later(
     database: Database, change: Append, tmp_path: Path
 ) -> None:
     folder = tmp_path / "not there yet"
@@ -72,7 +72,7 @@ async def test_head_that_could_not_be_kept_is_kept_later(
     assert [head.sequence for head in SignedHead.all_in((folder / "heads").read_text())] == [1]
 
 
-async def test_log_has_the_head_whatever_level_others_have(
+async def test_head_is_logged_at_every_log_level(
     database: Database, change: Append, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert logging.getLogger().getEffectiveLevel() == logging.WARNING
@@ -82,7 +82,7 @@ async def test_log_has_the_head_whatever_level_others_have(
     assert HeadSigner([KEY]).is_genuine(head)
 
 
-async def test_url_is_posted_the_head_and_its_refusal_is_a_failure(
+async def test_head_is_posted_to_the_url_and_a_refusal_is_a_failure(
     database: Database, change: Append
 ) -> None:
     statuses, bodies = [500, 200], list[bytes]()
@@ -123,11 +123,11 @@ def test_nothing_is_signed_without_a_key(database: Database) -> None:
         ({"audit_sink": "https://"}, "file:///PATH"),
     ],
 )
-def test_settings_that_cannot_work_are_refused(settings: dict[str, str], message: str) -> None:
+def test_invalid_settings_are_refused(settings: dict[str, str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         load_settings(**settings)
 
 
-def test_url_of_the_sink_may_carry_a_password_and_is_not_shown() -> None:
+def test_password_in_the_url_of_the_sink_is_not_shown() -> None:
     url = "https://user:a-password@example.com/heads"
     assert "a-password" not in repr(load_settings(audit_sink=url))

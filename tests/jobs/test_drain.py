@@ -1,4 +1,4 @@
-"""The drain: every record reaches the ledger exactly once, whatever happens in between."""
+"""The drain: every record reaches the ledger exactly once, despite failures."""
 
 import asyncio
 from typing import Any
@@ -43,7 +43,7 @@ def _expected(records: list[UsageRecord]) -> dict[str, int]:
 
 
 @every_database
-async def test_all_records_of_all_buckets_get_there(
+async def test_all_records_of_all_buckets_reach_the_ledger(
     database: Database, redis: Redis, append: Append
 ) -> None:
     records = _records(2 * BATCH + 7)
@@ -55,7 +55,7 @@ async def test_all_records_of_all_buckets_get_there(
     assert await drain.run() == 0
 
 
-async def test_more_than_a_page_of_one_bucket_is_drained_in_one_run(
+async def test_several_pages_of_one_bucket_are_drained_in_one_run(
     database: Database, redis: Redis, append: Append
 ) -> None:
     records = [usage_record(number) for number in range(3 * BATCH)]
@@ -117,7 +117,7 @@ async def test_death_between_commit_and_removal_counts_nothing_twice(
 
 
 @every_database
-async def test_several_drains_at_once_are_harmless(
+async def test_concurrent_drains_are_harmless(
     database: Database, redis: Redis, append: Append
 ) -> None:
     records = _records(600)
@@ -147,7 +147,7 @@ async def test_several_drains_at_once_are_harmless(
     ],
     ids=["garbage", "empty", "no field", "negative", "far future"],
 )
-async def test_entry_that_cannot_be_read_is_kept_aside_and_blocks_nothing(
+async def test_unreadable_entry_is_set_aside_and_blocks_nothing(
     database: Database,
     redis: Redis,
     append: Append,
@@ -166,7 +166,7 @@ async def test_entry_that_cannot_be_read_is_kept_aside_and_blocks_nothing(
     assert "is unreadable" in caplog.text
 
 
-async def test_database_that_is_away_keeps_everything_in_redis(
+async def test_database_outage_keeps_everything_in_redis(
     redis: Redis, append: Append, tmp_path: Any
 ) -> None:
     await append(*_records(30))
@@ -178,7 +178,7 @@ async def test_database_that_is_away_keeps_everything_in_redis(
 
 
 @pytest.mark.long
-async def test_records_that_come_while_postgresql_is_stopped_get_there_later(
+async def test_records_during_a_postgresql_outage_reach_the_ledger_later(
     redis: Redis, append: Append
 ) -> None:
     server = await asyncio.to_thread(PostgresServer)

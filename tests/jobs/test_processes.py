@@ -1,4 +1,4 @@
-"""`sluice jobs` and `sluice beat` as real processes: killed, stopped, and without what they need."""
+"""`sluice jobs` and `sluice beat` as real processes: killed, stopped, and during outages."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ from tests.support.usage import usage_record
 END_SECONDS = 120.0
 """Only a failure takes that long."""
 RECORDS = 3_000
-"""Which take several transactions to drain."""
+"""Records whose drain takes several transactions."""
 MOST_LATE_KILLS = 5
 REPOSITORY = Path(__file__).parents[2]
 
@@ -61,7 +61,7 @@ class Deployment:
         return (self.folder / f"{name}.log").read_text()
 
     def append(self, first: int, count: int) -> None:
-        """Leave usage records in Redis."""
+        """Append usage records in Redis."""
         with redis.Redis.from_url(self.server.url) as client:
             pipeline = client.pipeline(transaction=False)
             for number in range(first, first + count):
@@ -75,7 +75,7 @@ class Deployment:
             return sum(int(client.xlen(keys.usage(bucket))) for bucket in range(keys.BUCKETS))
 
     def rows(self) -> int:
-        """Rows of the ledger, each of which must be of another request."""
+        """Return the number of rows of the ledger, which must have different requests."""
         with closing(sqlite3.connect(self.database, timeout=END_SECONDS)) as connection:
             count, requests = connection.execute(
                 "SELECT count(*), count(DISTINCT request_id) FROM usage_ledger"
@@ -94,13 +94,13 @@ def deployment(tmp_path: Path, copy_sqlite: Callable[[Path], str]) -> Iterator[D
             stop(process)
 
 
-def test_worker_that_is_killed_in_the_middle_of_a_drain_loses_and_doubles_nothing(
+def test_worker_killed_during_a_drain_loses_and_duplicates_nothing(
     deployment: Deployment, request: pytest.FixtureRequest
 ) -> None:
     kills = 3 if request.config.getoption("--long") else 1
     total = met = 0
     deployment.start("beat")
-    # On a crowded machine a drain may have ended before it is killed; then that proves nothing.
+    # On a busy machine a drain may end before it is killed, which proves nothing.
     for _ in range(kills + MOST_LATE_KILLS):
         deployment.append(total, RECORDS)
         total += RECORDS
@@ -124,7 +124,7 @@ def _has_grown(deployment: Deployment, before: int) -> bool:
     return deployment.rows() > before
 
 
-def test_runs_do_not_pile_up_while_nobody_takes_them(deployment: Deployment) -> None:
+def test_runs_do_not_accumulate_without_a_worker(deployment: Deployment) -> None:
     from gateway.jobs import app as app_module
     from gateway.settings import load_settings
 
@@ -142,7 +142,7 @@ def test_runs_do_not_pile_up_while_nobody_takes_them(deployment: Deployment) -> 
             app.close()
 
 
-def test_redis_that_goes_away_is_told_once_and_sigterm_leaves_no_usage_behind(
+def test_redis_outage_is_logged_once_and_sigterm_drains_all_usage(
     deployment: Deployment,
 ) -> None:
     jobs, beat = deployment.start("jobs"), deployment.start("beat")
@@ -155,7 +155,7 @@ def test_redis_that_goes_away_is_told_once_and_sigterm_leaves_no_usage_behind(
     assert (jobs.poll(), beat.poll()) == (None, None)
     assert deployment.log("jobs").count("job drain failed and is retried") <= 1
     assert deployment.log("beat").count(complaint) == 1
-    # Celery writes down with a traceback that it could not confirm a run.
+    # Celery logs a traceback for a run that it could not confirm.
     reported = deployment.log("jobs")
 
     beat.send_signal(signal.SIGTERM)
@@ -169,7 +169,7 @@ def test_redis_that_goes_away_is_told_once_and_sigterm_leaves_no_usage_behind(
 
 
 def _drain(deployment: Deployment, rows: int) -> None:
-    """Leave some more records, and wait until they are in the ledger."""
+    """Append some records, and wait until they are in the ledger."""
     deployment.append(rows, 5)
     wait_until(lambda: deployment.rows() == rows + 5, what="the drain")
 

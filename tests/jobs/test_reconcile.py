@@ -1,4 +1,4 @@
-"""Reconciliation: what Redis has wrong is found, told and healed, and then there is nothing more to find."""
+"""Reconciliation: differences in Redis are reported and corrected once."""
 
 import asyncio
 from datetime import timedelta
@@ -70,7 +70,7 @@ async def _is_seeded(redis: Redis, subject: SubjectLimits) -> bool:
 
 
 @every_database
-async def test_nothing_is_found_where_everything_is_right(
+async def test_consistent_data_has_no_differences(
     database: Database, redis: Redis, append: Append, key: SubjectLimits
 ) -> None:
     await append(*(_record(number, key, is_prepaid=True) for number in range(5)))
@@ -90,7 +90,7 @@ NUMBERS = {
     "s": "cost_of_month",
     "credit": "credit",
 }
-"""Of an account, by their fields in Redis."""
+"""Differences of an account, by their fields in Redis."""
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ NUMBERS = {
         ),
     ],
 )
-async def test_planted_differences_are_told_and_healed(
+async def test_planted_differences_are_reported_and_corrected(
     database: Database, redis: Redis, append: Append, key: SubjectLimits, fields: list[str]
 ) -> None:
     records = [_record(n, key, is_prepaid=True) for n in range(4)]
@@ -125,7 +125,7 @@ async def test_planted_differences_are_told_and_healed(
         assert (each.tenant_id, each.subject) == ("acme", "t:acme")
         assert (each.redis, each.ledger) == (expected[number] - 7, expected[number])
     assert not await _is_seeded(redis, TENANT)
-    assert await _is_seeded(redis, key), "what was right is left alone"
+    assert await _is_seeded(redis, key), "correct numbers are left alone"
     assert (await reconcile(redis, database, rollup_days=1)).is_clean
     await _seed(database, redis, TENANT)
     assert (await reconcile(redis, database, rollup_days=1)).is_clean
@@ -167,7 +167,7 @@ async def test_wrong_account_of_a_key_is_found_while_usage_comes_in(
 @pytest.mark.parametrize(
     ("looks", "busy"), [(3, 0), (reconcile_module.MOST_LOOKS, 1)], ids=["a while", "always"]
 )
-async def test_usage_that_gets_to_the_ledger_between_two_readings_is_no_difference(
+async def test_usage_drained_between_two_reads_is_no_difference(
     database: Database,
     redis: Redis,
     append: Append,
@@ -182,7 +182,7 @@ async def test_usage_that_gets_to_the_ledger_between_two_readings_is_no_differen
 
     async def late(*args: Any) -> dict[str, int]:
         if (number := next(numbers, None)) is not None:
-            # What is settled here is in the ledger when it is asked, but was not in Redis before.
+            # This usage is in the ledger when it is read, but was not in Redis before.
             records = [_record(100 * number + n, key) for n in range(number + 1)]
             await append(*records)
             tokens = sum(r.prompt_tokens + r.completion_tokens for r in records)
@@ -199,10 +199,10 @@ async def test_usage_that_gets_to_the_ledger_between_two_readings_is_no_differen
     assert await _is_seeded(redis, key)
 
 
-async def test_numbers_of_days_and_months_before_are_compared_with_theirs(
+async def test_numbers_of_former_days_and_months_are_compared(
     database: Database, redis: Redis, append: Append, key: SubjectLimits
 ) -> None:
-    """An account nobody has used since: its numbers are those of its own day and month."""
+    """An unused account: its numbers are those of its last day and month."""
     old_ms = clock.now_ms() - 40 * 24 * HOUR_MS
     await append(_record(1, key, created_ms=old_ms), _record(2, key))
     account = keys.account(BUCKET, key.subject)
@@ -228,7 +228,7 @@ async def test_numbers_of_days_and_months_before_are_compared_with_theirs(
     ] == ["cost_of_month"]
 
 
-async def test_open_amounts_that_no_reservation_holds_are_corrected(
+async def test_reserved_amounts_without_a_reservation_are_corrected(
     database: Database, redis: Redis, key: SubjectLimits
 ) -> None:
     await _seed(database, redis, key)
@@ -240,7 +240,7 @@ async def test_open_amounts_that_no_reservation_holds_are_corrected(
     assert (await reconcile(redis, database, rollup_days=1)).is_clean
 
 
-async def test_wrong_sums_are_made_anew(
+async def test_wrong_sums_are_recomputed(
     database: Database, redis: Redis, append: Append, key: SubjectLimits
 ) -> None:
     now = utc_now()
@@ -260,7 +260,7 @@ async def test_wrong_sums_are_made_anew(
         assert list(rows) == [2, 2]
 
 
-async def test_account_of_nobody_who_is_known_is_left_alone(
+async def test_account_of_an_unknown_subject_is_left_alone(
     database: Database, redis: Redis, key: SubjectLimits
 ) -> None:
     await command(redis, "SADD", keys.accounts(BUCKET), "k:jwt:bob", "t:gone", "x")

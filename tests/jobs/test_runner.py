@@ -1,4 +1,4 @@
-"""The runner: once at a time, quiet while stores are away, and stoppable; and every scheduled job."""
+"""The runner: one run at a time, outages, shutdown; and every scheduled job."""
 
 import asyncio
 import threading
@@ -37,7 +37,7 @@ def settings(
 
 @pytest.fixture
 def runner(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runner]:
-    # SQLite's driver leaves a thread behind, which complains, where the loop ends during a statement.
+    # SQLite's driver leaves a thread, which logs an error, if the loop ends during a statement.
     monkeypatch.setattr(Observer, "update", AsyncMock())
     with running(settings) as runner:
         yield runner
@@ -57,7 +57,7 @@ def _in_thread(runner: Runner, task: Task) -> threading.Thread:
     return thread
 
 
-def test_job_that_runs_already_is_not_run_again(runner: Runner) -> None:
+def test_running_job_is_not_started_again(runner: Runner) -> None:
     runs = []
     has_begun, may_end = threading.Event(), threading.Event()
 
@@ -80,7 +80,7 @@ def test_job_that_runs_already_is_not_run_again(runner: Runner) -> None:
 @pytest.mark.parametrize(
     "error", [RedisConnectionError("x"), StoreUnavailableError("x"), OSError(), TimeoutError()]
 )
-def test_store_that_is_away_is_told_once_until_it_is_back(
+def test_outage_of_a_store_is_reported_once(
     runner: Runner, error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
     is_away = True
@@ -110,7 +110,7 @@ def test_bug_in_a_job_is_raised(runner: Runner) -> None:
         runner.run(_job(fail))
 
 
-def test_job_that_takes_too_long_is_ended(runner: Runner) -> None:
+def test_job_that_takes_too_long_is_cancelled(runner: Runner) -> None:
     ends = []
 
     async def hang(_services: Services) -> None:
@@ -123,7 +123,7 @@ def test_job_that_takes_too_long_is_ended(runner: Runner) -> None:
     assert ends == [1]
 
 
-def test_process_that_is_to_end_breaks_off_what_runs(
+def test_stopping_process_cancels_the_running_job(
     runner: Runner, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(runner_module, "GRACE_SECONDS", 0.1)
@@ -143,7 +143,7 @@ def test_process_that_is_to_end_breaks_off_what_runs(
 
 
 @every_database
-async def test_every_job_runs_and_runs_twice_at_once(
+async def test_every_job_runs_also_twice_concurrently(
     database_url: str, redis: Redis, redis_server: RedisServer
 ) -> None:
     database = Database(database_url)

@@ -45,7 +45,7 @@ def _draft(number: int, **fields: Any) -> UsageRecord:
 
 
 async def _admit(redis: Redis, draft: UsageRecord, *, lease_ms: int = 1) -> int:
-    """Reserve for a request as a gateway that then falls silent; return when it was admitted."""
+    """Reserve for a request as a gateway that then dies; return the time of admission."""
     answer = await QuotaStore(redis).reserve(
         ReservationRequest(
             request_id=draft.request_id,
@@ -98,7 +98,7 @@ async def test_lost_request_is_settled_with_the_counts_of_its_receipts(redis: Re
     assert await Sweep(redis).run() == 0
 
 
-async def test_what_the_reservation_held_is_free_again(redis: Redis) -> None:
+async def test_swept_reservation_frees_its_amounts(redis: Redis) -> None:
     await _admit(redis, _draft(1))
     status = await QuotaStore(redis).status("acme", SUBJECTS)
     assert status[2].completion_tokens_of_minute == 1000
@@ -108,7 +108,7 @@ async def test_what_the_reservation_held_is_free_again(redis: Redis) -> None:
     assert status[0].concurrent_requests == 0
 
 
-async def test_waiting_jobs_are_taken_back_at_once(redis: Redis) -> None:
+async def test_waiting_jobs_are_cancelled_at_once(redis: Redis) -> None:
     draft, queue = _draft(1), JobQueue(redis, MODEL)
     await _admit(redis, draft)
     await enqueue(queue, job(f"{draft.request_id}-0", "acme"))
@@ -144,17 +144,17 @@ async def test_living_gateway_keeps_its_requests(redis: Redis) -> None:
     assert await Sweep(redis).run() == 1
 
 
-async def test_lease_that_has_not_run_out_is_nobodys_business(redis: Redis) -> None:
+async def test_unexpired_lease_is_left_alone(redis: Redis) -> None:
     await _admit(redis, _draft(1), lease_ms=60_000)
     assert await Sweep(redis).run() == 0
     assert await _open(redis) == 1
 
 
 @pytest.mark.parametrize("gateway_lives", [True, False])
-async def test_patience_has_an_end(
+async def test_sweep_settles_after_its_grace_period(
     redis: Redis, monkeypatch: pytest.MonkeyPatch, gateway_lives: bool
 ) -> None:
-    """A worker that never answers, or a gateway that lives and has forgotten the request."""
+    """A worker that never responds, or a living gateway that has lost the request."""
     draft, queue = _draft(1), JobQueue(redis, MODEL)
     await _admit(redis, draft)
     id_ = f"{draft.request_id}-0"
@@ -171,23 +171,23 @@ async def test_patience_has_an_end(
     [record] = await _records(redis)
     assert (record.prompt_tokens, record.cached_tokens, record.completion_tokens) == (10, 2, 3)
     await queue.finish("w1", LeaseReport(id_, 1, 4, 10, 2))
-    assert await _states(queue, id_) == [JobState.ABSENT], "nothing is left behind"
+    assert await _states(queue, id_) == [JobState.ABSENT], "no key is left"
 
 
-async def test_gateway_that_comes_back_and_the_sweep_settle_once(redis: Redis) -> None:
+async def test_returning_gateway_and_sweep_settle_once(redis: Redis) -> None:
     finished = usage_record(1, cost_micros=55)
     await _admit(redis, _draft(1))
     settled = await asyncio.gather(
         Sweep(redis).run(), QuotaStore(redis).settle(finished), Sweep(redis).run()
     )
-    assert sum(map(int, settled)) == 1, "the first settle wins"
+    assert sum(map(int, settled)) == 1, "the first settle counts"
     records = await _records(redis)
     assert {record.request_id for record in records} == {finished.request_id}
     assert (records[0].outcome is Outcome.FINISHED) == bool(settled[1])
     assert await _open(redis) == 0
 
 
-async def test_reservation_without_a_readable_draft_keeps_no_other_one_waiting(
+async def test_unreadable_draft_does_not_delay_other_reservations(
     redis: Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     await _admit(redis, _draft(1))
@@ -199,7 +199,7 @@ async def test_reservation_without_a_readable_draft_keeps_no_other_one_waiting(
     assert "cannot be read" in caplog.text
 
 
-async def test_request_that_cannot_be_settled_keeps_no_other_one_waiting(
+async def test_failed_settlement_does_not_delay_others(
     redis: Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     await _admit(redis, _draft(1))

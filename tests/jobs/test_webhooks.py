@@ -1,4 +1,4 @@
-"""Delivery of webhook events: signed, to public addresses only, again until it works or a day is over."""
+"""Delivery of webhook events: signed, to public addresses only, retried for a day."""
 
 import asyncio
 import hashlib
@@ -38,25 +38,25 @@ Headers = dict[str, str]
 
 @dataclass
 class Receiver:
-    """An HTTP server that keeps what it was sent and answers what it is told to."""
+    """An HTTP server that stores requests and sends the response that a test sets."""
 
     port: int = 0
     status: int = 200
     headers: str = ""
     delay_seconds: float = 0
     requests: list[tuple[str, Headers, bytes]] = field(default_factory=list)
-    answering: set[asyncio.Task[None]] = field(default_factory=set)
+    open_connections: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.answering.add(asyncio.ensure_future(self.answer(reader, writer)))
+        self.open_connections.add(asyncio.ensure_future(self.respond(reader, writer)))
 
-    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def respond(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            await self._answer(reader, writer)
+            await self._response(reader, writer)
         finally:
             writer.close()
 
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _response(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         first, *lines = head.strip().split("\r\n")
         headers = {k.lower(): v for k, _, v in (line.partition(": ") for line in lines)}
@@ -78,9 +78,9 @@ async def _receiving(tls: ssl.SSLContext | None = None) -> AsyncIterator[Receive
         yield receiver
     finally:
         server.close()
-        for task in receiver.answering:
+        for task in receiver.open_connections:
             task.cancel()
-        await asyncio.gather(*receiver.answering, return_exceptions=True)
+        await asyncio.gather(*receiver.open_connections, return_exceptions=True)
         await server.wait_closed()
 
 
@@ -92,7 +92,7 @@ async def receiver() -> AsyncIterator[Receiver]:
 
 @pytest.fixture
 def outbound() -> Outbound:
-    """Sends anywhere."""
+    """A client that may connect to every address."""
     return Outbound(allows_private=True)
 
 
@@ -139,7 +139,7 @@ async def test_event_arrives_once_and_its_signature_is_right(
 
 
 @every_database
-async def test_two_senders_at_once_send_an_event_once(
+async def test_concurrent_senders_send_an_event_once(
     database: Database, webhook: Webhook, receiver: Receiver, outbound: Outbound
 ) -> None:
     receiver.delay_seconds = 0.2
@@ -148,7 +148,7 @@ async def test_two_senders_at_once_send_an_event_once(
     assert (sum(arrived), len(receiver.requests)) == (1, 1)
 
 
-async def test_failure_is_noted_and_tried_again_after_growing_pauses(
+async def test_failed_delivery_is_retried_after_growing_pauses(
     database: Database, webhook: Webhook, receiver: Receiver, outbound: Outbound
 ) -> None:
     receiver.status = 500
@@ -157,7 +157,7 @@ async def test_failure_is_noted_and_tried_again_after_growing_pauses(
         before = utc_now()
         assert await sender.run() == 0
         after = utc_now()
-        assert await sender.run() == 0, "it is not due again yet"
+        assert await sender.run() == 0, "it is not due yet"
         event = await _event(database)
         assert (event.attempts, event.last_error) == (attempt, "responded with status 500")
         assert event.next_attempt_at is not None
@@ -170,7 +170,7 @@ async def test_failure_is_noted_and_tried_again_after_growing_pauses(
     assert len({headers["sluice-event-id"] for _, headers, _ in receiver.requests}) == 1
 
 
-async def test_event_is_given_up_after_a_day(
+async def test_event_is_dropped_after_a_day(
     database: Database,
     webhook: Webhook,
     receiver: Receiver,
@@ -191,7 +191,7 @@ async def test_event_is_given_up_after_a_day(
     assert "localhost" not in caplog.text
 
 
-async def test_more_events_than_are_sent_at_once_are_all_sent(
+async def test_events_beyond_one_batch_are_all_sent(
     database: Database,
     webhook: Webhook,
     receiver: Receiver,
@@ -209,7 +209,7 @@ async def test_more_events_than_are_sent_at_once_are_all_sent(
     assert len(receiver.requests) == 7
 
 
-async def test_secret_of_an_unknown_key_fails_until_the_key_is_back(
+async def test_delivery_fails_while_the_key_of_a_secret_is_missing(
     database: Database, webhook: Webhook, receiver: Receiver, outbound: Outbound
 ) -> None:
     for box in (SecretBox(), SecretBox([OTHER_ENCRYPTION_KEY])):
@@ -248,7 +248,7 @@ async def test_redirect_is_not_followed(receiver: Receiver, outbound: Outbound) 
     assert len(receiver.requests) == 1
 
 
-async def test_silent_receiver_is_not_waited_for(
+async def test_silent_receiver_times_out(
     receiver: Receiver, outbound: Outbound, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.jobs.outbound.TIMEOUT_SECONDS", 0.2)
@@ -266,7 +266,7 @@ async def test_silent_receiver_is_not_waited_for(
         ("https://127.0.0.1:99999/", "cannot be reached"),
     ],
 )
-async def test_what_cannot_be_reached_is_told(outbound: Outbound, url: str, why: str) -> None:
+async def test_unreachable_receiver_is_reported(outbound: Outbound, url: str, why: str) -> None:
     with pytest.raises(DeliveryError, match=why) as caught:
         await outbound.post(url, b"{}", {})
     assert url not in str(caught.value)
@@ -302,7 +302,7 @@ async def test_name_with_one_private_address_among_public_ones_is_refused(
         await outbound.post("https://example.com/", b"{}", {})
 
 
-async def test_name_that_stands_for_nothing_is_told(
+async def test_unresolvable_name_is_reported(
     outbound: Outbound, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_args: object, **_kwargs: object) -> None:
@@ -323,7 +323,7 @@ async def test_name_is_resolved_once_and_the_next_address_tried(
     assert headers["host"] == f"example.com:{receiver.port}"
 
 
-async def test_certificate_must_be_of_the_name_in_the_url(
+async def test_certificate_must_match_the_name_in_the_url(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     serving, trust = self_signed("hooks.example.com", tmp_path)
@@ -347,7 +347,7 @@ def _with_port(url: str, port: int) -> str:
 
 
 def _resolve(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> Callable[[], list[str]]:
-    """Have every name stand for these addresses; return which names were asked for."""
+    """Resolve every name to these addresses; return the resolved names."""
     asked: list[str] = []
     getaddrinfo = socket.getaddrinfo
 

@@ -1,4 +1,4 @@
-"""What belongs to the public internet."""
+"""Public addresses and names."""
 
 from gateway.outbound.addresses import is_public, looks_public
 from tests.support.cases import all_cases

@@ -1,4 +1,4 @@
-"""Hosts that operators list."""
+"""Hosts that operators allow."""
 
 import pytest
 from pydantic import ValidationError
@@ -92,7 +92,9 @@ def test_setting_is_a_list_and_empty_by_default(monkeypatch: pytest.MonkeyPatch)
     )
 
 
-def test_wrong_host_in_the_setting_is_told_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_host_in_the_setting_is_reported_at_the_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("SLUICE_IMAGE_URL_HOSTS", "images.example.com,10.0.0.8")
     with pytest.raises(
         ValidationError, match=r"'10\.0\.0\.8' is not a host on the public internet"

@@ -1,4 +1,4 @@
-"""What the tests of limits are made of: subjects, requests, records, and a clock that they set."""
+"""Parts of the tests of limits: subjects, requests, records, and a clock."""
 
 import copy
 import hashlib
@@ -32,7 +32,7 @@ _TEST_TIME = (
 
 
 def with_test_clock(script: LuaScript) -> LuaScript:
-    """Return the script reading the time from a key, where it reads the time at all."""
+    """Return the script with its time, if it reads any, taken from a key."""
     clocked = copy.copy(script)
     clocked.source = script.source.replace(_TIME, _TEST_TIME)
     clocked.digest = hashlib.sha1(clocked.source).hexdigest()
@@ -43,14 +43,14 @@ def with_test_clock(script: LuaScript) -> LuaScript:
 class TestClock:
     """The time of the scripts whose keys have one prefix, such as that of a bucket."""
 
-    __test__ = False  # For pytest: this is no test.
+    __test__ = False  # Not a test class for pytest.
 
     redis: "Redis"
     now_ms: int = NOON
     prefix: str = keys.bucket_prefix(BUCKET)
 
     async def set(self, now_ms: int) -> None:
-        """Make it that time."""
+        """Set the time."""
         self.now_ms = now_ms
         key = f"{self.prefix}test-clock"
         pipeline = self.redis.pipeline(transaction=False)
@@ -59,7 +59,7 @@ class TestClock:
         await pipeline.execute()
 
     async def advance(self, milliseconds: int) -> None:
-        """Let time pass."""
+        """Advance the time."""
         await self.set(self.now_ms + milliseconds)
 
 
@@ -97,7 +97,7 @@ def record(request_id: str, **fields: Any) -> UsageRecord:
 
 @dataclass
 class Desk:
-    """One set of subjects, asked for reservations in a short way."""
+    """One set of subjects, and short ways to reserve for them."""
 
     store: QuotaStore
     subjects: tuple[SubjectLimits, ...]
@@ -121,19 +121,19 @@ class Desk:
         )
 
     async def reserve(self, request_id: str | None = None, **amounts: int) -> Any:
-        """Ask for a reservation, under a new request id unless one is given."""
+        """Reserve, under a new request id unless one is given."""
         self.number += 1
         request = self.request(request_id or f"r{self.number}", **amounts)
         return await self.store.reserve(request, lease_ms=LEASE_MS)
 
     async def admit(self, request_id: str | None = None, **amounts: int) -> Admitted:
-        """Ask for a reservation that is made."""
+        """Reserve, which must be admitted."""
         answer = await self.reserve(request_id, **amounts)
         assert isinstance(answer, Admitted), answer
         return answer
 
     async def refuse(self, request_id: str | None = None, **amounts: int) -> Refused:
-        """Ask for a reservation that is refused."""
+        """Reserve, which must be refused."""
         answer = await self.reserve(request_id, **amounts)
         assert isinstance(answer, Refused), answer
         return answer
@@ -147,7 +147,7 @@ class Desk:
         cost: int = 0,
         **fields: Any,
     ) -> bool:
-        """Settle with so much."""
+        """Settle with these amounts."""
         return await self.store.settle(
             record(
                 request_id,
@@ -188,7 +188,7 @@ async def seed(
 
 
 def month_of(now_ms: int) -> int:
-    """Return YYYYMM, by another way than the code has it."""
+    """Return YYYYMM, computed differently than in the code."""
     import time
 
     moment = time.gmtime(now_ms // 1000)
@@ -196,7 +196,7 @@ def month_of(now_ms: int) -> int:
 
 
 def left(answer: Admitted | Refused, scope: LimitScope) -> Mapping[LimitName | None, int]:
-    """Return what an answer says that is left of a subject's limits."""
+    """Return the remaining limits of a subject in a reply."""
     return {meter.limit: meter.remaining for meter in answer.meters if meter.subject.scope is scope}
 
 
@@ -211,7 +211,7 @@ async def usage(redis: "Redis", bucket: int = BUCKET) -> list[UsageRecord]:
 
 
 async def bucket_keys(redis: "Redis", bucket: int = BUCKET) -> set[str]:
-    """Return the keys of a bucket that are there, without the clock's."""
+    """Return the existing keys of a bucket, without the clock's."""
     found = {key.decode() async for key in redis.scan_iter(f"{keys.bucket_prefix(bucket)}*")}
     return found - {f"{keys.bucket_prefix(bucket)}test-clock"}
 

@@ -1,4 +1,4 @@
-"""A ledger in memory, that can be slow, away, or in the middle of a drain."""
+"""A ledger in memory that can be slow, unreachable, or in the middle of a drain."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection
@@ -22,7 +22,7 @@ class FakeLedger:
         self.questions = 0
         self.delay_seconds = 0.0
         self.meanwhile: Callable[[], Awaitable[object]] | None = None
-        """What happens after the numbers have been read, before they are answered."""
+        """Called after the numbers are read and before they are returned."""
 
     async def balances(
         self,
@@ -56,16 +56,16 @@ class FakeLedger:
         return balances
 
     async def drain(
-        self, redis: CommandExecutor, *, most: int = 1000, forgets: bool = True
+        self, redis: CommandExecutor, *, most: int = 1000, deletes: bool = True
     ) -> None:
-        """Take records from the stream; `forgets` is whether they are deleted there as well."""
+        """Take records from the stream; `deletes` is whether they are deleted there as well."""
         entries: list[tuple[bytes, dict[bytes, bytes]]] = await redis.execute_command(
             "XRANGE", keys.usage(BUCKET), "-", "+", "COUNT", most
         )
         for entry, fields in entries:
             record = decode_usage(fields[b"u"])
             self.records.setdefault(record.request_id, record)
-            if forgets:
+            if deletes:
                 await redis.execute_command("XDEL", keys.usage(BUCKET), entry)
 
 

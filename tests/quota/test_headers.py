@@ -1,4 +1,4 @@
-"""Rate limit headers and the errors that tell a refusal."""
+"""Rate limit headers, and the errors of refusals."""
 
 from gateway.errors import ErrorStyle, InsufficientQuotaError, RateLimitError, RefusingLimit
 from gateway.quota.headers import dollars, duration, headers_of
@@ -41,7 +41,7 @@ def refused(
         (86_400_001, "24h0m0.001s"),
     ],
 )
-def test_durations_are_written_like_go_writes_them(milliseconds: int, text: str) -> None:
+def test_durations_have_the_format_of_go(milliseconds: int, text: str) -> None:
     assert duration(milliseconds) == text
 
 
@@ -54,11 +54,11 @@ def test_money_is_exact(micros: int, text: str) -> None:
     assert dollars(10**15 + 1) == "1000000000.000001"
 
 
-def test_nothing_limited_nothing_told() -> None:
+def test_headers_without_limits_are_empty() -> None:
     assert headers_of(Admitted(NOON, ())) == {}
 
 
-def test_tightest_of_key_project_and_tenant_is_told() -> None:
+def test_tightest_limit_of_key_project_and_tenant_is_reported() -> None:
     key = key_of(requests_per_minute=50, tokens_per_minute=1000)
     tenant = tenant_of(requests_per_minute=60, tokens_per_minute=5000, budget_micros=10)
     meters = (
@@ -80,7 +80,7 @@ def test_tightest_of_key_project_and_tenant_is_told() -> None:
     }
 
 
-def test_prompt_and_completion_tokens_speak_for_tokens_where_nothing_else_does() -> None:
+def test_prompt_and_completion_limits_fill_token_headers_without_a_token_limit() -> None:
     project = project_of(prompt_tokens_per_minute=40, completion_tokens_per_minute=30)
     meters = (
         Meter(project, LimitName.PROMPT_TOKENS_PER_MINUTE, 40),
@@ -99,7 +99,7 @@ def test_prompt_and_completion_tokens_speak_for_tokens_where_nothing_else_does()
     assert unused["x-ratelimit-reset-tokens"] == "0s"
 
 
-def test_refusal_tells_the_limit_that_refused_rather_than_the_tightest() -> None:
+def test_refusal_reports_the_limit_that_refused_instead_of_the_tightest() -> None:
     tenant = tenant_of(requests_per_minute=60)
     meters = (Meter(tenant, LimitName.REQUESTS_PER_MINUTE, 3),)
     answer = refused(LimitName.REQUESTS_PER_DAY, retry_ms=3_600_000, meters=meters)
@@ -110,7 +110,7 @@ def test_refusal_tells_the_limit_that_refused_rather_than_the_tightest() -> None
     }
 
 
-def test_refusal_by_a_rate_is_an_error_with_a_true_retry() -> None:
+def test_refusal_by_a_rate_has_a_correct_retry_time() -> None:
     answer = refused(LimitName.REQUESTS_PER_MINUTE, value=50, used=50, retry_ms=12_301)
     error = refusal_error(answer, is_openai=True)
     assert isinstance(error, RateLimitError)
@@ -149,7 +149,7 @@ def test_retry_headers_are_never_early() -> None:
 
 @all_cases("limit", [name for name in LimitName if name is not LimitName.BUDGET])
 @all_cases("is_too_large", [False, True])
-def test_every_limit_is_told_in_plain_words(limit: LimitName, is_too_large: bool) -> None:
+def test_every_limit_has_a_readable_message(limit: LimitName, is_too_large: bool) -> None:
     wanted = 101 if is_too_large else 40
     answer = refused(limit, used=70, wanted=wanted, retry_ms=None if is_too_large else 1000)
     error = refusal_error(answer, is_openai=False)
@@ -163,7 +163,7 @@ def test_every_limit_is_told_in_plain_words(limit: LimitName, is_too_large: bool
     assert ("exceeds the limit" in error.message) is is_too_large
 
 
-def test_request_that_is_too_large_is_told_what_to_lower() -> None:
+def test_too_large_request_gets_the_parameter_to_lower() -> None:
     answer = refused(LimitName.COMPLETION_TOKENS_PER_MINUTE, used=0, wanted=4096)
     assert refusal_error(answer, is_openai=False).message == (
         "The request needs 4096, which exceeds the limit of 100 completion tokens per minute "
@@ -171,7 +171,7 @@ def test_request_that_is_too_large_is_told_what_to_lower() -> None:
     )
 
 
-def test_full_concurrency_may_be_tried_again_but_nobody_knows_when() -> None:
+def test_full_concurrency_may_be_retried_without_a_time() -> None:
     error = refusal_error(refused(LimitName.CONCURRENT_REQUESTS), is_openai=False)
     assert error.code == "concurrency"
     assert error.headers() == {"x-should-retry": "true"}
@@ -182,7 +182,7 @@ def test_full_concurrency_may_be_tried_again_but_nobody_knows_when() -> None:
     ("is_openai", "status", "code"),
     [(False, 402, "budget_exceeded"), (True, 429, "insufficient_quota")],
 )
-def test_exceeded_budget_has_the_status_that_the_dialect_knows(
+def test_exceeded_budget_has_the_status_of_the_dialect(
     is_openai: bool, status: int, code: str
 ) -> None:
     answer = refused(
@@ -199,14 +199,14 @@ def test_exceeded_budget_has_the_status_that_the_dialect_knows(
     assert "may cost 0.15" in error.message
 
 
-def test_request_above_the_whole_budget_is_told_so() -> None:
+def test_request_above_the_whole_budget_is_reported_as_such() -> None:
     answer = refused(LimitName.BUDGET, value=2_000_000, used=0, wanted=2_000_001)
     assert (
         "exceeds the monthly budget of 2 dollars" in refusal_error(answer, is_openai=False).message
     )
 
 
-def test_lack_of_credit_is_told_with_what_is_left() -> None:
+def test_lack_of_credit_is_reported_with_the_balance() -> None:
     tenant = tenant_of()
     answer = refused(
         None, subject=tenant, value=500, used=600, wanted=10, meters=(Meter(tenant, None, 0),)
@@ -219,7 +219,7 @@ def test_lack_of_credit_is_told_with_what_is_left() -> None:
     assert "0 dollars remain" in error.message
 
 
-def test_money_of_the_tenant_is_hidden_from_who_sees_the_key_alone() -> None:
+def test_money_of_the_tenant_is_hidden_from_credentials_of_one_key() -> None:
     key, tenant = key_of(budget_micros=9), tenant_of(budget_micros=1_900_000)
     meters = (Meter(key, LimitName.BUDGET, 5), Meter(tenant, LimitName.BUDGET, 3))
     for sees, left in ((sees_all, "0.000003"), (sees_key, "0.000005")):
@@ -240,7 +240,7 @@ def test_money_of_the_tenant_is_hidden_from_who_sees_the_key_alone() -> None:
 
 
 @all_cases("style", ErrorStyle)
-def test_limit_is_named_in_every_style(style: ErrorStyle) -> None:
+def test_limit_is_in_the_error_of_every_style(style: ErrorStyle) -> None:
     refusing = RefusingLimit(
         limit="requests_per_day", scope="tenant", limit_value=5, used=5, reset_seconds=1.0
     )

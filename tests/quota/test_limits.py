@@ -1,4 +1,4 @@
-"""The scripts against real servers, by a clock that the tests set: admitting, refusing, giving back."""
+"""The scripts on real servers, by a clock that the tests set: reserve, refuse, settle."""
 
 from typing import Any
 
@@ -38,7 +38,7 @@ def desk(store: QuotaStore, *subjects: SubjectLimits, is_prepaid: bool = False) 
     return Desk(store, tuple(given.get(one.scope, one) for one in NONE), is_prepaid=is_prepaid)
 
 
-async def test_without_limits_everything_is_admitted_and_leaves_nothing_but_the_reservation(
+async def test_requests_without_limits_are_admitted_and_leave_only_reservations(
     store: QuotaStore, clock: TestClock, any_redis: "Redis"
 ) -> None:
     answer = await desk(store).admit("r1", prompt=10**9, completion=10**9, cost=10**12)
@@ -62,9 +62,7 @@ async def test_limits_of_null_and_limits_of_zero(store: QuotaStore, clock: TestC
         await store.unseed(TENANT, key_of().subject)
 
 
-async def test_zero_budget_refuses_nothing_that_is_free(
-    store: QuotaStore, clock: TestClock
-) -> None:
+async def test_zero_budget_admits_free_requests(store: QuotaStore, clock: TestClock) -> None:
     one = desk(store, tenant_of(budget_micros=0, completion_tokens_per_minute=0), is_prepaid=True)
     await one.seed(tenant_of(), credit_micros=-5)
     assert isinstance(await one.reserve(completion=0, cost=0), Admitted)
@@ -125,7 +123,7 @@ async def test_refused_request_changes_nothing(
     assert await bucket_keys(any_redis) == there
 
 
-async def test_answer_tells_what_is_left_of_each_subject(
+async def test_reply_has_the_remaining_limits_of_each_subject(
     store: QuotaStore, clock: TestClock
 ) -> None:
     one = desk(
@@ -147,7 +145,7 @@ async def test_answer_tells_what_is_left_of_each_subject(
     assert left(refused, LimitScope.TENANT) == expected
 
 
-async def test_repeated_reserve_takes_nothing_and_answers_like_the_first(
+async def test_repeated_reserve_takes_nothing_and_returns_the_first_result(
     store: QuotaStore, clock: TestClock
 ) -> None:
     subjects = [maker(**EVERYTHING) for maker in (key_of, project_of, tenant_of)]
@@ -165,19 +163,17 @@ async def test_repeated_reserve_takes_nothing_and_answers_like_the_first(
     ]
 
 
-async def test_request_that_is_larger_than_a_limit_is_told_that_it_never_fits(
-    store: QuotaStore, clock: TestClock
-) -> None:
+async def test_request_larger_than_a_limit_never_fits(store: QuotaStore, clock: TestClock) -> None:
     one = desk(store, key_of(tokens_per_minute=29), tenant_of(requests_per_minute=1))
     refused = await one.refuse()
     assert refused.is_too_large
     assert (refused.limit, refused.wanted) == (LimitName.TOKENS_PER_MINUTE, 30)
     await one.admit(prompt=1, completion=1)
-    # It is told rather than the other limit, which a retry would satisfy.
+    # It precedes the other limit, which a retry would satisfy.
     assert (await one.refuse()).is_too_large
 
 
-async def test_longest_wait_is_told_when_several_limits_refuse(
+async def test_longest_wait_is_returned_when_several_limits_refuse(
     store: QuotaStore, clock: TestClock
 ) -> None:
     one = desk(
@@ -190,13 +186,13 @@ async def test_longest_wait_is_told_when_several_limits_refuse(
     await one.admit("r1", prompt=1, completion=1)
     await clock.advance(10_000)
     await one.admit("r2", prompt=20, completion=20, cost=15)
-    # Of requests the first is to leave, of tokens the second.
+    # For requests the first one must leave the window, for tokens the second one.
     assert (await one.refuse()).limit is LimitName.TOKENS_PER_MINUTE
     assert (await one.refuse(cost=6)).limit is LimitName.BUDGET
     assert (await one.refuse(prompt=1, completion=1)).limit is LimitName.REQUESTS_PER_MINUTE
 
 
-async def test_any_sixty_seconds_hold_no_more_than_the_limit(
+async def test_any_sixty_seconds_admit_at_most_the_limit(
     store: QuotaStore, clock: TestClock
 ) -> None:
     one = desk(store, key_of(requests_per_minute=3))
@@ -225,7 +221,7 @@ async def test_any_sixty_seconds_hold_no_more_than_the_limit(
     ids=str,
 )
 @pytest.mark.parametrize("start_ms", [NOON, NOON + 249, NOON + 12 * 3_600_000 - 20_000])
-async def test_retry_is_true_to_the_millisecond(
+async def test_retry_time_is_exact_to_the_millisecond(
     store: QuotaStore,
     clock: TestClock,
     limits: dict[str, int],
@@ -278,13 +274,13 @@ async def test_budget_begins_anew_with_the_calendar_month(
     await one.refuse(cost=1)
     await clock.set(then)
     await one.admit("r2", cost=60)
-    # What the old month reserved is given back to the old month.
+    # Reservations of the old month are returned to the old month.
     assert await one.settle("r1", cost=100, created_ms=at)
     assert (await one.refuse(cost=41)).used == 60
     await one.admit(cost=40)
 
 
-async def test_settle_gives_back_the_rest_in_the_slot_of_the_reservation(
+async def test_settle_returns_the_rest_to_the_slot_of_the_reservation(
     store: QuotaStore, clock: TestClock
 ) -> None:
     key = key_of(tokens_per_minute=100, requests_per_minute=10)
@@ -320,8 +316,8 @@ async def test_settle_after_its_slot_has_left_changes_no_window(
     assert status.prompt_tokens_of_minute + status.completion_tokens_of_minute == 90
 
 
-async def test_settle_may_exceed_what_was_reserved(store: QuotaStore, clock: TestClock) -> None:
-    """The worker may find more prompt tokens than the gateway could count; they are owed."""
+async def test_settle_may_exceed_the_reservation(store: QuotaStore, clock: TestClock) -> None:
+    """The worker may count more prompt tokens than the gateway; they are charged."""
     key = key_of(tokens_per_minute=100, tokens_per_day=100, budget_micros=100)
     one = desk(store, key)
     await one.seed()
@@ -336,7 +332,7 @@ async def test_settle_may_exceed_what_was_reserved(store: QuotaStore, clock: Tes
     assert (status.tokens_today, status.cost_this_month) == (310, 150)
 
 
-async def test_release_undoes_a_reservation_wholly(
+async def test_release_undoes_a_reservation_completely(
     store: QuotaStore, clock: TestClock, any_redis: "Redis"
 ) -> None:
     subjects = [maker(**EVERYTHING) for maker in (key_of, project_of, tenant_of)]
@@ -353,7 +349,7 @@ async def test_release_undoes_a_reservation_wholly(
     assert await store.status(TENANT, subjects) == before
 
 
-async def test_first_end_wins_and_every_settle_leaves_a_record(
+async def test_first_end_counts_and_every_settle_leaves_a_record(
     store: QuotaStore, clock: TestClock, any_redis: "Redis"
 ) -> None:
     key = key_of(tokens_per_day=1000, budget_micros=1000)
@@ -370,11 +366,11 @@ async def test_first_end_wins_and_every_settle_leaves_a_record(
     ]
     (status,) = await store.status(TENANT, [key])
     assert (status.requests_today, status.tokens_today, status.cost_this_month) == (1, 17, 50)
-    # No counter knows whether it has what came twice: the numbers are to be derived again.
+    # Counters may have the second settle or not: the numbers must be derived again.
     assert not status.is_seeded
 
 
-async def test_settle_without_a_reservation_leaves_a_record_and_has_accounts_derived_again(
+async def test_settle_without_a_reservation_leaves_a_record_and_unseeds_accounts(
     store: QuotaStore, clock: TestClock, any_redis: "Redis"
 ) -> None:
     one = desk(store, key_of(budget_micros=1000), tenant_of(requests_per_minute=10))
@@ -399,12 +395,12 @@ async def test_reservation_that_comes_after_its_release_is_not_made(
     assert await one.reserve("r1") == Withdrawn()
     (status,) = await store.status(TENANT, [key])
     assert (status.requests_of_minute, status.concurrent_requests) == (0, 0)
-    # The mark goes by itself.
+    # The mark expires.
     assert await bucket_keys(any_redis) == {keys.reservation(BUCKET, "r1")}
     assert 0 < await any_redis.pttl(keys.reservation(BUCKET, "r1")) <= 120_000
 
 
-async def test_concurrent_requests_are_leases(store: QuotaStore, clock: TestClock) -> None:
+async def test_concurrent_requests_hold_leases(store: QuotaStore, clock: TestClock) -> None:
     one = desk(store, tenant_of(concurrent_requests=2))
     await one.admit("r1")
     await clock.advance(20_000)
@@ -428,7 +424,7 @@ async def test_concurrent_requests_are_leases(store: QuotaStore, clock: TestCloc
     await one.admit("r5")
 
 
-async def test_renewing_a_reservation_that_had_expired_takes_its_place_again(
+async def test_renewal_of_an_expired_reservation_takes_its_place_again(
     store: QuotaStore, clock: TestClock
 ) -> None:
     one = desk(store, key_of(concurrent_requests=1))
@@ -439,7 +435,7 @@ async def test_renewing_a_reservation_that_had_expired_takes_its_place_again(
     assert await store.expired(BUCKET) == []
 
 
-async def test_expired_reservations_come_with_what_settles_them(
+async def test_expired_reservations_are_returned_with_their_drafts(
     store: QuotaStore, clock: TestClock, any_redis: "Redis"
 ) -> None:
     one = desk(store)
@@ -479,10 +475,10 @@ async def test_days_begin_anew_with_open_reservations(store: QuotaStore, clock: 
     assert (status.requests_today, status.tokens_today) == (2, 41)
 
 
-async def test_settle_of_a_later_day_and_month_begins_the_numbers_of_an_account_anew(
+async def test_settle_in_a_later_day_and_month_resets_the_account(
     store: QuotaStore, clock: TestClock
 ) -> None:
-    """The key had a limit when it was seeded and none when the request came: nobody looked at its account."""
+    """The key lost its limit after its seed, so that the reserve did not read its account."""
     key = key_of(requests_per_day=100)
     await seed(store, key, requests=40, tokens=400, cost_micros=4000)
     one = desk(store)
@@ -494,7 +490,7 @@ async def test_settle_of_a_later_day_and_month_begins_the_numbers_of_an_account_
         assert (status.requests_today, status.tokens_today, status.cost_this_month) == expected
 
 
-async def test_clock_that_goes_back_has_numbers_derived_again(
+async def test_numbers_are_derived_again_when_the_clock_goes_back(
     store: QuotaStore, clock: TestClock
 ) -> None:
     one = desk(store, key_of(requests_per_day=5, requests_per_minute=5))
@@ -507,7 +503,7 @@ async def test_clock_that_goes_back_has_numbers_derived_again(
     assert left(answer, LimitScope.KEY) == {LimitName.REQUESTS_PER_MINUTE: 4}
 
 
-async def test_all_keys_are_gone_or_expire_when_all_requests_have_ended(
+async def test_all_keys_are_deleted_or_expire_when_all_requests_have_ended(
     store: QuotaStore, clock: TestClock, any_redis: "Redis"
 ) -> None:
     subjects = [maker(**EVERYTHING) for maker in (key_of, project_of, tenant_of)]

@@ -1,4 +1,4 @@
-"""Redis that is emptied, or falls back behind what it has confirmed, while requests run."""
+"""Redis loses all data, or confirmed writes, while requests run."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -29,7 +29,7 @@ AMOUNTS: dict[str, Any] = {"prompt": 10, "completion": 20, "cost": 300}
 
 @pytest.fixture
 def server() -> Iterator[RedisServer]:
-    """A server that keeps nothing over a restart."""
+    """A server without persistence."""
     server = RedisServer(BUNDLED)
     server.start()
     yield server
@@ -38,7 +38,7 @@ def server() -> Iterator[RedisServer]:
 
 @pytest.fixture
 async def client(server: RedisServer) -> AsyncIterator["Redis"]:
-    """A gateway's client of it."""
+    """A gateway's client of the server."""
     client = connect(server.url, max_connections=16)
     yield client
     await client.aclose()
@@ -46,7 +46,7 @@ async def client(server: RedisServer) -> AsyncIterator["Redis"]:
 
 @pytest.fixture
 async def desk(client: "Redis", monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[GatewayDesk]:
-    """A gateway that looks at Redis often."""
+    """A gateway that checks Redis often."""
     monkeypatch.setattr(module, "WATCH_SECONDS", 0.05)
     desk = GatewayDesk(Line(client), FakeLedger(), KEY)
     task = asyncio.create_task(desk.reservations.run())
@@ -56,7 +56,7 @@ async def desk(client: "Redis", monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
 
 
 async def emptied(server: RedisServer) -> None:
-    """Restart the server with nothing."""
+    """Restart the server without data."""
     await asyncio.to_thread(server.kill)
     await asyncio.to_thread(server.start)
 
@@ -76,12 +76,12 @@ async def until_all_have_ended(client: "Redis") -> None:
 
 
 async def concurrent(desk: GatewayDesk) -> int:
-    """Return how many requests of the key run, as far as Redis knows."""
+    """Return the number of running requests of the key in Redis."""
     (status,) = await desk.store.status(TENANT, [KEY])
     return status.concurrent_requests
 
 
-async def test_what_runs_keeps_its_places_and_its_money_when_redis_is_emptied(
+async def test_running_requests_keep_places_and_money_when_redis_is_emptied(
     desk: GatewayDesk, server: RedisServer, client: "Redis"
 ) -> None:
     for request_id in ("r1", "r2"):
@@ -107,7 +107,7 @@ async def test_what_runs_keeps_its_places_and_its_money_when_redis_is_emptied(
     assert sorted(await recorded(client)) == ["r1", "r2"]
 
 
-async def test_records_that_redis_lost_after_confirming_them_are_told_again(
+async def test_confirmed_records_that_redis_lost_are_sent_again(
     desk: GatewayDesk, server: RedisServer, client: "Redis"
 ) -> None:
     await desk.reserve("r1", **AMOUNTS)
@@ -121,12 +121,12 @@ async def test_records_that_redis_lost_after_confirming_them_are_told_again(
     await until(is_back)
 
 
-async def test_endings_that_a_failover_took_back_happen_again(
+async def test_endings_lost_in_a_failover_are_repeated(
     desk: GatewayDesk, client: "Redis", monkeypatch: pytest.MonkeyPatch
 ) -> None:
 
     async def knows_the_server() -> bool:
-        # It asks again only when it has had an answer.
+        # It sends the next command only after a reply.
         return [args[0] for args in desk.line.sent].count("INFO") > 1
 
     await until(knows_the_server)
@@ -134,7 +134,7 @@ async def test_endings_that_a_failover_took_back_happen_again(
         await desk.reserve(request_id, **AMOUNTS)
     assert await desk.reservations.settle(record("r1", completion_tokens=5, cost_micros=100))
     assert await desk.reservations.release(TENANT, "r2")
-    # The new master does not know of these endings.
+    # The new master lacks these endings.
     await client.delete(keys.usage(BUCKET))
     for request_id in ("r1", "r2"):
         await desk.store.reserve(desk.request(request_id, **AMOUNTS), lease_ms=module.LEASE_MS)
@@ -175,7 +175,7 @@ async def test_request_that_ends_while_its_reservation_is_restored_leaves_nothin
     assert await recorded(client) == ["r1"]
 
 
-async def test_request_whose_limit_others_have_used_up_ends_like_any_other(
+async def test_request_whose_limit_was_used_up_meanwhile_ends_normally(
     desk: GatewayDesk, client: "Redis"
 ) -> None:
     await desk.reserve("r1", **AMOUNTS)
@@ -189,7 +189,7 @@ async def test_request_whose_limit_others_have_used_up_ends_like_any_other(
     assert await recorded(client) == ["r1"]
 
 
-async def test_what_is_on_its_way_fails_at_once_when_the_executor_is_closed(
+async def test_pending_commands_fail_at_once_when_the_executor_is_closed(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(redis_client, "FLUSH_TIMEOUT_SECONDS", 2 * PATIENCE_SECONDS)
@@ -210,7 +210,7 @@ async def test_what_is_on_its_way_fails_at_once_when_the_executor_is_closed(
     server.thaw()
 
 
-async def test_commands_fail_soon_while_redis_is_frozen(
+async def test_commands_time_out_while_redis_is_stopped(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = connect(server.url, max_connections=64)
@@ -219,7 +219,7 @@ async def test_commands_fail_soon_while_redis_is_frozen(
     in_flight = redis_client.MOST_FLUSHES
     sent: list[asyncio.Task[Any]] = []
     while not sent or sent[0].done():
-        # Only the first of them gives up. On a slow machine that may be before the last one is sent.
+        # Only the first of them times out, on a slow machine before the last one is sent.
         executor = PipeliningExecutor(client)
         monkeypatch.setattr(redis_client, "FLUSH_TIMEOUT_SECONDS", 0.2)
         sent = []
@@ -234,7 +234,7 @@ async def test_commands_fail_soon_while_redis_is_frozen(
             await asyncio.gather(*sent, return_exceptions=True)
     async with asyncio.timeout(PATIENCE_SECONDS):
         await asyncio.wait({sent[0]})
-        # What waits for a connection has waited as long, and does not wait for the others before it.
+        # A command that waits for a connection times out together with the ones before it.
         ends = await asyncio.gather(sent[0], *sent[in_flight:], return_exceptions=True)
     assert {type(end) for end in ends} == {RedisTimeoutError}
     assert not any(each.done() for each in sent[1:in_flight])

@@ -1,4 +1,4 @@
-"""The scripts against a plain model of limits and money, on random histories."""
+"""The scripts equal a plain model of limits and money on random histories."""
 
 import asyncio
 import math
@@ -41,7 +41,7 @@ MINUTE = tuple(LimitName)[:4]
 
 @dataclass
 class Used:
-    """One request that was admitted: what it took, and until when it is taken to live."""
+    """One admitted request: its amounts, and the end of its lease."""
 
     created_ms: int
     prompt: int
@@ -52,7 +52,7 @@ class Used:
 
     @property
     def leaves_ms(self) -> int:
-        """When its slot of 250 ms has been over for a minute."""
+        """When its slot of 250 ms ended a minute ago."""
         return (self.created_ms // 250 + 1) * 250 + 60_000
 
     def amount(self, limit: LimitName | None) -> int:
@@ -67,14 +67,14 @@ class Used:
 
 @dataclass
 class Model:
-    """Sums over lists, where the scripts keep counters. All requests are of the same three subjects."""
+    """Sums over lists instead of counters. All requests have the same three subjects."""
 
     subjects: tuple[SubjectLimits, ...]
     is_prepaid: bool
     now_ms: int = NOON
     granted: int = 0
     requests: dict[str, Used] = field(default_factory=dict)
-    """What was admitted, by request id; what was settled has its counts."""
+    """Admitted requests by id; settled ones have their counts."""
     settled: dict[str, UsageRecord] = field(default_factory=dict)
     """The first record of each request."""
     seeded: set[str] = field(default_factory=set)
@@ -113,7 +113,7 @@ class Model:
         )
 
     def wait(self, limit: LimitName | None, value: int, asked: Used) -> float:
-        """Milliseconds until a limit allows the request; -1 if nobody can know."""
+        """Milliseconds until a limit allows the request; -1 if unknown."""
         if limit is None or asked.amount(limit) > value:
             return math.inf
         if limit is LimitName.CONCURRENT_REQUESTS:
@@ -190,7 +190,7 @@ class Model:
 
 
 def reported(answer: ReserveReply) -> tuple[object, ...]:
-    """Return an answer in the model's form."""
+    """Return a reply in the model's form."""
     if isinstance(answer, NeedsSeed):
         return ("seed", {s.subject for s in answer.subjects})
     assert isinstance(answer, (Admitted, Refused))
@@ -202,7 +202,7 @@ def reported(answer: ReserveReply) -> tuple[object, ...]:
 
 
 def random_limits(rng: random.Random) -> dict[str, int | None]:
-    """Return limits that are met now and then."""
+    """Return limits that some requests reach."""
     sizes = {
         LimitName.REQUESTS_PER_MINUTE: 12,
         LimitName.TOKENS_PER_MINUTE: 500,
@@ -237,7 +237,7 @@ ACTIONS = {
 
 @dataclass
 class History:
-    """A model and the scripts, made to do the same things."""
+    """A model and the scripts, to which the same steps apply."""
 
     rng: random.Random
     redis: "Redis"
@@ -330,7 +330,7 @@ class History:
 
     async def drain(self) -> None:
         await self.ledger.drain(
-            self.redis, most=self.rng.randint(1, 20), forgets=self.rng.random() < 0.7
+            self.redis, most=self.rng.randint(1, 20), deletes=self.rng.random() < 0.7
         )
 
     async def unseed(self) -> None:
@@ -346,11 +346,11 @@ class History:
         self.model.seeded.discard(tenant_of().subject)
 
     async def audit(self) -> None:
-        """Nothing is ever wrong."""
+        """Check that an audit finds no difference."""
         assert (await self.desk.store.audit_open(BUCKET)) == (0, 0)
 
     async def check(self) -> None:
-        """Compare what can be seen without changing anything."""
+        """Compare the readable state without changes."""
         store, model = self.desk.store, self.model
         going = {id_ for id_, used in model.requests.items() if used.is_open}
         assert await open_ids(self.redis) == going
@@ -397,15 +397,15 @@ async def test_scripts_equal_the_model_on_a_random_history(
 
 
 @every_redis
-async def test_scripts_run_as_they_are(
+async def test_unedited_scripts_run(
     any_redis: "Redis",
 ) -> None:
-    """Each script, unedited, by the server's own clock: other tests set the time in copies of them."""
+    """Each unedited script, by the server's clock: other tests run copies with a set time."""
     run: set[str] = set()
     redis: Any = any_redis
 
     class Noting:
-        """Notes which scripts run."""
+        """Records the scripts that run."""
 
         async def execute_command(self, *args: Any, **options: Any) -> Any:
             if args[0] == "EVALSHA":

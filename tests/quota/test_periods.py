@@ -1,4 +1,4 @@
-"""Days and months, in Python and in the scripts; and the one place where the scripts read the time."""
+"""Days and months in Python and in the scripts, which read the time in one place."""
 
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -31,7 +31,7 @@ def test_days_and_months_are_those_of_utc(year: int) -> None:
 @pytest.mark.parametrize(
     "years",
     [
-        # The years around a leap year, and the last ones, which end before a year that is none.
+        # The years around a leap year, and the last ones, before 2100, which is none.
         range(2026, 2030),
         range(2095, 2100),
         pytest.param(range(2026, 2100), marks=pytest.mark.long),

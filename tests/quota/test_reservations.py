@@ -1,4 +1,4 @@
-"""The reservations of gateway processes: races, lost answers, Redis and the ledger away, closing."""
+"""Reservations of gateways: races, lost replies, outages of Redis and ledger, closing."""
 
 import asyncio
 import random
@@ -39,7 +39,7 @@ from tests.support.patience import PATIENCE_SECONDS
 
 
 class Line:
-    """The way to Redis, which a test can cut before or after a command has arrived."""
+    """The connection to Redis, which a test can cut before or after a command arrives."""
 
     def __init__(self, redis: "Redis") -> None:
         self._executor = PipeliningExecutor(redis)
@@ -86,7 +86,7 @@ async def desk(line: Line, ledger: FakeLedger) -> AsyncIterator["GatewayDesk"]:
 
 
 class GatewayDesk:
-    """The reservations of one gateway, and requests for them."""
+    """The reservations of one gateway, and short ways to use them."""
 
     def __init__(self, line: Line, ledger: FakeLedger, *subjects: SubjectLimits) -> None:
         self.line = line
@@ -108,7 +108,7 @@ class GatewayDesk:
 
 
 async def until(condition: Any, *, seconds: float = PATIENCE_SECONDS) -> None:
-    """Wait until something is true."""
+    """Wait until a condition holds."""
     async with asyncio.timeout(seconds):
         while not await condition():
             await asyncio.sleep(0.01)
@@ -145,7 +145,7 @@ async def test_race_of_two_gateways_on_one_key_admits_exactly_what_fits(
 async def test_budget_and_credit_are_never_overspent_by_one_micro_dollar(
     any_redis: "Redis", ledger: FakeLedger
 ) -> None:
-    """What is settled and what is reserved together never exceed the limit, at any moment."""
+    """Settled and reserved amounts together never exceed the limit at any moment."""
     budget, ledger.granted = 20_000, 17_777
     gateways = [
         GatewayDesk(Line(any_redis), ledger, key_of(), tenant_of(budget_micros=budget))
@@ -188,7 +188,9 @@ async def test_budget_and_credit_are_never_overspent_by_one_micro_dollar(
     assert codes == {"insufficient_credits"}
 
 
-async def test_client_with_one_concurrent_request_can_ask_again_at_once(desk: GatewayDesk) -> None:
+async def test_client_with_one_concurrent_request_can_send_the_next_at_once(
+    desk: GatewayDesk,
+) -> None:
     desk.subjects = (key_of(concurrent_requests=1), *desk.subjects[1:])
     for number in range(50):
         await desk.reserve(f"r{number}")
@@ -215,7 +217,7 @@ async def test_headers_and_errors_come_from_the_limits(desk: GatewayDesk) -> Non
     assert desk.reservations.open_requests == 1
 
 
-# -- what gets lost ------------------------------------------------------------------------------
+# -- lost commands and outages ---------------------------------------------------------------------
 
 
 async def test_without_redis_limits_fail_closed(desk: GatewayDesk, line: Line) -> None:
@@ -241,7 +243,7 @@ async def test_without_the_ledger_durable_limits_fail_closed_and_others_do_not(
     await desk.reserve("r2")
 
 
-async def test_reserve_whose_answer_is_lost_is_released(
+async def test_reserve_with_a_lost_reply_is_released(
     desk: GatewayDesk, line: Line, any_redis: "Redis"
 ) -> None:
     desk.subjects = (key_of(requests_per_minute=10), *desk.subjects[1:])
@@ -259,10 +261,10 @@ async def test_reserve_whose_answer_is_lost_is_released(
     assert await usage(any_redis) == []
 
 
-async def test_reserve_of_a_client_that_goes_away_is_released(
+async def test_reserve_of_a_disconnected_client_is_released(
     desk: GatewayDesk, line: Line, any_redis: "Redis"
 ) -> None:
-    """Wherever the cancellation meets it: nothing stays, and nothing is recorded."""
+    """Wherever the cancellation interrupts it, no reservation and no record remains."""
     desk.subjects = (key_of(requests_per_minute=1000), *desk.subjects[1:])
     tasks = []
     for number in range(60):
@@ -284,7 +286,7 @@ async def test_reserve_of_a_client_that_goes_away_is_released(
     assert await usage(any_redis) == []
 
 
-async def test_settle_that_does_not_arrive_is_repeated_and_counts_once(
+async def test_lost_settle_is_repeated_and_counts_once(
     desk: GatewayDesk, line: Line, any_redis: "Redis", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await desk.reserve("r1")
@@ -308,7 +310,7 @@ async def test_settle_that_does_not_arrive_is_repeated_and_counts_once(
     assert len(await usage(any_redis)) == 1
 
 
-async def test_settle_that_is_slow_keeps_nobody_waiting_and_is_sent_once(
+async def test_slow_settle_blocks_no_caller_and_is_sent_once(
     desk: GatewayDesk, line: Line, any_redis: "Redis", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await desk.reserve("r1")
@@ -316,7 +318,7 @@ async def test_settle_that_is_slow_keeps_nobody_waiting_and_is_sent_once(
     line.sent.clear()
     line.may_go_on.clear()
     assert not await desk.reservations.settle(record("r1"))
-    assert desk.reservations.unconfirmed_endings == 1, "it is still on its way"
+    assert desk.reservations.unconfirmed_endings == 1, "it is still in flight"
     line.may_go_on.set()
 
     async def has_arrived() -> bool:
@@ -327,7 +329,7 @@ async def test_settle_that_is_slow_keeps_nobody_waiting_and_is_sent_once(
     assert len(await usage(any_redis)) == 1
 
 
-async def test_settle_goes_on_when_its_caller_goes_away(
+async def test_settle_continues_when_its_caller_is_cancelled(
     desk: GatewayDesk, line: Line, any_redis: "Redis"
 ) -> None:
     await desk.reserve("r1")
@@ -357,7 +359,7 @@ async def test_settle_is_recorded_when_redis_has_lost_the_reservation(
     assert [r.outcome for r in await usage(any_redis)] == [Outcome.FAILED]
 
 
-async def test_closing_tells_redis_what_it_does_not_know_within_a_bound(
+async def test_closing_sends_pending_endings_within_a_bound(
     any_redis: "Redis", ledger: FakeLedger, caplog: pytest.LogCaptureFixture
 ) -> None:
     line = Line(any_redis)
@@ -370,13 +372,13 @@ async def test_closing_tells_redis_what_it_does_not_know_within_a_bound(
     line.sent.clear()
     async with asyncio.timeout(PATIENCE_SECONDS):
         await one.reservations.aclose(seconds=0.3)
-    assert line.sent, "it tries"
+    assert line.sent, "it retries"
     assert one.reservations.unconfirmed_endings == 300
     line.is_cut = False
     await one.reservations.aclose(seconds=PATIENCE_SECONDS)
     assert one.reservations.unconfirmed_endings == 0
     assert len({r.request_id for r in await usage(any_redis)}) == 300
-    assert caplog.text.count("cannot end reservations") == 1, "an outage is told once"
+    assert caplog.text.count("cannot end reservations") == 1, "an outage is logged once"
 
 
 async def test_memory_of_unconfirmed_endings_is_bounded(
@@ -397,11 +399,11 @@ async def test_memory_of_unconfirmed_endings_is_bounded(
     assert one.reservations.unconfirmed_endings == 20
     line.is_cut = False
     await one.reservations.aclose(seconds=PATIENCE_SECONDS)
-    # The last of them are told; what did not fit is left to the sweep.
+    # The last ones are sent; the sweep settles the others.
     assert {r.request_id for r in await usage(any_redis)} == {f"r{n}" for n in range(10, 30)}
 
 
-async def test_open_reservations_are_renewed_and_those_of_the_dead_free_their_place(
+async def test_open_reservations_are_renewed_and_those_of_dead_gateways_expire(
     any_redis: "Redis", ledger: FakeLedger, clock: TestClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reservations, "RENEW_BATCH", 2)
@@ -425,7 +427,7 @@ async def test_open_reservations_are_renewed_and_those_of_the_dead_free_their_pl
 
 
 @pytest.mark.parametrize("ended_by", ["another gateway", "the sweep"])
-async def test_gateway_that_was_cut_off_does_not_reserve_again_what_has_been_ended(
+async def test_disconnected_gateway_does_not_restore_ended_reservations(
     any_redis: "Redis", ledger: FakeLedger, ended_by: str
 ) -> None:
     limited = key_of(concurrent_requests=1)
@@ -445,7 +447,7 @@ async def test_gateway_that_was_cut_off_does_not_reserve_again_what_has_been_end
 
     assert await open_ids(any_redis) == set()
     await other.reserve("r2")
-    # What the late one says of it is the same record.
+    # The late settle has the same record.
     await late.reservations.settle(record("r1", created_ms=created_ms, outcome=Outcome.CANCELLED))
     assert await open_ids(any_redis) == {"r2"}
     assert {(each.request_id, each.created_ms) for each in await usage(any_redis)} == {
@@ -453,9 +455,7 @@ async def test_gateway_that_was_cut_off_does_not_reserve_again_what_has_been_end
     }
 
 
-async def test_no_reservation_and_no_task_stays_behind(
-    desk: GatewayDesk, any_redis: "Redis"
-) -> None:
+async def test_no_reservation_and_no_task_remains(desk: GatewayDesk, any_redis: "Redis") -> None:
     desk.subjects = (
         key_of(requests_per_minute=1000, concurrent_requests=1000),
         project_of(tokens_per_day=10**6),

@@ -1,4 +1,4 @@
-"""Deriving durable numbers while requests are settled, drained and granted credit under it."""
+"""Seeding: durable numbers are derived during concurrent settles, drains and grants."""
 
 import asyncio
 import random
@@ -55,23 +55,23 @@ async def status_of(store: QuotaStore, subject: SubjectLimits) -> SubjectStatus:
 
 
 async def append(redis: "Redis", *request_ids: str, **fields: int | bool | str) -> None:
-    """Leave records for the ledger without any settle."""
+    """Append records for the ledger without a settle."""
     for request_id in request_ids:
         content = encode_usage(record(request_id, **fields))
         await redis.xadd(keys.usage(BUCKET), {"u": content})
 
 
-async def test_seed_adds_what_the_ledger_does_not_have_yet(
+async def test_seed_adds_records_that_the_ledger_lacks(
     store: QuotaStore,
     clock: TestClock,
     any_redis: "Redis",
     seeder: Seeder,
     ledger: FakeLedger,
 ) -> None:
-    """Every record is in the ledger, in the stream, or in both in the middle of a drain; each counts once."""
+    """Each record counts once: in the ledger, in the stream, or in both during a drain."""
     ledger.granted = 1_000
     await append(any_redis, "a", "b", "b", prompt_tokens=1, cost_micros=10, is_prepaid=True)
-    await ledger.drain(any_redis, most=1, forgets=False)
+    await ledger.drain(any_redis, most=1, deletes=False)
     await append(any_redis, "b", "c", prompt_tokens=1, cost_micros=99, is_prepaid=True)
     await append(any_redis, "yesterday", created_ms=NOON - DAY_MS, cost_micros=100)
     await append(any_redis, "last month", created_ms=NOON - 20 * DAY_MS, cost_micros=7)
@@ -89,7 +89,7 @@ async def test_seed_adds_what_the_ledger_does_not_have_yet(
 
 
 @pytest.mark.parametrize("fields", [{"u": b"\xff"}, {"u": b"\x80"}, {"v": b""}], ids=str)
-async def test_record_that_cannot_be_read_counts_nowhere(
+async def test_unreadable_record_does_not_count(
     store: QuotaStore,
     clock: TestClock,
     any_redis: "Redis",
@@ -115,7 +115,7 @@ async def test_more_records_than_a_page_are_read(
 
 
 @pytest.mark.parametrize("happens", ["settle", "settle without reservation", "unseed", "grant"])
-async def test_numbers_that_are_stale_when_they_are_to_be_written_are_derived_again(
+async def test_stale_numbers_are_derived_again_before_writing(
     store: QuotaStore,
     clock: TestClock,
     any_redis: "Redis",
@@ -191,7 +191,7 @@ async def test_tenant_that_becomes_prepaid_has_its_credit_derived(
     assert (await one.refuse(cost=51)).value == 50
 
 
-async def test_many_who_wait_for_one_account_ask_the_ledger_once(
+async def test_concurrent_requests_of_one_account_read_the_ledger_once(
     store: QuotaStore, clock: TestClock, seeder: Seeder, ledger: FakeLedger
 ) -> None:
     may_answer = asyncio.Event()
@@ -213,7 +213,7 @@ async def test_many_who_wait_for_one_account_ask_the_ledger_once(
     assert (await status_of(store, KEY)).is_seeded
 
 
-async def test_unreachable_ledger_and_unreachable_redis_are_one_answer(
+async def test_unreachable_ledger_and_unreachable_redis_give_the_same_error(
     store: QuotaStore, clock: TestClock, seeder: Seeder, ledger: FakeLedger
 ) -> None:
     ledger.is_away = True
@@ -230,7 +230,7 @@ async def test_unreachable_ledger_and_unreachable_redis_are_one_answer(
         await Seeder(QuotaStore(Away()), ledger).seed(TENANT, [KEY])
 
 
-async def test_numbers_that_never_stand_still_are_given_up(
+async def test_seeding_ends_if_numbers_keep_changing(
     store: QuotaStore,
     clock: TestClock,
     seeder: Seeder,
@@ -252,7 +252,7 @@ async def test_numbers_that_never_stand_still_are_given_up(
 async def test_numbers_stay_right_through_random_seeds_settles_drains_and_grants(
     store: QuotaStore, clock: TestClock, any_redis: "Redis", ledger: FakeLedger
 ) -> None:
-    """Everything at once; in the end each account knows exactly what the ledger will know."""
+    """All operations at once; at the end each account equals the final ledger."""
     rng = random.Random(4)
     ledger.granted = 10**9
     ledger.delay_seconds = 0.001
@@ -264,7 +264,7 @@ async def test_numbers_stay_right_through_random_seeds_settles_drains_and_grants
         for number in range(25):
             request_id = f"{name}-{number}"
             while isinstance(answer := await one.reserve(request_id, cost=50), NeedsSeed):
-                # Numbers that are disturbed all the time are given up; whoever wants them comes back.
+                # Seeding ends if numbers keep changing; the request that needs them retries.
                 with suppress(StoreUnavailableError):
                     await rng.choice(seeders).seed(TENANT, answer.subjects)
             await asyncio.sleep(rng.random() * 0.01)
@@ -276,7 +276,7 @@ async def test_numbers_stay_right_through_random_seeds_settles_drains_and_grants
     async def disturb() -> None:
         while not is_over.is_set():
             await asyncio.sleep(0.02)
-            await ledger.drain(any_redis, most=rng.randint(1, 9), forgets=rng.random() < 0.5)
+            await ledger.drain(any_redis, most=rng.randint(1, 9), deletes=rng.random() < 0.5)
             ledger.granted += 1
             await store.unseed(TENANT, rng.choice(one.subjects).subject)
             await store.unseed(TENANT, TENANTS.subject)
@@ -296,7 +296,7 @@ async def test_numbers_stay_right_through_random_seeds_settles_drains_and_grants
     assert statuses[2].credit_micros == ledger.granted - cost
 
 
-async def test_audit_corrects_what_accounts_say_that_open_reservations_hold(
+async def test_audit_corrects_the_reserved_amounts_of_accounts(
     store: QuotaStore, clock: TestClock, any_redis: "Redis"
 ) -> None:
     project = project_of(requests_per_day=10)
@@ -314,7 +314,7 @@ async def test_audit_corrects_what_accounts_say_that_open_reservations_hold(
     await any_redis.zadd(keys.open_reservations(BUCKET), {"vanished": NOON + 10**9})
     assert await store.audit_open(BUCKET) == AuditResult(0, 0)
     assert await open_ids(any_redis) == {"r1", "r2"}
-    # An account without any reservation is looked at, too, and one that is gone forgotten.
+    # Accounts without a reservation are checked too, and missing accounts are dropped.
     for request_id in ("r1", "r2"):
         assert await one.settle(request_id)
     await any_redis.hincrby(keys.account(BUCKET, KEY.subject), "r", 5)
@@ -326,7 +326,7 @@ async def test_audit_corrects_what_accounts_say_that_open_reservations_hold(
     }
 
 
-async def test_audit_tells_accounts_of_reservations_that_are_older_than_their_limits(
+async def test_audit_adds_reservations_older_than_the_limits_of_accounts(
     store: QuotaStore, clock: TestClock
 ) -> None:
     free = Desk(store, (key_of(), project_of(), tenant_of()))

@@ -1,4 +1,4 @@
-"""What Redis stores for a tenant is counted by request, limited, and expires."""
+"""Stored bytes of a tenant are counted by request, limited, and expire."""
 
 import itertools
 
@@ -24,7 +24,7 @@ from tests.support.kinds import every_redis
 MOST = 100
 SUBJECTS = (key_of(), project_of(), tenant_of())
 NEIGHBOUR = next(name for name in map(str, itertools.count()) if keys.bucket_of(name) == BUCKET)
-"""Another tenant for whom the same clock goes."""
+"""Another tenant with the same clock."""
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ async def clock(any_redis: "Redis", monkeypatch: pytest.MonkeyPatch) -> TestCloc
 
 @pytest.fixture
 def storage(any_redis: "Redis", clock: TestClock) -> Storage:
-    """What tenants store."""
+    """Stored bytes of tenants."""
     del clock
     return Storage(any_redis, most_of_tenant=MOST)
 
@@ -58,7 +58,7 @@ async def used(storage: Storage, *subjects: SubjectLimits) -> list[int]:
 
 
 @every_redis
-async def test_requests_are_refused_that_are_too_much_until_others_expire(
+async def test_requests_above_the_limit_are_refused_until_others_expire(
     storage: Storage, clock: TestClock, any_redis: "Redis"
 ) -> None:
     await take(storage, "r1", 60, live_ms=10_000)
@@ -89,7 +89,7 @@ async def test_requests_are_refused_that_are_too_much_until_others_expire(
 
 
 @every_redis
-async def test_the_limits_of_key_project_and_tenant_are_taken_together(storage: Storage) -> None:
+async def test_limits_of_key_project_and_tenant_all_apply(storage: Storage) -> None:
     limited = (key_of(stored_bytes=20), project_of(stored_bytes=50), tenant_of(stored_bytes=80))
     others = (key_of(), *limited[1:])
     await take(storage, "r1", 20, *limited)
@@ -103,7 +103,7 @@ async def test_the_limits_of_key_project_and_tenant_are_taken_together(storage: 
     assert await used(storage, *limited) == [0, 30, 30]
 
 
-async def test_what_a_request_came_to_counts_whatever_the_limit(storage: Storage) -> None:
+async def test_actual_size_counts_whatever_the_limit(storage: Storage) -> None:
     await take(storage, "r1", 60)
     # Taken twice, it counts once.
     await take(storage, "r1", 60)
@@ -122,7 +122,7 @@ async def test_a_request_larger_than_the_limit_never_fits(storage: Storage) -> N
     assert caught.value.headers()["x-should-retry"] == "false"
 
 
-async def test_a_redis_that_is_away_refuses_and_loses_nothing() -> None:
+async def test_redis_outage_refuses_and_loses_nothing() -> None:
     away = Storage(Redis.from_url("redis://127.0.0.1:1"), most_of_tenant=MOST)
     with pytest.raises(StoreUnavailableError):
         await take(away, "r1", 1)

@@ -1,4 +1,4 @@
-"""Gateways without HTTP on one Redis, and a worker that says what it is told."""
+"""Gateways without HTTP on one Redis, and a worker that a test controls."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 
@@ -17,7 +17,7 @@ OpenHouse = Callable[..., Awaitable[House]]
 
 @pytest.fixture
 async def worker(redis: "Redis") -> FakeWorker:
-    """A worker that serves the model and says what it is told."""
+    """A worker of the model that sends what a test gives it."""
     worker = FakeWorker(redis, MODEL)
     await worker.announce()
     return worker
@@ -27,7 +27,7 @@ async def worker(redis: "Redis") -> FakeWorker:
 async def open_house(
     redis: "Redis", worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[OpenHouse]:
-    """Makes gateways that look after everything often, and ends their loops with the test."""
+    """Makes gateways with short intervals, and ends their loops with the test."""
     hurry(monkeypatch)
     monkeypatch.setattr(reading, "REPEAT_SECONDS", 0.3)
     monkeypatch.setattr(settlement, "RECEIPT_PATIENCE_SECONDS", PATIENCE_SECONDS)
@@ -47,7 +47,7 @@ async def open_house(
 
 @pytest.fixture
 async def first(open_house: OpenHouse) -> House:
-    """The gateway that requests come to."""
+    """The gateway that receives requests."""
     return await open_house("gw1")
 
 

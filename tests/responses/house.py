@@ -1,4 +1,4 @@
-"""A gateway process without its HTTP server: requests go in, and their answers come out anywhere."""
+"""A gateway process without its HTTP server; any of them can read any response."""
 
 import asyncio
 import itertools
@@ -83,7 +83,7 @@ class House:
         self.settlements = SettlementService(
             self.reservations, self.dispatcher, self.catalogue, storage
         )
-        self.answers = Responses(
+        self.responses = Responses(
             redis,
             executor,
             self.dispatcher,
@@ -103,7 +103,7 @@ class House:
             self.dispatcher.run(),
             self.reservations.run(),
             self.settlements.run(),
-            self.answers.run(),
+            self.responses.run(),
         )
         self._tasks = [asyncio.create_task(loop) for loop in loops]
 
@@ -118,13 +118,13 @@ class House:
 
     async def leave(self) -> None:
         """Stop as on SIGTERM."""
-        await self.answers.aclose()
+        await self.responses.aclose()
         await self.settlements.aclose()
         await self.dispatcher.aclose()
         await self.kill()
 
     async def close(self) -> None:
-        """End the loops, which must not have ended by themselves."""
+        """End the loops, which must still run."""
         assert not any(task.done() for task in self._tasks)
         await self.kill()
 
@@ -217,25 +217,25 @@ class House:
                 is_background=is_background,
                 retention_ms=60_000,
             )
-            self.answers.open(head, settlement)
+            self.responses.open(head, settlement)
         await self.dispatcher.enqueue(MODEL, jobs, weight=1.0, generation=generation)
         return Submitted(request_id, completion, generation, settlement)
 
     async def find(self, request_id: str) -> StoredResponse:
-        """Look an answer up that must be there."""
-        answer = await self.answers.find(request_id, tenant_id=TENANT)
+        """Look up a response that must exist."""
+        answer = await self.responses.find(request_id, tenant_id=TENANT)
         assert answer is not None
         return answer
 
     async def attach(self, request_id: str) -> ResponseReader:
-        """Begin to read an answer."""
-        reader = await self.answers.attach(await self.find(request_id))
+        """Begin to read a response."""
+        reader = await self.responses.attach(await self.find(request_id))
         self._readers.add(reader)
         return reader
 
 
 class Reader:
-    """Takes what a generation hands over, one after the other."""
+    """Reads the replies of a generation one by one."""
 
     def __init__(self, generation: Generation) -> None:
         self.replies: list[Reply] = []
@@ -243,22 +243,22 @@ class Reader:
 
     @property
     def text(self) -> str:
-        """What was told of the first choice of the first prompt."""
+        """Text of the first choice of the first prompt."""
         return self.text_of(0)
 
     def text_of(self, prompt_index: int, choice: int = 0) -> str:
-        """What was told of a choice."""
+        """Text of a choice."""
         deltas = [m for i, m in self.replies if i == prompt_index and isinstance(m, Delta)]
         return "".join(delta.text for delta in deltas if delta.choice == choice)
 
     @property
     def failure(self) -> JobFailed | None:
-        """The failure that ended it."""
+        """The failure that ended the response."""
         failures = [message for _, message in self.replies if isinstance(message, JobFailed)]
         return failures[0] if failures else None
 
     async def until(self, condition: Callable[["Reader"], Any]) -> "Reader":
-        """Read until something holds."""
+        """Read until a condition holds."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             while not condition(self):
                 self.replies += await self._generation.replies()
@@ -283,7 +283,7 @@ class Reader:
 async def begun(
     house: House, worker: FakeWorker, *texts: str, **parameters: Any
 ) -> tuple[Submitted, Claim]:
-    """Begin an answer, of which its first client has these texts: `a` unless others are given."""
+    """Start a response whose first client has received these texts, by default `a`."""
     texts = texts or ("a",)
     request = await house.submit(**parameters)
     claim = await worker.claim_one()
@@ -293,7 +293,7 @@ async def begun(
 
 
 async def usage_records(redis: "Redis") -> dict[str, UsageRecord]:
-    """Return the records of the tenant by request id; each may stand there once only."""
+    """Return the usage records of the tenant by request id, which must be unique."""
     entries: Any = await redis.xrange(keys.usage(keys.bucket_of(TENANT)))
     records = [decode_usage(fields[b"u"]) for _, fields in entries]
     by_id = {record.request_id: record for record in records}
@@ -302,7 +302,7 @@ async def usage_records(redis: "Redis") -> dict[str, UsageRecord]:
 
 
 async def settled_records(redis: "Redis", number: int) -> dict[str, UsageRecord]:
-    """Wait until at least so many requests are settled, and return all records by request id."""
+    """Wait until a number of requests are settled; return all records by request id."""
 
     async def are_settled() -> bool:
         return len(await usage_records(redis)) >= number
@@ -320,12 +320,12 @@ async def settled(redis: "Redis", *request_ids: str) -> list[tuple[str, int, int
 
 
 async def state_is(house: House, request_id: str, state: ResponseState) -> None:
-    """Wait until an answer is in this state."""
+    """Wait until a response has a state."""
 
     async def is_so() -> bool:
         return (await house.find(request_id)).state is state
 
-    await eventually(is_so, what=f"the answer being {state}")
+    await eventually(is_so, what=f"the response being {state}")
 
 
 def counts_of(record: UsageRecord) -> tuple[str, int, int]:

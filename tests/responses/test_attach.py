@@ -1,4 +1,4 @@
-"""Whoever attaches to an answer gets all of it, from its beginning, wherever its owner is."""
+"""Every reader of a response gets all of it, wherever its owner is."""
 
 import gc
 import weakref
@@ -41,7 +41,7 @@ async def test_reader_at_another_gateway_gets_what_the_first_one_gets(
     await reader.until_text("abc")
     await worker.conclude(claim, "d")
     await direct.to_the_end()
-    await first.answers.finish(request.settlement)
+    await first.responses.finish(request.settlement)
     await reader.to_the_end()
 
     assert plain(reader.replies) == plain(direct.replies)
@@ -49,7 +49,7 @@ async def test_reader_at_another_gateway_gets_what_the_first_one_gets(
     await attachment.aclose()
 
 
-async def test_attachment_is_freed_when_its_reader_has_left(
+async def test_attachment_is_freed_when_its_reader_leaves(
     first: House, second: House, worker: FakeWorker
 ) -> None:
     request = await first.submit()
@@ -67,7 +67,7 @@ async def test_attachment_is_freed_when_its_reader_has_left(
         gc.enable()
 
 
-async def test_follower_does_not_wait_for_the_journals_turn(
+async def test_follower_does_not_wait_for_the_journal_interval(
     open_house: OpenHouse, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reading, "REPEAT_SECONDS", 3600.0)
@@ -84,7 +84,7 @@ async def test_follower_does_not_wait_for_the_journals_turn(
             await reader.until_text(reported)
 
 
-async def test_finished_answer_is_read_again_without_running_anything(
+async def test_finished_response_is_read_again_without_running_anything(
     first: House, second: House, worker: FakeWorker, redis: "Redis"
 ) -> None:
     request = await first.submit(prompts=2, n=2)
@@ -95,7 +95,7 @@ async def test_finished_answer_is_read_again_without_running_anything(
             await worker.send("gw1", deltas=[said])
         await worker.finish(claim)
     await direct.to_the_end(2)
-    await first.answers.finish(request.settlement)
+    await first.responses.finish(request.settlement)
     await state_is(second, request.id, ResponseState.FINISHED)
     for house in (first, second):
         attachment = await house.attach(request.id)
@@ -107,7 +107,7 @@ async def test_finished_answer_is_read_again_without_running_anything(
     assert len(await usage_records(redis)) == 1
 
 
-async def test_ranked_answer_is_read_as_its_choices(
+async def test_ranked_response_is_read_as_its_choices(
     first: House, second: House, worker: FakeWorker
 ) -> None:
     request = await first.submit(n=1, best_of=3)
@@ -119,7 +119,7 @@ async def test_ranked_answer_is_read_as_its_choices(
     attachment = await second.attach(request.id)
     await worker.finish(claim, chosen=[1])
     await direct.to_the_end()
-    await first.answers.finish(request.settlement)
+    await first.responses.finish(request.settlement)
 
     reader = await Reader(attachment.generation).to_the_end()
 
@@ -128,7 +128,7 @@ async def test_ranked_answer_is_read_as_its_choices(
     await attachment.aclose()
 
 
-async def test_follower_keeps_an_answer_running_that_its_first_client_left(
+async def test_follower_keeps_an_abandoned_response_running(
     first: House, second: House, worker: FakeWorker, redis: "Redis"
 ) -> None:
     request = await first.submit()
@@ -136,9 +136,9 @@ async def test_follower_keeps_an_answer_running_that_its_first_client_left(
     await worker.say(claim, "a")
     attachment = await second.attach(request.id)
     reader = await Reader(attachment.generation).until_text("a")
-    await eventually(lambda: first.answers._owned.by_id[request.id]._followers, what="Follow")
+    await eventually(lambda: first.responses._owned.by_id[request.id]._followers, what="Follow")
 
-    first.answers.leave(request.settlement)
+    first.responses.leave(request.settlement)
     await worker.conclude(claim, "b")
     await reader.to_the_end()
 
@@ -149,7 +149,7 @@ async def test_follower_keeps_an_answer_running_that_its_first_client_left(
     assert (record.outcome, record.completion_tokens) == ("finished", 2)
 
 
-async def test_answer_ends_when_its_last_reader_leaves(
+async def test_response_ends_when_its_last_reader_leaves(
     first: House, second: House, worker: FakeWorker, redis: "Redis"
 ) -> None:
     request = await first.submit()
@@ -157,7 +157,7 @@ async def test_answer_ends_when_its_last_reader_leaves(
     attachment = await second.attach(request.id)
     await worker.say(claim, "a")
     reader = await Reader(attachment.generation).until_text("a")
-    first.answers.leave(request.settlement)
+    first.responses.leave(request.settlement)
     await worker.say(claim, "b")
     await reader.until_text("ab")
     assert not request.settlement.has_ended
@@ -170,7 +170,7 @@ async def test_answer_ends_when_its_last_reader_leaves(
     await state_is(second, request.id, ResponseState.LEFT)
 
 
-async def test_failure_is_told_to_everybody(
+async def test_failure_reaches_every_reader(
     first: House, second: House, worker: FakeWorker
 ) -> None:
     request = await first.submit()
@@ -179,7 +179,7 @@ async def test_failure_is_told_to_everybody(
     attachment = await second.attach(request.id)
     await worker.fail(claim, FailureCode.ENGINE_ERROR, "broken")
     direct = await Reader(request.generation).to_the_end()
-    first.answers.fail(request.settlement, RuntimeError())
+    first.responses.fail(request.settlement, RuntimeError())
 
     for reader in (
         await Reader(attachment.generation).to_the_end(),
@@ -191,34 +191,34 @@ async def test_failure_is_told_to_everybody(
     assert direct.failure is not None
 
 
-async def test_answer_of_another_tenant_is_not_found(first: House, worker: FakeWorker) -> None:
+async def test_response_of_another_tenant_is_not_found(first: House, worker: FakeWorker) -> None:
     request = await first.submit()
-    assert await first.answers.find(request.id, tenant_id=TENANT) is not None
-    assert await first.answers.find(request.id, tenant_id="other") is None
-    assert await first.answers.find("cmpl-unknown", tenant_id=TENANT) is None
+    assert await first.responses.find(request.id, tenant_id=TENANT) is not None
+    assert await first.responses.find(request.id, tenant_id="other") is None
+    assert await first.responses.find("cmpl-unknown", tenant_id=TENANT) is None
 
 
-async def test_request_that_is_not_kept_leaves_nothing_and_ends_when_left(
+async def test_request_without_storage_leaves_nothing_and_ends_when_abandoned(
     first: House, worker: FakeWorker, redis: "Redis"
 ) -> None:
     request = await first.submit(is_kept=False)
-    first.answers.leave(request.settlement)
+    first.responses.leave(request.settlement)
 
     assert request.id in await settled_records(redis, 1)
-    assert await first.answers.find(request.id, tenant_id=TENANT) is None
+    assert await first.responses.find(request.id, tenant_id=TENANT) is None
 
 
-async def test_discarded_answer_is_forgotten(
+async def test_discarded_response_is_dropped(
     first: House, worker: FakeWorker, redis: "Redis"
 ) -> None:
     request = await first.submit()
-    first.answers.discard(request.id)
+    first.responses.discard(request.id)
 
     async def is_gone() -> bool:
         return not await redis.exists(keys.response(request.id), keys.journal(request.id))
 
-    await eventually(is_gone, what="forgetting")
-    # The next journal that is written would bring it back.
+    await eventually(is_gone, what="the response being dropped")
+    # The next journal entry would restore it.
     other = await first.submit()
     while not (claim := await worker.claim_one()).job.id.startswith(other.id):
         pass

@@ -1,4 +1,4 @@
-"""What of a request is kept so that its answer can be told again."""
+"""The stored head of a request, with which any gateway can render its response."""
 
 from dataclasses import replace
 from typing import Any
@@ -98,7 +98,7 @@ TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "
     ],
     ids=["plain", "stream", "echo", "suffix", "tools", "structure"],
 )
-def test_head_tells_the_answer_as_its_request_did(parameters: dict[str, Any]) -> None:
+def test_head_describes_the_response_like_its_request(parameters: dict[str, Any]) -> None:
     for dialect in Dialect:
         request = request_of(dialect, **parameters)
         completion = completion_of(request)
@@ -119,7 +119,7 @@ def test_head_tells_the_answer_as_its_request_did(parameters: dict[str, Any]) ->
         assert replace(again, cost_of=None, started_at=0) == expected
 
 
-def test_head_of_a_chat_keeps_what_its_answer_looks_like_and_nothing_that_was_said() -> None:
+def test_head_of_a_chat_stores_the_response_format_and_no_messages() -> None:
     said = {"role": "user", "content": "secret"}
     chat = ChatRequest(
         messages=[said],
@@ -149,7 +149,7 @@ def test_head_of_a_chat_keeps_what_its_answer_looks_like_and_nothing_that_was_sa
     assert again.head(is_chunk=True)["object"] == "chat.completion.chunk"
 
 
-def test_head_keeps_jobs_limits_and_prices() -> None:
+def test_head_stores_jobs_limits_and_prices() -> None:
     head = head_of(completion_of(request_of(Dialect.VLLM)))
 
     again = decode_head(encode_head(head))
@@ -162,7 +162,7 @@ def test_head_keeps_jobs_limits_and_prices() -> None:
     assert cost_of(Usage(completion_tokens=3)) == 6
 
 
-def test_head_of_an_older_gateway_has_defaults_for_what_it_does_not_say() -> None:
+def test_head_of_an_older_gateway_gets_defaults() -> None:
     head = head_of(completion_of(request_of(Dialect.VLLM)))
     del head.request["max_predict_ms"]
 

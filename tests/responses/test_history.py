@@ -1,4 +1,4 @@
-"""What a dead owner may have told its client counts, and what it cannot have told does not."""
+"""Replies that a dead owner may have sent to its client count, and no others."""
 
 from typing import Any
 
@@ -48,7 +48,7 @@ def text(history: History, choice: int = 0) -> str:
     return "".join(delta.text for delta in deltas if delta.choice == choice)
 
 
-def test_entry_gives_back_what_it_was_made_of() -> None:
+def test_entry_decodes_to_its_input() -> None:
     received = [
         Received(0, JobStarted(7, 1, 3, 2)),
         Received(1, PromptScored(8, 1, [])),
@@ -59,7 +59,7 @@ def test_entry_gives_back_what_it_was_made_of() -> None:
     assert decode_entry(encode_entry(received, "5-1")) == (received, "5-1")
 
 
-def test_frame_tells_of_its_own_jobs_only_and_in_order() -> None:
+def test_frame_gives_replies_of_its_jobs_in_order() -> None:
     frame = Frame(
         "w",
         1,
@@ -71,7 +71,7 @@ def test_frame_tells_of_its_own_jobs_only_and_in_order() -> None:
     assert reported == [Received(0, JobStarted(7, 1, 3, 0)), said(1, 0, 1), ended(1, 1)]
 
 
-def test_what_goes_on_from_the_journal_is_taken_and_the_rest_left() -> None:
+def test_only_replies_that_continue_the_journal_are_accepted() -> None:
     history = History([job()])
     history.add([said(2, 0, 1, 2)])
 
@@ -81,7 +81,7 @@ def test_what_goes_on_from_the_journal_is_taken_and_the_rest_left() -> None:
     assert text(history) == "abc"
 
 
-def test_next_attempt_takes_back_what_the_lost_one_told_beyond_the_point_it_goes_on_from() -> None:
+def test_next_attempt_replaces_tokens_after_its_start() -> None:
     history = History([job()])
     history.add([said(1, 0, 1)])
 
@@ -95,7 +95,7 @@ def test_next_attempt_takes_back_what_the_lost_one_told_beyond_the_point_it_goes
     assert history.counts() == (3, 0, 3)
 
 
-def test_each_choice_is_taken_back_by_itself() -> None:
+def test_each_choice_is_truncated_separately() -> None:
     history = History([job(n=2)])
 
     history.add_unread(
@@ -114,7 +114,7 @@ def test_each_choice_is_taken_back_by_itself() -> None:
     assert [dict(each.tokens) for each in history.jobs] == [{0: 3, 1: 2}]
 
 
-def test_journal_is_never_taken_back() -> None:
+def test_journal_is_never_truncated() -> None:
     history = History([job()])
     history.add([said(1, 0, 1), said(1, 1, 2)])
 
@@ -122,7 +122,7 @@ def test_journal_is_never_taken_back() -> None:
     assert text(history) == "ab"
 
 
-def test_end_that_does_not_fit_to_what_came_is_no_end() -> None:
+def test_end_with_contradicting_counts_is_ignored() -> None:
     history = History([job()])
     assert history.add_unread([said(1, 0, 1), ended(1, 2)]) == [said(1, 0, 1)]
     assert not history.has_finished

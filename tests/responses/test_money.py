@@ -1,4 +1,4 @@
-"""What is delivered is paid, whatever the end of its request."""
+"""Delivered tokens are charged, however their request ends."""
 
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -17,14 +17,14 @@ from tests.responses.house import COMPLETION_PRICE, PROMPT, House, Submitted, us
 from tests.support.fake_worker import FakeWorker
 
 FINISHED, BEGUN = 4, 2
-"""Tokens that come of a prompt that finishes, and of one that does not."""
+"""Tokens of a prompt that finishes, and of one that does not."""
 COUNTED = 5
 """Tokens of the latter that its engine has sampled when it receives the cancellation."""
 
 OURS: Final = frozenset(FailureCode) - {
     FailureCode.INVALID_REQUEST,
     FailureCode.DEADLINE_EXCEEDED,
-    # These end no request: another gateway settles it, or its client has asked for it.
+    # These end no request: another gateway settles it, or its client has ended it.
     FailureCode.TAKEN_OVER,
     FailureCode.CANCELLED,
 }
@@ -33,14 +33,14 @@ End = Callable[[House, Submitted], None]
 
 
 def failing(error: ApiError | BaseException) -> End:
-    """End a request as whoever reads its answer does at an error."""
-    return lambda house, request: house.answers.fail(request.settlement, error)
+    """End a request as its reader does at an error."""
+    return lambda house, request: house.responses.fail(request.settlement, error)
 
 
 def cancel(house: House, request: Submitted) -> None:
     """End a request as its cancellation does."""
     settlement = request.settlement
-    owned = house.answers._owned.of(settlement)
+    owned = house.responses._owned.of(settlement)
     (settlement if owned is None else owned).end(Ending(Outcome.CANCELLED, "cancelled"))
 
 
@@ -48,10 +48,10 @@ THEIRS: Mapping[str, End] = {
     "rejected": failing(to_api_error(JobFailed(0, 0, FailureCode.INVALID_REQUEST, ""))),
     "timed out": failing(to_api_error(JobFailed(0, 0, FailureCode.DEADLINE_EXCEEDED, ""))),
     "slow reader": failing(SlowReaderError("")),
-    "left": lambda house, request: house.answers.leave(request.settlement),
+    "left": lambda house, request: house.responses.leave(request.settlement),
     "cancelled": cancel,
 }
-"""Ends that a client can bring about."""
+"""Ends that a client can cause."""
 FAILURES: Mapping[str, End] = {
     **{code: failing(to_api_error(JobFailed(0, 0, code, ""))) for code in sorted(OURS)},
     "a bug": failing(RuntimeError()),
@@ -62,7 +62,7 @@ FAILURES: Mapping[str, End] = {
 async def used(
     house: House, worker: FakeWorker, redis: "Redis", end: End, *, stream: bool, is_kept: bool
 ) -> UsageRecord:
-    """Return the record of three prompts: one finishes, one is in the middle, one waits."""
+    """Return the record of three prompts: one finished, one running, one waiting."""
     request = await house.submit(prompts=3, is_kept=is_kept, stream=stream)
     finished, begun = await worker.claim(2)
     await worker.say(begun, *"ab")
@@ -85,7 +85,7 @@ async def used(
 
 
 def paid(record: UsageRecord) -> tuple[int, int]:
-    """Return the prompt and completion tokens that the tenant pays, after a look at the cost."""
+    """Return the prompt and completion tokens that the tenant pays; check the cost."""
     prompt = record.prompt_tokens - record.free_prompt_tokens
     completion = record.completion_tokens - record.free_completion_tokens
     assert record.cost_micros == (prompt + completion) * COMPLETION_PRICE // 1_000_000
@@ -97,7 +97,7 @@ def paid(record: UsageRecord) -> tuple[int, int]:
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("is_kept", [False, True], ids=["", "kept"])
-async def test_no_end_that_a_client_can_bring_about_is_free(
+async def test_no_end_caused_by_a_client_is_free(
     first: House, worker: FakeWorker, redis: "Redis", *, stream: bool, is_kept: bool
 ) -> None:
     for name, end in THEIRS.items():
@@ -107,7 +107,7 @@ async def test_no_end_that_a_client_can_bring_about_is_free(
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("is_kept", [False, True], ids=["", "kept"])
-async def test_what_was_delivered_before_we_failed_is_paid_and_nothing_else(
+async def test_only_delivered_tokens_are_charged_after_a_server_failure(
     first: House, worker: FakeWorker, redis: "Redis", *, stream: bool, is_kept: bool
 ) -> None:
     delivered = (2 * len(PROMPT), FINISHED + BEGUN) if stream or is_kept else (0, 0)

@@ -1,4 +1,4 @@
-"""Real gateways are killed and stopped, and their clients lose nothing."""
+"""Real gateways are killed and stopped, and their clients lose no tokens."""
 
 import asyncio
 import itertools
@@ -14,8 +14,8 @@ from redis.asyncio import Redis
 
 from contract import keys
 from gateway.tenancy.usage_record import Outcome, UsageRecord, decode_usage
-from tests.gateway.coming_back import Events, Reader, await_status, go_on
 from tests.gateway.conftest import asking, eventually, gateway_client, nothing_left
+from tests.gateway.resuming import Events, Reader, await_status, resume
 from tests.support.events import numbered_events, texts_by_choice
 from tests.support.stack import MODEL, Stack, metric, running_stack
 
@@ -37,7 +37,7 @@ _names = itertools.count(1)
 
 @pytest.fixture(scope="module")
 def stack() -> Iterator[Stack]:
-    """A worker, and one gateway that stays."""
+    """A worker, and one gateway that no test ends."""
     with running_stack() as stack:
         stack.start_gateway("steady")
         for name in WORKERS:
@@ -59,14 +59,14 @@ async def store(stack: Stack) -> AsyncIterator["Redis"]:
 
 @pytest.fixture
 async def steady(stack: Stack) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of the gateway that stays."""
+    """A client of the gateway that no test ends."""
     key = await asyncio.to_thread(stack.key, TENANT)
     async with gateway_client(stack.url, key) as client:
         yield client
 
 
 class Mortal:
-    """A gateway that will be gone before the test is over."""
+    """A gateway that the test ends."""
 
     def __init__(self, stack: Stack, client: httpx.AsyncClient, name: str) -> None:
         self.client = client
@@ -84,7 +84,7 @@ class Mortal:
 
 @pytest.fixture
 async def mortal(stack: Stack) -> AsyncIterator[Mortal]:
-    """A gateway of the test's own, which has a second to finish when it is stopped."""
+    """A separate gateway for the test, which drains for at most a second."""
     name = f"mortal-{next(_names)}"
     key = await asyncio.to_thread(stack.key, TENANT)
     url = await asyncio.to_thread(stack.start_gateway, name, SLUICE_DRAIN_TIMEOUT="1")
@@ -102,7 +102,7 @@ def chunks_of(events: Events) -> list[dict[str, Any]]:
 
 
 def reported(events: Events) -> dict[str, Any]:
-    """Return what a whole stream says, in however many chunks it said it."""
+    """Return the content of a whole stream, whatever its chunks."""
     chunks = chunks_of(events)
     logprobs: defaultdict[int, list[Any]] = defaultdict(list)
     reasons: dict[int, str] = {}
@@ -152,7 +152,7 @@ async def jobs_claimed(stack: Stack) -> float:
     )
 
 
-async def test_what_a_killed_gateway_was_asked_is_answered_by_another_one_exactly(
+async def test_requests_of_a_killed_gateway_continue_exactly_at_another(
     stack: Stack, steady: httpx.AsyncClient, mortal: Mortal, store: "Redis"
 ) -> None:
     in_background = asking(temperature=0, max_tokens=MAX_TOKENS, prompt="In the background")
@@ -178,7 +178,7 @@ async def test_what_a_killed_gateway_was_asked_is_answered_by_another_one_exactl
             first = await reader.read(number)
             have_begun[place].set()
             await killed.wait()
-            del reader  # It is its client that stays until now.
+            del reader  # Its client stays until now.
         request_id = first[0][1]
         async with steady.stream(
             "GET",
@@ -189,7 +189,7 @@ async def test_what_a_killed_gateway_was_asked_is_answered_by_another_one_exactl
             return first + await Reader(response).read_all()
 
     async def kill() -> tuple[str, httpx.Response]:
-        """Ask for what is no stream, kill the gateway when everything has begun, and come back."""
+        """Start whole responses, kill the gateway when all of them run, and read them elsewhere."""
         for each in have_begun:
             await each.wait()
         claimed = await jobs_claimed(stack)
@@ -203,7 +203,7 @@ async def test_what_a_killed_gateway_was_asked_is_answered_by_another_one_exactl
         await mortal.kill()
         killed.set()
         with suppress(httpx.TransportError):
-            # On a slow machine it may have been answered just before.
+            # On a slow machine it may have finished just before.
             assert (await once).status_code == 200
         again = await steady.post(PATH, json=only_once, headers=headers)
         return response.json()["id"], again
@@ -229,12 +229,12 @@ async def test_what_a_killed_gateway_was_asked_is_answered_by_another_one_exactl
     counts = [each.completion_tokens for each in records if each.request_id in others]
     assert counts == [MAX_TOKENS] * 2
     await await_status(steady, background_id, "completed")
-    answer = await steady.get(f"{PATH}/{background_id}")
-    assert answer.json()["choices"] == whole[0]["choices"]
+    finished = await steady.get(f"{PATH}/{background_id}")
+    assert finished.json()["choices"] == whole[0]["choices"]
     await eventually(lambda: nothing_left(store, MODEL), what="nothing being left")
 
 
-async def test_what_a_gateway_that_stops_was_asked_goes_on_elsewhere(
+async def test_requests_of_a_stopping_gateway_continue_at_another(
     steady: httpx.AsyncClient, mortal: Mortal, store: "Redis"
 ) -> None:
     parameters = {"temperature": 0, "prompt": "Cut in the middle", "max_tokens": 250}
@@ -252,7 +252,7 @@ async def test_what_a_gateway_that_stops_was_asked_goes_on_elsewhere(
     assert b"gateway_stopping" in cut[-2][0]
     got = [event for event in cut if b'"error"' not in event[0] and b"[DONE]" not in event[0]]
 
-    rest = await go_on(steady, got[0][1], len(got))
+    rest = await resume(steady, got[0][1], len(got))
     assert rest.status_code == 200, rest.text
     events = got + numbered_events(rest.content)
 

@@ -1,4 +1,4 @@
-"""What Redis knows of an answer is its present owner's word, whatever arrives twice or late."""
+"""Only the present owner changes a stored response; repeated and late writes do nothing."""
 
 from typing import Any
 
@@ -57,25 +57,25 @@ async def adopted(store: ResponseStore, *, term: int, state: ResponseState = RUN
 
 
 async def entries(store: ResponseStore, **page: int) -> list[bytes]:
-    answer = await store.read(ID, **page)
-    assert answer is not None
-    return answer.entries
+    stored = await store.read(ID, **page)
+    assert stored is not None
+    return stored.entries
 
 
 @every_redis
-async def test_answer_is_read_as_it_was_written(store: ResponseStore, any_redis: "Redis") -> None:
+async def test_response_is_read_as_it_was_written(store: ResponseStore, any_redis: "Redis") -> None:
     assert await store.read(ID) is None
     assert await opened(store)
     assert await appended(store, b"x", b"y", index=0) is WriteResult.DONE
     status = ResponseStatus(ResponseState.LEFT, f"{ID}.2", Counts(3, 1, 5), (4,))
     assert await appended(store, b"z", index=2, status=status) is WriteResult.DONE
 
-    answer = await store.read(ID, index=1, max_entries=1)
+    stored = await store.read(ID, index=1, max_entries=1)
 
-    assert answer is not None
-    assert (answer.head.request_id, answer.head.jobs) == (ID, HEAD.jobs)
-    assert (answer.owner, answer.term, answer.status) == ("a", 1, status)
-    assert (answer.entries, answer.total_entries) == ([b"y"], 3)
+    assert stored is not None
+    assert (stored.head.request_id, stored.head.jobs) == (ID, HEAD.jobs)
+    assert (stored.owner, stored.term, stored.status) == ("a", 1, status)
+    assert (stored.entries, stored.total_entries) == ([b"y"], 3)
     assert await entries(store) == [b"x", b"y", b"z"]
     assert await entries(store, max_entries=0) == []
     for key in (keys.response(ID), keys.journal(ID)):
@@ -84,7 +84,7 @@ async def test_answer_is_read_as_it_was_written(store: ResponseStore, any_redis:
     assert await store.read(ID) is None
 
 
-async def test_entries_that_were_written_are_not_written_again(store: ResponseStore) -> None:
+async def test_written_entries_are_not_written_again(store: ResponseStore) -> None:
     await opened(store)
     await appended(store, b"x", index=0)
     assert await appended(store, b"x", b"y", index=0) is WriteResult.DONE
@@ -92,9 +92,7 @@ async def test_entries_that_were_written_are_not_written_again(store: ResponseSt
     assert await entries(store) == [b"x", b"y"]
 
 
-async def test_owner_learns_what_redis_has_lost_and_writes_it_again(
-    store: ResponseStore, any_redis: "Redis"
-) -> None:
+async def test_owner_rewrites_what_redis_lost(store: ResponseStore, any_redis: "Redis") -> None:
     assert await appended(store, b"x", index=0) is WriteResult.MISSING
     await opened(store)
     await appended(store, b"x", b"y", index=0)
@@ -107,40 +105,40 @@ async def test_owner_learns_what_redis_has_lost_and_writes_it_again(
     assert await any_redis.pttl(keys.journal(ID)) > 0
 
 
-async def test_one_of_many_begins_the_next_term(store: ResponseStore) -> None:
+async def test_only_one_candidate_begins_the_next_term(store: ResponseStore) -> None:
     await opened(store)
     assert await adopted(store, term=1) == 2
     assert await adopted(store, term=1) == 0
     assert await adopted(store, term=2, state=ResponseState.LEFT) == 0
     assert await adopted(store, term=2) == 3
-    answer = await store.read(ID)
-    assert answer is not None
-    assert (answer.owner, answer.term, answer.status.handles) == ("b", 3, ())
+    stored = await store.read(ID)
+    assert stored is not None
+    assert (stored.owner, stored.term, stored.status.handles) == ("b", 3, ())
 
 
 @every_redis
-async def test_former_owner_changes_nothing_any_more(store: ResponseStore) -> None:
+async def test_former_owner_changes_nothing(store: ResponseStore) -> None:
     await opened(store)
     await appended(store, b"x", index=0)
     await adopted(store, term=1)
     assert await appended(store, b"late", index=1, status=FINISHED) is WriteResult.NOT_OWNER
     assert not await opened(store, entries=[b"late"])
-    answer = await store.read(ID)
-    assert answer is not None
-    assert (answer.entries, answer.status.state) == ([b"x"], ResponseState.RUNNING)
+    stored = await store.read(ID)
+    assert stored is not None
+    assert (stored.entries, stored.status.state) == ([b"x"], ResponseState.RUNNING)
 
 
-async def test_owner_whose_term_redis_has_lost_writes_all_of_it_again(store: ResponseStore) -> None:
+async def test_owner_rewrites_everything_if_redis_lost_its_term(store: ResponseStore) -> None:
     await opened(store)
     assert await appended(store, b"x", index=0, term=2) is WriteResult.MISSING
     assert await opened(store, term=2, owner="b", entries=[b"x"])
-    answer = await store.read(ID)
-    assert answer is not None
-    assert (answer.owner, answer.term, answer.entries) == ("b", 2, [b"x"])
+    stored = await store.read(ID)
+    assert stored is not None
+    assert (stored.owner, stored.term, stored.entries) == ("b", 2, [b"x"])
     assert await adopted(store, term=1) == 0
 
 
-async def test_unknown_answer_cannot_be_adopted(store: ResponseStore, any_redis: "Redis") -> None:
+async def test_unknown_response_cannot_be_adopted(store: ResponseStore, any_redis: "Redis") -> None:
     assert await adopted(store, term=1) == 0
     assert await any_redis.dbsize() == 0
 
@@ -155,11 +153,11 @@ async def test_large_heads_and_entries_are_compressed(
     [entry] = encode_entries([(0, delta)], "1-0")
     await appended(store, entry, index=0)
 
-    answer = await store.read(ID)
+    stored = await store.read(ID)
 
-    assert answer is not None
-    assert answer.head.jobs == [large]
-    assert [decode_entry(each) for each in answer.entries] == [([Received(0, delta)], "1-0")]
+    assert stored is not None
+    assert stored.head.jobs == [large]
+    assert [decode_entry(each) for each in stored.entries] == [([Received(0, delta)], "1-0")]
     for key in (keys.response(ID), keys.journal(ID)):
         assert (await any_redis.memory_usage(key) or 0) < 20_000
 
@@ -191,7 +189,7 @@ def test_an_entry_is_read_in_slices_by_its_bytes() -> None:
     assert [tuple(received) for each in slices for received in each] == deltas
 
 
-def test_what_came_at_once_is_written_in_entries_of_bounded_length() -> None:
+def test_replies_are_written_in_entries_of_bounded_length() -> None:
     deltas = [(0, Delta(1, 1, 0, start, "a", [1])) for start in range(MESSAGES_OF_ENTRY + 1)]
     entries = [decode_entry(each) for each in encode_entries(deltas, "1-0")]
     assert [len(received) for received, _ in entries] == [MESSAGES_OF_ENTRY, 1]

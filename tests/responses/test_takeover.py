@@ -1,4 +1,4 @@
-"""An answer outlives the gateway that owns it, and everybody who reads it."""
+"""A response outlives its owner and its readers."""
 
 import asyncio
 import gc
@@ -33,11 +33,11 @@ from tests.responses.house import (
 from tests.support.fake_worker import FakeWorker
 
 LATE = 3600.0
-"""A journal interval after which nothing is written but what has to be at once."""
+"""A long journal interval: only urgent entries are written."""
 
 
 @pytest.mark.parametrize("journal_seconds", [0.02, LATE], ids=["journal", "reply stream"])
-async def test_answer_goes_on_at_another_gateway_when_its_owner_dies(
+async def test_response_continues_at_another_gateway_when_its_owner_dies(
     open_house: OpenHouse, worker: FakeWorker, redis: "Redis", journal_seconds: float
 ) -> None:
     first = await open_house("gw1", journal_seconds=journal_seconds)
@@ -69,7 +69,7 @@ async def test_answer_goes_on_at_another_gateway_when_its_owner_dies(
     assert await nothing_left(redis, "m")
 
 
-async def test_answer_whose_end_its_owner_did_not_write_is_told_and_settled(
+async def test_end_that_the_owner_did_not_write_is_delivered_and_settled(
     open_house: OpenHouse, worker: FakeWorker, redis: "Redis"
 ) -> None:
     first = await open_house("gw1", journal_seconds=LATE)
@@ -86,7 +86,7 @@ async def test_answer_whose_end_its_owner_did_not_write_is_told_and_settled(
     await state_is(second, request.id, ResponseState.FINISHED)
 
 
-async def test_several_gateways_that_attach_take_an_answer_over_once(
+async def test_concurrent_readers_take_a_response_over_once(
     open_house: OpenHouse, worker: FakeWorker, redis: "Redis"
 ) -> None:
     first = await open_house("gw1")
@@ -106,7 +106,7 @@ async def test_several_gateways_that_attach_take_an_answer_over_once(
     assert (await others[0].find(request.id)).term == 2
 
 
-async def test_answer_is_taken_over_again_and_again(
+async def test_response_can_be_taken_over_repeatedly(
     open_house: OpenHouse, worker: FakeWorker, redis: "Redis"
 ) -> None:
     houses = [await open_house(f"gw{number}") for number in range(1, 5)]
@@ -124,7 +124,9 @@ async def test_answer_is_taken_over_again_and_again(
         for claim in claims:
             await worker.say(claim, str(number))
         expected += str(number)
-        await reader.until(lambda r, e=expected: r.text_of(0) == e and r.text_of(1) == e)  # type: ignore[misc]
+        await reader.until(
+            lambda r, e=expected: r.text_of(0) == e and r.text_of(1) == e  # type: ignore[misc]
+        )
     for claim in claims:
         await worker.conclude(claim, ".")
     await reader.to_the_end(2)
@@ -132,7 +134,7 @@ async def test_answer_is_taken_over_again_and_again(
     assert await settled(redis, request.id) == [("finished", 6, 10)]
 
 
-async def test_old_owner_that_was_only_slow_settles_nothing_and_stops(
+async def test_slow_former_owner_settles_nothing_and_stops(
     first: House, second: House, worker: FakeWorker, redis: "Redis"
 ) -> None:
     request = await first.submit()
@@ -149,18 +151,18 @@ async def test_old_owner_that_was_only_slow_settles_nothing_and_stops(
     await direct.to_the_end()
     assert direct.failure is not None
     assert direct.failure.code is FailureCode.TAKEN_OVER
-    first.answers.leave(request.settlement)
+    first.responses.leave(request.settlement)
     await worker.conclude(again, "b")
     await reader.to_the_end()
 
     assert reader.text == "ab"
     assert await settled(redis, request.id) == [("finished", 3, 2)]
-    assert not first.answers._owned.by_id
+    assert not first.responses._owned.by_id
     assert first.dispatcher.jobs_in_flight == 0
     assert first.reservations.open_requests == 0
 
 
-async def test_old_owner_that_does_not_know_yet_neither_settles_nor_cancels(
+async def test_unaware_former_owner_neither_settles_nor_cancels(
     open_house: OpenHouse, worker: FakeWorker, redis: "Redis", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(silence, "SILENCE_SECONDS", LATE)
@@ -171,8 +173,8 @@ async def test_old_owner_that_does_not_know_yet_neither_settles_nor_cancels(
     reader = Reader((await second.attach(request.id)).generation)
     again = await worker.claim_one()
 
-    first.answers.leave(request.settlement)
-    await eventually(lambda: not first.answers._owned.by_id, what="the old owner's noticing")
+    first.responses.leave(request.settlement)
+    await eventually(lambda: not first.responses._owned.by_id, what="the old owner's noticing")
     await first.settlements.aclose()
 
     assert not await usage_records(redis)
@@ -182,39 +184,39 @@ async def test_old_owner_that_does_not_know_yet_neither_settles_nor_cancels(
     assert await settled(redis, request.id) == [("finished", 3, 2)]
 
 
-async def test_answer_that_was_just_taken_over_waits_for_whoever_wants_it(
+async def test_response_just_taken_over_waits_for_its_reader(
     first: House, second: House, worker: FakeWorker
 ) -> None:
     request = await first.submit()
     await worker.claim_one()
     await first.kill()
-    stored = await second.answers.store.read(request.id)
+    stored = await second.responses.store.read(request.id)
     assert stored is not None
 
-    assert await second.answers._takeovers.keep_running(stored) == "gw2"
-    owned = second.answers._owned.by_id[request.id]
+    assert await second.responses._takeovers.keep_running(stored) == "gw2"
+    owned = second.responses._owned.by_id[request.id]
     owned.end_if_abandoned()
 
     assert not owned.settlement.has_ended
 
 
-# -- answers that everybody left ----------------------------------------------------------------
+# -- abandoned responses --------------------------------------------------------------------------
 
 
 async def left(first: House, worker: FakeWorker, redis: "Redis", **parameters: Any) -> Submitted:
-    """Begin an answer, of which two tokens come, and leave it."""
+    """Start a response, and abandon it after two tokens."""
     request, claim = await begun(first, worker, "a", "b", **parameters)
-    first.answers.leave(request.settlement)
+    first.responses.leave(request.settlement)
     control = keys.control("m", worker.name)
     await eventually(lambda: redis.llen(control), what="the cancellation being sent")
-    # The engine had sampled one token more when the cancellation reached it.
+    # The engine had sampled one more token when it received the cancellation.
     await worker.drop(claim, tokens=3)
     await state_is(first, request.id, ResponseState.LEFT)
     return request
 
 
 @pytest.mark.parametrize("at", ["gw1", "gw2"])
-async def test_left_answer_goes_on_and_every_token_is_charged_once(
+async def test_abandoned_response_resumes_and_charges_every_token_once(
     first: House, second: House, worker: FakeWorker, redis: "Redis", at: str
 ) -> None:
     request = await left(first, worker, redis)
@@ -238,7 +240,7 @@ async def test_left_answer_goes_on_and_every_token_is_charged_once(
     await attachment.aclose()
 
 
-async def test_left_answer_that_the_limits_do_not_allow_to_go_on_can_go_on_later(
+async def test_abandoned_response_refused_by_limits_can_resume_later(
     first: House, second: House, worker: FakeWorker, redis: "Redis"
 ) -> None:
     limits = Limits(concurrent_requests=1)
@@ -247,21 +249,21 @@ async def test_left_answer_that_the_limits_do_not_allow_to_go_on_can_go_on_later
     with pytest.raises(RateLimitError):
         await second.attach(request.id)
     await state_is(second, request.id, ResponseState.LEFT)
-    first.answers.leave(other.settlement)
+    first.responses.leave(other.settlement)
 
-    async def goes_on() -> bool:
+    async def has_resumed() -> bool:
         try:
             await second.attach(request.id)
         except RateLimitError:
             return False
         return True
 
-    await eventually(goes_on, what="going on")
+    await eventually(has_resumed, what="the response continuing")
     claim = await worker.claim_one()
     assert claim.job.id == f"{request.id}-0"
 
 
-async def test_rest_of_an_answer_reserves_the_tokens_of_its_images_again(
+async def test_resumed_response_reserves_its_image_tokens_again(
     first: House, second: House, worker: FakeWorker, redis: "Redis"
 ) -> None:
     # Enough for the request, but not for what it has used and the prompt again.
@@ -271,11 +273,11 @@ async def test_rest_of_an_answer_reserves_the_tokens_of_its_images_again(
         await second.attach(request.id)
 
 
-async def test_answer_that_is_left_before_anything_came_is_charged_its_prompt_when_it_goes_on(
+async def test_response_abandoned_before_tokens_is_charged_its_prompt_when_it_resumes(
     first: House, second: House, worker: FakeWorker, redis: "Redis"
 ) -> None:
     request = await first.submit()
-    first.answers.leave(request.settlement)
+    first.responses.leave(request.settlement)
     await state_is(second, request.id, ResponseState.LEFT)
     assert await settled(redis, request.id) == [("cancelled", 0, 0)]
 
@@ -288,11 +290,11 @@ async def test_answer_that_is_left_before_anything_came_is_charged_its_prompt_wh
     assert (await settled(redis, request.id, f"{request.id}.2"))[1] == ("finished", 3, 1)
 
 
-async def test_reader_that_comes_while_an_answer_is_being_left_is_not_lost(
+async def test_reader_that_attaches_during_abandonment_is_served(
     first: House, second: House, worker: FakeWorker, redis: "Redis"
 ) -> None:
     request, claim = await begun(first, worker)
-    first.answers.leave(request.settlement)
+    first.responses.leave(request.settlement)
 
     reader = Reader((await second.attach(request.id)).generation)
     control = keys.control("m", worker.name)
@@ -309,21 +311,21 @@ async def test_reader_that_comes_while_an_answer_is_being_left_is_not_lost(
 
 
 async def left_to_itself(house: House, worker: FakeWorker) -> tuple[Submitted, Claim]:
-    """Begin an answer, leave it, and kill its gateway when Redis has the first text, `a`."""
+    """Start a response, abandon it, and kill its gateway when Redis has the text `a`."""
     request = await house.submit(is_background=True)
-    house.answers.leave(request.settlement)
+    house.responses.leave(request.settlement)
     claim = await worker.claim_one()
     await worker.say(claim, "a")
-    await eventually(lambda: house.answers._owned.by_id[request.id]._written, what="journal")
+    await eventually(lambda: house.responses._owned.by_id[request.id]._written, what="journal")
     await house.kill()
     return request, claim
 
 
-async def test_background_answer_needs_nobody(
+async def test_background_response_needs_no_reader(
     first: House, second: House, worker: FakeWorker, redis: "Redis"
 ) -> None:
     request = await first.submit(is_background=True)
-    first.answers.leave(request.settlement)
+    first.responses.leave(request.settlement)
     claim = await worker.claim_one()
     await worker.conclude(claim, "a")
 
@@ -334,17 +336,17 @@ async def test_background_answer_needs_nobody(
     async def is_removed() -> bool:
         return not await redis.sismember(keys.background_responses("gw1"), request.id)
 
-    # No gateway has to take it over.
-    await eventually(is_removed, what="the owner's removal of the answer")
+    # No gateway needs to take it over.
+    await eventually(is_removed, what="the owner's removal of the response")
 
 
-async def test_memory_of_an_answer_needs_no_garbage_collector(
+async def test_memory_of_a_response_needs_no_garbage_collector(
     first: House, worker: FakeWorker, redis: "Redis"
 ) -> None:
     gc.disable()
     try:
         request = await first.submit(is_background=True)
-        first.answers.leave(request.settlement)
+        first.responses.leave(request.settlement)
         await worker.conclude(await worker.claim_one(), "a")
         await settled(redis, request.id)
         left: list[weakref.ref[Any]] = [
@@ -357,7 +359,7 @@ async def test_memory_of_an_answer_needs_no_garbage_collector(
         gc.enable()
 
 
-async def test_background_answer_of_a_dead_gateway_is_taken_over_by_whoever_hears(
+async def test_background_response_of_a_dead_gateway_is_taken_over_on_its_notice(
     first: House, second: House, worker: FakeWorker, redis: "Redis"
 ) -> None:
     request, claim = await left_to_itself(first, worker)
@@ -371,17 +373,17 @@ async def test_background_answer_of_a_dead_gateway_is_taken_over_by_whoever_hear
     assert reader.text == "ab"
 
 
-async def test_background_answer_that_ended_when_its_gateway_was_dead_is_settled(
+async def test_background_response_that_ended_after_its_gateway_died_is_settled(
     first: House, second: House, worker: FakeWorker, redis: "Redis"
 ) -> None:
     request = await first.submit(is_background=True)
-    first.answers.leave(request.settlement)
+    first.responses.leave(request.settlement)
     claim = await worker.claim_one()
     await eventually(lambda: redis.sismember(keys.BACKGROUND_OWNERS, "gw1"), what="the note")
     await first.kill()
     await worker.conclude(claim, "a")
 
-    await second.answers.take_over_background()
+    await second.responses.take_over_background()
 
     assert await settled(redis, request.id) == [("finished", 3, 1)]
     await state_is(second, request.id, ResponseState.FINISHED)
@@ -389,7 +391,7 @@ async def test_background_answer_that_ended_when_its_gateway_was_dead_is_settled
     assert not await redis.sismember(keys.BACKGROUND_OWNERS, "gw1")
 
 
-async def test_background_answer_outlives_all_gateways(
+async def test_background_response_outlives_all_gateways(
     open_house: OpenHouse, worker: FakeWorker, redis: "Redis"
 ) -> None:
     first = await open_house("gw1")
@@ -403,22 +405,22 @@ async def test_background_answer_outlives_all_gateways(
     assert await settled(redis, request.id) == [("finished", 3, 2)]
 
 
-async def test_gateway_that_leaves_gives_its_answers_up_unsettled(
+async def test_stopping_gateway_hands_its_responses_over_unsettled(
     first: House, second: House, worker: FakeWorker, redis: "Redis"
 ) -> None:
     request = await first.submit(is_background=True)
-    first.answers.leave(request.settlement)
+    first.responses.leave(request.settlement)
     followed = await first.submit()
     claims = await worker.claim(2)
     for claim in claims:
         await worker.say(claim, "a")
     attachment = await second.attach(followed.id)
     reader = await Reader(attachment.generation).until_text("a")
-    await eventually(lambda: first.answers._owned.by_id[followed.id]._followers, what="Follow")
+    await eventually(lambda: first.responses._owned.by_id[followed.id]._followers, what="Follow")
     await eventually(
-        lambda: first.answers._owned.by_id[request.id].generation.received_tokens[0], what="a"
+        lambda: first.responses._owned.by_id[request.id].generation.received_tokens[0], what="a"
     )
-    first.answers.leave(followed.settlement)
+    first.responses.leave(followed.settlement)
 
     await first.leave()
     assert not await usage_records(redis)
@@ -440,7 +442,7 @@ async def test_gateway_that_leaves_gives_its_answers_up_unsettled(
 
 
 @pytest.mark.parametrize("at", ["gw1", "gw2"])
-async def test_cancelled_answer_ends_for_everybody_and_does_not_go_on(
+async def test_cancelled_response_ends_for_every_reader_and_cannot_resume(
     first: House, second: House, worker: FakeWorker, redis: "Redis", at: str
 ) -> None:
     request = await first.submit()
@@ -450,7 +452,7 @@ async def test_cancelled_answer_ends_for_everybody_and_does_not_go_on(
     reader = await Reader(attachment.generation).until_text("a")
     house = first if at == "gw1" else second
 
-    answer = await house.answers.cancel(await house.find(request.id))
+    answer = await house.responses.cancel(await house.find(request.id))
     assert answer.state is ResponseState.CANCELLED
     await worker.drop(claim, tokens=2)
 
@@ -463,30 +465,30 @@ async def test_cancelled_answer_ends_for_everybody_and_does_not_go_on(
         assert reader.failure is not None
         assert reader.failure.code is FailureCode.CANCELLED
     assert await settled(redis, request.id) == [("cancelled", 3, 2)]
-    again = await second.answers.cancel(await second.find(request.id))
+    again = await second.responses.cancel(await second.find(request.id))
     assert again.state is ResponseState.CANCELLED
     assert await nothing_left(redis, "m")
 
 
-async def test_answer_of_a_dead_gateway_can_be_cancelled(
+async def test_response_of_a_dead_gateway_can_be_cancelled(
     first: House, second: House, worker: FakeWorker, redis: "Redis"
 ) -> None:
     request, claim = await begun(first, worker, is_background=True)
     await first.kill()
 
-    answer = await second.answers.cancel(await second.find(request.id))
+    answer = await second.responses.cancel(await second.find(request.id))
 
     assert answer.state is ResponseState.CANCELLED
     await worker.drop(claim, tokens=1)
     assert await settled(redis, request.id) == [("cancelled", 3, 1)]
 
 
-async def test_left_answer_can_be_cancelled_and_is_not_settled_again(
+async def test_abandoned_response_can_be_cancelled_and_is_not_settled_again(
     first: House, second: House, worker: FakeWorker, redis: "Redis"
 ) -> None:
     request = await left(first, worker, redis)
 
-    answer = await second.answers.cancel(await second.find(request.id))
+    answer = await second.responses.cancel(await second.find(request.id))
 
     assert answer.state is ResponseState.CANCELLED
     reader = await Reader((await second.attach(request.id)).generation).to_the_end()
@@ -496,14 +498,14 @@ async def test_left_answer_can_be_cancelled_and_is_not_settled_again(
     assert await settled(redis, request.id) == [("cancelled", 3, 3)]
 
 
-async def test_finished_answer_cannot_be_cancelled(first: House, worker: FakeWorker) -> None:
+async def test_finished_response_cannot_be_cancelled(first: House, worker: FakeWorker) -> None:
     request = await first.submit()
     claim = await worker.claim_one()
     await worker.conclude(claim, "a")
     await Reader(request.generation).to_the_end()
-    await first.answers.finish(request.settlement)
+    await first.responses.finish(request.settlement)
     await state_is(first, request.id, ResponseState.FINISHED)
 
-    answer = await first.answers.cancel(await first.find(request.id))
+    answer = await first.responses.cancel(await first.find(request.id))
 
     assert answer.state is ResponseState.FINISHED

@@ -1,4 +1,4 @@
-"""Redis that forgets or is away, readers that do not read, and a sweep that comes at the wrong moment."""
+"""Lost data and outages of Redis, idle readers, and sweeps at the wrong moment."""
 
 import asyncio
 
@@ -34,7 +34,7 @@ from tests.support.redis_server import RedisServer
 BUCKET = keys.bucket_of(TENANT)
 
 
-async def test_answer_that_redis_forgets_is_there_again_whole(
+async def test_response_that_redis_lost_is_restored(
     first: House, second: House, worker: FakeWorker, redis: "Redis"
 ) -> None:
     request, claim = await begun(first, worker, "a", "b", is_background=True)
@@ -49,7 +49,7 @@ async def test_answer_that_redis_forgets_is_there_again_whole(
     await Reader(again.generation).until_text("abc")
 
 
-async def test_reader_of_an_answer_that_is_gone_for_good_is_told(
+async def test_reader_of_a_lost_response_gets_an_error(
     first: House, second: House, worker: FakeWorker, redis: "Redis", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reading, "MISSING_SECONDS", 0.3)
@@ -62,7 +62,7 @@ async def test_reader_of_an_answer_that_is_gone_for_good_is_told(
     assert (await Reader(attachment.generation).to_the_end()).failure is not None
 
 
-async def test_answer_goes_on_after_redis_was_away(
+async def test_response_continues_after_a_redis_outage(
     first: House,
     second: House,
     worker: FakeWorker,
@@ -87,17 +87,17 @@ async def test_answer_goes_on_after_redis_was_away(
     await worker.conclude(again, "b")
 
     await direct.to_the_end()
-    await first.answers.finish(request.settlement)
+    await first.responses.finish(request.settlement)
     await reader.to_the_end()
     assert (direct.text, reader.text) == ("ab", "ab")
     await state_is(second, request.id, ResponseState.FINISHED)
 
 
-async def test_background_answer_does_not_need_a_reader_that_is_too_slow(
+async def test_background_response_continues_without_its_slow_reader(
     first: House, worker: FakeWorker, redis: "Redis"
 ) -> None:
     request, claim = await begun(first, worker, is_background=True)
-    first.answers.fail(request.settlement, SlowReaderError("slow"))
+    first.responses.fail(request.settlement, SlowReaderError("slow"))
     control = keys.control(MODEL, worker.name)
     await eventually(lambda: redis.llen(control), what="the cancellation being sent")
     await worker.drop(claim, tokens=1)
@@ -111,7 +111,7 @@ async def test_background_answer_does_not_need_a_reader_that_is_too_slow(
     ]
 
 
-async def test_reader_that_takes_nothing_keeps_the_answer_and_takes_no_memory(
+async def test_idle_reader_keeps_the_response_and_uses_no_memory(
     first: House, second: House, worker: FakeWorker, redis: "Redis"
 ) -> None:
     request = await first.submit(max_tokens=10_000)
@@ -124,8 +124,8 @@ async def test_reader_that_takes_nothing_keeps_the_answer_and_takes_no_memory(
     attachment = await second.attach(request.id)
     generation: Generation = attachment.generation
     await eventually(lambda: generation._replies, what="the first replies")
-    await eventually(lambda: first.answers._owned.by_id[request.id]._followers, what="Follow")
-    first.answers.leave(request.settlement)
+    await eventually(lambda: first.responses._owned.by_id[request.id]._followers, what="Follow")
+    first.responses.leave(request.settlement)
     await asyncio.sleep(1.0)
 
     assert not request.settlement.has_ended
@@ -140,12 +140,12 @@ async def test_reader_that_takes_nothing_keeps_the_answer_and_takes_no_memory(
 
 
 async def expire(redis: "Redis", request_id: str) -> None:
-    """Let the lease of a reservation run out."""
+    """Expire the lease of a reservation."""
     await redis.zadd(keys.open_reservations(BUCKET), {request_id: 1000})
 
 
 async def abandoned(house: House, worker: FakeWorker, redis: "Redis") -> Submitted:
-    """Begin an answer whose gateway and worker die, and let its reservation's lease run out."""
+    """Start a response whose gateway and worker die, and let its reservation expire."""
     request, claim = await begun(house, worker)
     await house.kill()
     await worker.lose(claim, tokens=1)
@@ -153,7 +153,7 @@ async def abandoned(house: House, worker: FakeWorker, redis: "Redis") -> Submitt
     return request
 
 
-async def test_sweep_does_not_settle_what_another_gateway_goes_on_with(
+async def test_sweep_does_not_settle_a_response_that_another_gateway_continues(
     first: House, second: House, worker: FakeWorker, redis: "Redis", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request = await abandoned(first, worker, redis)
@@ -163,7 +163,7 @@ async def test_sweep_does_not_settle_what_another_gateway_goes_on_with(
     async def taken_over_first(
         store: QuotaStore, record: UsageRecord, *, expired_ms: int | None = None
     ) -> bool:
-        """The sweep has looked and cancelled, and settles when the answer was taken over."""
+        """Let the sweep settle after another gateway has taken the response over."""
         if record.outcome is Outcome.LOST:
             taken.append(Reader((await second.attach(request.id)).generation))
         return await settle(store, record, expired_ms=expired_ms)
@@ -179,7 +179,7 @@ async def test_sweep_does_not_settle_what_another_gateway_goes_on_with(
     assert await settled(redis, request.id) == [("finished", 3, 2)]
 
 
-async def test_answer_that_the_sweep_has_settled_goes_on_with_a_reservation_of_its_own(
+async def test_response_settled_by_the_sweep_resumes_with_a_new_reservation(
     first: House, second: House, worker: FakeWorker, redis: "Redis"
 ) -> None:
     request = await abandoned(first, worker, redis)
@@ -197,12 +197,12 @@ async def test_answer_that_the_sweep_has_settled_goes_on_with_a_reservation_of_i
     ]
 
 
-async def test_sweep_settles_a_continued_answer_without_what_was_settled_before(
+async def test_sweep_settles_only_the_unsettled_part_of_a_resumed_response(
     open_house: OpenHouse, worker: FakeWorker, redis: "Redis"
 ) -> None:
     first, second = await open_house("gw1"), await open_house("gw2")
     request = await first.submit()
-    first.answers.leave(request.settlement)
+    first.responses.leave(request.settlement)
     await state_is(first, request.id, ResponseState.LEFT)
     reader = Reader((await second.attach(request.id)).generation)
     claim = await worker.claim_one()

@@ -1,4 +1,4 @@
-"""The demo model's tokenizer as llguidance sees it, and what a grammar accepts."""
+"""The demo model's tokenizer in llguidance's form, and checks of grammars."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +16,7 @@ EOS_ID = 1
 
 @pytest.fixture(autouse=True)
 def patient_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let sandboxes start as late as a busy machine lets them."""
+    """Give sandboxes enough time to start on a busy machine."""
     for name in ("_START_SECONDS", "_LOAD_SECONDS"):
         monkeypatch.setattr(pool, name, PATIENCE_SECONDS)
 
@@ -38,7 +38,7 @@ def ll_tokenizer(tokenizer_json: bytes) -> LLTokenizer:
 
 @pytest.fixture(scope="session")
 def accepts(ll_tokenizer: LLTokenizer, tokenizer: Tokenizer) -> Callable[[str, str], bool]:
-    """Return whether a grammar accepts a whole text that comes in the smallest tokens there are."""
+    """Return whether a grammar accepts a whole text that is split into the smallest tokens."""
 
     def whether(grammar: str, text: str) -> bool:
         matcher = LLMatcher(ll_tokenizer, LLMatcher.grammar_from_lark(grammar), log_level=0)

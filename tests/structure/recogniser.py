@@ -1,4 +1,4 @@
-"""A slow and plain recogniser of GBNF, to hold the translation against."""
+"""A slow and plain recogniser of GBNF, for comparison with the translation."""
 
 from gateway.structure.gbnf.tree import (
     Alternatives,
@@ -17,7 +17,7 @@ def matches(grammar: Grammar, text: str) -> bool:
 
 
 class _Recogniser:
-    """Grows, for each rule and place, the set of places where the rule may end, until nothing is new."""
+    """Grows the set of places where each rule may end from each place, until it is stable."""
 
     def __init__(self, grammar: Grammar, text: str) -> None:
         self._grammar = grammar
@@ -53,7 +53,7 @@ class _Recogniser:
 
     def _repeated(self, part: Node, least: int, most: int | None, place: int) -> set[int]:
         places, found = {place}, set()
-        # More rounds than letters bring nothing but empty matches.
+        # More rounds than letters add only empty matches.
         rounds = least + len(self._text) + 1 if most is None else most
         for number in range(rounds + 1):
             if number >= least:

@@ -1,4 +1,4 @@
-"""The sandboxes: verdicts, and bounds on what is hostile."""
+"""The sandboxes: verdicts, and bounds of hostile structures."""
 
 import asyncio
 import contextlib
@@ -35,7 +35,7 @@ PATIENT = SandboxSettings(
     cpu_seconds=0.5,
     compile_seconds=0.2,
 )
-"""Only processor time decides, and more of it to compile: a busy machine changes no verdict."""
+"""Limits of processor time only, and more of it to compile: no load changes a verdict."""
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ async def test_tools_become_a_grammar_only_if_they_constrain(
     assert raised.value.param == "tools"
 
 
-async def test_a_tool_is_blamed_for_what_is_wrong_with_it(
+async def test_error_in_a_tool_names_the_tool(
     checker: GrammarChecker, source: TokenizerSource
 ) -> None:
     good = Structure(StructureKind.CHOICE, ["a"], "response_format")
@@ -126,7 +126,7 @@ async def test_a_tool_is_blamed_for_what_is_wrong_with_it(
         assert raised.value.param == "tools"
 
 
-async def test_positions_are_those_in_the_clients_own_text(
+async def test_positions_refer_to_the_clients_text(
     checker: GrammarChecker, source: TokenizerSource
 ) -> None:
     lark = Structure(StructureKind.LARK, 'start: "a" x\nx: "b" foo', "grammar")
@@ -234,7 +234,7 @@ BOUNDED: dict[str, tuple[StructureKind, Any]] = {
 }
 
 
-async def answered(
+async def refusal_by(
     checker: GrammarChecker,
     structure: Structure,
     source: TokenizerSource,
@@ -249,14 +249,14 @@ async def answered(
     return ""
 
 
-async def test_what_is_hostile_is_refused_or_bounded(
+async def test_hostile_structure_is_refused_or_bounded(
     checker: GrammarChecker, source: TokenizerSource
 ) -> None:
     harmless = Structure(StructureKind.CHOICE, ["a"], "structured_outputs.choice")
     await checker.compile(harmless, tenant_id="acme", tokenizer=source)
     accepted, refused = [], {}
     for name, (kind, value) in (HOSTILE | BOUNDED).items():
-        message = await answered(checker, Structure(kind, value, "grammar"), source)
+        message = await refusal_by(checker, Structure(kind, value, "grammar"), source)
         if message:
             refused[name] = message
             assert message.startswith(("'grammar' was rejected: ", "'grammar' must have "))
@@ -270,25 +270,25 @@ async def test_what_is_hostile_is_refused_or_bounded(
 @pytest.mark.parametrize(
     "names",
     [
-        # One of each kind: what stands before a structure is put there by kind.
+        # One of each kind: the prefix of a structure depends on its kind.
         ("nested anyOf", "look behind", "loop", "gbnf loop", "llguidance", "ref cycle", "choices"),
         pytest.param(tuple(HOSTILE | BOUNDED), marks=pytest.mark.long),
     ],
     ids=["few", "all"],
 )
-async def test_what_is_hostile_is_refused_behind_reasoning_too(
+async def test_hostile_structure_after_reasoning_is_refused_too(
     checker: GrammarChecker, source: TokenizerSource, names: Sequence[str]
 ) -> None:
     accepted = []
     for name in names:
         kind, value = (HOSTILE | BOUNDED)[name]
         structure = Structure(kind, value, "grammar")
-        if not await answered(checker, structure, source, reasoning=THINKING):
+        if not await refusal_by(checker, structure, source, reasoning=THINKING):
             accepted.append(name)
     assert set(accepted) == BOUNDED.keys() & names
 
 
-async def test_a_sandbox_that_stands_still_is_not_waited_for(source: TokenizerSource) -> None:
+async def test_stopped_sandbox_times_out(source: TokenizerSource) -> None:
     settings = dataclasses.replace(PATIENT, processes=1)
     checker = GrammarChecker(settings)
     try:
@@ -308,22 +308,24 @@ async def test_a_sandbox_that_stands_still_is_not_waited_for(source: TokenizerSo
         await checker.aclose()
 
 
-async def test_a_verdict_is_remembered(
+async def test_verdict_is_cached(
     checker: GrammarChecker, source: TokenizerSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    message = await answered(checker, BOMB, source)
+    message = await refusal_by(checker, BOMB, source)
 
     async def asked_again(*_: object) -> None:
         pytest.fail("a sandbox was asked again")
 
     monkeypatch.setattr(checker._pool, "run", asked_again)
-    again = await answered(checker, BOMB, source)
+    again = await refusal_by(checker, BOMB, source)
     assert (
         again == message == "'x' was rejected: too complex: it takes too long or too much memory."
     )
 
 
-async def test_many_at_once_are_served_or_told_that_it_is_too_much(source: TokenizerSource) -> None:
+async def test_concurrent_structures_are_served_or_get_an_overload_error(
+    source: TokenizerSource,
+) -> None:
     checker = GrammarChecker(dataclasses.replace(PATIENT, processes=1, most_waiting=4))
     try:
         jobs = [
@@ -340,24 +342,24 @@ async def test_many_at_once_are_served_or_told_that_it_is_too_much(source: Token
     assert (len(served), len(shed)) == (5, 7)
 
 
-async def test_the_event_loop_goes_on_meanwhile(
+async def test_event_loop_runs_during_a_compilation(
     checker: GrammarChecker, source: TokenizerSource
 ) -> None:
-    await answered(checker, Structure(StructureKind.CHOICE, ["a"], "x"), source)
+    await refusal_by(checker, Structure(StructureKind.CHOICE, ["a"], "x"), source)
     longest, last = 0.0, time.thread_time()
     large = Structure(StructureKind.GBNF, "root ::= " + " | ".join(["'ab'"] * 15_000), "x")
-    pending = {asyncio.create_task(answered(checker, each, source)) for each in (BOMB, large)}
+    pending = {asyncio.create_task(refusal_by(checker, each, source)) for each in (BOMB, large)}
     while pending:
         await asyncio.sleep(0.001)
         pending = {task for task in pending if not task.done()}
-        # Processor time of this thread: what others do on the machine does not count.
+        # Processor time of this thread: the load of the machine does not count.
         now = time.thread_time()
         longest, last = max(longest, now - last), now
-    # Compiling in this thread would take a second; collecting garbage may take some hundredths.
+    # Compilation in this thread would take a second; garbage collection some hundredths.
     assert longest < 0.3
 
 
-async def test_a_cancelled_structure_leaves_no_confusion(
+async def test_cancelled_structure_does_not_affect_the_next_one(
     checker: GrammarChecker, source: TokenizerSource, accepts: Callable[[str, str], bool]
 ) -> None:
     await checker.compile(
@@ -389,7 +391,7 @@ async def test_a_killed_sandbox_is_replaced(
     assert os.getpriority(os.PRIO_PROCESS, pid) == min(19, os.nice(0) + SandboxSettings().niceness)
     os.kill(pid, signal.SIGKILL)
     grammars = [
-        await answered(checker, Structure(StructureKind.CHOICE, [text], "x"), source)
+        await refusal_by(checker, Structure(StructureKind.CHOICE, [text], "x"), source)
         for text in "bcde"
     ]
     assert grammars.count("") >= 3
@@ -412,7 +414,8 @@ async def test_sandboxes_end_with_the_process_that_started_them(
         "async def main():\n"
         f"    checker = GrammarChecker({PATIENT})\n"
         "    source = TokenizerSource('d', fetch, [1], 2048)\n"
-        "    await checker.compile(Structure(StructureKind.CHOICE, ['a'], 'x'), tenant_id='acme', tokenizer=source)\n"
+        "    structure = Structure(StructureKind.CHOICE, ['a'], 'x')\n"
+        "    await checker.compile(structure, tenant_id='acme', tokenizer=source)\n"
         "    print(checker._pool._all[-1]._process or checker._pool._all[0]._process, flush=True)\n"
         "    time.sleep(600)\n"
         "asyncio.run(main())\n"

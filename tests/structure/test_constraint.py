@@ -108,7 +108,7 @@ def test_reasoning_may_have_marks_that_are_spelled_out(
     ],
     ids=["named", "required", "auto"],
 )
-def test_calls_come_behind_reasoning_and_not_within(
+def test_calls_come_after_reasoning_and_not_within(
     wrongly_taken: Callable[..., list[str]],
     tool_use: ToolUse,
     good: list[str],
@@ -132,7 +132,7 @@ def test_without_parallel_calls_there_is_one_at_most(
 
 
 @pytest.mark.parametrize("reasoning", [None, OPEN], ids=["plain", "reasoning"])
-def test_an_answer_is_calls_or_matches_the_structure(
+def test_response_is_calls_or_matches_the_structure(
     wrongly_taken: Callable[..., list[str]], reasoning: Reasoning | None
 ) -> None:
     before = "" if reasoning is None else "hm</think>"
@@ -142,7 +142,7 @@ def test_an_answer_is_calls_or_matches_the_structure(
     assert wrongly_taken(Constraint(YES, strict, reasoning), good, bad) == []
 
 
-def test_a_structure_cannot_be_combined_with_a_call_that_must_come(token_ids: TokenIds) -> None:
+def test_structure_cannot_be_combined_with_a_forced_call(token_ids: TokenIds) -> None:
     with pytest.raises(RefusedError, match="cannot be combined"):
         to_grammar(Constraint(YES, use(ToolMode.NAMED), None), token_ids)
 

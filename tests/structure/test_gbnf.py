@@ -1,4 +1,4 @@
-"""GBNF: what the parser takes, and that the Lark made of it matches the same texts."""
+"""GBNF: the parser, and the Lark grammar made of it, which matches the same texts."""
 
 import itertools
 import random
@@ -62,7 +62,7 @@ ws     ::= | " " | "\n" [ \t]{0,20}
     ],
     ids=lambda value: value[:24] if isinstance(value, str) else None,
 )
-def test_a_grammar_accepts_what_gbnf_says(
+def test_grammar_accepts_what_gbnf_defines(
     accepts: Accepts, grammar: str, good: list[str], bad: list[str]
 ) -> None:
     lark = from_gbnf(grammar)
@@ -96,14 +96,14 @@ def test_a_grammar_accepts_what_gbnf_says(
         ("\x00", "expected a rule name"),
     ],
 )
-def test_a_fault_is_told_with_its_place(grammar: str, message: str) -> None:
+def test_error_has_its_position(grammar: str, message: str) -> None:
     with pytest.raises(RefusedError) as raised:
         from_gbnf(grammar)
     assert message in str(raised.value)
 
 
 @given(st.text(alphabet="rot:=|()[]{}*+?\"'\\^-.,ab1 \n#x"))
-def test_any_text_is_a_grammar_or_refused(text: str) -> None:
+def test_any_text_is_a_grammar_or_is_refused(text: str) -> None:
     source = f"root ::= {text}"
     try:
         lark = from_gbnf(source)
@@ -138,7 +138,7 @@ def _grammar(choice: random.Random) -> str:
 @pytest.mark.parametrize(
     "seed", [*range(12), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(12, 40))]
 )
-def test_random_grammars_accept_what_a_plain_recogniser_does(accepts: Accepts, seed: int) -> None:
+def test_random_grammars_accept_the_same_as_a_plain_recogniser(accepts: Accepts, seed: int) -> None:
     choice = random.Random(seed)
     words = ["".join(word) for size in range(6) for word in itertools.product("abc", repeat=size)]
     source = _grammar(choice)

@@ -1,4 +1,4 @@
-"""Every kind of structure becomes Lark that llguidance, and so vLLM, reads as we mean it."""
+"""Every kind of structure becomes Lark that llguidance, and so vLLM, reads correctly."""
 
 import json
 import re
@@ -68,7 +68,7 @@ def lark_of(kind: StructureKind, source: Any) -> str:
         ),
     ],
 )
-def test_a_structure_accepts_what_it_says(
+def test_structure_accepts_matching_texts_only(
     accepts: Accepts, kind: StructureKind, source: Any, good: list[str], bad: list[str]
 ) -> None:
     lark = lark_of(kind, source)

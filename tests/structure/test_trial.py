@@ -1,4 +1,4 @@
-"""Chat templates of models are tried out in a sandbox, where hostile ones hurt nobody."""
+"""Chat templates of models are tried in a sandbox, where hostile ones do no harm."""
 
 from collections.abc import AsyncIterator
 
@@ -40,7 +40,7 @@ HARMLESS = {
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def checker() -> AsyncIterator[GrammarChecker]:
-    """One checker, whose sandboxes are started again only where a template has ended them."""
+    """One checker, whose sandboxes restart only after a template has ended them."""
     checker = GrammarChecker(PATIENT)
     yield checker
     await checker.aclose()

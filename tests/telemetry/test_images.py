@@ -40,7 +40,11 @@ async def test_each_image_is_counted_once_by_its_outcome() -> None:
             )
             for seconds in (PATIENCE_SECONDS, 0.3)
         )
-        server.answers |= {"/a": image(), "/slow": keep_waiting, "/text": b"HTTP/1.1 404 X\r\n\r\n"}
+        server.responses |= {
+            "/a": image(),
+            "/slow": keep_waiting,
+            "/text": b"HTTP/1.1 404 X\r\n\r\n",
+        }
         url = f"http://images.example:{server.port}"
         assert len(await fetch(patient, f"{url}/a", f"{url}/a")) == 2
         for fetcher, other in (

@@ -1,4 +1,4 @@
-"""Fixtures of the worker's tests: a real Redis, the scripted engine, and a stand-in for a gateway."""
+"""Fixtures of the worker's tests: a real Redis, the scripted engine, and a fake gateway."""
 
 import asyncio
 import contextlib
@@ -49,24 +49,24 @@ WORKER = "w1"
 ENDLESS = 50_000
 """Tokens that no scripted engine generates before a test has ended."""
 LEASE_MS = 60_000
-"""Of workers in the process of the tests: no stall of the machine makes it run out."""
+"""Lease of workers in the test process, so long that no stall of the machine expires it."""
 
 
 def connect(server: RedisServer, *, retries: int = 3) -> Redis:
     """Return a client that gives a command up after `retries` more attempts."""
-    # Without a time-out: a server that waits for the processor is no server that is away.
+    # Without a timeout: a server that waits for the processor is not an outage.
     return Redis.from_url(server.url, retry=Retry(NoBackoff(), retries))
 
 
 @pytest.fixture(autouse=True)
 def patient_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let workers that end write and hand back all they have, however long a busy machine takes."""
+    """Give ending workers enough time to write and hand back everything on a busy machine."""
     monkeypatch.setattr("worker.execution.runner._RETURN_SECONDS", PATIENCE_SECONDS)
 
 
 @pytest.fixture
 def eager_renewals(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let workers renew leases, and so learn of lost ones, five times a second, though leases are long."""
+    """Let workers renew leases, and so detect lost ones, five times a second."""
     monkeypatch.setattr("worker.execution.watching._RENEWALS_PER_LEASE", LEASE_MS / 200)
 
 
@@ -84,7 +84,7 @@ def tokenizer() -> Tokenizer:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def engine_slot() -> AsyncIterator["EngineSlot"]:
-    """The real engine of this process, of which tests with the same settings share a start."""
+    """The real engine of this process; tests with the same settings share a start."""
     from tests.worker.real_engine import EngineSlot
 
     async with EngineSlot() as slot:
@@ -93,7 +93,7 @@ async def engine_slot() -> AsyncIterator["EngineSlot"]:
 
 @pytest.fixture(scope="session")
 def vision_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make the model that sees in a process of its own: what that imports is not for the engine's."""
+    """Make the vision model in a separate process: its imports must not affect the engine."""
     folder = tmp_path_factory.mktemp("vision")
     program = [sys.executable, "-m", "tests.support.vision_model", str(MODEL_FOLDER), str(folder)]
     subprocess.run(program, cwd=ROOT, check=True)
@@ -126,7 +126,7 @@ def make_job(**changes: Any) -> GenerationJob:
 
 
 class Gateway:
-    """Enqueues jobs, and keeps what comes back by handle."""
+    """Enqueues jobs, and stores their replies by handle."""
 
     def __init__(self, redis: Redis, name: str = "g1") -> None:
         self.redis = redis
@@ -149,7 +149,7 @@ class Gateway:
         )
 
     async def begin(self, *jobs: GenerationJob) -> None:
-        """Enqueue jobs, and read until something of each has come."""
+        """Enqueue jobs, and read until each has a reply."""
         await self.enqueue(*jobs)
         await self.read_until(lambda: all(self.deltas(job) for job in jobs))
 
@@ -175,7 +175,7 @@ class Gateway:
         await self.read_until(lambda: wanted <= self.ended_handles(), seconds=seconds)
 
     async def lost(self, *jobs: GenerationJob) -> None:
-        """Wait until the leases of these jobs have run out, each of which is reported once for a while."""
+        """Wait until the leases of these jobs have expired; each is reported once in a while."""
         missing = {job.id for job in jobs}
         async with asyncio.timeout(PATIENCE_SECONDS):
             while missing:
@@ -218,7 +218,7 @@ class Gateway:
 
 
 def resumed(gateway: Gateway, job: GenerationJob) -> GenerationJob:
-    """Return a job as it goes on behind what a gateway has received of it."""
+    """Return a job that resumes after the tokens that a gateway has received."""
     progress = []
     for index in range(job.sequences):
         deltas = gateway.deltas(job, index)
@@ -247,13 +247,13 @@ async def gateway(redis: Redis) -> Gateway:
 
 
 class Stepwise(ScriptedEngine):
-    """Makes as many steps as a test allows: what the test does in between finds its jobs where they were."""
+    """Makes only the steps that a test allows, so that jobs do not advance in between."""
 
     def __init__(self, folder: Path, script: Script) -> None:
         super().__init__(folder, script)
         self._allowed = asyncio.Semaphore(0)
         self.most = 0
-        """Sequences that it had at once."""
+        """The number of sequences at each step."""
 
     def allow(self, steps: int = ENDLESS) -> None:
         """Let it make some more steps."""
@@ -262,7 +262,7 @@ class Stepwise(ScriptedEngine):
 
     @property
     def is_held(self) -> bool:
-        """Whether it has made, or begun, every step that it may make."""
+        """Whether it has started every allowed step."""
         return self._allowed.locked()
 
     @override
@@ -294,7 +294,7 @@ async def running_worker(
     engine_type: type[ScriptedEngine] = ScriptedEngine,
 ) -> AsyncIterator[tuple[Runner, ScriptedEngine, "asyncio.Task[None]"]]:
     """Run a worker with the scripted engine on its own connection."""
-    # Room for endless jobs.
+    # Enough room for endless jobs.
     window = script.context_window or 2 * ENDLESS
     engine = engine_type(MODEL_FOLDER, replace(script, context_window=window))
     await engine.start()

@@ -1,4 +1,4 @@
-"""The real engine in this process, and jobs that run on it as the worker runs them, without a queue."""
+"""The real engine in this process, and jobs that run on it as in the worker."""
 
 import asyncio
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ MARKS = [
     pytest.mark.asyncio(loop_scope="session"),
     pytest.mark.filterwarnings("ignore"),
 ]
-"""Of a module whose tests share an engine."""
+"""For a module whose tests share an engine."""
 
 EOS = 1
 CONTEXT_WINDOW = 1024
@@ -34,12 +34,12 @@ EXACT: dict[str, Any] = {
     "model_path": str(MODEL_FOLDER),
     "context_window": CONTEXT_WINDOW,
     "max_sequences": 96,
-    # In bfloat16 a batch of another shape can tip a token over.
+    # In bfloat16 another batch shape can change a token.
     "engine_arguments": {"dtype": "float32"},
     "tool_parser": "hermes",
     "reasoning_parser": "qwen3",
 }
-"""Settings of an engine whose answers are the same whoever else is in its batch, and which reads chats apart."""
+"""Settings of an engine with parsers, whose responses do not depend on the batch."""
 
 BLOCKS = 17
 VISION: dict[str, Any] = {
@@ -52,11 +52,11 @@ VISION: dict[str, Any] = {
         "block_size": 32,
     },
 }
-"""Settings of an engine for the model that sees, in whose small KV cache sequences are preempted."""
+"""Settings of an engine for the vision model, with a KV cache so small that it preempts."""
 
 
 class EngineSlot(AsyncExitStack):
-    """Runs one engine at a time. Consecutive modules that ask for the same settings share a start."""
+    """Runs one engine at a time. Consecutive modules with the same settings share a start."""
 
     _settings: dict[str, Any] | None = None
     _engine: VllmEngine
@@ -75,7 +75,7 @@ class EngineSlot(AsyncExitStack):
 
 @dataclass
 class Results:
-    """What came of some jobs, and how full the engine was meanwhile."""
+    """Results of some jobs, and how full the engine was."""
 
     outboxes: list[Outbox]
     generations: list[Generation]
@@ -93,7 +93,7 @@ class Results:
 
 
 def generation_of(engine: VllmEngine, job: GenerationJob) -> Generation:
-    """Return a job as the worker that has claimed it knows it."""
+    """Return the generation of a claimed job."""
     tokenizer, texts = _tokenizer(engine.info.tokenizer_json)
     return Generation(
         Claim(job, 1), Outbox("g1"), tokenizer=tokenizer, texts=texts, parsers=engine.parsers

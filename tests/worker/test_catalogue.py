@@ -1,4 +1,4 @@
-"""What a worker announces of itself."""
+"""The announcement of a worker."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from worker.registration import Catalogue
 
 @pytest.fixture
 async def info() -> EngineInfo:
-    """What a started engine tells of itself."""
+    """The properties of a started engine."""
     engine = ScriptedEngine(MODEL_FOLDER, Script())
     await engine.start()
     try:
@@ -37,7 +37,7 @@ async def announced_state(redis: Redis) -> WorkerState:
     return messages.decode_card(card).state
 
 
-async def test_worker_whose_engine_starts_meanwhile_is_not_ready_before_its_files_are_there(
+async def test_worker_is_not_ready_before_its_files_are_published(
     catalogue: Catalogue, redis: Redis, info: EngineInfo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     note_model = redis.hsetnx
@@ -57,7 +57,7 @@ async def test_worker_whose_engine_starts_meanwhile_is_not_ready_before_its_file
     assert await redis.exists(keys.chat_template(info.chat.template_digest))
 
 
-async def test_worker_whose_engine_dies_meanwhile_is_not_taken_to_be_announced_as_ready(
+async def test_worker_whose_engine_dies_during_publication_is_not_ready(
     catalogue: Catalogue, redis: Redis, info: EngineInfo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     catalogue.engine_started(info)

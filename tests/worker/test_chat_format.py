@@ -1,4 +1,4 @@
-"""What a worker finds out about its model's chat templates."""
+"""Detection of the formats of chat templates."""
 
 import hashlib
 import json
@@ -31,7 +31,7 @@ LOOP = "{% for part in VALUE %}{{ part.text }}{% endfor %}"
 
 
 def macro(parameters: str, given: str) -> str:
-    """Return a template that walks over the parameter `value` of a macro."""
+    """Return a template that iterates over the parameter `value` of a macro."""
     return (
         f"{{% macro text({parameters}) %}}{LOOP.replace('VALUE', 'value')}{{% endmacro %}}"
         f"{{% for message in messages %}}{{{{ text({given}) }}}}{{% endfor %}}"
@@ -67,7 +67,7 @@ def test_a_configuration_may_name_several_templates(tmp_path: Path) -> None:
     assert folder_templates(tmp_path) == {"default": "a", "tool_use": "b"}
 
 
-def test_older_vision_models_keep_their_template_in_a_file_of_its_own(tmp_path: Path) -> None:
+def test_older_vision_models_have_a_separate_template_file(tmp_path: Path) -> None:
     folder_with(tmp_path, tokenizer_config__json={}, chat_template__json={"chat_template": "a"})
     assert folder_templates(tmp_path) == {"default": "a"}
 
@@ -88,7 +88,10 @@ def test_special_tokens_are_known_by_name(tmp_path: Path) -> None:
         (PARTS.replace("message.content", "message['content']"), ContentFormat.PARTS),
         (PARTS.replace("in messages", "in messages[1:]"), ContentFormat.PARTS),
         (PARTS.replace("message.content", "message.content | list"), ContentFormat.PARTS),
-        ("{% set rest = messages[1:] %}" + PARTS.replace("in messages", "in rest"), ContentFormat.PARTS),
+        (
+            "{% set rest = messages[1:] %}" + PARTS.replace("in messages", "in rest"),
+            ContentFormat.PARTS,
+        ),
         (LOOP.replace("VALUE", "content"), ContentFormat.PARTS),
         (LOOP.replace("VALUE", "message.tool_calls") + PLAIN, ContentFormat.STRING),
         (macro("value", "message.content"), ContentFormat.PARTS),
@@ -98,7 +101,7 @@ def test_special_tokens_are_known_by_name(tmp_path: Path) -> None:
         (PLAIN + "{% for x in [1] %}{% break %}{% endfor %}", ContentFormat.STRING),
     ],
 )  # fmt: skip
-def test_content_comes_in_the_form_that_the_template_walks_over(
+def test_content_has_the_form_that_the_template_iterates_over(
     template: str, expected: ContentFormat
 ) -> None:
     assert content_format(template) is expected
@@ -113,7 +116,7 @@ def test_content_comes_in_the_form_that_the_template_walks_over(
         (" " * (MAX_TEMPLATE_CHARACTERS + 1), "at most 500000 characters. Given: 500001"),
     ],
 )
-def test_a_template_that_cannot_be_compiled_says_why(
+def test_template_that_cannot_be_compiled_gives_the_reason(
     tmp_path: Path, template: str, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
@@ -127,7 +130,7 @@ def test_a_template_that_cannot_be_compiled_says_why(
     assert chat_format({"default": template}, {}, ParserFormat()) is None
 
 
-def test_a_given_file_must_be_there_and_text(tmp_path: Path) -> None:
+def test_template_file_must_exist_and_be_text(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"chat_template: .*none\.jinja cannot be used"):
         given_template(tmp_path / "none.jinja")
     (tmp_path / "bytes.jinja").write_bytes(b"\xff")

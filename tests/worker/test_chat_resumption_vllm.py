@@ -1,8 +1,8 @@
-"""A chat on the real engine that is cut behind any of its tokens goes on to the same answer.
+"""A chat on the real engine resumes after any of its tokens with the same response.
 
-What is told before the cut and behind it, by vLLM's own parser of reasoning, is what is told undisturbed:
-reasoning, content, and calls with their arguments. The engine computes in float32: with fewer bits a CPU's
-results depend on what else is in the batch.
+The parts before and after the cut, from vLLM's parser of reasoning, join to the undisturbed
+reasoning, content and calls with their arguments. The engine computes in float32: with fewer bits
+a CPU's results depend on the rest of the batch.
 """
 
 import json
@@ -70,7 +70,7 @@ TOOLS: list[dict[str, Any]] = [
 def chat(
     text: str, opening: str, tools: Sequence[dict[str, Any]] = (), **changes: Any
 ) -> GenerationJob:
-    """Return the job of a chat whose messages are these, as the demo model's template writes them."""
+    """Return the job of a chat with these messages, in the demo model's template."""
     described = "<|system|>Tools:" + "".join(f"\n{json.dumps(tool)}" for tool in tools) + "\n"
     prompt = (described if tools else "") + text + opening
     parsing = Parsing(tools=list(tools), finds_reasoning=True, opening_tokens=2)
@@ -108,7 +108,7 @@ JOBS = {
     "named call, stopped": chat(
         WEATHER, CLOSED, TOOLS, sampling=HOT, grammar=NAMED, stop=['", "lines', "never"]
     ),
-    "required call behind reasoning": chat(
+    "required call after reasoning": chat(
         WEATHER,
         OPEN,
         TOOLS,
@@ -126,7 +126,7 @@ async def engine(engine_slot: EngineSlot) -> VllmEngine:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def undisturbed(engine: VllmEngine) -> dict[str, list[Delta]]:
-    """What is told of each job if nothing happens to it."""
+    """Deltas of each undisturbed job."""
     results = await run_jobs(engine, list(JOBS.values()))
     return {name: box.deltas for name, box in zip(JOBS, results.outboxes, strict=True)}
 
@@ -136,7 +136,7 @@ def tokens_of(deltas: Sequence[Delta], sequence: int) -> list[int]:
 
 
 def answers_of(deltas: Sequence[Delta], choices: int) -> list[tuple[Whole, list[int], object]]:
-    """Return all that is told of each choice, put together."""
+    """Return the joined deltas of each choice."""
     return [
         (answer_of(mine), tokens_of(mine, choice), (mine[-1].finish_reason, mine[-1].stop_reason))
         for choice in range(choices)
@@ -150,8 +150,10 @@ def answer_of(deltas: Sequence[Delta]) -> Whole:
     return reported
 
 
-def told_before(engine: VllmEngine, job: GenerationJob, tokens: Sequence[list[int]]) -> list[Delta]:
-    """Return what a worker tells of the first tokens of each sequence before it is gone."""
+def deltas_before(
+    engine: VllmEngine, job: GenerationJob, tokens: Sequence[list[int]]
+) -> list[Delta]:
+    """Return the deltas of the first tokens of each sequence, sent before the worker ends."""
     generation = generation_of(engine, job)
     for sequence, token_ids in zip(generation.sequences, tokens, strict=True):
         for token_id in token_ids:
@@ -161,7 +163,7 @@ def told_before(engine: VllmEngine, job: GenerationJob, tokens: Sequence[list[in
 
 
 @pytest.mark.parametrize("name", JOBS)
-async def test_a_chat_goes_on_behind_any_cut(
+async def test_chat_resumes_after_any_cut(
     request: pytest.FixtureRequest,
     engine: VllmEngine,
     undisturbed: dict[str, list[Delta]],
@@ -187,17 +189,17 @@ async def test_a_chat_goes_on_behind_any_cut(
 
     whole_answers = answers_of(expected, job.n)
     for cut, outbox in zip(cuts, results.outboxes, strict=True):
-        reported = [*told_before(engine, job, known[cut]), *outbox.deltas]
+        reported = [*deltas_before(engine, job, known[cut]), *outbox.deltas]
         assert (cut, answers_of(reported, job.n)) == (cut, whole_answers)
         assert outbox.finished[0].completion_tokens == sum(map(len, tokens))
 
 
-async def test_jobs_reach_what_they_are_for(undisturbed: dict[str, list[Delta]]) -> None:
+async def test_jobs_cover_their_cases(undisturbed: dict[str, list[Delta]]) -> None:
     answers = {name: answers_of(deltas, 1)[0] for name, deltas in undisturbed.items()}
     content = {name: answer.content for name, (answer, _, _) in answers.items()}
     assert len(content["plain"]) > 100
     assert "😀" in content["emoji"]
-    for name in ("reasoning", "required call behind reasoning"):
+    for name in ("reasoning", "required call after reasoning"):
         answer = answers[name][0]
         assert answer.reasoning
         assert answer.reasoning_tokens
@@ -205,7 +207,7 @@ async def test_jobs_reach_what_they_are_for(undisturbed: dict[str, list[Delta]])
     assert content["reasoning"].strip() == "27 + 35 = 62"
     calls = {name: answer.calls for name, (answer, _, _) in answers.items()}
     assert calls["call by itself"] == [("get_weather", '{"city": "Paris"}')]
-    for name in ("named call", "required call behind reasoning"):
+    for name in ("named call", "required call after reasoning"):
         ((_, arguments), *_) = calls[name]
         assert json.loads(arguments)
     ((_, cut_off),) = calls["named call, cut off"]

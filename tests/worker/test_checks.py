@@ -1,4 +1,4 @@
-"""The worker's last check: whatever an engine could not take is refused by name, bound and value."""
+"""The worker's last check: what no engine accepts is refused by name, bound and value."""
 
 import math
 from dataclasses import replace
@@ -126,7 +126,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @all_cases(("changes", "message"), REFUSED, ids=lambda value: str(value)[-40:])
-def test_job_that_no_engine_could_take_is_refused(changes: dict[str, Any], message: str) -> None:
+def test_job_that_no_engine_accepts_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidRequestError, match=message) as refused:
         check_job(make_job(**changes), INFO)
     assert len(str(refused.value)) < 200
@@ -156,7 +156,7 @@ TAKEN: dict[str, dict[str, Any]] = {
 
 
 @all_cases("name", TAKEN)
-def test_job_within_all_bounds_is_taken(name: str) -> None:
+def test_job_within_all_bounds_is_accepted(name: str) -> None:
     job: GenerationJob = make_job(**TAKEN[name])
     check_job(job, INFO)
     assert job.best_of == 1
@@ -173,7 +173,7 @@ def test_job_within_all_bounds_is_taken(name: str) -> None:
     ],
     ids=["chain", "grammar", "images", "chat", "budget"],
 )
-def test_what_the_engine_does_not_offer_is_refused(changes: dict[str, Any], feature: str) -> None:
+def test_feature_that_the_engine_lacks_is_refused(changes: dict[str, Any], feature: str) -> None:
     bare = EngineInfo(
         name="bare",
         context_window=100,
@@ -193,14 +193,14 @@ def test_what_the_engine_does_not_offer_is_refused(changes: dict[str, Any], feat
     [(Parsing(tools=[{}]), "tools"), (Parsing(finds_reasoning=True), "reasoning")],
     ids=["tools", "reasoning"],
 )
-def test_a_model_may_be_talked_with_and_have_no_parsers(parsing: Parsing, feature: str) -> None:
+def test_chat_model_needs_no_parsers(parsing: Parsing, feature: str) -> None:
     plain = replace(INFO, features=[Feature.CHAT])
     check_job(make_job(parsing=Parsing()), plain)
     with pytest.raises(InvalidRequestError, match=f"does not support {feature}"):
         check_job(make_job(parsing=parsing), plain)
 
 
-def test_small_vocabulary_may_not_be_forbidden_whole() -> None:
+def test_small_vocabulary_cannot_be_forbidden_completely() -> None:
     tiny = EngineInfo(
         name="tiny",
         context_window=100,

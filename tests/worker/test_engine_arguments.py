@@ -1,4 +1,4 @@
-"""Which arguments vLLM is started with, on a CPU and on a GPU."""
+"""The arguments of vLLM, on a CPU and on a GPU."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,14 +14,14 @@ from worker.settings import Settings
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """What of vLLM's model configuration is read."""
+    """The part of vLLM's model configuration that the worker reads."""
 
     max_model_len: int
 
 
 @dataclass
 class EngineArgs:
-    """A few of vLLM's own, so that the test needs no vLLM."""
+    """A few of vLLM's arguments, so that the test needs no vLLM."""
 
     model: str
     served_model_name: str
@@ -77,7 +77,7 @@ def test_grammars_have_one_backend_and_chains_their_processor() -> None:
     assert made.limit_mm_per_prompt == {"image": 2}
 
 
-def test_speculative_decoding_goes_without_the_sampler_chain() -> None:
+def test_speculative_decoding_disables_the_sampler_chain() -> None:
     made = arguments(is_cpu=False, engine_arguments={"speculative_config": {"method": "ngram"}})
     assert made.logits_processors is None
 
@@ -95,8 +95,6 @@ def test_speculative_decoding_goes_without_the_sampler_chain() -> None:
     ],
     ids=str,
 )
-def test_argument_that_cannot_be_chosen_is_refused_by_name(
-    more: dict[str, Any], *, is_cpu: bool
-) -> None:
+def test_fixed_argument_is_refused_by_name(more: dict[str, Any], *, is_cpu: bool) -> None:
     with pytest.raises(ValueError, match=f"engine_arguments.*{next(iter(more))}"):
         arguments(is_cpu=is_cpu, engine_arguments=more)

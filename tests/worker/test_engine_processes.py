@@ -1,4 +1,4 @@
-"""What an engine has started is gone when it is closed, hung and orphaned processes included."""
+"""A closed engine leaves no process, not even a hanging or orphaned one."""
 
 import multiprocessing
 import os
@@ -14,7 +14,7 @@ from worker.engine.vllm.processes import EngineProcesses
 
 
 def sleep_with_a_child(found: "Connection[int, int] | None") -> None:
-    """Start a process that sleeps, tell its id, and sleep as well."""
+    """Start a process that sleeps, send its id, and sleep."""
     if found is not None:
         child = multiprocessing.get_context("spawn").Process(
             target=sleep_with_a_child, args=(None,)

@@ -59,7 +59,7 @@ def test_each_choice_is_a_sequence_with_its_own_seed(start: Any) -> None:
     assert len({request.id for request in requests}) == 3
 
 
-def test_negative_seed_becomes_one_that_the_engine_takes_for_a_seed(start: Any) -> None:
+def test_negative_seed_becomes_a_valid_seed(start: Any) -> None:
     generation, _ = start(seed=-1)
     assert generation.requests()[0].seed == 2**63 - 1
 
@@ -80,7 +80,7 @@ def test_choices_stream_independently_and_count_together(start: Any, tokenizer: 
     assert outbox.to_end == [generation.report]
 
 
-def test_greedy_choices_are_one_sequence_told_n_times(start: Any, tokenizer: Tokenizer) -> None:
+def test_greedy_choices_share_one_sequence(start: Any, tokenizer: Tokenizer) -> None:
     generation, outbox = start(n=3, best_of=5, sampling=GREEDY)
     assert len(generation.requests()) == 1
     ids = tokenizer.encode(" one two").ids
@@ -161,7 +161,7 @@ def test_stop_string_ends_the_sequence_before_the_engine_does(
     assert all(entry.offset <= len(" one t") for entry in entries)
 
 
-def test_held_back_text_comes_with_the_end(start: Any, tokenizer: Tokenizer) -> None:
+def test_held_back_text_is_sent_with_the_end(start: Any, tokenizer: Tokenizer) -> None:
     generation, outbox = start(stop=["one thousand"])
     ids = tokenizer.encode(" one").ids
     for token_id in ids[:-1]:
@@ -204,7 +204,7 @@ def test_other_end_of_text_of_the_model_is_no_stop_reason(start: Any) -> None:
     assert (text_of(outbox.deltas), outbox.deltas[-1].stop_reason) == ("", None)
 
 
-def test_job_that_nobody_reads_along_is_told_in_large_pieces(start: Any) -> None:
+def test_job_without_stream_is_sent_in_large_deltas(start: Any) -> None:
     generation, outbox = start(stream=False, max_tokens=1000)
     for _ in range(2 * GATHERED_TOKENS + 5):
         feed(generation, 0, [400])
@@ -213,9 +213,7 @@ def test_job_that_nobody_reads_along_is_told_in_large_pieces(start: Any) -> None
     assert [len(delta.token_ids) for delta in outbox.deltas] == [GATHERED_TOKENS] * 2 + [6]
 
 
-def test_text_gathers_until_it_is_due_but_the_first_and_the_last_never_wait(
-    start: Any, tokenizer: Tokenizer
-) -> None:
+def test_text_is_gathered_until_due_except_first_and_last(start: Any, tokenizer: Tokenizer) -> None:
     generation, outbox = start(max_tokens=4)
     ids = tokenizer.encode("one two three four", add_special_tokens=False).ids[:4]
     sequence_id = generation.sequences[0].id
@@ -239,7 +237,7 @@ def test_token_without_text_waits_for_its_character(start: Any, tokenizer: Token
     assert [entry.offset for entry in decode_logprobs(delta.logprobs)] == [0] * len(ids)
 
 
-def test_alternatives_of_equal_text_are_each_told(start: Any, tokenizer: Tokenizer) -> None:
+def test_alternatives_with_equal_text_are_all_sent(start: Any, tokenizer: Tokenizer) -> None:
     half_a, half_b = tokenizer.encode("日").ids[0], tokenizer.encode("語").ids[-1]
     word = tokenizer.encode(" one").ids[0]
     generation, outbox = start(logprobs=3)
@@ -249,7 +247,7 @@ def test_alternatives_of_equal_text_are_each_told(start: Any, tokenizer: Tokeniz
     assert entry.top == [("\ufffd", -1.0), ("\ufffd", -2.0), (tokenizer.decode([word]), -3.0)]
 
 
-def test_stop_token_that_was_asked_for_shows_where_stops_do(
+def test_requested_stop_token_is_included_with_stop_strings(
     start: Any, tokenizer: Tokenizer
 ) -> None:
     one, two = tokenizer.encode(" one two", add_special_tokens=False).ids[:2]
@@ -263,7 +261,7 @@ def test_stop_token_that_was_asked_for_shows_where_stops_do(
         assert decode_logprobs(outbox.deltas[-1].logprobs)[0].token == tokenizer.decode([two])
 
 
-def test_stop_string_shows_where_it_is_included(start: Any, tokenizer: Tokenizer) -> None:
+def test_stop_string_is_included_on_request(start: Any, tokenizer: Tokenizer) -> None:
     generation, outbox = start(stop=["wo th"], includes_stop=True, max_tokens=50)
     ids = tokenizer.encode(" one two three four").ids
     assert any(feed(generation, 0, [token_id]) for token_id in ids)
@@ -300,7 +298,7 @@ def test_special_tokens_show_but_never_the_end_of_text(start: Any, tokenizer: To
     assert text_of(outbox.deltas) == "<s>"
 
 
-def test_time_limit_ends_a_text_that_has_a_line_end(
+def test_time_limit_ends_a_text_after_a_line_end(
     start: Any, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 100.0
@@ -318,7 +316,7 @@ def test_time_limit_ends_a_text_that_has_a_line_end(
     generation, _ = start(max_predict_ms=500, max_tokens=50)
     assert not feed(generation, 0, [line]), "the time counts from the first token"
     now = 201.2
-    assert feed(generation, 0, [word]), "a line has ended before"
+    assert feed(generation, 0, [word]), "a line ended before"
 
 
 def ranked(start: Any, tokenizer: Tokenizer, scores: list[list[float]], **changes: Any) -> Any:
@@ -352,7 +350,7 @@ def test_best_of_without_tokens_reads_the_prompt_once(start: Any) -> None:
     assert [delta.choice for delta in outbox.deltas] == [0, 1]
 
 
-def test_images_go_to_the_engine_and_are_kept_no_longer(start: Any) -> None:
+def test_images_reach_the_engine_and_are_dropped(start: Any) -> None:
     generation, _ = start(images=[b"a", b"b"], n=2)
     assert generation.is_slow_to_submit
     assert [request.images for request in generation.requests()] == [[b"a", b"b"]] * 2
@@ -360,7 +358,7 @@ def test_images_go_to_the_engine_and_are_kept_no_longer(start: Any) -> None:
     assert generation.job.images == []
 
 
-def test_counts_and_times_are_the_engines_own(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counts_and_times_come_from_the_engine(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 10.0
     monkeypatch.setattr("worker.execution.generation.time.monotonic", lambda: now)
     generation, outbox = start()

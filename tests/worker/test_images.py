@@ -1,4 +1,4 @@
-"""Image files: decoded within bounds, and hostile ones refused by name before they can do harm."""
+"""Image files: decoded within bounds; hostile ones are refused by name before they do harm."""
 
 import struct
 import time
@@ -23,7 +23,7 @@ def image_file(
 
 
 def png_that_claims(width: int, height: int, *more: tuple[bytes, bytes]) -> bytes:
-    """Return a PNG of a few bytes whose header promises this size, with more chunks behind it."""
+    """Return a PNG of a few bytes whose header claims this size, with more chunks after it."""
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     chunks = [(b"IHDR", header), *more, (b"IDAT", zlib.compress(bytes(1000))), (b"IEND", b"")]
     body = b"".join(
@@ -34,7 +34,7 @@ def png_that_claims(width: int, height: int, *more: tuple[bytes, bytes]) -> byte
 
 
 def webp_that_claims(width: int, height: int) -> bytes:
-    """Return a WebP of one pixel whose extended header promises this canvas."""
+    """Return a WebP of one pixel whose extended header claims this canvas."""
     sides = (width - 1).to_bytes(3, "little") + (height - 1).to_bytes(3, "little")
     header = b"VP8X" + struct.pack("<I", 10) + bytes(4) + sides
     body = b"WEBP" + header + image_file("WEBP", (1, 1))[12:]
@@ -84,10 +84,10 @@ def test_order_is_kept() -> None:
 
 
 def compressed(megabytes: int) -> bytes:
-    """Return zeros as zlib compresses them, put together of parts: to compress them all takes a second."""
+    """Return compressed zeros, joined from parts: to compress them all takes a second."""
     part = bytes(1_000_000)
     compressor, checksum = zlib.compressobj(), 1
-    # A part behind a full flush depends on nothing before it.
+    # A part after a full flush does not depend on earlier ones.
     first, again = (
         compressor.compress(part) + compressor.flush(zlib.Z_FULL_FLUSH) for _ in range(2)
     )
@@ -137,7 +137,7 @@ def test_hostile_file_is_refused_by_its_place(name: str) -> None:
     assert time.process_time() - started < 1.0
 
 
-def test_largest_images_are_taken_as_far_as_they_fit_together() -> None:
+def test_largest_images_are_accepted_within_the_total_bound() -> None:
     side = int(MAX_PIXELS**0.5)
     largest = image_file("PNG", (side, side))
     most = MAX_PIXELS_TOGETHER // MAX_PIXELS

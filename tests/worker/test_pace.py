@@ -7,15 +7,15 @@ def due(pace: Pace, *, sequences: int, step_seconds: float, steps: int) -> list[
     return [pace.is_due(100.0 + i * step_seconds, sequences) for i in range(steps)]
 
 
-def test_few_sequences_get_the_text_of_every_step() -> None:
+def test_text_of_few_sequences_is_sent_each_step() -> None:
     assert all(due(Pace(0.015), sequences=4, step_seconds=0.003, steps=10))
 
 
-def test_slow_steps_are_sent_each_whatever_the_batch() -> None:
+def test_text_of_slow_steps_is_sent_each_step() -> None:
     assert all(due(Pace(0.015), sequences=512, step_seconds=0.02, steps=10))
 
 
-def test_fast_steps_of_a_full_batch_are_gathered() -> None:
+def test_text_of_fast_steps_of_a_full_batch_is_gathered() -> None:
     assert due(Pace(0.015), sequences=64, step_seconds=0.007, steps=7) == [
         *(True, False, False),
         *(True, False, False),
@@ -23,5 +23,5 @@ def test_fast_steps_of_a_full_batch_are_gathered() -> None:
     ]
 
 
-def test_no_pause_sends_every_step() -> None:
+def test_zero_interval_sends_every_step() -> None:
     assert all(due(Pace(0.0), sequences=512, step_seconds=0.0, steps=5))

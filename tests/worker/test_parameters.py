@@ -1,4 +1,4 @@
-"""How a request is said in vLLM's words, and how room is made for images; without vLLM."""
+"""vLLM's parameters of a request, and room for image tokens; without vLLM."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -55,7 +55,7 @@ def made(parameters: SamplingParameters, each: EngineRequest, max_tokens: int = 
     return parameters.make(each, prompt_tokens=3, max_tokens=max_tokens)
 
 
-def test_vllm_samples_what_has_no_chain(parameters: SamplingParameters) -> None:
+def test_vllm_samples_requests_without_a_chain(parameters: SamplingParameters) -> None:
     spec = SamplingSpec(seed=1, temperature=0.5, top_p=0.0, top_k=7, min_p=0.1, stop_token_ids=[4])
     params = made(parameters, request(spec))
     assert (params.temperature, params.top_p, params.top_k, params.min_p) == (0.5, 1e-6, 7, 0.1)
@@ -64,7 +64,7 @@ def test_vllm_samples_what_has_no_chain(parameters: SamplingParameters) -> None:
 
 
 @pytest.mark.parametrize(("temperature", "left"), [(0.7, 1.0), (0.0, 0.0)])
-def test_chain_takes_all_but_what_forbids_tokens(
+def test_chain_gets_all_parameters_except_forbidden_tokens(
     parameters: SamplingParameters, temperature: float, left: float
 ) -> None:
     chain = SamplerChain(
@@ -109,7 +109,7 @@ def test_sequences_of_a_job_differ_in_seed_only(parameters: SamplingParameters) 
     }
 
 
-def test_seed_that_nobody_asked_for_is_left_out_where_it_costs(
+def test_default_seed_is_omitted_where_it_costs_time(
     parameters: SamplingParameters,
 ) -> None:
     unasked = request(SamplingSpec(seed=1, is_seed_requested=False))
@@ -141,7 +141,7 @@ def ids_of(text: str) -> list[int]:
 
 
 @pytest.mark.parametrize("word", ["jumps", " jumps", "the"])
-def test_bad_words_come_neither_with_nor_without_a_space(
+def test_bad_words_are_excluded_with_and_without_a_space(
     parameters: SamplingParameters, word: str
 ) -> None:
     params = SimpleNamespace(bad_words=[word, word], _bad_words_token_ids=[[1]])
@@ -168,7 +168,7 @@ def test_bad_words_of_too_many_tokens_are_refused(parameters: SamplingParameters
 
 def test_images_lower_max_tokens_only_where_that_is_allowed() -> None:
     plain, seeing = request(), request(images=[b""])
-    assert fitting_max_tokens(plain, 95, 100) == 10, "vLLM itself refuses what cannot be"
+    assert fitting_max_tokens(plain, 95, 100) == 10, "vLLM itself refuses the impossible"
     assert fitting_max_tokens(seeing, 90, 100) == 10
     assert fitting_max_tokens(seeing, 95, 100) == 5
     with pytest.raises(InvalidRequestError, match=r"Given: 95 \+ 10"):

@@ -1,4 +1,4 @@
-"""vLLM's own parsers, held against the demo model's tokenizer: which fit, and what they look for."""
+"""vLLM's parsers with the demo model's tokenizer: which fit, and their marks."""
 
 import logging
 from typing import Any
@@ -50,14 +50,14 @@ def test_reasoning_has_its_marks(name: str) -> None:
     assert (found.reasoning_start, found.reasoning_end) == ("<think>", "</think>")
 
 
-def test_special_tokens_are_shown_to_those_that_look_for_them() -> None:
+def test_special_tokens_reach_parsers_that_need_them() -> None:
     assert not described(
         tool_parser="pythonic", reasoning_parser="deepseek_r1"
     ).shows_special_tokens
     assert described(tool_parser="hermes", reasoning_parser="deepseek_r1").shows_special_tokens
 
 
-def test_reasoning_without_marks_of_one_token_is_said_to_be_unbounded(
+def test_reasoning_without_marks_of_one_token_has_no_budget(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.WARNING):
@@ -74,11 +74,23 @@ def test_reasoning_without_marks_of_one_token_is_said_to_be_unbounded(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"tool_parser": "nope"}, r"^tool_parser: must be one of .*hermes.* Given: 'nope'"),
+        (
+            {"tool_parser": "nope"},
+            r"^tool_parser: must be one of .*hermes.* Given: 'nope'",
+        ),
         ({"tool_parser": "openai"}, r"^tool_parser: must be one of .* Given: 'openai'"),
-        ({"reasoning_parser": "nope"}, r"^reasoning_parser: must be one of .*qwen3.* Given: 'nope'"),
-        ({"tool_parser": "mistral"}, "^tool_parser: mistral cannot be used with this model: Mistral"),
-        ({"reasoning_parser": "olmo3"}, "^reasoning_parser: olmo3 cannot be used with this model: "),
+        (
+            {"reasoning_parser": "nope"},
+            r"^reasoning_parser: must be one of .*qwen3.* Given: 'nope'",
+        ),
+        (
+            {"tool_parser": "mistral"},
+            "^tool_parser: mistral cannot be used with this model: Mistral",
+        ),
+        (
+            {"reasoning_parser": "olmo3"},
+            "^reasoning_parser: olmo3 cannot be used with this model: ",
+        ),
         ({"tool_parser": "hf"}, "^tool_parser: hf cannot be used with this model: "),
         (
             {"tool_parser": "hermes", "reasoning_parser": "poolside_v1"},
@@ -86,6 +98,6 @@ def test_reasoning_without_marks_of_one_token_is_said_to_be_unbounded(
         ),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_named_at_the_start(settings: dict[str, str], message: str) -> None:
+def test_unsuitable_parser_is_named_at_the_start(settings: dict[str, str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         described(**settings)

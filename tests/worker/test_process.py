@@ -124,7 +124,7 @@ async def test_ready_worker_is_in_the_catalogue(
 async def test_sigterm_drains_announces_and_exits_0(
     redis: Redis, redis_server: RedisServer, gateway: Gateway
 ) -> None:
-    # What a test has to see lasts until it cancels the other job.
+    # The draining state lasts until the test cancels the other job.
     job, other = make_job(max_tokens=100), make_job(max_tokens=LONG)
     async with worker_process(redis_server) as process:
         await ready(gateway)

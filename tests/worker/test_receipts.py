@@ -1,4 +1,4 @@
-"""Whatever becomes of a job that the worker has claimed, its receipt says what the engine produced."""
+"""The receipt of a claimed job counts what the engine produced, however the job ends."""
 
 import asyncio
 import random
@@ -43,7 +43,7 @@ GREEDY = SamplingSpec(seed=1, temperature=0.0)
 
 
 class Counting(ScriptedEngine):
-    """Counts what it samples for each job; jobs have cache salts of their own."""
+    """Counts the samples of each job; each job has its own cache salt."""
 
     def __init__(self, folder: Path, script: Script) -> None:
         super().__init__(folder, script)
@@ -81,7 +81,7 @@ class Caching(Counting):
 
 
 class GivesUp(Counting):
-    """Gives up on sequences where they should end for their length, with nothing more sampled."""
+    """Aborts sequences where they should end for their length, without another sample."""
 
     @override
     async def step(self) -> EngineStep:
@@ -103,7 +103,7 @@ def salted(**changes: Any) -> GenerationJob:
 
 
 class Bench:
-    """A worker, its engine, and what the queue tells of jobs."""
+    """A worker, its engine, and the receipts of jobs."""
 
     def __init__(self, runner: Runner, engine: Counting, gateway: Gateway) -> None:
         self.runner = runner
@@ -111,7 +111,7 @@ class Bench:
         self.gateway = gateway
 
     async def receipt(self, job: GenerationJob) -> JobReceipt:
-        """Wait until a job has ended, in Redis and in the engine; return what is left of it."""
+        """Wait until a job has ended, in Redis and in the engine; return its receipt."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             while True:
                 (receipt,) = await self.gateway.queue.receipts([job.id])
@@ -120,13 +120,13 @@ class Bench:
                 await asyncio.sleep(0.005)
 
     async def sampled(self, job: GenerationJob, tokens: int) -> None:
-        """Wait until the engine has sampled so many tokens of a job."""
+        """Wait until the engine has sampled a number of tokens of a job."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             while self.engine.sampled[job.id] < tokens:
                 await asyncio.sleep(0.001)
 
     async def cancel(self, job: GenerationJob) -> None:
-        """Take a job back."""
+        """Cancel a job."""
         assert await self.gateway.queue.cancel(job.id, job.tenant)
 
 
@@ -134,7 +134,7 @@ class Bench:
 async def run(
     redis_server: RedisServer, gateway: Gateway, eager_renewals: None
 ) -> AsyncIterator[Callable[..., Any]]:
-    """Starts a worker that soon learns of lost leases; it is stopped with the test."""
+    """Starts a worker that detects lost leases early; it stops with the test."""
     workers = []
 
     async def start(
@@ -173,7 +173,7 @@ async def test_finished_job(run: Callable[..., Any], changes: dict[str, Any], fa
     assert isinstance(end, JobFinished)
     counts = (end.completion_tokens, end.prompt_tokens, end.cached_tokens)
     assert receipt == JobReceipt(JobState.ENDED, *counts)
-    # A greedy sequence answers all choices, and is charged for each of them.
+    # One greedy sequence serves all choices, and is charged for each of them.
     assert receipt[1:] == (bench.engine.sampled[job.id] * factor, 3, 2)
     assert receipt.completion_tokens > 0
 
@@ -195,7 +195,7 @@ async def test_job_without_completion_tokens(run: Callable[..., Any]) -> None:
     ],
     ids=["one", "n", "best_of", "greedy", "whole"],
 )
-async def test_job_cancelled_on_its_way(
+async def test_job_cancelled_while_running(
     run: Callable[..., Any], changes: dict[str, Any], factor: int
 ) -> None:
     job = salted(max_tokens=ENDLESS, **changes)
@@ -220,13 +220,13 @@ async def test_job_cancelled_while_the_prompt_is_read_counts_it(run: Callable[..
     assert await bench.receipt(job) == JobReceipt(JobState.ENDED, 0, 3, 0)
 
 
-async def test_cancelled_job_whose_worker_was_not_told(
+async def test_cancelled_job_whose_worker_missed_the_cancellation(
     run: Callable[..., Any], redis: "Redis"
 ) -> None:
     job = salted(max_tokens=ENDLESS)
     bench = await run(job)
     await bench.sampled(job, 5)
-    # As if its id had been taken from the control list and lost on the way.
+    # As if the reply with its id from the control list had been lost.
     await redis.hset(keys.job(MODEL, job.id), "cancelled", "1")
     receipt = await bench.receipt(job)
     assert receipt == (JobState.ENDED, bench.engine.sampled[job.id], 3, 0)
@@ -253,7 +253,7 @@ async def test_job_that_is_refused(run: Callable[..., Any]) -> None:
         assert await bench.receipt(job) == JobReceipt(JobState.ENDED, 0, 0, 0)
 
 
-async def test_job_that_the_engine_gives_up_on(run: Callable[..., Any]) -> None:
+async def test_job_that_the_engine_aborts(run: Callable[..., Any]) -> None:
     job = salted(max_tokens=9)
     bench = await run(job, engine_type=GivesUp)
     assert await bench.receipt(job) == JobReceipt(JobState.ENDED, 8, 3, 0)
@@ -283,7 +283,7 @@ async def test_job_that_is_settled_already(run: Callable[..., Any], redis: "Redi
     assert not await redis.exists(keys.job(MODEL, job.id))
 
 
-async def test_job_that_went_to_another_worker(run: Callable[..., Any], redis: "Redis") -> None:
+async def test_job_claimed_by_another_worker(run: Callable[..., Any], redis: "Redis") -> None:
     job = salted(max_tokens=ENDLESS)
     bench = await run(job)
     await bench.sampled(job, 5)
@@ -334,7 +334,7 @@ async def test_job_that_ends_before_its_second_attempt_begins(
     assert await bench.receipt(greedy) == JobReceipt(JobState.ENDED, 21, 5, 2)
 
 
-async def test_old_attempt_that_waits_to_be_ended_does_not_cost_the_new_one(
+async def test_waiting_end_of_an_old_attempt_does_not_affect_the_new_one(
     run: Callable[..., Any], redis: "Redis", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = salted(max_tokens=ENDLESS)
@@ -358,7 +358,7 @@ async def test_old_attempt_that_waits_to_be_ended_does_not_cost_the_new_one(
         generation = bench.runner._jobs.by_id[job.id]
         generation.attempt = 2
         bench.runner._link.leases.end([old])
-        # The first renewal may have been on its way before.
+        # The first renewal may have been sent before.
         for _ in range(3):
             await renewed()
         assert bench.runner._jobs.by_id[job.id] is generation
@@ -368,7 +368,7 @@ async def test_old_attempt_that_waits_to_be_ended_does_not_cost_the_new_one(
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_jobs_cancelled_at_random_add_up_to_what_the_engine_sampled(
+async def test_receipts_of_cancelled_jobs_add_up_to_the_sampled_tokens(
     run: Callable[..., Any], seed: int
 ) -> None:
     rng = random.Random(seed)

@@ -1,4 +1,4 @@
-"""Redis goes away while jobs run."""
+"""Redis outages while jobs run."""
 
 import asyncio
 from collections.abc import Iterator
@@ -24,18 +24,18 @@ STEADY = Script(step_seconds=0.01)
 
 @pytest.fixture
 def own_redis() -> Iterator[RedisServer]:
-    """A server of this test's own, since it is stopped."""
+    """A separate server, which the test stops."""
     with running_redis() as server:
         yield server
 
 
-async def test_frames_wait_for_redis_and_arrive_without_a_gap(own_redis: RedisServer) -> None:
+async def test_frames_wait_for_redis_and_arrive_without_gaps(own_redis: RedisServer) -> None:
     job = make_job(max_tokens=300)
     async with connect(own_redis) as client:
         gateway = Gateway(client)
         async with running_worker(own_redis, STEADY, engine_type=Stepwise) as (_, engine, _):
             assert isinstance(engine, Stepwise)
-            # No frame is on its way when Redis stops: what it has taken, and nobody has read, is lost.
+            # No frame is in flight when Redis stops: unread frames would be lost with it.
             engine.allow(20)
             await gateway.enqueue(job)
             await gateway.read_until(lambda: len(gateway.token_ids(job)) == 20)
@@ -54,7 +54,7 @@ async def test_frames_wait_for_redis_and_arrive_without_a_gap(own_redis: RedisSe
     assert numbers == list(range(1, len(numbers) + 1))
 
 
-async def test_jobs_are_given_up_when_too_much_is_unwritten(own_redis: RedisServer) -> None:
+async def test_jobs_are_aborted_when_too_much_is_unwritten(own_redis: RedisServer) -> None:
     job = make_job(max_tokens=ENDLESS)
     async with connect(own_redis) as client:
         gateway = Gateway(client)
@@ -72,7 +72,7 @@ async def test_jobs_are_given_up_when_too_much_is_unwritten(own_redis: RedisServ
                     await asyncio.sleep(0.01)
             assert sequence.generated < job.max_tokens, "it did not end by itself"
             assert not runner._jobs.by_id
-            assert not runner._link.writer.outbox("g1").deltas, "nothing of it is kept in memory"
+            assert not runner._link.writer.outbox("g1").deltas, "it leaves nothing in memory"
             own_redis.start()
             again = make_job()
             await gateway.live()
@@ -81,7 +81,7 @@ async def test_jobs_are_given_up_when_too_much_is_unwritten(own_redis: RedisServ
             await gateway.finished(again)
 
 
-async def test_job_that_ended_meanwhile_leaves_nothing_in_a_redis_that_came_back_empty(
+async def test_job_that_ended_during_an_outage_leaves_nothing_in_an_empty_redis(
     own_redis: RedisServer,
 ) -> None:
     job = make_job(max_tokens=30)
@@ -108,12 +108,12 @@ async def test_job_that_ended_meanwhile_leaves_nothing_in_a_redis_that_came_back
             await gateway.finished(again)
 
 
-async def test_frame_that_failed_is_sent_again_under_its_number(own_redis: RedisServer) -> None:
+async def test_failed_frame_is_sent_again_with_its_number(own_redis: RedisServer) -> None:
     job = make_job(max_tokens=20)
     async with connect(own_redis) as client:
         gateway = Gateway(client)
         await gateway.live()
-        # A key of the wrong type: Redis answers every XADD with an error.
+        # A key of the wrong type: every XADD fails.
         await client.set(keys.replies("g1"), "in the way")
         async with running_worker(own_redis, STEADY):
             await gateway.enqueue(job)

@@ -1,4 +1,4 @@
-"""An engine that dies or hangs is followed by another one in the same process."""
+"""An engine that dies or hangs is replaced in the same process."""
 
 import asyncio
 import contextlib
@@ -47,7 +47,7 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Hanging(ScriptedEngine):
-    """Makes no step any more once it is told to hang."""
+    """Makes no more steps once a test lets it hang."""
 
     def __init__(self, folder: Path, script: Script) -> None:
         super().__init__(folder, script)
@@ -86,7 +86,7 @@ class Factory:
         self.made: list[Hanging] = []
         self.broken: set[int] = set()
         self.may_start = asyncio.Event()
-        """While it is not set, engines wait with their start, and the worker reports what it waits for."""
+        """Until it is set, engines do not start, and the worker reports what it waits for."""
         self.may_start.set()
 
     def __call__(self) -> Engine:
@@ -106,7 +106,7 @@ class Factory:
 
 @pytest.fixture(autouse=True)
 def unsettled_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let workers leave the garbage collector alone: here it would visit all objects of pytest at each start."""
+    """Keep workers from collecting garbage: here each start would visit all objects of pytest."""
     monkeypatch.setattr("worker.main._settle_memory", lambda: None)
 
 
@@ -152,7 +152,7 @@ async def returned(gateway: Gateway, job: Any) -> JobReturned:
 
 
 @pytest.mark.parametrize("how", ["dies", "hangs"])
-async def test_job_goes_on_after_its_engine(
+async def test_job_continues_after_an_engine_restart(
     redis: Redis, redis_server: RedisServer, gateway: Gateway, how: str
 ) -> None:
     factory = Factory(SLOW)
@@ -256,7 +256,7 @@ async def test_pauses_double_until_an_engine_works_steadily(
 
 
 @pytest.mark.parametrize("when", ["pause", "start"])
-async def test_signal_while_restarting_ends_at_once(
+async def test_signal_during_a_restart_ends_the_worker_at_once(
     redis: Redis,
     redis_server: RedisServer,
     gateway: Gateway,
@@ -283,7 +283,7 @@ async def test_signal_while_restarting_ends_at_once(
             await asyncio.sleep(0.01)
 
 
-async def test_probes_while_restarting(
+async def test_probes_during_a_restart(
     redis: Redis,
     redis_server: RedisServer,
     gateway: Gateway,
@@ -310,7 +310,7 @@ async def test_probes_while_restarting(
                 await asyncio.sleep(0.1)
 
 
-async def test_hang_is_no_matter_of_an_idle_engine_or_of_one_that_steps(
+async def test_idle_and_stepping_engines_do_not_count_as_hanging(
     redis_server: RedisServer, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The hung engine holds up a claim, for which the worker waits.
@@ -328,12 +328,12 @@ async def test_hang_is_no_matter_of_an_idle_engine_or_of_one_that_steps(
         await gateway.enqueue(stuck)
         with pytest.raises(EngineDeadError, match=r"no step for 0\.4 s"):
             await asyncio.wait_for(task, PATIENCE_SECONDS)
-        # While there is somebody who writes what was not written in time.
+        # While a task writes the frames that were not written in time.
         back = await returned(gateway, stuck)
     assert (back.reason, back.has_progressed) == (ReturnReason.ENGINE_DIED, False)
 
 
-async def test_drain_of_a_hanging_engine_gives_back_in_time(
+async def test_drain_of_a_hanging_engine_hands_back_in_time(
     redis_server: RedisServer, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("worker.execution.runner._RETURN_SECONDS", 0.5)
@@ -349,6 +349,6 @@ async def test_drain_of_a_hanging_engine_gives_back_in_time(
                 await asyncio.sleep(0.01)
         await runner.drain(0.2)
         await asyncio.wait_for(task, PATIENCE_SECONDS)
-        # While there is somebody who writes what was not written in time.
+        # While a task writes the frames that were not written in time.
         assert (await returned(gateway, job)).reason is ReturnReason.DRAINING
         assert (await returned(gateway, late)).reason is ReturnReason.DRAINING

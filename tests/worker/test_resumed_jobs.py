@@ -1,4 +1,4 @@
-"""A job that goes on behind the tokens of an earlier attempt is told as if nothing had happened."""
+"""A job that resumes after the tokens of an earlier attempt gives an undisturbed response."""
 
 import asyncio
 from collections.abc import Callable
@@ -54,7 +54,7 @@ def start(tokenizer: Tokenizer) -> Start:
 
 
 def feed(generation: Generation, token_ids: list[int], *, is_first: bool) -> bool:
-    """Give the first sequence a token at a time, the last one with its end. Return whether that was early."""
+    """Feed the first sequence token by token to its end. Return whether it ended early."""
     sequence = generation.sequences[0]
     for position, token_id in enumerate(token_ids):
         is_new = is_first and position == 0
@@ -72,7 +72,7 @@ def feed(generation: Generation, token_ids: list[int], *, is_first: bool) -> boo
 
 
 class Reported(msgspec.Struct, frozen=True):
-    """All that a client gets of one choice."""
+    """Everything that a client gets of one choice."""
 
     text: str
     token_ids: list[int]
@@ -82,7 +82,7 @@ class Reported(msgspec.Struct, frozen=True):
 
 
 def reported(deltas: list[Delta], choice: int = 0) -> Reported:
-    """Put the deltas of a choice together, which must follow upon each other without a gap."""
+    """Join the deltas of a choice, which must be contiguous."""
     token_ids: list[int] = []
     logprobs: list[TokenLogprob] = []
     text = ""
@@ -96,7 +96,7 @@ def reported(deltas: list[Delta], choice: int = 0) -> Reported:
 
 
 def cut(job: GenerationJob, deltas: list[Delta], **known: Any) -> GenerationJob:
-    """Return the job as it goes on behind these deltas of its only sequence."""
+    """Return the job that resumes after these deltas of its only sequence."""
     token_ids = [token_id for delta in deltas if delta.choice == 0 for token_id in delta.token_ids]
     resumption = Resumption(
         [SequenceProgress(token_ids)], prompt_tokens=3, cached_tokens=2, **known
@@ -134,7 +134,7 @@ TEXT = 4 * " one two 日本語 three 😀 naïve four one twice and\n a line\n t
         "special",
     ],
 )
-def test_every_cut_gives_the_undisturbed_text(
+def test_resumption_after_every_cut_gives_the_undisturbed_text(
     start: Start, tokenizer: Tokenizer, changes: dict[str, Any]
 ) -> None:
     token_ids = tokenizer.encode(TEXT, add_special_tokens=False).ids
@@ -160,7 +160,7 @@ def test_every_cut_gives_the_undisturbed_text(
         assert all(delta.attempt == 2 for delta in outbox.deltas)
 
 
-def test_start_is_told_once_the_prompt_is_read_but_not_with_the_end(start: Start) -> None:
+def test_start_is_reported_once_the_prompt_is_processed_but_not_with_the_end(start: Start) -> None:
     generation, outbox = start(make_job(max_tokens=3))
     feed(generation, [400], is_first=True)
     assert outbox.started == [JobStarted(generation.job.handle, 1, 3, 2)]
@@ -169,10 +169,10 @@ def test_start_is_told_once_the_prompt_is_read_but_not_with_the_end(start: Start
     assert not outbox.started
     generation, outbox = start(cut(make_job(max_tokens=3), outbox.deltas[:1]), attempt=2)
     feed(generation, [400], is_first=True)
-    assert not outbox.started, "the first attempt has told it"
+    assert not outbox.started, "the first attempt has reported it"
 
 
-def test_counts_that_the_first_attempt_did_not_tell_are_told(start: Start) -> None:
+def test_missing_counts_of_the_first_attempt_are_reported(start: Start) -> None:
     resumption = Resumption([SequenceProgress([400, 401])])
     generation, outbox = start(make_job(resumption=resumption), attempt=2)
     feed(generation, [400], is_first=True)
@@ -197,7 +197,7 @@ def test_prompt_is_not_scored_twice(start: Start) -> None:
         assert [each.prompt_logprobs for each in generation.requests()] == [asked]
 
 
-def test_finished_sequences_are_not_asked_for_again(start: Start) -> None:
+def test_finished_sequences_are_not_submitted_again(start: Start) -> None:
     done = SequenceProgress([400, 401], FinishReason.STOP, "stop", -0.5)
     resumption = Resumption([SequenceProgress([400], None, None, -3.0), done, SequenceProgress([])])
     job = make_job(n=1, best_of=3, max_tokens=3, resumption=resumption, seed=5)
@@ -247,7 +247,7 @@ def test_job_that_earlier_tokens_complete_ends_without_the_engine(
     assert (finished.completion_tokens, finished.prompt_tokens) == (len(token_ids), 3)
 
 
-def test_job_whose_sequences_have_all_ended_is_told_its_end_only(start: Start) -> None:
+def test_job_with_only_finished_sequences_just_ends(start: Start) -> None:
     done = [SequenceProgress([400], FinishReason.STOP, None, -each) for each in (2.0, 1.0)]
     job = make_job(n=1, best_of=2, ranking=Ranking.SUM, resumption=Resumption(done))
     generation, outbox = start(job, attempt=2)
@@ -257,7 +257,7 @@ def test_job_whose_sequences_have_all_ended_is_told_its_end_only(start: Start) -
     assert outbox.to_end == [generation.report]
 
 
-def test_scored_prompt_without_completion_is_not_read_again(start: Start) -> None:
+def test_scored_prompt_without_completion_is_not_processed_again(start: Start) -> None:
     resumption = Resumption([SequenceProgress([])], prompt_tokens=3, is_prompt_scored=True)
     job = make_job(max_tokens=0, n=2, score_prompt=True, logprobs=0, resumption=resumption)
     generation, outbox = start(job)
@@ -281,7 +281,7 @@ def test_time_limit_counts_what_earlier_attempts_took(
     assert feed(generation, [400], is_first=False)
 
 
-def test_giving_back_tells_everything_first(start: Start, tokenizer: Tokenizer) -> None:
+def test_handing_back_first_sends_pending_text(start: Start, tokenizer: Tokenizer) -> None:
     (half, *_) = tokenizer.encode("日", add_special_tokens=False).ids
     generation, outbox = start(make_job(max_tokens=9, n=2))
     feed(generation, [400, half], is_first=True)
@@ -356,7 +356,7 @@ async def test_malformed_resumption_is_refused(
     ids=["one", "n", "greedy", "best_of", "stop"],
 )
 @pytest.mark.parametrize("reason", list(ReturnReason))
-async def test_job_goes_on_at_another_worker(
+async def test_job_continues_at_another_worker(
     redis_server: RedisServer, gateway: Gateway, changes: dict[str, Any], reason: ReturnReason
 ) -> None:
     job = make_job(**{"seed": 3, "max_tokens": 60, **changes})
@@ -373,7 +373,7 @@ async def test_job_goes_on_at_another_worker(
         task,
     ):
         assert isinstance(engine, Stepwise)
-        # However late it is stopped, it has not ended.
+        # It has not ended, however late it is stopped.
         engine.allow(steps - 1)
         await gateway.begin(job)
         if reason is ReturnReason.DRAINING:

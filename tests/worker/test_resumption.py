@@ -1,4 +1,4 @@
-"""Going on behind earlier tokens, without an engine: what is told, and what a generator has drawn."""
+"""Resumption without an engine: reported outputs, and draws of random generators."""
 
 from dataclasses import replace
 
@@ -28,7 +28,7 @@ def request(**changes: object) -> EngineRequest:
     return replace(plain, **changes)  # type: ignore[arg-type]  # whatever the test names
 
 
-def test_only_mirostat_has_tokens_sampled_once_more() -> None:
+def test_only_mirostat_samples_earlier_tokens_again() -> None:
     mirostat = request(sampling=SamplingSpec(seed=1, chain=MIROSTAT))
     greedy = request(sampling=SamplingSpec(seed=1, temperature=0.0, chain=MIROSTAT))
     other = request(sampling=SamplingSpec(seed=1, chain=SamplerChain(order=[])))
@@ -41,7 +41,7 @@ def test_only_mirostat_has_tokens_sampled_once_more() -> None:
     assert output_arguments(request(output_token_ids=[])) == {}
 
 
-def test_what_is_replayed_is_not_put_out() -> None:
+def test_replayed_tokens_are_not_output() -> None:
     resumed = ResumedSequences()
     resumed.add("a", prompt_tokens=7, replayed_tokens=2)
     first = SequenceOutput("a", [5], logprobs=[[(5, -1.0)]], cached_tokens=4, prompt_tokens=7)
@@ -56,14 +56,14 @@ def test_what_is_replayed_is_not_put_out() -> None:
     assert resumed.own([own]) == [own], "the prompt is reported once"
 
 
-def test_a_sequence_that_ends_while_it_replays_is_told_of() -> None:
+def test_sequence_that_ends_during_replay_is_reported() -> None:
     resumed = ResumedSequences()
     resumed.add("a", prompt_tokens=7, replayed_tokens=2)
     (reported,) = resumed.own([SequenceOutput("a", [5], SequenceEnd.ABORTED)])
     assert (reported.token_ids, reported.end) == ([], SequenceEnd.ABORTED)
 
 
-def test_a_forgotten_sequence_is_followed_no_more() -> None:
+def test_dropped_sequence_is_not_followed() -> None:
     resumed = ResumedSequences()
     resumed.add("a", prompt_tokens=7, replayed_tokens=2)
     resumed.remove(["a", "unknown"])
@@ -72,7 +72,7 @@ def test_a_forgotten_sequence_is_followed_no_more() -> None:
 
 
 @all_cases("tokens", [1, 2, 15, 16, 17, 1000])
-def test_a_generator_goes_on_where_single_draws_have_brought_it(tokens: int) -> None:
+def test_generator_continues_after_single_draws(tokens: int) -> None:
     import torch
 
     single, together = (torch.Generator().manual_seed(2**62 + 1) for _ in range(2))

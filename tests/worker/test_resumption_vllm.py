@@ -1,6 +1,6 @@
-"""Going on behind earlier tokens on the real engine: what comes is what would have come undisturbed.
+"""Resumption on the real engine: the tokens after a cut equal the undisturbed ones.
 
-The engine computes in float32: with fewer bits a CPU's results depend on what else is in the batch.
+The engine computes in float32: with fewer bits a CPU's results depend on the rest of the batch.
 """
 
 import json
@@ -41,7 +41,7 @@ PROMPT = TOKENIZER.encode('def read(self, size):\n    """').ids
 FEW = [300, 301, 302, 303, 304, 305]
 """With no more tokens than these, any model repeats itself and hesitates."""
 CUTS = (1, 7, 23)
-"""Beside them, each sequence is cut before its last token."""
+"""Each sequence is also cut before its last token."""
 
 ALL = list(DEFAULT_SAMPLERS)
 SCHEMA = {
@@ -58,7 +58,7 @@ JSON = f"start: %json {json.dumps(SCHEMA)}"
 
 
 def spec(**changes: Any) -> SamplingSpec:
-    """Sampling hot enough that a small model, which is sure of itself, is truly sampled from."""
+    """Sampling so hot that even a confident small model gives varied tokens."""
     return SamplingSpec(**{"seed": 1234, "temperature": 1.6, **changes})
 
 
@@ -76,7 +76,7 @@ def chained(**changes: Any) -> SamplerChain:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """How a sequence is sampled, and where it is cut besides."""
+    """How a sequence is sampled, and its additional cuts."""
 
     sampling: SamplingSpec
     max_tokens: int = 40
@@ -84,7 +84,7 @@ class Case:
     logprobs: int | None = None
     more_cuts: Sequence[int] = ()
     changes_as_prompt: bool = False
-    """Whether it would come out otherwise if earlier tokens were taken for a part of the prompt."""
+    """Whether the result would differ if earlier tokens counted as a part of the prompt."""
 
 
 DRY = Dry(multiplier=4.0, base=1.75, allowed_length=1, last_n=-1, breakers=["\n"])
@@ -158,7 +158,7 @@ CASES = {
 
 @dataclass
 class Reported:
-    """What an engine put out of one sequence."""
+    """The outputs of one sequence."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenScores] = field(default_factory=list)
@@ -215,7 +215,7 @@ async def engine(engine_slot: EngineSlot) -> VllmEngine:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def whole(engine: VllmEngine) -> dict[str, Reported]:
-    """What comes of each case undisturbed."""
+    """The undisturbed outputs of each case."""
     return await run(engine, [request_of(case, name) for name, case in CASES.items()])
 
 
@@ -225,8 +225,10 @@ def cuts(case: Case, whole: Reported) -> list[int]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def behind(engine: VllmEngine, whole: dict[str, Reported]) -> dict[tuple[str, int], Reported]:
-    """What comes behind each cut of each case, all in the same batches."""
+async def after_cuts(
+    engine: VllmEngine, whole: dict[str, Reported]
+) -> dict[tuple[str, int], Reported]:
+    """The outputs after each cut of each case, all in the same batches."""
     requests = {
         (name, cut): request_of(case, f"{name} after {cut}", whole[name].token_ids[:cut])
         for name, case in CASES.items()
@@ -237,11 +239,11 @@ async def behind(engine: VllmEngine, whole: dict[str, Reported]) -> dict[tuple[s
 
 
 @pytest.mark.parametrize("name", CASES)
-async def test_what_comes_behind_a_cut_is_what_would_have_come(
-    whole: dict[str, Reported], behind: dict[tuple[str, int], Reported], name: str
+async def test_tokens_after_a_cut_equal_the_undisturbed_tokens(
+    whole: dict[str, Reported], after_cuts: dict[tuple[str, int], Reported], name: str
 ) -> None:
     case, undisturbed = CASES[name], whole[name]
-    mine = {cut: rest for (of, cut), rest in behind.items() if of == name}
+    mine = {cut: rest for (of, cut), rest in after_cuts.items() if of == name}
     assert len(mine) > 2
     for cut, rest in mine.items():
         assert (cut, rest.token_ids) == (cut, undisturbed.token_ids[cut:])
@@ -257,7 +259,7 @@ async def test_what_comes_behind_a_cut_is_what_would_have_come(
                 assert logprob == pytest.approx(their_logprob, abs=1e-4)
 
 
-async def test_cases_reach_what_they_are_for(whole: dict[str, Reported]) -> None:
+async def test_cases_cover_their_purpose(whole: dict[str, Reported]) -> None:
     ends = {
         name: (reported.end, reported.stop_token_id is not None) for name, reported in whole.items()
     }
@@ -273,10 +275,10 @@ async def test_cases_reach_what_they_are_for(whole: dict[str, Reported]) -> None
     assert [names for names in alike.values() if len(names) > 1] == [["seeded", "logprobs"]]
 
 
-async def test_earlier_tokens_are_no_part_of_the_prompt(
+async def test_earlier_tokens_do_not_count_as_prompt(
     engine: VllmEngine, whole: dict[str, Reported]
 ) -> None:
-    """It would come out otherwise; else these cases would prove nothing."""
+    """The results differ; otherwise these cases would prove nothing."""
     requests = {
         (name, cut): EngineRequest(
             id=f"{name} with a prompt of {cut} more",
@@ -308,8 +310,12 @@ THINKING: dict[str, tuple[str, dict[str, Any]]] = {
     "thinks by itself": (SUM + "<|assistant|>", {"temperature": 0.0}),
     "has thought": (SUM + "</think><|assistant|>", {"temperature": 0.0}),
     "sampled": (SUM + "<|assistant|><think>", {}),
-    "thinks again and again": (SUM, {"temperature": 2.0, "allowed_token_ids": [300, 301, THINK, THOUGHT]}),
-    "may not end it": (SUM + "<|assistant|><think>", {"temperature": 2.0, "allowed_token_ids": FEW}),
+    "thinks again and again": (
+        SUM, {"temperature": 2.0, "allowed_token_ids": [300, 301, THINK, THOUGHT]},
+    ),
+    "may not end it": (
+        SUM + "<|assistant|><think>", {"temperature": 2.0, "allowed_token_ids": FEW},
+    ),
     "through a chain": (
         SUM + "<|assistant|><think>",
         {"chain": chained(dry=DRY, penalty_last_n=8), "frequency_penalty": 0.5},
@@ -322,7 +328,7 @@ THINKING: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def reasoning_lengths(prompt: list[int], output: list[int]) -> list[int]:
-    """Return how many tokens stand in each reasoning of an answer."""
+    """Return the number of tokens in each reasoning of a response."""
     token_ids, lengths, begin = prompt + output, [], None
     for position, token_id in enumerate(token_ids):
         if token_id == THINK:
@@ -334,10 +340,10 @@ def reasoning_lengths(prompt: list[int], output: list[int]) -> list[int]:
 
 
 @pytest.mark.parametrize("budget", [0, 3, pytest.param(11, marks=pytest.mark.long)])
-async def test_reasoning_is_bounded_and_goes_on_so_behind_any_cut(
+async def test_reasoning_is_bounded_after_any_cut(
     request: pytest.FixtureRequest, engine: VllmEngine, budget: int
 ) -> None:
-    # Reasoning that begins with the answer and takes three tokens ends before the tenth.
+    # Reasoning that begins with the response and takes three tokens ends before the tenth.
     places = range(1, 32) if request.config.getoption("--long") else (*range(1, 10), 17, 31)
     wholes = {}
     for name, (text, changes) in THINKING.items():
@@ -345,7 +351,7 @@ async def test_reasoning_is_bounded_and_goes_on_so_behind_any_cut(
         case = request_of(Case(sampling=sampling, max_tokens=32), name)
         wholes[name] = replace(case, prompt_token_ids=TOKENIZER.encode(text).ids)
     undisturbed = await run(engine, list(wholes.values()))
-    behind = {
+    after_cuts = {
         (name, cut): replace(
             whole, id=f"{name} {cut}", output_token_ids=undisturbed[name].token_ids[:cut]
         )
@@ -353,12 +359,12 @@ async def test_reasoning_is_bounded_and_goes_on_so_behind_any_cut(
         for cut in places
     }
 
-    reported = await run(engine, list(behind.values()))
+    reported = await run(engine, list(after_cuts.values()))
 
     for name, whole in wholes.items():
         lengths = reasoning_lengths(whole.prompt_token_ids, undisturbed[name].token_ids)
         assert max(lengths, default=0) <= budget, name
-    for (name, cut), each in behind.items():
+    for (name, cut), each in after_cuts.items():
         rest = undisturbed[name].token_ids[cut:]
         assert (name, cut, reported[each.id].token_ids) == (name, cut, rest)
 
@@ -374,7 +380,7 @@ async def test_reasoning_within_a_grammar_may_end_within_a_character(engine: Vll
         )
         wholes[budget] = replace(request_of(case, f"{budget}"), prompt_token_ids=prompt)
     undisturbed = await run(engine, list(wholes.values()))
-    behind = {
+    after_cuts = {
         (budget, cut): replace(
             whole,
             id=f"{budget} after {cut}",
@@ -384,19 +390,19 @@ async def test_reasoning_within_a_grammar_may_end_within_a_character(engine: Vll
         for cut in range(1, len(undisturbed[whole.id].token_ids))
     }
 
-    reported = await run(engine, list(behind.values()))
+    reported = await run(engine, list(after_cuts.values()))
 
     for budget, whole in wholes.items():
         its = undisturbed[whole.id]
         assert (budget, its.token_ids.index(THOUGHT)) == (budget, budget)
         assert (its.end, len(its.token_ids)) == (SequenceEnd.STOP, budget + 4)
-    for (budget, cut), each in behind.items():
+    for (budget, cut), each in after_cuts.items():
         rest = undisturbed[wholes[budget].id].token_ids[cut:]
         assert (budget, cut, reported[each.id].token_ids) == (budget, cut, rest)
 
 
 async def test_a_budget_ends_with_its_sequence(engine: VllmEngine) -> None:
-    """The sequence behind it in the batch takes its place, and is bounded by nothing."""
+    """The next sequence in the batch takes its place, and is unbounded."""
     prompt = TOKENIZER.encode(SUM + "<|assistant|><think>").ids
     case = Case(sampling=spec(thinking_budget=8), max_tokens=5)
     bounded = replace(request_of(case, "bounded"), prompt_token_ids=prompt)
@@ -409,14 +415,14 @@ async def test_a_budget_ends_with_its_sequence(engine: VllmEngine) -> None:
     assert reported["free"].token_ids == alone
 
 
-async def test_reasoning_without_a_budget_is_as_long_as_it_likes(engine: VllmEngine) -> None:
+async def test_reasoning_without_a_budget_is_unbounded(engine: VllmEngine) -> None:
     prompt = TOKENIZER.encode(SUM + "<|assistant|><think>").ids
     request = replace(request_of(Case(sampling=greedy()), "free"), prompt_token_ids=prompt)
     output = (await run(engine, [request]))["free"].token_ids
     assert reasoning_lengths(prompt, output)[0] > 20
 
 
-async def test_a_bad_word_is_known_across_the_cut(engine: VllmEngine) -> None:
+async def test_bad_word_is_recognised_across_the_cut(engine: VllmEngine) -> None:
     free = (await run(engine, [request_of(CASES["greedy"], "free")]))["free"].token_ids
     at, word = next(
         (at, text)
@@ -435,7 +441,7 @@ async def test_a_bad_word_is_known_across_the_cut(engine: VllmEngine) -> None:
     assert reported["bad after"].token_ids == undisturbed[cut:]
 
 
-async def test_sequences_of_a_job_go_on_each_where_it_was(engine: VllmEngine) -> None:
+async def test_each_sequence_of_a_job_resumes_where_it_was(engine: VllmEngine) -> None:
     for name in ("truncated", "mirostat 2"):
         firsts = [replace(request_of(CASES[name], f"{name} {i}"), seed=1234 + i) for i in range(4)]
         undisturbed = await run(engine, firsts)
@@ -443,7 +449,7 @@ async def test_sequences_of_a_job_go_on_each_where_it_was(engine: VllmEngine) ->
             replace(
                 request_of(
                     CASES[name],
-                    f"{name} {i} goes on",
+                    f"{name} {i} continues",
                     undisturbed[f"{name} {i}"].token_ids[: 3 * i],
                 ),
                 seed=1234 + i,
@@ -457,7 +463,7 @@ async def test_sequences_of_a_job_go_on_each_where_it_was(engine: VllmEngine) ->
 
         for i in range(4):
             expected = undisturbed[f"{name} {i}"].token_ids[3 * i :]
-            assert reported[f"{name} {i} goes on"].token_ids == expected
+            assert reported[f"{name} {i} continues"].token_ids == expected
 
 
 @pytest.mark.parametrize(
@@ -469,7 +475,7 @@ async def test_sequences_of_a_job_go_on_each_where_it_was(engine: VllmEngine) ->
     ],
     ids=["negative", "outside the vocabulary", "complete"],
 )
-async def test_earlier_tokens_that_cannot_be_are_refused(
+async def test_invalid_earlier_tokens_are_refused(
     engine: VllmEngine, output: list[int], message: str
 ) -> None:
     with pytest.raises(InvalidRequestError, match=message):
@@ -483,7 +489,7 @@ async def test_earlier_tokens_must_fit_the_window(engine: VllmEngine) -> None:
         await engine.submit([request])
 
 
-async def test_earlier_tokens_that_a_grammar_forbids_end_their_sequence_alone(
+async def test_earlier_tokens_that_a_grammar_forbids_end_only_their_sequence(
     engine: VllmEngine, whole: dict[str, Reported]
 ) -> None:
     wrong = request_of(CASES["json"], "wrong", [500])
@@ -495,7 +501,7 @@ async def test_earlier_tokens_that_a_grammar_forbids_end_their_sequence_alone(
     assert reported["right"].token_ids == whole["json"].token_ids[5:]
 
 
-async def test_what_is_replayed_is_what_was_put_out_whatever_would_be_sampled(
+async def test_replay_repeats_the_output_tokens_whatever_would_be_sampled(
     engine: VllmEngine, whole: dict[str, Reported]
 ) -> None:
     earlier = whole["greedy"].token_ids[20:5:-1]
@@ -510,13 +516,13 @@ async def test_what_is_replayed_is_what_was_put_out_whatever_would_be_sampled(
 
     reported = await run(engine, requests)
 
-    # The alternatives are the model's own: they tell what came before, and not what was sampled.
+    # The alternatives are the model's: they depend on earlier tokens, not on the sampled one.
     first, expected = (dict(reported[each.id].logprobs[0][1:]) for each in requests)
     assert first == pytest.approx(expected, abs=1e-4)
     assert len(reported["replayed"].token_ids) == case.max_tokens - len(earlier)
 
 
-async def test_a_sequence_aborted_while_it_replays_is_forgotten(
+async def test_sequence_aborted_during_replay_is_dropped(
     engine: VllmEngine, whole: dict[str, Reported]
 ) -> None:
     tokens = whole["mirostat 2"].token_ids
@@ -531,9 +537,7 @@ async def test_a_sequence_aborted_while_it_replays_is_forgotten(
     assert not engine._resumed._begun
 
 
-async def test_a_chain_that_is_greedy_replays_nothing(
-    engine: VllmEngine, whole: dict[str, Reported]
-) -> None:
+async def test_greedy_chain_replays_nothing(engine: VllmEngine, whole: dict[str, Reported]) -> None:
     sampling = msgspec.structs.replace(CASES["mirostat 2"].sampling, temperature=0.0)
     tokens = whole["greedy"].token_ids
     request = request_of(Case(sampling=sampling), "greedy mirostat", tokens[:9])

@@ -52,7 +52,7 @@ ROOM = Room(tokens=10_000, sequences=100, most_sequences=100, empty=True)
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait until something holds."""
+    """Wait until a condition holds."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while not condition():
             await asyncio.sleep(0.005)
@@ -67,7 +67,7 @@ async def lost_jobs(gateway: Gateway) -> set[tuple[str, int]]:
 
 
 async def handed_back(gateway: Gateway, job: GenerationJob) -> None:
-    """Wait until the lease of a job has run out, and of no other."""
+    """Wait until the lease of a job has expired, and no other."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while await lost_jobs(gateway) != {(job.id, 1)}:
             await asyncio.sleep(0.01)
@@ -81,7 +81,7 @@ async def nothing_leased(gateway: Gateway) -> None:
 
 
 async def waiting_for_rings(redis: Redis, number: int) -> None:
-    """Wait until so many clients wait for an entry of a list."""
+    """Wait until a number of clients wait for an entry of a list."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while (await redis.info("clients"))["blocked_clients"] != number:
             await asyncio.sleep(0.005)
@@ -94,7 +94,7 @@ async def test_frames_come_in_order_numbered_and_complete(
     async with running_worker(redis_server, STEADY, engine_type=Stepwise) as (_, engine, _):
         assert isinstance(engine, Stepwise)
         await gateway.enqueue(*jobs)
-        # They come in several claims.
+        # Several claims take them.
         await until(lambda: running(engine) == 40)
         engine.allow()
         await gateway.finished(*jobs)
@@ -111,7 +111,7 @@ async def test_frames_come_in_order_numbered_and_complete(
             job.handle, 1, 3, 60, 0, prefill_ms=end.prefill_ms, generation_ms=end.generation_ms
         )
         assert end.generation_ms > end.prefill_ms > 0
-    assert len(gateway.frames) < 60, "one frame tells of all sequences of a step"
+    assert len(gateway.frames) < 60, "one frame has all sequences of a step"
 
 
 async def test_same_seed_gives_the_same_text_and_resumes(
@@ -141,7 +141,7 @@ async def test_lease_ends_after_the_last_frame(
     assert not await redis.hexists(keys.job(MODEL, job.id), "worker")
 
 
-async def test_cancelled_in_the_queue_never_runs(
+async def test_job_cancelled_in_the_queue_never_runs(
     redis_server: RedisServer, gateway: Gateway
 ) -> None:
     jobs = [make_job(max_tokens=50) for _ in range(3)]
@@ -213,13 +213,13 @@ async def test_leases_are_kept_while_jobs_run(
                 await asyncio.sleep(0.01)
         seconds, _ = await redis.time()
     assert ends == sorted(ends)
-    # Each is as long as the first one from when it was made.
+    # Each lasts as long as the first one.
     assert ends[-1] > seconds * 1000
     assert ends[-1] - ends[0] < LEASE_MS
 
 
 @pytest.mark.usefixtures("eager_renewals")
-async def test_progress_is_charged_with_the_lease(
+async def test_progress_is_charged_with_each_renewal(
     redis: Redis, redis_server: RedisServer, gateway: Gateway
 ) -> None:
     job = make_job(max_tokens=ENDLESS)
@@ -248,7 +248,9 @@ async def test_waiting_jobs_are_claimed_as_room_appears(
     assert engine.most == 4
 
 
-async def test_kv_cache_bounds_what_is_claimed(redis_server: RedisServer, gateway: Gateway) -> None:
+async def test_claims_are_bounded_by_the_kv_cache(
+    redis_server: RedisServer, gateway: Gateway
+) -> None:
     jobs = [make_job(max_tokens=50, prompt_token_ids=[300] * 50) for _ in range(6)]
     script = Script(step_seconds=0.005, kv_cache_tokens=250)
     async with running_worker(redis_server, script, engine_type=Stepwise) as (_, engine, _):
@@ -281,10 +283,12 @@ async def test_idle_worker_does_not_poll(
         before = (await redis.info("stats"))["total_commands_processed"]
         await asyncio.sleep(0.5)
         after = (await redis.info("stats"))["total_commands_processed"]
-    assert after - before == 1, "more than the question itself"
+    assert after - before == 1, "more than the test's own command"
 
 
-async def test_deadline_before_the_claim(redis_server: RedisServer, gateway: Gateway) -> None:
+async def test_deadline_before_the_claim_fails_the_job(
+    redis_server: RedisServer, gateway: Gateway
+) -> None:
     job = make_job(deadline_ms=clock.now_ms() - 1)
     async with running_worker(redis_server, STEADY):
         await gateway.enqueue(job)
@@ -296,7 +300,7 @@ async def test_deadline_before_the_claim(redis_server: RedisServer, gateway: Gat
     assert not gateway.deltas(job)
 
 
-async def test_deadline_of_a_running_job(
+async def test_deadline_aborts_a_running_job(
     redis_server: RedisServer, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = make_job(max_tokens=ENDLESS)
@@ -323,7 +327,7 @@ async def test_job_of_a_dead_gateway_is_dropped(
     assert not await redis.hexists(keys.job(MODEL, dead.id), "worker")
 
 
-async def test_running_job_of_a_gateway_that_dies_is_aborted(
+async def test_running_job_of_a_dead_gateway_is_aborted(
     redis: Redis,
     redis_server: RedisServer,
     gateway: Gateway,
@@ -352,7 +356,7 @@ async def test_background_job_of_a_dead_gateway_is_handed_back(
     assert await redis.hget(keys.job(MODEL, job.id), "worker") == WORKER.encode(), "no receipt"
 
 
-async def test_running_background_job_of_a_gateway_that_dies_is_told_and_handed_back(
+async def test_running_background_job_of_a_dead_gateway_is_reported_and_handed_back(
     redis: Redis,
     redis_server: RedisServer,
     gateway: Gateway,
@@ -412,7 +416,7 @@ async def test_unreadable_job_does_not_stop_the_worker(
         await gateway.finished(good)
 
 
-async def test_drain_finishes_what_runs_and_claims_nothing(
+async def test_drain_finishes_running_jobs_and_claims_nothing(
     redis_server: RedisServer, gateway: Gateway
 ) -> None:
     job, late = make_job(max_tokens=50), make_job()
@@ -429,7 +433,7 @@ async def test_drain_finishes_what_runs_and_claims_nothing(
     assert (status.waiting_jobs, status.leased_jobs) == (1, 0)
 
 
-async def test_drain_hands_back_what_takes_too_long(
+async def test_drain_hands_back_jobs_that_take_too_long(
     redis_server: RedisServer, gateway: Gateway
 ) -> None:
     job = make_job(max_tokens=ENDLESS)
@@ -519,7 +523,9 @@ async def test_wake_up_is_immediate(
             await gateway.finished(job)
 
 
-async def test_claimed_by_hand_is_left_alone(redis_server: RedisServer, gateway: Gateway) -> None:
+async def test_job_claimed_by_hand_is_left_alone(
+    redis_server: RedisServer, gateway: Gateway
+) -> None:
     job = make_job()
     await gateway.enqueue(job)
     await gateway.queue.claim("another", ROOM, most_jobs=1, lease_ms=60_000)
@@ -532,7 +538,7 @@ async def test_claimed_by_hand_is_left_alone(redis_server: RedisServer, gateway:
 
 
 class SlowToRead(ScriptedEngine):
-    """Takes time over jobs with a grammar, as vLLM does."""
+    """Is slow to submit jobs with a grammar, as vLLM is."""
 
     def __init__(self, folder: Path, script: Script) -> None:
         super().__init__(folder, script)
@@ -551,7 +557,7 @@ class SlowToRead(ScriptedEngine):
 STRUCTURED = Script(step_seconds=0.002, claimed_features=[Feature.STRUCTURE])
 
 
-async def test_job_that_is_slow_to_submit_keeps_nobody_waiting(
+async def test_slow_submission_does_not_delay_other_jobs(
     redis_server: RedisServer, gateway: Gateway
 ) -> None:
     async with running_worker(redis_server, STRUCTURED, engine_type=SlowToRead) as (_, engine, _):
@@ -566,7 +572,7 @@ async def test_job_that_is_slow_to_submit_keeps_nobody_waiting(
         assert len(gateway.token_ids(slow, 2)) == 8
 
 
-async def test_job_cancelled_while_it_is_submitted_leaves_nothing_behind(
+async def test_job_cancelled_during_submission_leaves_no_keys(
     redis_server: RedisServer, gateway: Gateway
 ) -> None:
     async with running_worker(redis_server, STRUCTURED, engine_type=SlowToRead) as started:
@@ -612,7 +618,7 @@ async def test_job_that_cannot_be_submitted_fails_alone(
 
 
 class GivesUp(ScriptedEngine):
-    """Gives up on sequences where they should end for their length."""
+    """Aborts sequences where they should end for their length."""
 
     @override
     async def step(self) -> EngineStep:
@@ -626,7 +632,7 @@ class GivesUp(ScriptedEngine):
         return step._replace(outputs=outputs)
 
 
-async def test_job_that_the_engine_gives_up_on_fails_alone(
+async def test_job_that_the_engine_aborts_fails_alone(
     redis_server: RedisServer, gateway: Gateway
 ) -> None:
     async with running_worker(redis_server, STRUCTURED, engine_type=GivesUp) as (_, engine, _):

@@ -1,4 +1,4 @@
-"""The scripted engine in chats: it reasons, calls tools as their schemas want it, and goes on behind any cut."""
+"""The scripted engine in chats: reasoning, tool calls by their schemas, and resumption."""
 
 import json
 from collections.abc import AsyncIterator
@@ -77,7 +77,7 @@ async def tokens_of(
 
 
 def read_apart(tokenizer: Tokenizer, request: EngineRequest, tokens: list[int]) -> Whole:
-    """Read an answer apart, as the worker does with text that is whole."""
+    """Parse a whole response as the worker does."""
     make = OwnParsers(tokenizer).prepare(
         Parsing(tools=TOOLS, finds_reasoning=True), request.prompt_token_ids[-2:]
     )
@@ -102,7 +102,7 @@ def read_apart(tokenizer: Tokenizer, request: EngineRequest, tokens: list[int]) 
     ],
     ids=["plain", "reasoning", "tools", "reasoning and tools"],
 )
-async def test_it_writes_what_the_prompt_asks_for(
+async def test_scripted_response_follows_the_prompt(
     engine: ScriptedEngine,
     tokenizer: Tokenizer,
     *,
@@ -124,7 +124,7 @@ async def test_it_writes_what_the_prompt_asks_for(
 @pytest.mark.parametrize(
     "prompt", [USER + OPEN, DESCRIBED + USER + OPEN, DESCRIBED + USER + CLOSED]
 )
-async def test_it_goes_on_behind_any_cut(
+async def test_scripted_response_resumes_after_any_cut(
     engine: ScriptedEngine, tokenizer: Tokenizer, prompt: str
 ) -> None:
     request = request_of(tokenizer, prompt)
@@ -144,7 +144,7 @@ async def test_it_goes_on_behind_any_cut(
         (ToolMode.AUTO, None, False),
     ],
 )
-async def test_its_calls_match_the_grammars_that_force_them(
+async def test_scripted_calls_match_the_grammars_that_force_them(
     engine: ScriptedEngine,
     tokenizer: Tokenizer,
     opening: str,
@@ -171,7 +171,7 @@ async def test_its_calls_match_the_grammars_that_force_them(
         assert [each for each, _ in calls] == ([name] if name else [calls[0][0]])
 
 
-async def test_text_of_clients_that_looks_like_a_tool_is_none(
+async def test_client_text_that_looks_like_a_tool_is_none(
     engine: ScriptedEngine, tokenizer: Tokenizer
 ) -> None:
     for text in ("{", "5", '{"name": 5}', '{"name": "f", "parameters": []}'):
@@ -181,7 +181,7 @@ async def test_text_of_clients_that_looks_like_a_tool_is_none(
         assert not read_apart(tokenizer, request, tokens).calls
 
 
-async def test_end_of_text_that_is_ignored_is_words(
+async def test_ignored_end_of_text_continues_with_words(
     engine: ScriptedEngine, tokenizer: Tokenizer
 ) -> None:
     whole, _ = await tokens_of(engine, request_of(tokenizer, DESCRIBED + USER + CLOSED))

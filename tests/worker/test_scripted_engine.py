@@ -1,4 +1,4 @@
-"""The scripted engine: it goes on where another one stopped, and it can be told to die."""
+"""The scripted engine: resumption, and death on request."""
 
 import asyncio
 import os
@@ -67,7 +67,7 @@ async def outputs_of(engine: ScriptedEngine, request: EngineRequest) -> list[Seq
     ids=["greedy", "seeded", "min_tokens", "max_tokens"],
 )
 @pytest.mark.parametrize("cut", [1, 5, 11])
-async def test_a_resumed_sequence_goes_on_as_if_undisturbed(
+async def test_resumed_sequence_equals_the_undisturbed_one(
     engine: ScriptedEngine, sampling: SamplingSpec, cut: int
 ) -> None:
     whole = await outputs_of(engine, request_of(sampling))

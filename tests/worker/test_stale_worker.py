@@ -1,4 +1,4 @@
-"""A worker that comes back from a long silence finds its jobs elsewhere, drops them, and works on."""
+"""A worker that was stopped for long drops jobs that others have claimed, and continues."""
 
 import asyncio
 import signal
@@ -17,7 +17,7 @@ from tests.worker.test_process import ready, worker_process
 LEASE = "--lease-seconds=1"
 
 
-async def test_stopped_worker_drops_what_another_one_runs(
+async def test_stopped_worker_drops_jobs_that_another_one_runs(
     redis: Redis, redis_server: RedisServer, gateway: Gateway
 ) -> None:
     jobs = [make_job(max_tokens=1000, n=2) for _ in range(3)]
@@ -38,12 +38,12 @@ async def test_stopped_worker_drops_what_another_one_runs(
                 lambda: all(gateway.deltas(job)[-1].attempt == 2 for job in jobs)
             )
             first.send_signal(signal.SIGCONT)
-            # What the first worker had not told yet comes late, then it finds its leases lost.
+            # Pending frames of the first worker arrive late, then it finds its leases lost.
             await gateway.finished(*jobs)
             late = [frame for frame in gateway.frames[known:] if frame.worker == "w1"]
             assert {delta.attempt for frame in late for delta in frame.deltas} <= {1}
             assert not any(frame.finished or frame.failed or frame.returned for frame in late)
-            # As a gateway does, leave out what is fenced off.
+            # As a gateway does, drop replies of fenced attempts.
             for frame in late:
                 gateway.frames.remove(frame)
             for job in jobs:
@@ -65,7 +65,7 @@ async def test_stopped_worker_drops_what_another_one_runs(
     assert not await redis.zcard(keys.leases(MODEL))
 
 
-async def test_worker_that_stands_still_longer_than_its_engine_may_does_not_restart_it(
+async def test_worker_stopped_longer_than_the_stall_limit_keeps_its_engine(
     redis_server: RedisServer, gateway: Gateway
 ) -> None:
     job = make_job(max_tokens=300)

@@ -1,4 +1,4 @@
-"""Jobs with which an engine has died go into the next one by one, so that the guilty one is known."""
+"""Jobs of a dead engine enter the next one by one, which identifies the deadly job."""
 
 import asyncio
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ DEADLY = 777
 
 
 class Watching(ScriptedEngine):
-    """Remembers how many sequences without a token were in it at once, by kind of job."""
+    """Counts concurrent sequences without a token, by kind of job."""
 
     def __init__(self, folder: Path, script: Script) -> None:
         super().__init__(folder, script)
@@ -80,7 +80,7 @@ async def test_suspects_wait_for_each_others_first_token(
         assert len(gateway.token_ids(job, 1)) == 20
 
 
-async def test_suspect_that_ends_without_a_token_lets_the_next_one_in(
+async def test_suspect_that_ends_without_a_token_admits_the_next_one(
     redis: Redis, redis_server: RedisServer, gateway: Gateway
 ) -> None:
     first, second, third = (suspect(number) for number in range(3))
@@ -101,7 +101,7 @@ async def test_suspect_that_ends_without_a_token_lets_the_next_one_in(
     assert engine.most == 1
 
 
-async def test_only_jobs_that_were_in_the_engine_are_told_of_its_death(
+async def test_only_jobs_in_the_engine_are_blamed_for_its_death(
     redis_server: RedisServer, gateway: Gateway
 ) -> None:
     deadly = suspect(0, prompt_token_ids=[300, DEADLY])

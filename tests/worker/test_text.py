@@ -1,4 +1,4 @@
-"""Detokenising and stop strings: streamed text is exactly the text of a whole decode."""
+"""Detokenising and stop strings: streamed text equals the text of a whole decode."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ def decoded(prompt: list[int], completion: list[int]) -> str:
 
 
 def vllm_text(prompt: list[int], completion: list[int]) -> str:
-    """What vLLM's detokenizer yields, primed with the whole prompt."""
+    """The text of vLLM's detokenizer, primed with the whole prompt."""
     stream = DecodeStream(ids=prompt, skip_special_tokens=True)
     return "".join(stream.step(TOKENIZER, token_id) or "" for token_id in completion)
 
@@ -99,12 +99,12 @@ def test_stop_string_is_found_across_every_cut(cut: int) -> None:
     assert matched([text[:cut], text[cut:]], ["STOP"])[:2] == ("abc ", "STOP")
 
 
-def test_earliest_completed_match_wins() -> None:
+def test_earliest_completed_match_ends_the_text() -> None:
     assert matched(["one two three"], ["three", "two", "wo"])[:2] == ("one ", "two")
     assert matched(["xabcd"], ["abcd", "bc"])[:2] == ("xa", "bc")
 
 
-def test_only_the_longest_possible_beginning_is_held_back() -> None:
+def test_only_the_longest_possible_prefix_of_a_stop_is_held_back() -> None:
     assert matched(["ab", "ST", "x", "S"], ["STOP"])[2] == ["ab", "", "STx", "", "S"]
     assert matched(["aab", "aac"], ["aabaad"])[2] == ["", "aabaac", ""]
 
@@ -123,7 +123,7 @@ def test_streamed_stops_equal_a_search_of_the_whole_text(parts: list[str], stop:
             assert not held or any(each.startswith(held) for each in stop)
 
 
-def test_special_tokens_show_where_they_are_asked_for() -> None:
+def test_special_tokens_are_shown_on_request() -> None:
     ids = TOKENIZER.encode("one<s> two").ids
     detokenizer = Detokenizer(TOKENIZER, BASE, shows_special_tokens=True)
     assert "".join(detokenizer.step(token_id) for token_id in ids) == "one<s> two"
@@ -149,7 +149,7 @@ def test_text_that_includes_its_stop_is_longer_by_just_that(
     assert included(parts, stop) == text + (found or "")
 
 
-def test_the_first_given_of_stops_that_end_together_wins() -> None:
+def test_first_listed_of_stops_that_end_together_is_reported() -> None:
     assert matched(["x and"], ["nd", "and"])[:2] == ("x a", "nd")
     assert matched(["x and"], ["and", "nd"])[:2] == ("x ", "and")
 
@@ -167,7 +167,7 @@ def test_64_stops_are_found_at_every_boundary(parts: list[str], stop: list[str])
 
 
 def min_tokens_reference(tokens: list[str], stop: list[str], least: int) -> str:
-    """What is shown if no match may end within the first tokens."""
+    """The shown text if no match may end within the first tokens."""
     text, free = "".join(tokens), len("".join(tokens[:least]))
     for end in range(free + 1, len(text) + 1):
         for each in stop:
@@ -197,7 +197,7 @@ def test_64_long_stops_cost_little_even_if_the_text_nearly_matches_them_all() ->
     Compared.times = 0
     shown = sum(len(matcher.push("aaaa")) for _ in range(1_000))
     assert shown == 4_000 - 511
-    # About nine for each character. Looking at every end anew for every stop string takes millions.
+    # About nine for each character. A search at every end for every stop string takes millions.
     assert 0 < Compared.times < 20 * 4_000
 
 

@@ -1,4 +1,4 @@
-"""Tokens of reasoning are counted from the tokens alone, however these come, and grammars bear their end."""
+"""Tokens of reasoning are counted by token ids alone, and grammars accept its end."""
 
 from dataclasses import dataclass
 from random import Random
@@ -20,8 +20,8 @@ def counted(prompt: list[int], *outputs: list[int]) -> int | None:
     return count.tokens
 
 
-def told_by_definition(token_ids: list[int]) -> int | None:
-    """Tokens behind the last mark if it begins reasoning."""
+def reasoning_by_definition(token_ids: list[int]) -> int | None:
+    """Tokens after the last mark if it begins reasoning."""
     marks = [i for i, token_id in enumerate(token_ids) if token_id in (START, END)]
     if not marks or token_ids[marks[-1]] == END:
         return None
@@ -42,19 +42,19 @@ def told_by_definition(token_ids: list[int]) -> int | None:
         ([START, 1], [START, 2], 1),
     ],
 )
-def test_reasoning_is_what_stands_behind_a_mark_that_began_it(
+def test_reasoning_is_the_text_after_its_opening_mark(
     prompt: list[int], output: list[int], tokens: int | None
 ) -> None:
     assert counted(prompt, output) == tokens
 
 
 @all_cases("seed", range(20))
-def test_the_count_is_the_same_behind_any_cut(seed: int) -> None:
+def test_count_is_the_same_after_any_cut(seed: int) -> None:
     rng = Random(seed)
     prompt, output = ([rng.choice([1, 1, 2, START, END]) for _ in range(20)] for _ in range(2))
     for cut in range(len(output) + 1):
         behind_cut = [output[:length] for length in range(cut, len(output) + 1)]
-        assert counted(prompt, *behind_cut) == told_by_definition(prompt + output)
+        assert counted(prompt, *behind_cut) == reasoning_by_definition(prompt + output)
 
 
 TOKENIZER = LLTokenizer((MODEL_FOLDER / "tokenizer.json").read_text())
@@ -64,7 +64,7 @@ GRAMMAR = f"start: thought <[{THOUGHT}]> answer\nthought: /(.|\\n)*/\nanswer: /[
 
 @dataclass
 class Grammar:
-    """What of vLLM's `GuidanceGrammar` is used."""
+    """The part of vLLM's `GuidanceGrammar` that is used."""
 
     ll_matcher: LLMatcher
     ll_tokenizer: LLTokenizer = TOKENIZER
@@ -89,7 +89,7 @@ def test_reasoning_may_end_within_a_character(text: str) -> None:
         assert grammar.ll_matcher.is_accepting()
 
 
-def test_nothing_else_becomes_right_behind_half_a_character() -> None:
+def test_other_tokens_stay_forbidden_after_a_partial_character() -> None:
     half = TOKENIZER.tokenize_str("😀")[:2]
     grammar = Grammar(LLMatcher(TOKENIZER, GRAMMAR, log_level=0))
     end_of_text = 1

@@ -1,4 +1,4 @@
-"""Images on the real engine, with a tiny model of random weights: they count, and bad ones do no harm."""
+"""Images on the real engine, with a tiny random model: they count, bad ones do no harm."""
 
 import asyncio
 from dataclasses import replace
@@ -53,7 +53,7 @@ def finished(outbox: Outbox) -> JobFinished:
     return end
 
 
-async def test_model_says_that_it_sees(engine: VllmEngine, vision_folder: Path) -> None:
+async def test_model_announces_vision(engine: VllmEngine, vision_folder: Path) -> None:
     assert engine.info.features == [
         Feature.SAMPLER_CHAIN,
         Feature.STRUCTURE,
@@ -103,7 +103,7 @@ async def test_images_are_cached_for_one_tenant_only(engine: VllmEngine) -> None
     assert await cached(BLUE, "a") == 0
 
 
-async def test_a_sequence_goes_on_behind_its_images_and_earlier_tokens(engine: VllmEngine) -> None:
+async def test_sequence_resumes_after_its_images_and_earlier_tokens(engine: VllmEngine) -> None:
     spec = SamplingSpec(seed=5, temperature=2.0, frequency_penalty=1.0, ignore_eos=True)
     tokenizer = Tokenizer.from_buffer(engine.info.tokenizer_json)
     whole = EngineRequest(
@@ -133,7 +133,7 @@ async def test_a_sequence_goes_on_behind_its_images_and_earlier_tokens(engine: V
         assert rest[-1].end is undisturbed[-1].end
 
 
-async def test_images_take_room_from_max_tokens(engine: VllmEngine) -> None:
+async def test_images_reduce_max_tokens(engine: VllmEngine) -> None:
     job = seeing(engine, "<image>" * 8, *[RED] * 8, max_tokens=CONTEXT_WINDOW - 8)
     (outbox,) = await answers(engine, job)
     end = finished(outbox)
@@ -166,7 +166,7 @@ async def test_number_of_images_must_fit_the_prompt(
         await answers(engine, seeing(engine, text, *images))
 
 
-async def test_hostile_files_are_refused_and_the_engine_lives(engine: VllmEngine) -> None:
+async def test_hostile_files_are_refused_and_the_engine_survives(engine: VllmEngine) -> None:
     alone = await answers(engine, seeing(engine, "<image>What", RED, max_tokens=150))
     begun = asyncio.Event()
     job = seeing(engine, "<image>What", RED, max_tokens=150)

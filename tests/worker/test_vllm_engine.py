@@ -1,4 +1,4 @@
-"""The real engine on a CPU, held against `AsyncLLM.generate`, and what must not kill it."""
+"""The real engine on a CPU, compared with `AsyncLLM.generate`, and hostile requests."""
 
 import asyncio
 import math
@@ -125,7 +125,7 @@ def all_jobs() -> tuple[list[str], list[GenerationJob]]:
     for case, (sampling, fields) in CASES.items():
         for prompt, ids in PROMPTS.items():
             names.append(f"{case}-{prompt}")
-            # Hot enough that a small model, which is sure of itself, is truly sampled from.
+            # So hot that even a confident small model gives varied tokens.
             spec = SamplingSpec(seed=1234, **{"temperature": 1.6, **sampling})
             jobs.append(make_job(prompt_token_ids=ids, max_tokens=48, sampling=spec, **fields))
     return names, jobs
@@ -184,7 +184,7 @@ async def both(engine: VllmEngine) -> Both:
     names, jobs = all_jobs()
     ours = await run_jobs(engine, jobs)
     theirs = await asyncio.gather(*[generate(engine, job) for job in jobs])
-    # generate() has started vLLM's own reader of outputs; from here on they are ours again.
+    # generate() started vLLM's reader of outputs; from here on the worker reads them again.
     engine._llm.output_handler.cancel()
     await asyncio.gather(engine._llm.output_handler, return_exceptions=True)
     engine._llm.output_handler = None
@@ -215,7 +215,7 @@ async def test_tokens_and_text_equal_vllms_own(both: Both) -> None:
     assert len(both.jobs) == len(CASES) * len(PROMPTS)
 
 
-async def test_contract_cases_reach_what_they_are_for(both: Both) -> None:
+async def test_contract_cases_cover_their_purpose(both: Both) -> None:
     outputs = [output for each in both.theirs for output in each[1:]]
     ends = {(output.finish_reason, type(output.stop_reason)) for output in outputs}
     assert ends == {
@@ -338,7 +338,7 @@ async def test_abort_frees_the_engine_within_one_step(engine: VllmEngine) -> Non
 
 
 def raw(**changes: Any) -> EngineRequest:
-    """A request that skips the worker's own checks."""
+    """A request that skips the worker's checks."""
     fields: dict[str, Any] = {
         "prompt_token_ids": DEF,
         "max_tokens": 4,
@@ -461,7 +461,7 @@ KILLERS: dict[str, dict[str, Any]] = {
 }
 
 
-async def test_nothing_a_request_can_say_kills_the_engine(engine: VllmEngine) -> None:
+async def test_no_request_kills_the_engine(engine: VllmEngine) -> None:
     streams = [make_job(prompt_token_ids=DEF, max_tokens=200, seed=i) for i in range(8)]
     alone = await run_jobs(engine, streams)
     begun = asyncio.Event()
@@ -505,15 +505,15 @@ e: e e e | e e | "a" | "b" | ""
 
 @dataclass
 class Beside:
-    """What came of a request beside one that would not end."""
+    """Results of a request next to an endless one."""
 
     outputs: list[SequenceOutput]
     waits: list[int]
-    """Of each token of the other one: engine steps since the token before, with outputs of anybody."""
+    """For each token of the endless one: engine steps with outputs since its last token."""
 
 
 async def run_endless(engine: VllmEngine, request: EngineRequest) -> Beside:
-    """Run a request beside one that would not end, which must go on for ten steps after the request's end."""
+    """Run a request next to an endless one, which must continue for ten steps after its end."""
     other = raw(id="other", max_tokens=900, sampling=spec(ignore_eos=True))
     await engine.submit([other])
     while not any(each.sequence_id == other.id for each in (await engine.step()).outputs):
@@ -535,7 +535,7 @@ async def run_endless(engine: VllmEngine, request: EngineRequest) -> Beside:
     return beside
 
 
-async def test_grammar_that_becomes_too_complex_ends_alone(engine: VllmEngine) -> None:
+async def test_grammar_that_becomes_too_complex_ends_only_its_job(engine: VllmEngine) -> None:
     no_end = spec(logit_bias={EOS: -100.0}, temperature=2.0)
     request = raw(id="ambiguous", grammar=AMBIGUOUS, sampling=no_end, max_tokens=900)
     beside = await run_endless(engine, request)
@@ -544,8 +544,8 @@ async def test_grammar_that_becomes_too_complex_ends_alone(engine: VllmEngine) -
     assert outputs[-1].end is SequenceEnd.ERROR
     assert {each.end for each in outputs[:-1]} == {None}
     assert beside.waits == [1] * len(beside.waits)
-    # A step's work grows with the text. The limit is reached after some hundred characters, whichever
-    # they are; four times the limit would allow four times as many, in ever longer steps.
+    # A step's work grows with the text. Some hundred characters of any kind reach the limit; four
+    # times the limit would allow four times as many, in ever longer steps.
     text = TOKENIZER.decode([token_id for each in outputs for token_id in each.token_ids])
     assert len(text) < 120
 
@@ -559,7 +559,9 @@ A: /(.*[abc].{30}){5}/ & /(.*x.{40}){9}/ & ~/(.*x.{10}){3}/
 @pytest.mark.parametrize(
     "grammar", ['%llguidance {}\nstart: "aa"', TOO_LARGE], ids=["nothing is left", "too large"]
 )
-async def test_grammar_that_cannot_go_on_ends_alone(engine: VllmEngine, grammar: str) -> None:
+async def test_grammar_that_cannot_continue_ends_only_its_job(
+    engine: VllmEngine, grammar: str
+) -> None:
     allowed = spec(allowed_token_ids=ids_of("z"))
     request = raw(id="stuck", grammar=grammar, sampling=allowed, max_tokens=900)
     beside = await run_endless(engine, request)
@@ -567,7 +569,7 @@ async def test_grammar_that_cannot_go_on_ends_alone(engine: VllmEngine, grammar:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-async def test_bad_words_come_neither_with_nor_without_a_space(
+async def test_bad_words_are_excluded_with_and_without_a_space(
     engine: VllmEngine, temperature: float
 ) -> None:
     prompt = ids_of("The quick brown fox")
@@ -583,7 +585,7 @@ async def test_bad_words_come_neither_with_nor_without_a_space(
 
 @pytest.mark.parametrize("prompts", [10, pytest.param(48, marks=pytest.mark.long)])
 async def test_many_long_seeded_prompts_at_once(engine: VllmEngine, prompts: int) -> None:
-    """Prompts that share a step's budget, seeded: what kills an engine that splits prompts on a CPU."""
+    """Seeded prompts that share a step's budget kill an engine that splits prompts on a CPU."""
     jobs = [
         make_job(prompt_token_ids=[300 + i] * 900, max_tokens=3, seed=i, cache_salt=str(i))
         for i in range(prompts)
@@ -616,7 +618,7 @@ def vars_of(job: GenerationJob) -> dict[str, Any]:
     return {name: getattr(job, name) for name in job.__struct_fields__}
 
 
-async def test_prefix_cache_is_not_read_where_the_job_says_so(engine: VllmEngine) -> None:
+async def test_prefix_cache_is_not_read_if_the_job_forbids_it(engine: VllmEngine) -> None:
     prompt = [310 + index % 700 for index in range(400)]
 
     async def cached(*, reads: bool) -> int:
@@ -631,7 +633,7 @@ async def test_prefix_cache_is_not_read_where_the_job_says_so(engine: VllmEngine
     assert await cached(reads=True) >= 128
 
 
-async def test_engine_says_what_it_can(engine: VllmEngine) -> None:
+async def test_engine_reports_its_features(engine: VllmEngine) -> None:
     assert engine.info.features == [each for each in Feature if each is not Feature.IMAGES]
     assert engine.info.chat_templates == folder_templates(MODEL_FOLDER)
     assert engine.info.chat is not None

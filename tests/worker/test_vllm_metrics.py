@@ -1,4 +1,4 @@
-"""vLLM's own metrics, passed through: what its engine did is what they tell."""
+"""vLLM's metrics, passed through, report the engine's work."""
 
 from pathlib import Path
 
@@ -37,7 +37,7 @@ def vllm(name: str, **labels: str) -> float:
     return sum(sample.value for sample in samples)
 
 
-async def test_what_the_engine_did_is_told(engine: VllmEngine) -> None:
+async def test_metrics_report_the_engines_work(engine: VllmEngine) -> None:
     names = (
         "prompt_tokens_total",
         "generation_tokens_total",
@@ -69,11 +69,11 @@ async def test_what_the_engine_did_is_told(engine: VllmEngine) -> None:
     assert vllm("num_requests_waiting") == 0
     assert 0 <= vllm("kv_cache_usage_perc") <= 1
     assert vllm("cache_config_info", num_gpu_blocks=str(BLOCKS)) == 1
-    # Told by gateways instead (docs/metrics.md).
+    # Gateways have these metrics instead (docs/metrics.md).
     assert vllm("inter_token_latency_seconds_count") == 0
 
 
-async def test_an_aborted_sequence_is_forgotten(engine: VllmEngine) -> None:
+async def test_aborted_sequence_is_dropped(engine: VllmEngine) -> None:
     request = EngineRequest(
         id="aborted",
         prompt_token_ids=[300, 301, 302],
@@ -89,19 +89,19 @@ async def test_an_aborted_sequence_is_forgotten(engine: VllmEngine) -> None:
     assert engine._metrics._followed == {}
 
 
-async def test_the_labels_are_those_of_vllm(engine: VllmEngine, vision_folder: Path) -> None:
+async def test_labels_are_those_of_vllm(engine: VllmEngine, vision_folder: Path) -> None:
     await run_jobs(engine, [job(100)])
     labels = {"model_name": vision_folder.name, "engine": "0"}
     assert vllm("generation_tokens_total", **labels) > 0
 
 
 def job(number: int) -> GenerationJob:
-    """Return a job that comes to many blocks."""
+    """Return a job that needs many blocks of the KV cache."""
     return make_job(prompt_token_ids=[300 + number] * 10, max_tokens=TOKENS, sampling=ENDLESS)
 
 
 async def run(engine: VllmEngine, jobs: list[GenerationJob]) -> int:
-    """Run jobs to their ends, noting each step as the worker does; return how many preemptions that told."""
+    """Run jobs to their ends, counting steps as the worker does; return the preemptions."""
     before, left = preemptions(), len(jobs)
     for each in jobs:
         # One sequence each.

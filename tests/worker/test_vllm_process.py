@@ -1,4 +1,4 @@
-"""The worker process with the real engine, in as many processes as on a GPU, which die one after the other.
+"""The worker process with a real engine in as many processes as on a GPU, which die in turn.
 
 In the default run, tests/kills kills a worker and the process of an engine.
 """
@@ -29,7 +29,7 @@ ENDLESS = SamplingSpec(seed=1, ignore_eos=True)
 
 @pytest.fixture(autouse=True)
 def _all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run the core and the model in a process each, whatever other tests set."""
+    """Run the core and the model in separate processes, whatever other tests set."""
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
 
 
@@ -39,7 +39,7 @@ def endless(max_tokens: int) -> GenerationJob:
 
 
 def engine_core(pid: int) -> int:
-    """Return the process that vLLM's scheduler runs in: the child that has children of its own."""
+    """Return the process of vLLM's scheduler: the child that has children."""
     return next(child for child in children(pid) if children(child))
 
 
@@ -61,7 +61,7 @@ async def ready_slowly(gateway: Gateway) -> None:
 
 
 def worker_of_core(pid: int) -> int:
-    """Return the process in which the model runs: it has more memory than the core's other children."""
+    """Return the process of the model: it has more memory than the core's other children."""
     return max(children(engine_core(pid)), key=resident_pages)
 
 
@@ -78,12 +78,12 @@ def stop_both(pid: int) -> None:
         os.kill(process, signal.SIGSTOP)
 
 
-async def test_dead_engines_are_followed_by_others_in_the_same_process(
+async def test_dead_engines_are_replaced_in_the_same_process(
     redis: Redis,
     redis_server: RedisServer,
     gateway: Gateway,
 ) -> None:
-    """Each harm is followed by a restart and a resumed job; then the worker is asked to stop."""
+    """A restart and a resumed job follow each fault; then the worker is stopped."""
     harms = (kill_worker, stop_both, kill_core)
     options = ("--engine=vllm", "--context-window=1024", "--stall-seconds=8")
     async with worker_process(redis_server, *options) as process:
@@ -120,7 +120,7 @@ async def test_dead_engines_are_followed_by_others_in_the_same_process(
 
 
 def trackers(pid: int) -> set[int]:
-    """Return the process with which `multiprocessing` tracks what is shared; it lives on."""
+    """Return the resource tracker of `multiprocessing`, which outlives engines."""
     return {
         child
         for child in children(pid)

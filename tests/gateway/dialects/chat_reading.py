@@ -1,4 +1,4 @@
-"""Bodies of chats taken through the dialects, as the API does it."""
+"""Bodies of chats, read through the dialects as the API does it."""
 
 from typing import Any
 
@@ -19,18 +19,18 @@ PNG_URI = "data:image/png;base64,iVBORw0KGgo="
 def read_chat_body(
     body: dict[str, Any], profile: Profile = OPENAI, *, max_prompts: int = 1024
 ) -> GenerationRequest:
-    """Take a body through a dialect."""
+    """Read a body in a dialect."""
     wire = validate(ChatCompletionRequest, body)
     return to_chat_generation_request(wire, profile, max_prompts=max_prompts)
 
 
 def read_chat(profile: Profile = OPENAI, /, **parameters: Any) -> GenerationRequest:
-    """Take a plain chat with these parameters through a dialect."""
+    """Read a plain chat with these parameters in a dialect."""
     return read_chat_body({"model": "m", "messages": [USER]} | parameters, profile)
 
 
 def chat(profile: Profile = OPENAI, /, **parameters: Any) -> ChatRequest:
-    """Return what of such a request only a chat has."""
+    """Return the part of such a request that only chats have."""
     request = read_chat(profile, **parameters)
     assert request.chat is not None
     return request.chat

@@ -1,4 +1,4 @@
-"""Bodies taken through the dialects, as the API does it."""
+"""Bodies read through the dialects, as the API does it."""
 
 import json
 import time
@@ -28,13 +28,13 @@ EVERY_PROFILE = [pytest.param(profile, id=profile.name) for profile in PROFILES.
 def read_body(
     body: dict[str, Any], profile: Profile = OPENAI, *, max_prompts: int = 1024
 ) -> GenerationRequest:
-    """Take a body through a dialect."""
+    """Read a body in a dialect."""
     wire = validate(CompletionRequest, body)
     return to_generation_request(wire, profile, max_prompts=max_prompts)
 
 
 def read(profile: Profile = OPENAI, /, **parameters: Any) -> GenerationRequest:
-    """Take a plain request with these parameters through a dialect."""
+    """Read a plain request with these parameters in a dialect."""
     return read_body({"model": "m", "prompt": "x"} | parameters, profile)
 
 
@@ -47,7 +47,7 @@ def refusal(profile: Profile = OPENAI, /, **parameters: Any) -> BadRequestError:
 
 
 def unsupported(name: str, value: Any, *, served: Iterable[Any]) -> str:
-    """Return what is said of a parameter of which only some values are served, or none."""
+    """Return the message for a parameter that is not served, or not with every value."""
     values = " or ".join(map(json.dumps, served))
     given = json.dumps(value, separators=(",", ":"))
     if not values:
@@ -56,9 +56,9 @@ def unsupported(name: str, value: Any, *, served: Iterable[Any]) -> str:
 
 
 def at_once(call: Callable[[], Any], *, seconds: float) -> Any:
-    """Return what `call` returns, which takes less processor time than `seconds` in one of three runs.
+    """Return the result of `call`, of which one of three runs needs less than `seconds`.
 
-    Other programs on the same cores make single runs slower.
+    Only processor time counts. Other programs on the same cores make single runs slower.
     """
     for _ in range(3):
         started = time.process_time()

@@ -1,4 +1,4 @@
-"""Whatever a client sends, in whatever dialect: a request comes of it, or an error of the API."""
+"""Any body gives a request or an error of the API, in every dialect."""
 
 from collections.abc import Callable
 from typing import Any
@@ -74,7 +74,7 @@ PLAUSIBLE = st.fixed_dictionaries(
 
 
 def read(body: dict[str, Any], profile: Profile) -> GenerationRequest | BadRequestError:
-    """Take a body through a dialect."""
+    """Read a body in a dialect."""
     try:
         require_model(body, profile)
         request = to_generation_request(
@@ -88,7 +88,7 @@ def read(body: dict[str, Any], profile: Profile) -> GenerationRequest | BadReque
 
 
 def check(request: GenerationRequest | BadRequestError) -> None:
-    """Hold a request to what the rooms behind rely on, and an error to what a client does."""
+    """Check what later stages rely on in a request, and what clients rely on in an error."""
     if isinstance(request, BadRequestError):
         assert request.param
         assert request.content()
@@ -133,7 +133,7 @@ HUGE: dict[str, Callable[[], Any]] = {
     "structured_outputs": lambda: {"choice": ["a"] * 200_000},
     "tools": lambda: [{"type": "function"}] * 100_000,
 }
-"""Made by the test that needs it: no other process of the tests has to."""
+"""Made lazily: only the process of the test that needs it pays for it."""
 
 
 @all_cases("name", HUGE)

@@ -1,4 +1,4 @@
-"""Whatever a client sends as a chat, in whatever dialect: a request comes of it, or an error of the API."""
+"""Any chat body gives a request or an error of the API, in every dialect."""
 
 from collections.abc import Callable
 from typing import Any
@@ -119,7 +119,7 @@ ANY_PROFILE = st.sampled_from(list(PROFILES.values()))
 
 
 def read(body: dict[str, Any], profile: Profile) -> GenerationRequest | BadRequestError:
-    """Take a body through a dialect."""
+    """Read a body in a dialect."""
     try:
         require_model(body, profile)
         request = check_supported(
@@ -133,7 +133,7 @@ def read(body: dict[str, Any], profile: Profile) -> GenerationRequest | BadReque
 
 
 def check(request: GenerationRequest | BadRequestError) -> None:
-    """Hold a request to what the rooms behind rely on, and an error to what a client does."""
+    """Check what later stages rely on in a request, and what clients rely on in an error."""
     if isinstance(request, BadRequestError):
         assert request.param
         assert request.content()
@@ -150,7 +150,7 @@ def check(request: GenerationRequest | BadRequestError) -> None:
 
 
 def check_chat(chat: ChatRequest) -> None:
-    """Hold a chat to what its template relies on."""
+    """Check what a template relies on in a chat."""
     assert chat.messages
     images = 0
     for message in chat.messages:
@@ -206,7 +206,7 @@ HUGE: dict[str, Callable[[], dict[str, Any]]] = {
     "parts": lambda: {"messages": [{"role": "user", "content": [{"type": "text"}] * 100_000}]},
     "tools": lambda: {"tools": [{"type": "function"}] * 100_000},
 }
-"""Made by the test that needs it: no other process of the tests has to."""
+"""Made lazily: only the process of the test that needs it pays for it."""
 
 
 @all_cases("name", HUGE)

@@ -1,4 +1,4 @@
-"""The schema of a chat's body, as the OpenAPI page shows it, allows what is accepted and nothing else."""
+"""The OpenAPI schema of a chat's body allows exactly the accepted bodies."""
 
 from typing import Any
 
@@ -121,7 +121,7 @@ def validator() -> jsonschema.Draft202012Validator:
 
 
 @all_cases("name", ChatCompletionRequest.model_fields)
-def test_documentation_agrees_with_what_is_accepted(
+def test_schema_agrees_with_the_accepted_bodies(
     validator: jsonschema.Draft202012Validator, name: str
 ) -> None:
     absent = [] if name == "messages" else [None]
@@ -130,7 +130,7 @@ def test_documentation_agrees_with_what_is_accepted(
         try:
             read_chat(VLLM, **body)
         except BadRequestError as error:
-            # Either may be right.
+            # Both outcomes are correct.
             assert not validator.is_valid(body), (str(value)[:60], error.message)  # noqa: PT017
         else:
             validator.validate(body)
@@ -156,7 +156,7 @@ def test_every_value_is_one_of_a_parameter() -> None:
         {"logprobs": True, "top_logprobs": 5},
     ],
 )
-def test_documentation_allows_what_needs_company(
+def test_documentation_allows_parameters_that_need_others(
     validator: jsonschema.Draft202012Validator, given: dict[str, Any]
 ) -> None:
     body = {"model": "m", "messages": [USER]} | given
@@ -164,7 +164,7 @@ def test_documentation_allows_what_needs_company(
     validator.validate(body)
 
 
-def test_every_default_that_is_told_is_true() -> None:
+def test_documented_defaults_are_the_applied_ones() -> None:
     for name, field in ChatCompletionRequest.model_fields.items():
         assert field.default is None, name
         assert field.description, name

@@ -1,10 +1,10 @@
-"""The parameters with which a chat runs, as an estimate tells them."""
+"""The effective parameters of a chat, as an estimate reports them."""
 
 from gateway.dialects.effective import effective_parameters
 from tests.gateway.dialects.chat_reading import read_chat
 
 
-def test_parameters_of_a_chat_are_told_by_the_names_of_chats() -> None:
+def test_effective_parameters_of_a_chat_have_the_names_of_chats() -> None:
     request = read_chat(
         n=2,
         logprobs=True,
@@ -31,7 +31,7 @@ def test_parameters_of_a_chat_are_told_by_the_names_of_chats() -> None:
     assert reported.keys().isdisjoint({"echo", "best_of", "suffix"})
 
 
-def test_chat_without_logprobs_tells_so() -> None:
+def test_chat_without_logprobs_shows_logprobs_false() -> None:
     request = read_chat()
     reported = effective_parameters(request, request.sampling)
     assert (reported["logprobs"], reported["top_logprobs"], reported["thinking_budget"]) == (

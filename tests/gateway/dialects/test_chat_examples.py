@@ -1,4 +1,4 @@
-"""Every parameter of the documents of chat APIs is accepted with the types that they tell."""
+"""Every parameter in the documents of chat APIs is accepted with its documented types."""
 
 from typing import Any, get_args, get_type_hints
 

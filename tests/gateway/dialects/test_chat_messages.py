@@ -1,4 +1,4 @@
-"""Messages of a chat: what templates are given of them, and what is refused, named by its place."""
+"""Messages of a chat: what templates get, and which errors name the refused place."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ def user(*parts: Any) -> dict[str, Any]:
 
 
 def call(arguments: Any = '{"city": "Bern"}', **more: Any) -> dict[str, Any]:
-    """Return a call of a tool as the assistant has told it."""
+    """Return a tool call as in an assistant's message."""
     function = {"name": "weather", "arguments": arguments}
     return {"id": "call_1", "type": "function", "function": function} | more
 
@@ -41,12 +41,12 @@ CALLED = {
 
 @all_cases("role", ["system", "developer", "user", "assistant"])
 @all_cases("content", ["Hello", "", [text(), text("b")]])
-def test_text_is_given_as_it_is(role: str, content: Any) -> None:
+def test_text_reaches_the_template_unchanged(role: str, content: Any) -> None:
     message = {"role": role, "content": content}
     assert chat(messages=[message]).messages == [message]
 
 
-def test_name_of_the_author_is_given() -> None:
+def test_name_of_the_author_reaches_the_template() -> None:
     message = {"role": "user", "content": "Hello", "name": "Ada"}
     assert chat(messages=[message]).messages == [message]
 
@@ -79,7 +79,7 @@ def test_name_of_the_author_is_given() -> None:
         ),
     ],
 )
-def test_message_of_the_assistant_is_put_into_the_form_of_templates(
+def test_assistant_message_gets_the_form_of_templates(
     given: dict[str, Any], expected: dict[str, Any]
 ) -> None:
     request = read_chat(messages=[USER, {"role": "assistant"} | given])
@@ -89,7 +89,7 @@ def test_message_of_the_assistant_is_put_into_the_form_of_templates(
 
 
 @all_cases("arguments", ["", None, "{}", {}])
-def test_call_without_arguments_has_none(arguments: Any) -> None:
+def test_call_without_arguments_gets_empty_arguments(arguments: Any) -> None:
     [message] = chat(messages=[calling(call(arguments))]).messages
     assert message["tool_calls"][0]["function"]["arguments"] == {}
 
@@ -126,12 +126,12 @@ def test_call_of_a_function_and_its_result_become_those_of_a_tool() -> None:
     ]
 
 
-def test_result_of_a_function_that_nobody_called_has_no_id() -> None:
+def test_result_of_an_uncalled_function_has_no_id() -> None:
     result = {"role": "function", "name": "weather", "content": None}
     assert chat(messages=[result]).messages == [{"role": "tool", "content": "", "name": "weather"}]
 
 
-def test_images_are_taken_out_in_their_order() -> None:
+def test_images_are_extracted_in_order() -> None:
     url = "https://example.com/cat.png"
     messages = [
         user(text(), image(), text("b"), image(url, detail="low")),
@@ -154,7 +154,7 @@ def test_images_are_taken_out_in_their_order() -> None:
 
 
 @all_cases("url", ["http://localhost/", "file:///etc/passwd", "", "image", "HTTP://x"])
-def test_what_is_no_data_uri_is_left_to_who_fetches_images(url: str) -> None:
+def test_other_urls_are_left_to_the_image_fetcher(url: str) -> None:
     [source] = chat(messages=[user(image(url))]).image_sources
     assert source == ImageSource(url=url, param="messages[0].content[0].image_url.url")
 
@@ -206,15 +206,24 @@ def test_last_message_of_the_assistant_may_be_continued(key: str) -> None:
     [
         (
             {"messages": [USER], "continue_final_message": True},
-            "'messages[0].role' must be assistant if the response continues the message. Given: \"user\".",
+            (
+                "'messages[0].role' must be assistant if the response continues the message. "
+                'Given: "user".'
+            ),
         ),
         (
             {"messages": [calling(call(), partial=True)]},
-            "'messages[0]' must have content and no tool calls if the response continues the message.",
+            (
+                "'messages[0]' must have content and no tool calls if the response continues "
+                "the message."
+            ),
         ),
         (
             {"messages": [calling(call(), content="a", partial=True)]},
-            "'messages[0]' must have content and no tool calls if the response continues the message.",
+            (
+                "'messages[0]' must have content and no tool calls if the response continues "
+                "the message."
+            ),
         ),
         (
             {"messages": [{"role": "assistant", "content": "a", "partial": True}, USER]},
@@ -287,7 +296,10 @@ WRONG: list[tuple[Any, str, str]] = [
     (
         [{"role": "assistant", "content": "a", "reasoning": "b", "reasoning_content": "c"}],
         "[0].reasoning",
-        "'messages[0].reasoning_content' and 'messages[0].reasoning' are the same parameter and must be equal.",
+        (
+            "'messages[0].reasoning_content' and 'messages[0].reasoning' are the same "
+            "parameter and must be equal."
+        ),
     ),
     ([calling(audio={"id": "x"})], "[0].audio", "is not supported."),
     ([calling(call(), tool_calls={})], "[0].tool_calls", "must be an array. Given: {}."),

@@ -1,4 +1,4 @@
-"""Parameters of chats that are not about messages, tools or reasoning: what differs from completions."""
+"""Parameters of chats except messages, tools and reasoning: differences from completions."""
 
 from typing import Any
 
@@ -33,12 +33,12 @@ ONLY_OF_COMPLETIONS = {
 }
 
 
-def test_chats_have_every_parameter_of_completions_but_those_of_prompts() -> None:
+def test_chats_have_all_parameters_of_completions_except_prompt_parameters() -> None:
     of_completions = set(CompletionRequest.model_fields)
     assert of_completions - set(ChatCompletionRequest.model_fields) == ONLY_OF_COMPLETIONS
 
 
-def test_chat_has_one_prompt_that_is_made_later() -> None:
+def test_chat_has_one_prompt_that_is_rendered_later() -> None:
     request = read_chat(n=3, stop="x", seed=5)
     assert (request.prompts, request.images, request.adds_special_tokens) == ([""], [[]], False)
     assert (request.n, request.best_of, request.stop, request.sampling.seed) == (3, 3, ["x"], 5)
@@ -46,7 +46,7 @@ def test_chat_has_one_prompt_that_is_made_later() -> None:
 
 
 @all_cases("profile", EVERY_PROFILE)
-def test_answer_may_be_as_long_as_fits_unless_the_dialect_says_otherwise(profile: Profile) -> None:
+def test_default_max_tokens_is_what_fits_unless_the_dialect_has_another(profile: Profile) -> None:
     assert read_chat(profile).max_tokens == (32_768 if profile is OMLX else -1)
 
 
@@ -58,7 +58,7 @@ def test_length_has_three_names(name: str) -> None:
     assert error.message == "'max_tokens' must be at least 1, or -1. Given: 0."
 
 
-def test_names_of_the_length_must_agree() -> None:
+def test_names_of_the_length_must_have_equal_values() -> None:
     assert chat_refusal(max_tokens=5, max_completion_tokens=6).param == "max_completion_tokens"
     assert read_chat(LLAMACPP, max_tokens=5, n_predict=6).max_tokens == 6
 
@@ -167,13 +167,13 @@ REFUSED: dict[str, Any] = {
 
 
 @all_cases("name", REFUSED)
-def test_what_would_change_the_answer_is_refused(name: str) -> None:
+def test_unsupported_value_that_would_change_the_response_is_refused(name: str) -> None:
     error = chat_refusal(**{name: REFUSED[name]})
     assert error.message == unsupported(name, REFUSED[name], served=REFUSED_IN_CHATS[name])
     assert (error.param, error.code) == (name, "unsupported_parameter")
 
 
-def test_refusal_says_what_is_served() -> None:
+def test_refusal_names_the_served_values() -> None:
     error = chat_refusal(modalities=["text", "audio"])
     assert error.message == (
         '\'modalities\' must be ["text"]; other values are not supported. Given: ["text","audio"].'
@@ -192,7 +192,7 @@ def test_refusal_says_what_is_served() -> None:
         dict.fromkeys(REFUSED),
     ],
 )
-def test_what_asks_for_nothing_is_accepted(given: dict[str, Any]) -> None:
+def test_unsupported_parameter_at_its_neutral_value_is_accepted(given: dict[str, Any]) -> None:
     assert read_chat(**given).ignored_parameters == ()
 
 
@@ -216,7 +216,7 @@ def test_labels_have_no_effect() -> None:
         ({"a": "b" * 513}, "'metadata.a' must be a string of at most 512 characters. Given: "),
     ],
 )
-def test_metadata_beyond_their_bounds_are_refused(metadata: Any, message: str) -> None:
+def test_metadata_out_of_bounds_are_refused(metadata: Any, message: str) -> None:
     assert chat_refusal(metadata=metadata).message.startswith(message)
 
 

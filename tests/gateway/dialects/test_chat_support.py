@@ -1,4 +1,4 @@
-"""What a model can do of all that may be asked in a chat."""
+"""Which parameters of a chat a model supports."""
 
 from typing import Any
 
@@ -36,12 +36,12 @@ LACKS: list[tuple[str, dict[str, Any], Feature]] = [
 
 
 def served(request: GenerationRequest, lack: Feature | None = None) -> GenerationRequest:
-    """Check a request against a model that may lack one ability."""
+    """Check a request against a model that may lack one feature."""
     return check_supported(request, [feature for feature in Feature if feature is not lack])
 
 
 @all_cases(("param", "given", "lack"), LACKS)
-def test_what_the_model_cannot_do_is_refused_naming_what_it_lacks(
+def test_unsupported_parameter_is_refused_naming_the_missing_feature(
     param: str, given: dict[str, Any], lack: Feature
 ) -> None:
     request = read_chat(**given)
@@ -64,7 +64,7 @@ def test_what_the_model_cannot_do_is_refused_naming_what_it_lacks(
         {"response_format": {"type": "text"}},
     ],
 )
-def test_what_every_model_that_chats_can_do_is_served(given: dict[str, Any]) -> None:
+def test_parameters_that_every_chat_model_supports_are_served(given: dict[str, Any]) -> None:
     request = read_chat(**given)
     assert check_supported(request, [Feature.CHAT]) is request
 
@@ -77,7 +77,7 @@ def test_what_every_model_that_chats_can_do_is_served(given: dict[str, Any]) -> 
         ({"thinking": {"budget_tokens": 5}}, "thinking.budget_tokens"),
     ],
 )
-def test_budget_that_cannot_be_kept_has_no_effect_and_is_named(
+def test_unsupported_thinking_budget_is_reported_as_ignored(
     given: dict[str, Any], param: str
 ) -> None:
     request = read_chat(**given, zeta=1)
@@ -87,12 +87,12 @@ def test_budget_that_cannot_be_kept_has_no_effect_and_is_named(
     assert served(request) is request
 
 
-def test_convention_of_the_dialect_is_given_up_where_the_engine_has_no_chain() -> None:
+def test_dialect_default_is_dropped_if_the_engine_has_no_sampler_chain() -> None:
     plain = served(read_chat(LLAMACPP), Feature.SAMPLER_CHAIN)
     assert plain.sampling.chain is None
 
 
-def test_more_images_than_the_model_takes_are_refused() -> None:
+def test_more_images_than_the_model_accepts_are_refused() -> None:
     request = read_chat(messages=IMAGE)
     assert check_supported(request, list(Feature), max_images=2)
     with pytest.raises(BadRequestError) as caught:
@@ -113,7 +113,7 @@ def test_more_images_than_the_model_takes_are_refused() -> None:
         {"functions": [{"name": "f"}], "function_call": {"name": "f"}},
     ],
 )
-def test_own_form_of_calls_need_be_known_only_where_strict_calls_are_up_to_the_model(
+def test_native_call_format_is_required_only_if_the_model_writes_strict_calls(
     given: dict[str, Any],
 ) -> None:
     request = read_chat(**given)
@@ -125,7 +125,7 @@ def test_model_with_every_ability_serves_every_parameter() -> None:
     assert names == sorted(ChatCompletionRequest.model_fields)
 
 
-def test_model_that_only_chats_serves_the_rest() -> None:
+def test_chat_model_without_features_serves_the_rest() -> None:
     names = set(supported_chat_parameters([Feature.CHAT]))
     assert names == ChatCompletionRequest.model_fields.keys() - CHAT_NEEDS.keys()
     assert {"messages", "reasoning_effort", "top_logprobs", "temperature"} <= names
@@ -138,5 +138,5 @@ def test_model_without_a_template_serves_no_chat() -> None:
     assert supported_chat_parameters(others) == []
 
 
-def test_every_need_is_of_a_parameter_that_exists() -> None:
+def test_every_required_feature_belongs_to_an_existing_parameter() -> None:
     assert CHAT_NEEDS.keys() <= ChatCompletionRequest.model_fields.keys()

@@ -1,4 +1,4 @@
-"""Reasoning, and what else a client says to the chat template."""
+"""Reasoning, and other arguments of the chat template."""
 
 from typing import Any
 
@@ -42,7 +42,7 @@ def test_budget_may_be_unlimited(budget: Any) -> None:
     assert request.chat.thinking_budget_param == ""
 
 
-def test_budget_of_nothing_ends_reasoning_at_once() -> None:
+def test_zero_budget_ends_reasoning_at_once() -> None:
     request = read_chat(thinking_budget=0)
     assert request.sampling.thinking_budget == 0
     assert request.chat
@@ -79,7 +79,9 @@ def test_budget_of_nothing_ends_reasoning_at_once() -> None:
         ),
     ],
 )
-def test_template_is_told_of_reasoning(given: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_reasoning_parameters_reach_the_template(
+    given: dict[str, Any], expected: dict[str, Any]
+) -> None:
     assert chat(**given).template_arguments == expected
 
 
@@ -124,7 +126,10 @@ def test_reasoning_may_be_hidden(given: Any, *, shows: bool) -> None:
         (
             {"thinking": {"type": "disabled"}, "reasoning_effort": "low"},
             "thinking.type",
-            'and \'reasoning_effort\' must both enable or both disable reasoning. Given: "disabled" and "low".',
+            (
+                "and 'reasoning_effort' must both enable or both disable reasoning. Given: "
+                '"disabled" and "low".'
+            ),
         ),
         ({"chat_template_kwargs": []}, "chat_template_kwargs", "must be an object. Given: []."),
         (
@@ -160,7 +165,7 @@ def test_reasoning_may_be_hidden(given: Any, *, shows: bool) -> None:
         ({"include_reasoning": "yes"}, "include_reasoning", 'must be a boolean. Given: "yes".'),
     ],
 )
-def test_wrong_word_about_reasoning_is_refused(
+def test_unknown_reasoning_effort_is_refused(
     given: dict[str, Any], param: str, message: str
 ) -> None:
     error = chat_refusal(**given)
@@ -169,7 +174,7 @@ def test_wrong_word_about_reasoning_is_refused(
 
 
 @all_cases("name", sorted(RESERVED))
-def test_variables_of_the_gateway_are_not_for_clients(name: str) -> None:
+def test_client_cannot_set_template_variables_of_the_gateway(name: str) -> None:
     error = chat_refusal(chat_template_kwargs={name: 1})
     assert error.message == f"'chat_template_kwargs.{name}' cannot be set."
     assert error.code == "unsupported_parameter"

@@ -34,7 +34,7 @@ def allowed(*names: str, mode: Any = "auto") -> dict[str, Any]:
         ("none", None),
     ],
 )
-def test_template_is_given_the_tools_whatever_the_choice(choice: Any, use: ToolUse | None) -> None:
+def test_template_gets_the_tools_whatever_the_choice(choice: Any, use: ToolUse | None) -> None:
     request = read_chat(tools=TOOLS, tool_choice=choice)
     assert request.tool_use == use
     assert request.chat
@@ -43,14 +43,14 @@ def test_template_is_given_the_tools_whatever_the_choice(choice: Any, use: ToolU
 
 
 @all_cases(("mode", "read"), [("auto", ToolMode.AUTO), ("required", ToolMode.REQUIRED)])
-def test_tools_that_are_not_allowed_are_not_told_of(mode: str, read: ToolMode) -> None:
+def test_tools_that_are_not_allowed_do_not_reach_the_template(mode: str, read: ToolMode) -> None:
     request = read_chat(tools=TOOLS, tool_choice=allowed("time", mode=mode))
     assert request.tool_use == ToolUse([READ_TIME], read)
     assert request.chat
     assert request.chat.tools == TOOLS[1:]
 
 
-def test_one_call_at_most_constrains_the_answer() -> None:
+def test_one_call_at_most_constrains_the_response() -> None:
     use = read_chat(tools=TOOLS, parallel_tool_calls=False).tool_use
     assert use == ToolUse(READ, ToolMode.AUTO, is_parallel=False)
     assert use.is_constraint
@@ -74,7 +74,7 @@ def test_functions_are_tools_of_which_one_is_called(
     assert request.chat.uses_legacy_functions
 
 
-def test_functions_may_be_told_of_and_not_called() -> None:
+def test_functions_may_be_described_and_not_called() -> None:
     request = read_chat(functions=[TIME], function_call="none")
     assert request.tool_use is None
     assert chat(functions=[TIME], function_call="none").tools == TOOLS[1:]
@@ -91,7 +91,7 @@ def test_functions_may_be_told_of_and_not_called() -> None:
         {"functions": [], "function_call": "auto"},
     ],
 )
-def test_without_tools_there_is_nothing_to_call(nothing: dict[str, Any]) -> None:
+def test_tool_choice_without_tools_calls_nothing(nothing: dict[str, Any]) -> None:
     request = read_chat(**nothing)
     assert request.tool_use is None
     assert request.chat
@@ -122,7 +122,10 @@ def test_without_tools_there_is_nothing_to_call(nothing: dict[str, Any]) -> None
         (
             {"tools": TOOLS, "tool_choice": allowed("clock")},
             "tool_choice.allowed_tools.tools[0]",
-            "'tool_choice.allowed_tools.tools[0]' must be an object of type function that names one",
+            (
+                "'tool_choice.allowed_tools.tools[0]' must be an object of type function "
+                "that names one"
+            ),
         ),
         (
             {"tools": TOOLS, "tool_choice": allowed()},
@@ -183,9 +186,7 @@ def test_without_tools_there_is_nothing_to_call(nothing: dict[str, Any]) -> None
         ),
     ],
 )
-def test_tools_beyond_their_rules_are_refused(
-    given: dict[str, Any], param: str, message: str
-) -> None:
+def test_invalid_tools_are_refused(given: dict[str, Any], param: str, message: str) -> None:
     error = chat_refusal(**given)
     assert error.message.startswith(message)
     assert error.param == param
@@ -202,13 +203,13 @@ def test_tools_beyond_their_rules_are_refused(
 def test_forced_call_and_structure_are_refused_together(forced: dict[str, Any], param: str) -> None:
     error = chat_refusal(response_format={"type": "json_object"}, **forced)
     assert error.message == (
-        f"'response_format' cannot be combined with a '{param}' that forces a call: a text can have "
-        "only one structure."
+        f"'response_format' cannot be combined with a '{param}' that forces a call: a "
+        "text can have only one structure."
     )
 
 
 @all_cases("strict", [True, False])
-def test_answer_may_be_a_call_or_have_a_structure(*, strict: bool) -> None:
+def test_response_may_be_a_call_or_match_a_structure(*, strict: bool) -> None:
     tools = [{"type": "function", "function": TIME | {"strict": strict}}]
     request = read_chat(tools=tools, response_format={"type": "json_object"})
     assert request.structure
@@ -225,7 +226,7 @@ def test_answer_may_be_a_call_or_have_a_structure(*, strict: bool) -> None:
         ({"json_schema": {}}, "json_schema"),
     ],
 )
-def test_constrained_answer_ends_where_its_structure_does(
+def test_constrained_response_ends_where_its_structure_does(
     name: str, given: dict[str, Any], constraint: str
 ) -> None:
     value = {"ignore_eos": True, "min_tokens": 3, "allowed_token_ids": [1]}[name]

@@ -1,7 +1,7 @@
-"""Where the served APIs contradict each other: what each dialect does, one test for each conflict.
+"""Conflicts between the served APIs: what each dialect does, one test for each conflict.
 
-Conflict 3 is in test_completion_dialect.py, 13 with the grammars, 19 concerns chats; 17, 18 and 20 are told in
-answers, and 25 is decided by who authenticates.
+Conflict 3 is in test_completion_dialect.py, 13 with the grammars. 17, 18 and 20 concern responses,
+19 concerns chats, and 25 authentication.
 """
 
 import math
@@ -86,7 +86,7 @@ def test_conflict_05_sampler_defaults() -> None:
 
 
 @all_cases("profile", [OPENAI, FIREWORKS, MISTRALRS, OMLX, VLLM])
-def test_conflict_06_penalties_of_most_are_the_engines_own(profile: Profile) -> None:
+def test_conflict_06_most_dialects_use_the_engines_penalties(profile: Profile) -> None:
     spec = read(
         profile, presence_penalty=0.5, frequency_penalty=0.5, repetition_penalty=1.2
     ).sampling
@@ -99,7 +99,7 @@ def test_conflict_06_penalties_of_llamacpp_look_at_64_tokens_of_prompt_and_compl
     assert (chain.penalty_last_n, chain.penalizes_prompt) == (64, True)
 
 
-def test_conflict_06_a_window_is_served_in_every_dialect() -> None:
+def test_conflict_06_penalty_window_is_served_in_every_dialect() -> None:
     chain = read(OPENAI, presence_penalty=0.5, repeat_last_n=10).sampling.chain
     assert chain is not None
     assert (chain.penalty_last_n, chain.penalizes_prompt) == (10, False)
@@ -170,13 +170,13 @@ def test_conflict_09_suffix_is_infill_or_literal(profile: Profile) -> None:
 
 
 @all_cases("profile", [OPENAI, FIREWORKS, LLAMACPP, OMLX, VLLM])
-def test_conflict_10_best_of_samples_more(profile: Profile) -> None:
+def test_conflict_10_best_of_samples_more_than_n(profile: Profile) -> None:
     request = read(profile, n=2, best_of=5)
     assert (request.n, request.best_of, request.ranking) == (2, 5, Ranking.MEAN)
     assert refusal(profile, n=3, best_of=2).message == "'best_of' must be at least n (3). Given: 2."
 
 
-def test_conflict_10_best_of_keeps_some_in_mistralrs() -> None:
+def test_conflict_10_best_of_in_mistralrs_returns_n() -> None:
     request = read(MISTRALRS, n=5, best_of=2)
     assert (request.n, request.best_of, request.ranking) == (2, 5, Ranking.SUM)
     request = read(MISTRALRS, n=3, best_of=3)
@@ -255,7 +255,7 @@ def test_conflict_13_single_quotes_reach_the_compiler_as_they_are() -> None:
 
 
 @all_cases("profile", EVERY_PROFILE)
-def test_conflict_14_schema_of_a_json_object_is_honoured(profile: Profile) -> None:
+def test_conflict_14_schema_of_a_json_object_is_applied(profile: Profile) -> None:
     schema = {"type": "object", "required": ["a"]}
     request = read(profile, response_format={"type": "json_object", "schema": schema})
     assert request.structure == Structure(StructureKind.JSON_SCHEMA, schema, "response_format")
@@ -264,7 +264,7 @@ def test_conflict_14_schema_of_a_json_object_is_honoured(profile: Profile) -> No
 
 
 @all_cases("profile", EVERY_PROFILE)
-def test_conflict_15_values_that_turn_truncation_off(profile: Profile) -> None:
+def test_conflict_15_values_that_disable_truncation(profile: Profile) -> None:
     for top_k in (0, -1):
         assert read(profile, top_k=top_k).sampling.top_k == 0
     assert 0 < read(profile, top_p=0).sampling.top_p < 1e-5
@@ -286,7 +286,7 @@ def test_conflict_16_range_edges_are_inclusive(profile: Profile) -> None:
             assert read(profile, **{name: value})
 
 
-def test_conflict_17_extra_usage_chunk_is_asked_for() -> None:
+def test_conflict_17_extra_usage_chunk_comes_on_request() -> None:
     request = read(FIREWORKS, stream=True, stream_options={"include_usage": True})
     assert request.include_usage
     assert request.profile.keeps_usage_in_final_chunk

@@ -1,4 +1,4 @@
-"""The schema of the body, as the OpenAPI page shows it, allows what is accepted and nothing else."""
+"""The OpenAPI schema of a completion's body allows exactly the accepted bodies."""
 
 from typing import Any
 
@@ -96,7 +96,7 @@ def validator() -> jsonschema.Draft202012Validator:
 
 
 @all_cases("name", CompletionRequest.model_fields)
-def test_documentation_agrees_with_what_is_accepted(
+def test_schema_agrees_with_the_accepted_bodies(
     validator: jsonschema.Draft202012Validator, name: str
 ) -> None:
     absent = [] if name == "prompt" else [None]
@@ -105,7 +105,7 @@ def test_documentation_agrees_with_what_is_accepted(
         try:
             read(VLLM, **body)
         except BadRequestError as error:
-            # Either may be right.
+            # Both outcomes are correct.
             assert not validator.is_valid(body), (str(value)[:60], error.message)  # noqa: PT017
         else:
             validator.validate(body)
@@ -124,7 +124,7 @@ def test_images_of_the_documentation_are_accepted(
         validator.validate(body)
 
 
-def test_every_default_that_is_told_is_true() -> None:
+def test_documented_defaults_are_the_applied_ones() -> None:
     for name, field in CompletionRequest.model_fields.items():
         assert field.default is None, name
         assert not field.is_required(), name

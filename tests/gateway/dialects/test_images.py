@@ -1,4 +1,4 @@
-"""Images in data URIs, as many as there are marks for them."""
+"""Images in data URIs, and their marks in prompts."""
 
 import base64
 import time
@@ -55,7 +55,7 @@ def test_images_belong_to_their_prompts(prompt: Any, images: Any, expected: Any)
         ([1, 2], [uri()], "as '<P>' has <image> marks. Given: 1 images, 0 marks."),
     ],
 )
-def test_other_number_of_images_than_marks_is_refused(
+def test_different_numbers_of_images_and_marks_are_refused(
     prompt: Any, images: list[str], message: str
 ) -> None:
     error = refusal(prompt=prompt, images=images)
@@ -63,7 +63,7 @@ def test_other_number_of_images_than_marks_is_refused(
     assert error.param == "images"
 
 
-def test_other_number_of_images_names_the_prompt() -> None:
+def test_wrong_number_of_images_names_the_prompt() -> None:
     error = refusal(prompt=["<image>", "a"], images=[[uri()], [uri()]])
     assert "as 'prompt[1]' has <image> marks. Given: 1 images, 0 marks." in error.message
 
@@ -125,7 +125,7 @@ def test_wrong_image_is_named_by_its_place() -> None:
 
 
 @all_cases("value", [5, "x", {}, True, [5], [[5]], [None], [{}]])
-def test_images_of_another_shape_are_refused(value: Any) -> None:
+def test_images_of_a_wrong_type_are_refused(value: Any) -> None:
     assert refusal(prompt="<image>", images=value).param == "images"
 
 
@@ -152,7 +152,7 @@ def test_too_large_image_is_refused_before_it_is_decoded() -> None:
     )
 
 
-def test_images_have_no_logprobs_to_echo() -> None:
+def test_echo_logprobs_with_images_are_refused() -> None:
     assert read(prompt="<image>", images=[uri()], echo=True)
     assert read(prompt="<image>", images=[uri()], logprobs=1)
     error = refusal(prompt="<image>", images=[uri()], echo=True, logprobs=1)
@@ -161,6 +161,6 @@ def test_images_have_no_logprobs_to_echo() -> None:
     )
 
 
-def test_infill_sees_no_images() -> None:
+def test_infill_with_images_is_refused() -> None:
     error = refusal(prompt="<image>", images=[uri()], suffix="end")
     assert error.message == "'suffix' cannot be combined with 'images'."

@@ -1,4 +1,4 @@
-"""`logit_bias` in its forms, and what must be left of the tokens."""
+"""`logit_bias` in its forms, and the tokens that must remain allowed."""
 
 import math
 from typing import Any
@@ -87,7 +87,7 @@ def test_too_many_biases_are_refused_with_the_limit(make: Any) -> None:
     assert error.message == "'logit_bias' must have at most 1024 entries. Given: 1025."
 
 
-def test_allowed_tokens_that_are_all_forbidden_are_refused() -> None:
+def test_logit_bias_that_forbids_every_allowed_token_is_refused() -> None:
     assert read(allowed_token_ids=[5, 6], logit_bias={"5": False}).sampling.allowed_token_ids
     assert read(allowed_token_ids=[5], logit_bias={"5": -100}).sampling.allowed_token_ids
     error = refusal(allowed_token_ids=[5, 6], logit_bias={"5": False, "6": False, "7": 1})

@@ -1,4 +1,4 @@
-"""Parameters that are not served: refused where they would change the answer, named where not."""
+"""Parameters that are not served: refused where they would change the response, named where not."""
 
 import itertools
 from typing import Any
@@ -11,7 +11,7 @@ from tests.support.cases import all_cases
 
 
 @all_cases("name", sorted(REFUSED))
-def test_parameter_that_would_change_the_answer_is_refused(name: str) -> None:
+def test_parameter_that_would_change_the_response_is_refused(name: str) -> None:
     for value in ("something", 2, True, [1], {"a": 1}):
         error = refusal(**{name: value})
         assert error.message == unsupported(name, value, served=REFUSED[name])
@@ -30,13 +30,13 @@ NEUTRAL: list[tuple[str, Any]] = [
 ]
 
 
-def test_parameter_that_asks_for_nothing_is_neither_refused_nor_named() -> None:
+def test_parameter_at_its_neutral_value_is_neither_refused_nor_named() -> None:
     for name, value in NEUTRAL:
         assert read(**{name: value}).ignored_parameters == (), (name, value)
 
 
 @all_cases("profile", EVERY_PROFILE)
-def test_value_close_to_nothing_is_refused_all_the_same(profile: Profile) -> None:
+def test_value_near_the_neutral_one_is_refused(profile: Profile) -> None:
     for name, value in (
         ("prompt_logprobs", 0),
         ("priority", 1),

@@ -53,7 +53,7 @@ def chain_of(profile: Profile = OPENAI, /, **parameters: Any) -> SamplerChain:
         {"mirostat": 0, "mirostat_tau": 3},
     ],
 )
-def test_request_that_every_engine_can_sample_has_no_chain(plain: dict[str, Any]) -> None:
+def test_request_that_every_engine_can_sample_needs_no_chain(plain: dict[str, Any]) -> None:
     for profile in NATIVE:
         assert spec_of(profile, **plain).chain is None, profile.name
 
@@ -89,7 +89,7 @@ def test_request_that_every_engine_can_sample_has_no_chain(plain: dict[str, Any]
         ({"samplers": []}, "order", []),
     ],
 )
-def test_what_engines_cannot_sample_gets_a_chain(
+def test_request_that_some_engines_cannot_sample_gets_a_chain(
     given: dict[str, Any], field: str, expected: Any
 ) -> None:
     for profile in (OPENAI, FIREWORKS, MISTRALRS, VLLM):
@@ -176,7 +176,7 @@ def test_samplers_of_a_wrong_type_are_refused(value: Any) -> None:
     assert refusal(samplers=value).message.startswith("'samplers' must be an array. Given: ")
 
 
-def test_steps_that_samplers_leave_out_are_off() -> None:
+def test_steps_missing_in_samplers_are_disabled() -> None:
     given = {
         "samplers": ["top_k"],
         "dry_multiplier": 1,
@@ -193,13 +193,13 @@ def test_steps_that_samplers_leave_out_are_off() -> None:
 
 
 @all_cases("profile", EVERY_PROFILE)
-def test_window_of_no_tokens_turns_penalties_off(profile: Profile) -> None:
+def test_window_of_no_tokens_disables_penalties(profile: Profile) -> None:
     spec = spec_of(profile, repeat_last_n=0, presence_penalty=1, repetition_penalty=1.5)
     assert (spec.presence_penalty, spec.repetition_penalty) == (0.0, 1.0)
 
 
 @all_cases("given", [{"mirostat": 2}, {"mirostat_target": 4}])
-def test_mirostat_takes_the_place_of_everything_but_temperature(given: dict[str, Any]) -> None:
+def test_mirostat_replaces_everything_except_temperature(given: dict[str, Any]) -> None:
     for profile in PROFILES.values():
         others = {
             "temperature": 0.7,
@@ -238,7 +238,7 @@ GREEDY_WITHOUT_EFFECT: list[dict[str, Any]] = [
 
 
 @all_cases("given", GREEDY_WITHOUT_EFFECT)
-def test_greedy_request_has_no_chain_for_what_cannot_change_it(given: dict[str, Any]) -> None:
+def test_greedy_request_needs_no_chain_for_samplers_without_effect(given: dict[str, Any]) -> None:
     for profile in NATIVE:
         assert spec_of(profile, temperature=0, **given).chain is None
 
@@ -270,7 +270,7 @@ def test_greedy_llamacpp_counts_the_prompt_whatever_the_window() -> None:
     assert spec_of(LLAMACPP, **given).chain is None
 
 
-def test_wrong_values_are_refused_even_where_they_have_no_effect() -> None:
+def test_invalid_values_are_refused_even_without_effect() -> None:
     assert refusal(mirostat=2, samplers=["what"]).param == "samplers"
     assert refusal(temperature=0, mirostat_target=0.5).param == "mirostat_target"
     assert refusal(dry_sequence_breakers=[5]).param == "dry_sequence_breakers"

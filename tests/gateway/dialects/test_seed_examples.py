@@ -1,4 +1,4 @@
-"""The examples of the APIs' own documents, word for word, each in its dialect."""
+"""Verbatim examples from the documents of the served APIs, each in its dialect."""
 
 import json
 from typing import Any
@@ -119,7 +119,7 @@ EXAMPLES = [
 
 
 @all_cases(("profile", "text"), EXAMPLES)
-def test_example_is_served_and_nothing_of_it_is_ignored(profile: Profile, text: str) -> None:
+def test_example_is_served_and_no_parameter_is_ignored(profile: Profile, text: str) -> None:
     body = json.loads(text)
     request = read_body(body, profile)
     assert request.ignored_parameters == ()

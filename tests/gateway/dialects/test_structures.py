@@ -1,4 +1,4 @@
-"""What the text must match, in every parameter that can say so."""
+"""Structures: every parameter that constrains the text."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ NESTED_TEXT = '{"a":' * 70 + "1" + "}" * 70
         {"response_format": {"type": "text"}, "grammar": ""},
     ],
 )
-def test_no_structure_is_asked_for(given: dict[str, Any]) -> None:
+def test_request_without_structure_has_none(given: dict[str, Any]) -> None:
     assert read(**given).structure is None
 
 
@@ -125,24 +125,24 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         {"structured_outputs": {}},
         "structured_outputs",
         (
-            "'structured_outputs' must have exactly one of json, json_object, regex, choice, grammar. "
-            "Given: none."
+            "'structured_outputs' must have exactly one of json, json_object, regex, "
+            "choice, grammar. Given: none."
         ),
     ),
     (
         {"structured_outputs": {"json_object": False}},
         "structured_outputs",
         (
-            "'structured_outputs' must have exactly one of json, json_object, regex, choice, grammar. "
-            "Given: none."
+            "'structured_outputs' must have exactly one of json, json_object, regex, "
+            "choice, grammar. Given: none."
         ),
     ),
     (
         {"structured_outputs": {"regex": "a", "choice": ["a"]}},
         "structured_outputs",
         (
-            "'structured_outputs' must have exactly one of json, json_object, regex, choice, grammar. "
-            "Given: regex, choice."
+            "'structured_outputs' must have exactly one of json, json_object, regex, "
+            "choice, grammar. Given: regex, choice."
         ),
     ),
     (
@@ -214,9 +214,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
 
 
 @all_cases(("given", "param", "message"), WRONG)
-def test_structure_that_makes_no_sense_is_refused(
-    given: dict[str, Any], param: str, message: str
-) -> None:
+def test_invalid_structure_is_refused(given: dict[str, Any], param: str, message: str) -> None:
     error = refusal(**given)
     assert (error.message, error.param) == (message, param)
     assert error.code == "invalid_value"
@@ -271,7 +269,7 @@ TOOLS: dict[str, Any] = {
         ("allowed_token_ids", [5], "the allowed tokens may not suffice to complete the text."),
     ],
 )
-def test_parameters_that_fight_with_a_structure_are_refused(
+def test_parameters_that_conflict_with_a_structure_are_refused(
     constraint: str, name: str, value: Any, why: str
 ) -> None:
     fields = TOOLS if constraint == "tools" else {constraint: STRUCTURES[constraint]}
@@ -283,7 +281,7 @@ def test_parameters_that_fight_with_a_structure_are_refused(
     assert error.param == name
 
 
-def test_tools_that_constrain_nothing_go_with_allowed_tokens() -> None:
+def test_tools_without_constraint_may_have_allowed_tokens() -> None:
     assert read(tools=TOOLS["tools"], allowed_token_ids=[5]).sampling.allowed_token_ids == [5]
 
 

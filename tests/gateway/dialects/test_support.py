@@ -1,4 +1,4 @@
-"""What a model can do of all that may be asked."""
+"""Which parameters of a completion a model supports."""
 
 from typing import Any
 
@@ -46,14 +46,14 @@ LACKS = [
 
 
 def without(lack: str) -> dict[str, Any]:
-    """Return the abilities of a model that lacks one."""
+    """Return the features of a model that lacks one."""
     if lack in ALL:
         return ALL | {lack: False}
     return ALL | {"features": [feature for feature in Feature if feature != lack]}
 
 
 def served(request: GenerationRequest, abilities: dict[str, Any]) -> GenerationRequest:
-    """Check a request against the abilities of a model."""
+    """Check a request against the features of a model."""
     features = abilities["features"]
     return check_supported(
         request,
@@ -64,7 +64,7 @@ def served(request: GenerationRequest, abilities: dict[str, Any]) -> GenerationR
 
 
 def parameters_of(abilities: dict[str, Any]) -> list[str]:
-    """Return the parameters that a model of these abilities serves."""
+    """Return the parameters that a model with these features serves."""
     return supported_parameters(
         abilities["features"],
         has_infill=abilities["has_infill"],
@@ -73,7 +73,7 @@ def parameters_of(abilities: dict[str, Any]) -> list[str]:
 
 
 @all_cases(("param", "given", "lack"), LACKS)
-def test_what_the_model_cannot_do_is_refused_naming_what_it_lacks(
+def test_unsupported_parameter_is_refused_naming_the_missing_feature(
     param: str, given: dict[str, Any], lack: str
 ) -> None:
     request = read(**given)
@@ -102,7 +102,9 @@ def test_what_the_model_cannot_do_is_refused_naming_what_it_lacks(
         {"presence_penalty": 1, "temperature": 0.5, "logit_bias": {"5": 1}},
     ],
 )
-def test_what_every_model_can_do_is_served_by_every_model(given: dict[str, Any]) -> None:
+def test_parameters_without_required_features_are_served_by_every_model(
+    given: dict[str, Any],
+) -> None:
     request = read(**given)
     assert served(request, NONE) is request
 
@@ -112,7 +114,7 @@ def test_literal_suffix_needs_no_infill() -> None:
     assert served(request, NONE) is request
 
 
-def test_convention_of_the_dialect_is_given_up_where_the_engine_has_no_chain() -> None:
+def test_dialect_default_is_dropped_if_the_engine_has_no_sampler_chain() -> None:
     request = read(LLAMACPP)
     assert request.sampling.chain is not None
     plain = served(request, NONE)
@@ -133,7 +135,7 @@ def test_mirostat_without_a_chain_is_refused_in_every_dialect(profile: Profile) 
         served(read(profile, mirostat_target=2), NONE)
 
 
-def test_more_images_than_the_model_takes_are_refused() -> None:
+def test_more_images_than_the_model_accepts_are_refused() -> None:
     request = read(prompt="<image>" * 3, images=[PNG] * 3)
     features = list(Feature)
     assert check_supported(request, features, has_infill=True, has_tools=True, max_images=3)
@@ -155,5 +157,5 @@ def test_model_without_abilities_serves_the_rest() -> None:
     assert not {"mirostat_lr", "grammar", "images", "suffix", "tools", "samplers"} & expected
 
 
-def test_every_need_is_of_a_parameter_that_exists() -> None:
+def test_every_required_feature_belongs_to_an_existing_parameter() -> None:
     assert NEEDS.keys() <= CompletionRequest.model_fields.keys()

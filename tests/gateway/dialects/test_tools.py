@@ -52,7 +52,7 @@ def test_tool_choice_is_read(choice: Any, expected: ToolUse | None) -> None:
 
 @all_cases("choice", [None, "auto", "none"])
 @all_cases("tools", [None, []])
-def test_without_tools_there_is_nothing_to_use(tools: Any, choice: Any) -> None:
+def test_tool_choice_without_tools_uses_nothing(tools: Any, choice: Any) -> None:
     assert read(tools=tools, tool_choice=choice).tool_use is None
 
 
@@ -86,7 +86,7 @@ def test_forced_call_without_tools_is_refused(choice: Any) -> None:
         ([tool(str(i)) for i in range(129)], "'tools' must have at most 128 entries. Given: 129."),
     ],
 )
-def test_tools_beyond_their_rules_are_refused(tools: Any, message: str) -> None:
+def test_invalid_tools_are_refused(tools: Any, message: str) -> None:
     error = refusal(tools=tools)
     assert error.message.startswith(message)
     assert error.param == "tools"
@@ -113,7 +113,7 @@ def test_parameters_of_a_tool_are_a_schema() -> None:
         {"type": "tool", "function": {"name": "weather"}},
     ],
 )
-def test_tool_choice_of_another_shape_is_refused(choice: Any) -> None:
+def test_tool_choice_of_a_wrong_type_is_refused(choice: Any) -> None:
     error = refusal(tools=[tool()], tool_choice=choice)
     assert error.message.startswith("'tool_choice' must be none, auto, required, or an object of ")
     assert error.param == "tool_choice"

@@ -1,4 +1,4 @@
-"""Servers, names, and the witness of every connection."""
+"""Servers, names, and a record of every connection."""
 
 import socket
 import ssl
@@ -23,7 +23,7 @@ from tests.support.certificates import self_signed
 
 @pytest.fixture
 def connected(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Addresses to which this process has connected since."""
+    """Addresses to which this process has connected."""
     addresses: list[Any] = []
     for name in ("connect", "connect_ex"):
         original = getattr(socket.socket, name)
@@ -39,7 +39,7 @@ def connected(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 @pytest.fixture
 def names() -> Names:
-    """Where `images.example` is the server, and `private.example` is not to be reached."""
+    """A resolver: `images.example` is the server, `private.example` a private address."""
     return Names({"images.example": [[SERVED]], "private.example": [[FORBIDDEN]]})
 
 
@@ -58,11 +58,11 @@ async def forbidden(server: Server) -> AsyncIterator[Server]:
 
 @pytest.fixture
 def fetcher(server: Server, names: Names) -> ImageFetcher:
-    """Fetches from every host on the usual ports and on the server's."""
+    """A fetcher that allows every host, on the usual ports and on the server's."""
     return fetching("*", f"*:{server.port}", names=names, is_allowed=is_served)
 
 
 @pytest.fixture
 def tls(tmp_path: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """What serves as `images.example`, and what trusts it alone."""
+    """A server context for `images.example`, and a client context that trusts only it."""
     return self_signed("images.example", tmp_path)

@@ -1,4 +1,4 @@
-"""Web servers that send images, or do worse, and a fetcher that may reach them."""
+"""Web servers that send images or misbehave, and a fetcher that may reach them."""
 
 import asyncio
 import socket
@@ -20,50 +20,50 @@ PNG = b"\x89PNG\r\n\x1a\n and so on"
 PARAM = "messages[0].content[1].image_url.url"
 SERVED = "127.0.0.1"
 FORBIDDEN = "127.0.0.2"
-"""Where a second server of the same machine stands for what lies in the operator's network."""
+"""Address of a second server, which stands for the operator's network."""
 
 ClientResponse = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 def image(content: bytes = PNG, media_type: str = "image/png", headers: str = "") -> bytes:
-    """Return an answer with an image."""
+    """Return a response with an image."""
     head = f"HTTP/1.1 200 OK\r\ncontent-type: {media_type}\r\n{headers}"
     return f"{head}content-length: {len(content)}\r\n\r\n".encode() + content
 
 
 def redirect(location: str, status: int = 302) -> bytes:
-    """Return an answer that leads elsewhere."""
+    """Return a redirect."""
     return f"HTTP/1.1 {status} X\r\nlocation: {location}\r\ncontent-length: 0\r\n\r\n".encode()
 
 
 @dataclass
 class Server:
-    """Responses each path as it is told, with bytes or by a function, and counts who comes."""
+    """Serves each path with given bytes or by a function, and counts connections."""
 
     host: str
     port: int = 0
-    answers: dict[str, bytes | ClientResponse] = field(default_factory=dict)
+    responses: dict[str, bytes | ClientResponse] = field(default_factory=dict)
     connections: int = 0
     requests: list[str] = field(default_factory=list)
     """Heads of the requests."""
     left: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when a client closes a connection that is still being answered."""
-    answering: set[asyncio.Task[None]] = field(default_factory=set)
+    """Set when a client closes a connection before the response has ended."""
+    open_connections: set[asyncio.Task[None]] = field(default_factory=set)
 
     def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
-        self.answering.add(asyncio.ensure_future(self.answer(reader, writer)))
+        self.open_connections.add(asyncio.ensure_future(self.respond(reader, writer)))
 
-    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def respond(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             head = (await reader.readuntil(b"\r\n\r\n")).decode()
             self.requests.append(head)
-            answer = self.answers[head.split(" ")[1]]
-            if isinstance(answer, bytes):
-                writer.write(answer)
+            response = self.responses[head.split(" ")[1]]
+            if isinstance(response, bytes):
+                writer.write(response)
                 await writer.drain()
             else:
-                await answer(reader, writer)
+                await response(reader, writer)
         except ConnectionError:
             self.left.set()
         finally:
@@ -82,25 +82,25 @@ async def serving(
         yield server
     finally:
         listening.close()
-        for task in server.answering:
+        for task in server.open_connections:
             task.cancel()
-        await asyncio.gather(*server.answering, return_exceptions=True)
+        await asyncio.gather(*server.open_connections, return_exceptions=True)
         await listening.wait_closed()
 
 
 @dataclass
 class Names:
-    """Resolves names of tests, each question with its next answer, and keeps what it was asked."""
+    """Resolves names of tests, each query with the next addresses, and records queries."""
 
     addresses: dict[str, list[list[str]]] = field(default_factory=dict)
-    """Of each name the answers; the last one is given again and again."""
+    """Addresses of each name, one list for each query; the last one repeats."""
     asked: list[str] = field(default_factory=list)
 
     async def resolve(self, host: str, port: int) -> list[str]:
         self.asked.append(host)
-        answers = self.addresses.get(host)
-        if answers is not None:
-            return answers.pop(0) if len(answers) > 1 else answers[0]
+        lists = self.addresses.get(host)
+        if lists is not None:
+            return lists.pop(0) if len(lists) > 1 else lists[0]
         if host.endswith(".example"):
             raise socket.gaierror
         return await resolve(host, port)
@@ -108,7 +108,7 @@ class Names:
 
 @cache
 def _default_trust() -> ssl.SSLContext:
-    """Return what a client trusts by default. To read it takes longer than most tests."""
+    """Return the default trust store. Reading it takes longer than most tests."""
     return ssl.create_default_context()
 
 
@@ -130,12 +130,12 @@ def fetching(
 
 
 def is_served(address: str) -> bool:
-    """Whether an address is public as far as a test is concerned."""
+    """Whether an address counts as public in a test."""
     return address == SERVED or is_public(address)
 
 
 async def fetch(fetcher: ImageFetcher, *urls: str, tenant_id: str = "tenant") -> list[bytes]:
-    """Fetch images that stand one after the other in a message, from its second part on."""
+    """Fetch the images of a message, from its second part on."""
     sources = [
         ImageSource(url=url, param=f"messages[0].content[{part}].image_url.url")
         for part, url in enumerate(urls, start=1)

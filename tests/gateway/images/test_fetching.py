@@ -1,4 +1,4 @@
-"""What is allowed works: images come in their order, over http and https, and nothing is left behind."""
+"""Allowed images are fetched in order, over http and https, and connections are closed."""
 
 import asyncio
 import ssl
@@ -40,7 +40,7 @@ FILES = {
 async def test_image_of_every_type_is_fetched(
     fetcher: ImageFetcher, server: Server, media_type: str, reported: str
 ) -> None:
-    server.answers["/a?x=1&y=%20"] = image(FILES[media_type], reported.format(media_type.upper()))
+    server.responses["/a?x=1&y=%20"] = image(FILES[media_type], reported.format(media_type.upper()))
     [content] = await fetch(fetcher, f"http://images.example:{server.port}/a?x=1&y=%20#z")
     assert content == FILES[media_type]
     [head] = server.requests
@@ -58,7 +58,7 @@ async def test_image_of_every_type_is_fetched(
 async def test_files_and_urls_keep_their_order(fetcher: ImageFetcher, server: Server) -> None:
     contents = [PNG + bytes([number]) for number in range(8)]
     for number, content in enumerate(contents):
-        server.answers[f"/{number}"] = image(content)
+        server.responses[f"/{number}"] = image(content)
     sources: list[ImageSource] = [
         ImageSource(file=contents[number], param="x")
         if number % 3 == 0
@@ -69,7 +69,7 @@ async def test_files_and_urls_keep_their_order(fetcher: ImageFetcher, server: Se
     assert server.connections == 5
 
 
-async def test_request_without_urls_asks_nobody(connected: list[Any]) -> None:
+async def test_request_without_urls_opens_no_connection(connected: list[Any]) -> None:
     fetcher = fetching(names=Names())
     assert await fetch_images([], fetcher=fetcher, tenant_id="tenant") == []
     files = [ImageSource(file=content, param="x") for content in (b"a", b"b")]
@@ -77,13 +77,11 @@ async def test_request_without_urls_asks_nobody(connected: list[Any]) -> None:
     assert connected == []
 
 
-async def test_no_more_images_than_a_few_are_fetched_at_once(
-    fetcher: ImageFetcher, server: Server
-) -> None:
+async def test_concurrent_fetches_are_bounded(fetcher: ImageFetcher, server: Server) -> None:
     running = most = 0
     is_full = asyncio.Event()
 
-    async def answer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def respond(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal running, most
         running += 1
         most = max(most, running)
@@ -94,7 +92,7 @@ async def test_no_more_images_than_a_few_are_fetched_at_once(
         running -= 1
         writer.write(image())
 
-    server.answers["/a.png"] = answer
+    server.responses["/a.png"] = respond
     url = f"http://images.example:{server.port}/a.png"
     assert await fetch(fetcher, *[url] * 16) == [PNG] * 16
     assert most == IMAGES_AT_ONCE
@@ -102,7 +100,7 @@ async def test_no_more_images_than_a_few_are_fetched_at_once(
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 async def test_redirects_are_followed(fetcher: ImageFetcher, server: Server, status: int) -> None:
-    server.answers = {
+    server.responses = {
         "/a": redirect("b", status),
         "/b": redirect("/c/d#e", status),
         "/c/d": redirect(f"http://IMAGES.example:{server.port}/f%20g", status),
@@ -119,7 +117,7 @@ async def test_image_over_https_needs_a_certificate_of_the_name(
     secure.sni_callback = lambda _socket, name, _context: sni.append(name)
     names.addresses["other.example"] = [[SERVED]]
     async with serving(tls=secure) as server:
-        server.answers["/a.png"] = image()
+        server.responses["/a.png"] = image()
         fetcher = fetching(f"*:{server.port}", names=names, is_allowed=is_served, trust=trust)
         assert await fetch(fetcher, f"https://images.example:{server.port}/a.png") == [PNG]
         assert sni == ["images.example"]
@@ -134,7 +132,7 @@ async def test_image_over_https_needs_a_certificate_of_the_name(
 async def test_next_address_of_a_name_is_tried(
     server: Server, names: Names, connected: list[Any]
 ) -> None:
-    server.answers["/a.png"] = image()
+    server.responses["/a.png"] = image()
     names.addresses["images.example"] = [["127.0.0.3", SERVED]]
     fetcher = fetching(
         f"*:{server.port}", names=names, is_allowed=lambda address: address.startswith("127.")
@@ -150,7 +148,7 @@ async def test_bounds_are_those_of_the_settings(monkeypatch: pytest.MonkeyPatch)
     assert (fetcher.timeout_seconds, fetcher.max_bytes) == (0.5, 1000)
 
 
-async def test_cancelled_request_leaves_no_connection_and_no_place_taken(
+async def test_cancelled_request_frees_its_connection_and_slot(
     server: Server, names: Names, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetcher_module, "MAX_REQUESTS", 1)
@@ -161,7 +159,7 @@ async def test_cancelled_request_leaves_no_connection_and_no_place_taken(
         assert await reader.read() == b""
         server.left.set()
 
-    server.answers = {"/hang": hang, "/a.png": image()}
+    server.responses = {"/hang": hang, "/a.png": image()}
     base = f"http://images.example:{server.port}"
     fetcher = fetching(f"*:{server.port}", names=names, is_allowed=is_served)
     task = asyncio.create_task(fetch(fetcher, f"{base}/hang"))
@@ -173,12 +171,12 @@ async def test_cancelled_request_leaves_no_connection_and_no_place_taken(
     assert await fetch(fetcher, f"{base}/a.png") == [PNG]
 
 
-async def test_request_that_finds_no_place_is_told_to_come_again(
+async def test_request_without_a_free_slot_gets_a_retry_time(
     server: Server, names: Names, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetcher_module, "MAX_REQUESTS", 1)
     url = f"http://images.example:{server.port}/a.png"
-    server.answers["/a.png"] = image()
+    server.responses["/a.png"] = image()
     fetcher = fetching(f"*:{server.port}", names=names, is_allowed=is_served)
     async with fetcher.place("other"):
         fetcher.timeout_seconds = 0.2
@@ -190,11 +188,9 @@ async def test_request_that_finds_no_place_is_told_to_come_again(
     assert await fetch(fetcher, url) == [PNG]
 
 
-async def test_tenant_whose_hosts_take_long_leaves_places_to_others(
-    server: Server, names: Names
-) -> None:
+async def test_tenant_with_slow_hosts_leaves_slots_to_others(server: Server, names: Names) -> None:
     url = f"http://images.example:{server.port}/a.png"
-    server.answers["/a.png"] = image()
+    server.responses["/a.png"] = image()
     fetcher = fetching(f"*:{server.port}", names=names, is_allowed=is_served)
     async with AsyncExitStack() as places:
         for _ in range(fetcher_module.MAX_REQUESTS_OF_TENANT):

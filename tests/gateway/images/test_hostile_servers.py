@@ -1,4 +1,4 @@
-"""Servers that send too much, too slowly, or what is no image: refused within the bounds."""
+"""Servers that send too much, too slowly, or no image are refused within the bounds."""
 
 import asyncio
 import gzip
@@ -27,21 +27,21 @@ CHUNKED = OK + b"transfer-encoding: chunked\r\n\r\n"
 
 
 def endless(head: bytes, piece: bytes, *, pause_seconds: float = 0.0) -> ClientResponse:
-    """Return an answer that goes on until the client leaves."""
+    """Return a response that lasts until the client disconnects."""
 
-    async def answer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def respond(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(head)
         while True:
             writer.write(piece)
             await writer.drain()
             await asyncio.sleep(pause_seconds)
 
-    return answer
+    return respond
 
 
 WORDY = "returned more than 16384 bytes besides the content"
 
-BAD_ANSWERS: list[tuple[str, bytes | ClientResponse, str]] = [
+BAD_RESPONSES: list[tuple[str, bytes | ClientResponse, str]] = [
     ("404", b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n", "returned status 404"),
     ("500", b"HTTP/1.1 500 X\r\ncontent-length: 0\r\n\r\n", "returned status 500"),
     ("206", image().replace(b"200 OK", b"206 Partial"), "returned status 206"),
@@ -87,7 +87,7 @@ BAD_ANSWERS: list[tuple[str, bytes | ClientResponse, str]] = [
     ("huge header", OK + b"x: " + b"y" * 2**20, WORDY),
     ("endless header", endless(OK + b"x: ", b"y" * 2**14), WORDY),
     ("endless headers", endless(OK, b"x: y\r\n" * 2**12), WORDY),
-    ("endless interim answers", endless(b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 100), WORDY),
+    ("endless interim responses", endless(b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 100), WORDY),
     ("endless chunk extension", endless(CHUNKED, b"1;" + b"x" * 1000 + b"\r\nx\r\n"), WORDY),
     ("endless trailers", endless(CHUNKED + b"0\r\n", b"x: y\r\n" * 100), WORDY),
     (
@@ -105,24 +105,26 @@ BAD_ANSWERS: list[tuple[str, bytes | ClientResponse, str]] = [
 
 
 @pytest.mark.parametrize(
-    ("answer", "why"), [case[1:] for case in BAD_ANSWERS], ids=[case[0] for case in BAD_ANSWERS]
+    ("response", "why"),
+    [case[1:] for case in BAD_RESPONSES],
+    ids=[case[0] for case in BAD_RESPONSES],
 )
-async def test_bad_answer_is_refused(
-    server: Server, names: Names, answer: bytes | ClientResponse, why: str
+async def test_bad_response_is_refused(
+    server: Server, names: Names, response: bytes | ClientResponse, why: str
 ) -> None:
-    server.answers["/a.png"] = answer
+    server.responses["/a.png"] = response
     fetcher = fetching(f"*:{server.port}", names=names, is_allowed=is_served, max_bytes=2**30)
     with pytest.raises(InvalidParameterError) as caught:
         await fetch(fetcher, f"http://images.example:{server.port}/a.png")
     assert caught.value.message.startswith(f"'{PARAM}' {why}")
     assert caught.value.param == PARAM
     assert server.connections == 1
-    if not isinstance(answer, bytes):
+    if not isinstance(response, bytes):
         await asyncio.wait_for(server.left.wait(), timeout=PATIENCE_SECONDS)
 
 
 async def silence(reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
-    """Say nothing until the client leaves."""
+    """Send nothing until the client disconnects."""
     await reader.read()
     raise ConnectionResetError
 
@@ -131,26 +133,24 @@ SLOW = {
     "silence": silence,
     "slow head": endless(b"HTTP/1.1 200 OK\r\nx: ", b"y", pause_seconds=0.02),
     "slow body": endless(CHUNKED, b"1\r\nx\r\n", pause_seconds=0.02),
-    "slow interim answers": endless(b"", b"HTTP/1.1 100 Continue\r\n\r\n", pause_seconds=0.02),
+    "slow interim responses": endless(b"", b"HTTP/1.1 100 Continue\r\n\r\n", pause_seconds=0.02),
 }
 
 
-@pytest.mark.parametrize("answer", SLOW.values(), ids=SLOW)
-async def test_slow_answer_is_not_waited_for(
-    server: Server, names: Names, answer: ClientResponse
+@pytest.mark.parametrize("response", SLOW.values(), ids=SLOW)
+async def test_slow_response_times_out(
+    server: Server, names: Names, response: ClientResponse
 ) -> None:
-    server.answers["/a.png"] = answer
+    server.responses["/a.png"] = response
     fetcher = fetching(f"*:{server.port}", names=names, is_allowed=is_served, timeout_seconds=0.3)
     with pytest.raises(InvalidParameterError) as caught:
         await fetch(fetcher, f"http://images.example:{server.port}/a.png")
     assert caught.value.message == f"'{PARAM}' did not arrive within 0.3 seconds."
-    if server.requests:  # On a slow machine its time may be up before it has asked.
+    if server.requests:  # On a slow machine it may time out before it sends its request.
         await asyncio.wait_for(server.left.wait(), timeout=PATIENCE_SECONDS)
 
 
-async def test_name_server_that_does_not_answer_is_not_waited_for(
-    names: Names, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_silent_name_server_times_out(names: Names, monkeypatch: pytest.MonkeyPatch) -> None:
     async def wait(_host: str, _port: int) -> list[str]:
         await asyncio.sleep(60)
         return []
@@ -161,25 +161,25 @@ async def test_name_server_that_does_not_answer_is_not_waited_for(
         await fetch(fetcher, "http://images.example/")
 
 
-async def test_closed_port_is_told(server: Server, names: Names) -> None:
+async def test_closed_port_is_reported(server: Server, names: Names) -> None:
     names.addresses["images.example"] = [["127.0.0.3"]]
     fetcher = fetching(f"*:{server.port}", names=names, is_allowed=lambda _: True)
     with pytest.raises(InvalidParameterError, match="cannot be fetched: ConnectError"):
         await fetch(fetcher, f"http://images.example:{server.port}/")
 
 
-async def test_cookies_of_one_answer_are_not_sent_with_the_next_request(
+async def test_cookies_of_one_response_are_not_sent_with_the_next_request(
     fetcher: ImageFetcher, server: Server
 ) -> None:
-    server.answers["/a.png"] = image(headers="set-cookie: id=1; path=/\r\n")
+    server.responses["/a.png"] = image(headers="set-cookie: id=1; path=/\r\n")
     for _ in range(2):
         await fetch(fetcher, f"http://images.example:{server.port}/a.png")
     assert len(server.requests) == 2
     assert not any("cookie" in head.lower() for head in server.requests)
 
 
-async def test_images_of_a_request_share_one_allowance(server: Server, names: Names) -> None:
-    server.answers["/a.png"] = image(PNG + bytes(1000))
+async def test_images_of_a_request_share_one_size_limit(server: Server, names: Names) -> None:
+    server.responses["/a.png"] = image(PNG + bytes(1000))
     url = f"http://images.example:{server.port}/a.png"
     fetcher = fetching(f"*:{server.port}", names=names, is_allowed=is_served, max_bytes=3500)
     assert len(await fetch(fetcher, url, url, url)) == 3
@@ -190,9 +190,9 @@ async def test_images_of_a_request_share_one_allowance(server: Server, names: Na
     )
 
 
-async def test_first_failure_ends_the_others(server: Server, fetcher: ImageFetcher) -> None:
-    server.answers["/slow.png"] = endless(CHUNKED, b"1\r\nx\r\n", pause_seconds=0.01)
-    server.answers["/bad.png"] = image(b"no image")
+async def test_first_failure_cancels_the_others(server: Server, fetcher: ImageFetcher) -> None:
+    server.responses["/slow.png"] = endless(CHUNKED, b"1\r\nx\r\n", pause_seconds=0.01)
+    server.responses["/bad.png"] = image(b"no image")
     base = f"http://images.example:{server.port}"
     with pytest.raises(InvalidParameterError, match="is not image/png") as caught:
         await fetch(fetcher, f"{base}/slow.png", f"{base}/bad.png")
@@ -207,11 +207,11 @@ async def test_image_may_come_in_small_chunks(
     content = PNG + bytes(2**19)
     pieces = [content[at : at + size] for at in range(0, len(content), size)]
     chunks = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
-    server.answers["/a.png"] = CHUNKED + chunks + b"0\r\n\r\n"
+    server.responses["/a.png"] = CHUNKED + chunks + b"0\r\n\r\n"
     assert await fetch(fetcher, f"http://images.example:{server.port}/a.png") == [content]
 
 
-async def test_server_that_does_not_shake_hands_is_not_waited_for(names: Names) -> None:
+async def test_server_without_tls_handshake_times_out(names: Names) -> None:
     came, left = asyncio.Event(), asyncio.Event()
 
     async def ignore(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

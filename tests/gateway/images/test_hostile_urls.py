@@ -1,6 +1,6 @@
-"""URLs that lead, or seem to lead, where the gateway must not go: refused without any connection.
+"""URLs that lead, or seem to lead, to forbidden addresses are refused without any connection.
 
-Every host and port that the tests need is allowed, so that it is the address that is refused.
+Every host and port that the tests need is allowed, so that only the address can be refused.
 """
 
 import socket
@@ -49,7 +49,7 @@ HOSTILE = [
     ("http://images.example:0/", NO_URL),
     ("http://images.example:http/", NO_URL),
     ("https://images.example/" + "x" * MAX_URL_CHARACTERS, NO_URL),
-    # What programs read in two ways.
+    # URLs that parsers read in two ways.
     ("http://images.example/\r\nHost: 127.0.0.1", NO_URL),
     ("http://images.example\r\n.evil.example/", NO_URL),
     ("http://images.example\t@127.0.0.1/", NO_URL),
@@ -108,7 +108,7 @@ HOSTILE = [
     ("http://[fec0::1]/", NOT_PUBLIC),
     ("http://[fd00:ec2::254]/latest/meta-data/", NOT_PUBLIC),
     ("http://[ff02::1]/", NOT_PUBLIC),
-    # Names that stand for nothing on the public internet.
+    # Names without a public address.
     ("http://localhost/", NOT_PUBLIC),
     ("http://LOCALHOST/", NOT_PUBLIC),
     ("http://localhost./", NOT_PUBLIC),
@@ -121,7 +121,7 @@ HOSTILE = [
     ("http://images..example/", NOT_PUBLIC),
     ("http://" + "a" * 64 + ".example/", NOT_PUBLIC),
     ("http://im*ges.example/", NOT_PUBLIC),
-    # Names that stand for what they should not; `images.example` would be the server itself.
+    # Names with forbidden addresses; `images.example` would be the server itself.
     ("http://images.example/", LEADS_INSIDE),
     ("http://private.example/", LEADS_INSIDE),
     ("https://private.example/", LEADS_INSIDE),
@@ -138,7 +138,7 @@ HOSTILE = [
 
 @pytest.fixture
 def names() -> Names:
-    """Names that somebody who owns a zone can make up."""
+    """Names that the owner of a zone can make up."""
     return Names(
         {
             "images.example": [[SERVED]],
@@ -156,7 +156,7 @@ def names() -> Names:
 
 @pytest.fixture
 def strict(names: Names) -> ImageFetcher:
-    """Fetches from every host, as the gateway does where all are listed."""
+    """A fetcher that allows every host, as a gateway with a wildcard does."""
     return fetching("*", names=names)
 
 
@@ -171,7 +171,7 @@ async def test_hostile_url_is_refused_without_a_connection(
         assert caught.value.param == PARAM, url
         assert "secret" not in caught.value.message, url
         assert connected == [], url
-        assert bool(names.asked) is (why == LEADS_INSIDE), url  # Nothing else is asked of the DNS.
+        assert bool(names.asked) is (why == LEADS_INSIDE), url  # No other name is resolved.
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::ffff:127.0.0.1]", "127.1", "images.example"])
@@ -184,7 +184,7 @@ async def test_listening_server_on_this_machine_is_not_reached(
     assert (connected, server.connections) == ([], 0)
 
 
-async def test_gateway_that_lists_every_host_reaches_none_of_its_own_machine(
+async def test_wildcard_host_list_does_not_allow_the_local_machine(
     server: Server, connected: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def resolve(_host: object, port: object, *_args: object, **_kwargs: object) -> list[Any]:
@@ -243,7 +243,7 @@ async def test_host_that_is_not_listed_is_refused_by_name(connected: list[Any], 
     assert (connected, names.asked) == ([], [])
 
 
-async def test_one_bad_url_among_good_ones_keeps_all_from_being_fetched(
+async def test_one_bad_url_prevents_all_fetches(
     fetcher: ImageFetcher, server: Server, connected: list[Any]
 ) -> None:
     good = f"http://images.example:{server.port}/a.png"
@@ -274,7 +274,7 @@ REDIRECTS = [
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-async def test_redirect_to_what_may_not_be_reached_is_not_followed(
+async def test_redirect_to_a_forbidden_address_is_not_followed(
     fetcher: ImageFetcher,
     server: Server,
     forbidden: Server,
@@ -283,7 +283,7 @@ async def test_redirect_to_what_may_not_be_reached_is_not_followed(
 ) -> None:
     for location in REDIRECTS:
         connected.clear()
-        server.answers["/"] = redirect(location.replace("PORT", str(server.port)), status)
+        server.responses["/"] = redirect(location.replace("PORT", str(server.port)), status)
         with pytest.raises(
             InvalidParameterError, match=r"redirects to a URL|on the public internet"
         ):
@@ -295,28 +295,28 @@ async def test_redirect_to_what_may_not_be_reached_is_not_followed(
 @pytest.mark.parametrize("location", ["/", "", "/b", "?x", "http://images.example:PORT/b"])
 async def test_loop_of_redirects_ends(fetcher: ImageFetcher, server: Server, location: str) -> None:
     there = redirect(location.replace("PORT", str(server.port)))
-    server.answers = {"/": there, "/b": there, "/?x": there}
+    server.responses = {"/": there, "/b": there, "/?x": there}
     with pytest.raises(InvalidParameterError, match="redirects more than 3 times"):
         await fetch(fetcher, f"http://images.example:{server.port}/")
     assert server.connections == 4
 
 
-async def test_name_that_changes_its_address_after_the_check_is_not_asked_again(
+async def test_name_is_not_resolved_again_after_the_check(
     server: Server, forbidden: Server, names: Names, fetcher: ImageFetcher, connected: list[Any]
 ) -> None:
     names.addresses["images.example"] = [[SERVED], ["127.0.0.2"]]
-    server.answers["/a.png"] = image()
+    server.responses["/a.png"] = image()
     assert await fetch(fetcher, f"http://images.example:{server.port}/a.png") == [PNG]
     assert names.asked == ["images.example"]
     assert connected == [(SERVED, server.port)]
     assert forbidden.connections == 0
 
 
-async def test_name_that_changes_its_address_between_redirects_is_checked_again(
+async def test_name_is_checked_again_after_a_redirect(
     server: Server, forbidden: Server, names: Names, fetcher: ImageFetcher, connected: list[Any]
 ) -> None:
     names.addresses["images.example"] = [[SERVED], ["127.0.0.2"]]
-    server.answers["/a.png"] = redirect("/b.png")
+    server.responses["/a.png"] = redirect("/b.png")
     with pytest.raises(InvalidParameterError, match=LEADS_INSIDE):
         await fetch(fetcher, f"http://images.example:{server.port}/a.png")
     assert names.asked == ["images.example", "images.example"]
@@ -329,7 +329,7 @@ async def test_redirect_from_https_to_http_is_not_followed(
 ) -> None:
     secure, trust = tls
     async with serving(tls=secure) as secured:
-        secured.answers["/"] = redirect(f"http://images.example:{server.port}/a.png")
+        secured.responses["/"] = redirect(f"http://images.example:{server.port}/a.png")
         ports = (f"*:{server.port}", f"*:{secured.port}")
         fetcher = fetching(*ports, names=names, is_allowed=_is_any, trust=trust)
         with pytest.raises(InvalidParameterError, match="redirects from https to http"):

@@ -20,7 +20,7 @@ LETTERS = "▁abcdefghijklmnopqrstuvwxyz☺.:\n"
 
 
 def letter_tokenizer(*special: str, adds_bos: bool = False, spaces: bool = False) -> Tokenizer:
-    """Return a tokenizer with a token for each letter; `spaces` writes them as SentencePiece does."""
+    """Return a tokenizer of letters; `spaces` writes spaces as SentencePiece does."""
     vocabulary = {token: place for place, token in enumerate(["<s>", *special, *LETTERS])}
     tokenizer = Tokenizer(models.BPE(vocabulary, []))
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in ["<s>", *special]])
@@ -63,7 +63,7 @@ def card_of(tokenizer: Tokenizer, **fields: Any) -> WorkerCard:
 
 
 async def at_once(work: Callable[[], T], *, size: int = 0) -> T:
-    """Do the work of a request where it is."""
+    """Do the work of a request inline."""
     return work()
 
 

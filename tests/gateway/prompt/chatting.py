@@ -60,7 +60,7 @@ CHATS = {name: read_messages(messages).messages for name, messages in _SENT.item
 
 
 def form_of(name: str, **fields: Any) -> ChatFormat:
-    """Return how a model with a template of SOURCES is talked with."""
+    """Return the chat format of a model with a template of SOURCES."""
     takes_parts = name in ("parts", "roles", "demo")
     known: dict[str, Any] = {
         "content_format": ContentFormat.PARTS if takes_parts else ContentFormat.STRING,

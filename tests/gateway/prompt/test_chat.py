@@ -1,4 +1,4 @@
-"""Chats become prompts by the model's template, with what opens the answer counted."""
+"""The model's template turns chats into prompts, and the response's opening counts."""
 
 import contextlib
 import json
@@ -113,7 +113,7 @@ async def test_a_chat_becomes_a_text_and_tokens(tokenizer: Tokenizer) -> None:
         ("ids", "one", {}, "", UNMARKED),
     ],
 )
-async def test_an_opening_is_what_the_template_puts_before_an_answer(
+async def test_opening_is_what_the_template_puts_before_a_response(
     tokenizer: Tokenizer,
     name: str,
     chat: str,
@@ -127,18 +127,18 @@ async def test_an_opening_is_what_the_template_puts_before_an_answer(
     assert rendered.reasoning == reasoning
 
 
-async def test_a_template_may_open_every_answer_unasked() -> None:
+async def test_template_may_open_every_response() -> None:
     source = "{{ messages[0].content }}<think>"
     rendered = await render([ASK], source=source)
     assert (rendered.opening_tokens, rendered.reasoning) == (1, OPEN)
 
 
-async def test_an_opening_that_cannot_be_told_is_bounded() -> None:
+async def test_unknown_opening_is_bounded() -> None:
     source = "{% if not add_generation_prompt %}{{ raise_exception('') }}{% endif %}" + "x1" * 999
     assert (await render([ASK], source=source)).opening_tokens == MAX_OPENING_TOKENS
 
 
-async def test_nothing_is_opened_for_a_model_without_parsers() -> None:
+async def test_model_without_parsers_has_no_opening() -> None:
     rendered = await render([ASK], marks={})
     assert (rendered.opening_tokens, rendered.reasoning) == (0, None)
 
@@ -174,7 +174,7 @@ async def test_the_last_message_is_continued(
     assert "Hi" not in tail
 
 
-async def test_a_message_of_which_the_template_keeps_nothing_is_not_continued() -> None:
+async def test_message_that_the_template_drops_is_not_continued() -> None:
     source = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
     with pytest.raises(
         InvalidParameterError, match=r"'messages\[1\]' cannot be continued"
@@ -183,7 +183,7 @@ async def test_a_message_of_which_the_template_keeps_nothing_is_not_continued() 
     assert caught.value.param == "messages[1]"
 
 
-async def test_what_the_template_says_is_told() -> None:
+async def test_error_raised_by_the_template_is_reported() -> None:
     with pytest.raises(InvalidParameterError) as caught:
         await render([ASK, ASK], "strict_turns")
     assert caught.value.message == (
@@ -193,9 +193,7 @@ async def test_what_the_template_says_is_told() -> None:
     assert caught.value.param == "messages"
 
 
-async def test_variables_are_set_as_far_as_the_template_reads_them_and_they_are_the_clients() -> (
-    None
-):
+async def test_only_client_variables_that_the_template_reads_are_set() -> None:
     arguments = {
         "reasoning_effort": "high",
         "nothing": 1,
@@ -219,7 +217,7 @@ async def test_tools_are_described_to_the_model() -> None:
     )
 
 
-async def test_what_the_client_sent_is_left_as_it_was() -> None:
+async def test_rendering_does_not_change_the_messages() -> None:
     chat = CHATS["calls"]
     before = json.dumps(chat)
     await render(chat, form=form_of("", tool_parser="kimi_k2"))
@@ -238,7 +236,7 @@ async def test_a_template_that_writes_nothing_is_refused() -> None:
         await render([ASK], source="{{ '' }}")
 
 
-# --- images ----------------------------------------------------------------------------------------
+# --- images ---------------------------------------------------------------------------------------
 
 IMAGE = {"type": "image"}
 
@@ -275,9 +273,7 @@ async def test_images_are_marked_in_the_way_of_the_template(
         ),
     ],
 )
-async def test_a_text_must_not_smuggle_an_image_in(
-    messages: list[dict[str, Any]], path: str
-) -> None:
+async def test_text_with_image_marks_is_refused(messages: list[dict[str, Any]], path: str) -> None:
     with pytest.raises(InvalidParameterError) as caught:
         await render(messages, "parts", image_token="<image>")
     assert caught.value.message.startswith(f"'{path}' must not contain '<image>'")
@@ -319,7 +315,7 @@ async def test_the_prompt_of_a_chat_keeps_marks_that_are_no_image_tokens(
     assert prompt.token_ids.count(tokenizer.encode("<|tool|>").ids[0]) == 1
 
 
-# --- whatever is sent ------------------------------------------------------------------------------
+# --- random chats ---------------------------------------------------------------------------------
 
 TEXTS = st.text(max_size=20) | st.sampled_from(
     ["<think>", "</think>", "CONTINUE_FINAL_MESSAGE_TAG ", "{{ 1 }}", "<tool_call>", "\0", " "]
@@ -366,7 +362,7 @@ async def test_any_chat_becomes_a_text_or_is_refused(
         assert rendered.text.encode()
 
 
-# --- bounds ----------------------------------------------------------------------------------------
+# --- bounds ---------------------------------------------------------------------------------------
 
 
 @all_cases(
@@ -383,7 +379,7 @@ async def test_any_chat_becomes_a_text_or_is_refused(
     ],
     ids=["text", "messages", "tool", "argument", "rendered"],
 )
-async def test_what_cannot_fit_is_not_rendered_to_its_end(fields: dict[str, Any]) -> None:
+async def test_rendering_stops_when_the_prompt_cannot_fit(fields: dict[str, Any]) -> None:
     with pytest.raises(ContextLengthExceededError, match="window is 100 tokens") as caught:
         await render(**fields, window=100)
     assert (caught.value.param, caught.value.n_ctx) == ("messages", 100)
@@ -418,7 +414,7 @@ async def test_chats_are_rendered_where_large_work_is_done(tokenizer: Tokenizer)
         await render_chat(request, card, store(SOURCES["roles"]), tokenizer, beside)
 
 
-async def test_a_lost_redis_is_no_fault_of_the_client(tokenizer: Tokenizer) -> None:
+async def test_lost_redis_is_no_client_error(tokenizer: Tokenizer) -> None:
     async def fetch(digest: str) -> bytes:
         raise RedisConnectionError(digest)
 
@@ -431,7 +427,7 @@ async def test_a_lost_redis_is_no_fault_of_the_client(tokenizer: Tokenizer) -> N
         await render_chat(request, card, ChatTemplates(fetch, try_out), tokenizer, at_once)
 
 
-async def test_a_model_without_a_template_takes_no_chat(tokenizer: Tokenizer) -> None:
+async def test_model_without_a_template_refuses_chats(tokenizer: Tokenizer) -> None:
     request = request_of("", chat=ChatRequest(messages=[ASK]))
     with pytest.raises(UnsupportedParameterError, match="has no chat template"):
         await render_chat(request, card_of(tokenizer), store(""), tokenizer, at_once)

@@ -98,7 +98,9 @@ def test_conversations_have_the_form_that_vllm_gives_them() -> None:
 
 
 @all_cases("form", ContentFormat)
-def test_developers_speak_for_the_system_where_a_template_knows_none(form: ContentFormat) -> None:
+def test_developer_messages_become_system_messages_if_the_template_needs_it(
+    form: ContentFormat,
+) -> None:
     def converted(chat: str, *, has_developer_role: bool) -> list[dict[str, Any]]:
         return for_template(
             list(CHATS[chat]),

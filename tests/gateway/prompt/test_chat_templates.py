@@ -1,4 +1,4 @@
-"""Templates are fetched once, tried out before they are used, and bounded."""
+"""Templates are fetched once, tried before use, and bounded."""
 
 import asyncio
 import hashlib
@@ -28,7 +28,7 @@ NOW = datetime(2026, 11, 21, tzinfo=UTC)
 
 
 class Published:
-    """Where templates are fetched from, and the sandbox in which they are tried out."""
+    """The source of templates, and the sandbox that tries them."""
 
     def __init__(self, sources: Any) -> None:
         self.file: bytes | None = zlib.compress(json.dumps(sources).encode())
@@ -63,7 +63,7 @@ async def test_the_default_serves_tools_where_nothing_else_does() -> None:
     assert templates.choose(has_tools=True).source == "a"
 
 
-async def test_what_is_not_published_yet_is_asked_for_again() -> None:
+async def test_missing_template_is_fetched_again() -> None:
     source = Published({"default": "a"})
     file, source.file = source.file, None
     with pytest.raises(ServiceUnavailableError, match="not published yet") as caught:
@@ -84,7 +84,7 @@ async def test_a_template_that_fails_its_trial_is_not_tried_again() -> None:
     assert len(source.tried) == 1
 
 
-async def test_a_trial_that_found_no_time_is_made_again() -> None:
+async def test_trial_that_timed_out_is_repeated() -> None:
     source = Published({"default": "a"})
     source.reason = OverloadedError("busy")
     with pytest.raises(OverloadedError):
@@ -106,12 +106,12 @@ async def test_a_trial_that_found_no_time_is_made_again() -> None:
     ],
     ids=["list", "number", "no default", "many", "long", "bomb", "syntax"],
 )
-async def test_what_is_published_wrongly_is_not_used(sources: Any, reason: str) -> None:
+async def test_malformed_templates_are_not_used(sources: Any, reason: str) -> None:
     with pytest.raises(ModelMisconfiguredError, match=reason):
         await Published(sources).store.get("d1")
 
 
-async def test_what_is_published_in_another_form_is_not_used() -> None:
+async def test_templates_in_an_unknown_format_are_not_used() -> None:
     source = Published({})
     source.file = hashlib.sha256().digest()
     with pytest.raises(ModelMisconfiguredError, match="cannot be read"):
@@ -122,14 +122,14 @@ def rendered(source: str, *, most_characters: int = 1000, **variables: Any) -> s
     return ChatTemplate(source).render(variables, now=NOW, most_characters=most_characters)
 
 
-def test_a_text_ends_at_its_bound() -> None:
+def test_rendered_text_is_bounded() -> None:
     source = "{% for i in range(10) %}aa{% endfor %}"
     assert rendered(source, most_characters=20) == "a" * 20
     with pytest.raises(TooLongError):
         rendered(source, most_characters=19)
 
 
-def test_rendering_ends_at_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rendering_time_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     endless = (
         "{% for i in range(99999) %}{% for j in range(99999) %}{{ '' }}{% endfor %}{% endfor %}"
     )
@@ -155,7 +155,7 @@ def test_rendering_ends_at_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
         ("{{ strftime_now.__self__.year }}", "unsafe"),
     ],
 )
-def test_whatever_a_template_raises_is_a_refusal(source: str, reason: str) -> None:
+def test_any_error_in_a_template_is_a_refusal(source: str, reason: str) -> None:
     with pytest.raises(RefusedMessagesError, match=reason):
         rendered(source, messages=[{"role": "user"}])
 
@@ -175,9 +175,10 @@ def test_a_template_in_another_language_is_not_compiled(source: str, reason: str
         ChatTemplate(source)
 
 
-def test_a_template_tells_what_it_reads() -> None:
+def test_template_lists_the_variables_that_it_reads() -> None:
     template = ChatTemplate(
-        "{% set x = namespace(y=1) %}{% for m in messages %}{{ m }}{% endfor %}{{ strftime_now('%d') }}"
+        "{% set x = namespace(y=1) %}{% for m in messages %}{{ m }}{% endfor %}"
+        "{{ strftime_now('%d') }}"
         "{% if enable_thinking is defined %}{{ x.y ~ range(2) }}{% endif %}{{ 'developer' }}"
     )
     assert template.variables == {"messages", "enable_thinking"}

@@ -1,4 +1,4 @@
-"""`suffix`: what the model gets to fill in, for every family of models."""
+"""`suffix`: the infill prompt of every family of models."""
 
 import pytest
 from tokenizers import Tokenizer
@@ -39,13 +39,13 @@ def filled(
 
 
 @all_cases("family", [QWEN, STARCODER, DEEPSEEK], ids=["qwen", "star", "deepseek"])
-def test_suffix_stands_between_prefix_and_middle(family: tuple[str, str, str]) -> None:
+def test_suffix_is_between_prefix_and_middle(family: tuple[str, str, str]) -> None:
     before, hole, end = family
     tokens = filled(letter_tokenizer(*family), "ab", "cd")
     assert tokens == [before, "a", "b", hole, "c", "d", end]
 
 
-def test_begin_of_text_comes_first_where_the_models_prompts_have_it() -> None:
+def test_begin_of_text_comes_first_if_the_models_prompts_have_it() -> None:
     tokenizer = letter_tokenizer(*DEEPSEEK, adds_bos=True)
     assert filled(tokenizer, "ab", "c") == [
         "<s>",
@@ -73,7 +73,7 @@ def test_codestral_gets_the_suffix_first_and_continues_the_prefix() -> None:
     assert filled(tokenizer, "ab", "cd") == ["<s>", "[SUFFIX]", "c", "d", "[PREFIX]", "▁", "a", "b"]
 
 
-def test_empty_prefix_is_nothing() -> None:
+def test_empty_prefix_adds_no_token() -> None:
     assert filled(letter_tokenizer(*QWEN), "", "c") == [QWEN[0], QWEN[1], "c", QWEN[2]]
 
 
@@ -84,7 +84,7 @@ def test_model_without_all_of_a_familys_tokens_has_no_template(special: tuple[st
     assert find_template(letter_tokenizer(*special)) is None
 
 
-async def test_demo_model_is_asked_as_it_was_trained() -> None:
+async def test_demo_model_gets_the_infill_format_of_its_training() -> None:
     tokenizer = tiny_tokenizer()
     request = request_of("def add(a, b):\n", suffix="\n    return result")
     card = card_of(tokenizer, context_window=2048)

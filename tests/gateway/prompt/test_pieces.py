@@ -1,4 +1,4 @@
-"""The text or bytes of single tokens, as llama.cpp tells them."""
+"""The text or bytes of single tokens, as llama.cpp returns them."""
 
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
@@ -22,7 +22,7 @@ def test_pieces_together_are_the_text(text: str) -> None:
     assert b"".join(as_bytes(pieces.read(token)) for token in ids) == text.encode()
 
 
-def test_part_of_a_character_is_told_as_bytes() -> None:
+def test_partial_character_is_returned_as_bytes() -> None:
     tokenizer = tiny_tokenizer()
     pieces = [PieceReader(tokenizer).read(token) for token in tokenizer.encode("😀").ids]
     assert len(pieces) > 1
@@ -46,7 +46,7 @@ def test_sentencepiece_tokens_have_spaces_and_bytes() -> None:
     assert [pieces.read(token) for token in range(6)] == ["<s>", " a", [0xF0], [0x9F], "b ", "\n"]
 
 
-def test_id_without_a_token_stands_for_nothing() -> None:
+def test_id_without_a_token_gives_an_empty_piece() -> None:
     for tokenizer in (tiny_tokenizer(), sentencepiece(), Tokenizer(models.WordLevel({"a": 0}))):
         assert PieceReader(tokenizer).read(5_000) == ""
 
@@ -55,7 +55,7 @@ def test_tokenizer_without_a_decoder_gives_its_tokens() -> None:
     assert PieceReader(Tokenizer(models.WordLevel({"ab": 0}))).read(0) == "ab"
 
 
-def test_tokens_are_told_in_the_shape_of_vllm() -> None:
+def test_tokens_are_returned_in_the_format_of_vllm() -> None:
     encoder = encoder_of(letter_tokenizer(adds_bos=True))
     a, b = encoder.text_ids("ab", adds_special_tokens=False)
     reported = vllm_tokens(encoder, "ab", adds_special_tokens=True, shows_tokens=True, window=9)
@@ -69,7 +69,7 @@ def test_tokens_are_told_in_the_shape_of_vllm() -> None:
     assert bare == {"count": 0, "max_model_len": 9, "tokens": [], "token_strs": None}
 
 
-def test_tokens_are_told_in_the_shape_of_llamacpp() -> None:
+def test_tokens_are_returned_in_the_format_of_llamacpp() -> None:
     encoder = encoder_of(letter_tokenizer(adds_bos=True))
     a, space = encoder.text_ids("a ", adds_special_tokens=False)
     plain = llamacpp_tokens(encoder, "a ", adds_special_tokens=False, shows_pieces=False)

@@ -61,7 +61,7 @@ def ids(text: str) -> list[int]:
     return list(TOKENIZER.encode(text, add_special_tokens=False).ids)
 
 
-async def test_special_tokens_are_added_unless_the_request_says_not() -> None:
+async def test_special_tokens_are_added_unless_disabled() -> None:
     assert list((await only("ab")).token_ids) == [BOS, *ids("ab")]
     assert list((await only("ab", adds_special_tokens=False)).token_ids) == ids("ab")
     assert list((await only(["a", 5], adds_special_tokens=False)).token_ids) == [*ids("a"), 5]
@@ -118,7 +118,7 @@ async def test_conflict_03_prompt_is_cut_first_and_max_tokens_are_lowered_then()
     kept=st.one_of(st.none(), st.just(FIT), st.integers(1, 60)),
     behavior=st.sampled_from(ContextLengthBehavior),
 )
-def test_what_is_prepared_always_fits(
+def test_prepared_prompt_always_fits(
     length: int, max_tokens: int, kept: int | None, behavior: ContextLengthBehavior
 ) -> None:
     prompt = [2 + n % 7 for n in range(length)]
@@ -170,7 +170,7 @@ async def test_counts_of_a_request_are_the_lowest_and_the_sum() -> None:
     ],
     ids=str,
 )
-async def test_echo_is_what_the_model_was_given(
+async def test_echo_is_the_prompt_that_the_model_got(
     prompt: Any, fields: dict[str, Any], expected: str
 ) -> None:
     assert TOKENIZER.id_to_token(5) == "b"
@@ -192,13 +192,13 @@ async def test_mark_without_images_is_a_text_like_any_other() -> None:
 
 
 @all_cases("prompt", ["<image><|pad|>", ["<image>", 2], [2, 2]], ids=str)
-async def test_image_tokens_that_no_image_stands_for_are_refused(prompt: Any) -> None:
+async def test_image_tokens_without_an_image_are_refused(prompt: Any) -> None:
     assert TOKENIZER.token_to_id("<|pad|>") == 2
     with pytest.raises(InvalidParameterError, match="Given: 2 image tokens, 1 images"):
         await only(prompt, images=[[b"1"]], card=PICTURES)
 
 
-async def test_images_are_refused_by_a_model_that_sees_none() -> None:
+async def test_images_are_refused_by_a_model_without_vision() -> None:
     with pytest.raises(UnsupportedParameterError, match="'images'"):
         await only("<image>", images=[[b"1"]])
 
@@ -265,7 +265,7 @@ async def test_ids_outside_the_vocabulary_are_refused(param: str) -> None:
     assert e.value.param == param
 
 
-async def test_a_chat_is_as_much_work_as_its_text_is_long() -> None:
+async def test_cost_of_a_chat_is_the_length_of_its_text() -> None:
     sizes: list[int] = []
 
     async def watch(work: Callable[[], T], *, size: int = 0) -> T:
@@ -286,7 +286,7 @@ LONG = "ab\n" * 40_000
 @all_cases(
     ("kept", "tokens"), [(None, 0), (FIT, WINDOW - 4), (7, 7)], ids=["refused", "fitted", "kept"]
 )
-async def test_of_a_prompt_that_is_far_too_long_only_its_end_is_encoded(
+async def test_only_the_end_of_a_far_too_long_prompt_is_encoded(
     prompt: Any, kept: int | None, tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encoded = 0
@@ -325,7 +325,7 @@ async def test_a_suffix_that_is_far_too_long_is_refused() -> None:
         await prepare(request, tokenizer, card_of(tokenizer), at_once)
 
 
-async def test_an_image_is_not_lost_with_what_is_not_encoded() -> None:
+async def test_image_in_the_unencoded_part_is_kept() -> None:
     fields = {"images": [[b"image"]], "image_params": [[""]], "prompt_tokens_kept": FIT}
     with pytest.raises(ContextLengthExceededError, match="would remove an image"):
         await prepared("<image>" + LONG, card=PICTURES, **fields)

@@ -1,4 +1,4 @@
-"""What the chunks of a chat look like, and when an event is made of a delta."""
+"""The chunks of a chat, and which deltas make events."""
 
 import json
 from typing import Any
@@ -37,7 +37,7 @@ CALLING = [
 
 
 def chat(**fields: Any) -> Completion:
-    """Make the fixed part of a chat's answer."""
+    """Make the fixed part of a chat's response."""
     return completion(**({"chat": CHAT} | fields))
 
 
@@ -58,7 +58,7 @@ def deltas(answer: Completion, *replies: Reply) -> list[dict[str, Any]]:
     return [choice["delta"] for choice in choices(answer, *replies)]
 
 
-def test_stream_is_byte_for_byte_as_promised() -> None:
+def test_stream_is_byte_for_byte_as_documented() -> None:
     body = stream(chat(), said("Hel"), said("lo"), said("!", finish=STOP), ended())
 
     def event(number: int, data: bytes) -> bytes:
@@ -75,7 +75,7 @@ def test_stream_is_byte_for_byte_as_promised() -> None:
     )
 
 
-def test_role_is_told_once_for_each_choice_and_before_anything_else() -> None:
+def test_role_comes_first_and_once_for_each_choice() -> None:
     reported = choices(
         chat(n=2),
         said(""),
@@ -95,7 +95,7 @@ def test_role_is_told_once_for_each_choice_and_before_anything_else() -> None:
     }
 
 
-def test_delta_that_tells_nothing_makes_no_event() -> None:
+def test_empty_delta_makes_no_event() -> None:
     assert stream(chat(), said("")) == b""
     assert stream(chat(), said("", reasoning_tokens=1)) == b""
 
@@ -103,7 +103,7 @@ def test_delta_that_tells_nothing_makes_no_event() -> None:
 @all_cases("dialect", Dialect)
 @all_cases("fields", [{}, {"include_usage": True}], ids=["plain", "usage"])
 @all_cases("kind", ["text", "reasoning"])
-def test_short_and_long_ways_to_tell_a_text_give_the_same_bytes(
+def test_fast_and_slow_rendering_give_the_same_bytes(
     dialect: Dialect, fields: dict[str, Any], kind: str
 ) -> None:
     text = '"é\n'
@@ -117,7 +117,7 @@ def test_short_and_long_ways_to_tell_a_text_give_the_same_bytes(
 
 
 @all_cases("dialect", Dialect)
-def test_conflict_19_reasoning_is_told_under_the_name_of_its_dialect(dialect: Dialect) -> None:
+def test_conflict_19_reasoning_has_the_name_of_its_dialect(dialect: Dialect) -> None:
     reported = deltas(
         chat(dialect=dialect),
         said("", reasoning="Hm", reasoning_tokens=1),
@@ -129,7 +129,7 @@ def test_conflict_19_reasoning_is_told_under_the_name_of_its_dialect(dialect: Di
     assert reported[1:] == [{name: "Hm"}, {name: "."}, {"content": "Yes"}, {}]
 
 
-def test_text_whose_tokens_were_told_before_is_told_as_what_it_is() -> None:
+def test_text_after_its_tokens_is_labelled_correctly() -> None:
     replies = [
         said("", reasoning="a", reasoning_tokens=2, token_ids=[1, 2]),
         said("", reasoning="b", token_ids=[3]),
@@ -144,7 +144,7 @@ def test_text_whose_tokens_were_told_before_is_told_as_what_it_is() -> None:
     assert reported[-1] == {}
 
 
-def test_each_chunk_of_a_delta_tells_one_thing() -> None:
+def test_each_chunk_of_a_delta_has_one_kind_of_content() -> None:
     calls = [CallPiece(0, "f"), CallPiece(1, "g"), CallPiece(0, "", "{}"), CallPiece(1, "", "[")]
     reported = choices(
         chat(tool_use=AUTO),
@@ -182,7 +182,7 @@ def test_calls_have_id_type_and_name_in_their_first_piece_only() -> None:
     assert reported[-1]["finish_reason"] == "tool_calls"
 
 
-def test_whoever_tells_the_answer_again_gives_calls_the_same_ids() -> None:
+def test_response_rendered_again_gives_calls_the_same_ids() -> None:
     answer = chat(tool_use=AUTO)
     assert stream(answer, *CALLING) == stream(answer, *CALLING)
 
@@ -197,7 +197,7 @@ def test_whoever_tells_the_answer_again_gives_calls_the_same_ids() -> None:
         (ToolMode.NAMED, LENGTH, "length"),
     ],
 )
-def test_finish_reason_tells_of_calls_where_the_model_ended_by_itself(
+def test_finish_reason_is_tool_calls_if_the_model_ended_by_itself(
     mode: ToolMode, finish: Any, expected: str
 ) -> None:
     use = ToolUse(TOOLS, mode, "f" if mode is ToolMode.NAMED else None)
@@ -205,7 +205,7 @@ def test_finish_reason_tells_of_calls_where_the_model_ended_by_itself(
     assert choices(chat(tool_use=use), *replies)[-1]["finish_reason"] == expected
 
 
-def test_finish_reason_is_stop_where_tools_were_not_called() -> None:
+def test_finish_reason_is_stop_if_no_tool_was_called() -> None:
     reported = choices(chat(tool_use=AUTO), said("No.", finish=STOP), ended())
     assert reported[-1]["finish_reason"] == "stop"
 
@@ -217,13 +217,13 @@ def test_call_in_the_last_delta_counts() -> None:
     assert [each["finish_reason"] for each in reported] == [None, None, "tool_calls"]
 
 
-def test_only_the_first_call_is_told_to_a_client_that_wants_no_parallel_ones() -> None:
+def test_only_the_first_call_is_returned_without_parallel_calls() -> None:
     use = ToolUse(TOOLS, ToolMode.AUTO, is_parallel=False)
     reported = deltas(chat(tool_use=use), *CALLING)
     assert {call["index"] for each in reported for call in each.get("tool_calls", [])} == {0}
 
 
-def test_client_that_speaks_of_functions_is_told_of_one_function_call() -> None:
+def test_client_that_sends_functions_gets_one_function_call() -> None:
     reported = choices(chat(chat=LEGACY, tool_use=AUTO), *CALLING)
     assert [each["delta"] for each in reported] == [
         {"role": "assistant", "content": ""},
@@ -235,13 +235,13 @@ def test_client_that_speaks_of_functions_is_told_of_one_function_call() -> None:
     assert reported[-1]["finish_reason"] == "function_call"
 
 
-def test_stop_reason_is_shown_where_there_is_one() -> None:
+def test_stop_reason_is_included_if_there_is_one() -> None:
     reported = choices(chat(), said("a", finish=STOP, stop_reason="\n"), ended())
     assert [each.get("stop_reason") for each in reported] == [None, None, "\n"]
     assert "stop_reason" not in reported[0]
 
 
-def test_text_with_tools_is_told_as_it_comes_and_not_searched() -> None:
+def test_text_with_tools_is_streamed_and_not_searched() -> None:
     reported = deltas(chat(tool_use=AUTO), said("<tool_call>"), said("{}", finish=STOP), ended())
     assert reported[1:] == [{"content": "<tool_call>"}, {"content": "{}"}, {}]
 
@@ -312,7 +312,7 @@ def test_chunks_are_padded_to_the_same_length(text: str) -> None:
         assert json.loads(event.removeprefix(b"data: "))["obfuscation"] is not None
 
 
-def test_timings_of_a_running_stream_stand_in_every_chunk() -> None:
+def test_timings_of_a_running_stream_are_in_every_chunk() -> None:
     chunks = parse_chunks(
         stream(chat(timings_per_token=True), said("a"), said("b", finish=STOP), ended())
     )

@@ -1,4 +1,4 @@
-"""A chat's stream joins to its whole answer, however its deltas were cut and whoever rendered them."""
+"""A chat's stream joins to its whole response, however its deltas are cut and rendered."""
 
 import json
 import operator
@@ -23,8 +23,8 @@ TOOLS = [Tool("f", {}, is_strict=False)]
 TEXTS = st.text(max_size=4)
 PLAIN: dict[str, Any] = {"logprobs": None}
 
-# A token of the reasoning, and one of what comes behind it: a mark, or one whose text is still held back,
-# has no text of its own.
+# A token of the reasoning, and one of the content. A mark, or a token whose text is held back,
+# has no text.
 REASONING = st.tuples(st.just("reasoning"), TEXTS)
 ANSWERING = st.one_of(
     st.tuples(st.sampled_from(["text", "call", "arguments"]), TEXTS), st.just(("mark", ""))
@@ -52,7 +52,7 @@ FIELDS = st.fixed_dictionaries(
         "include_usage": st.booleans(),
     }
 )
-# Whatever is told of tokens takes the long way; half of all streams take the short one where they can.
+# Streams with data of tokens use the slow rendering; half of the others use the fast one.
 DETAILS = st.one_of(
     st.just(PLAIN),
     st.fixed_dictionaries(
@@ -115,13 +115,13 @@ def mixed(queues: list[list[Reply]], random: Any) -> list[Reply]:
 
 
 def joined(chunks: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
-    """Put the chunks of each choice together, as clients do."""
+    """Join the chunks of each choice, as clients do."""
     reported: defaultdict[int, dict[str, Any]] = defaultdict(
         lambda: {"message": defaultdict(str), "calls": {}, "ids": [], "scored": [], "finish": None}
     )
     for choice in (choice for chunk in chunks for choice in chunk["choices"]):
         whole = reported[choice["index"]]
-        assert whole["finish"] is None, "it goes on after its end"
+        assert whole["finish"] is None, "it continues after its end"
         delta = choice["delta"]
         assert ("role" in delta) == (not whole["message"]), "the role comes first, and once"
         assert len(delta.keys() - {"role"}) <= 1
@@ -141,7 +141,7 @@ def joined(chunks: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
 
 
 def as_joined(choice: dict[str, Any]) -> dict[str, Any]:
-    """Return a choice of a whole answer in the form of `joined`."""
+    """Return a choice of a whole response in the form of `joined`."""
     message = {name: value for name, value in choice["message"].items() if value is not None}
     calls = {
         index: call["function"] | {"id": call["id"]}
@@ -167,7 +167,7 @@ def as_joined(choice: dict[str, Any]) -> dict[str, Any]:
     st.randoms(use_true_random=False),
     st.integers(1, 4),
 )
-async def test_stream_joins_to_the_whole_answer_however_it_is_cut(
+async def test_stream_joins_to_the_whole_response_however_it_is_cut(
     fields: dict[str, Any],
     sequences: list[list[tuple[str, str]]],
     finish: FinishReason,
@@ -203,7 +203,7 @@ async def test_stream_joins_to_the_whole_answer_however_it_is_cut(
 
 
 def rendered(answer: Completion, replies: list[Reply], *, skip: int, batch: int) -> bytes:
-    """Render replies that come some at a time, and the failure if there is one."""
+    """Render replies in batches, and the failure if there is one."""
     renderer = ChunkRenderer(answer, skip=skip)
     body = b"".join(
         renderer.render(replies[start : start + batch]) for start in range(0, len(replies), batch)
@@ -219,7 +219,7 @@ def rendered(answer: Completion, replies: list[Reply], *, skip: int, batch: int)
     st.integers(0, 30),
     st.booleans(),
 )
-def test_what_follows_an_event_is_the_same_for_whoever_comes_back(
+def test_events_after_an_event_id_are_the_same_in_every_rendering(
     fields: dict[str, Any],
     sequences: list[list[tuple[str, str]]],
     random: Any,

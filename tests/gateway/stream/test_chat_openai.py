@@ -45,7 +45,7 @@ CALLING = [
     ],
     ids=["text", "reasoning", "calls", "text and calls", "logprobs"],
 )
-async def test_stream_joined_by_openais_client_is_the_whole_answer(
+async def test_stream_joined_by_openais_client_is_the_whole_response(
     dialect: Dialect, *, legacy: bool, replies: list[Reply], fields: dict[str, Any]
 ) -> None:
     has_logprobs = bool(replies[0].message.logprobs)  # type: ignore[union-attr]  # a delta

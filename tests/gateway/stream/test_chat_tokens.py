@@ -1,4 +1,4 @@
-"""What a chat tells of its tokens: log-probabilities and ids, and neither of a reasoning that is hidden."""
+"""Log-probabilities and ids of a chat's tokens, without those of hidden reasoning."""
 
 import json
 from typing import Any
@@ -25,7 +25,7 @@ def streamed(*replies: Reply, **fields: Any) -> list[dict[str, Any]]:
 
 
 async def whole(*replies: Reply, **fields: Any) -> dict[str, Any]:
-    """Return the choice of the whole answer."""
+    """Return the choice of the whole response."""
     answer = completion(**({"chat": CHAT} | fields))
     body = json.loads((await collect(answer, inbox(*replies))).content)
     (choice,) = body["choices"]
@@ -33,12 +33,12 @@ async def whole(*replies: Reply, **fields: Any) -> dict[str, Any]:
 
 
 def scored(token: str, logprob: float = -0.5) -> TokenLogprob:
-    """Make a token that was the likeliest one."""
+    """Make a token that is the likeliest one."""
     return TokenLogprob(token, logprob, 0, [(token, logprob), ("z", -3.0)])
 
 
 def tokens(choice: dict[str, Any]) -> list[str]:
-    """Return the tokens whose log-probabilities a choice tells."""
+    """Return the tokens that have log-probabilities in a choice."""
     return [entry["token"] for entry in (choice["logprobs"] or {"content": []})["content"]]
 
 
@@ -71,7 +71,7 @@ async def test_logprobs_are_one_object_for_each_token() -> None:
 
 
 @all_cases("asked", [0, 1, 2, 5])
-async def test_no_more_alternatives_are_told_than_were_asked_for(asked: int) -> None:
+async def test_no_more_alternatives_are_returned_than_requested(asked: int) -> None:
     top = [("a", -0.5), ("b", -1.0), ("c", -2.0)]
     reply = said("c", finish=STOP, logprobs=[TokenLogprob("c", -2.0, 0, top)])
     choice = await whole(reply, ended(), logprobs=asked)
@@ -79,14 +79,14 @@ async def test_no_more_alternatives_are_told_than_were_asked_for(asked: int) -> 
     assert [each["token"] for each in entry["top_logprobs"]] == ["a", "b", "c"][:asked]
 
 
-async def test_logprobs_are_told_only_where_they_were_asked_for() -> None:
+async def test_logprobs_are_returned_only_on_request() -> None:
     reply = said("c", finish=STOP, logprobs=[scored("c")])
     assert (await whole(reply, ended()))["logprobs"] is None
     empty = await whole(said("", finish=LENGTH), ended(tokens=0), logprobs=0)
     assert empty["logprobs"] == {"content": [], "refusal": None}
 
 
-async def test_tokens_are_told_once_with_the_first_thing_that_they_make() -> None:
+async def test_tokens_are_returned_once_with_their_first_content() -> None:
     replies = [
         said(
             "b",
@@ -118,7 +118,7 @@ async def test_tokens_are_told_once_with_the_first_thing_that_they_make() -> Non
 
 
 def scored_by_id(text: str, *token_ids: int, **fields: Any) -> Reply:
-    """Make a delta whose tokens have log-probabilities under the names of their ids."""
+    """Make a delta whose log-probabilities name tokens by their ids."""
     logprobs = [scored(str(token)) for token in token_ids]
     return said(text, token_ids=token_ids, logprobs=logprobs, **fields)
 

@@ -1,4 +1,4 @@
-"""Chats that are answered whole."""
+"""Whole responses to chats."""
 
 import json
 from typing import Any
@@ -31,7 +31,7 @@ async def whole(*replies: Reply, **fields: Any) -> dict[str, Any]:
     return body
 
 
-async def test_answer_has_all_of_openais_fields() -> None:
+async def test_response_has_all_fields_of_openai() -> None:
     assert await whole(said("a"), said("b", finish=STOP), ended(cached=1)) == {
         "id": "chatcmpl-1",
         "object": "chat.completion",
@@ -58,7 +58,7 @@ async def test_answer_has_all_of_openais_fields() -> None:
 
 
 @all_cases("dialect", Dialect)
-async def test_message_of_omlx_always_tells_of_reasoning_and_calls(dialect: Dialect) -> None:
+async def test_message_of_omlx_always_has_reasoning_and_calls(dialect: Dialect) -> None:
     body = await whole(said("Paris.", finish=STOP), ended(), dialect=dialect)
     message = body["choices"][0]["message"]
     nulls = {"reasoning_content": None, "tool_calls": None} if dialect is Dialect.OMLX else {}
@@ -66,7 +66,7 @@ async def test_message_of_omlx_always_tells_of_reasoning_and_calls(dialect: Dial
 
 
 @all_cases("dialect", Dialect)
-async def test_conflict_19_reasoning_is_told_under_the_name_of_its_dialect(
+async def test_conflict_19_reasoning_has_the_name_of_its_dialect(
     dialect: Dialect,
 ) -> None:
     body = await whole(
@@ -100,7 +100,7 @@ async def test_calls_are_whole_and_content_is_null_where_there_is_none() -> None
     }
 
 
-async def test_content_beside_calls_is_told() -> None:
+async def test_content_next_to_calls_is_returned() -> None:
     (choice,) = (await whole(said("Let me see."), *CALLING, tool_use=AUTO))["choices"]
     assert choice["message"]["content"] == "Let me see."
     assert len(choice["message"]["tool_calls"]) == 2
@@ -115,27 +115,27 @@ async def test_message_without_anything_has_empty_content() -> None:
     assert choice["finish_reason"] == "length"
 
 
-async def test_call_that_was_cut_off_is_told_as_it_stands() -> None:
+async def test_truncated_call_is_returned_as_it_is() -> None:
     replies = [said("", calls=[CallPiece(0, "f", '{"x"')]), said("", finish=LENGTH), ended()]
     (choice,) = (await whole(*replies, tool_use=AUTO))["choices"]
     assert choice["finish_reason"] == "length"
     assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"x"'
 
 
-async def test_named_function_is_no_reason_to_finish() -> None:
+async def test_named_function_does_not_change_the_finish_reason() -> None:
     use = ToolUse(TOOLS, ToolMode.NAMED, "f")
     (choice,) = (await whole(*CALLING, tool_use=use))["choices"]
     assert choice["finish_reason"] == "stop"
 
 
-async def test_only_the_first_call_is_told_to_a_client_that_wants_no_parallel_ones() -> None:
+async def test_only_the_first_call_is_returned_without_parallel_calls() -> None:
     use = ToolUse(TOOLS, ToolMode.AUTO, is_parallel=False)
     (choice,) = (await whole(*CALLING, tool_use=use))["choices"]
     assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["f"]
 
 
 @all_cases("dialect", [Dialect.OPENAI, Dialect.OMLX])
-async def test_client_that_speaks_of_functions_is_told_of_one_function_call(
+async def test_client_that_sends_functions_gets_one_function_call(
     dialect: Dialect,
 ) -> None:
     legacy = ChatRequest(messages=[], uses_legacy_functions=True)
@@ -146,7 +146,7 @@ async def test_client_that_speaks_of_functions_is_told_of_one_function_call(
     assert choice["message"]["content"] is None
 
 
-async def test_choices_stand_in_order_whatever_order_they_finish_in() -> None:
+async def test_choices_are_in_order_whatever_order_they_finish_in() -> None:
     body = await whole(
         said("1", choice=1, reasoning="r1", reasoning_tokens=1, finish=LENGTH),
         said("0", reasoning="r0", reasoning_tokens=1, finish=STOP, stop_reason="."),

@@ -1,4 +1,4 @@
-"""What is echoed of a prompt, and where tokens stand in the text that is returned."""
+"""Echoed prompts, and the offsets of tokens in the returned text."""
 
 import json
 from collections.abc import AsyncIterator
@@ -36,7 +36,7 @@ def decode(token_ids: list[int]) -> str:
 
 
 def encode(text: str) -> list[int]:
-    """Return the token ids of a text, without any that stand for the text's beginning."""
+    """Return the token ids of a text, without begin-of-text tokens."""
     return list(TOKENIZER.encode(text, add_special_tokens=False).ids)
 
 
@@ -52,7 +52,7 @@ def score(token_ids: list[int]) -> list[TokenLogprob]:
     return prompt_logprobs(TOKENIZER, TEXTS, token_ids, scores, alternatives=0)
 
 
-def test_whole_prompt_is_echoed_as_the_client_sent_it() -> None:
+def test_whole_prompt_is_echoed_verbatim() -> None:
     assert echo([5, 6], None, text="any text") == "any text"
     assert echo(encode("Once upon"), None) == "Once upon"
 
@@ -67,7 +67,7 @@ def test_last_tokens_are_echoed(last: int) -> None:
     )
 
 
-def test_nothing_is_echoed_that_was_not_asked_for() -> None:
+def test_nothing_is_echoed_unless_requested() -> None:
     request = completion(echo_last=3).request
     assert echoed_text(request, text="a", token_ids=[5], decode=decode) == ""
 
@@ -98,7 +98,7 @@ def lists(token_ids: list[int], shown: str, *, last: int | None = None) -> Logpr
 
 
 def assert_offsets_hold(reported: LogprobLists, text: str) -> None:
-    """Every token stands in the text where its offset says."""
+    """Check that every token is in the text at its offset."""
     assert reported.text_offset == sorted(reported.text_offset)
     for place, (token, offset) in enumerate(
         zip(reported.tokens, reported.text_offset, strict=True)
@@ -163,7 +163,7 @@ def test_text_that_no_token_completes_does_not_move_the_others() -> None:
     assert echo_base(entries, "xa\ufffd", start=0) == 0
 
 
-def test_completion_starts_behind_the_echo_with_a_cut_character() -> None:
+def test_completion_starts_after_the_echo_with_a_cut_character() -> None:
     answer = completion(prompt_texts=["a\ufffd"], logprobs=0)
     renderer = ChunkRenderer(answer)
     (chunk,) = parse_chunks(
@@ -185,7 +185,7 @@ def test_completion_starts_behind_the_echo_with_a_cut_character() -> None:
 
 
 def echoing(last: int, shown: str, **fields: Any) -> dict[str, Any]:
-    """Stream a prompt "abc" of three tokens of which the last ones are echoed; return the one chunk."""
+    """Stream the prompt "abc" with its last tokens echoed; return the only chunk."""
     answer = completion(prompt_texts=[shown], echo_last=last, logprobs=0, **fields)
     entries = [TokenLogprob(letter, -1.0, place) for place, letter in enumerate("abc")]
     renderer = ChunkRenderer(answer)
@@ -202,7 +202,7 @@ def echoing(last: int, shown: str, **fields: Any) -> dict[str, Any]:
     return reported
 
 
-def test_echo_last_tells_log_probabilities_of_the_last_tokens() -> None:
+def test_echo_last_returns_log_probabilities_of_the_last_tokens() -> None:
     reported = echoing(2, "bc")
     assert reported["text"] == "bcd"
     assert reported["logprobs"]["tokens"] == ["b", "c", "d"]
@@ -254,7 +254,7 @@ async def test_log_probabilities_of_echoed_prompts_are_bounded_over_all_choices(
         await collect(answer, inbox(*replies))
 
 
-async def test_large_choices_are_encoded_in_a_turn_for_each() -> None:
+async def test_each_large_choice_is_encoded_in_its_own_turn() -> None:
     entries = [TokenLogprob("token", -1.0, 5 * place) for place in range(3000)]
     answer = completion(n=4, prompt_texts=["token" * 3000], logprobs=0)
     replies = [

@@ -1,4 +1,4 @@
-"""Numbers of events: the same whoever renders a stream, so that another gateway can go on behind any of them."""
+"""Event ids: equal in every rendering, so that any gateway can resume after any of them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,7 +21,7 @@ LOGPROB = TokenLogprob("a", -0.5, 0, [("a", -0.5)])
 REPLIES = [
     scored([TokenLogprob("p", None, 0)]),
     said("a", logprobs=[LOGPROB]),
-    said(""),  # Held back: nothing to tell, and so no event.
+    said(""),  # Held back, so without an event.
     said("b", choice=1, logprobs=[LOGPROB]),
     said("", finish=LENGTH),
     said("c", choice=1, finish=STOP, stop_reason="\n"),
@@ -33,7 +33,7 @@ FAILING = [*REPLIES[:4], failed()]
 def rendered(
     answer: Completion, replies: Sequence[Reply], *, skip: int = 0, batch: int = 1
 ) -> bytes:
-    """Render replies that come some at a time, and the failure if there is one."""
+    """Render replies in batches, and the failure if there is one."""
     renderer = ChunkRenderer(answer, skip=skip)
     body = b"".join(
         renderer.render(replies[start : start + batch]) for start in range(0, len(replies), batch)
@@ -54,7 +54,7 @@ OPTIONS = st.fixed_dictionaries(
 
 
 @given(OPTIONS, st.sampled_from([REPLIES, FAILING]), st.integers(1, 7), st.integers(0, 12))
-def test_what_follows_an_event_is_the_same_for_whoever_comes_back(
+def test_events_after_an_event_id_are_the_same_in_every_rendering(
     options: dict[str, Any], replies: list[Reply], batch: int, skip: int
 ) -> None:
     answer = completion(n=2, **options)
@@ -77,23 +77,21 @@ def test_what_follows_an_event_is_the_same_for_whoever_comes_back(
     ids=["timings", "obfuscation", "usage"],
 )
 @all_cases("skip", range(7))
-def test_numbers_do_not_depend_on_what_changes_from_one_time_to_the_next(
-    options: dict[str, Any], skip: int
-) -> None:
+def test_event_ids_do_not_depend_on_times_and_padding(options: dict[str, Any], skip: int) -> None:
     answer = completion(n=2, **options)
     first = [number for _, _, number in numbered_events(rendered(answer, REPLIES))]
     body = rendered(answer, REPLIES, skip=skip)
     assert [number for _, _, number in numbered_events(body)] == first[skip:]
 
 
-def test_client_that_has_everything_gets_nothing() -> None:
+def test_client_that_has_every_event_gets_nothing() -> None:
     answer = completion(n=2)
     total = len(numbered_events(rendered(answer, REPLIES)))
     assert rendered(answer, REPLIES, skip=total) == b""
     assert rendered(answer, REPLIES, skip=total + 5) == b""
 
 
-def test_failure_of_the_answer_is_part_of_it() -> None:
+def test_failure_of_the_response_has_an_event_id() -> None:
     answer = completion(n=2)
     events = numbered_events(rendered(answer, FAILING))
     assert [number for _, _, number in events] == [1, 2, 3, 4]
@@ -104,9 +102,7 @@ def test_failure_of_the_answer_is_part_of_it() -> None:
 
 @all_cases("include_usage", [False, True])
 @all_cases("reported", [0, 2])
-def test_failure_of_the_connection_leaves_the_client_where_it_was(
-    *, include_usage: bool, reported: int
-) -> None:
+def test_failure_of_the_connection_has_no_event_id(*, include_usage: bool, reported: int) -> None:
     renderer = ChunkRenderer(completion(n=2, include_usage=include_usage))
     renderer.render(REPLIES[: 2 * reported])
     error = SlowReaderError("The client reads too slowly; the request was cancelled.")
@@ -117,7 +113,7 @@ def test_failure_of_the_connection_leaves_the_client_where_it_was(
 
 
 @all_cases("code", [FailureCode.TAKEN_OVER, FailureCode.GATEWAY_STOPPING])
-def test_answer_that_goes_on_at_another_gateway_has_not_failed(code: FailureCode) -> None:
+def test_response_that_continues_at_another_gateway_has_not_failed(code: FailureCode) -> None:
     answer = completion(n=2)
     replies = [*REPLIES[:4], failed(code)]
     events = numbered_events(rendered(answer, replies))
@@ -125,7 +121,7 @@ def test_answer_that_goes_on_at_another_gateway_has_not_failed(code: FailureCode
     assert events[-1][0] == DONE
 
 
-def test_client_that_came_back_too_early_for_anything_new_stays_where_it_was() -> None:
+def test_client_that_resumes_before_new_events_keeps_its_position() -> None:
     renderer = ChunkRenderer(completion(), skip=5)
     assert renderer.render([said("a")]) == b""
     events = numbered_events(renderer.render_failure(ServiceUnavailableError("It drains.")))

@@ -1,4 +1,4 @@
-"""What stands beside and behind the text of a choice: suffix, token ids, tool calls, padding."""
+"""Parts of a choice beside its text: suffix, token ids, tool calls, padding."""
 
 import json
 from typing import Any
@@ -31,7 +31,7 @@ TWO = [said("a"), said("b", choice=1, finish=LENGTH), said("c", finish=STOP), en
 
 
 @all_cases("dialect", Dialect)
-async def test_conflict_09_suffix_is_put_behind_every_choice_for_mistralrs_only(
+async def test_conflict_09_suffix_follows_every_choice_in_mistralrs_only(
     dialect: Dialect,
 ) -> None:
     answer = completion(dialect=dialect, n=2, suffix="!\n", prompt_texts=["P "])
@@ -49,7 +49,7 @@ def test_suffix_comes_once_and_with_the_finish_reason() -> None:
     assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
 
 
-async def test_token_ids_are_told_with_the_text_they_belong_to() -> None:
+async def test_token_ids_come_with_their_text() -> None:
     answer = completion(n=2, return_token_ids=True, prompt_token_ids=[[1, 2]])
     replies = [
         said("a", token_ids=[10]),
@@ -72,7 +72,7 @@ async def test_token_ids_are_told_with_the_text_they_belong_to() -> None:
     assert (second["token_ids"], second["prompt_token_ids"]) == ([20], [1, 2])
 
 
-async def test_token_ids_of_log_probabilities_are_told_where_they_were_asked_for() -> None:
+async def test_token_ids_of_log_probabilities_are_returned_on_request() -> None:
     replies = [
         said(
             "ab",
@@ -91,7 +91,7 @@ async def test_token_ids_of_log_probabilities_are_told_where_they_were_asked_for
     assert "token_ids" not in (await whole(plain, *replies))["choices"][0]["logprobs"]
 
 
-async def test_tokens_that_best_of_discarded_are_told_apart() -> None:
+async def test_tokens_that_best_of_discarded_are_counted_separately() -> None:
     replies = [said("ab", token_ids=[1, 2], finish=STOP), ended(tokens=7)]
     body = await whole(completion(best_of=3), *replies)
     assert body["usage"]["completion_tokens"] == 7
@@ -159,11 +159,11 @@ def test_chunks_are_padded_to_the_same_length(text: str) -> None:
         assert json.loads(event.removeprefix(b"data: "))["obfuscation"] is not None
 
 
-def test_short_texts_cannot_be_told_apart_by_length() -> None:
+def test_chunks_of_short_texts_do_not_differ_in_length() -> None:
     renderer = ChunkRenderer(completion(include_obfuscation=True))
     lengths = {len(renderer.render([said(text)])) for text in ("a", "word", "longer word")}
     assert len(lengths) == 1
 
 
-def test_chunks_are_not_padded_unless_asked() -> None:
+def test_chunks_are_padded_only_on_request() -> None:
     assert all("obfuscation" not in chunk for chunk in streamed(completion(n=2), *TWO))

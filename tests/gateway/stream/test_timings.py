@@ -1,4 +1,4 @@
-"""Conflict 20: one record of times, told in five shapes."""
+"""Conflict 20: the times of a request in five formats."""
 
 import json
 from typing import Any
@@ -72,17 +72,17 @@ TOKENS = {"prompt_tokens", "completion_tokens", "total_tokens", "prompt_tokens_d
 
 @pytest.fixture(autouse=True)
 def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let 150 ms pass between the start of every request, at 0, and whatever comes."""
+    """Let 150 ms pass between the start of every request, at 0, and its first reply."""
     monkeypatch.setattr(f"{Stopwatch.__module__}.monotonic", lambda: 0.15)
 
 
 def asking(dialect: Dialect, **fields: Any) -> Completion:
-    """Make the fixed part of an answer whose request began at time 0."""
+    """Make the fixed part of a response whose request began at time 0."""
     return completion(dialect=dialect, started_at=0.0, **fields)
 
 
 async def whole(answer: Completion) -> tuple[dict[str, Any], WholeResponse]:
-    """Return the whole answer and its body."""
+    """Return the whole response and its body."""
     collected = await collect(answer, inbox(*REPLIES))
     return json.loads(collected.content), collected
 
@@ -93,7 +93,7 @@ def streamed(answer: Completion) -> list[dict[str, Any]]:
 
 
 def times(usage: dict[str, Any]) -> dict[str, Any]:
-    """Return what a usage object has beside OpenAI's counts."""
+    """Return the members of a usage object beside OpenAI's counts."""
     return {name: value for name, value in usage.items() if name not in TOKENS}
 
 
@@ -110,7 +110,7 @@ def times(usage: dict[str, Any]) -> dict[str, Any]:
         (Dialect.VLLM, {}, {}),
     ],
 )
-async def test_conflict_20_times_have_the_shape_of_the_dialect(
+async def test_conflict_20_times_have_the_format_of_the_dialect(
     dialect: Dialect, members: dict[str, Any], in_usage: dict[str, Any]
 ) -> None:
     body, _ = await whole(asking(dialect))
@@ -134,7 +134,7 @@ async def test_conflict_20_times_have_the_shape_of_the_dialect(
         (Dialect.VLLM, "metrics", VLLM_METRICS),
     ],
 )
-async def test_conflict_20_times_that_were_asked_for_are_in_body_and_final_chunk(
+async def test_conflict_20_requested_times_are_in_body_and_final_chunk(
     dialect: Dialect, name: str, expected: dict[str, Any]
 ) -> None:
     body, _ = await whole(asking(dialect, wants_timings=True))
@@ -145,7 +145,7 @@ async def test_conflict_20_times_that_were_asked_for_are_in_body_and_final_chunk
 
 
 @all_cases("dialect", Dialect)
-async def test_conflict_20_fireworks_tells_times_in_headers_and_nobody_else(
+async def test_conflict_20_only_fireworks_returns_times_in_headers(
     dialect: Dialect,
 ) -> None:
     _, answer = await whole(asking(dialect))
@@ -197,7 +197,7 @@ def test_timings_per_token_are_in_every_chunk(
     assert final["timings"] == extra["timings"] == LLAMACPP_TIMINGS
 
 
-async def test_several_prompts_tell_sums_of_tokens_and_the_longest_times() -> None:
+async def test_several_prompts_report_sums_of_tokens_and_the_longest_times() -> None:
     replies = [
         said("a", finish=STOP),
         ended(prompt_tokens=10, tokens=4, cached=2, prefill_ms=30.0, generation_ms=10.0),
@@ -211,7 +211,7 @@ async def test_several_prompts_tell_sums_of_tokens_and_the_longest_times() -> No
     assert (reported["prompt_ms"], reported["predicted_ms"]) == (30.0, 50.0)
 
 
-async def test_times_of_nothing_are_zero_and_not_infinite() -> None:
+async def test_rates_without_tokens_are_zero_and_not_infinite() -> None:
     answer = completion(dialect=Dialect.LLAMACPP, started_at=1.0)
     body = json.loads(
         (

@@ -1,4 +1,4 @@
-"""Where `usage` rides in a stream, in every dialect, and what it says when a stream fails."""
+"""`usage` in the streams of every dialect, also of streams that fail."""
 
 import json
 from typing import Any
@@ -46,12 +46,12 @@ def test_conflict_17_include_usage_gives_openais_extra_chunk(dialect: Dialect) -
         assert final["usage"] is None
 
 
-def test_fireworks_keeps_usage_in_the_final_chunk_and_nobody_else() -> None:
+def test_only_fireworks_keeps_usage_in_the_final_chunk() -> None:
     keeping = [name for name, profile in PROFILES.items() if profile.keeps_usage_in_final_chunk]
     assert keeping == FIREWORKS
 
 
-def test_failure_tells_the_tokens_that_came_before_it() -> None:
+def test_failure_reports_the_tokens_before_it() -> None:
     renderer = ChunkRenderer(completion(prompts=3))
     renderer.render(
         [
@@ -85,7 +85,7 @@ def test_failure_with_include_usage_sends_the_extra_chunk_before_the_error() -> 
 
 
 @all_cases("include_usage", [False, True])
-def test_failure_before_any_token_tells_no_usage(include_usage: bool) -> None:
+def test_failure_before_any_token_has_no_usage(include_usage: bool) -> None:
     renderer = ChunkRenderer(completion(include_usage=include_usage))
     (event,) = parse_chunks(renderer.render_failure(GenerationFailedError("It failed.")))
     assert set(event) == {"error"}

@@ -1,4 +1,4 @@
-"""Responses in the formats of many models, and how they are given to parsers."""
+"""Responses in the formats of many models, and their way into parsers."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -72,7 +72,7 @@ CALLS_BEGIN, CALLS_END, CALL_BEGIN, CALL_END, SEPARATOR = map(
 
 @dataclass(frozen=True)
 class Case:
-    """An answer with two calls, as the model of a parser writes it."""
+    """A response with two calls, as the model of a parser writes it."""
 
     tool: str
     reasoning: str
@@ -89,7 +89,7 @@ def _json(value: object) -> str:
 
 
 def named_calls(arguments: str) -> list[str]:
-    """Return CALLS as JSON that says `name` and, by a name of its own, the arguments."""
+    """Return CALLS as JSON with `name`, and the arguments under a given name."""
     return [f'{{"name": "{name}", "{arguments}": {_json(values)}}}' for name, values in CALLS]
 
 
@@ -144,7 +144,11 @@ CASES = [
     Case("llama3_json", "", "; ".join(named_calls("parameters"))),
     Case("mistral", "", _MISTRAL),
     Case("granite", "", f"<|tool_call|>[{', '.join(named_calls('arguments'))}]"),
-    Case("pythonic", "", f"[get_weather(city={WEATHER['city']!r}, days=3, opts={WEATHER['opts']!r}), lookup(q='x\\ny', ok=True)]"),
+    Case(
+        "pythonic", "",
+        f"[get_weather(city={WEATHER['city']!r}, days=3, opts={WEATHER['opts']!r}), "
+        "lookup(q='x\\ny', ok=True)]",
+    ),
     Case("glm45", "glm45", THINK + _GLM),
     Case("kimi_k2", "kimi_k2", THINK + "ok" + _kimi()),
     Case("deepseek_v3", "", "hello" + _deepseek(f"function{SEPARATOR}{{}}\n```json\n", "\n```")),
@@ -168,7 +172,7 @@ def make_tokenizer() -> Tokenizer:
 
 
 def tokens_of(tokenizer: Tokenizer, text: str) -> list[tuple[int, str]]:
-    """Return the tokens of a text, each with what it completes, and the end of text."""
+    """Return the tokens of a text, each with the text that it completes, and the end of text."""
     stream = DecodeStream(skip_special_tokens=False)
     ids = tokenizer.encode(text, add_special_tokens=False).ids
     tokens = [(token_id, stream.step(tokenizer, token_id) or "") for token_id in ids]
@@ -176,18 +180,18 @@ def tokens_of(tokenizer: Tokenizer, text: str) -> list[tuple[int, str]]:
 
 
 def read(parser: Parser, tokens: Iterable[tuple[int, str]]) -> list[Parsed]:
-    """Feed tokens one by one, and return what each of them adds."""
+    """Feed tokens one by one, and return the pieces that each adds."""
     return [plain(parser.feed(token_id, text)) for token_id, text in tokens]
 
 
 def plain(parsed: Parsed) -> Parsed:
-    """Return it so that it compares with others."""
+    """Return it in a comparable form."""
     return parsed._replace(calls=[each for each in parsed.calls if each.name or each.arguments])
 
 
 @dataclass
 class Whole:
-    """An answer put together."""
+    """A joined response."""
 
     content: str
     reasoning: str
@@ -196,7 +200,7 @@ class Whole:
 
 
 def whole(parts: Sequence[Parsed]) -> Whole:
-    """Put together what tokens have added."""
+    """Join the pieces of all tokens."""
     calls: dict[int, CallPiece] = {}
     for piece in (each for part in parts for each in part.calls):
         before = calls.get(piece.index, CallPiece(piece.index))
@@ -216,6 +220,6 @@ def whole(parts: Sequence[Parsed]) -> Whole:
 def read_whole(
     parser: Parser, tokens: Iterable[tuple[int, str]], reason: FinishReason = FinishReason.STOP
 ) -> Whole:
-    """Read an answer to its end."""
+    """Parse a response to its end."""
     parts = read(parser, tokens)
     return whole([*parts, parser.finish(reason)])

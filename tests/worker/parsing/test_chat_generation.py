@@ -1,4 +1,4 @@
-"""One chat job: what is read apart comes in deltas, goes on behind any cut, and fails alone."""
+"""One chat job: deltas of parsed content, resumption after any cut, and failures."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -57,7 +57,7 @@ def chat_job(**changes: Any) -> GenerationJob:
 def feed(
     generation: Generation, token_ids: Sequence[int], *, index: int = 0, end: SequenceEnd | None
 ) -> None:
-    """Give a sequence token by token, the last one with its end, unless it ends before."""
+    """Feed a sequence token by token, with its end at the last one, unless it ends before."""
     sequence = generation.sequences[index]
     for position, token_id in enumerate(token_ids):
         is_last = position == len(token_ids) - 1
@@ -96,7 +96,7 @@ def test_deltas_hold_reasoning_content_and_calls(start: Start, tokenizer: Tokeni
     assert outbox.finished[0].completion_tokens == len(ids)
 
 
-def test_job_without_parsing_is_told_as_it_is(start: Start, tokenizer: Tokenizer) -> None:
+def test_job_without_parsing_is_delivered_unchanged(start: Start, tokenizer: Tokenizer) -> None:
     for parsing in (None, Parsing()):
         generation, outbox = start(chat_job(parsing=parsing))
         feed(generation, ids_of(tokenizer), end=SequenceEnd.LENGTH)
@@ -117,7 +117,7 @@ def test_job_without_parsing_is_told_as_it_is(start: Start, tokenizer: Tokenizer
         {"sampling": GREEDY, "n": 3},
     ],
 )  # fmt: skip
-def test_answer_that_is_cut_anywhere_goes_on_as_if_it_were_not(
+def test_resumed_response_is_identical_at_every_cut(
     start: Start, tokenizer: Tokenizer, changes: dict[str, Any]
 ) -> None:
     job = chat_job(**changes)
@@ -139,7 +139,7 @@ def test_answer_that_is_cut_anywhere_goes_on_as_if_it_were_not(
         assert second.sequences[0].tokens == total
 
 
-def test_opening_of_the_answer_is_what_the_job_says(start: Start, tokenizer: Tokenizer) -> None:
+def test_opening_of_the_response_comes_from_the_job(start: Start, tokenizer: Tokenizer) -> None:
     opened, closed = ids_of(tokenizer, "<think>\n"), ids_of(tokenizer, "<think>\n</think>\n\n")
     for prompt, opening, reasoning in (
         (closed, len(closed), ""),
@@ -152,7 +152,7 @@ def test_opening_of_the_answer_is_what_the_job_says(start: Start, tokenizer: Tok
         assert answer_of(outbox.deltas).reasoning == reasoning
 
 
-def test_greedy_choices_are_all_told_the_same(start: Start, tokenizer: Tokenizer) -> None:
+def test_greedy_choices_get_the_same_deltas(start: Start, tokenizer: Tokenizer) -> None:
     generation, outbox = start(chat_job(sampling=GREEDY, n=2))
     feed(generation, ids_of(tokenizer), end=SequenceEnd.LENGTH)
     one, two = (answer_of(outbox.deltas, choice) for choice in range(2))
@@ -160,7 +160,7 @@ def test_greedy_choices_are_all_told_the_same(start: Start, tokenizer: Tokenizer
     assert len(one.calls) == 2
 
 
-def test_ranked_choices_are_read_apart_each(start: Start, tokenizer: Tokenizer) -> None:
+def test_ranked_choices_are_parsed_separately(start: Start, tokenizer: Tokenizer) -> None:
     generation, outbox = start(chat_job(n=2, ranking=Ranking.SUM))
     feed(generation, ids_of(tokenizer, "so</think>one"), end=SequenceEnd.LENGTH)
     feed(generation, ids_of(tokenizer, "</think>two"), index=1, end=SequenceEnd.LENGTH)
@@ -176,9 +176,7 @@ def test_call_that_max_tokens_cuts_off_stays_cut_off(start: Start, tokenizer: To
     assert outbox.deltas[-1].finish_reason is FinishReason.LENGTH
 
 
-def test_what_could_have_begun_a_call_is_content_at_the_end(
-    start: Start, tokenizer: Tokenizer
-) -> None:
+def test_unfinished_mark_is_content_at_the_end(start: Start, tokenizer: Tokenizer) -> None:
     for end in (SequenceEnd.LENGTH, SequenceEnd.STOP):
         generation, outbox = start(chat_job())
         feed(generation, ids_of(tokenizer, "</think>a < b, <tool"), end=None)
@@ -193,7 +191,7 @@ def test_stop_string_cuts_within_a_mark(start: Start, tokenizer: Tokenizer) -> N
     assert outbox.deltas[-1].stop_reason == "</think>"
 
 
-def test_character_of_several_tokens_is_read_once_it_is_whole(
+def test_character_of_several_tokens_is_parsed_once_it_is_complete(
     start: Start, tokenizer: Tokenizer
 ) -> None:
     generation, outbox = start(chat_job())
@@ -205,7 +203,7 @@ def test_character_of_several_tokens_is_read_once_it_is_whole(
 
 
 class Recorder:
-    """A parser that keeps what it is fed."""
+    """A parser that records its input."""
 
     def __init__(self) -> None:
         self.fed: list[tuple[int, str]] = []
@@ -219,7 +217,7 @@ class Recorder:
         return Parsed()
 
 
-def test_tokens_are_read_with_exactly_their_text_once_all_of_it_is_shown() -> None:
+def test_tokens_are_parsed_with_exactly_their_text_once_it_is_complete() -> None:
     recorder = Recorder()
     reader, answer = Reader(recorder), Answer()
 

@@ -1,4 +1,4 @@
-"""Chat jobs in a worker: a parser that fails ends its job alone, and one that takes long holds up no other."""
+"""Chat jobs in a worker: failing and slow parsers affect only their own job."""
 
 import asyncio
 import threading
@@ -62,7 +62,7 @@ class Failing(Plain):
 
 
 class Blocked(Plain):
-    """Waits in other threads than the event loop's until it may go on."""
+    """Blocks until released, but not in the event loop's thread."""
 
     may_go_on = threading.Event()
     waits = threading.Event()
@@ -79,7 +79,7 @@ PARSERS = {"failing": Failing, "blocked": Blocked, "plain": Plain}
 
 
 class ParsersByName:
-    """Parsers that the name of a job's first tool chooses."""
+    """Parsers selected by the name of a job's first tool."""
 
     def prepare(self, parsing: Parsing, opening: Sequence[int]) -> MakeParser | None:
         del opening
@@ -87,7 +87,7 @@ class ParsersByName:
 
 
 class Engine(ScriptedEngine):
-    """Reads answers apart with these parsers."""
+    """An engine with these parsers."""
 
     @property
     @override
@@ -107,7 +107,7 @@ def in_thread(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 
 def read_in_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have all answers read in another thread, from the second token on."""
+    """Parse all responses in another thread, from the second token on."""
     monkeypatch.setattr(reader_module, "LONG_SECONDS", -1.0)
     monkeypatch.setattr(reader_module, "_LONG_READS", 1)
 
@@ -130,7 +130,7 @@ async def test_parser_that_fails_ends_its_job_alone(
     assert len(gateway.token_ids(good)) == 20
 
 
-async def test_what_is_told_does_not_depend_on_the_thread(
+async def test_deltas_do_not_depend_on_the_thread(
     redis_server: RedisServer, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jobs = [
@@ -162,7 +162,7 @@ async def test_what_is_told_does_not_depend_on_the_thread(
         assert two.completion_tokens == one.completion_tokens
 
 
-async def test_parser_that_takes_long_holds_nobody_up_and_ends_in_order(
+async def test_slow_parser_does_not_block_others_and_keeps_the_order(
     redis_server: RedisServer, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read_in_thread(monkeypatch)
@@ -178,7 +178,7 @@ async def test_parser_that_takes_long_holds_nobody_up_and_ends_in_order(
         await gateway.finished(other)
         await until(lambda: not engine._running)
         assert len(gateway.token_ids(slow)) == 1
-        # The engine is done with both, which is no stall.
+        # The engine has finished both, so it does not stall.
         await asyncio.sleep(0.5)
         assert not task.done()
         assert list(runner._jobs.by_id) == [slow.id]
@@ -189,7 +189,7 @@ async def test_parser_that_takes_long_holds_nobody_up_and_ends_in_order(
     assert starts == sorted(starts)
 
 
-async def test_job_that_is_given_back_while_it_is_read_goes_on_behind_what_was_told(
+async def test_job_handed_back_during_parsing_resumes_after_the_sent_tokens(
     redis_server: RedisServer, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read_in_thread(monkeypatch)
@@ -214,7 +214,7 @@ async def test_job_that_is_given_back_while_it_is_read_goes_on_behind_what_was_t
     assert [delta.start for delta in gateway.deltas(job)][:2] == [0, 1]
 
 
-async def test_long_answer_of_an_earlier_attempt_is_read_in_a_thread(
+async def test_long_response_of_an_earlier_attempt_is_parsed_in_a_thread(
     redis_server: RedisServer, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reader_module, "_LONG_REPLAY_TOKENS", 20)

@@ -1,4 +1,4 @@
-"""vLLM's own parser classes, without an engine: what they read, and that it does not depend on cuts."""
+"""vLLM's parser classes without an engine: their results, which no cut changes."""
 
 import json
 import os
@@ -52,7 +52,7 @@ def maker(case: Case, opening: str = "") -> Callable[[], Parser]:
 
 
 def cuts(request: pytest.FixtureRequest, end: int) -> range:
-    """Return lengths from 0 to before `end`, the last one among them: every fourth, or all with --long."""
+    """Return lengths below `end`, the last one included: every fourth, or all with --long."""
     if request.config.getoption("--long"):
         return range(end)
     return range((end - 1) % 4, end, 4)
@@ -74,7 +74,7 @@ def test_reads_calls_reasoning_and_content(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_answer_that_is_cut_anywhere_goes_on_as_if_it_were_not(
+def test_resumed_response_is_identical_at_every_cut(
     request: pytest.FixtureRequest, case: Case
 ) -> None:
     make, tokens = maker(case), tokens_of(TOKENIZER, case.text)
@@ -84,7 +84,7 @@ def test_answer_that_is_cut_anywhere_goes_on_as_if_it_were_not(
         resumed = make()
         read(resumed, tokens[:cut])
         rest = [*read(resumed, tokens[cut:]), plain(resumed.finish(FinishReason.STOP))]
-        assert rest == uncut[cut:], f"cut behind {cut} tokens"
+        assert rest == uncut[cut:], f"cut after {cut} tokens"
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -103,7 +103,7 @@ def test_call_that_max_tokens_cuts_off_is_not_completed(
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_reading_ends_as_in_vllm_where_the_last_token_says_that_it_is_the_last(case: Case) -> None:
+def test_parsing_ends_as_in_vllm_at_a_final_token(case: Case) -> None:
     tokens = tokens_of(TOKENIZER, case.text)
     parser = maker(case)()
     theirs = read(parser, tokens[:-1])
@@ -118,16 +118,16 @@ def test_reading_ends_as_in_vllm_where_the_last_token_says_that_it_is_the_last(c
 
 
 @pytest.mark.parametrize("reasoning", ["deepseek_r1", "qwen3", "glm45", "kimi_k2"])
-def test_what_the_prompt_begins_the_answer_with_says_whether_it_reasons(reasoning: str) -> None:
+def test_opening_in_the_prompt_decides_whether_the_response_reasons(reasoning: str) -> None:
     case = Case("hermes", reasoning, "")
     inside = read_whole(maker(case, "<think>\n")(), tokens_of(TOKENIZER, "so</think>ok"))
     assert (inside.reasoning, inside.content) == ("so", "ok")
     assert inside.reasoning_tokens == len(tokens_of(TOKENIZER, "so</think>")) - 1
-    behind = read_whole(maker(case, "<think>\n\n</think>\n\n")(), tokens_of(TOKENIZER, "ok"))
-    assert behind == Whole("ok", "", [], 0)
+    after = read_whole(maker(case, "<think>\n\n</think>\n\n")(), tokens_of(TOKENIZER, "ok"))
+    assert after == Whole("ok", "", [], 0)
 
 
-def test_only_what_is_asked_for_is_looked_for() -> None:
+def test_only_requested_formats_are_parsed() -> None:
     case = CASES[2]
     some = parsers(case.tool, case.reasoning)
     tokens = tokens_of(TOKENIZER, case.text)
@@ -144,19 +144,22 @@ def test_only_what_is_asked_for_is_looked_for() -> None:
         assert (answer.content, answer.calls) == (case.text.partition("</think>")[2], [])
 
 
-def test_tools_that_a_parser_does_not_take_are_refused() -> None:
+def test_tools_that_a_parser_rejects_are_refused() -> None:
     some = parsers("qwen3_xml", "")
     with pytest.raises(InvalidRequestError, match="does not take the tools"):
         some.prepare(Parsing(tools=[{"type": "function", "function": {}}]), [])
 
 
-# --- our own parsers, which are to yield what vLLM's do ------------------------------------------
+# --- our own parsers, which must yield the same as vLLM's -----------------------------------------
 
 PIECES = [
     "<tool_call>", "</tool_call>", "<think>", "</think>", "<tool_", "call>", "</tool", "\n", " ",
-    '{"name": "get_weather", "arguments": ', '{"city": "a b"}', "}", "{", '"', "\\", '\\"', '"name": "f"',
-    '"name" : ', '"arguments":', '"arguments" : \n', "[1, {}]", "null", " text ", "日本", "😀", ", ", "]", "  ",
-    '{"name": "f", "arguments": {}}', '{"arguments": {"x": {"y": [1]}}, "name": "late"}', '"x": "\\u00e9"',
+    '{"name": "get_weather", "arguments": ', '{"city": "a b"}', "}", "{", '"', "\\", '\\"',
+    '"name": "f"',
+    '"name" : ', '"arguments":', '"arguments" : \n', "[1, {}]", "null", " text ", "日本",
+    "😀", ", ", "]", "  ",
+    '{"name": "f", "arguments": {}}',
+    '{"arguments": {"x": {"y": [1]}}, "name": "late"}', '"x": "\\u00e9"',
 ]  # fmt: skip
 
 
@@ -203,7 +206,7 @@ FORCED = msgspec.structs.replace(PARSING, has_hermes_calls=True)
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.tool], ids=str)
-def test_calls_that_a_grammar_has_forced_are_found_whatever_the_models_own_form(
+def test_forced_calls_are_found_whatever_the_models_own_format(
     case: Case,
 ) -> None:
     text = "".join(f"<tool_call>{call}</tool_call>" for call in named_calls("arguments"))

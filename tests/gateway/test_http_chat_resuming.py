@@ -1,4 +1,4 @@
-"""Chats that clients come back for: streams that go on, background ones, and requests that are sent again."""
+"""Resumed, background and retried chats."""
 
 import secrets
 from typing import Any
@@ -9,8 +9,8 @@ from redis.asyncio import Redis
 from contract.messages import CallPiece
 from contract.outcomes import FinishReason
 from tests.gateway.chats import CHATS, chat, chatting, joined, serve_chats, tool
-from tests.gateway.coming_back import Events, await_status, begin, begin_at, go_on, status_of
 from tests.gateway.http import message_of
+from tests.gateway.resuming import Events, await_status, begin, begin_at, resume, status_of
 from tests.support.cases import all_cases
 from tests.support.events import numbered_events, parse_chunks
 
@@ -18,7 +18,7 @@ LONG: dict[str, Any] = {"max_tokens": 60, "n": 2, "temperature": 1}
 
 
 def messages(*parts: Events) -> dict[int, dict[str, Any]]:
-    """Return the messages of a stream that was read in parts, which must fit together."""
+    """Join the messages of a stream that was read in parts without a gap."""
     events = [event for part in parts for event in part]
     assert [number for _, _, number in events] == list(range(1, len(events) + 1))
     body = b"".join(b"%b\nid: %b:%d\n\n" % (d, r.encode(), n) for d, r, n in events)
@@ -29,7 +29,7 @@ _UNDISTURBED: dict[str, dict[int, dict[str, Any]]] = {}
 
 
 async def undisturbed(client: httpx.AsyncClient, **parameters: Any) -> dict[int, dict[str, Any]]:
-    """Return the messages of a request that nothing happens to, without members that are null.
+    """Return the messages of an undisturbed request, without members that are null.
 
     They are the same each time.
     """
@@ -45,17 +45,17 @@ async def undisturbed(client: httpx.AsyncClient, **parameters: Any) -> dict[int,
 
 @all_cases("elsewhere", [False, True], ids=["same-gateway", "other-gateway"])
 @all_cases("number", [1, 7, 40])
-async def test_stream_goes_on_where_its_client_left(
+async def test_stream_resumes_where_its_client_left(
     client: httpx.AsyncClient, other_client: httpx.AsyncClient, number: int, *, elsewhere: bool
 ) -> None:
     expected = await undisturbed(client, **LONG)
     first = await begin_at(CHATS, client, number, chatting(**LONG))
-    rest = await go_on(other_client if elsewhere else client, first[0][1], number)
+    rest = await resume(other_client if elsewhere else client, first[0][1], number)
     assert rest.status_code == 200
     assert messages(first, numbered_events(rest.content)) == expected
 
 
-async def test_stream_of_calls_goes_on_elsewhere_with_the_same_ids(
+async def test_resumed_stream_of_calls_has_the_same_ids(
     client: httpx.AsyncClient, other_client: httpx.AsyncClient, store: "Redis"
 ) -> None:
     worker, name = await serve_chats(store)
@@ -72,9 +72,9 @@ async def test_stream_of_calls_goes_on_elsewhere_with_the_same_ids(
     await worker.finish(claim)
     await await_status(client, request_id, "completed")
     whole = (await client.get(f"{CHATS}/{request_id}")).json()["choices"][0]
-    everything = numbered_events((await go_on(client, request_id, 0)).content)
+    everything = numbered_events((await resume(client, request_id, 0)).content)
     for skip in range(len(everything)):
-        rest = numbered_events((await go_on(other_client, request_id, skip)).content)
+        rest = numbered_events((await resume(other_client, request_id, skip)).content)
         assert rest == everything[skip:]
     calls = whole["message"]["tool_calls"]
     assert [call["function"]["arguments"] for call in calls] == ['{"a":1}'] * 2
@@ -82,7 +82,7 @@ async def test_stream_of_calls_goes_on_elsewhere_with_the_same_ids(
     assert whole["finish_reason"] == "tool_calls"
 
 
-async def test_post_with_the_last_event_id_goes_on(client: httpx.AsyncClient) -> None:
+async def test_post_with_the_last_event_id_resumes(client: httpx.AsyncClient) -> None:
     expected = await undisturbed(client, **LONG)
     first = await begin_at(CHATS, client, 5, chatting(**LONG))
     headers = {"last-event-id": f"{first[0][1]}:5"}
@@ -90,7 +90,7 @@ async def test_post_with_the_last_event_id_goes_on(client: httpx.AsyncClient) ->
     assert messages(first, numbered_events(rest.content)) == expected
 
 
-async def test_answer_is_known_under_the_path_of_its_kind_only(client: httpx.AsyncClient) -> None:
+async def test_response_is_found_under_the_path_of_its_kind_only(client: httpx.AsyncClient) -> None:
     ((_, chat_id, _),) = await begin_at(CHATS, client, 1, chatting())
     ((_, completion_id, _),) = await begin(client, 1)
     for path, foreign in (("/v1/completions", chat_id), (CHATS, completion_id)):
@@ -108,7 +108,7 @@ async def test_answer_is_known_under_the_path_of_its_kind_only(client: httpx.Asy
     assert await status_of(client, chat_id) in ("in_progress", "completed", "incomplete")
 
 
-async def test_background_chat_is_read_later_or_cancelled(
+async def test_background_chat_can_be_read_later_or_cancelled(
     client: httpx.AsyncClient, other_client: httpx.AsyncClient, store: "Redis"
 ) -> None:
     started = (await chat(client, background=True, max_tokens=4)).json()
@@ -124,7 +124,7 @@ async def test_background_chat_is_read_later_or_cancelled(
     await await_status(client, waiting["id"], "cancelled")
 
 
-async def test_request_that_is_sent_again_gets_the_same_answer(
+async def test_retried_request_gets_the_same_response(
     client: httpx.AsyncClient, other_client: httpx.AsyncClient
 ) -> None:
     headers = {"idempotency-key": secrets.token_hex(8)}
@@ -137,7 +137,7 @@ async def test_request_that_is_sent_again_gets_the_same_answer(
     assert elsewhere.json()["error"]["code"] == "idempotency_conflict"
 
 
-async def test_stream_that_is_sent_again_is_told_again(client: httpx.AsyncClient) -> None:
+async def test_retried_stream_is_replayed(client: httpx.AsyncClient) -> None:
     headers = {"idempotency-key": secrets.token_hex(8)}
     body = chatting(stream=True, n=2)
     first = await client.post(CHATS, json=body, headers=headers)

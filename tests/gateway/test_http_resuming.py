@@ -1,4 +1,4 @@
-"""Streams that go on where their client stopped, at any gateway, while they run and for a while after."""
+"""Streams resume after any event, at any gateway, while they run and for a while after."""
 
 import asyncio
 from typing import Any
@@ -9,9 +9,9 @@ from redis.asyncio import Redis
 from contract.outcomes import FailureCode
 from gateway.tenancy.scopes import Scope
 from tests.gateway.callers import caller
-from tests.gateway.coming_back import Reader, await_status, begin, begun, go_on, status_of
 from tests.gateway.conftest import asking, complete, eventually, gateway_client, nothing_left, serve
 from tests.gateway.http import message_of
+from tests.gateway.resuming import Reader, await_status, begin, begun, resume, status_of
 from tests.support.cases import all_cases
 from tests.support.events import DONE, numbered_events, parse_chunks, texts_by_choice
 from tests.support.patience import PATIENCE_SECONDS
@@ -25,7 +25,7 @@ _UNDISTURBED: dict[str, dict[int, str]] = {}
 
 
 async def undisturbed(client: httpx.AsyncClient, **parameters: Any) -> dict[int, str]:
-    """Return the texts of a request that nothing happens to. They are the same each time."""
+    """Return the texts of an undisturbed request. They are the same each time."""
     asked = repr(parameters)
     if asked not in _UNDISTURBED:
         body = (await complete(client, **parameters)).json()
@@ -35,7 +35,7 @@ async def undisturbed(client: httpx.AsyncClient, **parameters: Any) -> dict[int,
 
 
 def texts(*parts: list[tuple[bytes, str, int]]) -> dict[int, str]:
-    """Return the texts of a stream that was read in parts, which must fit together."""
+    """Join the texts of a stream that was read in parts without a gap."""
     events = [event for part in parts for event in part]
     assert [number for _, _, number in events] == list(range(1, len(events) + 1))
     assert len({request_id for _, request_id, _ in events}) == 1
@@ -45,18 +45,18 @@ def texts(*parts: list[tuple[bytes, str, int]]) -> dict[int, str]:
 
 @all_cases("elsewhere", [False, True], ids=["same-gateway", "other-gateway"])
 @all_cases("number", [1, 7, 40])
-async def test_stream_goes_on_where_its_client_left(
+async def test_stream_resumes_where_its_client_left(
     client: httpx.AsyncClient, other_client: httpx.AsyncClient, number: int, *, elsewhere: bool
 ) -> None:
     expected = await undisturbed(client, **LONG)
     first = await begin(client, number, **LONG)
-    rest = await go_on(other_client if elsewhere else client, first[0][1], number)
+    rest = await resume(other_client if elsewhere else client, first[0][1], number)
     assert rest.status_code == 200
     assert rest.headers["content-type"].startswith("text/event-stream")
     assert texts(first, numbered_events(rest.content)) == expected
 
 
-async def test_stream_is_left_and_joined_again_and_again(
+async def test_stream_is_resumed_many_times(
     client: httpx.AsyncClient, other_client: httpx.AsyncClient
 ) -> None:
     expected = await undisturbed(client, **LONG)
@@ -72,7 +72,7 @@ async def test_stream_is_left_and_joined_again_and_again(
     assert len(parts) > 4
 
 
-async def test_readers_beside_the_first_client_read_the_same(
+async def test_concurrent_readers_read_the_same_events(
     client: httpx.AsyncClient, other_client: httpx.AsyncClient
 ) -> None:
     async with client.stream(
@@ -81,7 +81,7 @@ async def test_readers_beside_the_first_client_read_the_same(
         reader = Reader(response)
         ((_, request_id, _),) = await reader.read(1)
         others = [
-            asyncio.create_task(go_on(each, request_id, skip))
+            asyncio.create_task(resume(each, request_id, skip))
             for each in (client, other_client)
             for skip in (0, 5)
         ]
@@ -90,7 +90,7 @@ async def test_readers_beside_the_first_client_read_the_same(
         assert numbered_events((await other).content) == whole[skip:]
 
 
-async def test_post_with_the_header_goes_on_too_and_runs_nothing(
+async def test_post_with_the_header_resumes_and_runs_nothing(
     client: httpx.AsyncClient, other_client: httpx.AsyncClient
 ) -> None:
     whole = numbered_events((await complete(client, stream=True, max_tokens=8)).content)
@@ -101,28 +101,28 @@ async def test_post_with_the_header_goes_on_too_and_runs_nothing(
         assert numbered_events(rest.content) == whole[3:]
 
 
-async def test_starting_after_in_the_query_does_the_same(client: httpx.AsyncClient) -> None:
+async def test_starting_after_in_the_query_resumes(client: httpx.AsyncClient) -> None:
     whole = numbered_events((await complete(client, stream=True, max_tokens=8)).content)
     url = f"/v1/completions/{whole[0][1]}?stream=true"
     assert numbered_events((await client.get(f"{url}&starting_after=4")).content) == whole[4:]
     assert numbered_events((await client.get(url)).content) == whole
 
 
-async def test_client_that_has_everything_is_told_so(client: httpx.AsyncClient) -> None:
+async def test_client_that_has_every_event_gets_an_empty_stream(client: httpx.AsyncClient) -> None:
     whole = numbered_events((await complete(client, stream=True, max_tokens=4)).content)
     for number in (len(whole), len(whole) + 9):
-        response = await go_on(client, whole[0][1], number)
+        response = await resume(client, whole[0][1], number)
         assert (response.status_code, response.content) == (204, b"")
 
 
-async def test_client_that_is_ahead_of_the_stream_waits_for_what_comes(
+async def test_client_ahead_of_the_stream_waits_for_new_events(
     client: httpx.AsyncClient, store: "Redis"
 ) -> None:
     worker = await serve(store, "steady")
     async with begun(client, worker, "steady", "a") as (response, claim):
         reader = Reader(response)
         ((_, request_id, _),) = await reader.read(1)
-        rest = asyncio.create_task(go_on(client, request_id, 1))
+        rest = asyncio.create_task(resume(client, request_id, 1))
         await asyncio.sleep(0.1)
         assert not rest.done()
         await worker.conclude(claim, "b")
@@ -131,7 +131,7 @@ async def test_client_that_is_ahead_of_the_stream_waits_for_what_comes(
     assert [number for _, _, number in events] == [2, 3]
 
 
-async def test_finished_stream_is_told_as_a_whole(client: httpx.AsyncClient) -> None:
+async def test_finished_stream_is_read_as_a_whole_response(client: httpx.AsyncClient) -> None:
     parameters = {"max_tokens": 8, "n": 2, "logprobs": 1}
     expected = (await complete(client, **parameters)).json()
     whole = numbered_events((await complete(client, stream=True, **parameters)).content)
@@ -141,22 +141,20 @@ async def test_finished_stream_is_told_as_a_whole(client: httpx.AsyncClient) -> 
     reported = response.json()
     assert reported["choices"] == expected["choices"]
     for body in (reported, expected):
-        # What the first request put there, the second found in the cache.
+        # The second request finds the prompt of the first one in the cache.
         del body["usage"]["prompt_tokens_details"]
     assert reported["usage"] == expected["usage"]
     assert response.headers["x-max-tokens-applied"] == "8"
 
 
-async def test_stream_that_nobody_reads_stands_still(
-    client: httpx.AsyncClient, store: "Redis"
-) -> None:
+async def test_stream_without_a_reader_stops(client: httpx.AsyncClient, store: "Redis") -> None:
     ((_, request_id, _),) = await begin(client, 1, max_tokens=1900)
     await await_status(client, request_id, "incomplete")
     await eventually(lambda: nothing_left(store, MODEL), what="the end of the work")
     assert await status_of(client, request_id) == "incomplete"
 
 
-async def test_failure_is_told_to_whoever_comes_back(
+async def test_failure_is_returned_to_resuming_clients(
     client: httpx.AsyncClient, other_client: httpx.AsyncClient, store: "Redis"
 ) -> None:
     worker = await serve(store, "failing-later")
@@ -168,22 +166,22 @@ async def test_failure_is_told_to_whoever_comes_back(
     assert [number for _, _, number in first] == [1, 2, 3]
     request_id = first[0][1]
     for each in (client, other_client):
-        assert numbered_events((await go_on(each, request_id, 1)).content) == first[1:]
-        assert numbered_events((await go_on(each, request_id, 0)).content) == first
-        assert (await go_on(each, request_id, 3)).status_code == 204
+        assert numbered_events((await resume(each, request_id, 1)).content) == first[1:]
+        assert numbered_events((await resume(each, request_id, 0)).content) == first
+        assert (await resume(each, request_id, 3)).status_code == 204
         await await_status(each, request_id, "failed")
         status = (await each.get(f"/v1/completions/{request_id}")).json()
         assert status["error"]["code"] == "engine_dead"
 
 
-async def test_cancelled_stream_ends_for_everybody(
+async def test_cancelled_stream_ends_for_every_reader(
     client: httpx.AsyncClient, other_client: httpx.AsyncClient, store: "Redis"
 ) -> None:
     body = asking(stream=True, max_tokens=1900)
     async with client.stream("POST", "/v1/completions", json=body) as response:
         reader = Reader(response)
         ((_, request_id, _),) = await reader.read(1)
-        follower = asyncio.create_task(go_on(other_client, request_id, 0))
+        follower = asyncio.create_task(resume(other_client, request_id, 0))
         cancelled = await other_client.post(f"/v1/completions/{request_id}/cancel")
         assert cancelled.status_code == 200, cancelled.text
         assert cancelled.json()["status"] == "cancelled"
@@ -198,12 +196,12 @@ async def test_cancelled_stream_ends_for_everybody(
     assert again.json()["status"] == "cancelled"
 
 
-async def test_cancelling_what_has_ended_changes_nothing(client: httpx.AsyncClient) -> None:
+async def test_cancelling_a_finished_response_changes_nothing(client: httpx.AsyncClient) -> None:
     whole = numbered_events((await complete(client, stream=True, max_tokens=4)).content)
     request_id = whole[0][1]
     cancelled = await client.post(f"/v1/completions/{request_id}/cancel")
     assert cancelled.json()["status"] == "completed"
-    assert numbered_events((await go_on(client, request_id, 0)).content) == whole
+    assert numbered_events((await resume(client, request_id, 0)).content) == whole
 
 
 async def test_left_stream_can_be_cancelled(client: httpx.AsyncClient) -> None:
@@ -212,7 +210,7 @@ async def test_left_stream_can_be_cancelled(client: httpx.AsyncClient) -> None:
     assert (await client.post(f"/v1/completions/{request_id}/cancel")).json()[
         "status"
     ] == "cancelled"
-    response = await go_on(client, request_id, 1)
+    response = await resume(client, request_id, 1)
     assert b'"request_cancelled"' in response.content
 
 
@@ -226,7 +224,7 @@ async def test_unknown_completion_is_not_found(
     message_of(response, status=404, kind="invalid_request_error", code="not_found")
 
 
-async def test_whole_answers_are_not_kept(client: httpx.AsyncClient) -> None:
+async def test_whole_responses_are_not_stored(client: httpx.AsyncClient) -> None:
     request_id = (await complete(client)).json()["id"]
     assert (await client.get(f"/v1/completions/{request_id}")).status_code == 404
 
@@ -248,17 +246,17 @@ async def test_completion_of_another_tenant_is_not_found(
         message_of(response, status=404, kind="invalid_request_error", code="not_found")
 
 
-async def test_completion_of_a_model_that_the_key_may_not_use_is_not_found(
+async def test_completion_of_a_forbidden_model_is_not_found(
     client: httpx.AsyncClient, stack: Stack
 ) -> None:
     whole = numbered_events((await complete(client, stream=True, max_tokens=4)).content)
     key = await asyncio.to_thread(stack.key, allowed_models=["another"])
     async with gateway_client(stack.url, key) as narrow:
-        response = await go_on(narrow, whole[0][1], 1)
+        response = await resume(narrow, whole[0][1], 1)
     message_of(response, status=404, kind="invalid_request_error", code="not_found")
 
 
-async def test_reading_takes_the_scope_of_completions(
+async def test_reading_requires_the_scope_of_completions(
     client: httpx.AsyncClient, stack: Stack
 ) -> None:
     async with caller(stack, "acme", Scope.USAGE) as reader:
@@ -292,15 +290,15 @@ async def test_malformed_event_id_is_named(client: httpx.AsyncClient) -> None:
 
 
 @all_cases("dialect", ["openai", "fireworks", "llamacpp", "mistralrs", "omlx", "vllm"])
-async def test_stream_goes_on_in_its_dialect(client: httpx.AsyncClient, dialect: str) -> None:
+async def test_stream_resumes_in_its_dialect(client: httpx.AsyncClient, dialect: str) -> None:
     response = await client.post(
         "/v1/completions",
         json=asking(stream=True, max_tokens=6),
         headers={"x-api-dialect": dialect},
     )
     whole = numbered_events(response.content)
-    # A client that comes back need not say again which dialect it speaks.
-    rest = numbered_events((await go_on(client, whole[0][1], 2)).content)
+    # A client that resumes need not name its dialect again.
+    rest = numbered_events((await resume(client, whole[0][1], 2)).content)
     assert [number for _, _, number in rest] == [number for _, _, number in whole[2:]]
     assert rest[:-2] == whole[2:-2]
     for _, _, number in rest[-2:-1]:

@@ -1,4 +1,4 @@
-"""Responses in the shape of their dialect, through the whole gateway."""
+"""Responses in the format of their dialect, through the whole gateway."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ async def stream(
     return parse_chunks(response.content)
 
 
-async def test_conflict_20_fireworks_tells_times_in_headers_and_on_request_in_the_body(
+async def test_conflict_20_fireworks_returns_times_in_headers_and_on_request_in_the_body(
     client: httpx.AsyncClient,
 ) -> None:
     response = await ask(client, Dialect.FIREWORKS, perf_metrics_in_response=True)
@@ -36,11 +36,11 @@ async def test_conflict_20_fireworks_tells_times_in_headers_and_on_request_in_th
     assert metrics["prompt-tokens"] == usage["prompt_tokens"]
     took = float(response.headers["fireworks-server-processing-time"])
     assert 0 < float(response.headers["fireworks-server-time-to-first-token"]) <= took
-    # Seven steps lie between the first token and the last; after a late one the next comes early.
+    # Seven steps lie between the first token and the last; a late step shortens the next.
     assert 5 * STEP_SECONDS < metrics["generation-duration"] < took
 
 
-async def test_conflict_20_llamacpp_tells_timings_in_every_chunk_on_request(
+async def test_conflict_20_llamacpp_returns_timings_in_every_chunk_on_request(
     client: httpx.AsyncClient,
 ) -> None:
     chunks = await stream(client, Dialect.LLAMACPP, timings_per_token=True, n_predict=4)
@@ -57,7 +57,7 @@ async def test_conflict_20_llamacpp_tells_timings_in_every_chunk_on_request(
     ("dialect", "name"),
     [(Dialect.OMLX, "time_to_first_token"), (Dialect.MISTRALRS, "total_time_sec")],
 )
-async def test_conflict_20_omlx_and_mistralrs_tell_times_in_usage(
+async def test_conflict_20_omlx_and_mistralrs_return_times_in_usage(
     client: httpx.AsyncClient, dialect: Dialect, name: str
 ) -> None:
     whole = (await ask(client, dialect)).json()["usage"]
@@ -77,7 +77,7 @@ async def test_conflict_17_every_stream_ends_with_its_usage(
     assert final["choices"][0]["finish_reason"] == "length"
 
 
-async def test_conflict_09_literal_suffix_is_put_behind_echo_and_text(
+async def test_conflict_09_literal_suffix_follows_echo_and_text(
     client: httpx.AsyncClient,
 ) -> None:
     parameters = {"echo": True, "suffix": "<end>", "n": 2, "max_tokens": 3}

@@ -1,4 +1,4 @@
-"""Responses that are returned whole."""
+"""Whole responses to completions."""
 
 import json
 from typing import Any
@@ -24,7 +24,7 @@ async def whole(answer: Completion, *replies: Reply) -> dict[str, Any]:
     return body
 
 
-async def test_answer_has_all_of_openais_fields() -> None:
+async def test_response_has_all_fields_of_openai() -> None:
     body = await whole(completion(), said("a"), said("b", finish=STOP), ended(cached=1))
     assert body == {
         "id": "cmpl-1",
@@ -52,7 +52,7 @@ async def test_answer_has_all_of_openais_fields() -> None:
 
 @all_cases("dialect", Dialect)
 @all_cases("logprobs", [None, 0])
-async def test_required_members_are_there_in_every_dialect(
+async def test_required_members_are_present_in_every_dialect(
     dialect: Dialect, logprobs: int | None
 ) -> None:
     body = await whole(
@@ -72,7 +72,7 @@ async def test_required_members_are_there_in_every_dialect(
     )
 
 
-async def test_choices_stand_in_order_whatever_order_they_finish_in() -> None:
+async def test_choices_are_in_order_whatever_order_they_finish_in() -> None:
     body = await whole(
         completion(prompts=2, n=2),
         said("11", prompt=1, choice=1, finish=LENGTH),
@@ -93,7 +93,7 @@ async def test_choices_stand_in_order_whatever_order_they_finish_in() -> None:
     assert body["usage"]["total_tokens"] == 10
 
 
-async def test_echo_stands_before_every_choice() -> None:
+async def test_echo_precedes_every_choice() -> None:
     body = await whole(
         completion(n=2, prompt_texts=["P "]),
         said("a", finish=STOP),
@@ -137,7 +137,7 @@ async def test_logprobs_are_lists_even_if_no_token_was_generated() -> None:
         (FailureCode.DEADLINE_EXCEEDED, GenerationTimeoutError),
     ],
 )
-async def test_failure_of_one_prompt_fails_the_whole(
+async def test_failure_of_one_prompt_fails_the_request(
     code: FailureCode, expected: type[Exception]
 ) -> None:
     replies = [said("a", finish=STOP), ended(), failed(code, prompt=1)]

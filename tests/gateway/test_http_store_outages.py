@@ -38,7 +38,7 @@ def away(postgres: PostgresServer) -> Iterator[Stack]:
 
 @pytest.fixture
 async def client(away: Stack) -> AsyncIterator[httpx.AsyncClient]:
-    """A client that may do everything."""
+    """A client with every scope."""
     async with caller(away, "acme", *Scope) as client:
         yield client
 
@@ -56,7 +56,7 @@ async def _answers(client: httpx.AsyncClient, operators: str) -> list[httpx.Resp
     ]
 
 
-async def test_database_that_is_away_is_told_and_then_all_goes_on(
+async def test_database_outage_is_reported_and_service_resumes(
     away: Stack, postgres: PostgresServer, client: httpx.AsyncClient
 ) -> None:
     statuses = [response.status_code for response in await _answers(client, away.operators)]
@@ -69,7 +69,7 @@ async def test_database_that_is_away_is_told_and_then_all_goes_on(
                 response, status=503, kind="service_unavailable", code="store_unavailable"
             )
             assert message == "The database cannot be reached at the moment."
-        # A known key goes on being one.
+        # A cached key stays valid.
         assert (await client.get("/v1/models")).status_code == 200
     finally:
         await asyncio.to_thread(postgres.start)
@@ -107,7 +107,7 @@ async def test_control_characters_do_not_reach_postgresql(
         assert (await client.post(url, json=body)).status_code == 400, body
 
 
-async def test_change_that_redis_could_not_be_told_is_saved_and_says_so(
+async def test_unannounced_change_is_saved_and_reported(
     away: Stack, client: httpx.AsyncClient
 ) -> None:
     created = (await client.post("/v1/keys", json={"name": "x"})).json()
@@ -131,7 +131,7 @@ async def test_change_that_redis_could_not_be_told_is_saved_and_says_so(
         repeated = await client.delete(path)
         return repeated.status_code == 200 and await status_with(away.url, created["key"]) == 401
 
-    await eventually(is_refused, what="the revocation being heard of")
+    await eventually(is_refused, what="the revocation taking effect")
 
 
 async def test_gateway_is_not_ready_while_redis_is_full(

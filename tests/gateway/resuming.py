@@ -1,4 +1,4 @@
-"""Clients that read a stream as far as they like, and come back for the rest of it."""
+"""Clients that read a part of a stream and resume it later."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -17,7 +17,7 @@ Events = list[tuple[bytes, str, int]]
 
 
 class Reader:
-    """Reads a stream bit by bit; its client stays until the response is closed."""
+    """Reads a stream in parts; its client stays until the response is closed."""
 
     def __init__(self, response: httpx.Response) -> None:
         assert response.status_code == 200
@@ -25,7 +25,7 @@ class Reader:
         self._body = b""
 
     async def read(self, number: int) -> Events:
-        """Return the first events, fewer only at the end: of each its data, its request and its number."""
+        """Return data, request and number of the first events; fewer only at the end."""
         while len(events := numbered_events(self._body[: self._body.rfind(b"\n\n") + 2])) < number:
             if not (part := await anext(self._parts, b"")):
                 break
@@ -43,7 +43,7 @@ class Reader:
 async def begun(
     client: httpx.AsyncClient, worker: FakeWorker, model: str, text: str
 ) -> AsyncIterator[tuple[httpx.Response, Claim]]:
-    """Ask for a stream, of which the worker sends the first token; yield the response and the job's claim."""
+    """Start a stream and send its first token; yield the response and the job's claim."""
 
     async def send_first() -> Claim:
         claim = await worker.claim_one()
@@ -58,26 +58,26 @@ async def begun(
 
 
 async def begin(client: httpx.AsyncClient, number: int, **parameters: Any) -> Events:
-    """Ask for a stream, read so many events of it, and go away."""
+    """Start a stream, read a number of its events, and disconnect."""
     return await begin_at("/v1/completions", client, number, asking(**parameters))
 
 
 async def begin_at(
     path: str, client: httpx.AsyncClient, number: int, body: dict[str, Any]
 ) -> Events:
-    """Ask an endpoint for a stream, read so many events of it, and go away."""
+    """Start a stream at an endpoint, read a number of its events, and disconnect."""
     async with client.stream("POST", path, json=body | {"stream": True}) as response:
         return await Reader(response).read(number)
 
 
 def path_of(request_id: str) -> str:
-    """Return where an answer can be read."""
+    """Return the path of a stored response."""
     kind = "chat/completions" if request_id.startswith("chat") else "completions"
     return f"/v1/{kind}/{request_id}"
 
 
-async def go_on(client: httpx.AsyncClient, request_id: str, number: int) -> httpx.Response:
-    """Read on behind an event."""
+async def resume(client: httpx.AsyncClient, request_id: str, number: int) -> httpx.Response:
+    """Read a stream from after an event."""
     return await client.get(
         path_of(request_id),
         params={"stream": "true"},
@@ -86,7 +86,7 @@ async def go_on(client: httpx.AsyncClient, request_id: str, number: int) -> http
 
 
 async def status_of(client: httpx.AsyncClient, request_id: str) -> str:
-    """Return how a completion stands; `completed` if the whole of it is told."""
+    """Return the status of a completion; `completed` if its response is whole."""
     response = await client.get(path_of(request_id))
     assert response.status_code == 200, response.text
     body = response.json()
@@ -94,7 +94,7 @@ async def status_of(client: httpx.AsyncClient, request_id: str) -> str:
 
 
 async def await_status(client: httpx.AsyncClient, request_id: str, status: str) -> None:
-    """Wait until a completion stands so."""
+    """Wait until a completion has a status."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while (found := await status_of(client, request_id)) != status:
             assert found in ("queued", "in_progress"), found

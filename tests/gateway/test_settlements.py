@@ -1,4 +1,4 @@
-"""Each admitted request leaves exactly one usage record, whichever way it ends; a refused one leaves none."""
+"""Each admitted request leaves one usage record, however it ends; a refused one none."""
 
 import asyncio
 import secrets
@@ -32,7 +32,7 @@ from tests.gateway.conftest import (
     nothing_left,
     serve,
 )
-from tests.gateway.tenants import all_have_heard, change_tenant
+from tests.gateway.tenants import all_have_received_changes, change_tenant
 from tests.support.processes import wait_until
 from tests.support.stack import MODEL, Stack, metric
 
@@ -41,7 +41,7 @@ PROMPT_MICROS, CACHED_MICROS, COMPLETION_MICROS = 3_000_001, 1_000_000, 7_000_00
 
 @dataclass
 class Customer:
-    """A tenant of its own, with one key, and what is recorded of it."""
+    """A separate tenant with one key, and its usage records."""
 
     stack: Stack
     tenant: str
@@ -49,7 +49,7 @@ class Customer:
     store: "Redis"
 
     async def records(self, count: int) -> list[UsageRecord]:
-        """Wait until nothing of the tenant is open, and check that there are so many records."""
+        """Wait until the tenant has no open request; return its records, a given number."""
         bucket = keys.bucket_of(self.tenant)
 
         async def is_settled() -> bool:
@@ -69,9 +69,9 @@ class Customer:
         return own
 
     async def change(self, **options: Any) -> None:
-        """Change the tenant, and wait until the gateways have heard of it."""
+        """Change the tenant, and wait until the gateways have received it."""
         await change_tenant(self.stack, self.tenant, **options)
-        await all_have_heard(self.stack)
+        await all_have_received_changes(self.stack)
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ async def customer(stack: Stack, store: "Redis") -> AsyncIterator[Customer]:
 
 @pytest.fixture(scope="module")
 def prices(stack: Stack) -> None:
-    """A price for the tiny model in each tier but flex, which costs what the default one does."""
+    """A price for the tiny model in each tier except flex, which has the default price."""
 
     async def add() -> None:
         database, redis = Database(stack.database_url), connect(stack.redis.url, max_connections=1)
@@ -106,7 +106,7 @@ def prices(stack: Stack) -> None:
     for url in stack.gateways[:2]:
 
         def are_known(page: str = f"{url}/v1/models/{MODEL}") -> bool:
-            # Gateways learn of the model in a moment.
+            # Gateways receive the model in a moment.
             shown = httpx.get(page, headers=headers, timeout=None).json().get("pricing") or {}
             return bool(shown.get("priority", {}).get("prompt_micros") == 2 * PROMPT_MICROS)
 
@@ -136,7 +136,7 @@ async def usage_of_stream(client: httpx.AsyncClient, **parameters: Any) -> dict[
 @pytest.mark.parametrize(
     "parameters", [{}, {"n": 2, "best_of": 2}, {"prompt": ["One", "Two words"]}], ids=str
 )
-async def test_finished_request_is_recorded_as_its_answer_says(
+async def test_usage_record_matches_the_response(
     customer: Customer, prices: None, stream: bool, parameters: dict[str, Any]
 ) -> None:
     if stream:
@@ -158,14 +158,14 @@ async def test_finished_request_is_recorded_as_its_answer_says(
     assert record.code == ""
 
 
-async def test_record_is_written_before_the_client_learns_of_the_end(customer: Customer) -> None:
+async def test_record_is_written_before_the_response_ends(customer: Customer) -> None:
     await customer.change(limits={LimitName.CONCURRENT_REQUESTS: 1})
     for number in range(20):
         response = await complete(customer.client, max_tokens=1, stream=number % 2 == 0)
         assert response.status_code == 200, response.text
 
 
-async def test_cost_is_told_where_the_account_wants_it(customer: Customer, prices: None) -> None:
+async def test_account_can_request_the_cost_in_responses(customer: Customer, prices: None) -> None:
     await customer.change(shows_cost=True)
     whole = await complete(customer.client)
     usage = whole.json()["usage"]
@@ -184,7 +184,7 @@ async def test_cost_is_told_where_the_account_wants_it(customer: Customer, price
     assert "x-cost" not in silent.headers
 
 
-async def test_cost_is_told_where_a_request_asks_for_it(customer: Customer, prices: None) -> None:
+async def test_request_can_ask_for_the_cost(customer: Customer, prices: None) -> None:
     response = await customer.client.post(
         "/v1/completions", json=asking(), headers={"x-include-cost": "true"}
     )
@@ -192,7 +192,7 @@ async def test_cost_is_told_where_a_request_asks_for_it(customer: Customer, pric
 
 
 @pytest.mark.parametrize(("tier", "factor"), [("priority", 2), ("flex", 1), ("default", 1)])
-async def test_tier_has_its_price_and_is_told(
+async def test_tier_has_its_price_and_is_in_the_response(
     customer: Customer, prices: None, tier: str, factor: int
 ) -> None:
     body = (await complete(customer.client, service_tier=tier)).json()
@@ -202,7 +202,7 @@ async def test_tier_has_its_price_and_is_told(
     assert record.cost_micros == cost_of(body["usage"], factor)
 
 
-async def test_models_tell_their_prices(customer: Customer, prices: None) -> None:
+async def test_models_list_their_prices(customer: Customer, prices: None) -> None:
     body = (await customer.client.get(f"/v1/models/{MODEL}")).json()
     default = {
         "prompt_micros": PROMPT_MICROS,
@@ -213,7 +213,7 @@ async def test_models_tell_their_prices(customer: Customer, prices: None) -> Non
     assert body["pricing"] == {"flex": default, "default": default, "priority": priority}
 
 
-async def test_tier_is_the_accounts_unless_the_request_names_one(customer: Customer) -> None:
+async def test_tier_comes_from_the_account_unless_the_request_names_one(customer: Customer) -> None:
     await customer.change(service_tier=ServiceTier.FLEX)
     body = (await complete(customer.client)).json()
     assert "service_tier" not in body
@@ -223,9 +223,7 @@ async def test_tier_is_the_accounts_unless_the_request_names_one(customer: Custo
     assert tiers == [ServiceTier.FLEX, ServiceTier.FLEX, ServiceTier.DEFAULT]
 
 
-async def test_estimate_tells_the_most_that_a_request_may_cost(
-    customer: Customer, prices: None
-) -> None:
+async def test_estimate_has_the_highest_cost_of_a_request(customer: Customer, prices: None) -> None:
     await customer.change(limits={LimitName.REQUESTS_PER_MINUTE: 7})
     response = await customer.client.post("/v1/completions:estimate", json=asking(best_of=3))
     body = response.json()
@@ -246,7 +244,7 @@ async def test_estimate_tells_the_most_that_a_request_may_cost(
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_client_that_leaves_pays_for_what_was_generated(
+async def test_disconnected_client_pays_for_generated_tokens(
     customer: Customer, prices: None, stream: bool
 ) -> None:
     url, tokens = customer.stack.worker_url(), "sluice_worker_completion_tokens_total"
@@ -273,7 +271,7 @@ async def test_client_that_leaves_pays_for_what_was_generated(
     assert record.cost_micros == cost_of(usage) > 0
 
 
-async def test_client_that_leaves_the_queue_pays_nothing(customer: Customer) -> None:
+async def test_client_that_disconnects_in_the_queue_pays_nothing(customer: Customer) -> None:
     await serve(customer.store, "busy")
     task = asyncio.create_task(complete(customer.client, model="busy"))
 
@@ -315,7 +313,7 @@ async def test_failed_request_is_recorded_with_the_engines_counts(
     assert record.free_completion_tokens == free_tokens
 
 
-async def test_part_that_was_streamed_counts_even_if_its_worker_never_reports(
+async def test_streamed_tokens_count_although_the_worker_never_reports(
     customer: Customer,
 ) -> None:
     worker = await serve(customer.store, "vanishing")
@@ -334,7 +332,7 @@ async def test_part_that_was_streamed_counts_even_if_its_worker_never_reports(
     assert (record.free_prompt_tokens, record.free_completion_tokens) == (0, 0)
 
 
-async def test_request_that_the_queue_refuses_is_not_recorded_and_uses_no_limit(
+async def test_request_refused_by_the_queue_is_not_recorded_and_uses_no_limit(
     customer: Customer,
 ) -> None:
     await customer.change(limits={LimitName.REQUESTS_PER_MINUTE: 2})
@@ -389,7 +387,7 @@ async def test_refusal_names_the_limit_and_when_it_resets(customer: Customer) ->
         ("vllm", 402, 402),
     ],
 )
-async def test_budget_refuses_in_the_words_of_the_dialect(
+async def test_exceeded_budget_has_the_style_of_the_dialect(
     customer: Customer, prices: None, dialect: str, status: int, code: object
 ) -> None:
     await customer.change(limits={LimitName.BUDGET: 10})
@@ -420,7 +418,7 @@ async def test_null_and_absent_limits_refuse_nothing(customer: Customer, prices:
 
 
 async def test_limit_holds_with_several_gateways(customer: Customer, stack: Stack) -> None:
-    # As many may wait in the queue at once, which is another limit.
+    # The queue's limit for waiting jobs is the same.
     most = MOST_WAITING_OF_TENANT
     await customer.change(limits={LimitName.REQUESTS_PER_MINUTE: most})
     key = customer.client.headers["authorization"].removeprefix("Bearer ")
