@@ -287,21 +287,32 @@ async def test_client_that_disconnects_in_the_queue_pays_nothing(customer: Custo
 
 
 @pytest.mark.parametrize(
-    ("code", "status", "error", "free_tokens"),
+    ("code", "status", "error", "free_tokens", "prompt"),
     [
-        (FailureCode.ENGINE_ERROR, 503, "engine_dead", 3),
+        (FailureCode.ENGINE_ERROR, 503, "engine_dead", 3, [5]),
+        # Its bytes count as stored, but no client can receive the output.
+        (FailureCode.ENGINE_ERROR, 503, "engine_dead", 3, [5] * 4000),
         # A grammar that the forbidden tokens of the same request leave no way out of.
-        (FailureCode.INVALID_REQUEST, 400, "invalid_value", 0),
+        (FailureCode.INVALID_REQUEST, 400, "invalid_value", 0, [5]),
     ],
-    ids=["engine", "client"],
+    ids=["engine", "engine-stored", "client"],
 )
 async def test_failed_request_is_recorded_with_the_engines_counts(
-    customer: Customer, code: FailureCode, status: int, error: str, free_tokens: int
+    customer: Customer,
+    code: FailureCode,
+    status: int,
+    error: str,
+    free_tokens: int,
+    prompt: list[int],
 ) -> None:
-    worker = await serve(customer.store, f"failing-{status}")
-    task = asyncio.create_task(complete(customer.client, model=f"failing-{status}"))
+    model = f"failing-{status}-{len(prompt)}"
+    worker = await serve(customer.store, model, context_window=8192)
+    task = asyncio.create_task(complete(customer.client, model=model, prompt=prompt))
     claim = await worker.claim_one()
-    failed = JobFailed(claim.job.handle, claim.attempt, code, "broken")
+    handle, attempt = claim.job.handle, claim.attempt
+    received = Delta(handle, attempt, 0, 0, "word", [5, 6])
+    await worker.send(claim.job.gateway, deltas=[received])
+    failed = JobFailed(handle, attempt, code, "broken")
     await worker.send(claim.job.gateway, failed=[failed])
     await worker.drop(claim, tokens=3)
     assert (await task).status_code == status
