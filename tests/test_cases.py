@@ -46,7 +46,7 @@ def test_failure_names_its_case(options: dict[str, Any], name: str) -> None:
     assert failed.value.__notes__ == [f"The case is {name}."]
 
 
-def test_what_would_not_be_checked_is_refused() -> None:
+def test_unknown_parameters_and_marks_are_refused() -> None:
     for values in ([], [pytest.param(1, marks=pytest.mark.long)]):
         with pytest.raises(AssertionError):
             all_cases("number", values)

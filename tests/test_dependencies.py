@@ -1,4 +1,4 @@
-"""What is installed: exact versions with hashes, and not many of them."""
+"""Dependencies: exact versions with hashes, and few of them."""
 
 import importlib
 import re
@@ -7,16 +7,16 @@ import tomllib
 from tests.support.stack import REPOSITORY
 
 MOST_DIRECT = 27
-"""Packages that the gateway asks for by itself."""
+"""Direct dependencies of the gateway."""
 
 HAS_NO_HASH = "torch-cpu.txt"
-"""Its one package is a different file on each index."""
+"""Its only package is a different file on each index."""
 
 _PINNED = re.compile(r"[a-z0-9.-]+={2,3}[^*,\s]+")
 _HASHED = re.compile(rf"{_PINNED.pattern}( \\\n    --hash=sha256:[0-9a-f]{{64}})+")
 
 
-# Programs, files of alembic, and what imports vLLM, which takes ten seconds.
+# Programs, files of alembic, and importers of vLLM, which take ten seconds.
 LEFT_OUT = {
     "demo_model",
     "migrations",
@@ -40,7 +40,7 @@ def test_every_dependency_is_pinned_to_one_version_and_its_hashes() -> None:
         assert pinned.sub("", text).strip() == "", file.name
 
 
-def test_the_gateway_asks_for_few_packages() -> None:
+def test_gateway_has_few_dependencies() -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     direct = {*project["dependencies"], *project["optional-dependencies"]["gateway"]}
     assert 10 < len(direct) <= MOST_DIRECT

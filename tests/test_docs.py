@@ -1,4 +1,4 @@
-"""The docs name what there is: settings, error codes, files."""
+"""The documents name only settings, error codes and files that exist."""
 
 import ast
 import re
@@ -42,7 +42,7 @@ def test_every_documented_setting_exists() -> None:
     named = set()
     for document in DOCUMENTS:
         named |= set(re.findall(r"\bSLUICE_([A-Z_]+)\b", document.read_text()))
-    # The three of demo.env, and the switch of set-up.
+    # The three of demo.env, and the option of the set-up.
     assert named - {name.upper() for name in known} <= {"URL", "KEY", "MODEL", "DEVICE"}
 
 
@@ -52,7 +52,7 @@ def test_every_error_of_the_api_is_documented() -> None:
     for each in classes:
         classes += each.__subclasses__()
     assert len(classes) > 20
-    # Answers of the command line only, never of the API.
+    # Errors of the command line only, never of the API.
     internal = {"ConflictError"}
     missing = [
         each.code
@@ -81,7 +81,7 @@ def test_errors_are_drawn_as_they_are_derived() -> None:
     assert seen == {each for each in classes if not each.__name__.startswith("_")}
 
 
-def test_links_between_documents_lead_somewhere(tmp_path: Path) -> None:
+def test_links_between_documents_exist(tmp_path: Path) -> None:
     # With --quiet, mkdocs does not count warnings, so --strict has no effect.
     build = [sys.executable, "-m", "mkdocs", "build", "--strict", f"--site-dir={tmp_path}"]
     built = subprocess.run(
@@ -101,7 +101,7 @@ def test_links_between_documents_lead_somewhere(tmp_path: Path) -> None:
                 )
 
 
-def test_files_that_documents_name_are_there() -> None:
+def test_named_files_exist() -> None:
     folders = "bench|contract|deploy|docs|gateway|ops|requirements|scripts|tests|worker"
     named = {
         path
@@ -123,7 +123,9 @@ CHAT_COLUMNS = 5
 
 
 def rows(columns: int) -> list[list[str]]:
-    """Return the cells of the tables of docs/api.md with so many columns, without their heads."""
+    """Return the cells of the tables of docs/api.md with this number of columns, without their
+    heads.
+    """
     lines = [line for line in API.splitlines() if line.startswith("| ")]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     return [row for row in cells if len(row) == columns and row[-1] != "tests"]
@@ -142,7 +144,7 @@ def test_every_parameter_is_in_the_table_once() -> None:
     assert sorted(named) == sorted(CompletionRequest.model_fields)
 
 
-def test_every_parameter_that_is_another_in_chats_is_in_their_table_once() -> None:
+def test_every_parameter_that_differs_in_chats_is_in_their_table_once() -> None:
     named = [row[0].strip("`") for row in rows(CHAT_COLUMNS)]
     shared = CompletionRequest.model_fields.keys() - {"logprobs"}
     assert sorted(named) == sorted(ChatCompletionRequest.model_fields.keys() - shared)
@@ -156,7 +158,7 @@ def test_every_parameter_names_a_test() -> None:
     assert [row[0] for row in rows(COLUMNS) if "::test_" not in row[-1]] == []
 
 
-def test_every_test_that_is_named_exists() -> None:
+def test_every_named_test_exists() -> None:
     named = re.findall(r"`([\w/]+\.py)::(\w+)`", API)
     assert len(named) > CONFLICTS
     missing = [

@@ -1,4 +1,4 @@
-"""The pages about accounts and usage say what the code does."""
+"""The pages about accounts and usage agree with the code."""
 
 import re
 import time
@@ -37,20 +37,20 @@ def test_every_name_is_explained(names: Any) -> None:
 
 
 @all_cases("names", [Bucket, Dimension], ids=["buckets", "dimensions"])
-def test_every_way_to_ask_for_a_report_is_explained(names: Any) -> None:
+def test_every_parameter_of_reports_is_explained(names: Any) -> None:
     assert [name for name in names if f"`{name}`" not in USAGE] == []
 
 
-def test_roles_have_the_scopes_that_the_table_says() -> None:
+def test_roles_have_the_scopes_of_the_table() -> None:
     rows = re.findall(
         r"^\| ((?:`\w+`(?:, )?)+) \| ((?:`[\w:]+`(?:, )?)+) \|$", ACCOUNTS, re.MULTILINE
     )
-    said = {
+    documented = {
         role: set(re.findall(r"`([\w:]+)`", scopes))
         for roles, scopes in rows
         for role in re.findall(r"`(\w+)`", roles)
     }
-    assert said == {role: set(scopes) for role, scopes in ROLE_SCOPES.items()}
+    assert documented == {role: set(scopes) for role, scopes in ROLE_SCOPES.items()}
 
 
 def test_every_route_of_the_management_api_is_named() -> None:
@@ -64,13 +64,14 @@ def test_every_route_of_the_management_api_is_named() -> None:
         "/tokenize",
         "/detokenize",
     )
+    root = re.compile(r"/v1/\w+|/admin/tenants/\{tenant_id\}/\w+|/admin/\w+")
     roots = {
-        re.match(r"/v1/\w+|/admin/tenants/\{tenant_id\}/\w+|/admin/\w+", path)[0]  # type: ignore[index]
+        root.match(path)[0]  # type: ignore[index]
         for path in paths
         if not path.startswith(described)
     }
     assert len(roots) > 15
-    assert [root for root in sorted(roots) if f"{root}" not in ACCOUNTS + USAGE] == []
+    assert [each for each in sorted(roots) if f"{each}" not in ACCOUNTS + USAGE] == []
 
 
 def test_every_command_and_every_job_is_named() -> None:
@@ -88,7 +89,7 @@ def _timed_jobs() -> dict[str, Any]:
 
 @pytest.fixture
 def verify() -> Callable[..., bool]:
-    """The function that the page gives to customers."""
+    """The example function of the page for customers."""
     [code] = re.findall(r"```python\n(.*?)```", USAGE, re.DOTALL)
     names: dict[str, Any] = {}
     exec(code, names)
@@ -96,7 +97,7 @@ def verify() -> Callable[..., bool]:
     return function
 
 
-def test_signature_of_an_event_is_verified_as_the_page_says(verify: Callable[..., bool]) -> None:
+def test_documented_function_verifies_signatures_of_events(verify: Callable[..., bool]) -> None:
     now = int(time.time())
     header = signature(SECRET, BODY, now)
     assert verify(SECRET, header, BODY)

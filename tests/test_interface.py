@@ -54,7 +54,7 @@ def describe() -> dict[str, Any]:
     }
 
 
-def test_interface_is_the_recorded_one() -> None:
+def test_interface_equals_the_recorded_one() -> None:
     # A change is intended if CHANGELOG.md names it; `python -m tests.test_interface` records it.
     recorded = json.loads(RECORD.read_text())
     found = json.loads(json.dumps(describe()))

@@ -1,4 +1,4 @@
-"""The secret scan finds what was planted, in every disguise, and nothing else."""
+"""The secret scan finds planted secrets in every encoding, and nothing else."""
 
 import base64
 import os
@@ -57,7 +57,7 @@ def test_known_secret_is_found(disguise: Callable[[str], str], secret: str, befo
     data = LINE * 3 + before + disguise(secret).encode() + b"\n" + LINE * 3
     found = scan_for_secrets({"log": data}, [secret])
     assert found
-    # The secret begins at `before` or, where that belongs to the same run of characters, in it.
+    # The secret begins at `before` or within it, if both are one run of characters.
     first = len(LINE * 3)
     assert all(first <= each.offset < first + len(before) + len(disguise(secret)) for each in found)
     assert any("known secret" in each.what for each in found)
@@ -67,7 +67,7 @@ def test_known_secret_is_found(disguise: Callable[[str], str], secret: str, befo
 @all_cases(
     ("secret", "what"), [(KEY, f"API key {KEY[3:15]}"), (TOKEN, "JWT")], ids=["key", "token"]
 )
-def test_whatever_looks_like_a_key_or_a_token_is_found(
+def test_every_key_or_token_is_found(
     disguise: Callable[[str], str], secret: str, what: str
 ) -> None:
     [found] = {
@@ -77,7 +77,7 @@ def test_whatever_looks_like_a_key_or_a_token_is_found(
     assert found == what
 
 
-def test_parts_that_are_no_secrets_may_show() -> None:
+def test_public_parts_of_secrets_are_not_reported() -> None:
     header, claims, _ = TOKEN.split(".")
     shown = [KEY[:15], f"sk-{KEY[3:15]}-***", f"{header}.{claims}", header]
     assert scan_for_secrets({"log": " ".join(shown)}, [KEY, TOKEN]) == []
@@ -88,7 +88,7 @@ def test_secret_part_of_a_key_is_found_without_its_prefix() -> None:
     assert found == Finding("log", 8, "known secret of 40 characters")
 
 
-def test_what_only_resembles_a_key_or_a_token_is_not_found() -> None:
+def test_lookalikes_of_keys_and_tokens_are_not_reported() -> None:
     wrong_end = KEY[:-1] + ("0" if KEY[-1] != "0" else "1")
     no_header = f"eyJ{'a' * 20}.{'b' * 30}.{'c' * 43}"
     no_algorithm = base64.urlsafe_b64encode(b'{"a":1}').decode().rstrip("=")
@@ -105,7 +105,7 @@ def test_what_only_resembles_a_key_or_a_token_is_not_found() -> None:
         assert scan_for_secrets({"text": text}, [KEY]) == []
 
 
-def test_findings_never_show_the_secret_and_name_source_and_place() -> None:
+def test_findings_name_source_and_place_without_the_secret() -> None:
     sources: dict[str, bytes | str | Path] = {
         "gateway.log": LINE * 2 + KEY.encode(),
         "worker.log": LINE,
@@ -136,7 +136,7 @@ def test_secrets_at_the_borders_of_chunks_are_found(
         assert {each.offset for each in scan_for_secrets({"log": data})} == {offset}
 
 
-def test_nothing_is_found_in_nothing(tmp_path: Path) -> None:
+def test_empty_text_has_no_findings(tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.touch()
     assert scan_for_secrets({"file": empty, "text": ""}, [KEY]) == []
@@ -153,7 +153,7 @@ def test_many_megabytes_take_seconds(tmp_path: Path) -> None:
 
     def line(number: int) -> str:
         request = f"cmpl-{generator.getrandbits(128):032x}"
-        # Every tenth line carries something that could be a secret in disguise.
+        # Every tenth line contains something that could be an encoded secret.
         text = "".join(generator.choices(letters, k=20 if number % 10 else 60))
         return (
             f'2026-11-21T10:00:00Z INFO request={request} n={number} path="/v1/completions" {text}'

@@ -1,6 +1,6 @@
-"""Break a deployment while it is used, and see that nothing is lost: `python -m tests.chaos`.
+"""Inject faults into a deployment under load, and check its invariants: `python -m tests.chaos`.
 
-Exit codes: 0 when every invariant held, 1 when one did not.
+Exit codes: 0 if every invariant held, 1 if one did not.
 """
 
 import argparse
@@ -11,13 +11,13 @@ from pathlib import Path
 import uvloop
 
 from tests.chaos.deployment import Size
-from tests.chaos.load import MANNERS
+from tests.chaos.history import Behaviour
+from tests.chaos.load import BEHAVIOURS
 from tests.chaos.run import FAULT_EVERY_SECONDS, Options, run
-from tests.chaos.story import Manner
 
 
 def main() -> int:
-    """Run as the command line says, and tell what came of it."""
+    """Run with the options of the command line, and print the report."""
     arguments = _parser().parse_args()
     options = Options(
         seed=arguments.seed,
@@ -26,7 +26,7 @@ def main() -> int:
         size=Size(gateways=arguments.gateways, workers=arguments.workers),
         clients=arguments.clients,
         every=arguments.every,
-        manners={each: MANNERS[each] for each in arguments.manners or MANNERS},
+        behaviours={each: BEHAVIOURS[each] for each in arguments.behaviours or BEHAVIOURS},
     )
     report = uvloop.run(run(options, say=_say))
     lines = [report.text(), "", report.slowest(), "", report.figures.table()]
@@ -48,15 +48,18 @@ def _write(text: str) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="make chaos ARGS=...", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=2, help="how long faults go on")
-    parser.add_argument("--seed", type=int, default=1, help="the same faults for the same seed")
+    parser.add_argument("--minutes", type=float, default=2, help="how long faults are injected")
+    parser.add_argument("--seed", type=int, default=1, help="the same seed gives the same faults")
     parser.add_argument("--database", choices=("sqlite", "postgresql"), default="sqlite")
     parser.add_argument("--gateways", type=int, default=2)
     parser.add_argument("--workers", type=int, default=3)
-    parser.add_argument("--clients", type=int, default=16, help="requests at a time")
+    parser.add_argument("--clients", type=int, default=16, help="concurrent requests")
     parser.add_argument("--every", type=float, default=FAULT_EVERY_SECONDS, help="seconds")
     parser.add_argument(
-        "--manners", type=Manner, nargs="+", help=f"what clients do: {', '.join(Manner)}"
+        "--behaviours",
+        type=Behaviour,
+        nargs="+",
+        help=f"behaviours of clients: {', '.join(Behaviour)}",
     )
     parser.add_argument("--json", type=Path, help="file for the figures")
     return parser

@@ -1,4 +1,4 @@
-"""An HTTP client that reads a completion event by event and says how its connection ended."""
+"""An HTTP client that reads a completion event by event and reports how its connection ended."""
 
 import asyncio
 import time
@@ -22,25 +22,25 @@ class Event:
     """Empty if it has none."""
     data: bytes
     at: float
-    """Time of its arrival, of the monotonic clock."""
+    """Arrival on the monotonic clock."""
 
 
 @dataclass(slots=True)
 class Reply(Answer):
-    """What came back for one request. Of a stream no body is kept."""
+    """The response to one request. The body of a stream is not kept."""
 
     is_late: bool = False
-    """Whether the client lost its patience."""
+    """Whether the client's timeout expired."""
 
     @property
     def retry_after(self) -> float | None:
-        """Seconds after which the client was told to come again."""
+        """Seconds of the `Retry-After` header."""
         value = self.headers.get("retry-after")
         return None if value is None else float(value)
 
 
 class _EventReading(Reading):
-    """Hands on the events of a stream as they come."""
+    """Passes the events of a stream to a callback as they arrive."""
 
     def __init__(self, reply: Reply, on_event: Callable[[Event], bool] | None) -> None:
         super().__init__(reply)
@@ -88,9 +88,10 @@ async def talk(
     headers: Mapping[str, str] | None = None,
     on_event: Callable[[Event], bool] | None = None,
 ) -> Reply:
-    """Send a POST, or a GET if there is no body, on a connection of its own.
+    """Send a POST, or a GET without a body, on a new connection.
 
-    `on_event` is called with each event of a stream, and says whether the client leaves now.
+    `on_event` is called with each event of a stream, and returns whether the client disconnects
+    now.
     """
     reply = Reply()
     request = request_bytes(url, key, path, body, headers or {})

@@ -1,4 +1,4 @@
-"""Processes with a clock that can be set while they run, by Debian's libfaketime where it is installed."""
+"""Processes whose clock can be set while they run, through Debian's libfaketime."""
 
 from pathlib import Path
 
@@ -9,13 +9,13 @@ HINT = "libfaketime is not installed (apt-get install libfaketime)"
 
 
 def library() -> Path | None:
-    """Return the library that goes between a process and the clock; None if there is none."""
+    """Return the path of libfaketime; None if it is not installed."""
     found = (Path(root) / _PLACES for root in _ROOTS)
     return next((path for path in found if path.exists()), None)
 
 
 def clock_variables(folder: Path, name: str) -> dict[str, str]:
-    """Return the environment of a process whose clock can be set; nothing without the library."""
+    """Return the environment of a process whose clock can be set; empty without libfaketime."""
     path = library()
     if path is None:
         return {}
@@ -24,13 +24,13 @@ def clock_variables(folder: Path, name: str) -> dict[str, str]:
         "LD_PRELOAD": str(path),
         "FAKETIME_TIMESTAMP_FILE": str(_file(folder, name)),
         "FAKETIME_CACHE_DURATION": "1",
-        # Time-outs do not follow a clock that is set, on a real machine either.
+        # Timeouts ignore changes of the wall clock on a real machine too.
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
     }
 
 
 def set_clock(folder: Path, name: str, offset_seconds: float) -> None:
-    """Set the clock of a process ahead of the real one, or behind it."""
+    """Set a process's clock to an offset from the real one in seconds, negative for the past."""
     draft = _file(folder, name).with_suffix(".draft")
     draft.write_text(f"{offset_seconds:+.3f}\n")
     draft.rename(_file(folder, name))

@@ -1,4 +1,4 @@
-"""Processes that can be killed, stopped, started again and cut off from Redis, each with a network of its own."""
+"""Processes that can be killed, stopped, restarted and, through proxies, cut off from Redis."""
 
 import asyncio
 import json
@@ -30,15 +30,15 @@ STATE_SECONDS = 60.0
 CLOCKED = ("gateway", "worker")
 """Roles that may have a process whose clock can be set."""
 WORKER_LEASE_SECONDS = 2.0
-"""Of workers in hasty deployments."""
+"""Of workers with short leases."""
 STEP_SECONDS = 0.02
 COMPLETION_TOKENS = 200
-"""Where the scripted engine ends a text, unless it is told to ignore that."""
+"""The scripted engine ends a text here, unless the request ignores it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """How many processes there are of each kind."""
+    """The number of processes of each kind."""
 
     gateways: int = 2
     workers: int = 3
@@ -46,7 +46,7 @@ class Size:
 
 @dataclass(slots=True)
 class Member:
-    """One process of the deployment, under a name that stays the same over restarts."""
+    """One process of the deployment. Its name stays the same over restarts."""
 
     name: str
     role: str
@@ -60,22 +60,22 @@ class Member:
     process: "subprocess.Popen[bytes] | None" = None
     is_expected_to_end: bool = False
     is_busy: bool = False
-    """Whether something is being done to it just now."""
+    """Whether a fault affects it now."""
     was_ready: bool = False
-    """Whether it has been ready since it was started."""
+    """Whether it has been ready since its start."""
     starts: int = 0
     started_at: float = 0.0
 
     @property
     def pid(self) -> int:
-        """Process id; raises AssertionError if it does not run."""
+        """Process id; raises AssertionError if it is not running."""
         assert self.process is not None
         return self.process.pid
 
 
 @dataclass
 class Deployment:
-    """All processes. Faults are done to them by name."""
+    """All processes. Faults refer to them by name."""
 
     stack: Stack
     redis: RedisServer
@@ -84,7 +84,7 @@ class Deployment:
     """Roles whose last process has a clock that can be set."""
     members: dict[str, Member] = field(default_factory=dict)
     unexpected_ends: list[str] = field(default_factory=list)
-    """Processes that ended by themselves after they had been ready."""
+    """Processes that exited without a signal from the suite after they had been ready."""
     is_closing: bool = False
 
     def named(self, role: str) -> list[Member]:
@@ -97,7 +97,7 @@ class Deployment:
         return {member.name: member.url for member in self.named("gateway")}
 
     async def add(self, role: str, number: int | None, environment: Mapping[str, str]) -> Member:
-        """Add a process, with a network of its own, and start it."""
+        """Add a process with its own proxy to Redis, and start it."""
         name = role if number is None else f"{role}-{number}"
         proxy = Proxy(self.redis.port)
         await proxy.start()
@@ -119,11 +119,11 @@ class Deployment:
         return member
 
     def start(self, member: Member) -> None:
-        """Start a process that does not run."""
+        """Start a process that is not running."""
         member.is_expected_to_end, member.was_ready = False, False
         member.starts += 1
         member.started_at = time.monotonic()
-        # Its environment wins over the deployment's own.
+        # Variables of the member override those of the deployment.
         self.stack._start(
             member.name,
             [sys.executable, "-m", "tests.chaos.program", member.role, *member.arguments],
@@ -132,17 +132,17 @@ class Deployment:
         member.process = self.stack.processes[member.name]
 
     async def ready(self, member: Member) -> None:
-        """Wait until a process serves. Raises TimeoutError, with what it has printed."""
+        """Wait until a process serves. Raises TimeoutError with the end of its log."""
         deadline = time.monotonic() + START_SECONDS
         while not await self.is_ready(member):
             if time.monotonic() > deadline:
-                said = self.stack.log(member.name)[-2_000:]
-                raise TimeoutError(f"{member.name} was not ready in {START_SECONDS} s:\n{said}")
+                log = self.stack.log(member.name)[-2_000:]
+                raise TimeoutError(f"{member.name} was not ready in {START_SECONDS} s:\n{log}")
             await asyncio.sleep(LOOK_SECONDS)
         member.was_ready = True
 
     async def is_ready(self, member: Member) -> bool:
-        """Whether a process serves now. Background jobs do as soon as they turn to Redis."""
+        """Whether a process serves now. Background jobs do once they connect to Redis."""
         if not self.is_running(member):
             return False
         if not member.url:
@@ -150,18 +150,18 @@ class Deployment:
         return await asyncio.to_thread(http_status, f"{member.url}/readyz") == 200
 
     def is_running(self, member: Member) -> bool:
-        """Whether its process runs."""
+        """Whether its process is running."""
         return member.process is not None and member.process.poll() is None
 
     async def kill(self, member: Member) -> None:
-        """End a process and its children by SIGKILL."""
+        """Kill a process and its children with SIGKILL."""
         member.is_expected_to_end = True
         if self.is_running(member):
             os.killpg(member.pid, signal.SIGKILL)
         await self._gone(member)
 
     async def terminate(self, member: Member) -> int:
-        """Ask a process to end; return its exit code. One that does not end is killed, and complained of."""
+        """Send SIGTERM to a process; return its exit code. Kill one that does not exit."""
         member.is_expected_to_end = True
         if self.is_running(member):
             os.kill(member.pid, signal.SIGTERM)
@@ -179,35 +179,35 @@ class Deployment:
         return code
 
     def signal(self, member: Member, number: signal.Signals) -> None:
-        """Send a signal to a process and its children, if it runs."""
+        """Send a signal to a process and its children, if it is running."""
         if self.is_running(member):
             os.killpg(member.pid, number)
 
     def kill_engine(self, member: Member) -> None:
-        """Let a worker's engine die."""
+        """Kill the engine of a worker."""
         if self.is_running(member):
             os.kill(member.pid, signal.SIGUSR1)
 
     def limit_files(self, member: Member, size: int) -> None:
-        """Let a process write no file beyond a size, as if the disk were full; -1 sets it free."""
+        """Limit the size of a process's files, as on a full disk; -1 removes the limit."""
         limit = resource.RLIM_INFINITY if size < 0 else size
         if self.is_running(member):
             resource.prlimit(member.pid, resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
 
     async def supervise(self) -> None:
-        """Start again whatever ended by itself, like any supervisor; one that was ready should not have."""
+        """Restart processes that exited, as a supervisor does; report those that had been ready."""
         while True:
             for member in self.members.values():
                 if self.is_closing or self.is_running(member) or member.is_expected_to_end:
                     continue
                 code = member.process.returncode if member.process is not None else None
                 if member.was_ready:
-                    self.unexpected_ends.append(f"{member.name} ended by itself with {code}")
+                    self.unexpected_ends.append(f"{member.name} exited unexpectedly with {code}")
                 self.start(member)
             await asyncio.sleep(LOOK_SECONDS)
 
     async def notice_ready(self) -> None:
-        """Note which processes have been ready."""
+        """Record which processes have been ready."""
         while True:
             for member in list(self.members.values()):
                 if not member.was_ready and not member.is_busy:
@@ -215,7 +215,7 @@ class Deployment:
             await asyncio.sleep(LOOK_SECONDS)
 
     async def tasks_of(self, member: Member) -> dict[str, int]:
-        """Return how many tasks a process has, by what they run. Raises TimeoutError."""
+        """Return the number of a process's tasks by coroutine. Raises TimeoutError."""
         target = self._state_file(member.name)
         target.unlink(missing_ok=True)
         async with asyncio.timeout(STATE_SECONDS):
@@ -226,11 +226,11 @@ class Deployment:
         return tasks
 
     async def metric(self, member: Member, name: str) -> float:
-        """Return a metric's sum. Raises OSError if the process does not answer."""
+        """Return the sum of a metric. Raises OSError if the process does not respond."""
         return await asyncio.to_thread(metric, member.metrics_url, name)
 
     async def aclose(self) -> None:
-        """End everything, and the networks with it."""
+        """Stop all processes and proxies."""
         self.is_closing = True
         for member in self.members.values():
             member.proxy.clear()
@@ -241,7 +241,7 @@ class Deployment:
 
     @property
     def armed_file(self) -> Path:
-        """The file that says which planted defects show."""
+        """The file that lists the armed defects."""
         return self.stack.directory / "armed"
 
     def _state_file(self, name: str) -> Path:
@@ -273,8 +273,8 @@ async def deployed(
 ) -> AsyncIterator[Deployment]:
     """Run all processes for the length of a block, on a stack that has none yet.
 
-    The last process of each role that is `clocked` has a clock that can be set.
-    They have all defects, none of which shows yet, or reservations that expire soon, if that is wanted.
+    The last process of each role in `clocked` has a clock that can be set. On request, the
+    processes have all defects, each disarmed, or reservations that expire soon.
     """
     deployment = Deployment(stack, redis, postgres, clocked)
     common: dict[str, str] = {}

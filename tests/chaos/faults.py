@@ -1,4 +1,4 @@
-"""Everything that is done to a deployment while it is used."""
+"""All faults that the suite injects into a deployment under load."""
 
 import asyncio
 import random
@@ -14,13 +14,13 @@ from tests.chaos.clock_library import HINT, library, set_clock
 from tests.chaos.deployment import CLOCKED, LOOK_SECONDS, Deployment, Member
 
 FULL_DISK_BYTES = 4096
-"""Beyond this no file grows while the disk is "full"."""
+"""Limit of file sizes while the disk is "full"."""
 STARTING_SECONDS = 15.0
-"""What a process may take to begin on a crowded machine."""
+"""Start time of a process on a busy machine."""
 
 
 class Kind(StrEnum):
-    """What can go wrong."""
+    """Kinds of faults."""
 
     KILL_WORKER = "worker killed"
     STOP_WORKER = "worker stopped (SIGSTOP)"
@@ -66,18 +66,18 @@ WEIGHTS = {
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A fault of the schedule."""
+    """A scheduled fault."""
 
     kind: Kind
     seconds: float
-    """How long it lasts, where it is something that lasts."""
+    """Duration of a fault that lasts."""
     choice: float
-    """Which process it befalls: 0 the first, just below 1 the last."""
+    """Position of the target in its role: 0 is the first, just below 1 the last."""
 
 
 @dataclass(slots=True)
 class Fault:
-    """A fault that happened."""
+    """An injected fault."""
 
     kind: Kind
     target: str
@@ -95,7 +95,7 @@ class Fault:
 
 
 def schedule(seed: int, kinds: Sequence[Kind]) -> Iterator[Planned]:
-    """Yield faults without end; the same ones for the same seed and kinds."""
+    """Yield faults forever. The same seed and kinds give the same faults."""
     rng = random.Random(seed)
     weights = [WEIGHTS[kind] for kind in kinds]
     while True:
@@ -104,25 +104,25 @@ def schedule(seed: int, kinds: Sequence[Kind]) -> Iterator[Planned]:
 
 
 def each_once(seed: int, kinds: Sequence[Kind]) -> Iterator[Planned]:
-    """Yield one short fault of each kind; in the same order for the same seed and kinds."""
+    """Yield one short fault of each kind. The same seed and kinds give the same order."""
     rng = random.Random(seed)
     for kind in rng.sample(kinds, len(kinds)):
         yield Planned(kind, rng.uniform(0.5, 3.0), rng.random())
 
 
 @dataclass
-class Havoc:
-    """Does faults to a deployment, and keeps their log."""
+class FaultInjector:
+    """Injects faults into a deployment and logs them."""
 
     deployment: Deployment
     log: list[Fault] = field(default_factory=list)
     skipped: dict[Kind, str] = field(default_factory=dict)
-    """Kinds that cannot be done here, and why."""
+    """Kinds of faults that are not possible here, with the reason."""
     _is_store_busy: bool = False
     _running: set["asyncio.Task[None]"] = field(default_factory=set)
 
     def kinds(self) -> list[Kind]:
-        """Return what can be done here, and note what cannot."""
+        """Return the kinds that are possible here; record the others with the reason."""
         if self.deployment.postgres is None:
             self.skipped[Kind.STOP_DATABASE] = "the database is SQLite"
         else:
@@ -132,14 +132,14 @@ class Havoc:
         return [kind for kind in Kind if kind not in self.skipped]
 
     async def run(self, plan: Iterator[Planned], *, every: float, until: float) -> None:
-        """Begin a fault each `every` seconds until a moment of the monotonic clock; wait for their ends."""
+        """Inject a fault each `every` seconds until a monotonic time; wait for their ends."""
         while time.monotonic() < until:
             self.begin(next(plan))
             await asyncio.sleep(every)
         await self.over()
 
     async def run_all(self, plan: Iterator[Planned], *, every: float) -> None:
-        """Do all faults of a plan, and wait for their ends; `every` seconds apart, and as soon as they can be done."""
+        """Inject all planned faults, at least `every` seconds apart; wait for them."""
         for planned in plan:
             while not self.begin(planned):
                 await asyncio.sleep(LOOK_SECONDS)
@@ -147,7 +147,7 @@ class Havoc:
         await self.over()
 
     def begin(self, planned: Planned) -> bool:
-        """Begin a fault, unless everything that it could befall is in trouble already; return whether it began."""
+        """Inject a fault, unless each possible target has one already; return whether it began."""
         act = _ACTS[planned.kind](self, planned)
         if act is None:
             return False
@@ -155,7 +155,7 @@ class Havoc:
         return True
 
     async def kill_worker(self, worker: Member) -> None:
-        """Kill a certain worker, which is being started again when this returns."""
+        """Kill this worker; return while it restarts."""
         starts = worker.starts
         self._start(_kill(self, Planned(Kind.KILL_WORKER, 0, 0), worker))
         while worker.starts == starts:
@@ -167,7 +167,7 @@ class Havoc:
         task.add_done_callback(self._running.discard)
 
     async def over(self) -> None:
-        """Wait until the last fault is over and every process serves."""
+        """Wait until no fault is active and every process serves."""
         while self._running:
             await asyncio.gather(*self._running)
         await asyncio.gather(
@@ -175,17 +175,17 @@ class Havoc:
         )
 
     def faults_of(self, target: str) -> list[Fault]:
-        """Return what was done to a process."""
+        """Return the faults of a process."""
         return [fault for fault in self.log if fault.target == target]
 
     def pick(self, planned: Planned, role: str) -> Member | None:
-        """Return the process that a fault befalls: one that is well; None if there is none."""
+        """Return the target of a fault, a process without another fault; None if there is none."""
         well = [each for each in self.deployment.named(role) if not each.is_busy and each.was_ready]
         return well[int(planned.choice * len(well))] if well else None
 
     @contextmanager
     def noting(self, kind: Kind, target: str, note: str = "") -> Iterator[Fault]:
-        """Keep the log of one fault."""
+        """Log one fault."""
         fault = Fault(kind, target, time.monotonic(), note=note)
         self.log.append(fault)
         yield fault
@@ -193,7 +193,7 @@ class Havoc:
 
     @contextmanager
     def noting_member(self, kind: Kind, member: Member, note: str = "") -> Iterator[Fault]:
-        """Keep the log of a fault of one process, which nothing else befalls meanwhile."""
+        """Log a fault of one process, and keep other faults away from it meanwhile."""
         member.is_busy = True
         try:
             with self.noting(kind, member.name, note) as fault:
@@ -203,7 +203,7 @@ class Havoc:
 
     @contextmanager
     def noting_store(self, kind: Kind, target: str, note: str = "") -> Iterator[Fault]:
-        """Keep the log of a fault of Redis or the database, of which there is one at a time."""
+        """Log a fault of Redis or the database. Only one such fault is active at a time."""
         self._is_store_busy = True
         try:
             with self.noting(kind, target, note) as fault:
@@ -213,132 +213,134 @@ class Havoc:
 
     @property
     def is_store_busy(self) -> bool:
-        """Whether Redis or the database is in trouble."""
+        """Whether Redis or the database has a fault now."""
         return self._is_store_busy
 
 
-Act = Callable[[Havoc, Planned], Coroutine[Any, Any, None] | None]
+Act = Callable[[FaultInjector, Planned], Coroutine[Any, Any, None] | None]
 
 
 def _to_member(
-    role: str, act: Callable[[Havoc, Planned, Member], Coroutine[Any, Any, None]]
-) -> Callable[[Havoc, Planned], Coroutine[Any, Any, None] | None]:
-    def begin(havoc: Havoc, planned: Planned) -> Coroutine[Any, Any, None] | None:
-        member = havoc.pick(planned, role)
-        return None if member is None else act(havoc, planned, member)
+    role: str, act: Callable[[FaultInjector, Planned, Member], Coroutine[Any, Any, None]]
+) -> Callable[[FaultInjector, Planned], Coroutine[Any, Any, None] | None]:
+    def begin(injector: FaultInjector, planned: Planned) -> Coroutine[Any, Any, None] | None:
+        member = injector.pick(planned, role)
+        return None if member is None else act(injector, planned, member)
 
     return begin
 
 
 def _to_store(
-    act: Callable[[Havoc, Planned], Coroutine[Any, Any, None]],
-) -> Callable[[Havoc, Planned], Coroutine[Any, Any, None] | None]:
-    def begin(havoc: Havoc, planned: Planned) -> Coroutine[Any, Any, None] | None:
-        return None if havoc.is_store_busy else act(havoc, planned)
+    act: Callable[[FaultInjector, Planned], Coroutine[Any, Any, None]],
+) -> Callable[[FaultInjector, Planned], Coroutine[Any, Any, None] | None]:
+    def begin(injector: FaultInjector, planned: Planned) -> Coroutine[Any, Any, None] | None:
+        return None if injector.is_store_busy else act(injector, planned)
 
     return begin
 
 
-async def _kill(havoc: Havoc, planned: Planned, member: Member) -> None:
-    with havoc.noting_member(planned.kind, member):
-        await havoc.deployment.kill(member)
-        havoc.deployment.start(member)
-        await havoc.deployment.ready(member)
+async def _kill(injector: FaultInjector, planned: Planned, member: Member) -> None:
+    with injector.noting_member(planned.kind, member):
+        await injector.deployment.kill(member)
+        injector.deployment.start(member)
+        await injector.deployment.ready(member)
 
 
-async def _restart(havoc: Havoc, planned: Planned, member: Member) -> None:
-    with havoc.noting_member(planned.kind, member) as fault:
+async def _restart(injector: FaultInjector, planned: Planned, member: Member) -> None:
+    with injector.noting_member(planned.kind, member) as fault:
         was_ready = member.was_ready
-        code = await havoc.deployment.terminate(member)
+        code = await injector.deployment.terminate(member)
         fault.note = f"exit code {code} after {time.monotonic() - fault.began:.1f} s"
-        # Python itself ends a process by the signal that comes before the program has begun to listen.
+        # Before the program installs its handlers, SIGTERM ends Python at once.
         was_starting = fault.began - member.started_at < STARTING_SECONDS or not was_ready
         is_early = code == -signal.SIGTERM and was_starting
         if code != 0 and not is_early:
-            havoc.deployment.unexpected_ends.append(f"{member.name} ended with {code} by SIGTERM")
-        havoc.deployment.start(member)
-        await havoc.deployment.ready(member)
+            injector.deployment.unexpected_ends.append(
+                f"{member.name} ended with {code} by SIGTERM"
+            )
+        injector.deployment.start(member)
+        await injector.deployment.ready(member)
 
 
-async def _stop(havoc: Havoc, planned: Planned, member: Member) -> None:
-    with havoc.noting_member(planned.kind, member, f"for {planned.seconds:.1f} s"):
-        havoc.deployment.signal(member, signal.SIGSTOP)
+async def _stop(injector: FaultInjector, planned: Planned, member: Member) -> None:
+    with injector.noting_member(planned.kind, member, f"for {planned.seconds:.1f} s"):
+        injector.deployment.signal(member, signal.SIGSTOP)
         await asyncio.sleep(planned.seconds)
-        havoc.deployment.signal(member, signal.SIGCONT)
-        await havoc.deployment.ready(member)
+        injector.deployment.signal(member, signal.SIGCONT)
+        await injector.deployment.ready(member)
 
 
-async def _kill_engine(havoc: Havoc, planned: Planned, member: Member) -> None:
-    with havoc.noting_member(planned.kind, member):
-        havoc.deployment.kill_engine(member)
+async def _kill_engine(injector: FaultInjector, planned: Planned, member: Member) -> None:
+    with injector.noting_member(planned.kind, member):
+        injector.deployment.kill_engine(member)
         await asyncio.sleep(0.2)
-        await havoc.deployment.ready(member)
+        await injector.deployment.ready(member)
 
 
-async def _partition(havoc: Havoc, planned: Planned, member: Member) -> None:
+async def _partition(injector: FaultInjector, planned: Planned, member: Member) -> None:
     seconds = planned.seconds * 1.5
     is_reset = planned.choice * 1000 % 1 < 0.5
     note = f"for {seconds:.1f} s, then {'reset' if is_reset else 'healed'}"
-    with havoc.noting_member(planned.kind, member, note):
+    with injector.noting_member(planned.kind, member, note):
         member.proxy.silence()
         await asyncio.sleep(seconds)
         if is_reset:
             member.proxy.reset()
         member.proxy.clear()
-        await havoc.deployment.ready(member)
+        await injector.deployment.ready(member)
 
 
-async def _slow(havoc: Havoc, planned: Planned, member: Member) -> None:
+async def _slow(injector: FaultInjector, planned: Planned, member: Member) -> None:
     delay = planned.choice * 1000 % 1 * 0.25
-    with havoc.noting_member(
+    with injector.noting_member(
         planned.kind, member, f"{delay * 1000:.0f} ms for {planned.seconds:.1f} s"
     ):
         member.proxy.delay_seconds = delay
         await asyncio.sleep(planned.seconds)
         member.proxy.delay_seconds = 0.0
-        await havoc.deployment.ready(member)
+        await injector.deployment.ready(member)
 
 
-async def _lossy(havoc: Havoc, planned: Planned, member: Member) -> None:
+async def _lossy(injector: FaultInjector, planned: Planned, member: Member) -> None:
     seconds = planned.seconds / 3
-    with havoc.noting_member(planned.kind, member, f"for {seconds:.1f} s"):
+    with injector.noting_member(planned.kind, member, f"for {seconds:.1f} s"):
         member.proxy.silence()
         await asyncio.sleep(seconds)
         member.proxy.cut()
         await asyncio.sleep(0.3)
         member.proxy.clear()
-        await havoc.deployment.ready(member)
+        await injector.deployment.ready(member)
 
 
-async def _kill_redis(havoc: Havoc, planned: Planned) -> None:
-    redis = havoc.deployment.redis
-    with havoc.noting_store(planned.kind, "redis", f"for {planned.seconds:.1f} s"):
+async def _kill_redis(injector: FaultInjector, planned: Planned) -> None:
+    redis = injector.deployment.redis
+    with injector.noting_store(planned.kind, "redis", f"for {planned.seconds:.1f} s"):
         await asyncio.to_thread(redis.kill)
         await asyncio.sleep(planned.seconds)
         await asyncio.to_thread(redis.start)
 
 
-async def _stop_redis(havoc: Havoc, planned: Planned) -> None:
-    redis = havoc.deployment.redis
-    with havoc.noting_store(planned.kind, "redis", f"for {planned.seconds:.1f} s"):
+async def _stop_redis(injector: FaultInjector, planned: Planned) -> None:
+    redis = injector.deployment.redis
+    with injector.noting_store(planned.kind, "redis", f"for {planned.seconds:.1f} s"):
         redis.freeze()
         await asyncio.sleep(planned.seconds)
         redis.thaw()
 
 
-async def _stop_database(havoc: Havoc, planned: Planned) -> None:
-    postgres = havoc.deployment.postgres
+async def _stop_database(injector: FaultInjector, planned: Planned) -> None:
+    postgres = injector.deployment.postgres
     assert postgres is not None
-    with havoc.noting_store(planned.kind, "PostgreSQL", f"for {planned.seconds:.1f} s"):
+    with injector.noting_store(planned.kind, "PostgreSQL", f"for {planned.seconds:.1f} s"):
         await asyncio.to_thread(postgres.stop)
         await asyncio.sleep(planned.seconds)
         await asyncio.to_thread(postgres.start)
 
 
-async def _fill_disk(havoc: Havoc, planned: Planned) -> None:
-    deployment = havoc.deployment
+async def _fill_disk(injector: FaultInjector, planned: Planned) -> None:
+    deployment = injector.deployment
     users = [*deployment.named("gateway"), *deployment.named("jobs")]
-    with havoc.noting_store(planned.kind, "SQLite", f"for {planned.seconds:.1f} s"):
+    with injector.noting_store(planned.kind, "SQLite", f"for {planned.seconds:.1f} s"):
         for member in users:
             deployment.limit_files(member, FULL_DISK_BYTES)
         await asyncio.sleep(planned.seconds)
@@ -346,23 +348,23 @@ async def _fill_disk(havoc: Havoc, planned: Planned) -> None:
             deployment.limit_files(member, -1)
 
 
-def _set_clock(havoc: Havoc, planned: Planned) -> Coroutine[Any, Any, None] | None:
-    """Set the clock of the last process of a role, where that can be done."""
-    roles = [role for role in CLOCKED if role in havoc.deployment.clocked]
+def _set_clock(injector: FaultInjector, planned: Planned) -> Coroutine[Any, Any, None] | None:
+    """Set the clock of the last process of a role, if that is possible."""
+    roles = [role for role in CLOCKED if role in injector.deployment.clocked]
     role = roles[int(planned.choice * len(roles))]
-    member = havoc.deployment.named(role)[-1]
-    return None if member.is_busy or not member.was_ready else _shift(havoc, planned, member)
+    member = injector.deployment.named(role)[-1]
+    return None if member.is_busy or not member.was_ready else _shift(injector, planned, member)
 
 
-async def _shift(havoc: Havoc, planned: Planned, member: Member) -> None:
+async def _shift(injector: FaultInjector, planned: Planned, member: Member) -> None:
     offset = (planned.choice * 1000 % 1 - 0.5) * 240
-    with havoc.noting_member(
+    with injector.noting_member(
         planned.kind, member, f"by {offset:+.0f} s for {planned.seconds:.1f} s"
     ):
-        set_clock(havoc.deployment.stack.directory, member.name, offset)
+        set_clock(injector.deployment.stack.directory, member.name, offset)
         await asyncio.sleep(planned.seconds)
-        set_clock(havoc.deployment.stack.directory, member.name, 0)
-        await havoc.deployment.ready(member)
+        set_clock(injector.deployment.stack.directory, member.name, 0)
+        await injector.deployment.ready(member)
 
 
 _ACTS: dict[Kind, Act] = {

@@ -1,4 +1,4 @@
-"""What a run came to, in numbers."""
+"""The figures of a run."""
 
 import json
 from collections import Counter
@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.chaos.faults import Fault
-from tests.chaos.story import Ending, Story
+from tests.chaos.history import Ending, History
 
 PAUSE_SECONDS = 0.5
-"""A silence between two events of a stream that is longer than this counts as a pause."""
+"""A longer gap between two events of a stream counts as a pause."""
 
 
 @dataclass(slots=True)
@@ -23,29 +23,29 @@ class Figures:
     database: str
     faults: dict[str, int] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
-    """Kinds of faults that were not possible, and why."""
+    """Kinds of faults that were not possible, with the reason."""
     requests: int = 0
     endings: dict[str, int] = field(default_factory=dict)
     tokens: int = 0
-    """Completion tokens that clients were told."""
+    """Completion tokens that clients received."""
     returns: int = 0
-    """How often clients came back after a connection had broken or a refusal."""
+    """Retries and reconnects of clients after a refusal or a broken connection."""
     resumed_jobs: int = 0
-    """As the gateways counted them, but for what was not read before one was killed."""
+    """Counted by the gateways, less what a gateway counted just before it was killed."""
     paused_streams: int = 0
     pause_p50_seconds: float = 0.0
     pause_p99_seconds: float = 0.0
     pause_most_seconds: float = 0.0
     standstill_seconds: float = 0.0
-    """In which the machine itself ran nothing or wrote nothing, which no fault was the reason of."""
+    """Time in which the machine itself ran or wrote nothing, for other reasons than a fault."""
     violations: int = 0
 
     def write(self, path: Path) -> None:
-        """Write the numbers as JSON."""
+        """Write the figures as JSON."""
         path.write_text(json.dumps(self.as_dict(), indent=2) + "\n")
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the numbers by their names."""
+        """Return the figures by name."""
         return {name: getattr(self, name) for name in self.__slots__}
 
     def table(self) -> str:
@@ -67,32 +67,32 @@ class Figures:
             *((f"— {kind}", f"{count}") for kind, count in sorted(self.faults.items())),
             ("requests", f"{self.requests}"),
             *((f"— {ending}", f"{count}") for ending, count in sorted(self.endings.items())),
-            ("completion tokens told", f"{self.tokens}"),
-            ("times that clients came back", f"{self.returns}"),
+            ("completion tokens received", f"{self.tokens}"),
+            ("retries and reconnects of clients", f"{self.returns}"),
             ("jobs resumed on another worker", f"{self.resumed_jobs}"),
             ("streams with a pause over half a second", f"{self.paused_streams}"),
             ("length of such a pause, p50 / p99 / longest", f"{pauses} s"),
-            ("seconds in which the machine stood still", f"{self.standstill_seconds:.1f}"),
+            ("seconds in which the machine stalled", f"{self.standstill_seconds:.1f}"),
             ("violated invariants", f"{self.violations}"),
         ]
         return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)])
 
 
 def figures_of(
-    figures: Figures, stories: Sequence[Story], faults: Sequence[Fault], *, resumed_jobs: float
+    figures: Figures, histories: Sequence[History], faults: Sequence[Fault], *, resumed_jobs: float
 ) -> Figures:
-    """Fill in what follows from stories and faults."""
+    """Fill in the figures that follow from client records and faults."""
     figures.faults = dict(Counter(str(fault.kind) for fault in faults))
-    figures.requests = len(stories)
-    figures.endings = dict(Counter(str(story.ending) for story in stories))
+    figures.requests = len(histories)
+    figures.endings = dict(Counter(str(history.ending) for history in histories))
     figures.tokens = sum(
-        max(story.transcript.tokens, (story.transcript.usage or {}).get("completion_tokens", 0))
-        for story in stories
-        if story.ending is not Ending.REFUSED
+        max(history.transcript.tokens, (history.transcript.usage or {}).get("completion_tokens", 0))
+        for history in histories
+        if history.ending is not Ending.REFUSED
     )
-    figures.returns = sum(story.returns for story in stories if story.request_id)
+    figures.returns = sum(history.returns for history in histories if history.request_id)
     figures.resumed_jobs = round(resumed_jobs)
-    pauses = sorted(s.longest_gap for s in stories if s.longest_gap > PAUSE_SECONDS)
+    pauses = sorted(s.longest_gap for s in histories if s.longest_gap > PAUSE_SECONDS)
     figures.paused_streams = len(pauses)
     if pauses:
         figures.pause_p50_seconds = _quantile(pauses, 0.5)

@@ -1,7 +1,7 @@
-"""Notices when the machine itself stands still: nothing runs on it, or nothing gets written to its disk.
+"""Detects stalls of the machine itself: nothing runs on it, or its disk writes nothing.
 
-A virtual machine is halted now and then, and its disk hangs with that of its host. No schedule has drawn that,
-and no deployment answers meanwhile.
+A hypervisor pauses a virtual machine now and then, and the host's disk stalls. No schedule contains
+this, and no deployment responds meanwhile.
 """
 
 import os
@@ -14,11 +14,11 @@ from typing import Final, NamedTuple
 
 BEAT_SECONDS: Final = 0.2
 STANDSTILL_SECONDS: Final = 1.0
-"""Two beats that are so much farther apart than they should be were held up."""
+"""Two beats that are farther apart than this show a stall."""
 
 
 class Standstill(NamedTuple):
-    """When the machine stood still, in seconds of the monotonic clock."""
+    """A stall of the machine, in seconds of the monotonic clock."""
 
     began: float
     ended: float
@@ -26,7 +26,7 @@ class Standstill(NamedTuple):
 
 @contextmanager
 def watched_machine(folder: Path) -> Iterator[list[Standstill]]:
-    """Write to the disk of a folder, again and again, for the length of a block; note what holds that up."""
+    """Write to the disk of a folder continuously for the length of a block; record the stalls."""
     found: list[Standstill] = []
     is_over = threading.Event()
     arguments = (folder / "heartbeat", found, is_over, time.monotonic())

@@ -1,4 +1,4 @@
-"""Defects that a process is given on purpose, to see that the suite finds them."""
+"""Defects that are planted into a process to check that the suite finds them."""
 
 import asyncio
 import os
@@ -11,7 +11,7 @@ from typing import Any, Final
 from msgspec import structs
 
 ARMED_FILE = "CHAOS_ARMED_FILE"
-"""Names the file that says which defects show now, one a line; none while it is not there."""
+"""The variable with the path of the file that lists the armed defects, one a line."""
 
 
 class Plant(StrEnum):
@@ -22,16 +22,16 @@ class Plant(StrEnum):
     RESERVE_TWICE = "reservation counted twice"
     SKIP_SETTLING = "settlement skipped"
     CHARGE_MORE = "token too many charged"
-    TELL_TWICE = "delta twice"
+    DELIVER_TWICE = "delta twice"
     CHANGE_TOKENS = "token changed on the way"
-    LEAVE_TASKS = "task left behind"
-    CALL_AGAIN = "call told again after a cut"
-    READ_ANEW = "reading begins anew after a cut"
+    LEAVE_TASKS = "task never ends"
+    CALL_AGAIN = "call sent again after a cut"
+    READ_ANEW = "parser restarts after a cut"
     OTHER_CALL_IDS = "call with another id"
 
 
 def plant_all(role: str) -> None:
-    """Give this process all defects of the code that its role runs, each of which shows while it is armed."""
+    """Plant all defects of this role's code. Each has an effect while armed."""
     code_of_others = GATEWAYS if role == "worker" else WORKERS
     for plant, give in PLANTS.items():
         if plant not in code_of_others:
@@ -39,7 +39,7 @@ def plant_all(role: str) -> None:
 
 
 def arm(file: Path, plants: Collection[Plant]) -> None:
-    """Let these defects show from now on, and no others."""
+    """Arm these defects and disarm all others."""
     draft = file.with_suffix(".draft")
     draft.write_text("\n".join(plants))
     draft.rename(file)
@@ -53,7 +53,7 @@ def _is_armed(plant: Plant) -> bool:
 
 
 def _never_reclaim() -> None:
-    """Nobody takes back the jobs of a worker that is gone."""
+    """No process reclaims the jobs of a dead worker."""
     from contract.queue import JobQueue
 
     take_back = JobQueue.reclaim
@@ -65,7 +65,7 @@ def _never_reclaim() -> None:
 
 
 def _never_drop() -> None:
-    """What takes a job off the queue gets lost, and nobody drops its lease when its worker is gone, too."""
+    """A dequeued job gets lost, and no process drops its lease when its worker is dead."""
     from contract.messages import JobLost
     from gateway.dispatch.jobs import JobsInFlight
     from gateway.dispatch.leases import ExpiredLeases
@@ -73,7 +73,7 @@ def _never_drop() -> None:
 
     drop, lose, report = JobsInFlight.drop, ExpiredLeases.lose, ExpiredLeases._report
 
-    async def drop_not(self: JobsInFlight, ticket: Ticket) -> None:
+    async def keep_leases(self: JobsInFlight, ticket: Ticket) -> None:
         if not _is_armed(Plant.NEVER_DROP):
             await drop(self, ticket)
 
@@ -88,13 +88,13 @@ def _never_drop() -> None:
         if not is_left(self, lost.handle):
             await report(self, model, lost)
 
-    JobsInFlight.drop = drop_not  # type: ignore[method-assign]
+    JobsInFlight.drop = keep_leases  # type: ignore[method-assign]
     ExpiredLeases.lose = lose_followed  # type: ignore[method-assign]
     ExpiredLeases._report = report_followed  # type: ignore[method-assign]
 
 
 def _reserve_twice() -> None:
-    """Every fifth request is reserved for twice, and settled once. What is left goes once this is disarmed."""
+    """Every fifth request is reserved twice and settled once. Disarmed, the rest is settled."""
     from gateway.quota.replies import ReservationRequest
     from gateway.quota.store import QuotaStore
 
@@ -115,7 +115,7 @@ def _reserve_twice() -> None:
 
 
 def _skip_settling() -> None:
-    """Every fifth request is not settled when it ends, but once this is disarmed."""
+    """Every fifth request is settled only once this is disarmed."""
     from gateway.quota.reservations import Reservations
     from gateway.tenancy.usage_record import UsageRecord
 
@@ -135,7 +135,7 @@ def _skip_settling() -> None:
 
 
 def _charge_more() -> None:
-    """Every fifth request is recorded with a token too many."""
+    """Every fifth request is recorded with one token too many."""
     from gateway.quota.reservations import Reservations
     from gateway.tenancy.usage_record import UsageRecord
 
@@ -150,8 +150,8 @@ def _charge_more() -> None:
     Reservations.settle = settle_more  # type: ignore[method-assign]
 
 
-def _tell_twice() -> None:
-    """Every tenth delta is handed to its request twice."""
+def _deliver_twice() -> None:
+    """Every tenth delta is delivered twice."""
     from contract.messages import Delta
     from gateway.dispatch.generation import Generation
 
@@ -159,7 +159,7 @@ def _tell_twice() -> None:
 
     def push_again(self: Generation, prompt_index: int, message: Any) -> bool:
         calls[0] += 1
-        if isinstance(message, Delta) and calls[0] % 10 == 0 and _is_armed(Plant.TELL_TWICE):
+        if isinstance(message, Delta) and calls[0] % 10 == 0 and _is_armed(Plant.DELIVER_TWICE):
             push(self, prompt_index, message)
         return push(self, prompt_index, message)
 
@@ -167,7 +167,7 @@ def _tell_twice() -> None:
 
 
 def _leave_tasks() -> None:
-    """Every request leaves a task behind, which ends once this is disarmed."""
+    """Every request starts a task that ends only once this is disarmed."""
     from gateway.dispatch.generation import Generation
 
     begin, left = Generation.__init__, list[asyncio.Task[Any]]()
@@ -187,7 +187,7 @@ async def _wait_for_ever() -> None:
 
 
 def _change_tokens() -> None:
-    """The last token that was received is another one in what the next worker goes on from."""
+    """The next worker resumes from tokens of which the last is wrong."""
     from contract.messages import SequenceProgress
     from gateway.dispatch.output import Progress
 
@@ -202,8 +202,8 @@ def _change_tokens() -> None:
     Progress.snapshot = change  # type: ignore[method-assign]
 
 
-def _tell_calls_again() -> None:
-    """The worker that goes on with a chat tells the last piece of a call once more."""
+def _resend_calls() -> None:
+    """The worker that resumes a chat sends the last piece of a call once more."""
     from worker.parsing.base import Parsed
     from worker.parsing.reader import Answer, Reader
 
@@ -220,22 +220,22 @@ def _tell_calls_again() -> None:
     Reader.read = read_again  # type: ignore[method-assign]
 
 
-def _forget_what_was_read() -> None:
-    """The worker that goes on with a chat reads the rest as if it were the beginning."""
+def _reset_parsers() -> None:
+    """The worker that resumes a chat parses the rest with a parser in its initial state."""
     from worker.parsing.reader import Reader
 
     mark_sent = Reader.mark_sent
 
-    def forget_all(self: Reader) -> None:
+    def reset(self: Reader) -> None:
         if _is_armed(Plant.READ_ANEW):
             self._ready.clear()
         mark_sent(self)
 
-    Reader.mark_sent = forget_all  # type: ignore[method-assign]
+    Reader.mark_sent = reset  # type: ignore[method-assign]
 
 
-def _make_up_call_ids() -> None:
-    """The ids of calls are other ones in each gateway."""
+def _change_call_ids() -> None:
+    """Each gateway gives calls different ids."""
     from gateway.stream.chat_choice import ChatChoice
 
     call_id = ChatChoice._call_id
@@ -252,12 +252,12 @@ PLANTS: dict[Plant, Callable[[], None]] = {
     Plant.RESERVE_TWICE: _reserve_twice,
     Plant.SKIP_SETTLING: _skip_settling,
     Plant.CHARGE_MORE: _charge_more,
-    Plant.TELL_TWICE: _tell_twice,
+    Plant.DELIVER_TWICE: _deliver_twice,
     Plant.CHANGE_TOKENS: _change_tokens,
     Plant.LEAVE_TASKS: _leave_tasks,
-    Plant.CALL_AGAIN: _tell_calls_again,
-    Plant.READ_ANEW: _forget_what_was_read,
-    Plant.OTHER_CALL_IDS: _make_up_call_ids,
+    Plant.CALL_AGAIN: _resend_calls,
+    Plant.READ_ANEW: _reset_parsers,
+    Plant.OTHER_CALL_IDS: _change_call_ids,
 }
 
 WORKERS: Final = frozenset({Plant.CALL_AGAIN, Plant.READ_ANEW})

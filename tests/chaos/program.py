@@ -1,12 +1,12 @@
-"""A process of Sluice that can be looked into, and told to be broken.
+"""A process of Sluice that reports its state and can be broken.
 
     python -m tests.chaos.program gateway --port 8080
     python -m tests.chaos.program worker
 
-It runs the same command as `sluice` does. SIGUSR2 writes down what the process holds, SIGUSR1 kills the
-scripted engine of a worker. With `CHAOS_PLANTS` the process has all defects that can be armed, with
-`CHAOS_SHORT_LEASES` its reservations expire soon, and with `CHAOS_FAILING_LOOP` one of its loops fails as soon
-as the file of that name exists.
+It runs the same command as `sluice` does. SIGUSR2 writes the process's state to a file, SIGUSR1
+kills the scripted engine of a worker. With `CHAOS_PLANTS` the process has all defects that can be
+armed, with `CHAOS_SHORT_LEASES` its reservations expire soon. With `CHAOS_FAILING_LOOP` one of its
+loops fails as soon as the file of that name exists.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.chaos.plants import plant_all
-from tests.support.hasty import shorten_leases
+from tests.support.short_leases import shorten_leases
 
 if TYPE_CHECKING:
     from worker.engine.base import Engine
@@ -45,13 +45,13 @@ def main() -> None:
         if SHORT_LEASES in os.environ:
             shorten_leases()
         if FAILING_LOOP in os.environ:
-            _let_a_loop_fail(Path(os.environ[FAILING_LOOP]))
+            _plant_failing_loop(Path(os.environ[FAILING_LOOP]))
         sys.argv = ["sluice", role, *arguments]
         sluice(prog_name="sluice")
 
 
-def _let_a_loop_fail(trigger: Path) -> None:
-    """Give a gateway a loop that fails, as by a bug, once a file exists."""
+def _plant_failing_loop(trigger: Path) -> None:
+    """Give a gateway a loop that fails once a file exists."""
     from gateway.dispatch.catalogue import Catalogue
 
     refresh = Catalogue.refresh
@@ -84,7 +84,7 @@ def _run_worker(arguments: list[str]) -> None:
 
 
 def _with_structure(engine: "Engine") -> "Engine":
-    """Let a scripted engine be asked for calls that are forced: what it writes matches their grammars."""
+    """Let a scripted engine serve forced calls: its output matches their grammars."""
     from contract.messages import Feature
     from worker.engine.scripted import ScriptedEngine
 
@@ -94,7 +94,7 @@ def _with_structure(engine: "Engine") -> "Engine":
 
 
 def _write_state(*_: object) -> None:
-    """Write down the tasks of this process, by what they run."""
+    """Write the tasks of this process by coroutine."""
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:

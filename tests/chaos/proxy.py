@@ -1,4 +1,4 @@
-"""A TCP proxy between one process and Redis, whose network can be made slow, silent or broken at any moment."""
+"""A TCP proxy between one process and Redis, which can delay, hold back or reset its traffic."""
 
 import asyncio
 from collections import deque
@@ -11,11 +11,11 @@ LOOPBACK = "127.0.0.1"
 
 
 class Weather(StrEnum):
-    """What happens to bytes."""
+    """What the proxy does with bytes."""
 
-    CLEAR = "clear"  # They pass, after the proxy's delay.
-    SILENT = "silent"  # Connections are taken, but nothing passes, as if packets were lost.
-    REFUSING = "refusing"  # New connections are reset.
+    CLEAR = "clear"  # Forward them, after the delay.
+    SILENT = "silent"  # Accept connections but forward nothing, as if packets were lost.
+    REFUSING = "refusing"  # Reset new connections.
 
 
 class Proxy:
@@ -24,7 +24,7 @@ class Proxy:
     def __init__(self, target_port: int) -> None:
         self.port = 0
         self.delay_seconds = 0.0
-        """Added to every piece of data, in both directions."""
+        """Added to every chunk of data, in both directions."""
         self.weather = Weather.CLEAR
         self._target_port = target_port
         self._server: asyncio.Server | None = None
@@ -32,16 +32,16 @@ class Proxy:
 
     @property
     def url(self) -> str:
-        """URL of the Redis server behind the proxy."""
+        """URL at which the proxy serves Redis."""
         return f"redis://{LOOPBACK}:{self.port}/0"
 
     @property
     def is_used(self) -> bool:
-        """Whether anybody is connected."""
+        """Whether a connection is open."""
         return bool(self._pipes)
 
     async def start(self) -> None:
-        """Begin to listen."""
+        """Start listening."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(self._accept, LOOPBACK, 0)
         self.port = self._server.sockets[0].getsockname()[1]
@@ -54,13 +54,13 @@ class Proxy:
             await self._server.wait_closed()
 
     def silence(self) -> None:
-        """Let nothing pass any more, without closing anything."""
+        """Forward nothing more, but close nothing."""
         self.weather = Weather.SILENT
         for pipe in self._pipes:
             pipe.hold()
 
     def clear(self) -> None:
-        """Let everything pass again, what was held back first."""
+        """Forward everything again, what was held back first."""
         self.weather = Weather.CLEAR
         for pipe in list(self._pipes):
             pipe.release()
@@ -80,19 +80,19 @@ class Proxy:
         return pipe.near
 
     def opened(self, pipe: "_Pipe") -> bool:
-        """Take note of a connection. Return whether it may live."""
+        """Register a connection. Return whether it is accepted."""
         if self.weather is Weather.REFUSING:
             return False
         self._pipes.add(pipe)
         return True
 
     def closed(self, pipe: "_Pipe") -> None:
-        """Forget a connection."""
+        """Remove a connection."""
         self._pipes.discard(pipe)
 
 
 class _Pipe:
-    """One connection: the end towards the process and the end towards Redis."""
+    """One connection: its ends to the process and to Redis."""
 
     def __init__(self, proxy: Proxy, target_port: int) -> None:
         self.proxy = proxy
@@ -105,7 +105,7 @@ class _Pipe:
         return self._far if end is self.near else self.near
 
     def begin(self, end: "_End") -> None:
-        """One end is connected; the near one comes first."""
+        """One end is connected; the process's end comes first."""
         if end is not self.near:
             return
         if not self.proxy.opened(self):
@@ -155,7 +155,7 @@ class _End(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._is_held = False
         self._unsent: deque[tuple[float, bytes]] = deque()
-        """What is to be written here, and when."""
+        """Data to write to this end, and when."""
         self._timer: asyncio.TimerHandle | None = None
 
     @override
@@ -203,7 +203,7 @@ class _End(asyncio.Protocol):
             self._transport.abort()
 
     def _flush(self) -> None:
-        """Write what is due, and come back for the rest."""
+        """Write what is due, and schedule the rest."""
         if self._transport is None or self._is_held:
             return
         loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""Requests of all kinds whose answers are known, since each was answered once without any disturbance."""
+"""Requests of all kinds with known responses, recorded without any disturbance."""
 
 import json
 from collections.abc import Mapping
@@ -11,19 +11,19 @@ from tests.support.stack import CHECKPOINT, MODEL
 COMPLETIONS = "/v1/completions"
 CHATS = "/v1/chat/completions"
 STOP_AT = 0.6
-"""How far into a text its stop string lies."""
+"""Position of the stop string in the text."""
 
 
 @dataclass(slots=True)
 class Recipe:
-    """A request, and its answers by whether it is streamed."""
+    """A request, and its responses by `stream`."""
 
     name: str
     body: dict[str, Any]
     may_stream: bool = True
     path: str = COMPLETIONS
     reaches: frozenset[str] = frozenset()
-    """What the answer must have, or the recipe proves nothing."""
+    """What the response must contain, or the recipe proves nothing."""
     expected: dict[bool, Transcript] = field(default_factory=dict)
 
     def body_of(self, *, stream: bool) -> dict[str, Any]:
@@ -32,7 +32,7 @@ class Recipe:
         return {"model": MODEL, **self.body, **options}
 
     def check_reached(self) -> None:
-        """Raise AssertionError if the answer has not what the recipe is for."""
+        """Raise AssertionError if the response lacks what the recipe is for."""
         choices = self.expected[False].choices.values()
         had = {name for each in choices for name in _MEMBERS if getattr(each, name)}
         had |= {each.finish_reason or "" for each in choices}
@@ -42,11 +42,11 @@ class Recipe:
 
 
 def _multibyte_token_ids() -> list[int]:
-    """Return tokens that are, or hold, a part of a character of several bytes."""
+    """Return tokens that contain part of a multibyte character."""
     vocabulary: dict[str, int] = json.loads((CHECKPOINT / "tokenizer.json").read_text())["model"][
         "vocab"
     ]
-    # In the byte-level alphabet these stand for the bytes that begin a character, or go on with it.
+    # In the byte-level alphabet these stand for the first and further bytes of such characters.
     found = [
         token_id
         for text, token_id in vocabulary.items()
@@ -161,15 +161,15 @@ _NOTE: Final = {"type": "function", "function": {"name": "take_note"}}
 _THINKS: Final = {"chat_template_kwargs": {"enable_thinking": True}}
 
 
-def _said(*texts: str) -> list[dict[str, str]]:
-    """Return messages of a user and an assistant in turns."""
+def _messages(*texts: str) -> list[dict[str, str]]:
+    """Return alternating messages of a user and an assistant."""
     roles = ("user", "assistant")
     return [{"role": roles[i % 2], "content": text} for i, text in enumerate(texts)]
 
 
 _HISTORY: Final = [
     {"role": "system", "content": "You take notes."},
-    *_said("Note this: Zoë is 5."),
+    *_messages("Note this: Zoë is 5."),
     {
         "role": "assistant",
         "content": None,
@@ -182,14 +182,14 @@ _HISTORY: Final = [
         ],
     },
     {"role": "tool", "tool_call_id": "call_1", "content": "done"},
-    *_said("And now this."),
+    *_messages("And now this."),
 ]
 
 _CHATS: Final[Mapping[str, tuple[dict[str, Any], set[str]]]] = {
-    "chat": ({"messages": _said("Hello"), "max_tokens": 100, **_GREEDY}, {"text"}),
+    "chat": ({"messages": _messages("Hello"), "max_tokens": 100, **_GREEDY}, {"text"}),
     "chat, n": (
         {
-            "messages": _said("Hello", "Hello!", "Who are you?"),
+            "messages": _messages("Hello", "Hello!", "Who are you?"),
             "max_tokens": 120,
             "n": 3,
             "seed": 31,
@@ -199,7 +199,7 @@ _CHATS: Final[Mapping[str, tuple[dict[str, Any], set[str]]]] = {
     ),
     "chat, bytes": (
         {
-            "messages": _said("Zürich"),
+            "messages": _messages("Zürich"),
             "max_tokens": 120,
             "seed": 32,
             "allowed_token_ids": _multibyte_token_ids(),
@@ -208,16 +208,23 @@ _CHATS: Final[Mapping[str, tuple[dict[str, Any], set[str]]]] = {
         {"text"},
     ),
     "chat, reasoning": (
-        {"messages": _said("Think"), "max_tokens": 160, "seed": 33, **_THINKS, **_SEEDED},
+        {"messages": _messages("Think"), "max_tokens": 160, "seed": 33, **_THINKS, **_SEEDED},
         {"reasoning", "text"},
     ),
     "chat, reasoning cut": (
-        {"messages": _said("Think"), "max_tokens": 12, "n": 2, "seed": 34, **_THINKS, **_SEEDED},
+        {
+            "messages": _messages("Think"),
+            "max_tokens": 12,
+            "n": 2,
+            "seed": 34,
+            **_THINKS,
+            **_SEEDED,
+        },
         {"reasoning", "length"},
     ),
     "chat, reasoning hidden, log-probabilities": (
         {
-            "messages": _said("Think"),
+            "messages": _messages("Think"),
             "max_tokens": 160,
             "include_reasoning": False,
             "logprobs": True,
@@ -228,7 +235,7 @@ _CHATS: Final[Mapping[str, tuple[dict[str, Any], set[str]]]] = {
         {"text", "log-probabilities"},
     ),
     "chat, tools": (
-        {"messages": _said("Note this"), "tools": _TOOLS, "seed": 36, **_SEEDED},
+        {"messages": _messages("Note this"), "tools": _TOOLS, "seed": 36, **_SEEDED},
         {"text", "calls", "tool_calls"},
     ),
     "chat, tools, n": (
@@ -237,7 +244,7 @@ _CHATS: Final[Mapping[str, tuple[dict[str, Any], set[str]]]] = {
     ),
     "chat, tools, log-probabilities": (
         {
-            "messages": _said("Note it"),
+            "messages": _messages("Note it"),
             "tools": _TOOLS,
             "logprobs": True,
             "top_logprobs": 2,
@@ -247,7 +254,7 @@ _CHATS: Final[Mapping[str, tuple[dict[str, Any], set[str]]]] = {
     ),
     "chat, tools, cut": (
         {
-            "messages": _said("Note all"),
+            "messages": _messages("Note all"),
             "tools": _TOOLS,
             "max_tokens": 60,
             "n": 2,
@@ -257,12 +264,12 @@ _CHATS: Final[Mapping[str, tuple[dict[str, Any], set[str]]]] = {
         {"calls", "length"},
     ),
     "chat, tools, reasoning": (
-        {"messages": _said("Think"), "tools": _TOOLS, "seed": 39, **_THINKS, **_SEEDED},
+        {"messages": _messages("Think"), "tools": _TOOLS, "seed": 39, **_THINKS, **_SEEDED},
         {"reasoning", "text", "calls"},
     ),
     "chat, tool required": (
         {
-            "messages": _said("Think, and note it"),
+            "messages": _messages("Think, and note it"),
             "tools": _TOOLS,
             "tool_choice": "required",
             "n": 2,
@@ -274,7 +281,7 @@ _CHATS: Final[Mapping[str, tuple[dict[str, Any], set[str]]]] = {
     ),
     "chat, tool named": (
         {
-            "messages": _said("Note this"),
+            "messages": _messages("Note this"),
             "tools": _TOOLS,
             "tool_choice": _NOTE,
             "seed": 41,
@@ -284,7 +291,7 @@ _CHATS: Final[Mapping[str, tuple[dict[str, Any], set[str]]]] = {
     ),
     "chat, one call at most": (
         {
-            "messages": _said("Note this"),
+            "messages": _messages("Note this"),
             "tools": _TOOLS,
             "parallel_tool_calls": False,
             "seed": 42,
@@ -294,7 +301,7 @@ _CHATS: Final[Mapping[str, tuple[dict[str, Any], set[str]]]] = {
     ),
     "chat, functions": (
         {
-            "messages": _said("Note this"),
+            "messages": _messages("Note this"),
             "functions": [tool["function"] for tool in _TOOLS],
             "seed": 43,
             **_SEEDED,
@@ -313,11 +320,11 @@ _STOPPED: Final[Mapping[str, str]] = {
     "chat, tool required": "calls",
     "chat, tools, log-probabilities": "calls",
 }
-"""Recipes of which there is another one with a stop string, and where that lies."""
+"""Recipes that have a variant with a stop string, and its position."""
 
 
 def first_recipes() -> list[Recipe]:
-    """Return the recipes that need nothing else to be known."""
+    """Return the recipes that depend on no other response."""
     return [
         *(Recipe(name, body) for name, body in _BODIES.items()),
         *(Recipe(name, body, may_stream=False) for name, body in _RANKED.items()),
@@ -329,7 +336,7 @@ def first_recipes() -> list[Recipe]:
 
 
 def stopped_recipes(known: list[Recipe]) -> list[Recipe]:
-    """Return those that end at a stop string, too, which lies across the tokens of a known text."""
+    """Return the variants with a stop string, which spans tokens of a known text."""
     found = []
     for recipe in known:
         if (member := _STOPPED.get(recipe.name)) is None:
@@ -337,7 +344,7 @@ def stopped_recipes(known: list[Recipe]) -> list[Recipe]:
         choice = recipe.expected[False].choices[0]
         text = choice.calls[0].arguments if member == "calls" else getattr(choice, member)
         at = round(len(text) * STOP_AT)
-        # A word's beginning with the end of the word before: no token holds both.
+        # The end of one word and the start of the next: no token holds both.
         at = text.find(" ", at) if " " in text[at:] else at
         stop = text[at - 2 : at + 3]
         body = {**recipe.body, "stop": [stop, "\x00never"]}

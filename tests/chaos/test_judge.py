@@ -1,4 +1,4 @@
-"""The judges find what is wrong in stories and rows that were made up, and nothing where nothing is wrong."""
+"""The invariant checks find each error in made-up histories and rows, and no others."""
 
 from typing import Any
 
@@ -7,9 +7,9 @@ import pytest
 from gateway.stream.tool_calls import call_id
 from gateway.tenancy.usage_record import Outcome
 from tests.chaos.faults import Fault, Kind, schedule
-from tests.chaos.judge import judge_growth, judge_manners, judge_rows, judge_stories
+from tests.chaos.history import Behaviour, Ending, History, Stretch
+from tests.chaos.judge import judge_behaviours, judge_growth, judge_histories, judge_rows
 from tests.chaos.machine import Standstill
-from tests.chaos.story import Ending, Manner, Story, Stretch
 from tests.chaos.transcript import Transcript
 
 
@@ -36,7 +36,7 @@ EXPECTED = transcript(
 )
 
 
-def test_pieces_of_any_size_are_the_same_answer() -> None:
+def test_transcript_does_not_depend_on_chunk_sizes() -> None:
     whole = transcript(
         {
             **chunk("one two three", [1, 2, 3], reason="length"),
@@ -47,13 +47,13 @@ def test_pieces_of_any_size_are_the_same_answer() -> None:
     assert EXPECTED.difference(whole) == ""
 
 
-def test_what_was_cut_off_may_end_anywhere() -> None:
+def test_interrupted_stream_may_end_anywhere() -> None:
     assert transcript(is_done=False).difference(EXPECTED) == ""
     assert transcript(chunk("one", [1]), is_done=False).difference(EXPECTED) == ""
 
 
 @pytest.mark.parametrize(
-    ("events", "is_done", "complaint"),
+    ("events", "is_done", "error"),
     [
         ([chunk("one", [1]), chunk("one", [1])], False, "text differs at 3"),
         ([chunk("one", [1]), chunk(" three", [3])], False, "text differs at 5"),
@@ -61,7 +61,7 @@ def test_what_was_cut_off_may_end_anywhere() -> None:
         ([chunk("one two", [1, 2], reason="stop")], False, "text has 7 instead of 13"),
         ([chunk("one", [1])], True, "text has 3 instead of 13"),
         ([chunk("one two three", [1, 2, 3], reason="stop")], True, "ended with ('stop', None)"),
-        ([chunk("one", [1], index=1)], False, "choices [1] that nobody asked for"),
+        ([chunk("one", [1], index=1)], False, "choices [1] that were not requested"),
         (
             [chunk("one two three", [1, 2, 3], reason="length"), chunk("", [])],
             False,
@@ -94,17 +94,19 @@ def test_what_was_cut_off_may_end_anywhere() -> None:
         "log-probabilities",
     ],
 )
-def test_difference_is_found(events: list[dict[str, Any]], is_done: bool, complaint: str) -> None:
+def test_difference_of_a_completion_is_reported(
+    events: list[dict[str, Any]], is_done: bool, error: str
+) -> None:
     expected = EXPECTED
-    if complaint == "tokens differs":
+    if error == "tokens differs":
         expected = transcript(
             chunk("one", [1], logprobs={"tokens": ["1"], "text_offset": [0]}), is_done=False
         )
-    assert complaint in transcript(*events, is_done=is_done).difference(expected)
+    assert error in transcript(*events, is_done=is_done).difference(expected)
 
 
 def chat_chunk(**piece: Any) -> dict[str, Any]:
-    """A chunk of a chat's one choice."""
+    """A chunk of a chat's only choice."""
     return {"id": CHAT_ID, "choices": [{"index": 0, "finish_reason": None, **piece}]}
 
 
@@ -136,7 +138,7 @@ CHAT = [ROLE, reported(reasoning_content="so"), reported(content="well"), *CALLS
 EXPECTED_CHAT = transcript(*CHAT)
 
 
-def test_chat_is_the_same_in_one_piece() -> None:
+def test_chat_transcript_equals_its_whole_response() -> None:
     calls = [
         {
             "id": call_id(CHAT_ID, 0, index),
@@ -163,25 +165,25 @@ def test_chat_is_the_same_in_one_piece() -> None:
 
 
 @pytest.mark.parametrize(
-    ("events", "complaint"),
+    ("events", "error"),
     [
         (CHAT[1:], "the role comes once, and first"),
         ([*CHAT[:3], ROLE], "the role comes once, and first"),
-        ([*CHAT[:3], CHAT[1]], "reasoning comes behind the answer"),
-        ([*CHAT[:4], CHAT[2]], "content comes behind a call"),
+        ([*CHAT[:3], CHAT[1]], "reasoning comes after the answer"),
+        ([*CHAT[:4], CHAT[2]], "content comes after a call"),
         ([ROLE, CHAT[1], CHAT[1]], "reasoning has 4 instead of 2"),
         ([*CHAT[:3], CHAT[2]], "text "),
         ([*CHAT[:4], CHAT[3]], "call 1 begins with"),
         ([*CHAT[:5], CHAT[4]], "calls differs"),
         ([*CHAT[:4], CHAT[5]], "calls differs"),
-        ([*CHAT[:3], CHAT[4]], "call -1 goes on with"),
+        ([*CHAT[:3], CHAT[4]], "call -1 continues with"),
         ([*CHAT[:3], called("h", '{"a"')], "calls differs"),
         ([*CHAT[:3], called("f", '{"a"', id="call_1")], "call 0 begins with"),
         ([*CHAT[:3], called("f", '{"a"', type="other")], "call 0 begins with"),
-        ([*CHAT[:4], called("", ": 1}", index=1)], "call 0 goes on with"),
-        ([*CHAT[:4], called("", ": 1}", id="call_1")], "call 0 goes on with"),
+        ([*CHAT[:4], called("", ": 1}", index=1)], "call 0 continues with"),
+        ([*CHAT[:4], called("", ": 1}", id="call_1")], "call 0 continues with"),
         ([*CHAT[:5], CHAT_END], "calls has"),
-        ([ROLE, reported(function_call={"arguments": "{}"})], "a function's call goes on with"),
+        ([ROLE, reported(function_call={"arguments": "{}"})], "a function's call continues with"),
         ([*CHAT[:6], chat_chunk(delta={}, finish_reason="stop")], "ended with ('stop', None)"),
         (
             [*CHAT[:6], {**CHAT_END, "usage": {"prompt_tokens": 2, "completion_tokens": 9}}],
@@ -189,20 +191,20 @@ def test_chat_is_the_same_in_one_piece() -> None:
         ),
     ],
 )
-def test_difference_of_a_chat_is_found(events: list[dict[str, Any]], complaint: str) -> None:
+def test_difference_of_a_chat_is_reported(events: list[dict[str, Any]], error: str) -> None:
     found = transcript(*events, is_done="usage" in events[-1]).difference(EXPECTED_CHAT)
-    assert complaint in found
+    assert error in found
 
 
-def story(ending: Ending = Ending.COMPLETE, **fields: Any) -> Story:
-    found = Story(1, "greedy", Manner.STREAM, "free", **fields)
+def history(ending: Ending = Ending.COMPLETE, **fields: Any) -> History:
+    found = History(1, "greedy", Behaviour.STREAM, "free", **fields)
     found.request_id = "cmpl-1"
     found.end(ending)
     return found
 
 
-def broken(began: float, ended: float) -> Story:
-    found = story(Ending.CUT)
+def broken(began: float, ended: float) -> History:
+    found = history(Ending.CUT)
     found.stretches.append(Stretch("gateway-1", began, ended, is_broken=True))
     return found
 
@@ -223,16 +225,16 @@ def broken(began: float, ended: float) -> Story:
 def test_only_a_fault_of_its_gateway_excuses_a_broken_connection(
     fault: Fault, is_excused: bool
 ) -> None:
-    found = judge_stories([broken(5, 10)], [fault])
+    found = judge_histories([broken(5, 10)], [fault])
     assert [each.invariant for each in found] == ([] if is_excused else ["connections"])
 
 
-def test_what_hangs_fails_or_complains_is_found() -> None:
-    failed = story(Ending.FAILED)
+def test_hanging_failed_or_wrong_request_is_reported() -> None:
+    failed = history(Ending.FAILED)
     failed.transcript.add({"error": {"code": "worker_lost"}})
-    complaining = story()
-    complaining.complain("event 4 came after 2")
-    found = judge_stories([story(), story(Ending.HUNG), failed, complaining], [])
+    complaining = history()
+    complaining.add_error("event 4 came after 2")
+    found = judge_histories([history(), history(Ending.HUNG), failed, complaining], [])
     assert [each.invariant for each in found] == ["ends", "resumes", "right answers"]
 
 
@@ -249,12 +251,14 @@ def test_what_hangs_fails_or_complains_is_found() -> None:
         (15, Fault(Kind.STOP_GATEWAY, "gateway-1", 99, 106), True),
     ],
 )
-def test_pause_must_be_explained(seconds: float, fault: Fault | None, is_soon: bool) -> None:
-    paused = story()
+def test_pause_without_a_fault_is_reported(
+    seconds: float, fault: Fault | None, is_soon: bool
+) -> None:
+    paused = history()
     paused.stretches.append(Stretch("gateway-1", 98, 200, is_broken=False))
     paused.received(100)
     paused.received(100 + seconds)
-    found = judge_stories([paused], [] if fault is None else [fault])
+    found = judge_histories([paused], [] if fault is None else [fault])
     assert [each.invariant for each in found] == ([] if is_soon else ["soon"])
 
 
@@ -267,13 +271,13 @@ def test_pause_must_be_explained(seconds: float, fault: Fault | None, is_soon: b
         (Standstill(120, 140), False),
     ],
 )
-def test_machine_that_stands_still_explains_a_pause_of_that_length(
+def test_stall_of_the_machine_explains_a_pause_of_its_length(
     standstill: Standstill, is_soon: bool
 ) -> None:
-    paused = story()
+    paused = history()
     paused.received(100)
     paused.received(115)
-    found = judge_stories([paused], [], [standstill])
+    found = judge_histories([paused], [], [standstill])
     assert [each.invariant for each in found] == ([] if is_soon else ["soon"])
 
 
@@ -289,13 +293,13 @@ def test_machine_that_stands_still_explains_a_pause_of_that_length(
         ("store_unavailable", None, Standstill(1, 90), False),
     ],
 )
-def test_refusal_without_redis_must_come_soon(
+def test_slow_refusal_without_redis_is_reported(
     code: str, fault: Fault | None, standstill: Standstill | None, is_soon: bool
 ) -> None:
-    refused = story(Ending.REFUSED)
+    refused = history(Ending.REFUSED)
     refused.stretches.append(Stretch("gateway-1", 100, 108, is_broken=False, code=code))
     faults = [] if fault is None else [fault]
-    found = judge_stories([refused], faults, [] if standstill is None else [standstill])
+    found = judge_histories([refused], faults, [] if standstill is None else [standstill])
     assert [each.invariant for each in found] == ([] if is_soon else ["soon"])
 
 
@@ -304,8 +308,8 @@ def row(outcome: Outcome = Outcome.FINISHED, **fields: Any) -> dict[str, Any]:
     return {"request_id": "cmpl-1", "outcome": outcome, **counts, **fields}
 
 
-def complete() -> Story:
-    found = story()
+def complete() -> History:
+    found = history()
     found.transcript = EXPECTED
     return found
 
@@ -314,7 +318,7 @@ def complete() -> Story:
     "rows",
     [
         [row()],
-        # One that was continued for a client that came back is recorded in parts.
+        # A response that a reconnecting client resumed has several records.
         [
             row(Outcome.CANCELLED, completion_tokens=1),
             row(request_id="cmpl-1.2", prompt_tokens=0, completion_tokens=2),
@@ -322,7 +326,7 @@ def complete() -> Story:
     ],
     ids=["one", "continued"],
 )
-def test_right_rows_are_right(rows: list[dict[str, Any]]) -> None:
+def test_correct_rows_are_accepted(rows: list[dict[str, Any]]) -> None:
     assert judge_rows([complete()], rows) == []
 
 
@@ -337,7 +341,7 @@ def test_right_rows_are_right(rows: list[dict[str, Any]]) -> None:
     ],
     ids=["none", "twice", "completion", "prompt", "outcome"],
 )
-def test_wrong_rows_are_found(rows: list[dict[str, Any]]) -> None:
+def test_wrong_rows_are_reported(rows: list[dict[str, Any]]) -> None:
     found = judge_rows([complete()], rows)
     assert {each.invariant for each in found} == {"one record"}
 
@@ -351,7 +355,7 @@ def test_wrong_rows_are_found(rows: list[dict[str, Any]]) -> None:
     ],
     ids=["before-redis-was-back", "other-gateway", "later"],
 )
-def test_only_a_gateway_that_died_without_redis_may_not_settle(
+def test_only_a_gateway_that_died_without_redis_may_skip_settlement(
     killed: Fault, is_excused: bool
 ) -> None:
     reported = complete()
@@ -362,26 +366,26 @@ def test_only_a_gateway_that_died_without_redis_may_not_settle(
     assert [each.invariant for each in found] == ([] if is_excused else ["one record"])
 
 
-def test_who_left_is_not_charged_less_than_he_was_told() -> None:
-    left = story(Ending.LEFT)
+def test_disconnected_client_is_charged_at_least_what_it_received() -> None:
+    left = history(Ending.LEFT)
     left.transcript.add(chunk("one two", [1, 2]))
     assert judge_rows([left], [row(Outcome.CANCELLED, completion_tokens=2)]) == []
     assert len(judge_rows([left], [row(Outcome.CANCELLED, completion_tokens=1)])) == 1
 
 
-def test_growth_is_found_beyond_what_is_allowed() -> None:
+def test_growth_beyond_its_allowance_is_reported() -> None:
     before = {"open files": 10.0, "serve": 1.0}
     after = {"open files": 12.0, "serve": 1.0, "leak": 3.0}
     found = judge_growth("gateway-1", before, after, {"open files": 2, "leak": 2})
     assert [each.what for each in found] == ["gateway-1: leak went from 0 to 3.0"]
 
 
-def test_manner_that_was_never_completed_is_found() -> None:
-    assert judge_manners([story()]) == []
-    assert len(judge_manners([story(Ending.CUT)])) == 1
+def test_behaviour_without_a_completed_request_is_reported() -> None:
+    assert judge_behaviours([history()]) == []
+    assert len(judge_behaviours([history(Ending.CUT)])) == 1
 
 
-def test_seed_says_which_faults_come() -> None:
+def test_seed_determines_the_faults() -> None:
     def first(seed: int) -> list[Any]:
         faults = schedule(seed, list(Kind))
         return [next(faults) for _ in range(20)]

@@ -1,4 +1,4 @@
-"""What a client does when its connection ends, and what it finds wrong, with a gateway that says what it is told to."""
+"""What a client does when its connection ends, and which errors it finds."""
 
 import asyncio
 import json
@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.load import Visit
+from tests.chaos.history import Behaviour, Ending, History
+from tests.chaos.load import ClientRequest
 from tests.chaos.proxy import LOOPBACK
 from tests.chaos.recipes import Recipe
-from tests.chaos.story import Ending, Manner, Story
 from tests.chaos.transcript import Transcript
 from tests.support.patience import PATIENCE_SECONDS
 
@@ -20,7 +20,7 @@ ID = "cmpl-1"
 
 
 def chunk(number: int) -> bytes:
-    """The event that tells one word; the last one ends the choice."""
+    """The event of one word; the last one ends the choice."""
     is_last = number == len(WORDS)
     choice = {
         "index": 0,
@@ -51,7 +51,7 @@ WHOLE = json.dumps(
 
 
 def stream(*events: bytes, is_whole: bool = True) -> bytes:
-    """An answer made of events, which breaks off if it is not whole."""
+    """A response of these events, which breaks off unless it is whole."""
     head = (
         b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
     )
@@ -71,24 +71,24 @@ def recipe() -> Recipe:
     return Recipe("words", {}, expected={True: expected, False: expected})
 
 
-async def visit(manner: Manner, answers: Sequence[bytes]) -> tuple[Story, list[bytes]]:
-    """Let a client meet answers, each on a connection of its own; return its story and its requests."""
-    asked: list[bytes] = []
+async def send(behaviour: Behaviour, answers: Sequence[bytes]) -> tuple[History, list[bytes]]:
+    """Give a client these responses, one a connection; return its history and its requests."""
+    requests: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        asked.append(await reader.readuntil(b"\r\n\r\n"))
-        writer.write(answers[len(asked) - 1])
+        requests.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(answers[len(requests) - 1])
         await writer.drain()
         writer.close()
 
     server = await asyncio.start_server(serve, LOOPBACK, 0)
     url = f"http://{LOOPBACK}:{server.sockets[0].getsockname()[1]}"
-    story = Story(1, "words", manner, "free")
+    history = History(1, "words", behaviour, "free")
     async with asyncio.timeout(PATIENCE_SECONDS):
-        await Visit(story, recipe(), {"gateway-1": url}, "key", start=0, draw=0.9).run()
+        await ClientRequest(history, recipe(), {"gateway-1": url}, "key", start=0, draw=0.9).run()
     server.close()
     await server.wait_closed()
-    return story, asked
+    return history, requests
 
 
 WHOLE_STREAM = stream(*map(chunk, (1, 2, 3)), DONE)
@@ -96,20 +96,20 @@ REFUSAL = answer(503, b'{"error": {"code": "overloaded"}}', "retry-after: 0")
 
 
 @pytest.mark.parametrize(
-    ("manner", "answers"),
+    ("behaviour", "answers"),
     [
-        (Manner.STREAM, [WHOLE_STREAM]),
+        (Behaviour.STREAM, [WHOLE_STREAM]),
         (
-            Manner.RETURNING,
+            Behaviour.RETURNING,
             [stream(chunk(1), is_whole=False), stream(chunk(2), chunk(3), DONE)],
         ),
-        (Manner.RETURNING, [stream(chunk(1), FAREWELL), stream(chunk(2), chunk(3), DONE)]),
-        (Manner.REPEATING_STREAM, [stream(chunk(1), chunk(2), is_whole=False), WHOLE_STREAM]),
-        (Manner.REPEATING_STREAM, [REFUSAL, WHOLE_STREAM]),
-        (Manner.WHOLE, [answer(200, WHOLE)]),
-        (Manner.REPEATING, [b"", REFUSAL, answer(200, WHOLE)]),
+        (Behaviour.RETURNING, [stream(chunk(1), FAREWELL), stream(chunk(2), chunk(3), DONE)]),
+        (Behaviour.REPEATING_STREAM, [stream(chunk(1), chunk(2), is_whole=False), WHOLE_STREAM]),
+        (Behaviour.REPEATING_STREAM, [REFUSAL, WHOLE_STREAM]),
+        (Behaviour.WHOLE, [answer(200, WHOLE)]),
+        (Behaviour.REPEATING, [b"", REFUSAL, answer(200, WHOLE)]),
         (
-            Manner.BACKGROUND,
+            Behaviour.BACKGROUND,
             [
                 answer(200, b'{"id": "cmpl-1", "status": "queued"}'),
                 answer(200, b'{"id": "cmpl-1", "status": "in_progress"}'),
@@ -118,50 +118,54 @@ REFUSAL = answer(503, b'{"error": {"code": "overloaded"}}', "retry-after: 0")
         ),
     ],
 )
-async def test_client_has_everything_in_the_end(manner: Manner, answers: list[bytes]) -> None:
-    story, asked = await visit(manner, answers)
-    assert (story.ending, story.complaints) == (Ending.COMPLETE, []), story.reported(story.began)
-    assert len(asked) == len(answers)
+async def test_client_receives_the_whole_response(
+    behaviour: Behaviour, answers: list[bytes]
+) -> None:
+    history, requests = await send(behaviour, answers)
+    assert (history.ending, history.errors) == (Ending.COMPLETE, []), history.reported(
+        history.began
+    )
+    assert len(requests) == len(answers)
 
 
 @pytest.mark.parametrize(
-    ("manner", "answers", "ending"),
+    ("behaviour", "answers", "ending"),
     [
-        (Manner.STREAM, [stream(chunk(1), is_whole=False)], Ending.CUT),
-        (Manner.STREAM, [stream(chunk(1), FAREWELL)], Ending.CUT),
-        (Manner.STREAM, [stream(chunk(1), FAILURE)], Ending.FAILED),
-        (Manner.RETURNING, [stream(chunk(1), FAILURE)], Ending.FAILED),
-        (Manner.WHOLE, [REFUSAL], Ending.REFUSED),
-        (Manner.LEAVING, [stream(chunk(1), chunk(2), is_whole=False)], Ending.CUT),
+        (Behaviour.STREAM, [stream(chunk(1), is_whole=False)], Ending.CUT),
+        (Behaviour.STREAM, [stream(chunk(1), FAREWELL)], Ending.CUT),
+        (Behaviour.STREAM, [stream(chunk(1), FAILURE)], Ending.FAILED),
+        (Behaviour.RETURNING, [stream(chunk(1), FAILURE)], Ending.FAILED),
+        (Behaviour.WHOLE, [REFUSAL], Ending.REFUSED),
+        (Behaviour.LEAVING, [stream(chunk(1), chunk(2), is_whole=False)], Ending.CUT),
     ],
 )
-async def test_client_knows_how_it_ended(
-    manner: Manner, answers: list[bytes], ending: Ending
+async def test_client_records_how_its_request_ended(
+    behaviour: Behaviour, answers: list[bytes], ending: Ending
 ) -> None:
-    story, _ = await visit(manner, answers)
-    assert (story.ending, story.complaints) == (ending, []), story.reported(story.began)
+    history, _ = await send(behaviour, answers)
+    assert (history.ending, history.errors) == (ending, []), history.reported(history.began)
 
 
 @pytest.mark.parametrize(
-    ("manner", "answers", "complaint"),
+    ("behaviour", "answers", "complaint"),
     [
         (
-            Manner.RETURNING,
+            Behaviour.RETURNING,
             [stream(chunk(1), is_whole=False), stream(chunk(1), chunk(2), chunk(3), DONE)],
             "event 1 came twice",
         ),
-        (Manner.RETURNING, [stream(chunk(1), chunk(3), DONE)], "event 3 came after 1"),
-        (Manner.STREAM, [stream(chunk(1), chunk(2), DONE)], "text has 7 instead of 13"),
-        (Manner.STREAM, [stream(chunk(1))], "a stream ended without [DONE]"),
-        (Manner.WHOLE, [answer(503, b"{}")], "status 503 without Retry-After"),
-        (Manner.WHOLE, [answer(500, b"{}")], "status 500"),
+        (Behaviour.RETURNING, [stream(chunk(1), chunk(3), DONE)], "event 3 came after 1"),
+        (Behaviour.STREAM, [stream(chunk(1), chunk(2), DONE)], "text has 7 instead of 13"),
+        (Behaviour.STREAM, [stream(chunk(1))], "a stream ended without [DONE]"),
+        (Behaviour.WHOLE, [answer(503, b"{}")], "status 503 without Retry-After"),
+        (Behaviour.WHOLE, [answer(500, b"{}")], "status 500"),
         (
-            Manner.REPEATING,
+            Behaviour.REPEATING,
             [answer(409, b'{"error": {"code": "idempotency_conflict"}}')],
             "status 409",
         ),
         (
-            Manner.BACKGROUND,
+            Behaviour.BACKGROUND,
             [
                 answer(200, b'{"id": "cmpl-1", "status": "queued"}'),
                 answer(200, b'{"id": "cmpl-1", "status": "cancelled"}'),
@@ -170,28 +174,28 @@ async def test_client_knows_how_it_ended(
         ),
     ],
 )
-async def test_client_finds_what_is_wrong(
-    manner: Manner, answers: list[bytes], complaint: str
+async def test_client_records_errors_of_the_response(
+    behaviour: Behaviour, answers: list[bytes], complaint: str
 ) -> None:
-    story, _ = await visit(manner, answers)
-    assert any(complaint in each for each in story.complaints), story.reported(story.began)
+    history, _ = await send(behaviour, answers)
+    assert any(complaint in each for each in history.errors), history.reported(history.began)
 
 
-async def test_client_comes_back_with_what_it_got_last() -> None:
+async def test_client_resumes_after_its_last_event() -> None:
     answers: list[Any] = [
         stream(chunk(1), chunk(2), is_whole=False),
         stream(chunk(3), DONE),
     ]
-    _, asked = await visit(Manner.RETURNING, answers)
-    assert b"last-event-id" not in asked[0]
-    assert b"last-event-id: cmpl-1:2\r\n" in asked[1]
+    _, requests = await send(Behaviour.RETURNING, answers)
+    assert b"last-event-id" not in requests[0]
+    assert b"last-event-id: cmpl-1:2\r\n" in requests[1]
 
 
-async def test_client_repeats_with_the_same_key() -> None:
-    _, asked = await visit(Manner.REPEATING, [b"", answer(200, WHOLE)])
+async def test_client_retries_with_the_same_key() -> None:
+    _, requests = await send(Behaviour.REPEATING, [b"", answer(200, WHOLE)])
     keys = [
         line
-        for each in asked
+        for each in requests
         for line in each.split(b"\r\n")
         if line.startswith(b"idempotency-key")
     ]

@@ -1,4 +1,4 @@
-"""The watcher of the machine notices what holds up every process, and nothing else."""
+"""The monitor detects stalls of the machine, and nothing else."""
 
 import os
 import signal
@@ -18,13 +18,13 @@ print(*[each.ended - each.began for each in found])
 """
 
 
-def test_time_in_which_nothing_runs_is_noticed(tmp_path: Path) -> None:
+def test_stall_of_the_machine_is_detected(tmp_path: Path) -> None:
     command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
     with Popen(command, stdin=PIPE, stdout=PIPE, text=True) as watcher:
         assert watcher.stdin is not None
         assert watcher.stdout is not None
         assert watcher.stdout.readline() == "watching\n"
-        # As if nothing ran: another process is what tells two seconds.
+        # Simulates a stall: another process measures the two seconds.
         os.kill(watcher.pid, signal.SIGSTOP)
         with Popen(["sleep", "2"]) as sleeper:
             sleeper.wait()

@@ -1,4 +1,4 @@
-"""The proxy does to a connection what it is told to."""
+"""The proxy does to a connection what it is set to do."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -43,7 +43,7 @@ async def connect(proxy: Proxy) -> Streams:
     return await asyncio.open_connection(LOOPBACK, proxy.port)
 
 
-async def say(streams: Streams, data: bytes) -> bytes:
+async def exchange(streams: Streams, data: bytes) -> bytes:
     reader, writer = streams
     writer.write(data)
     return await asyncio.wait_for(reader.readexactly(len(data)), PATIENCE_SECONDS)
@@ -57,11 +57,11 @@ async def is_silent(reader: asyncio.StreamReader, seconds: float = 0.2) -> bool:
     return False
 
 
-async def test_bytes_pass_in_their_order(proxy: Proxy) -> None:
+async def test_bytes_arrive_in_order(proxy: Proxy) -> None:
     streams = await connect(proxy)
     sent = bytes(range(256)) * 1000
     proxy.delay_seconds = 0.02
-    half = asyncio.create_task(say(streams, sent))
+    half = asyncio.create_task(exchange(streams, sent))
     await asyncio.sleep(0.01)
     proxy.delay_seconds = 0
     assert await half == sent
@@ -70,17 +70,17 @@ async def test_bytes_pass_in_their_order(proxy: Proxy) -> None:
 
 async def test_delay_holds_in_both_directions(proxy: Proxy) -> None:
     streams = await connect(proxy)
-    await say(streams, b"warm")
+    await exchange(streams, b"warm")
     proxy.delay_seconds = 0.1
     began = asyncio.get_running_loop().time()
-    assert await say(streams, b"x") == b"x"
+    assert await exchange(streams, b"x") == b"x"
     assert asyncio.get_running_loop().time() - began >= 0.2
     streams[1].close()
 
 
-async def test_silence_holds_everything_back_until_it_is_over(proxy: Proxy) -> None:
+async def test_silent_proxy_holds_bytes_back_until_it_is_cleared(proxy: Proxy) -> None:
     old = await connect(proxy)
-    await say(old, b"warm")
+    await exchange(old, b"warm")
     proxy.silence()
     new = await connect(proxy)
     for reader, writer in (old, new):
@@ -92,9 +92,9 @@ async def test_silence_holds_everything_back_until_it_is_over(proxy: Proxy) -> N
         writer.close()
 
 
-async def test_what_was_held_back_is_lost_with_a_reset(proxy: Proxy) -> None:
+async def test_reset_drops_bytes_that_were_held_back(proxy: Proxy) -> None:
     reader, writer = await connect(proxy)
-    await say((reader, writer), b"warm")
+    await exchange((reader, writer), b"warm")
     proxy.silence()
     writer.write(b"lost")
     proxy.reset()
@@ -103,17 +103,17 @@ async def test_what_was_held_back_is_lost_with_a_reset(proxy: Proxy) -> None:
     writer.close()
 
 
-async def test_cut_ends_old_connections_and_new_ones(proxy: Proxy) -> None:
+async def test_cut_resets_old_and_new_connections(proxy: Proxy) -> None:
     old = await connect(proxy)
-    await say(old, b"warm")
+    await exchange(old, b"warm")
     proxy.cut()
     for streams in (old, await connect(proxy)):
         with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
-            await say(streams, b"x")
+            await exchange(streams, b"x")
         with suppress(ConnectionError):
             streams[1].close()
             await streams[1].wait_closed()
     proxy.clear()
     streams = await connect(proxy)
-    assert await say(streams, b"back") == b"back"
+    assert await exchange(streams, b"back") == b"back"
     streams[1].close()

@@ -1,4 +1,4 @@
-"""What a client was told of one completion or chat, however often it had to ask for it."""
+"""What a client received of one completion or chat, over all its connections."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -6,37 +6,37 @@ from typing import Any
 from gateway.stream.tool_calls import call_id
 
 _LISTS = ("tokens", "token_logprobs", "top_logprobs", "text_offset", "content")
-"""Lists of log-probabilities: those of completions, and at last that of chats."""
+"""Lists of log-probabilities: those of completions, and the last one of chats."""
 _REASONING = ("reasoning_content", "reasoning")
 """Names of the member with the reasoning, by dialect."""
 
 
 @dataclass(slots=True)
-class ToldCall:
-    """One call of a tool, put together."""
+class ReceivedCall:
+    """One tool call, put together from its pieces."""
 
     name: str
     arguments: str = ""
 
 
 @dataclass(slots=True)
-class ToldChoice:
-    """One choice, put together from the pieces that came."""
+class ReceivedChoice:
+    """One choice, put together from its pieces."""
 
     text: str = ""
-    """Of a chat the content."""
+    """The content, for a chat."""
     reasoning: str = ""
-    calls: list[ToldCall] = field(default_factory=list)
+    calls: list[ReceivedCall] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: dict[str, list[Any]] = field(default_factory=dict)
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     has_role: bool = False
     wrong: str = ""
-    """How the pieces of a chat do not fit together."""
+    """Inconsistencies between the pieces of a chat."""
 
     def add(self, request_id: str, piece: dict[str, Any]) -> None:
-        """Put a piece behind what is there."""
+        """Append a piece."""
         if "text" in piece:
             self.text += piece["text"]
         elif "delta" in piece:
@@ -57,13 +57,13 @@ class ToldChoice:
 
     def _add_delta(self, request_id: str, index: int, delta: dict[str, Any]) -> None:
         if self.has_role == ("role" in delta):
-            self._complain("the role comes once, and first")
+            self._add_error("the role comes once, and first")
         self.has_role = True
         reasoning, content = _reasoning(delta), delta.get("content") or ""
         if reasoning and (self.text or self.calls):
-            self._complain("reasoning comes behind the answer")
+            self._add_error("reasoning comes after the answer")
         if content and self.calls:
-            self._complain("content comes behind a call")
+            self._add_error("content comes after a call")
         self.reasoning += reasoning
         self.text += content
         for call in delta.get("tool_calls") or []:
@@ -76,24 +76,24 @@ class ToldChoice:
         if "name" in function:
             expected = ("function", call_id(request_id, index, number), len(self.calls))
             if (piece.get("type"), piece.get("id"), number) != expected:
-                self._complain(f"call {len(self.calls)} begins with {piece}")
-            self.calls.append(ToldCall(function["name"]))
+                self._add_error(f"call {len(self.calls)} begins with {piece}")
+            self.calls.append(ReceivedCall(function["name"]))
         elif "id" in piece or "type" in piece or number != len(self.calls) - 1:
-            self._complain(f"call {len(self.calls) - 1} goes on with {piece}")
+            self._add_error(f"call {len(self.calls) - 1} continues with {piece}")
             return
         self.calls[-1].arguments += function["arguments"]
 
     def _add_function_piece(self, function: dict[str, str]) -> None:
         if ("name" in function) == bool(self.calls):
-            self._complain(f"a function's call goes on with {function}")
+            self._add_error(f"a function's call continues with {function}")
             return
         if not self.calls:
-            self.calls.append(ToldCall(function["name"]))
+            self.calls.append(ReceivedCall(function["name"]))
         self.calls[0].arguments += function["arguments"]
 
     def _add_message(self, request_id: str, index: int, message: dict[str, Any]) -> None:
         if message["role"] != "assistant":
-            self._complain(f"the role is {message['role']}")
+            self._add_error(f"the role is {message['role']}")
         self.text += message["content"] or ""
         self.reasoning += _reasoning(message)
         for number, call in enumerate(message.get("tool_calls") or []):
@@ -101,39 +101,39 @@ class ToldChoice:
         if function := message.get("function_call"):
             self._add_function_piece(function)
 
-    def _complain(self, text: str) -> None:
+    def _add_error(self, text: str) -> None:
         self.wrong = self.wrong or text
 
 
-def _reasoning(said: dict[str, Any]) -> str:
-    return "".join(said.get(name) or "" for name in _REASONING)
+def _reasoning(delta: dict[str, Any]) -> str:
+    return "".join(delta.get(name) or "" for name in _REASONING)
 
 
 @dataclass(slots=True)
 class Transcript:
-    """All choices of an answer, as far as they were told."""
+    """All choices of a response, as far as they were received."""
 
-    choices: dict[int, ToldChoice] = field(default_factory=dict)
+    choices: dict[int, ReceivedChoice] = field(default_factory=dict)
     usage: dict[str, int] | None = None
     reasoning_tokens: int | None = None
-    """Of the completion tokens, where they are told."""
+    """Of the completion tokens, if the response counts them."""
     error: dict[str, Any] | None = None
     is_done: bool = False
-    """Whether everything was told: a whole body, or a stream with its `[DONE]`."""
+    """Whether everything was received: a whole body, or a stream with its `[DONE]`."""
     after_end: int = 0
-    """Pieces of a choice that came after its finish reason, and events after `[DONE]`."""
+    """Pieces of a choice after its finish reason, and events after `[DONE]`."""
 
     @property
     def tokens(self) -> int:
-        """Token ids that were told."""
+        """The number of token ids that were received."""
         return sum(len(choice.token_ids) for choice in self.choices.values())
 
     def add(self, event: dict[str, Any]) -> None:
-        """Take in a chunk of a stream, or a whole body."""
+        """Record a chunk of a stream, or a whole body."""
         self.error = event.get("error") or self.error
         self.after_end += self.is_done
         for piece in event.get("choices", []):
-            choice = self.choices.setdefault(piece["index"], ToldChoice())
+            choice = self.choices.setdefault(piece["index"], ReceivedChoice())
             self.after_end += choice.finish_reason is not None
             choice.add(event.get("id", ""), piece)
         if event.get("usage") and self.error is None:
@@ -143,16 +143,16 @@ class Transcript:
             self.reasoning_tokens = details.get("reasoning_tokens")
 
     def difference(self, expected: "Transcript") -> str:
-        """Say where this is not what was expected; empty if it is, as far as it goes.
+        """Describe the difference from the expected response; empty if there is none so far.
 
-        A transcript that is done must be complete, any other one may end anywhere.
+        A transcript that is done must be complete; any other may end anywhere.
         """
         if self.after_end:
             return f"{self.after_end} pieces after the end"
         if unknown := set(self.choices) - set(expected.choices):
-            return f"choices {sorted(unknown)} that nobody asked for"
+            return f"choices {sorted(unknown)} that were not requested"
         for index in sorted(expected.choices):
-            reported, wanted = self.choices.get(index, ToldChoice()), expected.choices[index]
+            reported, wanted = self.choices.get(index, ReceivedChoice()), expected.choices[index]
             if found := _difference(reported, wanted, is_done=self.is_done):
                 return f"choice {index}: {found}"
         if self.is_done and self.usage is not None and self.usage != expected.usage:
@@ -162,7 +162,7 @@ class Transcript:
         return ""
 
 
-def _difference(reported: ToldChoice, wanted: ToldChoice, *, is_done: bool) -> str:
+def _difference(reported: ReceivedChoice, wanted: ReceivedChoice, *, is_done: bool) -> str:
     if reported.wrong:
         return reported.wrong
     pairs = [
@@ -189,7 +189,7 @@ def _difference(reported: ToldChoice, wanted: ToldChoice, *, is_done: bool) -> s
 
 
 def _first_difference(had: Any, full: Any) -> str:
-    """Say where two texts or lists part."""
+    """Describe where two texts or lists first differ."""
     at = next((i for i, (a, b) in enumerate(zip(had, full, strict=False)) if a != b), None)
     if at is None:
         return f"has {len(had)} instead of {len(full)}: ...{had[-20:]!r}, ...{full[-20:]!r}"

@@ -1,5 +1,5 @@
-// Calls a chat endpoint with OpenAI's client for Node: reads a JSON array in each line, and prints what that
-// call gives as a line of JSON.
+// Calls a chat endpoint with the openai package for Node: reads a JSON array in each line, and
+// prints the result of that call as a line of JSON.
 //
 //   [METHOD, BASE_URL, KEY, PARAMETERS]
 import { createInterface } from "node:readline";
@@ -20,7 +20,7 @@ const methodsOf = (completions, parameters) => ({
     const stream = completions.stream(parameters).on("content", (piece) => content.push(piece));
     return { content: content, completion: await stream.finalChatCompletion() };
   },
-  // The one function that there is gives what stands in `result`.
+  // The only function returns `result`.
   async runTools() {
     const { tools, result, ...others } = parameters;
     const given = [];
@@ -32,20 +32,21 @@ const methodsOf = (completions, parameters) => ({
       ...tool,
       function: { ...tool.function, function: run, parse: JSON.parse },
     }));
-    return { content: await completions.runTools({ ...others, tools: runnable }).finalContent(), given };
+    const runner = completions.runTools({ ...others, tools: runnable });
+    return { content: await runner.finalContent(), given };
   },
 });
 
 for await (const line of createInterface({ input: process.stdin })) {
   const [method, baseURL, apiKey, parameters] = JSON.parse(line);
   const { completions } = new OpenAI({ baseURL, apiKey, maxRetries: 0 }).chat;
-  let told;
+  let result;
   try {
-    told = { value: await methodsOf(completions, parameters)[method]() };
+    result = { value: await methodsOf(completions, parameters)[method]() };
   } catch (error) {
     if (!(error instanceof OpenAI.APIError)) throw error;
     const { status, code, param, type, message } = error;
-    told = { error: { class: error.constructor.name, status, code, param, type, message } };
+    result = { error: { class: error.constructor.name, status, code, param, type, message } };
   }
-  process.stdout.write(`${JSON.stringify(told)}\n`);
+  process.stdout.write(`${JSON.stringify(result)}\n`);
 }

@@ -1,6 +1,6 @@
-"""Calls a chat endpoint with LlamaIndex's client, and prints what that gives as JSON.
+"""Calls a chat endpoint with LlamaIndex's client, and prints the results as JSON.
 
-Run by the Python of LlamaIndex's own environment: llama_index_calls.py BASE_URL KEY MODEL
+Run by the Python of LlamaIndex's environment: llama_index_calls.py BASE_URL KEY MODEL
 """
 
 import asyncio
@@ -26,7 +26,7 @@ class Place(BaseModel):
 
 
 def get_weather(city: Literal["Oslo", "Rome"]) -> str:
-    """Return what the model is told."""
+    """Return the result for the model."""
     return f"21 degrees in {city}"
 
 

@@ -1,4 +1,4 @@
-"""The chart's Redis as its pod starts it, on this machine."""
+"""The chart's Redis, started on this machine as its pod starts it."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -26,12 +26,12 @@ class ChartRedis:
 
     port: int
     passwords: dict[str, str]
-    """By user."""
+    """Passwords by user."""
     certificate: Path | None
-    """What clients trust; None without TLS."""
+    """The CA certificate for clients; None without TLS."""
 
     def client(self, user: str) -> Redis:
-        """Return a client that has given a user's password."""
+        """Return a client that is authenticated as a user."""
         options: dict[str, Any] = {}
         if self.certificate is not None:
             options = {"ssl": True, "ssl_ca_certs": str(self.certificate)}
@@ -44,7 +44,7 @@ class ChartRedis:
         )
 
     def on_this_machine(self, url: str) -> str:
-        """Return the URL of a pod as it has to be here."""
+        """Return the URL of a pod with this machine's address."""
         url = url.replace(f"@{HOST}:6379/", f"@localhost:{self.port}/")
         trust = quote(str(self.certificate), safe="/")
         return url.replace("/etc/sluice/redis/ca.crt", trust)
@@ -54,7 +54,7 @@ class ChartRedis:
 def running_chart_redis(
     manifests: Sequence[Manifest], folder: Path, executable: str
 ) -> Iterator[ChartRedis]:
-    """Run the command of the pod for the length of a block, with the files and passwords that it finds."""
+    """Run the command of the pod for the length of a block, with the pod's files and passwords."""
     (container,) = pod_of(manifests, "redis").containers
     port, certificate = free_port(), None
     files = {
@@ -81,7 +81,7 @@ def running_chart_redis(
         *(word.replace("6379", str(port)) for word in words),
         *("--bind", "127.0.0.1", "--logfile", str(folder / "redis.log")),
         env={
-            # The tether of tests is found by it.
+            # The process that ties tests' servers to them must be found.
             "PYTHONPATH": str(REPOSITORY),
             "PATH": f"{Path(executable).parent}:{os.environ['PATH']}",
             "TMPDIR": str(folder),

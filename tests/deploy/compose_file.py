@@ -1,4 +1,4 @@
-"""docker-compose.yml as Compose reads it: anchors merged, variables put in."""
+"""docker-compose.yml as Compose reads it: anchors merged, variables substituted."""
 
 import re
 import subprocess
@@ -26,51 +26,51 @@ FILLED_IN: Final = {
     "GRAFANA_PASSWORD": "gr4fana",
     "CACHE_SALT_SECRET": "s4lt-for-prefix-caches",
 }
-"""What an operator puts into .env."""
+"""Example values of an operator for .env."""
 
 PROCESSES: Final = ("gateway", "celery", "beat", "worker")
-"""Services that run without a profile and are processes of ours."""
+"""Sluice's services without a profile."""
 OURS: Final = (*PROCESSES, "migrate", "seed", "worker-cpu", "worker-gpu")
 
 _VARIABLE: Final = re.compile(r"\$\$|\$\{(?P<name>\w+)(?:(?P<kind>:-|:\?)(?P<text>[^}]*))?\}")
 
 
 class MissingVariableError(Exception):
-    """A variable that the file requires has no value."""
+    """A required variable has no value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """One service with its values as the container gets them."""
+    """One service with the container's values."""
 
     name: str
     options: Mapping[str, Any]
 
     @property
     def environment(self) -> dict[str, str]:
-        """What is set for sure: variables without a value are given only where .env has them."""
+        """What is always set: variables without a value are passed only if .env has them."""
         given = self.options.get("environment", {})
         return {name: str(value) for name, value in given.items() if value is not None}
 
     @property
     def is_one_shot(self) -> bool:
-        """Whether it does something and ends."""
+        """Whether it runs to completion."""
         return self.options.get("restart") != "unless-stopped"
 
     @property
     def check(self) -> list[str]:
-        """The command that asks for its health, without the word that says how it is run."""
+        """The command of the health check, without the word for its form."""
         kind, *command = self.options["healthcheck"]["test"]
         return ["sh", "-c", *command] if kind == "CMD-SHELL" else command
 
     @property
     def stop_seconds(self) -> float:
-        """How long it may take to end."""
+        """The grace period for its exit."""
         return seconds(self.options["stop_grace_period"])
 
     @property
     def mounts(self) -> list[tuple[str, str]]:
-        """What is mounted, and where."""
+        """Mounts by target path."""
         volumes = [volume.split(":") for volume in self.options.get("volumes", [])]
         return [(source, target) for source, target, *_ in volumes]
 
@@ -99,7 +99,7 @@ def interpolated(value: Any, variables: Mapping[str, str]) -> Any:
 
 
 def variables_of(text: str) -> dict[str, str | None]:
-    """Return the variables that a text names, each with what says it is required (`:?`), optional (`:-`) or neither."""
+    """Return each variable in a text with its kind: required (`:?`), optional (`:-`) or neither."""
     return {found["name"]: found["kind"] for found in _VARIABLE.finditer(text) if found["name"]}
 
 
@@ -112,7 +112,7 @@ def seconds(duration: str) -> float:
 
 
 def schema_errors(path: Path) -> str:
-    """Return what is wrong with a file by the schema of the Compose Specification; nothing if it is right."""
+    """Return the violations of the Compose Specification's schema; empty if there are none."""
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
     done = subprocess.run([*command, path], capture_output=True, text=True, check=False, timeout=60)
     return "" if done.returncode == 0 else done.stdout + done.stderr
@@ -130,7 +130,7 @@ def _value(found: re.Match[str], variables: Mapping[str, str]) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """Knows the tag with which a file says that its list takes the place of another one's."""
+    """Supports the tag with which a list replaces that of another file."""
 
 
 def _override(loader: _Loader, node: yaml.SequenceNode) -> list[Any]:

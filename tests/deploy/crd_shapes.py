@@ -1,7 +1,8 @@
 """Shapes of the custom resources that the chart makes, as far as the chart uses them (JSON Schema).
 
-Written after the definitions of KEDA 2.16 (keda.sh/v1alpha1), Prometheus operator 0.79 (monitoring.coreos.com/v1)
-and Gateway API 1.2 (gateway.networking.k8s.io/v1). Fields that are not named here are refused.
+Written after the definitions of KEDA 2.16 (keda.sh/v1alpha1), Prometheus operator 0.79
+(monitoring.coreos.com/v1) and Gateway API 1.2 (gateway.networking.k8s.io/v1). Fields that are not
+named here are refused.
 """
 
 from typing import Any, Final

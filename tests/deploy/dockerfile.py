@@ -1,4 +1,4 @@
-"""Reads Dockerfiles, as far as ours go: instructions, stages, and what is copied."""
+"""A reader of this repository's Dockerfiles: instructions, stages, copied files."""
 
 import json
 import shlex
@@ -20,7 +20,7 @@ class Instruction:
 
     @property
     def words(self) -> list[str]:
-        """Its arguments, whether they are written as JSON or as a shell would read them."""
+        """Its arguments, in JSON form or shell form."""
         if not self.text.startswith("["):
             return shlex.split(self.text)
         words: list[str] = json.loads(self.text)
@@ -35,14 +35,14 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What follows a FROM."""
+    """A FROM and the instructions after it."""
 
     name: str
     image: str
     instructions: list[Instruction]
 
     def last(self, name: str) -> Instruction:
-        """Return the last instruction of a kind, the one that counts. Raises IndexError."""
+        """Return the last instruction of a kind, which takes effect. Raises IndexError."""
         return [each for each in self.instructions if each.name == name][-1]
 
 

@@ -1,4 +1,4 @@
-"""The chart as the real Helm renders it, and what its pods would run."""
+"""The chart as the real Helm renders it, and the processes of its pods."""
 
 import base64
 import re
@@ -23,7 +23,7 @@ NAMESPACE: Final = "inference"
 OWN_API_GROUPS: Final = frozenset(
     {"", "apps", "autoscaling", "batch", "networking.k8s.io", "policy"}
 )
-"""API groups of Kubernetes itself that the chart uses; all others need a custom resource definition."""
+"""API groups of Kubernetes that the chart uses; others need a custom resource definition."""
 SECRETS: Final = {
     "redis-url": "redis://:made-up-1@redis.example.com:6379/0",
     "url": "redis://:made-up-2@redis.example.com:6379/1",
@@ -42,7 +42,7 @@ SECRETS: Final = {
     "otlp-headers": "authorization=made-up-10",
     "encryption-keys": base64.b64encode(b"made-up-11".ljust(32)).decode(),
 }
-"""What Secrets that exist hold, by key."""
+"""Values of existing Secrets, by key."""
 
 Manifest = Mapping[str, Any]
 
@@ -51,7 +51,7 @@ _FRACTION: Final = re.compile(r"\d+\.\d+")
 
 @dataclass(frozen=True, slots=True)
 class PodTemplate:
-    """A pod that an object makes, or is."""
+    """A pod of an object, or the object itself."""
 
     owner: str
     """Kind and name of the object."""
@@ -61,18 +61,18 @@ class PodTemplate:
 
     @property
     def component(self) -> str:
-        """What the pod is in a deployment: `gateway`, `worker`, ..."""
+        """The pod's component: `gateway`, `worker`, ..."""
         return self.labels["app.kubernetes.io/component"]
 
     @property
     def containers(self) -> list[Mapping[str, Any]]:
-        """Every container, those of initialisation first."""
+        """Every container, init containers first."""
         return [*self.spec.get("initContainers", []), *self.spec["containers"]]
 
 
 @cache
 def helm(*arguments: str | Path) -> "subprocess.CompletedProcess[str]":
-    """Run Helm to its end, once for the same arguments: nothing changes the chart meanwhile."""
+    """Run Helm; cached by arguments, since the chart does not change meanwhile."""
     command = [str(argument) for argument in (HELM, *arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
@@ -80,12 +80,12 @@ def helm(*arguments: str | Path) -> "subprocess.CompletedProcess[str]":
 def template(
     *values: Path, settings: Mapping[str, str] | None = None, options: Sequence[str] = ()
 ) -> "subprocess.CompletedProcess[str]":
-    """Run `helm template` with files of values and single ones (`a.b[0].c`), which Helm reads as for --set."""
+    """Run `helm template` with files of values and single ones (`a.b[0].c`), read as by --set."""
     arguments: list[str | Path] = ["template", RELEASE, CHART, "--namespace", NAMESPACE, *options]
     for file in values:
         arguments += ["--values", file]
     for name, value in (settings or {}).items():
-        # --set takes a fraction for text.
+        # --set reads a fraction as text.
         arguments += ["--set-json" if _FRACTION.fullmatch(value) else "--set", f"{name}={value}"]
     return helm(*arguments)
 
@@ -93,7 +93,7 @@ def template(
 def render(
     *values: Path, settings: Mapping[str, str] | None = None, options: Sequence[str] = ()
 ) -> tuple[Manifest, ...]:
-    """Return what `template` renders; fails if it is refused."""
+    """Return the objects that `template` renders; fail if the values are refused."""
     result = template(*values, settings=settings, options=options)
     assert result.returncode == 0, result.stderr
     return _read(result.stdout)
@@ -106,7 +106,7 @@ def _read(text: str) -> tuple[Manifest, ...]:
 
 
 def case(file: Path) -> tuple[Manifest, ...]:
-    """Return what a file of values renders."""
+    """Return the objects that a file of values renders."""
     return render(file)
 
 
@@ -122,7 +122,7 @@ def named(manifests: Sequence[Manifest], kind: str, name: str) -> Any:
 
 
 def pods(manifests: Sequence[Manifest]) -> Iterator[PodTemplate]:
-    """Return every pod that objects make."""
+    """Return every pod of the objects."""
     for each in manifests:
         owner = f"{each['kind']} {each['metadata']['name']}"
         pod = each if each["kind"] == "Pod" else each.get("spec", {}).get("template")
@@ -136,7 +136,7 @@ def pods(manifests: Sequence[Manifest]) -> Iterator[PodTemplate]:
 def pod_of(
     manifests: Sequence[Manifest], component: str, *, pool: str | None = None
 ) -> PodTemplate:
-    """Return the pod of a component, of a pool of workers by its name."""
+    """Return the pod of a component, or of a worker pool by its name."""
     (found,) = [
         pod
         for pod in pods(manifests)
@@ -153,7 +153,8 @@ def environment(
 ) -> dict[str, str]:
     """Return a container's environment as Kubernetes would make it.
 
-    Secrets that are not among the manifests hold `secrets`. Raises KeyError for a reference to nothing.
+    Secrets that are not among the manifests have the values of `secrets`. Raises KeyError for a
+    reference to nothing.
     """
     variables: dict[str, str] = {}
     for source in container.get("envFrom", []):

@@ -1,4 +1,4 @@
-"""The backup of docs/operations.md, made and restored as the page says, on a real PostgreSQL."""
+"""The backup of docs/operations.md, made and restored on a real PostgreSQL."""
 
 import asyncio
 import json
@@ -22,13 +22,13 @@ from tests.support.redis_server import RedisServer
 
 
 def shown(program: str) -> list[str]:
-    """Return the command that the page shows, without how it gets into the container and where its text goes."""
+    """Return the page's command, without its `docker compose exec` and its redirection."""
     (line,) = re.findall(rf"docker compose exec -T postgres ({program} [^<>`]+)", PAGE)
     return shlex.split(line)
 
 
 class Site:
-    """An installation with a database and Redis, on which the page's commands run."""
+    """An installation with a database and Redis, in which the page's commands run."""
 
     def __init__(self, database_url: str, redis_url: str) -> None:
         self._url = database_url
@@ -38,9 +38,9 @@ class Site:
         self._sockets = parse_qs(parts.query)["host"][0]
 
     def postgres(self, program: str, *, given: bytes = b"") -> bytes:
-        """Run a command of PostgreSQL's as the page shows it; return what it prints."""
+        """Run a command of PostgreSQL as the page shows it; return its output."""
         command = shown(program)
-        # The service's user and database are both called sluice.
+        # The service's user and database are both named sluice.
         words = [self._name if word == "sluice" else word for word in command]
         words[words.index("--username") + 1] = "postgres"
         done = subprocess.run(
@@ -59,20 +59,20 @@ class Site:
         return CliRunner(env=settings).invoke(main, words)
 
     def expect(self, *words: str) -> str:
-        """Run the command line, which must succeed; return what it prints."""
+        """Run the command line, which must succeed; return its output."""
         done = self.sluice(*words)
         assert done.exit_code == 0, done.output
         return done.stdout
 
     def usage(self) -> list[dict[str, object]]:
-        """Return what was used up to now, whenever that is."""
+        """Return the usage up to now."""
         rows: list[dict[str, object]] = json.loads(self.expect("usage", "show", "--json"))
         for row in rows:
             del row["end"]
         return rows
 
     def execute(self, statement: str) -> int:
-        """Run a statement and return how many rows it told of, as the owner of everything."""
+        """Run a statement as the superuser and return its row count."""
         return asyncio.run(self._execute(statement))
 
     async def _execute(self, statement: str) -> int:
@@ -95,7 +95,7 @@ class Site:
 
 
 @pytest.mark.parametrize("database_kind", ["postgresql"], indirect=True)
-def test_backup_brings_back_what_was_there(database_url: str, redis_server: RedisServer) -> None:
+def test_restored_backup_has_all_data(database_url: str, redis_server: RedisServer) -> None:
     site = Site(database_url, redis_server.url)
     site.expect("tenants", "create", "Acme", "--id", "acme")
     site.expect("keys", "create", "--tenant", "acme", "--name", "web")
@@ -104,7 +104,7 @@ def test_backup_brings_back_what_was_there(database_url: str, redis_server: Redi
     head = re.findall(r"head (\w+)", site.expect("audit", "verify"))[0]
     dump = site.postgres("pg_dump")
 
-    # What is done later is gone afterwards, and what was lost is there.
+    # Later changes are gone after the restore, and what was lost is back.
     site.expect("tenants", "create", "Later", "--id", "later")
     site.spend(999)
     site.execute("DROP TABLE usage_ledger CASCADE")
@@ -117,7 +117,7 @@ def test_backup_brings_back_what_was_there(database_url: str, redis_server: Redi
     site.expect("usage", "reconcile")
     assert json.loads(site.expect("usage", "reconcile", "--json"))["is_clean"]
 
-    # The database still refuses to change what has been written.
+    # The database still refuses changes of ledger rows.
     with pytest.raises(asyncpg.PostgresError):
         site.execute("UPDATE usage_ledger SET cost_micros = 0")
     site.spend(100)

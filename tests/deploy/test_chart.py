@@ -1,4 +1,4 @@
-"""What the chart renders: valid, restricted, without secrets in the open, and of one piece."""
+"""The rendered chart: valid, restricted, without plain secrets, and consistent."""
 
 import json
 import re
@@ -35,7 +35,7 @@ KUBERNETES = ("1.27", "1.34")
 
 
 def name_of(file: Path) -> str:
-    """Return what a file of values is called."""
+    """Return the name of a file of values."""
     return file.name.removesuffix("-values.yaml")
 
 
@@ -76,7 +76,7 @@ def test_every_object_is_valid(file: Path, version: str) -> None:
 
 @cache
 def validate(text: str, version: str) -> None:
-    """Check an object against its schema. Raises what validators raise. Most cases have most in common."""
+    """Check an object against its schema. Cached: most cases share most objects."""
     manifest = json.loads(text)
     if manifest["apiVersion"].rpartition("/")[0] in OWN_API_GROUPS:
         kubernetes().validate(manifest, version, strict=True)
@@ -87,14 +87,14 @@ def validate(text: str, version: str) -> None:
 
 @cache
 def kubernetes() -> Any:
-    """Return the validator, which would read megabytes of schemas again for each object."""
+    """Return the validator; cached, since reading megabytes of schemas is slow."""
     import kubernetes_validate.utils as validator
 
     validator.schema_contents = cache(validator.schema_contents)
     return validator
 
 
-def test_wrong_object_is_noticed() -> None:
+def test_invalid_object_is_detected() -> None:
     service, *_ = of_kind(case(EXTERNAL), "Service")
     wrong = json.loads(json.dumps(service))
     wrong["spec"]["ports"][0]["ports"] = 80
@@ -103,7 +103,7 @@ def test_wrong_object_is_noticed() -> None:
 
 
 @each_case
-def test_no_name_is_given_twice(file: Path) -> None:
+def test_names_are_unique(file: Path) -> None:
     names = [(each["kind"], each["metadata"]["name"]) for each in case(file)]
     assert len(names) == len(set(names))
     assert all(len(name) <= 63 for _, name in names)
@@ -147,13 +147,13 @@ def test_every_pod_is_restricted(file: Path) -> None:
 
 @each_case
 def test_services_do_not_set_environment_variables(file: Path) -> None:
-    # A Service that is called `sluice` would set SLUICE_PORT=tcp://... in every pod.
+    # A Service named `sluice` would set SLUICE_PORT=tcp://... in every pod.
     for pod in pods(case(file)):
         assert pod.spec["enableServiceLinks"] is False, pod.owner
 
 
 @each_case
-def test_no_variable_is_set_twice(file: Path) -> None:
+def test_each_variable_is_set_once(file: Path) -> None:
     for pod in pods(case(file)):
         for container in pod.containers:
             names = [variable["name"] for variable in container.get("env", [])]
@@ -169,7 +169,7 @@ def test_every_image_is_pinned(file: Path) -> None:
             assert tag not in {"", "latest"}, container["image"]
 
 
-def test_image_is_of_the_charts_version_unless_said_otherwise() -> None:
+def test_image_tag_defaults_to_the_version_of_the_chart() -> None:
     pod = pod_of(case(EXTERNAL), "gateway")
     assert [c["image"] for c in pod.containers] == ["ghcr.io/sluice/gateway:0.1.0"] * 2
     scheduled = case(CHART / "ci" / "scheduling-values.yaml")
@@ -200,7 +200,7 @@ URL_MARKERS = {
     ids=["bundled", "urls"],
 )
 @all_cases("options", [(), ("--is-upgrade",)], ids=["install", "upgrade"])
-def test_secrets_are_in_secrets_alone(
+def test_secrets_occur_only_in_secret_objects(
     file: Path, settings: Mapping[str, str], options: tuple[str, ...]
 ) -> None:
     manifests = render(file, settings=settings, options=options)
@@ -246,7 +246,7 @@ def test_changed_secret_and_setting_restart_pods() -> None:
 
 
 @each_case
-def test_selectors_find_their_own_pods_alone(file: Path) -> None:
+def test_selectors_match_only_their_own_pods(file: Path) -> None:
     templates = list(pods(case(file)))
     for each in case(file):
         kind, spec = each["kind"], each.get("spec", {})
@@ -267,11 +267,11 @@ def test_selectors_find_their_own_pods_alone(file: Path) -> None:
 
 
 def selected(selector: Mapping[str, str], templates: list[PodTemplate]) -> list[str]:
-    """Return the owners of the pods that a selector finds."""
+    """Return the owners of the pods that a selector matches."""
     return [pod.owner for pod in templates if selector.items() <= pod.labels.items()]
 
 
-def test_own_labels_do_not_change_what_is_selected() -> None:
+def test_custom_labels_do_not_change_selectors() -> None:
     settings = {"gateway.podLabels.app\\.kubernetes\\.io/component": "other"}
     assert (
         pod_of(render(EXTERNAL, settings=settings), "gateway").owner == "Deployment sluice-gateway"
@@ -286,7 +286,7 @@ def ports(manifests: Any) -> Iterator[tuple[str, str]]:
 
 
 @each_case
-def test_probes_services_and_monitors_name_ports_that_are_open(file: Path) -> None:
+def test_probes_services_and_monitors_use_open_ports(file: Path) -> None:
     manifests = case(file)
     opened = set(ports(manifests))
     for pod in pods(manifests):
@@ -309,7 +309,7 @@ def test_probes_services_and_monitors_name_ports_that_are_open(file: Path) -> No
 def test_grace_periods_cover_the_drains() -> None:
     manifests = case(GPU_POOLS)
     gateway = pod_of(manifests, "gateway").spec
-    # 10 s + 1800 s, and what the gateway says goodbye in.
+    # 10 s + 1800 s, and the gateway's time to exit.
     assert gateway["terminationGracePeriodSeconds"] == 1825
     worker = pod_of(manifests, "worker", pool="llama-70b").spec
     assert worker["terminationGracePeriodSeconds"] == 630
@@ -342,7 +342,7 @@ def test_public_routes_do_not_lead_to_metrics() -> None:
 
 
 @each_case
-def test_nothing_leads_customers_to_the_operators_port(file: Path) -> None:
+def test_no_public_route_leads_to_the_operators_port(file: Path) -> None:
     manifests = case(file)
     services = {each["metadata"]["name"]: each["spec"] for each in of_kind(manifests, "Service")}
     (name,) = [name for name in services if name.endswith("-gateway-operators")]
@@ -357,7 +357,7 @@ def test_nothing_leads_customers_to_the_operators_port(file: Path) -> None:
 # --- pools -------------------------------------------------------------------------------------
 
 
-def test_pools_have_their_gpus_and_what_defaults_say() -> None:
+def test_pools_have_their_gpus_and_defaults() -> None:
     manifests = case(GPU_POOLS)
     large, cpu = (pod_of(manifests, "worker", pool=name).spec for name in ("llama-70b", "cpu"))
     resources = large["containers"][0]["resources"]
@@ -389,7 +389,7 @@ def test_model_volumes() -> None:
     assert volume("cpu") == {"name": "models", "emptyDir": {"sizeLimit": "100Gi"}}
 
 
-def test_chat_template_arrives_as_it_was_given() -> None:
+def test_chat_template_is_passed_unchanged() -> None:
     config = named(case(GPU_POOLS), "ConfigMap", "sluice-worker-llama-70b")
     text = (
         "{%- for message in messages %}<|{{ message.role }}|>{{ message.content }}{%- endfor %}\n"
@@ -427,7 +427,7 @@ def test_first_installation_has_no_hook_to_wait_for(file: Path) -> None:
 
 
 @all_cases("file", [BUNDLED, EXTERNAL], ids=["bundled", "external"])
-def test_upgrade_migrates_first_with_what_the_hook_brings_along(file: Path) -> None:
+def test_upgrade_migrates_first_with_the_objects_of_the_hook(file: Path) -> None:
     manifests = render(file, options=("--is-upgrade",))
     hooks = {
         f"{each['kind']} {each['metadata']['name']}": each
@@ -448,7 +448,7 @@ def test_upgrade_migrates_first_with_what_the_hook_brings_along(file: Path) -> N
         assert int(annotations[weight]) < int(job["metadata"]["annotations"][weight])
 
 
-def test_another_image_is_another_migration() -> None:
+def test_new_image_gets_a_new_migration_job() -> None:
     (first,) = of_kind(case(EXTERNAL), "Job")
     (second,) = of_kind(render(EXTERNAL, settings={"image.tag": "0.2.0"}), "Job")
     assert first["metadata"]["name"] != second["metadata"]["name"]
@@ -457,7 +457,7 @@ def test_another_image_is_another_migration() -> None:
 # --- monitoring --------------------------------------------------------------------------------
 
 
-def test_rules_and_dashboards_are_rendered_as_they_are(tmp_path: Path) -> None:
+def test_rules_and_dashboards_are_rendered_unchanged(tmp_path: Path) -> None:
     chart = tmp_path / "sluice"
     for file in CHART.rglob("*"):
         if file.is_file() and file.parent.name not in {"rules", "dashboards"}:
@@ -488,7 +488,7 @@ def test_rules_and_dashboards_are_rendered_as_they_are(tmp_path: Path) -> None:
     assert config["metadata"]["annotations"] == {"grafana_folder": "Sluice"}
 
 
-def test_links_lead_to_the_operators_own_runbooks() -> None:
+def test_links_use_the_configured_runbook_url() -> None:
     manifests = case(CHART / "ci" / "monitoring-values.yaml")
     rules = [
         rule
@@ -506,7 +506,7 @@ def test_links_lead_to_the_operators_own_runbooks() -> None:
     assert "sluice.example.com" not in str(dashboards)
 
 
-def test_workers_series_say_which_pool_and_model_they_are_of() -> None:
+def test_series_of_workers_have_labels_of_pool_and_model() -> None:
     manifests = case(CHART / "ci" / "monitoring-values.yaml")
     monitor = named(manifests, "PodMonitor", "sluice-worker")
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
@@ -515,7 +515,7 @@ def test_workers_series_say_which_pool_and_model_they_are_of() -> None:
     assert pod.annotations["sluice.io/model"] == "Llama-3.1-8B-Instruct"
 
 
-def test_series_have_the_jobs_that_the_rules_name() -> None:
+def test_job_labels_equal_those_of_the_rules() -> None:
     manifests = case(CHART / "ci" / "monitoring-values.yaml")
     given = {
         rule.get("replacement", "$1"): rule.get("sourceLabels")
@@ -534,7 +534,7 @@ def test_series_have_the_jobs_that_the_rules_name() -> None:
     assert set(re.findall(r'job="(sluice-[^"]+)"', rules)) == {"sluice-gateway", "sluice-worker"}
 
 
-def test_annotations_tell_where_metrics_are() -> None:
+def test_annotations_name_the_metrics_port() -> None:
     manifests = case(CHART / "ci" / "annotations-values.yaml")
     ports = {
         pod.component: pod.annotations.get("prometheus.io/port")
@@ -547,7 +547,7 @@ def test_annotations_tell_where_metrics_are() -> None:
 # --- network -----------------------------------------------------------------------------------
 
 
-def test_pods_may_talk_only_to_what_they_need() -> None:
+def test_network_policies_allow_only_required_connections() -> None:
     manifests = case(CHART / "ci" / "network-policy-values.yaml")
     reachable = {
         each["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/component"]: {
@@ -572,7 +572,7 @@ def test_pods_may_talk_only_to_what_they_need() -> None:
 
 
 @each_case
-def test_policies_are_there_by_default_and_bound_the_ports_of_each_rule(file: Path) -> None:
+def test_network_policies_are_on_by_default_and_restrict_ports(file: Path) -> None:
     manifests = case(file)
     policies = of_kind(manifests, "NetworkPolicy")
     components = {pod.component for pod in pods(manifests)} - {"test"}
@@ -585,7 +585,7 @@ def test_policies_are_there_by_default_and_bound_the_ports_of_each_rule(file: Pa
             assert rule["ports"], each["metadata"]["name"]
 
 
-def test_metrics_and_admin_api_are_for_whom_values_name() -> None:
+def test_metrics_and_admin_api_are_open_to_the_configured_clients() -> None:
     named_peers = case(CHART / "ci" / "network-policy-values.yaml")
     policy = named(named_peers, "NetworkPolicy", "sluice-gateway")
     by_port = {rule["ports"][0]["port"]: rule.get("from") for rule in policy["spec"]["ingress"]}
@@ -598,7 +598,7 @@ def test_metrics_and_admin_api_are_for_whom_values_name() -> None:
         for port, peers in by_port.items()
     }
     assert namespaces == {8080: ["ingress-nginx"], 9463: ["monitoring", "operations"]}
-    # Unless they are named: whoever is in the cluster, and nobody else.
+    # Unless values name clients: every pod of the cluster, and no other client.
     unnamed = named(case(EXTERNAL), "NetworkPolicy", "sluice-gateway")["spec"]["ingress"]
     assert unnamed == [
         {"ports": [{"protocol": "TCP", "port": 8080}]},
@@ -617,7 +617,7 @@ def test_metrics_and_admin_api_are_for_whom_values_name() -> None:
         *("2001::1", "2001:db8::1", "2002:a00:1::1", "3fff::1", "100::1"),
     ],
 )
-def test_policies_let_clients_urls_lead_only_to_what_gateways_call_public(address: str) -> None:
+def test_network_policies_allow_client_urls_only_to_public_addresses(address: str) -> None:
     jobs = named(case(EXTERNAL), "NetworkPolicy", "sluice-jobs")
     (rule,) = [each for each in jobs["spec"]["egress"] if "ipBlock" in json.dumps(each)]
     assert [port["port"] for port in rule["ports"]] == [443, 8443]
@@ -631,11 +631,11 @@ def test_policies_let_clients_urls_lead_only_to_what_gateways_call_public(addres
     is_reached = any(
         contains(block["cidr"]) and not any(map(contains, block["except"])) for block in blocks
     )
-    # An IPv4 address within an IPv6 one goes through a translator, which the policy cannot look into.
+    # An IPv4 address within an IPv6 one passes through a translator, which the policy cannot match.
     assert is_reached == (is_public(address) and "ff9b" not in address)
 
 
-def test_servers_let_in_whoever_may_talk_to_them() -> None:
+def test_servers_accept_exactly_the_pods_that_need_them() -> None:
     manifests = case(CHART / "ci" / "network-policy-values.yaml")
 
     def let_in(server: str) -> set[str]:

@@ -17,12 +17,12 @@ MOST_SEQUENCES = 256
 
 
 def triggers(pool: str) -> dict[str, Any]:
-    """Return the triggers of a pool by their names."""
+    """Return the triggers of a pool by name."""
     scaled = named(case(AUTOSCALING), "ScaledObject", f"sluice-worker-{pool}")
     return {each["name"]: each for each in scaled["spec"]["triggers"]}
 
 
-def test_demand_is_waiting_and_running_jobs_of_the_model() -> None:
+def test_demand_counts_waiting_and_running_jobs_of_the_model() -> None:
     jobs = triggers("chat")["jobs"]
     of_model = '{namespace="inference",model="llama-3.1-8b"}'
     assert jobs["metadata"]["query"] == (
@@ -30,7 +30,7 @@ def test_demand_is_waiting_and_running_jobs_of_the_model() -> None:
         f" + max(sluice_queue_leased_jobs{of_model} >= 0)) * 0.75"
     )
     assert jobs["metricType"] == "AverageValue"
-    # Four fifths of the batch; what does not answer is not taken for no demand.
+    # Four fifths of the batch; a missing reply does not count as no demand.
     assert jobs["metadata"]["threshold"] == str(MOST_SEQUENCES * 4 // 5)
     assert jobs["metadata"]["ignoreNullValues"] == "false"
     assert triggers("chat-spot")["jobs"]["metadata"]["threshold"] == "100"
@@ -43,7 +43,7 @@ def test_oldest_wait_adds_workers_in_proportion() -> None:
     assert wait["metadata"]["query"].startswith("max(sluice_queue_oldest_wait_seconds{")
 
 
-def test_only_a_pool_that_may_sleep_is_woken() -> None:
+def test_only_a_pool_that_scales_to_zero_is_woken() -> None:
     assert triggers("chat").keys() == {"jobs", "oldest-wait"}
     wake = triggers("chat-spot")["wake"]["metadata"]
     # Requests for other models do not wake it.
@@ -53,7 +53,7 @@ def test_only_a_pool_that_may_sleep_is_woken() -> None:
     assert wake["activationThreshold"] == "0"
 
 
-def test_queries_carry_labels_of_the_prometheus_that_is_asked() -> None:
+def test_queries_have_the_labels_of_the_configured_prometheus() -> None:
     query = triggers("rare")["jobs"]["metadata"]["query"]
     matchers = 'kubernetes_namespace="inference",cluster="eu-1",model="a \\"rare\\" one"'
     assert query.startswith(f"max(sluice_queue_waiting_jobs{{{matchers}}} >= 0)")
@@ -84,14 +84,14 @@ def test_fallback_is_the_usual_number_of_workers() -> None:
     assert (fallback("chat"), fallback("chat-spot"), fallback("rare")) == (2, 0, 1)
 
 
-def test_workers_leave_one_by_one_and_later_than_they_load() -> None:
+def test_workers_are_removed_one_by_one_and_later_than_they_load() -> None:
     scaled = named(case(AUTOSCALING), "ScaledObject", "sluice-worker-chat")
     behavior = scaled["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
     assert behavior["scaleDown"]["stabilizationWindowSeconds"] == 600
     assert behavior["scaleDown"]["policies"] == [{"type": "Pods", "value": 1, "periodSeconds": 60}]
 
 
-def test_gateways_are_scaled_by_the_processor() -> None:
+def test_gateways_are_scaled_by_cpu() -> None:
     (scaler,) = of_kind(case(AUTOSCALING), "HorizontalPodAutoscaler")
     assert scaler["spec"]["scaleTargetRef"]["name"] == "sluice-gateway"
     assert scaler["spec"]["metrics"][0]["resource"]["target"]["averageUtilization"] == 60
@@ -107,7 +107,7 @@ DEFAULTS = yaml.safe_load((CHART / "values.yaml").read_text())
 
 
 def rows(heading: str) -> list[list[str]]:
-    """Return the cells of the table below a heading of the page, without its head."""
+    """Return the cells of the table after a heading of the page, without its head."""
     section = CAPACITY.partition(f"## {heading}\n")[2].partition("\n## ")[0]
     lines = [line for line in section.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]

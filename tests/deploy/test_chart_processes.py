@@ -1,6 +1,6 @@
-"""What the chart renders works: real processes with exactly the arguments and the environment of its pods.
+"""The rendered chart works: real processes with exactly the arguments and environment of its pods.
 
-Only ports and addresses of this machine differ from what a cluster would have.
+Only ports and addresses differ from a cluster.
 """
 
 import contextlib
@@ -35,16 +35,16 @@ from tests.support.redis_server import BUNDLED, SYSTEM
 from tests.support.stack import CHECKPOINT, MODEL, REPOSITORY, http_status, metric
 
 ENTRYPOINT = (sys.executable, "-m", "gateway.cli")
-"""What `sluice` is, the entry point of the images."""
+"""The `sluice` command, the entry point of the images."""
 
 OF_INTERPRETER = ("LD_", "PYTHON", "COVERAGE_")
-"""Beginnings of variables with which this interpreter was started, and so the forks that it has made."""
+"""Prefixes of variables with which this interpreter was started, and so its forks."""
 MACHINE = {
     name: value
     for name, value in os.environ.items()
     if name == "PATH" or name.startswith(OF_INTERPRETER)
 }
-"""What processes get beside their pod's environment."""
+"""Variables besides those of the pod."""
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Cluster:
     manifests: Sequence[Manifest]
     folder: Path
     ports: Mapping[str, int]
-    """Port on this machine by variable that sets it."""
+    """Port on this machine by the variable that sets it."""
     redis: ChartRedis
     processes: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
 
@@ -65,7 +65,7 @@ class Cluster:
 
     @property
     def operators_url(self) -> str:
-        """Base URL at which the gateway answers operators."""
+        """Base URL of the gateway for operators."""
         return f"http://127.0.0.1:{self.ports['SLUICE_OPERATOR_PORT']}"
 
     @property
@@ -78,7 +78,7 @@ class Cluster:
         return pod_of(self.manifests, component, pool="demo" if component == "worker" else None)
 
     def variables(self, container: Mapping[str, Any]) -> dict[str, str]:
-        """Return what a container's process gets."""
+        """Return the environment of a container's process."""
         variables = environment(container, self.manifests)
         if "SLUICE_REDIS_URL" in variables:
             variables["SLUICE_REDIS_URL"] = self.redis.on_this_machine(
@@ -88,7 +88,7 @@ class Cluster:
         return MACHINE | variables | ports
 
     def start(self, component: str, **ports: str) -> None:
-        """Start the process of a component's container; `ports` are others than this machine's."""
+        """Start the process of a component's container; `ports` override those of this machine."""
         (container,) = self.pod(component).spec["containers"]
         with (self.folder / f"{component}.log").open("wb") as log:
             self.processes[component] = spawn(
@@ -103,14 +103,14 @@ class Cluster:
     def run(self, container: Mapping[str, Any], *arguments: str) -> Result:
         """Run a command in a container to its end: its own, or `sluice` with other arguments.
 
-        It runs in this process, with what a process of its own would find in its environment.
+        It runs in this process, with the environment of a separate process.
         """
         nothing = dict.fromkeys(name for name in os.environ if name.startswith("SLUICE_"))
         runner = CliRunner(env={**nothing, **self.variables(container)})
         return runner.invoke(main, arguments or container["args"])
 
     def wait_for(self, component: str, url: str) -> None:
-        """Wait until a probe succeeds; fails with the log if the process ends instead."""
+        """Wait until a probe succeeds; fail with the log if the process ends instead."""
 
         def is_over() -> bool:
             return http_status(url) == 200 or self.processes[component].poll() is not None
@@ -122,7 +122,7 @@ class Cluster:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A release of ci/bundled-values.yaml with its Redis, which speaks TLS; nothing else is started yet."""
+    """A release of ci/bundled-values.yaml, of which only Redis, with TLS, is started."""
     if SYSTEM is None:
         pytest.skip("redis-server of the system (Debian's redis-server) is not installed")
     settings = {
@@ -150,7 +150,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
                 stop(process)
 
 
-def test_release_serves_what_it_was_installed_for(cluster: Cluster) -> None:
+def test_release_serves_completions(cluster: Cluster) -> None:
     gateway = cluster.pod("gateway")
     (waits_for_schema,) = gateway.spec["initContainers"]
     assert cluster.run(waits_for_schema).exit_code == 1
@@ -175,17 +175,17 @@ def test_release_serves_what_it_was_installed_for(cluster: Cluster) -> None:
     # `helm test`, as its pod runs it.
     (test,) = cluster.pod("test").containers
     script, _ = test["args"]
-    said = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, *test["command"][1:], script, cluster.url],
         capture_output=True,
         text=True,
         check=False,
         timeout=PROCESS_PATIENCE_SECONDS,
     )
-    assert said.returncode == 0, said.stderr
-    assert said.stdout == "The gateway is ready, and asks for a key.\n"
+    assert completed.returncode == 0, completed.stderr
+    assert completed.stdout == "The gateway is ready, and asks for a key.\n"
 
-    # What NOTES say, in the gateway's container.
+    # The commands of NOTES, in the gateway's container.
     (container,) = gateway.spec["containers"]
     made = cluster.run(container, *shlex.split('tenants create "Acme" --id acme'))
     assert made.exit_code == 0, made.output
@@ -199,7 +199,7 @@ def test_release_serves_what_it_was_installed_for(cluster: Cluster) -> None:
 
 
 def ask(url: str, key: str, body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the answer to a completion, for which the gateway may ask to come again."""
+    """Return the response to a completion; retry while the gateway returns Retry-After."""
     request = urllib.request.Request(
         f"{url}/v1/completions",
         data=json.dumps(body).encode(),
@@ -217,7 +217,7 @@ def ask(url: str, key: str, body: Mapping[str, Any]) -> dict[str, Any]:
                 time.sleep(float(refusal.headers["retry-after"]))
 
 
-def test_background_jobs_are_told_when_and_run(cluster: Cluster) -> None:
+def test_background_jobs_are_scheduled_and_run(cluster: Cluster) -> None:
     (migration,) = cluster.pod("migration").containers
     assert cluster.run(migration).exit_code == 0
     ports = {component: free_port() for component in ("beat", "jobs")}
@@ -235,11 +235,11 @@ def test_background_jobs_are_told_when_and_run(cluster: Cluster) -> None:
         assert stop(cluster.processes.pop(component)) == 0
 
 
-def test_gateway_and_worker_leave_in_order(cluster: Cluster) -> None:
+def test_gateway_and_worker_exit_cleanly(cluster: Cluster) -> None:
     for component in ("worker", "gateway"):
         if component in cluster.processes:
             assert stop(cluster.processes.pop(component)) == 0
-    # All that they asked of Redis they were allowed to.
+    # Redis allowed all their commands.
     with cluster.redis.client("default") as operator:
         assert [entry for entry in operator.acl_log() if entry["reason"] != "auth"] == []
 
@@ -280,7 +280,7 @@ ADMINISTRATION = (
 )
 
 
-def test_roles_of_redis_reach_their_own_keys_and_administer_nothing(tmp_path: Path) -> None:
+def test_redis_users_reach_only_their_own_keys_and_no_admin_commands(tmp_path: Path) -> None:
     manifests = render(CHART / "ci" / "bundled-values.yaml")
     own = {
         "gateway": EVERY_KEY - {*OF_CELERY},
@@ -292,7 +292,7 @@ def test_roles_of_redis_reach_their_own_keys_and_administer_nothing(tmp_path: Pa
             with server.client(role) as client:
                 allowed = {key for key in EVERY_KEY if is_allowed(client, "EXISTS", key)}
                 assert allowed == reachable, role
-                # Scripts do not lead around it.
+                # Scripts do not bypass the rules.
                 script = "return redis.pcall('EXISTS', ARGV[1])"
                 assert {
                     key for key in EVERY_KEY if is_allowed(client, "EVAL", script, "0", key)
@@ -300,7 +300,7 @@ def test_roles_of_redis_reach_their_own_keys_and_administer_nothing(tmp_path: Pa
                 for command in ADMINISTRATION:
                     assert not is_allowed(client, *command), (role, command)
         with server.client("worker") as worker:
-            # It writes replies for others' customers, and reads none.
+            # It writes replies to gateways, and cannot read them.
             replies = keys.replies("gw-1")
             assert is_allowed(worker, "XADD", replies, "*", "f", "x")
             assert not is_allowed(worker, "XRANGE", replies, "-", "+")
@@ -309,7 +309,7 @@ def test_roles_of_redis_reach_their_own_keys_and_administer_nothing(tmp_path: Pa
 
 
 def is_allowed(client: Redis, *command: str) -> bool:
-    """Return whether the user may give a command."""
+    """Return whether the user may run a command."""
     try:
         client.execute_command(*command)  # type: ignore[no-untyped-call] # redis-py's own
     except NoPermissionError:
@@ -319,7 +319,7 @@ def is_allowed(client: Redis, *command: str) -> bool:
     return True
 
 
-def test_bundled_redis_starts_with_its_passwords_and_forgets_nothing(tmp_path: Path) -> None:
+def test_bundled_redis_starts_with_its_passwords_and_keeps_its_data(tmp_path: Path) -> None:
     manifests = render(CHART / "ci" / "bundled-values.yaml")
     with running_chart_redis(manifests, tmp_path, BUNDLED) as server:
         for password in server.passwords.values():

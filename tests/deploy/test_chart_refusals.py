@@ -1,4 +1,4 @@
-"""Values that cannot work are refused, with a sentence that names them."""
+"""Values that cannot work are refused, with a message that names them."""
 
 from collections.abc import Callable, Iterable
 
@@ -57,7 +57,10 @@ NOT_TOGETHER = {
             "jwt.existingSecret": "jwt",
             "jwt.operatorValue": "sluice-operators",
         },
-        "jwt: jwt.operatorClaim needs jwt.operatorValue or jwt.operatorReaderValue, and they need it.",
+        (
+            "jwt: jwt.operatorClaim needs jwt.operatorValue or jwt.operatorReaderValue, "
+            "and they need it."
+        ),
     ),
     "gateways from five to two": (
         {
@@ -69,7 +72,10 @@ NOT_TOGETHER = {
     ),
     "gateways scaled by a part of nothing": (
         {"gateway.autoscaling.enabled": "true", "gateway.resources.requests.cpu": "null"},
-        "targetCPUUtilizationPercentage is a part of gateway.resources.requests.cpu, which is not set.",
+        (
+            "targetCPUUtilizationPercentage is a part of gateway.resources.requests.cpu, "
+            "which is not set."
+        ),
     ),
     "Ingress without host": (
         {"gateway.ingress.enabled": "true"},
@@ -93,7 +99,10 @@ NOT_TOGETHER = {
     ),
     "split in the engine's arguments": (
         {f"{POOL}.engine.arguments.tensor_parallel_size": "2"},
-        "worker.pools, small: set gpu.tensorParallelSize instead of engine.arguments.tensor_parallel_size.",
+        (
+            "worker.pools, small: set gpu.tensorParallelSize instead of "
+            "engine.arguments.tensor_parallel_size."
+        ),
     ),
     "more GPUs than there are": (
         {f"{POOL}.gpu.count": "2", f"{POOL}.gpu.tensorParallelSize": "4"},
@@ -161,10 +170,10 @@ NOT_TOGETHER = {
 def refusal(
     settings: dict[str, str], others: Iterable[dict[str, str]], topic: Callable[[str], str]
 ) -> str:
-    """Return what Helm prints of `settings` and of all others that can be refused in the same run.
+    """Return what Helm prints for `settings` and all others that can be refused in the same run.
 
-    Helm names every problem at once (`test_every_problem_is_told_at_once`), and takes long to start.
-    Settings that have a topic in common go into different runs.
+    Helm reports every problem at once (`test_every_problem_is_reported_at_once`), and starts
+    slowly. Settings on the same topic go into different runs.
     """
     runs: list[dict[str, str]] = []
     for each in others:
@@ -180,22 +189,22 @@ def refusal(
 
 
 def section(name: str) -> str:
-    """Return the part of the values within which one value changes what another one means."""
+    """Return the part of the values in which values depend on each other."""
     parts = name.split(".")
     return ".".join(parts[:2]) if parts[0] == "gateway" else parts[0]
 
 
 def member(name: str) -> str:
-    """Return what the schema looks at by itself: a value, or an entry of a list that is made anew."""
+    """Return the unit that the schema checks: a value, or an entry of a new list."""
     return "worker.pools[1]" if name.startswith("worker.pools[1].") else name
 
 
 @all_cases(("settings", "sentence"), NOT_TOGETHER.values(), ids=NOT_TOGETHER)
-def test_values_that_do_not_go_together(settings: dict[str, str], sentence: str) -> None:
+def test_conflicting_values_are_refused(settings: dict[str, str], sentence: str) -> None:
     assert sentence in refusal(settings, (each for each, _ in NOT_TOGETHER.values()), section)
 
 
-def test_every_problem_is_told_at_once() -> None:
+def test_every_problem_is_reported_at_once() -> None:
     result = helm("template", "sluice", CHART)
     assert result.returncode != 0
     for part in ("redis: say where", "database: say where", "cacheSalt: name a Secret"):
@@ -255,7 +264,7 @@ OUT_OF_RANGE = {
 
 
 @all_cases(("name", "value", "sentence"), OUT_OF_RANGE.values(), ids=OUT_OF_RANGE)
-def test_values_that_the_schema_refuses(name: str, value: str, sentence: str) -> None:
+def test_invalid_values_are_refused_by_the_schema(name: str, value: str, sentence: str) -> None:
     others = ({name: value} for name, value, _ in OUT_OF_RANGE.values())
     reported = refusal({name: value}, others, member)
     assert "values don't meet the specifications of the schema" in reported

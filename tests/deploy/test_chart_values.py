@@ -1,4 +1,4 @@
-"""Values, their schema, their documentation, and the settings of the processes say the same."""
+"""Values, their schema, their documentation, and the settings of the processes agree."""
 
 import json
 import tomllib
@@ -28,7 +28,7 @@ TELEMETRY = {
     "SLUICE_TRACES",
     "SLUICE_TRACE_CONTENT",
 }
-"""Settings of docs/metrics.md and of traces, of which a worker does not have all."""
+"""Settings of docs/metrics.md and of tracing, of which a worker lacks some."""
 OTHER_PROGRAMS = {
     "REDIS_PASSWORD",  # Part of SLUICE_REDIS_URL.
     "POSTGRES_PASSWORD",  # Part of SLUICE_DATABASE_URL.
@@ -37,7 +37,7 @@ OTHER_PROGRAMS = {
     "HF_HOME",
     "HF_TOKEN",
     "VLLM_CACHE_ROOT",
-    "OTEL_EXPORTER_OTLP_ENDPOINT",  # OpenTelemetry's SDK reads these by itself.
+    "OTEL_EXPORTER_OTLP_ENDPOINT",  # OpenTelemetry's SDK reads these directly.
     "OTEL_EXPORTER_OTLP_HEADERS",
     "OTEL_RESOURCE_ATTRIBUTES",
     "OTEL_TRACES_SAMPLER",
@@ -101,13 +101,13 @@ MADE_BY_OTHER_VALUES = {
         "redis_url",
         "tool_parser",
         "traces",
-        "worker_id",  # Made up anew by each process.
+        "worker_id",  # Each process generates its own.
     },
 }
 
 
 def settings_of(component: str) -> type[BaseSettings]:
-    """Return the class that reads a component's environment."""
+    """Return the settings class of a component."""
     return worker.settings.Settings if component == "worker" else gateway.settings.Settings
 
 
@@ -135,7 +135,7 @@ def test_every_environment_variable_is_a_setting_that_is_accepted(
 
 
 def on_this_machine(variables: Mapping[str, str], folder: Path) -> dict[str, str]:
-    """Return the variables with the tiny model and a file for what settings look at when they are read."""
+    """Return the variables with the tiny model, and files for settings that read one."""
     found = {name: value for name, value in variables.items() if name.startswith("SLUICE_")}
     if found.get("SLUICE_MODEL_PATH", "").startswith("/"):
         found["SLUICE_MODEL_PATH"] = str(CHECKPOINT)
@@ -146,7 +146,7 @@ def on_this_machine(variables: Mapping[str, str], folder: Path) -> dict[str, str
     return found
 
 
-def test_numbers_lists_and_truth_arrive_as_settings_read_them(
+def test_numbers_lists_and_booleans_are_parsed_by_settings(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     manifests = case(CHART / "ci" / "config-values.yaml")
@@ -180,7 +180,7 @@ def test_every_setting_can_be_set() -> None:
 
 
 def camel(name: str) -> str:
-    """Return a setting's name as values spell it."""
+    """Return the camel-case name of a setting."""
     first, *others = name.split("_")
     return first + "".join(part.title() for part in others)
 
@@ -224,7 +224,7 @@ def test_passwords_of_bundled_servers_become_part_of_urls() -> None:
     )
 
 
-def test_roles_may_have_urls_of_their_own_in_an_external_redis() -> None:
+def test_processes_can_have_separate_urls_of_an_external_redis() -> None:
     manifests = case(CHART / "ci" / "network-policy-external-values.yaml")
     urls = {
         pod.component: environment(pod.containers[-1], manifests)["SLUICE_REDIS_URL"]
@@ -235,7 +235,7 @@ def test_roles_may_have_urls_of_their_own_in_an_external_redis() -> None:
     assert "//worker:" not in urls["gateway"]
 
 
-def test_encrypted_redis_is_asked_by_its_certificate_alone() -> None:
+def test_clients_of_encrypted_redis_trust_only_its_certificate() -> None:
     manifests = case(CHART / "ci" / "network-policy-values.yaml")
     asking = [
         pod for pod in pods(manifests) if pod.component in {"gateway", "worker", "jobs", "beat"}
@@ -259,7 +259,7 @@ def test_encrypted_redis_is_asked_by_its_certificate_alone() -> None:
     assert "--tls" in container["readinessProbe"]["exec"]["command"]
 
 
-def test_audit_key_is_with_background_jobs_alone() -> None:
+def test_only_background_jobs_have_the_audit_key() -> None:
     manifests = case(CHART / "ci" / "network-policy-values.yaml")
     knowing = {
         pod.component
@@ -270,7 +270,7 @@ def test_audit_key_is_with_background_jobs_alone() -> None:
     assert knowing == {"jobs"}
 
 
-def test_pool_may_say_zero_false_and_nothing() -> None:
+def test_pool_can_override_defaults_with_zero_false_and_null() -> None:
     settings = {
         "worker.defaults.engine.contextWindow": "4096",
         "worker.defaults.podDisruptionBudget.enabled": "true",
@@ -291,22 +291,22 @@ def test_pool_may_say_zero_false_and_nothing() -> None:
 # --- schema and README -------------------------------------------------------------------------
 
 
-def test_schema_is_a_schema() -> None:
+def test_schema_is_valid() -> None:
     assert SCHEMA["$schema"] == "http://json-schema.org/draft-07/schema#"
     jsonschema.Draft7Validator.check_schema(SCHEMA)
     assert list(jsonschema.Draft7Validator(SCHEMA).iter_errors(VALUES)) == []
 
 
 FREE_FORM = {"podSecurityContext", "containerSecurityContext", "affinity", "arguments", "global"}
-"""Objects whose fields are Kubernetes' or vLLM's to name."""
+"""Objects whose fields Kubernetes or vLLM define."""
 
 
-def test_schema_knows_every_value_and_no_other() -> None:
+def test_schema_has_exactly_the_values() -> None:
     assert {*schema_keys(SCHEMA)} - {"global"} == {*value_keys(VALUES)}
 
 
 def schema_keys(schema: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Return the paths of everything that the schema names, settings and lists' entries left out."""
+    """Return the paths of everything in the schema, without settings and entries of lists."""
     if "$ref" in schema:
         schema = SCHEMA["definitions"][schema["$ref"].rpartition("/")[2]]
     for name, each in schema.get("properties", {}).items():
@@ -325,7 +325,7 @@ def value_keys(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def closed(schema: Any) -> Iterator[str]:
-    """Return the properties of objects that accept anything beside what is named."""
+    """Return the properties of objects that accept unknown fields."""
     if isinstance(schema, Mapping):
         if "properties" in schema and schema.get("additionalProperties") is not False:
             yield json.dumps(schema)[:80]
@@ -336,12 +336,12 @@ def closed(schema: Any) -> Iterator[str]:
             yield from closed(each)
 
 
-def test_schema_accepts_nothing_unknown_at_our_own_levels() -> None:
-    # An entry of extraEnv is Kubernetes' own.
+def test_schema_refuses_unknown_fields_of_the_chart() -> None:
+    # Kubernetes defines the entries of extraEnv.
     assert [each for each in closed(SCHEMA) if '"name"' not in each] == []
 
 
-def test_readme_and_copies_are_as_their_sources_make_them() -> None:
+def test_readme_and_copies_equal_the_generated_ones() -> None:
     stale = [str(path.relative_to(REPOSITORY)) for path in chart.stale_files()]
     assert stale == [], "run scripts/chart.py"
 
@@ -361,12 +361,12 @@ def test_value_without_a_comment_is_refused() -> None:
         list(chart.read_rows("a:\n  # -- One.\n  b: 1\n\n  # Not one.\n  c: 2\n"))
 
 
-def test_comment_may_take_several_lines_and_stand_for_a_group() -> None:
+def test_comment_can_span_lines_and_describe_a_group() -> None:
     (row,) = chart.read_rows("# Above.\n# -- One\n# and more.\na:\n  b: 1\n")
     assert row == chart.Row("a", "object", '{"b": 1}', "One and more.")
 
 
-def test_version_of_the_chart_is_the_projects() -> None:
+def test_chart_has_the_version_of_the_project() -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     metadata = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert metadata["appVersion"] == project["version"]

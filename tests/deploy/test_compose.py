@@ -1,4 +1,4 @@
-"""docker-compose.yml: valid, pinned, confined, and with nothing in it that our processes do not know."""
+"""docker-compose.yml: valid, pinned, confined, and with only settings that the processes accept."""
 
 import os
 import re
@@ -39,7 +39,7 @@ from tests.support.stack import CHECKPOINT, REPOSITORY
 SERVICES = list(services().values())
 VERSION = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
 EXACT = re.compile(r"[a-z0-9./-]+:v?\d+\.\d+(\.\d+)?(-[a-z0-9.]+)?")
-"""An image with a tag that names one release: PostgreSQL's have two numbers, others' have three."""
+"""An image with the tag of one release: PostgreSQL's have two numbers, others' have three."""
 DOCUMENTED = re.compile(r"^#?([A-Z_]+)=", re.MULTILINE)
 
 
@@ -53,13 +53,13 @@ every_own_service = all_cases("service", [services()[name] for name in OURS], id
 
 @pytest.mark.parametrize("path", [FILE, OVERRIDE], ids=lambda path: path.name)
 def test_file_follows_the_specification(path: Path, tmp_path: Path) -> None:
-    # As it is read: the schema knows no tags.
+    # After loading: the schema has no YAML tags.
     plain = tmp_path / "compose.yaml"
     plain.write_text(yaml.safe_dump(load(path)))
     assert compose_file.schema_errors(plain) == ""
 
 
-def test_the_schema_refuses_what_is_misspelt(tmp_path: Path) -> None:
+def test_schema_refuses_misspelt_fields(tmp_path: Path) -> None:
     wrong = load(FILE)
     wrong["services"]["gateway"]["healthcheck"]["intervall"] = "1s"
     plain = tmp_path / "compose.yaml"
@@ -86,7 +86,7 @@ def _has_compose() -> bool:
 # --- variables ---------------------------------------------------------------------------------
 
 
-def test_every_variable_is_in_the_example_and_no_other() -> None:
+def test_example_has_exactly_the_variables() -> None:
     passed_on = {
         name
         for service in SERVICES
@@ -97,7 +97,7 @@ def test_every_variable_is_in_the_example_and_no_other() -> None:
     assert set(DOCUMENTED.findall(ENVIRONMENT.read_text())) == asked_for
 
 
-def test_the_example_asks_for_what_is_required_and_nothing_else() -> None:
+def test_example_leaves_only_required_variables_empty() -> None:
     asked_for = variables_of(FILE.read_text())
     required = {name for name, kind in asked_for.items() if kind == ":?"}
     uncommented = set(re.findall(r"^([A-Z_]+)=$", ENVIRONMENT.read_text(), re.MULTILINE))
@@ -116,7 +116,7 @@ def test_no_password_is_in_a_command_line() -> None:
         assert not re.search(r"PASSWORD|SECRET|TOKEN", words)
 
 
-def test_what_an_operator_fills_in_is_not_committed() -> None:
+def test_env_file_is_not_committed() -> None:
     ignored = (REPOSITORY / ".gitignore").read_text().splitlines()
     assert {"/.env", "/compose.override.yaml"} <= set(ignored)
 
@@ -130,7 +130,7 @@ def test_image_is_pinned_to_one_release(service: Service) -> None:
 
 
 @every_own_service
-def test_own_image_has_this_version_and_is_built_here(service: Service) -> None:
+def test_sluice_images_have_this_version_and_are_built_here(service: Service) -> None:
     build = service.options["build"]
     assert service.options["image"].endswith(f":{VERSION}")
     assert (REPOSITORY / build["context"] / build["dockerfile"]).is_file()
@@ -147,7 +147,7 @@ def test_service_has_a_health_check_or_ends(service: Service) -> None:
 
 
 @every_service
-def test_service_waits_until_what_it_needs_is_healthy_or_done(service: Service) -> None:
+def test_service_waits_for_its_dependencies(service: Service) -> None:
     for name, condition in service.options.get("depends_on", {}).items():
         wanted = (
             "service_completed_successfully" if services()[name].is_one_shot else "service_healthy"
@@ -155,7 +155,7 @@ def test_service_waits_until_what_it_needs_is_healthy_or_done(service: Service) 
         assert condition == {"condition": wanted}, name
 
 
-def test_services_wait_for_each_other_without_a_circle() -> None:
+def test_dependencies_of_services_have_no_cycle() -> None:
     def all_before(name: str, path: tuple[str, ...]) -> Iterator[str]:
         assert name not in path
         for each in services()[name].options.get("depends_on", {}):
@@ -192,19 +192,19 @@ def test_ports_are_open_on_loopback_only(service: Service) -> None:
 
 
 @every_service
-def test_container_has_no_rights(service: Service) -> None:
+def test_container_is_unprivileged(service: Service) -> None:
     assert service.options["cap_drop"] == ["ALL"]
     assert service.options["security_opt"] == ["no-new-privileges:true"]
-    # vLLM compiles what it runs and keeps it.
+    # vLLM compiles its kernels at run time and caches them.
     assert service.options.get("read_only", False) is not service.name.startswith("worker-")
 
 
 @every_service
-def test_container_alone_runs_out_of_memory(service: Service) -> None:
+def test_container_has_a_memory_limit(service: Service) -> None:
     assert re.fullmatch(r"\d+[mg]", service.options["mem_limit"])
 
 
-def test_networks_let_each_service_reach_what_it_needs_alone() -> None:
+def test_networks_connect_only_services_that_need_each_other() -> None:
     networks = load(FILE)["networks"]
     members: dict[str, set[str]] = {name: set() for name in networks}
     for service in SERVICES:
@@ -223,7 +223,7 @@ def test_networks_let_each_service_reach_what_it_needs_alone() -> None:
     }
     internal = {name for name, options in networks.items() if (options or {}).get("internal")}
     assert internal == {"redis", "database", "telemetry"}
-    # A port of a container that is in internal networks alone is not published.
+    # A port of a container that is only in internal networks is not published.
     for service in SERVICES:
         if "ports" in service.options:
             assert not internal.issuperset(service.options["networks"]), service.name
@@ -231,7 +231,7 @@ def test_networks_let_each_service_reach_what_it_needs_alone() -> None:
 
 @every_service
 def test_init_reaps_processes(service: Service) -> None:
-    # Tempo and Grafana are started as they are, too: nobody is process 1 who does not know how.
+    # Tempo and Grafana start directly: no other program may be process 1 without support for it.
     assert service.options["init"] is True
 
 
@@ -254,7 +254,7 @@ def test_watched_paths_exist(service: Service) -> None:
         assert (REPOSITORY / watch["path"]).exists(), watch
 
 
-# --- what our processes are told ---------------------------------------------------------------
+# --- environment --------------------------------------------------------------------------------
 
 
 USERS = {
@@ -262,7 +262,7 @@ USERS = {
     **dict.fromkeys(("celery", "beat"), "jobs:j0bs"),
     **dict.fromkeys(("worker", "worker-cpu", "worker-gpu"), "worker:w0rker"),
 }
-"""As whom services ask Redis."""
+"""The Redis users of services."""
 
 
 def settings_of(service: Service) -> type[BaseSettings]:
@@ -271,7 +271,7 @@ def settings_of(service: Service) -> type[BaseSettings]:
 
 
 @every_own_service
-def test_environment_is_known_to_the_process(service: Service) -> None:
+def test_environment_has_only_settings_of_the_process(service: Service) -> None:
     known = {f"SLUICE_{name.upper()}" for name in settings_of(service).model_fields}
     known |= {name for name in vars(environment_variables) if name.startswith("OTEL_")}
     if service.name.startswith("worker-"):
@@ -300,12 +300,12 @@ def _set_environment(monkeypatch: pytest.MonkeyPatch, service: Service) -> None:
         if name.startswith("SLUICE_"):
             monkeypatch.delenv(name)
     for name, value in service.environment.items():
-        # The path of the model is one of the image's.
+        # The path of the model is in the image.
         monkeypatch.setenv(name, value.replace("/app/demo-model", str(CHECKPOINT)))
 
 
 @every_own_service
-def test_time_to_stop_is_enough_for_an_orderly_end(
+def test_stop_grace_period_covers_the_drain(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if service.is_one_shot:
@@ -321,13 +321,13 @@ def test_time_to_stop_is_enough_for_an_orderly_end(
     elif service.name == "beat":
         needed = launch_plan.BEAT_STOP_SECONDS
     else:
-        # As `sluice up` gives it, which is meant for the default.
+        # As in `sluice up`, for the default setting.
         needed = launch_plan.WORKER_STOP_SECONDS - 30.0 + settings.drain_seconds
     assert needed <= service.stop_seconds <= needed + 10
 
 
 @every_own_service
-def test_command_is_one_of_the_command_line(service: Service) -> None:
+def test_command_exists(service: Service) -> None:
     if service.name == "seed":
         return
     command: click.Command | None = main
@@ -339,7 +339,7 @@ def test_command_is_one_of_the_command_line(service: Service) -> None:
     assert not isinstance(command, click.Group)
 
 
-def test_override_changes_services_that_exist_and_settings_that_they_know() -> None:
+def test_override_changes_only_existing_services_and_settings() -> None:
     for name, options in load(OVERRIDE)["services"].items():
         service = services()[name]
         if name in OURS:

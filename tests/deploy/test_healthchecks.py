@@ -1,6 +1,6 @@
-"""The health checks of docker-compose.yml, run as they stand there against real processes.
+"""The health checks of docker-compose.yml, run unchanged against real processes.
 
-What a container would have — host names, addresses of all interfaces, fixed ports — becomes what this machine has.
+Host names, addresses of all interfaces and fixed ports are replaced with those of this machine.
 """
 
 import os
@@ -28,21 +28,21 @@ from tests.support.redis_server import BUNDLED, SYSTEM
 from tests.support.stack import CHECKPOINT, REPOSITORY
 
 IMAGE = REPOSITORY / "deploy" / "docker"
-"""What lies in the working directory of our images."""
+"""The working directory of the images."""
 SCRIPT = IMAGE / "healthcheck.py"
 PORTS = {"gateway": "8080", "celery": "9464", "beat": "9464", "worker": "9465"}
 
 
 @dataclass
 class Containers:
-    """Processes that are started as the services of docker-compose.yml are."""
+    """Processes that start like the services of docker-compose.yml."""
 
     folder: Path
     ports: dict[str, int] = field(default_factory=dict)
     processes: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
 
     def start_redis(self) -> None:
-        """Start Redis by the command of the service, on a port of its own; the same one each time."""
+        """Start Redis with the command of the service, on the same port each time."""
         service = services()["redis"]
         port = self.ports.setdefault("redis", free_port())
         words = {"/etc/redis/": f"{REPOSITORY / 'ops' / 'redis'}/", "/data": str(self.folder)}
@@ -53,7 +53,7 @@ class Containers:
         self._spawn("redis", command, service.environment | temporary)
 
     def start(self, name: str) -> None:
-        """Start a process of ours with the environment of its service."""
+        """Start a process of Sluice with the environment of its service."""
         self.ports[name] = free_port()
         command = [sys.executable, "-m", "gateway.cli"]
         self._spawn(
@@ -68,7 +68,7 @@ class Containers:
         assert migrated.exit_code == 0, migrated.output
 
     def check(self, name: str) -> tuple[int, str]:
-        """Run a service's health check as Docker would. Return its exit status and what it prints."""
+        """Run a service's health check as Docker would. Return its exit status and output."""
         service, port = services()[name], self.ports[name]
         words = {
             "python": sys.executable,
@@ -93,7 +93,7 @@ class Containers:
         def is_settled() -> bool:
             if self.processes[name].poll() is not None:
                 return True
-            # A check is a process, which would take the time that the service needs to start.
+            # A check is a process, which would take CPU time from the starting service.
             return not is_free(self.ports[name]) and self.check(name) == (0, "")
 
         wait_until(is_settled, what=f"{name} being healthy")
@@ -101,20 +101,22 @@ class Containers:
             raise RuntimeError(f"{name} ended:\n{self.log(name)}")
 
     def log(self, name: str) -> str:
-        """Return what a process of this service wrote."""
+        """Return the log of this service's process."""
         return (self.folder / f"{name}.log").read_text()
 
     def stop(self, name: str) -> int:
-        """End a process as its service does, but for a busy machine's sake. Return its exit status."""
+        """Stop a process as its service does, without its time limit. Return its exit status."""
         process = self.processes.pop(name)
         # Celery handles signals only some time after its health check succeeds.
-        wait_until(lambda: _catches_sigterm(process.pid), what=f"{name} taking care of signals")
+        wait_until(lambda: _catches_sigterm(process.pid), what=f"{name} handling signals")
         return stop(process, seconds=max(services()[name].stop_seconds, PATIENCE_SECONDS))
 
     def _environment(self, service: Service) -> dict[str, str]:
         words = {
             "@redis:6379": f"@127.0.0.1:{self.ports['redis']}",
-            "postgresql+asyncpg://sluice:p0stgres@postgres:5432/sluice": f"sqlite+aiosqlite:///{self.folder}/sluice.db",
+            "postgresql+asyncpg://sluice:p0stgres@postgres:5432/sluice": (
+                f"sqlite+aiosqlite:///{self.folder}/sluice.db"
+            ),
             "http://otel-collector:4318": "http://127.0.0.1:9",
             "0.0.0.0": "127.0.0.1",
             "/app/demo-model": str(CHECKPOINT),
@@ -166,7 +168,7 @@ def containers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containers]
             stop(process)
 
 
-def test_redis_keeps_what_it_knows_and_asks_for_its_password(containers: Containers) -> None:
+def test_redis_keeps_its_data_and_requires_its_password(containers: Containers) -> None:
     containers.wait_until_healthy("redis")
     client = ["redis-cli", "-p", str(containers.ports["redis"])]
     stranger = subprocess.run([*client, "ping"], capture_output=True, text=True, check=True)
@@ -183,7 +185,7 @@ def test_redis_keeps_what_it_knows_and_asks_for_its_password(containers: Contain
         assert answer.stdout.split() == [name, value]
 
 
-def test_gateway_is_healthy_while_it_serves_and_redis_answers(containers: Containers) -> None:
+def test_gateway_is_healthy_while_it_serves_and_redis_responds(containers: Containers) -> None:
     containers.start("gateway")
     containers.wait_until_healthy("gateway")
     containers.stop("redis")
@@ -191,10 +193,10 @@ def test_gateway_is_healthy_while_it_serves_and_redis_answers(containers: Contai
     def misses_redis() -> bool:
         status, text = containers.check("gateway")
         assert status == 1
-        # A gateway that waits for the processor may not answer itself.
+        # A gateway without CPU time may not respond at all.
         return "redis does not respond" in text
 
-    wait_until(misses_redis, what="the gateway missing Redis")
+    wait_until(misses_redis, what="the gateway reporting Redis as unavailable")
     containers.start_redis()
     containers.wait_until_healthy("gateway")
     assert containers.stop("gateway") == 0
@@ -211,7 +213,7 @@ def test_process_is_healthy_while_it_works(containers: Containers, name: str) ->
     assert containers.check(name)[0] == 1
 
 
-def test_postgresql_is_asked_by_a_program_of_its_own(postgres_sockets: str) -> None:
+def test_postgresql_is_checked_with_pg_isready(postgres_sockets: str) -> None:
     service = services()["postgres"]
     program, *options = service.check
     assert program == "pg_isready"
@@ -222,13 +224,13 @@ def test_postgresql_is_asked_by_a_program_of_its_own(postgres_sockets: str) -> N
         command = [str(PROGRAMS / program), *arguments]
         return subprocess.run(command, check=False, timeout=PATIENCE_SECONDS).returncode
 
-    # It waits for three seconds at most.
-    wait_until(lambda: status(asked) == 0, what="the server being there")
+    # Its timeout is three seconds.
+    wait_until(lambda: status(asked) == 0, what="the server being ready")
     nobody = [option.replace("127.0.0.1", "/no/such/folder") for option in options]
     assert status(nobody) == 2
 
 
-# --- the program of our images -----------------------------------------------------------------
+# --- the health check program of the images -----------------------------------------------------
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -253,7 +255,7 @@ def serving() -> Iterator[str]:
 
 
 def ask(url: str) -> tuple[int, str]:
-    # Isolated, as in an image: nothing of ours can be imported.
+    # Isolated, as in an image: the repository cannot be imported.
     command = [sys.executable, "-I", str(SCRIPT), url]
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS
@@ -261,19 +263,19 @@ def ask(url: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-def test_answer_200_is_healthy() -> None:
+def test_status_200_is_healthy() -> None:
     with serving() as url:
-        # It waits for three seconds at most.
+        # Its timeout is three seconds.
         wait_until(lambda: ask(f"{url}/good") == (0, ""), what="a healthy answer")
 
 
-def test_other_answer_is_told_with_its_text() -> None:
+def test_other_status_is_reported_with_its_text() -> None:
     with serving() as url:
         reported = (1, f"{url}/bad answers 503: for a reason\n")
         wait_until(lambda: ask(f"{url}/bad") == reported, what="the reason")
 
 
-def test_nobody_answering_is_told_without_a_traceback() -> None:
+def test_refused_connection_is_reported_without_a_traceback() -> None:
     status, text = ask(f"http://127.0.0.1:{free_port()}/healthz")
     assert status == 1
     assert "does not answer" in text

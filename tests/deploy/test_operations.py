@@ -1,4 +1,4 @@
-"""docs/operations.md tells of commands, metrics, services and files that there are."""
+"""docs/operations.md names only commands, metrics, services and files that exist."""
 
 import re
 import shlex
@@ -31,11 +31,11 @@ PLACEHOLDER = "sluice ..."
 
 
 def commands(page: str) -> Iterator[str]:
-    """Yield every line of `sluice` that a page shows, in blocks and within sentences."""
+    """Yield every `sluice` command of a page, in blocks and within sentences."""
     for block in _CODE.findall(page):
         joined = block.replace("\\\n", " ")
         yield from (line for line in joined.splitlines() if line.startswith("sluice "))
-    # Within sentences what is shown may go over the end of a line.
+    # Within sentences a command may continue on the next line.
     for code in _INLINE.findall(re.sub(r"```.*?```", "", page, flags=re.DOTALL)):
         command = _PREFIX.sub("", " ".join(code.split()))
         if command.startswith("sluice ") and command != PLACEHOLDER:
@@ -47,7 +47,7 @@ def shown() -> list[str]:
 
 
 def check(line: str) -> None:
-    """Read a line as the command line would, without running it. Raises click's errors."""
+    """Parse a command without running it. Raises click's errors."""
     command: click.Command = main
     words = shlex.split(line, comments=True)[1:]
     while isinstance(command, click.Group) and words:
@@ -57,7 +57,7 @@ def check(line: str) -> None:
         command = found
     if command.name == "worker":
         command = worker.__main__.command
-    # Without anything behind it a command is only named.
+    # Without arguments a command is only named.
     if words:
         command.make_context(command.name, words)
 
@@ -67,17 +67,17 @@ def test_many_commands_are_shown() -> None:
 
 
 @all_cases("line", shown())
-def test_shown_command_is_one_that_the_command_line_takes(line: str) -> None:
+def test_shown_command_is_valid(line: str) -> None:
     check(line)
 
 
 @all_cases("line", ["sluice tenants freeze acme", "sluice keys revoke --tennant acme KEY"])
-def test_command_that_is_not_there_would_be_noticed(line: str) -> None:
+def test_unknown_command_would_be_detected(line: str) -> None:
     with pytest.raises((click.UsageError, AssertionError)):
         check(line)
 
 
-def test_metrics_are_those_of_the_page_of_metrics() -> None:
+def test_metrics_are_documented_in_the_page_of_metrics() -> None:
     known = set(
         re.findall(r"^\| `(\w+)`", (REPOSITORY / "docs" / "metrics.md").read_text(), re.MULTILINE)
     )
@@ -88,7 +88,7 @@ def test_metrics_are_those_of_the_page_of_metrics() -> None:
     assert named <= known
 
 
-def test_services_are_those_of_compose() -> None:
+def test_services_exist_in_compose() -> None:
     named = re.findall(
         r"docker compose (?:--profile \w+ )?(?:exec|run)(?: -T| --rm| --no-deps)* ([a-z-]+)", PAGE
     )
@@ -97,7 +97,7 @@ def test_services_are_those_of_compose() -> None:
 
 
 @pytest.mark.skipif(not HELM.exists(), reason="helm is not installed")
-def test_values_that_are_shown_are_taken_by_the_chart(tmp_path: Path) -> None:
+def test_shown_values_are_accepted_by_the_chart(tmp_path: Path) -> None:
     blocks = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     assert len(blocks) == 2
     command: list[str | Path] = [
@@ -115,8 +115,8 @@ def test_values_that_are_shown_are_taken_by_the_chart(tmp_path: Path) -> None:
     assert "name: sluice-gateway\n" in done.stdout
 
 
-def test_times_to_stop_are_those_that_are_given() -> None:
-    # What `sluice up` gives; test_compose.py holds the services against the same.
+def test_documented_stop_times_equal_the_configured_ones() -> None:
+    # As in `sluice up`; test_compose.py compares the services with the same.
     worker_margin = launch_plan.WORKER_STOP_SECONDS - Settings.model_fields["drain_seconds"].default
     section = PAGE.partition("## Upgrade without downtime")[2].partition("\n## ")[0]
     reported = re.findall(r"^\| (.+?) \|.*\| ([^|]+) \|$", section, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""Passwords of Redis and PostgreSQL are changed as docs/operations.md says, on real servers, with nobody shut out."""
+"""Passwords of Redis and PostgreSQL change as in docs/operations.md, with no refused client."""
 
 import re
 import shlex
@@ -18,7 +18,7 @@ OLD, NEW = "old-password", "new-password"
 
 
 def shown(program: str) -> list[list[str]]:
-    """Return the words of each command of a program that the page's section of secrets shows."""
+    """Return the words of each command of a program in the page's section on secrets."""
     section = PAGE.partition("## Rotate secrets")[2].partition("\n## ")[0].replace("\\\n", " ")
     lines = re.findall(rf"^docker compose exec \w+ {program} (.+)$", section, re.MULTILINE)
     return [shlex.split(line, comments=True) for line in lines]
@@ -30,13 +30,15 @@ def redis_of_its_own() -> Iterator[RedisServer]:
         yield server
 
 
-def test_redis_takes_both_passwords_until_the_old_one_goes(redis_of_its_own: RedisServer) -> None:
+def test_redis_accepts_both_passwords_until_the_old_one_is_removed(
+    redis_of_its_own: RedisServer,
+) -> None:
     port = redis_of_its_own.port
     with Redis(port=port) as client:
         client.execute_command("ACL", "SETUSER", "gateway", "on", f">{OLD}", "+ping")
 
     def works(password: str) -> bool:
-        # A wrong password counts as a lost connection, after which a client would wait and try again.
+        # A wrong password counts as a lost connection, after which a client would wait and retry.
         retry = Retry(NoBackoff(), 0)
         with Redis(port=port, username="gateway", password=password, retry=retry) as client:
             try:
@@ -56,7 +58,7 @@ def test_redis_takes_both_passwords_until_the_old_one_goes(redis_of_its_own: Red
             assert (works(OLD), works(NEW)) == after
 
 
-async def test_second_role_of_postgresql_takes_the_place_of_the_first(
+async def test_second_role_of_postgresql_replaces_the_first(
     postgres_sockets: str,
 ) -> None:
     await _as("postgres", postgres_sockets, "CREATE ROLE sluice SUPERUSER LOGIN")
@@ -65,7 +67,7 @@ async def test_second_role_of_postgresql_takes_the_place_of_the_first(
         for words in shown("psql"):
             user = words[words.index("--username") + 1]
             given = [words[at + 1] for at, word in enumerate(words) if word == "--command"]
-            # psql's own commands ask at the terminal.
+            # psql's own commands prompt at the terminal.
             statements = [statement for statement in given if not statement.startswith("\\")]
             await _as(user, postgres_sockets, *statements, database="rotated")
         made = "CREATE TABLE made (id integer)"
@@ -78,7 +80,7 @@ async def test_second_role_of_postgresql_takes_the_place_of_the_first(
 
 
 async def _as(user: str, sockets: str, *statements: str, database: str = "postgres") -> str:
-    """Run statements as a user, and return as whom they were run."""
+    """Run statements as a user, and return the current user."""
     connection = await asyncpg.connect(user=user, database=database, host=sockets)
     try:
         for statement in statements:

@@ -1,4 +1,4 @@
-"""Requests side by side: a step of the engine costs hardly more for many sequences than for one."""
+"""Concurrent requests: a step of the engine costs hardly more for many sequences than for one."""
 
 import inspect
 from collections.abc import Callable, Iterable
@@ -25,15 +25,15 @@ def at_once(
 @overload
 def at_once(*calls: Callable[[], A]) -> tuple[A, ...]: ...
 def at_once(*calls: Callable[[], Any]) -> tuple[Any, ...]:
-    """Return what each call returns; they run in threads of their own."""
+    """Return what each call returns; each runs in its own thread."""
     with ThreadPoolExecutor(len(calls)) as threads:
         return tuple([future.result() for future in [threads.submit(call) for call in calls]])
 
 
 def each_at_once(names: str, cases: Iterable[Any]) -> Callable[[Check], Check]:
-    """Make one test of a check of each case: `pytest.mark.parametrize`, but side by side.
+    """Make one test of a check of each case: like `pytest.mark.parametrize`, but concurrent.
 
-    What fails says which case it is. Cases that are marked long are left to long runs.
+    A failure names its case. Cases marked long run only in long runs.
     """
     named = names.replace(",", " ").split()
     known = [
@@ -50,7 +50,7 @@ def each_at_once(names: str, cases: Iterable[Any]) -> Callable[[Check], Check]:
 
         def test(request: pytest.FixtureRequest, **fixtures: Any) -> None:
             is_long = request.config.getoption("--long")
-            if "request" in parameters:  # Of what another one of these has decorated.
+            if "request" in parameters:  # Of another decorator of this kind.
                 fixtures["request"] = request
             at_once(
                 *(
@@ -60,7 +60,7 @@ def each_at_once(names: str, cases: Iterable[Any]) -> Callable[[Check], Check]:
                 )
             )
 
-        # What pytest reads to find the fixtures.
+        # Pytest reads these to find the fixtures.
         request = inspect.Parameter(
             "request", inspect.Parameter.KEYWORD_ONLY, annotation=pytest.FixtureRequest
         )

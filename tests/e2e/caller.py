@@ -1,4 +1,4 @@
-"""A client in a process of its own, which can be killed at any moment."""
+"""A client in a separate process, which can be killed at any moment."""
 
 import json
 import subprocess
@@ -22,7 +22,7 @@ for line in connection.getresponse():
 
 
 class Caller:
-    """One request that is on its way."""
+    """A request in progress."""
 
     def __init__(self, url: str, key: str, body: dict[str, Any]) -> None:
         self._process = subprocess.Popen(
@@ -35,7 +35,7 @@ class Caller:
         self._process.stdin.close()
 
     def read_events(self, number: int) -> list[Any]:
-        """Wait until so many server-sent events have come, and return them."""
+        """Wait until so many server-sent events have arrived, and return them."""
         events: list[Any] = []
         assert self._process.stdout is not None
         for line in self._process.stdout:
@@ -46,7 +46,7 @@ class Caller:
         raise EOFError(f"the answer ended after {len(events)} of {number} events")
 
     def kill(self) -> bytes:
-        """End the process by SIGKILL; return what of the answer it had not yet handed on."""
+        """Kill the process; return the part of the response that was not read yet."""
         self._process.kill()
         assert self._process.stdout is not None
         rest = self._process.stdout.read()
@@ -55,7 +55,7 @@ class Caller:
         return rest
 
     def close(self) -> None:
-        """End the process if it is still there."""
+        """End the process if it still runs."""
         if self._process.returncode is None:
             self.kill()
 

@@ -19,13 +19,13 @@ def stack(deployment: Stack) -> Stack:
 
 @pytest.fixture(scope="session")
 def seeing_stack(request: pytest.FixtureRequest, stack: Stack) -> Stack:
-    """The same deployment, once it also serves a model that sees."""
+    """The same deployment, once it also serves a vision model."""
     return attach(request.config, SEEING)
 
 
 @pytest.fixture(scope="session")
 def client(stack: Stack) -> Iterator[OpenAI]:
-    """The official client at the first gateway; it tries everything once."""
+    """The official client at the first gateway, without retries."""
     with OpenAI(base_url=f"{stack.url}/v1", api_key=stack.key(), max_retries=0) as client:
         yield client
 

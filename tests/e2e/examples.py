@@ -1,4 +1,4 @@
-"""What the tiny model is known to answer, from the file that is shipped with its checkpoint."""
+"""Known completions of the tiny model, from the file in its checkpoint."""
 
 import json
 from typing import NamedTuple
@@ -24,23 +24,23 @@ EXAMPLES = [
     for row in json.loads(EXAMPLES_PATH.read_text(encoding="utf-8"))
 ]
 ENDING = next(example for example in EXAMPLES if example.finish_reason == "stop")
-"""Its completion ends by itself, before max_tokens."""
+"""Its completion ends before max_tokens."""
 
 LONG = max(EXAMPLES, key=lambda example: len(example.completion))
 SPECIAL = next(example for example in EXAMPLES if example.prompt.startswith("<|"))
-"""Its prompt has special tokens in it."""
+"""Its prompt has special tokens."""
 
 MULTI_BYTE = [example for example in EXAMPLES if not example.completion.isascii()]
 
 COUNTING = "1, 2, 3, 4,"
-"""Its completion is sure of itself and uses few tokens again and again."""
+"""Its completion is nearly certain and repeats few tokens."""
 
 OPEN = "One day"
-"""Its completion can go many ways, so that sampling shows."""
+"""Its completion has many likely variants, so that sampling has an effect."""
 
 TOKENIZER = Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json"))
 
 
 def ids_of(text: str) -> list[int]:
-    """Return the token ids of a text, counted independently of gateway and worker."""
+    """Return the token ids of a text, computed independently of gateway and worker."""
     return list(TOKENIZER.encode(text).ids)

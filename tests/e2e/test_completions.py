@@ -1,4 +1,4 @@
-"""Shapes of a request, on the real engine: prompts, choices, streams."""
+"""Forms of a request, on the real engine: prompts, choices, streams."""
 
 import asyncio
 from functools import partial
@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from tests.e2e.asking import (
+from tests.e2e.at_once import at_once, each_at_once
+from tests.e2e.completions import (
     choices_of,
     complete,
     complete_async,
@@ -22,7 +23,6 @@ from tests.e2e.asking import (
     usage_of,
     values_of,
 )
-from tests.e2e.at_once import at_once, each_at_once
 from tests.e2e.examples import (
     COUNTING,
     ENDING,
@@ -59,7 +59,7 @@ async def test_async_client_gets_the_same_answers(async_client: AsyncOpenAI) -> 
     assert joined(chunks) == LONG.completion
 
 
-def test_answer_carries_what_openai_promises(client: OpenAI) -> None:
+def test_response_has_the_fields_of_openai(client: OpenAI) -> None:
     answer = complete(client, ENDING.prompt, temperature=0)
 
     assert answer.object == "text_completion"
@@ -89,7 +89,7 @@ def test_stream_never_splits_a_character(client: OpenAI, example: Example) -> No
     assert joined(chunks) == example.completion
 
 
-def test_stream_of_wild_bytes_joins_to_the_plain_text(client: OpenAI) -> None:
+def test_stream_of_arbitrary_bytes_joins_to_the_plain_text(client: OpenAI) -> None:
     prompt = MULTI_BYTE[0].prompt + MULTI_BYTE[0].completion
     options = {"temperature": 2, "seed": 3, "n": 4, "max_tokens": 50, "ignore_eos": True}
     plain, chunks = at_once(
@@ -101,7 +101,7 @@ def test_stream_of_wild_bytes_joins_to_the_plain_text(client: OpenAI) -> None:
     assert [joined(chunks, index) for index in range(4)] == plain
 
 
-def test_three_choices_sample_with_seeds_of_their_own(client: OpenAI) -> None:
+def test_each_choice_samples_with_its_own_seed(client: OpenAI) -> None:
     options = {"temperature": 1, "max_tokens": 24}
     three, *alone = at_once(
         partial(complete, client, OPEN, n=3, seed=50, **options),

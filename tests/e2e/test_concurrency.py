@@ -1,4 +1,4 @@
-"""Sixty-four streams of sixteen tenants at once, through two gateways and one engine."""
+"""Sixty-four concurrent streams of sixteen tenants, through two gateways and one engine."""
 
 import asyncio
 from functools import partial
@@ -8,7 +8,8 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 from openai.types import Completion
 
-from tests.e2e.asking import (
+from tests.e2e.at_once import at_once
+from tests.e2e.completions import (
     complete,
     finish_reasons,
     joined,
@@ -17,7 +18,6 @@ from tests.e2e.asking import (
     text,
     usage_of,
 )
-from tests.e2e.at_once import at_once
 from tests.e2e.examples import ids_of
 from tests.support.stack import Stack
 
@@ -31,11 +31,11 @@ LENGTH = 128
 """Completion tokens of each stream: enough for all of them to be in the engine together."""
 
 COMPARED_LENGTH = 12
-"""Completion tokens that are compared with what is answered when few run: enough to distinguish all."""
+"""Completion tokens that are compared with a quiet engine's: enough to distinguish all streams."""
 FEW = 8
 
 PROMPTS = [f"{i}, {i + 1}, {i + 2}, {i + 3}," for i in range(1, 3 * STREAMS, 3)]
-"""The model counts on from each, so that every stream has a text of its own."""
+"""The model counts on from each, so that every stream has its own text."""
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def tenant_keys(stack: Stack) -> list[str]:
 
 @pytest.fixture
 def callers(stack: Stack, async_client: AsyncOpenAI, tenant_keys: list[str]) -> list[AsyncOpenAI]:
-    """A client for each stream: the tenants take turns, and each is seen by both gateways."""
+    """A client for each stream; tenants alternate, and each uses both gateways."""
     return [
         async_client.with_options(
             base_url=f"{stack.gateways[number // TENANTS % 2]}/v1",
@@ -57,7 +57,7 @@ def callers(stack: Stack, async_client: AsyncOpenAI, tenant_keys: list[str]) -> 
 
 @pytest.fixture(scope="module")
 def texts_of_few(client: OpenAI) -> list[str]:
-    """What each prompt is answered plainly, when few run."""
+    """The whole response to each prompt on a quiet engine."""
     options = {"temperature": 0, "max_tokens": COMPARED_LENGTH, "ignore_eos": True}
     return [
         text(answer)
@@ -69,7 +69,7 @@ def texts_of_few(client: OpenAI) -> list[str]:
 
 
 class Watched:
-    """Streams that are read side by side."""
+    """Streams that are read concurrently."""
 
     def __init__(self) -> None:
         self._in_the_middle = 0
@@ -89,7 +89,7 @@ class Watched:
         return chunks
 
 
-async def test_sixty_four_streams_run_together_each_with_its_own_text(
+async def test_sixty_four_concurrent_streams_have_their_own_texts(
     callers: list[AsyncOpenAI], texts_of_few: list[str]
 ) -> None:
     watched = Watched()
@@ -108,10 +108,10 @@ async def test_sixty_four_streams_run_together_each_with_its_own_text(
     assert watched.most_at_once >= LEAST_AT_ONCE
 
 
-async def test_streams_that_run_together_are_told_apart(
+async def test_concurrent_streams_keep_their_own_texts(
     stack: Stack, callers: list[AsyncOpenAI]
 ) -> None:
-    """A whole text asked plainly through one gateway is the text streamed through the other."""
+    """A whole response of one gateway equals the stream of the other."""
     options = {"temperature": 1, "max_tokens": 24}
     pairs = list(zip(callers[:TENANTS], callers[TENANTS : 2 * TENANTS], PROMPTS, strict=False))
     answers = await asyncio.gather(

@@ -20,7 +20,7 @@ REQUIRING_A_MODEL = ("openai", "fireworks", "fireworks-2026", "omlx")
 
 
 async def ignore_nothing(stack: Stack, tenant: str) -> None:
-    """Have unknown parameters of a tenant refused."""
+    """Let a tenant's unknown parameters be rejected."""
     database, redis = Database(stack.database_url), redis_client(stack.redis.url)
     try:
         tenants = TenantService(database, ChangeAnnouncer(redis))
@@ -32,7 +32,7 @@ async def ignore_nothing(stack: Stack, tenant: str) -> None:
 
 @pytest.fixture(scope="module")
 def strict_caller(stack: Stack) -> Iterator[Caller]:
-    """A key of a tenant for whom nothing may be ignored."""
+    """A key of a tenant whose unknown parameters are rejected."""
     key = stack.key("strict", allowed_models=(MODEL,))
     asyncio.run(ignore_nothing(stack, "strict"))
     caller = Caller(stack.url, key)
@@ -63,14 +63,16 @@ def test_conflict_24_absent_model(caller: Caller, dialect: str) -> None:
 
 
 @each_dialect()
-def test_conflict_25_user_is_no_identity(stack: Stack, caller: Caller, dialect: str) -> None:
-    """Neither a parameter nor a header named `user` makes a request somebody else's."""
+def test_conflict_25_user_does_not_change_identity(
+    stack: Stack, caller: Caller, dialect: str
+) -> None:
+    """Neither a parameter nor a header named `user` changes the identity of a request."""
     prompt = [11 + DIALECTS.index(dialect)] * (2 * BLOCK_TOKENS + 1)
     body: Body = {"prompt": prompt, "max_tokens": 1}
     caller.complete(dialect, body)
 
     answer = caller.post(dialect, body | {"user": "another-tenant"}, user="another-tenant").json()
-    # The tenant's own prefix cache still answers, and nobody else's does.
+    # The tenant's own prefix cache is used, and no other.
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 2 * BLOCK_TOKENS
     stranger = Caller(stack.url, "sk-nonsense")
     assert stranger.post(dialect, body | {"user": "documents"}, user="documents").status_code == 401

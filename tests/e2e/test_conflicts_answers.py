@@ -1,4 +1,4 @@
-"""Where the served APIs disagree about structure and about the shape of answers: who gets what."""
+"""Conflicts of the served APIs about structure and the form of responses."""
 
 import json
 import re
@@ -141,7 +141,7 @@ def test_conflict_18_body_of_errors(caller: Caller, dialect: str) -> None:
 
 @each_dialect("takes_any_model_name", "error_style")
 def test_conflict_18_unknown_model(caller: Caller, dialect: str) -> None:
-    # Of two models, none is meant by a name that is neither's.
+    # With two models, another name means neither.
     response = caller.post(dialect, {"prompt": OPEN, "model": "nobody/nothing", "max_tokens": 1})
 
     if dialect in LLAMACPP:
@@ -154,7 +154,7 @@ def test_conflict_18_unknown_model(caller: Caller, dialect: str) -> None:
 
 @each_dialect()
 def test_conflict_19_reasoning_stays_in_the_text(caller: Caller, dialect: str) -> None:
-    """A completion is the raw text: nothing is taken out of it into a field of its own."""
+    """A completion is the raw text: no part of it becomes a separate field."""
     prompt = "<|user|>Think: what is 27 + 35?\n<|assistant|>"
     body = {"prompt": prompt, "max_tokens": 60, "temperature": 0, "repetition_penalty": 1.0}
     answer, chunks = at_once(
@@ -168,7 +168,7 @@ def test_conflict_19_reasoning_stays_in_the_text(caller: Caller, dialect: str) -
 
 
 def timings_of(dialect: str, answer: Body) -> set[str]:
-    """Return the names of the times that an answer tells, wherever the dialect has them."""
+    """Return the names of the times in a response, wherever the dialect has them."""
     places: dict[str, Any] = {
         "fireworks": answer.get("perf_metrics"),
         "llamacpp": answer.get("timings"),
@@ -209,7 +209,7 @@ def test_conflict_20_fireworks_headers(caller: Caller) -> None:
 
 @each_dialect("uses_sampler_chain")
 def test_answers_of_every_dialect_are_the_same_text(caller: Caller, dialect: str) -> None:
-    """A dialect changes defaults and shapes, never what a fully specified request means."""
+    """A dialect changes defaults and forms, never the meaning of a fully specified request."""
     body = {"prompt": ENDING.prompt, "max_tokens": 40, "temperature": 0, "repetition_penalty": 1.0}
     [reference], [text] = at_once(
         lambda: caller.texts("openai", body), lambda: caller.texts(dialect, body)

@@ -1,4 +1,4 @@
-"""Where the served APIs disagree about stop text, lengths, choices and suffixes: who gets what."""
+"""Conflicts of the served APIs about stop text, lengths, choices and suffixes."""
 
 from functools import partial
 

@@ -48,9 +48,9 @@ def test_conflict_05_sampler_defaults(caller: Caller, dialect: str) -> None:
 
 
 @each_dialect("penalizes_prompt")
-def test_conflict_06_what_penalties_look_at(caller: Caller, dialect: str) -> None:
-    """llama.cpp counts the last 64 tokens, the prompt's too; the others what was generated."""
-    # The space, which comes next, stands in it so often that no certainty outweighs the penalty.
+def test_conflict_06_tokens_that_penalties_count(caller: Caller, dialect: str) -> None:
+    """llama.cpp counts the last 64 tokens, prompt included; others count the completion."""
+    # The space, which comes next, occurs in it so often that the penalty outweighs any certainty.
     body = {"prompt": "".join(f"{number}, " for number in range(1, 16)) + "16,"}
     body |= GREEDY | {"max_tokens": 1}
     penalty = {"frequency_penalty": 2.0}
@@ -65,7 +65,7 @@ def test_conflict_06_what_penalties_look_at(caller: Caller, dialect: str) -> Non
 
 @each_dialect("penalty_last_n")
 def test_conflict_06_window_of_the_repetition_penalty(caller: Caller, dialect: str) -> None:
-    """What lies more than 64 tokens back counts everywhere but in llama.cpp."""
+    """Tokens more than 64 back count everywhere except in llama.cpp."""
     filler = ids_of("x") * 70
     body = {"prompt": ids_of(COUNTING) + filler, "max_tokens": 12, "temperature": 0}
     body |= {"repetition_penalty": 1.9}
@@ -175,7 +175,7 @@ def test_conflict_22_seeds(caller: Caller, dialect: str) -> None:
         lambda: texts_by_seed(caller, dialect, body, seeds),
         lambda: texts_by_seed(caller, dialect, body, [-1] * 3),
     )
-    # On a CPU, seeds that differ in their upper half alone draw the same numbers.
+    # On a CPU, seeds that differ only in their upper half draw the same numbers.
     assert texts[0] != texts[1]
     assert again == texts
     assert len(set(unseeded)) > 1

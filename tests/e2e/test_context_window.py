@@ -1,12 +1,12 @@
-"""Prompt and completion share one window: what does not fit is cut or refused, as was asked for."""
+"""Prompt and completion share one window: what does not fit is cut or rejected, as requested."""
 
 import json
 
 import pytest
 from openai import BadRequestError, OpenAI
 
-from tests.e2e.asking import complete, parameters, streamed, usage_of
 from tests.e2e.at_once import each_at_once
+from tests.e2e.completions import complete, parameters, streamed, usage_of
 from tests.e2e.examples import COUNTING, LONG, ids_of
 from tests.support.stack import CHECKPOINT, MODEL
 
@@ -44,7 +44,7 @@ def test_header_names_max_tokens_when_all_fits(client: OpenAI) -> None:
     assert raw.headers["x-max-tokens-applied"] == "7"
 
 
-def test_unlimited_max_tokens_are_what_fits(client: OpenAI) -> None:
+def test_unlimited_max_tokens_are_the_rest_of_the_window(client: OpenAI) -> None:
     options = {"max_tokens": -1, "ignore_eos": True}
     raw = client.completions.with_raw_response.create(**parameters(prompt_of(WINDOW - 9), options))
 
@@ -52,7 +52,7 @@ def test_unlimited_max_tokens_are_what_fits(client: OpenAI) -> None:
     assert usage_of(raw.parse()).completion_tokens == 9
 
 
-def test_lowest_of_several_prompts_is_named(client: OpenAI) -> None:
+def test_header_has_the_lowest_max_tokens_of_several_prompts(client: OpenAI) -> None:
     prompts = [prompt_of(20), prompt_of(WINDOW - 3)]
     raw = client.completions.with_raw_response.create(
         **parameters(prompts, {"max_tokens": 10, "ignore_eos": True} | TRUNCATE)
@@ -63,7 +63,7 @@ def test_lowest_of_several_prompts_is_named(client: OpenAI) -> None:
 
 
 @each_at_once("behavior", [{}, ERROR])
-def test_error_refuses_what_does_not_fit(client: OpenAI, behavior: dict[str, str]) -> None:
+def test_error_rejects_what_does_not_fit(client: OpenAI, behavior: dict[str, str]) -> None:
     with pytest.raises(BadRequestError) as caught:
         complete(client, prompt_of(WINDOW - 5), max_tokens=6, **behavior)
 
@@ -74,7 +74,7 @@ def test_error_refuses_what_does_not_fit(client: OpenAI, behavior: dict[str, str
 
 
 @each_at_once("behavior", [{}, ERROR])
-def test_error_takes_what_just_fits(client: OpenAI, behavior: dict[str, str]) -> None:
+def test_error_accepts_what_just_fits(client: OpenAI, behavior: dict[str, str]) -> None:
     answer = complete(client, prompt_of(WINDOW - 5), max_tokens=5, ignore_eos=True, **behavior)
 
     assert usage_of(answer).completion_tokens == 5

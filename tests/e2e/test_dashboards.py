@@ -1,4 +1,4 @@
-"""What dashboards show of vLLM itself, read by a real Prometheus from a worker with the real engine."""
+"""Panels of vLLM's own metrics: Prometheus scrapes a worker with the real engine."""
 
 import time
 
@@ -21,7 +21,7 @@ def test_panels_of_the_engine_have_data(stack: Stack, client: OpenAI) -> None:
     empty = [query.expr for name in NEED_THE_REAL_ENGINE for query in panels[name].queries]
     with running_prometheus(PROMETHEUS, [target]) as server:
         since = time.time()
-        # Rates need some readings, between which the engine has worked.
+        # Rates need some scrapes, between which the engine has worked.
         while empty:
             client.completions.create(model=MODEL, prompt="Once upon a time " * 4, max_tokens=20)
             empty = [

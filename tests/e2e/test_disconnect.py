@@ -1,4 +1,4 @@
-"""A killed client: nothing runs for it any more, and Redis holds nothing of it."""
+"""A killed client: none of its work continues, and Redis holds nothing of it."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +16,7 @@ from tests.support.stack import MODEL, Stack, metric
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("alone")]
 
 FILLING_TOKENS = 2_000
-"""Of completions that would run for long after their client was killed."""
+"""Of completions that would run long after their client was killed."""
 LONG_PROMPTS = 48
 LONG_PROMPT_TOKENS = 2_000
 NEXT_TOKENS = 8
@@ -25,12 +25,12 @@ both_ways = pytest.mark.parametrize("stream", [False, True], ids=["plain", "stre
 one_way = pytest.mark.parametrize(
     "stream", [pytest.param(False, marks=pytest.mark.long), True], ids=["plain", "streamed"]
 )
-"""Where it is the engine that is looked at: how a gateway notices that a client left, the other tests prove."""
+"""For tests of the engine; other tests prove how a gateway detects a disconnect."""
 
 
 @pytest.fixture(autouse=True)
 def idle(stack: Stack, store: "Redis") -> Iterator[None]:
-    """Begin and end with an engine that runs nothing and a queue that holds nothing."""
+    """Begin and end with an idle engine and an empty queue."""
 
     def is_over() -> bool:
         return is_idle(stack) and not held(store) and not job_keys(store)
@@ -46,13 +46,13 @@ def worker_metric(stack: Stack, name: str) -> float:
 
 
 def is_idle(stack: Stack) -> bool:
-    """Whether the worker holds no job and the engine samples and reads nothing."""
+    """Whether the worker holds no job and the engine has no sequence."""
     names = ("sluice_worker_jobs_running", "vllm:num_requests_running", "vllm:num_requests_waiting")
     return not any(worker_metric(stack, name) for name in names)
 
 
 def held(store: "Redis") -> list[Any]:
-    """Return everything that Redis holds of any job, apart from receipts that are being settled."""
+    """Return everything that Redis holds of any job, except receipts that are being settled."""
     active: Any = store.zrange(keys.active_tenants(MODEL), 0, -1)
     leases: Any = store.zrange(keys.leases(MODEL), 0, -1)
     queues = store.scan_iter(f"{keys.queue_prefix(MODEL)}*")
@@ -61,23 +61,23 @@ def held(store: "Redis") -> list[Any]:
 
 
 def waiting(store: "Redis") -> int:
-    """Return the number of jobs that wait in the queue."""
+    """Return the number of waiting jobs."""
     depth: Any = store.get(keys.waiting(MODEL))
     return int(depth or 0)
 
 
 def completion_tokens(stack: Stack) -> int:
-    """Return the tokens that the engine has generated for whomever."""
+    """Return the tokens that the engine has generated for all clients."""
     return int(worker_metric(stack, "sluice_worker_completion_tokens_total"))
 
 
 def wait_until_nothing_is_left(stack: Stack, store: "Redis") -> None:
-    """Wait until neither the worker nor Redis has anything of a client that was killed."""
-    wait_until(lambda: is_idle(stack) and not held(store), what="the end of what was asked")
+    """Wait until neither the worker nor Redis holds anything of a killed client."""
+    wait_until(lambda: is_idle(stack) and not held(store), what="the end of the requests")
 
 
 def check_stays_idle(stack: Stack) -> None:
-    """The engine's next steps bring tokens for the next client only: its gauges lag a step behind."""
+    """The engine's next steps generate tokens only for the next client: its gauges lag a step."""
     before = completion_tokens(stack)
     with calling(stack.url, stack.key("next"), prompt=COUNTING, max_tokens=NEXT_TOKENS):
         wait_until(
@@ -88,7 +88,7 @@ def check_stays_idle(stack: Stack) -> None:
 
 
 @both_ways
-def test_client_killed_in_the_queue_is_never_run(
+def test_job_of_a_client_killed_in_the_queue_never_runs(
     stack: Stack, store: "Redis", stream: bool
 ) -> None:
     filler = {"n": MAX_SEQUENCES, "max_tokens": FILLING_TOKENS, "ignore_eos": True, "stream": True}
@@ -121,7 +121,7 @@ def test_client_killed_in_the_queue_is_never_run(
 
 
 def is_full(stack: Stack) -> bool:
-    """Whether the engine has as many sequences as it takes."""
+    """Whether the engine has as many sequences as it can run."""
     return worker_metric(stack, "vllm:num_requests_running") == MAX_SEQUENCES
 
 
@@ -134,7 +134,7 @@ def job_keys(store: "Redis") -> list[bytes]:
 def test_client_killed_during_prefill_stops_the_engine(
     stack: Stack, store: "Redis", stream: bool
 ) -> None:
-    # Each prompt begins differently, so that none is found in the prefix cache.
+    # Each prompt begins differently, so that none is in the prefix cache.
     filling = ids_of(COUNTING) * LONG_PROMPT_TOKENS
     first = 300 + LONG_PROMPTS * stream
     prompts = [[first + i, *filling[: LONG_PROMPT_TOKENS - 1]] for i in range(LONG_PROMPTS)]

@@ -1,4 +1,4 @@
-"""Log-probabilities and the echoed prompt, with offsets into the text that is returned."""
+"""Log-probabilities and the echoed prompt, with offsets into the returned text."""
 
 import math
 from typing import Any
@@ -8,7 +8,8 @@ from openai import OpenAI
 from openai.types import CompletionChoice
 from openai.types.completion_choice import Logprobs
 
-from tests.e2e.asking import (
+from tests.e2e.at_once import at_once, each_at_once
+from tests.e2e.completions import (
     choices_of,
     complete,
     in_pieces,
@@ -20,14 +21,13 @@ from tests.e2e.asking import (
     usage_of,
     values_of,
 )
-from tests.e2e.at_once import at_once, each_at_once
 from tests.e2e.examples import COUNTING, LONG, MULTI_BYTE, OPEN, SPECIAL, TOKENIZER, ids_of
 
 pytestmark = pytest.mark.e2e
 
 
 def check_offsets(choice: CompletionChoice) -> None:
-    """Every token's text must stand where its offset says, one after the other."""
+    """Every token's text must be at its offset, one after the other."""
     logprobs = logprobs_of(choice)
     tokens, offsets = logprobs.tokens or [], logprobs.text_offset or []
     assert offsets[0] == 0

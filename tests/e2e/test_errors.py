@@ -1,4 +1,4 @@
-"""Every class of error arrives as the exception of that name in the official client."""
+"""Every class of error raises the official client's exception of that name."""
 
 from typing import Any
 
@@ -16,8 +16,8 @@ from redis import Redis
 
 from contract import keys
 from gateway.tenancy.scopes import Scope
-from tests.e2e.asking import complete, parameters, streamed, wait_until_served
 from tests.e2e.at_once import each_at_once
+from tests.e2e.completions import complete, parameters, streamed, wait_until_served
 from tests.e2e.examples import COUNTING, TOKENIZER
 from tests.support.deployment import MAX_WAITING_JOBS_OF_TENANT
 from tests.support.stack import MODEL, Stack, wait_for_metric
@@ -126,11 +126,13 @@ def model_that_left(stack: Stack, client: OpenAI) -> str:
     return name
 
 
-def test_worker_lost_amid_a_stream_is_none(stack: Stack, client: OpenAI, store: "Redis") -> None:
+def test_lost_worker_of_a_stream_raises_no_error(
+    stack: Stack, client: OpenAI, store: "Redis"
+) -> None:
     environment: dict[str, Any] = {
         "SLUICE_ENGINE": "scripted",
         "SLUICE_MODEL_NAME": "sluice-mortal",
-        # It would lose its jobs to a busy machine, too: the test lets its lease expire.
+        # A busy machine would also make it lose jobs: the test expires its lease.
         "SLUICE_LEASE_SECONDS": "60",
         "SLUICE_SCRIPTED_STEP_SECONDS": "0.01",
     }
@@ -139,12 +141,12 @@ def test_worker_lost_amid_a_stream_is_none(stack: Stack, client: OpenAI, store: 
     wait_until_served(client, "sluice-mortal")
     undisturbed = client.completions.create(model="sluice-mortal", **asked)
     with client.completions.create(model="sluice-mortal", **asked, stream=True) as stream:
-        # A gateway that waited for the processor sends all of its text at once.
+        # A gateway that waited for CPU time sends all of its text at once.
         pieces = [next(stream)]
         stack.kill("mortal")
         leases = keys.leases("sluice-mortal")
         held: Any = store.zrange(leases, 0, -1)
-        if held:  # It may have ended by itself before.
+        if held:  # It may have ended before.
             store.zadd(leases, dict.fromkeys(held, 1), xx=True)
         stack.start_worker("heir", **environment)
         pieces += stream
@@ -172,7 +174,7 @@ def test_request_that_kills_engines_is_an_internal_server_error(
     assert caught.value.status_code == 500
     assert caught.value.code == "poisonous_request"
     assert caught.value.response.headers["x-should-retry"] == "false"
-    # Each of the two engines that died is followed by another one, sooner or later.
+    # Another engine eventually replaces each of the two that died.
     restarts = "sluice_worker_engine_restarts_total"
     wait_for_metric(stack.worker_url("poisonable"), restarts, 2)
     stack.stop("poisonable")

@@ -1,4 +1,4 @@
-"""Hostile grammars beside healthy streams, on the real engine."""
+"""Hostile grammars next to healthy streams, on the real engine."""
 
 import asyncio
 import json
@@ -25,21 +25,21 @@ HEALTHY = {
 }
 EVENTS_OF_STANDSTILL = 2
 WORST = ("multipleOf", "gbnf chain", "regex of many states", "choices")
-"""One that is given up, and those that get furthest; test_checker.py has them all."""
+"""One that is aborted, and those that get furthest; test_checker.py has them all."""
 OUT_OF_TIME = "takes too long or too much memory"
-"""In the message of what was given up after it had used its share of a processor."""
+"""In the message of a structure that was aborted after its limit of CPU time."""
 
 
 @dataclass
 class Healthy:
-    """A stream that is asked for again and again."""
+    """A stream that is requested repeatedly."""
 
     events: int = 0
     texts: set[str] = field(default_factory=set)
-    """Of all answers that came to their end."""
+    """Of all responses that ended."""
 
     async def read(self, http: httpx.AsyncClient) -> None:
-        """Read one answer."""
+        """Read one response."""
         events = []
         async with http.stream("POST", "/v1/completions", json=HEALTHY) as answer:
             assert answer.status_code == 200
@@ -53,13 +53,13 @@ class Healthy:
         self.texts.add("".join(json.loads(chunk)["choices"][0]["text"] for chunk in chunks))
 
     async def read_until(self, http: httpx.AsyncClient, over: asyncio.Event) -> None:
-        """Read answers until it is over."""
+        """Read responses until `is_over`."""
         while not over.is_set():
             await self.read(http)
 
 
 def parameter(kind: str, source: Any) -> dict[str, Any]:
-    """Return a structure as a request has it."""
+    """Return a structure as a parameter of a request."""
     match kind:
         case "json_schema":
             return {"json_schema": source}
@@ -74,7 +74,7 @@ def parameter(kind: str, source: Any) -> dict[str, Any]:
 async def ask(http: httpx.AsyncClient, name: str) -> tuple[int, dict[str, Any]]:
     """Send one structure; return the status and the error, empty if there is none.
 
-    The deployment's sandboxes wait for the processor, so that no structure is answered "try again".
+    The deployment's sandboxes wait for CPU time, so that no structure gets a retryable error.
     """
     kind, source = (HOSTILE | BOUNDED)[name]
     body = {"model": MODEL, "prompt": "x", "max_tokens": 8, **parameter(kind, source)}
@@ -102,7 +102,7 @@ async def test_hostile_structures_do_not_disturb_healthy_streams(
 ) -> None:
     headers, hostile_headers = ({"authorization": f"Bearer {key}"} for key in keys)
     over = asyncio.Event()
-    # A structure may wait for a sandbox, for its start, and for what it makes of the structure.
+    # A structure may wait for a sandbox, for its start, and for its compilation.
     patience = 3 * PATIENCE_SECONDS
     async with (
         httpx.AsyncClient(base_url=stack.url, headers=headers, timeout=patience) as healthy,
@@ -124,8 +124,8 @@ async def test_hostile_structures_do_not_disturb_healthy_streams(
                 meanwhile[name] = [b - a for a, b in zip(before, after, strict=True)]
         over.set()
         await asyncio.gather(*reading)
-    # Each stream moved on while these kept a processor busy. A gateway that stood still meanwhile would have
-    # had one event to send behind each of them.
+    # Each stream progressed while these kept a core busy. A stalled gateway would have had one
+    # event to send after each of them.
     assert meanwhile
     moved = [sum(events) for events in zip(*meanwhile.values(), strict=True)]
     assert min(moved) > EVENTS_OF_STANDSTILL * len(meanwhile), meanwhile

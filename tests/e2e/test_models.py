@@ -1,4 +1,4 @@
-"""`models.list` and `models.retrieve`, from what workers announce."""
+"""`models.list` and `models.retrieve`, from the cards of workers."""
 
 import pytest
 from openai import NotFoundError, OpenAI

@@ -1,4 +1,4 @@
-"""What each sampling parameter does to the text."""
+"""The effect of each sampling parameter on the text."""
 
 import asyncio
 import math
@@ -11,7 +11,8 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 from openai.types import CompletionChoice
 
-from tests.e2e.asking import (
+from tests.e2e.at_once import at_once, each_at_once
+from tests.e2e.completions import (
     complete,
     complete_async,
     logprobs_of,
@@ -20,7 +21,6 @@ from tests.e2e.asking import (
     usage_of,
     values_of,
 )
-from tests.e2e.at_once import at_once, each_at_once
 from tests.e2e.examples import COUNTING, ENDING, EXAMPLES, LONG, OPEN, ids_of
 
 pytestmark = pytest.mark.e2e
@@ -38,18 +38,18 @@ def test_seed_repeats_the_text_and_another_seed_does_not(client: OpenAI) -> None
 
 
 def texts_of_each(client: OpenAI, prompt: Any, *options: dict[str, Any]) -> list[str]:
-    """Return the texts for a prompt with each set of options; all are asked for at once."""
+    """Return the texts for a prompt with each set of options, requested concurrently."""
     asked = (partial(complete, client, prompt, **each) for each in options)
     return [text(answer) for answer in at_once(*asked)]
 
 
-def test_no_seed_is_another_seed_each_time(client: OpenAI) -> None:
+def test_without_a_seed_each_text_differs(client: OpenAI) -> None:
     options = {"temperature": 1.5, "max_tokens": 16}
 
     assert len({*texts_of_each(client, OPEN, *[options] * 4)}) > 1
 
 
-async def test_seed_repeats_the_text_beside_sixteen_others(async_client: AsyncOpenAI) -> None:
+async def test_seed_repeats_the_text_next_to_sixteen_others(async_client: AsyncOpenAI) -> None:
     options = {"temperature": 1, "max_tokens": 32}
     alone = await complete_async(async_client, OPEN, seed=1, **options)
     prompts = [example.prompt for example in EXAMPLES]
@@ -67,7 +67,7 @@ async def test_seed_repeats_the_text_beside_sixteen_others(async_client: AsyncOp
     assert len({text(other) for other in rest}) > 8, "the others were others"
 
 
-def test_ignore_eos_goes_on_to_the_last_token(client: OpenAI) -> None:
+def test_ignore_eos_continues_to_the_last_token(client: OpenAI) -> None:
     options = {"temperature": 0, "max_tokens": ENDING.max_tokens + 20}
     ended, answer = at_once(
         lambda: complete(client, ENDING.prompt, **options),
@@ -122,7 +122,7 @@ def test_penalty_changes_how_much_a_text_repeats(
 
 
 def distinct_tokens(choices: Iterable[CompletionChoice]) -> int:
-    """Return how many different tokens the choices are made of."""
+    """Return the number of different tokens in the choices."""
     return len({token for choice in choices for token in tokens_of(choice)})
 
 
@@ -145,7 +145,7 @@ def sampled(client: OpenAI, **options: Any) -> list[CompletionChoice]:
 
 @pytest.fixture(scope="module")
 def wide(client: OpenAI) -> list[CompletionChoice]:
-    """What is sampled from all tokens."""
+    """Samples from all tokens."""
     return sampled(client)
 
 
@@ -191,7 +191,7 @@ def test_top_p_narrows_the_choice(client: OpenAI, wide: list[CompletionChoice]) 
     assert mean(near) < mean(far) / 2
 
 
-def test_higher_temperature_takes_less_likely_tokens(
+def test_higher_temperature_samples_less_likely_tokens(
     client: OpenAI, wide: list[CompletionChoice]
 ) -> None:
     low, middle = at_once(

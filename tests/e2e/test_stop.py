@@ -1,10 +1,11 @@
-"""Stop strings end a text before them, wherever they begin and however they arrive."""
+"""Stop strings end a text before them, wherever they begin and however they are split."""
 
 import pytest
 from openai import OpenAI
 from openai.types import Completion
 
-from tests.e2e.asking import (
+from tests.e2e.at_once import at_once
+from tests.e2e.completions import (
     complete,
     finish_reasons,
     joined,
@@ -13,7 +14,6 @@ from tests.e2e.asking import (
     text,
     usage_of,
 )
-from tests.e2e.at_once import at_once
 from tests.e2e.examples import COUNTING, LONG
 
 pytestmark = pytest.mark.e2e
@@ -23,7 +23,7 @@ MIDDLE = len(LONG.completion) // 2
 
 
 def check_stopped(client: OpenAI, stop: str | list[str], *, at: str) -> Completion:
-    """Ask plainly and streamed: both must end right before the first `at` of the known text."""
+    """Request it whole and streamed: both must end right before the first `at` of the text."""
     expected = LONG.completion[: LONG.completion.index(at)]
     answer, chunks = at_once(
         lambda: complete(client, LONG.prompt, stop=stop, **OPTIONS),

@@ -1,4 +1,4 @@
-"""Every kind of structure, asked for as its API has it, on the real engine: the text matches."""
+"""Every kind of structure, in the form of its API, on the real engine: the text matches."""
 
 import json
 import re
@@ -110,7 +110,7 @@ def asked(body: Body, **more: Any) -> Body:
 def test_text_matches_its_structure(
     caller: Caller, dialect: str, body: Body, check: Check, temperature: float
 ) -> None:
-    # llama.cpp's penalty would make the model avoid what it must write.
+    # llama.cpp's penalty would make the model avoid the required text.
     body = asked(body, temperature=temperature, repetition_penalty=1.0)
     answer, chunks = at_once(
         lambda: caller.complete(dialect, body), lambda: caller.stream(dialect, body)
@@ -125,14 +125,14 @@ def test_the_grammar_of_llamacpps_document_yields_arithmetic(caller: Caller) -> 
     body = asked({"grammar": ARITHMETIC}, prompt="Generate a simple expression:", max_tokens=20)
     text = text_of(caller.complete("llamacpp", body))
     assert re.fullmatch(r"[0-9()+*/-]+", text)
-    # What 20 tokens leave unfinished is a start of an expression: closing it makes it one.
+    # 20 tokens leave an unfinished expression, which closing brackets complete.
     whole = text if text[-1] in "0123456789)" else text + "1"
     whole += ")" * (whole.count("(") - whole.count(")"))
     assert re.search(r"[0-9]", whole)
     compile(re.sub(r"\b0+(?=[0-9])", "", whole), "expression", "eval")
 
 
-def test_any_json_object_has_no_idle_white_space(caller: Caller) -> None:
+def test_any_json_object_has_no_superfluous_white_space(caller: Caller) -> None:
     body = asked({"response_format": {"type": "json_object"}}, max_tokens=80, temperature=1)
     text = text_of(caller.complete("openai", body))
     assert text.startswith("{")
@@ -189,7 +189,7 @@ def test_a_required_tool_is_called_with_arguments_of_its_schema(
         ),
     ],
 )
-def test_what_cannot_be_honoured_is_refused(
+def test_unsupported_structure_is_rejected(
     caller: Caller, body: Body, param: str, reason: str
 ) -> None:
     error = caller.refused("openai", asked(body))

@@ -6,9 +6,9 @@ import pytest
 
 from tests.support.deployment import COLLECTOR_PORT
 from tests.support.stack import Stack
-from tests.telemetry.traces.asking import ask
+from tests.telemetry.traces.client import ask
 from tests.telemetry.traces.collector import Collector, running_collector
-from tests.telemetry.traces.walk import REQUEST, WHOLE, by_name, check_order, check_parents
+from tests.telemetry.traces.spans import REQUEST, WHOLE, by_name, check_order, check_parents
 
 pytestmark = pytest.mark.e2e
 
@@ -17,7 +17,7 @@ TOKENS = 24
 
 @pytest.fixture
 def collector(stack: Stack) -> Iterator[Collector]:
-    """Where the deployment exports the traces of clients that ask for it."""
+    """The collector for traces of clients that sample them."""
     with running_collector(int(stack.environment[COLLECTOR_PORT])) as collector:
         yield collector
 

@@ -1,18 +1,18 @@
-"""Token counts: those of the model's tokenizer and of what was generated, plainly and streamed."""
+"""Token counts: those of the model's tokenizer and of the generated text, whole and streamed."""
 
 import pytest
 from openai import OpenAI
 from openai.types import Completion
 
-from tests.e2e.asking import cached_tokens, complete, streamed, tokens_of, usage_of
 from tests.e2e.at_once import at_once, each_at_once
+from tests.e2e.completions import cached_tokens, complete, streamed, tokens_of, usage_of
 from tests.e2e.examples import EXAMPLES, LONG, OPEN, Example, ids_of
 from tests.support.stack import Stack
 
 pytestmark = pytest.mark.e2e
 
 BLOCK_TOKENS = 128
-"""What vLLM's prefix cache counts in on a CPU."""
+"""Block size of vLLM's prefix cache on a CPU."""
 
 PROMPT_CHARACTERS = 2_000
 
@@ -39,7 +39,7 @@ def test_counts_sum_over_prompts_and_choices(client: OpenAI) -> None:
     assert usage.completion_tokens == sum(len(tokens_of(choice)) for choice in answer.choices)
 
 
-def test_usage_rides_in_the_final_chunk(client: OpenAI) -> None:
+def test_usage_is_in_the_final_chunk(client: OpenAI) -> None:
     options = {"temperature": 1, "seed": 6, "n": 2, "max_tokens": 20}
     plain, (*chunks, last) = at_once(
         lambda: complete(client, OPEN, **options), lambda: streamed(client, OPEN, **options)
@@ -64,7 +64,7 @@ def test_include_usage_adds_a_chunk_without_choices(client: OpenAI) -> None:
 
 
 def counts(completion: Completion) -> tuple[int, int]:
-    """Return the token counts that do not depend on what is in the prefix cache."""
+    """Return the token counts that do not depend on the prefix cache."""
     usage = usage_of(completion)
     return usage.prompt_tokens, usage.completion_tokens
 

@@ -1,4 +1,4 @@
-"""Requests made by chance, but the same ones every time."""
+"""Random requests, the same ones in each run."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -35,7 +35,7 @@ class Case:
 
     @override
     def __str__(self) -> str:
-        """Show it so that it can be sent again."""
+        """Return it in a form that can be sent again."""
         return f"{self.path}\nX-Api-Dialect: {self.dialect}\n{self.body!r}"
 
 
@@ -45,7 +45,7 @@ def _texts(table: dict[str, tuple[object, ...]]) -> dict[str, tuple[str, ...]]:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """An endpoint, and what is sent to it."""
+    """An endpoint and its parameters."""
 
     path: str
     subject: str
@@ -64,7 +64,7 @@ CHATS = Target("/v1/chat/completions", "messages", _texts(CHAT_SOUND), _texts(CH
 
 
 def different_cases(seed: int, target: Target, oddities: Sequence[int]) -> Iterator[Case]:
-    """Yield requests without end, none of them twice; `oddities` are drawn from."""
+    """Yield distinct requests forever; odd values are drawn from `oddities`."""
     chance = Random(seed)
     seen: set[Case] = set()
     while True:
@@ -98,7 +98,7 @@ def _member(chance: Random, target: Target, oddity: int) -> str:
 
 
 def _mangled(chance: Random, body: bytes) -> bytes:
-    """Return the bytes with a piece cut out and another put in."""
+    """Return the bytes with one piece cut out and another inserted."""
     start = chance.randint(0, len(body))
     end = chance.randint(start, min(start + 20, len(body)))
     return body[:start] + chance.choice(SCRAPS) + body[end:]

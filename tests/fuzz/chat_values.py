@@ -1,4 +1,4 @@
-"""Values for the parameters that only chats have, and what only completions have."""
+"""Values of the parameters that only chats have, and of those that only completions have."""
 
 from typing import Any
 
@@ -81,7 +81,7 @@ CHAT_ODD: dict[str, tuple[Any, ...]] = {
     "metadata": ({"a": 1}, {str(n): "b" for n in range(17)}, []),
     "safety_identifier": (5,),
     "prompt_cache_key": (5,),
-    # Not parameters of chats, or such as are refused.
+    # Not parameters of chats, or refused.
     "prompt": ("a",),
     "echo": (True,),
     "best_of": (2,),
@@ -92,4 +92,4 @@ CHAT_ODD: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"], ["audio"]),
     "store": (True,),
 }
-"""Values at a bound, beyond it or of another type, and names that are no parameters."""
+"""Values at a bound, beyond it or of another type, and unknown names."""

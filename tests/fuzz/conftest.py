@@ -1,4 +1,4 @@
-"""What is shot at: the deployment with the real engine, and one of its own without a model."""
+"""The targets: the deployment with the real engine, and a separate one without a model."""
 
 from collections.abc import Iterator
 
@@ -8,12 +8,12 @@ from tests.support.deployment import DEPLOYMENT, LEASE_SECONDS, MAX_SEQUENCES
 from tests.support.stack import Stack, running_stack
 
 REAL, SCRIPTED = DEPLOYMENT, "scripted"
-"""Fixtures with whose names tests choose an engine."""
+"""Fixtures; tests select an engine by their names."""
 
 
 @pytest.fixture(scope="package")
 def scripted() -> Iterator[Stack]:
-    """Two gateways and an engine without a model, which costs next to nothing."""
+    """Two gateways and an engine without a model, which costs almost no time."""
     with running_stack() as stack:
         for name in ("gateway-1", "gateway-2"):
             stack.start_gateway(name)
@@ -28,6 +28,6 @@ def scripted() -> Iterator[Stack]:
 
 @pytest.fixture
 def target(request: pytest.FixtureRequest, engine: str) -> Stack:
-    """The deployment with an engine; at the end all of it must still be there and sound."""
+    """The deployment with an engine; at the end all of it must still be running and sound."""
     stack: Stack = request.getfixturevalue(engine)
     return stack

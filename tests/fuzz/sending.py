@@ -1,4 +1,4 @@
-"""Sending many requests at once."""
+"""Sends many concurrent requests."""
 
 import asyncio
 import ssl
@@ -13,15 +13,15 @@ from tests.support.patience import PATIENCE_SECONDS
 
 IN_FLIGHT = 32
 TIMEOUT_SECONDS = 2 * PATIENCE_SECONDS
-"""Of one request, and for the repetitions of one that finds the deployment too busy."""
+"""Timeout of one request, and of the retries of one that finds the deployment too busy."""
 PLAIN_HTTP = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-"""Certificates, which are not needed, would take each client a while to read."""
+"""Each client would take a while to read the certificates, which are not needed."""
 
 
 async def answers_of(
     url: str, key: str, cases: Iterable[Case]
 ) -> list[tuple[Case, httpx.Response | Exception]]:
-    """Send all requests, so many at a time; return each with its answers, or what came instead."""
+    """Send all requests with limited concurrency; return each with its responses, or the error."""
     answers: list[tuple[Case, httpx.Response | Exception]] = []
     queue = iter(cases)
     await asyncio.gather(*(_send(url, key, queue, answers) for _ in range(IN_FLIGHT)))
@@ -35,7 +35,7 @@ async def _send(
     answers: list[tuple[Case, httpx.Response | Exception]],
 ) -> None:
     headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
-    # A client for each sender: a shared one looks through all its connections at every request.
+    # A client for each sender: a shared one checks all its connections at every request.
     async with httpx.AsyncClient(
         base_url=url, headers=headers, timeout=TIMEOUT_SECONDS, verify=PLAIN_HTTP
     ) as client:
@@ -46,7 +46,7 @@ async def _send(
 async def _answers(
     client: httpx.AsyncClient, case: Case
 ) -> AsyncIterator[httpx.Response | Exception]:
-    """Send a request, and again where the deployment was too busy for it, as it asks for."""
+    """Send a request, and retry after Retry-After while the deployment is too busy."""
     dialect = {"x-api-dialect": case.dialect} if case.dialect else {}
     deadline = time.monotonic() + TIMEOUT_SECONDS
     while True:

@@ -1,4 +1,4 @@
-"""Whether a deployment is as it was."""
+"""Checks that a deployment is as it was."""
 
 import httpx
 
@@ -10,9 +10,9 @@ PROCESSES = ("gateway-1", "gateway-2", "worker")
 
 
 def check_sound(stack: Stack, *, text: str | None = None) -> None:
-    """Check that every process is there, none has logged a bug, and the engine says what it always says.
+    """Check that every process runs, none has logged a bug, and the engine's output is as expected.
 
-    What a scripted engine says need only be the same through each gateway.
+    The output of a scripted engine need only be the same through each gateway.
     """
     urls = [*stack.gateways, stack.worker_url()]
     assert {url: http_status(f"{url}/readyz") for url in urls} == dict.fromkeys(urls, 200)
@@ -26,12 +26,12 @@ def check_sound(stack: Stack, *, text: str | None = None) -> None:
         "max_tokens": LONG.max_tokens,
         "temperature": 0,
     }
-    said = {_said(url, stack.key(), body) for url in stack.gateways}
-    assert len(said) == 1
-    assert text is None or said == {text}
+    outputs = {_output(url, stack.key(), body) for url in stack.gateways}
+    assert len(outputs) == 1
+    assert text is None or outputs == {text}
 
 
-def _said(url: str, key: str, body: dict[str, object]) -> str:
+def _output(url: str, key: str, body: dict[str, object]) -> str:
     headers = {"authorization": f"Bearer {key}"}
     response = httpx.post(
         f"{url}/v1/completions", json=body, headers=headers, timeout=PATIENCE_SECONDS

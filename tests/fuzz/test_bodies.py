@@ -1,4 +1,4 @@
-"""Thousands of bodies, sound, odd and broken, in every dialect: each gets an answer that can be read."""
+"""Thousands of bodies, sound, odd and broken, in every dialect: each gets a valid response."""
 
 import asyncio
 from collections import Counter
@@ -30,32 +30,32 @@ from tests.support.stack import Stack
 pytestmark = [pytest.mark.e2e, pytest.mark.load]
 
 BODIES = {REAL: 100, SCRIPTED: 200}
-"""For each endpoint. They are the same in every run, so a run of more would find little that is new."""
+"""For each endpoint. They are the same in every run: more would find little that is new."""
 LONG_BODIES = 9_000
 FUZZER = "fuzzer"
-"""A tenant, so that others get their share of the engine beside it."""
+"""A tenant, so that others get their share of the engine meanwhile."""
 SEED = 1
 SHOWN = 5
 
 
-def test_every_parameter_is_tried() -> None:
-    # The model is the same in every body, and its name is tried where models are chosen.
+def test_bodies_cover_every_parameter() -> None:
+    # Every body has the same model; other tests cover the parameter.
     assert set(SOUND) == set(CompletionRequest.model_fields) - {"model"}
     assert set(CHAT_SOUND) == set(ChatCompletionRequest.model_fields) - {"model"}
 
 
 @pytest.mark.parametrize("endpoint", [COMPLETIONS, CHATS], ids=lambda each: each.subject)
 @pytest.mark.parametrize("engine", [REAL, SCRIPTED])
-def test_every_answer_is_sound(
+def test_every_body_gets_a_valid_response(
     request: pytest.FixtureRequest, target: Stack, engine: str, endpoint: Target
 ) -> None:
     is_long = request.config.getoption("--long")
     bodies = LONG_BODIES if is_long else BODIES[engine]
-    # Few bodies are worth a real engine unless they reach it.
+    # Most bodies that are sent to a real engine should reach it.
     oddities = NEARLY_SOUND if engine == REAL and not is_long else ODDITIES
     sent = list(islice(different_cases(SEED, endpoint, oddities), bodies))
     half = bodies // 2
-    answers = asyncio.run(shoot(target, target.key(FUZZER), sent[:half], sent[half:]))
+    answers = asyncio.run(send(target, target.key(FUZZER), sent[:half], sent[half:]))
 
     problems = []
     for case, answer in answers:
@@ -63,23 +63,23 @@ def test_every_answer_is_sound(
         if problem:
             problems.append(f"{problem}\n{case}")
     assert not problems, f"{len(problems)} of {bodies}:\n" + "\n\n".join(problems[:SHOWN])
-    # Each body counts by its last answer: how many find a queue full depends on the machine.
+    # Each body counts by its last response: how many find a queue full depends on the machine.
     last = {
         case: answer.status_code for case, answer in answers if isinstance(answer, httpx.Response)
     }
     statuses = Counter(last.values())
-    # The bodies are worth sending: many run, and many are refused.
+    # The bodies are a useful mix: many run, and many are refused.
     assert statuses[200] > bodies // 4, statuses
     assert statuses[400] > bodies // 10, statuses
     assert not statuses[OVERLOADED], statuses
     check_sound(target, text=LONG.completion if engine == REAL else None)
 
 
-async def shoot(
+async def send(
     target: Stack, key: str, *volleys: list[Case]
 ) -> list[tuple[Case, httpx.Response | Exception]]:
-    """Send a volley to each gateway, all at the same time."""
-    shots = [
+    """Send the requests to all gateways, concurrently."""
+    tasks = [
         answers_of(url, key, volley) for url, volley in zip(target.gateways, volleys, strict=True)
     ]
-    return [answer for answers in await asyncio.gather(*shots) for answer in answers]
+    return [answer for answers in await asyncio.gather(*tasks) for answer in answers]

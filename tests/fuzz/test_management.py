@@ -1,6 +1,6 @@
-"""Requests that schemathesis makes to the management API: all of them are answered as the OpenAPI page says.
+"""Schemathesis sends requests to the management API: responses match the OpenAPI page.
 
-503 is documented, but nothing is away here.
+503 is documented, but everything is available here.
 """
 
 from collections import Counter
@@ -27,10 +27,10 @@ EXAMPLES, LONG_EXAMPLES = 3, 50
 """Requests for each operation, in the short form and in the long one."""
 LEAST_OPERATIONS = 50
 LEAST_SERVED = 40
-"""Requests that must be served, so that not only refusals are looked at."""
+"""Requests that must be served, so that not only refusals are checked."""
 TENANT = "fuzzed"
 OTHERS = ("/v1/completions", "/v1/models")
-"""Paths that are looked at elsewhere, with an engine."""
+"""Paths that other tests cover, with an engine."""
 
 CHECKS = [
     not_a_server_error,
@@ -43,19 +43,19 @@ CHECKS = [
 
 @pytest.fixture(scope="module")
 def target(scripted: Stack) -> Stack:
-    """Two gateways, and things that requests can be about."""
+    """Two gateways, and resources for the requests."""
     return scripted
 
 
 @pytest.fixture(scope="module")
 def key(target: Stack) -> str:
-    """A key that may do everything."""
+    """A key with all permissions."""
     return target.key(TENANT, scopes=frozenset(Scope))
 
 
 @pytest.fixture(scope="module")
 def things(target: Stack, key: str) -> dict[str, str]:
-    """Ids by the names under which paths ask for them."""
+    """Ids by the names of path parameters."""
     headers = {"authorization": f"Bearer {key}"}
     with httpx.Client(base_url=target.url, headers=headers, timeout=PATIENCE_SECONDS) as client:
 
@@ -73,7 +73,7 @@ def things(target: Stack, key: str) -> dict[str, str]:
         }
 
 
-def test_management_api_answers_as_its_page_says(
+def test_management_api_matches_its_openapi_page(
     request: pytest.FixtureRequest, target: Stack, key: str, things: dict[str, str]
 ) -> None:
     examples = LONG_EXAMPLES if request.config.getoption("--long") else EXAMPLES
@@ -92,7 +92,7 @@ def test_management_api_answers_as_its_page_says(
     assert len(operations) >= LEAST_OPERATIONS
     statuses: Counter[int] = Counter()
     for operation in operations:
-        _shoot(operation, key, things, statuses, examples=examples)
+        _send(operation, key, things, statuses, examples=examples)
     assert sum(statuses[status] for status in (200, 201, 204)) >= LEAST_SERVED, statuses
     assert {400, 404} <= set(statuses)
     assert statuses[503] == 0
@@ -101,15 +101,15 @@ def test_management_api_answers_as_its_page_says(
     assert key[16:] not in log
 
 
-def _shoot(
+def _send(
     operation: Any, key: str, things: dict[str, str], statuses: Counter[int], *, examples: int
 ) -> None:
-    """Send requests to one operation, half of them about things that are there."""
+    """Send requests to one operation, half of them about existing resources."""
     strategies = [
         operation.as_strategy(generation_mode=mode) for mode in schemathesis.GenerationMode
     ]
     headers = {"authorization": f"Bearer {key}"}
-    # Whoever is suspended is asked nothing more.
+    # A suspended owner gets no more requests.
     is_last = operation.path.endswith(":suspend")
 
     @seed(1)
@@ -120,7 +120,7 @@ def _shoot(
         suppress_health_check=list(HealthCheck),
     )
     @given(st.one_of(strategies), st.booleans())
-    def shoot(case: Any, is_known: bool) -> None:
+    def send(case: Any, is_known: bool) -> None:
         if is_known and not is_last:
             known = {name: things[name] for name in case.path_parameters if name in things}
             case.path_parameters.update(known)
@@ -128,4 +128,4 @@ def _shoot(
         case.validate_response(response, checks=CHECKS)
         statuses[response.status_code] += 1
 
-    shoot()
+    send()

@@ -1,4 +1,4 @@
-"""Requests that schemathesis makes from the OpenAPI page: what is answered is what the page says."""
+"""Schemathesis makes requests from the OpenAPI page: responses match the page."""
 
 from collections import Counter
 from itertools import islice
@@ -33,10 +33,10 @@ REQUESTS = {
 }
 LONG_FACTOR = 20
 LEAST_SERVED = 2
-"""Requests to each path that must be served, so that not only refusals are looked at."""
+"""Requests to each path that must be served, so that not only refusals are checked."""
 
 MOST_SEEDS = 20
-"""With which requests are made until so many were served."""
+"""Seeds of the requests, until so many were served."""
 
 FEW = 4
 MESSAGES = [{"role": "user", "content": "a"}]
@@ -53,7 +53,7 @@ CHECKS = [
 each_engine = pytest.mark.parametrize(
     "engine", [SCRIPTED, pytest.param(REAL, marks=pytest.mark.long)]
 )
-"""What an engine answers goes through the same code of the gateway, whichever engine it is."""
+"""The gateway's code for responses is the same for each engine."""
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def page(target: Stack) -> schemathesis.BaseSchema:
 
 @pytest.mark.parametrize("path", REQUESTS)
 @each_engine
-def test_answers_are_as_the_page_says(
+def test_responses_match_the_openapi_page(
     request: pytest.FixtureRequest, target: Stack, page: schemathesis.BaseSchema, path: str
 ) -> None:
     factor = LONG_FACTOR if request.config.getoption("--long") else 1
@@ -80,22 +80,23 @@ def test_answers_are_as_the_page_says(
         suppress_health_check=list(HealthCheck),
     )
     @given(st.one_of(strategies), st.booleans())
-    def shoot(case: Any, is_brief: bool) -> None:
+    def send(case: Any, is_brief: bool) -> None:
         if is_brief and isinstance(case.body, dict) and "completions" in path:
             # Many parameters at once nearly always contradict each other somewhere.
             subject = {"messages": MESSAGES} if "chat" in path else {"prompt": "a"}
             case.body = {**subject, **dict(islice(case.body.items(), FEW))}
         if isinstance(case.body, dict) and (is_brief or isinstance(case.body.get("model"), str)):
-            # A made-up name would end every request as unknown, and no limit would let it run long.
+            # A made-up model would be unknown in every request, and no limit would let a request
+            # run long.
             case.body.update(model=MODEL, max_tokens=2, n_predict=None, max_completion_tokens=None)
         response = case.call(headers=headers, timeout=PATIENCE_SECONDS)
         case.validate_response(response, checks=CHECKS)
         statuses[response.status_code] += 1
 
     statuses: Counter[int] = Counter()
-    # What hypothesis makes of a seed depends on the modules that happen to be imported.
+    # What hypothesis makes of a seed depends on the imported modules.
     for number in range(1, MOST_SEEDS + 1):
-        seed(number)(shoot)()
+        seed(number)(send)()
         if statuses[200] >= LEAST_SERVED:
             break
     assert statuses[200] >= LEAST_SERVED, statuses

@@ -1,4 +1,4 @@
-"""Values for every parameter of a completion: such as are meant, and such as are just beyond them."""
+"""Values for every parameter of a completion: valid ones, and ones just beyond their bounds."""
 
 from typing import Any
 
@@ -183,7 +183,7 @@ ODD: dict[str, tuple[Any, ...]] = {
     "cache_salt": ("x" * 1000, "@/\\", 5),
     "service_tier": ("", "scale", "x" * 1000, 5, ["flex"]),
     "prompt_cache_isolation_key": ("x" * 10_000, 5),
-    # Not parameters of the API, or such as are refused.
+    # Not parameters of the API, or refused.
     "prompt_logprobs": (1, True),
     "use_beam_search": (True,),
     "prompt_embeds": ("AAAA",),
@@ -199,7 +199,7 @@ ODD: dict[str, tuple[Any, ...]] = {
     "x\r\ny": (1,),
     "": (1,),
 }
-"""Values at a bound, beyond it or of another type, and names that are no parameters."""
+"""Values at a bound, beyond it or of another type, and unknown names."""
 
 JUNK = (
     "null",
@@ -230,4 +230,4 @@ JUNK = (
     "undefined",
     "'x'",
 )
-"""JSON texts, and such as are none, for any parameter at all."""
+"""JSON texts and invalid ones, for any parameter."""

@@ -1,4 +1,4 @@
-"""What an answer may look like whatever was asked."""
+"""The forms that a response may have, whatever the request."""
 
 import json
 import re
@@ -12,7 +12,7 @@ REFUSALS = frozenset({400, 404, 413, 422, 429})
 OVERLOADED = 503
 DONE = "data: [DONE]"
 CONTRADICTION = "left no next token."
-"""A stream may fail by itself only if its words were forbidden that its structure needs."""
+"""A stream may fail only if its words were forbidden and its structure needs them."""
 
 REASONS = frozenset({"stop", "length", "tool_calls", "function_call"})
 
@@ -26,7 +26,7 @@ _OPTIONAL = {"n_prompt_tokens", "n_ctx"}
 
 
 def complaint(case: Case, response: httpx.Response) -> str:
-    """Return what is wrong with an answer; empty if it is a sound completion, stream or refusal."""
+    """Return the defect of a response; empty if it is a sound completion, stream or refusal."""
     try:
         if response.status_code == 200:
             return _of_success(response)
@@ -68,12 +68,12 @@ def _of_stream(text: str) -> str:
 
 
 def _of_failure(chunks: list[dict[str, Any]]) -> str:
-    """Return what is wrong with a stream that failed; nothing if what was asked for was impossible."""
+    """Return the defect of a failed stream; empty if the request was impossible to fulfil."""
     *before, last = chunks
     is_last = not any("error" in chunk for chunk in before)
     if is_last and last["error"]["message"].endswith(CONTRADICTION):
         return ""
-    return f"failed on its way: {last}"
+    return f"failed after it began: {last}"
 
 
 def _of_completion(answer: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Workers with the real engine that are killed, for the whole folder."""
+"""A deployment for all tests of this folder, whose real-engine workers are killed."""
 
 from collections.abc import Iterator
 
@@ -10,6 +10,6 @@ from tests.support.stack import Stack
 
 @pytest.fixture(scope="package")
 def stack() -> Iterator[Stack]:
-    """A deployment of its own, whose workers can be killed."""
+    """A separate deployment, whose workers can be killed."""
     with killable_stack() as stack:
         yield stack

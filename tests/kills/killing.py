@@ -1,4 +1,4 @@
-"""Workers with the real engine that are killed under streams."""
+"""Kills workers with the real engine under streams."""
 
 import asyncio
 import json
@@ -23,16 +23,16 @@ STREAMS = 32
 LONG_KILLS = 20
 PATIENCE_SECONDS = 600.0
 TOKENS_BEFORE_A_KILL = 300
-"""Fewest tokens that the engine generates for its streams first, so that each is in the middle."""
+"""Fewest tokens that the engine generates before a kill, so that every stream has begun."""
 ENGINE = {
     "SLUICE_MAX_SEQUENCES": str(STREAMS),
-    # In bfloat16 a batch of another shape can tip a token over.
+    # In bfloat16 a batch of another shape can change a token.
     "SLUICE_ENGINE_ARGUMENTS": '{"dtype": "float32"}',
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class StreamRequest:
     """A request for a stream."""
 
     path: str
@@ -40,7 +40,7 @@ class Asked:
 
     @property
     def streamed(self) -> dict[str, Any]:
-        """The body with all that makes a stream."""
+        """The body, with the options for streams."""
         return {
             "model": MODEL,
             "return_token_ids": True,
@@ -62,7 +62,7 @@ def killable_stack() -> Iterator[Stack]:
 
 
 def start_workers(stack: Stack, names: Sequence[str] = WORKERS) -> None:
-    """Start the workers that do not run, side by side."""
+    """Start the workers that are not running, concurrently."""
     missing = [name for name in names if name not in stack.processes]
     for name in missing:
         stack.launch_worker(name, ENGINE)
@@ -70,30 +70,33 @@ def start_workers(stack: Stack, names: Sequence[str] = WORKERS) -> None:
         stack.await_worker(name)
 
 
-async def read(stack: Stack, key: str, asked: Asked) -> Transcript:
-    """Return what one stream tells, which must come to its end."""
+async def read(stack: Stack, key: str, stream_request: StreamRequest) -> Transcript:
+    """Return the transcript of one stream, which must end."""
     async with asyncio.timeout(PATIENCE_SECONDS):
-        transcript, retry_after = await _read_once(stack, key, asked)
+        transcript, retry_after = await _read_once(stack, key, stream_request)
         while retry_after is not None:
             await asyncio.sleep(retry_after)
-            transcript, retry_after = await _read_once(stack, key, asked)
-    assert transcript.error is None, f"{asked.body}: {transcript.error} behind {transcript}"
-    assert transcript.is_done, f"{asked.body} has no end"
+            transcript, retry_after = await _read_once(stack, key, stream_request)
+    assert transcript.error is None, f"{stream_request.body}: {transcript.error} after {transcript}"
+    assert transcript.is_done, f"{stream_request.body} has no end"
     return transcript
 
 
 def _retry_after(reply: Reply, transcript: Transcript) -> float | None:
-    """Return after how many seconds a client may try again what has not begun; None for all else.
+    """Return the `Retry-After` of a refusal, in seconds; None for any other reply.
 
-    On a crowded machine a gateway may miss the worker, answers of Redis or the end of a grammar's compilation.
+    On a busy machine a gateway may miss the worker, replies of Redis or the end of a grammar's
+    compilation.
     """
     if transcript.error is None or reply.status != SERVICE_UNAVAILABLE:
         return None
     return reply.retry_after
 
 
-async def _read_once(stack: Stack, key: str, asked: Asked) -> tuple[Transcript, float | None]:
-    """Return what one stream tells, and after how many seconds to try again if it was refused for now."""
+async def _read_once(
+    stack: Stack, key: str, stream_request: StreamRequest
+) -> tuple[Transcript, float | None]:
+    """Return the transcript of one stream, and the `Retry-After` if it was refused."""
     transcript = Transcript()
 
     def on_event(event: Event) -> bool:
@@ -106,34 +109,39 @@ async def _read_once(stack: Stack, key: str, asked: Asked) -> tuple[Transcript, 
     reply = await talk(
         stack.url,
         key,
-        asked.path,
+        stream_request.path,
         patience=PATIENCE_SECONDS,
-        body=asked.streamed,
+        body=stream_request.streamed,
         on_event=on_event,
     )
-    assert reply.is_complete, f"{asked.body}: the connection broke off behind {transcript}"
+    assert reply.is_complete, f"{stream_request.body}: the connection broke after {transcript}"
     if not reply.is_stream:
         transcript.add(reply.json)
     return transcript, _retry_after(reply, transcript)
 
 
 async def keep_reading(
-    stack: Stack, key: str, asked: Asked, *, expected: Transcript, is_over: asyncio.Event
+    stack: Stack,
+    key: str,
+    stream_request: StreamRequest,
+    *,
+    expected: Transcript,
+    is_over: asyncio.Event,
 ) -> int:
-    """Read the same stream again and again until it is over; return how often."""
+    """Read the same stream repeatedly until `is_over`; return how often."""
     times = 0
     while not is_over.is_set():
-        reported = await read(stack, key, asked)
+        reported = await read(stack, key, stream_request)
         difference = reported.difference(expected)
-        assert not difference, f"{asked.body}, time {times}: {difference}"
+        assert not difference, f"{stream_request.body}, time {times}: {difference}"
         times += 1
     return times
 
 
-async def kill_again_and_again(stack: Stack, kills: int, rng: random.Random) -> None:
-    """Kill the worker that has streams, and before the next kill start it again.
+async def kill_repeatedly(stack: Stack, kills: int, rng: random.Random) -> None:
+    """Kill the worker that has streams, and restart it before the next kill.
 
-    After the last one the streams end on the other worker.
+    After the last kill the streams end on the other worker.
     """
     for kill in range(kills):
         await asyncio.to_thread(start_workers, stack)
@@ -147,7 +155,7 @@ async def kill_again_and_again(stack: Stack, kills: int, rng: random.Random) -> 
 
 
 async def kill_worker(stack: Stack, worker: str) -> None:
-    """Kill a worker, and wait until nothing of it is left."""
+    """Kill a worker, and wait until none of its processes is left."""
     left = descendants(stack.processes[worker].pid)
     assert left
     stack.kill(worker)
@@ -155,38 +163,49 @@ async def kill_worker(stack: Stack, worker: str) -> None:
 
 
 def engine_core(stack: Stack, worker: str) -> int:
-    """Return the process in which a worker's engine runs: its child that has most memory."""
+    """Return the process of a worker's engine: its child with the most memory."""
     return max(children(stack.processes[worker].pid), key=resident_pages)
 
 
-async def undisturbed(stack: Stack, key: str, streams: Sequence[Asked]) -> list[Transcript]:
-    """Return what each stream tells if nothing happens to it."""
+async def undisturbed(stack: Stack, key: str, streams: Sequence[StreamRequest]) -> list[Transcript]:
+    """Return the transcript of each stream without any kill."""
     return await asyncio.gather(*(read(stack, key, each) for each in streams))
 
 
 async def read_under_kills(
-    stack: Stack, key: str, streams: Sequence[Asked], expected: Sequence[Transcript], *, kills: int
+    stack: Stack,
+    key: str,
+    streams: Sequence[StreamRequest],
+    expected: Sequence[Transcript],
+    *,
+    kills: int,
 ) -> list[int]:
-    """Assert that each stream tells what is expected while workers are killed; return how often it was read."""
+    """Assert that each stream equals the expected one while workers are killed.
+
+    Return how often the streams were read.
+    """
     is_over = asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
         readers = [
             tasks.create_task(keep_reading(stack, key, each, expected=reported, is_over=is_over))
             for each, reported in zip(streams, expected, strict=True)
         ]
-        await kill_again_and_again(stack, kills, random.Random(1))
+        await kill_repeatedly(stack, kills, random.Random(1))
         is_over.set()
     return [reader.result() for reader in readers]
 
 
-def prove_that_kills_change_nothing(
+def assert_kills_change_nothing(
     stack: Stack,
-    streams: Sequence[Asked],
+    streams: Sequence[StreamRequest],
     *,
     kills: int,
     check: Callable[[Sequence[Transcript]], None] = lambda _: None,
 ) -> None:
-    """Assert that each stream tells under kills what it tells undisturbed, of which `check` is given all."""
+    """Assert that each stream is the same with and without kills.
+
+    `check` receives the undisturbed transcripts.
+    """
     start_workers(stack)
     key, before = stack.key(), metric(stack.operators, RESUMED)
 
@@ -197,8 +216,8 @@ def prove_that_kills_change_nothing(
 
     times = uvloop.run(prove())
     resumed = metric(stack.operators, RESUMED) - before
-    print(  # noqa: T201  (figures for whoever runs pytest with -rP)
+    print(  # noqa: T201  (figures for pytest -rP)
         f"{kills} kills, {sum(times)} streams, {resumed:.0f} jobs resumed"
     )
-    # Each kill met a worker in the middle of streams, or this proves nothing.
+    # Each kill interrupted a worker's streams, or this proves nothing.
     assert resumed >= kills

@@ -1,4 +1,4 @@
-"""Engines and workers are killed under chats: reasoning, content and calls are those of undisturbed answers."""
+"""Engines and workers are killed under chats, which equal undisturbed ones."""
 
 import asyncio
 import json
@@ -18,15 +18,15 @@ from tests.kills.killing import (
     STREAMS,
     TOKENS_BEFORE_A_KILL,
     WORKERS,
-    Asked,
+    StreamRequest,
+    assert_kills_change_nothing,
     engine_core,
     kill_worker,
-    prove_that_kills_change_nothing,
     read,
     start_workers,
     undisturbed,
 )
-from tests.kills.test_completions import asked as asked_completion
+from tests.kills.test_completions import stream_request as asked_completion
 from tests.proofs.until import engine_tokens, generating
 from tests.support.processes import is_alive
 from tests.support.stack import ENGINE_START_SECONDS, Stack, metric, wait_for_metric
@@ -104,17 +104,17 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def asked(number: int) -> Asked:
+def stream_request(number: int) -> StreamRequest:
     """Return the request of one stream; the streams differ in kind, prompt and seed."""
     text, body = list(KINDS.values())[number % len(KINDS)]
     messages = [{"role": "user", "content": text.format(10 + number)}]
     temperature = (0, 1.0, 0.8, 1.2)[number // len(KINDS) % 4]
     body = {"messages": messages, "seed": 2_000 + number, "temperature": temperature, **body}
-    return Asked("/v1/chat/completions", body)
+    return StreamRequest("/v1/chat/completions", body)
 
 
 def check_kinds(reported: Sequence[Transcript]) -> None:
-    """Assert that the answers have what their kinds are for."""
+    """Assert that the responses have what their kinds are for."""
     by_kind = {
         kind: [each.choices[0] for each in reported[place :: len(KINDS)]]
         for place, kind in enumerate(KINDS)
@@ -129,19 +129,19 @@ def check_kinds(reported: Sequence[Transcript]) -> None:
     assert {choice.calls[0].arguments for choice in by_kind["auto"]} == {'{"city": "Paris"}'}
 
 
-def test_streams_resume_in_the_engine_that_follows_a_killed_one(stack: Stack) -> None:
-    """Chats and completions share the streams. At the end the worker is killed, too, and leaves no process."""
+def test_streams_resume_in_the_engine_that_replaces_a_killed_one(stack: Stack) -> None:
+    """Chats and completions share the streams. The worker is killed last, and leaves no process."""
     (worker, _) = WORKERS
     start_workers(stack, [worker])
     key = stack.key()
     # Each kind once.
-    chats = [asked(number) for number in range(len(KINDS))]
+    chats = [stream_request(number) for number in range(len(KINDS))]
     streams = [*chats, *(asked_completion(number) for number in range(len(KINDS)))]
 
     async def prove() -> None:
         expected = await undisturbed(stack, key, streams)
         check_kinds(expected[: len(chats)])
-        # On a crowded machine a kill may come when all streams have ended; then it proves nothing.
+        # On a busy machine a kill may come after the end of all streams; then it proves nothing.
         for kills in range(1, MOST_KILLS + 1):
             tokens = engine_tokens(stack, worker)
             async with asyncio.TaskGroup() as tasks:
@@ -154,19 +154,19 @@ def test_streams_resume_in_the_engine_that_follows_a_killed_one(stack: Stack) ->
                 for each, other in zip(reading, expected, strict=True)
             ]
             assert not any(differences), differences
-            # The next engine may still be starting if no stream waits for it.
+            # Without a waiting stream, the next engine may still be starting.
             wait_for_metric(stack.worker_url(worker), RESTARTS, kills, seconds=ENGINE_START_SECONDS)
             assert not is_alive(core)
             if metric(stack.operators, ENGINES_DIED):
                 break
         else:
-            pytest.fail(f"none of {MOST_KILLS} kills met a stream")
+            pytest.fail(f"none of {MOST_KILLS} kills interrupted a stream")
         await kill_worker(stack, worker)
 
     uvloop.run(prove())
 
 
 @pytest.mark.long
-def test_chats_of_killed_workers_say_what_they_say_undisturbed(stack: Stack) -> None:
-    streams = [asked(number) for number in range(STREAMS)]
-    prove_that_kills_change_nothing(stack, streams, kills=LONG_KILLS, check=check_kinds)
+def test_chats_of_killed_workers_equal_undisturbed_ones(stack: Stack) -> None:
+    streams = [stream_request(number) for number in range(STREAMS)]
+    assert_kills_change_nothing(stack, streams, kills=LONG_KILLS, check=check_kinds)

@@ -1,10 +1,10 @@
-"""Workers with the real engine are killed again and again: every stream says what it says undisturbed."""
+"""Workers with the real engine are killed repeatedly: every stream equals the undisturbed one."""
 
 from typing import Any
 
 import pytest
 
-from tests.kills.killing import LONG_KILLS, STREAMS, Asked, prove_that_kills_change_nothing
+from tests.kills.killing import LONG_KILLS, STREAMS, StreamRequest, assert_kills_change_nothing
 from tests.support.stack import Stack
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(3_600)]
@@ -18,7 +18,7 @@ _SAMPLINGS: tuple[dict[str, Any], ...] = (
 )
 
 
-def asked(number: int) -> Asked:
+def stream_request(number: int) -> StreamRequest:
     """Return the request of one stream; the streams differ in prompt, seed and sampling."""
     body = {
         "prompt": f"Story {number}: once upon a time",
@@ -27,11 +27,11 @@ def asked(number: int) -> Asked:
         "seed": 1_000 + number,
         **_SAMPLINGS[number % len(_SAMPLINGS)],
     }
-    return Asked("/v1/completions", body)
+    return StreamRequest("/v1/completions", body)
 
 
 @pytest.mark.long
-def test_streams_of_killed_workers_say_what_they_say_undisturbed(stack: Stack) -> None:
-    prove_that_kills_change_nothing(
-        stack, [asked(number) for number in range(STREAMS)], kills=LONG_KILLS
+def test_streams_of_killed_workers_equal_undisturbed_ones(stack: Stack) -> None:
+    assert_kills_change_nothing(
+        stack, [stream_request(number) for number in range(STREAMS)], kills=LONG_KILLS
     )

@@ -1,12 +1,13 @@
-"""Run a fixed sample of small faults (mutants) against the tests, and report which ones they detect.
+"""Run a fixed sample of small faults (mutants) against the tests, and report which ones they
+detect.
 
-    python -m tests.mutants sample                    draw the sample anew (only when the old one wears out)
-    python -m tests.mutants run --map FILE --out FILE detect the mutants with the tests that reach them
-    python -m tests.mutants table FILE [FILE]         a Markdown table of one or two results
+python -m tests.mutants sample                    draw a new sample (only if the old one wears out)
+python -m tests.mutants run --map FILE --out FILE test the mutants with the tests that reach them
+python -m tests.mutants table FILE [FILE]         a Markdown table of one or two results
 
-`run` changes one line of the working tree at a time, so run it in a clone of its own. It reads from a
-coverage file with contexts (`pytest --contexts`) which tests execute the line that a mutant changes. Tests of
-Lua scripts and of code that only other processes execute are found by folder (`REACHES`).
+`run` changes one line of the working tree at a time, so run it in a separate clone. It reads from a
+coverage file with contexts (`pytest --contexts`) which tests execute the changed line. Tests of Lua
+scripts and of code that only other processes execute are found by folder (`REACHES`).
 """
 
 import argparse
@@ -82,14 +83,14 @@ class Mutant:
 
     path: str
     line: int
-    """Where the line stood when the sample was drawn, from 1."""
+    """The line when the sample was drawn, from 1."""
     source: str
     mutated: str
 
 
 @dataclass(slots=True)
 class Verdict:
-    """What became of a mutant."""
+    """The result of a mutant."""
 
     mutant: Mutant
     killer: str = ""
@@ -104,7 +105,7 @@ class Verdict:
 
 
 def draw() -> list[Mutant]:
-    """Draw the sample: so many mutants of each part, at most one of a line."""
+    """Draw the sample: a fixed number of mutants of each part, at most one of a line."""
     chosen: list[Mutant] = []
     for pattern, count in SHARES.items():
         rng = random.Random(f"{SEED} {pattern}")
@@ -143,7 +144,7 @@ def _python_edits(text: str, lines: Sequence[str]) -> Iterator[tuple[int, str]]:
 
 
 def _replacements(node: ast.AST, line: str) -> Iterator[tuple[int, int, str]]:
-    """Yield the spans of a line that can be replaced, with what replaces them."""
+    """Yield the spans of a line that can be replaced, with their replacements."""
     match node:
         case ast.Compare(left=left, ops=[op], comparators=[right]):
             yield from _swap(line, op, left, right)
@@ -197,7 +198,7 @@ def _lua_edits(lines: Sequence[str]) -> Iterator[tuple[int, str]]:
 
 
 class Map:
-    """Which tests execute which line, from a coverage file with contexts, and how long each takes."""
+    """The tests that execute each line, from a coverage file with contexts, and their durations."""
 
     def __init__(self, file: Path, times: Path | None) -> None:
         self._database = sqlite3.connect(file)
@@ -217,7 +218,7 @@ class Map:
             self.seconds[test] += seconds
 
     def tests_of(self, path: str, line: int) -> list[str]:
-        """Return the tests that execute a line, those that execute the least else first."""
+        """Return the tests that execute a line, those that execute the fewest other lines first."""
         rows = [
             row
             for file, number in self._files.items()
@@ -230,7 +231,7 @@ class Map:
         return sorted(tests - {""}, key=lambda test: (self._breadth[test], test))
 
     def predicted(self, test: str) -> float:
-        """Return how long a test takes, in seconds."""
+        """Return the expected duration of a test, in seconds."""
         return self.seconds.get(test, 0.2)
 
     def _test(self, context: int) -> str:
@@ -354,7 +355,7 @@ def load_result(file: Path) -> dict[Mutant, str]:
 
 
 def run(options: argparse.Namespace, mutants: Iterable[Mutant]) -> None:
-    """Judge mutants one by one; append each verdict to the output, and skip what is there already."""
+    """Test mutants one by one; append each verdict to the output, and skip those that are there."""
     reached = Map(options.map, options.times)
     known = load_result(options.out) if options.out.exists() else {}
     for number, mutant in enumerate(mutants, start=1):
@@ -364,7 +365,8 @@ def run(options: argparse.Namespace, mutants: Iterable[Mutant]) -> None:
         with options.out.open("a") as out:
             out.write(json.dumps(asdict(verdict)) + "\n")
         state = f"killed by {verdict.killer}" if verdict.killer else "SURVIVED"
-        print(f"{number}: {mutant.path}:{mutant.line} {state} ({verdict.seconds} s)", flush=True)  # noqa: T201
+        place = f"{number}: {mutant.path}:{mutant.line}"
+        print(f"{place} {state} ({verdict.seconds} s)", flush=True)  # noqa: T201
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""A tiny TCP load balancer, as it stands before gateways: it sends each connection to one that is ready."""
+"""A TCP load balancer for gateways: it sends each connection to one that is ready."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -10,14 +10,14 @@ from contract.tasks import end_task
 from tests.support.patience import PATIENCE_SECONDS
 
 PROBE_SECONDS: Final = 0.1
-"""How often each gateway is asked whether it is ready."""
+"""Interval of readiness probes."""
 ANSWER_SECONDS: Final = 10.0
-"""In which it must answer; one that has gone refuses the connection at once."""
+"""Timeout of a probe; a gateway that has exited refuses the connection at once."""
 _PROBE: Final = b"GET /readyz HTTP/1.1\r\nhost: gateway\r\nconnection: close\r\n\r\n"
 
 
 class Balancer:
-    """Passes bytes between clients and gateways, in turn and only to those that are ready."""
+    """Forwards bytes between clients and gateways, in turn and only to those that are ready."""
 
     def __init__(self, gateways: Sequence[str]) -> None:
         self.url = ""
@@ -25,7 +25,7 @@ class Balancer:
         self._turn = 0
 
     async def probe(self) -> None:
-        """Ask the gateways until cancelled."""
+        """Probe the gateways until cancelled."""
         while True:
             await asyncio.gather(*(self._probe(address) for address in self._ready))
             await asyncio.sleep(PROBE_SECONDS)
@@ -38,7 +38,7 @@ class Balancer:
             writer.close()
             return
         ways = [asyncio.create_task(_copy(reader, back)), asyncio.create_task(_copy(there, writer))]
-        # When one side has gone the other learns of it.
+        # When one end closes, close the other.
         await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
         if not ways[1].done():
             back.close()

@@ -1,4 +1,4 @@
-"""Deployments whose Redis is taken away or fails over, and whose processes are restarted."""
+"""Deployments whose Redis becomes unavailable or fails over, and whose processes are restarted."""
 
 from collections.abc import Iterator
 
@@ -32,7 +32,7 @@ def watched_stack(request: pytest.FixtureRequest) -> Iterator[Stack]:
 
 @pytest.fixture
 def watched(watched_stack: Stack) -> WatchedRedis:
-    """Its Redis."""
+    """The Redis of `watched_stack`."""
     redis = watched_stack.redis
     assert isinstance(redis, WatchedRedis)
     return redis

@@ -1,4 +1,4 @@
-"""A whole deployment on a Redis that goes away, and long requests whose right answers are known."""
+"""A whole deployment whose Redis becomes unavailable, and requests with known responses."""
 
 import asyncio
 import json
@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from tests.proofs.accounts import Credential, open_accounts
 from tests.proofs.client import Answer, ask
 from tests.proofs.conftest import COMPLETION_PRICE, PROMPT_PRICE
 from tests.proofs.ledger import LEASE_AND_SWEEP_SECONDS, Books
-from tests.proofs.office import Credential, open_office
 from tests.proofs.until import until
 from tests.support.events import parse_chunks, texts_by_choice
 from tests.support.patience import PATIENCE_SECONDS
@@ -22,7 +22,7 @@ from tests.support.stack import MODEL, Stack, metric, running_stack
 GATEWAYS: Final = ("gateway-1", "gateway-2")
 WORKERS: Final = ("worker-1", "worker-2")
 FAST_MODEL: Final = "sluice-fast"
-"""The same text at once: what the scripted engine writes is a function of the prompt and the seed."""
+"""The text of the scripted engine at full speed: it depends only on prompt and seed."""
 SLOW_STEP_SECONDS: Final = 0.02
 SHOWN_CHARACTERS: Final = 6_000
 HASTY_GATEWAY: Final = {
@@ -32,7 +32,7 @@ HASTY_GATEWAY: Final = {
 }
 HASTY_WORKER: Final = {
     "SLUICE_LEASE_SECONDS": "2",
-    # Shorter than most requests, so that workers hand some of them back half-way.
+    # Shorter than most requests, so that workers return some of them to the queue.
     "SLUICE_DRAIN_SECONDS": "1",
 }
 LIMITS: Final = {
@@ -53,7 +53,7 @@ WORKER_METRICS: Final = ("sluice_worker_sequences_running", "sluice_worker_jobs_
 
 @dataclass(slots=True)
 class Wish:
-    """A request and its right answer."""
+    """A request and its expected response."""
 
     body: dict[str, Any]
     texts: dict[int, str] = field(default_factory=dict)
@@ -62,13 +62,13 @@ class Wish:
 
     @property
     def sequences(self) -> int:
-        """How many an engine generates for it."""
+        """The number of sequences that an engine generates for it."""
         prompt = self.body["prompt"]
         each: int = self.body.get("best_of", self.body.get("n", 1))
         return each * (len(prompt) if isinstance(prompt, list) else 1)
 
     def check(self, answer: Answer) -> None:
-        """Raise AssertionError unless this is the right answer, whole and once."""
+        """Raise AssertionError unless the response equals the expected one."""
         reported = answer.body[-300:]
         assert answer.status == 200, (answer.status, reported)
         assert answer.is_complete, reported
@@ -84,14 +84,14 @@ class Wish:
 
 
 def texts_of(answer: Answer) -> dict[int, str]:
-    """Return the text of each choice. Raises AssertionError if one has not ended, or more than once."""
+    """Return the text of each choice. Raises AssertionError unless each has ended exactly once."""
     if answer.is_stream:
         return texts_by_choice(parse_chunks(answer.body))
     return {choice["index"]: choice["text"] for choice in json.loads(answer.body)["choices"]}
 
 
 def long_wishes(seconds: float) -> list[Wish]:
-    """Return requests of all kinds that take so long each, undisturbed."""
+    """Return requests of all kinds that take so long each when undisturbed."""
     tokens = int(seconds / SLOW_STEP_SECONDS)
     streamed: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
     bodies: list[dict[str, Any]] = [
@@ -114,13 +114,13 @@ class Deployment:
         self._are_running = False
 
     async def customer(self, name: str) -> Credential:
-        """Add a tenant whose requests meet limits of every kind that none of them reaches."""
-        async with open_office(self.stack) as office:
-            await office.tenant(name, limits=LIMITS)
-            return await office.key(name, limits=LIMITS)
+        """Add a tenant with limits of every kind that are never reached."""
+        async with open_accounts(self.stack) as accounts:
+            await accounts.tenant(name, limits=LIMITS)
+            return await accounts.key(name, limits=LIMITS)
 
     async def serves(self, key: Credential) -> None:
-        """Wait until both gateways know both models."""
+        """Wait until both gateways have both models."""
         async with asyncio.timeout(2 * PATIENCE_SECONDS):
             for url in self.stack.gateways:
                 for model in (MODEL, FAST_MODEL):
@@ -130,7 +130,7 @@ class Deployment:
                         await asyncio.sleep(0.1)
 
     async def learn(self, wishes: Sequence[Wish], key: Credential) -> None:
-        """Note the right answers."""
+        """Record the expected responses."""
         bodies = [{**wish.body, "model": FAST_MODEL} for wish in wishes]
         answers = await asyncio.gather(*(insist(self.stack.url, key, body) for body in bodies))
         for wish, answer in zip(wishes, answers, strict=True):
@@ -139,7 +139,7 @@ class Deployment:
             wish.texts, wish.usage = texts_of(answer), answer.usage
 
     def begin(self, wishes: Sequence[Wish], key: Credential) -> list[asyncio.Task[Answer]]:
-        """Send the requests to both gateways in turn, until they run."""
+        """Send the requests to both gateways in turn, and wait until they run."""
         urls = self.stack.gateways
         self._are_running = False
         return [
@@ -150,7 +150,7 @@ class Deployment:
         ]
 
     async def running(self, sequences: int) -> None:
-        """Wait until the slow workers have so many sequences in their engines."""
+        """Wait until the slow workers run so many sequences."""
 
         def are_running() -> bool:
             counts = [
@@ -163,7 +163,7 @@ class Deployment:
         self._are_running = True
 
     async def quiet(self, books: Books) -> None:
-        """Wait until nothing is left of any request, in Redis or in a process."""
+        """Wait until nothing of any request is left, in Redis or in a process."""
         await books.settled(seconds=LEASE_AND_SWEEP_SECONDS)
         await books.nothing_left()
         for url in self.stack.gateways:
@@ -180,7 +180,7 @@ class Deployment:
 async def insist(
     url: str, key: Credential, body: dict[str, Any], *, is_over: Callable[[], bool] = lambda: False
 ) -> Answer:
-    """Ask again, until it is over, where a gateway on a busy machine misses an answer of Redis, as it asks for."""
+    """Retry after `Retry-After` until `is_over`: a busy gateway may miss a reply of Redis."""
     while True:
         answer = await ask(url, key.text, **body)
         is_refusal = answer.status == 503 and answer.error["code"] == "store_unavailable"
@@ -191,10 +191,10 @@ async def insist(
 
 @contextmanager
 def deployed(redis: RedisServer | WatchedRedis) -> Iterator[Deployment]:
-    """Run a deployment on a Redis, which is started here, for the length of a block."""
+    """Start a Redis and run a deployment on it for the length of a block."""
     with running_stack(redis=redis) as stack:
         asyncio.run(_set_price(stack))
-        stack.program = "tests.support.hasty"
+        stack.program = "tests.support.short_leases"
         gateways = {
             name: stack.launch_gateway(name, HASTY_GATEWAY, port=free_port()) for name in GATEWAYS
         }
@@ -209,7 +209,7 @@ def deployed(redis: RedisServer | WatchedRedis) -> Iterator[Deployment]:
             yield Deployment(stack)
         finally:
             for name in stack.processes:
-                # Shown where a test fails.
+                # Printed if a test fails.
                 print(f"--- {name}\n{stack.log(name)[-SHOWN_CHARACTERS:]}")  # noqa: T201
 
 
@@ -227,5 +227,5 @@ def _worker(model: str, step_seconds: float) -> dict[str, Any]:
 
 
 async def _set_price(stack: Stack) -> None:
-    async with open_office(stack) as office:
-        await office.price(prompt=PROMPT_PRICE, completion=COMPLETION_PRICE)
+    async with open_accounts(stack) as accounts:
+        await accounts.price(prompt=PROMPT_PRICE, completion=COMPLETION_PRICE)

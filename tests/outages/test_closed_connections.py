@@ -1,4 +1,4 @@
-"""A connection that Redis closes while a command is being written to it."""
+"""Redis closes a connection while a command is written to it."""
 
 import asyncio
 from typing import Any
@@ -13,7 +13,7 @@ from tests.support.sentinels import WatchedRedis
 
 
 async def write_to_a_closed_connection(url: str) -> None:
-    """Send a command on a connection whose transport has gone, and nobody has noticed yet."""
+    """Send a command on a connection whose transport is closed, before the client notices."""
     async with redis_client(url) as client:
         pool: Any = client.connection_pool
         connection = await pool.get_connection()
@@ -25,11 +25,15 @@ async def write_to_a_closed_connection(url: str) -> None:
             await pool.release(connection)
 
 
-def test_command_fails_as_redis_does_and_not_as_the_event_loop(redis_server: RedisServer) -> None:
+def test_command_on_a_closed_connection_raises_the_error_of_redis(
+    redis_server: RedisServer,
+) -> None:
     with pytest.raises(RedisError, match="closed already"):
         uvloop.run(write_to_a_closed_connection(redis_server.url))
 
 
-def test_so_it_does_on_a_master_that_sentinels_know(watched: WatchedRedis) -> None:
+def test_command_on_a_closed_connection_of_sentinel_raises_the_error_of_redis(
+    watched: WatchedRedis,
+) -> None:
     with pytest.raises(RedisError, match="closed already"):
         uvloop.run(write_to_a_closed_connection(watched.url))

@@ -1,4 +1,4 @@
-"""Gateways that are asked to leave: what they finish, what they refuse, and what they tell the rest."""
+"""Gateways that drain: which requests they finish, which they refuse, and how."""
 
 import asyncio
 import signal
@@ -67,16 +67,16 @@ async def begin(url: str, key: str, body: dict[str, Any]) -> "asyncio.Task[Answe
 
 
 async def end(stack: Stack) -> int:
-    """Wait for the end of the gateway and return its exit code."""
+    """Wait for the gateway's exit and return its exit code."""
     return await asyncio.to_thread(stack.processes.pop("leaving").wait, 120)
 
 
 def terminate(stack: Stack) -> None:
-    """Ask the gateway to leave."""
+    """Send SIGTERM to the gateway."""
     stack.processes["leaving"].send_signal(signal.SIGTERM)
 
 
-async def test_a_gateway_that_leaves_finishes_what_runs_and_takes_nothing_new(
+async def test_draining_gateway_finishes_its_requests_and_accepts_no_new_ones(
     stack: Stack, books: Books
 ) -> None:
     url, key = await start(stack), stack.key()
@@ -102,7 +102,7 @@ async def test_a_gateway_that_leaves_finishes_what_runs_and_takes_nothing_new(
     await books.nothing_left()
 
 
-async def test_during_the_delay_it_is_not_ready_but_serves_until_a_second_signal(
+async def test_gateway_serves_unready_during_the_drain_delay_until_a_second_signal(
     stack: Stack, books: Books
 ) -> None:
     url = await start(stack, SLUICE_DRAIN_DELAY="600", SLUICE_DRAIN_TIMEOUT="600")
@@ -127,7 +127,7 @@ async def test_during_the_delay_it_is_not_ready_but_serves_until_a_second_signal
     await books.nothing_left()
 
 
-async def test_what_does_not_end_in_time_is_told_to_try_again_and_settled(
+async def test_request_beyond_the_drain_timeout_ends_retryable_and_is_settled(
     stack: Stack, books: Books
 ) -> None:
     url = await start(stack, SLUICE_DRAIN_DELAY="0.5", SLUICE_DRAIN_TIMEOUT="1")
@@ -157,7 +157,7 @@ async def test_what_does_not_end_in_time_is_told_to_try_again_and_settled(
     assert "Traceback" not in stack.log("leaving")
 
 
-async def test_a_gateway_that_loses_a_loop_to_a_bug_leaves_at_once_with_an_error(
+async def test_gateway_with_a_failed_loop_drains_at_once_and_exits_with_an_error(
     stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     environment = {"SLUICE_DRAIN_TIMEOUT": "600", FAILING_LOOP: str(tmp_path / "bug")}
@@ -170,7 +170,7 @@ async def test_a_gateway_that_loses_a_loop_to_a_bug_leaves_at_once_with_an_error
     assert await end(stack) == 1
 
 
-async def test_what_comes_late_on_an_open_connection_is_sent_elsewhere() -> None:
+async def test_late_request_on_an_open_connection_gets_503_and_a_close() -> None:
     app: FastAPI = create_app(Settings(redis_url=f"redis://127.0.0.1:{free_port()}"))
     app.state.drain.is_draining = app.state.drain.is_closed = True
     transport = httpx.ASGITransport(app)

@@ -1,4 +1,4 @@
-"""Redis away for a while, in every way in which it can be: nothing hangs, is lost, comes twice or is left behind."""
+"""Redis unavailable in every way: nothing hangs, is lost, repeated or left over."""
 
 import asyncio
 import time
@@ -10,18 +10,18 @@ from typing import Final
 import pytest
 
 from tests.outages.deployment import FAST_MODEL, Deployment, deployed, long_wishes
+from tests.proofs.accounts import Credential
 from tests.proofs.client import Answer, ask
 from tests.proofs.ledger import open_books
-from tests.proofs.office import Credential
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.redis_server import BUNDLED, RedisServer
 from tests.support.sentinels import WatchedRedis
 
 LONG_SECONDS: Final = 30.0
 SHORT_SECONDS: Final = 4.0
-"""Longer than a worker's lease, and than a gateway's sign of life."""
+"""Longer than a worker's lease, and than a gateway's heartbeat."""
 REFUSALS: Final = 3
-"""Of each gateway, before Redis comes back: nobody waits for that."""
+"""Refusals of each gateway before Redis comes back: none waits for that."""
 TRY_SECONDS: Final = 0.5
 
 Outage = AbstractAsyncContextManager[None]
@@ -60,7 +60,7 @@ async def _failed_over(redis: WatchedRedis, *, is_frozen: bool) -> AsyncIterator
 
 
 def _outage(redis: RedisServer | WatchedRedis, name: str) -> Outage:
-    """Return what takes Redis away, and brings it back."""
+    """Return what makes Redis unavailable and restores it."""
     if isinstance(redis, WatchedRedis):
         return _failed_over(redis, is_frozen=name == "frozen-failover")
     if name == "frozen":
@@ -72,7 +72,7 @@ def _outage(redis: RedisServer | WatchedRedis, name: str) -> Outage:
 
 @pytest.fixture(scope="module")
 def watched_deployment() -> Iterator[Deployment]:
-    """A deployment on servers that sentinels watch."""
+    """A deployment on a Redis with Sentinel."""
     with deployed(WatchedRedis(BUNDLED, password="secret")) as deployment:
         yield deployment
 
@@ -96,7 +96,7 @@ def deployment(request: pytest.FixtureRequest) -> Deployment:
     ],
     indirect=["deployment"],
 )
-async def test_what_runs_ends_right_and_what_comes_is_refused_meanwhile(
+async def test_running_requests_finish_exactly_and_new_ones_are_refused_meanwhile(
     deployment: Deployment, name: str, request: pytest.FixtureRequest
 ) -> None:
     seconds = LONG_SECONDS if request.config.getoption("--long") else SHORT_SECONDS
@@ -120,7 +120,7 @@ async def test_what_runs_ends_right_and_what_comes_is_refused_meanwhile(
         await deployment.quiet(books)
         rows = await books.rows()
 
-    # What was admitted at the last moment waits like everything that runs.
+    # What was admitted at the last moment waits like all running requests.
     tried = await asyncio.gather(*trying)
     for answer in tried:
         if answer.status != 200:
@@ -138,7 +138,7 @@ async def test_what_runs_ends_right_and_what_comes_is_refused_meanwhile(
 async def _try(
     deployment: Deployment, key: Credential, seconds: float, *, refusals: int
 ) -> list["asyncio.Task[Answer]"]:
-    """Ask both gateways again and again, for so long at least, and until each has refused so often."""
+    """Send requests to both gateways for at least `seconds`, until each has refused so many."""
     tried: dict[str, list[asyncio.Task[Answer]]] = {url: [] for url in deployment.stack.gateways}
     began = time.monotonic()
     async with asyncio.timeout(seconds + PATIENCE_SECONDS):

@@ -1,4 +1,4 @@
-"""Every process restarted, one after the other, under steady load: no client sees anything of it."""
+"""Every process restarted, one after the other, under steady load: clients notice nothing."""
 
 import asyncio
 import itertools
@@ -28,7 +28,7 @@ CLIENTS: Final = 6
 
 
 def load() -> list[Wish]:
-    """Return requests of one and a half to three and a half seconds: workers that leave hand some of them back."""
+    """Return requests of 1.5 to 3.5 s: draining workers return some to the queue."""
     streamed: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
     return [
         Wish(
@@ -45,7 +45,7 @@ def load() -> list[Wish]:
     ]
 
 
-async def test_a_rolling_restart_of_every_process_fails_nothing(
+async def test_rolling_restart_of_every_process_fails_no_request(
     plain_deployment: Deployment,
 ) -> None:
     deployment, stack = plain_deployment, plain_deployment.stack
@@ -70,7 +70,9 @@ async def test_a_rolling_restart_of_every_process_fails_nothing(
             before = len(answers)
             assert await asyncio.to_thread(stack.stop, name) == 0, stack.log(name)
             await start()
-            await until(partial(_has_grown, answers, before), what=f"answers beside {name}")
+            await until(
+                partial(_has_grown, answers, before), what=f"responses during the restart of {name}"
+            )
 
         for name, start in restarts(deployment):
             await restart(name, start)
@@ -95,7 +97,7 @@ def _has_grown(answers: list[tuple[Wish, Answer]], before: int) -> bool:
 
 
 def restarts(deployment: Deployment) -> Iterator[tuple[str, Callable[[], Awaitable[None]]]]:
-    """Return each process' name and how it is started again."""
+    """Return each process's name and how to restart it."""
     stack = deployment.stack
 
     async def gateway(name: str, url: str) -> None:

@@ -1,4 +1,4 @@
-"""Clients of a master that sentinels watch: where it goes, they go."""
+"""Clients of a Redis with Sentinel: they follow the master."""
 
 import asyncio
 
@@ -41,7 +41,7 @@ async def test_client_follows_the_master_when_it_dies(watched: WatchedRedis) -> 
     )
     assert watched.master is not old
     assert await executor.execute_command("GET", "before") == b"1"
-    # The dead one comes back as a replica, and nobody takes it for the master.
+    # The old master comes back as a replica, and no client takes it for the master.
     await asyncio.to_thread(old.start)
     await until_written(executor, "again")
     assert watched.master is not old
@@ -49,7 +49,7 @@ async def test_client_follows_the_master_when_it_dies(watched: WatchedRedis) -> 
 
 
 @pytest.mark.usefixtures("frozen_redis_is_left")
-async def test_clients_and_background_jobs_leave_a_frozen_master(watched: WatchedRedis) -> None:
+async def test_clients_and_background_jobs_abandon_a_frozen_master(watched: WatchedRedis) -> None:
     await asyncio.to_thread(watched.await_replica)
     clients = [connect(watched.url, max_connections=8) for _ in range(2)]
     executors = [PipeliningExecutor(client) for client in clients]
@@ -57,14 +57,14 @@ async def test_clients_and_background_jobs_leave_a_frozen_master(watched: Watche
         await executor.execute_command("SET", "before", 1)
     await drained(watched, 1)
     old = watched.master
-    # It closes no connection, and says nothing.
+    # It closes no connection, and sends nothing.
     old.freeze()
     await asyncio.gather(
         asyncio.to_thread(watched.await_failover, old), until_written(executors[0], "after")
     )
     await drained(watched, 2)
     old.thaw()
-    # The second one was idle meanwhile, and its connection to the old master may still be there.
+    # The second client was idle meanwhile, and may still have its connection to the old master.
     await asyncio.gather(drained(watched, 3), until_written(executors[1], "later"))
     reader: Redis = redis_client(watched.url)
     async with reader, asyncio.timeout(PATIENCE_SECONDS):
@@ -76,7 +76,7 @@ async def test_clients_and_background_jobs_leave_a_frozen_master(watched: Watche
 
 
 async def drained(watched: WatchedRedis, number: int) -> None:
-    """Leave a record of usage in Redis, and wait until it is in the ledger."""
+    """Write a record of usage to Redis, and wait until it is in the ledger."""
     record = usage_record(number)
     stream = keys.usage(keys.bucket_of(record.tenant_id))
     async with redis_client(watched.url) as client, asyncio.timeout(PATIENCE_SECONDS):
@@ -86,7 +86,7 @@ async def drained(watched: WatchedRedis, number: int) -> None:
 
 
 async def test_any_sentinel_may_be_missing(watched: WatchedRedis) -> None:
-    """The last one here: the others want all sentinels."""
+    """The last test here: the others need all sentinels."""
     await asyncio.to_thread(watched.stop_sentinel, 0)
     async with connect(watched.url, max_connections=2) as client:
         assert await client.ping()

@@ -1,4 +1,4 @@
-"""A deployment of its own for these tests: they fill queues, connections and send buffers to the brim."""
+"""A separate deployment for these tests, which fill queues, connections and send buffers."""
 
 from collections.abc import AsyncIterator, Iterator
 
@@ -18,9 +18,10 @@ MAX_UNREAD_BYTES = 200_000
 
 @pytest.fixture(scope="package")
 def bounded() -> Iterator[Stack]:
-    """A gateway that waits for slow readers shortly, one with few connections, and a worker.
+    """A gateway with a short timeout for slow readers, one with few connections, and a worker.
 
-    The third gateway waits for headers shortly, too, by which a busy machine cuts off others as well.
+    The third gateway also has a short timeout for headers, which cuts off others too on a busy
+    machine.
     """
     settings = {
         "SLUICE_HEADER_TIMEOUT": str(PATIENCE_SECONDS),
@@ -46,5 +47,5 @@ async def store(bounded: Stack) -> AsyncIterator["Redis"]:
 
 @pytest.fixture(scope="package")
 def key(bounded: Stack) -> str:
-    """A key that may ask for completions."""
+    """A key with the right to request completions."""
     return bounded.key()

@@ -1,4 +1,4 @@
-"""A deployment that is asked for ten times what it can do: real gateways, a real worker, a scripted engine."""
+"""A deployment with ten times its capacity in requests, and a scripted engine."""
 
 import asyncio
 from collections import Counter
@@ -27,7 +27,7 @@ FULL, LATE = "full", "late"
 
 @pytest.fixture(scope="module")
 def deployment() -> Iterator[Stack]:
-    """Two gateways with short queues and a worker, and a gateway whose requests wait for as long as tests do."""
+    """Two gateways with short queues and a worker, and a gateway with a long queue timeout."""
     short = {
         "SLUICE_MAX_WAITING_JOBS": str(MOST_WAITING),
         "SLUICE_MAX_WAITING_JOBS_OF_TENANT": str(MOST_OF_TENANT),
@@ -40,7 +40,7 @@ def deployment() -> Iterator[Stack]:
             SLUICE_ENGINE="scripted",
             SLUICE_MODEL_NAME=FULL,
             SLUICE_MAX_SEQUENCES=str(SEQUENCES),
-            # A job that a busy machine's worker loses would wait again.
+            # Otherwise a job that a busy machine's worker loses would wait again.
             SLUICE_LEASE_SECONDS="60",
             SLUICE_SCRIPTED_STEP_SECONDS=str(STEP_SECONDS),
         )
@@ -60,7 +60,7 @@ async def store(deployment: Stack) -> AsyncIterator["Redis"]:
 async def client_of(
     stack: Stack, tenant: str, gateway: int = 0
 ) -> AsyncIterator[httpx.AsyncClient]:
-    """Open a client that sends a tenant's key and waits for as long as it takes."""
+    """Open a client with a tenant's key and no timeout."""
     async with httpx.AsyncClient(
         base_url=stack.gateways[gateway],
         headers={"authorization": f"Bearer {stack.key(tenant)}"},
@@ -71,28 +71,28 @@ async def client_of(
 
 
 async def ask(client: httpx.AsyncClient, model: str = FULL, **fields: Any) -> httpx.Response:
-    """Ask for one completion, again if Redis does not answer in time, as on a busy machine."""
+    """Send one completion request; retry if Redis does not reply in time, as on a busy machine."""
     body = {"model": model, "prompt": "x", "max_tokens": TOKENS, "ignore_eos": True}
     while True:
         response = await client.post("/v1/completions", json=body | fields)
         if response.status_code != 503 or _code(response) != "store_unavailable":
             return response
-        await asyncio.sleep(_told_seconds(response))
+        await asyncio.sleep(_retry_after(response))
 
 
 async def insist(client: httpx.AsyncClient, refusals: list[int]) -> int:
-    """Ask until the answer is no refusal, waiting exactly as long as told. Return its status; note the refusals'."""
+    """Retry after `Retry-After` until admitted. Return the status; record the refusals'."""
     while True:
         response = await ask(client)
         if response.status_code not in (429, 503):
             return response.status_code
         refusals.append(response.status_code)
-        await asyncio.sleep(_told_seconds(response))
+        await asyncio.sleep(_retry_after(response))
 
 
 @asynccontextmanager
 async def watched_depth(store: "Redis", model: str = FULL) -> AsyncIterator[list[int]]:
-    """Note how many jobs wait, again and again."""
+    """Record the number of waiting jobs continuously."""
     depths: list[int] = []
     is_over = asyncio.Event()
 
@@ -109,10 +109,10 @@ async def watched_depth(store: "Redis", model: str = FULL) -> AsyncIterator[list
         await watching
 
 
-async def test_whoever_comes_back_as_told_is_admitted_at_many_times_the_capacity(
+async def test_retries_after_retry_after_are_admitted_at_many_times_the_capacity(
     deployment: Stack, store: "Redis", request: pytest.FixtureRequest
 ) -> None:
-    """How soon they are admitted is measured in test_pressing.py, where the machine does not matter."""
+    """test_pressing.py measures how soon they are admitted, where the machine has no effect."""
     clients = (10 if request.config.getoption("--long") else 5) * CAPACITY
     async with (
         watched_depth(store) as depths,
@@ -121,7 +121,7 @@ async def test_whoever_comes_back_as_told_is_admitted_at_many_times_the_capacity
     ):
         # A backlog, so that the pace of the queue is known.
         await asyncio.gather(*(insist(one, []) for _ in range(CAPACITY)))
-        # While these run nobody else begins, however long it takes the gateways to refuse the others.
+        # While these run no other job begins, however long the gateways take to refuse the others.
         running = [asyncio.create_task(ask(one, max_tokens=MANY_TOKENS)) for _ in range(SEQUENCES)]
         await _until(JobQueue(store, FULL), leased=SEQUENCES, waiting=0)
         refusals: list[list[int]] = [[] for _ in range(clients)]
@@ -142,7 +142,7 @@ async def test_whoever_comes_back_as_told_is_admitted_at_many_times_the_capacity
     assert max(depths) <= MOST_OF_TENANT
 
 
-async def test_a_higher_tier_takes_places_and_who_loses_one_is_told_at_once(
+async def test_higher_tier_displaces_lower_ones_which_are_refused_at_once(
     deployment: Stack, store: "Redis"
 ) -> None:
     async with (
@@ -180,17 +180,19 @@ async def test_a_higher_tier_takes_places_and_who_loses_one_is_told_at_once(
         assert {(await each).status_code for each in running} == {200}
 
 
-async def test_who_would_die_in_the_queue_is_not_let_in(deployment: Stack, store: "Redis") -> None:
-    """Nobody waits for the whole time that a request may wait, only to be refused then."""
+async def test_request_that_would_time_out_in_the_queue_is_refused_at_once(
+    deployment: Stack, store: "Redis"
+) -> None:
+    """A request that would time out in the queue is refused at once."""
     worker = FakeWorker(store, LATE)
     await worker.announce()
-    # At this pace the last whom they let in would begin just before its time is over.
+    # At this pace the last admitted request would begin just before its timeout.
     seconds = PATIENCE_SECONDS / (LET_IN - 0.5)
     await set_pace(store, keys.pace(LATE), claims=10, seconds=10 * seconds, calls=10)
     async with client_of(deployment, "acme", 2) as client:
         await _until_known(client, LATE)
         asking = {asyncio.create_task(ask(client, LATE)) for _ in range(LET_IN + REFUSED)}
-        # Nobody is served before all of them have been let in or refused.
+        # No job begins before all requests have been admitted or refused.
         refused = set[asyncio.Task[httpx.Response]]()
         while len(refused) < REFUSED:
             done, asking = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
@@ -200,7 +202,7 @@ async def test_who_would_die_in_the_queue_is_not_let_in(deployment: Stack, store
             response = each.result()
             assert (response.status_code, _code(response)) == (503, "overloaded")
             assert "would wait too long" in response.json()["error"]["message"]
-            assert _told_seconds(response) >= seconds / 2
+            assert _retry_after(response) >= seconds / 2
         for claim in await worker.claim(LET_IN):
             await worker.conclude(claim, "served")
         assert {(await each).status_code for each in asking} == {200}
@@ -210,7 +212,7 @@ def _code(response: httpx.Response) -> str:
     return str(response.json()["error"]["code"])
 
 
-def _told_seconds(response: httpx.Response) -> float:
+def _retry_after(response: httpx.Response) -> float:
     seconds = int(response.headers["retry-after-ms"]) / 1000
     assert 1 <= seconds <= 60
     assert int(response.headers["retry-after"]) >= seconds

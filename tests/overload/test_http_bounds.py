@@ -1,4 +1,4 @@
-"""What no client can do to a gateway by HTTP: hold connections, headers or bodies open, or make them large."""
+"""Bounds of HTTP: slow, endless and oversized headers and bodies, and many connections."""
 
 import asyncio
 from contextlib import AsyncExitStack, suppress
@@ -22,14 +22,14 @@ GET = b"GET /healthz HTTP/1.1\r\nhost: gateway\r\n"
 PATIENCE_SECONDS = 60.0
 """Only a failure takes that long."""
 ENDLESS = 1 << 40
-"""More than a connection carries before a test's time-out."""
+"""More bytes than a connection transfers within a test's timeout."""
 SOON_BYTES = 100 * MAX_HEAD_BYTES
-"""More than fits into the buffers between two ends of a connection, and far less than is sent in a time-out."""
+"""More than fits into the buffers of a connection, and far less than is sent within a timeout."""
 INVALID = "invalid_request_error"
 START_FAILED = 3
 """Exit status of uvicorn for a port that is taken."""
 HURRIED = 2
-"""Which gateway waits for headers shortly."""
+"""The gateway with the short timeout for headers."""
 
 
 async def ended(reader: asyncio.StreamReader) -> bytes:
@@ -43,7 +43,7 @@ async def ended(reader: asyncio.StreamReader) -> bytes:
 
 
 async def trickle(writer: asyncio.StreamWriter, data: bytes, *, seconds: float = 0.05) -> None:
-    """Send a byte at a time, for as long as the other side lets us."""
+    """Send one byte at a time, for as long as the gateway accepts them."""
     with suppress(ConnectionError):
         for byte in data:
             writer.write(bytes([byte]))
@@ -54,9 +54,9 @@ async def trickle(writer: asyncio.StreamWriter, data: bytes, *, seconds: float =
 async def flood(
     writer: asyncio.StreamWriter, part: bytes, *, most_bytes: int, pause: float = 0.0
 ) -> int:
-    """Send the same again and again until the other side does not take it; return the bytes it took.
+    """Send the same data until the gateway stops reading; return the bytes that it accepted.
 
-    Where the other side takes it for some seconds, a pause keeps both from doing nothing else.
+    If it reads for some seconds, a pause leaves CPU time for other work.
     """
     sent = 0
     with suppress(ConnectionError):
@@ -70,15 +70,15 @@ async def flood(
     return sent
 
 
-# -- headers that do not come ----------------------------------------------------------------------
+# -- slow headers --------------------------------------------------------------------------------
 
 
-async def test_headers_that_trickle_get_408_and_others_are_served(bounded: Stack) -> None:
+async def test_slow_headers_get_408_and_other_clients_are_served(bounded: Stack) -> None:
     async with AsyncExitStack() as stack:
         slow, drip = [], []
         for _ in range(20):
             reader, writer = await stack.enter_async_context(connection(bounded.gateways[HURRIED]))
-            # A connection that sends nothing in time is closed without an answer.
+            # A connection that sends nothing in time is closed without a response.
             drip.append(asyncio.create_task(trickle(writer, GET + b"x: " + b"a" * 9999)))
             slow.append(reader)
         async with httpx.AsyncClient() as client:
@@ -95,13 +95,13 @@ async def test_headers_that_trickle_get_408_and_others_are_served(bounded: Stack
         await asyncio.wait_for(asyncio.gather(*drip), PATIENCE_SECONDS)
 
 
-async def test_connection_that_says_nothing_is_closed(bounded: Stack) -> None:
+async def test_silent_connection_is_closed(bounded: Stack) -> None:
     async with connection(bounded.gateways[HURRIED]) as (reader, _):
         assert await ended(reader) == b""
 
 
 @pytest.mark.parametrize("noise", [b"\r\n", GET[:10]], ids=["empty-lines", "half-a-head"])
-async def test_kept_connection_is_not_kept_by_noise(bounded: Stack, noise: bytes) -> None:
+async def test_noise_does_not_keep_an_idle_connection_open(bounded: Stack, noise: bytes) -> None:
     async with connection(bounded.gateways[HURRIED]) as (reader, writer):
         writer.write(GET + b"\r\n")
         assert (await read_response(reader)).status_code == 200
@@ -110,7 +110,7 @@ async def test_kept_connection_is_not_kept_by_noise(bounded: Stack, noise: bytes
         drip.cancel()
 
 
-async def test_kept_connection_is_kept_for_longer_than_headers_may_take(bounded: Stack) -> None:
+async def test_keep_alive_lasts_longer_than_the_timeout_of_headers(bounded: Stack) -> None:
     async with connection(bounded.gateways[HURRIED]) as (reader, writer):
         for _ in range(2):
             writer.write(GET + b"\r\n")
@@ -118,7 +118,7 @@ async def test_kept_connection_is_kept_for_longer_than_headers_may_take(bounded:
             await asyncio.sleep(HEADER_SECONDS * 1.5)
 
 
-async def test_half_a_head_behind_a_running_request_does_not_disturb_it(
+async def test_incomplete_pipelined_head_does_not_disturb_a_running_request(
     bounded: Stack, key: str
 ) -> None:
     body = {"model": MODEL, "prompt": "x", "max_tokens": int(HEADER_SECONDS * 200), "stream": True}
@@ -131,7 +131,7 @@ async def test_half_a_head_behind_a_running_request_does_not_disturb_it(
         assert (await read_response(reader)).status_code == 408
 
 
-# -- headers that are too many or too large ----------------------------------------------------------
+# -- too many or too large headers ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ async def test_a_hundred_headers_of_almost_the_largest_size_are_read(bounded: St
         assert (await read_response(reader)).status_code == 200
 
 
-async def test_header_without_end_is_not_collected(bounded: Stack) -> None:
+async def test_endless_header_is_not_buffered(bounded: Stack) -> None:
     async with connection(bounded.url) as (reader, writer):
         writer.write(GET + b"x: ")
         await flood(writer, b"a" * 8192, most_bytes=SOON_BYTES)
@@ -177,7 +177,7 @@ async def test_header_without_end_is_not_collected(bounded: Stack) -> None:
 
 
 @pytest.mark.parametrize("path", [b"/", b"/healthz?"])
-async def test_too_long_target_gets_414(bounded: Stack, path: bytes) -> None:
+async def test_overlong_target_gets_414(bounded: Stack, path: bytes) -> None:
     async with connection(bounded.url) as (reader, writer):
         target = path + b"a" * MAX_TARGET_BYTES
         writer.write(b"GET " + target + b" HTTP/1.1\r\nhost: gateway\r\n\r\n")
@@ -214,7 +214,7 @@ async def test_too_long_target_gets_414(bounded: Stack, path: bytes) -> None:
         *("host-with-space", "host-with-path"),
     ],
 )
-async def test_what_is_not_http_gets_400_in_the_envelope(bounded: Stack, request_: bytes) -> None:
+async def test_invalid_http_gets_400_in_the_error_envelope(bounded: Stack, request_: bytes) -> None:
     async with connection(bounded.url) as (reader, writer):
         writer.write(request_)
         response = await read_response(reader)
@@ -230,13 +230,13 @@ async def test_what_is_not_http_gets_400_in_the_envelope(bounded: Stack, request
     ],
     ids=["1.0", "empty-host", "ipv6"],
 )
-async def test_head_without_a_fault_is_served(bounded: Stack, request_: bytes) -> None:
+async def test_unusual_valid_head_is_served(bounded: Stack, request_: bytes) -> None:
     async with connection(bounded.url) as (reader, writer):
         writer.write(request_)
         assert (await read_response(reader)).status_code == 200
 
 
-async def test_no_answer_names_the_host_that_was_asked_for(bounded: Stack) -> None:
+async def test_responses_never_repeat_the_host_header(bounded: Stack) -> None:
     async with connection(bounded.url) as (reader, writer):
         writer.write(b"GET /tokenize/ HTTP/1.1\r\nhost: attacker.example\r\n\r\n")
         response = await read_response(reader)
@@ -256,11 +256,11 @@ def test_gateway_does_not_start_on_a_taken_port(
     assert f"('127.0.0.1', {ports[which]}): address already in use" in bounded.log("late")
 
 
-# -- bodies ------------------------------------------------------------------------------------------
+# -- bodies --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("framing", ["transfer-encoding: chunked", "content-length: 100000000"])
-async def test_answer_to_a_giant_body_is_read_and_the_rest_of_it_is_not_waited_for(
+async def test_giant_body_gets_its_refusal_before_its_end(
     bounded: Stack, key: str, framing: str
 ) -> None:
     part = b"10000\r\n" + b" " * 0x10000 + b"\r\n"
@@ -273,7 +273,7 @@ async def test_answer_to_a_giant_body_is_read_and_the_rest_of_it_is_not_waited_f
         assert await sending < ENDLESS
 
 
-async def test_who_sends_all_before_it_reads_gets_to_see_why_it_was_refused(
+async def test_client_that_reads_after_sending_everything_receives_the_refusal(
     bounded: Stack, key: str
 ) -> None:
     size = 10 * MAX_BODY_BYTES
@@ -288,7 +288,7 @@ async def test_who_sends_all_before_it_reads_gets_to_see_why_it_was_refused(
             assert await ended(reader) == b""
 
 
-async def test_body_that_trickles_behind_its_answer_is_cut_off(bounded: Stack) -> None:
+async def test_slow_body_is_cut_off_after_its_response(bounded: Stack) -> None:
     async with connection(bounded.url) as (reader, writer):
         writer.write(head("sk-wrong", "content-length: 100000"))
         drip = asyncio.create_task(trickle(writer, b" " * 100_000))
@@ -297,7 +297,9 @@ async def test_body_that_trickles_behind_its_answer_is_cut_off(bounded: Stack) -
         await asyncio.wait_for(drip, PATIENCE_SECONDS)
 
 
-async def test_body_that_ends_soon_behind_its_answer_keeps_the_connection(bounded: Stack) -> None:
+async def test_connection_stays_open_if_the_body_ends_soon_after_its_response(
+    bounded: Stack,
+) -> None:
     async with connection(bounded.url) as (reader, writer):
         writer.write(head("sk-wrong", "content-length: 10"))
         assert (await read_response(reader)).status_code == 401
@@ -310,9 +312,7 @@ async def test_body_that_ends_soon_behind_its_answer_keeps_the_connection(bounde
 @pytest.mark.parametrize(
     "endless", [b"a" * 8192, b"x: y\r\n" * 1000], ids=["one-trailer", "many-trailers"]
 )
-async def test_trailers_without_end_are_not_collected(
-    bounded: Stack, key: str, endless: bytes
-) -> None:
+async def test_endless_trailers_are_not_buffered(bounded: Stack, key: str, endless: bytes) -> None:
     async with connection(bounded.url) as (reader, writer):
         writer.write(head(key, "transfer-encoding: chunked") + b"2\r\n{}\r\n0\r\nx: ")
         assert await flood(writer, endless, most_bytes=ENDLESS) < SOON_BYTES
@@ -328,7 +328,7 @@ async def test_broken_chunks_get_400(bounded: Stack, key: str, chunks: bytes) ->
     async with connection(bounded.url) as (reader, writer):
         writer.write(head(key, "transfer-encoding: chunked"))
         await writer.drain()
-        # The request is with the application before its body breaks.
+        # The application has the request before its body breaks.
         await asyncio.sleep(0.1)
         writer.write(chunks)
         response = await read_response(reader)
@@ -337,7 +337,7 @@ async def test_broken_chunks_get_400(bounded: Stack, key: str, chunks: bytes) ->
         assert await ended(reader) == b""
 
 
-async def test_chunk_extension_without_end_is_not_read(bounded: Stack, key: str) -> None:
+async def test_endless_chunk_extension_is_not_read(bounded: Stack, key: str) -> None:
     async with connection(bounded.url) as (_, writer):
         writer.write(head(key, "transfer-encoding: chunked") + b"2;x=")
         assert await flood(writer, b"a" * 8192, most_bytes=ENDLESS) < SOON_BYTES
@@ -354,10 +354,10 @@ async def test_largest_body_in_small_chunks_is_read(bounded: Stack, key: str) ->
         assert (await read_response(reader)).status_code == 404
 
 
-# -- many at once --------------------------------------------------------------------------------------
+# -- many requests -------------------------------------------------------------------------------
 
 
-async def test_few_requests_in_a_row_are_answered_in_order(bounded: Stack) -> None:
+async def test_pipelined_requests_are_answered_in_order(bounded: Stack) -> None:
     async with connection(bounded.url) as (reader, writer):
         for i in range(MAX_PIPELINED // 2):
             writer.write(GET + b"x-request-id: %d\r\n\r\n" % i)
@@ -365,7 +365,7 @@ async def test_few_requests_in_a_row_are_answered_in_order(bounded: Stack) -> No
             assert (await read_response(reader)).headers["x-request-id"] == str(i)
 
 
-async def test_flood_of_requests_in_a_row_is_cut_off(bounded: Stack) -> None:
+async def test_flood_of_pipelined_requests_is_cut_off(bounded: Stack) -> None:
     async with connection(bounded.url) as (reader, writer):
         writer.write((GET + b"\r\n") * 2000)
         assert (await ended(reader)).count(b"HTTP/1.1 200") <= MAX_PIPELINED + 1
@@ -386,7 +386,7 @@ async def test_connections_beyond_the_bound_get_503_until_one_is_closed(bounded:
             message_of(response, status=503, kind="service_unavailable", code="overloaded")
             assert int(response.headers["retry-after"]) >= 1
             assert await ended(reader) == b""
-        # Those of operators are counted apart.
+        # Those of operators are counted separately.
         async with httpx.AsyncClient(base_url=bounded.operators_of(url)) as prometheus:
             assert (await prometheus.get("/metrics")).status_code == 200
         kept[0][1].close()

@@ -1,4 +1,4 @@
-"""Clients that ask and do not read: they are cut off, whatever they do, and nobody else notices."""
+"""Clients that do not read: the gateway cuts them off, and other clients are not affected."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ from tests.support.stack import Stack, metric, wait_for_metric
 
 STREAMS, SLOW = 60, 15
 SLOW_SHARE = 10
-"""Of the frames, one in so many carries what slow readers get."""
+"""One frame in so many has deltas of slow readers."""
 PIECE = "x" * 10_000
 IN_PROGRESS = "sluice_gateway_requests_in_progress"
 
@@ -34,7 +34,7 @@ Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 @asynccontextmanager
 async def narrow_connection(url: str) -> AsyncIterator[Connection]:
-    """Open a connection on which little is under way."""
+    """Open a connection with small buffers."""
     host, port = url.removeprefix("http://").split(":")
     plain = socket.socket()
     plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16_384)
@@ -73,7 +73,7 @@ async def records(redis: "Redis", tenant: str) -> list[UsageRecord]:
 
 
 async def serve(redis: "Redis", model: str) -> FakeWorker:
-    """Announce a worker; for a model that it does not know a gateway looks at once."""
+    """Register a worker; a gateway looks up an unknown model at once."""
     worker = FakeWorker(redis, model)
     await worker.announce()
     return worker
@@ -82,9 +82,9 @@ async def serve(redis: "Redis", model: str) -> FakeWorker:
 async def push(
     worker: FakeWorker, slow: list[Claim], quick: list[Claim], frames: int, *, text: str = "word "
 ) -> None:
-    """Send long pieces to some and a text to others, again and again, and end the others."""
+    """Send long pieces to some and a text to others repeatedly, then end the others."""
     for number in range(frames):
-        # All at first: a connection on which nothing moves for long is cut for that.
+        # All at first: a connection without progress for long is cut.
         is_early = number < frames // SLOW_SHARE
         deltas = [delta(claim, PIECE * SLOW_SHARE) for claim in slow] if is_early else []
         deltas += [delta(claim, text) for claim in quick]
@@ -96,7 +96,7 @@ async def push(
         await worker.send(claim.job.gateway, deltas=[last], finished=[end])
 
 
-async def test_some_that_never_read_do_not_harm_the_others_and_are_cut_off(
+async def test_clients_that_never_read_are_cut_off_and_delay_no_others(
     bounded: Stack, store: "Redis"
 ) -> None:
     key = await asyncio.to_thread(bounded.key, "readers")
@@ -122,7 +122,7 @@ async def test_some_that_never_read_do_not_harm_the_others_and_are_cut_off(
             assert words(stream) == expected
         reported: Any = await store.lrange(keys.control("wordy", worker.name), 0, -1)
         assert {job_id.decode() for job_id in reported} == {claim.job.id for claim in slow}
-        # Nobody reads the error either: the connections are cut, and the requests end.
+        # The error is not read either: the connections are cut, and the requests end.
         await asyncio.to_thread(wait_for_metric, bounded.operators, IN_PROGRESS, 0)
         for claim in slow:
             await worker.drop(claim, tokens=5)
@@ -137,11 +137,11 @@ async def test_some_that_never_read_do_not_harm_the_others_and_are_cut_off(
     assert {record.code for record in cut} == {"slow_reader"}
 
 
-async def test_whole_answer_that_nobody_reads_does_not_stay(bounded: Stack, store: "Redis") -> None:
+async def test_unread_whole_response_is_dropped(bounded: Stack, store: "Redis") -> None:
     key = await asyncio.to_thread(bounded.key, "readers")
     worker = await serve(store, "whole")
     async with AsyncExitStack() as stack, asyncio.timeout(2 * PATIENCE_SECONDS):
-        # On a busy machine Redis may answer too late: a refused request is sent again.
+        # On a busy machine Redis may reply too late: a refused request is sent again.
         status = b"503"
         while status == b"503":
             reader, writer = await stack.enter_async_context(narrow_connection(bounded.url))
@@ -163,9 +163,7 @@ async def test_whole_answer_that_nobody_reads_does_not_stay(bounded: Stack, stor
             await asyncio.sleep(0.05)
 
 
-async def test_reader_that_is_merely_slow_gets_the_whole_answer(
-    bounded: Stack, store: "Redis"
-) -> None:
+async def test_slow_reader_gets_the_whole_response(bounded: Stack, store: "Redis") -> None:
     key = await asyncio.to_thread(bounded.key, "readers")
     worker = await serve(store, "whole")
     async with narrow_connection(bounded.url) as (reader, writer):

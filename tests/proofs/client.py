@@ -1,4 +1,4 @@
-"""Asks for completions as a customer does, and goes away, stalls or waits as a test wants."""
+"""Sends completions as a customer does, and disconnects, stalls or waits as a test wants."""
 
 import asyncio
 import json
@@ -26,25 +26,25 @@ _REQUEST_ID = re.compile(rb'"id": ?"(cmpl-[a-z2-7]{26})"')
 
 @dataclass(slots=True)
 class Answer(http_client.Answer):
-    """What came back for one request, and when."""
+    """The response to one request, with times."""
 
     sent_at: float = 0.0
     ended_at: float = 0.0
 
     @property
     def request_id(self) -> str | None:
-        """Id of the completion, as soon as anything of it has come."""
+        """Id of the completion, as soon as any of it has arrived."""
         found = _REQUEST_ID.search(self.body)
         return found[1].decode() if found else None
 
     @property
     def is_finished(self) -> bool:
-        """Whether this is a completion that came to its end."""
+        """Whether this is a completion that is whole."""
         return self.status == 200 and self.is_complete and self.usage is not None
 
     @property
     def error(self) -> dict[str, Any]:
-        """The error of a refusal."""
+        """The error of a failed request."""
         error: dict[str, Any] = self.json["error"]
         return error
 
@@ -60,7 +60,7 @@ class Answer(http_client.Answer):
 
     @property
     def usage(self) -> dict[str, Any] | None:
-        """What the answer says was used, if it came so far."""
+        """The usage in the response, if it has arrived."""
         if not self.is_stream:
             usage: dict[str, Any] | None = self.json.get("usage") if self.is_complete else None
             return usage
@@ -69,7 +69,7 @@ class Answer(http_client.Answer):
 
 
 class _ShortReading(Reading):
-    """Leaves when so many bytes of the body have come, if the answer is not complete by then."""
+    """Disconnects after so many bytes of the body, if the response is not complete by then."""
 
     def __init__(self, answer: Answer, leave_at: int | None) -> None:
         super().__init__(answer)
@@ -92,11 +92,11 @@ async def ask(
     answer: Answer | None = None,
     **body: Any,
 ) -> Answer:
-    """Ask for a completion on a connection of its own.
+    """Send a completion request on a new connection.
 
-    The client leaves after so many seconds, or when so many bytes of the body have come. A gateway that
-    cannot be reached or dies gives an answer that is not complete. It is read into `answer`, for those
-    who look at it meanwhile.
+    The client disconnects after so many seconds or bytes of the body. A gateway that is unreachable
+    or dies gives an incomplete response. The response is read into `answer`, which can be observed
+    meanwhile.
     """
     return await request(
         url,
@@ -120,9 +120,9 @@ async def request(
     headers: Mapping[str, str] | None = None,
     answer: Answer | None = None,
 ) -> Answer:
-    """Send a request, a GET if it has no body, and return its answer; see `ask`.
+    """Send a request, a GET if it has no body, and return its response; see `ask`.
 
-    With `stall_after` the client reads nothing for so many seconds, and leaves then.
+    With `stall_after` the client reads nothing for so many seconds, and then disconnects.
     """
     answer = answer or Answer()
     answer.sent_at = time.monotonic()
@@ -145,12 +145,12 @@ async def request(
 
 
 async def _stall(url: str, content: bytes, answer: Answer, seconds: float) -> None:
-    """Send a request and take nothing of its answer from the kernel."""
+    """Send a request and read nothing of its response from the kernel."""
     address = urlsplit(url)
     loop = asyncio.get_running_loop()
     with socket.socket() as connection:
         connection.setblocking(False)
-        # The kernel would take in much of an answer that nobody reads.
+        # A larger buffer would take in much of a response that is not read.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         await loop.sock_connect(connection, (address.hostname, address.port))
         await loop.sock_sendall(connection, content)

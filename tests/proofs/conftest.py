@@ -1,4 +1,4 @@
-"""A deployment of real processes: two gateways, a scripted worker, background jobs, on either database."""
+"""A deployment of real processes on either database, with two gateways and background jobs."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.proofs.accounts import Accounts, open_accounts
 from tests.proofs.ledger import Books, open_books
-from tests.proofs.office import Office, open_office
 from tests.support.postgres_server import PostgresServer, running_postgres
 from tests.support.processes import free_port
 from tests.support.redis_server import BUNDLED, SYSTEM
@@ -18,13 +18,13 @@ from tests.support.stack import Stack, running_stack
 
 STEP_SECONDS = 0.005
 COMPLETION_TOKENS = 12
-"""Where the scripted engine ends a text, unless it is told to ignore that."""
+"""The scripted engine ends a text here, unless the request ignores it."""
 
 WORKER: dict[str, Any] = {
     "SLUICE_ENGINE": "scripted",
     "SLUICE_SCRIPTED_STEP_SECONDS": str(STEP_SECONDS),
     "SLUICE_SCRIPTED_COMPLETION_TOKENS": str(COMPLETION_TOKENS),
-    # On a busy machine it would lose jobs after the 4 s of the default. Who kills it lets its leases expire.
+    # With the default of 4 s a busy machine would lose jobs. Tests that kill it expire its leases.
     "SLUICE_LEASE_SECONDS": "60",
 }
 JWT_SECRET = "forty-eight characters that nobody else may see!"
@@ -39,7 +39,7 @@ BUSY_WORKER = {
     "SLUICE_MAX_SEQUENCES": "64",
     "SLUICE_SCRIPTED_PREFILL_SECONDS_PER_TOKEN": "0.0005",
 }
-"""So slow that requests wait in the queue and while their prompts are read."""
+"""So slow that requests wait in the queue and during prefill."""
 
 PROMPT_PRICE, CACHED_PRICE, COMPLETION_PRICE = 3_333_333, 1_111_111, 7_777_777
 """Micro-dollars per million tokens, such that every cost is rounded."""
@@ -50,33 +50,33 @@ _numbers = count(1)
 
 
 def cost_of(prompt_tokens: int, completion_tokens: int) -> int:
-    """Return what a request costs in micro-dollars, none of whose prompt was cached."""
+    """Return the cost of a request without cached prompt tokens, in micro-dollars."""
     cost = prompt_tokens * PROMPT_PRICE + completion_tokens * COMPLETION_PRICE
     return -(-cost // 1_000_000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """How much of everything."""
+    """The size of each proof."""
 
     requests: int
-    """In the run in which everything is killed."""
+    """In the run that kills all processes."""
     clients: int
     """Of that run, each with one request at a time."""
     kills: int
     """Of each kind of process in that run."""
     pause_seconds: float
-    """The longest between two kills in that run."""
+    """The longest time between two kills in that run."""
     outage_seconds: float
     races: int
     """Of each kind, each on a fresh key."""
-    waits_as_told: bool
-    """Whether the run lasts for the minute that a refusal names."""
+    waits_for_retry_after: bool
+    """Whether the run lasts for the minute that a `Retry-After` names."""
 
 
 @pytest.fixture(scope="session")
 def scale(request: pytest.FixtureRequest) -> Scale:
-    """The size of the proofs: minutes, or with `--long` as long as it takes."""
+    """The size of the proofs: minutes by default, hours with `--long`."""
     if request.config.getoption("--long"):
         return Scale(
             requests=20_000,
@@ -85,7 +85,7 @@ def scale(request: pytest.FixtureRequest) -> Scale:
             pause_seconds=40,
             outage_seconds=60,
             races=3,
-            waits_as_told=True,
+            waits_for_retry_after=True,
         )
     return Scale(
         requests=150,
@@ -94,13 +94,13 @@ def scale(request: pytest.FixtureRequest) -> Scale:
         pause_seconds=0.5,
         outage_seconds=2,
         races=1,
-        waits_as_told=False,
+        waits_for_retry_after=False,
     )
 
 
 @pytest.fixture(scope="package")
 def postgres() -> Iterator[PostgresServer]:
-    """A PostgreSQL server, which only this folder's tests use, and may stop."""
+    """A PostgreSQL server that only this folder's tests use, so they may stop it."""
     with running_postgres() as server:
         yield server
 
@@ -117,8 +117,8 @@ def database_url(kind: str, request: pytest.FixtureRequest) -> str | None:
 def deployed(
     url: str | None, *, environment: Mapping[str, str] | None = None, **worker: str
 ) -> Iterator[Stack]:
-    """Run a whole deployment for the length of a block, with variables for all or the worker only."""
-    # Either database is tried with another Redis, where there are two.
+    """Run a whole deployment for the length of a block, with variables for all or the worker."""
+    # Each database is tested with a different Redis, if two are installed.
     executable = BUNDLED if url is None else SYSTEM or BUNDLED
     with running_stack(executable=executable, database_url=url) as stack:
         stack.program = "tests.proofs.program"
@@ -135,32 +135,32 @@ def deployed(
 
 
 async def _set_price(stack: Stack) -> None:
-    async with open_office(stack) as office:
-        await office.price(prompt=PROMPT_PRICE, cached=CACHED_PRICE, completion=COMPLETION_PRICE)
+    async with open_accounts(stack) as accounts:
+        await accounts.price(prompt=PROMPT_PRICE, cached=CACHED_PRICE, completion=COMPLETION_PRICE)
 
 
 @pytest.fixture(
     scope="package", params=["sqlite", pytest.param("postgresql", marks=pytest.mark.long)]
 )
 def stack(request: pytest.FixtureRequest) -> Iterator[Stack]:
-    """A deployment that every test shares; each makes tenants of its own."""
+    """A deployment that every test shares; each makes its own tenants."""
     with deployed(database_url(request.param, request)) as stack:
         yield stack
 
 
 @pytest.fixture(scope="package")
 def mortal_stack(postgres: PostgresServer) -> Iterator[Stack]:
-    """A deployment on PostgreSQL whose processes are killed, and whose servers are stopped after that."""
+    """A deployment on PostgreSQL whose processes are killed, and its servers stopped later."""
     url = postgres.create_database()
     with deployed(url, environment=ENVIRONMENT, **BUSY_WORKER) as stack:
         yield stack
 
 
 @pytest.fixture
-async def office(stack: Stack) -> AsyncIterator[Office]:
+async def accounts(stack: Stack) -> AsyncIterator[Accounts]:
     """The shared deployment's accounts."""
-    async with open_office(stack) as office:
-        yield office
+    async with open_accounts(stack) as accounts:
+        yield accounts
 
 
 @pytest.fixture
@@ -172,5 +172,5 @@ async def books(stack: Stack) -> AsyncIterator[Books]:
 
 @pytest.fixture
 def name() -> Callable[[], str]:
-    """Makes names for tenants, each a new one."""
+    """Returns a function that makes a new tenant name."""
     return lambda: f"tenant-{next(_numbers)}"

@@ -1,4 +1,4 @@
-"""Everything that a deployment has written anywhere, to be looked through for secrets."""
+"""Dumps of everything that a deployment has stored, to be scanned for secrets."""
 
 from redis.asyncio import Redis
 from sqlalchemy import inspect, text
@@ -45,5 +45,5 @@ async def _rows(connection: AsyncConnection) -> list[str]:
 
 
 def logs(stack: Stack) -> dict[str, bytes]:
-    """Return what each process has printed."""
+    """Return the log of each process."""
     return {path.name: path.read_bytes() for path in stack.directory.glob("*.log")}

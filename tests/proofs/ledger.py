@@ -1,4 +1,4 @@
-"""What is in the ledger, read with plain SQL, and whether anything is still on its way there."""
+"""Reads the ledger with plain SQL, and the records that are still on their way to it."""
 
 import asyncio
 import time
@@ -19,7 +19,7 @@ from tests.support.stack import MODEL, Stack
 Row = dict[str, Any]
 
 LEASE_AND_SWEEP_SECONDS = PATIENCE_SECONDS
-"""Only a failure takes that long: leases and sweeps are far shorter, and busy machines slow."""
+"""Only a failure takes that long: leases and sweeps are far shorter."""
 
 
 class Books:
@@ -41,7 +41,7 @@ class Books:
             return [dict(row) for row in result.mappings()]
 
     async def undrained(self) -> int:
-        """Return the number of records that are not in the ledger yet."""
+        """Return the number of records that have not reached the ledger."""
         pipeline = self.redis.pipeline(transaction=False)
         for bucket in range(keys.BUCKETS):
             pipeline.execute_command("XLEN", keys.usage(bucket))
@@ -61,19 +61,19 @@ class Books:
                 await asyncio.sleep(0.01)
 
     async def open_at_most(self, number: int) -> None:
-        """Wait until no more requests than that are not settled. Raises TimeoutError."""
+        """Wait until at most so many requests are not settled. Raises TimeoutError."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             while len(await self.open_requests()) > number:
                 await asyncio.sleep(0.01)
 
     async def expire_leases(self) -> None:
-        """Let the leases of all jobs expire, as they do some time after their worker was killed."""
+        """Expire the leases of all jobs, as happens some time after their worker was killed."""
         leases: Any = await self.redis.zrange(keys.leases(MODEL), 0, -1)
         assert leases
         await self.redis.zadd(keys.leases(MODEL), dict.fromkeys(leases, 1), xx=True)
 
     async def settled(self, *, seconds: float = LEASE_AND_SWEEP_SECONDS) -> float:
-        """Wait until nothing is open and everything is in the ledger; return the seconds that it took.
+        """Wait until nothing is open and everything is in the ledger; return the seconds it took.
 
         Raises TimeoutError.
         """
@@ -85,10 +85,10 @@ class Books:
         return time.monotonic() - began
 
     async def leftovers(self) -> list[str]:
-        """Return everything in Redis that only an open request may have left there."""
+        """Return everything in Redis that only an open request may have there."""
         found = [f"open: {request_id}" for request_id in await self.open_requests()]
         for name in await self._keys("{b:*}:reservation:*"):
-            # What was released before it came leaves a mark for two minutes.
+            # A release that comes before its reservation leaves a marker for two minutes.
             is_mark = await self.redis.hexists(name, "released")
             found += [f"reservation: {name}"] * (not is_mark)
         for name in await self._keys("{b:*}:running:*"):
@@ -113,7 +113,7 @@ class Books:
         return found + [f"waiting: {waiting}"] * bool(waiting)
 
     async def living_gateways(self) -> set[str]:
-        """Return the ids of the gateways that live."""
+        """Return the ids of the gateways that are alive."""
         return {name[len("{g:") : -len("}:alive")] for name in await self._keys("{g:*}:alive")}
 
     async def _keys(self, pattern: str) -> list[str]:
@@ -123,9 +123,9 @@ class Books:
     async def nothing_left(
         self, *, seconds: float = PATIENCE_SECONDS, but: Collection[str] = ()
     ) -> None:
-        """Wait until Redis holds nothing of any request, but what was there before.
+        """Wait until Redis holds nothing of any request beyond what it held before.
 
-        Raises AssertionError, saying what it holds.
+        Raises AssertionError with the leftovers.
         """
         deadline = time.monotonic() + seconds
         while left := [each for each in await self.leftovers() if each not in but]:
@@ -135,9 +135,9 @@ class Books:
 
 @asynccontextmanager
 async def open_books(stack: Stack) -> AsyncIterator[Books]:
-    """Open the books of a stack for the length of a block."""
+    """Open the ledger and Redis of a stack for the length of a block."""
     database = Database(stack.database_url, statement_timeout_seconds=60)
-    # It survives a restart of the server, unlike a plain client.
+    # Unlike a plain client, it survives a restart of the server.
     redis = connect(stack.redis.url, max_connections=16)
     try:
         yield Books(database, redis)

@@ -1,11 +1,11 @@
-"""`sluice` whose leases expire soon, and which waits for Redis as long as a busy machine makes it.
+"""`sluice` with short leases and long Redis timeouts, for busy machines.
 
 python -m tests.proofs.program gateway --port 8080
 """
 
-from tests.support import patient
-from tests.support.hasty import shorten_leases
+from tests.support import long_timeouts
+from tests.support.short_leases import shorten_leases
 
 if __name__ == "__main__":
     shorten_leases()
-    patient.main()
+    long_timeouts.main()

@@ -1,4 +1,4 @@
-"""The run in which everything is killed, and all that is known about it afterwards."""
+"""The run that kills every kind of process, and the evidence that it leaves."""
 
 import asyncio
 import random
@@ -10,47 +10,47 @@ import jwt
 
 from gateway.database.ledger.rollups import Rollups
 from gateway.tenancy.records import Billing, Role
+from tests.proofs.accounts import Accounts, Credential, open_accounts
 from tests.proofs.client import Answer, request
+from tests.proofs.clients import Clients, Wish, wishes
 from tests.proofs.conftest import ENVIRONMENT, JWT_SECRET, Scale
-from tests.proofs.crowd import Crowd, Wish, wishes
 from tests.proofs.dumps import dump_database, dump_redis, logs
-from tests.proofs.havoc import Freed, Havoc, Waited, wait_as_told, wait_for_place
+from tests.proofs.kills import Freed, Kills, Waited, wait_for_place, wait_for_retry_after
 from tests.proofs.ledger import LEASE_AND_SWEEP_SECONDS, Books, Row, open_books
-from tests.proofs.office import Credential, Office, open_office
-from tests.proofs.witness import Witness, watching
+from tests.proofs.observer import Observer, watching
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.stack import Stack, metric
 
 CREDIT = 50_000_000
-"""Micro-dollars that the prepaid tenant has."""
+"""Micro-dollars of the prepaid tenant's credit."""
 DUMP_SECONDS = 3.0
 RECEIPT = "receipt: "
-"""How a job that has ended begins among what is left in Redis."""
+"""Prefix of a job's receipt among the leftovers in Redis."""
 
 
 @dataclass
 class Evidence:
-    """What clients, Redis, the engine and the ledger say about the same requests."""
+    """What clients, Redis, the engine and the ledger recorded of the same requests."""
 
     stack: Stack
     credentials: list[Credential] = field(default_factory=list)
     secrets: list[str] = field(default_factory=list)
     answers: list[tuple[Wish, Answer]] = field(default_factory=list)
     refusals: list[Answer] = field(default_factory=list)
-    """Of credentials that are no good."""
+    """Of invalid credentials."""
     early_refusals: int = 0
-    """By gateways that had only just started, of requests that are not among the answers."""
-    witness: Witness = field(default_factory=Witness)
+    """By gateways that had just started, of requests that are not among the answers."""
+    observer: Observer = field(default_factory=Observer)
     rows: list[Row] = field(default_factory=list)
     engine_prompt_tokens: int = 0
     engine_completion_tokens: int = 0
     freed: Freed | None = None
     waited: Waited | None = None
     settled_seconds: float = 0.0
-    """From the end of load and probes until nothing was open and everything was in the ledger."""
+    """From the end of the load until nothing was open and everything was in the ledger."""
     load_seconds: float = 0.0
     living_gateways: set[str] = field(default_factory=set)
-    """Ids of those that were not killed."""
+    """Ids of the gateways that were not killed."""
     leftovers: list[str] = field(default_factory=list)
     dumps: dict[str, bytes] = field(default_factory=dict)
 
@@ -63,9 +63,9 @@ class Evidence:
 def evidence_of_runs(
     stacks: Mapping[str, Stack], scale: Scale, *, seed: int
 ) -> dict[str, Evidence]:
-    """Use and kill everything, wait until the dust has settled, and gather the evidence of each deployment.
+    """Use and kill each deployment, wait until it has settled, and collect its evidence.
 
-    The runs go on side by side: most of the time they wait for leases to expire.
+    The runs are concurrent: most of the time they wait for leases to expire.
     """
     evidence = {name: Evidence(stack) for name, stack in stacks.items()}
     asyncio.run(_gather_all(evidence.values(), scale, seed=seed))
@@ -80,43 +80,43 @@ async def _gather_all(runs: Iterable[Evidence], scale: Scale, *, seed: int) -> N
 
 async def _gather(evidence: Evidence, scale: Scale, *, rng: random.Random) -> None:
     stack = evidence.stack
-    async with open_office(stack) as office, open_books(stack) as books:
-        await _open_accounts(office, evidence)
-        place, minute, free = await _probes(office)
-        async with watching(books.redis) as evidence.witness:
-            havoc, crowd = Havoc(stack), Crowd(stack.gateways)
+    async with open_accounts(stack) as accounts, open_books(stack) as books:
+        await _open_accounts(accounts, evidence)
+        place, minute, free = await _probes(accounts)
+        async with watching(books.redis) as evidence.observer:
+            kills, clients = Kills(stack), Clients(stack.gateways)
             keys = [credential.text for credential in evidence.credentials]
             load = wishes(
-                rng, keys, is_over=lambda: havoc.is_over and len(crowd.answers) >= scale.requests
+                rng, keys, is_over=lambda: kills.is_over and len(clients.answers) >= scale.requests
             )
             is_over = asyncio.Event()
             dumping = asyncio.create_task(_keep_dumping(books, evidence, scale, is_over))
             try:
                 waiting = (
-                    asyncio.create_task(wait_as_told(havoc, minute.text))
-                    if scale.waits_as_told
+                    asyncio.create_task(wait_for_retry_after(kills, minute.text))
+                    if scale.waits_for_retry_after
                     else None
                 )
                 _, _, evidence.freed, evidence.refusals = await asyncio.gather(
-                    _timed(crowd.run(load, clients=scale.clients), evidence),
-                    havoc.run(
+                    _timed(clients.run(load, clients=scale.clients), evidence),
+                    kills.run(
                         rng,
                         kills=scale.kills,
                         pause_seconds=scale.pause_seconds,
                         held_key=place.text,
                         free_key=free.text,
                     ),
-                    wait_for_place(havoc, place.text),
+                    wait_for_place(kills, place.text),
                     _bad_credentials(stack, evidence),
                 )
                 if waiting is not None:
                     evidence.waited = await waiting
-                evidence.answers, evidence.early_refusals = crowd.answers, havoc.refusals
+                evidence.answers, evidence.early_refusals = clients.answers, kills.refusals
                 evidence.settled_seconds = await _settled(books, evidence)
             finally:
                 is_over.set()
             await dumping
-            # The next run in the background would do it as well, half a minute later.
+            # The next run in the background would do this too, half a minute later.
             await Rollups(books.database).make_all()
         evidence.rows = await books.rows()
         await _read_leftovers(books, evidence)
@@ -124,12 +124,12 @@ async def _gather(evidence: Evidence, scale: Scale, *, rng: random.Random) -> No
 
 
 async def _settled(books: Books, evidence: Evidence) -> float:
-    """Wait until all is in the ledger. Raises TimeoutError with what the background jobs have printed."""
+    """Wait until the ledger is complete. Raises TimeoutError with the log of background jobs."""
     try:
         return await books.settled(seconds=LEASE_AND_SWEEP_SECONDS)
     except TimeoutError as error:
-        said = [f"{name}: {evidence.stack.log(name)[-3_000:]}" for name in ("jobs", "beat")]
-        raise TimeoutError("\n".join([str(error)[:300], *said])) from None
+        logs = [f"{name}: {evidence.stack.log(name)[-3_000:]}" for name in ("jobs", "beat")]
+        raise TimeoutError("\n".join([str(error)[:300], *logs])) from None
 
 
 async def _timed(load: Awaitable[None], evidence: Evidence) -> None:
@@ -138,8 +138,8 @@ async def _timed(load: Awaitable[None], evidence: Evidence) -> None:
     evidence.load_seconds = time.monotonic() - began
 
 
-async def _open_accounts(office: Office, evidence: Evidence) -> None:
-    """Four tenants: without limits, with limits that refuse now and then, prepaid, and by JWT."""
+async def _open_accounts(accounts: Accounts, evidence: Evidence) -> None:
+    """Four tenants: without limits, with limits that are exceeded, prepaid, and by JWT."""
     limited = {
         "requests_per_minute": 2_000,
         "tokens_per_minute": 200_000,
@@ -153,31 +153,31 @@ async def _open_accounts(office: Office, evidence: Evidence) -> None:
         "prepaid": {"billing": Billing.PREPAID},
         "people": {"limits": {"concurrent_requests": 2}},
     }.items():
-        await office.tenant(tenant, **options)  # type: ignore[arg-type]
-        project = await office.project(tenant, limits={"requests_per_day": 1_000_000})
+        await accounts.tenant(tenant, **options)  # type: ignore[arg-type]
+        project = await accounts.project(tenant, limits={"requests_per_day": 1_000_000})
         evidence.credentials += [
-            await office.key(tenant),
-            await office.key(
+            await accounts.key(tenant),
+            await accounts.key(
                 tenant, project, limits={"budget_micros": 10**9, "concurrent_requests": 16}
             ),
         ]
-    await office.grant("prepaid", CREDIT)
-    await office.members.add("people", subject="ada", role=Role.DEVELOPER)
-    # Nobody listens there, so that a failed delivery leaves its traces.
-    webhook = await office.webhooks.create("limited", "http://127.0.0.1:9/hook")
-    await office.webhooks.test("limited", webhook.id)
+    await accounts.grant("prepaid", CREDIT)
+    await accounts.members.add("people", subject="ada", role=Role.DEVELOPER)
+    # No server listens there, so deliveries fail and are recorded.
+    webhook = await accounts.webhooks.create("limited", "http://127.0.0.1:9/hook")
+    await accounts.webhooks.test("limited", webhook.id)
     token = _token("people", "ada")
     evidence.credentials.append(Credential("people", None, "jwt:ada", token))
     evidence.secrets = [*evidence.stack.keys, webhook.secret, JWT_SECRET, token]
 
 
-async def _probes(office: Office) -> tuple[Credential, Credential, Credential]:
-    """Keys that may have one request at a time, three in a minute, and as many as they like."""
-    tenant = await office.tenant("probes")
+async def _probes(accounts: Accounts) -> tuple[Credential, Credential, Credential]:
+    """Keys with one concurrent request, with three requests a minute, and without limits."""
+    tenant = await accounts.tenant("probes")
     return (
-        await office.key(tenant, limits={"concurrent_requests": 1}),
-        await office.key(tenant, limits={"requests_per_minute": 3}),
-        await office.key(tenant),
+        await accounts.key(tenant, limits={"concurrent_requests": 1}),
+        await accounts.key(tenant, limits={"requests_per_minute": 3}),
+        await accounts.key(tenant),
     )
 
 
@@ -193,7 +193,7 @@ def _token(tenant: str, subject: str) -> str:
 
 
 async def _bad_credentials(stack: Stack, evidence: Evidence) -> list[Answer]:
-    """Show credentials in every wrong way; what comes back must not repeat them."""
+    """Send credentials that are wrong in every way; responses must not repeat them."""
     key, token = evidence.credentials[0].text, evidence.secrets[-1]
     body = {"model": "sluice-tiny", "prompt": "x", "max_tokens": 1}
     wrong = [key[:-1], key + "x", key.swapcase(), token[:-2], token + "x", f"{key} {token}"]
@@ -208,14 +208,17 @@ async def _bad_credentials(stack: Stack, evidence: Evidence) -> list[Answer]:
 async def _keep_dumping(
     books: Books, evidence: Evidence, scale: Scale, is_over: asyncio.Event
 ) -> None:
-    # Not cancelled: commands of redis-py swallow that now and then (python/cpython#86296).
+    # Not cancelled: commands of redis-py sometimes swallow that (python/cpython#86296).
     while not is_over.is_set():
         evidence.dumps[f"redis {len(evidence.dumps)}"] = await dump_redis(books.redis)
         await asyncio.sleep(DUMP_SECONDS * max(scale.pause_seconds, 1))
 
 
 async def _read_leftovers(books: Books, evidence: Evidence) -> None:
-    """Note what is left in Redis once nothing of the gateways that live is: they drop receipts a while later."""
+    """Record what is left in Redis once the living gateways hold nothing there.
+
+    They drop receipts a while after the requests.
+    """
     gateways = {row["request_id"]: row["gateway"] for row in evidence.rows}
     deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline:
@@ -224,14 +227,15 @@ async def _read_leftovers(books: Books, evidence: Evidence) -> None:
         requests = map(request_of_receipt, evidence.leftovers)
         owners = {gateways.get(each) for each in requests}
         is_over = owners.isdisjoint({None, *evidence.living_gateways})
-        # One that was killed is taken for alive for some seconds, and so is one on a busy machine for dead.
+        # For some seconds a killed gateway counts as alive. On a busy machine, a living one may
+        # count as dead.
         if is_over and len(evidence.living_gateways) == len(evidence.stack.gateways):
             return
         await asyncio.sleep(0.2)
 
 
 def request_of_receipt(leftover: str) -> str | None:
-    """Return the request of a receipt that is left in Redis, or None for all else."""
+    """Return the request of a receipt in Redis, or None for any other key."""
     if not leftover.startswith(RECEIPT):
         return None
     return leftover.removeprefix(RECEIPT).rpartition("-")[0]

@@ -1,4 +1,4 @@
-"""Money under many clients on two gateways: never overspent, and spent as far as it goes."""
+"""Budgets and credits under many clients on two gateways: fully spent, never overspent."""
 
 import asyncio
 import json
@@ -9,17 +9,17 @@ import pytest
 
 from gateway.tenancy.limits import LimitScope
 from gateway.tenancy.records import Billing
+from tests.proofs.accounts import Accounts, Credential
 from tests.proofs.client import Answer, ask, request
 from tests.proofs.conftest import COMPLETION_TOKENS, cost_of
 from tests.proofs.ledger import Books
-from tests.proofs.office import Credential, Office
 from tests.support.stack import Stack
 
 CLIENTS = 12
 """On each gateway."""
 PROMPT_TOKENS = 10
 MAX_TOKENS = 40
-"""More than a text has, so that each settlement gives something back."""
+"""More than a text has, so that each settlement returns some."""
 MOST = cost_of(PROMPT_TOKENS, MAX_TOKENS)
 COST = cost_of(PROMPT_TOKENS, COMPLETION_TOKENS)
 MONEY = 3_003
@@ -34,7 +34,7 @@ HOLDERS: dict[str, tuple[LimitScope, dict[str, int], Billing]] = {
 
 
 async def spend(stack: Stack, key: Credential, number: int) -> list[Answer]:
-    """Ask again and again until there is no money for it; return all answers."""
+    """Send requests until the money is spent; return all responses."""
     answers: list[Answer] = []
     while not answers or answers[-1].status == 200:
         answers.append(
@@ -53,25 +53,25 @@ async def spend(stack: Stack, key: Credential, number: int) -> list[Answer]:
     "holder",
     [
         "key",
-        # Scopes differ only in whose account is charged (test_every_limit_of_every_scope_refuses).
+        # Scopes differ only in the charged account (test_every_limit_of_every_scope_is_enforced).
         pytest.param("project", marks=pytest.mark.long),
         pytest.param("tenant", marks=pytest.mark.long),
         "credits",
     ],
 )
-async def test_money_is_spent_to_the_last_request_and_never_overspent(
-    stack: Stack, office: Office, books: Books, name: Callable[[], str], holder: str
+async def test_budget_is_spent_fully_and_never_overspent(
+    stack: Stack, accounts: Accounts, books: Books, name: Callable[[], str], holder: str
 ) -> None:
     scope, limits, billing = HOLDERS[holder]
-    key = await office.holder(scope, name(), limits, billing=billing)
+    key = await accounts.holder(scope, name(), limits, billing=billing)
     if billing is Billing.PREPAID:
-        await office.grant(key.tenant, MONEY)
+        await accounts.grant(key.tenant, MONEY)
 
     crowds = await asyncio.gather(*(spend(stack, key, number) for number in range(2 * CLIENTS)))
-    # While others were running, their reservations stood in the way; now nothing does.
+    # Reservations of running requests blocked some of the money; now there are none.
     last = await spend(stack, key, 0)
 
-    answers = [answer for crowd in crowds for answer in crowd] + last
+    answers = [answer for clients in crowds for answer in clients] + last
     served = [answer for answer in answers if answer.status == 200]
     for answer in answers:
         if answer.status != 200:
@@ -82,12 +82,12 @@ async def test_money_is_spent_to_the_last_request_and_never_overspent(
     assert {row["cost_micros"] for row in rows} == {COST}
     spent = sum(row["cost_micros"] for row in rows)
     assert MONEY - MOST < spent <= MONEY
-    limits = await office.limits(stack.url, key)
+    limits = await accounts.limits(stack.url, key)
     check_account(limits, holder, spent=spent)
 
 
 def check_refusal(answer: Answer, holder: str) -> None:
-    """Lack of money is told as such, and as OpenAI tells it in its dialect."""
+    """The refusal names the lack of money; its dialect's code is OpenAI's."""
     assert answer.status == 429
     error = answer.error
     assert (error["type"], error["code"]) == ("insufficient_quota", "insufficient_quota")
@@ -108,10 +108,10 @@ def check_account(limits: dict[str, Any], holder: str, *, spent: int) -> None:
     assert budgets[holder]["remaining"] == MONEY - spent
 
 
-async def test_a_dialect_that_knows_402_gets_it(
-    stack: Stack, office: Office, name: Callable[[], str]
+async def test_dialect_with_402_uses_it_for_an_exceeded_budget(
+    stack: Stack, accounts: Accounts, name: Callable[[], str]
 ) -> None:
-    key = await office.holder(LimitScope.KEY, name(), {"budget_micros": 0})
+    key = await accounts.holder(LimitScope.KEY, name(), {"budget_micros": 0})
     answer = await request(
         stack.url,
         key.text,

@@ -1,4 +1,4 @@
-"""Places for concurrent requests: free as soon as a request has ended, however it did."""
+"""Places for concurrent requests: free as soon as a request has ended, in every way of ending."""
 
 import asyncio
 from collections import Counter
@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from gateway.tenancy.limits import LimitScope
+from tests.proofs.accounts import Accounts, Credential
 from tests.proofs.client import Answer, ask
 from tests.proofs.ledger import Books
-from tests.proofs.office import Credential, Office
 from tests.proofs.until import leave, until
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.stack import Stack, metric
@@ -22,25 +22,27 @@ PLACES = 8
 CLIENTS = 30
 TIMES = 2
 WINDOW_FULL = 1_900
-"""Tokens that take far longer than a client that leaves."""
+"""More tokens than are generated before the client disconnects."""
 
 
-async def one_place(office: Office, tenant: str, scope: LimitScope = LimitScope.KEY) -> Credential:
+async def one_place(
+    accounts: Accounts, tenant: str, scope: LimitScope = LimitScope.KEY
+) -> Credential:
     """Make a key that may have one request at a time."""
-    return await office.holder(scope, tenant, {"concurrent_requests": 1})
+    return await accounts.holder(scope, tenant, {"concurrent_requests": 1})
 
 
-async def test_a_client_that_sends_one_request_after_the_other_is_never_refused(
-    stack: Stack, office: Office, name: Callable[[], str]
+async def test_sequential_requests_never_exceed_a_concurrency_of_one(
+    stack: Stack, accounts: Accounts, name: Callable[[], str]
 ) -> None:
-    key = await one_place(office, name())
+    key = await one_place(accounts, name())
     answers = [
         await ask(
             stack.gateways[number % 2],
             key.text,
             prompt="x",
             max_tokens=1 + number % 3,
-            # Each way of answering comes behind each of the two.
+            # A stream and a whole response each follow each of the two.
             stream=number // 2 % 2 == 0,
         )
         for number in range(ONE_AFTER_THE_OTHER)
@@ -49,10 +51,10 @@ async def test_a_client_that_sends_one_request_after_the_other_is_never_refused(
     assert all(answer.is_finished for answer in answers)
 
 
-async def test_two_at_once_on_two_gateways_are_one_too_many(
-    stack: Stack, office: Office, books: Books, name: Callable[[], str]
+async def test_concurrency_limit_counts_requests_of_both_gateways(
+    stack: Stack, accounts: Accounts, books: Books, name: Callable[[], str]
 ) -> None:
-    key = await one_place(office, name(), LimitScope.TENANT)
+    key = await one_place(accounts, name(), LimitScope.TENANT)
     held = Answer()
     asked: dict[str, Any] = {"max_tokens": WINDOW_FULL, "ignore_eos": True, "stream": True}
     holding = asyncio.create_task(
@@ -71,26 +73,26 @@ async def test_two_at_once_on_two_gateways_are_one_too_many(
     assert refused.headers["x-should-retry"] == "true"
 
 
-async def test_no_more_run_than_there_are_places_on_both_gateways_together(
-    stack: Stack, office: Office, name: Callable[[], str]
+async def test_running_requests_of_both_gateways_never_exceed_the_limit(
+    stack: Stack, accounts: Accounts, name: Callable[[], str]
 ) -> None:
-    key = await office.holder(LimitScope.KEY, name(), {"concurrent_requests": PLACES})
+    key = await accounts.holder(LimitScope.KEY, name(), {"concurrent_requests": PLACES})
     running = [0.0]
-    # On a busy machine one crowd may be seen too seldom.
+    # On a busy machine one attempt may have too little overlap.
     while max(running) <= 1:
-        crowd = asyncio.gather(*(insist(stack.gateways[i % 2], key) for i in range(CLIENTS)))
-        while not crowd.done():
+        clients = asyncio.gather(*(insist(stack.gateways[i % 2], key) for i in range(CLIENTS)))
+        while not clients.done():
             running.append(
                 await asyncio.to_thread(metric, stack.worker_url(), "sluice_worker_jobs_running")
             )
             await asyncio.sleep(0.05)
-        answers = await crowd
+        answers = await clients
         assert {answer.status for answer in answers} == {200}
     assert max(running) <= PLACES
 
 
 async def insist(url: str, key: Credential) -> Answer:
-    """Ask until there is a place."""
+    """Retry until there is a place."""
     while True:
         answer = await ask(url, key.text, prompt="x", max_tokens=10, ignore_eos=True)
         if answer.status != 429:
@@ -99,10 +101,10 @@ async def insist(url: str, key: Credential) -> Answer:
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-async def test_a_client_that_leaves_gives_its_place_back_before_its_answer_would_have_ended(
-    stack: Stack, office: Office, books: Books, name: Callable[[], str], stream: bool
+async def test_disconnect_frees_its_place_before_the_response_would_have_ended(
+    stack: Stack, accounts: Accounts, books: Books, name: Callable[[], str], stream: bool
 ) -> None:
-    key = await one_place(office, name())
+    key = await one_place(accounts, name())
     asked: dict[str, Any] = {
         "prompt": "x",
         "max_tokens": WINDOW_FULL,
@@ -121,7 +123,7 @@ async def test_a_client_that_leaves_gives_its_place_back_before_its_answer_would
 
 
 async def served(url: str, key: Credential) -> None:
-    """Ask until there is a place. Raises TimeoutError."""
+    """Retry until there is a place. Raises TimeoutError."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while (answer := await ask(url, key.text, prompt="x", max_tokens=1)).status == 429:
             await asyncio.sleep(0.02)

@@ -1,4 +1,4 @@
-"""Thousands of requests while gateways and background jobs are killed: everything is counted once."""
+"""Thousands of requests while gateways and background jobs are killed: each is counted once."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ def runs(
     scope="module", params=["postgresql", pytest.param("sqlite", marks=pytest.mark.long)]
 )
 def evidence(runs: dict[str, Evidence], request: pytest.FixtureRequest) -> Evidence:
-    """One of the runs, which all tests below look at."""
+    """One of the runs, which all tests below check."""
     return runs[request.param]
 
 
@@ -46,12 +46,13 @@ def by_id(rows: list[Row]) -> dict[str, Row]:
     return {row["request_id"]: row for row in rows}
 
 
-def test_the_run_was_what_it_should_be(evidence: Evidence, scale: Scale) -> None:
+def test_run_has_enough_requests_and_kills(evidence: Evidence, scale: Scale) -> None:
     statuses = Counter(answer.status for _, answer in evidence.answers)
     outcomes = Counter(row["outcome"] for row in evidence.rows)
-    print(  # noqa: T201  (figures for whoever runs pytest with -rP)
+    print(  # noqa: T201  (figures for pytest -rP)
         f"{len(evidence.answers)} requests in {evidence.load_seconds:.0f} s, {dict(statuses)}; "
-        f"{len(evidence.rows)} rows, {dict(outcomes)}; engine: {evidence.engine_prompt_tokens} prompt "
+        f"{len(evidence.rows)} rows, {dict(outcomes)}; "
+        f"engine: {evidence.engine_prompt_tokens} prompt "
         f"and {evidence.engine_completion_tokens} completion tokens; place: "
         f"{evidence.freed}, all settled {evidence.settled_seconds:.1f} s after the end"
     )
@@ -60,28 +61,29 @@ def test_the_run_was_what_it_should_be(evidence: Evidence, scale: Scale) -> None
     assert statuses[429] > 0
     assert sum(answer.has_left for _, answer in evidence.answers) > scale.requests / 20
     assert outcomes.keys() >= {Outcome.FINISHED, Outcome.CANCELLED, Outcome.LOST}
-    # Nothing but killed gateways was in anybody's way.
+    # Only killed gateways disturbed the requests.
     assert set(statuses) <= {0, 200, 429, 503}
-    # Both gateways, and at least one that followed a killed one.
+    # Both gateways, and at least one that replaced a killed one.
     assert len({row["gateway"] for row in evidence.rows}) > 2
 
 
 def test_every_admitted_request_has_one_row(evidence: Evidence) -> None:
     ids = Counter(row["request_id"] for row in evidence.rows)
     assert set(ids.values()) == {1}
-    assert ids.keys() <= evidence.witness.reserved
-    # Redis has seen no record of what has no row: that was released, and never queued.
-    released = evidence.witness.reserved - ids.keys()
-    assert released <= evidence.witness.withdrawn
-    assert released.isdisjoint(evidence.witness.requests_of_jobs)
-    # A gateway releases what it refuses after it has reserved, as while it knows of no worker.
-    assert len(released) <= most_refusals(evidence)
+    assert ids.keys() <= evidence.observer.reserved
+    # A request without a row was released and never queued; Redis recorded no usage of it.
+    released = evidence.observer.reserved - ids.keys()
+    assert released <= evidence.observer.withdrawn
+    assert released.isdisjoint(evidence.observer.requests_of_jobs)
+    # A gateway releases a reserved request that it refuses, for example while it has no worker.
+    assert len(released) <= max_refusals(evidence)
 
 
-def most_refusals(evidence: Evidence) -> int:
-    """Return how many requests were refused for another reason than a limit, or may have been.
+def max_refusals(evidence: Evidence) -> int:
+    """Return the most requests that were refused for another reason than a limit.
 
-    Of those whose clients have left or whose gateways were killed before an answer came, nobody knows.
+    This is unknown for those whose clients disconnected or whose gateways were killed before a
+    response; they count too.
     """
     statuses = Counter(answer.status for _, answer in evidence.answers)
     return statuses[503] + statuses[0] + evidence.early_refusals
@@ -90,13 +92,13 @@ def most_refusals(evidence: Evidence) -> int:
 def test_every_job_belongs_to_a_row(evidence: Evidence) -> None:
     rows = by_id(evidence.rows)
     jobs = {f"{id_}-{index}" for id_, row in rows.items() for index in range(row["jobs"])}
-    assert evidence.witness.claimed
-    assert evidence.witness.claimed <= evidence.witness.enqueued <= jobs
-    # A gateway may die between the reservation and the queue, or find no worker there.
-    never_queued = rows.keys() - evidence.witness.requests_of_jobs
+    assert evidence.observer.claimed
+    assert evidence.observer.claimed <= evidence.observer.enqueued <= jobs
+    # A gateway may die between reservation and enqueueing, or find no worker.
+    never_queued = rows.keys() - evidence.observer.requests_of_jobs
     outcomes = Counter(rows[id_]["outcome"] for id_ in never_queued)
     assert outcomes.keys() <= {Outcome.LOST, Outcome.FAILED}
-    assert outcomes[Outcome.FAILED] <= most_refusals(evidence)
+    assert outcomes[Outcome.FAILED] <= max_refusals(evidence)
 
 
 def test_every_completion_that_a_client_saw_has_a_row(evidence: Evidence) -> None:
@@ -111,7 +113,7 @@ def test_tokens_are_those_that_the_engine_counted(evidence: Evidence) -> None:
     assert sums["prompt_tokens"] == evidence.engine_prompt_tokens
 
 
-def test_rows_say_what_clients_were_told(evidence: Evidence) -> None:
+def test_rows_equal_the_usage_that_clients_received(evidence: Evidence) -> None:
     rows = by_id(evidence.rows)
     finished = [(wish, answer) for wish, answer in evidence.served if answer.is_finished]
     assert finished
@@ -127,7 +129,7 @@ def tokens_of(answer: Answer) -> tuple[int, int]:
     return answer.usage["prompt_tokens"], answer.usage["completion_tokens"]
 
 
-def test_a_row_costs_its_tokens_but_for_the_free_ones(
+def test_row_costs_its_tokens_unless_its_outcome_is_free(
     evidence: Evidence,
 ) -> None:
     rows = by_id(evidence.rows)
@@ -148,7 +150,7 @@ def test_a_row_costs_its_tokens_but_for_the_free_ones(
 
 
 def test_nothing_is_left_in_redis(evidence: Evidence) -> None:
-    # A gateway that is killed leaves receipts of the last second's requests, which expire by themselves.
+    # A killed gateway leaves receipts of requests of its last second, which expire.
     requests = {each: request_of_receipt(each) for each in evidence.leftovers}
     assert [each for each, request in requests.items() if request is None] == []
     rows = by_id(evidence.rows)
@@ -164,7 +166,7 @@ def test_places_of_a_killed_gateway_are_free_after_its_leases(evidence: Evidence
 
 
 @pytest.mark.long
-def test_waiting_as_long_as_told_succeeds_and_no_shorter(evidence: Evidence) -> None:
+def test_retry_succeeds_after_retry_after_and_not_before(evidence: Evidence) -> None:
     assert evidence.waited is not None
     assert evidence.waited.told_ms > 50_000
     assert set(evidence.waited.statuses_before) == {429}
@@ -199,7 +201,7 @@ def key_of(row: Row, by: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(row[name] for name in by)
 
 
-async def test_customers_are_told_the_sums_of_their_rows(evidence: Evidence) -> None:
+async def test_usage_endpoint_returns_the_sums_of_rows(evidence: Evidence) -> None:
     tenants = {credential.tenant: credential for credential in evidence.credentials[::-1]}
     for tenant, credential in tenants.items():
         rows = [row for row in evidence.rows if row["tenant_id"] == tenant]
@@ -217,7 +219,7 @@ async def test_customers_are_told_the_sums_of_their_rows(evidence: Evidence) -> 
         assert by_key == {}
 
 
-async def test_credits_and_budgets_are_what_rows_leave_of_them(evidence: Evidence) -> None:
+async def test_credits_and_budgets_are_reduced_by_the_costs_of_rows(evidence: Evidence) -> None:
     for credential in evidence.credentials:
         if credential.id.startswith("jwt:"):
             continue

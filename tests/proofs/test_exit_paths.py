@@ -1,4 +1,4 @@
-"""Every way in which a request can end: one row each, with the engine's counts and what is to be paid."""
+"""Each way in which a request can end has one row, with the right counts and cost."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from gateway.tenancy.limits import LimitScope
+from tests.proofs.accounts import Accounts, Credential
 from tests.proofs.client import request
 from tests.proofs.conftest import WORKER, cost_of
 from tests.proofs.ledger import Books, Row
-from tests.proofs.office import Credential, Office
 from tests.proofs.test_lessons import PROMPT_TOKENS, body, both_ways
 from tests.proofs.until import leave, running, until
 from tests.support.patience import PATIENCE_SECONDS
@@ -22,14 +22,14 @@ STRICT = {
     "strict": {"SLUICE_MAX_UNREAD_BYTES": "2000", "SLUICE_MAX_WAITING_JOBS_OF_TENANT": "1"},
     "hurried": {"SLUICE_REQUEST_TIMEOUT": "1.5"},
 }
-"""Gateways of which each has one way to end a request early: another one could come first on a busy machine."""
+"""Gateways with one way each to end a request early, so that no other comes first."""
 CROWD = {"prompt": ["x"] * 64, "n": 4, "ignore_eos": True}
-"""As many sequences as the engine takes."""
+"""As many sequences as the engine runs."""
 WINDOW_FULL = 1_900
 
 
 def one_more(stack: Stack, name: str, **environment: str) -> str:
-    """Start a gateway that only one test or module knows of, and return its base URL."""
+    """Start another gateway for one test or module, and return its base URL."""
     url = stack.launch_gateway(name, environment, port=free_port())
     stack.await_gateway(name, url)
     stack.gateways.remove(url)
@@ -38,7 +38,7 @@ def one_more(stack: Stack, name: str, **environment: str) -> str:
 
 @pytest.fixture(scope="module")
 def strict(stack: Stack) -> Iterator[dict[str, str]]:
-    """Base URLs of more gateways, which have little patience."""
+    """Base URLs of more gateways, with short timeouts."""
     urls = {
         name: stack.launch_gateway(name, environment, port=free_port())
         for name, environment in STRICT.items()
@@ -52,14 +52,14 @@ def strict(stack: Stack) -> Iterator[dict[str, str]]:
 
 
 @pytest.fixture
-async def key(office: Office, name: Callable[[], str]) -> Credential:
-    """A key of a new tenant, with a limit of each kind that nobody reaches."""
+async def key(accounts: Accounts, name: Callable[[], str]) -> Credential:
+    """A key of a new tenant, with limits of each kind that are never reached."""
     limits = {"requests_per_minute": 1_000, "concurrent_requests": 100, "budget_micros": 10**9}
-    return await office.holder(LimitScope.KEY, name(), limits)
+    return await accounts.holder(LimitScope.KEY, name(), limits)
 
 
 async def only_row(books: Books, key: Credential) -> Row:
-    """Return the one row of a tenant once everything has ended; nothing else is left of its request."""
+    """Return the only row of a tenant after the end; check that nothing else is left."""
     await books.settled()
     [row] = await books.rows(key.tenant)
     await books.nothing_left()
@@ -67,7 +67,7 @@ async def only_row(books: Books, key: Credential) -> Row:
 
 
 @both_ways
-async def test_finished_by_its_length_or_by_a_stop_string(
+async def test_request_finished_by_length_or_stop_string_has_one_row(
     stack: Stack, books: Books, key: Credential, stream: bool
 ) -> None:
     asked = body(stream=stream, max_tokens=100, seed=1)
@@ -90,10 +90,10 @@ async def test_finished_by_its_length_or_by_a_stop_string(
 
 
 @both_ways
-async def test_timed_out_costs_what_was_delivered(
+async def test_timed_out_request_costs_what_was_delivered(
     stack: Stack,
     strict: dict[str, str],
-    office: Office,
+    accounts: Accounts,
     books: Books,
     name: Callable[[], str],
     stream: bool,
@@ -101,7 +101,7 @@ async def test_timed_out_costs_what_was_delivered(
     row: Row = {"completion_tokens": 0}
     # On a busy machine the time may be over before the first token.
     while not row["completion_tokens"]:
-        key = await office.key(await office.tenant(name()))
+        key = await accounts.key(await accounts.tenant(name()))
         asked = body(stream=stream, max_tokens=WINDOW_FULL)
         answer = await request(strict["hurried"], key.text, asked)
         row = await only_row(books, key)
@@ -112,7 +112,7 @@ async def test_timed_out_costs_what_was_delivered(
     assert row["cost_micros"] == cost_of(PROMPT_TOKENS, row["completion_tokens"])
 
 
-async def test_a_client_that_does_not_read_is_cancelled_and_pays(
+async def test_request_of_a_stalled_client_is_cancelled_and_charged(
     stack: Stack, strict: dict[str, str], books: Books, key: Credential
 ) -> None:
     wanted = body(stream=True, n=128, max_tokens=1_000, logprobs=5)
@@ -128,17 +128,17 @@ async def test_a_client_that_does_not_read_is_cancelled_and_pays(
     assert row["cost_micros"] == cost_of(PROMPT_TOKENS, row["completion_tokens"])
 
 
-async def test_what_nobody_claims_in_time_costs_nothing(
+async def test_unclaimed_job_times_out_and_costs_nothing(
     stack: Stack,
     strict: dict[str, str],
-    office: Office,
+    accounts: Accounts,
     books: Books,
     key: Credential,
     name: Callable[[], str],
 ) -> None:
-    crowd = await office.key(await office.tenant(name()))
+    clients = await accounts.key(await accounts.tenant(name()))
     full = asyncio.create_task(
-        request(stack.url, crowd.text, body(**CROWD, max_tokens=WINDOW_FULL))
+        request(stack.url, clients.text, body(**CROWD, max_tokens=WINDOW_FULL))
     )
     await running(stack, 256)
     answer = await request(strict["hurried"], key.text, body())
@@ -150,7 +150,7 @@ async def test_what_nobody_claims_in_time_costs_nothing(
     assert (row["prompt_tokens"], row["completion_tokens"], row["cost_micros"]) == (0, 0, 0)
 
 
-async def test_what_the_queue_does_not_take_was_never_admitted(
+async def test_request_refused_by_a_full_queue_leaves_no_row(
     stack: Stack, strict: dict[str, str], books: Books, key: Credential
 ) -> None:
     answer = await request(strict["strict"], key.text, body(prompt=["x", "y", "z"]))
@@ -163,11 +163,11 @@ async def test_what_the_queue_does_not_take_was_never_admitted(
     assert set(used) - {None} == {0}
 
 
-async def test_lost_by_its_worker_before_the_first_token_is_finished_by_another(
+async def test_another_worker_finishes_a_job_lost_before_its_first_token(
     stack: Stack, books: Books, key: Credential
 ) -> None:
     stack.kill("worker")
-    # It takes so long to read a prompt that it dies over it.
+    # Its prefill is so slow that the worker dies during it.
     stack.start_worker("doomed", **{**WORKER, "SLUICE_SCRIPTED_PREFILL_SECONDS_PER_TOKEN": "10"})
     waiting = asyncio.create_task(request(stack.url, key.text, body()))
     await until(
@@ -186,7 +186,7 @@ async def test_lost_by_its_worker_before_the_first_token_is_finished_by_another(
     assert row["cost_micros"] == cost_of(PROMPT_TOKENS, 10)
 
 
-async def test_a_gateway_that_stops_settles_everything_before_it_goes(
+async def test_draining_gateway_settles_everything_before_it_exits(
     stack: Stack, books: Books, key: Credential
 ) -> None:
     url = await asyncio.to_thread(one_more, stack, "leaving")

@@ -1,4 +1,4 @@
-"""What gateways get wrong about limits, usage and money, each tried on this one (docs/lessons.md)."""
+"""Mistakes that gateways make about limits, usage and money, each tested here (docs/lessons.md)."""
 
 import asyncio
 import math
@@ -13,10 +13,10 @@ import pytest
 from contract.dialect import Dialect
 from gateway.tenancy.limits import RESERVED_LIMITS, LimitName, LimitScope
 from gateway.tenancy.records import Billing
+from tests.proofs.accounts import Accounts, Credential, named
 from tests.proofs.client import Answer, ask, request
 from tests.proofs.conftest import COMPLETION_TOKENS, STEP_SECONDS, WORKER, cost_of
 from tests.proofs.ledger import Books, Row
-from tests.proofs.office import Credential, Office, named
 from tests.proofs.until import engine_tokens, generating, leave, running, until
 from tests.support.events import DONE, split_events
 from tests.support.stack import MODEL, Stack
@@ -31,7 +31,7 @@ both_ways = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stre
 
 
 def body(**fields: Any) -> dict[str, Any]:
-    """Return the body of a request for ten tokens after ten others."""
+    """Return a request body for ten tokens after a prompt of ten."""
     return {
         "model": MODEL,
         "prompt": [5] * PROMPT_TOKENS,
@@ -42,7 +42,7 @@ def body(**fields: Any) -> dict[str, Any]:
 
 
 async def rows_of(books: Books, key: Credential) -> list[Row]:
-    """Return what is in the ledger of a tenant once everything has got there."""
+    """Return the ledger rows of a tenant once everything has been recorded."""
     await books.settled()
     return await books.rows(key.tenant)
 
@@ -50,11 +50,11 @@ async def rows_of(books: Books, key: Credential) -> list[Row]:
 # -- limits ------------------------------------------------------------------------------------
 
 
-async def test_every_dialect_and_both_ways_of_answering_meet_the_same_limit(
-    stack: Stack, office: Office, name: Callable[[], str]
+async def test_limits_apply_equally_to_every_dialect_streamed_or_not(
+    stack: Stack, accounts: Accounts, name: Callable[[], str]
 ) -> None:
     ways = [(dialect, stream) for dialect in Dialect for stream in (False, True)]
-    key = await office.holder(LimitScope.KEY, name(), {"requests_per_minute": len(ways)})
+    key = await accounts.holder(LimitScope.KEY, name(), {"requests_per_minute": len(ways)})
     for dialect, stream in ways:
         headers = {"x-api-dialect": dialect}
         answer = await request(stack.url, key.text, body(stream=stream), headers=headers)
@@ -75,14 +75,14 @@ ONE_REQUEST = {
     LimitName.CONCURRENT_REQUESTS: 1,
     LimitName.BUDGET: 2 * cost_of(PROMPT_TOKENS, 10) - 1,
 }
-"""The most of each limit with which a second request of this kind is one too many."""
+"""Limits of each kind that a second request of this kind exceeds."""
 
 
-async def test_every_limit_of_every_scope_refuses(
-    stack: Stack, office: Office, books: Books, name: Callable[[], str]
+async def test_every_limit_of_every_scope_is_enforced(
+    stack: Stack, accounts: Accounts, books: Books, name: Callable[[], str]
 ) -> None:
     holders = {
-        (limit, scope): await office.holder(scope, name(), {limit: ONE_REQUEST[limit]})
+        (limit, scope): await accounts.holder(scope, name(), {limit: ONE_REQUEST[limit]})
         for limit in RESERVED_LIMITS
         for scope in LimitScope
     }
@@ -93,7 +93,7 @@ async def test_every_limit_of_every_scope_refuses(
     async def ask_all(pairs: list[tuple[LimitName, LimitScope]], url: str) -> list[Answer]:
         return await asyncio.gather(*(request(url, holders[pair].text, body()) for pair in pairs))
 
-    # One request after the other on each key; at the same time, if that is what is limited.
+    # Send one request after the other on each key; concurrently if concurrency is limited.
     served, refused = await ask_all(others, first), await ask_all(others, second)
     await books.settled()
     held = [Answer() for _ in of_time]
@@ -113,26 +113,26 @@ async def test_every_limit_of_every_scope_refuses(
     for (limit, scope), one, other in zip(others + of_time, served, refused, strict=True):
         assert (one.status, other.status) == (200, 429), (limit, scope, other.body)
         assert (other.error["limit"], other.error["scope"]) == (limit, scope)
-        # The keys are those of projects, which do not see the tenant's money.
+        # The keys are those of projects, which cannot read the tenant's money.
         is_hidden = (limit, scope) == (LimitName.BUDGET, LimitScope.TENANT)
         expected = None if is_hidden else ONE_REQUEST[limit]
         assert other.error["limit_value"] == expected, (limit, scope)
 
 
-async def test_a_request_refused_by_one_limit_takes_nothing_of_the_others(
-    stack: Stack, office: Office, name: Callable[[], str]
+async def test_request_refused_by_one_limit_uses_nothing_of_the_others(
+    stack: Stack, accounts: Accounts, name: Callable[[], str]
 ) -> None:
     large = dict.fromkeys((each.value for each in LimitName), LARGE)
     keys = {}
     for refusing in RESERVED_LIMITS:
-        tenant = await office.tenant(name(), limits=large)
-        project = await office.project(tenant, limits=large)
-        keys[refusing] = await office.key(tenant, project, limits={**large, refusing.value: 0})
+        tenant = await accounts.tenant(name(), limits=large)
+        project = await accounts.project(tenant, limits=large)
+        keys[refusing] = await accounts.key(tenant, project, limits={**large, refusing.value: 0})
 
     async def try_and_look(key: Credential) -> tuple[list[Answer], dict[str, Any]]:
         tries = [request(stack.gateways[number % 2], key.text, body()) for number in range(4)]
         refused = await asyncio.gather(*tries)
-        return refused, await office.limits(stack.url, key)
+        return refused, await accounts.limits(stack.url, key)
 
     seen = await asyncio.gather(*map(try_and_look, keys.values()))
     for refusing, (refused, limits) in zip(keys, seen, strict=True):
@@ -146,12 +146,12 @@ async def test_a_request_refused_by_one_limit_takes_nothing_of_the_others(
         assert set(used.values()) == {0}, (refusing, used)
 
 
-async def test_without_max_tokens_the_prompt_counts_and_so_does_all_that_may_follow(
-    stack: Stack, office: Office, name: Callable[[], str]
+async def test_without_max_tokens_prompt_and_default_completion_are_reserved(
+    stack: Stack, accounts: Accounts, name: Callable[[], str]
 ) -> None:
     limit = CONTEXT_WINDOW - 1
-    key = await office.holder(LimitScope.KEY, name(), {"tokens_per_minute": limit})
-    # This dialect completes until the window is full.
+    key = await accounts.holder(LimitScope.KEY, name(), {"tokens_per_minute": limit})
+    # In this dialect the default is the rest of the context window.
     answer = await request(
         stack.url,
         key.text,
@@ -161,43 +161,43 @@ async def test_without_max_tokens_the_prompt_counts_and_so_does_all_that_may_fol
     assert answer.status == 429, answer.body
     assert f"needs {CONTEXT_WINDOW}, " in answer.error["message"]
     assert answer.headers["x-should-retry"] == "false"
-    # Where 16 tokens are the default, the prompt counts beside them.
-    key = await office.holder(LimitScope.KEY, name(), {"tokens_per_minute": PROMPT_TOKENS + 15})
+    # Where the default is 16 tokens, they count with the prompt.
+    key = await accounts.holder(LimitScope.KEY, name(), {"tokens_per_minute": PROMPT_TOKENS + 15})
     answer = await request(stack.url, key.text, {"model": MODEL, "prompt": [5] * PROMPT_TOKENS})
     assert answer.status == 429, answer.body
 
 
-async def test_without_a_budget_nobody_is_told_that_one_is_exceeded(
-    stack: Stack, office: Office, name: Callable[[], str]
+async def test_null_budget_overrides_the_plan_and_is_never_exceeded(
+    stack: Stack, accounts: Accounts, name: Callable[[], str]
 ) -> None:
     plan = name()
-    await office.plans.create(
+    await accounts.plans.create(
         plan, limits={scope: named({"budget_micros": 0}) for scope in LimitScope}
     )
     nothing: Any = {"budget_micros": None}
-    tenant = await office.tenant(name(), plan_id=plan, limits=nothing)
-    project = await office.project(tenant, limits=nothing)
-    free = await office.key(tenant, project, limits=nothing)
-    bound = await office.key(tenant, project)
+    tenant = await accounts.tenant(name(), plan_id=plan, limits=nothing)
+    project = await accounts.project(tenant, limits=nothing)
+    free = await accounts.key(tenant, project, limits=nothing)
+    bound = await accounts.key(tenant, project)
 
     assert (await request(stack.url, free.text, body())).status == 200
     refused = await request(stack.url, bound.text, body())
     assert (refused.status, refused.error["scope"]) == (429, "key")
-    limits = await office.limits(stack.url, free)
+    limits = await accounts.limits(stack.url, free)
     budgets = {scope["scope"]: scope["limits"]["budget_micros"] for scope in limits["scopes"]}
     assert all(each["limit"] is None and each["remaining"] is None for each in budgets.values())
 
 
 async def test_retry_after_is_rounded_up_and_never_early(
-    stack: Stack, office: Office, name: Callable[[], str]
+    stack: Stack, accounts: Accounts, name: Callable[[], str]
 ) -> None:
-    key = await office.holder(LimitScope.KEY, name(), {"requests_per_minute": 1})
+    key = await accounts.holder(LimitScope.KEY, name(), {"requests_per_minute": 1})
     first = await request(stack.url, key.text, body())
     assert first.status == 200
     answer = await request(stack.url, key.text, body())
     told_ms = int(answer.headers["retry-after-ms"])
     assert int(answer.headers["retry-after"]) == math.ceil(told_ms / 1000)
-    # Redis' clock and this one may be set a little meanwhile.
+    # The clocks of Redis and of this process may change a little meanwhile.
     earliest_ms = 60_000 - (answer.ended_at - first.sent_at) * 1000 - 10
     assert earliest_ms < told_ms <= 60_250
 
@@ -206,12 +206,12 @@ async def test_retry_after_is_rounded_up_and_never_early(
 
 
 @both_ways
-async def test_who_leaves_pays_for_what_was_generated_no_more_and_no_less(
-    stack: Stack, office: Office, books: Books, name: Callable[[], str], stream: bool
+async def test_disconnected_client_pays_exactly_for_the_generated_tokens(
+    stack: Stack, accounts: Accounts, books: Books, name: Callable[[], str], stream: bool
 ) -> None:
     granted = 10**9
-    key = await office.holder(LimitScope.KEY, name(), {}, billing=Billing.PREPAID)
-    await office.grant(key.tenant, granted)
+    key = await accounts.holder(LimitScope.KEY, name(), {}, billing=Billing.PREPAID)
+    await accounts.grant(key.tenant, granted)
     await books.settled()
     before = engine_tokens(stack)
     asked = body(stream=stream, max_tokens=1_900, n=2)
@@ -225,25 +225,25 @@ async def test_who_leaves_pays_for_what_was_generated_no_more_and_no_less(
     assert 20 <= row["completion_tokens"] < 2 * 1_900
     assert row["prompt_tokens"] == PROMPT_TOKENS
     assert row["cost_micros"] == cost_of(PROMPT_TOKENS, row["completion_tokens"])
-    limits = await office.limits(stack.url, key)
+    limits = await accounts.limits(stack.url, key)
     assert limits["credits"]["remaining_micros"] == granted - row["cost_micros"]
 
 
 @both_ways
-async def test_nothing_generated_is_nothing_charged(
-    stack: Stack, office: Office, books: Books, name: Callable[[], str], stream: bool
+async def test_request_without_a_generated_token_costs_nothing(
+    stack: Stack, accounts: Accounts, books: Books, name: Callable[[], str], stream: bool
 ) -> None:
-    crowd = await office.key(await office.tenant(name()))
-    key = await office.key(await office.tenant(name()))
-    # The engine has room for nobody else for a while.
+    clients = await accounts.key(await accounts.tenant(name()))
+    key = await accounts.key(await accounts.tenant(name()))
+    # Other requests keep the engine full for a while.
     full = asyncio.create_task(
-        ask(stack.url, crowd.text, prompt=["x"] * 64, n=4, max_tokens=1_900, ignore_eos=True)
+        ask(stack.url, clients.text, prompt=["x"] * 64, n=4, max_tokens=1_900, ignore_eos=True)
     )
     await running(stack, 256)
     asking = asyncio.create_task(request(stack.url, key.text, body(stream=stream)))
     await books.opened(2)
     await leave(asking)
-    # Only then is there room again.
+    # Only then there is room again.
     await books.open_at_most(1)
     await leave(full)
     [row] = await rows_of(books, key)
@@ -252,10 +252,10 @@ async def test_nothing_generated_is_nothing_charged(
     assert (row["prompt_tokens"], row["completion_tokens"], row["cost_micros"]) == (0, 0, 0)
 
 
-async def test_streams_and_whole_answers_tell_the_cost_that_is_in_the_ledger(
-    stack: Stack, office: Office, books: Books, name: Callable[[], str]
+async def test_streams_and_whole_responses_report_the_cost_of_the_ledger(
+    stack: Stack, accounts: Accounts, books: Books, name: Callable[[], str]
 ) -> None:
-    key = await office.key(await office.tenant(name(), shows_cost=True))
+    key = await accounts.key(await accounts.tenant(name(), shows_cost=True))
     whole = await request(stack.url, key.text, body(n=3, best_of=4))
     streamed = await request(stack.url, key.text, body(stream=True))
     extra = await request(
@@ -273,14 +273,14 @@ async def test_streams_and_whole_answers_tell_the_cost_that_is_in_the_ledger(
 
 
 def micros(dollars: str | float) -> int:
-    """Return dollars in micro-dollars."""
+    """Convert dollars to micro-dollars."""
     return round(float(dollars) * 1_000_000)
 
 
-async def test_counts_are_the_engines_and_never_estimates(
-    stack: Stack, office: Office, books: Books, name: Callable[[], str]
+async def test_token_counts_are_those_of_the_engine(
+    stack: Stack, accounts: Accounts, books: Books, name: Callable[[], str]
 ) -> None:
-    key = await office.key(await office.tenant(name()))
+    key = await accounts.key(await accounts.tenant(name()))
     before = engine_tokens(stack)
     answers = [
         await request(stack.url, key.text, body(ignore_eos=False, max_tokens=50)),
@@ -297,10 +297,10 @@ async def test_counts_are_the_engines_and_never_estimates(
 # -- failures ----------------------------------------------------------------------------------
 
 
-async def test_a_stream_that_no_worker_resumes_ends_with_an_error_and_is_paid_as_far_as_it_came(
-    stack: Stack, office: Office, books: Books, name: Callable[[], str]
+async def test_stream_that_no_worker_resumes_ends_with_an_error_and_is_charged_for_its_tokens(
+    stack: Stack, accounts: Accounts, books: Books, name: Callable[[], str]
 ) -> None:
-    key = await office.holder(LimitScope.KEY, name(), {"concurrent_requests": 1})
+    key = await accounts.holder(LimitScope.KEY, name(), {"concurrent_requests": 1})
     url = await asyncio.to_thread(stack.start_gateway, "impatient", SLUICE_QUEUE_TIMEOUT="2")
     await asyncio.to_thread(lambda: stack.start_worker("brief", **WORKER))
     stack.kill("worker")
@@ -340,10 +340,10 @@ async def test_a_stream_that_no_worker_resumes_ends_with_an_error_and_is_paid_as
     assert (await request(stack.url, key.text, body())).status == 200
 
 
-async def test_every_stream_ends_with_a_reason_for_each_choice_or_with_an_error(
-    stack: Stack, office: Office, name: Callable[[], str]
+async def test_every_stream_ends_with_finish_reasons_or_an_error(
+    stack: Stack, accounts: Accounts, name: Callable[[], str]
 ) -> None:
-    key = await office.key(await office.tenant(name()))
+    key = await accounts.key(await accounts.tenant(name()))
     cases: list[tuple[int, dict[str, Any]]] = [
         (3, {"n": 3}),
         (4, {"prompt": [[5], [6]], "n": 2}),
@@ -365,7 +365,7 @@ MOST_GROWTH_KIB = 8 * 1024
 
 
 async def lasting_keys(books: Books) -> int:
-    """Count the keys in Redis but those of answers, each of which is kept for a while, and not longer."""
+    """Count the keys in Redis except those of responses, which are kept for a fixed time."""
     found = 0
     async for name in books.redis.scan_iter(count=1_000):
         if not name.startswith(b"{r:"):
@@ -376,10 +376,10 @@ async def lasting_keys(books: Books) -> int:
 
 
 async def test_memory_and_redis_stop_growing(
-    stack: Stack, office: Office, books: Books, name: Callable[[], str]
+    stack: Stack, accounts: Accounts, books: Books, name: Callable[[], str]
 ) -> None:
     limits = {"requests_per_minute": LARGE, "tokens_per_day": LARGE, "concurrent_requests": LARGE}
-    key = await office.holder(LimitScope.KEY, name(), limits)
+    key = await accounts.holder(LimitScope.KEY, name(), limits)
     await use(stack, key, WARM_UP)
     await books.settled()
     await books.nothing_left()
@@ -388,14 +388,14 @@ async def test_memory_and_redis_stop_growing(
     await books.settled()
     await books.nothing_left()
 
-    # Of processes, and of what was remembered for a minute, some keys come and go.
+    # Keys of processes, and some that expire after a minute, come and go.
     assert await lasting_keys(books) < keys_before + 20
     for process, kib in memory_kib(stack).items():
         assert kib - memory_before[process] < MOST_GROWTH_KIB, process
 
 
 async def use(stack: Stack, key: Credential, number: int) -> None:
-    """Send so many requests, a third of whose clients leave."""
+    """Send so many requests; a third of the clients disconnect."""
     places = asyncio.Semaphore(AT_ONCE)
 
     async def one(index: int) -> int:
@@ -410,7 +410,8 @@ async def use(stack: Stack, key: Credential, number: int) -> None:
                 )
                 if answer.status != 503:
                     return answer.status
-                # On a crowded machine a gateway may miss an answer of Redis or of the worker, and names the time of a retry.
+                # On a busy machine a gateway may miss a reply of Redis or of the worker, and sends
+                # Retry-After.
                 await asyncio.sleep(float(answer.headers["retry-after"]))
 
     statuses = Counter(await asyncio.gather(*(one(index) for index in range(number))))

@@ -1,4 +1,4 @@
-"""PostgreSQL or Redis away while requests come in: what goes on, what is refused, and what is left after it."""
+"""PostgreSQL or Redis away under load: what continues, is refused, and is left over."""
 
 import asyncio
 import random
@@ -10,22 +10,22 @@ from dataclasses import dataclass
 
 import pytest
 
+from tests.proofs.accounts import Credential, open_accounts
 from tests.proofs.client import Answer, ask, request
+from tests.proofs.clients import Clients, wishes
 from tests.proofs.conftest import Scale
-from tests.proofs.crowd import Crowd, wishes
 from tests.proofs.ledger import LEASE_AND_SWEEP_SECONDS, Books, open_books
-from tests.proofs.office import Credential, open_office
+from tests.proofs.observer import Observer, watching
 from tests.proofs.until import running, until
-from tests.proofs.witness import Witness, watching
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.postgres_server import PostgresServer
 from tests.support.stack import Stack, http_status
 
 CLIENTS = 8
 SERVED = 20
-"""Requests that are served before a database goes, while it is away, and after it is back."""
+"""Requests that are served before a database goes away, while it is away, and after it is back."""
 REFUSALS = 10
-"""At once on each gateway."""
+"""Concurrent requests on each gateway."""
 LIMITS = {
     "requests_per_minute": 1_000_000,
     "tokens_per_day": 10**9,
@@ -33,7 +33,7 @@ LIMITS = {
     "budget_micros": 10**9,
 }
 MOST_CONNECTIONS = 40
-"""Two gateways with ten at most, and as many for the background jobs."""
+"""Two gateways with at most ten each, and as many for the background jobs."""
 
 
 @pytest.fixture
@@ -44,13 +44,13 @@ async def mortal_books(mortal_stack: Stack) -> AsyncIterator[Books]:
 
 
 async def customers(stack: Stack, name: str) -> list[Credential]:
-    """Make a tenant without limits, and one with limits that nobody reaches; each is asked for once."""
-    async with open_office(stack) as office:
-        await office.tenant(f"{name}-free")
-        await office.tenant(f"{name}-limited", limits=LIMITS)
+    """Make a tenant without limits, and one with limits that are never reached; use each once."""
+    async with open_accounts(stack) as accounts:
+        await accounts.tenant(f"{name}-free")
+        await accounts.tenant(f"{name}-limited", limits=LIMITS)
         found = [
-            await office.key(f"{name}-free"),
-            await office.key(f"{name}-limited", limits=LIMITS),
+            await accounts.key(f"{name}-free"),
+            await accounts.key(f"{name}-limited", limits=LIMITS),
         ]
     for credential in found:
         for url in stack.gateways:
@@ -62,13 +62,13 @@ async def customers(stack: Stack, name: str) -> list[Credential]:
 class Through:
     """What happened while a database was away and after it was back."""
 
-    crowd: Crowd
-    witness: Witness
+    clients: Clients
+    observer: Observer
     left_before: list[str]
-    """Receipts of gateways that were killed earlier, which expire by themselves."""
+    """Receipts of gateways that were killed earlier, which expire."""
     served_meanwhile: int = 0
     waiting_at_its_end: int = 0
-    """Records that were not in the ledger when the database came back."""
+    """Records that had not reached the ledger when the database came back."""
 
 
 async def use_through(
@@ -79,59 +79,59 @@ async def use_through(
     away: AbstractAsyncContextManager[None],
     seconds: float,
 ) -> Through:
-    """Send requests before, while and after a database is away; wait until everything is in the ledger."""
+    """Send requests before, during and after an outage; wait until everything is in the ledger."""
     texts = [credential.text for credential in await customers(stack, name)]
     await books.settled()
-    is_over, crowd = False, Crowd(stack.gateways)
-    async with watching(books.redis) as witness:
-        through = Through(crowd, witness, await books.leftovers())
+    is_over, clients = False, Clients(stack.gateways)
+    async with watching(books.redis) as observer:
+        through = Through(clients, observer, await books.leftovers())
         load = wishes(random.Random(1), texts, is_over=lambda: is_over)
-        load_task = asyncio.create_task(crowd.run(load, clients=CLIENTS))
-        await serving(crowd)
+        load_task = asyncio.create_task(clients.run(load, clients=CLIENTS))
+        await serving(clients)
         async with away:
-            begun = len(crowd.answers)
+            begun = len(clients.answers)
             await asyncio.sleep(seconds)
-            await serving(crowd)
-            through.served_meanwhile = len(crowd.answers) - begun
+            await serving(clients)
+            through.served_meanwhile = len(clients.answers) - begun
             through.waiting_at_its_end = await books.undrained()
-        await serving(crowd)
+        await serving(clients)
         is_over = True
         await load_task
         await books.settled(seconds=LEASE_AND_SWEEP_SECONDS)
-    print(  # noqa: T201  (figures for whoever runs pytest with -rP)
+    print(  # noqa: T201  (figures for pytest -rP)
         f"{through.served_meanwhile} requests in {seconds:.0f} s without the database, "
         f"{through.waiting_at_its_end} records waiting when it came back"
     )
     return through
 
 
-async def serving(crowd: Crowd) -> None:
-    """Wait until some more requests have been answered."""
-    begun = len(crowd.answers)
-    await until(lambda: len(crowd.answers) >= begun + SERVED, what=f"{SERVED} answers")
+async def serving(clients: Clients) -> None:
+    """Wait until so many more requests have been served."""
+    begun = len(clients.answers)
+    await until(lambda: len(clients.answers) >= begun + SERVED, what=f"{SERVED} answers")
 
 
 async def check_nothing_failed_and_nothing_is_missing(through: Through, books: Books) -> None:
     """Every client that stayed was served, and the ledger has every request once."""
-    statuses = Counter(a.status for _, a in through.crowd.answers if not a.has_left)
+    statuses = Counter(a.status for _, a in through.clients.answers if not a.has_left)
     assert set(statuses) == {200}
     assert through.waiting_at_its_end > 0
     ids = Counter(row["request_id"] for row in await books.rows())
     assert set(ids.values()) == {1}
-    # Whose client has left may not have been admitted: then nothing of it is recorded, or was queued.
-    released = through.witness.reserved - ids.keys()
-    assert released <= through.witness.withdrawn
-    assert released.isdisjoint(through.witness.requests_of_jobs)
-    assert len(released) <= sum(a.status == 0 for _, a in through.crowd.answers)
+    # A client that disconnected may not have been admitted: then it has no row and no job.
+    released = through.observer.reserved - ids.keys()
+    assert released <= through.observer.withdrawn
+    assert released.isdisjoint(through.observer.requests_of_jobs)
+    assert len(released) <= sum(a.status == 0 for _, a in through.clients.answers)
     rows = {row["request_id"]: row for row in await books.rows()}
-    for _, answer in through.crowd.answers:
+    for _, answer in through.clients.answers:
         if answer.is_finished and answer.usage:
             row = rows[str(answer.request_id)]
             assert row["completion_tokens"] == answer.usage["completion_tokens"]
     await books.nothing_left(but=through.left_before)
 
 
-async def test_without_postgresql_completions_go_on_and_the_ledger_is_complete_afterwards(
+async def test_completions_continue_without_postgresql_and_the_ledger_is_complete_afterwards(
     mortal_stack: Stack, mortal_books: Books, postgres: PostgresServer, scale: Scale
 ) -> None:
     stack, books = mortal_stack, mortal_books
@@ -164,7 +164,7 @@ async def connections_of(books: Books) -> int:
 
 
 @pytest.mark.parametrize("stack", ["sqlite"], indirect=True)
-async def test_while_sqlite_is_locked_completions_go_on_and_the_ledger_is_complete_afterwards(
+async def test_completions_continue_while_sqlite_is_locked_and_the_ledger_is_complete_afterwards(
     stack: Stack, books: Books, name: Callable[[], str], scale: Scale
 ) -> None:
     @asynccontextmanager
@@ -181,12 +181,12 @@ async def test_while_sqlite_is_locked_completions_go_on_and_the_ledger_is_comple
     await check_nothing_failed_and_nothing_is_missing(through, books)
 
 
-async def test_without_redis_requests_are_refused_and_nothing_leaks_afterwards(
+async def test_requests_are_refused_without_redis_and_nothing_leaks(
     mortal_stack: Stack, mortal_books: Books
 ) -> None:
     stack, books = mortal_stack, mortal_books
     [free, limited] = await customers(stack, "redis")
-    # These run when Redis goes; their records are written when it is back, which is empty by then.
+    # These run when Redis goes away; their records are written when it is back, empty.
     streams = [
         asyncio.create_task(
             ask(url, key.text, prompt="x", max_tokens=1_000, ignore_eos=True, stream=True)
@@ -230,7 +230,7 @@ async def test_without_redis_requests_are_refused_and_nothing_leaks_afterwards(
 
 
 async def refusal(url: str, key: Credential, *, is_streamed: bool) -> Answer:
-    """Ask while Redis is away."""
+    """Send a request while Redis is away."""
     answer = await ask(url, key.text, prompt="x", max_tokens=1, stream=is_streamed)
     assert answer.status == 503, answer.body
     assert answer.error["type"] == "service_unavailable"
@@ -242,7 +242,7 @@ async def refusal(url: str, key: Credential, *, is_streamed: bool) -> Answer:
 
 
 async def served_again(url: str, key: Credential) -> None:
-    """Ask until the gateway and its worker are back."""
+    """Retry until the gateway and its worker are back."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while (await ask(url, key.text, prompt="x", max_tokens=1)).status != 200:
             await asyncio.sleep(0.05)

@@ -1,4 +1,4 @@
-"""Many clients at once on two gateways, on one key: exactly what its limits allow gets through."""
+"""Concurrent clients on two gateways and one key: exactly as many as allowed are served."""
 
 import asyncio
 import random
@@ -11,10 +11,10 @@ import pytest
 from gateway.quota.replies import SubjectStatus
 from gateway.quota.store import QuotaStore
 from gateway.tenancy.limits import LimitName, Limits, LimitScope, SubjectLimits
+from tests.proofs.accounts import Accounts, Credential
 from tests.proofs.client import Answer, ask
 from tests.proofs.conftest import Scale
 from tests.proofs.ledger import Books, totals
-from tests.proofs.office import Credential, Office
 from tests.support.stack import Stack
 
 CLIENTS = 40
@@ -22,13 +22,13 @@ CLIENTS = 40
 REQUESTS, TOKENS = 50, 20_000
 LIMITS = {"requests_per_minute": REQUESTS, "tokens_per_minute": TOKENS}
 COMPLETION_TOKENS = 40
-"""Of each request; its prompt has the rest of its tokens."""
+"""Completion tokens of each request; the prompt has the rest."""
 MINUTE_MS = 60_000
 SLOT_MS = 250
 
 
 async def race(stack: Stack, key: Credential, sizes: list[int]) -> list[Answer]:
-    """Send one request for each size in tokens at once, from so many clients, to both gateways in turn."""
+    """Send one request for each size in tokens concurrently, to both gateways in turn."""
     return await asyncio.gather(
         *(
             ask(
@@ -44,7 +44,7 @@ async def race(stack: Stack, key: Credential, sizes: list[int]) -> list[Answer]:
 
 
 def split(answers: list[Answer]) -> tuple[list[Answer], list[Answer]]:
-    """Return those that were served and those that were refused; nothing else may have happened."""
+    """Return those that were served and those that were refused; fail on any other result."""
     counts = Counter(answer.status for answer in answers)
     assert set(counts) <= {200, 429}, counts
     assert all(answer.is_complete for answer in answers)
@@ -52,7 +52,7 @@ def split(answers: list[Answer]) -> tuple[list[Answer], list[Answer]]:
 
 
 async def used_by(books: Books, key: Credential) -> dict[LimitScope, SubjectStatus]:
-    """Return what the limiter thinks that key, project and tenant have used."""
+    """Return the limiter's counts for the key, its project and its tenant."""
     holders = [
         (LimitScope.KEY, key.id),
         (LimitScope.PROJECT, key.project),
@@ -64,7 +64,7 @@ async def used_by(books: Books, key: Credential) -> dict[LimitScope, SubjectStat
 
 
 def check_refusal(answer: Answer, limit: LimitName) -> None:
-    """A refusal says what refused, how much of it there is, and when to come again."""
+    """A refusal names the limit, its size, and when to retry."""
     code = "requests" if limit is LimitName.REQUESTS_PER_MINUTE else "tokens"
     error, headers = answer.error, answer.headers
     value = LIMITS[limit.value]
@@ -83,13 +83,13 @@ def check_refusal(answer: Answer, limit: LimitName) -> None:
 
 
 def check_admission(answer: Answer) -> None:
-    """An answer says what is left after it."""
+    """The headers of a response report what is left after it."""
     assert 0 <= int(answer.headers["x-ratelimit-remaining-requests"]) < REQUESTS
     assert 0 <= int(answer.headers["x-ratelimit-remaining-tokens"]) < TOKENS
 
 
 async def check_used(books: Books, key: Credential, served: list[Answer], *, tokens: int) -> None:
-    """The refused ones took nothing, of no limit of anybody."""
+    """Refused requests took nothing of any limit."""
     for status in (await used_by(books, key)).values():
         assert status.requests_of_minute == len(served)
         assert status.completion_tokens_of_minute == COMPLETION_TOKENS * len(served)
@@ -105,8 +105,8 @@ async def check_used(books: Books, key: Credential, served: list[Answer], *, tok
     assert sums["prompt_tokens"] + sums["completion_tokens"] == tokens
 
 
-async def holder(office: Office, tenant: str) -> Credential:
-    """Make a key with the limits of the race, whose tenant and project have wide ones of each kind."""
+async def holder(accounts: Accounts, tenant: str) -> Credential:
+    """Make a key with the limits of the race, and wide ones for its tenant and project."""
     wide: dict[str, Any] = {
         "requests_per_minute": 10_000,
         "tokens_per_minute": 10_000_000,
@@ -114,15 +114,15 @@ async def holder(office: Office, tenant: str) -> Credential:
         "tokens_per_day": 100_000_000,
         "concurrent_requests": 1_000,
     }
-    await office.tenant(tenant, limits=wide)
-    project = await office.project(tenant, limits=wide)
-    return await office.key(tenant, project, limits={**wide, **LIMITS})
+    await accounts.tenant(tenant, limits=wide)
+    project = await accounts.project(tenant, limits=wide)
+    return await accounts.key(tenant, project, limits={**wide, **LIMITS})
 
 
 @pytest.mark.parametrize("tokens_each", [100, 1_000], ids=["requests", "tokens"])
-async def test_exactly_what_a_limit_allows_gets_through(
+async def test_exactly_as_many_requests_are_served_as_the_limit_allows(
     stack: Stack,
-    office: Office,
+    accounts: Accounts,
     books: Books,
     name: Callable[[], str],
     scale: Scale,
@@ -130,7 +130,7 @@ async def test_exactly_what_a_limit_allows_gets_through(
 ) -> None:
     limit = LimitName.REQUESTS_PER_MINUTE if tokens_each == 100 else LimitName.TOKENS_PER_MINUTE
     for _ in range(scale.races):
-        key = await holder(office, name())
+        key = await holder(accounts, name())
         answers = await race(stack, key, [tokens_each] * (2 * CLIENTS))
         served, refused = split(answers)
 
@@ -142,12 +142,12 @@ async def test_exactly_what_a_limit_allows_gets_through(
         await check_used(books, key, served, tokens=tokens_each * len(served))
 
 
-async def test_requests_of_all_sizes_fill_the_limit_as_far_as_they_fit(
-    stack: Stack, office: Office, books: Books, name: Callable[[], str], scale: Scale
+async def test_requests_of_all_sizes_fill_the_token_limit_and_never_exceed_it(
+    stack: Stack, accounts: Accounts, books: Books, name: Callable[[], str], scale: Scale
 ) -> None:
     for run in range(scale.races):
         rng = random.Random(run)
-        key = await holder(office, name())
+        key = await holder(accounts, name())
         sizes = [rng.randint(200, 1_500) for _ in range(2 * CLIENTS)]
         answers = await race(stack, key, sizes)
         served, refused = split(answers)
@@ -163,14 +163,14 @@ async def test_requests_of_all_sizes_fill_the_limit_as_far_as_they_fit(
         await check_used(books, key, served, tokens=tokens)
 
 
-async def test_both_gateways_tell_customers_the_same(
-    stack: Stack, office: Office, books: Books, name: Callable[[], str]
+async def test_both_gateways_report_the_same_usage_and_limits(
+    stack: Stack, accounts: Accounts, books: Books, name: Callable[[], str]
 ) -> None:
-    key = await holder(office, name())
+    key = await holder(accounts, name())
     answers = await race(stack, key, [100] * REQUESTS)
     assert Counter(answer.status for answer in answers) == {200: REQUESTS}
     for url in stack.gateways:
-        limits = await office.limits(url, key)
+        limits = await accounts.limits(url, key)
         reported = {scope["scope"]: scope["limits"] for scope in limits["scopes"]}
         assert reported["key"]["requests_per_minute"]["used"] == REQUESTS
         assert reported["key"]["requests_per_minute"]["remaining"] == 0

@@ -1,4 +1,4 @@
-"""Waiting for other processes to have come so far, however busy the machine is."""
+"""Waits for the progress of other processes, however busy the machine is."""
 
 import asyncio
 import time
@@ -14,7 +14,7 @@ PAUSE_SECONDS = 0.05
 
 
 async def until(condition: Callable[[], bool], *, what: str) -> None:
-    """Wait until something holds that may take a while to look at. Raises TimeoutError, saying what."""
+    """Wait until a slow condition holds. Raises TimeoutError with `what`."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not await asyncio.to_thread(condition):
         if time.monotonic() > deadline:
@@ -30,7 +30,7 @@ def engine_tokens(stack: Stack, worker: str = "worker") -> int:
 async def generating(
     stack: Stack, *, after: int | None = None, tokens: int = 20, worker: str = "worker"
 ) -> None:
-    """Wait until the engine has counted some tokens more, by default more than now."""
+    """Wait until the engine has counted more tokens, by default more than now."""
     after = await asyncio.to_thread(engine_tokens, stack, worker) if after is None else after
     await until(
         lambda: engine_tokens(stack, worker) >= after + tokens, what="tokens being generated"
@@ -38,7 +38,7 @@ async def generating(
 
 
 async def running(stack: Stack, sequences: int, worker: str = "worker") -> None:
-    """Wait until the engine has taken in so many sequences."""
+    """Wait until the engine runs so many sequences."""
     url = stack.worker_url(worker)
     await until(
         lambda: metric(url, "sluice_worker_sequences_running") >= sequences,
@@ -47,7 +47,7 @@ async def running(stack: Stack, sequences: int, worker: str = "worker") -> None:
 
 
 async def leave(request: "asyncio.Task[Answer]") -> None:
-    """Have the client of a request that is on its way go away."""
+    """Disconnect the client of a running request."""
     assert not request.done()
     request.cancel()
     with suppress(asyncio.CancelledError):

@@ -1,4 +1,4 @@
-"""Puts sequences with any parameters through the chain, as a model runner would."""
+"""Applies the chain to sequences with any parameters, like a model runner."""
 
 from collections.abc import Sequence
 from random import Random
@@ -46,7 +46,7 @@ def chain_batch(
 
 
 def random_parameters(random: Random, vocab_size: int) -> ChainParameters:
-    """Parameters of which about every other one is neutral, in an order that is often the default."""
+    """Parameters of which about half are neutral, often in the default order."""
 
     def maybe(neutral: float, low: float, high: float) -> float:
         return neutral if random.random() < 0.5 else random.uniform(low, high)
@@ -94,7 +94,7 @@ def random_breakers(random: Random, vocab_size: int) -> tuple[Breaker, ...]:
 
 
 def random_tokens(random: Random, parameters: ChainParameters, vocab_size: int) -> list[int]:
-    """A prompt and its completion; a few tokens come again and again."""
+    """A prompt and its completion; a few tokens repeat often."""
     length = random.randint(parameters.prompt_tokens, 40)
     few = min(vocab_size, 4)
     return [random.randrange(few if random.random() < 0.8 else vocab_size) for _ in range(length)]

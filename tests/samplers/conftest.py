@@ -1,4 +1,4 @@
-"""The engines that a test runs on in turn: one set for all tests."""
+"""The engines that tests run on: one set for all tests."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -10,7 +10,7 @@ from tests.samplers.engines import Engines, Side
 
 
 class Runners(ExitStack):
-    """Engines by runner, each of which starts when a test first asks for it."""
+    """Engines by runner; each starts when a test first needs it."""
 
     def __init__(self, *, is_long: bool) -> None:
         super().__init__()
@@ -37,8 +37,8 @@ def runners(request: pytest.FixtureRequest) -> Iterator[Runners]:
         yield runners
 
 
-# By default only what GPUs use: the newer runner, a step ahead. With the older one,
-# tests/worker/test_resumption_vllm.py and tests/e2e run the chain.
+# By default only what GPUs use: the newer runner, a step ahead.
+# tests/worker/test_resumption_vllm.py and tests/e2e run the chain on the older one.
 @pytest.fixture(
     params=[
         "v2-ahead",

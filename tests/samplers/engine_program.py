@@ -1,4 +1,4 @@
-"""A process with vLLM in it, which generates what `tests.samplers.engines` asks for."""
+"""A process with vLLM, which generates the requests of `tests.samplers.engines`."""
 
 import os
 import sys
@@ -9,7 +9,7 @@ import numpy as np
 
 
 def main() -> None:
-    """Start engines with the arguments that come first, then answer lists of requests."""
+    """Start engines with the arguments of the first message, then answer lists of requests."""
     connection = Connection(int(sys.argv[1]))
     engines = {name: _start(**arguments) for name, arguments in connection.recv().items()}
     connection.send({name: _description(engine) for name, engine in engines.items()})
@@ -17,7 +17,7 @@ def main() -> None:
         try:
             name, requests = connection.recv()
         except EOFError:
-            # Everything vLLM would still tidy up goes with the process.
+            # The process's exit does the rest of vLLM's cleanup.
             os._exit(0)
         connection.send(_answer(engines[name], requests))
 
@@ -31,7 +31,8 @@ def _start(*, is_async: bool, **arguments: Any) -> Any:
 
     def create(engine_args: Any, *args: Any, **options: Any) -> Any:
         config = create_engine_config(engine_args, *args, **options)
-        # On a CPU vLLM turns it off, as it would bring nothing there; its runner for GPUs can do it.
+        # On a CPU vLLM turns scheduling ahead off, as it gains nothing there; its runner for GPUs
+        # supports it.
         config.scheduler_config.async_scheduling = is_async
         return config
 

@@ -1,4 +1,4 @@
-"""vLLM with the demo model in processes of its own, on either of its model runners."""
+"""vLLM with the demo model in separate processes, on either of its model runners."""
 
 import os
 import socket
@@ -28,7 +28,7 @@ CONTEXT_WINDOW = 1024
 MAX_SEQUENCES = 16
 _ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # Everything in one process, which starts in seconds.
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # Others may be at work on the same cores.
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # Other processes may use the same cores.
     "OMP_NUM_THREADS": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
@@ -62,14 +62,14 @@ class Request:
     breakers: Sequence[tuple[list[int], list[int]]] = ()
     wants_logprobs: bool = False
     grammar: str = ""
-    """What the text has to match, in llguidance's Lark; any text if empty."""
+    """A grammar for the text, in llguidance's Lark; any text if empty."""
     output: Sequence[int] = ()
-    """What an earlier engine has generated of `max_tokens`; with mirostat, it is generated once more."""
+    """What an earlier engine has generated of `max_tokens`; mirostat generates it again."""
     extra_args: dict[str, Any] | None = None
     """In place of those that follow from `sampling`."""
 
     def arguments(self) -> dict[str, Any]:
-        """Return the prompt, and what vLLM's SamplingParams take."""
+        """Return the prompt and the arguments of vLLM's SamplingParams."""
         spec = self.sampling
         resumed = self._resumed()
         arguments = {
@@ -112,7 +112,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What came of a request."""
+    """The result of a request."""
 
     tokens: list[int]
     logprobs: npt.NDArray[np.float64] | None
@@ -122,8 +122,8 @@ class Completion:
 class Engines:
     """Engines on the older ("v1") or the newer ("v2") runner, by name. Close them at the end.
 
-    `plain` has no chains; `chained` has, and so has `ahead`, which schedules a step while another one
-    still runs, as only the newer runner can on a CPU. The default run has `ahead` alone.
+    `plain` has no chains; `chained` and `ahead` have. `ahead` also schedules a step while another
+    one runs, which only the newer runner supports on a CPU. The default run has `ahead` alone.
     """
 
     def __init__(self, runner: str, *, is_long: bool) -> None:
@@ -148,12 +148,12 @@ class Engines:
 
     @cached_property
     def descriptions(self) -> dict[str, tuple[str, bool]]:
-        """Module of each engine's runner, and whether it schedules ahead; known once they have started."""
+        """Module of each started engine's runner, and whether it schedules ahead."""
         descriptions: dict[str, tuple[str, bool]] = self._connection.recv()
         return descriptions
 
     def generate(self, requests: Sequence[Request], engine: str = "chained") -> list[Completion]:
-        """Generate all at once; more than there is room for wait. Raises RefusedError."""
+        """Generate all concurrently; more than fit into a batch wait. Raises RefusedError."""
         assert engine in self.descriptions
         self._connection.send((engine, [request.arguments() for request in requests]))
         answer = self._connection.recv()

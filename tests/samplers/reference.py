@@ -1,7 +1,8 @@
-"""llama.cpp's samplers written down token by token, in float64: slow, and hard to get wrong.
+"""llama.cpp's samplers token by token, in float64: slow, and hard to get wrong.
 
-Nothing here is shared with the tensors of `worker.samplers`: a list of candidates is filtered and sorted
-as llama.cpp does it. Where llama.cpp leaves the order of equal logits open, the lower token id goes first.
+Nothing here is shared with the tensors of `worker.samplers`: a list of candidates is filtered and
+sorted as llama.cpp does it. Where llama.cpp leaves the order of equal logits open, the lower token
+id goes first.
 """
 
 import math
@@ -19,7 +20,7 @@ Logits = NDArray[np.float64]
 
 @dataclass(slots=True)
 class Candidate:
-    """A token that may still come."""
+    """A token that may still be sampled."""
 
     id: int
     logit: float
@@ -28,7 +29,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the steps look at beside the candidates."""
+    """The inputs of the steps besides the candidates."""
 
     parameters: ChainParameters
     tokens: Sequence[int]
@@ -49,7 +50,7 @@ def chain_logits(logits: Logits, parameters: ChainParameters, tokens: Sequence[i
 
 
 def distribution(logits: Logits) -> Logits:
-    """The probabilities of logits of which one is finite at least."""
+    """The probabilities of logits of which at least one is finite."""
     weights = np.exp(logits - logits.max())
     probabilities: Logits = weights / weights.sum()
     return probabilities
@@ -134,7 +135,7 @@ def _penalties(candidates: list[Candidate], request: Request) -> list[Candidate]
 
 
 def dry_penalties(parameters: ChainParameters, tokens: Sequence[int]) -> dict[int, float]:
-    """What DRY takes from the logit of each token."""
+    """The DRY penalty of each token's logit."""
     off = parameters.dry_multiplier == 0 or parameters.dry_base < 1 or parameters.dry_last_n == 0
     if off:
         return {}

@@ -1,4 +1,4 @@
-"""Whether counts can have come from a distribution."""
+"""Tests whether counts fit a distribution."""
 
 import math
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ _DEVIATIONS = 4.0
 
 
 def chi_square_is_likely(counts: Sequence[int], probabilities: Logits) -> bool:
-    """Pearson's test, four standard deviations wide; tokens of no probability may not come at all."""
+    """Pearson's test, four standard deviations wide; tokens of no probability must not occur."""
     observed = np.array(counts, dtype=np.float64)
     possible = probabilities > 0
     if observed[~possible].any():

@@ -1,4 +1,4 @@
-"""How a chain travels: what comes out is what went in, and nothing malformed comes out."""
+"""How a chain is sent: it arrives as it was sent, and a malformed one is rejected."""
 
 from dataclasses import replace
 from typing import Any
@@ -29,7 +29,7 @@ SPEC = SamplingSpec(
 
 
 def travelled(spec: SamplingSpec) -> ChainParameters | None:
-    """What the engine's process makes of a spec."""
+    """The parameters that the engine's process parses from a spec."""
     arguments = chain_arguments(
         spec,
         seed=2**63 - 1,
@@ -40,7 +40,7 @@ def travelled(spec: SamplingSpec) -> ChainParameters | None:
     return chain_parameters(msgspec.msgpack.decode(msgspec.msgpack.encode(arguments)))
 
 
-def test_parameters_arrive_as_they_were_sent() -> None:
+def test_chain_parameters_round_trip() -> None:
     assert travelled(SPEC) == ChainParameters(
         order=DEFAULT_SAMPLERS,
         temperature=0.8,
@@ -63,13 +63,13 @@ def test_parameters_arrive_as_they_were_sent() -> None:
     )
 
 
-def test_tokens_are_spared_only_where_the_spec_says_so() -> None:
+def test_xtc_spares_tokens_only_if_the_spec_says_so() -> None:
     parameters = travelled(SamplingSpec(seed=1, chain=SamplerChain(order=[], xtc=Xtc(0.5, 0.1))))
     assert parameters is not None
     assert parameters.xtc_spared == ()
 
 
-def test_sequences_of_a_job_differ_in_seed_and_in_what_is_replayed() -> None:
+def test_sequences_of_a_job_differ_in_seed_and_replayed_tokens() -> None:
     job = {
         **chain_arguments(
             SPEC, seed=3, prompt_tokens=7, breakers=[], spared_token_ids=[], replayed=[8, 9]
@@ -124,7 +124,7 @@ _NAMES = st.sampled_from(sorted(ChainParameters.__slots__)) | st.text(max_size=5
 
 
 @given(_VALUES | st.dictionaries(_NAMES, _VALUES, max_size=5))
-def test_nothing_but_a_value_error_comes_of_anything(arguments: object) -> None:
+def test_arbitrary_input_raises_only_value_error(arguments: object) -> None:
     try:
         parameters = chain_parameters({KEY: arguments})
     except ValueError:

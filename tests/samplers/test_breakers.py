@@ -25,7 +25,7 @@ def byte_level(*tokens: str, merges: tuple[tuple[str, str], ...] = ()) -> Tokeni
 
 
 def sentence_piece(*tokens: str) -> Tokenizer:
-    """A vocabulary as of Llama 2: bytes for whatever is not in it, a blank before every text."""
+    """A vocabulary as of Llama 2: byte tokens for missing characters, a blank before every text."""
     names = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", *tokens]
     scores = [(name, -float(len(names) - number)) for number, name in enumerate(names)]
     tokenizer = Tokenizer(models.Unigram(scores, unk_id=0, byte_fallback=True))
@@ -53,7 +53,7 @@ def entry(heads: str, *tail: str) -> tuple[frozenset[str], tuple[str, ...]]:
     return frozenset(heads.split()), tail
 
 
-def test_tokens_that_contain_the_text_are_breakers_by_themselves() -> None:
+def test_tokens_that_contain_the_text_are_whole_breakers() -> None:
     tokenizer = byte_level("Ċ", "ĊĊ", ".Ċ", "Ċx", "xx")
     assert found(tokenizer, "\n") == {entry(".Ċ Ċ ĊĊ Ċx")}
 
@@ -67,7 +67,7 @@ def test_tokens_that_end_with_the_beginning_need_the_rest() -> None:
     }
 
 
-def test_the_rest_is_tokenised_as_the_tokenizer_does() -> None:
+def test_tail_is_tokenised_by_the_tokenizer() -> None:
     tokenizer = byte_level("ab", "bc", merges=(("b", "c"),))
     assert found(tokenizer, "abc") == {entry("a", "bc"), entry("ab", "c")}
 
@@ -96,7 +96,7 @@ def test_longer_texts_than_the_contract_allows_are_cut() -> None:
     assert breakers.resolve(["a" * 10_000])[0] == ([256], [])
 
 
-def test_special_tokens_are_texts_too() -> None:
+def test_special_tokens_can_be_breakers() -> None:
     tokenizer = byte_level()
     tokenizer.add_special_tokens(["<|end|>"])
     assert entry("<|end|>") in found(tokenizer, "end|")
@@ -107,7 +107,7 @@ def test_blanks_and_bytes_of_sentence_piece() -> None:
     assert found(tokenizer, "\n") == {entry("<0x0A>")}
     assert found(tokenizer, ":") == {entry(": <0x3A> \u2581:")}
     assert found(tokenizer, " the") == {entry("\u2581the"), entry("<0x20> \u2581", "the")}
-    # The rest of a text has no blank before it, although it would have one as a text of its own.
+    # The rest of a text has no blank before it, unlike a separate text.
     assert found(tokenizer, "ther") == {
         entry("<0x74> t", "h", "er"),
         entry("th", "er"),

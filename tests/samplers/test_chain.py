@@ -1,4 +1,4 @@
-"""The whole chain against the reference: any samplers in any order, in any company."""
+"""The whole chain against the reference: any samplers in any order, in any batch."""
 
 from random import Random
 
@@ -67,7 +67,7 @@ def test_any_chain_matches_the_reference_with_a_real_vocabulary(seed: int) -> No
 
 @settings(max_examples=60)
 @given(seed=seeds)
-def test_a_row_is_what_it_is_alone(seed: int) -> None:
+def test_row_does_not_depend_on_the_rest_of_its_batch(seed: int) -> None:
     random = Random(seed)
     # About every third has the default order, so that some share a group.
     parameters = [random_parameters(random, 300) for _ in range(9)]
@@ -85,7 +85,7 @@ def test_a_row_is_what_it_is_alone(seed: int) -> None:
 
 @settings(max_examples=60)
 @given(seed=seeds)
-def test_masked_tokens_stay_masked_and_one_token_stays(seed: int) -> None:
+def test_masked_tokens_stay_masked_and_one_token_is_left(seed: int) -> None:
     random = Random(seed)
     parameters = [random_parameters(random, 50) for _ in range(4)]
     sequences = [random_tokens(random, row, 50) for row in parameters]
@@ -101,7 +101,7 @@ def test_masked_tokens_stay_masked_and_one_token_stays(seed: int) -> None:
 
 @settings(max_examples=30)
 @given(seed=seeds)
-def test_a_row_without_tokens_stays_without(seed: int) -> None:
+def test_fully_masked_row_stays_masked(seed: int) -> None:
     random = Random(seed)
     parameters = [random_parameters(random, 20) for _ in range(3)]
     sequences = [random_tokens(random, row, 20) for row in parameters]
@@ -111,7 +111,7 @@ def test_a_row_without_tokens_stays_without(seed: int) -> None:
     assert (actual == -np.inf).all()
 
 
-def test_float32_keeps_what_float64_keeps() -> None:
+def test_float32_keeps_the_same_tokens_as_float64() -> None:
     random = Random(5)
     differing = kept = 0
     for _ in range(20):
@@ -120,7 +120,7 @@ def test_float32_keeps_what_float64_keeps() -> None:
         logits = random_logits(random, 8, 2048).astype(np.float32).astype(np.float64)
         single = chain_batch(logits, parameters, sequences, dtype=torch.float32)
         double = chain_batch(logits, parameters, sequences)
-        # Tokens of no weight at all may fall on either side.
+        # Tokens of negligible weight may fall on either side.
         matters = np.exp(double - double.max(axis=1, keepdims=True)) > 1e-9
         differing += int((np.isfinite(single) != np.isfinite(double))[matters].sum())
         kept += int(matters.sum())
@@ -128,7 +128,7 @@ def test_float32_keeps_what_float64_keeps() -> None:
     assert differing <= kept * 2e-4
 
 
-def test_greedy_rows_feel_penalties_and_dry_only() -> None:
+def test_greedy_rows_apply_only_penalties_and_dry() -> None:
     logits = np.array([[3.0, 2.9, 2.0, 1.0]])
     everything = ChainParameters(
         temperature=0.0,
@@ -152,14 +152,14 @@ def test_greedy_rows_feel_penalties_and_dry_only() -> None:
     np.testing.assert_allclose(actual, [[2.5, 2.4, -0.5, 1.0]])
 
 
-def test_steps_that_nobody_uses_are_left_out() -> None:
+def test_unused_steps_are_skipped() -> None:
     placement = Placement(device=torch.device("cpu"), vocab_size=8)
     rows = Rows.build([ChainParameters(), ChainParameters(min_p=0.1)], placement)
     assert [type(step).__name__ for step in rows.steps] == ["MinP"]
     assert Rows.build([ChainParameters(temperature=0.0)], placement).steps == []
 
 
-def test_a_step_acts_only_if_it_is_named_and_only_once() -> None:
+def test_step_runs_only_if_named_and_only_once() -> None:
     logits = np.array([[4.0, 3.0, 2.0, 1.0]])
     order = (Sampler.TEMPERATURE, *[Sampler.PENALTIES, Sampler.TEMPERATURE] * 20)
     parameters = ChainParameters(order=order, temperature=0.01, repetition_penalty=0.01, top_k=1)
@@ -232,7 +232,7 @@ def test_top_k_keeps_k_of_more_equal_logits_than_a_partial_sort_holds() -> None:
     assert np.isfinite(actual[:, 4990:]).all()
 
 
-def test_nothing_waits_for_the_device() -> None:
+def test_chain_never_synchronises_with_the_device() -> None:
     # Tensors of the meta device have shapes but no values: reading one is an error.
     random = Random(11)
     meta = torch.device("meta")
@@ -254,5 +254,5 @@ def test_nothing_waits_for_the_device() -> None:
     assert next_mu(mu, kept, sampled=sampled, rows=rows).shape == (2,)
 
 
-def test_the_default_order_is_the_contracts() -> None:
+def test_default_order_equals_the_contract() -> None:
     assert ChainParameters().order == DEFAULT_SAMPLERS

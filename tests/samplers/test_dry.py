@@ -16,7 +16,7 @@ VOCABULARY = 8
 
 
 def penalties(tokens: list[int], parameters: ChainParameters) -> dict[int, float]:
-    """What each token loses, which the reference confirms."""
+    """The penalty of each token, which the reference confirms."""
     actual = -chain_batch(np.zeros((1, VOCABULARY)), [parameters], [tokens])[0]
     found = {token: round(float(lost), 6) for token, lost in enumerate(actual) if lost}
     expected = reference.dry_penalties(parameters, tokens)
@@ -25,7 +25,7 @@ def penalties(tokens: list[int], parameters: ChainParameters) -> dict[int, float
 
 
 def dry(allowed_length: int = 1, **arguments: object) -> ChainParameters:
-    """DRY that takes two to the power of how much a match is too long."""
+    """DRY with a penalty of two to the power of a match's excess length."""
     return ChainParameters(
         dry_multiplier=1.0,
         dry_base=2.0,
@@ -47,11 +47,11 @@ def test_the_longest_of_several_matches_counts() -> None:
     assert penalties([A, B, X, C, A, B, X, B, X, D, A, B], dry()) == {X: 2.0}
 
 
-def test_an_allowed_length_of_zero_penalises_whatever_followed_something() -> None:
+def test_allowed_length_of_zero_penalises_every_token_with_a_predecessor() -> None:
     assert penalties([A, B, C], dry(0)) == {B: 1.0, C: 1.0}
 
 
-def test_the_first_token_followed_nothing_in_a_batch_with_longer_sequences() -> None:
+def test_first_token_has_no_predecessor_in_a_batch_with_longer_sequences() -> None:
     logits = chain_batch(np.zeros((2, VOCABULARY)), [dry(0)] * 2, [[A, B, C], [X] * 9])
     assert np.flatnonzero(logits[0]).tolist() == [B, C]
 
@@ -62,7 +62,7 @@ def test_a_loop_is_penalised_more_with_every_round() -> None:
 
 
 @pytest.mark.parametrize("tokens", [[], [A], [B, A]])
-def test_nothing_to_repeat_is_no_penalty(tokens: list[int]) -> None:
+def test_no_repetition_means_no_penalty(tokens: list[int]) -> None:
     assert penalties(tokens, dry()) == {}
 
 
@@ -87,10 +87,10 @@ def test_matches_lie_in_the_window(last_n: int, expected: dict[int, float]) -> N
         ((((X,), (B,)),), {D: 8.0}),
         ((((D,), (A,)),), {D: 8.0}),
         ((((Y, A), (B,)), ((X,), (A, C))), {D: 1.0}),
-        ((((C,), (D,)),), {D: 8.0}),  # Its tail did not come yet.
+        ((((C,), (D,)),), {D: 8.0}),  # Its tail has not occurred yet.
     ],
 )
-def test_no_match_reaches_across_a_breaker(
+def test_matches_stop_at_a_breaker(
     breakers: tuple[Breaker, ...], expected: dict[int, float]
 ) -> None:
     tokens = [X, A, B, C, D, Y, X, A, B, C]
@@ -133,7 +133,7 @@ def test_long_matches_and_large_powers_are_bounded() -> None:
     assert np.isfinite(result).all()
 
 
-def test_a_base_of_one_and_below() -> None:
+def test_base_of_one_and_below() -> None:
     tokens = [A, B, C, D, A, B, C]
     assert penalties(tokens, ChainParameters(dry_multiplier=3.0, dry_base=1.0)) == {D: 3.0}
     assert penalties(tokens, ChainParameters(dry_multiplier=3.0, dry_base=0.9)) == {}

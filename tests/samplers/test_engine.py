@@ -1,7 +1,7 @@
 """The chain inside vLLM, on both of its model runners, against the reference.
 
-The newer runner, which GPUs use, is run here through Triton's interpreter, with and without scheduling
-ahead. There, a token takes some 25 ms, so it is asked for fewer of them.
+The newer runner, which GPUs use, runs here in Triton's interpreter, with and without scheduling
+ahead. A token takes some 25 ms there, so these tests generate fewer.
 """
 
 import math
@@ -48,7 +48,7 @@ BREAKERS = [(TOKENIZER.encode(text).ids, list[int]()) for text in (".", ":")]
 
 ALL = list(DEFAULT_SAMPLERS)
 FEW = [300, 301, 302, 303, 304, 305]
-"""With no more tokens than these, any model repeats itself and hesitates."""
+"""With only these tokens, any model repeats itself and hesitates."""
 LLAMA_CPP = SamplingSpec(
     seed=11,
     temperature=0.8,
@@ -101,11 +101,11 @@ UNCHAINED = (GREEDY, SamplingSpec(seed=21), SamplingSpec(seed=22, top_p=0.9, top
 
 @pytest.fixture
 def fast(runners: Runners) -> Engines:
-    """The older runner, for what takes many tokens."""
+    """The older runner, for tests with many tokens."""
     return runners("v1")
 
 
-def test_each_engine_is_what_it_is_taken_for(side: Side) -> None:
+def test_each_engine_has_its_runner_and_scheduling(side: Side) -> None:
     folder = "" if side.is_fast else "cpu."
     runner = "cpu_model_runner" if side.is_fast else "model_runner"
     module, is_ahead = side.engines.descriptions[side.name]
@@ -159,7 +159,7 @@ def test_greedy_takes_the_maximum_after_the_penalties(side: Side, spec: Sampling
 @pytest.mark.long
 @pytest.mark.parametrize("version", [1, 2])
 def test_mirostat_meets_its_target(fast: Engines, version: int) -> None:
-    # Of these tokens the model prefers none so much that the target is out of reach.
+    # The model prefers none of these tokens so much that the target is out of reach.
     flat = SamplingSpec(
         seed=0,
         temperature=2.0,
@@ -184,8 +184,8 @@ def test_mirostat_meets_its_target(fast: Engines, version: int) -> None:
     assert abs(sum(surprises) / len(surprises) - 3.0) < 0.05 * 3.0
 
 
-def test_tokens_are_those_a_sequence_gets_alone(side: Side) -> None:
-    """They depend neither on what stands beside it nor, without a chain, on the processor."""
+def test_tokens_do_not_depend_on_the_batch(side: Side) -> None:
+    """They depend neither on the rest of the batch nor, without a chain, on the processor."""
     length = 24 if side.is_fast else 3
     specs = [*CHAINED[:4], *(replace(each, seed=seed) for seed in range(4) for each in UNCHAINED)]
     requests = [
@@ -203,7 +203,7 @@ def test_tokens_are_those_a_sequence_gets_alone(side: Side) -> None:
     assert together[4:] == [each.tokens for each in unloaded[4:]]
 
 
-def test_sequences_that_come_and_go_do_not_disturb_each_other(side: Side) -> None:
+def test_joining_and_leaving_sequences_do_not_disturb_each_other(side: Side) -> None:
     random = Random(1)
     requests = [
         Request(
@@ -221,9 +221,11 @@ def test_sequences_that_come_and_go_do_not_disturb_each_other(side: Side) -> Non
 
 @pytest.mark.long
 @pytest.mark.parametrize("spec", [FLAT_XTC, FLAT_DRY], ids=["xtc", "dry"])
-def test_first_tokens_are_spread_as_the_reference_says(fast: Engines, spec: SamplingSpec) -> None:
+def test_first_tokens_follow_the_distribution_of_the_reference(
+    fast: Engines, spec: SamplingSpec
+) -> None:
     count = 1_000
-    # The likeliest of the tokens that are allowed followed the last token of the prompt before.
+    # The likeliest allowed token followed the last token of the prompt before.
     first = replace(GREEDY, allowed_token_ids=FEW)
     likeliest = fast.generate([Request(prompt=PROMPT, sampling=first, max_tokens=1)])[0].tokens
     prompt = [PROMPT[-1], *likeliest, *PROMPT]
@@ -246,7 +248,7 @@ def test_first_tokens_are_spread_as_the_reference_says(fast: Engines, spec: Samp
     assert not is_plausible(counts, count * unchained)
 
 
-def test_what_a_grammar_forbids_does_not_come_back(side: Side) -> None:
+def test_chain_never_restores_tokens_forbidden_by_a_grammar(side: Side) -> None:
     requests = [
         Request(
             prompt=PROMPT,
@@ -272,7 +274,7 @@ def test_what_a_grammar_forbids_does_not_come_back(side: Side) -> None:
     ],
     ids=["no mapping", "order", "bounds", "token id", "unknown"],
 )
-def test_malformed_chain_is_refused_and_the_engine_lives(
+def test_malformed_chain_is_refused_and_the_engine_survives(
     side: Side, arguments: object, message: str
 ) -> None:
     with pytest.raises(RefusedError, match=message):
@@ -292,7 +294,7 @@ def logprobs_of(completion: Completion) -> Probabilities:
 
 
 def visible(request: Request, logprobs: Probabilities) -> Probabilities:
-    """What the chain sees of the logits: only tokens that are allowed."""
+    """The chain's input: the logits of allowed tokens only."""
     allowed = request.sampling.allowed_token_ids
     seen = np.full_like(logprobs, -np.inf)
     seen[allowed] = logprobs[allowed]
@@ -308,7 +310,7 @@ def kept_by(request: Request, logprobs: Probabilities, output: Sequence[int]) ->
 def replayed(
     request: Request, completion: Completion
 ) -> Iterator[tuple[Probabilities, Probabilities, int]]:
-    """Yield the log-probabilities that the chain sees, the reference's probabilities and the token, at each position."""
+    """Yield the chain's log-probabilities, the reference's probabilities and the token."""
     parameters = parameters_of(request)
     mu = parameters.initial_mu
     for position, token in enumerate(completion.tokens):

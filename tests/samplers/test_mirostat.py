@@ -1,4 +1,4 @@
-"""Mirostat: what is kept, how the state moves, and that the surprise comes out as asked."""
+"""Mirostat: which tokens are kept, how the state moves, and that the surprise meets the target."""
 
 import math
 from dataclasses import replace
@@ -100,7 +100,7 @@ def test_state_stays_bounded_where_the_target_is_out_of_reach(tau: float, larges
     assert mu.item() == pytest.approx(largest)
 
 
-def test_a_row_without_tokens_stays_without() -> None:
+def test_fully_masked_row_stays_masked() -> None:
     rows = rows_of([chain(1), chain(2)], 5, torch.float32)
     mu = torch.tensor([10.0, 10.0])
     logits, kept = apply_mirostat(torch.full((2, 5), -math.inf), rows, mu)
@@ -116,7 +116,7 @@ def test_the_most_probable_token_is_always_left() -> None:
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_a_replayed_sequence_comes_to_where_it_was(version: int) -> None:
+def test_replayed_sequence_reaches_the_same_state(version: int) -> None:
     def logits(step: int) -> torch.Tensor:
         return 3 * torch.randn(1, 64, generator=torch.Generator().manual_seed(step))
 
@@ -136,7 +136,7 @@ def test_a_replayed_sequence_comes_to_where_it_was(version: int) -> None:
         noise = torch.Generator().manual_seed(at)
         tokens.append(int(torch.multinomial(results[-1].softmax(-1), 1, generator=noise)))
 
-    # Another one stands beside it, which replays less, and after a while a third comes.
+    # Another sequence in the batch replays less, and after a while a third joins.
     replayed = ChainedSequence(replace(parameters, replayed=tuple(tokens[1:8])))
     other = ChainedSequence(replace(parameters, replayed=(63,), prompt_tokens=50))
     members = {2: replayed, 7: other}
@@ -169,7 +169,7 @@ def test_mean_surprise_is_the_target(tokens: int) -> None:
 
 
 def closed_loop(parameters: list[ChainParameters], tokens: int) -> tuple[list[float], float]:
-    """Sample; return mean surprises, and how far mu came from a reference that saw the same."""
+    """Sample; return mean surprises, and the distance of mu from the reference."""
     vocab_size = 2048
     random = np.random.default_rng(8)
     generator = torch.Generator().manual_seed(8)

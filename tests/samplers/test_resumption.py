@@ -1,4 +1,4 @@
-"""Going on behind earlier tokens, on both of vLLM's model runners."""
+"""Resumption after earlier tokens, on both of vLLM's model runners."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -51,13 +51,11 @@ def _last(runners: Runners) -> Iterator[None]:
 
 @pytest.fixture
 def is_thorough(request: pytest.FixtureRequest, side: Side) -> bool:
-    """Whether sequences are cut everywhere, and not only where something else comes next."""
+    """Whether sequences are cut everywhere, and not only where the state changes."""
     return side.is_fast or bool(request.config.getoption("--long"))
 
 
-def test_a_sequence_goes_on_behind_earlier_tokens_as_if_undisturbed(
-    side: Side, *, is_thorough: bool
-) -> None:
+def test_sequence_resumes_exactly_after_earlier_tokens(side: Side, *, is_thorough: bool) -> None:
     length = 40 if side.is_fast else 12 if is_thorough else 6
     whole = [Request(prompt=PROMPT, max_tokens=length, sampling=spec) for spec in RESUMED.values()]
     undisturbed = [each.tokens for each in side.generate(whole)]
@@ -73,7 +71,7 @@ def test_a_sequence_goes_on_behind_earlier_tokens_as_if_undisturbed(
             assert completion.tokens[:again] == tokens[:again]
 
 
-def test_a_grammar_goes_on_behind_earlier_tokens(side: Side, *, is_thorough: bool) -> None:
+def test_grammar_resumes_after_earlier_tokens(side: Side, *, is_thorough: bool) -> None:
     whole = Request(
         prompt=PROMPT,
         max_tokens=16,
@@ -98,31 +96,34 @@ def test_a_grammar_goes_on_behind_earlier_tokens(side: Side, *, is_thorough: boo
     ],
     indirect=["side"],
 )
-def test_reasoning_and_the_call_behind_it_go_on_behind_earlier_tokens(
+def test_reasoning_and_its_call_resume_after_earlier_tokens(
     side: Side, budget: int | None, *, is_thorough: bool
 ) -> None:
-    # Without a budget the reasoning is as long as the grammar says.
+    # Without a budget the grammar determines the length of the reasoning.
     thought = "/[a-z ]{9,20}/" if budget is None else r"/(.|\n)*/"
     start, end = f"<[{THOUGHT}]> <[{CALL}]>", f"<[{CALL_END}]>"
     whole = Request(
         prompt=THINKING_PROMPT,
         max_tokens=40,
         sampling=SamplingSpec(seed=4, thinking_budget=budget),
-        grammar=f'start: thought {start} "{{\\"name\\": \\"" /f[0-9]{{4}}/ "\\"}}" {end}\nthought: {thought}',
+        grammar=(
+            f'start: thought {start} "{{\\"name\\": \\"" /f[0-9]{{4}}/ "\\"}}" {end}\n'
+            f"thought: {thought}"
+        ),
     )
     (undisturbed,) = side.generate([whole])
     tokens = undisturbed.tokens[: undisturbed.tokens.index(CALL_END) + 1]
     end_of_thought, last = tokens.index(THOUGHT), len(tokens) - 1
     if budget is not None:
         assert end_of_thought == budget
-    # Before and behind the end of the thought, in the call, and before its end.
+    # Before and after the end of the thought, in the call, and before its end.
     telling = {max(end_of_thought, 1), end_of_thought + 1, last - 3, last}
     cuts = range(1, len(tokens)) if is_thorough else sorted(telling)
     assert_goes_on(side, whole, tokens, cuts=cuts)
 
 
 def assert_goes_on(side: Side, whole: Request, tokens: list[int], *, cuts: Sequence[int]) -> None:
-    """Assert that behind each cut come the tokens that come there undisturbed."""
+    """Assert that the tokens after each cut are those of the undisturbed sequence."""
     whole = dataclasses.replace(whole, max_tokens=len(tokens))
     rest = side.generate([dataclasses.replace(whole, output=tokens[:cut]) for cut in cuts])
     for cut, completion in zip(cuts, rest, strict=True):

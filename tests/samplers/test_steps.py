@@ -1,4 +1,4 @@
-"""Each step alone, with numbers worked out by hand."""
+"""Each step alone, with numbers calculated by hand."""
 
 import math
 from typing import Any
@@ -30,7 +30,7 @@ def kept(parameters: ChainParameters, probabilities: list[float] = PROBABILITIES
 
 
 def changed(logits: list[float], parameters: ChainParameters, tokens: list[int]) -> list[float]:
-    """The logits that come out, which the reference confirms."""
+    """The resulting logits, which the reference confirms."""
     actual = chain_batch(np.array([logits]), [parameters], [tokens])[0]
     expected = reference.chain_logits(np.array(logits), parameters, tokens)
     np.testing.assert_allclose(actual, expected)
@@ -67,7 +67,8 @@ def test_truncation_keeps_the_most_probable(arguments: dict[str, Any], expected:
 @pytest.mark.parametrize(
     ("probabilities", "arguments", "expected"),
     [
-        # Surprises are 2.30, 1.61, 1.20, 0.92 nats; 1.28 is expected; nearest are tokens 2, 1, 3, 0.
+        # Surprises are 2.30, 1.61, 1.20, 0.92 nats; 1.28 is expected; nearest are tokens 2, 1, 3,
+        # 0.
         (PROBABILITIES, {"typical_p": 0.2}, [2]),
         (PROBABILITIES, {"typical_p": 0.4}, [1, 2]),
         (PROBABILITIES, {"typical_p": 0.6}, [1, 2, 3]),
@@ -78,7 +79,7 @@ def test_truncation_keeps_the_most_probable(arguments: dict[str, Any], expected:
         ([0.4, 0.2, 0.2, 0.2], {"typical_p": 0.5}, [1, 2, 3]),
     ],
 )
-def test_typical_keeps_what_is_as_surprising_as_expected(
+def test_typical_keeps_tokens_of_expected_surprise(
     probabilities: list[float], arguments: dict[str, Any], expected: list[int]
 ) -> None:
     assert kept(ChainParameters(**arguments), probabilities) == expected
@@ -88,7 +89,7 @@ def test_typical_keeps_what_is_as_surprising_as_expected(
     ("n", "expected"), [(0.0, 5), (-1.0, 5), (0.1, 1), (1.5, 3), (2.2, 4), (9.0, 5)]
 )
 def test_top_n_sigma_measures_deviations_from_the_largest_logit(n: float, expected: int) -> None:
-    # Mean 4, deviation 2.83; the token that is masked counts for neither.
+    # Mean 4, deviation 2.83; the masked token counts for neither.
     logits = [8.0, 6.0, 2.0, 0.0, NONE, 4.0]
     result = changed(logits, ChainParameters(top_n_sigma=n), [])
     assert sum(math.isfinite(logit) for logit in result) == expected
@@ -137,7 +138,7 @@ def test_temperature_divides_logits() -> None:
     [
         ([0.0, 0.0, 0.0, 0.0], 1.5),  # All tokens are equally likely: the largest temperature.
         ([60.0, 0.0, 0.0, 0.0], 0.5),  # One is certain: the smallest.
-        ([0.0, 0.0, NONE, NONE], 1.5),  # Tokens that are masked are not counted.
+        ([0.0, 0.0, NONE, NONE], 1.5),  # Masked tokens are not counted.
         ([math.log(4), math.log(2), 0.0, 0.0], 0.5 + 0.875**2),  # 1.75 bits of 2.
     ],
 )
@@ -147,7 +148,7 @@ def test_dynamic_temperature_follows_the_entropy(logits: list[float], temperatur
     np.testing.assert_allclose(changed(logits, parameters, []), expected, atol=1e-5)
 
 
-def test_penalties_are_llama_cpps() -> None:
+def test_penalties_equal_those_of_llama_cpp() -> None:
     parameters = ChainParameters(
         repetition_penalty=2.0, frequency_penalty=0.25, presence_penalty=0.5
     )
@@ -161,13 +162,13 @@ def test_penalties_are_llama_cpps() -> None:
     ("last_n", "penalised"),
     [(-1, [0, 1, 2]), (0, []), (1, [2]), (2, [1, 2]), (3, [1, 2]), (4, [0, 1, 2]), (99, [0, 1, 2])],
 )
-def test_penalties_look_at_their_window(last_n: int, penalised: list[int]) -> None:
+def test_penalties_count_only_their_window(last_n: int, penalised: list[int]) -> None:
     parameters = ChainParameters(presence_penalty=1.0, penalty_last_n=last_n)
     result = changed([0.0] * 4, parameters, [0, 1, 1, 2])
     assert [token for token, logit in enumerate(result) if logit == -1.0] == penalised
 
 
-def test_presence_and_frequency_may_leave_the_prompt_out() -> None:
+def test_presence_and_frequency_can_exclude_the_prompt() -> None:
     parameters = ChainParameters(
         presence_penalty=1.0,
         frequency_penalty=0.5,
@@ -179,7 +180,7 @@ def test_presence_and_frequency_may_leave_the_prompt_out() -> None:
     assert changed([8.0, 8.0, 8.0, 8.0], parameters, [0, 1, 0, 1, 2]) == [4.0, 2.5, 2.5, 8.0]
 
 
-def test_a_history_that_is_cut_keeps_its_positions() -> None:
+def test_truncated_history_keeps_its_positions() -> None:
     parameters = ChainParameters(
         frequency_penalty=1.0, penalizes_prompt=False, prompt_tokens=3, penalty_last_n=4
     )

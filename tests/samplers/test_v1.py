@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.samplers.stories import VOCABULARY, Story
+from tests.samplers.sequences import VOCABULARY, SteppedSequence
 
 CAPACITY = 8
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # vLLM's own, on its first im
 
 
 class Batch:
-    """vLLM's persistent batch, with its own record of what changes in it."""
+    """vLLM's persistent batch, with its own record of changes."""
 
     def __init__(self, processor: Any) -> None:
         from vllm.v1.sample.logits_processor import BatchUpdateBuilder, MoveDirectionality
@@ -23,19 +23,19 @@ class Batch:
         self._changes = BatchUpdateBuilder()
         self._directions = MoveDirectionality
         self._processor = processor
-        self.rows: list[Story | None] = []
+        self.rows: list[SteppedSequence | None] = []
 
     def leave(self, index: int) -> None:
         self.rows[index] = None
         self._changes.removed_append(index)
 
-    def enter(self, story: Story) -> None:
+    def enter(self, sequence: SteppedSequence) -> None:
         index = self._changes.pop_removed()
         if index is None:
             index = len(self.rows)
             self.rows.append(None)
-        self.rows[index] = story
-        self._changes.added.append((index, story.params, story.prompt, story.output))
+        self.rows[index] = sequence
+        self._changes.added.append((index, sequence.params, sequence.prompt, sequence.output))
 
     def condense(self) -> None:
         while None in self.rows:
@@ -50,13 +50,15 @@ class Batch:
         self._changes.moved.append((one, other, self._directions.SWAP))
 
     def step(self) -> None:
-        """Check what the processor makes of a step against every story by itself."""
+        """Compare the processor's result of a step with every sequence processed alone."""
         self._processor.update_state(self._changes.get_and_reset(len(self.rows)))
-        stories = [story for story in self.rows if story is not None]
-        logits = torch.stack([story.logits() for story in stories])
-        for story, result in zip(stories, self._processor.apply(logits), strict=True):
-            torch.testing.assert_close(result, story.expected(), msg=f"story {story.number}")
-            story.sample(result)
+        sequences = [sequence for sequence in self.rows if sequence is not None]
+        logits = torch.stack([sequence.logits() for sequence in sequences])
+        for sequence, result in zip(sequences, self._processor.apply(logits), strict=True):
+            torch.testing.assert_close(
+                result, sequence.expected(), msg=f"sequence {sequence.number}"
+            )
+            sequence.sample(result)
 
 
 @pytest.fixture
@@ -72,20 +74,23 @@ def processor() -> Any:
 @pytest.mark.parametrize(
     "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.long) for seed in (2, 3))]
 )
-def test_rows_get_what_they_get_alone(processor: Any, seed: int) -> None:
-    random, batch, preempted, number = Random(seed), Batch(processor), list[Story](), 0
+def test_rows_do_not_depend_on_their_batch(processor: Any, seed: int) -> None:
+    random, batch, preempted, number = Random(seed), Batch(processor), list[SteppedSequence](), 0
     for _ in range(120):
-        for index, story in enumerate(batch.rows):
-            if story is not None and (story.has_ended or random.random() < 0.03):
+        for index, sequence in enumerate(batch.rows):
+            if sequence is not None and (sequence.has_ended or random.random() < 0.03):
                 batch.leave(index)
-                if not story.has_ended:
-                    preempted.append(story)
-        while sum(story is not None for story in batch.rows) < CAPACITY and random.random() < 0.7:
+                if not sequence.has_ended:
+                    preempted.append(sequence)
+        while (
+            sum(sequence is not None for sequence in batch.rows) < CAPACITY
+            and random.random() < 0.7
+        ):
             if preempted:
                 preempted[0].enter_anew()
                 batch.enter(preempted.pop(0))
             else:
-                batch.enter(Story(number, random))
+                batch.enter(SteppedSequence(number, random))
                 number += 1
         batch.condense()
         if len(batch.rows) > 1 and random.random() < 0.3:
@@ -95,20 +100,20 @@ def test_rows_get_what_they_get_alone(processor: Any, seed: int) -> None:
     assert number > 2 * CAPACITY
 
 
-def test_token_that_is_still_to_come_is_not_part_of_the_history(processor: Any) -> None:
-    batch, story = Batch(processor), Story(2, Random(0))
-    batch.enter(story)
+def test_pending_token_is_not_part_of_the_history(processor: Any) -> None:
+    batch, sequence = Batch(processor), SteppedSequence(2, Random(0))
+    batch.enter(sequence)
     batch.step()
-    came, story.output[-1] = story.output[-1], -1
-    processor.apply(story.logits().unsqueeze(0))
-    story.output[-1] = came
+    came, sequence.output[-1] = sequence.output[-1], -1
+    processor.apply(sequence.logits().unsqueeze(0))
+    sequence.output[-1] = came
     batch.step()
-    assert len(story.output) == 2
+    assert len(sequence.output) == 2
 
 
 def test_batch_without_chains_is_left_alone(processor: Any) -> None:
     batch = Batch(processor)
-    batch.enter(Story(6, Random(0)))
+    batch.enter(SteppedSequence(6, Random(0)))
     batch.step()
     logits = torch.randn(1, VOCABULARY)
     assert processor.apply(logits) is logits

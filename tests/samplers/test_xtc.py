@@ -34,7 +34,7 @@ def test_draws_equal_those_of_plain_integers() -> None:
     assert drawn.tolist() == [reference.draw(seed, position) for seed, position in pairs]
 
 
-def test_draws_are_even_over_seeds_and_over_positions() -> None:
+def test_draws_are_uniform_over_seeds_and_positions() -> None:
     even = np.full(64, 1 / 64)
     numbers = torch.arange(100_000)
     for seed, position in ((numbers, torch.zeros_like(numbers)), (torch.tensor(7), numbers)):
@@ -44,7 +44,7 @@ def test_draws_are_even_over_seeds_and_over_positions() -> None:
         assert chi_square_is_likely(pairs.bincount(minlength=4096).tolist(), np.full(4096, 2**-12))
 
 
-def test_tokens_are_excluded_as_often_as_asked() -> None:
+def test_tokens_are_excluded_with_the_requested_probability() -> None:
     rows = 4000
     parameters = [
         ChainParameters(xtc_probability=0.3, xtc_threshold=0.2, seed=seed) for seed in range(rows)

@@ -1,1 +1,1 @@
-"""What tests share: real servers as child processes, and clients for them."""
+"""Support for tests: real servers as child processes, and clients for them."""

@@ -1,4 +1,4 @@
-"""Many small cases in one test: most need no time, but milliseconds and a database each as tests of their own."""
+"""Many small cases in one test: most need far less time than pytest needs for a test."""
 
 import functools
 import inspect
@@ -13,7 +13,7 @@ Check = Callable[..., Any]
 
 @contextmanager
 def case(value: object) -> Iterator[None]:
-    """Name a case in whatever fails within a block."""
+    """Name the case in any failure within a block."""
     try:
         yield
     except BaseException as error:
@@ -29,8 +29,8 @@ def all_cases(
 ) -> Callable[[Check], Check]:
     """Check all cases in one test, where `pytest.mark.parametrize` makes a test of each.
 
-    Pytest needs milliseconds for a test, most cases microseconds. All cases share the test's fixtures, so
-    none may leave anything behind. What a case raises names it.
+    Pytest needs milliseconds for a test, most cases microseconds. All cases share the test's
+    fixtures, so none may leave anything there. An exception names its case.
     """
     split = [name.strip() for name in names.split(",")] if isinstance(names, str) else [*names]
     cases = list(_cases(split, values, ids))
@@ -72,7 +72,7 @@ def _cases(
     for value, known in zip(listed, given, strict=True):
         name = known
         if isinstance(value, ParameterSet):
-            assert not value.marks, "a case of a loop has no marks of its own"
+            assert not value.marks, "a case of a loop cannot have marks"
             arguments, name = value.values, value.id or name
         else:
             arguments = (value,) if len(names) == 1 else tuple(value)

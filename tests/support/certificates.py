@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 def self_signed(
     name: str, folder: Path, *, lifetime: timedelta = timedelta(hours=1)
 ) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """Return what a server of that name serves with, and what trusts it alone.
+    """Return server and client TLS contexts; the client trusts only this certificate.
 
     Key and certificate are in `server.pem` of the folder.
     """

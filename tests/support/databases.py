@@ -18,14 +18,14 @@ def sqlite_url(path: Path) -> str:
 
 
 def create_sqlite(path: Path) -> str:
-    """Make a database with the current schema and nothing else in a file, and return its URL."""
+    """Make a database with only the current schema in a file, and return its URL."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     shutil.copyfile(make_template(), path)
     return sqlite_url(path)
 
 
 def make_template() -> Path:
-    """Make the database that is copied, if none has. Not in a running event loop."""
+    """Make the template database if it does not exist. Not in a running event loop."""
     template = begin_run() / "sluice.db"
     with (begin_run() / "sluice.db.lock").open("ab") as making:
         fcntl.flock(making, fcntl.LOCK_EX)

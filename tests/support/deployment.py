@@ -2,8 +2,8 @@
 
     python -m tests.support.deployment NAME FOLDER
 
-A keeper, which is a process of its own, starts it for the first process that asks for it, and ends it when
-the last one has ended, was killed, or no longer uses it.
+A separate keeper process starts it for the first process that needs it. The keeper stops it when
+the last process has exited, was killed, or no longer uses it.
 """
 
 import fcntl
@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -32,23 +33,23 @@ from tests.support.stack import (
 from tests.telemetry.traces.collector import Collector
 
 DEPLOYMENT: Final = "deployment"
-"""The fixture of its tests; those that choose between engines have it as their parameter `engine`."""
+"""The fixture of its tests; tests that select an engine have it as their parameter `engine`."""
 ENGINES: Final = "engines"
 """Two gateways, and a worker with the real engine."""
 SEEING: Final = "sluice-seeing"
-"""Beside them a worker with a tiny model that sees, which has this name, too."""
+"""The same, and a worker with a tiny vision model of this name."""
 
 ALIASES: Final = ("mistral", "your-model")
-"""Names under which the documents of other APIs ask for their model."""
+"""Model names in requests from the documents of other APIs."""
 LEASE_SECONDS: Final = 60
-"""Nobody kills its workers: none is to lose a job because others had the processor."""
+"""No test kills its workers, and none may lose a job because of a busy machine."""
 MAX_SEQUENCES: Final = 96
 MAX_WAITING_JOBS_OF_TENANT: Final = 100
 FLOAT32: Final = {"SLUICE_ENGINE_ARGUMENTS": '{"dtype": "float32"}'}
-"""In bfloat16 a batch of another shape can tip a token over: answers would depend on who else asks."""
+"""In bfloat16 the shape of a batch can change tokens, and so could requests of other tests."""
 
 COLLECTOR_PORT: Final = "port of the collector"
-"""In a stack's environment: where traces are exported of clients that ask for it."""
+"""In a stack's environment: where clients' traces are exported if they are sampled."""
 
 _STATE: Final = "state.json"
 _USERS: Final = "users.lock"
@@ -59,8 +60,9 @@ _CLOSE_SECONDS: Final = 120
 
 
 def shared_folder(config: pytest.Config) -> Path:
-    """Return the folder that all processes of this run have in common."""
-    own: Path = config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]  # no public name
+    """Return the folder that all processes of this run share."""
+    # There is no public name for it.
+    own: Path = config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
     return own.parent if hasattr(config, "workerinput") else own
 
 
@@ -72,7 +74,7 @@ def uses_deployment(item: pytest.Function) -> bool:
 
 @contextmanager
 def place(config: pytest.Config, *, alone: bool) -> Iterator[None]:
-    """Use the deployment beside other processes, or alone, for which those that come later wait."""
+    """Use the deployment together with other processes, or alone; later users wait for that."""
     folder = shared_folder(config)
     with (folder / _ROOM).open("ab") as room:
         with locked(folder / _TURN, fcntl.LOCK_EX):
@@ -81,23 +83,24 @@ def place(config: pytest.Config, *, alone: bool) -> Iterator[None]:
 
 
 def attach(config: pytest.Config, name: str = ENGINES) -> Stack:
-    """Return a deployment, which is started if need be, for the rest of this process's tests.
+    """Return a deployment, started if necessary, for the rest of this process's tests.
 
-    What this process starts in it ends with this process; all else ends with the last process of the run.
+    What this process starts in it ends with this process; all else ends with the last process of
+    the run.
     """
     user = _User(shared_folder(config) / name, name)
-    # Not by a fixture: the last test's time-out would have to cover the wait for other processes.
+    # Not in a fixture: the last test's timeout would have to cover the wait for other processes.
     config.pluginmanager.register(user)
     return user.stack
 
 
 class _User:
-    """This process's share in a deployment."""
+    """This process's use of a deployment."""
 
     def __init__(self, folder: Path, name: str) -> None:
         folder.mkdir(exist_ok=True)
         self._keeper: subprocess.Popen[bytes] | None = None
-        # The kernel drops it when this process ends, however that comes about.
+        # The kernel releases it when this process ends, in any way.
         self._share = (folder / _USERS).open("ab")
         fcntl.flock(self._share, fcntl.LOCK_SH)
         with locked(folder / _START, fcntl.LOCK_EX):
@@ -106,7 +109,7 @@ class _User:
         self.stack = _read_stack(folder)
 
     def pytest_sessionfinish(self) -> None:
-        """Give the share back; the process that started the keeper waits for its end."""
+        """Release the deployment; the process that started the keeper waits for its end."""
         self.stack.close()
         self._share.close()
         if self._keeper is not None:
@@ -121,12 +124,12 @@ def _start_keeper(folder: Path, name: str) -> "subprocess.Popen[bytes]":
             cwd=REPOSITORY,
             stdout=output,
             stderr=subprocess.STDOUT,
-            # A key that interrupts pytest is not for the keeper, which ends everything in order.
+            # Ctrl-C of pytest must not reach the keeper, which stops everything in order.
             start_new_session=True,
         )
     wait_until(
         lambda: state.exists() or keeper.poll() is not None,
-        # The keeper gives up earlier, and reports why.
+        # The keeper's timeout is shorter, and it reports the reason.
         seconds=ENGINE_START_SECONDS + 60,
         what=f"the start of {name}",
     )
@@ -181,15 +184,13 @@ def _engines(_folder: Path) -> Iterator[Stack]:
 
 @contextmanager
 def _seeing(folder: Path) -> Iterator[Stack]:
-    """Run a worker whose model sees in the other deployment, which this process uses, too."""
+    """Run a worker with a vision model in the other deployment, which this process uses too."""
     model = folder / "model"
     program = [sys.executable, "-m", "tests.support.vision_model", str(CHECKPOINT), str(model)]
     with (folder / "model.log").open("wb") as log:
         made = spawn(*program, cwd=REPOSITORY, stdout=log, stderr=log)
     if made.wait(ENGINE_START_SECONDS):
-        raise RuntimeError(
-            f"the model that sees was not made:\n{(folder / 'model.log').read_text()}"
-        )
+        raise RuntimeError(f"the vision model was not made:\n{(folder / 'model.log').read_text()}")
     user = _User(folder.parent / ENGINES, ENGINES)
     try:
         user.stack.start_worker(
@@ -209,11 +210,15 @@ _KEPT: Final[dict[str, tuple[Callable[[Path], AbstractContextManager[Stack]], st
     ENGINES: (_engines, MODEL),
     SEEING: (_seeing, SEEING),
 }
-"""How each is run, and the model that it serves."""
+"""How to run each deployment, and the model that it serves."""
+
+
+def _is_model_ready(url: str, headers: dict[str, str]) -> bool:
+    return bool(httpx.get(url, headers=headers).json().get("ready", False))
 
 
 def main() -> None:
-    """Run a deployment until nobody uses it."""
+    """Run a deployment until it has no users."""
     name, folder = sys.argv[1], Path(sys.argv[2])
     keep, model = _KEPT[name]
     with keep(folder) as stack:
@@ -221,12 +226,12 @@ def main() -> None:
         for url in stack.gateways:
             path = f"{url}/v1/models/{model}"
             wait_until(
-                lambda path=path: httpx.get(path, headers=headers).json().get("ready", False),  # type: ignore[misc]
-                what=f"{model} being known as ready",
+                partial(_is_model_ready, path, headers),
+                what=f"{model} being registered as ready",
             )
         _write_stack(stack, folder)
         with locked(folder / _USERS, fcntl.LOCK_EX):
-            # Whoever comes now starts another one.
+            # Later processes start another one.
             (folder / _STATE).unlink()
 
 

@@ -1,4 +1,4 @@
-"""Reading server-sent events strictly: whatever is not exactly in the form we promise is an error."""
+"""A strict reader of server-sent events: any deviation from the documented form is an error."""
 
 import json
 import re
@@ -16,7 +16,7 @@ _EVENT = re.compile(rb"(data: [^\r\n]*)\nid: ((?:chat)?cmpl-[0-9a-z]+):([0-9]+)"
 def numbered_events(body: bytes) -> list[tuple[bytes, str, int]]:
     """Return the data line, the request id and the number of each event of a whole stream.
 
-    Each event is two lines followed by an empty one; comments are left out.
+    Each event is two lines followed by an empty one; comments are skipped.
     """
     assert body.endswith(b"\n\n") or not body, f"unfinished event: {body[-80:]!r}"
     events: list[tuple[bytes, str, int]] = []
@@ -29,10 +29,10 @@ def numbered_events(body: bytes) -> list[tuple[bytes, str, int]]:
 
 
 def split_events(body: bytes) -> list[bytes]:
-    """Return the data lines of the events, and the comments, of a whole stream or of a piece of one.
+    """Return the data lines of the events, and the comments, of a whole stream or of a part of one.
 
-    Events must bear the ids of one request, numbered without a gap. What tells only that the connection
-    ends bears the last one again.
+    Events must have the ids of one request, numbered without a gap. An event that only ends the
+    connection repeats the last id.
     """
     numbered = numbered_events(body)
     assert len({request_id for _, request_id, _ in numbered}) <= 1
@@ -58,7 +58,7 @@ def texts_by_choice(chunks: Iterable[dict[str, Any]]) -> dict[int, str]:
     for chunk in chunks:
         for choice in chunk["choices"]:
             index = choice["index"]
-            assert index not in finished, f"choice {index} goes on after its end"
+            assert index not in finished, f"choice {index} continues after its end"
             texts[index] = texts.get(index, "") + choice["text"]
             if choice["finish_reason"] is not None:
                 finished.add(index)

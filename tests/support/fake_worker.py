@@ -1,4 +1,4 @@
-"""A worker that says what a test tells it to: real queue, real leases, real frames, no engine."""
+"""A scripted worker for tests: real queue, leases and frames, but no engine."""
 
 import asyncio
 import hashlib
@@ -42,7 +42,7 @@ CHAT_TEMPLATE = (
 
 
 def chat_format(template: str = CHAT_TEMPLATE, **fields: Any) -> ChatFormat:
-    """Say how a model with a chat template is talked with."""
+    """Describe a chat format with this template."""
     digest = hashlib.sha256(_published(template)).hexdigest()
     return ChatFormat(digest, **fields)
 
@@ -62,11 +62,11 @@ class FakeWorker:
         self._redis = redis
         self._lease_ms = lease_ms
         self._numbers: dict[str, int] = {}
-        self._told: dict[tuple[str, int, int], dict[int, int]] = {}
+        self._sent: dict[tuple[str, int, int], dict[int, int]] = {}
         self._tokenizer = (CHECKPOINT / "tokenizer.json").read_bytes()
 
     def card(self, state: WorkerState = WorkerState.READY, **fields: Any) -> WorkerCard:
-        """What the worker announces."""
+        """The card that the worker publishes."""
         known: dict[str, Any] = {
             "engine": "fake",
             "created": 1,
@@ -85,7 +85,7 @@ class FakeWorker:
         template: str | None = CHAT_TEMPLATE,
         **fields: Any,
     ) -> None:
-        """Publish card and tokenizer as a worker does, and a template if the card speaks of chats."""
+        """Publish card and tokenizer as a worker does, and a template if the card has chats."""
         card = self.card(state, **fields)
         await self._redis.set(
             keys.tokenizer(card.tokenizer_digest), zlib.compress(self._tokenizer), ex=600
@@ -100,7 +100,7 @@ class FakeWorker:
         await self.queue.announce(card, ttl_ms=ttl_ms)
 
     async def claim(self, number: int = 1) -> list[Claim]:
-        """Wait until that many jobs have been claimed."""
+        """Wait until `count` jobs have been claimed."""
         claims: list[Claim] = []
         async with asyncio.timeout(PATIENCE_SECONDS):
             while len(claims) < number:
@@ -118,7 +118,7 @@ class FakeWorker:
         return claim
 
     async def send(self, gateway: str, *, number: int | None = None, **lists: Any) -> None:
-        """Write a frame, under the next number unless another one is given."""
+        """Send a frame, with the next number unless another one is given."""
         if number is None:
             number = self._numbers.get(gateway, 0) + 1
             self._numbers[gateway] = number
@@ -126,60 +126,60 @@ class FakeWorker:
         await self._redis.xadd(keys.replies(gateway), {"f": frame})
 
     async def skip_frame(self, gateway: str) -> None:
-        """Lose the next frame on its way."""
+        """Drop the next frame."""
         self._numbers[gateway] = self._numbers.get(gateway, 0) + 1
 
     async def say(self, claim: Claim, *texts: str, finish: FinishReason | None = None) -> None:
-        """Send one frame for each text, which is one token; the last one ends the choice if `finish` is given."""
+        """Send one frame for each text of one token; the last one has the finish reason."""
         for text in texts:
             reason = finish if text is texts[-1] else None
-            said = self.next_delta(claim, text, finish_reason=reason)
-            await self.send(claim.job.gateway, deltas=[said])
+            delta = self.next_delta(claim, text, finish_reason=reason)
+            await self.send(claim.job.gateway, deltas=[delta])
 
     def next_delta(
         self, claim: Claim, text: str, *, choice: int = 0, tokens: int = 1, **fields: Any
     ) -> Delta:
         """Make the delta that continues a choice; its token ids count up from 100."""
-        reported = self._told_of(claim)
+        reported = self._sent_by(claim)
         start = reported.get(choice, 0)
         reported[choice] = start + tokens
         ids = [100 + number for number in range(start, start + tokens)]
         return delta(claim, text, choice=choice, start=start, token_ids=ids, **fields)
 
-    def told_tokens(self, claim: Claim) -> int:
-        """Return how many tokens were told of a job, by all its attempts."""
-        return sum(self._told_of(claim).values())
+    def sent_tokens(self, claim: Claim) -> int:
+        """Return the number of tokens that all attempts of a job have sent."""
+        return sum(self._sent_by(claim).values())
 
     async def finish(
         self, claim: Claim, *, tokens: int | None = None, cached: int = 0, **fields: Any
     ) -> None:
-        """End the job, with what was told of it unless `tokens` are given: the last frame, then the lease."""
+        """End the job: last frame, then lease. `tokens` defaults to what was sent."""
         job, prompt_tokens = claim.job, len(claim.job.prompt_token_ids)
-        counted = self.told_tokens(claim) if tokens is None else tokens
+        counted = self.sent_tokens(claim) if tokens is None else tokens
         finished = JobFinished(job.handle, claim.attempt, prompt_tokens, counted, cached, **fields)
         await self.send(job.gateway, finished=[finished])
         await self.drop(claim, tokens=counted, cached=cached)
 
     async def conclude(self, claim: Claim, *texts: str) -> None:
-        """Say the last texts of a job that has one choice, and end it."""
+        """Send the last texts of a job with one choice, and end it."""
         await self.say(claim, *texts, finish=FinishReason.STOP)
         await self.finish(claim)
 
     async def give_back(
         self, claim: Claim, reason: ReturnReason, *, has_progressed: bool = False
     ) -> None:
-        """Give a job back, and its lease after that."""
+        """Return a job to the queue, and end its lease."""
         returned = JobReturned(claim.job.handle, claim.attempt, reason, has_progressed)
         await self.send(claim.job.gateway, returned=[returned])
-        await self.lose(claim, tokens=self.told_tokens(claim))
+        await self.lose(claim, tokens=self.sent_tokens(claim))
 
-    def _told_of(self, claim: Claim) -> dict[int, int]:
+    def _sent_by(self, claim: Claim) -> dict[int, int]:
         job = claim.job
         sequences = job.resumption.sequences if job.resumption else []
         before = {choice: len(each.token_ids) for choice, each in enumerate(sequences)}
         if job.is_replicated and before:
             before = dict.fromkeys(range(job.n), before[0])
-        return self._told.setdefault((job.gateway, job.handle, claim.attempt), before)
+        return self._sent.setdefault((job.gateway, job.handle, claim.attempt), before)
 
     async def drop(self, claim: Claim, *, tokens: int = 0, cached: int = 0) -> None:
         """End the job's lease without a frame, as a worker does with a cancelled job."""
@@ -188,13 +188,13 @@ class FakeWorker:
         await self.queue.finish(self.name, report)
 
     async def fail(self, claim: Claim, code: FailureCode, message: str = "") -> None:
-        """Give the job up."""
+        """Report the job as failed."""
         failed = JobFailed(claim.job.handle, claim.attempt, code, message)
         await self.send(claim.job.gateway, failed=[failed])
         await self.queue.finish(self.name, LeaseReport(claim.job.id, claim.attempt, 0))
 
     async def lose(self, claim: Claim, *, tokens: int = 0) -> None:
-        """Let the lease run out, as if the worker had died some seconds ago, after a last report."""
+        """Expire the lease, as if the worker had died some seconds ago, after a last report."""
         prompt_tokens = len(claim.job.prompt_token_ids) if tokens else 0
         report = LeaseReport(claim.job.id, claim.attempt, tokens, prompt_tokens)
         await self.queue.extend(self.name, [report], lease_ms=0)

@@ -1,4 +1,4 @@
-"""An HTTP client that can go away at any moment, and says exactly what it was told until then."""
+"""An HTTP client that can disconnect at any moment, and records exactly what it received."""
 
 import asyncio
 import json
@@ -13,39 +13,39 @@ import httptools
 
 @dataclass(slots=True)
 class Answer:
-    """What came back for one request."""
+    """The response to one request."""
 
     status: int = 0
-    """0 if nothing came."""
+    """0 if nothing arrived."""
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes = b""
     is_complete: bool = False
-    """Whether the whole answer has come; not if the client left, or the gateway died."""
+    """Whether the whole response arrived; not if the client disconnected, or the gateway died."""
     was_reached: bool = False
-    """Whether somebody took the connection."""
+    """Whether the connection was accepted."""
     has_left: bool = False
-    """Whether this client left before the whole answer had come."""
+    """Whether this client disconnected before the whole response had arrived."""
 
     @property
     def is_stream(self) -> bool:
-        """Whether the answer is made of events."""
+        """Whether the response is a stream of events."""
         return self.headers.get("content-type", "").startswith("text/event-stream")
 
     @property
     def json(self) -> Any:
-        """The body of a complete answer that is no stream."""
+        """The body of a complete response that is no stream."""
         return json.loads(self.body)
 
 
 class Reading:
-    """Takes an answer in, piece by piece: what a parser of it calls."""
+    """Reads a response piece by piece, as callbacks of a parser."""
 
     def __init__(self, answer: Answer) -> None:
         self.answer = answer
 
     @property
     def leaves(self) -> bool:
-        """Whether the client leaves now."""
+        """Whether the client disconnects now."""
         return False
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -57,7 +57,7 @@ class Reading:
         self.answer.body += body
 
     def on_message_complete(self) -> None:
-        """Note that the whole answer has come."""
+        """Record that the whole response has arrived."""
         self.answer.is_complete = True
 
 
@@ -79,10 +79,11 @@ def request_bytes(
 
 
 async def exchange(url: str, request: bytes, reading: Reading) -> None:
-    """Send a request on a connection of its own, and read until the answer ends or the client leaves.
+    """Send a request on a new connection, and read until the response ends or the client
+    disconnects.
 
-    Raises OSError or httptools.HttpParserError for a connection that breaks; one that is closed early
-    only leaves the answer incomplete.
+    Raises OSError or httptools.HttpParserError for a connection that breaks; one that is closed
+    early only leaves the response incomplete.
     """
     answer, address = reading.answer, urlsplit(url)
     reader, writer = await asyncio.open_connection(address.hostname, address.port)
@@ -100,6 +101,6 @@ async def exchange(url: str, request: bytes, reading: Reading) -> None:
                 answer.has_left = True
                 return
     finally:
-        # Whatever has not come is not waited for.
+        # The rest of the response is not waited for.
         with suppress(OSError):
             writer.transport.abort()

@@ -1,7 +1,7 @@
-"""The kinds of Redis and of databases that Sluice runs on, and which of them a default run uses.
+"""The kinds of Redis and of databases that Sluice supports, and which of them a default run uses.
 
-A test runs on the usual kind. What depends on the kind, such as one history of each Lua script, is
-marked to run on every one. Long runs use every kind everywhere.
+A test runs on the usual kind. Tests of what depends on the kind, such as one history of each Lua
+script, are marked to run on every one. Long runs use every kind everywhere.
 """
 
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ REDIS_KINDS: Final = {
     "redis-7": (SYSTEM, False),
     "redis-7-cluster": (SYSTEM, True),
 }
-"""Executable, and whether it is a cluster of its own: what scripts must run on."""
+"""Executable, and whether it runs in cluster mode, which restricts scripts."""
 DATABASE_KINDS: Final = ("sqlite", "postgresql")
 
 
@@ -40,7 +40,7 @@ def histories(seeds: int) -> pytest.MarkDecorator:
 
 
 def _parameters(kinds: Iterable[str], *, usual: str) -> list[ParameterSet]:
-    """Return the parameters of a fixture that uses other kinds than the usual one only in long runs."""
+    """Return the parameters of a fixture that uses unusual kinds only in long runs."""
     return [pytest.param(kind, marks=() if kind == usual else pytest.mark.long) for kind in kinds]
 
 

@@ -1,4 +1,4 @@
-"""Usage that tests put into the ledger."""
+"""Usage that tests write into the ledger."""
 
 import secrets
 from datetime import datetime
@@ -21,7 +21,7 @@ async def use(
     credential_id: str = "key_1",
     is_prepaid: bool = True,
 ) -> None:
-    """Write down a request of a tenant that cost so much, and make the sums."""
+    """Record a request of a tenant with this cost, and update the sums."""
     admitted_ms = to_ms(at or utc_now())
     record = UsageRecord(
         request_id=f"cmpl-{secrets.token_hex(8)}",

@@ -3,11 +3,12 @@
     COVERAGE_FOLDER=FOLDER pytest -p tests.support.measuring --numprocesses 3
     python -m tests.support.measuring FOLDER --floor PERCENT
 
-The processes of pytest-xdist measure themselves, and so do the gateways, workers and job runners that they start
-as forks. Other programs do not: the probes of a gateway take four seconds to add.
+The processes of pytest-xdist measure themselves, and so do the gateways, workers and job runners
+that they start as forks. Other programs do not: adding the probes of a gateway takes four seconds.
 
-On Python 3.11, coverage.py observes all code that runs, libraries too, which doubles the time of a run.
-SlipCover adds probes to our modules when they are imported, and removes those that have been executed.
+On Python 3.11, coverage.py observes all code that runs, libraries too, which doubles the time of a
+run. SlipCover adds probes to our modules when they are imported, and removes those that have been
+executed.
 """
 
 import argparse
@@ -28,16 +29,16 @@ from typing import IO, Final, NoReturn
 from slipcover import FileMatcher, ImportManager, Slipcover, print_coverage
 
 FOLDER_VARIABLE: Final = "COVERAGE_FOLDER"
-"""Names the folder for what each process executes. Nothing is measured without it."""
+"""The variable with the folder for the results of each process. Nothing is measured without it."""
 REPOSITORY: Final = Path(__file__).parents[2]
 _SOURCES: Final = [str(REPOSITORY / package) for package in ("contract", "gateway", "worker")]
 _LEFT_OUT: Final = [
     str(REPOSITORY / left_out)
     for left_out in ("worker/demo_model/*", "gateway/database/migrations/*")
 ]
-"""No process imports the former; Alembic loads the latter anew in each process."""
+"""No process imports the former; Alembic loads the latter again in each process."""
 _REMOVAL: Final = 20
-"""Executions of one probe after which all that were executed are removed."""
+"""Executions of one probe after which all executed probes are removed."""
 _NOP, _JUMP_FORWARD = dis.opmap["NOP"], dis.opmap["JUMP_FORWARD"]
 
 _RUNNING: Final = "running.lock"
@@ -45,11 +46,12 @@ _PATIENCE_SECONDS: Final = 60.0
 
 
 class _Measured(Slipcover):  # type: ignore[misc] # SlipCover has no types
-    """Removes probes from code where it is.
+    """Removes probes from code in place.
 
-    SlipCover makes new code for the functions that it finds in modules, which are not all. CPython 3.11 executes a
-    part of the code object itself, which begins where its fixed fields end (`co_code` is a copy). A probe begins
-    with a NOP whose argument is the probe's length, so that only the instruction has to become a jump.
+    SlipCover makes new code for the functions that it finds in modules, which are not all. CPython
+    3.11 executes a part of the code object itself, which begins after its fixed fields (`co_code`
+    is a copy). A probe begins with a NOP whose argument is the probe's length, so only this
+    instruction has to become a jump.
     """
 
     def __init__(self) -> None:
@@ -58,7 +60,7 @@ class _Measured(Slipcover):  # type: ignore[misc] # SlipCover has no types
         self._indexed = 0
 
     def deinstrument_seen(self) -> None:
-        """Remove every probe of what has been executed."""
+        """Remove every executed probe."""
         with self.lock:
             self._index()
             for file, seen in self._get_newly_seen().items():
@@ -78,22 +80,22 @@ class _Measured(Slipcover):  # type: ignore[misc] # SlipCover has no types
 
 
 def pytest_load_initial_conftests() -> None:
-    """Begin before anything of ours is imported."""
+    """Begin before any measured module is imported."""
     if "PYTEST_XDIST_WORKER" in os.environ:
         begin()
 
 
 def begin() -> None:
-    """Measure what this process imports from now on, and its forks; write that when they end.
+    """Measure what this process and its forks import from now on; write the result at their end.
 
-    In a fork of a process that is measured, this changes nothing.
+    In a fork of a measured process, this changes nothing.
     """
     if FOLDER_VARIABLE not in os.environ or Slipcover.lines_from_code is _nothing:
         return
     # Held until this process and its forks have ended; not inherited by programs.
     running = (Path(os.environ[FOLDER_VARIABLE]) / _RUNNING).open("ab")
     fcntl.flock(running, fcntl.LOCK_SH)
-    # Only the report needs to know what could have been executed.
+    # Only the report needs the lines that were never executed.
     Slipcover.lines_from_code = Slipcover.branches_from_code = staticmethod(_nothing)
     measured = _Measured()
     matcher = FileMatcher(sources=_SOURCES, omit=_LEFT_OUT)
@@ -123,7 +125,7 @@ def begin() -> None:
 
 
 def _nothing(_: object) -> tuple[()]:
-    """Return that no code could be executed."""
+    """Return an empty list of executable lines."""
     return ()
 
 
@@ -148,7 +150,7 @@ def main() -> None:
 
 
 def _wait_for_the_last(folder: Path) -> None:
-    """Wait until the processes that are measured have ended, which servers do a little after the tests."""
+    """Wait until the measured processes have ended; servers do a little after the tests."""
     deadline = time.monotonic() + _PATIENCE_SECONDS
     with (folder / _RUNNING).open("ab") as running:
         while time.monotonic() < deadline:

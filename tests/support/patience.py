@@ -1,8 +1,8 @@
-"""How long tests wait, beside other tests that start engines on the same cores."""
+"""Timeouts of tests, on cores that other tests and engines use too."""
 
 from typing import Final
 
 PATIENCE_SECONDS: Final = 90.0
-"""How long a test waits for what must come; only a failure takes that long."""
+"""Timeout of a wait for an event; only a failure takes that long."""
 PROCESS_PATIENCE_SECONDS: Final = 180.0
-"""The same where processes start, which takes seconds of processor time that others may have."""
+"""The same for process starts, which take seconds of CPU time."""

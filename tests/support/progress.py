@@ -1,4 +1,4 @@
-"""Report how far a run of the tests is, how much is left, and at its end where the time went."""
+"""Report the progress of a run, the remaining time, and at its end the time of each part."""
 
 import time
 from collections import Counter, defaultdict
@@ -14,11 +14,11 @@ SLOWEST: Final = 20
 CACHE_KEY: Final = "sluice/seconds"
 """Where pytest's cache keeps the time that each file took in the last run."""
 LEAST_SHARE: Final = 0.2
-"""Share of the tests after which their times so far predict the rest: engines and deployments start first."""
+"""Share of the tests after which times predict the rest: engines start first."""
 
 
 class Progress:
-    """Prints a line every ten seconds in place of a dot for each test."""
+    """Prints a line every ten seconds instead of a dot for each test."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -32,7 +32,7 @@ class Progress:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
-        """Print no letter for what passes, and none for what fails, which has a line of its own."""
+        """Print no letter for a passed test, nor for a failed one, which has its own line."""
         if hasattr(report, "wasxfail"):
             return None
         if report.outcome == "failed":
@@ -43,11 +43,11 @@ class Progress:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:
-        """Note how many tests there are; each process has collected the same."""
+        """Store the number of tests; each process has collected the same."""
         self._expect(ids)
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Note how many tests there are where one process runs them all."""
+        """Store the number of tests if one process runs them all."""
         self._expect([item.nodeid for item in session.items])
 
     def _expect(self, ids: Sequence[str]) -> None:
@@ -62,7 +62,7 @@ class Progress:
             self._work = sum(self._weights[file] * number for file, number in files.items())
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Count a test, and print a line if it is time. Name a test that fails at once."""
+        """Count a test, and print a line if it is due. Report a failed test at once."""
         self._seconds[report.nodeid] += report.duration
         if report.when == "teardown" or report.outcome == "failed":
             self._outcomes[str(report.when)] += 1
@@ -73,13 +73,15 @@ class Progress:
             self._print(self._line())
 
     def pytest_terminal_summary(self) -> None:
-        """Print the time of each folder and the slowest tests, where all or many of them ran."""
+        """Print the time of each folder and the slowest tests, if all or many of them ran."""
         if self._config.option.collectonly or self._total < 1_000:
             return
         if self._cache:
             self._cache.set(CACHE_KEY, _summed(self._seconds, _file))
         self._print_longest("Time of each folder", _summed(self._seconds, _folder), most=100)
-        self._print_longest("What takes longest in one process", _summed(self._seconds, group_of))
+        self._print_longest(
+            "Longest groups of tests in one process", _summed(self._seconds, group_of)
+        )
         self._print_longest("The slowest tests", self._seconds, most=SLOWEST)
 
     def _print_longest(self, title: str, seconds: Mapping[str, float], *, most: int = 8) -> None:
@@ -98,7 +100,7 @@ class Progress:
         )
 
     def _seconds_left(self, elapsed: float) -> float | None:
-        """Return how long the rest takes, from the times of the last run or else of this one."""
+        """Return the estimated time of the rest, from the last run's times or this one's."""
         done = sum(self._weights.get(_file(test), 0.0) for test in self._seconds)
         if self._has_times:
             return max(self._work - done, 0.0) / self._processes

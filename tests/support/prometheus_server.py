@@ -1,4 +1,4 @@
-"""A real Prometheus for tests: it reads processes on loopback each second, and answers queries."""
+"""A real Prometheus for tests, which scrapes processes on loopback each second."""
 
 import json
 import math
@@ -23,7 +23,7 @@ PROMETHEUS: Final = shutil.which("prometheus")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A process that is read."""
+    """A scraped process."""
 
     url: str
     job: str
@@ -37,24 +37,24 @@ class PrometheusServer:
     url: str
 
     def query(self, expression: str) -> list[dict[str, Any]]:
-        """Return what an expression is now: series with `metric` and `value`."""
+        """Return the current value of an expression: series with `metric` and `value`."""
         return list(self.get("query", query=expression)["result"])
 
     def query_range(
         self, expression: str, *, start: float, end: float, step_seconds: float
     ) -> list[dict[str, Any]]:
-        """Return what an expression was from `start` to `end` in Unix time: `metric` and `values`."""
+        """Return an expression's values from `start` to `end`: `metric` and `values`."""
         found = self.get("query_range", query=expression, start=start, end=end, step=step_seconds)
         return list(found["result"])
 
     def numbers(self, expression: str, *, since: float) -> list[float]:
-        """Return every number that any series of an expression was at each second since then."""
+        """Return every number of any series of an expression at each second since then."""
         series = self.query_range(expression, start=since, end=time.time(), step_seconds=1)
         values = (float(value) for each in series for _, value in each["values"])
         return [value for value in values if not math.isnan(value)]
 
     def get(self, path: str, **parameters: object) -> Any:
-        """Return the data of an answer of the API; raise `urllib.error.HTTPError` if it is an error."""
+        """Return the data of an API response; raise `urllib.error.HTTPError` for an error."""
         query = urllib.parse.urlencode(parameters)
         with urllib.request.urlopen(f"{self.url}/api/v1/{path}?{query}", timeout=10) as response:
             return json.load(response)["data"]
@@ -64,7 +64,10 @@ class PrometheusServer:
 def running_prometheus(
     executable: str, targets: Iterable[Target], rules: Iterable[Path] = ()
 ) -> Iterator[PrometheusServer]:
-    """Run a server for the length of a block, which has read each target once; rules are evaluated each second, too."""
+    """Run a server for the length of a block; yield when it has scraped each target once.
+
+    It also evaluates rules each second.
+    """
     targets = list(targets)
     with tempfile.TemporaryDirectory(prefix="sluice-prometheus-") as folder:
         config = Path(folder, "prometheus.yml")
@@ -82,10 +85,10 @@ def running_prometheus(
         server = PrometheusServer(f"http://127.0.0.1:{port}")
         try:
             wait_until(lambda: _is_ready(server.url), what="Prometheus being ready")
-            # It looks for targets some seconds later.
+            # It discovers targets some seconds later.
             wait_until(
                 lambda: len(server.query("up == 1")) == len(targets),
-                what="Prometheus reading every target",
+                what="Prometheus scraping every target",
             )
             yield server
         finally:

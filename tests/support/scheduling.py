@@ -1,4 +1,4 @@
-"""The order of the tests, and which of them one process runs where several share them (pytest-xdist)."""
+"""The order of the tests, and groups of tests that one process runs (pytest-xdist)."""
 
 from typing import Final
 
@@ -7,8 +7,8 @@ from xdist.scheduler import LoadScopeScheduling
 VLLM: Final = "what imports vLLM"
 SAMPLERS: Final = "the engines of the samplers"
 TOGETHER: Final = {
-    # Tests that share an engine or a deployment run in the process that started it. What takes
-    # longest begins first, so that no process is left with it at the end.
+    # Tests that share an engine or a deployment run in the process that started it. The longest
+    # begin first, so that no process is left with one at the end.
     "tests/worker/test_resumption_vllm.py": VLLM,
     "tests/worker/test_chat_resumption_vllm.py": VLLM,
     "tests/worker/test_vllm_engine.py": VLLM,
@@ -40,19 +40,19 @@ EARLY: Final = ("tests/e2e/", "tests/gateway/", "tests/samplers/")
 
 
 class FileScheduling(LoadScopeScheduling):  # type: ignore[misc] # xdist has no types
-    """Gives each process whole files, or what is to run together, in the order in which they stand."""
+    """Gives each process whole files or groups, in order."""
 
     def _split_scope(self, nodeid: str) -> str:
         return group_of(nodeid)
 
 
 def group_of(nodeid: str) -> str:
-    """Return the name of what a test runs together with."""
+    """Return the name of a test's group."""
     file = nodeid.partition("::")[0]
     return next((group for path, group in TOGETHER.items() if file.startswith(path)), file)
 
 
 def rank_of(nodeid: str) -> int:
-    """Return when a test's turn is."""
+    """Return the position of a test in the order."""
     ranks = (rank for rank, path in enumerate((*TOGETHER, *EARLY)) if nodeid.startswith(path))
     return next(ranks, len(TOGETHER) + len(EARLY))

@@ -1,10 +1,11 @@
-"""Looks for keys, tokens and other secrets in whatever the processes have written, in plain and in disguise.
+"""A scan for keys, tokens and other secrets in all output of the processes, plain or encoded.
 
-Two things are found: secrets that the caller names, and anything that has the form of an API key (with a valid
-checksum) or of a JWT. Both are also found as base64 in either alphabet, as hexadecimal digits and
-percent-encoded, one inside the other twice at most, and wherever in a longer text they begin.
+It finds secrets that the caller names, and anything in the form of an API key (with a valid
+checksum) or of a JWT. It also finds both as base64 in either alphabet, as hexadecimal digits and
+percent-encoded, nested at most twice, at any position in a longer text.
 
-Compressed data has to be unpacked before: of Redis that means its append-only file, or DUMP without compression.
+Compressed data must be unpacked first: for Redis that means its append-only file, or DUMP without
+compression.
 """
 
 import base64
@@ -25,10 +26,10 @@ from gateway.auth.api_key import SECRET_CHARACTERS, ApiKey, MalformedKeyError
 
 CHUNK_BYTES: Final = 8 << 20
 OVERLAP_BYTES: Final = 64 << 10
-"""Longer than any secret in any disguise, so that none is cut between two chunks unseen."""
+"""Longer than any encoded secret, so that none is split between two chunks."""
 DEPTH: Final = 2
 ANCHOR_BYTES: Final = 8
-"""Of a secret: what is looked up at every place of a text. Shorter secrets are refused."""
+"""Length of the searched part of a secret. Shorter secrets are refused."""
 
 _ALPHABET = (string.ascii_letters + string.digits + "+/_-%").encode()
 _TO_SPACES = bytes(byte if byte in _ALPHABET else 32 for byte in range(256))
@@ -42,7 +43,7 @@ _HEX = re.compile(rb"[0-9a-fA-F]+")
 
 @dataclass(frozen=True, slots=True, order=True)
 class Finding:
-    """A secret at a place where it must not be. Does not show it."""
+    """A secret in the wrong place. Its repr does not show the secret."""
 
     source: str
     offset: int
@@ -52,9 +53,9 @@ class Finding:
 def scan_for_secrets(
     sources: Mapping[str, bytes | str | Path], secrets: Iterable[str] = ()
 ) -> list[Finding]:
-    """Return every place in texts and files, by their names, that gives a secret away.
+    """Return every place in texts and files, by their names, that contains a secret.
 
-    Raises ValueError for a secret that cannot be told from chance.
+    Raises ValueError for a secret that is too short to be distinguished from chance.
     """
     wanted = _Wanted.from_secrets(secrets)
     found: set[Finding] = set()
@@ -67,14 +68,14 @@ def scan_for_secrets(
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """The secrets of a scan, ready to be looked up."""
+    """The secrets of a scan, prepared for the search."""
 
     needles: Mapping[bytes, list[tuple[bytes, int]]]
-    """By anchor: secrets that contain it, and where in the secret it begins."""
+    """By anchor: secrets that contain it, and its position in the secret."""
     least_run: int
-    """No shorter run of letters and digits holds one of them."""
+    """No shorter run of letters and digits contains one of them."""
     least_encoded: int
-    """No shorter run hides any secret as base64, which is the shortest disguise."""
+    """No shorter run contains any secret as base64, which is the shortest encoding."""
 
     @classmethod
     def from_secrets(cls, secrets: Iterable[str]) -> Self:
@@ -105,7 +106,7 @@ def _chunks(source: bytes | str | Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _secret_part(secret: str) -> str:
-    """Return what must be nowhere: a key's prefix and a token's header and claims are no secrets."""
+    """Return the secret part: a key's prefix and a token's header and claims are no secrets."""
     if _KEY.fullmatch(secret.encode()):
         return secret[-SECRET_CHARACTERS:]
     if _JWT.fullmatch(secret.encode()):
@@ -114,7 +115,7 @@ def _secret_part(secret: str) -> str:
 
 
 def _scan(data: bytes, wanted: _Wanted, depth: int = DEPTH) -> Iterator[tuple[int, str]]:
-    """Return where in the data a secret begins, or the run of characters that hides one."""
+    """Return where in the data a secret begins, or the run of characters that encodes one."""
     yield from _forms(data)
     runs = list(_long_runs(data, min(wanted.least_run, wanted.least_encoded)))
     yield from _known(data, runs, wanted)
@@ -126,7 +127,7 @@ def _scan(data: bytes, wanted: _Wanted, depth: int = DEPTH) -> Iterator[tuple[in
 
 
 def _long_runs(data: bytes, least: int) -> Iterator[tuple[int, bytes]]:
-    # Splitting is done by two calls in C; only the few long runs are worth looking for one by one.
+    # Two calls in C do the splitting; only the few long runs are searched one by one.
     place = 0
     for run in data.translate(_TO_SPACES).split():
         if len(run) >= least:
@@ -170,7 +171,7 @@ def _is_header(text: bytes) -> bool:
 
 
 class _View:
-    """What many runs of characters would stand for in one disguise; wrong guesses are noise."""
+    """The decoded form of many runs of characters in one encoding; wrong guesses give noise."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
@@ -209,7 +210,7 @@ def _views(runs: Iterable[tuple[int, bytes]], least: int) -> dict[str, _View]:
 
 
 def _add_base64(view: _View, origin: int, text: bytes) -> None:
-    # Other characters may stand before it, so that any of four places may be its first.
+    # Other characters may precede it, so any of four positions may be its first.
     for skipped in range(4):
         whole = text[skipped : len(text) - (len(text) - skipped) % 4]
         view.add(origin, binascii.a2b_base64(whole) + _rest(text, skipped))
@@ -223,6 +224,6 @@ def _add_hex(view: _View, origin: int, digits: bytes) -> None:
 
 
 def _rest(text: bytes, skipped: int) -> bytes:
-    """Return what the last two or three characters of base64 without its padding stand for."""
+    """Return the bytes in the last two or three characters of base64 without padding."""
     rest = (len(text) - skipped) % 4
     return binascii.a2b_base64(text[-rest:] + b"=" * (4 - rest)) if rest > 1 else b""

@@ -16,14 +16,14 @@ SERVICE: Final = "mymaster"
 SENTINELS: Final = 3
 QUORUM: Final = 2
 DOWN_AFTER_MS: Final = 1000
-"""Silence after which a sentinel takes a server for dead, while a test has one fail."""
+"""Silence after which a sentinel considers a server dead, while a test has one fail."""
 PATIENT_MS: Final = 600_000
 """The same otherwise: on a busy machine a server may send nothing for seconds."""
 FAILOVER_TIMEOUT_MS: Final = 3000
 
 
 class WatchedRedis:
-    """Two servers of which sentinels make one the master; it has what tests want of a RedisServer.
+    """Two servers, of which sentinels make one the master; same interface as RedisServer for tests.
 
     Args:
         password: of the servers, and of the sentinels; none if empty.
@@ -40,7 +40,7 @@ class WatchedRedis:
 
     @property
     def url(self) -> str:
-        """What SLUICE_REDIS_URL is."""
+        """The value of SLUICE_REDIS_URL."""
         hosts = ",".join(f"127.0.0.1:{port}" for port in self._ports)
         if not self._password:
             return f"redis+sentinel://{hosts}/{SERVICE}/0"
@@ -49,7 +49,7 @@ class WatchedRedis:
 
     @property
     def master(self) -> RedisServer:
-        """The server that most sentinels take for the master."""
+        """The server that most sentinels consider the master."""
         ports = [self._master_port(port) for port in self._ports]
         [found] = [each for each in self._servers if ports.count(each.port) >= QUORUM]
         return found
@@ -62,7 +62,7 @@ class WatchedRedis:
         return found
 
     def start(self) -> None:
-        """Start everything, and wait until the sentinels know each other and the replica."""
+        """Start everything, and wait until they have registered each other and the replica."""
         master, replica = self._servers
         master.start()
         replica.start()
@@ -72,15 +72,15 @@ class WatchedRedis:
         self.await_replica()
 
     def await_replica(self) -> None:
-        """Wait until the sentinels know the replica, and it has everything."""
-        wait_until(self._is_watched, what="the sentinels knowing the replica")
+        """Wait until the sentinels have registered the replica, and it has all data."""
+        wait_until(self._is_watched, what="the sentinels registering the replica")
         wait_until(
             lambda: b"master_link_status:up" in self._ask(self.replica.port, "INFO replication"),
-            what="the replica having everything",
+            what="the replica having all data",
         )
 
     def await_failover(self, old: RedisServer) -> None:
-        """Let the sentinels notice the end of `old`, and wait until they agree on another master that takes writes."""
+        """Wait until the sentinels replace `old` with another writable master."""
         self._be_patient_for(DOWN_AFTER_MS)
 
         def is_over() -> bool:
@@ -102,7 +102,7 @@ class WatchedRedis:
         stop(self._sentinels[number])
 
     def stop(self) -> None:
-        """End everything; `start` begins anew, with nothing."""
+        """Stop everything; a following `start` begins empty."""
         for sentinel in self._sentinels:
             stop(sentinel)
         self._sentinels.clear()
@@ -110,7 +110,7 @@ class WatchedRedis:
             server.stop()
 
     def close(self) -> None:
-        """End everything and remove its files."""
+        """Stop everything and remove its files."""
         self.stop()
         for server in self._servers:
             server.close()
@@ -143,7 +143,7 @@ class WatchedRedis:
 
     def _is_watched(self) -> bool:
         for port in self._ports:
-            # Names and values, each behind a line with its length.
+            # Names and values, each after a line with its length.
             reported = self._ask(port, f"SENTINEL master {SERVICE}").split(b"\r\n")
             found = dict(zip(reported[2::4], reported[4::4], strict=False))
             if found.get(b"num-slaves") != b"1":
@@ -157,7 +157,7 @@ class WatchedRedis:
         return int(reported[-1]) if reported else 0
 
     def _ask(self, port: int, line: str) -> bytes:
-        """Send one command to a server or sentinel and return its answer; nothing if it is not there."""
+        """Send a command to a server or sentinel; return its reply, empty if unreachable."""
         try:
             with socket.create_connection(("127.0.0.1", port), timeout=2) as connection:
                 if self._password:

@@ -32,7 +32,7 @@ CHECKPOINT = REPOSITORY / "worker" / "demo_model" / "checkpoint"
 MODEL = "sluice-tiny"
 CACHE_SALT = "the salt of these tests"
 ENGINE_START_SECONDS = 600
-"""After which an engine is taken to hang. Beside three others and two more tests, one took 246 s to start."""
+"""After which an engine counts as hung. On a busy machine one took 246 s to start."""
 
 
 @dataclass
@@ -42,8 +42,8 @@ class Stack:
     directory: Path
     redis: RedisServer | WatchedRedis
     environment: dict[str, str]
-    program: str = "tests.support.patient"
-    """Module that is run as `sluice`."""
+    program: str = "tests.support.long_timeouts"
+    """The module that runs as `sluice`."""
     gateways: list[str] = field(default_factory=list)
     """Base URLs."""
     processes: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
@@ -56,15 +56,15 @@ class Stack:
 
     @property
     def operators(self) -> str:
-        """Base URL at which the first gateway answers operators."""
+        """Base URL of the first gateway for operators."""
         return self.operators_of(self.url)
 
     def operators_of(self, url: str) -> str:
-        """Base URL at which a gateway answers operators."""
+        """Base URL of a gateway for operators."""
         return self.environment[f"operators of {url}"]
 
     def listener_of(self, path: str) -> str:
-        """Base URL at which the first gateway answers a path."""
+        """Base URL of the first gateway's listener for a path."""
         return self.operators if path.startswith(("/admin", "/metrics")) else self.url
 
     @property
@@ -78,14 +78,14 @@ class Stack:
         return list(self._keys.values())
 
     def note_key(self, text: str) -> None:
-        """Remember a key that was made elsewhere."""
+        """Add a key that was made elsewhere."""
         self._keys[text] = text
 
     def key(self, tenant: str = "acme", **options: Any) -> str:
-        """Return an API key of a tenant, which is made when it is first asked for."""
+        """Return an API key of a tenant; the first call makes it."""
         name = f"{tenant} {options}"
         if name not in self._keys:
-            # Another process of the tests may be about to make the same tenant.
+            # Another process of the tests may be making the same tenant.
             with locked(self.directory / "accounts.lock", fcntl.LOCK_EX):
                 self._keys[name] = asyncio.run(self._create_key(tenant, options))
         return self._keys[name]
@@ -111,7 +111,7 @@ class Stack:
         return url
 
     def await_gateway(self, name: str, url: str) -> None:
-        """Wait until a gateway that was launched is ready."""
+        """Wait until a launched gateway is ready."""
         wait_until(
             lambda: http_status(f"{url}/readyz") == 200 or self._has_ended(name),
             what=f"{name} being ready",
@@ -129,7 +129,7 @@ class Stack:
         port: int,
         operators: int | None = None,
     ) -> str:
-        """Start a gateway without waiting for it, and return the base URL at which it will be.
+        """Start a gateway without waiting for it, and return its future base URL.
 
         `operators` is the operators' port, by default a free one.
         """
@@ -146,7 +146,7 @@ class Stack:
         self._start(name, [sys.executable, "-m", self.program, "jobs"], environment)
 
     def start_beat(self, name: str = "beat", **environment: str) -> None:
-        """Start the process that says when background jobs are due."""
+        """Start the process that schedules background jobs."""
         self._start(name, [sys.executable, "-m", self.program, "beat"], environment)
 
     def start_worker(self, name: str = "worker", **environment: str) -> None:
@@ -171,7 +171,7 @@ class Stack:
         self.environment[f"url of {name}"] = url
 
     def await_worker(self, name: str = "worker") -> None:
-        """Wait until a worker that was launched is ready."""
+        """Wait until a launched worker is ready."""
         url = self.worker_url(name)
         wait_until(
             lambda: http_status(f"{url}/readyz") == 200 or self._has_ended(name),
@@ -186,21 +186,21 @@ class Stack:
         return self.environment[f"url of {name}"]
 
     def log(self, name: str) -> str:
-        """What a process has printed so far."""
+        """The output of a process so far."""
         return (self.directory / f"{name}.log").read_text(errors="replace")
 
     def stop(self, name: str) -> int:
-        """End one process by SIGTERM and return its exit code."""
+        """End one process with SIGTERM and return its exit code."""
         return stop(self.processes.pop(name))
 
     def kill(self, name: str) -> None:
-        """End one process by SIGKILL."""
+        """End one process with SIGKILL."""
         process = self.processes.pop(name)
         process.kill()
         process.wait(PATIENCE_SECONDS)
 
     def close(self) -> None:
-        """End everything: gateways and workers first, since they say goodbye to Redis."""
+        """End everything: gateways and workers first, since they deregister in Redis."""
         for process in self.processes.values():
             process.terminate()
         for process in self.processes.values():
@@ -233,13 +233,13 @@ def running_stack(
     redis: RedisServer | WatchedRedis | None = None,
     database_url: str | None = None,
 ) -> Iterator[Stack]:
-    """Start Redis, and upgrade a database, SQLite unless one is given; the caller adds processes."""
+    """Start Redis and upgrade a database, by default SQLite; the caller adds processes."""
     with tempfile.TemporaryDirectory(prefix="sluice-stack-") as folder:
         redis = redis or RedisServer(executable)
         redis.start()
         environment = {
             "SLUICE_REDIS_URL": redis.url,
-            # Tests send more of what is wrong, from one address, than anybody may.
+            # Tests send more invalid credentials from one address than the product allows.
             "SLUICE_UNPAID_REQUESTS_PER_MINUTE": "0",
             "SLUICE_FAILED_LOGINS_PER_MINUTE": "0",
         }
@@ -257,14 +257,17 @@ def running_stack(
 
 @contextmanager
 def locked(path: Path, operation: int) -> Iterator[None]:
-    """Hold a lock on a file, of which processes that are killed let go, too. `operation` is flock's."""
+    """Hold a lock on a file; the kernel also releases it if the process is killed.
+
+    `operation` is flock's.
+    """
     with path.open("ab") as file:
         fcntl.flock(file, operation)
         yield
 
 
 def http_status(url: str) -> int:
-    """Return the status of a GET, or 0 while nobody listens or answers."""
+    """Return the status of a GET, or 0 without a connection or a response."""
     try:
         with urllib.request.urlopen(url, timeout=PATIENCE_SECONDS) as response:
             status: int = response.status

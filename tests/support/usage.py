@@ -10,7 +10,7 @@ HOUR_MS = 3_600_000
 
 
 def usage_record(number: int, **fields: Any) -> UsageRecord:
-    """A record of a finished request; the numbers in it follow from `number`."""
+    """A record of a finished request; its numbers follow from `number`."""
     known: dict[str, Any] = {
         "request_id": f"cmpl-{number:06}",
         "tenant_id": "acme",

@@ -1,8 +1,8 @@
-"""A tiny vision model with random weights, made on the spot: what it says means nothing.
+"""A tiny vision model with random weights, made during the run: its output means nothing.
 
-An Idefics3, since that one needs no torchvision: the demo model's tokenizer, two layers for text, two for
-images of 56 x 56 pixels, four tokens for each image. With the tokenizer comes the demo model's chat template,
-which takes content as a list of parts and writes the image token for each image.
+An Idefics3, because it needs no torchvision: the demo model's tokenizer, two layers for text, two
+for images of 56 x 56 pixels, four tokens for each image. The demo model's chat template comes with
+the tokenizer. It takes content as a list of parts and writes the image token for each image.
 """
 
 import sys
@@ -10,14 +10,14 @@ from pathlib import Path
 
 IMAGE_TOKEN = "<image>"
 TOKENS_OF_IMAGE = 4
-"""Tokens by which an image stands in the model's context, without the three around them."""
+"""Tokens of an image in the model's context, without the three around them."""
 
 _SIDE_PIXELS = 56
 _ALIGNMENT = 64
 
 
 def make(tokenizer_folder: Path, folder: Path) -> None:
-    """Write the model into `folder`; the same one every time."""
+    """Write the model into `folder`; it is the same every time."""
     import torch
     from transformers import (
         AutoTokenizer,

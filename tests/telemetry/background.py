@@ -1,11 +1,11 @@
-"""Background jobs and their timetable, with somebody to tell."""
+"""Background jobs and their scheduler, for tests that read their metrics."""
 
 from tests.support.processes import free_port, wait_until
 from tests.support.stack import Stack, http_status
 
 
 def start_background(stack: Stack) -> dict[str, str]:
-    """Start `jobs` and `beat`; return the base URLs of their /metrics, by these names, once both answer."""
+    """Start `jobs` and `beat`; return their base URLs for /metrics by name."""
     urls = {}
     for name, start in (("jobs", stack.start_jobs), ("beat", stack.start_beat)):
         port = free_port()

@@ -1,4 +1,4 @@
-"""A deployment that answers /metrics everywhere: a gateway, a scripted worker, background jobs and their timetable."""
+"""A deployment that serves /metrics everywhere: a gateway, a scripted worker, jobs and beat."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -11,8 +11,8 @@ import pytest
 from tests.support.stack import Stack, running_stack
 from tests.telemetry.background import start_background
 
-TOLD_TENANT = "acme"
-TENANTS = (TOLD_TENANT, "other")
+LABELLED_TENANT = "acme"
+TENANTS = (LABELLED_TENANT, "other")
 STEP_SECONDS = 0.01
 MOST_WAITING = 4
 
@@ -23,9 +23,9 @@ class Observed:
 
     stack: Stack
     customers: str
-    """Where the gateway answers customers."""
+    """The gateway's URL for customers."""
     gateway: str
-    """Where it answers operators."""
+    """The gateway's URL for operators."""
     worker: str
     jobs: str
     beat: str
@@ -33,10 +33,10 @@ class Observed:
 
 @pytest.fixture(scope="package")
 def observed() -> Iterator[Observed]:
-    """One of each process; the tenant `acme` has a label of its own."""
+    """One process of each kind; the tenant `acme` has its own label."""
     with running_stack() as stack:
         customers = stack.start_gateway(
-            SLUICE_METRICS_TENANTS=f"{TOLD_TENANT},unknown",
+            SLUICE_METRICS_TENANTS=f"{LABELLED_TENANT},unknown",
             SLUICE_MAX_WAITING_JOBS=str(MOST_WAITING),
         )
         stack.start_worker(
@@ -52,14 +52,14 @@ def observed() -> Iterator[Observed]:
 
 @pytest.fixture
 async def client(observed: Observed) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of the tenant that has a label of its own."""
-    async with client_of(observed, TOLD_TENANT) as client:
+    """A client of the tenant that has its own label."""
+    async with client_of(observed, LABELLED_TENANT) as client:
         yield client
 
 
 @asynccontextmanager
 async def client_of(observed: Observed, tenant: str) -> AsyncIterator[httpx.AsyncClient]:
-    """A client that sends a key of a tenant."""
+    """A client with a key of a tenant."""
     key = await asyncio.to_thread(observed.stack.key, tenant)
     headers = {"authorization": f"Bearer {key}"}
     async with httpx.AsyncClient(

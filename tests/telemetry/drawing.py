@@ -1,4 +1,4 @@
-"""Draws a dashboard as Grafana would, from the same JSON and the same queries, with matplotlib."""
+"""Draws a dashboard like Grafana, from the same JSON and the same queries, with matplotlib."""
 
 import math
 import re
@@ -50,7 +50,7 @@ SUFFIXES: Final = {"reqps": " req/s", "cps": " /s", "short": "", "bytes": "B"}
 
 
 def draw(board: Board, server: PrometheusServer, *, start: float, end: float, path: Path) -> None:
-    """Draw what a dashboard shows from `start` to `end` in Unix time, as a PNG."""
+    """Draw a dashboard from `start` to `end` in Unix time, as a PNG."""
     places = [panel["gridPos"] for panel in board.json["panels"]]
     rows = max(place["y"] + place["h"] for place in places) + 1
     with mpl.rc_context(STYLE):
@@ -111,7 +111,7 @@ def _graph(axes: Axes, panel: Panel, server: PrometheusServer, start: float, end
         for number, (name, (times, values)) in enumerate(lines):
             axes.plot(times, values, label=name, color=PALETTE[number % len(PALETTE)])
     for limit in panel.thresholds:
-        # Far above everything that is, it would press the lines flat.
+        # Far above all values, it would flatten the lines.
         if any(value > limit / 4 for _, (_, values) in lines for value in values):
             axes.axhline(limit, color=BAD, linestyle="--", linewidth=0.8)
     axes.set_title(panel.json["title"])
@@ -189,7 +189,7 @@ def _called(legend: str, labels: Mapping[str, str]) -> str:
 
 
 def _shown(value: float, unit: str) -> str:
-    """Return a value as Grafana shows it, roughly."""
+    """Format a value roughly as Grafana does."""
     if math.isnan(value):
         return "-"
     if unit == "percentunit":

@@ -1,4 +1,4 @@
-"""Clients that ask a gateway for whatever it can be asked for, until they are told to stop."""
+"""Clients that send a gateway requests of every kind until they are stopped."""
 
 import asyncio
 import threading
@@ -15,14 +15,14 @@ BODIES = (
     asking(stream=True, max_tokens=20, service_tier="flex"),
     asking(max_tokens=0.5),
 )
-"""Two streams, a whole answer, and a request that is refused."""
+"""Two streams, a whole response, and a request that is refused."""
 PATIENCE_SECONDS = 0.2
-"""Of a client that leaves before its answer has come."""
+"""Timeout of a client that disconnects before its response."""
 
 
 @contextmanager
 def load(url: str, keys: Sequence[str], *, clients: int) -> Iterator[None]:
-    """Send requests for the length of a block, from as many clients at once, with each of the keys."""
+    """Send requests for the length of a block, from so many concurrent clients with each key."""
     stopping = threading.Event()
     thread = threading.Thread(target=lambda: asyncio.run(_run(url, keys, clients, stopping.is_set)))
     thread.start()
@@ -56,6 +56,6 @@ async def _post(
     client: httpx.AsyncClient, key: str, body: dict[str, object], timeout: float = 30
 ) -> None:
     headers = {"authorization": f"Bearer {key}"}
-    # Time-outs are what some clients are for, and a refused connection is for others to find.
+    # Some clients time out on purpose, and other tests detect refused connections.
     with suppress(httpx.TransportError):
         await client.post("/v1/completions", json=body, headers=headers, timeout=timeout)

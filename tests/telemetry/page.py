@@ -1,4 +1,4 @@
-"""What docs/metrics.md says, and what running processes answer."""
+"""The metrics in docs/metrics.md, and those of running processes."""
 
 import re
 import urllib.request
@@ -27,12 +27,12 @@ class Documented(NamedTuple):
 
     @property
     def family(self) -> str:
-        """Its name without what a counter's samples add to it."""
+        """Its name without a counter's suffix."""
         return self.name.removesuffix("_total") if self.type == "counter" else self.name
 
 
 def documented() -> list[Documented]:
-    """Return every metric of the page's tables, and the one that is named in its text."""
+    """Return every metric of the page's tables, and the one that its text names."""
     rows: list[Documented] = []
     section = ""
     for line in (REPOSITORY / "docs" / "metrics.md").read_text().splitlines():
@@ -50,7 +50,7 @@ def documented() -> list[Documented]:
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """All metrics of a process at some time."""
+    """All metrics of a process at one time."""
 
     families: Mapping[str, Metric]
 
@@ -68,7 +68,7 @@ class Scrape:
         ]
 
     def ours(self) -> list[Metric]:
-        """Return the families that are Sluice's own."""
+        """Return Sluice's families."""
         return [each for name, each in self.families.items() if name.startswith(PREFIX)]
 
 
@@ -80,6 +80,6 @@ def fetch(url: str, accept: str = "text/plain") -> tuple[str, str]:
 
 
 def scrape(url: str) -> Scrape:
-    """Return what a process says of itself now."""
+    """Return the metrics of a process now."""
     _, text = fetch(url)
     return Scrape({family.name: family for family in text_string_to_metric_families(text)})

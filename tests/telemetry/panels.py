@@ -11,14 +11,14 @@ from tests.support.stack import REPOSITORY
 
 FOLDER: Final = REPOSITORY / "ops" / "grafana" / "dashboards"
 OF_GRAFANA: Final = {"$__rate_interval": "10s", "$__range": "5m"}
-"""What Grafana puts in place of its own variables, for a Prometheus that reads each second."""
+"""Values of Grafana's built-in variables, for a Prometheus that scrapes each second."""
 
 NEED_THE_REAL_ENGINE: Final = {
     "sluice-engine/vLLM/Requests in the engine",
     "sluice-engine/vLLM/Prefix cache hits",
     "sluice-engine/vLLM/Tokens of an iteration",
 }
-"""Panels of vLLM's own metrics, which the scripted engine does not have: tests/e2e/test_dashboards.py sees them."""
+"""Panels of vLLM's own metrics, which tests/e2e/test_dashboards.py checks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A panel that is not the heading of a row."""
+    """A panel that is not a row's heading."""
 
     name: str
     """Dashboard, row and title: `sluice-queue/Waiting/Oldest wait`."""
@@ -63,7 +63,7 @@ class Board:
     panels: tuple[Panel, ...]
 
     def values_of(self, variable: str) -> str:
-        """Return the series of which a variable's values are taken."""
+        """Return the series that supply a variable's values."""
         (found,) = [each for each in self.json["templating"]["list"] if each["name"] == variable]
         match = re.fullmatch(r"label_values\((.+), (\w+)\)", found["query"])
         assert match is not None
@@ -77,7 +77,7 @@ def boards() -> tuple[Board, ...]:
 
 
 def with_values(expression: str, namespace: str = ".*") -> str:
-    """Return a query as Grafana would send it while everything is chosen."""
+    """Return a query as Grafana sends it if everything is selected."""
     for name, value in OF_GRAFANA.items():
         expression = expression.replace(name, value)
     expression = expression.replace("$namespace", namespace)

@@ -1,7 +1,9 @@
-"""`python -m tests.telemetry.pictures`: the dashboards' panels of a running Sluice, for docs/images.
+"""`python -m tests.telemetry.pictures`: the dashboards' panels of a running Sluice, for
+docs/images.
 
-Starts a deployment with the scripted engine and a Prometheus, lets some tenants use it for some minutes, has a
-worker killed in the middle, and draws the overview from the queries of its panels.
+Starts a deployment with the scripted engine and a Prometheus, and lets some tenants use it for some
+minutes. A worker is killed in the middle. Then the overview is drawn from the queries of its
+panels.
 """
 
 import argparse
@@ -22,11 +24,11 @@ from tests.telemetry.promql import RULES
 FOLDER: Final = REPOSITORY / "docs" / "images"
 TENANTS: Final = ("acme", "globex", "initech")
 CLIENTS: Final = (2, 8, 14, 6)
-"""How many at once, in each quarter of the time."""
+"""Concurrent clients in each quarter of the time."""
 
 
 def main() -> int:
-    """Run everything; return 1 where Prometheus is not installed."""
+    """Run everything; return 1 if Prometheus is not installed."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=6)
     parser.add_argument("--folder", type=Path, default=FOLDER)
@@ -47,7 +49,7 @@ def main() -> int:
 
 
 def _start(stack: Stack) -> list[Target]:
-    """Start two gateways, two workers, background jobs and their timetable."""
+    """Start two gateways, two workers, background jobs and beat."""
     labels = {"namespace": "sluice"}
     targets = []
     for name in ("gateway-0", "gateway-1"):
@@ -73,7 +75,7 @@ def _start_worker(stack: Stack, name: str, *, port: str) -> None:
 
 
 def _use(stack: Stack, *, minutes: float) -> None:
-    """Let more and then fewer clients use it; kill a worker when there are most, and start another later."""
+    """Let more and then fewer clients use it; kill a worker at the peak."""
     keys = [stack.key(tenant) for tenant in TENANTS]
     for number, clients in enumerate(CLIENTS):
         quarter = minutes * 60 / len(CLIENTS)

@@ -1,4 +1,4 @@
-"""What queries are about: the series that there can be, and the names and labels that an expression asks for."""
+"""The series that exist, and the names and labels that a query uses."""
 
 import ast
 import importlib.util
@@ -20,7 +20,7 @@ RULE_TESTS: Final = sorted((REPOSITORY / "ops" / "prometheus" / "tests").glob("*
 RUNBOOKS: Final = sorted((REPOSITORY / "ops" / "runbooks").glob("*.md"))
 
 OF_TARGETS: Final = frozenset({"instance", "job", "namespace"})
-"""Labels that Prometheus adds to whatever it reads."""
+"""Labels that Prometheus adds to each sample."""
 OF_WORKERS: Final = OF_TARGETS | {"pool"}
 OF_PROMETHEUS: Final = {
     "up": frozenset[str](),
@@ -38,7 +38,7 @@ LEVELS: Final = {
     "namespace_model": frozenset({"namespace", "model"}),
     "namespace_pool": frozenset({"namespace", "pool"}),
 }
-"""What recorded series are about, as their names begin."""
+"""Prefixes of the names of recorded series: what they aggregate by."""
 
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 _RANGE = re.compile(r"\[[^\]]*\]|\boffset\s+\w+")
@@ -49,17 +49,17 @@ _WORDS = frozenset({"and", "or", "unless", "bool"})
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What an expression asks for."""
+class Selectors:
+    """The series that an expression uses."""
 
     series: tuple[tuple[str, frozenset[str]], ...]
-    """Names of series, each with the labels that it is chosen by."""
+    """Names of series, each with the labels that select it."""
     grouped_by: frozenset[str]
 
 
 @cache
-def asked(expression: str) -> Asked:
-    """Return what a PromQL expression asks for."""
+def selectors_of(expression: str) -> Selectors:
+    """Return what a PromQL expression uses."""
     bare = _RANGE.sub("", _STRING.sub('""', expression))
     grouped = {
         label.strip() for clause in _GROUPING.findall(bare) for label in clause.split(",") if label
@@ -69,28 +69,28 @@ def asked(expression: str) -> Asked:
         for name, matchers in _SELECTOR.findall(_GROUPING.sub("", bare))
         if name not in _WORDS and not re.fullmatch(r"e\d+|Inf|NaN", name)
     ]
-    return Asked(tuple(found), frozenset(grouped))
+    return Selectors(tuple(found), frozenset(grouped))
 
 
 def unknown(expression: str) -> list[str]:
-    """Return what an expression asks for that no process tells, as sentences."""
+    """Return what an expression uses that no process exports, as sentences."""
     wrong = []
     there = known_series()
     has_any = set(OF_TARGETS)
-    about = asked(expression)
+    about = selectors_of(expression)
     for name, labels in about.series:
         if name not in there:
             wrong.append(f"there is no {name}")
         else:
             wrong += [f"{name} has no label {each}" for each in sorted(labels - there[name])]
             has_any |= there[name]
-    wrong += [f"nothing here has a label {each}" for each in sorted(about.grouped_by - has_any)]
+    wrong += [f"no series has a label {each}" for each in sorted(about.grouped_by - has_any)]
     return wrong
 
 
 @cache
 def known_series() -> dict[str, frozenset[str]]:
-    """Return every series that there can be, by name, with its labels."""
+    """Return every series that exists, by name, with its labels."""
     known = dict.fromkeys(OF_THE_CLIENT_LIBRARY, OF_WORKERS)
     known |= {name: labels | OF_WORKERS for name, labels in OF_PROMETHEUS.items()}
     for row in documented():
@@ -116,7 +116,7 @@ def rules_of(path: Path) -> list[dict[str, Any]]:
 
 
 def vllm_series() -> dict[str, frozenset[str]]:
-    """Return what vLLM declares, as its source says, with the labels that all of it has."""
+    """Return the metrics that vLLM's source declares, with their common labels."""
     spec = importlib.util.find_spec("vllm")
     assert spec is not None
     assert spec.origin is not None

@@ -1,4 +1,4 @@
-"""Dashboards are what their code makes, and ask for nothing that there is not."""
+"""Dashboards equal what their code generates, and use only series that exist."""
 
 import re
 import subprocess
@@ -16,7 +16,7 @@ from ops.dashboards.limits import RUNBOOKS as ADDRESS
 from ops.dashboards.limits import Limit, alert_limit, alerts
 from tests.support.cases import all_cases
 from tests.telemetry.panels import Board, Panel, boards, with_values
-from tests.telemetry.promql import LEVELS, PROMTOOL, RUNBOOKS, asked, unknown
+from tests.telemetry.promql import LEVELS, PROMTOOL, RUNBOOKS, selectors_of, unknown
 
 UNITS = {
     "bytes",
@@ -36,7 +36,7 @@ each_board = all_cases("board", boards(), ids=lambda board: board.uid)
 
 
 @all_cases("build", DASHBOARDS, ids=lambda build: build.__module__)
-def test_what_is_committed_is_what_the_code_makes(build: Callable[[], Dashboard]) -> None:
+def test_committed_dashboards_equal_the_generated_ones(build: Callable[[], Dashboard]) -> None:
     made = build()
     committed = FOLDER / f"{made.uid}.json"
     assert committed.read_text() == to_json(made), "run: python -m ops.dashboards"
@@ -48,7 +48,7 @@ def test_there_are_no_other_dashboards() -> None:
 
 
 @each_panel
-def test_a_panel_explains_itself(panel: Panel) -> None:
+def test_panel_has_title_description_unit_and_queries(panel: Panel) -> None:
     made = panel.json
     assert made["title"]
     assert made["description"].endswith((".", "?"))
@@ -59,13 +59,13 @@ def test_a_panel_explains_itself(panel: Panel) -> None:
 
 
 @each_panel
-def test_a_panel_asks_for_what_there_is(panel: Panel) -> None:
+def test_panel_uses_only_existing_series(panel: Panel) -> None:
     wrong = [each for query in panel.queries for each in unknown(with_values(query.expr))]
     assert wrong == []
 
 
 @each_panel
-def test_a_panel_can_be_narrowed_down(panel: Panel) -> None:
+def test_panel_filters_by_namespace_and_uses_the_rate_interval(panel: Panel) -> None:
     for query in panel.queries:
         assert 'namespace=~"$namespace"' in query.expr
         windows = set(re.findall(r"\brate\(.*?\[(\$\w+|\d+[smhd])\]", query.expr))
@@ -73,17 +73,17 @@ def test_a_panel_can_be_narrowed_down(panel: Panel) -> None:
 
 
 @each_panel
-def test_lines_are_called_by_labels_that_they_have(panel: Panel) -> None:
+def test_legends_use_labels_of_their_series(panel: Panel) -> None:
     for query in panel.queries:
-        about = asked(with_values(query.expr))
-        # Recorded series have the labels of their level, which nothing takes away here.
+        about = selectors_of(with_values(query.expr))
+        # Recorded series have the labels of their level.
         levels = [LEVELS.get(name.partition(":")[0], frozenset()) for name, _ in about.series]
         assert set(re.findall(r"\{\{(\w+)\}\}", query.legend)) <= about.grouped_by.union(*levels)
 
 
 @each_panel
-def test_a_line_is_drawn_where_the_alert_begins(panel: Panel) -> None:
-    """Every limit of a graph is a number of an alert whose runbook the panel links."""
+def test_threshold_lines_equal_those_of_alerts(panel: Panel) -> None:
+    """Every threshold of a graph is a number of an alert whose runbook the panel links."""
     linked = [
         link["url"].rpartition("/")[2].removesuffix(".md")
         for link in panel.json.get("links", [])
@@ -100,7 +100,7 @@ def test_a_line_is_drawn_where_the_alert_begins(panel: Panel) -> None:
         assert panel.thresholds <= numbers
 
 
-def test_a_limit_is_read_from_the_rule() -> None:
+def test_limit_is_read_from_the_rule() -> None:
     assert alert_limit("SluiceQueueSlow") == Limit(30)
     assert alert_limit("SluiceRedisNearFull") == Limit(0.85)
     assert alert_limit("SluiceNoReadyWorker") == Limit(1, is_minimum=True)
@@ -109,7 +109,7 @@ def test_a_limit_is_read_from_the_rule() -> None:
 
 
 @each_board
-def test_a_dashboard_has_what_all_of_them_have(board: Board) -> None:
+def test_dashboard_has_the_common_parts(board: Board) -> None:
     made = board.json
     assert made["uid"] == board.uid
     assert len(board.uid) <= 40
@@ -130,7 +130,7 @@ def test_a_dashboard_has_what_all_of_them_have(board: Board) -> None:
 
 
 @each_board
-def test_panels_have_numbers_and_room(board: Board) -> None:
+def test_panels_have_unique_ids_and_do_not_overlap(board: Board) -> None:
     panels = board.json["panels"]
     assert [panel["id"] for panel in panels] == [*range(1, len(panels) + 1)]
     places = [panel["gridPos"] for panel in panels]
@@ -158,7 +158,7 @@ def test_links_lead_somewhere() -> None:
 
 
 @pytest.mark.skipif(PROMTOOL is None, reason="promtool (Debian: prometheus) is not installed")
-def test_prometheus_can_read_every_query(tmp_path: Path) -> None:
+def test_prometheus_parses_every_query(tmp_path: Path) -> None:
     assert PROMTOOL is not None
     queries = [with_values(query.expr) for panel in PANELS for query in panel.queries]
     queries += [with_values(mark["expr"]) for mark in boards()[0].json["annotations"]["list"]]

@@ -14,7 +14,13 @@ from gateway.jobs.schedule import TASKS
 from tests.gateway.conftest import asking, eventually
 from tests.support.fake_worker import FakeWorker
 from tests.support.stack import MODEL
-from tests.telemetry.conftest import MOST_WAITING, STEP_SECONDS, TOLD_TENANT, Observed, client_of
+from tests.telemetry.conftest import (
+    LABELLED_TENANT,
+    MOST_WAITING,
+    STEP_SECONDS,
+    Observed,
+    client_of,
+)
 from tests.telemetry.page import scrape
 
 HTTP = "sluice_gateway_http_requests_total"
@@ -27,7 +33,7 @@ Growth = Callable[..., float]
 
 @pytest.fixture
 async def growth(observed: Observed) -> Growth:
-    """By how much a counter of the gateway has grown since the test began, and all before it had ended."""
+    """Growth of a counter since the test began, after earlier requests have ended."""
 
     async def is_idle() -> bool:
         reported = await asyncio.to_thread(scrape, observed.gateway)
@@ -44,7 +50,7 @@ async def growth(observed: Observed) -> Growth:
 
 
 async def grows(growth: Growth, by: float, name: str, **labels: str) -> None:
-    """Wait until a counter has grown by so much, which may be a moment after the answer; it grows by no more."""
+    """Wait until a counter has grown by exactly so much, which may be just after the response."""
 
     async def has_grown() -> bool:
         return await asyncio.to_thread(growth, name, **labels) >= by
@@ -54,7 +60,7 @@ async def grows(growth: Growth, by: float, name: str, **labels: str) -> None:
 
 
 async def answered(client: httpx.AsyncClient, **parameters: object) -> httpx.Response:
-    """Return the answer to a completion, for which a busy gateway may ask to come again."""
+    """Return the response to a completion; retry while a busy gateway returns Retry-After."""
     while True:
         response = await client.post("/v1/completions", json=asking(**parameters))
         if response.status_code != httpx.codes.SERVICE_UNAVAILABLE:
@@ -90,7 +96,7 @@ async def test_requests_are_counted_by_the_template_of_their_route(
     await grows(growth, 3, duration, route=template, method="GET")
 
 
-async def test_a_request_that_cannot_be_read_is_counted_without_its_route(
+async def test_unreadable_request_is_counted_without_its_route(
     observed: Observed, growth: Growth
 ) -> None:
     url = httpx.URL(observed.customers)
@@ -101,7 +107,7 @@ async def test_a_request_that_cannot_be_read_is_counted_without_its_route(
     await grows(growth, 1, HTTP, route="other", method="other", status="431")
 
 
-async def test_the_duration_of_a_stream_is_that_of_all_of_it(
+async def test_duration_of_a_stream_includes_all_of_it(
     client: httpx.AsyncClient, growth: Growth
 ) -> None:
     tokens = 40
@@ -121,7 +127,7 @@ async def test_refusals_are_counted_by_their_code(
         await client.post(
             "/v1/completions", json=asking(), headers={"authorization": "Bearer sk-wrong"}
         ),
-        # Of chats as well.
+        # Of chats too.
         await client.post("/v1/chat/completions", json={"model": MODEL}),
     ]
     codes = [response.json()["error"]["code"] for response in refused]
@@ -130,18 +136,19 @@ async def test_refusals_are_counted_by_their_code(
         await grows(growth, 1, REFUSED, reason=code)
     assert growth("sluice_gateway_admitted_requests_total") == 0
     await client.get("/v1/completions/cmpl-unknown")
-    assert growth(REFUSED) == len(refused), "a look at an earlier answer is no generation request"
+    assert growth(REFUSED) == len(refused), "reading an earlier response is no generation request"
 
 
-async def test_a_model_that_sleeps_is_told_by_name_until_it_is_removed(
+async def test_sleeping_model_is_reported_until_it_is_removed(
     observed: Observed, client: httpx.AsyncClient
 ) -> None:
     async with Redis.from_url(observed.stack.redis.url) as redis:
         await FakeWorker(redis, SLEEPING).announce(WorkerState.DRAINING, ttl_ms=1)
-        # Told before anybody asks: Prometheus sees no growth in a series that begins with its first event.
+        # Exported before the first request: Prometheus sees no growth in a series that begins with
+        # an event.
         await eventually(
             lambda: refusals(observed) == {"no_worker": 0, "model_loading": 0},
-            what="the gateway knowing the model",
+            what="the gateway registering the model",
         )
         answer = await client.post("/v1/completions", json=asking(model=SLEEPING))
         assert answer.json()["error"]["code"] == "no_worker"
@@ -154,23 +161,23 @@ async def test_a_model_that_sleeps_is_told_by_name_until_it_is_removed(
         await Catalogue(redis).remove(SLEEPING)
         await eventually(
             lambda: ready_workers(observed) == {MODEL: 1},
-            what="the gateway forgetting the model",
+            what="the gateway removing the model",
         )
 
 
 def refusals(observed: Observed) -> dict[str, float]:
-    """How many requests for the sleeping model were refused, by the reasons that are told."""
+    """Number of refused requests for the sleeping model, by reason."""
     samples = scrape(observed.gateway).samples(REFUSED, model=SLEEPING)
     return {sample.labels["reason"]: sample.value for sample in samples}
 
 
 def ready_workers(observed: Observed) -> dict[str, float]:
-    """Ready workers of each model that is told."""
+    """Ready workers by model."""
     samples = scrape(observed.gateway).samples("sluice_queue_ready_workers")
     return {sample.labels["model"]: sample.value for sample in samples}
 
 
-def test_what_nothing_has_happened_of_yet_is_told(observed: Observed) -> None:
+def test_series_exist_before_their_first_event(observed: Observed) -> None:
     reported = scrape(observed.gateway)
     outcomes = {
         each.labels["outcome"] for each in reported.samples("sluice_gateway_image_fetches_total")
@@ -190,7 +197,7 @@ def test_what_nothing_has_happened_of_yet_is_told(observed: Observed) -> None:
     assert {each.labels["task"] for each in tasks} == {job.name for job in TASKS}
 
 
-async def test_a_full_queue_is_an_admission_and_a_refusal(
+async def test_full_queue_counts_as_admission_and_refusal(
     client: httpx.AsyncClient, growth: Growth
 ) -> None:
     too_many = ["x"] * (MOST_WAITING + 1)
@@ -201,25 +208,25 @@ async def test_a_full_queue_is_an_admission_and_a_refusal(
     await grows(growth, 1, admitted, model=MODEL, tier="default")
 
 
-async def test_tokens_and_requests_have_the_label_of_a_tenant_that_is_told_only(
+async def test_only_configured_tenants_have_their_own_label(
     observed: Observed, client: httpx.AsyncClient, growth: Growth
 ) -> None:
     usage = (await answered(client)).json()["usage"]
     async with client_of(observed, "rival") as rival:
         rivals = await streamed(rival, max_tokens=5)
         await rival.post("/v1/completions", json=asking(temperature="hot"))
-    for tenant, spent in ((TOLD_TENANT, usage), ("other", rivals)):
+    for tenant, spent in ((LABELLED_TENANT, usage), ("other", rivals)):
         for kind in ("prompt", "completion"):
             tokens = spent[f"{kind}_tokens"]
             await grows(growth, tokens, TENANT_TOKENS, tenant=tenant, kind=kind)
     requests = "sluice_gateway_tenant_requests_total"
-    await grows(growth, 1, requests, tenant=TOLD_TENANT, status="200")
+    await grows(growth, 1, requests, tenant=LABELLED_TENANT, status="200")
     await grows(growth, 1, requests, tenant="other", status="200")
     await grows(growth, 1, requests, tenant="other", status="400")
     completion = usage["completion_tokens"] + rivals["completion_tokens"]
     await grows(growth, completion, "sluice_gateway_completion_tokens_total", model=MODEL)
     labels = await asyncio.to_thread(tenants_of, observed.gateway)
-    assert labels == {TOLD_TENANT, "other"}
+    assert labels == {LABELLED_TENANT, "other"}
 
 
 def tenants_of(url: str) -> set[str]:
@@ -239,7 +246,7 @@ async def test_times_of_tokens_are_those_of_the_engine(
     tokens = 30
     latency = "sluice_gateway_inter_token_latency_seconds"
     streams = replies = 0
-    # A gateway that stands still meanwhile gets all tokens of a choice in one reply.
+    # A gateway that stalls meanwhile gets all tokens of a choice in one reply.
     while replies < 2:
         await streamed(client, max_tokens=tokens, n=2, temperature=1.0)
         streams += 1
@@ -247,18 +254,18 @@ async def test_times_of_tokens_are_those_of_the_engine(
         replies = int(growth(f"{latency}_count", model=MODEL))
     assert replies <= streams * 2 * (tokens - 1)
     mean = growth(f"{latency}_sum", model=MODEL) / replies
-    # Of the right unit, however often the gateway stands still.
+    # Of the right unit, however often the gateway stalls.
     assert STEP_SECONDS / 2 < mean < 500 * STEP_SECONDS
     first = "sluice_gateway_time_to_first_token_seconds"
     await grows(growth, streams, f"{first}_count", model=MODEL)
     assert growth(f"{latency}_bucket", model=MODEL, le="+Inf") == replies
-    # Nobody waits for the first token of an answer that is told as a whole.
+    # A whole response has no time to first token.
     await answered(client)
     await grows(growth, streams + 1, "sluice_gateway_request_duration_seconds_count", model=MODEL)
     assert growth(f"{first}_count", model=MODEL) == streams
 
 
-async def test_tokens_of_a_client_that_went_away_are_counted_when_they_are_settled(
+async def test_tokens_of_a_disconnected_client_are_counted_at_settlement(
     client: httpx.AsyncClient, growth: Growth
 ) -> None:
     body = asking(stream=True, max_tokens=1_500)
@@ -271,11 +278,11 @@ async def test_tokens_of_a_client_that_went_away_are_counted_when_they_are_settl
     await grows(growth, 1, "sluice_gateway_disconnects_total")
 
 
-async def test_what_waits_is_told_with_how_long_and_of_how_many_tenants(
+async def test_waiting_jobs_are_reported_with_their_age_and_tenants(
     observed: Observed, client: httpx.AsyncClient
 ) -> None:
     async with client_of(observed, "rival") as rival:
-        # Two run until their clients leave; the others wait.
+        # Two run until their clients disconnect; the others wait.
         def send(
             *clients: httpx.AsyncClient, max_tokens: int
         ) -> list[asyncio.Task[httpx.Response]]:
@@ -296,11 +303,11 @@ async def test_what_waits_is_told_with_how_long_and_of_how_many_tenants(
             waits = reported.value("sluice_queue_waiting_jobs", model=MODEL)
             tenants = reported.value("sluice_queue_waiting_tenants", model=MODEL)
             oldest = reported.value("sluice_queue_oldest_wait_seconds", model=MODEL)
-            is_told = (waits, tenants) == (2, 2) and oldest > 0.5
+            is_reported = (waits, tenants) == (2, 2) and oldest > 0.5
             of_gateway = ("reserved_requests", "jobs_in_flight", "requests_in_progress")
             counts = {reported.value(f"sluice_gateway_{name}") for name in of_gateway}
             has_worker = reported.value("sluice_queue_ready_workers", model=MODEL) == 1
-            return is_told and has_worker and counts == {4}
+            return is_reported and has_worker and counts == {4}
 
         await eventually(all_wait, what="two jobs of two tenants waiting for a while")
         for each in running:
@@ -318,7 +325,7 @@ async def test_what_waits_is_told_with_how_long_and_of_how_many_tenants(
     assert waits.value("sluice_worker_max_sequences") == 2
 
 
-async def test_round_trips_have_the_names_of_scripts_and_statements_their_kind(
+async def test_round_trips_are_labelled_by_script_and_statements_by_kind(
     observed: Observed, client: httpx.AsyncClient, growth: Growth
 ) -> None:
     async with client_of(observed, "newcomer") as newcomer:

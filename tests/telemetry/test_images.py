@@ -1,4 +1,4 @@
-"""Images that are named by URL are counted by what became of them."""
+"""Images named by URL are counted by outcome."""
 
 import asyncio
 
@@ -19,7 +19,7 @@ from tests.support.patience import PATIENCE_SECONDS
 
 
 def count(outcome: str) -> float:
-    """Return how many images had an outcome in this process."""
+    """Return the count of an outcome in this process."""
     name = "sluice_gateway_image_fetches_total"
     return REGISTRY.get_sample_value(name, {"outcome": outcome}) or 0.0
 

@@ -1,4 +1,4 @@
-"""What `sluice jobs` and `sluice beat` tell of usage, reservations, keys, and of themselves."""
+"""Metrics of `sluice jobs` and `sluice beat`: usage, reservations, keys, and their own state."""
 
 import math
 import os
@@ -70,7 +70,7 @@ async def test_reservations_are_overdue_a_minute_after_their_lease(
     assert reported("sluice_quota_overdue_reservations") == 1
 
 
-async def test_keys_that_expire_soon_are_counted_while_they_live(
+async def test_keys_that_expire_soon_are_counted_until_they_expire(
     redis: Redis, database: Database
 ) -> None:
     announcer = ChangeAnnouncer(redis)
@@ -86,7 +86,7 @@ async def test_keys_that_expire_soon_are_counted_while_they_live(
     assert reported("sluice_keys_expiring", within="7d") == 3
 
 
-async def test_what_cannot_be_seen_is_not_told_as_it_was(database: Database) -> None:
+async def test_unreadable_values_are_not_reported_as_before(database: Database) -> None:
     with running_redis() as server:
         async with Redis.from_url(server.url) as redis:
             observer = Observer(redis, database)
@@ -109,7 +109,7 @@ async def test_what_cannot_be_seen_is_not_told_as_it_was(database: Database) -> 
             assert reported("sluice_quota_open_reservations") == 0
 
 
-async def test_what_the_sweep_has_ended_is_counted() -> None:
+async def test_requests_ended_by_the_sweep_are_counted() -> None:
     async def end_three() -> int:
         return 3
 
@@ -120,10 +120,10 @@ async def test_what_the_sweep_has_ended_is_counted() -> None:
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_signal_before_celery_has_started_is_an_orderly_end(
+def test_signal_before_celery_has_started_exits_cleanly(
     number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Since it answers, nobody takes it for a process that is only being started.
+    # It responds once it runs, so no probe takes it for a starting process.
     settings = load_settings(metrics_port=str(free_port()))
     exits: list[int] = []
     monkeypatch.setattr(os, "_exit", exits.append)
@@ -135,7 +135,7 @@ def test_signal_before_celery_has_started_is_an_orderly_end(
     assert http_status(f"http://127.0.0.1:{settings.metrics_port}/healthz") == 0
 
 
-def test_nothing_listens_without_a_port_and_a_taken_one_is_named() -> None:
+def test_no_port_opens_no_server_and_a_taken_one_is_reported() -> None:
     with serving_health(Settings(), lambda: True):
         pass
     settings = load_settings(metrics_port=str(free_port()))
@@ -158,7 +158,7 @@ def server() -> Iterator[RedisServer]:
         yield server
 
 
-def test_the_timetable_is_well_while_it_is_looked_at(server: RedisServer) -> None:
+def test_tick_of_the_scheduler_renews_the_heartbeat_of_beat(server: RedisServer) -> None:
     app = create_app(load_settings(redis_url=server.url))
     heartbeat: Heartbeat = app.conf.sluice_heartbeat
     heartbeat.at -= 120

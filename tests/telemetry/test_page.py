@@ -1,4 +1,4 @@
-"""docs/metrics.md is what running processes answer: every metric of it, and no other."""
+"""docs/metrics.md lists exactly the metrics of running processes."""
 
 import time
 
@@ -21,13 +21,13 @@ from tests.telemetry.page import PREFIX, documented, fetch, scrape
 
 GATEWAY, QUEUE, STORES = "Gateway", "Queue", "Redis and database"
 TASKS, WORKER, EVERY = "Background jobs", "Worker", "Every process"
-TOLD_BY = {
+SECTIONS_OF = {
     "gateway": {GATEWAY, QUEUE, STORES, EVERY},
     "worker": {WORKER, EVERY},
     "jobs": {TASKS, STORES, EVERY},
     "beat": {EVERY},
 }
-"""Process -> sections of the page that are about it."""
+"""Process -> sections of the page about it."""
 
 NEED_A_MISHAP = {
     "sluice_gateway_shed_jobs_total",
@@ -38,24 +38,24 @@ NEED_A_MISHAP = {
     "sluice_sql_errors_total",
     "sluice_certificate_expiry_timestamp_seconds",
 }
-"""Metrics with labels of which a deployment that works has no series; other tests see them."""
+"""Metrics without a series in a healthy deployment; other tests cover them."""
 
 ROWS = documented()
 
 
-def test_the_page_is_read_as_a_whole() -> None:
+def test_every_table_of_the_page_is_parsed() -> None:
     assert {row.section for row in ROWS} == {GATEWAY, QUEUE, STORES, TASKS, WORKER, EVERY}
     assert len(ROWS) > 60
     assert len({row.name for row in ROWS}) == len(ROWS)
 
 
-def test_the_labels_of_the_page_are_those_that_are_declared() -> None:
+def test_labels_of_the_page_equal_the_declared_ones() -> None:
     modules = (gateway.telemetry, gateway.store_telemetry, gateway.jobs.telemetry, worker.telemetry)
     assert all(module.__doc__ for module in modules)
     declared = {}
     for collector in list(REGISTRY._collector_to_names):
         if isinstance(collector, MetricWrapperBase):
-            # The states of a set are told in a label of its own name.
+            # The states of an enum have a label named like the metric.
             states = {collector._name} if collector._type == "stateset" else set()
             declared[collector._name] = {*collector._labelnames, *states}
         elif isinstance(collector, LightHistogram):
@@ -66,7 +66,7 @@ def test_the_labels_of_the_page_are_those_that_are_declared() -> None:
 
 @pytest.fixture(scope="module")
 def used(observed: Observed) -> Observed:
-    """The deployment, after everything that needs no mishap has happened once."""
+    """The deployment, after everything that needs no failure has happened once."""
     headers = {"authorization": f"Bearer {observed.stack.key('acme')}"}
     with httpx.Client(base_url=observed.customers, headers=headers, timeout=30) as client:
         assert client.post("/v1/completions", json=asking()).status_code == 200
@@ -81,15 +81,15 @@ def used(observed: Observed) -> Observed:
     )
     wait_until(
         lambda: bool(scrape(observed.gateway).samples("sluice_queue_ready_workers")),
-        what="the gateway looking at the queue",
+        what="the gateway reading the queue",
     )
     return observed
 
 
-@all_cases("process", TOLD_BY)
-def test_a_process_tells_what_the_page_says_and_nothing_else(used: Observed, process: str) -> None:
+@all_cases("process", SECTIONS_OF)
+def test_process_exports_exactly_the_documented_metrics(used: Observed, process: str) -> None:
     reported = scrape(getattr(used, process))
-    expected = {row.family: row for row in ROWS if row.section in TOLD_BY[process]}
+    expected = {row.family: row for row in ROWS if row.section in SECTIONS_OF[process]}
     assert {family.name for family in reported.ours()} == expected.keys()
     for family in reported.ours():
         row = expected[family.name]
@@ -104,10 +104,8 @@ def test_a_process_tells_what_the_page_says_and_nothing_else(used: Observed, pro
     assert reported.value("process_resident_memory_bytes") > 0
 
 
-@all_cases("process", TOLD_BY)
-def test_gateways_tell_openmetrics_to_those_who_ask_for_it(
-    observed: Observed, process: str
-) -> None:
+@all_cases("process", SECTIONS_OF)
+def test_gateways_serve_openmetrics_on_request(observed: Observed, process: str) -> None:
     url = getattr(observed, process)
     content_type, text = fetch(url, "application/openmetrics-text;version=1.0.0,text/plain;q=0.5")
     if process == "gateway":
@@ -130,7 +128,7 @@ def test_a_colon_in_a_name_stays(accept: str) -> None:
     assert "\nvllm:num_requests_running 3.0\n" in text
 
 
-def test_background_jobs_tell_when_they_succeeded(used: Observed) -> None:
+def test_background_jobs_report_their_last_success(used: Observed) -> None:
     reported = scrape(used.jobs)
     assert reported.value("sluice_jobs_tasks_total", task="drain", outcome="succeeded") >= 1
     assert reported.value("sluice_jobs_tasks_total", outcome="failed") == 0

@@ -1,4 +1,4 @@
-"""A real Prometheus reads a running Sluice under load: every panel and every recording rule has data."""
+"""Under load, every panel and recording rule has data in a real Prometheus."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -44,17 +44,17 @@ PANELS = [panel for board in boards() for panel in board.panels]
 
 
 class Seen(NamedTuple):
-    """A Prometheus, and since when it has read a deployment under load."""
+    """A Prometheus, and the time since which it has scraped a deployment under load."""
 
     server: PrometheusServer
     since: float
 
-    def without_data(self, asked: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-        """Return those names and expressions of which none was a number at any time.
+    def without_data(self, expressions: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+        """Return the expressions that were never a number, with their names.
 
-        They may take some more evaluations of rules.
+        Wait for some more evaluations of rules first.
         """
-        empty = list(asked)
+        empty = list(expressions)
         until = time.monotonic() + PATIENCE_SECONDS
         while True:
             found = {
@@ -69,7 +69,7 @@ class Seen(NamedTuple):
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
-    """A deployment that many use and in which a worker dies, and what Prometheus has read of it."""
+    """A deployment under load in which a worker dies, and a Prometheus that has scraped it."""
     assert PROMETHEUS is not None
     assert SYSTEM is not None
     folder = tmp_path_factory.mktemp("certificates")
@@ -120,26 +120,26 @@ def _start_worker(stack: Stack, name: str, *, port: int) -> None:
 
 
 def _let_a_worker_die(stack: Stack, key: str) -> None:
-    """Kill a worker under load, wait until its jobs have gone on, and start it again."""
+    """Kill a worker under load, wait until its jobs have resumed, and restart it."""
     headers = {"authorization": f"Bearer {key}"}
     with (
         httpx.Client(base_url=stack.url, headers=headers, timeout=PATIENCE_SECONDS) as client,
         ExitStack() as streams,
     ):
-        # One more than the other worker has places for.
+        # One more than the other worker can run.
         for _ in range(PLACES + 1):
             _open_stream(client, streams)
         stack.kill("mortal")
         wait_until(
             lambda: metric(stack.operators, "sluice_gateway_resumption_pause_seconds_count") > 0,
-            what="a job going on elsewhere",
+            what="a job resuming on another worker",
         )
     port = stack.worker_url("mortal").rpartition(":")[2]
     _start_worker(stack, "mortal", port=int(port))
 
 
 def _open_stream(client: httpx.Client, streams: ExitStack) -> None:
-    """Receive the first token of a stream that lasts. The queue may be full at first."""
+    """Receive the first token of a long stream. The queue may be full at first."""
     while True:
         body = asking(stream=True, max_tokens=1_500, ignore_eos=True)
         response = streams.enter_context(client.stream("POST", "/v1/completions", json=body))
@@ -159,7 +159,7 @@ def test_every_panel_has_data(seen: Seen) -> None:
     assert empty == []
 
 
-def test_what_is_left_out_is_there() -> None:
+def test_excluded_panels_exist() -> None:
     assert {panel.name for panel in PANELS} >= NEED_THE_REAL_ENGINE
 
 
@@ -175,22 +175,22 @@ def test_every_rule_is_evaluated_without_an_error(seen: Seen) -> None:
     assert [(rule["name"], rule.get("lastError")) for rule in rules if rule["health"] != "ok"] == []
 
 
-def test_nothing_fires_while_customers_are_served(seen: Seen) -> None:
-    """Refusals of a full queue are errors of ours, so the availability objective is not looked at."""
+def test_no_alert_fires_while_customers_are_served(seen: Seen) -> None:
+    """Refusals of a full queue count as errors, so the availability objective is not checked."""
     firing = seen.server.query(
         'ALERTS{alertstate="firing", alertname!="SluiceAvailabilityBudgetBurn"}'
     )
     assert firing == []
 
 
-def test_variables_and_marks_have_values(seen: Seen) -> None:
-    asked = [(board.uid, expression) for board in boards() for expression in values_of(board)]
-    assert asked
-    assert seen.without_data(asked) == []
+def test_variables_and_annotations_have_values(seen: Seen) -> None:
+    expressions = [(board.uid, expression) for board in boards() for expression in values_of(board)]
+    assert expressions
+    assert seen.without_data(expressions) == []
 
 
 def values_of(board: Board) -> Iterator[str]:
-    """Yield what a dashboard's variables and its marks are read from."""
+    """Yield the queries of a dashboard's variables and annotations."""
     for variable in board.json["templating"]["list"]:
         if variable["name"] != "datasource":
             yield with_values(board.values_of(variable["name"]), NAMESPACE)
@@ -198,8 +198,8 @@ def values_of(board: Board) -> Iterator[str]:
     yield with_values(builds["expr"], NAMESPACE)
 
 
-def test_every_process_is_read(seen: Seen) -> None:
-    # A read that takes longer than a second fails on a busy machine; the next ones do not.
+def test_every_process_is_scraped(seen: Seen) -> None:
+    # On a busy machine a scrape may exceed a second and fail; the next ones do not.
     numbers = {"gateway": 1, "worker": 2, "jobs": 1, "beat": 1}
     read = [(name, f'count(up{{job="sluice-{name}"}} == 1) == {n}') for name, n in numbers.items()]
     assert seen.without_data(read) == []

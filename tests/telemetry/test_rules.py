@@ -1,4 +1,4 @@
-"""Rules ask for what there is; each alert has a runbook, a test that makes it fire and one that keeps it quiet."""
+"""Rules use existing series; each alert has a runbook, and tests that it fires and is quiet."""
 
 import re
 import subprocess
@@ -32,9 +32,9 @@ from tests.telemetry.promql import (
     RULE_TESTS,
     RULES,
     RUNBOOKS,
-    asked,
     known_series,
     rules_of,
+    selectors_of,
     unknown,
 )
 
@@ -51,7 +51,7 @@ needs_promtool = pytest.mark.skipif(
 
 
 def promtool(*arguments: object) -> None:
-    """Run promtool, which has to be content."""
+    """Run promtool; it must succeed."""
     assert PROMTOOL is not None
     command = [PROMTOOL, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -59,42 +59,42 @@ def promtool(*arguments: object) -> None:
 
 
 @needs_promtool
-def test_prometheus_can_read_the_rules() -> None:
+def test_prometheus_parses_the_rules() -> None:
     promtool("check", "rules", *RULES)
 
 
 @needs_promtool
 @pytest.mark.parametrize("path", RULE_TESTS, ids=lambda path: path.stem)
-def test_alerts_fire_when_they_should_and_only_then(path: Path) -> None:
+def test_alerts_fire_exactly_as_expected(path: Path) -> None:
     promtool("test", "rules", path)
 
 
 @each_rule
-def test_a_rule_asks_for_what_there_is(rule: dict[str, Any]) -> None:
+def test_rule_uses_only_existing_series(rule: dict[str, Any]) -> None:
     assert unknown(rule["expr"]) == []
 
 
 @all_cases("path", RULE_TESTS, ids=lambda path: path.stem)
-def test_what_tests_make_up_could_be_told(path: Path) -> None:
+def test_series_of_rule_tests_exist(path: Path) -> None:
     for case in cases_of(path):
         for each in case["input_series"]:
-            ((name, labels),) = asked(each["series"]).series
+            ((name, labels),) = selectors_of(each["series"]).series
             assert name in known_series(), name
             assert labels <= known_series()[name], each["series"]
 
 
 @each_rule
-def test_recorded_names_say_level_metric_and_operation(rule: dict[str, Any]) -> None:
+def test_recorded_names_have_level_metric_and_operation(rule: dict[str, Any]) -> None:
     if "record" in rule:
         level, metric, operation = rule["record"].split(":")
         assert metric.startswith("sluice_")
         assert re.fullmatch(r"max|ratio|ratio_rate\d+[mhd]", operation)
-        grouped = asked(rule["expr"]).grouped_by
+        grouped = selectors_of(rule["expr"]).grouped_by
         assert grouped == LEVELS[level] or (not grouped and f"{level}:" in rule["expr"])
 
 
 @each_rule
-def test_an_alert_says_what_it_is_about(rule: dict[str, Any]) -> None:
+def test_alert_has_severity_and_annotations(rule: dict[str, Any]) -> None:
     if "alert" in rule:
         assert rule["labels"]["severity"] in SEVERITIES
         assert rule["annotations"].keys() == {"summary", "description", "runbook_url"}
@@ -102,11 +102,11 @@ def test_an_alert_says_what_it_is_about(rule: dict[str, Any]) -> None:
         assert rule["annotations"]["description"][-1] == "."
         assert rule["annotations"]["runbook_url"] == f"{ADDRESS}/{rule['alert']}.md"
         reported = re.findall(r"\$labels\.(\w+)", str(rule["annotations"]))
-        there = asked(rule["expr"])
+        there = selectors_of(rule["expr"])
         levels = [LEVELS.get(name.partition(":")[0], frozenset()) for name, _ in there.series]
         of_series = {"up": {"instance", "job"}}
-        told_by = [of_series.get(name, set()) for name, _ in there.series]
-        assert set(reported) <= there.grouped_by.union(*levels, *told_by)
+        own = [of_series.get(name, set()) for name, _ in there.series]
+        assert set(reported) <= there.grouped_by.union(*levels, *own)
 
 
 def test_every_alert_has_a_runbook_and_every_runbook_an_alert() -> None:
@@ -125,7 +125,7 @@ def test_the_page_lists_every_alert_with_its_severity() -> None:
 
 
 @each_alert
-def test_an_alert_is_made_to_fire_and_kept_quiet(alert: str) -> None:
+def test_alert_has_tests_in_which_it_fires_and_is_quiet(alert: str) -> None:
     fired: set[str] = set()
     quiet = 0
     for case, expected in expectations(alert):
@@ -140,7 +140,7 @@ def test_an_alert_is_made_to_fire_and_kept_quiet(alert: str) -> None:
 
 @cache
 def cases_of(path: Path) -> list[dict[str, Any]]:
-    """Return the tests of a file, which takes long to read."""
+    """Return the tests of a file; cached, since parsing is slow."""
     cases: list[dict[str, Any]] = yaml.load(path.read_text(), yaml.CSafeLoader)["tests"]
     return cases
 
@@ -183,7 +183,7 @@ def test_objectives_are_bounds_of_buckets(metric: str, bounds: list[float]) -> N
 
 
 def blocks(path: Path, language: str) -> list[str]:
-    """Return the lines of a document's blocks of a language."""
+    """Return the lines of a document's code blocks of a language."""
     found = re.findall(
         rf"^ *```{language}\n(.*?)^ *```", path.read_text(), re.MULTILINE | re.DOTALL
     )
@@ -191,7 +191,7 @@ def blocks(path: Path, language: str) -> list[str]:
 
 
 @each_runbook
-def test_a_runbook_has_all_its_parts(path: Path) -> None:
+def test_runbook_has_all_sections(path: Path) -> None:
     text = path.read_text()
     assert text.startswith(f"# {path.stem}\n")
     assert re.findall(r"^## (.*)$", text, re.MULTILINE) == SECTIONS
@@ -199,12 +199,12 @@ def test_a_runbook_has_all_its_parts(path: Path) -> None:
 
 
 @each_runbook
-def test_queries_of_a_runbook_ask_for_what_there_is(path: Path) -> None:
+def test_queries_of_a_runbook_use_only_existing_series(path: Path) -> None:
     assert [each for query in blocks(path, "promql") for each in unknown(query)] == []
 
 
 @needs_promtool
-def test_prometheus_can_read_the_queries_of_runbooks(tmp_path: Path) -> None:
+def test_prometheus_parses_the_queries_of_runbooks(tmp_path: Path) -> None:
     queries = [query for path in RUNBOOKS for query in blocks(path, "promql")]
     rules = [{"record": f"query:{number}", "expr": q} for number, q in enumerate(queries)]
     file = tmp_path / "queries.yaml"
@@ -214,7 +214,7 @@ def test_prometheus_can_read_the_queries_of_runbooks(tmp_path: Path) -> None:
 
 @each_runbook
 def test_commands_of_a_runbook_exist(path: Path) -> None:
-    """Every `sluice ...`, in a block or within a sentence, with the options that it is given."""
+    """Every `sluice ...`, in a block or a sentence, with its options."""
     named = re.findall(r"`(sluice [^`]+)`", path.read_text())
     for line in [*named, *(line for line in blocks(path, "sh") if line.startswith("sluice "))]:
         command: click.Command = SluiceGroup("sluice")

@@ -1,4 +1,4 @@
-"""Redis and the database, as a process measures them: times, failures, certificates."""
+"""Metrics of Redis and the database in a process: times, failures, certificates."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -32,7 +32,7 @@ def reported(name: str, **labels: str) -> float:
 
 
 class Growth:
-    """By how much series of this process grow."""
+    """Growth of series of this process."""
 
     def __init__(self) -> None:
         self._before = {
@@ -52,12 +52,12 @@ def growth() -> Growth:
 
 @pytest.fixture
 async def measured(redis_server: RedisServer) -> AsyncIterator[Redis]:
-    """A client as gateways and background jobs have it."""
+    """A client as gateways and background jobs use it."""
     async with connect(redis_server.url, max_connections=4) as client:
         yield client
 
 
-async def test_commands_are_timed_by_their_name_and_what_waits_is_not(
+async def test_commands_are_timed_by_name_and_blocking_ones_are_not(
     measured: Redis, growth: Growth
 ) -> None:
     await measured.set("a", 1)
@@ -81,7 +81,7 @@ async def test_commands_that_share_a_round_trip_are_timed_one_by_one(
     script = LuaScript("model_status")
     await measured.script_flush()
     keys = [f"{{m}}:{name}" for name in "abcde"]
-    # Once it is not known, which is no failure.
+    # Once because the script is unknown, which is no failure.
     for _ in range(2):
         assert await script.run(executor, keys, ["{m}:job:"]) == [0, 0, 0, 0, 0]
     assert growth.of(SECONDS, command="set") == 1
@@ -131,13 +131,13 @@ def encrypted_redis(tmp_path: Path) -> Iterator[str]:
         server.close()
 
 
-async def test_the_end_of_the_certificate_of_redis_is_told(encrypted_redis: str) -> None:
+async def test_certificate_expiry_of_redis_is_reported(encrypted_redis: str) -> None:
     async with connect(encrypted_redis, max_connections=1) as client:
         assert await client.ping()
     assert_an_hour(reported("sluice_certificate_expiry_timestamp_seconds", peer="redis"))
 
 
-async def test_the_certificate_of_redis_is_told_though_nobody_checks_it(
+async def test_unverified_certificate_of_redis_is_reported(
     encrypted_redis: str,
 ) -> None:
     url, _, _ = encrypted_redis.partition("?")
@@ -149,11 +149,11 @@ async def test_the_certificate_of_redis_is_told_though_nobody_checks_it(
 
 @pytest.fixture
 async def encrypted_postgres(postgres_sockets: str, tmp_path: Path) -> AsyncIterator[str]:
-    """URL of PostgreSQL behind what speaks TLS for it: the server of tests is built without."""
+    """URL of a TLS proxy for PostgreSQL: the tests' server is built without TLS."""
     serving, _ = self_signed("localhost", tmp_path)
 
     async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readexactly(8)  # The request to begin with TLS.
+        await reader.readexactly(8)  # PostgreSQL's request to begin TLS.
         writer.write(b"S")
         await writer.start_tls(serving)
         upstream = await asyncio.open_unix_connection(f"{postgres_sockets}/.s.PGSQL.5432")
@@ -171,7 +171,7 @@ async def encrypted_postgres(postgres_sockets: str, tmp_path: Path) -> AsyncIter
     await server.wait_closed()
 
 
-async def test_the_end_of_the_certificate_of_the_database_is_told(
+async def test_certificate_expiry_of_the_database_is_reported(
     encrypted_postgres: str,
 ) -> None:
     database = Database(encrypted_postgres)
@@ -182,7 +182,7 @@ async def test_the_end_of_the_certificate_of_the_database_is_told(
 
 
 def assert_an_hour(timestamp: float) -> None:
-    """Check the end of a certificate of `self_signed`."""
+    """Check the expiry of a certificate of `self_signed`."""
     left = datetime.fromtimestamp(timestamp, UTC) - datetime.now(UTC)
     assert timedelta(minutes=55) < left <= timedelta(hours=1)
 

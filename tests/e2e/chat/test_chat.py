@@ -1,4 +1,4 @@
-"""Chats through OpenAI's client, whole and streamed: what is said, how it ends, and what it counts."""
+"""Chats through OpenAI's client, whole and streamed: text, finish reason and usage."""
 
 from functools import partial
 from typing import Any
@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from tests.e2e.asking import complete, text
 from tests.e2e.at_once import at_once, each_at_once
-from tests.e2e.chat.asking import (
+from tests.e2e.chat.chats import (
     assistant,
     chat,
     chat_both_ways,
@@ -21,18 +20,19 @@ from tests.e2e.chat.asking import (
     text_of,
     user,
 )
+from tests.e2e.completions import complete, text
 from tests.support.stack import MODEL, Stack
 
 pytestmark = pytest.mark.e2e
 
 BLOCK_TOKENS = 128
-"""What vLLM's prefix cache counts in on a CPU."""
+"""Block size of vLLM's prefix cache on a CPU."""
 
 SYSTEM = {"role": "system", "content": "You are a helpful assistant."}
 ITALY = "What is the capital of Italy?"
 ROME = "The capital of Italy is Rome."
 COUNT = "Count from 1 to 10."
-SAID = {
+ANSWERS = {
     ITALY: (ROME, 12, 9),
     "Hello": ("Hello! How can I help you?", 5, 9),
     COUNT: ("1, 2, 3, 4, 5, 6, 7, 8, 9, 10", 13, 30),
@@ -40,17 +40,17 @@ SAID = {
     "Goodbye": ("Goodbye! Have a nice day! 😀🌞", 8, 22),
     "How do you write Tokyo in its own language?": ("東京", 16, 7),
 }
-"""What the model says to a user, and the tokens of prompt and answer."""
+"""The model's answer to a user, and the tokens of prompt and answer."""
 
 TURNS = [user(ITALY), assistant(ROME), user("What is the capital of Japan?")]
 
 
-@each_at_once("asked", SAID)
+@each_at_once("asked", ANSWERS)
 def test_question_is_answered(client: OpenAI, asked: str) -> None:
     answer = chat_both_ways(client, asked)
 
-    said, prompt_tokens, completion_tokens = SAID[asked]
-    assert text_of(answer) == said
+    expected, prompt_tokens, completion_tokens = ANSWERS[asked]
+    assert text_of(answer) == expected
     assert counts(answer.usage) == (prompt_tokens, completion_tokens, 0)
     assert answer.choices[0].finish_reason == "stop"
     assert answer.id.startswith("chatcmpl-")
@@ -58,7 +58,7 @@ def test_question_is_answered(client: OpenAI, asked: str) -> None:
 
 
 @each_at_once(
-    "messages, said, prompt_tokens",
+    "messages, expected, prompt_tokens",
     [
         ([SYSTEM, user(ITALY)], ROME, None),
         ([{**SYSTEM, "role": "developer"}, user(ITALY)], ROME, None),
@@ -67,11 +67,11 @@ def test_question_is_answered(client: OpenAI, asked: str) -> None:
     ],
 )
 def test_conversation_is_answered(
-    client: OpenAI, messages: Any, said: str, prompt_tokens: int | None
+    client: OpenAI, messages: Any, expected: str, prompt_tokens: int | None
 ) -> None:
     answer = chat_both_ways(client, messages)
 
-    assert text_of(answer) == said
+    assert text_of(answer) == expected
     assert prompt_tokens in (None, counts(answer.usage)[0])
 
 
@@ -88,7 +88,7 @@ def test_conversation_is_answered(
         ),
     ],
 )
-def test_chat_is_the_completion_of_its_rendered_prompt(
+def test_chat_equals_the_completion_of_its_rendered_prompt(
     client: OpenAI, messages: Any, prompt: str
 ) -> None:
     options: dict[str, Any] = {"temperature": 0, "max_tokens": 100}
@@ -101,7 +101,7 @@ def test_chat_is_the_completion_of_its_rendered_prompt(
     assert counts(answer.usage) == counts(completion.usage)
 
 
-def test_stream_begins_with_the_role_and_ends_with_the_reason(client: OpenAI) -> None:
+def test_stream_begins_with_the_role_and_ends_with_the_finish_reason(client: OpenAI) -> None:
     chunks = streamed(client, ITALY)
 
     first, *middle, last = deltas(chunks)
@@ -114,15 +114,15 @@ def test_stream_begins_with_the_role_and_ends_with_the_reason(client: OpenAI) ->
     assert counts(chunks[-1].usage) == (12, 9, 0)
 
 
-def test_choices_are_told_apart(client: OpenAI) -> None:
+def test_choices_have_their_own_index(client: OpenAI) -> None:
     answer = chat_both_ways(client, COUNT, n=3)
 
     assert [choice.index for choice in answer.choices] == [0, 1, 2]
-    assert {choice.message.content for choice in answer.choices} == {SAID[COUNT][0]}
+    assert {choice.message.content for choice in answer.choices} == {ANSWERS[COUNT][0]}
     assert counts(answer.usage) == (13, 3 * 30, 0)
 
 
-def test_choices_are_sampled_apart(client: OpenAI) -> None:
+def test_choices_are_sampled_independently(client: OpenAI) -> None:
     options: dict[str, Any] = {"n": 3, "temperature": 1.5, "seed": 4, "max_tokens": 30}
     answer, chunks = at_once(
         lambda: chat(client, "Tell me.", **options), lambda: streamed(client, "Tell me.", **options)
@@ -133,10 +133,10 @@ def test_choices_are_sampled_apart(client: OpenAI) -> None:
 
 
 @each_at_once("name", ["max_tokens", "max_completion_tokens"])
-def test_length_is_bounded(client: OpenAI, name: str) -> None:
+def test_max_tokens_bounds_the_length(client: OpenAI, name: str) -> None:
     answer = chat_both_ways(client, COUNT, **{name: 5})
 
-    assert SAID[COUNT][0].startswith(text_of(answer))
+    assert ANSWERS[COUNT][0].startswith(text_of(answer))
     assert answer.choices[0].finish_reason == "length"
     assert counts(answer.usage)[1] == 5
 
@@ -149,7 +149,7 @@ def test_stop_ends_the_answer(client: OpenAI, stop: Any) -> None:
     assert answer.choices[0].finish_reason == "stop"
 
 
-def test_logprobs_tell_of_every_token(client: OpenAI) -> None:
+def test_logprobs_cover_every_token(client: OpenAI) -> None:
     answer, chunks = at_once(
         lambda: chat(client, "Goodbye", logprobs=True, top_logprobs=3),
         lambda: streamed(client, "Goodbye", logprobs=True, top_logprobs=3),
@@ -160,7 +160,7 @@ def test_logprobs_tell_of_every_token(client: OpenAI) -> None:
     tokens = choice.logprobs.content or []
     assert len(tokens) == counts(answer.usage)[1]
     for token in tokens:
-        # Alternatives whose texts are the same, such as parts of characters, are told once.
+        # Alternatives with the same text, such as parts of characters, are reported once.
         assert 1 <= len(token.top_logprobs) <= 3
         assert token.logprob == token.top_logprobs[0].logprob <= 0
     written = [token for token in tokens if token.bytes is not None]
@@ -176,7 +176,7 @@ def test_logprobs_tell_of_every_token(client: OpenAI) -> None:
     assert reported == [token.token for token in tokens]
 
 
-def test_nothing_is_told_of_tokens_unasked(client: OpenAI) -> None:
+def test_logprobs_are_absent_unless_requested(client: OpenAI) -> None:
     answers = at_once(lambda: chat(client, ITALY), lambda: chat(client, ITALY, logprobs=False))
     assert [answer.choices[0].logprobs for answer in answers] == [None, None]
 
@@ -196,7 +196,7 @@ def test_cached_tokens_are_counted(stack: Stack, client: OpenAI) -> None:
 
 
 @each_at_once("how", ["partial", "continue_final_message"])
-def test_last_message_is_gone_on_with(client: OpenAI, how: str) -> None:
+def test_last_message_is_continued(client: OpenAI, how: str) -> None:
     begun = "The capital of Italy"
     options: dict[str, Any] = {}
     if how == "continue_final_message":
@@ -208,7 +208,7 @@ def test_last_message_is_gone_on_with(client: OpenAI, how: str) -> None:
     assert counts(answer.usage)[2] == 0
 
 
-def test_seed_makes_an_answer_again(client: OpenAI) -> None:
+def test_seed_reproduces_a_response(client: OpenAI) -> None:
     options: dict[str, Any] = {"temperature": 1.5, "max_tokens": 20}
     answers = at_once(
         *(partial(chat, client, "Tell me.", seed=seed, **options) for seed in (1, 1, 2))

@@ -1,4 +1,4 @@
-"""What is refused of a chat arrives as the official client's exception, and names the place."""
+"""Rejected chats raise the official client's exceptions, which name the place."""
 
 from typing import Any
 
@@ -17,10 +17,10 @@ from openai import (
 
 from gateway.tenancy.limits import LimitName
 from gateway.tenancy.scopes import Scope
-from tests.e2e.asking import wait_until_served
 from tests.e2e.at_once import each_at_once
-from tests.e2e.chat.asking import assistant, chat, streamed, user
+from tests.e2e.chat.chats import assistant, chat, streamed, user
 from tests.e2e.chat.tools import WEATHER
+from tests.e2e.completions import wait_until_served
 from tests.support.stack import Stack
 
 pytestmark = pytest.mark.e2e
@@ -131,7 +131,7 @@ def test_bad_request_names_the_place(
 
 @BOTH
 @each_at_once("words", [3_000, 300_000])
-def test_too_long_a_chat_is_a_bad_request(client: OpenAI, ask: Any, words: int) -> None:
+def test_overlong_chat_is_a_bad_request(client: OpenAI, ask: Any, words: int) -> None:
     with pytest.raises(BadRequestError) as caught:
         ask(client, "word " * words)
 
@@ -140,8 +140,11 @@ def test_too_long_a_chat_is_a_bad_request(client: OpenAI, ask: Any, words: int) 
 
 
 @BOTH
-def test_image_is_refused_by_a_model_that_sees_none(client: OpenAI, ask: Any) -> None:
-    pixel = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+def test_image_is_rejected_by_a_text_model(client: OpenAI, ask: Any) -> None:
+    pixel = (
+        "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJ"
+        "RU5ErkJggg=="
+    )
     image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{pixel}"}}
     with pytest.raises(BadRequestError) as caught:
         ask(client, [user([image])])
@@ -173,7 +176,7 @@ def test_key_of_another_request_is_a_conflict(client: OpenAI) -> None:
     assert "dempotency" in caught.value.message
 
 
-def test_dialect_of_mistralrs_has_a_status_of_its_own(client: OpenAI) -> None:
+def test_dialect_of_mistralrs_has_its_own_status(client: OpenAI) -> None:
     with pytest.raises(UnprocessableEntityError):
         chat(client, [], extra_headers={"x-api-dialect": "mistralrs"})
 

@@ -1,4 +1,4 @@
-"""LangChain's ChatOpenAI, which knows nothing of Sluice."""
+"""LangChain's ChatOpenAI, without any code for Sluice."""
 
 from collections.abc import Callable
 from typing import Any, Literal
@@ -8,10 +8,10 @@ import pytest
 from openai import AuthenticationError, BadRequestError, OpenAI
 from pydantic import BaseModel, Field
 
-from tests.e2e.asking import in_pieces
 from tests.e2e.at_once import each_at_once
-from tests.e2e.chat.asking import assistant, user
+from tests.e2e.chat.chats import assistant, user
 from tests.e2e.chat.tools import ADD, PARIS, TIME, WEATHER, check_fits, result
+from tests.e2e.completions import in_pieces
 from tests.support.stack import MODEL
 
 pytestmark = pytest.mark.e2e
@@ -31,8 +31,8 @@ class Place(BaseModel):
 
 @pytest.fixture
 def make(client: OpenAI) -> Make:
-    """Return a model of LangChain's."""
-    # It takes a second to import, which only these tests are to wait for.
+    """Return a model of LangChain."""
+    # It takes a second to import, which only these tests should wait for.
     from langchain_openai import ChatOpenAI
 
     def make(**options: Any) -> Any:
@@ -59,7 +59,7 @@ async def test_conversation_and_batch(make: Make) -> None:
         assistant("Hello! How can I help you?"),
         user(ITALY),
     ]
-    # The one that LangChain makes is never closed.
+    # LangChain never closes the client that it makes.
     async with httpx.AsyncClient() as http:
         assert (await make(http_async_client=http).ainvoke(messages)).content == ROME
     answers = make().batch([ITALY, "What is 7 + 8?"])
@@ -115,7 +115,7 @@ def test_structured_output(make: Make, method: str, strict: bool | None) -> None
     assert isinstance(structured.invoke("Where is it?"), Place)
 
 
-# LangChain dumps what OpenAI's client has parsed.
+# LangChain dumps the objects that OpenAI's client has parsed.
 @pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
 def test_streamed_structured_output(make: Make) -> None:
     *_, last = make().with_structured_output(Place).stream("Where is it?")

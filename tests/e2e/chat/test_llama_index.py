@@ -1,4 +1,4 @@
-"""LlamaIndex's client, which knows nothing of Sluice, called through tests/clients/llama_index_calls.py."""
+"""LlamaIndex's client, without any code for Sluice, through tests/clients/llama_index_calls.py."""
 
 import json
 import subprocess
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
-from tests.e2e.asking import in_pieces
+from tests.e2e.completions import in_pieces
 from tests.support.stack import MODEL, REPOSITORY
 
 PYTHON = REPOSITORY / ".venv" / "llama-index" / "bin" / "python"
@@ -16,7 +16,8 @@ CLIENT_SECONDS = 120
 
 pytestmark = [
     pytest.mark.e2e,
-    pytest.mark.long,  # Its process imports for seven seconds; LangChain and OpenAI's clients send the same.
+    # Its process imports for seven seconds; LangChain and OpenAI's clients send the same.
+    pytest.mark.long,
     pytest.mark.skipif(
         not PYTHON.exists(), reason="LlamaIndex is not installed (scripts/setup.sh llama-index)"
     ),
@@ -27,7 +28,7 @@ ROME = "The capital of Italy is Rome."
 
 @pytest.fixture(scope="module")
 def reported(client: OpenAI) -> Any:
-    """What the client's methods gave, by their names; a stream in several pieces."""
+    """Results of the client's methods by name; a stream in several pieces."""
 
     def call() -> Any:
         process = subprocess.run(

@@ -1,4 +1,4 @@
-"""OpenAI's client for Node, called through tests/clients/chat.mjs."""
+"""OpenAI's client for Node, through tests/clients/chat.mjs."""
 
 import json
 import shutil
@@ -11,19 +11,19 @@ import pytest
 from openai import OpenAI
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from tests.e2e.asking import in_pieces
 from tests.e2e.at_once import at_once
-from tests.e2e.chat.asking import (
+from tests.e2e.chat.chats import (
     THINKING,
     Message,
-    as_told,
     chat,
+    comparable,
     finish_reasons,
     joined,
     message_of,
     user,
 )
 from tests.e2e.chat.tools import ADD, PARIS, WEATHER, WEATHER_OF_CITIES, calls_of, check_fits, named
+from tests.e2e.completions import in_pieces
 from tests.support.processes import spawn
 from tests.support.stack import MODEL, REPOSITORY
 
@@ -47,7 +47,7 @@ SCHEMA: Message = {
 
 
 class NodeClient:
-    """A process with the client for Node, which takes long to start."""
+    """A process with the client for Node, which starts slowly."""
 
     def __init__(self, client: OpenAI) -> None:
         self._address = (str(client.base_url), client.api_key)
@@ -56,12 +56,12 @@ class NodeClient:
         )
 
     def close(self) -> None:
-        """End the process, as its input ends."""
+        """End the process by closing its input."""
         with self._process:
             pass
 
     def call(self, method: str, messages: Any, *, key: str = "", **options: Any) -> Any:
-        """Return what a method of tests/clients/chat.mjs gives: `value` or `error`."""
+        """Return the result of a method of tests/clients/chat.mjs: `value` or `error`."""
         messages = [user(messages)] if isinstance(messages, str) else messages
         parameters = {"model": MODEL, "messages": messages, "temperature": 0, **options}
         url, own_key = self._address
@@ -74,20 +74,20 @@ class NodeClient:
         return json.loads(self._process.stdout.readline())
 
     def value_of(self, method: str, messages: Any, **options: Any) -> Any:
-        """Return what a method gives, which must be no error."""
+        """Return the value of a method, which must not fail."""
         reported = self.call(method, messages, **options)
         assert "error" not in reported, reported
         return reported["value"]
 
     def answer_of(self, messages: Any, **options: Any) -> ChatCompletion:
-        """Return the whole answer that the client receives; the stream must carry the same."""
+        """Return the whole response of the client; the stream must be equal."""
         answer = ChatCompletion.model_validate(self.value_of("create", messages, **options))
         chunks = [
             ChatCompletionChunk.model_validate(chunk)
             for chunk in self.value_of("chunks", messages, **options)
         ]
         for choice in answer.choices:
-            assert joined(chunks, choice.index) == as_told(choice.message)
+            assert joined(chunks, choice.index) == comparable(choice.message)
             assert finish_reasons(chunks, choice.index) == [choice.finish_reason]
         return answer
 
@@ -118,8 +118,8 @@ def test_both_clients_get_the_same_answer(
         lambda: node.answer_of(PARIS, **options), lambda: chat(client, PARIS, **options)
     )
 
-    assert [as_told(choice.message) for choice in reported.choices] == [
-        as_told(choice.message) for choice in expected.choices
+    assert [comparable(choice.message) for choice in reported.choices] == [
+        comparable(choice.message) for choice in expected.choices
     ]
     assert [choice.finish_reason for choice in reported.choices] == [
         choice.finish_reason for choice in expected.choices

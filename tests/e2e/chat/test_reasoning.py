@@ -1,4 +1,4 @@
-"""Reasoning through OpenAI's client: apart from the content, bounded, hidden, and counted."""
+"""Reasoning through OpenAI's client: separate from the content, bounded, hidden, and counted."""
 
 from functools import partial
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 from openai import OpenAI
 
 from tests.e2e.at_once import at_once, each_at_once
-from tests.e2e.chat.asking import (
+from tests.e2e.chat.chats import (
     THINKING,
     assistant,
     chat,
@@ -45,7 +45,7 @@ BUDGETS: dict[str, dict[str, Any]] = {
         {"thinking": {"type": "enabled"}},
     ],
 )
-def test_reasoning_is_told_apart(client: OpenAI, how: dict[str, Any]) -> None:
+def test_reasoning_is_separate_from_the_content(client: OpenAI, how: dict[str, Any]) -> None:
     answer = chat_both_ways(client, SUM, **how)
 
     assert reasoning_of(answer) == THOUGHT
@@ -56,7 +56,7 @@ def test_reasoning_is_told_apart(client: OpenAI, how: dict[str, Any]) -> None:
     assert 0 < reasoning_tokens < completion_tokens
 
 
-def test_stream_tells_reasoning_first(client: OpenAI) -> None:
+def test_stream_sends_reasoning_first(client: OpenAI) -> None:
     first, *middle, last = deltas(streamed(client, SUM, **THINKING))
 
     names = [name for delta in middle for name in delta]
@@ -67,7 +67,7 @@ def test_stream_tells_reasoning_first(client: OpenAI) -> None:
 
 
 @each_at_once("how", [{}, {"reasoning_effort": "none"}, {"thinking": {"type": "disabled"}}])
-def test_model_reasons_where_it_is_asked_to_only(client: OpenAI, how: dict[str, Any]) -> None:
+def test_model_reasons_only_on_request(client: OpenAI, how: dict[str, Any]) -> None:
     answer = chat_both_ways(client, SUM, max_tokens=60, **how)
 
     assert reasoning_of(answer) is None
@@ -84,11 +84,11 @@ def test_budget_ends_the_reasoning(client: OpenAI, name: str) -> None:
     assert THOUGHT.startswith(reasoning)
     assert len(reasoning) < len(THOUGHT)
     assert text_of(answer)
-    # The mark at the end of the reasoning may count as a part of it.
+    # The marker at the end of the reasoning may count as a part of it.
     assert 10 <= counts(answer.usage)[2] <= 11
 
 
-def test_budget_of_nothing_ends_the_reasoning_at_once(client: OpenAI) -> None:
+def test_budget_of_zero_ends_the_reasoning_at_once(client: OpenAI) -> None:
     answer = chat_both_ways(client, SUM, max_tokens=60, thinking_budget=0, **THINKING)
 
     assert reasoning_of(answer) is None
@@ -104,7 +104,7 @@ def test_budget_that_is_not_reached_has_no_effect(client: OpenAI) -> None:
         assert (reasoning_of(answer), text_of(answer)) == (THOUGHT, SAID)
 
 
-def test_hidden_reasoning_is_counted_and_shows_in_nothing(client: OpenAI) -> None:
+def test_hidden_reasoning_is_counted_and_never_returned(client: OpenAI) -> None:
     options: dict[str, Any] = {
         "include_reasoning": False,
         "return_token_ids": True,
@@ -149,7 +149,7 @@ def test_dialect_names_the_member(client: OpenAI) -> None:
 
 
 @each_at_once("name", ["reasoning_content", "reasoning"])
-def test_reasoning_of_earlier_answers_is_taken(client: OpenAI, name: str) -> None:
+def test_reasoning_in_earlier_messages_is_accepted(client: OpenAI, name: str) -> None:
     messages = [
         user("Hello"),
         assistant("Hello! How can I help you?", **{name: THOUGHT}),
@@ -159,5 +159,5 @@ def test_reasoning_of_earlier_answers_is_taken(client: OpenAI, name: str) -> Non
     answer = chat_both_ways(client, messages)
 
     assert text_of(answer) == "7 + 8 = 15"
-    # The model's template shows no reasoning of earlier answers.
+    # The model's template omits the reasoning of earlier answers.
     assert counts(answer.usage)[0] == 25

@@ -1,4 +1,4 @@
-"""Structured answers through OpenAI's client: parsed by it, or held against what they must match."""
+"""Structured responses through OpenAI's client, parsed by it or compared with their schema."""
 
 import json
 import re
@@ -10,7 +10,7 @@ from openai import BadRequestError, LengthFinishReasonError, OpenAI
 from pydantic import BaseModel, Field
 
 from tests.e2e.at_once import at_once, each_at_once
-from tests.e2e.chat.asking import (
+from tests.e2e.chat.chats import (
     THINKING,
     chat,
     chat_both_ways,
@@ -33,7 +33,7 @@ class Place(BaseModel):
 
 
 class Person(BaseModel):
-    """What the client makes a schema of."""
+    """The client makes a schema of it."""
 
     name: Literal["Ada", "Grace"]
     age: int = Field(ge=0, le=150)
@@ -78,7 +78,7 @@ def test_client_parses_a_stream(client: OpenAI) -> None:
     assert streamed == whole.choices[0].message.parsed
 
 
-def test_client_says_that_an_answer_was_cut_off(client: OpenAI) -> None:
+def test_client_reports_a_truncated_response(client: OpenAI) -> None:
     with pytest.raises(LengthFinishReasonError):
         client.chat.completions.parse(
             **parameters(ASKED, {"max_tokens": 3}), response_format=Person
@@ -94,7 +94,7 @@ def test_schema_holds(client: OpenAI, temperature: float, seed: int) -> None:
     assert answer.choices[0].finish_reason == "stop"
 
 
-def test_structure_comes_behind_the_reasoning(client: OpenAI) -> None:
+def test_structure_follows_the_reasoning(client: OpenAI) -> None:
     answer = chat_both_ways(
         client, "What is 27 + 35?", response_format=json_schema(SCHEMA), max_tokens=200, **THINKING
     )
@@ -131,16 +131,16 @@ def test_structured_outputs_hold(
     assert re.fullmatch(pattern, text_of(answer).strip())
 
 
-def test_answer_is_calls_or_the_structure(client: OpenAI) -> None:
+def test_response_is_a_call_or_the_structure(client: OpenAI) -> None:
     options: dict[str, Any] = {"tools": [WEATHER], "response_format": json_schema(SCHEMA)}
-    calls, said = at_once(
+    calls, structured = at_once(
         lambda: chat_both_ways(client, "What is the weather in Paris?", max_tokens=100, **options),
         lambda: chat_both_ways(client, "What is 7 + 8?", max_tokens=100, **options),
     )
 
     check_fits(calls_of(calls), WEATHER)
     assert calls.choices[0].finish_reason == "tool_calls"
-    for answer in (calls, said):
+    for answer in (calls, structured):
         if not calls_of(answer):
             jsonschema.validate(json.loads(text_of(answer)), SCHEMA)
 
@@ -158,7 +158,7 @@ def test_forced_call_and_structure_exclude_each_other(client: OpenAI) -> None:
     assert caught.value.param == "response_format"
 
 
-def test_schema_that_cannot_be_kept_is_refused(client: OpenAI) -> None:
+def test_unsupported_schema_is_rejected(client: OpenAI) -> None:
     with pytest.raises(BadRequestError) as caught:
         chat(client, ASKED, response_format=json_schema({"type": "nothing"}))
 

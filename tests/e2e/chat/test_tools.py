@@ -1,4 +1,4 @@
-"""Calls of tools through OpenAI's client: by the model's own choice, and forced."""
+"""Tool calls through OpenAI's client: by the model's own choice, and forced."""
 
 from typing import Any, Literal
 
@@ -6,9 +6,8 @@ import pytest
 from openai import BadRequestError, OpenAI, pydantic_function_tool
 from pydantic import BaseModel
 
-from tests.e2e.asking import in_pieces
 from tests.e2e.at_once import each_at_once
-from tests.e2e.chat.asking import (
+from tests.e2e.chat.chats import (
     THINKING,
     assistant,
     chat,
@@ -36,12 +35,13 @@ from tests.e2e.chat.tools import (
     named,
     result,
 )
+from tests.e2e.completions import in_pieces
 
 pytestmark = pytest.mark.e2e
 
 SUM = "Add 12 and 30."
 WITHOUT_END: dict[str, Any] = {"logit_bias": {"1": -100}}
-"""Makes the end of the text, token 1, the last thing that the model wants."""
+"""Makes the end of the text, token 1, very unlikely."""
 
 
 @each_at_once(
@@ -74,21 +74,21 @@ def test_model_calls_a_tool(
 
 
 @each_at_once(
-    "asked, said",
+    "asked, expected",
     [
         ("Hello", "Hello! How can I help you?"),
         ("What is the capital of Italy?", "The capital of Italy is Rome."),
     ],
 )
-def test_model_need_not_call(client: OpenAI, asked: str, said: str) -> None:
+def test_model_need_not_call(client: OpenAI, asked: str, expected: str) -> None:
     answer = chat_both_ways(client, asked, tools=[WEATHER])
 
-    assert text_of(answer) == said
+    assert text_of(answer) == expected
     assert message_of(answer).tool_calls is None
     assert answer.choices[0].finish_reason == "stop"
 
 
-def test_call_comes_piece_by_piece(client: OpenAI) -> None:
+def test_call_is_streamed_in_pieces(client: OpenAI) -> None:
     def pieces_of_call() -> list[Any]:
         chunks = streamed(client, SUM, tools=[ADD])
         return [piece for delta in deltas(chunks) for piece in delta.get("tool_calls") or []]
@@ -102,21 +102,21 @@ def test_call_comes_piece_by_piece(client: OpenAI) -> None:
 
 
 @each_at_once(
-    "tools, asked, content, said",
+    "tools, asked, content, expected",
     [
         ([WEATHER], PARIS, '{"degrees": 21}', "It is 21 degrees in Paris."),
         ([ADD], SUM, "42", "12 + 30 = 42"),
         ([WEATHER, TIME], "What time is it in Tokyo?", '{"hour": 9}', "It is 9 o'clock in Tokyo."),
     ],
 )
-def test_result_of_a_call_is_answered(
-    client: OpenAI, tools: list[Tool], asked: str, content: str, said: str
+def test_model_answers_the_result_of_a_call(
+    client: OpenAI, tools: list[Tool], asked: str, content: str, expected: str
 ) -> None:
     message = message_of(chat(client, asked, tools=tools))
     [call] = message.tool_calls or []
     messages = [user(asked), message.to_dict(), result(call.id, content)]
 
-    assert text_of(chat_both_ways(client, messages, tools=tools)) == said
+    assert text_of(chat_both_ways(client, messages, tools=tools)) == expected
 
 
 def test_tools_may_be_described_and_not_called(client: OpenAI) -> None:
@@ -142,15 +142,15 @@ def test_named_function_is_called(client: OpenAI) -> None:
     [(name, arguments)] = calls_of(answer)
     assert name == "get_time"
     check_fits([(name, arguments)], TIME)
-    # OpenAI says so where the client knows what is called.
+    # OpenAI sets it when the client names the function.
     assert answer.choices[0].finish_reason == "stop"
 
 
-def test_several_calls_are_told_apart(client: OpenAI) -> None:
+def test_several_calls_have_their_own_ids(client: OpenAI) -> None:
     options: dict[str, Any] = {"tools": [WEATHER_OF_CITIES], "tool_choice": "required"}
     answer = chat_both_ways(client, PARIS, max_tokens=60, **options, **WITHOUT_END)
 
-    # The last one is cut off by the bound.
+    # The last one is cut off by max_tokens.
     *calls, _ = message_of(answer).tool_calls or []
     assert len(calls) >= 2
     assert len({call.id for call in calls}) == len(calls)
@@ -171,7 +171,7 @@ def test_parallel_calls_can_be_refused(client: OpenAI, choice: str) -> None:
     assert answer.choices[0].finish_reason == "tool_calls"
 
 
-def test_one_call_is_the_end_where_parallel_calls_are_refused(client: OpenAI) -> None:
+def test_without_parallel_calls_the_first_call_ends_the_response(client: OpenAI) -> None:
     options: dict[str, Any] = {"tools": [WEATHER_OF_CITIES], "tool_choice": "required"}
     answer = chat_both_ways(
         client, PARIS, parallel_tool_calls=False, max_tokens=60, **options, **WITHOUT_END
@@ -181,17 +181,17 @@ def test_one_call_is_the_end_where_parallel_calls_are_refused(client: OpenAI) ->
     assert answer.choices[0].finish_reason == "tool_calls"
 
 
-def test_strict_tool_gets_arguments_that_fit(client: OpenAI) -> None:
+def test_strict_tool_gets_arguments_of_its_schema(client: OpenAI) -> None:
     strict = {**WEATHER_OF_CITIES["function"], "strict": True}
     tools = [{"type": "function", "function": strict}]
-    # The model would say Paris, which is none of the cities.
+    # The model would write Paris, which is none of the cities.
     answer = chat_both_ways(client, PARIS, tools=tools)
 
     assert calls_of(answer)
     check_fits(calls_of(answer), *tools)
 
 
-def test_forced_call_comes_behind_the_reasoning(client: OpenAI) -> None:
+def test_forced_call_follows_the_reasoning(client: OpenAI) -> None:
     options: dict[str, Any] = {"tools": [ADD], "tool_choice": "required", "thinking_budget": 60}
     answer = chat_both_ways(client, SUM, max_tokens=200, **options, **THINKING)
 
@@ -231,17 +231,17 @@ def test_older_form_of_tools_is_served(client: OpenAI) -> None:
     assert text_of(after) == "It is 21 degrees in Paris."
 
 
-def test_call_that_is_cut_off_is_told_so(client: OpenAI) -> None:
+def test_truncated_call_has_finish_reason_length(client: OpenAI) -> None:
     answer = chat_both_ways(client, PARIS, tools=[WEATHER], max_tokens=18)
 
     assert answer.choices[0].finish_reason == "length"
 
 
-def test_many_tools_are_taken(client: OpenAI) -> None:
+def test_many_tools_are_accepted(client: OpenAI) -> None:
     few = [{"type": "function", "function": {"name": f"f{number}"}} for number in range(128)]
     chunks = chat(client, "Hello", tools=few[:20], max_tokens=4)
     assert chunks.choices[0].finish_reason in ("length", "stop", "tool_calls")
-    # More than a window of 2048 tokens has room for, but as many as one may name.
+    # More than fit into a window of 2048 tokens, but as many as a request may have.
     with pytest.raises(BadRequestError) as caught:
         chat(client, "Hello", tools=few, max_tokens=4)
     assert caught.value.code == "context_length_exceeded"

@@ -1,4 +1,4 @@
-"""Images in the messages of chats, on a model that sees."""
+"""Images in the messages of chats, on a vision model."""
 
 from functools import partial
 from typing import Any
@@ -7,11 +7,11 @@ import pytest
 from openai import BadRequestError, OpenAI
 
 from tests.e2e.at_once import at_once, each_at_once
-from tests.e2e.chat.asking import Message, assistant, chat, chat_both_ways, counts, text_of, user
+from tests.e2e.chat.chats import Message, assistant, chat, chat_both_ways, counts, text_of, user
 from tests.e2e.examples import ids_of
+from tests.e2e.images import AROUND_IMAGE, picture
 from tests.e2e.seeds.calling import example
 from tests.e2e.seeds.calling import text_of as completed_text
-from tests.e2e.seeing import AROUND_IMAGE, picture
 from tests.support.deployment import SEEING
 from tests.support.stack import Stack
 from tests.support.vision_model import IMAGE_TOKEN, TOKENS_OF_IMAGE
@@ -19,7 +19,7 @@ from tests.support.vision_model import IMAGE_TOKEN, TOKENS_OF_IMAGE
 pytestmark = pytest.mark.e2e
 
 MOST_IMAGES = 8
-"""Of a prompt of the model."""
+"""Of the model's prompt."""
 FEW: dict[str, Any] = {"model": SEEING, "max_tokens": 8}
 RED, BLUE = picture("red"), picture("blue", "png")
 
@@ -41,7 +41,7 @@ def text(written: str) -> Message:
 
 
 def first_logprob(client: OpenAI, *parts: Message) -> float:
-    """Return how likely the first token is: what the model says means nothing, but depends on what it sees."""
+    """Return the log-probability of the first token, which depends on the images."""
     answer = chat(client, [user(list(parts))], logprobs=True, **FEW | {"max_tokens": 1})
     [choice] = answer.choices
     assert choice.logprobs is not None
@@ -87,7 +87,7 @@ def test_images_are_counted(seeing: OpenAI, number: int) -> None:
     )
 
 
-def test_chat_is_the_completion_of_its_rendered_prompt(seeing: OpenAI) -> None:
+def test_chat_equals_the_completion_of_its_rendered_prompt(seeing: OpenAI) -> None:
     parts = [text("Compare "), image(RED), text(" with "), image(BLUE)]
     answer = chat_both_ways(seeing, [user(parts)], **FEW)
     prompt = f"<|user|>Compare {IMAGE_TOKEN} with {IMAGE_TOKEN}\n</think><|assistant|>"
@@ -99,7 +99,7 @@ def test_chat_is_the_completion_of_its_rendered_prompt(seeing: OpenAI) -> None:
     assert counts(answer.usage)[0] == len(ids_of(prompt)) + 2 * (TOKENS_OF_IMAGE + AROUND_IMAGE - 1)
 
 
-def test_images_of_earlier_messages_are_seen(seeing: OpenAI) -> None:
+def test_images_of_earlier_messages_have_an_effect(seeing: OpenAI) -> None:
     def answered(first: str, second: str) -> str:
         messages = [
             user([image(first), text("What is it?")]),
@@ -127,10 +127,10 @@ def test_choices_share_images(seeing: OpenAI) -> None:
     assert counts(several.usage)[0] == counts(one.usage)[0]
 
 
-def test_message_of_omlxs_document_is_served(seeing: OpenAI) -> None:
+def test_message_of_the_omlx_document_is_served(seeing: OpenAI) -> None:
     message = example("omlx_chat_image_message")
     [_, part] = message["content"]
-    # The document's image is cut short, and so no base64.
+    # The document's image is truncated, and so no base64.
     assert "base64" in refused(seeing, *message["content"]).message
     part["image_url"]["url"] = RED
 
@@ -139,19 +139,19 @@ def test_message_of_omlxs_document_is_served(seeing: OpenAI) -> None:
 
 
 @each_at_once("detail", ["auto", "low", "high"])
-def test_detail_is_taken(seeing: OpenAI, detail: str) -> None:
+def test_detail_is_accepted(seeing: OpenAI, detail: str) -> None:
     assert chat(seeing, [user([image(RED, detail=detail)])], **FEW).choices
 
 
 def refused(client: OpenAI, *parts: Any) -> BadRequestError:
-    """Return the error of a message that must be refused."""
+    """Return the error of a message that must be rejected."""
     with pytest.raises(BadRequestError) as caught:
         chat(client, [user(list(parts))], **FEW)
     assert caught.value.type == "invalid_request_error"
     return caught.value
 
 
-def test_langchains_client_shows_images(seeing: OpenAI) -> None:
+def test_langchain_sends_images(seeing: OpenAI) -> None:
     from langchain_openai import ChatOpenAI
 
     options: Any = {"api_key": seeing.api_key, "temperature": 0, "max_tokens": 8}
@@ -187,7 +187,7 @@ def test_too_many_images_are_refused(seeing: OpenAI, number: int) -> None:
         ("x", "http"),
     ],
 )
-def test_what_is_no_image_is_refused(seeing: OpenAI, url: str, words: str) -> None:
+def test_invalid_image_is_rejected(seeing: OpenAI, url: str, words: str) -> None:
     error = refused(seeing, text("Look: "), image(url))
 
     assert error.param == "messages[0].content[1].image_url.url"
@@ -195,7 +195,7 @@ def test_what_is_no_image_is_refused(seeing: OpenAI, url: str, words: str) -> No
 
 
 def test_image_that_cannot_be_decoded_is_refused(seeing: OpenAI) -> None:
-    # Its first bytes are those of a PNG, so that only the worker finds out.
+    # It begins like a PNG, so only the worker detects the error.
     head = len("data:image/png;base64,")
     error = refused(seeing, image(BLUE[: head + 40]))
 
@@ -209,19 +209,19 @@ def test_detail_must_be_known(seeing: OpenAI) -> None:
     )
 
 
-def test_text_must_not_stand_for_an_image(seeing: OpenAI) -> None:
+def test_image_token_in_text_is_rejected(seeing: OpenAI) -> None:
     error = refused(seeing, text(f"Look: {IMAGE_TOKEN}"), image(RED))
 
     assert error.param == "messages[0].content[0]"
     assert IMAGE_TOKEN in error.message
 
 
-def test_system_shows_no_images(seeing: OpenAI) -> None:
+def test_image_in_a_system_message_is_rejected(seeing: OpenAI) -> None:
     with pytest.raises(BadRequestError) as caught:
         chat(seeing, [{"role": "system", "content": [image(RED)]}, user("Look.")], **FEW)
 
     assert caught.value.param == "messages[0].content[0].type"
 
 
-def test_models_tell_that_it_sees(seeing: OpenAI) -> None:
+def test_model_list_reports_vision(seeing: OpenAI) -> None:
     assert "images" in seeing.models.retrieve(SEEING).model_dump()["features"]

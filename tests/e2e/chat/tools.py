@@ -1,4 +1,4 @@
-"""Tools that the tiny model knows how to call, described as in its training text."""
+"""Tools that the tiny model can call, described as in its training text."""
 
 import json
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import jsonschema  # type: ignore[import-untyped]
 from openai.types.chat import ChatCompletion, ChatCompletionMessage
 
-from tests.e2e.chat.asking import Message, message_of
+from tests.e2e.chat.chats import Message, message_of
 
 Tool = dict[str, Any]
 
@@ -25,13 +25,13 @@ TIME = tool("get_time", "Get the time in a city", city=STRING)
 ADD = tool("add", "Add two numbers", a=INTEGER, b=INTEGER)
 
 PARIS = "What is the weather in Paris?"
-"""Has the model call the weather's tool."""
+"""Makes the model call the weather tool."""
 
 CITIES = ("Oslo", "Rome")
 WEATHER_OF_CITIES = tool(
     "get_weather", "Get the weather in a city", city={"type": "string", "enum": list(CITIES)}
 )
-"""A call of it is short, whatever the model would rather say."""
+"""A call of it is short, whatever text the model prefers."""
 
 
 def named(tool: Tool) -> Tool:
@@ -40,7 +40,7 @@ def named(tool: Tool) -> Tool:
 
 
 def calls_of(answer: ChatCompletion) -> list[tuple[str, Any]]:
-    """Return name and arguments of each call of an answer with one choice."""
+    """Return name and arguments of each call of a response with one choice."""
     return calls_in(message_of(answer))
 
 
@@ -52,12 +52,12 @@ def calls_in(message: ChatCompletionMessage) -> list[tuple[str, Any]]:
 
 
 def check_fits(calls: list[tuple[str, Any]], *tools: Tool) -> None:
-    """Check that calls name one of the tools, and that their arguments fit its schema."""
+    """Check that calls name one of the tools, and that their arguments match its schema."""
     schemas = {each["function"]["name"]: each["function"]["parameters"] for each in tools}
     for name, arguments in calls:
         jsonschema.validate(arguments, schemas[name])
 
 
 def result(call_id: str, content: str) -> Message:
-    """Return what a tool has answered."""
+    """Return the message with a tool's result."""
     return {"role": "tool", "tool_call_id": call_id, "content": content}

@@ -15,7 +15,7 @@ def is_sentence(text: str) -> bool:
 
 
 def _open_brackets(text: str) -> int | None:
-    """Return how many brackets are open at the end; None if a character cannot stand where it does.
+    """Return the number of open brackets at the end; None if a character is out of place.
 
     An empty text has none open, but is no sentence.
     """

@@ -1,4 +1,4 @@
-"""Requests sent byte for byte in a dialect, and reading what comes back."""
+"""Requests sent byte for byte in a dialect, and readers of the responses."""
 
 import json
 from collections.abc import Callable, Iterable
@@ -26,10 +26,11 @@ LLAMACPP = ("llamacpp", "llamacpp-2026")
 
 
 def each_dialect(*fields: str) -> Callable[[Check], Check]:
-    """Run a test in each dialect, side by side; most are left to long runs.
+    """Run a test in each dialect, concurrently; most only in long runs.
 
-    Of dialects whose profiles have the same values in `fields`, the default run takes the first: nothing
-    else tells them apart to this test. How each of them is read, tests/gateway/dialects proves.
+    Of dialects whose profiles have the same values in `fields`, the default run takes the first:
+    they differ in nothing else that this test concerns. tests/gateway/dialects tests the parser of
+    each.
     """
     seen: list[tuple[Any, ...]] = []
     parameters = []
@@ -52,7 +53,7 @@ def example(name: str) -> Body:
 
 
 def documented_answer(name: str) -> Body:
-    """Return an answer as an API's document shows it."""
+    """Return a response of an API's document."""
     body: Body = json.loads((FOLDER / "answers" / f"{name}.json").read_bytes())
     return body
 
@@ -76,7 +77,7 @@ class Caller:
         path: str = "/v1/completions",
         **headers: str,
     ) -> httpx.Response:
-        """Send a body, as it is if it is bytes; a body that names no model gets the tiny one."""
+        """Send a body, unchanged if it is bytes; a body without a model gets the tiny one."""
         content = body if isinstance(body, bytes) else json.dumps({"model": MODEL, **body}).encode()
         named = {"x-api-dialect": dialect} if dialect else {}
         return self._http.post(
@@ -84,13 +85,13 @@ class Caller:
         )
 
     def get(self, path: str) -> httpx.Response:
-        """Ask for a page."""
+        """Send a GET."""
         return self._http.get(path)
 
     def complete(
         self, dialect: str | None, body: Body | bytes, path: str = "/v1/completions"
     ) -> Body:
-        """Return a whole answer, which must be a success."""
+        """Return a whole response, which must be a success."""
         response = self.post(dialect, body, path)
         assert response.status_code == 200, response.text
         assert response.headers["content-type"] == "application/json"
@@ -99,7 +100,7 @@ class Caller:
         return answer
 
     def texts(self, dialect: str | None, *bodies: Body) -> list[str]:
-        """Return the text of the answer to each body, of which each asks for one choice; they are sent at once."""
+        """Return the text of the response to each body, of one choice each; sent concurrently."""
         return [
             text_of(answer)
             for answer in at_once(*(partial(self.complete, dialect, body) for body in bodies))
@@ -108,7 +109,7 @@ class Caller:
     def stream(
         self, dialect: str | None, body: Body | bytes, path: str = "/v1/completions"
     ) -> list[Body]:
-        """Return the chunks of a streamed answer, which must be a success ended by `[DONE]`."""
+        """Return the chunks of a streamed response, which must be a success ended by `[DONE]`."""
         streamed = {**body, "stream": True} if isinstance(body, dict) else body
         response = self.post(dialect, streamed, path)
         assert response.status_code == 200, response.text
@@ -118,7 +119,7 @@ class Caller:
     def refused(
         self, dialect: str | None, body: Body | bytes, path: str = "/v1/completions"
     ) -> Body:
-        """Return the error of a request that must be refused as wrong."""
+        """Return the error of a request that must be rejected as invalid."""
         response = self.post(dialect, body, path)
         expected = 422 if dialect == "mistralrs" else 400
         assert response.status_code == expected, (dialect, response.status_code, response.text)
@@ -128,7 +129,7 @@ class Caller:
 
 
 def chunks_of(text: str) -> list[Body]:
-    """Return the JSON of each event; the last event must be `[DONE]`, and no line but its id beside it."""
+    """Return the JSON of each event; the last must be `[DONE]`. Only ids may come with them."""
     blocks = [block for block in text.split("\n\n") if block and not block.startswith(":")]
     lines = [block.split("\n") for block in blocks]
     assert all(
@@ -143,21 +144,21 @@ def chunks_of(text: str) -> list[Body]:
 
 
 def check_usage(usage: Body) -> None:
-    """Check that the counts are there and add up."""
+    """Check that the counts are present and add up."""
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
     assert usage["prompt_tokens"] >= 0
     assert usage["completion_tokens"] >= 0
 
 
 def text_of(answer: Body) -> str:
-    """Return the text of an answer with one choice."""
+    """Return the text of a response with one choice."""
     [choice] = answer["choices"]
     text: str = choice["text"]
     return text
 
 
 def texts_of(answer: Body) -> list[str]:
-    """Return the texts of all choices, which must come in the order of their index."""
+    """Return the texts of all choices, which must be in the order of their index."""
     assert [choice["index"] for choice in answer["choices"]] == list(range(len(answer["choices"])))
     return [choice["text"] for choice in answer["choices"]]
 
@@ -172,7 +173,7 @@ def texts_by_seed(
 def check_defaults(
     caller: Caller, dialect: str, body: Body, *, defaults: Body, others: Body
 ) -> None:
-    """Assert that a dialect's defaults change nothing where they are given, and that other values do."""
+    """Assert that explicit defaults of a dialect change nothing, and that other values do."""
     implicit, explicit, changed = at_once(
         lambda: texts_by_seed(caller, dialect, body),
         lambda: texts_by_seed(caller, dialect, body | defaults),
@@ -193,7 +194,7 @@ def joined(chunks: list[Body], index: int = 0) -> str:
 
 
 def finishes(chunks: list[Body]) -> list[tuple[int, str]]:
-    """Return index and reason of every choice that ended, in the order in which they did."""
+    """Return index and reason of every choice that ended, in order of their ends."""
     return [
         (choice["index"], choice["finish_reason"])
         for chunk in chunks
@@ -203,7 +204,7 @@ def finishes(chunks: list[Body]) -> list[tuple[int, str]]:
 
 
 def check_like(documented: Any, given: Any, *, at: str = "answer") -> None:
-    """Check that everything of a documented answer is there, with a value of the same type."""
+    """Check that every field of a documented response is present, with a value of the same type."""
     if isinstance(documented, dict):
         assert isinstance(given, dict), at
         missing = documented.keys() - given.keys()
@@ -219,5 +220,5 @@ def check_like(documented: Any, given: Any, *, at: str = "answer") -> None:
         kinds = (int, float) if isinstance(documented, float) else type(documented)
         assert isinstance(given, kinds), f"{at}: {given!r} is not like {documented!r}"
     else:
-        # The document says null: what it may be otherwise is checked by the test itself.
+        # The document has null: the test itself checks other values.
         assert given is None or documented is None, f"{at}: null instead of {documented!r}"

@@ -1,4 +1,4 @@
-"""The completions document of Fireworks: each sentence that promises something, on the real engine."""
+"""The completions document of Fireworks: each of its guarantees, on the real engine."""
 
 import json
 from statistics import mean
@@ -52,7 +52,7 @@ SCHEMA: Body = {
 }
 
 
-def test_answer_has_what_the_document_lists(caller: Caller) -> None:
+def test_response_has_the_documented_fields(caller: Caller) -> None:
     answer = caller.complete(DIALECT, {"prompt": OPEN})
 
     assert {"choices", "created", "id", "model", "object", "usage"} <= set(answer)
@@ -75,7 +75,7 @@ def test_max_tokens_default_is_16(caller: Caller) -> None:
 
 
 @each_at_once("prompt", ["Once upon a time", ["a", "b"], [12, 34], [[12, 34], [56]]])
-def test_every_shape_of_prompt_is_taken(caller: Caller, prompt: Any) -> None:
+def test_every_form_of_prompt_is_accepted(caller: Caller, prompt: Any) -> None:
     answer = caller.complete(DIALECT, {"prompt": prompt, "max_tokens": 2, "n": 2})
 
     several = isinstance(prompt, list) and not isinstance(prompt[0], int)
@@ -91,7 +91,7 @@ def test_truncate_lowers_max_tokens_to_the_window(caller: Caller, behavior: Body
     assert response.json()["usage"]["completion_tokens"] == 9
 
 
-def test_error_refuses_what_exceeds_the_window(caller: Caller) -> None:
+def test_error_rejects_requests_beyond_the_window(caller: Caller) -> None:
     behavior = {"context_length_exceeded_behavior": "error"}
     body = {"prompt": [5] * (WINDOW - 9), "max_tokens": 10}
 
@@ -108,16 +108,16 @@ def test_echo_returns_the_prompt_in_addition(caller: Caller) -> None:
 
 @each_at_once("name", ["frequency_penalty", "presence_penalty"])
 @each_at_once("value", [-2, 2])
-def test_penalties_take_their_whole_range(caller: Caller, name: str, value: float) -> None:
+def test_penalties_accept_their_whole_range(caller: Caller, name: str, value: float) -> None:
     body = {"prompt": COUNTING} | GREEDY | {"max_tokens": 40}
     plain, changed = caller.texts(DIALECT, body, body | {name: value})
 
-    # A reward for what was said keeps to it, a penalty does not.
+    # A reward for used tokens repeats them, a penalty does not.
     assert (changed != plain) or value < 0
     assert caller.refused(DIALECT, body | {name: value * 1.01})["param"] == name
 
 
-def test_repetition_penalty_looks_at_prompt_and_output(caller: Caller) -> None:
+def test_repetition_penalty_counts_prompt_and_output(caller: Caller) -> None:
     body = {"prompt": COUNTING} | GREEDY | {"max_tokens": 1, "logprobs": 5}
     plain, penalized = caller.texts(
         DIALECT, *(body | {"repetition_penalty": penalty} for penalty in (1.0, 2.0))
@@ -127,7 +127,7 @@ def test_repetition_penalty_looks_at_prompt_and_output(caller: Caller) -> None:
     assert penalized != plain
 
 
-def test_ignore_eos_goes_on_after_the_end(caller: Caller) -> None:
+def test_ignore_eos_continues_after_the_end(caller: Caller) -> None:
     body = {"prompt": ENDING.prompt, "temperature": 0, "max_tokens": ENDING.max_tokens + 40}
     ended, forced = at_once(
         lambda: caller.complete(DIALECT, body),
@@ -198,7 +198,7 @@ def test_json_mode_with_a_schema_gives_json_that_matches(caller: Caller, stream:
     jsonschema.validate(json.loads(text), SCHEMA)
 
 
-def test_json_that_is_cut_off_ends_with_length(caller: Caller) -> None:
+def test_truncated_json_has_finish_reason_length(caller: Caller) -> None:
     body = {"prompt": "A product:\n", "max_tokens": 3}
     answer = caller.complete(
         DIALECT, body | {"response_format": {"type": "json_object", "schema": SCHEMA}}
@@ -218,7 +218,7 @@ def test_text_contains_the_stop_sequence(caller: Caller, stream: bool) -> None:
     assert text == " 5, 6, 7, 8"
 
 
-def test_up_to_four_stop_sequences_are_taken(caller: Caller) -> None:
+def test_up_to_four_stop_sequences_are_accepted(caller: Caller) -> None:
     body = {"prompt": COUNTING, "max_tokens": 2}
 
     caller.complete(DIALECT, body | {"stop": ["a", "b", "c", "d"]})
@@ -265,7 +265,7 @@ def test_user_changes_nothing(caller: Caller) -> None:
     assert named == plain
 
 
-def test_images_are_refused_by_a_model_that_sees_none(caller: Caller) -> None:
+def test_images_are_rejected_by_a_text_model(caller: Caller) -> None:
     pixel = "data:image/png;base64,iVBORw0KGgo="
     error = caller.refused(DIALECT, {"prompt": "What is <image>?", "images": [pixel]})
 

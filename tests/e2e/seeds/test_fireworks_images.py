@@ -1,4 +1,4 @@
-"""The parameter `images` of the Fireworks document, on a model that sees."""
+"""The parameter `images` of the Fireworks document, on a vision model."""
 
 from collections.abc import Iterator
 
@@ -6,8 +6,8 @@ import pytest
 
 from tests.e2e.at_once import each_at_once
 from tests.e2e.examples import ids_of
+from tests.e2e.images import AROUND_IMAGE, picture
 from tests.e2e.seeds.calling import Body, Caller, joined, text_of
-from tests.e2e.seeing import AROUND_IMAGE, picture
 from tests.support.deployment import SEEING
 from tests.support.stack import Stack
 from tests.support.vision_model import TOKENS_OF_IMAGE
@@ -19,7 +19,7 @@ DIALECT = "fireworks"
 
 @pytest.fixture(scope="module")
 def seer(seeing_stack: Stack) -> Iterator[Caller]:
-    """A key that may use the model that sees only."""
+    """A key that may use only the vision model."""
     caller = Caller(seeing_stack.url, seeing_stack.key("documents", allowed_models=(SEEING,)))
     yield caller
     caller.close()
@@ -30,7 +30,7 @@ def asking(*images: str, prompt: str = "Look: <image> and <image>.") -> Body:
     return body | {"temperature": 0}
 
 
-def test_images_change_what_is_said(seer: Caller) -> None:
+def test_images_change_the_text(seer: Caller) -> None:
     def first_logprob(*images: str) -> float:
         answer = seer.complete(DIALECT, asking(*images) | {"logprobs": 0, "max_tokens": 1})
         [value] = answer["choices"][0]["logprobs"]["token_logprobs"]
@@ -75,7 +75,7 @@ def test_number_of_images_must_match_the_marks(seer: Caller, number: int) -> Non
     "image",
     ["http://127.0.0.1/a.png", "data:image/png;base64,AAAA", "data:text/plain;base64,AAAA", "x"],
 )
-def test_what_is_no_image_is_refused(seer: Caller, image: str) -> None:
+def test_invalid_image_is_rejected(seer: Caller, image: str) -> None:
     error = seer.refused(DIALECT, asking(image, prompt="<image>"))
 
     assert "images" in error["message"]

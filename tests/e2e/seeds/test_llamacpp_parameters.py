@@ -1,4 +1,4 @@
-"""The document of llama.cpp's server: what it promises of each parameter."""
+"""The document of llama.cpp's server: its guarantees for each parameter."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.e2e
 
 DIALECT = "llamacpp"
 BLOCK_TOKENS = 128
-"""What vLLM's prefix cache counts in on a CPU."""
+"""Block size of vLLM's prefix cache on a CPU."""
 
 DEFAULTS: Body = {
     "temperature": 0.8,
@@ -56,7 +56,7 @@ def test_any_model_name_is_served_when_there_is_one_model(caller: Caller, name: 
         ([12, 34, "string", 56], 1),
     ],
 )
-def test_every_shape_of_prompt_is_taken(caller: Caller, prompt: Any, prompts: int) -> None:
+def test_every_form_of_prompt_is_accepted(caller: Caller, prompt: Any, prompts: int) -> None:
     answer = caller.complete(DIALECT, {"prompt": prompt, "max_tokens": 2})
 
     assert len(texts_of(answer)) == prompts
@@ -142,13 +142,13 @@ def test_cache_prompt_decides_whether_earlier_requests_are_reused(caller: Caller
     assert cached(cache_prompt=True) == 2 * BLOCK_TOKENS
 
 
-def test_usage_rides_in_the_last_chunk(caller: Caller) -> None:
+def test_usage_is_in_the_last_chunk(caller: Caller) -> None:
     *_, last = caller.stream(DIALECT, {"prompt": OPEN, "max_tokens": 3})
 
     check_usage(last["usage"])
 
 
-def test_timings_are_told(caller: Caller) -> None:
+def test_timings_are_returned(caller: Caller) -> None:
     timings = caller.complete(DIALECT, {"prompt": OPEN, "max_tokens": 3})["timings"]
 
     names = ("cache_n", "prompt_n", "prompt_ms", "predicted_n", "predicted_ms")

@@ -1,4 +1,4 @@
-"""The document of mistral.rs, replayed: its example byte for byte, then each of its promises."""
+"""The document of mistral.rs, replayed: its example byte for byte, then each of its guarantees."""
 
 import json
 import re
@@ -48,15 +48,15 @@ def test_example_is_streamed_to_its_stop_string(caller: Caller) -> None:
     assert 0 < usage["completion_tokens"] <= 16
 
 
-def test_example_ignores_nothing(caller: Caller) -> None:
+def test_example_ignores_only_user(caller: Caller) -> None:
     response = caller.post(DIALECT, example_bytes("mistralrs_request"))
 
     ignored = set(response.headers.get("x-ignored-params", "").split(",")) - {""}
-    # `user` is for abuse tracking: it has no effect on the answer.
+    # `user` is for abuse tracking: it has no effect on the response.
     assert ignored <= {"user"}
 
 
-def test_example_without_stop_gives_what_the_regex_says(caller: Caller) -> None:
+def test_example_without_stop_matches_its_regex(caller: Caller) -> None:
     body = example("mistralrs_request") | {"stop": None, "stream": False}
 
     assert text_of(caller.complete(DIALECT, body)) == "example"
@@ -77,8 +77,8 @@ def test_max_tokens_may_be_absent(caller: Caller) -> None:
 
 
 @each_at_once("best_of", [1, 2, 4])
-def test_best_of_keeps_the_likeliest_of_n(caller: Caller, best_of: int) -> None:
-    # Few tokens, for what is sampled side by side may be rounded differently another time.
+def test_best_of_keeps_the_likeliest_choices(caller: Caller, best_of: int) -> None:
+    # Few tokens: batches that are sampled at another time may round differently.
     body = {"prompt": OPEN, "n": 4, "max_tokens": 3, "seed": 3, "logprobs": 0}
     whole, answer = at_once(
         lambda: caller.complete(DIALECT, body),
@@ -266,12 +266,12 @@ def test_truncate_sequence_cuts_the_prompt_instead_of_refusing_it(caller: Caller
     usage = response.json()["usage"]
     assert usage["prompt_tokens"] == WINDOW - 8
     assert response.headers["x-prompt-truncated"] == str(len(prompt) - (WINDOW - 8))
-    # What is cut off is the beginning: the completion goes on where the prompt ends.
+    # The beginning is cut off: the completion continues the end of the prompt.
     assert text_of(response.json()).startswith(" 5")
     assert caller.refused(DIALECT, body)["code"] == "context_length_exceeded"
 
 
-def test_usage_tells_rates(caller: Caller) -> None:
+def test_usage_has_rates(caller: Caller) -> None:
     usage = caller.complete(DIALECT, {"prompt": OPEN, "max_tokens": 4})["usage"]
 
     names = {"avg_tok_per_sec", "avg_prompt_tok_per_sec", "avg_compl_tok_per_sec"}

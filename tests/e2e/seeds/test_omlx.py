@@ -1,4 +1,4 @@
-"""The completions document of oMLX, and what its chat document has for completions, replayed."""
+"""The completions document of oMLX, and its chat document as far as completions share it."""
 
 import json
 import re
@@ -49,7 +49,7 @@ def test_example_gets_the_answer_example(caller: Caller) -> None:
     assert answer["usage"]["completion_tokens"] <= 50
 
 
-def test_example_completes_the_saying(caller: Caller) -> None:
+def test_example_completes_the_sentence(caller: Caller) -> None:
     answer = caller.complete(DIALECT, example("omlx_request") | {"temperature": 0})
 
     assert text_of(answer).startswith(" jumps over the lazy dog")
@@ -89,11 +89,11 @@ def test_stream_options_add_usage(caller: Caller) -> None:
     assert extra["choices"] == []
     check_usage(extra["usage"])
     assert [chunk["usage"] for chunk in chunks] == [None] * len(chunks)
-    # Without a stream they have nothing to say, and are no error.
+    # Without a stream they have no effect, and are no error.
     check_usage(caller.complete(DIALECT, body)["usage"])
 
 
-def test_max_tokens_default_is_what_fits(caller: Caller) -> None:
+def test_max_tokens_default_is_the_rest_of_the_window(caller: Caller) -> None:
     response = caller.post(DIALECT, {"prompt": [5] * (WINDOW - 25), "ignore_eos": True})
 
     assert response.headers["x-max-tokens-applied"] == "25"
@@ -156,7 +156,7 @@ def test_xtc_threshold_above_a_half_is_refused(caller: Caller) -> None:
     assert caller.refused(DIALECT, body)["param"] == "xtc_threshold"
 
 
-def test_finish_reason_tells_how_the_text_ended(caller: Caller) -> None:
+def test_finish_reason_reports_how_the_text_ended(caller: Caller) -> None:
     body = {"temperature": 0, "max_tokens": 100}
     ended, cut = at_once(
         lambda: caller.complete(DIALECT, body | {"prompt": ENDING.prompt}),

@@ -36,7 +36,7 @@ COUNT: Body = {"messages": [{"role": "user", "content": "Count from 1 to 10."}],
 COUNTED = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10"
 STORY: Body = {"messages": [{"role": "user", "content": "Write a short story."}]}
 OPEN: Body = {"messages": [{"role": "user", "content": "Describe a person as JSON."}]}
-"""Its answer can go many ways."""
+"""Its answer has many likely variants."""
 SUM: Body = {"messages": [{"role": "user", "content": "What is 27 + 35?"}], "temperature": 0}
 THOUGHT = "\n20 + 30 = 50, 7 + 5 = 12, 50 + 12 = 62\n"
 SCHEMA: Body = {
@@ -48,19 +48,19 @@ SCHEMA: Body = {
 
 
 def chat(caller: Caller, body: Body) -> Body:
-    """Return a whole answer."""
+    """Return a whole response."""
     return caller.complete(DIALECT, body, CHATS)
 
 
 def message_of(answer: Body) -> Body:
-    """Return the message of an answer with one choice."""
+    """Return the message of a response with one choice."""
     [choice] = answer["choices"]
     message: Body = choice["message"]
     return message
 
 
-def said(caller: Caller, body: Body) -> str:
-    """Return the text of the answer to a request."""
+def text_for(caller: Caller, body: Body) -> str:
+    """Return the text of the response to a request."""
     text: str = message_of(chat(caller, body))["content"]
     return text
 
@@ -68,7 +68,7 @@ def said(caller: Caller, body: Body) -> str:
 @pytest.mark.skipif(not shutil.which("curl"), reason="curl is not installed")
 def test_example_for_curl_gets_the_answer_example(stack: Stack, tmp_path: Path) -> None:
     key = stack.key("documents", allowed_models=(MODEL,), dialect=Dialect.OMLX)
-    # The command is run as it stands: where the server is and with which key curl reads from a file.
+    # The command runs unchanged: curl reads the server's address and the key from a file.
     address = stack.url.removeprefix("http://")
     lines = [
         f'connect-to = "localhost:8000:{address}"',
@@ -90,7 +90,7 @@ def test_example_for_curl_gets_the_answer_example(stack: Stack, tmp_path: Path) 
 
 def test_example_gets_the_answer_example(caller: Caller) -> None:
     check_answer_example(chat(caller, REQUEST))
-    assert said(caller, REQUEST | {"temperature": 0}) == "The capital of France is Paris."
+    assert text_for(caller, REQUEST | {"temperature": 0}) == "The capital of France is Paris."
 
 
 def check_answer_example(answer: Body) -> None:
@@ -123,7 +123,7 @@ def test_stream_options_add_usage(caller: Caller) -> None:
     assert extra["choices"] == []
     check_usage(extra["usage"])
     assert [chunk["usage"] for chunk in chunks] == [None] * len(chunks)
-    # Without a stream they have nothing to say, and are no error.
+    # Without a stream they have no effect, and are no error.
     check_usage(chat(caller, body)["usage"])
 
 
@@ -133,12 +133,13 @@ def test_sampling_can_be_narrowed_to_the_likeliest_token(caller: Caller, name: s
     body = STORY | {"max_tokens": 20, "seed": 4}
 
     narrow, greedy = at_once(
-        lambda: said(caller, body | {name: value}), lambda: said(caller, body | {"top_k": 1})
+        lambda: text_for(caller, body | {name: value}),
+        lambda: text_for(caller, body | {"top_k": 1}),
     )
     assert narrow == greedy
 
 
-def test_max_tokens_default_is_what_fits(caller: Caller) -> None:
+def test_max_tokens_default_is_the_rest_of_the_window(caller: Caller) -> None:
     response = caller.post(DIALECT, COUNT, CHATS)
 
     prompt_tokens = response.json()["usage"]["prompt_tokens"]
@@ -147,13 +148,13 @@ def test_max_tokens_default_is_what_fits(caller: Caller) -> None:
 
 @each_at_once("stop", [" 8", [" never", " 8"]])
 def test_stop_halts_generation(caller: Caller, stop: Any) -> None:
-    assert said(caller, COUNT | {"stop": stop}) == "1, 2, 3, 4, 5, 6, 7,"
+    assert text_for(caller, COUNT | {"stop": stop}) == "1, 2, 3, 4, 5, 6, 7,"
 
 
 def test_seed_makes_generation_reproducible(caller: Caller) -> None:
     body = STORY | {"max_tokens": 24, "temperature": 1.5}
     first, second, other = at_once(
-        *(partial(said, caller, body | {"seed": seed}) for seed in (1, 1, 2))
+        *(partial(text_for, caller, body | {"seed": seed}) for seed in (1, 1, 2))
     )
 
     assert first == second != other
@@ -203,17 +204,17 @@ def test_response_format_gives_json(caller: Caller, response_format: Body) -> No
 def test_structured_outputs_hold(caller: Caller, structure: Body, pattern: str) -> None:
     body = STORY | {"max_tokens": 40, "structured_outputs": structure, "seed": 1}
 
-    assert re.fullmatch(pattern, said(caller, body))
+    assert re.fullmatch(pattern, text_for(caller, body))
 
 
-def test_template_is_told_to_think(caller: Caller) -> None:
+def test_template_receives_enable_thinking(caller: Caller) -> None:
     message = message_of(chat(caller, SUM | {"chat_template_kwargs": {"enable_thinking": True}}))
 
     assert message["reasoning_content"] == THOUGHT
     assert message["content"].strip() == "27 + 35 = 62"
 
 
-def test_argument_that_the_template_does_not_read_is_named(caller: Caller) -> None:
+def test_argument_unused_by_the_template_is_reported(caller: Caller) -> None:
     body = SUM | {"chat_template_kwargs": {"reasoning_effort": "low"}, "max_tokens": 4}
     response = caller.post(DIALECT, body, CHATS)
 
@@ -234,7 +235,9 @@ def test_thinking_budget_bounds_reasoning(caller: Caller, budget: int | None) ->
 @each_at_once("name", ["presence_penalty", "frequency_penalty"])
 def test_penalties_change_what_repeats(caller: Caller, name: str) -> None:
     body = STORY | {"max_tokens": 40, "temperature": 1.5, "seed": 3}
-    penalized, plain = at_once(lambda: said(caller, body | {name: 2.0}), lambda: said(caller, body))
+    penalized, plain = at_once(
+        lambda: text_for(caller, body | {name: 2.0}), lambda: text_for(caller, body)
+    )
 
     assert penalized != plain
 

@@ -1,4 +1,4 @@
-"""Estimates and tokens beside completions: they say what a completion then does."""
+"""Estimates and tokenisation: they agree with the completions that follow."""
 
 import pytest
 
@@ -23,7 +23,9 @@ WINDOW = 2048
         {"prompt": [5] * WINDOW, "max_tokens": 8, "truncate_sequence": True},
     ],
 )
-def test_estimate_is_what_then_happens(caller: Caller, dialect: str, body: Body) -> None:
+def test_estimate_equals_the_usage_of_the_completion(
+    caller: Caller, dialect: str, body: Body
+) -> None:
     asked = body | {"ignore_eos": True, "zeta": 1}
     if "max_tokens" not in body and dialect in (*LLAMACPP, "mistralrs", "omlx"):
         asked |= {"max_tokens": 20}
@@ -43,7 +45,7 @@ def test_estimate_is_what_then_happens(caller: Caller, dialect: str, body: Body)
 
 
 @each_dialect("error_style")
-def test_estimate_refuses_what_the_completion_refuses(caller: Caller, dialect: str) -> None:
+def test_estimate_rejects_the_same_requests_as_completions(caller: Caller, dialect: str) -> None:
     body = {"prompt": OPEN, "temperature": 3}
 
     estimate, response = caller.post(dialect, body, ESTIMATE), caller.post(dialect, body)
@@ -52,7 +54,7 @@ def test_estimate_refuses_what_the_completion_refuses(caller: Caller, dialect: s
 
 @each_at_once("prefix", ["", "/v1"])
 @each_at_once("text", [COUNTING, "日本の首都は 🚀", ""])
-def test_tokens_go_there_and_back(caller: Caller, prefix: str, text: str) -> None:
+def test_tokenize_and_detokenize_round_trip(caller: Caller, prefix: str, text: str) -> None:
     as_vllm = caller.post(None, {"prompt": text}, f"{prefix}/tokenize").json()
     as_llamacpp = caller.post(None, {"content": text}, f"{prefix}/tokenize").json()
 

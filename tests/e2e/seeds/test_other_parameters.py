@@ -1,4 +1,4 @@
-"""Parameters that none of the documents has, or only today's servers have: each does what it says."""
+"""Parameters that none of the documents has, or only current servers have."""
 
 from functools import partial
 from typing import Any
@@ -57,7 +57,7 @@ def test_other_names_of_n_and_logprobs(caller: Caller, dialect: str) -> None:
         assert all(2 <= len(top) <= 3 for top in choice["logprobs"]["top_logprobs"])
 
 
-def test_min_tokens_holds_the_end_back(caller: Caller) -> None:
+def test_min_tokens_delays_the_end(caller: Caller) -> None:
     body = {"prompt": ENDING.prompt, "temperature": 0, "max_tokens": ENDING.max_tokens + 40}
     natural = caller.complete("openai", body)["usage"]["completion_tokens"]
     asked = body | {"min_tokens": natural + 6}
@@ -138,7 +138,7 @@ def test_allowed_token_ids_are_the_only_ones(caller: Caller) -> None:
     assert set("".join(texts)) == {"y", "z"}
 
 
-def test_bad_words_do_not_come(caller: Caller) -> None:
+def test_bad_words_never_occur(caller: Caller) -> None:
     body = {"prompt": "The quick brown fox"} | GREEDY
     plain, without = caller.texts("vllm", body, body | {"bad_words": ["jumps"]})
 
@@ -174,7 +174,7 @@ def test_samplers_work_in_every_dialect(caller: Caller, dialect: str) -> None:
 
 @each_at_once("dialect", ["openai", "llamacpp"])
 def test_min_keep_leaves_tokens(caller: Caller, dialect: str) -> None:
-    """Truncation to next to nothing is greedy, unless so many tokens have to stay."""
+    """Truncation to next to nothing is greedy, unless `min_keep` tokens must stay."""
     wide = {"prompt": LONG.prompt, "top_k": 0, "min_p": 0, "repetition_penalty": 1}
     narrow = HOT | wide | {"top_p": 1e-6}
     greedy, narrowest, kept = at_once(
@@ -188,7 +188,7 @@ def test_min_keep_leaves_tokens(caller: Caller, dialect: str) -> None:
 
 
 @each_at_once("dialect", ["openai", "llamacpp"])
-def test_samplers_that_are_not_named_are_not_applied(caller: Caller, dialect: str) -> None:
+def test_unnamed_samplers_are_not_applied(caller: Caller, dialect: str) -> None:
     one = HOT | {"prompt": LONG.prompt, "top_k": 1, "repetition_penalty": 1}
     greedy, both, hot = at_once(
         lambda: texts_by_seed(caller, dialect, one | {"temperature": 0}),
@@ -211,7 +211,7 @@ def test_dry_searches_the_last_tokens_only(caller: Caller) -> None:
     assert everything != plain
 
 
-def test_grammar_syntax_says_how_a_string_is_read(caller: Caller) -> None:
+def test_grammar_syntax_selects_the_parser(caller: Caller) -> None:
     body = {"prompt": OPEN, "max_tokens": 8, "grammar": 'start: "on"', "grammar_syntax": "lark"}
 
     assert text_of(caller.complete("llamacpp", body)) == "on"
@@ -236,7 +236,7 @@ def test_one_tool_call_at_most(caller: Caller) -> None:
 
 
 def test_obfuscation_pads_chunks(caller: Caller) -> None:
-    """A chunk that is as long as a block without any padding has some of no length."""
+    """Some chunks are as long as a block without padding, and so have an empty one."""
     options = {"stream": True, "stream_options": {"include_obfuscation": True}}
     response = caller.post("openai", {"prompt": OPEN, "max_tokens": 8} | options)
 
@@ -245,7 +245,7 @@ def test_obfuscation_pads_chunks(caller: Caller) -> None:
     assert joined(chunks)
     data = [line for line in response.content.splitlines() if line.startswith(b"data: {")]
     assert len(data) == len(chunks)
-    # With the two ends of lines around it.
+    # With the two line ends around it.
     assert {(len(line) + 2) % BLOCK_BYTES for line in data} == {0}
 
 
@@ -286,7 +286,7 @@ def test_token_ids_are_returned(caller: Caller, stream: bool) -> None:
     assert prompts[0] == ids_of(COUNTING)
 
 
-def test_special_tokens_show_where_asked_for(caller: Caller) -> None:
+def test_special_tokens_are_returned_on_request(caller: Caller) -> None:
     [special] = ids_of("<|user|>")
     body = {"prompt": OPEN, "logit_bias": {str(special): 100}, "max_tokens": 2, "temperature": 0}
 
@@ -295,8 +295,8 @@ def test_special_tokens_show_where_asked_for(caller: Caller) -> None:
 
 
 @each_at_once("value", [True, False])
-def test_tokens_of_the_text_are_the_tokenizers(caller: Caller, value: bool) -> None:
-    """This model's tokenizer puts nothing around a text."""
+def test_token_ids_equal_those_of_the_tokenizer(caller: Caller, value: bool) -> None:
+    """This model's tokenizer adds no tokens around a text."""
     body = {"prompt": COUNTING, "add_special_tokens": value, "max_tokens": 1}
 
     assert caller.complete("vllm", body)["usage"]["prompt_tokens"] == len(ids_of(COUNTING))

@@ -1,4 +1,4 @@
-"""The OpenAPI page describes what is answered, in every dialect."""
+"""The OpenAPI page describes the responses of every dialect."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import pytest
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
 from tests.e2e.at_once import at_once, each_at_once
-from tests.e2e.chat.asking import THINKING, user
+from tests.e2e.chat.chats import THINKING, user
 from tests.e2e.chat.tools import PARIS, WEATHER
 from tests.e2e.examples import OPEN
 from tests.e2e.seeds.calling import CHATS, Body, Caller, each_dialect
@@ -37,7 +37,7 @@ TOOLS: Body = {"tools": [WEATHER], "tool_choice": "required", "max_tokens": 60}
 
 
 class Page:
-    """The OpenAPI page, against whose schemas values are checked."""
+    """The OpenAPI page, whose schemas are used to check values."""
 
     def __init__(self, document: dict[str, Any]) -> None:
         self.document = document
@@ -60,7 +60,7 @@ def page(caller: Caller) -> Page:
 
 @each_dialect("timing")
 @each_at_once("body", [{"prompt": OPEN, "max_tokens": 3}, EVERYTHING])
-def test_answers_are_described(caller: Caller, page: Page, dialect: str, body: Body) -> None:
+def test_responses_match_their_schema(caller: Caller, page: Page, dialect: str, body: Body) -> None:
     options = {"stream_options": {"include_usage": True}}
     answer, chunks = at_once(
         lambda: caller.complete(dialect, body), lambda: caller.stream(dialect, body | options)
@@ -81,7 +81,7 @@ def test_answers_are_described(caller: Caller, page: Page, dialect: str, body: B
         THINKING | {"thinking_budget": 5, "max_tokens": 20},
     ],
 )
-def test_chats_are_described(caller: Caller, page: Page, dialect: str, body: Body) -> None:
+def test_chats_match_their_schema(caller: Caller, page: Page, dialect: str, body: Body) -> None:
     body = body | {"messages": [user(PARIS)], "temperature": 0}
     options = {"stream_options": {"include_usage": True}}
     answer, chunks = at_once(
@@ -94,12 +94,12 @@ def test_chats_are_described(caller: Caller, page: Page, dialect: str, body: Bod
 
 
 @each_dialect("error_style")
-def test_refusals_are_described(caller: Caller, page: Page, dialect: str) -> None:
+def test_errors_match_their_schema(caller: Caller, page: Page, dialect: str) -> None:
     for body in ({"prompt": OPEN, "n": 0}, {"prompt": [5] * 3000}, {"prompt": 5}):
         page.check("Error", caller.post(dialect, body).json())
 
 
-def test_models_are_described(caller: Caller, page: Page) -> None:
+def test_models_match_their_schema(caller: Caller, page: Page) -> None:
     page.check("ModelList", caller.get("/v1/models").json())
     page.check("Model", caller.get(f"/v1/models/{MODEL}").json())
 

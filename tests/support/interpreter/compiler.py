@@ -8,7 +8,7 @@ from typing_extensions import override
 
 
 class InterpreterBackend(BaseBackend):  # type: ignore[misc]  # Triton has no types.
-    """What Triton wants of every backend."""
+    """The members that Triton requires of a backend."""
 
     @staticmethod
     @override

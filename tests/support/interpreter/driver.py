@@ -1,4 +1,4 @@
-"""A Triton driver for the CPU: it says what Triton asks about a device, and drives none."""
+"""A Triton driver for the CPU: it answers Triton's queries about a device, and drives none."""
 
 from typing import Any
 

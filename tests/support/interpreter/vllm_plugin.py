@@ -1,4 +1,4 @@
-"""What vLLM runs first in each of its processes, where the interpreter is on."""
+"""A plugin that vLLM runs first in each of its processes, if the interpreter is on."""
 
 import sys
 from typing import Any
@@ -7,13 +7,13 @@ _USERS = ("vllm.v1.worker.gpu.sample.sampler", "vllm.v1.worker.gpu.sample.states
 
 
 def prepare() -> None:
-    """Get round what the interpreter cannot do."""
+    """Patch what the interpreter cannot do."""
     _replace_top_k_top_p()
     _accept_any_mask()
 
 
 def _replace_top_k_top_p() -> None:
-    """Use vLLM's PyTorch version of top-k and top-p: the Triton one does not run in the interpreter."""
+    """Use vLLM's PyTorch version of top-k and top-p: the interpreter cannot run Triton's."""
     from vllm.v1.sample.ops import topk_topp_sampler
 
     def apply_top_k_top_p(logits: Any, k: Any, p: Any) -> Any:
@@ -28,7 +28,7 @@ def _replace_top_k_top_p() -> None:
 
 
 def _accept_any_mask() -> None:
-    """Let kernels store by a mask that is the outcome of arithmetic, as that of grammars does."""
+    """Let kernels store with a mask that is the result of arithmetic, as that of grammars is."""
     from triton.runtime.interpreter import InterpreterBuilder
 
     create_masked_store = InterpreterBuilder.create_masked_store

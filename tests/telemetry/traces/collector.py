@@ -1,4 +1,4 @@
-"""A small OpenTelemetry collector: takes spans by OTLP over HTTP, and keeps what was sent byte by byte."""
+"""A small OpenTelemetry collector: receives spans by OTLP over HTTP, and keeps the raw bytes."""
 
 import threading
 from collections.abc import Iterator
@@ -18,12 +18,12 @@ from tests.support.processes import wait_until
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One span as it was exported."""
+    """An exported span."""
 
     service: str
     name: str
     kind: str
-    """Such as `SERVER`."""
+    """For example `SERVER`."""
     trace_id: str
     span_id: str
     parent_id: str
@@ -40,26 +40,26 @@ class Span:
 
     @property
     def traceparent(self) -> str:
-        """Its place in the trace, as W3C writes it."""
+        """Its position in the trace, in W3C's format."""
         return f"00-{self.trace_id}-{self.span_id}-01"
 
 
 @dataclass
 class Collector:
-    """What has been exported so far, and how the collector behaves."""
+    """The exports so far, and the collector's behaviour."""
 
     url: str
     """For OTEL_EXPORTER_OTLP_ENDPOINT."""
     bodies: list[bytes] = field(default_factory=list)
     hangs: threading.Event = field(default_factory=threading.Event)
-    """While set, exports are taken and never answered."""
+    """While set, exports get no response."""
     hung: int = 0
-    """Exports that were not answered."""
+    """Exports without a response."""
     ended: threading.Event = field(default_factory=threading.Event)
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a process needs to export its spans here, soon."""
+        """Variables of a process that exports its spans here, soon."""
         return {
             "SLUICE_TRACES": "true",
             "OTEL_EXPORTER_OTLP_ENDPOINT": self.url,
@@ -72,12 +72,12 @@ class Collector:
         return [span for body in list(self.bodies) for span in _read(body)]
 
     def trace(self, trace_id: str) -> list[Span]:
-        """Return the spans of one trace in the order of their beginnings."""
+        """Return the spans of one trace in order of start time."""
         found = (span for span in self.spans if span.trace_id == trace_id)
         return sorted(found, key=lambda span: span.start)
 
     def wait_for(self, trace_id: str, *names: str) -> list[Span]:
-        """Wait until a trace has spans of all these names, each as often as it is given; return the trace."""
+        """Wait until a trace has spans of all these names, each as often as given."""
 
         def is_complete() -> bool:
             found = [span.name for span in self.trace(trace_id)]
@@ -87,7 +87,7 @@ class Collector:
             wait_until(is_complete, what="the export")
         except TimeoutError:
             found = [f"{span.service}: {span.name}" for span in self.trace(trace_id)]
-            raise AssertionError(f"of {names} there is only {found}") from None
+            raise AssertionError(f"of {names} only {found} arrived") from None
         return self.trace(trace_id)
 
 
@@ -112,7 +112,7 @@ def running_collector(port: int = 0, *, hangs: bool = False) -> Iterator[Collect
 
         @override
         def log_message(self, *_arguments: object) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     server.daemon_threads = True

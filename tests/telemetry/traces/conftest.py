@@ -1,11 +1,11 @@
-"""A deployment of real processes that export their spans to a collector of the tests, and log JSON."""
+"""A deployment of real processes that export spans to the tests' collector, and log JSON."""
 
 from collections.abc import Iterator
 
 import pytest
 
 from tests.support.stack import Stack, running_stack
-from tests.telemetry.traces.asking import start_scripted_worker
+from tests.telemetry.traces.client import start_scripted_worker
 from tests.telemetry.traces.collector import Collector, running_collector
 
 STEP_SECONDS = 0.01

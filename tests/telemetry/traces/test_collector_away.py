@@ -10,12 +10,12 @@ from gateway import tracing
 from gateway.settings import Settings
 from tests.support.processes import free_port, wait_until
 from tests.support.stack import Stack, running_stack
-from tests.telemetry.traces.asking import ask, start_scripted_worker
+from tests.telemetry.traces.client import ask, start_scripted_worker
 from tests.telemetry.traces.collector import Collector, running_collector
 
 REQUESTS = 8
 EXPORT_TIMEOUT = {"OTEL_EXPORTER_OTLP_TIMEOUT": "300"}
-"""Whoever waited for a collector that hangs would wait longer than any test."""
+"""A process that waited for a hanging collector would exceed any test's timeout."""
 
 
 @pytest.fixture
@@ -44,10 +44,10 @@ def traced_stack(url: str) -> Iterator[Stack]:
 def assert_requests_are_served(stack: Stack) -> None:
     stack.key()
     for number in range(REQUESTS):
-        asked = ask(stack, stream=number % 2 == 0)
-        assert asked.response.status_code == 200
+        reply = ask(stack, stream=number % 2 == 0)
+        assert reply.response.status_code == 200
         if number % 2 == 0:
-            assert asked.chunks[-1]["choices"][0]["finish_reason"] == "length"
+            assert reply.chunks[-1]["choices"][0]["finish_reason"] == "length"
 
 
 def assert_processes_end_in_time(stack: Stack) -> None:
@@ -55,12 +55,12 @@ def assert_processes_end_in_time(stack: Stack) -> None:
         assert stack.stop(name) == 0
 
 
-def test_requests_do_not_feel_that_there_is_no_collector_or_that_it_hangs() -> None:
+def test_dead_or_hanging_collector_does_not_affect_requests() -> None:
     port, began = free_port(), time.monotonic()
     with traced_stack(f"http://127.0.0.1:{port}") as stack:
         assert_requests_are_served(stack)
         wait_until(lambda: "spans batch" in stack.log("gateway"), what="a word in the log")
-        # It is reported once a minute.
+        # It is logged once a minute.
         minutes = (time.monotonic() - began) / 60
         assert stack.log("gateway").count("spans batch") <= 2 + minutes
         with running_collector(port, hangs=True) as hanging:
@@ -69,7 +69,7 @@ def test_requests_do_not_feel_that_there_is_no_collector_or_that_it_hangs() -> N
             assert_processes_end_in_time(stack)
 
 
-def test_spans_that_nobody_takes_are_bounded_and_cost_no_time(
+def test_unexported_spans_are_bounded_and_cost_no_time(
     hanging: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", hanging.url)
@@ -96,15 +96,15 @@ def test_last_spans_are_exported_when_the_process_stops(collector: Collector) ->
         slow = {**collector.environment, "OTEL_BSP_SCHEDULE_DELAY": "3600000"}
         stack.start_gateway(**slow)
         start_scripted_worker(stack, **slow)
-        asked = ask(stack)
-        assert collector.trace(asked.trace_id) == []
+        reply = ask(stack)
+        assert collector.trace(reply.trace_id) == []
         stack.stop("worker")
         stack.stop("gateway")
-        trace = collector.wait_for(asked.trace_id, "POST /v1/completions", "attempt", "generate")
+        trace = collector.wait_for(reply.trace_id, "POST /v1/completions", "attempt", "generate")
         assert {span.service for span in trace} == {"sluice-gateway", "sluice-worker"}
 
 
-def test_names_of_the_operator_stand_in_for_ours(
+def test_otel_service_name_overrides_the_default(
     collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)

@@ -1,4 +1,4 @@
-"""Histograms of a gateway remember the traces of what they measured."""
+"""Histograms of a gateway have exemplars with the traces of their samples."""
 
 from collections.abc import Iterator
 
@@ -24,7 +24,7 @@ def _traced(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
 
 
 def measure(model: str, traceparent: str) -> list[str]:
-    """Measure a request, and return the exemplars of its model's histograms as a scraper reads them."""
+    """Measure a request; return the exemplars of its model's histograms as a scraper reads them."""
     with tracing.request_span("POST", {"traceparent": traceparent}, {}):
         measured = RequestMeasure("completions", State(), generates=True)
         measured.accepted(model)

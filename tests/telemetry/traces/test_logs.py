@@ -1,4 +1,4 @@
-"""Logs as JSON: every line of every process parses, and names what it is about."""
+"""Logs as JSON: every line of every process parses, and has the right fields."""
 
 import io
 import json
@@ -16,14 +16,14 @@ from contract.logs import JsonFormatter, about
 from tests.support.processes import free_port, wait_until
 from tests.support.secrets import scan_for_secrets
 from tests.support.stack import REPOSITORY, Stack
-from tests.telemetry.traces.asking import ask
+from tests.telemetry.traces.client import ask
 from tests.telemetry.traces.test_off import PARENT, job
 
 KEYS = {"time", "level", "logger", "message"}
 
 
 def lines_of(log: str) -> list[dict[str, Any]]:
-    """Return the lines of a log, each of which must be an object of JSON with all that a line has."""
+    """Return the lines of a log; each must be a JSON object with all required fields."""
     lines = [json.loads(line) for line in log.splitlines()]
     for line in lines:
         assert line.keys() >= KEYS
@@ -38,7 +38,7 @@ def stream() -> io.StringIO:
 
 @pytest.fixture
 def logger(stream: io.StringIO) -> Iterator[logging.Logger]:
-    """A logger whose lines come into `stream` and nowhere else."""
+    """A logger that writes only to `stream`."""
     logger = logging.getLogger("sluice.test")
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonFormatter())
@@ -50,7 +50,7 @@ def logger(stream: io.StringIO) -> Iterator[logging.Logger]:
 
 
 def test_line_has_time_level_logger_and_message() -> None:
-    # Not logged: the tests' own report of what was logged could not be encoded.
+    # Not propagated: pytest's report of the log could not be encoded.
     record = logging.LogRecord(
         "sluice.test", logging.WARNING, "", 1, "%s said “%s”\n\ud800", ("Ann", 'a "b"'), None
     )
@@ -94,7 +94,7 @@ def test_line_about_a_job_names_its_request_and_trace(
     assert untraced.keys() == KEYS | {"job_id"}
 
 
-def test_warnings_and_the_last_error_of_a_process_are_lines_as_well() -> None:
+def test_warnings_and_uncaught_errors_are_json_lines() -> None:
     code = """
 import logging, threading, warnings
 from contract.logs import LogFormat, configure_logs
@@ -116,8 +116,8 @@ raise RuntimeError("the end")
 
 
 def test_every_line_of_gateway_and_worker_is_json(stack: Stack) -> None:
-    asked = ask(stack, stream=True, headers={"x-request-id": "req_logged"})
-    assert asked.chunks
+    reply = ask(stack, stream=True, headers={"x-request-id": "req_logged"})
+    assert reply.chunks
     assert lines_of(stack.log("gateway")) == lines_of(stack.log("gateway"))
     ready = [line for line in lines_of(stack.log("worker")) if "Ready" in line["message"]]
     assert ready[0]["logger"] == "worker.main"
@@ -126,7 +126,7 @@ def test_every_line_of_gateway_and_worker_is_json(stack: Stack) -> None:
 
 @pytest.mark.parametrize("name", ["beat", "jobs"])
 def test_background_processes_log_json(stack: Stack, name: str) -> None:
-    # A broker that is away is something to speak about.
+    # A broker that is unreachable is logged.
     start = stack.start_beat if name == "beat" else stack.start_jobs
     broker = f"redis://127.0.0.1:{free_port()}/0"
     start(SLUICE_LOG_FORMAT="json", SLUICE_CELERY_BROKER_URL=broker)

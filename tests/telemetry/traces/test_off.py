@@ -1,4 +1,4 @@
-"""Traces that are off: nothing is made, sent or carried; and what old messages lack."""
+"""Tracing off: no spans are made, sent or propagated; and messages without trace fields."""
 
 import msgspec
 
@@ -9,7 +9,7 @@ from gateway import tracing
 from gateway.settings import Settings
 from tests.support.cases import all_cases
 from tests.support.stack import running_stack
-from tests.telemetry.traces.asking import ask, start_scripted_worker
+from tests.telemetry.traces.client import ask, start_scripted_worker
 from tests.telemetry.traces.collector import Collector
 
 NEW_FIELDS = ("request_id", "traceparent", "earlier_traceparent")
@@ -31,7 +31,7 @@ def job(**changes: object) -> GenerationJob:
     return msgspec.structs.replace(known, **changes)
 
 
-def test_everything_does_nothing_while_traces_are_off() -> None:
+def test_tracing_functions_do_nothing_while_tracing_is_off() -> None:
     tracing.start(Settings())
     assert not tracing.is_on()
     assert tracing.span("plan") is tracing.span("settle")
@@ -46,11 +46,11 @@ def test_everything_does_nothing_while_traces_are_off() -> None:
     tracing.stop()
 
 
-def test_nothing_is_exported_unless_it_is_switched_on(collector: Collector) -> None:
+def test_nothing_is_exported_unless_enabled(collector: Collector) -> None:
     with running_stack() as stack:
         untraced = {**collector.environment, "SLUICE_TRACES": "false"}
         stack.start_gateway(**untraced)
-        # A worker that would trace what its gateway does not.
+        # A worker that would record spans which its gateway does not.
         start_scripted_worker(stack, **collector.environment)
         assert ask(stack).response.status_code == 200
         stack.stop("worker")
@@ -74,11 +74,11 @@ def test_older_worker_can_read_a_job_with_a_trace() -> None:
 
 
 @all_cases("text", ["", "nonsense", f"00-{'0' * 32}-{'b' * 16}-01", PARENT[:-1]])
-def test_malformed_place_in_a_trace_is_none(text: str) -> None:
+def test_malformed_span_context_is_none(text: str) -> None:
     assert span_of(text) is None
 
 
-def test_place_in_a_trace_comes_back_as_it_was() -> None:
+def test_span_context_round_trips() -> None:
     span = span_of(PARENT)
     assert span is not None
     assert f"{span.trace_id:032x}" == "a" * 32

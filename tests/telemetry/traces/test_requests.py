@@ -8,18 +8,18 @@ from tests.support.cases import all_cases
 from tests.support.processes import wait_until
 from tests.support.secrets import scan_for_secrets
 from tests.support.stack import MODEL, Stack
-from tests.telemetry.traces.asking import PROMPT, ask, client_trace
+from tests.telemetry.traces.client import PROMPT, ask, client_trace
 from tests.telemetry.traces.collector import Collector, Span
 from tests.telemetry.traces.conftest import STEP_SECONDS
-from tests.telemetry.traces.walk import REQUEST, WHOLE, by_name, check_order, check_parents
+from tests.telemetry.traces.spans import REQUEST, WHOLE, by_name, check_order, check_parents
 
 
 def test_streamed_request_has_all_spans_with_the_right_parents(
     stack: Stack, collector: Collector
 ) -> None:
-    asked = ask(stack, stream=True, stream_options={"include_usage": True})
-    trace = by_name(collector.wait_for(asked.trace_id, *WHOLE))
-    check_parents(trace, asked)
+    reply = ask(stack, stream=True, stream_options={"include_usage": True})
+    trace = by_name(collector.wait_for(reply.trace_id, *WHOLE))
+    check_parents(trace, reply)
     kinds = {REQUEST: "SERVER", "attempt": "PRODUCER", "generate": "CONSUMER"}
     assert {name: span.kind for name, span in trace.items()} == {
         **dict.fromkeys(trace, "INTERNAL"),
@@ -28,23 +28,23 @@ def test_streamed_request_has_all_spans_with_the_right_parents(
     assert not any(span.is_error or span.events or span.links for span in trace.values())
 
 
-def test_spans_follow_each_other_as_the_request_walks(stack: Stack, collector: Collector) -> None:
-    asked = ask(stack, stream=True)
-    trace = by_name(collector.wait_for(asked.trace_id, *WHOLE))
+def test_spans_follow_the_stages_of_the_request(stack: Stack, collector: Collector) -> None:
+    reply = ask(stack, stream=True)
+    trace = by_name(collector.wait_for(reply.trace_id, *WHOLE))
     check_order(trace)
     # Each step of the engine is a token.
     assert trace["decode"].end - trace["decode"].start > 19 * 0.75 * STEP_SECONDS * 1e9
 
 
 def test_spans_carry_the_attributes_of_the_conventions(stack: Stack, collector: Collector) -> None:
-    asked = ask(
+    reply = ask(
         stack,
         stream=True,
         stream_options={"include_usage": True},
         headers={"x-request-id": "req_from_the_client"},
     )
-    trace = by_name(collector.wait_for(asked.trace_id, *WHOLE))
-    last = asked.chunks[-1]
+    trace = by_name(collector.wait_for(reply.trace_id, *WHOLE))
+    last = reply.chunks[-1]
     usage, completion_id = last["usage"], last["id"]
     counts = {
         "gen_ai.usage.input_tokens": usage["prompt_tokens"],
@@ -82,19 +82,17 @@ def test_spans_carry_the_attributes_of_the_conventions(stack: Stack, collector: 
     assert trace["settle"].attributes.items() >= settled.items()
 
 
-def test_whole_chat_of_several_choices_is_traced_as_well(
-    stack: Stack, collector: Collector
-) -> None:
-    asked = ask(
+def test_whole_chat_of_several_choices_is_traced(stack: Stack, collector: Collector) -> None:
+    reply = ask(
         stack,
         path="/v1/chat/completions",
         prompt=None,
         messages=[{"role": "user", "content": PROMPT}],
         n=2,
     )
-    assert asked.response.status_code == 200
+    assert reply.response.status_code == 200
     names = ["POST /v1/chat/completions", *WHOLE[1:]]
-    trace = by_name(collector.wait_for(asked.trace_id, *names))
+    trace = by_name(collector.wait_for(reply.trace_id, *names))
     attributes = trace["POST /v1/chat/completions"].attributes
     assert attributes["gen_ai.operation.name"] == "chat"
     assert attributes["gen_ai.request.choice.count"] == 2
@@ -102,9 +100,9 @@ def test_whole_chat_of_several_choices_is_traced_as_well(
 
 
 def test_each_prompt_of_a_request_has_an_attempt(stack: Stack, collector: Collector) -> None:
-    asked = ask(stack, prompt=[PROMPT, PROMPT, PROMPT])
+    reply = ask(stack, prompt=[PROMPT, PROMPT, PROMPT])
     names = [*WHOLE, "attempt", "attempt", "generate", "generate", "decode", "decode"]
-    trace = collector.wait_for(asked.trace_id, *names)
+    trace = collector.wait_for(reply.trace_id, *names)
     attempts = {span.span_id: span for span in trace if span.name == "attempt"}
     assert len(attempts) == 3
     assert {span.parent_id for span in trace if span.name == "generate"} == set(attempts)
@@ -118,8 +116,8 @@ def test_request_without_a_client_trace_begins_one(stack: Stack, collector: Coll
         timeout=60,
     )
     assert response.status_code == 200
-    asked = ask(stack)
-    collector.wait_for(asked.trace_id, *WHOLE)
+    reply = ask(stack)
+    collector.wait_for(reply.trace_id, *WHOLE)
 
     def alone() -> list[Span]:
         servers = (span for span in collector.spans if span.kind == "SERVER")
@@ -144,9 +142,7 @@ def test_malformed_traceparent_is_ignored(stack: Stack, traceparent: str) -> Non
     assert response.status_code == 200
 
 
-def test_what_the_client_does_not_sample_is_not_exported(
-    stack: Stack, collector: Collector
-) -> None:
+def test_unsampled_trace_of_the_client_is_not_exported(stack: Stack, collector: Collector) -> None:
     unsampled = ask(stack, sampled=False, stream=True)
     assert unsampled.response.status_code == 200
     sampled = ask(stack)
@@ -155,16 +151,16 @@ def test_what_the_client_does_not_sample_is_not_exported(
 
 
 def test_refusals_are_named_by_their_codes(stack: Stack, collector: Collector) -> None:
-    for asked, name, code in (
+    for reply, name, code in (
         (ask(stack, key="sk-nobody"), "authenticate", "invalid_api_key"),
         (ask(stack, max_tokens=10_000_000), "plan", "context_length_exceeded"),
     ):
-        assert 400 <= asked.response.status_code < 500
-        trace = by_name(collector.wait_for(asked.trace_id, REQUEST))
+        assert 400 <= reply.response.status_code < 500
+        trace = by_name(collector.wait_for(reply.trace_id, REQUEST))
         assert trace[name].attributes["error.type"] == code
         request = trace[REQUEST]
         assert request.attributes["error.type"] == code
-        assert request.attributes["http.response.status_code"] == asked.response.status_code
+        assert request.attributes["http.response.status_code"] == reply.response.status_code
         assert not request.is_error
         assert "attempt" not in trace
 
@@ -193,28 +189,28 @@ def test_neither_content_nor_keys_are_exported_or_logged(
 ) -> None:
     key = stack.key()
     bearer = {"authorization": f"Bearer {key}"}
-    asked = ask(stack, stream=True)
+    reply = ask(stack, stream=True)
     chat = ask(
         stack,
         path="/v1/chat/completions",
         prompt=None,
         messages=[{"role": "user", "content": PROMPT}],
     )
-    # Keys where they do not belong, and content in what is refused.
+    # Keys in the wrong places, and content in refused requests.
     httpx.get(f"{stack.url}/v1/keys/{key}", headers=bearer)
     httpx.get(f"{stack.url}/{key}?key={key}", headers=bearer)
     ask(stack, key=f"{key[:-1]}x")
     ask(stack, nonsense=PROMPT, temperature=PROMPT)
     httpx.post(f"{stack.url}/v1/completions", headers=bearer, content=f'{{"prompt": "{PROMPT}')
     last = ask(stack)
-    for each in (asked, last):
+    for each in (reply, last):
         collector.wait_for(each.trace_id, *WHOLE)
     collector.wait_for(chat.trace_id, "POST /v1/chat/completions", "decode")
-    whole = "".join(chunk["choices"][0]["text"] for chunk in asked.chunks)
-    # More than a few letters, which a log may have by chance.
+    whole = "".join(chunk["choices"][0]["text"] for chunk in reply.chunks)
+    # More than a few letters, which a log may contain by chance.
     text = " ".join(whole.split()[:4])
     logs = {name: stack.log(name) for name in ("gateway", "worker")}
-    # Texts stand in protobuf as they are.
+    # Protobuf stores texts unchanged.
     sources = {"exported": b"".join(collector.bodies).decode(errors="replace"), **logs}
     assert scan_for_secrets(sources, [key]) == []
     for reported in sources.values():
@@ -222,14 +218,14 @@ def test_neither_content_nor_keys_are_exported_or_logged(
         assert text not in reported
 
 
-def test_content_is_exported_where_that_is_switched_on(stack: Stack, collector: Collector) -> None:
+def test_content_is_exported_if_enabled(stack: Stack, collector: Collector) -> None:
     url = stack.start_gateway(
         "telling gateway", **collector.environment, SLUICE_TRACE_CONTENT="true"
     )
     try:
-        asked = ask(stack, url=url)
+        reply = ask(stack, url=url)
         [request] = [
-            span for span in collector.wait_for(asked.trace_id, *WHOLE) if span.name == REQUEST
+            span for span in collector.wait_for(reply.trace_id, *WHOLE) if span.name == REQUEST
         ]
         reported = json.loads(request.attributes["gen_ai.input.messages"])
         assert reported == [{"role": "user", "parts": [{"type": "text", "content": PROMPT}]}]

@@ -1,4 +1,4 @@
-"""A job that goes on elsewhere: each attempt has spans of its own, and is linked to the one before."""
+"""Each attempt of a resumed job has its own spans, linked to the previous attempt."""
 
 import json
 from collections.abc import Iterator
@@ -11,11 +11,11 @@ from contract import keys
 from contract.redis_url import blocking_redis_client
 from tests.support.patience import PROCESS_PATIENCE_SECONDS
 from tests.support.stack import MODEL, Stack, metric, running_stack
-from tests.telemetry.traces.asking import PROMPT, client_trace, start_scripted_worker
+from tests.telemetry.traces.client import PROMPT, client_trace, start_scripted_worker
 from tests.telemetry.traces.collector import Collector, Span
 
 LEASE_SECONDS = 60.0
-"""Tests let leases expire; a worker that waits for the processor does not."""
+"""Tests expire leases; a worker that waits for CPU time does not lose them."""
 TOKENS = 60
 MOST_STREAMS = 5
 WORKERS = ("worker-1", "worker-2")
@@ -24,7 +24,7 @@ RESUMED = "sluice_gateway_resumed_jobs_total"
 
 @pytest.fixture(scope="module")
 def stack(collector: Collector) -> Iterator[Stack]:
-    """A gateway and two slow workers, which hand back at once what they run when they are stopped."""
+    """A gateway and two slow workers, which hand back their jobs at once on SIGTERM."""
     with running_stack() as stack:
         stack.start_gateway(**collector.environment, SLUICE_LOG_FORMAT="json")
         for name in WORKERS:
@@ -37,14 +37,14 @@ class Reported(NamedTuple):
 
     trace_id: str
     first: str
-    """The worker that ended."""
+    """The worker that stopped."""
     second: str
-    """The one that went on."""
+    """The worker that resumed the stream."""
 
 
 @pytest.fixture(scope="module")
 def killed(stack: Stack, collector: Collector) -> Reported:
-    """A stream whose worker was killed, and started again when the stream had ended."""
+    """A stream whose worker was killed, and restarted after the stream's end."""
     reported = stream_over_an_end(stack, collector, is_killed=True)
     start_worker(stack, collector, reported.first)
     return reported
@@ -64,8 +64,9 @@ def start_worker(stack: Stack, collector: Collector, name: str) -> None:
 
 
 def stream_over_an_end(stack: Stack, collector: Collector, *, is_killed: bool) -> Reported:
-    """Read a stream whose worker ends when it has begun."""
-    # On a busy machine a stream may end before its worker is found or has ended, or be resumed more than once.
+    """Read a stream whose worker stops after the stream has begun."""
+    # On a busy machine a stream may end before its worker is found or has stopped, or be resumed
+    # more than once.
     for _ in range(MOST_STREAMS):
         before = metric(stack.operators, RESUMED)
         trace_id, first = _end_a_worker(stack, is_killed=is_killed)
@@ -73,11 +74,11 @@ def stream_over_an_end(stack: Stack, collector: Collector, *, is_killed: bool) -
             return Reported(trace_id, first, *{*WORKERS} - {first})
         if first:
             start_worker(stack, collector, first)
-    pytest.fail(f"none of {MOST_STREAMS} streams went on elsewhere")
+    pytest.fail(f"none of {MOST_STREAMS} streams resumed on another worker")
 
 
 def _end_a_worker(stack: Stack, *, is_killed: bool) -> tuple[str, str]:
-    """Read a stream and end its worker; return its trace, and the worker, or nothing if none was running it."""
+    """Read a stream and stop its worker; return its trace and the worker, None if none ran it."""
     trace_id, _, header = client_trace()
     first, has_begun = "", False
     with httpx.stream(
@@ -135,7 +136,7 @@ def test_attempt_after_a_killed_worker_is_linked_to_the_lost_one(
     assert lost.attributes["error.type"] == lost.attributes["sluice.outcome"] == "lease_expired"
     assert not resumed.is_error
     assert (lost.attributes["sluice.attempt"], resumed.attributes["sluice.attempt"]) == (1, 2)
-    # What the killed worker had to tell died with it.
+    # The killed worker's spans were lost with it.
     [generate] = split(trace, "generate")
     assert generate.parent_id == resumed.span_id
     assert generate.links == [(trace_id, lost.span_id)]
@@ -147,7 +148,7 @@ def test_attempt_after_a_killed_worker_is_linked_to_the_lost_one(
 
 
 @pytest.mark.usefixtures("killed")
-def test_attempts_of_a_worker_that_stops_both_have_spans_of_their_worker(
+def test_both_attempts_around_a_stopped_worker_have_its_spans(
     stack: Stack, collector: Collector
 ) -> None:
     trace_id, first, second = stream_over_an_end(stack, collector, is_killed=False)

@@ -1,4 +1,4 @@
-"""Kills gateways and background jobs while others use them, and says how long it took to get over it."""
+"""Kills gateways and background jobs under load, and measures the recovery."""
 
 import asyncio
 import random
@@ -17,16 +17,16 @@ HOLDING: dict[str, Any] = {"prompt": "x", "max_tokens": 1_900, "ignore_eos": Tru
 
 
 @dataclass(slots=True)
-class Havoc:
-    """What was done to a deployment, which has two gateways named `gateway-1` and `gateway-2`."""
+class Kills:
+    """The kills of a deployment with gateways `gateway-1` and `gateway-2`, and their effects."""
 
     stack: Stack
     is_over: bool = False
     killed: list[str] = field(default_factory=list)
     refusals: int = 0
-    """Requests beside the crowd's that a gateway has refused, since it had only just started, or may have."""
+    """Requests of this class that a gateway refused, or may have, because it had just started."""
     lost_place_at: float | None = None
-    """When the gateway was killed that had the last request of the held key."""
+    """When the gateway with the last request of the held key was killed."""
 
     async def run(
         self,
@@ -37,7 +37,7 @@ class Havoc:
         held_key: str,
         free_key: str,
     ) -> None:
-        """Kill each kind of process so many times, and start it again."""
+        """Kill each kind of process so many times, and restart it."""
         for number in range(kills):
             await asyncio.sleep(rng.uniform(0.2, pause_seconds))
             is_last = number == kills - 1
@@ -52,7 +52,7 @@ class Havoc:
         self.is_over = True
 
     async def _held(self, index: int, key: str) -> "asyncio.Task[Answer]":
-        """Send a request that takes the key's only place, and wait until its answer begins."""
+        """Send a request that takes the key's only place, and wait until its response begins."""
         while True:
             answer = Answer()
             held = asyncio.create_task(
@@ -60,7 +60,7 @@ class Havoc:
             )
             while not (answer.status == 200 and answer.body) and not held.done():
                 await asyncio.sleep(0.01)
-            # On a busy machine a gateway may miss an answer of Redis or of the worker.
+            # On a busy machine a gateway may miss a reply of Redis or of the worker.
             if answer.status != 503:
                 return held
             self.refusals += 1
@@ -73,7 +73,7 @@ class Havoc:
         return time.monotonic()
 
     async def _restart_gateway(self, index: int, key: str) -> None:
-        """Start a gateway again, and wait until it has served a request."""
+        """Restart a gateway, and wait until it has served a request."""
         name, url = f"gateway-{index + 1}", self.stack.gateways[index]
         self.stack.launch_gateway(name, port=urlsplit(url).port or 0)
         async with asyncio.timeout(READY_SECONDS):
@@ -89,23 +89,23 @@ class Havoc:
 
 @dataclass(frozen=True, slots=True)
 class Freed:
-    """What came of waiting for the only place of a key, after the death of the gateway that held it."""
+    """The result of waiting for a key's only place after its gateway died."""
 
     refusals: int
-    """Requests for which it was taken."""
+    """Requests refused because the place was taken."""
     seconds: float
 
 
-async def wait_for_place(havoc: Havoc, key: str) -> Freed:
-    """Ask until the key's only place is free after the death of the gateway that held it."""
-    while havoc.lost_place_at is None:
+async def wait_for_place(kills: Kills, key: str) -> Freed:
+    """Retry until the key's only place is free after the death of the gateway that held it."""
+    while kills.lost_place_at is None:
         await asyncio.sleep(0.05)
     refusals = 0
     while True:
-        answer = await _ask_a_living_gateway(havoc, key)
+        answer = await _ask_a_living_gateway(kills, key)
         if answer.status == 200:
-            return Freed(refusals, time.monotonic() - havoc.lost_place_at)
-        # A gateway that has only just started may know of no worker.
+            return Freed(refusals, time.monotonic() - kills.lost_place_at)
+        # A gateway that has just started may have no worker registered.
         assert answer.status in (0, 429, 503), answer.body
         refusals += answer.status == 429
         await asyncio.sleep(0.2)
@@ -113,31 +113,31 @@ async def wait_for_place(havoc: Havoc, key: str) -> Freed:
 
 @dataclass(frozen=True, slots=True)
 class Waited:
-    """What came of waiting as long as a refusal said."""
+    """The result of waiting for `Retry-After`."""
 
     told_ms: int
     statuses_before: list[int]
-    """Of requests that were answered before that time had passed."""
+    """Of requests that were sent before that time had passed."""
     statuses_then: list[int]
     """Of the others, of which the last was sent when it had passed."""
 
 
-async def wait_as_told(havoc: Havoc, key: str) -> Waited:
-    """Use up the key's requests of a minute, wait as long as the refusal says, and ask again."""
+async def wait_for_retry_after(kills: Kills, key: str) -> Waited:
+    """Use up the key's requests of a minute, wait for `Retry-After`, and retry."""
     while True:
-        answer = await _ask_a_living_gateway(havoc, key)
+        answer = await _ask_a_living_gateway(kills, key)
         if answer.status == 429:
             break
     told_ms = int(answer.headers["retry-after-ms"])
-    # The server counted from some moment between these two.
+    # The server's minute began between these two times.
     earliest, latest = (at + told_ms / 1000 for at in (answer.sent_at, answer.ended_at))
     answers = []
     await _sleep_until(earliest - 3)
     while time.monotonic() < earliest - 0.5:
-        answers.append(await _ask_a_living_gateway(havoc, key))
+        answers.append(await _ask_a_living_gateway(kills, key))
         await asyncio.sleep(0.1)
     await _sleep_until(latest)
-    answers.append(await _ask_a_living_gateway(havoc, key))
+    answers.append(await _ask_a_living_gateway(kills, key))
     before = [each.status for each in answers if each.ended_at < earliest]
     return Waited(told_ms, before, [each.status for each in answers[len(before) :]])
 
@@ -146,17 +146,17 @@ async def _sleep_until(at: float) -> None:
     await asyncio.sleep(max(0, at - time.monotonic()))
 
 
-async def _ask_a_living_gateway(havoc: Havoc, key: str) -> Answer:
-    """Ask the first gateway, or the other one while the first is starting again."""
+async def _ask_a_living_gateway(kills: Kills, key: str) -> Answer:
+    """Send to the first gateway, or to the other one while the first restarts."""
     answer = Answer()
-    for url in havoc.stack.gateways:
+    for url in kills.stack.gateways:
         answer = await ask(url, key, prompt="x", max_tokens=1)
-        havoc.refusals += _may_be_refused(answer)
+        kills.refusals += _may_be_refused(answer)
         if answer.status != 0:
             break
     return answer
 
 
 def _may_be_refused(answer: Answer) -> bool:
-    """Whether a gateway refused a request for another reason than a limit, or was killed before its answer."""
+    """Whether a gateway refused a request, but not for a limit, or died before it responded."""
     return answer.status == 503 or (answer.status == 0 and answer.was_reached)

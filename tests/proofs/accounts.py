@@ -27,7 +27,7 @@ from tests.support.stack import MODEL, Stack
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """A key, and whose limits a request with it meets."""
+    """A key, and the owner of the limits that its requests meet."""
 
     tenant: str
     project: str | None
@@ -35,7 +35,7 @@ class Credential:
     text: str
 
 
-class Office:
+class Accounts:
     """Changes the accounts of a stack."""
 
     def __init__(self, stack: Stack, database: Database, redis: "Redis") -> None:
@@ -64,7 +64,7 @@ class Office:
     async def key(
         self, tenant: str, project: str | None = None, *, limits: dict[str, int] | None = None
     ) -> Credential:
-        """Add a key that may do whatever a tenant's key can."""
+        """Add a key with all permissions that a tenant's key can have."""
         created = await self.keys.create(
             tenant,
             name="proof",
@@ -79,14 +79,16 @@ class Office:
     async def holder(
         self, scope: LimitScope, name: str, limits: dict[str, int], **options: Any
     ) -> Credential:
-        """Add a tenant, a project and a key, of which the one of a scope has limits."""
+        """Add a tenant, a project and a key; the one that `scope` names has limits."""
         of = {each: limits if each is scope else None for each in LimitScope}
         tenant = await self.tenant(name, limits=of[LimitScope.TENANT], **options)
         project = await self.project(tenant, limits=of[LimitScope.PROJECT])
         return await self.key(tenant, project, limits=of[LimitScope.KEY])
 
     async def limits(self, url: str, key: Credential) -> dict[str, Any]:
-        """Return what a gateway shows of the limits that a key meets: the tenant's to the whole tenant only."""
+        """Return the limits that a gateway shows for a key; those of the tenant only to a key of
+        the tenant.
+        """
         of_tenant = await self.key(key.tenant)
         whole: dict[str, Any] = (await request(url, of_tenant.text, path="/v1/limits")).json
         own = (await request(url, key.text, path="/v1/limits")).json
@@ -94,7 +96,7 @@ class Office:
         return whole | {"scopes": [scopes[scope] for scope in LimitScope if scope in scopes]}
 
     async def price(self, *, prompt: int, completion: int, cached: int | None = None) -> None:
-        """Set what the model costs from now on, in micro-dollars per million tokens."""
+        """Set the price of the model from now on, in micro-dollars per million tokens."""
         await self.prices.add(
             MODEL, prompt_micros=prompt, completion_micros=completion, cached_micros=cached
         )
@@ -105,16 +107,16 @@ class Office:
 
 
 def named(limits: dict[str, int] | None) -> dict[LimitName, int | None]:
-    """Return limits by their names."""
+    """Return limits by name."""
     return {LimitName(name): value for name, value in (limits or {}).items()}
 
 
 @asynccontextmanager
-async def open_office(stack: Stack) -> AsyncIterator[Office]:
-    """Open an office for the length of a block."""
+async def open_accounts(stack: Stack) -> AsyncIterator[Accounts]:
+    """Open the accounts of a stack for the length of a block."""
     database, redis = Database(stack.database_url), redis_client(stack.redis.url)
     try:
-        yield Office(stack, database, redis)
+        yield Accounts(stack, database, redis)
     finally:
         await redis.aclose()
         await database.aclose()

@@ -1,4 +1,4 @@
-"""Requests of tests, each in a trace of its own."""
+"""Requests of tests, each in its own trace."""
 
 import secrets
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from tests.support.events import parse_chunks
 from tests.support.stack import MODEL, Stack
 
 PROMPT = "Wherefore whispers the walrus"
-"""No other part of the system knows this text."""
+"""This text occurs nowhere else in the system."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What came of a request."""
+class TracedResponse:
+    """The result of a request."""
 
     response: httpx.Response
     trace_id: str
@@ -28,13 +28,13 @@ class Asked:
 
 
 def start_scripted_worker(stack: Stack, name: str = "worker", **environment: str) -> None:
-    """Start a worker without a real engine and wait until it is ready."""
+    """Start a worker with the scripted engine and wait until it is ready."""
     settings = {"SLUICE_ENGINE": "scripted", "SLUICE_SCRIPTED_STEP_SECONDS": "0.002", **environment}
     stack.start_worker(name, **settings)
 
 
 def client_trace(*, sampled: bool = True) -> tuple[str, str, dict[str, str]]:
-    """Return the ids of a client's trace and span, and the header that names them."""
+    """Return the ids of a client's trace and span, and the `traceparent` header."""
     trace_id, span_id = secrets.token_hex(16), secrets.token_hex(8)
     return trace_id, span_id, {"traceparent": f"00-{trace_id}-{span_id}-0{int(sampled)}"}
 
@@ -48,8 +48,8 @@ def ask(
     sampled: bool = True,
     headers: dict[str, str] | None = None,
     **body: Any,
-) -> Asked:
-    """Ask for a completion in a new trace of the client."""
+) -> TracedResponse:
+    """Send a completion request in a new trace of the client."""
     trace_id, span_id, header = client_trace(sampled=sampled)
     content = {"model": MODEL, "prompt": PROMPT, "max_tokens": 20, **body}
     response = httpx.post(
@@ -58,4 +58,4 @@ def ask(
         json={name: value for name, value in content.items() if value is not None},
         timeout=60,
     )
-    return Asked(response, trace_id, span_id)
+    return TracedResponse(response, trace_id, span_id)

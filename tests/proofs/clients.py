@@ -1,4 +1,4 @@
-"""Clients that ask for all kinds of things, and leave whenever they like."""
+"""Clients that send requests of all kinds, some of which disconnect early."""
 
 import asyncio
 import random
@@ -9,12 +9,12 @@ from typing import Any
 from tests.proofs.client import Answer, ask
 
 GONE_PAUSE_SECONDS = 0.3
-"""Before the next request, where there was no gateway."""
+"""Before the next request, if no gateway was reachable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """One request, and when its client leaves if it does."""
+    """One request, and when its client disconnects."""
 
     credential: str
     body: dict[str, Any]
@@ -23,16 +23,16 @@ class Wish:
 
 
 @dataclass(slots=True)
-class Crowd:
-    """What clients asked for and what they got."""
+class Clients:
+    """The clients, their requests and the responses."""
 
     gateways: list[str]
     answers: list[tuple[Wish, Answer]] = field(default_factory=list)
     unreached: int = 0
-    """Requests for which there was no gateway."""
+    """Requests that reached no gateway."""
 
     async def run(self, wishes: Iterator[Wish], *, clients: int) -> None:
-        """Let clients ask for one thing after the other until there are no more wishes."""
+        """Let clients send requests until there are no more wishes."""
         await asyncio.gather(*(self._client(wishes, number) for number in range(clients)))
 
     async def _client(self, wishes: Iterator[Wish], number: int) -> None:
@@ -55,7 +55,7 @@ class Crowd:
 def wishes(
     rng: random.Random, credentials: list[str], *, is_over: Callable[[], bool]
 ) -> Iterator[Wish]:
-    """Yield wishes until it is over."""
+    """Yield wishes until the end time."""
     while not is_over():
         yield _wish(rng, rng.choice(credentials))
 
@@ -65,7 +65,7 @@ def _wish(rng: random.Random, credential: str) -> Wish:
     leave_after = leave_at = None
     match rng.random():
         case draw if draw < 0.15:
-            leave_after = rng.expovariate(20)  # In the queue, while the prompt is read, or later.
+            leave_after = rng.expovariate(20)  # In the queue, during prefill, or later.
         case draw if draw < 0.25:
             leave_at = rng.randint(1, 4_000)  # In the middle of a stream.
     return Wish(credential=credential, body=body, leave_after=leave_after, leave_at=leave_at)
@@ -82,7 +82,7 @@ def _body(rng: random.Random) -> dict[str, Any]:
         "prompt": prompts if len(prompts) > 1 else prompts[0],
         "max_tokens": rng.randint(1, 40),
         "n": n,
-        # What is ranked is not streamed.
+        # A ranked response (`best_of`) cannot be streamed.
         **({} if stream else {"best_of": n + rng.choice((0, 0, 0, 2))}),
         "stream": stream,
         "ignore_eos": rng.random() < 0.5,

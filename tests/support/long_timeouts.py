@@ -1,9 +1,9 @@
-"""`sluice` that waits for Redis, its database and its sandboxes as long as a busy machine makes it.
+"""`sluice` with long timeouts for Redis, its database and its sandboxes, for busy machines.
 
-    python -m tests.support.patient gateway --port 8080
+    python -m tests.support.long_timeouts gateway --port 8080
 
-Beside other tests any process may stand still for seconds, and requests would be answered "try again" for that.
-Tests in which a store stops, and chaos, run with the product's own time-outs.
+With other tests, any process may get no CPU for seconds, and requests would fail with "try again".
+Tests in which a store stops, and chaos, use the product's timeouts.
 """
 
 import sys
@@ -13,20 +13,20 @@ from tests.support.patience import PATIENCE_SECONDS
 
 
 def wait_for_sandboxes() -> None:
-    """Let only processor time decide what becomes of a structure in this process."""
+    """Limit the check of a structure only by CPU time in this process."""
     from gateway.http import context
     from gateway.structure.sandbox import pool
 
     settings = partial(
         pool.SandboxSettings, wait_seconds=PATIENCE_SECONDS, task_seconds=PATIENCE_SECONDS
     )
-    # These are final for the product, which reads them as globals of their modules.
+    # The product declares them final, and reads them as globals of their modules.
     vars(context).update(SandboxSettings=settings)
     vars(pool).update(_START_SECONDS=PATIENCE_SECONDS, _LOAD_SECONDS=PATIENCE_SECONDS)
 
 
 def wait_for_stores() -> None:
-    """Let requests of this process wait for Redis and the database. What refuses connections fails them at once."""
+    """Let requests wait for Redis and the database. Refused connections fail at once."""
     from gateway import redis_client
     from gateway.database import engine
     from gateway.http import health

@@ -1,4 +1,4 @@
-"""Asking for chats with the official client, and joining what a stream tells."""
+"""Chats with the official client, and joining of streams."""
 
 import inspect
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ _KNOWN = inspect.signature(Completions.create).parameters.keys()
 """Parameters of the official client; others go into `extra_body`."""
 
 THINKING: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": True}}
-"""Has the model reason before it answers."""
+"""Makes the model reason before its answer."""
 
 
 def user(content: Any) -> Message:
@@ -32,7 +32,7 @@ def assistant(content: str | None, **more: Any) -> Message:
 
 
 def parameters(messages: Any, options: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of the client's methods. A text stands for one message of the user."""
+    """Return the arguments of the client's methods. A text becomes one user message."""
     if isinstance(messages, str):
         messages = [user(messages)]
     known = {name: value for name, value in options.items() if name in _KNOWN}
@@ -41,12 +41,12 @@ def parameters(messages: Any, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def chat(client: OpenAI, messages: Any, **options: Any) -> ChatCompletion:
-    """Return a whole answer."""
+    """Return a whole response."""
     return cast("ChatCompletion", client.chat.completions.create(**parameters(messages, options)))
 
 
 def streamed(client: OpenAI, messages: Any, **options: Any) -> list[ChatCompletionChunk]:
-    """Return the chunks of a streamed answer, once all of them have come."""
+    """Return the chunks of a streamed response, once all of them have arrived."""
     options |= {"stream": True}
     answer: Any = client.chat.completions.create(**parameters(messages, options))
     with cast("Stream[ChatCompletionChunk]", answer) as stream:
@@ -54,7 +54,7 @@ def streamed(client: OpenAI, messages: Any, **options: Any) -> list[ChatCompleti
 
 
 def chat_both_ways(client: OpenAI, messages: Any, **options: Any) -> ChatCompletion:
-    """Return a whole answer, which the stream must tell, too."""
+    """Return a whole response, after a check that the stream is equal."""
     usage = {"stream_options": {"include_usage": True}}
     answer, (*chunks, extra) = at_once(
         lambda: chat(client, messages, **options),
@@ -63,32 +63,33 @@ def chat_both_ways(client: OpenAI, messages: Any, **options: Any) -> ChatComplet
     assert extra.choices == []
     assert counts(extra.usage) == counts(answer.usage)
     for choice in answer.choices:
-        assert joined(chunks, choice.index) == as_told(choice.message)
+        assert joined(chunks, choice.index) == comparable(choice.message)
         assert finish_reasons(chunks, choice.index) == [choice.finish_reason]
     return answer
 
 
 def message_of(answer: ChatCompletion) -> ChatCompletionMessage:
-    """Return the message of an answer with one choice."""
+    """Return the message of a response with one choice."""
     [choice] = answer.choices
     return choice.message
 
 
 def text_of(answer: ChatCompletion) -> str:
-    """Return the text of an answer with one choice, which must have one."""
+    """Return the text of a response with one choice, which must have one."""
     content = message_of(answer).content
     assert content is not None
     return content
 
 
 def reasoning_of(answer: ChatCompletion) -> str | None:
-    """Return the reasoning, which the official client's types do not know."""
-    reasoning: str | None = message_of(answer).to_dict().get("reasoning_content")  # type: ignore[assignment]
+    """Return the reasoning, which the official client's types lack."""
+    message: dict[str, Any] = message_of(answer).to_dict()
+    reasoning: str | None = message.get("reasoning_content")
     return reasoning
 
 
 def counts(usage: CompletionUsage | None) -> tuple[int, int, int]:
-    """Return tokens of prompt, answer and reasoning, which do not depend on what is in a cache."""
+    """Return the tokens of prompt, response and reasoning, which do not depend on a cache."""
     assert usage is not None
     assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
     details = usage.completion_tokens_details
@@ -96,8 +97,8 @@ def counts(usage: CompletionUsage | None) -> tuple[int, int, int]:
     return usage.prompt_tokens, usage.completion_tokens, reasoning
 
 
-def as_told(message: ChatCompletionMessage) -> Message:
-    """Return what a message has, without the ids of calls, which each request makes anew."""
+def comparable(message: ChatCompletionMessage) -> Message:
+    """Return a message without the ids of calls, which differ in each request."""
     reported = {name: value for name, value in message.to_dict().items() if value}
     for call in cast("list[Message]", reported.get("tool_calls", [])):
         assert call.pop("id").startswith("call_")
@@ -105,7 +106,7 @@ def as_told(message: ChatCompletionMessage) -> Message:
 
 
 def joined(chunks: Iterable[ChatCompletionChunk], index: int = 0) -> Message:
-    """Return the message of one streamed choice, in the form of `as_told`."""
+    """Return the message of one streamed choice, in the form of `comparable`."""
     message: Message = {}
     for delta in deltas(chunks, index):
         for name, value in delta.items():
@@ -120,7 +121,7 @@ def joined(chunks: Iterable[ChatCompletionChunk], index: int = 0) -> Message:
 
 
 def deltas(chunks: Iterable[ChatCompletionChunk], index: int = 0) -> list[Message]:
-    """Return what the chunks add to one choice, in order."""
+    """Return the deltas of one choice, in order."""
     return [
         cast("Message", choice.delta.to_dict())
         for chunk in chunks
@@ -130,7 +131,7 @@ def deltas(chunks: Iterable[ChatCompletionChunk], index: int = 0) -> list[Messag
 
 
 def finish_reasons(chunks: Iterable[ChatCompletionChunk], index: int = 0) -> list[str]:
-    """Return every finish reason that was sent for one choice: one, if all is well."""
+    """Return every finish reason that was sent for one choice: there must be only one."""
     return [
         choice.finish_reason
         for chunk in chunks

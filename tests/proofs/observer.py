@@ -1,7 +1,7 @@
-"""Sees every reservation and every job that Redis ever holds, independently of whoever makes them.
+"""Records every reservation and job that Redis ever holds, independently of their writers.
 
-Redis itself publishes each change of a key (keyspace notifications), so that none is missed, however
-short its life and whoever dies in between.
+Redis itself publishes each change of a key (keyspace notifications), so none is missed, however
+short its life and whichever process dies.
 """
 
 import asyncio
@@ -25,13 +25,13 @@ _CHANNEL = "__keyspace@0__:"
 
 
 @dataclass
-class Witness:
-    """What has been seen so far."""
+class Observer:
+    """Everything recorded so far."""
 
     reserved: set[str] = field(default_factory=set)
     """Request ids of all reservations."""
     withdrawn: set[str] = field(default_factory=set)
-    """Those of them that have ended without a record of usage, or were refused since their end came first."""
+    """Those that ended without a record of usage, or were refused because their end came first."""
     enqueued: set[str] = field(default_factory=set)
     """Ids of all jobs, waiting or claimed."""
     claimed: set[str] = field(default_factory=set)
@@ -39,7 +39,7 @@ class Witness:
     _recorded: set[str] = field(default_factory=set)
     """Request ids of reservations that have ended with a record of usage."""
     _recording: set[str] = field(default_factory=set)
-    """Beginnings of the keys of buckets whose latest change is a new record of usage."""
+    """Prefixes of the bucket keys whose latest change is a new record of usage."""
 
     @property
     def requests_of_jobs(self) -> set[str]:
@@ -47,18 +47,19 @@ class Witness:
         return {job_id.rpartition("-")[0] for job_id in self.enqueued}
 
     def note(self, key: str, event: str) -> None:
-        """Take in one change of a key."""
+        """Record one change of a key."""
         if key.startswith(_JOB_PREFIX):
             job_id = key.removeprefix(_JOB_PREFIX)
             self.enqueued.add(job_id)
-            # Only a claim counts in a job's hash.
+            # Only a claim increments a counter in a job's hash.
             if event == "hincrby":
                 self.claimed.add(job_id)
         elif found := _RESERVATION.fullmatch(key):
             self._note_reservation(found[1], event, bucket=key.partition(":reservation:")[0])
         elif key.endswith(_USAGE) and event == "xadd":
             self._recording.add(key.removesuffix(_USAGE))
-        # The record is of a request without a reservation, whose end counts in the account (quota_end.lua).
+        # The record is of a request without a reservation; its end counts in the account
+        # (quota_end.lua).
         elif _ACCOUNT in key and event == "hincrby":
             self._recording.discard(key.partition(_ACCOUNT)[0])
 
@@ -70,17 +71,17 @@ class Witness:
             ended = self._recorded if bucket in self._recording else self.withdrawn
             ended.add(request_id)
             self._recording.discard(bucket)
-        # Only the mark of what has ended expires by itself.
+        # Only the marker of an ended request expires.
         elif event == "expire" and request_id not in self._recorded:
             self.withdrawn.add(request_id)
 
 
 @asynccontextmanager
-async def watching(redis: "Redis") -> AsyncIterator[Witness]:
-    """Watch for the length of a block; what was published within it has been noted at its end."""
+async def watching(redis: "Redis") -> AsyncIterator[Observer]:
+    """Record changes for the length of a block; all changes within it are recorded at its end."""
     await redis.config_set("notify-keyspace-events", "Kght")
     await redis.config_set("client-output-buffer-limit", "pubsub 0 0 0")
-    witness = Witness()
+    observer = Observer()
     listener = redis.pubsub()
     await listener.psubscribe(
         f"{_CHANNEL}{{b:*}}:reservation:*",
@@ -89,9 +90,9 @@ async def watching(redis: "Redis") -> AsyncIterator[Witness]:
         f"{_CHANNEL}{_JOB_PREFIX}*",
         "end-of-watch",
     )
-    task = asyncio.create_task(_listen(listener, witness))
+    task = asyncio.create_task(_listen(listener, observer))
     try:
-        yield witness
+        yield observer
         await redis.publish("end-of-watch", "")
         await asyncio.wait_for(task, 30)
     finally:
@@ -100,11 +101,11 @@ async def watching(redis: "Redis") -> AsyncIterator[Witness]:
         await redis.config_set("notify-keyspace-events", "")
 
 
-async def _listen(listener: "PubSub", witness: Witness) -> None:
+async def _listen(listener: "PubSub", observer: Observer) -> None:
     async for message in listener.listen():
         if message["type"] != "pmessage":
             continue
         channel = message["channel"].decode()
         if channel == "end-of-watch":
             return
-        witness.note(channel.removeprefix(_CHANNEL), message["data"].decode())
+        observer.note(channel.removeprefix(_CHANNEL), message["data"].decode())

@@ -1,4 +1,4 @@
-"""Pictures for a tiny model that sees."""
+"""Images for a tiny vision model."""
 
 import base64
 import io
@@ -10,7 +10,7 @@ AROUND_IMAGE = 3
 
 
 def picture(color: str, kind: str = "jpeg") -> str:
-    """Return a picture of one color as a data URI."""
+    """Return an image of one color as a data URI."""
     file = io.BytesIO()
     Image.new("RGB", (40, 30), color).save(file, kind)
     return f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode()}"

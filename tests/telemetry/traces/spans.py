@@ -1,6 +1,6 @@
-"""The spans of a request as it walks through the rooms."""
+"""The spans of a completion, in the order of its stages."""
 
-from tests.telemetry.traces.asking import Asked
+from tests.telemetry.traces.client import TracedResponse
 from tests.telemetry.traces.collector import Span
 
 REQUEST = "POST /v1/completions"
@@ -12,18 +12,18 @@ WHOLE = (REQUEST, *ROOM_SPANS, "queue", "generate", *WORKER_SPANS)
 
 
 def by_name(trace: list[Span]) -> dict[str, Span]:
-    """Return the spans of a trace in which each name is there once."""
+    """Return the spans of a trace by name; each name occurs once."""
     named = {span.name: span for span in trace}
     assert len(named) == len(trace), [span.name for span in trace]
     return named
 
 
-def check_parents(trace: dict[str, Span], asked: Asked) -> None:
-    """Check that the spans are all of a completion's, each in its process and below its parent."""
+def check_parents(trace: dict[str, Span], reply: TracedResponse) -> None:
+    """Check that the spans are those of a completion, each in its process and below its parent."""
     assert sorted(trace) == sorted(WHOLE)
     request, attempt, generate = (trace[name] for name in (REQUEST, "attempt", "generate"))
     assert {name: span.parent_id for name, span in trace.items()} == {
-        REQUEST: asked.client_span_id,
+        REQUEST: reply.client_span_id,
         **dict.fromkeys(ROOM_SPANS, request.span_id),
         "queue": attempt.span_id,
         "generate": attempt.span_id,
@@ -37,11 +37,11 @@ def check_parents(trace: dict[str, Span], asked: Asked) -> None:
 
 
 def check_order(trace: dict[str, Span]) -> None:
-    """Check that the spans follow each other as the request walks, without gaps in the worker."""
+    """Check that the spans follow each other in order, without gaps in the worker."""
     for walk in (("authenticate", "plan", "reserve"), ("queue", "claim", "prefill", "decode")):
         starts = [trace[name].start for name in walk]
         assert starts == sorted(starts)
-    # The worker knows how long the job waited until Redis took its claim, which is at some time of that span.
+    # The worker computes the wait until Redis accepted its claim, which is within that span.
     claim = trace["claim"]
     assert trace["reserve"].start <= trace["queue"].start + claim.end - claim.start
     assert all(span.start <= span.end for span in trace.values())

@@ -1,4 +1,4 @@
-"""Sequences with made-up logits, each of which knows what its chain gives where it stands alone."""
+"""Sequences with made-up logits, each of which computes its chain's result when processed alone."""
 
 from random import Random
 from types import SimpleNamespace
@@ -59,8 +59,8 @@ _CHAINS = (
 )
 
 
-class Story:
-    """A sequence that goes on for a while. Every other one of them has a chain of another kind."""
+class SteppedSequence:
+    """A sequence of several steps. Every other one has a different kind of chain."""
 
     def __init__(self, number: int, random: Random) -> None:
         spec = _CHAINS[number % len(_CHAINS)]
@@ -81,7 +81,7 @@ class Story:
         self.enter_anew()
 
     def enter_anew(self) -> None:
-        """Forget what is remembered between steps, as a preemption does."""
+        """Drop what is kept between steps, as a preemption does."""
         parameters = chain_parameters(self.params.extra_args)
         self._alone: list[Group] = []
         if parameters is not None:
@@ -96,14 +96,14 @@ class Story:
         return len(self.output) >= self.length
 
     def logits(self) -> Tensor:
-        """What the model says here; some tokens cannot come at all."""
+        """The model's logits here; some tokens are masked."""
         noise = torch.Generator().manual_seed(1000 * self.number + len(self.output))
         logits = 3 * torch.randn(VOCABULARY, generator=noise)
         logits[(self.number + len(self.output)) % VOCABULARY] = -torch.inf
         return logits
 
     def expected(self) -> Tensor:
-        """What comes of the logits where nobody stands beside it. To be called once for each step."""
+        """Compute the chain's result for this sequence alone. To be called once for each step."""
         logits, total = self.logits().unsqueeze(0), len(self.tokens)
         for group in self._alone:
             window = group.window(total)

@@ -1,4 +1,4 @@
-"""Asking for completions with the official client, and reading what comes back."""
+"""Completions with the official client, and readers of their responses."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -17,7 +17,7 @@ A = TypeVar("A")
 EXTENSIONS = frozenset(
     {"context_length_exceeded_behavior", "ignore_eos", "min_p", "repetition_penalty", "top_k"}
 )
-"""Parameters that the official client does not know: they go into `extra_body`."""
+"""Parameters that the official client lacks: they go into `extra_body`."""
 
 
 def parameters(prompt: Any, options: dict[str, Any]) -> dict[str, Any]:
@@ -28,12 +28,12 @@ def parameters(prompt: Any, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def complete(client: OpenAI, prompt: Any, **options: Any) -> Completion:
-    """Return a whole answer."""
+    """Return a whole response."""
     return cast("Completion", client.completions.create(**parameters(prompt, options)))
 
 
 def streamed(client: OpenAI, prompt: Any, **options: Any) -> list[Completion]:
-    """Return the chunks of a streamed answer, once all of them have come."""
+    """Return the chunks of a streamed response, once all of them have arrived."""
     options |= {"stream": True}
     answer: Any = client.completions.create(**parameters(prompt, options))
     with cast("Stream[Completion]", answer) as stream:
@@ -41,12 +41,12 @@ def streamed(client: OpenAI, prompt: Any, **options: Any) -> list[Completion]:
 
 
 async def complete_async(client: AsyncOpenAI, prompt: Any, **options: Any) -> Completion:
-    """Return a whole answer."""
+    """Return a whole response."""
     return cast("Completion", await client.completions.create(**parameters(prompt, options)))
 
 
 async def streamed_async(client: AsyncOpenAI, prompt: Any, **options: Any) -> list[Completion]:
-    """Return the chunks of a streamed answer, once all of them have come."""
+    """Return the chunks of a streamed response, once all of them have arrived."""
     options |= {"stream": True}
     stream: Any = await client.completions.create(**parameters(prompt, options))
     async with stream:
@@ -54,7 +54,7 @@ async def streamed_async(client: AsyncOpenAI, prompt: Any, **options: Any) -> li
 
 
 def in_pieces(ask: Callable[[], A], *, pieces: Callable[[A], int], least: int = 2) -> A:
-    """Return what is asked for once it comes in so many pieces: a gateway that waited sends several tokens at once."""
+    """Repeat a request until it has so many chunks: a stalled gateway merges tokens."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while pieces(answer := ask()) < least:
         assert time.monotonic() < deadline, answer
@@ -62,10 +62,10 @@ def in_pieces(ask: Callable[[], A], *, pieces: Callable[[A], int], least: int = 
 
 
 def wait_until_served(client: OpenAI, model: str, *, is_served: bool = True) -> None:
-    """Wait until the gateway knows that a worker claims jobs of a model, or that none does; it may take a second."""
+    """Wait until the gateway lists a model as served, or as not served; it may take a second."""
 
     def is_ready() -> bool | None:
-        # A model that is still being loaded is listed, too.
+        # A model that is still loading is listed too.
         listed: dict[str, bool] = {
             each.id: each.model_dump()["ready"] for each in client.models.list()
         }
@@ -78,7 +78,7 @@ def wait_until_served(client: OpenAI, model: str, *, is_served: bool = True) -> 
 
 
 def text(completion: Completion) -> str:
-    """Return the text of an answer with one choice."""
+    """Return the text of a response with one choice."""
     [choice] = completion.choices
     return choice.text
 
@@ -90,7 +90,7 @@ def texts(completion: Completion) -> list[str]:
 
 
 def choices_of(chunks: Iterable[Completion], index: int = 0) -> list[CompletionChoice]:
-    """Return what the chunks say about one choice, in order."""
+    """Return the chunks of one choice, in order."""
     return [choice for chunk in chunks for choice in chunk.choices if choice.index == index]
 
 
@@ -100,14 +100,14 @@ def joined(chunks: Iterable[Completion], index: int = 0) -> str:
 
 
 def finish_reasons(chunks: Iterable[Completion], index: int = 0) -> list[str]:
-    """Return every finish reason that was sent for one choice: one, if all is well."""
-    # The client's type has no None, which a chunk before the last one carries.
+    """Return every finish reason that was sent for one choice: there must be only one."""
+    # The client's type has no None, but chunks before the last one have it.
     reasons: list[Any] = [choice.finish_reason for choice in choices_of(chunks, index)]
     return [reason for reason in reasons if reason is not None]
 
 
 def usage_of(completion: Completion) -> CompletionUsage:
-    """Return the token counts, which must be there and add up."""
+    """Return the token counts, which must be present and add up."""
     usage = completion.usage
     assert usage is not None
     assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
@@ -115,7 +115,7 @@ def usage_of(completion: Completion) -> CompletionUsage:
 
 
 def cached_tokens(completion: Completion) -> int:
-    """Return the prompt tokens that were found in the prefix cache."""
+    """Return the prompt tokens that were in the prefix cache."""
     details = usage_of(completion).prompt_tokens_details
     assert details is not None
     assert details.cached_tokens is not None

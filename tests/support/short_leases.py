@@ -1,6 +1,6 @@
-"""`sluice` whose reservations expire and are swept soon, so that no test waits for half a minute.
+"""`sluice` with short leases and frequent sweeps, so that no test waits for half a minute.
 
-python -m tests.support.hasty gateway --port 8080
+python -m tests.support.short_leases gateway --port 8080
 """
 
 from dataclasses import replace
@@ -10,17 +10,17 @@ LEASE_SECONDS = 12.0
 RENEW_SECONDS = 2.0
 SWEEP_SECONDS = 1.0
 HEARTBEAT_SECONDS = 1.0
-"""Of six, after which others take a gateway for dead."""
+"""Of six, after which a gateway counts as dead."""
 
 
 def shorten_leases() -> None:
-    """Shorten the leases of reservations and gateways, and the time between two sweeps, in this process."""
+    """Shorten leases of reservations and gateways, and the sweep's interval."""
     from gateway import heartbeat
     from gateway.dispatch import dispatcher
     from gateway.jobs import schedule
     from gateway.quota import reservations
 
-    # These are final for the product, which reads them as globals of their modules.
+    # The product declares them final, and reads them as globals of their modules.
     vars(dispatcher).update(HEARTBEAT_SECONDS=HEARTBEAT_SECONDS)
     vars(heartbeat).update(HEARTBEAT_SECONDS=HEARTBEAT_SECONDS, RENEW_SECONDS=RENEW_SECONDS)
     vars(reservations).update(LEASE_MS=round(LEASE_SECONDS * 1000))

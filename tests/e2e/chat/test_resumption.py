@@ -1,4 +1,4 @@
-"""Chats that run in the background or are left, and read again: the same message, calls and their ids included."""
+"""Background and resumed chats: the same message, calls and their ids included."""
 
 import json
 from typing import Any
@@ -7,10 +7,10 @@ import pytest
 from openai import NotFoundError, OpenAI
 from openai.types.chat import ChatCompletionChunk
 
-from tests.e2e.chat.asking import (
+from tests.e2e.chat.chats import (
     Message,
-    as_told,
     chat,
+    comparable,
     counts,
     finish_reasons,
     joined,
@@ -48,12 +48,12 @@ def test_background_chat_is_retrieved(client: OpenAI) -> None:
     kept, again = (client.chat.completions.retrieve(began.id) for _ in range(2))
     direct = chat(client, PARIS, tools=[WEATHER])
     assert began.model_extra["status"] in ("queued", "in_progress")
-    assert as_told(message_of(kept)) == as_told(message_of(direct))
+    assert comparable(message_of(kept)) == comparable(message_of(direct))
     assert counts(kept.usage) == counts(direct.usage)
     assert again.to_dict() == kept.to_dict()
 
 
-def test_stream_is_gone_on_with_at_any_event(stack: Stack, caller: Caller) -> None:
+def test_stream_resumes_after_any_event(stack: Stack, caller: Caller) -> None:
     response = caller.post(None, ASKED, CHATS)
     chunks = chunks_of(response.text)
     [request_id] = {chunk["id"] for chunk in chunks}
@@ -71,7 +71,7 @@ def test_stream_is_gone_on_with_at_any_event(stack: Stack, caller: Caller) -> No
     assert finish_reasons(reported) == ["tool_calls"]
 
 
-def test_chat_is_no_completion(client: OpenAI, caller: Caller) -> None:
+def test_chat_cannot_be_read_as_a_completion(client: OpenAI, caller: Caller) -> None:
     began: Any = client.chat.completions.create(**parameters("Hello", {"background": True}))
 
     assert caller.get(f"/v1/completions/{began.id}").status_code == 404
