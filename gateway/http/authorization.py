@@ -111,8 +111,6 @@ def operates(*scopes: Scope) -> Callable[[Request], Awaitable[Principal]]:
 
 
 Context = Annotated[ProcessContext, Depends(context_of)]
-CanManageKeys = Annotated[Principal, Depends(requires(Scope.KEYS))]
-CanManageWebhooks = Annotated[Principal, Depends(requires(Scope.KEYS, of_tenant=True))]
 CanManageMembers = Annotated[Principal, Depends(requires(Scope.MEMBERS, of_tenant=True))]
 CanAdminister = Annotated[Principal, Depends(operates(Scope.ADMIN))]
 CanSeeEverything = Annotated[Principal, Depends(operates(Scope.ADMIN, Scope.ADMIN_READ))]

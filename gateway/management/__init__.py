@@ -1,5 +1,5 @@
 """The management API: one package for each resource.
 
-A resource has a service (policy), a store (queries), schemas (bodies), routes for tenants, routes
-for operators and a command.
+A resource has a service (policy), a store (queries), schemas (bodies), routes and a command.
+`routers` includes the routes for tenants and operators.
 """

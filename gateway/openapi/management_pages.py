@@ -36,12 +36,15 @@ def describe_management(schema: dict[str, Any], *, apart_from: Collection[str]) 
         if path not in apart_from:
             for method in METHODS:
                 if method in operations:
-                    _complete(operations[method])
+                    _complete(path, operations[method])
 
 
-def _complete(operation: dict[str, Any]) -> None:
+def _complete(path: str, operation: dict[str, Any]) -> None:
     operation["security"] = [{"bearer": []}]
-    for parameter in operation.get("parameters", ()):
+    # FastAPI appends the parameters of dependencies, such as the tenant in the path.
+    parameters: list[dict[str, Any]] = operation.get("parameters", [])
+    parameters.sort(key=lambda each: (each["in"] != "path", path.find(f"{{{each['name']}}}")))
+    for parameter in parameters:
         parameter["schema"] = _plain(parameter["schema"])
     responses: dict[str, Any] = operation["responses"]
     # Invalid parameters get a 400 response, in the shape of every error.

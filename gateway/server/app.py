@@ -18,14 +18,7 @@ from gateway.http.error_handlers import install_error_handlers
 from gateway.http.metrics import HttpMetricsMiddleware
 from gateway.http.request_id import RequestIdMiddleware
 from gateway.http.tracing import TracingMiddleware
-from gateway.management import admin
-from gateway.management.audit import routes as audit
-from gateway.management.keys import routes as keys
-from gateway.management.limits import routes as limits
-from gateway.management.members import routes as members
-from gateway.management.projects import routes as projects
-from gateway.management.usage import routes as usage
-from gateway.management.webhooks import routes as webhooks
+from gateway.management import routers as management
 from gateway.openapi.document import install_documentation
 from gateway.settings import Settings
 
@@ -34,16 +27,10 @@ CUSTOMER_ROUTERS = (
     kept_responses.router,
     tokenize.router,
     models.router,
-    keys.router,
-    projects.router,
-    members.router,
-    limits.router,
-    webhooks.router,
-    usage.router,
-    audit.router,
+    management.customers,
     health.router,
 )
-OPERATOR_ROUTERS = (admin.router, health.router, health.metrics_router)
+OPERATOR_ROUTERS = (management.operators, health.router, health.metrics_router)
 
 
 def create_app(settings: Settings) -> FastAPI:

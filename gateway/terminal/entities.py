@@ -1,9 +1,10 @@
-"""Shared code of the commands for tenants, projects, members and keys."""
+"""Shared options and output of the management commands."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Final
+from functools import wraps
+from typing import Any, Final, TypeVar
 
 import click
 from pydantic import BaseModel
@@ -17,8 +18,10 @@ from gateway.tenancy.limits import (
     LimitValues,
     read_limit_changes,
 )
-from gateway.terminal.options import NONE, Decorator
+from gateway.terminal.options import NONE, Decorator, json_option
 from gateway.terminal.output import print_json, print_table
+
+T = TypeVar("T")
 
 LIMITS_HELP: Final = f"""\
 \b
@@ -90,18 +93,53 @@ def show_limits(limits: LimitValues) -> str:
     return ",".join(texts) or "-"
 
 
-def print_one(body: BaseModel, *, as_json: bool) -> None:
-    """Print one entity: a line for each field, or JSON."""
-    fields = body.model_dump(mode="json")
-    if as_json:
-        print_json(fields)
-        return
-    print_table(("OPTION", "VALUE"), list(_lines(fields)))
+def prints(
+    to_text: Callable[[Any], None], to_json: Callable[[Any], Any] = lambda result: result
+) -> Decorator:
+    """Return a decorator that adds `--json` to a command, and prints its result.
+
+    Args:
+        to_text: prints the result for people.
+        to_json: returns a body of the result, or of each entry if the result is a list.
+    """
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., None]:
+        @json_option
+        @wraps(command)
+        def run(*args: Any, as_json: bool, **options: Any) -> None:
+            result = command(*args, **options)
+            if not as_json:
+                to_text(result)
+            elif isinstance(result, list):
+                print_json([_fields(to_json(each)) for each in result])
+            else:
+                print_json(_fields(to_json(result)))
+
+        return run
+
+    return decorate
 
 
-def print_bodies(bodies: Iterable[BaseModel]) -> None:
-    """Print a list as JSON."""
-    print_json([body.model_dump(mode="json") for body in bodies])
+def table(
+    headings: Sequence[str], to_row: Callable[[T], Sequence[str]]
+) -> Callable[[T | list[T]], None]:
+    """Return a function that prints a table with one entity or a list of them."""
+
+    def print_entities(found: T | list[T]) -> None:
+        print_table(
+            headings, [to_row(each) for each in (found if isinstance(found, list) else [found])]
+        )
+
+    return print_entities
+
+
+def print_fields(body: BaseModel) -> None:
+    """Print a line for each field."""
+    print_table(("OPTION", "VALUE"), list(_lines(body.model_dump(mode="json"))))
+
+
+def _fields(body: object) -> object:
+    return body.model_dump(mode="json") if isinstance(body, BaseModel) else body
 
 
 def _lines(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -89,3 +89,23 @@ def runs_async(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
         return asyncio.run(function(*args, **kwargs))
 
     return run
+
+
+def with_database(function: Callable[..., Coroutine[Any, Any, T]]) -> Callable[..., T]:
+    """Add `--database-url`, and let click call a coroutine function with open `Stores`."""
+
+    @database_option
+    @runs_async
+    @wraps(function)
+    async def run(
+        *args: Any, database_url: str | None, redis_url: str | None = None, **options: Any
+    ) -> T:
+        async with open_stores(database_url, redis_url) as stores:
+            return await function(stores, *args, **options)
+
+    return run
+
+
+def with_stores(function: Callable[..., Coroutine[Any, Any, T]]) -> Callable[..., T]:
+    """Do the same as `with_database`, with `--redis-url` to announce changes to the gateways."""
+    return with_database(redis_option(function))

@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from enum import Enum
 from typing import Any, Final
 
 import msgspec
@@ -84,10 +85,11 @@ class AuditLog:
         tenant_id: str | None = None,
         details: Mapping[str, Any] | None = None,
     ) -> None:
-        """Append a row. `details` must not contain secrets."""
+        """Append a row with the details as JSON. They must not contain secrets."""
         await self._take_turn()
         last = await self._newest()
-        await self._add_after(last, action, subject, actor, tenant_id, details or {})
+        plain = {name: _plain(value) for name, value in (details or {}).items()}
+        await self._add_after(last, action, subject, actor, tenant_id, plain)
 
     async def sign(
         self, signer: HeadSigner, *, after: SignedHead | None = None
@@ -269,6 +271,20 @@ def row_hash(row: AuditRow) -> bytes:
         row.details,
     ]
     return hashlib.sha256(row.previous_hash + _json(content)).digest()
+
+
+def _plain(value: object) -> object:
+    match value:
+        case Mapping():
+            return {str(name): _plain(each) for name, each in value.items()}
+        case frozenset():
+            return sorted(str(each) for each in value)
+        case tuple():
+            return [str(each) for each in value]
+        case Enum():
+            return value.value
+        case _:
+            return value
 
 
 def _fault(row: AuditRow, expected: int, head: bytes) -> str:

@@ -9,8 +9,7 @@ from gateway.http.bounded_route import BoundedRoute
 from gateway.http.context import ProcessContext
 from gateway.management.credits.schemas import CreditAddition, CreditBody, CreditList
 from gateway.management.credits.service import CreditService
-from gateway.management.shared.parameters import AfterId, PageSize
-from gateway.management.tenants.admin_routes import TenantId
+from gateway.management.shared.parameters import AfterId, PageSize, TenantId
 from gateway.tenancy.records import CreditKind
 
 router = APIRouter(prefix="/tenants/{tenant_id}", tags=["Credits"], route_class=BoundedRoute)
@@ -28,7 +27,7 @@ async def list_credits(
     service = _service(context)
     balance = await service.balance(tenant_id)
     page = await service.page(tenant_id, PageRequest(after=after, limit=limit))
-    return CreditList.of(page, balance)
+    return CreditList.with_balance(page, balance)
 
 
 @router.post("/credits", summary="Grant or adjust a tenant's credits")

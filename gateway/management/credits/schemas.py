@@ -8,7 +8,7 @@ from pydantic import AwareDatetime, BaseModel, Field
 from gateway.database.paging import Page
 from gateway.management.credits.checks import MAX_AMOUNT_MICROS, MAX_NOTE_CHARACTERS
 from gateway.management.credits.service import Balance
-from gateway.management.shared.fields import ListBody, RequestBody
+from gateway.management.shared.fields import ListBody, RecordBody, RequestBody
 from gateway.tenancy.records import Credit, CreditKind
 
 AmountMicros = Annotated[
@@ -37,7 +37,7 @@ class CreditAddition(RequestBody):
     )
 
 
-class CreditBody(BaseModel):
+class CreditBody(RecordBody):
     """One change of a prepaid balance."""
 
     object: Literal["credit"] = "credit"
@@ -49,20 +49,6 @@ class CreditBody(BaseModel):
     created_at: datetime
     expires_at: datetime | None
     grant_id: str | None = Field(description="The expired grant, for an expiry.")
-
-    @classmethod
-    def of(cls, credit: Credit) -> Self:
-        """Return the response body of a change."""
-        return cls(
-            id=credit.id,
-            tenant_id=credit.tenant_id,
-            kind=credit.kind,
-            amount_micros=credit.amount_micros,
-            note=credit.note,
-            created_at=credit.created_at,
-            expires_at=credit.expires_at,
-            grant_id=credit.grant_id,
-        )
 
 
 class BalanceBody(BaseModel):
@@ -88,7 +74,7 @@ class CreditList(ListBody[CreditBody]):
     balance: BalanceBody
 
     @classmethod
-    def of(cls, page: Page[Credit], balance: Balance) -> Self:
+    def with_balance(cls, page: Page[Credit], balance: Balance) -> Self:
         """Return the response body of a page."""
         return cls(
             data=[CreditBody.of(each) for each in page.entries],

@@ -205,7 +205,7 @@ async def _expiries(transaction: AsyncSession, tenant_id: str, now: datetime) ->
 
 
 async def _append(transaction: AsyncSession, credit: Credit, *, action: str, actor: str) -> None:
-    await CreditStore(transaction).add(credit.tenant_id, credit)
+    await CreditStore(transaction).add(credit)
     await AuditLog(transaction).append(
         action, credit.id, actor=actor, tenant_id=credit.tenant_id, details=_details(credit)
     )

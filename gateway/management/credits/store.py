@@ -1,5 +1,6 @@
 """Queries on the table `credits`."""
 
+from dataclasses import asdict
 from datetime import datetime
 
 from sqlalchemy import func, select
@@ -17,20 +18,9 @@ class CreditStore:
     def __init__(self, transaction: AsyncSession) -> None:
         self._transaction = transaction
 
-    async def add(self, tenant_id: str, credit: Credit) -> None:
-        """Append a change of the tenant's balance."""
-        self._transaction.add(
-            CreditRow(
-                id=credit.id,
-                tenant_id=tenant_id,
-                kind=credit.kind,
-                amount_micros=credit.amount_micros,
-                note=credit.note,
-                created_at=credit.created_at,
-                expires_at=credit.expires_at,
-                grant_id=credit.grant_id,
-            )
-        )
+    async def add(self, credit: Credit) -> None:
+        """Append a change of a balance."""
+        self._transaction.add(CreditRow(**asdict(credit)))
         await self._transaction.flush()
 
     async def total(self, tenant_id: str) -> int:

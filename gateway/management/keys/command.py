@@ -15,8 +15,9 @@ from gateway.terminal.entities import (
     LIMITS_HELP,
     Duration,
     limit_option,
-    print_bodies,
-    print_one,
+    print_fields,
+    prints,
+    table,
     tenant_option,
     to_limits,
 )
@@ -25,15 +26,12 @@ from gateway.terminal.options import (
     Decorator,
     Stores,
     changed_dialect_option,
-    database_option,
     dialect_option,
-    json_option,
-    open_stores,
-    redis_option,
-    runs_async,
     to_dialect,
+    with_database,
+    with_stores,
 )
-from gateway.terminal.output import print_table, show_time
+from gateway.terminal.output import show_time
 
 EPILOG = f"""\
 \b
@@ -54,6 +52,43 @@ _SCOPES: Final = click.Choice([scope.value for scope in Scope])
 
 def _keys(stores: Stores) -> KeyService:
     return KeyService(stores.database, stores.announcer)
+
+
+def _to_row(key: KeyRecord) -> tuple[str, ...]:
+    models = "all" if key.allowed_models is None else ",".join(sorted(key.allowed_models))
+    return (
+        key.id,
+        key.prefix,
+        key.name,
+        ",".join(sorted(key.scopes)),
+        models,
+        key.dialect or "-",
+        key.project_id or "-",
+        show_time(key.expires_at),
+        show_time(key.revoked_at, missing="no"),
+    )
+
+
+def _print_secret(created: CreatedKey) -> None:
+    click.echo(created.key.reveal())
+    click.echo(
+        f"\nThis is the key {created.record.id} of tenant {created.record.tenant_id}. "
+        "Store it now: it cannot be shown again.",
+        err=True,
+    )
+
+
+_prints = prints(
+    table(
+        (
+            *("ID", "PREFIX", "NAME", "SCOPES", "MODELS", "DIALECT", "PROJECT", "EXPIRES"),
+            "REVOKED",
+        ),
+        _to_row,
+    ),
+    KeyBody.of,
+)
+_prints_secret = prints(_print_secret, CreatedKeyBody.of_created)
 
 
 @click.group("keys", epilog=EPILOG)
@@ -97,54 +132,34 @@ _address_option: Decorator = click.option(
 )
 @limit_option
 @dialect_option
-@json_option
-@database_option
-@redis_option
-@runs_async
+@_prints_secret
+@with_stores
 async def create(
-    tenant_id: str,
-    *,
-    project_id: str | None,
-    as_json: bool,
-    database_url: str | None,
-    redis_url: str | None,
-    **given: Any,
-) -> None:
+    stores: Stores, tenant_id: str, *, project_id: str | None, **given: Any
+) -> CreatedKey:
     """Create an API key. It is shown only once."""
-    options = _changes(given)
-    async with open_stores(database_url, redis_url) as stores:
-        created = await _keys(stores).create(
-            tenant_id, project_id=project_id, actor=stores.actor, **options
-        )
-    _print_created(created, as_json=as_json)
+    return await _keys(stores).create(
+        tenant_id, project_id=project_id, actor=stores.actor, **_changes(given)
+    )
 
 
 @command.command("list")
 @tenant_option
-@json_option
-@database_option
-@runs_async
-async def list_keys(tenant_id: str, *, as_json: bool, database_url: str | None) -> None:
+@_prints
+@with_database
+async def list_keys(stores: Stores, tenant_id: str) -> list[KeyRecord]:
     """List the keys of a tenant, including revoked ones."""
-    async with open_stores(database_url, None) as stores:
-        keys = await _keys(stores).list_of_tenant(tenant_id)
-    if as_json:
-        print_bodies(map(KeyBody.of, keys))
-    else:
-        _print_table(keys)
+    return await _keys(stores).list_of_tenant(tenant_id)
 
 
 @command.command()
 @tenant_option
 @click.argument("key")
-@json_option
-@database_option
-@runs_async
-async def show(tenant_id: str, key: str, *, as_json: bool, database_url: str | None) -> None:
+@prints(print_fields)
+@with_database
+async def show(stores: Stores, tenant_id: str, key: str) -> KeyBody:
     """Show all settings of KEY (its id or public prefix)."""
-    async with open_stores(database_url, None) as stores:
-        found = await _keys(stores).get(tenant_id, key)
-    print_one(KeyBody.of(found), as_json=as_json)
+    return KeyBody.of(await _keys(stores).get(tenant_id, key))
 
 
 @command.command("set")
@@ -178,27 +193,11 @@ async def show(tenant_id: str, key: str, *, as_json: bool, database_url: str | N
 )
 @limit_option
 @changed_dialect_option
-@json_option
-@database_option
-@redis_option
-@runs_async
-async def set_options(
-    tenant_id: str,
-    key: str,
-    *,
-    as_json: bool,
-    database_url: str | None,
-    redis_url: str | None,
-    **given: Any,
-) -> None:
+@_prints
+@with_stores
+async def set_options(stores: Stores, tenant_id: str, key: str, **given: Any) -> KeyRecord:
     """Change given settings of KEY (its id or public prefix) on every gateway within a second."""
-    options = _changes(given)
-    async with open_stores(database_url, redis_url) as stores:
-        changed = await _keys(stores).update(tenant_id, key, actor=stores.actor, **options)
-    if as_json:
-        print_one(KeyBody.of(changed), as_json=True)
-    else:
-        _print_table([changed])
+    return await _keys(stores).update(tenant_id, key, actor=stores.actor, **_changes(given))
 
 
 @command.command()
@@ -212,40 +211,23 @@ async def set_options(
     help="How long the current secret remains valid, such as 90m or 12h, at most 30d; 0: it ends "
     "at once.",
 )
-@json_option
-@database_option
-@redis_option
-@runs_async
-async def rotate(
-    tenant_id: str,
-    key: str,
-    *,
-    grace: timedelta,
-    as_json: bool,
-    database_url: str | None,
-    redis_url: str | None,
-) -> None:
+@_prints_secret
+@with_stores
+async def rotate(stores: Stores, tenant_id: str, key: str, *, grace: timedelta) -> CreatedKey:
     """Give KEY (its id or public prefix) a new secret, which is shown once.
 
     Id, limits and usage remain. Any secret older than the current one stops working at once.
     """
-    async with open_stores(database_url, redis_url) as stores:
-        rotated = await _keys(stores).rotate(tenant_id, key, grace=grace, actor=stores.actor)
-    _print_created(rotated, as_json=as_json)
+    return await _keys(stores).rotate(tenant_id, key, grace=grace, actor=stores.actor)
 
 
 @command.command()
 @tenant_option
 @click.argument("key")
-@database_option
-@redis_option
-@runs_async
-async def revoke(
-    tenant_id: str, key: str, *, database_url: str | None, redis_url: str | None
-) -> None:
+@with_stores
+async def revoke(stores: Stores, tenant_id: str, key: str) -> None:
     """Revoke KEY (its id or public prefix) on every gateway within a second."""
-    async with open_stores(database_url, redis_url) as stores:
-        await _keys(stores).revoke(tenant_id, key, actor=stores.actor)
+    await _keys(stores).revoke(tenant_id, key, actor=stores.actor)
     click.echo(f"Revoked {public_name(key)}.")
 
 
@@ -272,40 +254,3 @@ def _from_now(duration: timedelta) -> datetime:
         return utc_now() + duration
     except OverflowError:
         return datetime.max.replace(tzinfo=UTC)
-
-
-def _print_created(created: CreatedKey, *, as_json: bool) -> None:
-    if as_json:
-        print_one(CreatedKeyBody.of_created(created), as_json=True)
-        return
-    click.echo(created.key.reveal())
-    click.echo(
-        f"\nThis is the key {created.record.id} of tenant {created.record.tenant_id}. "
-        "Store it now: it cannot be shown again.",
-        err=True,
-    )
-
-
-def _print_table(keys: list[KeyRecord]) -> None:
-    print_table(
-        (
-            *("ID", "PREFIX", "NAME", "SCOPES", "MODELS", "DIALECT", "PROJECT", "EXPIRES"),
-            "REVOKED",
-        ),
-        [_to_row(key) for key in keys],
-    )
-
-
-def _to_row(key: KeyRecord) -> tuple[str, ...]:
-    models = "all" if key.allowed_models is None else ",".join(sorted(key.allowed_models))
-    return (
-        key.id,
-        key.prefix,
-        key.name,
-        ",".join(sorted(key.scopes)),
-        models,
-        key.dialect or "-",
-        key.project_id or "-",
-        show_time(key.expires_at),
-        show_time(key.revoked_at, missing="no"),
-    )

@@ -1,4 +1,7 @@
-"""Keys of the caller's tenant: `/v1/keys`."""
+"""Keys of a tenant.
+
+Tenants have these routes at `/v1/keys`, operators at `/admin/tenants/{tenant_id}/keys`.
+"""
 
 from datetime import timedelta
 from typing import Annotated
@@ -6,7 +9,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Path
 
 from gateway.database.paging import PageRequest
-from gateway.http.authorization import CanManageKeys, Context
+from gateway.http.authorization import Context
 from gateway.http.bounded_route import BoundedRoute
 from gateway.management.keys.schemas import (
     CreatedKeyBody,
@@ -17,9 +20,10 @@ from gateway.management.keys.schemas import (
     KeyRotation,
 )
 from gateway.management.keys.service import KeyService
+from gateway.management.shared.callers import CallerOfTenant
 from gateway.management.shared.parameters import AfterId, PageSize
 
-router = APIRouter(prefix="/v1/keys", tags=["Keys"], route_class=BoundedRoute)
+router = APIRouter(prefix="/keys", tags=["Keys"], route_class=BoundedRoute)
 
 
 def key_service(context: Context) -> KeyService:
@@ -31,9 +35,9 @@ Keys = Annotated[KeyService, Depends(key_service)]
 KeyId = Annotated[str, Path(description="Id of the key, or its public prefix.")]
 
 
-@router.get("", summary="List your keys")
+@router.get("", summary="List keys")
 async def list_keys(
-    keys: Keys, principal: CanManageKeys, after: AfterId = None, limit: PageSize = 20
+    keys: Keys, caller: CallerOfTenant, after: AfterId = None, limit: PageSize = 20
 ) -> KeyList:
     """List keys, oldest first, including revoked keys.
 
@@ -41,51 +45,46 @@ async def list_keys(
     the keys of its project.
     """
     return KeyList.of(
-        await keys.page(principal.tenant_id, PageRequest(after, limit), grantor=principal.grant)
+        await keys.page(caller.tenant_id, PageRequest(after, limit), grantor=caller.grant)
     )
 
 
 @router.post("", summary="Create a key")
-async def create_key(keys: Keys, principal: CanManageKeys, body: KeyCreation) -> CreatedKeyBody:
+async def create_key(keys: Keys, caller: CallerOfTenant, body: KeyCreation) -> CreatedKeyBody:
     """Create a key. Only this response contains the whole key.
 
     Project, models, addresses, expiry and limits default to those of the credential of the request.
-    A key cannot have more rights than this credential.
+    A key cannot have more rights than this credential. For operators, both hold only for keys with
+    an operator scope.
     """
     created = await keys.create(
-        principal.tenant_id, **body.options(), grantor=principal.grant, actor=principal.actor
+        caller.tenant_id, **body.options(), grantor=caller.key_grant, actor=caller.actor
     )
     return CreatedKeyBody.of_created(created)
 
 
 @router.get("/{key_id}", summary="Get a key")
-async def get_key(keys: Keys, principal: CanManageKeys, key_id: KeyId) -> KeyBody:
+async def get_key(keys: Keys, caller: CallerOfTenant, key_id: KeyId) -> KeyBody:
     """Get a key without its secret."""
-    return KeyBody.of(await keys.get(principal.tenant_id, key_id, grantor=principal.grant))
+    return KeyBody.of(await keys.get(caller.tenant_id, key_id, grantor=caller.grant))
 
 
 @router.patch("/{key_id}", summary="Update a key")
-async def change_key(
-    keys: Keys, principal: CanManageKeys, key_id: KeyId, body: KeyChange
-) -> KeyBody:
+async def change_key(keys: Keys, caller: CallerOfTenant, key_id: KeyId, body: KeyChange) -> KeyBody:
     """Change the fields that the body contains. All gateways apply the change within a second.
 
     A credential cannot change a key with more rights than its own. A key cannot change its own
     bounds.
     """
     changed = await keys.update(
-        principal.tenant_id,
-        key_id,
-        **body.options(),
-        grantor=principal.grant,
-        actor=principal.actor,
+        caller.tenant_id, key_id, **body.options(), grantor=caller.key_grant, actor=caller.actor
     )
     return KeyBody.of(changed)
 
 
 @router.post("/{key_id}:rotate", summary="Rotate a key")
 async def rotate_key(
-    keys: Keys, principal: CanManageKeys, key_id: KeyId, body: KeyRotation | None = None
+    keys: Keys, caller: CallerOfTenant, key_id: KeyId, body: KeyRotation | None = None
 ) -> CreatedKeyBody:
     """Replace the secret.
 
@@ -93,19 +92,17 @@ async def rotate_key(
     once.
     """
     rotated = await keys.rotate(
-        principal.tenant_id,
+        caller.tenant_id,
         key_id,
         grace=timedelta(seconds=(body or KeyRotation()).grace_seconds),
-        grantor=principal.grant,
-        actor=principal.actor,
+        grantor=caller.key_grant,
+        actor=caller.actor,
     )
     return CreatedKeyBody.of_created(rotated)
 
 
 @router.delete("/{key_id}", summary="Revoke a key")
-async def revoke_key(keys: Keys, principal: CanManageKeys, key_id: KeyId) -> KeyBody:
+async def revoke_key(keys: Keys, caller: CallerOfTenant, key_id: KeyId) -> KeyBody:
     """Revoke the key. All gateways reject it within a second; it stays in the list."""
-    revoked = await keys.revoke(
-        principal.tenant_id, key_id, grantor=principal.grant, actor=principal.actor
-    )
+    revoked = await keys.revoke(caller.tenant_id, key_id, grantor=caller.grant, actor=caller.actor)
     return KeyBody.of(revoked)

@@ -1,18 +1,25 @@
 """Request and response bodies of keys."""
 
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AwareDatetime, BaseModel, Field
+from pydantic import AwareDatetime, BeforeValidator, Field
+from typing_extensions import override
 
 from contract.dialect import Dialect
-from gateway.database.paging import Page
 from gateway.management.keys.addresses import MAX_ADDRESSES, read_addresses
 from gateway.management.keys.rules import DEFAULT_GRACE, MAX_ALLOWED_MODELS, MAX_GRACE
 from gateway.management.keys.service import CreatedKey
-from gateway.management.shared.fields import LimitsGiven, LimitsShown, ListBody, Name, RequestBody
-from gateway.tenancy.limits import read_limit_changes
-from gateway.tenancy.records import KeyRecord
+from gateway.management.shared.fields import (
+    BodyWithLimits,
+    LimitsGiven,
+    LimitsShown,
+    ListBody,
+    Name,
+    RecordBody,
+    RequestBody,
+)
 from gateway.tenancy.scopes import Scope
 
 Scopes = Annotated[
@@ -39,12 +46,11 @@ KeyDialect = Annotated[
 KeyExpiry = Annotated[AwareDatetime | None, Field(description="Expiry of the key; null: never.")]
 
 
-class _KeyOptions(RequestBody):
+class _KeyOptions(BodyWithLimits):
+    @override
     def options(self) -> dict[str, Any]:
         """Return the arguments for the service. Raises InvalidParameterError."""
-        options = self.given()
-        if "limits" in options:
-            options["limits"] = read_limit_changes(options["limits"])
+        options = super().options()
         if options.get("allowed_addresses") is not None:
             options["allowed_addresses"] = read_addresses(options["allowed_addresses"])
         if options.get("allowed_models") is not None:
@@ -90,7 +96,15 @@ class KeyRotation(RequestBody):
     )
 
 
-class KeyBody(BaseModel):
+def _sorted(values: Iterable[str] | None) -> list[str] | None:
+    return None if values is None else sorted(values)
+
+
+def _texts(values: Iterable[object] | None) -> list[str] | None:
+    return None if values is None else list(map(str, values))
+
+
+class KeyBody(RecordBody):
     """A key, without its secret."""
 
     object: Literal["key"] = "key"
@@ -99,9 +113,13 @@ class KeyBody(BaseModel):
     project_id: str | None
     prefix: str = Field(description="The public part of the key: `sk-PREFIX-...`.")
     name: str
-    scopes: list[Scope]
-    allowed_models: list[str] | None = Field(description="Null: all models.")
-    allowed_addresses: list[str] | None = Field(description="Null: any address.")
+    scopes: Annotated[list[Scope], BeforeValidator(sorted)]
+    allowed_models: Annotated[list[str] | None, BeforeValidator(_sorted)] = Field(
+        description="Null: all models."
+    )
+    allowed_addresses: Annotated[list[str] | None, BeforeValidator(_texts)] = Field(
+        description="Null: any address."
+    )
     dialect: Dialect | None
     limits: LimitsShown
     created_at: datetime
@@ -109,28 +127,6 @@ class KeyBody(BaseModel):
     revoked_at: datetime | None
     old_prefix: str | None = Field(description="Prefix of the previous secret, after a rotation.")
     old_expires_at: datetime | None = Field(description="Expiry of the previous secret.")
-
-    @classmethod
-    def of(cls, key: KeyRecord) -> Self:
-        """Return the response body of a key."""
-        models, addresses = key.allowed_models, key.allowed_addresses
-        return cls(
-            id=key.id,
-            tenant_id=key.tenant_id,
-            project_id=key.project_id,
-            prefix=key.prefix,
-            name=key.name,
-            scopes=sorted(key.scopes),
-            allowed_models=None if models is None else sorted(models),
-            allowed_addresses=None if addresses is None else [str(each) for each in addresses],
-            dialect=key.dialect,
-            limits={name.value: value for name, value in key.limits.items()},
-            created_at=key.created_at,
-            expires_at=key.expires_at,
-            revoked_at=key.revoked_at,
-            old_prefix=key.old_prefix,
-            old_expires_at=key.old_expires_at,
-        )
 
 
 class CreatedKeyBody(KeyBody):
@@ -146,8 +142,3 @@ class CreatedKeyBody(KeyBody):
 
 class KeyList(ListBody[KeyBody]):
     """A page of keys, oldest first."""
-
-    @classmethod
-    def of(cls, page: Page[KeyRecord]) -> Self:
-        """Return the response body of a page."""
-        return cls(data=[KeyBody.of(key) for key in page.entries], has_more=page.has_more)

@@ -27,7 +27,6 @@ from gateway.management.keys.store import KeyStore
 from gateway.management.plans.store import PlanStore
 from gateway.management.projects.service import find_project
 from gateway.management.shared.capacity import require_room
-from gateway.management.shared.details import details_of
 from gateway.management.tenants.service import reading_of_tenant
 from gateway.tenancy.changes import ChangeAnnouncer
 from gateway.tenancy.checks import check_known, check_not_empty
@@ -103,13 +102,13 @@ class KeyService:
                 grantor.require(bounds_of_key(record, plan))
             if record.project_id is not None:
                 await _check_project(transaction, tenant_id, record.project_id)
-            await KeyStore(transaction).add(tenant_id, record)
+            await KeyStore(transaction).add(record)
             await AuditLog(transaction).append(
                 "key.create",
                 record.id,
                 actor=actor,
                 tenant_id=tenant_id,
-                details=details_of({"prefix": key.prefix, **columns}),
+                details={"prefix": key.prefix, **columns},
             )
         return CreatedKey(record, key)
 
@@ -156,11 +155,7 @@ class KeyService:
                 grantor.require(bounds_of_key(changed, plan))
             await KeyStore(transaction).change(tenant_id, key.id, columns)
             await AuditLog(transaction).append(
-                "key.update",
-                key.id,
-                actor=actor,
-                tenant_id=tenant_id,
-                details=details_of(options),
+                "key.update", key.id, actor=actor, tenant_id=tenant_id, details=options
             )
         await self._announcer.key_changed(key.id)
         return changed

@@ -1,6 +1,7 @@
 """Queries on the table `api_keys`."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from sqlalchemy import or_, select, update
@@ -17,22 +18,9 @@ class KeyStore:
     def __init__(self, transaction: AsyncSession) -> None:
         self._transaction = transaction
 
-    async def add(self, tenant_id: str, key: KeyRecord) -> None:
-        """Insert a key of the tenant."""
-        columns = {
-            "prefix": key.prefix,
-            "digest": key.digest,
-            "name": key.name,
-            "scopes": key.scopes,
-            "allowed_models": key.allowed_models,
-            "allowed_addresses": key.allowed_addresses,
-            "expires_at": key.expires_at,
-            "created_at": key.created_at,
-            "dialect": key.dialect,
-            "project_id": key.project_id,
-            "limits": key.limits,
-        }
-        self._transaction.add(ApiKeyRow(id=key.id, tenant_id=tenant_id, **_stored(columns)))
+    async def add(self, key: KeyRecord) -> None:
+        """Insert a key."""
+        self._transaction.add(ApiKeyRow(**_stored(asdict(key))))
         await self._transaction.flush()
 
     async def list_of_tenant(self, tenant_id: str) -> list[KeyRecord]:

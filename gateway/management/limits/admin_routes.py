@@ -13,7 +13,7 @@ from gateway.management.limits.routes import report
 from gateway.management.limits.schemas import LimitsReport
 from gateway.management.plans.store import PlanStore
 from gateway.management.projects.service import find_project
-from gateway.management.tenants.admin_routes import TenantId
+from gateway.management.shared.parameters import TenantId
 from gateway.management.tenants.service import found_tenant
 from gateway.management.tenants.store import TenantStore
 from gateway.tenancy.checks import check_known

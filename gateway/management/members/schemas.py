@@ -1,13 +1,12 @@
 """Request and response bodies of members."""
 
 from datetime import datetime
-from typing import Literal, Self
+from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from gateway.database.paging import Page
-from gateway.management.shared.fields import ListBody, Name, RequestBody
-from gateway.tenancy.records import Member, Role
+from gateway.management.shared.fields import ListBody, Name, RecordBody, RequestBody
+from gateway.tenancy.records import Role
 
 
 class MemberAddition(RequestBody):
@@ -24,7 +23,7 @@ class MemberChange(RequestBody):
     role: Role
 
 
-class MemberBody(BaseModel):
+class MemberBody(RecordBody):
     """A member."""
 
     object: Literal["member"] = "member"
@@ -35,26 +34,9 @@ class MemberBody(BaseModel):
     role: Role
     created_at: datetime
 
-    @classmethod
-    def of(cls, member: Member) -> Self:
-        """Return the response body of a member."""
-        return cls(
-            id=member.id,
-            tenant_id=member.tenant_id,
-            subject=member.subject,
-            name=member.name,
-            role=member.role,
-            created_at=member.created_at,
-        )
-
 
 class MemberList(ListBody[MemberBody]):
     """A page of members, oldest first."""
-
-    @classmethod
-    def of(cls, page: Page[Member]) -> Self:
-        """Return the response body of a page."""
-        return cls(data=[MemberBody.of(each) for each in page.entries], has_more=page.has_more)
 
 
 class RemovedMember(BaseModel):

@@ -14,7 +14,6 @@ from gateway.errors import BadRequestError, ConflictError, NotFoundError, shown
 from gateway.management.audit.log import SYSTEM, AuditLog
 from gateway.management.members.store import MemberStore
 from gateway.management.shared.capacity import require_room
-from gateway.management.shared.details import details_of
 from gateway.management.tenants.service import reading_of_tenant
 from gateway.tenancy.changes import ChangeAnnouncer
 from gateway.tenancy.checks import check_known, check_name
@@ -63,13 +62,9 @@ class MemberService:
         try:
             async with self._database.writing() as transaction:
                 await require_room(transaction, MemberRow, tenant_id)
-                await MemberStore(transaction).add(tenant_id, member)
+                await MemberStore(transaction).add(member)
                 await AuditLog(transaction).append(
-                    "member.add",
-                    member.id,
-                    actor=actor,
-                    tenant_id=tenant_id,
-                    details=details_of(details),
+                    "member.add", member.id, actor=actor, tenant_id=tenant_id, details=details
                 )
         except IntegrityError as error:
             raise ConflictError(f"{shown(subject)} is already a member.") from error
@@ -113,7 +108,7 @@ class MemberService:
                 member.id,
                 actor=actor,
                 tenant_id=tenant_id,
-                details=details_of({"role": role, "former_role": member.role}),
+                details={"role": role, "former_role": member.role},
             )
         await self._announcer.tenant_changed(tenant_id)
         return replace(member, role=role)
@@ -137,7 +132,7 @@ class MemberService:
                 member.id,
                 actor=actor,
                 tenant_id=tenant_id,
-                details=details_of({"subject": member.subject, "role": member.role}),
+                details={"subject": member.subject, "role": member.role},
             )
         await self._announcer.tenant_changed(tenant_id)
         return member

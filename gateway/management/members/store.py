@@ -1,5 +1,7 @@
 """Queries on the table `members`."""
 
+from dataclasses import asdict
+
 from sqlalchemy import delete, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -14,18 +16,9 @@ class MemberStore:
     def __init__(self, transaction: AsyncSession) -> None:
         self._transaction = transaction
 
-    async def add(self, tenant_id: str, member: Member) -> None:
-        """Insert a member of the tenant; the subject must be unused there."""
-        self._transaction.add(
-            MemberRow(
-                id=member.id,
-                tenant_id=tenant_id,
-                subject=member.subject,
-                name=member.name,
-                role=member.role,
-                created_at=member.created_at,
-            )
-        )
+    async def add(self, member: Member) -> None:
+        """Insert a member; the subject must be unused in its tenant."""
+        self._transaction.add(MemberRow(**asdict(member)))
         await self._transaction.flush()
 
     async def find(self, tenant_id: str, id_or_subject: str) -> Member | None:

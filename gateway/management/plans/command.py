@@ -7,19 +7,11 @@ from typing import Any, Final
 import click
 
 from gateway.management.plans.service import PlanService, ScopedLimits
-from gateway.tenancy.limits import LimitName, LimitScope, LimitValues, read_limits
+from gateway.tenancy.limits import LimitScope, LimitValues, read_limits
 from gateway.tenancy.records import Plan
-from gateway.terminal.options import (
-    NONE,
-    Decorator,
-    Stores,
-    database_option,
-    json_option,
-    open_stores,
-    redis_option,
-    runs_async,
-)
-from gateway.terminal.output import print_json, print_table, show_time
+from gateway.terminal.entities import LIMITS_HELP, prints, show_limits, table
+from gateway.terminal.options import NONE, Decorator, Stores, with_database, with_stores
+from gateway.terminal.output import print_table, show_time
 
 EPILOG = f"""\
 \b
@@ -29,10 +21,7 @@ Examples:
   sluice plans set starter --key-limit requests_per_minute=none
   sluice plans list
 
-\b
-Limits: {", ".join(tuple(LimitName)[:4])},
-  {", ".join(tuple(LimitName)[4:])}.
-"""
+{LIMITS_HELP}"""
 
 _NUMBER: Final = re.compile(r"[0-9]{1,20}")
 
@@ -52,6 +41,41 @@ _project_option = _limit_option(LimitScope.PROJECT)
 _key_option = _limit_option(LimitScope.KEY)
 
 
+_COLUMNS = (LimitScope.TENANT, LimitScope.PROJECT, LimitScope.KEY)
+
+
+def _to_json(plan: Plan) -> dict[str, Any]:
+    return {
+        "id": plan.id,
+        "name": plan.name,
+        **{f"{scope}_limits": plan.limits[scope] for scope in _COLUMNS},
+        "created_at": plan.created_at,
+    }
+
+
+def _to_row(plan: Plan) -> tuple[str, ...]:
+    limits = (show_limits(plan.limits[scope]) for scope in _COLUMNS)
+    return (plan.id, plan.name, *limits, show_time(plan.created_at))
+
+
+def _print_limits(plan: Plan) -> None:
+    click.echo(f"{plan.id}: {plan.name}")
+    print_table(
+        ("SCOPE", "LIMIT", "VALUE"),
+        [
+            (scope, name, str(value))
+            for scope in LimitScope
+            for name, value in plan.limits[scope].items()
+        ],
+    )
+
+
+_prints = prints(
+    table(("ID", "NAME", "TENANT LIMITS", "PROJECT LIMITS", "KEY LIMITS", "CREATED"), _to_row),
+    _to_json,
+)
+
+
 @click.group("plans", epilog=EPILOG)
 def command() -> None:
     """Create, change and list plans: default limits for groups of tenants."""
@@ -63,24 +87,12 @@ def command() -> None:
 @_tenant_option
 @_project_option
 @_key_option
-@json_option
-@database_option
-@redis_option
-@runs_async
-async def create(
-    plan: str,
-    *,
-    name: str | None,
-    as_json: bool,
-    database_url: str | None,
-    redis_url: str | None,
-    **limits: tuple[str, ...],
-) -> None:
+@_prints
+@with_stores
+async def create(stores: Stores, plan: str, *, name: str | None, **limits: tuple[str, ...]) -> Plan:
     """Add a plan with the id PLAN. `sluice tenants set TENANT --plan PLAN` uses it."""
     scoped = _scoped(limits)
-    async with open_stores(database_url, redis_url) as stores:
-        created = await _service(stores).create(plan, name=name, limits=scoped, actor=stores.actor)
-    _print_one(created, as_json=as_json)
+    return await _service(stores).create(plan, name=name, limits=scoped, actor=stores.actor)
 
 
 @command.command("set")
@@ -89,61 +101,31 @@ async def create(
 @_tenant_option
 @_project_option
 @_key_option
-@json_option
-@database_option
-@redis_option
-@runs_async
+@_prints
+@with_stores
 async def set_options(
-    plan: str,
-    *,
-    name: str | None,
-    as_json: bool,
-    database_url: str | None,
-    redis_url: str | None,
-    **limits: tuple[str, ...],
-) -> None:
+    stores: Stores, plan: str, *, name: str | None, **limits: tuple[str, ...]
+) -> Plan:
     """Change the given settings of PLAN on every gateway within a second."""
     scoped = _scoped(limits)
-    async with open_stores(database_url, redis_url) as stores:
-        changed = await _service(stores).update(plan, name=name, limits=scoped, actor=stores.actor)
-    _print_one(changed, as_json=as_json)
+    return await _service(stores).update(plan, name=name, limits=scoped, actor=stores.actor)
 
 
 @command.command("list")
-@json_option
-@database_option
-@runs_async
-async def list_plans(*, as_json: bool, database_url: str | None) -> None:
+@_prints
+@with_database
+async def list_plans(stores: Stores) -> list[Plan]:
     """List all plans."""
-    async with open_stores(database_url, None) as stores:
-        plans = await _service(stores).list_all()
-    if as_json:
-        print_json([_to_json(plan) for plan in plans])
-    else:
-        _print_table(plans)
+    return await _service(stores).list_all()
 
 
 @command.command()
 @click.argument("plan")
-@json_option
-@database_option
-@runs_async
-async def show(plan: str, *, as_json: bool, database_url: str | None) -> None:
+@prints(_print_limits, _to_json)
+@with_database
+async def show(stores: Stores, plan: str) -> Plan:
     """Show PLAN with all its limits."""
-    async with open_stores(database_url, None) as stores:
-        found = await _service(stores).get(plan)
-    if as_json:
-        print_json(_to_json(found))
-        return
-    click.echo(f"{found.id}: {found.name}")
-    print_table(
-        ("SCOPE", "LIMIT", "VALUE"),
-        [
-            (scope, name, str(value))
-            for scope in LimitScope
-            for name, value in found.limits[scope].items()
-        ],
-    )
+    return await _service(stores).get(plan)
 
 
 def _service(stores: Stores) -> PlanService:
@@ -161,41 +143,3 @@ def _read(given: Iterable[str], scope: LimitScope) -> LimitValues:
         is_number = _NUMBER.fullmatch(value) is not None
         values[name.strip()] = None if value == NONE else int(value) if is_number else value
     return read_limits(values, param=f"{scope}_limits")
-
-
-def _print_one(plan: Plan, *, as_json: bool) -> None:
-    if as_json:
-        print_json(_to_json(plan))
-    else:
-        _print_table([plan])
-
-
-def _print_table(plans: list[Plan]) -> None:
-    print_table(
-        ("ID", "NAME", "TENANT LIMITS", "PROJECT LIMITS", "KEY LIMITS", "CREATED"),
-        [
-            (
-                plan.id,
-                plan.name,
-                *(_show_limits(plan.limits[scope]) for scope in _COLUMNS),
-                show_time(plan.created_at),
-            )
-            for plan in plans
-        ],
-    )
-
-
-_COLUMNS = (LimitScope.TENANT, LimitScope.PROJECT, LimitScope.KEY)
-
-
-def _show_limits(limits: LimitValues) -> str:
-    return ",".join(f"{name}={value}" for name, value in limits.items()) or "-"
-
-
-def _to_json(plan: Plan) -> dict[str, Any]:
-    return {
-        "id": plan.id,
-        "name": plan.name,
-        **{f"{scope}_limits": plan.limits[scope] for scope in _COLUMNS},
-        "created_at": plan.created_at,
-    }

@@ -4,6 +4,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
+from gateway.database.paging import Page
 from gateway.http.authorization import CanAdminister, CanSeeEverything, Context
 from gateway.http.bounded_route import BoundedRoute
 from gateway.http.context import ProcessContext
@@ -27,7 +28,7 @@ async def list_prices(
     """List the prices in force, or all prices ever added. A model without a price is free."""
     service = _service(context)
     prices = await (service.list_history(model) if history else service.list_current(model))
-    return PriceList(data=[PriceBody.of(price) for price in prices], has_more=False)
+    return PriceList.of(Page(prices, has_more=False))
 
 
 @router.post("", summary="Add a price")

@@ -1,23 +1,16 @@
 """`sluice prices`: model prices."""
 
 from datetime import datetime
-from typing import Any
 
 import click
 
 from contract.tier import ServiceTier
 from gateway.management.prices.service import PriceService
 from gateway.tenancy.records import Price
+from gateway.terminal.entities import prints, table
 from gateway.terminal.money import Dollars, Time, show_dollars
-from gateway.terminal.options import (
-    Stores,
-    database_option,
-    json_option,
-    open_stores,
-    redis_option,
-    runs_async,
-)
-from gateway.terminal.output import print_json, print_table, show_time
+from gateway.terminal.options import Stores, with_database, with_stores
+from gateway.terminal.output import show_time
 
 EPILOG = """\
 \b
@@ -31,6 +24,19 @@ Examples:
 Amounts are in dollars per million tokens, with at most six decimals. A model without a price is
 free.
 """
+
+
+def _to_row(price: Price) -> tuple[str, ...]:
+    amounts = (price.prompt_micros, price.cached_micros, price.completion_micros)
+    return (
+        price.model,
+        price.service_tier,
+        *map(show_dollars, amounts),
+        show_time(price.effective_at),
+    )
+
+
+_prints = prints(table(("MODEL", "TIER", "PROMPT", "CACHED", "COMPLETION", "EFFECTIVE"), _to_row))
 
 
 @click.group("prices", epilog=EPILOG)
@@ -57,11 +63,10 @@ def command() -> None:
     help="Service tier; a tier without a price has the price of the default tier.",
 )
 @click.option("--effective-at", type=Time(), help="When the price takes effect.  [default: now]")
-@json_option
-@database_option
-@redis_option
-@runs_async
+@_prints
+@with_stores
 async def add(
+    stores: Stores,
     model: str,
     *,
     prompt: int,
@@ -69,75 +74,29 @@ async def add(
     completion: int,
     tier: str,
     effective_at: datetime | None,
-    as_json: bool,
-    database_url: str | None,
-    redis_url: str | None,
-) -> None:
+) -> Price:
     """Set the price of MODEL. The history keeps older prices; earlier usage is charged by them."""
-    async with open_stores(database_url, redis_url) as stores:
-        price = await _service(stores).add(
-            model,
-            prompt_micros=prompt,
-            cached_micros=cached,
-            completion_micros=completion,
-            service_tier=ServiceTier(tier),
-            effective_at=effective_at,
-            actor=stores.actor,
-        )
-    if as_json:
-        print_json(_to_json(price))
-    else:
-        _print_table([price])
+    return await _service(stores).add(
+        model,
+        prompt_micros=prompt,
+        cached_micros=cached,
+        completion_micros=completion,
+        service_tier=ServiceTier(tier),
+        effective_at=effective_at,
+        actor=stores.actor,
+    )
 
 
 @command.command("list")
 @click.option("--model", help="Only this model.")
 @click.option("--history", is_flag=True, help="Include past and future prices.")
-@json_option
-@database_option
-@runs_async
-async def list_prices(
-    *, model: str | None, history: bool, as_json: bool, database_url: str | None
-) -> None:
+@_prints
+@with_database
+async def list_prices(stores: Stores, *, model: str | None, history: bool) -> list[Price]:
     """List the prices in force."""
-    async with open_stores(database_url, None) as stores:
-        service = _service(stores)
-        prices = await (service.list_history(model) if history else service.list_current(model))
-    if as_json:
-        print_json([_to_json(price) for price in prices])
-    else:
-        _print_table(prices)
+    service = _service(stores)
+    return await (service.list_history(model) if history else service.list_current(model))
 
 
 def _service(stores: Stores) -> PriceService:
     return PriceService(stores.database, stores.announcer)
-
-
-def _print_table(prices: list[Price]) -> None:
-    print_table(
-        ("MODEL", "TIER", "PROMPT", "CACHED", "COMPLETION", "EFFECTIVE"),
-        [
-            (
-                price.model,
-                price.service_tier,
-                show_dollars(price.prompt_micros),
-                show_dollars(price.cached_micros),
-                show_dollars(price.completion_micros),
-                show_time(price.effective_at),
-            )
-            for price in prices
-        ],
-    )
-
-
-def _to_json(price: Price) -> dict[str, Any]:
-    return {
-        "id": price.id,
-        "model": price.model,
-        "service_tier": price.service_tier,
-        "prompt_micros": price.prompt_micros,
-        "cached_micros": price.cached_micros,
-        "completion_micros": price.completion_micros,
-        "effective_at": price.effective_at,
-        "created_at": price.created_at,
-    }

@@ -1,14 +1,13 @@
 """Request and response bodies of prices."""
 
 from datetime import datetime
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import AwareDatetime, BaseModel, Field
+from pydantic import AwareDatetime, Field
 
 from contract.tier import ServiceTier
 from gateway.management.prices.service import MAX_PRICE_MICROS
-from gateway.management.shared.fields import ListBody, Name, RequestBody
-from gateway.tenancy.records import Price
+from gateway.management.shared.fields import ListBody, Name, RecordBody, RequestBody
 
 PriceMicros = Annotated[
     int,
@@ -36,7 +35,7 @@ class PriceAddition(RequestBody):
     )
 
 
-class PriceBody(BaseModel):
+class PriceBody(RecordBody):
     """The price of a model from a point in time: micro-dollars per million tokens."""
 
     object: Literal["price"] = "price"
@@ -48,20 +47,6 @@ class PriceBody(BaseModel):
     completion_micros: int
     effective_at: datetime
     created_at: datetime
-
-    @classmethod
-    def of(cls, price: Price) -> Self:
-        """Return the response body of a price."""
-        return cls(
-            id=price.id,
-            model=price.model,
-            service_tier=price.service_tier,
-            prompt_micros=price.prompt_micros,
-            cached_micros=price.cached_micros,
-            completion_micros=price.completion_micros,
-            effective_at=price.effective_at,
-            created_at=price.created_at,
-        )
 
 
 class PriceList(ListBody[PriceBody]):

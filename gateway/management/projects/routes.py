@@ -1,11 +1,14 @@
-"""Projects, parts of a tenant with their own keys and limits: `/v1/projects`."""
+"""Projects, parts of a tenant with their own keys and limits.
+
+Tenants have these routes at `/v1/projects`, operators at `/admin/tenants/{tenant_id}/projects`.
+"""
 
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path
 
 from gateway.database.paging import PageRequest
-from gateway.http.authorization import CanManageKeys, Context
+from gateway.http.authorization import Context
 from gateway.http.bounded_route import BoundedRoute
 from gateway.management.projects.schemas import (
     ProjectBody,
@@ -14,9 +17,10 @@ from gateway.management.projects.schemas import (
     ProjectList,
 )
 from gateway.management.projects.service import ProjectService
+from gateway.management.shared.callers import CallerOfTenant
 from gateway.management.shared.parameters import AfterId, PageSize
 
-router = APIRouter(prefix="/v1/projects", tags=["Projects"], route_class=BoundedRoute)
+router = APIRouter(prefix="/projects", tags=["Projects"], route_class=BoundedRoute)
 
 
 def project_service(context: Context) -> ProjectService:
@@ -28,9 +32,9 @@ Projects = Annotated[ProjectService, Depends(project_service)]
 ProjectId = Annotated[str, Path(description="Id of the project.")]
 
 
-@router.get("", summary="List your projects")
+@router.get("", summary="List projects")
 async def list_projects(
-    projects: Projects, principal: CanManageKeys, after: AfterId = None, limit: PageSize = 20
+    projects: Projects, caller: CallerOfTenant, after: AfterId = None, limit: PageSize = 20
 ) -> ProjectList:
     """List projects, oldest first, including archived projects.
 
@@ -38,63 +42,57 @@ async def list_projects(
     project and cannot change projects.
     """
     return ProjectList.of(
-        await projects.page(principal.tenant_id, PageRequest(after, limit), grantor=principal.grant)
+        await projects.page(caller.tenant_id, PageRequest(after, limit), grantor=caller.grant)
     )
 
 
 @router.post("", summary="Create a project")
 async def create_project(
-    projects: Projects, principal: CanManageKeys, body: ProjectCreation
+    projects: Projects, caller: CallerOfTenant, body: ProjectCreation
 ) -> ProjectBody:
     """Create a project. To create a key in it, name the project in the key's request."""
     created = await projects.create(
-        principal.tenant_id, **body.options(), grantor=principal.grant, actor=principal.actor
+        caller.tenant_id, **body.options(), grantor=caller.grant, actor=caller.actor
     )
     return ProjectBody.of(created)
 
 
 @router.get("/{project_id}", summary="Get a project")
 async def get_project(
-    projects: Projects, principal: CanManageKeys, project_id: ProjectId
+    projects: Projects, caller: CallerOfTenant, project_id: ProjectId
 ) -> ProjectBody:
     """Get a project with its own limits."""
-    return ProjectBody.of(
-        await projects.get(principal.tenant_id, project_id, grantor=principal.grant)
-    )
+    return ProjectBody.of(await projects.get(caller.tenant_id, project_id, grantor=caller.grant))
 
 
 @router.patch("/{project_id}", summary="Update a project")
 async def change_project(
-    projects: Projects, principal: CanManageKeys, project_id: ProjectId, body: ProjectChange
+    projects: Projects, caller: CallerOfTenant, project_id: ProjectId, body: ProjectChange
 ) -> ProjectBody:
     """Change the fields that the body contains."""
     changed = await projects.update(
-        principal.tenant_id,
-        project_id,
-        **body.options(),
-        grantor=principal.grant,
-        actor=principal.actor,
+        caller.tenant_id, project_id, **body.options(), grantor=caller.grant, actor=caller.actor
     )
     return ProjectBody.of(changed)
 
 
 @router.post("/{project_id}:archive", summary="Archive a project")
 async def archive_project(
-    projects: Projects, principal: CanManageKeys, project_id: ProjectId
+    projects: Projects, caller: CallerOfTenant, project_id: ProjectId
 ) -> ProjectBody:
     """Archive the project. All gateways reject its keys within a second."""
     archived = await projects.archive(
-        principal.tenant_id, project_id, grantor=principal.grant, actor=principal.actor
+        caller.tenant_id, project_id, grantor=caller.grant, actor=caller.actor
     )
     return ProjectBody.of(archived)
 
 
 @router.post("/{project_id}:activate", summary="Activate an archived project")
 async def activate_project(
-    projects: Projects, principal: CanManageKeys, project_id: ProjectId
+    projects: Projects, caller: CallerOfTenant, project_id: ProjectId
 ) -> ProjectBody:
     """Activate the project. Its keys work again."""
     activated = await projects.activate(
-        principal.tenant_id, project_id, grantor=principal.grant, actor=principal.actor
+        caller.tenant_id, project_id, grantor=caller.grant, actor=caller.actor
     )
     return ProjectBody.of(activated)

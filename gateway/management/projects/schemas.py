@@ -1,19 +1,19 @@
 """Request and response bodies of projects."""
 
 from datetime import datetime
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
-from gateway.database.paging import Page
 from gateway.management.shared.fields import (
     BodyWithLimits,
     LimitsGiven,
     LimitsShown,
     ListBody,
     Name,
+    RecordBody,
 )
-from gateway.tenancy.records import Project, ProjectStatus
+from gateway.tenancy.records import ProjectStatus
 
 
 class ProjectCreation(BodyWithLimits):
@@ -30,7 +30,7 @@ class ProjectChange(BodyWithLimits):
     limits: LimitsGiven = Field(default_factory=dict)
 
 
-class ProjectBody(BaseModel):
+class ProjectBody(RecordBody):
     """A project."""
 
     object: Literal["project"] = "project"
@@ -41,23 +41,6 @@ class ProjectBody(BaseModel):
     limits: LimitsShown
     created_at: datetime
 
-    @classmethod
-    def of(cls, project: Project) -> Self:
-        """Return the response body of a project."""
-        return cls(
-            id=project.id,
-            tenant_id=project.tenant_id,
-            name=project.name,
-            status=project.status,
-            limits={name.value: value for name, value in project.limits.items()},
-            created_at=project.created_at,
-        )
-
 
 class ProjectList(ListBody[ProjectBody]):
     """A page of projects, oldest first."""
-
-    @classmethod
-    def of(cls, page: Page[Project]) -> Self:
-        """Return the response body of a page."""
-        return cls(data=[ProjectBody.of(each) for each in page.entries], has_more=page.has_more)

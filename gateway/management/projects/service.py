@@ -15,7 +15,6 @@ from gateway.management.audit.log import SYSTEM, AuditLog
 from gateway.management.plans.store import PlanStore
 from gateway.management.projects.store import ProjectStore
 from gateway.management.shared.capacity import require_room
-from gateway.management.shared.details import details_of
 from gateway.management.tenants.service import reading_of_tenant
 from gateway.tenancy.changes import ChangeAnnouncer
 from gateway.tenancy.checks import check_known, check_name, check_not_empty
@@ -71,13 +70,13 @@ class ProjectService:
             )
             if grantor is not None:
                 grantor.require(bounds_of_project(project, plan))
-            await ProjectStore(transaction).add(tenant_id, project)
+            await ProjectStore(transaction).add(project)
             await AuditLog(transaction).append(
                 "project.create",
                 project.id,
                 actor=actor,
                 tenant_id=tenant_id,
-                details=details_of({"name": name, "limits": project.limits}),
+                details={"name": name, "limits": project.limits},
             )
         return project
 
@@ -124,11 +123,7 @@ class ProjectService:
                 grantor.require(bounds_of_project(changed, plan))
             await ProjectStore(transaction).change(tenant_id, project_id, columns)
             await AuditLog(transaction).append(
-                "project.update",
-                project_id,
-                actor=actor,
-                tenant_id=tenant_id,
-                details=details_of(options),
+                "project.update", project_id, actor=actor, tenant_id=tenant_id, details=options
             )
         await self._announcer.tenant_changed(tenant_id)
         return changed

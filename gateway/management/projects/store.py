@@ -1,6 +1,7 @@
 """Queries on the table `projects`."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from sqlalchemy import select, update
@@ -17,18 +18,9 @@ class ProjectStore:
     def __init__(self, transaction: AsyncSession) -> None:
         self._transaction = transaction
 
-    async def add(self, tenant_id: str, project: Project) -> None:
-        """Insert a project of the tenant."""
-        self._transaction.add(
-            ProjectRow(
-                id=project.id,
-                tenant_id=tenant_id,
-                name=project.name,
-                status=project.status,
-                created_at=project.created_at,
-                limits=project.limits,
-            )
-        )
+    async def add(self, project: Project) -> None:
+        """Insert a project."""
+        self._transaction.add(ProjectRow(**asdict(project)))
         await self._transaction.flush()
 
     async def find(

@@ -1,9 +1,10 @@
 """Fields that several bodies of the management API share."""
 
-from typing import Annotated, Any, Final, Generic, Literal, TypeVar
+from typing import Annotated, Any, Final, Generic, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
+from gateway.database.paging import Page
 from gateway.tenancy.checks import MAX_NAME_CHARACTERS
 from gateway.tenancy.limits import MAX_LIMIT, FromPlan, LimitName, read_limit_changes
 
@@ -41,12 +42,28 @@ class RequestBody(BaseModel):
         return {name: getattr(self, name) for name in self.model_fields_set}
 
 
+class RecordBody(BaseModel):
+    """A response body with fields of a record."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    @classmethod
+    def of(cls, record: object) -> Self:
+        """Return the response body of a record."""
+        return cls.model_validate(record)
+
+
 class ListBody(BaseModel, Generic[T]):
     """A page of a list."""
 
     object: Literal["list"] = "list"
     data: list[T]
     has_more: bool = Field(description="Whether more entries follow; request them with `after`.")
+
+    @classmethod
+    def of(cls, page: Page[Any]) -> Self:
+        """Return the response body of a page of records."""
+        return cls.model_validate({"data": page.entries, "has_more": page.has_more})
 
 
 class BodyWithLimits(RequestBody):

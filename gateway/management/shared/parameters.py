@@ -1,8 +1,8 @@
-"""Query parameters that several routes of the management API share."""
+"""Parameters that several routes of the management API share."""
 
 from typing import Annotated, Final
 
-from fastapi import Query
+from fastapi import Path, Query
 
 MAX_TEXT_CHARACTERS: Final = 300
 MAX_PAGE: Final = 100
@@ -11,6 +11,7 @@ MAX_CURSOR_CHARACTERS: Final = 4096
 PRINTABLE: Final = r"^[^\x00-\x1f\x7f]+$"
 """Text without control characters: PostgreSQL rejects a comparison with NUL."""
 
+TenantId = Annotated[str, Path(description="Id of the tenant.")]
 PageSize = Annotated[int, Query(ge=1, le=MAX_PAGE, description="Maximum entries of one page.")]
 
 AfterId = Annotated[

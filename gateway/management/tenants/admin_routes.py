@@ -2,12 +2,12 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Path
+from fastapi import APIRouter, Depends
 
 from gateway.database.paging import PageRequest
 from gateway.http.authorization import CanAdminister, CanSeeEverything, Context
 from gateway.http.bounded_route import BoundedRoute
-from gateway.management.shared.parameters import AfterId, PageSize
+from gateway.management.shared.parameters import AfterId, PageSize, TenantId
 from gateway.management.tenants.schemas import TenantBody, TenantChange, TenantCreation, TenantList
 from gateway.management.tenants.service import TenantService
 
@@ -20,7 +20,6 @@ def tenant_service(context: Context) -> TenantService:
 
 
 Tenants = Annotated[TenantService, Depends(tenant_service)]
-TenantId = Annotated[str, Path(description="Id of the tenant.")]
 
 
 @router.get("", summary="List all tenants")

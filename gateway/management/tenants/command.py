@@ -11,8 +11,9 @@ from gateway.tenancy.records import Billing, Tenant
 from gateway.terminal.entities import (
     LIMITS_HELP,
     limit_option,
-    print_bodies,
-    print_one,
+    print_fields,
+    prints,
+    table,
     to_limits,
 )
 from gateway.terminal.options import (
@@ -20,15 +21,12 @@ from gateway.terminal.options import (
     Decorator,
     Stores,
     changed_dialect_option,
-    database_option,
     dialect_option,
-    json_option,
-    open_stores,
-    redis_option,
-    runs_async,
     to_dialect,
+    with_database,
+    with_stores,
 )
-from gateway.terminal.output import print_table, show_time
+from gateway.terminal.output import show_time
 
 EPILOG = f"""\
 \b
@@ -74,6 +72,34 @@ def _tenants(stores: Stores) -> TenantService:
     return TenantService(stores.database, stores.announcer)
 
 
+def _to_row(tenant: Tenant) -> tuple[str, ...]:
+    return (
+        tenant.id,
+        tenant.name,
+        f"{tenant.weight:g}",
+        tenant.status,
+        tenant.dialect or "-",
+        "yes" if tenant.strict_parameters else "no",
+        tenant.default_model or "-",
+        tenant.plan_id or "-",
+        tenant.billing,
+        tenant.service_tier,
+        show_time(tenant.created_at),
+    )
+
+
+_prints = prints(
+    table(
+        (
+            *("ID", "NAME", "WEIGHT", "STATUS", "DIALECT", "STRICT", "DEFAULT MODEL"),
+            *("PLAN", "BILLING", "TIER", "CREATED"),
+        ),
+        _to_row,
+    ),
+    TenantBody.of,
+)
+
+
 @click.group("tenants", epilog=EPILOG)
 def command() -> None:
     """Create, change, list, show, suspend and activate tenants."""
@@ -93,26 +119,13 @@ def command() -> None:
 @_billing_option
 @_tier_option
 @_cost_option
-@json_option
-@database_option
-@redis_option
-@runs_async
-async def create(
-    name: str,
-    tenant_id: str | None,
-    *,
-    as_json: bool,
-    database_url: str | None,
-    redis_url: str | None,
-    **given: Any,
-) -> None:
+@_prints
+@with_stores
+async def create(stores: Stores, name: str, tenant_id: str | None, **given: Any) -> Tenant:
     """Create a tenant called NAME."""
-    options = _changes(given)
-    async with open_stores(database_url, redis_url) as stores:
-        tenant = await _tenants(stores).create(
-            name, tenant_id=tenant_id, actor=stores.actor, **options
-        )
-    _print_changed(tenant, as_json=as_json)
+    return await _tenants(stores).create(
+        name, tenant_id=tenant_id, actor=stores.actor, **_changes(given)
+    )
 
 
 @command.command("set")
@@ -131,74 +144,46 @@ async def create(
 @_billing_option
 @_tier_option
 @_cost_option
-@json_option
-@database_option
-@redis_option
-@runs_async
-async def set_options(
-    tenant: str, *, as_json: bool, database_url: str | None, redis_url: str | None, **given: Any
-) -> None:
+@_prints
+@with_stores
+async def set_options(stores: Stores, tenant: str, **given: Any) -> Tenant:
     """Change the given settings of TENANT (its id) on every gateway within a second."""
-    options = _changes(given)
-    async with open_stores(database_url, redis_url) as stores:
-        changed = await _tenants(stores).update(tenant, actor=stores.actor, **options)
-    _print_changed(changed, as_json=as_json)
+    return await _tenants(stores).update(tenant, actor=stores.actor, **_changes(given))
 
 
 @command.command("list")
-@json_option
-@database_option
-@runs_async
-async def list_tenants(*, as_json: bool, database_url: str | None) -> None:
+@_prints
+@with_database
+async def list_tenants(stores: Stores) -> list[Tenant]:
     """List all tenants."""
-    async with open_stores(database_url, None) as stores:
-        tenants = await _tenants(stores).list_all()
-    if as_json:
-        print_bodies(map(TenantBody.of, tenants))
-    else:
-        _print_table(tenants)
+    return await _tenants(stores).list_all()
 
 
 @command.command()
 @click.argument("tenant")
-@json_option
-@database_option
-@runs_async
-async def show(tenant: str, *, as_json: bool, database_url: str | None) -> None:
+@prints(print_fields)
+@with_database
+async def show(stores: Stores, tenant: str) -> TenantBody:
     """Show all settings of TENANT (its id)."""
-    async with open_stores(database_url, None) as stores:
-        found = await _tenants(stores).get(tenant)
-    print_one(TenantBody.of(found), as_json=as_json)
+    return TenantBody.of(await _tenants(stores).get(tenant))
 
 
 @command.command()
 @click.argument("tenant")
-@json_option
-@database_option
-@redis_option
-@runs_async
-async def suspend(
-    tenant: str, *, as_json: bool, database_url: str | None, redis_url: str | None
-) -> None:
+@_prints
+@with_stores
+async def suspend(stores: Stores, tenant: str) -> Tenant:
     """Suspend TENANT (its id): reject all its requests from now on."""
-    async with open_stores(database_url, redis_url) as stores:
-        suspended = await _tenants(stores).suspend(tenant, actor=stores.actor)
-    _print_changed(suspended, as_json=as_json)
+    return await _tenants(stores).suspend(tenant, actor=stores.actor)
 
 
 @command.command()
 @click.argument("tenant")
-@json_option
-@database_option
-@redis_option
-@runs_async
-async def activate(
-    tenant: str, *, as_json: bool, database_url: str | None, redis_url: str | None
-) -> None:
+@_prints
+@with_stores
+async def activate(stores: Stores, tenant: str) -> Tenant:
     """Activate TENANT (its id): serve its requests again."""
-    async with open_stores(database_url, redis_url) as stores:
-        activated = await _tenants(stores).activate(tenant, actor=stores.actor)
-    _print_changed(activated, as_json=as_json)
+    return await _tenants(stores).activate(tenant, actor=stores.actor)
 
 
 def _changes(given: dict[str, Any]) -> dict[str, Any]:
@@ -216,36 +201,3 @@ def _changes(given: dict[str, Any]) -> dict[str, Any]:
     if "service_tier" in options:
         options["service_tier"] = ServiceTier(options["service_tier"])
     return options
-
-
-def _print_changed(tenant: Tenant, *, as_json: bool) -> None:
-    if as_json:
-        print_one(TenantBody.of(tenant), as_json=True)
-    else:
-        _print_table([tenant])
-
-
-def _print_table(tenants: list[Tenant]) -> None:
-    print_table(
-        (
-            *("ID", "NAME", "WEIGHT", "STATUS", "DIALECT", "STRICT", "DEFAULT MODEL"),
-            *("PLAN", "BILLING", "TIER", "CREATED"),
-        ),
-        [_to_row(tenant) for tenant in tenants],
-    )
-
-
-def _to_row(tenant: Tenant) -> tuple[str, ...]:
-    return (
-        tenant.id,
-        tenant.name,
-        f"{tenant.weight:g}",
-        tenant.status,
-        tenant.dialect or "-",
-        "yes" if tenant.strict_parameters else "no",
-        tenant.default_model or "-",
-        tenant.plan_id or "-",
-        tenant.billing,
-        tenant.service_tier,
-        show_time(tenant.created_at),
-    )

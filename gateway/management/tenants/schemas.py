@@ -1,22 +1,22 @@
 """Request and response bodies of tenants."""
 
 from datetime import datetime
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from contract.dialect import Dialect
 from contract.tier import ServiceTier
-from gateway.database.paging import Page
 from gateway.management.shared.fields import (
     BodyWithLimits,
     LimitsGiven,
     LimitsShown,
     ListBody,
     Name,
+    RecordBody,
 )
 from gateway.management.tenants.service import MAX_WEIGHT, MIN_WEIGHT
-from gateway.tenancy.records import Billing, Tenant, TenantStatus
+from gateway.tenancy.records import Billing, TenantStatus
 
 Weight = Annotated[
     float,
@@ -75,7 +75,7 @@ class TenantChange(BodyWithLimits):
     shows_cost: bool = Field(default_factory=bool)
 
 
-class TenantBody(BaseModel):
+class TenantBody(RecordBody):
     """A tenant."""
 
     object: Literal["tenant"] = "tenant"
@@ -93,30 +93,6 @@ class TenantBody(BaseModel):
     shows_cost: bool
     created_at: datetime
 
-    @classmethod
-    def of(cls, tenant: Tenant) -> Self:
-        """Return the response body of a tenant."""
-        return cls(
-            id=tenant.id,
-            name=tenant.name,
-            weight=tenant.weight,
-            status=tenant.status,
-            dialect=tenant.dialect,
-            strict_parameters=tenant.strict_parameters,
-            default_model=tenant.default_model,
-            plan_id=tenant.plan_id,
-            limits={name.value: value for name, value in tenant.limits.items()},
-            billing=tenant.billing,
-            service_tier=tenant.service_tier,
-            shows_cost=tenant.shows_cost,
-            created_at=tenant.created_at,
-        )
-
 
 class TenantList(ListBody[TenantBody]):
     """A page of tenants, oldest first."""
-
-    @classmethod
-    def of(cls, page: Page[Tenant]) -> Self:
-        """Return the response body of a page."""
-        return cls(data=[TenantBody.of(each) for each in page.entries], has_more=page.has_more)

@@ -16,7 +16,6 @@ from gateway.database.engine import Database
 from gateway.database.paging import Page, PageRequest
 from gateway.errors import ConflictError, InvalidParameterError, NotFoundError, shown
 from gateway.management.audit.log import SYSTEM, AuditLog
-from gateway.management.shared.details import details_of
 from gateway.management.tenants.store import TenantStore
 from gateway.tenancy.changes import ChangeAnnouncer
 from gateway.tenancy.checks import check_known, check_name, check_not_empty
@@ -74,11 +73,7 @@ class TenantService:
                 await _check_plan(store, options)
                 await store.add(tenant)
                 await AuditLog(transaction).append(
-                    "tenant.create",
-                    tenant.id,
-                    actor=actor,
-                    tenant_id=tenant.id,
-                    details=details_of(columns),
+                    "tenant.create", tenant.id, actor=actor, tenant_id=tenant.id, details=columns
                 )
         except IntegrityError as error:
             raise ConflictError(f"The tenant {shown(tenant.id)} already exists.") from error
@@ -125,11 +120,7 @@ class TenantService:
                 columns["limits"] = changed_limits(tenant.limits, options["limits"])
             await store.change(tenant_id, columns)
             await AuditLog(transaction).append(
-                "tenant.update",
-                tenant_id,
-                actor=actor,
-                tenant_id=tenant_id,
-                details=details_of(options),
+                "tenant.update", tenant_id, actor=actor, tenant_id=tenant_id, details=options
             )
         await self._announcer.tenant_changed(tenant_id)
         return replace(tenant, **columns)

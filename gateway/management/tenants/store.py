@@ -1,6 +1,7 @@
 """Queries on the table `tenants`."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from sqlalchemy import select, update
@@ -19,23 +20,7 @@ class TenantStore:
 
     async def add(self, tenant: Tenant) -> None:
         """Insert a tenant; its id must be unused."""
-        self._transaction.add(
-            TenantRow(
-                id=tenant.id,
-                name=tenant.name,
-                weight=tenant.weight,
-                status=tenant.status,
-                created_at=tenant.created_at,
-                dialect=tenant.dialect,
-                strict_parameters=tenant.strict_parameters,
-                default_model=tenant.default_model,
-                plan_id=tenant.plan_id,
-                limits=tenant.limits,
-                billing=tenant.billing,
-                service_tier=tenant.service_tier,
-                shows_cost=tenant.shows_cost,
-            )
-        )
+        self._transaction.add(TenantRow(**asdict(tenant)))
         await self._transaction.flush()
 
     async def get(self, tenant_id: str) -> Tenant | None:

@@ -1,12 +1,17 @@
-"""Webhooks for budget events of the caller's tenant: `/v1/webhooks`."""
+"""Webhooks for budget events of a tenant.
+
+Tenants have these routes at `/v1/webhooks`, operators at `/admin/tenants/{tenant_id}/webhooks`.
+"""
 
 from typing import Annotated
 
 from fastapi import APIRouter, Path
 
-from gateway.http.authorization import CanManageWebhooks, Context
+from gateway.database.paging import Page
+from gateway.http.authorization import Context
 from gateway.http.bounded_route import BoundedRoute
 from gateway.http.context import ProcessContext
+from gateway.management.shared.callers import CallerOfTenant
 from gateway.management.webhooks.schemas import (
     CreatedWebhookBody,
     RemovedWebhook,
@@ -17,23 +22,24 @@ from gateway.management.webhooks.schemas import (
 from gateway.management.webhooks.secret_box import SecretBox
 from gateway.management.webhooks.service import WebhookService
 
-router = APIRouter(prefix="/v1/webhooks", tags=["Webhooks"], route_class=BoundedRoute)
+router = APIRouter(prefix="/webhooks", tags=["Webhooks"], route_class=BoundedRoute)
 
 WebhookId = Annotated[str, Path(max_length=63, description="Id of the webhook.")]
 
 
-@router.get("", summary="List your webhooks")
-async def list_webhooks(context: Context, principal: CanManageWebhooks) -> WebhookList:
+@router.get("", summary="List webhooks")
+async def list_webhooks(context: Context, caller: CallerOfTenant) -> WebhookList:
     """List webhooks, oldest first, without their secrets.
 
     All routes under `/v1/webhooks` need the scope `keys` and a credential of the whole account.
     """
-    return WebhookList.of(await webhook_service(context).list_of_tenant(principal.tenant_id))
+    webhooks = await webhook_service(context).list_of_tenant(caller.tenant_id)
+    return WebhookList.of(Page(webhooks, has_more=False))
 
 
 @router.post("", summary="Register a webhook")
 async def create_webhook(
-    context: Context, principal: CanManageWebhooks, body: WebhookCreation
+    context: Context, caller: CallerOfTenant, body: WebhookCreation
 ) -> CreatedWebhookBody:
     """Create a webhook. It gets an event when a tenant, project or key budget reaches a threshold.
 
@@ -41,26 +47,26 @@ async def create_webhook(
     webhooks.
     """
     webhook = await webhook_service(context).create(
-        principal.tenant_id, body.url, thresholds=body.thresholds, actor=principal.actor
+        caller.tenant_id, body.url, thresholds=body.thresholds, actor=caller.actor
     )
-    return CreatedWebhookBody.of_created(webhook)
+    return CreatedWebhookBody.of(webhook)
 
 
 @router.delete("/{webhook_id}", summary="Remove a webhook")
 async def remove_webhook(
-    context: Context, principal: CanManageWebhooks, webhook_id: WebhookId
+    context: Context, caller: CallerOfTenant, webhook_id: WebhookId
 ) -> RemovedWebhook:
     """Remove the webhook. It receives no more events, not even pending ones."""
-    await webhook_service(context).remove(principal.tenant_id, webhook_id, actor=principal.actor)
+    await webhook_service(context).remove(caller.tenant_id, webhook_id, actor=caller.actor)
     return RemovedWebhook(id=webhook_id)
 
 
 @router.post("/{webhook_id}:test", summary="Test a webhook")
 async def try_webhook(
-    context: Context, principal: CanManageWebhooks, webhook_id: WebhookId
+    context: Context, caller: CallerOfTenant, webhook_id: WebhookId
 ) -> SentEventBody:
     """Send the event `webhook.test` within seconds, at most once a minute."""
-    return SentEventBody.of(await webhook_service(context).test(principal.tenant_id, webhook_id))
+    return SentEventBody.of(await webhook_service(context).test(caller.tenant_id, webhook_id))
 
 
 def webhook_service(context: ProcessContext) -> WebhookService:

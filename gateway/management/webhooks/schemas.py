@@ -1,15 +1,14 @@
 """Request and response bodies of webhooks."""
 
 from datetime import datetime
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, Field
 
-from gateway.management.shared.fields import ListBody, RequestBody
+from gateway.management.shared.fields import ListBody, RecordBody, RequestBody
 from gateway.management.webhooks.service import DEFAULT_THRESHOLDS, MAX_THRESHOLDS
 from gateway.management.webhooks.store import WebhookEvent
 from gateway.management.webhooks.urls import MAX_URL_CHARACTERS
-from gateway.tenancy.records import Webhook
 
 
 class WebhookCreation(RequestBody):
@@ -29,7 +28,7 @@ class WebhookCreation(RequestBody):
     )
 
 
-class WebhookBody(BaseModel):
+class WebhookBody(RecordBody):
     """A webhook: receives an event when a tenant's budget or credit is nearly used up."""
 
     object: Literal["webhook"] = "webhook"
@@ -39,40 +38,15 @@ class WebhookBody(BaseModel):
     thresholds: list[int]
     created_at: datetime
 
-    @classmethod
-    def of(cls, webhook: Webhook) -> Self:
-        """Return the response body of a webhook."""
-        return cls(**_shown(webhook))
-
 
 class CreatedWebhookBody(WebhookBody):
     """A webhook with its secret."""
 
     secret: str = Field(description="Signs the events. Store it: it cannot be shown again.")
 
-    @classmethod
-    def of_created(cls, webhook: Webhook) -> Self:
-        """Return the response body of a new webhook, the only one with its secret."""
-        return cls(**_shown(webhook), secret=webhook.secret)
-
-
-def _shown(webhook: Webhook) -> dict[str, Any]:
-    return {
-        "id": webhook.id,
-        "tenant_id": webhook.tenant_id,
-        "url": webhook.url,
-        "thresholds": list(webhook.thresholds),
-        "created_at": webhook.created_at,
-    }
-
 
 class WebhookList(ListBody[WebhookBody]):
     """All webhooks of a tenant, oldest first."""
-
-    @classmethod
-    def of(cls, webhooks: list[Webhook]) -> Self:
-        """Return the response body of the list."""
-        return cls(data=[WebhookBody.of(webhook) for webhook in webhooks], has_more=False)
 
 
 class RemovedWebhook(BaseModel):

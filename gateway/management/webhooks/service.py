@@ -190,7 +190,7 @@ async def _audit(transaction: AsyncSession, action: str, webhook: Webhook, *, ac
         webhook.id,
         actor=actor,
         tenant_id=webhook.tenant_id,
-        details={"host": host_of(webhook.url), "thresholds": webhook.thresholds},
+        details={"host": host_of(webhook.url), "thresholds": list(webhook.thresholds)},
     )
 
 

@@ -1,0 +1,64 @@
+"""Callers of routes that tenants have under `/v1` and operators under `/admin/tenants/{tenant_id}`.
+
+The router of the audience authorizes the caller and sets the tenant (`gateway.management.routers`).
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from gateway.auth.principal import Principal
+from gateway.http.authorization import operates, requires
+from gateway.management.shared.parameters import TenantId
+from gateway.tenancy.grants import Grant
+from gateway.tenancy.scopes import Scope
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """A principal, and the tenant that its request concerns."""
+
+    principal: Principal
+    tenant_id: str
+
+    @property
+    def actor(self) -> str:
+        """The name that the audit log stores."""
+        return self.principal.actor
+
+    @property
+    def grant(self) -> Grant | None:
+        """Rights of a tenant's credential; None for operators."""
+        return None if self.principal.is_operator else self.principal.grant
+
+    @property
+    def key_grant(self) -> Grant:
+        """Upper bound of the rights of keys that the caller creates or changes."""
+        return self.principal.operator_grant if self.principal.is_operator else self.principal.grant
+
+
+def own_tenant(*scopes: Scope, of_tenant: bool = False) -> Callable[[Request], Awaitable[None]]:
+    """Return a dependency that authorizes a caller for its own tenant, as `requires` does."""
+    authorized = requires(*scopes, of_tenant=of_tenant)
+
+    async def dependency(request: Request) -> None:
+        principal = await authorized(request)
+        request.state.management_caller = Caller(principal, principal.tenant_id)
+
+    return dependency
+
+
+async def any_tenant(request: Request, tenant_id: TenantId) -> None:
+    """Authorize an operator for the tenant in the path; only `admin` may change something."""
+    scopes = (Scope.ADMIN, Scope.ADMIN_READ) if request.method == "GET" else (Scope.ADMIN,)
+    request.state.management_caller = Caller(await operates(*scopes)(request), tenant_id)
+
+
+def _caller(request: Request) -> Caller:
+    caller: Caller = request.state.management_caller
+    return caller
+
+
+CallerOfTenant = Annotated[Caller, Depends(_caller)]
