@@ -71,11 +71,6 @@ async def schema_state(database: Database) -> SchemaState:
             return await connection.run_sync(_state)
 
 
-async def schema_is_current(database: Database) -> bool:
-    """Whether this code can run on the database's schema."""
-    return (await schema_state(database)).is_usable
-
-
 async def require_current_schema(database: Database) -> None:
     """Raise SchemaNotCurrentError if this code cannot run on the database's schema."""
     state = await schema_state(database)
