@@ -13,7 +13,7 @@ from gateway.server.protocol import (
     MAX_PIPELINED,
     MAX_TARGET_BYTES,
 )
-from tests.gateway.http import connection, head, message_of, post, read_response
+from tests.gateway.http_calls import connection, head, message_of, post, read_response
 from tests.overload.conftest import HEADER_SECONDS, MAX_BODY_BYTES, MOST_CONNECTIONS
 from tests.support.processes import free_port
 from tests.support.stack import MODEL, Stack

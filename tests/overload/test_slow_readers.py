@@ -14,7 +14,7 @@ from contract.messages import JobFinished
 from contract.outcomes import FinishReason
 from contract.queue import Claim
 from gateway.tenancy.usage_record import Outcome, UsageRecord, decode_usage
-from tests.gateway.http import post
+from tests.gateway.http_calls import post
 from tests.overload.conftest import MAX_UNREAD_BYTES, SEND_SECONDS
 from tests.support.fake_worker import FakeWorker, delta
 from tests.support.patience import PATIENCE_SECONDS

@@ -29,8 +29,8 @@ from tests.gateway.conftest import (
     nothing_left,
     serve,
 )
-from tests.gateway.http import connection, head, message_of, post, read_response
-from tests.gateway.management import running_management
+from tests.gateway.http_calls import connection, head, message_of, post, read_response
+from tests.gateway.management_api import running_management
 from tests.support.cases import all_cases
 from tests.support.stack import MODEL, Stack
 

@@ -22,7 +22,7 @@ from gateway.tenancy.scopes import Scope
 from gateway.tenancy.usage_record import Outcome, UsageRecord
 from tests.accounts.ledger_rows import NOON, add, record, totals
 from tests.gateway.conftest import complete, gateway_client
-from tests.gateway.http import message_of
+from tests.gateway.http_calls import message_of
 from tests.support.cases import all_cases
 from tests.support.stack import Stack
 

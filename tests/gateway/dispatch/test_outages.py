@@ -22,7 +22,7 @@ from tests.gateway.conftest import (
     nothing_left,
     serve,
 )
-from tests.gateway.http import message_of
+from tests.gateway.http_calls import message_of
 from tests.gateway.resuming import Reader
 from tests.support.events import parse_chunks, texts_by_choice
 from tests.support.stack import MODEL, Stack, http_status, metric, running_stack

@@ -13,8 +13,8 @@ from gateway.settings import Settings
 from gateway.tenancy.scopes import Scope
 from tests.gateway.callers import caller, status_with
 from tests.gateway.conftest import assert_no_key_in_logs, eventually
-from tests.gateway.http import message_of
-from tests.gateway.management import running_management
+from tests.gateway.http_calls import message_of
+from tests.gateway.management_api import running_management
 from tests.support.postgres_server import PostgresServer, running_postgres
 from tests.support.redis_server import RedisServer
 from tests.support.stack import Stack, running_stack

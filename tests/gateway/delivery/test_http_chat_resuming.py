@@ -9,7 +9,7 @@ from redis.asyncio import Redis
 from contract.messages import CallPiece
 from contract.outcomes import FinishReason
 from tests.gateway.chats import CHATS, chat, chatting, joined, serve_chats, tool
-from tests.gateway.http import message_of
+from tests.gateway.http_calls import message_of
 from tests.gateway.resuming import Events, await_status, begin, begin_at, resume, status_of
 from tests.support.cases import all_cases
 from tests.support.events import numbered_events, parse_chunks

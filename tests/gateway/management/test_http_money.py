@@ -21,8 +21,8 @@ from gateway.tenancy.records import Billing
 from gateway.tenancy.scopes import Scope
 from gateway.tenancy.times import utc_now
 from tests.gateway.conftest import eventually, serve
-from tests.gateway.http import message_of
-from tests.gateway.management import Management, running_management
+from tests.gateway.http_calls import message_of
+from tests.gateway.management_api import Management, running_management
 from tests.support.ledger import use
 from tests.support.redis_server import RedisServer
 from tests.support.secret_box import ENCRYPTION_KEY

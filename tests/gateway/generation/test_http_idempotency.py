@@ -13,7 +13,7 @@ from contract.outcomes import FailureCode
 from gateway.tenancy.scopes import Scope
 from tests.gateway.callers import caller
 from tests.gateway.conftest import MOST_WAITING_OF_TENANT, asking, complete, eventually, serve
-from tests.gateway.http import message_of
+from tests.gateway.http_calls import message_of
 from tests.gateway.resuming import await_status, resume
 from tests.support.cases import all_cases
 from tests.support.events import numbered_events

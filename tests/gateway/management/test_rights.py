@@ -22,9 +22,9 @@ from gateway.tenancy.records import Role
 from gateway.tenancy.scopes import TENANT_SCOPES, Scope
 from gateway.tenancy.times import utc_now
 from tests.gateway.conftest import JWT_AUDIENCE, JWT_ISSUER, JWT_SECRET
-from tests.gateway.http import message_of
-from tests.gateway.management import Management, running_management
-from tests.gateway.test_http_access import token
+from tests.gateway.http.test_http_access import token
+from tests.gateway.http_calls import message_of
+from tests.gateway.management_api import Management, running_management
 from tests.support.cases import case
 from tests.support.ledger import use
 from tests.support.redis_server import RedisServer

@@ -9,7 +9,7 @@ from gateway.redis_client import connect
 from gateway.tenancy.changes import ChangeAnnouncer
 from gateway.tenancy.scopes import Scope
 from tests.gateway.conftest import gateway_client
-from tests.gateway.http import message_of
+from tests.gateway.http_calls import message_of
 from tests.support.cases import all_cases
 from tests.support.stack import Stack
 

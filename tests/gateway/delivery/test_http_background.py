@@ -9,7 +9,7 @@ from redis.asyncio import Redis
 
 from contract.outcomes import FailureCode
 from tests.gateway.conftest import asking, complete, eventually, nothing_left, serve
-from tests.gateway.http import message_of
+from tests.gateway.http_calls import message_of
 from tests.gateway.resuming import Events, Reader, await_status, resume, status_of
 from tests.support.cases import all_cases
 from tests.support.events import DONE, numbered_events

@@ -17,7 +17,7 @@ from gateway.dialects.completions import CompletionRequest
 from gateway.tenancy.scopes import Scope
 from tests.gateway.chats import CHATS, chatting
 from tests.gateway.conftest import asking, complete, eventually, gateway_client, serve
-from tests.gateway.http import message_of
+from tests.gateway.http_calls import message_of
 from tests.support.cases import all_cases
 from tests.support.events import parse_chunks
 from tests.support.stack import MODEL, Stack

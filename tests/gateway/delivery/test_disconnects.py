@@ -8,7 +8,7 @@ import pytest
 from redis.asyncio import Redis
 
 from tests.gateway.conftest import asking, complete, eventually, jobs_in_redis, nothing_left, serve
-from tests.gateway.http import connection, head, post
+from tests.gateway.http_calls import connection, head, post
 from tests.support.events import DONE, split_events
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.processes import wait_until

@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 
 from gateway.tenancy.scopes import Scope
 from tests.gateway.conftest import MAX_BODY_BYTES, eventually, gateway_client, serve
-from tests.gateway.http import message_of
+from tests.gateway.http_calls import message_of
 from tests.gateway.prompt.building import tiny_tokenizer
 from tests.gateway.tenants import change_tenant
 from tests.support.cases import all_cases

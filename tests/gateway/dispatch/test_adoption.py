@@ -25,7 +25,7 @@ from gateway.dispatch.generation import Generation, JobMessage
 from gateway.dispatch.notices import ResponseCallbacks
 from tests.gateway.conftest import eventually, nothing_left
 from tests.gateway.desk import MODEL, Desk, failure, take, texts
-from tests.gateway.test_resumption import received
+from tests.gateway.dispatch.test_resumption import received
 from tests.support.fake_worker import FakeWorker
 
 

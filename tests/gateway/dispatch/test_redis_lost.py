@@ -25,7 +25,7 @@ from tests.gateway.desk import (
     texts,
     ticket_of,
 )
-from tests.gateway.test_resumption import received
+from tests.gateway.dispatch.test_resumption import received
 from tests.support.fake_worker import FakeWorker
 from tests.support.redis_server import BUNDLED, RedisServer
 

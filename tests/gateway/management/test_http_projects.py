@@ -8,8 +8,8 @@ import pytest
 from gateway.tenancy.scopes import Scope
 from tests.gateway.callers import caller, status_with
 from tests.gateway.conftest import eventually, gateway_client
-from tests.gateway.http import message_of
-from tests.gateway.test_http_access import token
+from tests.gateway.http.test_http_access import token
+from tests.gateway.http_calls import message_of
 from tests.support.cases import all_cases
 from tests.support.stack import Stack
 

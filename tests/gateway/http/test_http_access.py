@@ -22,7 +22,7 @@ from tests.gateway.conftest import (
     eventually,
     gateway_client,
 )
-from tests.gateway.http import message_of
+from tests.gateway.http_calls import message_of
 from tests.support.stack import MODEL, Stack
 
 

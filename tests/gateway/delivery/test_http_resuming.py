@@ -10,7 +10,7 @@ from contract.outcomes import FailureCode
 from gateway.tenancy.scopes import Scope
 from tests.gateway.callers import caller
 from tests.gateway.conftest import asking, complete, eventually, gateway_client, nothing_left, serve
-from tests.gateway.http import message_of
+from tests.gateway.http_calls import message_of
 from tests.gateway.resuming import Reader, await_status, begin, begun, resume, status_of
 from tests.support.cases import all_cases
 from tests.support.events import DONE, numbered_events, parse_chunks, texts_by_choice

@@ -12,7 +12,7 @@ import pytest
 from gateway.tenancy.scopes import Scope
 from tests.gateway.callers import caller, let_expire, send, status_with
 from tests.gateway.conftest import eventually, gateway_client
-from tests.gateway.http import message_of
+from tests.gateway.http_calls import message_of
 from tests.support.cases import all_cases
 from tests.support.stack import Stack
 

@@ -30,7 +30,7 @@ from tests.gateway.chats import (
     tool,
 )
 from tests.gateway.conftest import complete, eventually, nothing_left, serve
-from tests.gateway.http import message_of
+from tests.gateway.http_calls import message_of
 from tests.gateway.tenants import change_tenant
 from tests.support.cases import all_cases
 from tests.support.events import parse_chunks

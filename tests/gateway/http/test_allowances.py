@@ -17,8 +17,8 @@ from gateway.settings import Settings
 from gateway.tenancy.limits import LimitName
 from gateway.tenancy.scopes import Scope
 from tests.gateway.conftest import serve
-from tests.gateway.http import message_of
-from tests.gateway.management import Management, running_management
+from tests.gateway.http_calls import message_of
+from tests.gateway.management_api import Management, running_management
 from tests.support.cases import all_cases
 from tests.support.redis_server import RedisServer
 

@@ -21,7 +21,7 @@ from tests.gateway.conftest import (
     nothing_left,
     serve,
 )
-from tests.gateway.http import connection, message_of, post
+from tests.gateway.http_calls import connection, message_of, post
 from tests.gateway.resuming import Reader, begun
 from tests.support.events import DONE, KEEP_ALIVE, parse_chunks, split_events, texts_by_choice
 from tests.support.fake_worker import delta
