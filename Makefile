@@ -1,34 +1,38 @@
-# Sluice: `make` alone lists what can be done.
+# Sluice: `make` without a target lists the targets.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help run test test-long lint format docs bench chaos chart setup setup-dev setup-servers setup-clients \
-	check check-style check-types check-imports
+.PHONY: help run test test-long lint format docs bench chaos chart setup setup-dev setup-servers \
+	setup-clients check check-style check-types check-imports
 
 BIN := .venv/bin
-# The set-up compiles no Python code. With this variable each process would compile what it imports again.
+# scripts/setup.sh does not compile Python code. With this variable, each process would compile its
+# imports again.
 unexport PYTHONDONTWRITEBYTECODE
-# Three more than the cores of the smallest machines that we test on: tests wait for other processes half of their time.
+# Three more than the cores of the smallest test machines: tests spend half of their time waiting
+# for other processes.
 TEST_PROCESSES ?= 5
-# Per cent of lines and branches.
+# Minimum coverage of lines and branches, in percent.
 COVERAGE_FLOOR := 95
 ARGS ?=
 
-help: ## List what can be done
+help: ## List the targets
 	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | \
 		while IFS=$$'\t' read -r verb text; do printf '  make %-9s %s\n' "$$verb" "$$text"; done
 
-run: setup ## Set everything up and start it on loopback (ARGS="--help" lists options)
+run: setup ## Install Sluice and start it on loopback (ARGS="--help" lists options)
 	@exec $(BIN)/sluice up $(ARGS)
 
-# The databases of tests write each transaction to the disk, unless they are in memory. A container may have too
-# little of it (64 MB).
+# Databases of tests write each transaction to disk, unless they are in memory. A container may have
+# too little shared memory (64 MB).
 MEMORY := /dev/shm
-TMPDIR ?= $(shell [ -w $(MEMORY) ] && [ "$$(df --output=avail $(MEMORY) | tail -1)" -gt 4000000 ] && \
+TMPDIR ?= $(shell [ -w $(MEMORY) ] && \
+	[ "$$(df --output=avail $(MEMORY) | tail -1)" -gt 4000000 ] && \
 	echo $(MEMORY) || echo /tmp)
-PYTEST := env TMPDIR=$(TMPDIR) $(BIN)/pytest --numprocesses $(TEST_PROCESSES) --dist loadscope --no-loadscope-reorder
+PYTEST := env TMPDIR=$(TMPDIR) $(BIN)/pytest --numprocesses $(TEST_PROCESSES) --dist loadscope \
+	--no-loadscope-reorder
 
-# Only a whole run measures coverage.
-test: setup-dev setup-servers setup-clients check ## Set everything up, lint, check types, run every test
+# Only a run of all tests measures coverage.
+test: setup-dev setup-servers setup-clients check ## Install the tools, lint, run all tests
 ifeq ($(strip $(ARGS)),)
 	@echo "test: Running the tests in $(TEST_PROCESSES) processes, measuring coverage ..."
 	@rm -rf .coverage && mkdir .coverage
@@ -40,11 +44,11 @@ else
 endif
 
 test-long: override ARGS += --long
-test-long: test ## The same with the long forms of tests: more engines, requests and random cases (hours)
+test-long: test ## Run `make test` with the long forms of tests (hours)
 
 lint: setup-dev check ## Lint, check format, types and import directions
 
-format: setup-dev ## Format the code and fix what can be fixed
+format: setup-dev ## Format the code and apply automatic fixes
 	@$(BIN)/ruff check --fix-only --quiet
 	@$(BIN)/ruff format
 
@@ -61,13 +65,13 @@ docs: setup-dev $(MERMAID) ## Build the documentation as a web site in site/
 	@mkdir -p site/javascripts
 	@tar --extract --to-stdout --file=$(MERMAID) package/dist/mermaid.tiny.js >site/javascripts/mermaid.tiny.js
 
-bench: setup-dev ## Measure against vLLM's own server (ARGS="--help" lists options)
+bench: setup-dev ## Compare with vLLM's own server (ARGS="--help" lists options)
 	@exec $(BIN)/python -m bench $(ARGS)
 
-chaos: setup-dev setup-servers ## Break a deployment while it is used (ARGS="--minutes 30 --seed 7")
+chaos: setup-dev setup-servers ## Inject faults under load (ARGS="--minutes 30 --seed 7")
 	@exec $(BIN)/python -m tests.chaos $(ARGS)
 
-chart: setup-dev ## Write the dashboards, and what the Helm chart has from elsewhere: README, rules, dashboards
+chart: setup-dev ## Generate the dashboards, and the Helm chart's README, rules and dashboards
 	@$(BIN)/python -m ops.dashboards >/dev/null
 	@$(BIN)/python scripts/chart.py
 
@@ -77,20 +81,21 @@ setup:
 setup-dev:
 	@scripts/setup.sh gateway worker dev
 
-# Redis 7 beside the bundled 6.2, a clock that tests can set, and Prometheus with promtool. Tests that need what
-# cannot be installed are skipped by name.
+# Redis 7 in addition to the bundled 6.2, a clock that tests can set, and Prometheus with promtool.
+# Tests are skipped by name if their server cannot be installed.
 setup-servers: setup-dev
 	@if { ! command -v redis-server || ! command -v promtool || \
 		! ls /usr/lib/*/faketime/libfaketimeMT.so.1; } >/dev/null 2>&1 && \
 		[ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 		echo "setup: Installing redis-server, libfaketime and prometheus for the tests ..."; \
-		scripts/debian.sh redis-server libfaketime prometheus || echo "setup: That failed; what needs them is skipped."; \
+		scripts/debian.sh redis-server libfaketime prometheus || \
+		echo "setup: Installation failed; tests that need them are skipped."; \
 	fi
 
 setup-clients: setup-dev
 	@scripts/setup.sh clients $(if $(findstring --long,$(ARGS)),llama-index)
 
-# Side by side: mypy keeps one core busy for a minute without its cache (.mypy_cache).
+# In parallel: mypy uses one core for a minute without its cache (.mypy_cache).
 check: setup-dev
 	@$(MAKE) --no-print-directory --jobs=3 check-types check-style check-imports
 

@@ -55,8 +55,9 @@ Examples:
   make bench ARGS="admission --before ../sluice-1.0 --litellm ~/litellm-venv"
   make bench ARGS="telemetry --rounds 12 --before ../sluice-1.0"
 
-Both systems run at once but only one is given work; they take turns (A B, B A, ...), and each round
-gives both the same prompts. Run it on a quiet machine: the report says what other programs used.
+Both systems run at the same time, but only one receives load; they take turns (A B, B A, ...). Both
+receive the same prompts in a round. Run it on an idle machine: the report shows the CPU time of
+other programs.
 """
 
 
@@ -119,8 +120,8 @@ class Results:
 @click.option(
     "--litellm",
     type=click.Path(exists=True, file_okay=False, path_type=Path, resolve_path=True),
-    help="A virtual environment with LiteLLM's proxy (`litellm[proxy,extra_proxy]`), for the scenario "
-    "`admission`.",
+    help="A virtual environment with LiteLLM's proxy (`litellm[proxy,extra_proxy]`), for the "
+    "scenario `admission`.",
 )
 @click.option("--seed", default="sluice", show_default=True, help="Draws the prompts.")
 @click.option(
@@ -163,12 +164,12 @@ def main(
         run(loads, queue if wants_fairness else None, options, found)
         for each in chains if not names or SAMPLERS in names else []:
             click.echo(each.title)
-            found.samplers.append(samplers.measure(each, tell=click.echo))
+            found.samplers.append(samplers.measure(each, progress=click.echo))
         if not names or admission.NAME in names:
             with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
                 found.admission.append(AdmissionMeasurement())
                 admission.measure(
-                    admissions, Path(folder), found=found.admission[-1], tell=click.echo
+                    admissions, Path(folder), found=found.admission[-1], progress=click.echo
                 )
         for load in (
             telemetry.scenarios(quick=quick) if not names or telemetry.NAME in names else []
@@ -181,7 +182,7 @@ def main(
                     before=before,
                     rounds=options.rounds,
                     seed=seed,
-                    tell=click.echo,
+                    progress=click.echo,
                 )
     except (StartError, MeasureError) as error:
         raise click.ClickException(str(error)) from error
@@ -217,7 +218,7 @@ def run(
                     systems if scenario.against_vllm else systems[:1],
                     rounds=options.rounds,
                     seed=options.seed,
-                    tell=click.echo,
+                    progress=click.echo,
                 )
             if queue is not None and _deployment(queue, options) == deployment:
                 click.echo(queue.title)
@@ -227,7 +228,7 @@ def run(
                         systems[0],
                         max_sequences=deployment.max_sequences,
                         seed=options.seed,
-                        tell=click.echo,
+                        progress=click.echo,
                     )
                 )
 

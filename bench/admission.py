@@ -15,7 +15,7 @@ from bench import authentication
 from bench.background import BackgroundCost, measure_background
 from bench.credentials import Credential, limited, unlimited
 from bench.litellm_proxy import running_litellm
-from bench.measure import MeasureError, Measurement, Tell, measure_in_turns
+from bench.measure import MeasureError, Measurement, Progress, measure_in_turns
 from bench.postgres import Postgres, running_postgres
 from bench.round_trips import RoundTrips, count
 from bench.scenarios import Scenario
@@ -107,9 +107,11 @@ class AdmissionMeasurement:
     """Sentences about what was left out."""
 
 
-def measure(options: Options, folder: Path, *, found: AdmissionMeasurement, tell: Tell) -> None:
+def measure(
+    options: Options, folder: Path, *, found: AdmissionMeasurement, progress: Progress
+) -> None:
     """Measure everything and add the results to `found`. Raises StartError or MeasureError."""
-    run = _Run(options, found, tell)
+    run = _Run(options, found, progress)
     with running_postgres() as postgres, ExitStack() as stack:
         now = stack.enter_context(_sluice(folder / "now", REPOSITORY, postgres))
         own = [limited(now, "all limits"), unlimited(now, "no limits")]
@@ -124,10 +126,10 @@ def measure(options: Options, folder: Path, *, found: AdmissionMeasurement, tell
 class _Run:
     """One run of everything."""
 
-    def __init__(self, options: Options, found: AdmissionMeasurement, tell: Tell) -> None:
+    def __init__(self, options: Options, found: AdmissionMeasurement, progress: Progress) -> None:
         self._found = found
         self._options = options
-        self._tell = tell
+        self._progress = progress
 
     def measure_own(self, own: Sequence[Credential]) -> None:
         """Measure keys of this checkout and, if given, of the earlier one."""
@@ -149,12 +151,12 @@ class _Run:
             )
             return
         folder.mkdir()
-        self._tell("Starting LiteLLM's proxy ...")
+        self._progress("Starting LiteLLM's proxy ...")
         try:
             self._measure_proxy(self._options.litellm, own, folder, postgres)
         except (StartError, MeasureError) as error:
             self._found.skipped.append(f"LiteLLM's proxy could not be measured: {error}")
-            self._tell(self._found.skipped[-1])
+            self._progress(self._found.skipped[-1])
 
     def _measure_proxy(
         self, venv: Path, own: Sequence[Credential], folder: Path, postgres: Postgres
@@ -169,7 +171,7 @@ class _Run:
 
     def measure_background(self, credential: Credential) -> None:
         """Measure the cost of `sluice jobs` and `sluice beat`."""
-        self._tell("admission: background jobs")
+        self._progress("admission: background jobs")
         self._found.background = measure_background(
             credential,
             self._options.sized(_BUSY),
@@ -180,18 +182,18 @@ class _Run:
     def _take_turns(
         self, load: Scenario, systems: Sequence[System], pairs: Sequence[tuple[str, str]]
     ) -> None:
-        self._tell(load.title)
+        self._progress(load.title)
         self._found.loads += measure_in_turns(
             self._options.sized(load),
             systems,
             rounds=self._options.rounds,
             seed=self._options.seed,
-            tell=self._tell,
+            progress=self._progress,
         )
         self._found.comparisons += [Comparison(load.title, *pair) for pair in pairs]
 
     def _count(self, system: System, redis_port: int) -> None:
-        self._tell(f"admission: commands of {system.name}")
+        self._progress(f"admission: commands of {system.name}")
         self._found.round_trips += count(
             self._options.sized(_COUNTED), system, redis_port=redis_port, seed=self._options.seed
         )

@@ -145,7 +145,7 @@ class Clients:
                 await self._seconds_until(partial(self._has_status, url, self._key, 200))
 
     async def check_a_hostile_regex(self) -> float:
-        """Return the longest pause of healthy streams while their gateway checks a hostile regex."""
+        """Return the longest pause of valid streams while the gateway checks a hostile regex."""
         begun, over = asyncio.Barrier(STREAMS + 1), asyncio.Event()
         streams = [asyncio.create_task(self._longest_pause(begun, over)) for _ in range(STREAMS)]
         await begun.wait()

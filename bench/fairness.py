@@ -15,7 +15,7 @@ from random import Random
 import uvloop
 
 from bench.client import Answer, Lane, Load, Request
-from bench.measure import TIMEOUT_SECONDS, Quantiles, Tell, quantiles
+from bench.measure import TIMEOUT_SECONDS, Progress, Quantiles, quantiles
 from bench.scenarios import prompts
 from bench.starting import MODEL
 from bench.systems import Engine, System
@@ -68,14 +68,16 @@ class FairnessMeasurement:
 
 
 def measure(
-    scenario: FairnessScenario, system: System, *, max_sequences: int, seed: str, tell: Tell
+    scenario: FairnessScenario, system: System, *, max_sequences: int, seed: str, progress: Progress
 ) -> FairnessMeasurement:
     """Run the scenario once on a system whose batch has `max_sequences` places."""
     [url] = system.urls(1)
     run = _Run(
         scenario, url, keys={tenant: system.key(tenant) for tenant in (_BIG, _SMALL)}, seed=seed
     )
-    return uvloop.run(run.measure(max_sequences + scenario.waiting_jobs, max_sequences, tell=tell))
+    return uvloop.run(
+        run.measure(max_sequences + scenario.waiting_jobs, max_sequences, progress=progress)
+    )
 
 
 class _Run:
@@ -91,7 +93,7 @@ class _Run:
         self._random = Random(f"{seed} lengths")
 
     async def measure(
-        self, connections: int, max_sequences: int, *, tell: Tell
+        self, connections: int, max_sequences: int, *, progress: Progress
     ) -> FairnessMeasurement:
         scenario = self._scenario
         await self._probe(_SMALL, 3)  # Warms both up; not counted.
@@ -107,7 +109,7 @@ class _Run:
             before, began = _tokens(load), time.perf_counter()
             beside = await self._probe(_SMALL, scenario.probes)
             rate = (_tokens(load) - before) / (time.perf_counter() - began)
-            tell(f"  beside the load: {rate:.0f} tokens/s of the other tenant")
+            progress(f"  beside the load: {rate:.0f} tokens/s of the other tenant")
             queued = await self._probe(_BIG, scenario.queue_probes)
         finally:
             load.close()

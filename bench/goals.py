@@ -73,7 +73,8 @@ GOALS = (
     ),
     Goal(
         scenario="throughput",
-        text="CPU per token of gateway, worker front and Redis over that of vLLM's API server, at most 0.5",
+        text="CPU per token of gateway, worker front and Redis over that of vLLM's API server, "
+        "at most 0.5",
         figure=_front_ratio,
         most=0.5,
     ),

@@ -211,4 +211,4 @@ class _Keys:
                 answer: dict[str, Any] = json.load(response)
                 return answer
         except OSError as error:
-            raise StartError(f"LiteLLM's proxy refuses {path}: {error}") from error
+            raise StartError(f"LiteLLM's proxy rejects {path}: {error}") from error

@@ -21,7 +21,7 @@ _SETTLE_SECONDS = 2.0
 """A vLLM engine spins for a second after its last step; the next system is measured after that."""
 _WARM_UP_TOKENS = 16
 
-Tell = Callable[[str], None]
+Progress = Callable[[str], None]
 """Reports progress to the user."""
 
 
@@ -87,7 +87,7 @@ class MeasureError(Exception):
 
 
 def measure_in_turns(
-    scenario: Scenario, systems: Sequence[System], *, rounds: int, seed: str, tell: Tell
+    scenario: Scenario, systems: Sequence[System], *, rounds: int, seed: str, progress: Progress
 ) -> list[Measurement]:
     """Measure each system in each round (A B, B A, A B, ...), after warming up all of them."""
     for system in systems:
@@ -97,7 +97,7 @@ def measure_in_turns(
         for system in systems if number % 2 else reversed(systems):
             measurement = _measure(scenario, system, number=number, seed=seed)
             measurements.append(measurement)
-            tell(
+            progress(
                 f"  round {number}, {system.name}: {measurement.tokens_per_second:.0f} tokens/s, "
                 f"{len(measurement.failures)} failures"
             )

@@ -53,7 +53,7 @@ def _scrape(urls: list[str]) -> None:
     accept = {"Accept": "application/openmetrics-text"}
     while True:
         for url in urls:
-            request = urllib.request.Request(f"{url}/metrics", headers=accept)  # noqa: S310 - our own
+            request = urllib.request.Request(f"{url}/metrics", headers=accept)  # noqa: S310 - fixed
             with urllib.request.urlopen(request, timeout=10) as page:  # noqa: S310
                 page.read()
         time.sleep(SCRAPE_SECONDS)

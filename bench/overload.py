@@ -1,6 +1,6 @@
 """Memory, queue and rejections at ten times a deployment's capacity: `python -m bench.overload`.
 
-Every client sends a request. After a rejection it waits exactly as long as the response says;
+Every client sends a request. After a rejection it waits exactly for the time in the response;
 after a success it sends again at once. The values printed each second must stay level: waiting jobs
 at their limit, memory where it was after the first seconds.
 """
@@ -26,7 +26,7 @@ from contract import keys
 
 _TENANT = "overload"
 _RESPONSE_SECONDS = 600.0
-_REFUSALS = (429, 503)
+_REJECTIONS = (429, 503)
 
 
 @dataclass(slots=True)
@@ -34,12 +34,12 @@ class Tally:
     """Results of all clients so far."""
 
     served: int = 0
-    refused: int = 0
+    rejected: int = 0
     others: Counter[int] = field(default_factory=Counter)
     """Other responses, by status."""
-    refused_ms: list[float] = field(default_factory=list)
+    rejected_ms: list[float] = field(default_factory=list)
     """How long a rejection took."""
-    told_seconds: list[float] = field(default_factory=list)
+    retry_after_seconds: list[float] = field(default_factory=list)
     served_after: Counter[int] = field(default_factory=Counter)
     """Served requests, by how often they had been rejected before."""
 
@@ -52,29 +52,30 @@ class Client:
         self._host, self._port = address.hostname, address.port
         self._tally = tally
         self._request = (
-            f"POST /v1/completions HTTP/1.1\r\nhost: {address.netloc}\r\nauthorization: Bearer {key}\r\n"
+            f"POST /v1/completions HTTP/1.1\r\nhost: {address.netloc}\r\n"
+            f"authorization: Bearer {key}\r\n"
             f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
         ).encode() + body
 
     async def run(self) -> None:
         """Send requests until cancelled."""
         reader, writer = await asyncio.open_connection(self._host, self._port)
-        refusals = 0
+        rejections = 0
         try:
             while True:
                 began = time.perf_counter()
                 writer.write(self._request)
                 status, wait_seconds = await self._response(reader)
-                if status in _REFUSALS:
-                    refusals += 1
-                    self._tally.refused += 1
-                    self._tally.refused_ms.append(1000 * (time.perf_counter() - began))
-                    self._tally.told_seconds.append(wait_seconds)
+                if status in _REJECTIONS:
+                    rejections += 1
+                    self._tally.rejected += 1
+                    self._tally.rejected_ms.append(1000 * (time.perf_counter() - began))
+                    self._tally.retry_after_seconds.append(wait_seconds)
                     await asyncio.sleep(wait_seconds)
                 elif status == 200:
                     self._tally.served += 1
-                    self._tally.served_after[refusals] += 1
-                    refusals = 0
+                    self._tally.served_after[rejections] += 1
+                    rejections = 0
                 else:
                     self._tally.others[status] += 1
         finally:
@@ -103,7 +104,8 @@ async def press(
     redis = Redis.from_url(f"redis://127.0.0.1:{sluice.redis_port}/0")
     groups = sluice.groups(1)
     click.echo(
-        "| second | gateway MiB | Redis MiB | waiting | served | refused |\n|---|---|---|---|---|---|"
+        "| second | gateway MiB | Redis MiB | waiting | served | rejected |\n"
+        "|---|---|---|---|---|---|"
     )
     began = time.monotonic()
     try:
@@ -113,7 +115,7 @@ async def press(
             waiting = int(await redis.get(keys.waiting(MODEL)) or 0)
             click.echo(
                 f"| {passed:.0f} | {memory['gateway']:.0f} | {memory['redis']:.1f} | {waiting} "
-                f"| {tally.served} | {tally.refused} |"
+                f"| {tally.served} | {tally.rejected} |"
             )
     finally:
         for task in tasks:
@@ -124,12 +126,17 @@ async def press(
 
 
 @click.command("overload")
-@click.option("--seconds", default=60.0, show_default=True, help="Length of the load.")
-@click.option("--most-waiting", default=64, show_default=True, help="Bound of the queue.")
+@click.option("--seconds", default=60.0, show_default=True, help="Duration of the load.")
+@click.option("--most-waiting", default=64, show_default=True, help="Maximum length of the queue.")
 @click.option("--sequences", default=16, show_default=True, help="Sequences in the engine's batch.")
-@click.option("--times", default=10, show_default=True, help="Clients, in times of both together.")
+@click.option(
+    "--times",
+    default=10,
+    show_default=True,
+    help="Number of clients, as a multiple of both together.",
+)
 @click.option("--tokens", default=50, show_default=True, help="Completion tokens of a request.")
-@click.option("--prompt-words", default=200, show_default=True, help="Length of its prompt.")
+@click.option("--prompt-words", default=200, show_default=True, help="Words of its prompt.")
 def main(
     *,
     seconds: float,
@@ -153,14 +160,19 @@ def main(
             sluice, clients=clients, seconds=seconds, tokens=tokens, prompt_words=prompt_words
         )
         tally = asyncio.run(load)
-    click.echo(f"\n{clients} clients; {tally.served} served, {tally.refused} refused")
+    click.echo(f"\n{clients} clients; {tally.served} served, {tally.rejected} rejected")
     if tally.others:
-        click.echo(f"other answers: {dict(tally.others)}")
-    click.echo(f"served after so many refusals: {dict(sorted(tally.served_after.items()))}")
-    for name, values in (("refused after ms", tally.refused_ms), ("told s", tally.told_seconds)):
+        click.echo(f"other responses: {dict(tally.others)}")
+    click.echo(
+        f"served after this number of rejections: {dict(sorted(tally.served_after.items()))}"
+    )
+    for name, values in (
+        ("rejected after ms", tally.rejected_ms),
+        ("retry after s", tally.retry_after_seconds),
+    ):
         if len(values) > 1:
             cuts = quantiles(values, n=100)
-            click.echo(f"{name}: p50 {cuts[49]:.1f}, p99 {cuts[98]:.1f}, most {max(values):.1f}")
+            click.echo(f"{name}: p50 {cuts[49]:.1f}, p99 {cuts[98]:.1f}, maximum {max(values):.1f}")
 
 
 if __name__ == "__main__":

@@ -82,14 +82,14 @@ class Report:
 
     def _warnings(self) -> list[str]:
         lines = [
-            f"- **Disturbed**: {each.scenario}, {each.system}, round {each.round}: other programs used "
-            f"{100 * each.used.other_cores:.0f} % of a core."
+            f"- **Disturbed**: {each.scenario}, {each.system}, round {each.round}: other programs "
+            f"used {100 * each.used.other_cores:.0f} % of a core."
             for each in self.loads
             if each.used.other_cores > MOST_OTHER_CORES
         ]
         lines += [
-            f"- **Client late**: {each.scenario}, {each.system}, round {each.round}: the load client "
-            f"waited for a core {100 * each.used.client_wait_share:.0f} % of the time."
+            f"- **Client late**: {each.scenario}, {each.system}, round {each.round}: the load "
+            f"client waited for a core {100 * each.used.client_wait_share:.0f} % of the time."
             for each in self.loads
             if each.used.client_wait_share > MOST_CLIENT_WAIT
         ]
@@ -188,7 +188,7 @@ def _fairness_section(each: FairnessMeasurement) -> str:
         return [name, f"{times.p50:.1f}", f"{times.p99:.1f}", str(times.number)]
 
     rows = [
-        row("the small tenant, nobody else there", each.alone),
+        row("the small tenant alone", each.alone),
         row("the small tenant, beside the other's queue", each.beside),
         row("at the end of the other's queue (first in, first out)", each.queued),
     ]
@@ -197,7 +197,7 @@ def _fairness_section(each: FairnessMeasurement) -> str:
         f"## {each.scenario}\n",
         *table(["a request", "first token p50 ms", "p99 ms", "requests"], rows),
         "",
-        f"The other tenant got {rate:,.0f} tokens/s; its waiting tokens over that: {expected:,.0f} ms.",
+        f"Other tenant: {rate:,.0f} tokens/s; waiting tokens over that rate: {expected:,.0f} ms.",
         "",
     ]
     return "\n".join(lines)

@@ -122,7 +122,7 @@ def _monitoring(redis_port: int) -> Iterator[list[Command]]:
         connection.sendall(b"MONITOR\r\n")
         lines = connection.makefile("rb")
         if lines.readline() != b"+OK\r\n":
-            raise StartError("Redis refuses MONITOR")
+            raise StartError("Redis rejects MONITOR")
         reader = threading.Thread(target=_read, args=(lines, commands))
         reader.start()
         yield commands

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from bench.measure import Tell
+from bench.measure import Progress
 from bench.sampler_steps import SEQUENCES
 from bench.starting import REPOSITORY, StartError
 
@@ -76,7 +76,7 @@ def scenarios(*, quick: bool, rounds: int) -> list[SamplerScenario]:
     ]
 
 
-def measure(scenario: SamplerScenario, *, tell: Tell) -> SamplerMeasurement:
+def measure(scenario: SamplerScenario, *, progress: Progress) -> SamplerMeasurement:
     """Run a scenario. Raises StartError with the end of its output if it fails."""
     numbers = [scenario.rounds, scenario.tokens, scenario.vocabulary]
     done = subprocess.run(
@@ -99,7 +99,7 @@ def measure(scenario: SamplerScenario, *, tell: Tell) -> SamplerMeasurement:
     ]
     measurement = SamplerMeasurement(scenario=scenario.title, steps=steps)
     for row in measurement.rows():
-        tell("  " + ", ".join(row))
+        progress("  " + ", ".join(row))
     return measurement
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from bench.measure import Measurement, Tell, measure_in_turns
+from bench.measure import Measurement, Progress, measure_in_turns
 from bench.scenarios import Scenario
 from bench.sluice import Sluice, running_sluice
 from bench.starting import REPOSITORY, free_port, start
@@ -60,7 +60,7 @@ def measure(
     before: Path | None,
     rounds: int,
     seed: str,
-    tell: Tell,
+    progress: Progress,
 ) -> list[Measurement]:
     """Measure one load. Raises StartError and MeasureError."""
     with ExitStack() as stack:
@@ -72,8 +72,8 @@ def measure(
         if before is not None:
             earlier = _sluice(BEFORE, deployment, folder / "before", repository=before)
             systems.append(stack.enter_context(earlier))
-        tell(scenario.title)
-        return measure_in_turns(scenario, systems, rounds=rounds, seed=seed, tell=tell)
+        progress(scenario.title)
+        return measure_in_turns(scenario, systems, rounds=rounds, seed=seed, progress=progress)
 
 
 @contextmanager

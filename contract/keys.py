@@ -192,9 +192,14 @@ def bucket_prefix(bucket: int) -> str:
     return f"{{b:{bucket:02d}}}:"
 
 
+def reservation_prefix(bucket: int) -> str:
+    """Prefix of the reservations, to which the request id is appended."""
+    return f"{bucket_prefix(bucket)}reservation:"
+
+
 def reservation(bucket: int, request_id: str) -> str:
     """Hash: the reservation of an admitted request whose usage is not settled yet."""
-    return f"{bucket_prefix(bucket)}reservation:{request_id}"
+    return reservation_prefix(bucket) + request_id
 
 
 def open_reservations(bucket: int) -> str:
@@ -202,19 +207,34 @@ def open_reservations(bucket: int) -> str:
     return f"{bucket_prefix(bucket)}open"
 
 
+def running_prefix(bucket: int) -> str:
+    """Prefix of the sets of running requests, to which the subject is appended."""
+    return f"{bucket_prefix(bucket)}running:"
+
+
 def running(bucket: int, subject: str) -> str:
     """Sorted set: like `open_reservations`, for one subject with a concurrency limit."""
-    return f"{bucket_prefix(bucket)}running:{subject}"
+    return running_prefix(bucket) + subject
+
+
+def window_prefix(bucket: int) -> str:
+    """Prefix of the usage windows, to which the subject is appended."""
+    return f"{bucket_prefix(bucket)}window:"
 
 
 def window(bucket: int, subject: str) -> str:
     """Hash: the subject's usage in the last minute."""
-    return f"{bucket_prefix(bucket)}window:{subject}"
+    return window_prefix(bucket) + subject
+
+
+def account_prefix(bucket: int) -> str:
+    """Prefix of the accounts, to which the subject is appended."""
+    return f"{bucket_prefix(bucket)}account:"
 
 
 def account(bucket: int, subject: str) -> str:
     """Hash: the subject's usage of today and this month, and its credits; see `gateway.quota`."""
-    return f"{bucket_prefix(bucket)}account:{subject}"
+    return account_prefix(bucket) + subject
 
 
 def accounts(bucket: int) -> str:

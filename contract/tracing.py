@@ -55,15 +55,8 @@ REQUEST_ID: Final = "sluice.request.id"
 TENANT_ID: Final = "sluice.tenant.id"
 WORKER_ID: Final = "sluice.worker.id"
 
-# Attributes of OpenTelemetry that its semantic conventions package marks as unstable or has
-# removed.
-ERROR_TYPE: Final = "error.type"
-HTTP_METHOD: Final = "http.request.method"
-HTTP_ROUTE: Final = "http.route"
-HTTP_STATUS: Final = "http.response.status_code"
-SERVER_ADDRESS: Final = "server.address"
-SERVER_PORT: Final = "server.port"
-URL_SCHEME: Final = "url.scheme"
+# Attributes of OpenTelemetry's conventions for generative AI. They are not stable, and the package
+# of semantic conventions deprecates its constants for them.
 GEN_AI_OPERATION: Final = "gen_ai.operation.name"
 GEN_AI_PROVIDER: Final = "gen_ai.provider.name"
 GEN_AI_INPUT: Final = "gen_ai.input.messages"

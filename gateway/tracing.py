@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
 from opentelemetry.context import Context, attach, detach, get_current
+from opentelemetry.semconv.attributes.error_attributes import ERROR_TYPE
 from opentelemetry.trace import (
     INVALID_SPAN,
     Link,
@@ -145,7 +146,7 @@ def note_in(context: Context | None, attributes: Attributes) -> None:
 
 def fail(span: Span, error_type: str) -> None:
     """Mark a span as failed, with the code or class of the error."""
-    span.set_attribute(tracing.ERROR_TYPE, error_type)
+    span.set_attribute(ERROR_TYPE, error_type)
     span.set_status(StatusCode.ERROR)
 
 
@@ -222,10 +223,10 @@ class _Current:
 
     def _note(self, error: BaseException) -> None:
         if isinstance(error, asyncio.CancelledError):
-            self._span.set_attribute(tracing.ERROR_TYPE, "cancelled")
+            self._span.set_attribute(ERROR_TYPE, "cancelled")
         elif isinstance(error, ApiError) and error.status < 500:
             # A rejection is normal operation of the gateway, not a failure.
-            self._span.set_attribute(tracing.ERROR_TYPE, error.code)
+            self._span.set_attribute(ERROR_TYPE, error.code)
         else:
             fail(self._span, error.code if isinstance(error, ApiError) else type(error).__name__)
 

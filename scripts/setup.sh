@@ -69,7 +69,7 @@ retry() { # NAME COMMAND...
         # Not temporary: pip has reached the index, or has retried the connection itself.
         if grep -q 'No matching distribution' "$log"; then return 1; fi
         say "  $name failed: $(failure | tail -n 1)"
-        say "  trying again in $pause seconds ..."
+        say "  retrying in $pause seconds ..."
         sleep "$pause" 9<&- &
         child=$!
         wait "$child"
@@ -211,7 +211,7 @@ install_npm() {
     [[ -d $folder/node_modules ]] && is_done npm "$version" && return
     say "Installing OpenAI's client for Node ..."
     if ! retry npm run_npm ci --prefix $folder --no-audit --no-fund; then
-        say "That failed. npm's full output is in $log."
+        say "Installation failed. npm's full output is in $log."
         return 1
     fi
     printf '%s\n' "$version" >"$stamps/npm"
@@ -226,7 +226,7 @@ install_llama_index() {
     is_done llama-index "$(digest $lock)" && return
     say "Installing LlamaIndex (about a minute) ..."
     if ! { "$python" -m venv --clear "$installing" && install_locked llama-index; }; then
-        say "That failed. pip's full output is in $log."
+        say "Installation failed. pip's full output is in $log."
         return 1
     fi
     digest $lock >"$stamps/llama-index"

@@ -3,10 +3,11 @@
 import time
 from collections.abc import Iterable
 
+from opentelemetry.semconv.attributes.error_attributes import ERROR_TYPE
 from starlette.datastructures import State
 
 from contract.messages import Delta
-from contract.tracing import ERROR_TYPE, GEN_AI_RESPONSE_TIME_TO_FIRST_CHUNK
+from contract.tracing import GEN_AI_RESPONSE_TIME_TO_FIRST_CHUNK
 from gateway import telemetry, tracing
 from gateway.dispatch.generation import Reply
 from gateway.errors import ApiError, ErrorStyle, InternalError, UnservedModelError

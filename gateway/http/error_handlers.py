@@ -4,12 +4,12 @@ import logging
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from opentelemetry.semconv.attributes.error_attributes import ERROR_TYPE
 from redis.exceptions import RedisError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from contract.dialect import Dialect
-from contract.tracing import ERROR_TYPE
 from gateway import tracing
 from gateway.dialects.profile import PROFILES
 from gateway.dialects.profile_choice import DIALECT_HEADER, dialect_of

@@ -2,20 +2,19 @@
 
 from collections.abc import Awaitable
 
+from opentelemetry.semconv.attributes.http_attributes import (
+    HTTP_REQUEST_METHOD,
+    HTTP_RESPONSE_STATUS_CODE,
+    HTTP_ROUTE,
+)
+from opentelemetry.semconv.attributes.server_attributes import SERVER_ADDRESS, SERVER_PORT
+from opentelemetry.semconv.attributes.url_attributes import URL_SCHEME
 from opentelemetry.trace import StatusCode
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from contract import logs
-from contract.tracing import (
-    HTTP_METHOD,
-    HTTP_ROUTE,
-    HTTP_STATUS,
-    REQUEST_ID,
-    SERVER_ADDRESS,
-    SERVER_PORT,
-    URL_SCHEME,
-)
+from contract.tracing import REQUEST_ID
 from gateway import tracing
 from gateway.http.draining import PROBES
 
@@ -39,7 +38,7 @@ class TracingMiddleware:
             def note_and_send(message: Message) -> Awaitable[None]:
                 if message["type"] == "http.response.start":
                     status = message["status"]
-                    span.set_attribute(HTTP_STATUS, status)
+                    span.set_attribute(HTTP_RESPONSE_STATUS_CODE, status)
                     if status >= 500:
                         span.set_status(StatusCode.ERROR)
                 return send(message)
@@ -55,7 +54,7 @@ class TracingMiddleware:
 def _described(scope: Scope) -> tracing.Attributes:
     host, port = scope.get("server") or ("", None)
     described: dict[str, str | bool | int | float] = {
-        HTTP_METHOD: scope["method"],
+        HTTP_REQUEST_METHOD: scope["method"],
         REQUEST_ID: logs.request_id.get(),
         SERVER_ADDRESS: host,
         URL_SCHEME: scope["scheme"],

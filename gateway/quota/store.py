@@ -75,7 +75,9 @@ class QuotaStore:
             request.cost_micros,
             int(request.is_prepaid),
             request.record,
-            keys.bucket_prefix(bucket),
+            keys.window_prefix(bucket),
+            keys.running_prefix(bucket),
+            keys.account_prefix(bucket),
             _packed(request.subjects),
         ]
         reply = await _RESERVE.run(
@@ -129,7 +131,13 @@ class QuotaStore:
                 keys.open_reservations(bucket),
                 keys.usage(bucket),
             ],
-            [keys.bucket_prefix(bucket), request_id, *how],
+            [
+                keys.window_prefix(bucket),
+                keys.running_prefix(bucket),
+                keys.account_prefix(bucket),
+                request_id,
+                *how,
+            ],
         )
         return bool(ended)
 
@@ -138,7 +146,12 @@ class QuotaStore:
         unknown = await _RENEW.run(
             self._executor,
             [keys.open_reservations(bucket)],
-            [keys.bucket_prefix(bucket), lease_ms, *request_ids],
+            [
+                keys.reservation_prefix(bucket),
+                keys.running_prefix(bucket),
+                lease_ms,
+                *request_ids,
+            ],
         )
         return [request_id.decode() for request_id in unknown]
 
@@ -151,7 +164,7 @@ class QuotaStore:
         taken = await _TAKE_OVER.run(
             self._executor,
             [keys.reservation(bucket, request.request_id), keys.open_reservations(bucket)],
-            [keys.bucket_prefix(bucket), request.request_id, lease_ms, request.record],
+            [keys.running_prefix(bucket), request.request_id, lease_ms, request.record],
         )
         return bool(taken)
 
@@ -204,7 +217,7 @@ class QuotaStore:
         reply = await _EXPIRED.run(
             self._executor,
             [keys.open_reservations(bucket)],
-            [keys.bucket_prefix(bucket), most],
+            [keys.reservation_prefix(bucket), most],
         )
         return [
             ExpiredReservation(request_id.decode(), int(created_ms), record, int(expired_ms))
@@ -216,7 +229,11 @@ class QuotaStore:
         reply = await _AUDIT_OPEN.run(
             self._executor,
             [keys.open_reservations(bucket), keys.accounts(bucket)],
-            [keys.bucket_prefix(bucket)],
+            [
+                keys.reservation_prefix(bucket),
+                keys.running_prefix(bucket),
+                keys.account_prefix(bucket),
+            ],
         )
         return AuditResult(*reply)
 

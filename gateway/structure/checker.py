@@ -1,10 +1,10 @@
 """Check structures and tools of requests, and compile them into grammars for the engine."""
 
 import hashlib
-from collections import OrderedDict
 from typing import Final
 
 import msgspec
+from cachetools import LRUCache
 
 from gateway.dialects.request import Reasoning, Structure, ToolUse
 from gateway.errors import InvalidGrammarError, OverloadedError
@@ -29,7 +29,7 @@ class GrammarChecker:
 
     def __init__(self, settings: SandboxSettings) -> None:
         self._pool = SandboxPool(settings)
-        self._verdicts = _Verdicts()
+        self._verdicts: LRUCache[bytes, Verdict] = LRUCache(_MAX_CACHED_CHARACTERS, _characters)
 
     async def compile(
         self,
@@ -80,7 +80,7 @@ class GrammarChecker:
         verdict = self._verdicts.get(key)
         if verdict is None:
             verdict = await self._judged(task, tokenizer, tenant_id)
-            self._verdicts.put(key, verdict)
+            self._verdicts[key] = verdict
         return verdict
 
     async def _judged(self, task: Task, tokenizer: TokenizerSource, tenant_id: str) -> Verdict:
@@ -92,29 +92,6 @@ class GrammarChecker:
             raise OverloadedError(
                 "The grammar could not be compiled in time.", retry_after_seconds=1.0
             ) from None
-
-
-class _Verdicts:
-    """Cache of the latest verdicts, bounded by their total number of characters."""
-
-    def __init__(self) -> None:
-        self._known: OrderedDict[bytes, Verdict] = OrderedDict()
-        self._characters = 0
-
-    def get(self, key: bytes) -> Verdict | None:
-        if key not in self._known:
-            return None
-        self._known.move_to_end(key)
-        return self._known[key]
-
-    def put(self, key: bytes, verdict: Verdict) -> None:
-        if key in self._known:
-            return
-        self._known[key] = verdict
-        self._characters += _characters(verdict)
-        while self._characters > _MAX_CACHED_CHARACTERS:
-            _, oldest = self._known.popitem(last=False)
-            self._characters -= _characters(oldest)
 
 
 def _characters(verdict: Verdict) -> int:

@@ -20,7 +20,7 @@ def build() -> Dashboard:
             graph(
                 "Workers by state",
                 "short",
-                "Where workers are in their lives; only ready ones claim jobs.",
+                "Workers in each state; only ready workers claim jobs.",
                 Query(
                     f"sum by (sluice_worker_state) (sluice_worker_state{{{POOL}}})",
                     "{{sluice_worker_state}}",
@@ -30,32 +30,33 @@ def build() -> Dashboard:
             graph(
                 "Jobs held",
                 "short",
-                "Jobs that each worker has claimed and not ended.",
+                "Jobs that each worker has claimed and not finished.",
                 Query(total("sluice_worker_jobs_running", POOL, "instance"), "{{instance}}"),
             ),
             graph(
                 "Jobs ended by outcome",
                 "cps",
-                "How jobs left the workers.",
+                "Jobs that left the workers.",
                 Query(rate("sluice_worker_jobs_ended_total", POOL, "outcome"), "{{outcome}}"),
                 is_stacked=True,
             ),
         ),
         row(
-            "The batch",
+            "Batch",
             graph(
                 "Sequences",
                 "short",
-                "Sequences that engines sample in each step, those that wait inside them, and how "
-                "many may run.",
+                "Sequences that run in the engines, sequences that wait inside the engines, and "
+                "the "
+                "maximum.",
                 Query(total("sluice_worker_sequences_running", POOL, "pool"), "{{pool}} running"),
                 Query(total("sluice_worker_sequences_waiting", POOL, "pool"), "{{pool}} waiting"),
-                Query(total("sluice_worker_max_sequences", POOL, "pool"), "{{pool}} at most"),
+                Query(total("sluice_worker_max_sequences", POOL, "pool"), "{{pool}} maximum"),
             ),
             graph(
-                "In use",
+                "Utilization",
                 "percentunit",
-                "Sequences that run, of those that may run at once.",
+                "Running sequences as a share of the maximum.",
                 Query(
                     ratio(
                         total("sluice_worker_sequences_running", POOL, "instance"),
@@ -65,9 +66,9 @@ def build() -> Dashboard:
                 ),
             ),
             graph(
-                "Tokens of a step",
+                "Tokens per step",
                 "suffix: tok",
-                "Tokens that an engine step brings on average: the batch that the GPU sees.",
+                "Average number of tokens that an engine step samples: the batch size on the GPU.",
                 Query(
                     ratio(
                         rate("sluice_worker_completion_tokens_total", POOL, "instance"),
@@ -89,23 +90,24 @@ def build() -> Dashboard:
             graph(
                 "Prompt tokens",
                 "suffix: tok/s",
-                "Prompt tokens that the engines of each pool read.",
+                "Prompt tokens that the engines of each pool process.",
                 Query(rate("sluice_worker_prompt_tokens_total", POOL, "pool"), "{{pool}}"),
                 is_stacked=True,
             ),
             graph(
                 "Engine steps",
                 "cps",
-                "Steps that brought tokens. Fewer with the same batch: the engine became slower.",
+                "Steps that sampled tokens. Fewer steps at the same batch size mean a slower "
+                "engine.",
                 Query(rate("sluice_worker_engine_steps_total", POOL, "instance"), "{{instance}}"),
             ),
         ),
         row(
-            "Memory of the engine",
+            "Engine memory",
             graph(
                 "KV cache in use",
                 "percentunit",
-                "At 100 % the engine puts sequences off and reads their prompts again later.",
+                "At 100 %, the engine preempts sequences and computes them again later.",
                 Query(
                     f"max by (instance) (sluice_worker_kv_cache_usage_ratio{{{POOL}}})",
                     "{{instance}}",
@@ -114,14 +116,14 @@ def build() -> Dashboard:
             graph(
                 "Preemptions",
                 "cps",
-                "Sequences put off for lack of room in the KV cache. More than a few: lower "
+                "Sequences preempted because the KV cache was full. If there are many, lower "
                 "SLUICE_MAX_SEQUENCES or give the cache more memory.",
                 Query(rate("sluice_worker_preemptions_total", POOL, "instance"), "{{instance}}"),
             ),
             graph(
-                "Length of jobs",
+                "Job duration",
                 "s",
-                "From claim to the end.",
+                "From the claim of a job to its end.",
                 *(
                     Query(quantile(share, "sluice_worker_job_seconds", POOL), f"p{share * 100:g}")
                     for share in (0.5, 0.95, 0.99)
@@ -133,7 +135,7 @@ def build() -> Dashboard:
             graph(
                 "Engine restarts in 15 minutes",
                 "short",
-                "Engines started in place of one that died or hung, and restarts of the process.",
+                "Restarts of engines that died or hung, and of worker processes.",
                 Query(
                     "sum by (instance) "
                     f"(increase(sluice_worker_engine_restarts_total{{{POOL}}}[15m]))"
@@ -144,9 +146,9 @@ def build() -> Dashboard:
                 alert="SluiceEngineCrashLoop",
             ),
             graph(
-                "Pause before the next start",
+                "Pause before the next engine start",
                 "s",
-                "How long each worker waits before it tries to start a dead engine again.",
+                "Time for which each worker waits before it restarts a dead engine.",
                 Query(
                     f"max by (instance) (sluice_worker_engine_start_pause_seconds{{{POOL}}})",
                     "{{instance}}",
@@ -156,7 +158,7 @@ def build() -> Dashboard:
             graph(
                 "Replies",
                 "cps",
-                "Frames written to gateways, and writes that Redis did not take.",
+                "Frames written to gateways, and writes that failed in Redis.",
                 Query(rate("sluice_worker_frames_written_total", POOL), "written"),
                 Query(rate("sluice_worker_reply_write_failures_total", POOL), "failed"),
                 runbooks=["SluiceRedisErrors"],
@@ -167,7 +169,7 @@ def build() -> Dashboard:
             graph(
                 "Requests in the engine",
                 "short",
-                "What vLLM's scheduler runs, and what it lets wait.",
+                "Requests that run and wait in vLLM's scheduler.",
                 Query(
                     total("vllm:num_requests_running", ENGINE, "model_name"),
                     "{{model_name}} running",
@@ -180,7 +182,7 @@ def build() -> Dashboard:
             graph(
                 "Prefix cache hits",
                 "percentunit",
-                "Prompt tokens found in the prefix cache, of those looked for.",
+                "Share of prompt tokens found in the prefix cache.",
                 Query(
                     ratio(
                         rate("vllm:prefix_cache_hits_total", ENGINE, "model_name"),
@@ -190,9 +192,10 @@ def build() -> Dashboard:
                 ),
             ),
             graph(
-                "Tokens of an iteration",
+                "Tokens per iteration",
                 "suffix: tok",
-                "Prompt and completion tokens that the engine computes in a step, on average.",
+                "Average number of prompt and completion tokens that the engine computes in a "
+                "step.",
                 Query(mean("vllm:iteration_tokens_total", ENGINE, "model_name"), "{{model_name}}"),
             ),
         ),
@@ -201,19 +204,19 @@ def build() -> Dashboard:
             graph(
                 "Processor time",
                 "percentunit",
-                "Of one core, by worker.",
+                "Share of one core, by worker.",
                 Query(rate("process_cpu_seconds_total", PROCESS, "instance"), "{{instance}}"),
             ),
             graph(
                 "Memory",
                 "bytes",
-                "Resident memory of each worker's own process; the engine's is another one.",
+                "Resident memory of each worker process, without its engine process.",
                 Query(total("process_resident_memory_bytes", PROCESS, "instance"), "{{instance}}"),
             ),
             graph(
                 "Versions",
                 "short",
-                "Workers by version of Sluice: two while a rollout goes on.",
+                "Workers by version of Sluice; two versions during a rollout.",
                 Query(
                     f'count by (version) (sluice_build_info{{{POOL}, component="worker"}})',
                     "{{version}}",

@@ -14,20 +14,21 @@ def build() -> Dashboard:
     return dashboard(
         "sluice-gateway",
         "Gateway",
-        "Requests, refusals and latencies of the gateways, and their processes.",
+        "Requests, rejections and latencies of gateways, and their processes.",
         row(
-            "Every route: rate, errors, duration",
+            "All routes: rate, errors, duration",
             graph(
                 "Requests by route",
                 "reqps",
-                "Requests of every route, management and health checks included.",
+                "Requests of every route, including management and health checks.",
                 Query(rate("sluice_gateway_http_requests_total", NAMESPACE, "route"), "{{route}}"),
             ),
             graph(
                 "Share of 5xx by route",
                 "percentunit",
-                "Answers with a status of 500 or more, of all answers of the route. A stream that "
-                "fails after its first byte counts with its 200 here, and as failed below.",
+                "Share of responses with a status of 500 or more. A stream that fails after its "
+                "first "
+                "byte counts as a 200 here, and as failed below.",
                 Query(
                     ratio(
                         "("
@@ -48,7 +49,7 @@ def build() -> Dashboard:
             graph(
                 "Duration by route, p99",
                 "s",
-                "From the head of a request to the last byte of its answer.",
+                "From the head of a request to the last byte of its response.",
                 Query(
                     quantile(
                         0.99, "sluice_gateway_http_request_duration_seconds", NAMESPACE, "route"
@@ -62,14 +63,15 @@ def build() -> Dashboard:
             graph(
                 "By endpoint",
                 "reqps",
-                "Generation requests answered.",
+                "Generation requests by endpoint, counted when they end.",
                 Query(rate("sluice_gateway_requests_total", NAMESPACE, "endpoint"), "{{endpoint}}"),
                 is_stacked=True,
             ),
             graph(
                 "By status and error code",
                 "reqps",
-                "How they ended, also within a stream; the codes are those of the API.",
+                "Result of each request, including errors within a stream; the codes are those of "
+                "the API.",
                 Query(
                     rate("sluice_gateway_requests_total", NAMESPACE, "status", "code"),
                     "{{status}} {{code}}",
@@ -80,7 +82,7 @@ def build() -> Dashboard:
             graph(
                 "In progress",
                 "short",
-                "Generation requests being served, by gateway, and the jobs they have in flight.",
+                "Generation requests in progress and their jobs, by gateway.",
                 Query(
                     total("sluice_gateway_requests_in_progress", NAMESPACE, "instance"),
                     "{{instance}} requests",
@@ -96,14 +98,14 @@ def build() -> Dashboard:
             graph(
                 "Admitted by tier",
                 "reqps",
-                "Requests whose reservation was granted.",
+                "Requests whose reservation succeeded.",
                 Query(rate("sluice_gateway_admitted_requests_total", MODEL, "tier"), "{{tier}}"),
                 is_stacked=True,
             ),
             graph(
-                "Refused by reason",
+                "Rejected by reason",
                 "reqps",
-                "Requests refused before any work, by error code.",
+                "Requests rejected before any work, by error code.",
                 Query(
                     rate("sluice_gateway_refused_requests_total", NAMESPACE, "reason"), "{{reason}}"
                 ),
@@ -124,7 +126,7 @@ def build() -> Dashboard:
             heat(
                 "Time to first token",
                 "s",
-                "How many requests got their first token after which time.",
+                "Distribution of the time to the first token.",
                 Query(
                     rate("sluice_gateway_time_to_first_token_seconds_bucket", MODEL, "le"), "{{le}}"
                 ),
@@ -132,7 +134,7 @@ def build() -> Dashboard:
             heat(
                 "Inter-token latency",
                 "s",
-                "How many replies took how long for each of their tokens.",
+                "Distribution of the time of a reply for each of its tokens.",
                 Query(
                     rate("sluice_gateway_inter_token_latency_seconds_bucket", MODEL, "le"), "{{le}}"
                 ),
@@ -140,7 +142,7 @@ def build() -> Dashboard:
             graph(
                 "Time to first token by model",
                 "s",
-                "95 % of the first tokens came sooner.",
+                "95th percentile of the time to the first token.",
                 Query(
                     quantile(0.95, "sluice_gateway_time_to_first_token_seconds", MODEL, "model"),
                     "{{model}}",
@@ -154,21 +156,23 @@ def build() -> Dashboard:
             graph(
                 "Reply frames",
                 "cps",
-                "Frames that gateways read from workers; a frame has all deltas of an engine step.",
+                "Frames that gateways read from workers; a frame carries all deltas of an engine "
+                "step.",
                 Query(
                     rate("sluice_gateway_reply_frames_total", NAMESPACE, "instance"), "{{instance}}"
                 ),
             ),
             graph(
-                "Clients that left",
+                "Client disconnects",
                 "reqps",
-                "Requests whose client went away before the end. Many at once: a proxy's time-out?",
+                "Requests whose client disconnected before the end. Many at once suggest a proxy "
+                "timeout.",
                 Query(rate("sluice_gateway_disconnects_total", NAMESPACE), "left"),
             ),
             graph(
                 "Images fetched by URL",
                 "reqps",
-                "By how the fetch ended.",
+                "Fetches of images, by result.",
                 Query(
                     rate("sluice_gateway_image_fetches_total", NAMESPACE, "outcome"), "{{outcome}}"
                 ),
@@ -179,13 +183,15 @@ def build() -> Dashboard:
             graph(
                 "Processor time",
                 "percentunit",
-                "Of one core; a gateway process uses one at most, then more gateways are needed.",
+                "Share of one core. A gateway uses at most one core; more load needs more "
+                "gateways.",
                 Query(rate("process_cpu_seconds_total", PROCESS, "instance"), "{{instance}}"),
             ),
             graph(
                 "Event loop lag, p99",
                 "s",
-                "How late the event loop runs what is due. While it is held, all streams of the gateway pause.",
+                "Delay of due callbacks in the event loop. While it is blocked, all streams of "
+                "the gateway pause.",
                 Query(
                     quantile(0.99, "sluice_gateway_loop_lag_seconds", NAMESPACE, "instance"),
                     "{{instance}}",
@@ -193,9 +199,9 @@ def build() -> Dashboard:
                 alert="SluiceEventLoopHeld",
             ),
             graph(
-                "Event loop held, by route",
+                "Event loop blocked, by route",
                 "cps",
-                "Times that requests of a route held the event loop for more than 20 ms.",
+                "Times that requests of a route blocked the event loop for more than 20 ms.",
                 Query(rate("sluice_gateway_loop_holds_total", NAMESPACE, "route"), "{{route}}"),
                 runbooks=["SluiceEventLoopHeld"],
             ),
@@ -208,7 +214,7 @@ def build() -> Dashboard:
             graph(
                 "Open files",
                 "percentunit",
-                "Of those that the process may open; each connection of a client is one.",
+                "Share of the process's limit; each client connection is one open file.",
                 Query(
                     ratio(
                         total("process_open_fds", PROCESS, "instance"),

@@ -28,16 +28,16 @@ def build() -> Dashboard:
     return dashboard(
         "sluice-overview",
         "Overview",
-        "Whether customers are served, by objectives, and where to look if not.",
+        "Service level objectives, and links to the dashboards with details.",
         row(
-            "Are customers served?",
-            _kept("Requests served", AVAILABILITY, NAMESPACE, "did not fail by our fault"),
-            _kept("First tokens in time", FIRST_TOKEN, MODEL, "came within 2.5 s"),
+            "Service level",
+            _kept("Requests served", AVAILABILITY, NAMESPACE, "did not fail with a 5xx"),
+            _kept("First tokens in time", FIRST_TOKEN, MODEL, "arrived within 2.5 s"),
             _kept("Tokens in time", INTER_TOKEN, MODEL, "took at most 0.1 s for a token"),
             number(
                 "Error budget left",
                 "percentunit",
-                "What is left of the failures that the availability objective allows in 30 days.",
+                "Share of the failures that the availability objective still allows in 30 days.",
                 Query(f"1 - {_worst(AVAILABILITY, '30d', NAMESPACE)} / {AVAILABILITY.budget}"),
                 runbooks=[AVAILABILITY.alert],
                 limit=Limit(0, is_minimum=True),
@@ -46,7 +46,7 @@ def build() -> Dashboard:
             number(
                 "Firing alerts",
                 "short",
-                "Alerts of Sluice that fire now; each has a runbook.",
+                "Firing alerts of Sluice; each has a runbook.",
                 Query(
                     f'count(ALERTS{{alertname=~"Sluice.+", alertstate="firing", {NAMESPACE}}})'
                     " or vector(0)"
@@ -56,13 +56,13 @@ def build() -> Dashboard:
             number(
                 "Requests in progress",
                 "short",
-                "Generation requests that are being served by all gateways.",
+                "Generation requests in progress in all gateways.",
                 Query(total("sluice_gateway_requests_in_progress", NAMESPACE)),
                 link=GATEWAY,
             ),
         ),
         row(
-            "Objectives: errors, as a multiple of what is allowed",
+            "Objectives: errors as a multiple of the allowed rate",
             _burn("Availability", AVAILABILITY, NAMESPACE, "failed requests"),
             _burn("First token", FIRST_TOKEN, MODEL, "first tokens after more than 2.5 s"),
             _burn("Inter-token", INTER_TOKEN, MODEL, "replies of more than 0.1 s a token"),
@@ -72,16 +72,16 @@ def build() -> Dashboard:
             graph(
                 "Requests by status",
                 "reqps",
-                "Generation requests answered. 499 are clients that left.",
+                "Generation requests by status. 499 means that the client disconnected.",
                 Query(rate("sluice_gateway_requests_total", NAMESPACE, "status"), "{{status}}"),
                 link=GATEWAY,
                 is_stacked=True,
             ),
             graph(
-                "Refused by reason",
+                "Rejected by reason",
                 "reqps",
-                "Requests refused before any work. Limits and budgets are the customer's; "
-                "overloaded, no_worker and store_unavailable are ours.",
+                "Requests rejected before any work. Limits and budgets belong to the customer; "
+                "overloaded, no_worker and store_unavailable are faults of this deployment.",
                 Query(
                     rate("sluice_gateway_refused_requests_total", NAMESPACE, "reason"), "{{reason}}"
                 ),
@@ -91,7 +91,7 @@ def build() -> Dashboard:
             graph(
                 "Tokens",
                 "suffix: tok/s",
-                "Prompt and completion tokens of ended requests.",
+                "Prompt and completion tokens of requests, counted when they end.",
                 Query(rate("sluice_gateway_prompt_tokens_total", MODEL), "prompt"),
                 Query(rate("sluice_gateway_cached_tokens_total", MODEL), "of these cached"),
                 Query(rate("sluice_gateway_completion_tokens_total", MODEL), "completion"),
@@ -99,23 +99,23 @@ def build() -> Dashboard:
             ),
         ),
         row(
-            "Speed",
+            "Latency",
             _speed(
                 "Time to first token",
                 "sluice_gateway_time_to_first_token_seconds",
-                "From the request's arrival to its first token, queue and prompt included.",
+                "From the request's arrival to its first token, including queue and prompt.",
                 FIRST_TOKEN.alert,
             ),
             _speed(
                 "Inter-token latency",
                 "sluice_gateway_inter_token_latency_seconds",
-                "Between two replies of a stream, for each token of the second.",
+                "Time between two replies of a stream, for each token of the second.",
                 INTER_TOKEN.alert,
             ),
             _speed(
-                "Whole answers",
+                "Response duration",
                 "sluice_gateway_request_duration_seconds",
-                "From the request's arrival to the end of its answer.",
+                "From the request's arrival to the end of its response.",
             ),
         ),
         row(
@@ -123,7 +123,7 @@ def build() -> Dashboard:
             graph(
                 "Oldest wait",
                 "s",
-                "How long the oldest waiting job of each model has waited.",
+                "Waiting time of the oldest job of each model.",
                 Query(
                     f"namespace_model:sluice_queue_oldest_wait_seconds:max{{{MODEL}}}", "{{model}}"
                 ),
@@ -134,16 +134,16 @@ def build() -> Dashboard:
             graph(
                 "Ready workers",
                 "short",
-                "Workers that claim jobs of each model.",
+                "Workers of each model that claim jobs.",
                 Query(f"namespace_model:sluice_queue_ready_workers:max{{{MODEL}}}", "{{model}}"),
                 alert="SluiceNoReadyWorker",
                 link=ENGINE,
             ),
             graph(
-                "Engines in use",
+                "Engine utilization",
                 "percentunit",
-                "Sequences that run, of those that the pool's engines may run at once. At 100 % "
-                "requests wait for others to end.",
+                "Running sequences as a share of the maximum of the pool's engines. At 100 %, "
+                "requests wait in the queue.",
                 Query(f"namespace_pool:sluice_worker_sequences:ratio{{{POOL}}}", "{{pool}}"),
                 link=ENGINE,
             ),
@@ -161,7 +161,7 @@ def build() -> Dashboard:
             graph(
                 "Redis memory",
                 "percentunit",
-                "Of what Redis may use. When it is full, every request is refused.",
+                "Share of Redis's maximum memory. When it is full, every request is rejected.",
                 Query(
                     f"{highest('sluice_redis_used_memory_bytes', NAMESPACE)}"
                     f" / ({highest('sluice_redis_max_memory_bytes', NAMESPACE)} > 0)",
@@ -173,7 +173,7 @@ def build() -> Dashboard:
             graph(
                 "Redis and database, p99",
                 "s",
-                "What round trips to Redis and statements of the database take at most, but for 1 %.",
+                "99th percentile of round trips to Redis and of database statements.",
                 Query(quantile(0.99, "sluice_redis_command_duration_seconds", NAMESPACE), "Redis"),
                 Query(
                     quantile(0.99, "sluice_sql_statement_duration_seconds", NAMESPACE), "database"
@@ -193,7 +193,8 @@ def _kept(title: str, objective: Objective, where: str, what: str) -> Panel:
     return number(
         title,
         "percentunit",
-        f"Share that {what}, over the time shown; the objective is {objective.target:.1%}.",
+        f"Share that {what}, over the dashboard's time range; the objective is "
+        f"{objective.target:.1%}.",
         Query(f"1 - max(avg_over_time({objective.bad}5m{{{where}}}[$__range]))"),
         runbooks=[objective.alert],
         limit=Limit(objective.target, is_minimum=True),
@@ -206,8 +207,9 @@ def _burn(title: str, objective: Objective, where: str, what: str) -> Panel:
     return graph(
         f"{title}: burn rate",
         "suffix:x",
-        f"{what.capitalize()}, as a multiple of the {objective.budget:.1%} that the objective allows. "
-        f"Somebody is paged above {PAGING_BURN_RATES['6h']:g} for six hours or "
+        f"{what.capitalize()}, as a multiple of the {objective.budget:.1%} that the objective "
+        "allows. "
+        f"The alert pages above {PAGING_BURN_RATES['6h']:g} for six hours or "
         f"{PAGING_BURN_RATES['1h']:g} for one.",
         *(
             Query(f"{_worst(objective, window, where)} / {objective.budget}", window)
@@ -222,7 +224,7 @@ def _speed(title: str, histogram: str, description: str, alert: str | None = Non
     return graph(
         title,
         "s",
-        f"{description} p50, p95 and p99; a dot is a request, and leads to its trace.",
+        f"{description} p50, p95 and p99; each dot is a request and links to its trace.",
         *(
             Query(
                 quantile(share, histogram, MODEL), f"p{share * 100:g}", has_exemplars=share == 0.99

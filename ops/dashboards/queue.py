@@ -15,20 +15,21 @@ def build() -> Dashboard:
     return dashboard(
         "sluice-queue",
         "Queue and fairness",
-        "Jobs between gateways and workers: how many wait, for how long, and whose.",
+        "Jobs between gateways and workers, their waiting time, and shares of tenants.",
         row(
             "Waiting",
             graph(
                 "Waiting jobs",
                 "short",
-                "Jobs of each model that no worker has claimed. Workers are scaled by this.",
+                "Jobs of each model that no worker has claimed. Autoscaling of workers uses this "
+                "value.",
                 Query(f"namespace_model:sluice_queue_waiting_jobs:max{{{MODEL}}}", "{{model}}"),
                 runbooks=["SluiceQueueStalled"],
             ),
             graph(
                 "Oldest wait",
                 "s",
-                "How long the oldest of them has waited. Workers are scaled by this, too.",
+                "Waiting time of the oldest job. Autoscaling of workers uses this value as well.",
                 Query(
                     f"namespace_model:sluice_queue_oldest_wait_seconds:max{{{MODEL}}}", "{{model}}"
                 ),
@@ -38,7 +39,8 @@ def build() -> Dashboard:
             graph(
                 "Waiting tenants",
                 "short",
-                "Tenants that have jobs waiting. One with a long queue is a burst, many are load.",
+                "Tenants with waiting jobs. One tenant with a long queue is a burst; many tenants "
+                "are load.",
                 Query(f"namespace_model:sluice_queue_waiting_tenants:max{{{MODEL}}}", "{{model}}"),
             ),
         ),
@@ -47,7 +49,8 @@ def build() -> Dashboard:
             graph(
                 "Wait before a claim",
                 "s",
-                "From a job's enqueueing to its claim: the queue's part of the time to first token.",
+                "From the enqueueing of a job to its claim: the queue's part of the time to first "
+                "token.",
                 *(
                     Query(
                         quantile(share, "sluice_worker_queue_wait_seconds", POOL),
@@ -60,13 +63,13 @@ def build() -> Dashboard:
             heat(
                 "Waits before claims",
                 "s",
-                "How many jobs waited how long.",
+                "Distribution of the wait before a claim.",
                 Query(rate("sluice_worker_queue_wait_seconds_bucket", POOL, "le"), "{{le}}"),
             ),
             graph(
                 "Claims",
                 "cps",
-                "Jobs that the workers of each pool take from the queue.",
+                "Jobs that the workers of each pool claim.",
                 Query(rate("sluice_worker_jobs_claimed_total", POOL, "pool"), "{{pool}}"),
             ),
         ),
@@ -75,20 +78,20 @@ def build() -> Dashboard:
             graph(
                 "Leased jobs",
                 "short",
-                "Jobs that workers hold.",
+                "Jobs that workers have claimed and not finished.",
                 Query(f"namespace_model:sluice_queue_leased_jobs:max{{{MODEL}}}", "{{model}}"),
             ),
             graph(
                 "Ready workers",
                 "short",
-                "Workers that claim jobs of each model.",
+                "Workers of each model that claim jobs.",
                 Query(f"namespace_model:sluice_queue_ready_workers:max{{{MODEL}}}", "{{model}}"),
                 alert="SluiceNoReadyWorker",
             ),
             graph(
-                "Jobs that lost their worker",
+                "Lost attempts by reason",
                 "cps",
-                "Attempts that were over before their job was, by reason; another worker goes on.",
+                "Attempts that ended before their job did; another worker resumes the job.",
                 Query(rate("sluice_gateway_resumed_jobs_total", NAMESPACE, "reason"), "{{reason}}"),
             ),
         ),
@@ -97,8 +100,10 @@ def build() -> Dashboard:
             graph(
                 "Share of completion tokens",
                 "percentunit",
-                "What each tenant gets of all that is generated. While several have work waiting, "
-                "shares follow their weights; SLUICE_METRICS_TENANTS says who is shown by name.",
+                "Share of each tenant in all generated tokens. While several tenants have waiting "
+                "jobs, "
+                "shares follow their weights. SLUICE_METRICS_TENANTS lists the tenants with a "
+                "series.",
                 Query(
                     f"{rate(TOKENS, COMPLETIONS, 'tenant')}"
                     f" / on () group_left () ({rate(TOKENS, COMPLETIONS)} > 0)",
@@ -109,22 +114,22 @@ def build() -> Dashboard:
             graph(
                 "Admitted by tier",
                 "reqps",
-                "A tier multiplies its tenant's weight: priority by 2, flex by 0.5.",
+                "A tier multiplies the tenant's weight: priority by 2, flex by 0.5.",
                 Query(rate("sluice_gateway_admitted_requests_total", MODEL, "tier"), "{{tier}}"),
                 is_stacked=True,
             ),
             graph(
-                "Shed and refused for lack of room",
+                "Shed and rejected because the queue is full",
                 "cps",
-                "Waiting jobs that gave their place to a more urgent request, and requests that a "
-                "full queue refused.",
+                "Waiting jobs that were shed for a more urgent request, and requests that were "
+                "rejected.",
                 Query(rate("sluice_gateway_shed_jobs_total", MODEL, "model"), "{{model}} shed"),
                 Query(
                     rate(
                         "sluice_gateway_refused_requests_total",
                         f'{NAMESPACE}, reason="overloaded"',
                     ),
-                    "refused",
+                    "rejected",
                 ),
                 runbooks=["SluiceQueueSlow"],
             ),

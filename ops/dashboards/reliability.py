@@ -12,13 +12,13 @@ def build() -> Dashboard:
     return dashboard(
         "sluice-reliability",
         "Reliability",
-        "Lost workers and resumed streams, Redis, the database, and which processes answer.",
+        "Lost workers and resumed streams, Redis, the database, and availability of processes.",
         row(
-            "Streams that went on",
+            "Resumed streams",
             graph(
                 "Lost attempts by reason",
                 "cps",
-                "Attempts of jobs that were over before the job was; another worker goes on.",
+                "Attempts that ended before their job did; another worker resumes the job.",
                 Query(rate("sluice_gateway_resumed_jobs_total", NAMESPACE, "reason"), "{{reason}}"),
             ),
             graph(
@@ -34,10 +34,11 @@ def build() -> Dashboard:
                 ),
             ),
             graph(
-                "Answers taken over, messages fenced",
+                "Responses taken over, messages fenced",
                 "cps",
-                "Answers that a gateway went on with after another died, and messages of attempts "
-                "that were over: dropped, as they should be.",
+                "Responses that a gateway resumed after another gateway died, and messages of "
+                "ended "
+                "attempts, which gateways drop.",
                 Query(
                     rate("sluice_gateway_answers_taken_over_total", NAMESPACE, "state"),
                     "taken over: {{state}}",
@@ -48,9 +49,9 @@ def build() -> Dashboard:
         row(
             "Processes",
             graph(
-                "Processes that answer",
+                "Responding processes",
                 "short",
-                "Targets that Prometheus reaches, by kind.",
+                "Targets that Prometheus can scrape, by job.",
                 Query(
                     f'sum by (job) (up{{{NAMESPACE}, job=~"sluice-.+"}})',
                     "{{job}}",
@@ -60,7 +61,7 @@ def build() -> Dashboard:
             graph(
                 "Process starts in 15 minutes",
                 "short",
-                "By kind; deployments start each once.",
+                "Process starts by job; a deployment starts each process once.",
                 Query(
                     "sum by (job) (changes(process_start_time_seconds"
                     f'{{{NAMESPACE}, job=~"sluice-.+"}}[15m]))',
@@ -71,7 +72,7 @@ def build() -> Dashboard:
             graph(
                 "Versions",
                 "short",
-                "Processes by kind and version: two versions while a rollout goes on.",
+                "Processes by component and version; two versions during a rollout.",
                 Query(
                     f"count by (component, version) (sluice_build_info{{{NAMESPACE}}})",
                     "{{component}} {{version}}",
@@ -84,7 +85,7 @@ def build() -> Dashboard:
             graph(
                 "Memory",
                 "percentunit",
-                "Of what Redis may use.",
+                "Share of Redis's maximum memory.",
                 Query(
                     ratio(
                         highest("sluice_redis_used_memory_bytes", NAMESPACE, "namespace"),
@@ -97,7 +98,8 @@ def build() -> Dashboard:
             graph(
                 "Round trips by command, p99",
                 "s",
-                "Scripts by name. All of them slow: the network or Redis; one: that script.",
+                "Scripts by name. If all are slow, check the network and Redis; if one is, check "
+                "that script.",
                 Query(
                     quantile(0.99, "sluice_redis_command_duration_seconds", NAMESPACE, "command"),
                     "{{command}}",
@@ -106,7 +108,7 @@ def build() -> Dashboard:
             graph(
                 "Failed commands",
                 "percentunit",
-                "Commands that failed, of all.",
+                "Share of commands that failed.",
                 Query(
                     "("
                     + rate("sluice_redis_errors_total", NAMESPACE)
@@ -123,7 +125,7 @@ def build() -> Dashboard:
             graph(
                 "Statements",
                 "cps",
-                "By what they do.",
+                "Statements by operation.",
                 Query(
                     rate("sluice_sql_statement_duration_seconds_count", NAMESPACE, "operation"),
                     "{{operation}}",
@@ -132,7 +134,7 @@ def build() -> Dashboard:
             graph(
                 "Statements, p99",
                 "s",
-                "By what they do.",
+                "Statements by operation.",
                 Query(
                     quantile(0.99, "sluice_sql_statement_duration_seconds", NAMESPACE, "operation"),
                     "{{operation}}",
@@ -141,7 +143,7 @@ def build() -> Dashboard:
             graph(
                 "Failed statements",
                 "percentunit",
-                "Statements that failed, of all.",
+                "Share of statements that failed.",
                 Query(
                     "("
                     + rate("sluice_sql_errors_total", NAMESPACE)
@@ -156,9 +158,9 @@ def build() -> Dashboard:
         row(
             "Certificates and replies",
             graph(
-                "Until certificates end",
+                "Time to certificate expiry",
                 "s",
-                "How long the certificates that Redis and the database show are still good.",
+                "Remaining validity of the certificates of Redis and the database.",
                 Query(
                     "min by (peer) "
                     f"(sluice_certificate_expiry_timestamp_seconds{{{NAMESPACE}}}) - time()",
@@ -167,16 +169,16 @@ def build() -> Dashboard:
                 alert="SluiceCertificateExpiry",
             ),
             graph(
-                "Replies that Redis did not take",
+                "Failed reply writes",
                 "cps",
-                "Workers keep them and try again.",
+                "Replies that Redis did not accept; workers retry them.",
                 Query(rate("sluice_worker_reply_write_failures_total", POOL, "pool"), "{{pool}}"),
                 runbooks=["SluiceRedisErrors"],
             ),
             graph(
                 "Engine restarts",
                 "cps",
-                "Engines started in place of one that died or hung.",
+                "Restarts of engines that died or hung.",
                 Query(rate("sluice_worker_engine_restarts_total", POOL, "pool"), "{{pool}}"),
                 runbooks=["SluiceEngineCrashLoop"],
             ),

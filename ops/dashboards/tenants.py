@@ -19,22 +19,22 @@ def build() -> Dashboard:
     return dashboard(
         "sluice-tenants",
         "Tenants and money",
-        "Usage by tenant, reservations, and the way of usage records into the ledger. "
-        "SLUICE_METRICS_TENANTS says which tenants are shown by name; invoices are made from the "
-        "ledger (`sluice usage show`), not from here.",
+        "Usage by tenant, reservations, and usage records on their way to the ledger. "
+        "SLUICE_METRICS_TENANTS lists the tenants with a series. Base invoices on the ledger "
+        "(`sluice usage show`), not on these metrics.",
         row(
             "Tenants",
             graph(
                 "Requests by tenant",
                 "reqps",
-                "Generation requests answered.",
+                "Generation requests, counted when they end.",
                 Query(rate("sluice_gateway_tenant_requests_total", TENANT, "tenant"), "{{tenant}}"),
                 is_stacked=True,
             ),
             graph(
-                "Not served, by tenant",
+                "Failed requests by tenant",
                 "percentunit",
-                "Answers with a status of 400 or more, of all answers to the tenant.",
+                "Share of the tenant's responses with a status of 400 or more.",
                 Query(
                     "("
                     + rate(
@@ -53,7 +53,7 @@ def build() -> Dashboard:
             graph(
                 "Completion tokens by tenant",
                 "suffix: tok/s",
-                "Completion tokens, those that best_of discards included.",
+                "Completion tokens, including those that best_of discards.",
                 Query(
                     rate(
                         "sluice_gateway_tenant_tokens_total",
@@ -70,13 +70,13 @@ def build() -> Dashboard:
             graph(
                 "Tokens by kind",
                 "suffix: tok/s",
-                "Tokens of the chosen tenants; cached ones are part of the prompt's.",
+                "Tokens of the selected tenants; prompt tokens include cached tokens.",
                 Query(rate("sluice_gateway_tenant_tokens_total", TENANT, "kind"), "{{kind}}"),
             ),
             graph(
                 "Cached share of prompts",
                 "percentunit",
-                "Prompt tokens that were found in the prefix cache, and are cheaper.",
+                "Share of prompt tokens found in the prefix cache, which cost less.",
                 Query(
                     ratio(
                         rate("sluice_gateway_cached_tokens_total", MODEL, "model"),
@@ -86,9 +86,9 @@ def build() -> Dashboard:
                 ),
             ),
             graph(
-                "Refused by limits and money",
+                "Rejected by limits and money",
                 "reqps",
-                "Requests that limits, budgets or credits refused: those customers want more.",
+                "Requests rejected because of limits, budgets or credits, by error code.",
                 Query(
                     rate(
                         "sluice_gateway_refused_requests_total",
@@ -103,25 +103,25 @@ def build() -> Dashboard:
             ),
         ),
         row(
-            "In the time shown",
+            "Totals of the time range",
             number(
                 "Requests",
                 "short",
-                "Generation requests of the chosen tenants.",
+                "Generation requests of the selected tenants.",
                 Query(increase("sluice_gateway_tenant_requests_total", TENANT)),
                 decimals=0,
             ),
             number(
                 "Prompt tokens",
                 "short",
-                "Prompt tokens of the chosen tenants, cached ones included.",
+                "Prompt tokens of the selected tenants, including cached tokens.",
                 Query(increase("sluice_gateway_tenant_tokens_total", f'{TENANT}, kind="prompt"')),
                 decimals=0,
             ),
             number(
                 "Completion tokens",
                 "short",
-                "Completion tokens of the chosen tenants.",
+                "Completion tokens of the selected tenants.",
                 Query(
                     increase("sluice_gateway_tenant_tokens_total", f'{TENANT}, kind="completion"')
                 ),
@@ -130,7 +130,7 @@ def build() -> Dashboard:
             number(
                 "Keys that expire today",
                 "short",
-                "Live API keys that expire within a day.",
+                "Valid API keys that expire within a day.",
                 Query(highest("sluice_keys_expiring", f'{NAMESPACE}, within="1d"')),
                 runbooks=["SluiceKeyExpiry"],
                 limit=Limit(1),
@@ -138,20 +138,20 @@ def build() -> Dashboard:
             number(
                 "Keys that expire this week",
                 "short",
-                "Live API keys that expire within seven days.",
+                "Valid API keys that expire within seven days.",
                 Query(highest("sluice_keys_expiring", f'{NAMESPACE}, within="7d"')),
             ),
             number(
                 "Overdue reservations",
                 "short",
-                "Reservations that nobody renews and the sweep has not ended.",
+                "Reservations that no gateway renews and the sweep has not ended.",
                 Query(highest("sluice_quota_overdue_reservations", NAMESPACE)),
                 runbooks=["SluiceReservationLeak"],
                 limit=Limit(1),
             ),
         ),
         row(
-            "Into the ledger",
+            "Ledger",
             graph(
                 "Ledger lag",
                 "s",
@@ -160,7 +160,7 @@ def build() -> Dashboard:
                 alert="SluiceLedgerLag",
             ),
             graph(
-                "Records on their way",
+                "Pending records",
                 "short",
                 "Usage records in Redis that are not in the ledger yet.",
                 Query(highest("sluice_ledger_pending_records", NAMESPACE, "namespace"), "records"),
@@ -169,7 +169,7 @@ def build() -> Dashboard:
             graph(
                 "Open reservations",
                 "short",
-                "Reservations in Redis, and those of them that nobody renews.",
+                "Reservations in Redis, and those that no gateway renews.",
                 Query(highest("sluice_quota_open_reservations", NAMESPACE), "open"),
                 Query(highest("sluice_quota_overdue_reservations", NAMESPACE), "overdue"),
                 runbooks=["SluiceReservationLeak"],
@@ -180,7 +180,7 @@ def build() -> Dashboard:
             graph(
                 "Runs by outcome",
                 "cps",
-                "Background jobs run.",
+                "Runs of background jobs.",
                 Query(
                     rate("sluice_jobs_tasks_total", NAMESPACE, "task", "outcome"),
                     "{{task}} {{outcome}}",
@@ -190,8 +190,8 @@ def build() -> Dashboard:
             graph(
                 "Since the last success",
                 "s",
-                "Jobs run each minute or more often, but for reconcile, encrypt (hourly) and "
-                "prepare_partitions (each six hours).",
+                "Jobs run at least once a minute, except reconcile and encrypt (hourly) and "
+                "prepare_partitions (every six hours).",
                 Query(
                     "time() - "
                     + highest("sluice_jobs_last_success_timestamp_seconds", NAMESPACE, "task"),
@@ -203,7 +203,7 @@ def build() -> Dashboard:
             graph(
                 "Abandoned reservations swept",
                 "cps",
-                "Reservations of gateways that died, which the sweep has settled as lost.",
+                "Reservations of dead gateways that the sweep settled as lost.",
                 Query(rate("sluice_quota_swept_reservations_total", NAMESPACE), "swept"),
             ),
         ),

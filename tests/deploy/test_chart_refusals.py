@@ -11,7 +11,7 @@ POOL = "worker.pools[0]"
 NOT_TOGETHER = {
     "no Redis": (
         {"redis.existingSecret": ""},
-        "redis: say where Redis is: redis.existingSecret names a Secret with its URL",
+        "redis: set redis.existingSecret to a Secret with the URL of Redis",
     ),
     "two Redis": (
         {"redis.url": "redis://redis"},
@@ -19,11 +19,11 @@ NOT_TOGETHER = {
     ),
     "bundled Redis without password": (
         {"redis.existingSecret": "", "redis.bundled.enabled": "true"},
-        "redis.bundled: name a Secret with the password in redis.bundled.existingSecret.",
+        "redis.bundled: set redis.bundled.existingSecret to a Secret with the passwords.",
     ),
     "no database": (
         {"database.existingSecret": ""},
-        "database: say where PostgreSQL is: database.existingSecret names a Secret with its URL",
+        "database: set database.existingSecret to a Secret with the URL of PostgreSQL",
     ),
     "two databases": (
         {"database.bundled.enabled": "true", "database.bundled.existingSecret": "postgres"},
@@ -31,11 +31,11 @@ NOT_TOGETHER = {
     ),
     "bundled database without password": (
         {"database.existingSecret": "", "database.bundled.enabled": "true"},
-        "database.bundled: name a Secret with the password in database.bundled.existingSecret.",
+        "database.bundled: set database.bundled.existingSecret to a Secret with the password.",
     ),
     "no salt": (
         {"cacheSalt.existingSecret": ""},
-        "cacheSalt: name a Secret with a text of your own in cacheSalt.existingSecret",
+        "cacheSalt: set cacheSalt.existingSecret to a Secret with a random text",
     ),
     "JWT without issuer": (
         {"jwt.algorithms[0]": "RS256", "jwt.audience": "sluice", "jwt.existingSecret": "jwt"},
@@ -43,11 +43,11 @@ NOT_TOGETHER = {
     ),
     "JWT without secret": (
         {"jwt.algorithms[0]": "RS256", "jwt.audience": "sluice", "jwt.issuer": "https://login"},
-        "jwt: name a Secret with the HS256 secret or the public keys in jwt.existingSecret.",
+        "jwt: set jwt.existingSecret to a Secret with the HS256 secret or the public keys.",
     ),
     "signed heads without a key": (
         {"audit.sink": "https://audit.example.com/heads"},
-        "audit: name a Secret with the key that signs in audit.existingSecret",
+        "audit: set audit.existingSecret to a Secret with the signing key",
     ),
     "JWT with an operator's value and no claim": (
         {
@@ -58,8 +58,8 @@ NOT_TOGETHER = {
             "jwt.operatorValue": "sluice-operators",
         },
         (
-            "jwt: jwt.operatorClaim needs jwt.operatorValue or jwt.operatorReaderValue, "
-            "and they need it."
+            "jwt: jwt.operatorClaim requires jwt.operatorValue or jwt.operatorReaderValue, "
+            "and either of them requires jwt.operatorClaim."
         ),
     ),
     "gateways from five to two": (
@@ -72,30 +72,27 @@ NOT_TOGETHER = {
     ),
     "gateways scaled by a part of nothing": (
         {"gateway.autoscaling.enabled": "true", "gateway.resources.requests.cpu": "null"},
-        (
-            "targetCPUUtilizationPercentage is a part of gateway.resources.requests.cpu, "
-            "which is not set."
-        ),
+        "targetCPUUtilizationPercentage requires gateway.resources.requests.cpu, which is not set.",
     ),
     "Ingress without host": (
         {"gateway.ingress.enabled": "true"},
-        "gateway.ingress: name at least one host in gateway.ingress.hosts.",
+        "gateway.ingress: set gateway.ingress.hosts to at least one host.",
     ),
     "HTTPRoute without Gateway": (
         {"gateway.httpRoute.enabled": "true"},
-        "gateway.httpRoute: name the Gateway that it belongs to in gateway.httpRoute.parentRefs.",
+        "gateway.httpRoute: set gateway.httpRoute.parentRefs to the Gateways of the route.",
     ),
     "traces to nowhere": (
         {"tracing.enabled": "true"},
-        "tracing: say where the collector is in tracing.endpoint.",
+        "tracing: set tracing.endpoint to the address of the collector.",
     ),
     "latest": (
         {"image.tag": "latest"},
-        "image.tag: name a version instead of `latest`",
+        "image.tag: set a version instead of `latest`",
     ),
     "two pools of one name": (
         {"worker.pools[1].name": "small", "worker.pools[1].model.path": "/models/other"},
-        "worker.pools, small: two pools have this name.",
+        "worker.pools, small: the pool's name is not unique.",
     ),
     "split in the engine's arguments": (
         {f"{POOL}.engine.arguments.tensor_parallel_size": "2"},
@@ -122,11 +119,11 @@ NOT_TOGETHER = {
     ),
     "leases longer than outages": (
         {f"{POOL}.leaseSeconds": "5"},
-        "leaseSeconds (5) must be less than config.resumeAfter (5), or gateways take jobs for lost",
+        "leaseSeconds (5) must be less than config.resumeAfter (5), or gateways resume jobs",
     ),
     "autoscaling without Prometheus": (
         {f"{POOL}.autoscaling.enabled": "true"},
-        "autoscaling.prometheus.serverAddress is required: KEDA asks Prometheus",
+        "autoscaling.prometheus.serverAddress is required: KEDA reads the number of jobs",
     ),
     "workers from nine to eight": (
         {
@@ -154,7 +151,7 @@ NOT_TOGETHER = {
     ),
     "claim without name": (
         {f"{POOL}.modelCache.type": "existingClaim"},
-        "modelCache: name the claim in modelCache.existingClaim.",
+        "modelCache: set modelCache.existingClaim to the name of the claim.",
     ),
     "empty volume that is only read": (
         {f"{POOL}.modelCache.readOnly": "true"},
@@ -162,7 +159,7 @@ NOT_TOGETHER = {
     ),
     "workers that cannot be replaced": (
         {f"{POOL}.maxUnavailable": "0"},
-        "maxSurge and maxUnavailable cannot both be 0: no worker could ever be replaced.",
+        "maxSurge and maxUnavailable cannot both be 0: no worker could be replaced.",
     ),
 }
 
@@ -207,7 +204,7 @@ def test_conflicting_values_are_refused(settings: dict[str, str], sentence: str)
 def test_every_problem_is_reported_at_once() -> None:
     result = helm("template", "sluice", CHART)
     assert result.returncode != 0
-    for part in ("redis: say where", "database: say where", "cacheSalt: name a Secret"):
+    for part in ("redis: set redis.", "database: set database.", "cacheSalt: set cacheSalt."):
         assert part in result.stderr
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from opentelemetry.context import Context
+from opentelemetry.semconv.attributes.error_attributes import ERROR_TYPE
 from opentelemetry.trace import Link, SpanKind, StatusCode, Tracer, set_span_in_context
 
 from contract.outcomes import FailureCode
@@ -23,7 +24,6 @@ from contract.tracing import (
     ATTEMPT_NUMBER,
     CLAIM,
     DECODE,
-    ERROR_TYPE,
     GEN_AI_OPERATION,
     GEN_AI_PROVIDER,
     GEN_AI_REQUEST_MAX_TOKENS,

@@ -4,14 +4,14 @@
 -- An account that had no limits when a reservation was made does not include it; the audit adds it.
 --
 -- KEYS[1] open reservations  KEYS[2] accounts
--- ARGV[1] prefix of the bucket's keys
+-- ARGV[1] reservation prefix  ARGV[2] running prefix  ARGV[3] account prefix
 -- Output {number of corrected accounts, number of removed concurrent requests}
-local prefix = ARGV[1]
+local reservation_prefix, running_prefix, account_prefix = ARGV[1], ARGV[2], ARGV[3]
 local subjects, corrected, removed = {}, 0, 0
 
 local function account_of(name)
   if not subjects[name] then
-    local seen = redis.call('HMGET', prefix .. 'account:' .. name,
+    local seen = redis.call('HMGET', account_prefix .. name,
       'seeded', 'day', 'month', 'qo', 'to', 'r', 'cr')
     subjects[name] = {seen = seen, known = {0, 0, 0, 0}, late = {0, 0, 0, 0}}
   end
@@ -19,7 +19,7 @@ local function account_of(name)
 end
 
 local function add(id)
-  local key = prefix .. 'reservation:' .. id
+  local key = reservation_prefix .. id
   local fields = redis.call('HMGET', key,
     'subjects', 'held', 'day', 'month', 'prompt', 'completion', 'cost', 'prepaid')
   if not fields[1] then
@@ -43,18 +43,18 @@ local function add(id)
   if held ~= fields[2] then redis.call('HSET', key, 'held', held) end
 end
 
-local function is_open(id) return redis.call('EXISTS', prefix .. 'reservation:' .. id) == 1 end
+local function is_open(id) return redis.call('EXISTS', reservation_prefix .. id) == 1 end
 
 for _, id in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do add(id) end
 for _, name in ipairs(redis.call('SMEMBERS', KEYS[2])) do
-  if redis.call('EXISTS', prefix .. 'account:' .. name) == 1 then
+  if redis.call('EXISTS', account_prefix .. name) == 1 then
     account_of(name)
   else
     redis.call('SREM', KEYS[2], name)
   end
 end
 for name, a in pairs(subjects) do
-  local update, is_wrong = {'HSET', prefix .. 'account:' .. name}, false
+  local update, is_wrong = {'HSET', account_prefix .. name}, false
   for i, field in ipairs({'qo', 'to', 'r', 'cr'}) do
     local is = tonumber(a.seen[i + 3] or '0')
     if is ~= a.known[i] then is_wrong = true end
@@ -65,7 +65,7 @@ for name, a in pairs(subjects) do
   end
   if #update > 2 then redis.call(unpack(update)) end
   if is_wrong then corrected = corrected + 1 end
-  local running = prefix .. 'running:' .. name
+  local running = running_prefix .. name
   for _, id in ipairs(redis.call('ZRANGE', running, 0, -1)) do
     if not is_open(id) then
       redis.call('ZREM', running, id)

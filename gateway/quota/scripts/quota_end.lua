@@ -8,20 +8,21 @@
 -- gateway may come back and restore a reservation that it considers lost.
 --
 -- KEYS[1] reservation  KEYS[2] open reservations  KEYS[3] usage records
--- ARGV[1] prefix of the bucket's keys  ARGV[2] request id  ARGV[3] 1 to settle, 0 to release
--- ARGV[4] prompt tokens  ARGV[5] completion tokens  ARGV[6] cost in micro-dollars (all 0 to
---   release)
--- ARGV[7] usage record (empty to release)
--- ARGV[8] expiry of the lease, to end the reservation only if it is still open and was not renewed
+-- ARGV[1] window prefix  ARGV[2] running prefix  ARGV[3] account prefix
+-- ARGV[4] request id  ARGV[5] 1 to settle, 0 to release
+-- ARGV[6] prompt tokens  ARGV[7] completion tokens  ARGV[8] cost in micro-dollars; all 0 to release
+-- ARGV[9] usage record; empty to release
+-- ARGV[10] expiry of the lease, to end the reservation only if it is still open and was not renewed
 --   since; or empty
--- ARGV[9..] names of the subjects, if there is no reservation
+-- ARGV[11..] names of the subjects, if there is no reservation
 -- Output 1 if the reservation was open, else 0
 local RELEASED_MS, ENDED_MS, ACCOUNT_MS = 120000, 3600000, 3456000000
-local requests, prompt, completion = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
-local cost, is_settle = tonumber(ARGV[6]), ARGV[3] == '1'
-if ARGV[8] ~= '' then
-  local expiry = redis.call('ZSCORE', KEYS[2], ARGV[2]) or '0'
-  if tonumber(expiry) ~= tonumber(ARGV[8]) then return 0 end
+local window_prefix, running_prefix, account_prefix = ARGV[1], ARGV[2], ARGV[3]
+local requests, prompt, completion = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
+local cost, is_settle = tonumber(ARGV[8]), ARGV[5] == '1'
+if ARGV[10] ~= '' then
+  local expiry = redis.call('ZSCORE', KEYS[2], ARGV[4]) or '0'
+  if tonumber(expiry) ~= tonumber(ARGV[10]) then return 0 end
 end
 local fields = redis.call('HMGET', KEYS[1],
   'created_ms', 'slot', 'day', 'month', 'prompt', 'completion', 'cost',
@@ -29,15 +30,15 @@ local fields = redis.call('HMGET', KEYS[1],
 
 local function integer(value) return string.format('%d', value) end
 
-if is_settle then redis.call('XADD', KEYS[3], '*', 'u', ARGV[7]) end
+if is_settle then redis.call('XADD', KEYS[3], '*', 'u', ARGV[9]) end
 if not fields[1] then
   if not is_settle then
     redis.call('HSET', KEYS[1], 'released', 1)
     redis.call('PEXPIRE', KEYS[1], RELEASED_MS)
     return 0
   end
-  for i = 9, #ARGV do
-    local account = ARGV[1] .. 'account:' .. ARGV[i]
+  for i = 11, #ARGV do
+    local account = account_prefix .. ARGV[i]
     redis.call('HINCRBY', account, 'v', 1)
     redis.call('HDEL', account, 'seeded')
     redis.call('PEXPIRE', account, ACCOUNT_MS)
@@ -116,16 +117,16 @@ local function correct_account(key, is_held, is_payer)
 end
 
 for i, name in ipairs(cmsgpack.unpack(fields[8])) do
-  if string.sub(fields[9], i, i) == '1' then correct_window(ARGV[1] .. 'window:' .. name) end
+  if string.sub(fields[9], i, i) == '1' then correct_window(window_prefix .. name) end
   if string.sub(fields[11], i, i) == '1' then
-    redis.call('ZREM', ARGV[1] .. 'running:' .. name, ARGV[2])
+    redis.call('ZREM', running_prefix .. name, ARGV[4])
   end
-  correct_account(ARGV[1] .. 'account:' .. name, string.sub(fields[10], i, i) == '1',
+  correct_account(account_prefix .. name, string.sub(fields[10], i, i) == '1',
     is_prepaid and string.sub(name, 1, 2) == 't:')
 end
 redis.call('DEL', KEYS[1])
-redis.call('ZREM', KEYS[2], ARGV[2])
-if fields[13] or ARGV[8] ~= '' then
+redis.call('ZREM', KEYS[2], ARGV[4])
+if fields[13] or ARGV[10] ~= '' then
   redis.call('HSET', KEYS[1], 'released', 1)
   redis.call('PEXPIRE', KEYS[1], ENDED_MS)
 end

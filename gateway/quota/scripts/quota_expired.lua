@@ -3,7 +3,7 @@
 -- They stay unchanged until they are settled.
 --
 -- KEYS[1] open reservations
--- ARGV[1] prefix of the bucket's keys  ARGV[2] maximum number of reservations
+-- ARGV[1] reservation prefix  ARGV[2] maximum number of reservations
 -- Output {request id, creation in Unix milliseconds, draft of the usage record, expiry of the lease
 --   in Unix milliseconds, ...}, longest expired first
 local time = redis.call('TIME')
@@ -12,7 +12,7 @@ local out = {}
 local found = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'WITHSCORES', 'LIMIT', 0, ARGV[2])
 for i = 1, #found, 2 do
   local id, expiry = found[i], found[i + 1]
-  local fields = redis.call('HMGET', ARGV[1] .. 'reservation:' .. id, 'created_ms', 'record')
+  local fields = redis.call('HMGET', ARGV[1] .. id, 'created_ms', 'record')
   if fields[1] then
     out[#out + 1] = id
     out[#out + 1] = fields[1]

@@ -1,20 +1,21 @@
 -- Renew the leases of reservations, so that they still count as concurrent requests.
 --
 -- KEYS[1] open reservations
--- ARGV[1] prefix of the bucket's keys  ARGV[2] lease in milliseconds  ARGV[3..] request ids
+-- ARGV[1] reservation prefix  ARGV[2] running prefix  ARGV[3] lease in milliseconds
+-- ARGV[4..] request ids
 -- Output the request ids without a reservation
 local time = redis.call('TIME')
-local expiry = string.format('%d', time[1] * 1000 + math.floor(time[2] / 1000) + ARGV[2])
+local expiry = string.format('%d', time[1] * 1000 + math.floor(time[2] / 1000) + ARGV[3])
 local unknown = {}
-for i = 3, #ARGV do
-  local fields = redis.call('HMGET', ARGV[1] .. 'reservation:' .. ARGV[i], 'subjects', 'slots_held')
+for i = 4, #ARGV do
+  local fields = redis.call('HMGET', ARGV[1] .. ARGV[i], 'subjects', 'slots_held')
   if not fields[1] then
     unknown[#unknown + 1] = ARGV[i]
   else
     redis.call('ZADD', KEYS[1], expiry, ARGV[i])
     for number, name in ipairs(cmsgpack.unpack(fields[1])) do
       if string.sub(fields[2], number, number) == '1' then
-        redis.call('ZADD', ARGV[1] .. 'running:' .. name, expiry, ARGV[i])
+        redis.call('ZADD', ARGV[2] .. name, expiry, ARGV[i])
       end
     end
   end

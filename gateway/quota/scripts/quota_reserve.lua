@@ -5,13 +5,13 @@
 -- If the counters of an account are incomplete, the script reports it before any decision.
 --
 -- KEYS[1] reservation  KEYS[2] open reservations
--- ARGV[1] request id  ARGV[2] lease in milliseconds  ARGV[3] prompt tokens  ARGV[4] completion
---   tokens
--- ARGV[5] cost in micro-dollars  ARGV[6] 1 if the tenant is prepaid  ARGV[7] draft of the usage
---   record
--- ARGV[8] prefix of the bucket's keys  ARGV[9] msgpack: for each subject its name, then its limits,
---   false where there is none: requests, tokens, prompt tokens and completion tokens per minute;
---   requests and tokens per day; concurrent requests; budget
+-- ARGV[1] request id  ARGV[2] lease in milliseconds
+-- ARGV[3] prompt tokens  ARGV[4] completion tokens  ARGV[5] cost in micro-dollars
+-- ARGV[6] 1 if the tenant is prepaid  ARGV[7] draft of the usage record
+-- ARGV[8] window prefix  ARGV[9] running prefix  ARGV[10] account prefix
+-- ARGV[11] msgpack: for each subject its name, then its limits, false where there is none:
+--   requests, tokens, prompt tokens and completion tokens per minute; requests and tokens per day;
+--   concurrent requests; budget
 -- Output {1, ms, remaining...} admitted;
 --   {-1, ms, limit (1 to 8, or 9: credit), subject, its value, used, ms until it allows the request
 --   or -1, remaining...} rejected;
@@ -25,6 +25,7 @@ local METERED = {1, 2, 3, 4, BUDGET, CREDIT}
 local id, prompt, completion = ARGV[1], tonumber(ARGV[3]), tonumber(ARGV[4])
 local cost = tonumber(ARGV[5])
 local tokens, is_prepaid = prompt + completion, ARGV[6] == '1'
+local window_prefix, running_prefix, account_prefix = ARGV[8], ARGV[9], ARGV[10]
 local wanted = {1, tokens, prompt, completion, 1, tokens, 1, cost, cost}
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -113,17 +114,17 @@ local function load_account(key, is_payer)
 end
 
 local function load_subject(given)
-  local name, prefix = given[1], ARGV[8]
-  local s = {name = name, limits = {}, running = prefix .. 'running:' .. name, used = {}}
+  local name = given[1]
+  local s = {name = name, limits = {}, running = running_prefix .. name, used = {}}
   for limit = 1, BUDGET do s.limits[limit] = given[limit + 1] or nil end
   local l = s.limits
   if l[1] or l[2] or l[3] or l[4] then
-    s.window = load_window(prefix .. 'window:' .. name)
+    s.window = load_window(window_prefix .. name)
     for limit = 1, 4 do s.used[limit] = s.window.used[limit] end
   end
   local is_payer = is_prepaid and string.sub(s.name, 1, 2) == 't:'
   s.is_durable = l[REQUESTS_DAY] or l[TOKENS_DAY] or l[BUDGET] or is_payer
-  local a = s.is_durable and load_account(prefix .. 'account:' .. name, is_payer)
+  local a = s.is_durable and load_account(account_prefix .. name, is_payer)
   if a then
     s.account = a
     s.used[REQUESTS_DAY], s.used[TOKENS_DAY], s.used[BUDGET] = a.q + a.qo, a.t + a.to, a.s + a.r
@@ -170,7 +171,7 @@ end
 local known = redis.call('HMGET', KEYS[1], 'created_ms', 'released')
 if known[2] then return {-2} end
 local subjects, unseeded = {}, {0}
-for number, given in ipairs(cmsgpack.unpack(ARGV[9])) do
+for number, given in ipairs(cmsgpack.unpack(ARGV[11])) do
   local s = load_subject(given)
   subjects[number] = s
   if s.is_durable and not s.account then unseeded[#unseeded + 1] = number end

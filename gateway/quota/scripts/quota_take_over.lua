@@ -4,7 +4,7 @@
 -- quota_end).
 --
 -- KEYS[1] reservation  KEYS[2] open reservations
--- ARGV[1] prefix of the bucket's keys  ARGV[2] request id  ARGV[3] lease in milliseconds
+-- ARGV[1] running prefix  ARGV[2] request id  ARGV[3] lease in milliseconds
 -- ARGV[4] draft of the usage record, with which a sweep settles it from now on
 -- Output 1, or 0 if there is no such reservation
 local fields = redis.call('HMGET', KEYS[1], 'subjects', 'slots_held')
@@ -15,7 +15,7 @@ redis.call('HSET', KEYS[1], 'record', ARGV[4], 'taken', 1)
 redis.call('ZADD', KEYS[2], expiry, ARGV[2])
 for number, name in ipairs(cmsgpack.unpack(fields[1])) do
   if string.sub(fields[2], number, number) == '1' then
-    redis.call('ZADD', ARGV[1] .. 'running:' .. name, expiry, ARGV[2])
+    redis.call('ZADD', ARGV[1] .. name, expiry, ARGV[2])
   end
 end
 return 1

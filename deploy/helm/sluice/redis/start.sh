@@ -2,8 +2,8 @@
 #
 #   sh start.sh --dir /data --maxmemory 1gb ...
 #
-# Passwords come from the environment, and no command line shows them: those of the roles in REDIS_ROLE_PASSWORD, and in
-# REDISCLI_AUTH that of the user `default`, who may do everything and is for operators alone.
+# Passwords come from environment variables, so that no command line shows them:
+# REDIS_<ROLE>_PASSWORD for each role, and REDISCLI_AUTH for the user `default`, which has all permissions, for operators only.
 set -eu
 umask 077
 folder=$(dirname "$0")

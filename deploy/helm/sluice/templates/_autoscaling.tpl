@@ -1,10 +1,12 @@
 {{/*
-KEDA's queries to Prometheus, on the metrics of docs/metrics.md. Every gateway reports the same queue, so the queries
-use the maximum. A gateway that cannot read Redis reports NaN, which `>= 0` drops: if all do, the result is empty instead of
-a wrong number.
+KEDA's queries to Prometheus, on the metrics of docs/metrics.md. Every gateway reports the same
+queue, so the queries use the maximum. A gateway that cannot read Redis reports NaN, which `>= 0`
+drops: if all do, the result is empty instead of a wrong number.
 */}}
 
-{{/* Label matchers of gateways' metrics. Takes root, pool and more, a list of further matchers. */}}
+{{/*
+Label matchers of gateways' metrics. Takes root, pool and more, a list of further matchers.
+*/}}
 {{- define "sluice.matchers" -}}
 {{- $prometheus := .pool.autoscaling.prometheus -}}
 {{- $matchers := list -}}

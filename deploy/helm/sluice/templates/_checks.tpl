@@ -1,5 +1,6 @@
 {{/*
-Checks that the schema cannot express: each conflict between values fails with a message. Takes the root.
+Checks that the schema cannot express: each conflict between values fails with a message. Takes the
+root.
 */}}
 {{- define "sluice.check" -}}
 {{- $problems := concat
@@ -15,28 +16,28 @@ Checks that the schema cannot express: each conflict between values fails with a
 {{- $problems := list -}}
 {{- range $name, $tag := dict "image.tag" .Values.image.tag "gateway.image.tag" .Values.gateway.image.tag "worker.image.tag" .Values.worker.image.tag "redis.bundled.image.tag" .Values.redis.bundled.image.tag "database.bundled.image.tag" .Values.database.bundled.image.tag -}}
 {{- if eq $tag "latest" -}}
-{{- $problems = append $problems (printf "%s: name a version instead of `latest`, so that a pod that is started again runs what the others run." $name) -}}
+{{- $problems = append $problems (printf "%s: set a version instead of `latest`, so that all pods run the same version after a restart." $name) -}}
 {{- end -}}
 {{- end -}}
 {{- $redis := .Values.redis -}}
 {{- $database := .Values.database -}}
 {{- $redisSources := compact (list $redis.existingSecret $redis.url (ternary "bundled" "" $redis.bundled.enabled)) -}}
 {{- if not $redisSources -}}
-{{- $problems = append $problems "redis: say where Redis is: redis.existingSecret names a Secret with its URL, redis.bundled.enabled installs one." -}}
+{{- $problems = append $problems "redis: set redis.existingSecret to a Secret with the URL of Redis, or redis.bundled.enabled to install one." -}}
 {{- else if gt (len $redisSources) 1 -}}
 {{- $problems = append $problems "redis: only one of redis.existingSecret, redis.url and redis.bundled.enabled can be used." -}}
 {{- end -}}
 {{- if and $redis.bundled.enabled (not $redis.bundled.existingSecret) (not $redis.bundled.password) -}}
-{{- $problems = append $problems "redis.bundled: name a Secret with the password in redis.bundled.existingSecret." -}}
+{{- $problems = append $problems "redis.bundled: set redis.bundled.existingSecret to a Secret with the passwords." -}}
 {{- end -}}
 {{- $databaseSources := compact (list $database.existingSecret $database.url (ternary "bundled" "" $database.bundled.enabled)) -}}
 {{- if not $databaseSources -}}
-{{- $problems = append $problems "database: say where PostgreSQL is: database.existingSecret names a Secret with its URL, database.bundled.enabled installs one." -}}
+{{- $problems = append $problems "database: set database.existingSecret to a Secret with the URL of PostgreSQL, or database.bundled.enabled to install one." -}}
 {{- else if gt (len $databaseSources) 1 -}}
 {{- $problems = append $problems "database: only one of database.existingSecret, database.url and database.bundled.enabled can be used." -}}
 {{- end -}}
 {{- if and $database.bundled.enabled (not $database.bundled.existingSecret) (not $database.bundled.password) -}}
-{{- $problems = append $problems "database.bundled: name a Secret with the password in database.bundled.existingSecret." -}}
+{{- $problems = append $problems "database.bundled: set database.bundled.existingSecret to a Secret with the password." -}}
 {{- end -}}
 {{- toYaml $problems -}}
 {{- end -}}
@@ -46,24 +47,24 @@ Checks that the schema cannot express: each conflict between values fails with a
 {{- $gateway := .Values.gateway -}}
 {{- $jwt := .Values.jwt -}}
 {{- if and (not .Values.cacheSalt.existingSecret) (not .Values.cacheSalt.value) -}}
-{{- $problems = append $problems "cacheSalt: name a Secret with a text of your own in cacheSalt.existingSecret, so that tenants cannot guess each other's prefix-cache salt." -}}
+{{- $problems = append $problems "cacheSalt: set cacheSalt.existingSecret to a Secret with a random text, so that tenants cannot guess each other's prefix-cache salt." -}}
 {{- end -}}
 {{- if $jwt.algorithms -}}
 {{- if or (not $jwt.issuer) (not $jwt.audience) -}}
 {{- $problems = append $problems "jwt: jwt.issuer and jwt.audience are required with jwt.algorithms." -}}
 {{- end -}}
 {{- if ne (empty $jwt.operatorClaim) (and (empty $jwt.operatorValue) (empty $jwt.operatorReaderValue)) -}}
-{{- $problems = append $problems "jwt: jwt.operatorClaim needs jwt.operatorValue or jwt.operatorReaderValue, and they need it." -}}
+{{- $problems = append $problems "jwt: jwt.operatorClaim requires jwt.operatorValue or jwt.operatorReaderValue, and either of them requires jwt.operatorClaim." -}}
 {{- end -}}
 {{- if not $jwt.existingSecret -}}
-{{- $problems = append $problems "jwt: name a Secret with the HS256 secret or the public keys in jwt.existingSecret." -}}
+{{- $problems = append $problems "jwt: set jwt.existingSecret to a Secret with the HS256 secret or the public keys." -}}
 {{- end -}}
 {{- end -}}
 {{- if and .Values.tracing.enabled (not .Values.tracing.endpoint) -}}
-{{- $problems = append $problems "tracing: say where the collector is in tracing.endpoint." -}}
+{{- $problems = append $problems "tracing: set tracing.endpoint to the address of the collector." -}}
 {{- end -}}
 {{- if and .Values.audit.sink (ne .Values.audit.sink "log") (not .Values.audit.existingSecret) -}}
-{{- $problems = append $problems "audit: name a Secret with the key that signs in audit.existingSecret; without it audit.sink gets nothing." -}}
+{{- $problems = append $problems "audit: set audit.existingSecret to a Secret with the signing key; without it, nothing is sent to audit.sink." -}}
 {{- end -}}
 {{- $autoscaling := $gateway.autoscaling -}}
 {{- if $autoscaling.enabled -}}
@@ -71,14 +72,14 @@ Checks that the schema cannot express: each conflict between values fails with a
 {{- $problems = append $problems (printf "gateway.autoscaling: minReplicas (%d) must not be more than maxReplicas (%d)." (int $autoscaling.minReplicas) (int $autoscaling.maxReplicas)) -}}
 {{- end -}}
 {{- if not (dig "requests" "cpu" "" $gateway.resources) -}}
-{{- $problems = append $problems "gateway.autoscaling: targetCPUUtilizationPercentage is a part of gateway.resources.requests.cpu, which is not set." -}}
+{{- $problems = append $problems "gateway.autoscaling: targetCPUUtilizationPercentage requires gateway.resources.requests.cpu, which is not set." -}}
 {{- end -}}
 {{- end -}}
 {{- if and $gateway.ingress.enabled (not $gateway.ingress.hosts) -}}
-{{- $problems = append $problems "gateway.ingress: name at least one host in gateway.ingress.hosts." -}}
+{{- $problems = append $problems "gateway.ingress: set gateway.ingress.hosts to at least one host." -}}
 {{- end -}}
 {{- if and $gateway.httpRoute.enabled (not $gateway.httpRoute.parentRefs) -}}
-{{- $problems = append $problems "gateway.httpRoute: name the Gateway that it belongs to in gateway.httpRoute.parentRefs." -}}
+{{- $problems = append $problems "gateway.httpRoute: set gateway.httpRoute.parentRefs to the Gateways of the route." -}}
 {{- end -}}
 {{- toYaml $problems -}}
 {{- end -}}
@@ -91,7 +92,7 @@ Checks that the schema cannot express: each conflict between values fails with a
 {{- $pool := fromYaml (include "sluice.pool" (dict "root" $ "pool" .)) -}}
 {{- $where := printf "worker.pools, %s" $pool.name -}}
 {{- if has $pool.name $names -}}
-{{- $problems = append $problems (printf "%s: two pools have this name." $where) -}}
+{{- $problems = append $problems (printf "%s: the pool's name is not unique." $where) -}}
 {{- end -}}
 {{- $names = append $names $pool.name -}}
 {{- range $problem := fromYamlArray (include "sluice.problemsOfPool" (dict "pool" $pool "resumeAfter" $resumeAfter)) -}}
@@ -116,20 +117,20 @@ Checks that the schema cannot express: each conflict between values fails with a
 {{- $problems = append $problems "the scripted engine uses no GPU: set gpu.count to 0." -}}
 {{- end -}}
 {{- if ge (float64 $pool.leaseSeconds) (float64 .resumeAfter) -}}
-{{- $problems = append $problems (printf "leaseSeconds (%v) must be less than config.resumeAfter (%v), or gateways take jobs for lost that workers still hold." $pool.leaseSeconds .resumeAfter) -}}
+{{- $problems = append $problems (printf "leaseSeconds (%v) must be less than config.resumeAfter (%v), or gateways resume jobs that workers still hold." $pool.leaseSeconds .resumeAfter) -}}
 {{- end -}}
 {{- $autoscaling := $pool.autoscaling -}}
 {{- $mostReplicas := ternary $autoscaling.maxReplicas $pool.replicas $autoscaling.enabled -}}
 {{- if $autoscaling.enabled -}}
 {{- if not $autoscaling.prometheus.serverAddress -}}
-{{- $problems = append $problems "autoscaling.prometheus.serverAddress is required: KEDA asks Prometheus how many jobs there are." -}}
+{{- $problems = append $problems "autoscaling.prometheus.serverAddress is required: KEDA reads the number of jobs from Prometheus." -}}
 {{- end -}}
 {{- if gt (int $autoscaling.minReplicas) (int $autoscaling.maxReplicas) -}}
 {{- $problems = append $problems (printf "autoscaling.minReplicas (%d) must not be more than maxReplicas (%d)." (int $autoscaling.minReplicas) (int $autoscaling.maxReplicas)) -}}
 {{- end -}}
 {{- with $autoscaling.jobsPerReplica -}}
 {{- if gt (int .) (int $pool.engine.maxSequences) -}}
-{{- $problems = append $problems (printf "autoscaling.jobsPerReplica (%d) must not be more than engine.maxSequences (%d), or a full worker brings no other one." (int .) (int $pool.engine.maxSequences)) -}}
+{{- $problems = append $problems (printf "autoscaling.jobsPerReplica (%d) must not be more than engine.maxSequences (%d), or a full worker does not start another one." (int .) (int $pool.engine.maxSequences)) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -138,13 +139,13 @@ Checks that the schema cannot express: each conflict between values fails with a
 {{- $problems = append $problems (printf "modelCache: %d workers cannot share a claim without the access mode ReadWriteMany." (int $mostReplicas)) -}}
 {{- end -}}
 {{- if and (eq $cache.type "existingClaim") (not $cache.existingClaim) -}}
-{{- $problems = append $problems "modelCache: name the claim in modelCache.existingClaim." -}}
+{{- $problems = append $problems "modelCache: set modelCache.existingClaim to the name of the claim." -}}
 {{- end -}}
 {{- if and $cache.readOnly (ne $cache.type "existingClaim") -}}
-{{- $problems = append $problems "modelCache: only an existing claim can be read-only, since any other one is empty at first." -}}
+{{- $problems = append $problems "modelCache: only an existing claim can be read-only, since other volumes start empty." -}}
 {{- end -}}
 {{- if and (eq (toString $pool.maxSurge) "0") (eq (toString $pool.maxUnavailable) "0") -}}
-{{- $problems = append $problems "maxSurge and maxUnavailable cannot both be 0: no worker could ever be replaced." -}}
+{{- $problems = append $problems "maxSurge and maxUnavailable cannot both be 0: no worker could be replaced." -}}
 {{- end -}}
 {{- toYaml $problems -}}
 {{- end -}}

@@ -1,8 +1,12 @@
 {{/*
-Environment variables. Secrets are only referenced; passwords of the bundled servers become part of URLs inside the pod.
+Environment variables. Secrets are only referenced; passwords of the bundled servers become part of
+URLs inside the pod.
 */}}
 
-{{/* A reference to a secret. Takes root, secret, secretKey and, for the chart's own Secret, ownKey and own (its name). */}}
+{{/*
+A reference to a secret. Takes root, secret, secretKey and, for the chart's own Secret, ownKey and
+own (its name).
+*/}}
 {{- define "sluice.secretKeyRef" -}}
 valueFrom:
   secretKeyRef:
@@ -35,7 +39,9 @@ valueFrom:
 {{- include "sluice.secretKeyRef" (dict "root" .root "secret" $bundled.existingSecret "secretKey" (index $bundled.roleKeys .role) "ownKey" (printf "redis-%s-password" .role)) -}}
 {{- end -}}
 
-{{/* The URL of the bundled Redis, into which the pod inserts the password. Takes root and role. */}}
+{{/*
+The URL of the bundled Redis, into which the pod inserts the password. Takes root and role.
+*/}}
 {{- define "sluice.bundledRedisUrl" -}}
 {{- $server := printf "%s:$(REDIS_PASSWORD)@%s-redis:6379/0" .role (include "sluice.fullname" .root) -}}
 {{- if include "sluice.redisTls" .root -}}
@@ -52,7 +58,10 @@ redis://{{ $server }}
 
 {{- define "sluice.redisTrustFolder" -}}/etc/sluice/redis{{- end -}}
 
-{{/* The CA certificate with which clients verify the bundled Redis: a volume and its mount, or nothing. They take the root. */}}
+{{/*
+The CA certificate with which clients verify the bundled Redis: a volume and its mount, or nothing.
+They take the root.
+*/}}
 {{- define "sluice.redisTrustVolume" -}}
 {{- if include "sluice.redisTls" . -}}
 - name: redis-trust
@@ -72,7 +81,10 @@ redis://{{ $server }}
 {{- end -}}
 {{- end -}}
 
-{{/* The key with which background jobs sign the audit log's head, and its destination; empty without a key. Takes the root. */}}
+{{/*
+The key with which background jobs sign the audit log's head, and its destination; empty without a
+key. Takes the root.
+*/}}
 {{- define "sluice.auditEnvironment" -}}
 {{- if .Values.audit.existingSecret -}}
 - name: SLUICE_AUDIT_KEY
@@ -104,7 +116,10 @@ redis://{{ $server }}
 {{- end }}
 {{- end -}}
 
-{{/* Encryption keys of secrets in the database, for processes that write or use such a secret. Takes the root. */}}
+{{/*
+Encryption keys of secrets in the database, for processes that write or use such a secret. Takes the
+root.
+*/}}
 {{- define "sluice.encryptionKeys" -}}
 {{- with .Values.encryption.existingSecret -}}
 - name: SLUICE_ENCRYPTION_KEYS
@@ -112,7 +127,10 @@ redis://{{ $server }}
 {{- end }}
 {{- end -}}
 
-{{/* Settings of gateways for JWTs and the cache salt. Background jobs would require these secrets for nothing. Takes the root. */}}
+{{/*
+Settings of gateways for JWTs and the cache salt. Background jobs would require these secrets for
+nothing. Takes the root.
+*/}}
 {{- define "sluice.gatewayAccess" -}}
 - name: SLUICE_CACHE_SALT_SECRET
   {{- include "sluice.secretKeyRef" (dict "root" . "secret" .Values.cacheSalt.existingSecret "secretKey" .Values.cacheSalt.existingSecretKey "ownKey" "cache-salt") | nindent 2 }}
@@ -157,7 +175,9 @@ redis://{{ $server }}
 {{- if without .Values.jwt.algorithms "HS256" -}}true{{- end -}}
 {{- end -}}
 
-{{/* The mount path of the public keys: a folder, since a changed Secret does not update a mounted file. */}}
+{{/*
+The mount path of the public keys: a folder, since a changed Secret does not update a mounted file.
+*/}}
 {{- define "sluice.jwksFolder" -}}/etc/sluice/jwt{{- end -}}
 
 {{/* Environment variables of a worker. Takes root and pool. */}}
@@ -231,7 +251,10 @@ redis://{{ $server }}
   value: {{ include "sluice.text" $value | quote }}
 {{- end }}
 {{- $cache := $pool.modelCache }}
-{{- /* The only writable folders. USER is set because torch needs a name and the image may have none for the uid. */}}
+{{- /*
+The only writable folders. USER is set because torch needs a name and the image may have none for
+the uid.
+*/}}
 - name: HOME
   value: /tmp
 - name: USER

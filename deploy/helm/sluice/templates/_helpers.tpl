@@ -6,7 +6,9 @@ Names, labels and images. Helpers that need more than the root take a dict.
 {{- .Values.nameOverride | default .Chart.Name | trunc 32 | trimSuffix "-" -}}
 {{- end -}}
 
-{{/* Prefix of object names. Short enough for `-worker-` and the name of a pool in 63 characters. */}}
+{{/*
+Prefix of object names. Short enough for `-worker-` and the name of a pool in 63 characters.
+*/}}
 {{- define "sluice.fullname" -}}
 {{- if .Values.fullnameOverride -}}
 {{- .Values.fullnameOverride | trunc 32 | trimSuffix "-" -}}
@@ -20,7 +22,9 @@ Names, labels and images. Helpers that need more than the root take a dict.
 {{- end -}}
 {{- end -}}
 
-{{/* Selector labels of pods, which never change. Takes root, component and, for a worker, pool. */}}
+{{/*
+Selector labels of pods, which never change. Takes root, component and, for a worker, pool.
+*/}}
 {{- define "sluice.selectorLabels" -}}
 app.kubernetes.io/name: {{ include "sluice.name" .root }}
 app.kubernetes.io/instance: {{ .root.Release.Name }}
@@ -42,7 +46,10 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 {{- end }}
 {{- end -}}
 
-{{/* Labels of pods. Takes the same, and podLabels. They have no version, so that a new chart alone restarts no server. */}}
+{{/*
+Labels of pods. Takes the same, and podLabels. They have no version, so that a new chart alone
+restarts no server.
+*/}}
 {{- define "sluice.podLabels" -}}
 {{- $own := fromYaml (include "sluice.selectorLabels" .) -}}
 {{- toYaml (merge $own (.podLabels | default dict) .root.Values.commonLabels) -}}
@@ -80,7 +87,10 @@ prometheus.io/path: /metrics
 {{- if .digest }}@{{ .digest }}{{ else }}:{{ .tag }}{{ end -}}
 {{- end -}}
 
-{{/* Common fields of every pod of Sluice. Takes root and the values of the component; `spread` has the labels for the spread. */}}
+{{/*
+Common fields of every pod of Sluice. Takes root and the values of the component; `spread` has the
+labels for the spread.
+*/}}
 {{- define "sluice.podSpec" -}}
 serviceAccountName: {{ .serviceAccountName | default (include "sluice.serviceAccountName" .root) }}
 automountServiceAccountToken: false
@@ -126,7 +136,10 @@ topologySpreadConstraints:
 {{- end }}
 {{- end -}}
 
-{{/* A number or text as the value of an environment variable; large numbers are written without exponent. */}}
+{{/*
+A number or text as the value of an environment variable; large numbers are written without
+exponent.
+*/}}
 {{- define "sluice.text" -}}
 {{- if kindIs "slice" . -}}
 {{- join "," . -}}
@@ -137,7 +150,9 @@ topologySpreadConstraints:
 {{- end -}}
 {{- end -}}
 
-{{/* Environment variable of a setting in camel case: `maxWaitingJobs` is SLUICE_MAX_WAITING_JOBS. */}}
+{{/*
+Environment variable of a setting in camel case: `maxWaitingJobs` is SLUICE_MAX_WAITING_JOBS.
+*/}}
 {{- define "sluice.variable" -}}
 SLUICE_{{ regexReplaceAll "([A-Z])" . "_${1}" | upper }}
 {{- end -}}
@@ -152,8 +167,8 @@ SLUICE_{{ regexReplaceAll "([A-Z])" . "_${1}" | upper }}
 {{- end -}}
 
 {{/*
-`base` overridden by `over`, as YAML. Values 0, false and empty override too, which Sprig's merge ignores.
-Free-form maps of `over` (selectors, settings, engine arguments) add to those of `base`.
+`base` overridden by `over`, as YAML. Values 0, false and empty override too, which Sprig's merge
+ignores. Free-form maps of `over` (selectors, settings, engine arguments) add to those of `base`.
 */}}
 {{- define "sluice.overlay" -}}
 {{- $base := .base -}}
@@ -188,12 +203,17 @@ Free-form maps of `over` (selectors, settings, engine arguments) add to those of
 {{- mul (int (default 1 $arguments.pipeline_parallel_size)) (int (default 1 $arguments.data_parallel_size)) -}}
 {{- end -}}
 
-{{/* Grace period of a gateway in seconds: its drain, its shutdown after that (6 s), and a margin. */}}
+{{/*
+Grace period of a gateway in seconds: its drain, its shutdown after that (6 s), and a margin.
+*/}}
 {{- define "sluice.gatewayGraceSeconds" -}}
 {{- add (int .Values.gateway.drain.delaySeconds) (int .Values.gateway.drain.timeoutSeconds) 15 -}}
 {{- end -}}
 
-{{/* Grace period of a worker in seconds: its drain, the return of jobs (6 s), the stop of the engine, and a margin. */}}
+{{/*
+Grace period of a worker in seconds: its drain, the return of jobs (6 s), the stop of the engine,
+and a margin.
+*/}}
 {{- define "sluice.workerGraceSeconds" -}}
 {{- add (int .drainSeconds) 30 -}}
 {{- end -}}
@@ -209,8 +229,8 @@ Free-form maps of `over` (selectors, settings, engine arguments) add to those of
 {{- end -}}
 
 {{/*
-A container that succeeds once the database schema is current, and is retried until then: the containers after it would
-exit immediately on an older schema. Takes the root.
+A container that succeeds once the database schema is current, and is retried until then: the
+containers after it would exit immediately on an older schema. Takes the root.
 */}}
 {{- define "sluice.schemaContainer" -}}
 - name: schema
@@ -249,7 +269,10 @@ exit immediately on an older schema. Takes the root.
 {{- end -}}
 {{- end -}}
 
-{{/* Annotations that make the migration and its dependencies hooks on an upgrade. Takes root, weight and more annotations. */}}
+{{/*
+Annotations that make the migration and its dependencies hooks on an upgrade. Takes root, weight and
+more annotations.
+*/}}
 {{- define "sluice.migrationAnnotations" -}}
 {{- $annotations := deepCopy (.annotations | default dict) -}}
 {{- if .root.Release.IsUpgrade -}}

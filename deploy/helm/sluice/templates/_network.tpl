@@ -50,8 +50,8 @@
 {{- end -}}
 
 {{/*
-Some ports of the public internet: the addresses that gateway/outbound/addresses.py accepts as public. A client's URL thus
-reaches no other address, even if that code has an error. Takes ports.
+Some ports of the public internet: the addresses that gateway/outbound/addresses.py accepts as
+public. A client's URL thus reaches no other address, even if that code has an error. Takes ports.
 */}}
 {{- define "sluice.toInternet" -}}
 - to:
@@ -97,7 +97,10 @@ reaches no other address, even if that code has an error. Takes ports.
 {{- end -}}
 {{- end -}}
 
-{{/* Peers that may read metrics. Takes root, port and optionally others, which may connect to that port as well. */}}
+{{/*
+Peers that may read metrics. Takes root, port and optionally others, which may connect to that port
+as well.
+*/}}
 {{- define "sluice.fromMonitoring" -}}
 - ports:
     - {protocol: TCP, port: {{ .port }}}
