@@ -81,7 +81,7 @@ def restored(content: bytes) -> bytes:
 
 
 def decode_slices(content: bytes) -> Iterator[list[Received]]:
-    """Yield the content of an entry in slices, each decoded on demand. Raises msgspec.MsgspecError."""
+    """Yield the content of an entry in slices, decoded on demand. Raises msgspec.MsgspecError."""
     some: list[Received] = []
     size = 0
     for index, kind, raw in _decode(restored(content)).received:

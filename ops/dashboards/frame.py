@@ -39,11 +39,12 @@ VARIABLES: Final = (
     Variable("pool", "Worker pool", f"label_values(sluice_worker_ready{{{NAMESPACE}}}, pool)"),
 )
 _BUILDS: Final = f"count by (component, version) (sluice_build_info{{{NAMESPACE}}}"
+_FIRING: Final = f'ALERTS{{alertname=~"Sluice.+", alertstate="firing", {NAMESPACE}}}'
 MARKS: Final = {
     "Deployments": ("blue", f"{_BUILDS}) unless {_BUILDS} offset 5m)"),
     "Alerts": (
         "red",
-        f'max by (alertname, severity) (ALERTS{{alertname=~"Sluice.+", alertstate="firing", {NAMESPACE}}})',
+        f"max by (alertname, severity) ({_FIRING})",
     ),
 }
 """Annotations of every graph: color and query by name."""
