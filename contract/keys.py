@@ -4,7 +4,7 @@ Keys that one script uses share a hash tag, so that every script works on Redis 
 
 - `{m:MODEL}`: the keys of one model
 - `{g:GATEWAY}`: the keys of one gateway
-- `{r:REQUEST}`: the keys of one stored answer, which clients may resume or retrieve
+- `{r:REQUEST}`: the keys of one stored response, which clients may resume or retrieve
 - `{b:NN}`: the quota keys of all tenants in one bucket
 """
 
@@ -157,16 +157,16 @@ def gateway_alive(gateway: str) -> str:
 
 
 BACKGROUND_OWNERS = "answers:background"
-"""Set: gateways that own background answers, including dead gateways that owned some."""
+"""Set: gateways that own background responses, including dead gateways that owned some."""
 
 
 def background_responses(gateway: str) -> str:
-    """Set with expiry: request ids of the background answers that the gateway owns."""
+    """Set with expiry: request ids of the background responses that the gateway owns."""
     return f"{{g:{gateway}}}:background"
 
 
 def response(request_id: str) -> str:
-    """Hash with expiry: the state any gateway needs to replay or resume an answer.
+    """Hash with expiry: the state any gateway needs to replay or resume a response.
 
     See `gateway.responses`.
     """
@@ -174,7 +174,7 @@ def response(request_id: str) -> str:
 
 
 def journal(request_id: str) -> str:
-    """List with expiry: the replies received for the answer so far."""
+    """List with expiry: the replies received for the response so far."""
     return f"{{r:{request_id}}}:journal"
 
 

@@ -55,10 +55,10 @@ class Resumption(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Parsing(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How the parsers of the model's card split the text of a chat answer."""
+    """How the parsers of the model's card split the text of a chat response."""
 
     tools: list[dict[str, Any]] = []
-    """Functions that the answer may call, as the client sent them; if empty, no call is parsed."""
+    """Functions that the response may call, as the client sent them; if empty, calls are text."""
     has_hermes_calls: bool = False
     """Whether tool calls have the Hermes format, whatever the model's own format is.
 
@@ -67,7 +67,7 @@ class Parsing(msgspec.Struct, frozen=True, omit_defaults=True):
     """
     finds_reasoning: bool = False
     opening_tokens: int = 0
-    """Last tokens of the prompt that open the answer; they show if it starts within reasoning."""
+    """Last tokens of the prompt that open the response; they show if it starts within reasoning."""
     template_arguments: dict[str, Any] = {}
     """Arguments of the chat template other than the messages, which some parsers read."""
 
@@ -128,7 +128,7 @@ class GenerationJob(msgspec.Struct, frozen=True, omit_defaults=True):
     is_background: bool = False
     """Whether another gateway takes the job over if its gateway dies."""
     parsing: Parsing | None = None
-    """How the text of a chat answer is split; None returns the text unchanged."""
+    """How the text of a chat response is split; None returns the text unchanged."""
     request_id: str = ""
     """The `x-request-id` of the HTTP request, for logs and traces; empty if it has none."""
     traceparent: str = ""
@@ -190,7 +190,7 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     start: int
     """Number of earlier tokens of the choice, including those of earlier attempts."""
     text: str
-    """Text for the client; if `GenerationJob.parsing` is set, only the content of the answer."""
+    """Text for the client; if `GenerationJob.parsing` is set, only the content of the response."""
     token_ids: list[int]
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
@@ -294,17 +294,17 @@ class Follow(msgspec.Struct, frozen=True, array_like=True):
     handle: int
     """Number that `ResponseGrown` repeats."""
     is_over: bool = False
-    """Whether this ends an earlier request to follow the answer."""
+    """Whether this ends an earlier request to follow the response."""
 
 
 class ResponseGrown(msgspec.Struct, frozen=True, array_like=True):
-    """The journal of a followed answer has new replies, or the answer has ended."""
+    """The journal of a followed response has new replies, or the response has ended."""
 
     handle: int
 
 
 class CancelResponse(msgspec.Struct, frozen=True, array_like=True):
-    """Asks the gateway that owns an answer to end it."""
+    """Asks the gateway that owns a response to end it."""
 
     request_id: str
 

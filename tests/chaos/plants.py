@@ -205,17 +205,17 @@ def _change_tokens() -> None:
 def _resend_calls() -> None:
     """The worker that resumes a chat sends the last piece of a call once more."""
     from worker.parsing.base import Parsed
-    from worker.parsing.reader import Answer, Reader
+    from worker.parsing.reader import ParsedOutput, Reader
 
     read = Reader.read
 
-    def read_again(self: Reader, answer: Answer) -> None:
+    def read_again(self: Reader, parsed_output: ParsedOutput) -> None:
         if self._known and _is_armed(Plant.CALL_AGAIN):
             known = [self._ready.popleft() for _ in range(self._known)]
             pieces = [piece for each in known for piece in self._parser.feed(*each).calls]
             self._known = 0
-            answer.add(Parsed(calls=pieces[-1:]))
-        read(self, answer)
+            parsed_output.add(Parsed(calls=pieces[-1:]))
+        read(self, parsed_output)
 
     Reader.read = read_again  # type: ignore[method-assign]
 

@@ -312,7 +312,7 @@ class Generation:
         if has_ended:
             del self.open_sequences[sequence.id]
         piece = sequence.piece
-        has_output = piece.text or piece.answer
+        has_output = piece.text or piece.parsed_output
         if has_ended or (has_output and self._is_delta_due(sequence, is_due=is_due)):
             self._send(sequence)
         if has_ended and self.is_done:
@@ -389,8 +389,8 @@ class Generation:
                 encode_logprobs(piece.logprobs),
                 sequence.cumulative_logprob if self._is_ranked else 0.0,
             )
-            if piece.answer is not None:
-                delta = piece.answer.added_to(delta)
+            if piece.parsed_output is not None:
+                delta = piece.parsed_output.added_to(delta)
             self.outbox.deltas.append(delta)
 
     def _finish(self) -> None:

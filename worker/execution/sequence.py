@@ -9,7 +9,7 @@ from worker.engine.base import SequenceEnd, SequenceOutput, TokenScores
 from worker.execution.logprobs import LOWEST_LOGPROB, TokenTexts, token_logprob
 from worker.execution.text import Detokenizer, StopMatcher, StopStrings
 from worker.parsing.base import Parser
-from worker.parsing.reader import Answer, Reader
+from worker.parsing.reader import ParsedOutput, Reader
 
 REPETITION = "repetition"
 """The stop reason of a sequence that ended because it repeated itself."""
@@ -30,7 +30,7 @@ class Piece:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    answer: Answer | None = None
+    parsed_output: ParsedOutput | None = None
     """Replaces the text if the response is parsed."""
 
 
@@ -143,7 +143,7 @@ class Sequence:
             self._flush()
             self._end(FinishReason.LENGTH, None)
         elif self._reader is not None:
-            self._reader.read(self._answer())
+            self._reader.read(self._parsed_output())
 
     def _resume(self, progress: SequenceProgress) -> None:
         self.cumulative_logprob = progress.cumulative_logprob
@@ -236,14 +236,14 @@ class Sequence:
             else:
                 self._reader.show(text)
 
-    def _answer(self) -> Answer:
-        if self.piece.answer is None:
-            self.piece.answer = Answer()
-        return self.piece.answer
+    def _parsed_output(self) -> ParsedOutput:
+        if self.piece.parsed_output is None:
+            self.piece.parsed_output = ParsedOutput()
+        return self.piece.parsed_output
 
     def _end(self, reason: FinishReason, stop_reason: int | str | None) -> None:
         if self._reader is not None:
-            self._reader.finish(reason, self._answer())
+            self._reader.finish(reason, self._parsed_output())
         self.finish_reason = reason
         self.stop_reason = stop_reason
         # Tokens of a removed stop string have no position in the text: place them at its end.

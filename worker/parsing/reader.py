@@ -20,7 +20,7 @@ _LONG_REPLAY_TOKENS = 2000
 
 
 @dataclass(slots=True)
-class Answer:
+class ParsedOutput:
     """Parsed output of a response that was not taken yet."""
 
     content: str = ""
@@ -100,8 +100,8 @@ class Reader:
         """Mark the output of all tokens so far as sent by an earlier attempt."""
         self._known = len(self._ready)
 
-    def read(self, answer: Answer) -> None:
-        """Parse all ready tokens and add their output to `answer`."""
+    def read(self, parsed_output: ParsedOutput) -> None:
+        """Parse all ready tokens and add their output to `parsed_output`."""
         feed, ready = self._parser.feed, self._ready
         if self._known:
             for _ in range(self._known):
@@ -109,16 +109,16 @@ class Reader:
             self._known = 0
         started = time.perf_counter()
         for token_id, text in ready:
-            answer.add(feed(token_id, text))
+            parsed_output.add(feed(token_id, text))
         ready.clear()
         is_long = time.perf_counter() - started > LONG_SECONDS
         self._long_reads = self._long_reads + 1 if is_long else 0
 
-    def finish(self, reason: FinishReason, answer: Answer) -> None:
-        """Add the remaining output, including what the parser held back, to `answer`."""
+    def finish(self, reason: FinishReason, parsed_output: ParsedOutput) -> None:
+        """Add the remaining output, including what the parser held back, to `parsed_output`."""
         self._cut()
-        self.read(answer)
-        answer.add(self._parser.finish(reason))
+        self.read(parsed_output)
+        parsed_output.add(self._parser.finish(reason))
 
     def _cut(self) -> None:
         """Parse a partly visible token with its visible part; later tokens are not parsed."""

@@ -26,7 +26,7 @@ from worker.execution.generation import Generation
 from worker.execution.logprobs import TokenTexts
 from worker.parsing.base import Parsed
 from worker.parsing.own import OwnParsers
-from worker.parsing.reader import Answer, Reader
+from worker.parsing.reader import ParsedOutput, Reader
 from worker.queue.replies import Outbox
 
 TEXT = THINK + HERMES
@@ -86,11 +86,11 @@ def test_deltas_hold_reasoning_content_and_calls(start: Start, tokenizer: Tokeni
     generation, outbox = start(chat_job())
     ids = ids_of(tokenizer, TEXT + "</s>")
     feed(generation, ids, end=SequenceEnd.STOP)
-    answer = answer_of(outbox.deltas)
-    assert answer.reasoning == THINK.removeprefix("<think>").partition("</think>")[0]
-    assert answer.content == "\n\nI will look.\n"
-    assert [name for name, _ in answer.calls] == ["get_weather", "lookup"]
-    assert answer.reasoning_tokens == len(ids_of(tokenizer, THINK.rstrip()))
+    parsed_output = answer_of(outbox.deltas)
+    assert parsed_output.reasoning == THINK.removeprefix("<think>").partition("</think>")[0]
+    assert parsed_output.content == "\n\nI will look.\n"
+    assert [name for name, _ in parsed_output.calls] == ["get_weather", "lookup"]
+    assert parsed_output.reasoning_tokens == len(ids_of(tokenizer, THINK.rstrip()))
     assert [each for delta in outbox.deltas for each in delta.token_ids] == ids
     assert outbox.deltas[-1].finish_reason is FinishReason.STOP
     assert outbox.finished[0].completion_tokens == len(ids)
@@ -219,10 +219,10 @@ class Recorder:
 
 def test_tokens_are_parsed_with_exactly_their_text_once_it_is_complete() -> None:
     recorder = Recorder()
-    reader, answer = Reader(recorder), Answer()
+    reader, parsed_output = Reader(recorder), ParsedOutput()
 
     def fed() -> Iterator[tuple[int, str]]:
-        reader.read(answer)
+        reader.read(parsed_output)
         yield from recorder.fed
         recorder.fed.clear()
 
@@ -238,13 +238,13 @@ def test_tokens_are_parsed_with_exactly_their_text_once_it_is_complete() -> None
     assert list(fed()) == [(4, "de"), (5, "fg")]
     reader.push(6, 4, "xy")
     reader.push(7, 1, "")
-    reader.finish(FinishReason.STOP, answer)
+    reader.finish(FinishReason.STOP, parsed_output)
     assert recorder.fed == [(6, "xy")]
 
 
 def test_pieces_of_a_call_come_as_one_and_its_name_once() -> None:
-    answer = Answer()
-    answer.add(Parsed(calls=[CallPiece(0, "f"), CallPiece(0, arguments="{")]))
-    answer.add(Parsed(calls=[CallPiece(0, arguments="}"), CallPiece(1, "f")]))
-    answer.add(Parsed(calls=[CallPiece(1, arguments="[]")]))
-    assert answer.calls == [CallPiece(0, "f", "{}"), CallPiece(1, "f", "[]")]
+    parsed_output = ParsedOutput()
+    parsed_output.add(Parsed(calls=[CallPiece(0, "f"), CallPiece(0, arguments="{")]))
+    parsed_output.add(Parsed(calls=[CallPiece(0, arguments="}"), CallPiece(1, "f")]))
+    parsed_output.add(Parsed(calls=[CallPiece(1, arguments="[]")]))
+    assert parsed_output.calls == [CallPiece(0, "f", "{}"), CallPiece(1, "f", "[]")]
