@@ -17,7 +17,7 @@ from contract.logs import about
 from contract.messages import JobReturned
 from contract.outcomes import FailureCode
 from contract.queue import RequeueResult
-from contract.tasks import end_task, raise_if_cancelled
+from contract.tasks import Backoff, TaskSet, raise_if_cancelled
 from gateway import telemetry
 from gateway.dispatch.catalogue import Catalogue
 from gateway.dispatch.generation import JobMessage
@@ -45,7 +45,7 @@ class Recoveries:
         self._catalogue = catalogue
         self._jobs = jobs
         self._replay = replay
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = TaskSet()
 
     def retry(self, ticket: Ticket, reason: telemetry.LossReason) -> None:
         """Let another worker resume a job, or fail the job if it may not be retried again."""
@@ -62,16 +62,14 @@ class Recoveries:
             reason,
             extra=about(recovery.job),
         )
-        task = asyncio.create_task(self._run(ticket, recovery))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.start(self._run(ticket, recovery))
 
     async def aclose(self) -> None:
         """Cancel all recoveries."""
-        await asyncio.gather(*(end_task(task) for task in list(self._tasks)))
+        await self._tasks.cancel()
 
     async def _run(self, ticket: Ticket, recovery: Recovery) -> None:
-        pause = FIRST_PAUSE_SECONDS
+        backoff = Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
         while ticket.recovery is recovery:
             try:
                 if recovery.is_revival:
@@ -83,8 +81,7 @@ class Recoveries:
                 raise_if_cancelled()
                 if clock.now_ms() > ticket.job.deadline_ms and ticket.recovery is recovery:
                     self._jobs.fail(ticket, FailureCode.DEADLINE_EXCEEDED)
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+                await asyncio.sleep(backoff.next_seconds())
             raise_if_cancelled()
 
     async def _requeue(self, ticket: Ticket, recovery: Recovery) -> None:
