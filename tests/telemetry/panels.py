@@ -16,7 +16,7 @@ OF_GRAFANA: Final = {"$__rate_interval": "10s", "$__range": "5m"}
 NEED_THE_REAL_ENGINE: Final = {
     "sluice-engine/vLLM/Requests in the engine",
     "sluice-engine/vLLM/Prefix cache hits",
-    "sluice-engine/vLLM/Tokens of an iteration",
+    "sluice-engine/vLLM/Tokens per iteration",
 }
 """Panels of vLLM's own metrics, which tests/e2e/test_dashboards.py checks."""
 
