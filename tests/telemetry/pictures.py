@@ -54,7 +54,7 @@ def _start(stack: Stack) -> list[Target]:
     targets = []
     for name in ("gateway-0", "gateway-1"):
         url = stack.start_gateway(name, SLUICE_METRICS_TENANTS=",".join(TENANTS))
-        targets.append(Target(url, "sluice-gateway", labels))
+        targets.append(Target(stack.operators_of(url), "sluice-gateway", labels))
     for name in ("worker-0", "worker-1"):
         _start_worker(stack, name, port=str(free_port()))
         targets.append(Target(stack.worker_url(name), "sluice-worker", labels | {"pool": "demo"}))
