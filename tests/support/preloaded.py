@@ -169,7 +169,9 @@ class Fork(subprocess.Popen[bytes]):
     @override
     def send_signal(self, sig: int) -> None:
         if self.poll() is None:
-            os.kill(self.pid, sig)
+            # Like Popen, ignore a process that has exited after `poll`.
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, sig)
 
 
 class Preloaded:
