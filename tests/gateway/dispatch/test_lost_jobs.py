@@ -7,8 +7,8 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from contract import keys
-from contract.messages import JobFailed, JobFinished, JobLost
+from contract import keys, messages
+from contract.messages import Frame, JobFailed, JobFinished, JobLost
 from contract.outcomes import FailureCode
 from contract.queue import JobQueue, RequeueResult
 from contract.receipts import JobReceipt, JobState
@@ -72,6 +72,27 @@ async def test_job_lost_repeatedly_without_a_token_fails(
     assert await failure(generation) is FailureCode.WORKER_LOST
     await eventually(lambda: nothing_left(redis, MODEL), what="the job being dropped")
     assert await worker.queue.receipts([claim.job.id]) == [JobReceipt(JobState.ENDED)]
+
+
+async def test_loss_of_a_job_that_its_worker_still_holds_does_not_count(
+    desk: Desk, worker: FakeWorker, redis: "Redis"
+) -> None:
+    generation = await desk.request()
+    claim = await worker.claim_one()
+    lost = JobLost(claim.job.handle, claim.attempt, MODEL, claim.job.id, claim.job.tenant)
+    notice = messages.encode(Frame("gw-other", 0, lost=[lost]))
+    ticket = ticket_of(desk, generation)
+    entry: bytes | str = b""
+
+    def is_restored() -> bool:
+        return desk.dispatcher.last_entry == entry and ticket.is_followed
+
+    for _ in range(MAX_LOSSES):
+        entry = await redis.xadd(keys.replies(GATEWAY), {"f": notice})
+        await eventually(is_restored, what="the lease being found")
+    await worker.finish(claim)
+    (finished,) = await take(generation, 1)
+    assert isinstance(finished, JobFinished)
 
 
 async def test_job_that_makes_progress_may_be_lost_any_number_of_times(
