@@ -129,6 +129,11 @@ def _let_a_worker_die(stack: Stack, key: str) -> None:
         # One more than the other worker can run.
         for _ in range(PLACES + 1):
             _open_stream(client, streams)
+        # On a busy machine, the first streams may have ended before the last one began.
+        wait_until(
+            lambda: metric(stack.worker_url("mortal"), "sluice_worker_jobs_running") > 0,
+            what="a job of the worker that dies",
+        )
         stack.kill("mortal")
         wait_until(
             lambda: metric(stack.operators, "sluice_gateway_resumption_pause_seconds_count") > 0,
