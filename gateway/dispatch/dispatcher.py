@@ -112,15 +112,6 @@ class Dispatcher:
         """The last entry of this gateway's reply stream whose messages were delivered."""
         return self._reader.last_entry
 
-    @property
-    def is_steady(self) -> bool:
-        """Whether Redis has been up long enough for every live process to have announced itself."""
-        return self.presence.is_steady
-
-    def may_judge_others(self) -> bool:
-        """Whether other gateways had time to announce themselves to a restarted Redis."""
-        return self.presence.may_judge_others()
-
     def next_handle(self) -> int:
         """Return a handle for a new job, unique within this process."""
         return next(self._handles)

@@ -56,7 +56,7 @@ class Peers:
         dispatcher = self._dispatcher
         if gateway == dispatcher.gateway:
             return False  # This gateway would list the response in `OwnedResponses`.
-        if not (dispatcher.is_steady and dispatcher.may_judge_others()):
+        if not (dispatcher.presence.is_steady and dispatcher.presence.may_judge_others()):
             # After an outage, other gateways may not have sent a heartbeat yet.
             return True
         return bool(await self._executor.execute_command("EXISTS", keys.gateway_alive(gateway)))

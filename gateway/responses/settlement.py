@@ -12,7 +12,7 @@ from redis.exceptions import RedisError
 
 from contract import clock
 from contract.receipts import JobReceipt, JobState
-from contract.tasks import TaskSet, raise_if_cancelled
+from contract.tasks import Backoff, TaskSet, raise_if_cancelled
 from contract.tracing import (
     CODE,
     GEN_AI_RESPONSE_ID,
@@ -279,7 +279,8 @@ class Settlement:
     async def _receipts(self, job_ids: list[str]) -> list[JobReceipt]:
         queue = self._service.catalogue.queue(self.record.model)
         receipts = [JobReceipt(JobState.ABSENT)] * len(job_ids)
-        deadline, pause = time.monotonic() + RECEIPT_PATIENCE_SECONDS, FIRST_LOOK_SECONDS
+        deadline = time.monotonic() + RECEIPT_PATIENCE_SECONDS
+        backoff = Backoff(FIRST_LOOK_SECONDS, LAST_LOOK_SECONDS)
         while time.monotonic() < deadline:
             try:
                 receipts = await queue.receipts(job_ids)
@@ -287,8 +288,7 @@ class Settlement:
                     break
             except RedisError as error:
                 logger.warning("cannot read receipts: %s", type(error).__name__)
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, LAST_LOOK_SECONDS)
+            await asyncio.sleep(backoff.next_seconds())
         return receipts
 
     def _counts_of(self, index: int, receipt: JobReceipt) -> Counts:
