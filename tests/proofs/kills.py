@@ -21,7 +21,8 @@ class Kills:
     """The kills of a deployment with gateways `gateway-1` and `gateway-2`, and their effects."""
 
     stack: Stack
-    is_over: bool = False
+    over_at: float | None = None
+    """After the last kill and restart."""
     killed: list[str] = field(default_factory=list)
     refusals: int = 0
     """Requests of this class that a gateway refused, or may have, because it had just started."""
@@ -49,7 +50,7 @@ class Kills:
             await self._restart_gateway(number % 2, free_key)
             await asyncio.sleep(rng.uniform(0.2, pause_seconds))
             self._kill_jobs()
-        self.is_over = True
+        self.over_at = time.monotonic()
 
     async def _held(self, index: int, key: str) -> "asyncio.Task[Answer]":
         """Send a request that takes the key's only place, and wait until its response begins."""

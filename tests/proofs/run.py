@@ -86,9 +86,7 @@ async def _gather(evidence: Evidence, scale: Scale, *, rng: random.Random) -> No
         async with watching(books.redis) as evidence.observer:
             kills, clients = Kills(stack), Clients(stack.gateways)
             keys = [credential.text for credential in evidence.credentials]
-            load = wishes(
-                rng, keys, is_over=lambda: kills.is_over and len(clients.answers) >= scale.requests
-            )
+            load = wishes(rng, keys, is_over=lambda: _is_enough(kills, clients, scale))
             is_over = asyncio.Event()
             dumping = asyncio.create_task(_keep_dumping(books, evidence, scale, is_over))
             try:
@@ -121,6 +119,20 @@ async def _gather(evidence: Evidence, scale: Scale, *, rng: random.Random) -> No
         evidence.rows = await books.rows()
         await _read_leftovers(books, evidence)
         await _read_everything(books, evidence)
+
+
+def _is_enough(kills: Kills, clients: Clients, scale: Scale) -> bool:
+    """Return whether the load may end.
+
+    After the last kill, at least one client must leave a stream: its gateway certainly stays alive.
+    """
+    over_at = kills.over_at
+    if over_at is None or len(clients.answers) < scale.requests:
+        return False
+    return any(
+        answer.has_left and answer.sent_at > over_at and answer.status == 200 and answer.request_id
+        for _, answer in reversed(clients.answers)
+    )
 
 
 async def _settled(books: Books, evidence: Evidence) -> float:
