@@ -1,7 +1,8 @@
 """Gateway cost of rendering the chunk of one delta: `python -m bench.chunks`.
 
-Deltas arrive one at a time, which is the most expensive case. The result is the fastest of several
-rounds, in microseconds of CPU per delta; other programs on the machine slow down the other rounds.
+Deltas arrive one at a time, which is the most expensive case. Streams with and without event ids
+alternate. Each result is the fastest of several rounds, in microseconds of CPU per delta; other
+programs on the machine slow down the other rounds.
 """
 
 import time
@@ -48,12 +49,17 @@ def main() -> None:
     """Measure every kind of delta and print its cost."""
     for name, (fields, delta) in _CASES.items():
         replies = [Reply(0, delta)]
-        best = min(_seconds(_completion(**fields), replies) for _ in range(ROUNDS))
-        print(f"{name:28} {1e6 * best / DELTAS:6.2f} us")
+        pairs = [
+            [_seconds(_completion(**fields), replies, has_ids=each) for each in (False, True)]
+            for _ in range(ROUNDS)
+        ]
+        plain, numbered = (1e6 * min(times) / DELTAS for times in zip(*pairs, strict=True))
+        ratio = plain / numbered
+        print(f"{name:28} {plain:6.2f} us, with ids {numbered:6.2f} us, ratio {ratio:.2f}")
 
 
-def _seconds(completion: Completion, replies: Sequence[Reply]) -> float:
-    renderer = ChunkRenderer(completion)
+def _seconds(completion: Completion, replies: Sequence[Reply], *, has_ids: bool) -> float:
+    renderer = ChunkRenderer(completion, has_ids=has_ids)
     renderer.render(replies)  # Renders the role.
     began = time.process_time()
     for _ in range(DELTAS):
@@ -67,6 +73,7 @@ def _completion(**fields: Any) -> Completion:
         "model": "m",
         "prompts": [""],
         "images": [[]],
+        "image_params": [],
         "max_tokens": DELTAS,
         "context_length_behavior": ContextLengthBehavior.TRUNCATE,
         "n": 1,

@@ -1,4 +1,4 @@
-"""Resume position in a stream, from a header or the query."""
+"""Event ids of a stream: whether a client wants them, and the position at which it resumes."""
 
 import re
 from typing import Final, NamedTuple
@@ -8,6 +8,7 @@ from fastapi import Request
 from gateway.dialects.endpoint import ENDPOINTS
 from gateway.errors import InvalidParameterError, shown
 
+EVENT_IDS_HEADER: Final = "X-Event-Ids"
 LAST_EVENT_ID_HEADER: Final = "Last-Event-ID"
 REQUEST_ID: Final = re.compile(f"(?:{'|'.join(each.id_pattern for each in ENDPOINTS)})")
 
@@ -22,6 +23,22 @@ class Position(NamedTuple):
     request_id: str
     number: int
     """0 before the first event."""
+
+
+def read_event_ids(request: Request, *, default: bool) -> bool:
+    """Return whether the header requests ids in the events of a new stream.
+
+    Returns `default` without the header. Raises InvalidParameterError.
+    """
+    value = request.headers.get(EVENT_IDS_HEADER)
+    if value is None:
+        return default
+    if value not in _BOOLEANS:
+        raise InvalidParameterError(
+            f"The header '{EVENT_IDS_HEADER}' must be true or false. Given: {shown(value)}.",
+            param=EVENT_IDS_HEADER,
+        )
+    return _BOOLEANS[value]
 
 
 def read_last_event_id(request: Request) -> Position | None:

@@ -76,6 +76,7 @@ async def respond_streamed(
     *,
     headers: Mapping[str, str],
     skip: int = 0,
+    has_ids: bool,
 ) -> Response:
     """Wait for the first event, then start the stream. An earlier failure gets its own HTTP status.
 
@@ -86,6 +87,7 @@ async def respond_streamed(
     response = StreamedCompletion(
         subscription,
         skip=skip,
+        has_ids=has_ids,
         watch=DisconnectWatch(request.receive, subscription.generation),
         measure=measure,
         keep_alive_seconds=settings.keep_alive_interval.total_seconds(),

@@ -67,13 +67,16 @@ async def resend(
     *,
     is_streamed: bool,
     skip: int = 0,
+    has_ids: bool = True,
     headers: Mapping[str, str] = MappingProxyType({}),
 ) -> Response:
     """Send a response to a client that did not start it, or not on this connection."""
     subscription = StoredSubscription(await context_of(request).responses.attach(response))
     headers = {**_headers(response, subscription), **headers}
     if is_streamed:
-        return await respond_streamed(request, subscription, measure, headers=headers, skip=skip)
+        return await respond_streamed(
+            request, subscription, measure, headers=headers, skip=skip, has_ids=has_ids
+        )
     return await respond_whole(request, subscription, measure, headers=headers)
 
 

@@ -51,6 +51,7 @@ class StreamedCompletion(Response):
         subscription: Subscription,
         *,
         skip: int = 0,
+        has_ids: bool,
         watch: DisconnectWatch,
         measure: RequestMeasure,
         keep_alive_seconds: float,
@@ -68,7 +69,7 @@ class StreamedCompletion(Response):
         self._watch = watch
         self._measure = measure
         self._keep_alive_seconds = keep_alive_seconds
-        self._renderer = ChunkRenderer(subscription.completion, skip=skip)
+        self._renderer = ChunkRenderer(subscription.completion, skip=skip, has_ids=has_ids)
         self._events = b""
         self._committed = False
         self._last_events: bytes | None = None

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 
 from contract.tracing import PLAN
 from gateway import tracing
-from gateway.delivery.event_ids import read_last_event_id
+from gateway.delivery.event_ids import read_event_ids, read_last_event_id
 from gateway.delivery.measuring import RequestMeasure
 from gateway.delivery.respond import measured, respond_streamed, respond_whole
 from gateway.delivery.routes import continue_stream, resend, status_response
@@ -65,6 +65,9 @@ async def _create(request: Request, endpoint: Endpoint, measure: RequestMeasure)
         return await continue_stream(request, endpoint, position, measure)
     call = await read_call(request, is_paid=True)
     idempotent = await read_idempotent_request(request, call)
+    # These clients may read the response again, so that they need a position in it.
+    may_resume = idempotent is not None or call.body.get("background") is True
+    has_ids = read_event_ids(request, default=may_resume)
     request_id = endpoint.new_id()
     if idempotent is None:
         submission = await _submit(request, call, endpoint, request_id=request_id)
@@ -75,14 +78,14 @@ async def _create(request: Request, endpoint: Endpoint, measure: RequestMeasure)
         earlier = await find_earlier(call, idempotent, request_id)
         if earlier is not None:
             count_unpaid(request, is_fault=True)
-            return await _replay(request, call, endpoint, earlier, measure)
+            return await _replay(request, call, endpoint, earlier, measure, has_ids=has_ids)
         submission = await _submit_with_key(
             request, call, endpoint, idempotent, request_id=request_id
         )
     measure.accepted(submission.checked.card.model)
     # Each paid request allows one more failure.
     call.context.unpaid.use(request.state.caller, -1)
-    return await _respond(request, call, endpoint, submission, measure)
+    return await _respond(request, call, endpoint, submission, measure, has_ids=has_ids)
 
 
 async def _submit(
@@ -127,12 +130,16 @@ async def _replay(
     endpoint: Endpoint,
     response: StoredResponse,
     measure: RequestMeasure,
+    *,
+    has_ids: bool,
 ) -> Response:
     is_streamed = call.body.get("stream") is True
     headers = {REPLAYED_HEADER: "true"}
     if response.head.is_background and not is_streamed:
         return await status_response(call.context, endpoint, response, headers=headers)
-    return await resend(request, response, measure, is_streamed=is_streamed, headers=headers)
+    return await resend(
+        request, response, measure, is_streamed=is_streamed, has_ids=has_ids, headers=headers
+    )
 
 
 async def _respond(
@@ -141,6 +148,8 @@ async def _respond(
     endpoint: Endpoint,
     submission: Submission,
     measure: RequestMeasure,
+    *,
+    has_ids: bool,
 ) -> Response:
     headers = {**submission.settlement.admission.headers, **_applied_headers(submission.checked)}
     is_streamed = submission.checked.request.stream
@@ -150,12 +159,16 @@ async def _respond(
         responses.leave(submission.settlement)
         if not is_streamed:
             return await status_response(call.context, endpoint, response, headers=headers)
-        return await resend(request, response, measure, is_streamed=True, headers=headers)
+        return await resend(
+            request, response, measure, is_streamed=True, has_ids=has_ids, headers=headers
+        )
     subscription = InitialSubscription(
         responses, submission.settlement, submission.completion, submission.generation
     )
     if is_streamed:
-        return await respond_streamed(request, subscription, measure, headers=headers)
+        return await respond_streamed(
+            request, subscription, measure, headers=headers, has_ids=has_ids
+        )
     return await respond_whole(request, subscription, measure, headers=headers)
 
 

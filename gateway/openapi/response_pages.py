@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gateway.delivery.event_ids import LAST_EVENT_ID_HEADER
+from gateway.delivery.event_ids import EVENT_IDS_HEADER, LAST_EVENT_ID_HEADER
 from gateway.dialects.endpoint import Endpoint
 from gateway.generation.idempotency import HEADER as IDEMPOTENCY_KEY_HEADER
 from gateway.openapi.described import HEADER_TEXT, error_response, header_objects
@@ -16,6 +16,15 @@ _IDEMPOTENCY_KEY: Final[dict[str, Any]] = {
     "description": "Later requests with the same key and body get the same response and do not run "
     "again.",
     "schema": {"type": "string", "pattern": "^[!-~]{1,255}$"},
+}
+
+_EVENT_IDS: Final[dict[str, Any]] = {
+    "name": EVENT_IDS_HEADER,
+    "in": "header",
+    "required": False,
+    "description": "Whether the events of a stream have an `id`. Default: only with `background` "
+    "or an Idempotency-Key. Events of a resumed stream always have one.",
+    "schema": {"type": "string", "enum": ["true", "false"]},
 }
 
 _PLACE: Final[list[dict[str, Any]]] = [
@@ -66,12 +75,13 @@ class ResponsePages:
             "description": f"One server-sent event: a `{self.chunk}` or an `Error` as JSON, and "
             "finally `[DONE]`.",
             "type": "object",
-            "required": ["data", "id"],
+            "required": ["data"],
             "properties": {
                 "data": {"type": "string"},
                 "id": {
                     "type": "string",
-                    "description": "Id of the response, a colon, and the event's number from 1.",
+                    "description": "Id of the response, a colon, and the event's number from 1; "
+                    f"only on request (see `{EVENT_IDS_HEADER}`).",
                 },
             },
         }
@@ -80,7 +90,7 @@ class ResponsePages:
     def headers(self) -> list[dict[str, Any]]:
         """Headers of a generation request."""
         description = "Resume a stream after this event. The request's body is ignored."
-        return [_IDEMPOTENCY_KEY, self._last_event_id(description)]
+        return [_IDEMPOTENCY_KEY, _EVENT_IDS, self._last_event_id(description)]
 
     def _last_event_id(self, description: str) -> dict[str, Any]:
         return {

@@ -3,10 +3,11 @@
 Everything that does not change is encoded once per request. A delta that adds only text costs one
 escape and one join. Usage is in the final chunk, or in OpenAI's extra chunk if that was requested.
 
-Each event has two lines, `data` and `id`. An id consists of the request's id and the number of the
-event, counted from 1. Numbers depend only on the replies and their order, not on how many arrive
-at a time. So any gateway that has the replies can resume after an event. `data` comes first,
-because llama.cpp's own client loses the line after a line that it ignores.
+Each event has a line `data` and, if the client wants ids, a line `id`: many clients accept one line
+only. An id consists of the request's id and the number of the event, counted from 1. Numbers depend
+only on the replies and their order, not on how many arrive at a time. So any gateway that has the
+replies can resume after an event. `data` comes first, because llama.cpp's own client loses the line
+after a line that it ignores.
 """
 
 import secrets
@@ -37,6 +38,7 @@ _ONLY_HERE = {FailureCode.TAKEN_OVER, FailureCode.GATEWAY_STOPPING}
 """Failures of one connection to a response that continues on another gateway."""
 
 _END = b"}"
+_EVENT_END = b"\n\n"
 _OBFUSCATION = b',"obfuscation":""'
 
 _json = msgspec.json.Encoder().encode
@@ -53,14 +55,14 @@ class ChunkRenderer:
     The first `skip` events, which the client already has, are counted but left out.
     """
 
-    def __init__(self, completion: Completion, *, skip: int = 0) -> None:
+    def __init__(self, completion: Completion, *, skip: int = 0, has_ids: bool = False) -> None:
         request = completion.request
         self._completion = completion
         self._n = request.n
         self._skip = skip
         self._number = 0
         """Number of the last event."""
-        self._id = b"\nid: %s:" % completion.id.encode()
+        self._id = b"\nid: %s:" % completion.id.encode() if has_ids else b""
         self.usage = completion.new_usage()
         self.failure: ApiError | None = None
         """The error that ended the stream."""
@@ -92,7 +94,8 @@ class ChunkRenderer:
         reasoning_start = self._choice_type.plain_reasoning_start(request)
         self._reasoning_heads = [reasoning_start and start + reasoning_start for start in starts]
         usage = b',"usage":null' if request.include_usage else b""
-        self._plain_end = self._choice_type.PLAIN_END + b"]" + usage + _END + self._id
+        event_end = self._id or _EVENT_END
+        self._plain_end = self._choice_type.PLAIN_END + b"]" + usage + _END + event_end
 
     @property
     def finished(self) -> bool:
@@ -120,8 +123,9 @@ class ChunkRenderer:
                                 self._plain_heads[index],
                                 _json(message.text),
                                 self._plain_end,
-                                b"%d\n\n" % self._number,
                             )
+                            if self._id:
+                                parts.append(b"%d\n\n" % self._number)
                 else:
                     self._add_message(prompt_index, message, parts)
         except ApiError as error:
@@ -135,8 +139,8 @@ class ChunkRenderer:
         requested, else beside the error. Fireworks clients also get a finish reason for every open
         choice.
 
-        If the response itself has not failed, these events repeat the id of the last event before
-        them, so that a client resumes after that event.
+        If the response itself has not failed, these events repeat the number of the last event
+        before them, so that a client resumes after that event.
         """
         request = self._completion.request
         events: list[bytes] = []
@@ -160,7 +164,7 @@ class ChunkRenderer:
         else:
             last_number = max(self._number, self._skip)
             for event in events:
-                parts += (event, self._id, b"%d\n\n" % last_number)
+                parts += (event, self._event_end(last_number))
         return b"".join(parts)
 
     def usage_so_far(self) -> Usage:
@@ -218,8 +222,9 @@ class ChunkRenderer:
             return False
         self._number += 1
         if self._number > self._skip:
-            end = b"%d\n\n" % self._number
-            parts += (head, _json(delta.reasoning), self._plain_end, end)
+            parts += (head, _json(delta.reasoning), self._plain_end)
+            if self._id:
+                parts.append(b"%d\n\n" % self._number)
         return True
 
     def _finish_job(self, prompt_index: int, finished: JobFinished, parts: list[bytes]) -> None:
@@ -251,7 +256,10 @@ class ChunkRenderer:
     def _add_event(self, data: bytes, parts: list[bytes]) -> None:
         self._number += 1
         if self._number > self._skip:
-            parts += (data, self._id, b"%d\n\n" % self._number)
+            parts += (data, self._event_end(self._number))
+
+    def _event_end(self, number: int) -> bytes:
+        return b"%b%d\n\n" % (self._id, number) if self._id else _EVENT_END
 
     def _choice(self, index: int) -> Choice:
         choice = self._choices.get(index)
@@ -262,7 +270,7 @@ class ChunkRenderer:
     def _chunk(self, choices: list[dict[str, Any]], members: dict[str, Any]) -> bytes:
         chunk = self._head + _json({"choices": choices, **members})[1:-1]
         if self._completion.request.include_obfuscation:
-            chunk += _obfuscation(len(chunk) + len(_END) + len("\n\n"))
+            chunk += _obfuscation(len(chunk) + len(_END) + len(_EVENT_END))
         return chunk + _END
 
 

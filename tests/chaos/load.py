@@ -181,7 +181,7 @@ class ClientRequest:
     async def _stream(self) -> None:
         history = self._history
         body = self._recipe.body_of(stream=True)
-        headers = {}
+        headers = {"x-event-ids": "true"}
         if history.behaviour is Behaviour.REPEATING_STREAM:
             headers["idempotency-key"] = self._idempotency_key
         while history.ending is Ending.UNFINISHED and self._has_time():

@@ -10,22 +10,27 @@ PREFIX = b"data: "
 DONE = b"data: [DONE]"
 KEEP_ALIVE = b": keep-alive"
 
-_EVENT = re.compile(rb"(data: [^\r\n]*)\nid: ((?:chat)?cmpl-[0-9a-z]+):([0-9]+)")
+_EVENT = re.compile(rb"(data: [^\r\n]*)(?:\nid: ((?:chat)?cmpl-[0-9a-z]+):([0-9]+))?")
 
 
 def numbered_events(body: bytes) -> list[tuple[bytes, str, int]]:
     """Return the data line, the request id and the number of each event of a whole stream.
 
-    Each event is two lines followed by an empty one; comments are skipped.
+    Each event is one line, or two lines if the events have ids, followed by an empty line; comments
+    are skipped. Events without ids are counted from 1, and have the id in the first chunk.
     """
     assert body.endswith(b"\n\n") or not body, f"unfinished event: {body[-80:]!r}"
-    events: list[tuple[bytes, str, int]] = []
+    matches: list[re.Match[bytes]] = []
     for event in body[:-2].split(b"\n\n"):
         if event not in (b"", KEEP_ALIVE):
             match = _EVENT.fullmatch(event)
             assert match, f"neither an event nor a comment: {event!r}"
-            events.append((match[1], match[2].decode(), int(match[3])))
-    return events
+            matches.append(match)
+    assert len({match[2] is None for match in matches}) <= 1, "only some events have an id"
+    if matches and matches[0][2] is None:
+        request_id = json.loads(matches[0][1].removeprefix(PREFIX)).get("id", "")
+        return [(match[1], request_id, number) for number, match in enumerate(matches, 1)]
+    return [(match[1], match[2].decode(), int(match[3])) for match in matches]
 
 
 def split_events(body: bytes) -> list[bytes]:

@@ -114,6 +114,7 @@ class Caller:
         response = self.post(dialect, streamed, path)
         assert response.status_code == 200, response.text
         assert response.headers["content-type"].startswith("text/event-stream")
+        assert "\nid:" not in response.text
         return chunks_of(response.text)
 
     def refused(
@@ -131,12 +132,9 @@ class Caller:
 def chunks_of(text: str) -> list[Body]:
     """Return the JSON of each event; the last must be `[DONE]`. Only ids may come with them."""
     blocks = [block for block in text.split("\n\n") if block and not block.startswith(":")]
-    lines = [block.split("\n") for block in blocks]
-    assert all(
-        data.startswith("data: ") and id_.startswith(("id: cmpl-", "id: chatcmpl-")) and not others
-        for data, id_, *others in lines
-    ), text
-    events = [data.removeprefix("data: ") for data, _ in lines]
+    lines = [block.partition("\nid: ")[0] for block in blocks]
+    assert all(line.startswith("data: ") and "\n" not in line for line in lines), text
+    events = [line.removeprefix("data: ") for line in lines]
     assert events[-1] == DONE, events[-1]
     chunks: list[Body] = [json.loads(event) for event in events[:-1]]
     assert all("error" not in chunk for chunk in chunks), text

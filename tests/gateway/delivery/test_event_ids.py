@@ -1,9 +1,15 @@
-"""The event id after which a client resumes."""
+"""Whether a client wants event ids, and the event id after which it resumes."""
 
 import pytest
 from fastapi import Request
 
-from gateway.delivery.event_ids import Position, read_last_event_id, read_position, read_stream
+from gateway.delivery.event_ids import (
+    Position,
+    read_event_ids,
+    read_last_event_id,
+    read_position,
+    read_stream,
+)
 from gateway.errors import InvalidParameterError
 from tests.support.cases import all_cases
 
@@ -15,6 +21,22 @@ def request(query: str = "", **headers: str) -> Request:
     """Make the parts of a request that are read."""
     raw = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
     return Request({"type": "http", "headers": raw, "query_string": query.encode()})
+
+
+@all_cases("default", [False, True])
+def test_header_overrides_whether_events_have_ids(*, default: bool) -> None:
+    assert read_event_ids(request(), default=default) is default
+    assert read_event_ids(request(x_event_ids="true"), default=default)
+    assert not read_event_ids(request(x_event_ids="false"), default=default)
+
+
+@all_cases("value", ["", "1", "True", "true, true", "x" * 5000])
+def test_other_value_of_the_header_is_refused_by_name(value: str) -> None:
+    with pytest.raises(InvalidParameterError, match="'X-Event-Ids' must be true or false") as error:
+        read_event_ids(request(x_event_ids=value), default=True)
+    assert error.value.param == "X-Event-Ids"
+    assert value[:20] in error.value.message
+    assert len(error.value.message) < 300
 
 
 @all_cases("request_id", [ID, CHAT_ID])

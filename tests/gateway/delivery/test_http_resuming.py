@@ -1,6 +1,7 @@
 """Streams resume after any event, at any gateway, while they run and for a while after."""
 
 import asyncio
+import secrets
 from typing import Any
 
 import httpx
@@ -9,6 +10,7 @@ from redis.asyncio import Redis
 from contract.outcomes import FailureCode
 from gateway.tenancy.scopes import Scope
 from tests.gateway.callers import caller
+from tests.gateway.chats import CHATS, chatting
 from tests.gateway.conftest import asking, complete, eventually, gateway_client, nothing_left, serve
 from tests.gateway.http_calls import message_of
 from tests.gateway.resuming import Reader, await_status, begin, begun, resume, status_of
@@ -99,6 +101,54 @@ async def test_post_with_the_header_resumes_and_runs_nothing(
         rest = await other_client.post("/v1/completions", json=body, headers=headers)
         assert rest.status_code == 200
         assert numbered_events(rest.content) == whole[3:]
+
+
+@all_cases("path", ["/v1/completions", CHATS])
+@all_cases(
+    ("wish", "has_key", "is_background", "expected"),
+    [
+        ("", False, False, False),
+        ("", True, False, True),
+        ("", False, True, True),
+        ("true", False, False, True),
+        ("false", True, False, False),
+        ("false", False, True, False),
+    ],
+)
+async def test_events_have_ids_only_on_request(
+    client: httpx.AsyncClient,
+    path: str,
+    *,
+    wish: str,
+    has_key: bool,
+    is_background: bool,
+    expected: bool,
+) -> None:
+    make = asking if path == "/v1/completions" else chatting
+    body = make(stream=True, max_tokens=2, background=is_background)
+    headers = {"x-event-ids": wish} if wish else {}
+    if has_key:
+        headers["idempotency-key"] = secrets.token_hex(8)
+    new, retried = [await client.post(path, json=body, headers=headers) for _ in range(2)]
+    assert ("idempotent-replayed" in retried.headers) is has_key
+    request_id = numbered_events(new.content)[0][1]
+    again = await client.get(f"{path}/{request_id}?stream=true", headers=headers)
+    for response, has_ids in ((new, expected), (retried, expected), (again, True)):
+        assert response.status_code == 200, response.text
+        ids = response.content.count(b"\nid: ")
+        assert ids == (len(numbered_events(response.content)) if has_ids else 0)
+    assert numbered_events(again.content) == numbered_events(new.content)
+
+
+async def test_other_value_of_the_header_for_ids_runs_nothing(client: httpx.AsyncClient) -> None:
+    headers = {"x-event-ids": "yes", "x-api-dialect": "llamacpp"}
+    response = await client.post("/v1/completions", json=asking(stream=True), headers=headers)
+    assert response.status_code == 400
+    assert response.json()["error"] == {
+        "code": 400,
+        "message": "The header 'X-Event-Ids' must be true or false. Given: \"yes\".",
+        "type": "invalid_request_error",
+    }
 
 
 async def test_starting_after_in_the_query_resumes(client: httpx.AsyncClient) -> None:

@@ -62,7 +62,7 @@ async def test_stream_has_the_headers_and_framing_of_server_sent_events(
         f'data: {{"id":"{first["id"]}","object":"text_completion","created":{first["created"]},'
         f'"model":"framed","system_fingerprint":"{first["system_fingerprint"]}",'
         f'"choices":[{{"index":0,"text":{json.dumps(first["choices"][0]["text"])},'
-        f'"logprobs":null,"finish_reason":null}}]}}\nid: {first["id"]}:1\n\n'.encode()
+        f'"logprobs":null,"finish_reason":null}}]}}\n\n'.encode()
     )
     assert "usage" not in first
     assert final["usage"]["completion_tokens"] == 3

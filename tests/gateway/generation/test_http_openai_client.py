@@ -38,7 +38,10 @@ async def test_stream_is_read_as_usual(openai: AsyncOpenAI) -> None:
 
 async def test_stream_resumes_after_the_last_event_id(openai: AsyncOpenAI) -> None:
     whole = await openai.completions.create(**ASKED)
-    raw = await openai.completions.with_raw_response.create(**ASKED, stream=True)
+    headers = {"x-event-ids": "true"}
+    raw = await openai.completions.with_raw_response.create(
+        **ASKED, stream=True, extra_headers=headers
+    )
     body = b"".join([part async for part in raw.http_response.aiter_bytes()])
     events = body.split(b"\n\n")
     last_event_id = events[4].split(b"\nid: ")[1].decode()

@@ -61,17 +61,17 @@ def deltas(answer: Completion, *replies: Reply) -> list[dict[str, Any]]:
 def test_stream_is_byte_for_byte_as_documented() -> None:
     body = stream(chat(), said("Hel"), said("lo"), said("!", finish=STOP), ended())
 
-    def event(number: int, data: bytes) -> bytes:
-        return HEAD + data + b"}\nid: chatcmpl-1:%d\n\n" % number
+    def event(data: bytes) -> bytes:
+        return HEAD + data + b"}\n\n"
 
     nulls = b',"logprobs":null,"finish_reason":null}]'
     assert body == (
-        event(1, b'[{"index":0,"delta":{"role":"assistant","content":""}' + nulls)
-        + event(2, b'[{"index":0,"delta":{"content":"Hel"}' + nulls)
-        + event(3, b'[{"index":0,"delta":{"content":"lo"}' + nulls)
-        + event(4, b'[{"index":0,"delta":{"content":"!"}' + nulls)
-        + event(5, b'[{"index":0,"delta":{},"logprobs":null,"finish_reason":"stop"}],' + USAGE)
-        + b"data: [DONE]\nid: chatcmpl-1:6\n\n"
+        event(b'[{"index":0,"delta":{"role":"assistant","content":""}' + nulls)
+        + event(b'[{"index":0,"delta":{"content":"Hel"}' + nulls)
+        + event(b'[{"index":0,"delta":{"content":"lo"}' + nulls)
+        + event(b'[{"index":0,"delta":{"content":"!"}' + nulls)
+        + event(b'[{"index":0,"delta":{},"logprobs":null,"finish_reason":"stop"}],' + USAGE)
+        + b"data: [DONE]\n\n"
     )
 
 

@@ -204,7 +204,7 @@ async def test_stream_joins_to_the_whole_response_however_it_is_cut(
 
 def rendered(answer: Completion, replies: list[Reply], *, skip: int, batch: int) -> bytes:
     """Render replies in batches, and the failure if there is one."""
-    renderer = ChunkRenderer(answer, skip=skip)
+    renderer = ChunkRenderer(answer, skip=skip, has_ids=True)
     body = b"".join(
         renderer.render(replies[start : start + batch]) for start in range(0, len(replies), batch)
     )

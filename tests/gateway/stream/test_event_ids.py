@@ -31,10 +31,15 @@ FAILING = [*REPLIES[:4], failed()]
 
 
 def rendered(
-    answer: Completion, replies: Sequence[Reply], *, skip: int = 0, batch: int = 1
+    answer: Completion,
+    replies: Sequence[Reply],
+    *,
+    skip: int = 0,
+    batch: int = 1,
+    has_ids: bool = True,
 ) -> bytes:
     """Render replies in batches, and the failure if there is one."""
-    renderer = ChunkRenderer(answer, skip=skip)
+    renderer = ChunkRenderer(answer, skip=skip, has_ids=has_ids)
     body = b"".join(
         renderer.render(replies[start : start + batch]) for start in range(0, len(replies), batch)
     )
@@ -69,6 +74,10 @@ def test_events_after_an_event_id_are_the_same_in_every_rendering(
     ]
     if answer.request.profile.name in (Dialect.OPENAI, Dialect.FIREWORKS, Dialect.VLLM):
         assert again == first[skip:]
+        # Without ids, the events are the same, so that a client can count them.
+        plain = rendered(answer, replies, batch=batch, has_ids=False)
+        assert b"\nid:" not in plain
+        assert numbered_events(plain) == first
 
 
 @all_cases(
@@ -103,7 +112,7 @@ def test_failure_of_the_response_has_an_event_id() -> None:
 @all_cases("include_usage", [False, True])
 @all_cases("reported", [0, 2])
 def test_failure_of_the_connection_has_no_event_id(*, include_usage: bool, reported: int) -> None:
-    renderer = ChunkRenderer(completion(n=2, include_usage=include_usage))
+    renderer = ChunkRenderer(completion(n=2, include_usage=include_usage), has_ids=True)
     renderer.render(REPLIES[: 2 * reported])
     error = SlowReaderError("The client reads too slowly; the request was cancelled.")
     events = numbered_events(renderer.render_failure(error))
@@ -122,7 +131,7 @@ def test_response_that_continues_at_another_gateway_has_not_failed(code: Failure
 
 
 def test_client_that_resumes_before_new_events_keeps_its_position() -> None:
-    renderer = ChunkRenderer(completion(), skip=5)
+    renderer = ChunkRenderer(completion(), skip=5, has_ids=True)
     assert renderer.render([said("a")]) == b""
     events = numbered_events(renderer.render_failure(ServiceUnavailableError("It drains.")))
     assert {number for _, _, number in events} == {5}

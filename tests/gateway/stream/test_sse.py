@@ -44,14 +44,13 @@ def only_chunk(body: bytes) -> Any:
 def test_stream_is_byte_for_byte_as_documented() -> None:
     body = stream(completion(), said("Hel"), said("lo", finish=STOP), ended())
     assert body == (
-        b"data: " + HEAD + b'[{"index":0,"text":"Hel","logprobs":null,"finish_reason":null}]}\n'
-        b"id: cmpl-1:1\n\n"
+        b"data: " + HEAD + b'[{"index":0,"text":"Hel","logprobs":null,"finish_reason":null}]}\n\n'
         b"data: "
         + HEAD
         + b'[{"index":0,"text":"lo","logprobs":null,"finish_reason":"stop"}],'
         + USAGE
-        + b"}\nid: cmpl-1:2\n\n"
-        b"data: [DONE]\nid: cmpl-1:3\n\n"
+        + b"}\n\n"
+        b"data: [DONE]\n\n"
     )
 
 
