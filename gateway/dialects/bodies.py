@@ -85,8 +85,10 @@ def read_whole_sampling(
 def shared_extra(body: SharedParameters) -> list[str]:
     """Return the paths of entries in shared parameters that have no effect here."""
     ignored: list[str] = []
-    if body.stream_options is not None:
-        ignored += nested_extra("stream_options", body.stream_options.model_extra)
+    if (options := body.stream_options) is not None:
+        ignored += nested_extra("stream_options", options.model_extra)
+        if options.continuous_usage_stats and options.include_usage is False:
+            ignored.append("stream_options.continuous_usage_stats")
     if body.repetition_detection is not None:
         ignored += nested_extra("repetition_detection", body.repetition_detection.model_extra)
     ignored += nested_extra("structured_outputs", unknown_options(body.structured_outputs))

@@ -86,6 +86,8 @@ def to_generation_request(
         echo_last=echo_last,
         stream=bool(body.stream),
         include_usage=bool(options.include_usage),
+        hides_usage=options.include_usage is False,
+        continuous_usage=bool(options.continuous_usage_stats),
         include_obfuscation=bool(options.include_obfuscation),
         structure=structure,
         tool_use=tool_use,

@@ -162,6 +162,10 @@ class GenerationRequest:
     stream: bool
     include_usage: bool
     """Whether a stream ends with OpenAI's extra chunk that carries only usage."""
+    hides_usage: bool = False
+    """Whether a stream has no usage at all."""
+    continuous_usage: bool = False
+    """Whether every chunk with a choice has the usage of that choice so far."""
     include_obfuscation: bool = False
     """Whether chunks are padded to hide the length of their text."""
     structure: Structure | None = None

@@ -7,7 +7,7 @@ from pydantic import Field
 from contract.tier import ServiceTier
 from gateway.dialects.fields import Parameters, agreed
 from gateway.dialects.profile import Profile
-from gateway.errors import InvalidParameterError, UnsupportedParameterError, shown
+from gateway.errors import InvalidParameterError, shown
 
 MAX_ISOLATION_KEY_CHARACTERS = 256
 
@@ -20,7 +20,8 @@ class StreamOptions(Parameters):
 
     include_usage: bool | None = Field(
         default=None,
-        description="End the stream with an extra chunk that has only `usage`. Default: false.",
+        description="Whether to end the stream with an extra chunk that has only `usage`. With "
+        "false, no chunk has `usage`. Default: the final chunk has it.",
     )
     include_obfuscation: bool | None = Field(
         default=None,
@@ -28,7 +29,9 @@ class StreamOptions(Parameters):
         "Default: false.",
     )
     continuous_usage_stats: bool | None = Field(
-        default=None, description="Usage in every chunk is not supported. Default: false."
+        default=None,
+        description="Return `usage` in every chunk with a choice: the tokens of that choice so "
+        "far. No effect if `include_usage` is false. Default: false.",
     )
 
 
@@ -52,8 +55,8 @@ class DeliveryParameters(Parameters):
     )
     timings_per_token: bool | None = Field(
         default=None,
-        description="Return llama.cpp's `timings` in every chunk and in whole responses. Default: "
-        "false.",
+        description="Return llama.cpp's `timings` in every chunk, except the one with the role of a "
+        "chat, and in whole responses. Default: false.",
     )
     perf_metrics_in_response: bool | None = Field(
         default=None,
@@ -88,11 +91,6 @@ def read_stream_options(body: DeliveryParameters, profile: Profile) -> StreamOpt
     options = body.stream_options
     if options is None:
         return StreamOptions()
-    if options.continuous_usage_stats:
-        raise UnsupportedParameterError(
-            "'stream_options.continuous_usage_stats' is not supported.",
-            param="stream_options.continuous_usage_stats",
-        )
     if body.stream:
         return options
     if not profile.allows_stream_options_without_stream:

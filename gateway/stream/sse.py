@@ -79,6 +79,10 @@ class ChunkRenderer:
         self._choices: dict[int, Choice] = {}
         """Created on demand: most choices of completions need it only for their last delta."""
         self._choice_type = choice_type(request)
+        self._tokens: list[int] = []
+        """Completion tokens of each choice, if every chunk with a choice has usage."""
+        if request.continuous_usage and not request.hides_usage:
+            self._tokens = [0] * completion.choices
         # OpenAI sends `usage: null` in every other chunk if the extra one was requested.
         self._common: dict[str, Any] = {"usage": None} if request.include_usage else {}
         self._head = b"data: " + _json(completion.head(is_chunk=True))[:-1] + b","
@@ -136,8 +140,8 @@ class ChunkRenderer:
         """Return the events that end a failed stream, `[DONE]` included.
 
         `usage` counts the tokens that were sent before: in OpenAI's extra chunk if that was
-        requested, else beside the error. Fireworks clients also get a finish reason for every open
-        choice.
+        requested, else beside the error. Clients that declined usage get none. Fireworks clients
+        also get a finish reason for every open choice.
 
         If the response itself has not failed, these events repeat the number of the last event
         before them, so that a client resumes after that event.
@@ -148,7 +152,7 @@ class ChunkRenderer:
         so_far = self.usage_so_far()
         if so_far.completion_tokens and request.include_usage:
             events.append(self._chunk([], {"usage": so_far.body()}))
-        elif so_far.completion_tokens:
+        elif so_far.completion_tokens and not request.hides_usage:
             members["usage"] = so_far.body()
         if request.profile.ends_choices_with_error:
             members["choices"] = [
@@ -198,6 +202,8 @@ class ChunkRenderer:
             raise to_api_error(message)
 
     def _add_delta(self, index: int, delta: Delta, parts: list[bytes]) -> None:
+        if self._tokens:
+            self._tokens[index] += len(delta.token_ids)
         if self._is_chat:
             self.usage.add_reasoning(delta)
             if self._is_plain[index] and self._add_plain_reasoning(index, delta, parts):
@@ -207,13 +213,37 @@ class ChunkRenderer:
                 self._final_delta = (index, delta)  # Waits for the usage.
                 return
             self._finished_choices.add(index)
-        members = self._common
+        timings: dict[str, Any] = {}
         if self._running is not None:
-            members = members | {"timings": self._running.add(len(delta.token_ids))}
+            timings = {"timings": self._running.add(len(delta.token_ids))}
         for chunk in self._choice(index).chunks(delta):
-            self._add_event(self._chunk([chunk], members), parts)
+            self._add_choice(index, chunk, timings, parts)
             # The first chunk has sent the echo, or the role.
             self._is_plain[index] = self._may_be_plain
+
+    def _add_choice(
+        self, index: int, chunk: dict[str, Any], timings: dict[str, Any], parts: list[bytes]
+    ) -> None:
+        """Add the event of a choice object before the final one.
+
+        The event of a chat's role precedes the tokens: it counts none, and has no timings.
+        """
+        is_role = self._is_chat and "role" in chunk["delta"]
+        usage = self._usage_member(index, is_role=is_role)
+        self._add_event(self._chunk([chunk], usage if is_role else usage | timings), parts)
+
+    def _usage_member(self, index: int, *, is_role: bool = False) -> dict[str, Any]:
+        """Return the `usage` of a chunk with a choice before the end of the response."""
+        if not self._tokens:
+            return self._common
+        prompt_tokens = len(self._completion.prompt_token_ids[index // self._n])
+        completion_tokens = 0 if is_role else self._tokens[index]
+        counts = {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": prompt_tokens + completion_tokens,
+        }
+        return {"usage": counts}
 
     def _add_plain_reasoning(self, index: int, delta: Delta, parts: list[bytes]) -> bool:
         """Add the event of a delta with nothing but reasoning. Return False for other deltas."""
@@ -245,9 +275,9 @@ class ChunkRenderer:
             index, delta = self._final_delta
             *others, last = self._choice(index).chunks(delta)
             for chunk in others:
-                self._add_event(self._chunk([chunk], self._common), parts)
+                self._add_choice(index, chunk, {}, parts)
             has_usage = not request.include_usage or request.profile.keeps_usage_in_final_chunk
-            own = usage if has_usage else self._common
+            own = usage if has_usage and not request.hides_usage else self._usage_member(index)
             self._add_event(self._chunk([last], own | members), parts)
         if request.include_usage:
             self._add_event(self._chunk([], usage | members), parts)
@@ -280,6 +310,7 @@ def _may_be_plain(request: GenerationRequest) -> bool:
         or request.return_token_ids
         or request.include_obfuscation
         or request.timings_per_token
+        or request.continuous_usage
         # A completion's text is searched for tool calls at its end.
         or (request.tool_use is not None and request.chat is None)
     )

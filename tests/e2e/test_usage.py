@@ -63,6 +63,26 @@ def test_include_usage_adds_a_chunk_without_choices(client: OpenAI) -> None:
     assert [chunk.usage for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
 
 
+def test_continuous_usage_counts_the_tokens_so_far(client: OpenAI) -> None:
+    options = {"temperature": 1, "seed": 6, "max_tokens": 20}
+    continuous, without = at_once(
+        lambda: streamed(
+            client,
+            OPEN,
+            stream_options={"include_usage": True, "continuous_usage_stats": True},
+            **options,
+        ),
+        lambda: streamed(client, OPEN, stream_options={"include_usage": False}, **options),
+    )
+
+    *chunks, extra = continuous
+    reported = [counts(chunk) for chunk in chunks]
+    assert reported == sorted(reported)
+    assert reported[-1] == counts(extra)
+    assert reported[0] < reported[-1]
+    assert not any(chunk.usage for chunk in without)
+
+
 def counts(completion: Completion) -> tuple[int, int]:
     """Return the token counts that do not depend on the prefix cache."""
     usage = usage_of(completion)

@@ -135,6 +135,8 @@ def to_chat_generation_request(
         echo=False,
         stream=bool(body.stream),
         include_usage=bool(options.include_usage),
+        hides_usage=options.include_usage is False,
+        continuous_usage=bool(options.continuous_usage_stats),
         include_obfuscation=bool(options.include_obfuscation),
         structure=read_structure(body),
         tool_use=tools.use,

@@ -266,20 +266,28 @@ def test_either_name_of_token_ids_requests_them() -> None:
 @all_cases(
     ("options", "expected"),
     [
-        (None, (False, False)),
-        ({}, (False, False)),
-        ({"include_usage": None}, (False, False)),
-        ({"include_usage": False}, (False, False)),
-        ({"include_usage": True}, (True, False)),
-        ({"include_usage": True, "include_obfuscation": True}, (True, True)),
-        ({"continuous_usage_stats": False}, (False, False)),
+        (None, set()),
+        ({}, set()),
+        ({"include_usage": None}, set()),
+        ({"include_usage": False}, {"hides_usage"}),
+        ({"include_usage": True}, {"include_usage"}),
+        ({"include_obfuscation": True}, {"include_obfuscation"}),
+        ({"continuous_usage_stats": False}, set()),
+        ({"continuous_usage_stats": True}, {"continuous_usage"}),
     ],
 )
-def test_stream_options_are_read(
-    options: dict[str, Any] | None, expected: tuple[bool, bool]
-) -> None:
+def test_stream_options_are_read(options: dict[str, Any] | None, expected: set[str]) -> None:
     request = read(stream=True, stream_options=options)
-    assert (request.include_usage, request.include_obfuscation) == expected
+    names = ("include_usage", "hides_usage", "continuous_usage", "include_obfuscation")
+    assert {name for name in names if getattr(request, name)} == expected
+    assert request.ignored_parameters == ()
+
+
+def test_usage_in_every_chunk_has_no_effect_for_a_client_that_declines_usage() -> None:
+    options = {"include_usage": False, "continuous_usage_stats": True}
+    request = read(stream=True, stream_options=options)
+    assert request.hides_usage
+    assert request.ignored_parameters == ("stream_options.continuous_usage_stats",)
 
 
 def test_stream_option_of_a_wrong_type_is_refused() -> None:

@@ -74,7 +74,7 @@ VALUES: dict[str, list[Any]] = {
     "tools": [[TOOL], [], [5], [{}], [{"type": "function", "function": {}}], 5],
     "tool_choice": ["none", "auto", "any", 5, {}, {"type": "function"}],
     "images": [[], 5, "x", [5], ["http://localhost/"], [["x"]]],
-    "stream_options": [{}, {"include_usage": None}, {"include_usage": 1}, 5, []],
+    "stream_options": [{}, {"include_usage": None}, {"continuous_usage_stats": 1}, 5, []],
     "repetition_detection": [{}, {"max_pattern_size": 129}, {"min_count": "a"}, 5],
     "context_length_exceeded_behavior": ["truncate", "error", "trim", 5],
     "model": ["m", 5, ["m"]],

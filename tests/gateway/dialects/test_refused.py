@@ -6,7 +6,7 @@ from typing import Any
 from gateway.dialects.completions import CompletionRequest
 from gateway.dialects.profile import Profile
 from gateway.dialects.refused import REFUSED
-from tests.gateway.dialects.reading import EVERY_PROFILE, OPENAI, read, refusal, unsupported
+from tests.gateway.dialects.reading import EVERY_PROFILE, read, refusal, unsupported
 from tests.support.cases import all_cases
 
 
@@ -88,14 +88,6 @@ def test_entries_of_objects_are_named_by_their_paths() -> None:
         "stream_options.pace",
         "zeta",
     )
-
-
-def test_usage_in_every_chunk_is_refused() -> None:
-    error = refusal(stream=True, stream_options={"continuous_usage_stats": True})
-    assert error.message == "'stream_options.continuous_usage_stats' is not supported."
-    assert error.code == "unsupported_parameter"
-    request = read(OPENAI, stream=True, stream_options={"continuous_usage_stats": False})
-    assert request.ignored_parameters == ()
 
 
 def test_nothing_is_both_served_and_refused() -> None:

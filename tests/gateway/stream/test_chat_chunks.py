@@ -259,6 +259,20 @@ def test_include_usage_gives_openais_extra_chunk_and_nulls_elsewhere() -> None:
     assert extra["usage"]["completion_tokens_details"] == {"reasoning_tokens": 4}
 
 
+def test_continuous_usage_of_the_role_counts_no_token() -> None:
+    replies = [said("a", token_ids=[1, 2]), said("b", finish=STOP), ended(tokens=3)]
+    chunks = parse_chunks(stream(chat(include_usage=True, continuous_usage=True), *replies))
+    counts = [
+        (chunk["choices"][0]["delta"], chunk["usage"]["completion_tokens"]) for chunk in chunks[:-1]
+    ]
+    assert counts == [
+        ({"role": "assistant", "content": ""}, 0),
+        ({"content": "a"}, 2),
+        ({"content": "b"}, 3),
+        ({}, 3),
+    ]
+
+
 @all_cases("dialect", Dialect)
 def test_usage_is_in_the_last_chunk_of_the_choice_that_finishes_last(dialect: Dialect) -> None:
     replies = [said("a"), said("b", choice=1, finish=STOP), said("c", finish=STOP), ended()]
@@ -312,8 +326,8 @@ def test_chunks_are_padded_to_the_same_length(text: str) -> None:
         assert json.loads(event.removeprefix(b"data: "))["obfuscation"] is not None
 
 
-def test_timings_of_a_running_stream_are_in_every_chunk() -> None:
+def test_timings_of_a_running_stream_are_in_every_chunk_but_that_of_the_role() -> None:
     chunks = parse_chunks(
         stream(chat(timings_per_token=True), said("a"), said("b", finish=STOP), ended())
     )
-    assert [chunk.get("timings", {}).get("predicted_n") for chunk in chunks] == [1, 1, None, 2]
+    assert [chunk.get("timings", {}).get("predicted_n") for chunk in chunks] == [None, 1, None, 2]

@@ -61,6 +61,7 @@ DETAILS = st.one_of(
             "return_token_ids": st.booleans(),
             "include_obfuscation": st.booleans(),
             "timings_per_token": st.booleans(),
+            "continuous_usage": st.booleans(),
         }
     ),
 )

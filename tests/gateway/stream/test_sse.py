@@ -282,6 +282,7 @@ OPTIONS = st.fixed_dictionaries(
         "include_usage": st.booleans(),
         "include_obfuscation": st.booleans(),
         "timings_per_token": st.booleans(),
+        "continuous_usage": st.booleans(),
         "wants_timings": st.booleans(),
     }
 )

@@ -46,6 +46,54 @@ def test_conflict_17_include_usage_gives_openais_extra_chunk(dialect: Dialect) -
         assert final["usage"] is None
 
 
+@all_cases("dialect", Dialect)
+@all_cases("include_usage", [False, True])
+def test_continuous_usage_counts_the_tokens_of_each_choice(
+    dialect: Dialect, *, include_usage: bool
+) -> None:
+    """As vLLM's server with `continuous_usage_stats`."""
+    renderer = ChunkRenderer(
+        completion(dialect=dialect, n=2, include_usage=include_usage, continuous_usage=True)
+    )
+    replies = [
+        said("a", token_ids=[1, 2]),
+        said("", token_ids=[3]),
+        said("b", choice=1),
+        said("c", choice=1, finish=STOP),
+        said("d", finish=LENGTH),
+        ended(tokens=6),
+    ]
+    chunks = parse_chunks(renderer.render(replies))
+    if include_usage:
+        extra = chunks.pop()
+        assert extra["choices"] == []
+        assert extra["usage"]["total_tokens"] == 3 + 6
+    *others, final = [(chunk["choices"][0]["index"], chunk["usage"]) for chunk in chunks]
+    assert others == [
+        (index, {"prompt_tokens": 3, "completion_tokens": tokens, "total_tokens": 3 + tokens})
+        for index, tokens in ((0, 2), (1, 1), (1, 2))
+    ]
+    is_whole = not include_usage or dialect in FIREWORKS
+    assert final[1]["completion_tokens"] == (6 if is_whole else 4)
+
+
+@all_cases("dialect", Dialect)
+@all_cases("continuous_usage", [False, True])
+def test_stream_of_a_client_that_declines_usage_has_none(
+    dialect: Dialect, *, continuous_usage: bool
+) -> None:
+    fields: dict[str, Any] = {"hides_usage": True, "continuous_usage": continuous_usage}
+    chunks = chunks_of(dialect, **fields)
+    assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+    assert all("usage" not in chunk for chunk in chunks)
+
+    renderer = ChunkRenderer(completion(dialect=dialect, **fields))
+    renderer.render([said("a"), failed()])
+    (event,) = parse_chunks(renderer.render_failure(GenerationFailedError("It failed.")))
+    assert "error" in event
+    assert "usage" not in event
+
+
 def test_only_fireworks_keeps_usage_in_the_final_chunk() -> None:
     keeping = [name for name, profile in PROFILES.items() if profile.keeps_usage_in_final_chunk]
     assert keeping == FIREWORKS
