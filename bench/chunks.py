@@ -29,6 +29,7 @@ _CASES: dict[str, tuple[dict[str, Any], Delta]] = {
         {"logprobs": 1},
         Delta(1, 1, 0, 0, " word", [9], logprobs=_SCORED),
     ),
+    "completion: text, usage": ({"continuous_usage": True}, Delta(1, 1, 0, 0, " word", [9])),
     "chat: content": (_CHAT, Delta(1, 1, 0, 0, " word", [9])),
     "chat: reasoning": (
         _CHAT,

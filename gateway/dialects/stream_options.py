@@ -55,8 +55,8 @@ class DeliveryParameters(Parameters):
     )
     timings_per_token: bool | None = Field(
         default=None,
-        description="Return llama.cpp's `timings` in every chunk, except the one with the role of a "
-        "chat, and in whole responses. Default: false.",
+        description="Return llama.cpp's `timings` in every chunk, except the one with the role of "
+        "a chat, and in whole responses. Default: false.",
     )
     perf_metrics_in_response: bool | None = Field(
         default=None,
