@@ -1,4 +1,4 @@
-"""Event ids of a stream: whether a client wants them, and the position at which it resumes."""
+"""Event ids of a stream: whether a client requests them, and the position at which it resumes."""
 
 import re
 from typing import Final, NamedTuple

@@ -65,7 +65,7 @@ async def _create(request: Request, endpoint: Endpoint, measure: RequestMeasure)
         return await continue_stream(request, endpoint, position, measure)
     call = await read_call(request, is_paid=True)
     idempotent = await read_idempotent_request(request, call)
-    # These clients may read the response again, so that they need a position in it.
+    # These clients may read the response again, so they need a position in it.
     may_resume = idempotent is not None or call.body.get("background") is True
     has_ids = read_event_ids(request, default=may_resume)
     request_id = endpoint.new_id()

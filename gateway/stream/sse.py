@@ -3,11 +3,11 @@
 Everything that does not change is encoded once per request. A delta that adds only text costs one
 escape and one join. Usage is in the final chunk, or in OpenAI's extra chunk if that was requested.
 
-Each event has a line `data` and, if the client wants ids, a line `id`: many clients accept one line
-only. An id consists of the request's id and the number of the event, counted from 1. Numbers depend
-only on the replies and their order, not on how many arrive at a time. So any gateway that has the
-replies can resume after an event. `data` comes first, because llama.cpp's own client loses the line
-after a line that it ignores.
+Each event has a line `data`, and on request a line `id`: many clients accept one line only. An id
+consists of the request's id and the number of the event, counted from 1. Numbers depend only on the
+replies and their order, not on how many arrive at a time. So any gateway that has the replies can
+resume after an event. `data` comes first, because llama.cpp's own client loses the line after a
+line that it ignores.
 """
 
 import secrets

@@ -1,4 +1,4 @@
-"""Whether a client wants event ids, and the event id after which it resumes."""
+"""Whether a client requests event ids, and the event id after which it resumes."""
 
 import pytest
 from fastapi import Request

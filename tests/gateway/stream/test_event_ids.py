@@ -15,7 +15,7 @@ from gateway.stream.completion import Completion
 from gateway.stream.sse import DONE, ChunkRenderer
 from tests.gateway.replies import LENGTH, STOP, completion, ended, failed, said, scored
 from tests.support.cases import all_cases
-from tests.support.events import numbered_events
+from tests.support.events import numbered_events, parse_chunks
 
 LOGPROB = TokenLogprob("a", -0.5, 0, [("a", -0.5)])
 REPLIES = [
@@ -109,13 +109,22 @@ def test_failure_of_the_response_has_an_event_id() -> None:
     assert numbered_events(rendered(answer, FAILING, skip=3)) == events[3:]
 
 
+@all_cases("dialect", [Dialect.OPENAI, Dialect.FIREWORKS])
 @all_cases("include_usage", [False, True])
 @all_cases("reported", [0, 2])
-def test_failure_of_the_connection_has_no_event_id(*, include_usage: bool, reported: int) -> None:
-    renderer = ChunkRenderer(completion(n=2, include_usage=include_usage), has_ids=True)
-    renderer.render(REPLIES[: 2 * reported])
+def test_failure_of_the_connection_has_no_event_id(
+    dialect: Dialect, *, include_usage: bool, reported: int
+) -> None:
+    answer = completion(dialect=dialect, n=2, include_usage=include_usage)
+    renderer = ChunkRenderer(answer, has_ids=True)
+    before = renderer.render(REPLIES[: 2 * reported])
     error = SlowReaderError("The client reads too slowly; the request was cancelled.")
-    events = numbered_events(renderer.render_failure(error))
+    last = renderer.render_failure(error)
+    # A client without ids counts these chunks (docs/api.md).
+    chunks = parse_chunks(before + last)
+    counted = [chunk for chunk in chunks if chunk.get("choices") and "error" not in chunk]
+    assert len(counted) == reported
+    events = numbered_events(last)
     assert {number for _, _, number in events} == {reported}
     assert b"slow_reader" in events[-2][0]
     assert events[-1][0] == DONE
