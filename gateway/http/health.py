@@ -1,4 +1,8 @@
-"""Health checks and metrics: `/healthz`, `/readyz` and, for operators only, `/metrics`."""
+"""Health checks and metrics.
+
+Both listeners: `/healthz` and `/readyz`. Customers only: `/health`, `/ping` and `/version`, under
+the names that clients and load balancers of other servers expect. Operators only: `/metrics`.
+"""
 
 import asyncio
 from typing import Final
@@ -16,6 +20,7 @@ PING_SECONDS: Final = 1.5
 """Timeout for Redis to respond."""
 
 router = APIRouter(include_in_schema=False)
+customer_router = APIRouter()
 metrics_router = APIRouter(include_in_schema=False)
 
 
@@ -31,18 +36,23 @@ async def readyz(request: Request) -> Response:
 
     Load balancers send requests only then.
     """
-    if request.app.state.drain.is_draining:
-        return JSONResponse({"status": "stopping"}, status_code=503)
-    context = context_of(request)
-    try:
-        async with asyncio.timeout(PING_SECONDS):
-            # A full Redis or a replica still responds to pings.
-            await context.dispatcher.presence.announce(context.redis)
-    except ResponseError:
-        return JSONResponse({"status": "redis rejects writes"}, status_code=503)
-    except (RedisError, TimeoutError):
-        return JSONResponse({"status": "redis does not respond"}, status_code=503)
-    return JSONResponse({"status": "ready"})
+    return await _readiness(request, ready="ready")
+
+
+async def health(request: Request) -> Response:
+    """Respond with 200 only if the gateway is ready, by the same rule as `/readyz`."""
+    return await _readiness(request, ready="ok")
+
+
+async def version(request: Request) -> Response:
+    """Return the version of the gateway."""
+    return JSONResponse({"version": request.app.version})
+
+
+# Plain routes, which also accept HEAD; gateway.openapi.document describes them.
+customer_router.add_route("/health", health, methods=["GET"])
+customer_router.add_route("/ping", health, methods=["GET", "POST"])
+customer_router.add_route("/version", version, methods=["GET"])
 
 
 @metrics_router.get("/metrics")
@@ -68,3 +78,18 @@ async def metrics(request: Request) -> Response:
         telemetry.WAITING_TENANTS.labels(name).set(status.waiting_tenants)
     content, content_type = exposition(request.headers.get("accept", ""))
     return Response(content, headers={"content-type": content_type})
+
+
+async def _readiness(request: Request, *, ready: str) -> Response:
+    if request.app.state.drain.is_draining:
+        return JSONResponse({"status": "stopping"}, status_code=503)
+    context = context_of(request)
+    try:
+        async with asyncio.timeout(PING_SECONDS):
+            # A full Redis or a replica still responds to pings.
+            await context.dispatcher.presence.announce(context.redis)
+    except ResponseError:
+        return JSONResponse({"status": "redis rejects writes"}, status_code=503)
+    except (RedisError, TimeoutError):
+        return JSONResponse({"status": "redis does not respond"}, status_code=503)
+    return JSONResponse({"status": ready})

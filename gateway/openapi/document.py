@@ -16,7 +16,7 @@ from gateway.openapi.chat_schemas import CHAT_COMPONENTS
 from gateway.openapi.described import HEADER_TEXT, LIMIT_TEXT, error_response, header_objects
 from gateway.openapi.management_pages import describe_management
 from gateway.openapi.response_pages import ResponsePages
-from gateway.openapi.schemas import COMPONENTS, Schema, reference
+from gateway.openapi.schemas import COMPONENTS, TEXT, Schema, object_of, reference
 
 _REFERENCE = "#/components/schemas/{model}"
 
@@ -261,6 +261,35 @@ KEPT_PATHS: dict[str, dict[str, Any]] = _COMPLETION_PAGES.paths | _CHAT_PAGES.pa
 """OpenAPI descriptions of the endpoints that read a kept response, by method."""
 
 
+def _public(summary: str, operation_id: str, member: str, **errors: str) -> dict[str, Any]:
+    """Return an operation without a credential that responds with one text."""
+    content = {"application/json": {"schema": object_of({member: TEXT})}}
+    headers = header_objects({"x-request-id": HEADER_TEXT["x-request-id"]})
+    texts = {"200": "Success.", **errors}
+    return {
+        "summary": summary,
+        "operationId": operation_id,
+        "tags": ["Operations"],
+        "responses": {
+            status: {"description": text, "headers": headers, "content": content}
+            for status, text in texts.items()
+        },
+        "security": [],
+    }
+
+
+def _readiness(operation_id: str) -> dict[str, Any]:
+    reason = "The gateway drains, or Redis does not accept writes; `status` names the reason."
+    return _public("Check whether the gateway is ready", operation_id, "status", **{"503": reason})
+
+
+_PUBLIC_PATHS = {
+    "/health": {"get": _readiness("health")},
+    "/ping": {"get": _readiness("ping"), "post": _readiness("invoke_ping")},
+    "/version": {"get": _public("Get the gateway's version", "version", "version")},
+}
+"""OpenAPI descriptions of the endpoints that need no credential."""
+
 _MODEL_PAGES = {"/v1/models": "ModelList", "/v1/models/{model_id}": "Model"}
 
 
@@ -310,13 +339,13 @@ def _add_generation(schema: dict[str, Any]) -> set[str]:
     )
     for path, operation in OPERATIONS.items():
         schema["paths"][path] = {"post": operation}
-    schema["paths"] |= KEPT_PATHS
+    schema["paths"] |= KEPT_PATHS | _PUBLIC_PATHS
     for path, name in _MODEL_PAGES.items():
         schema["paths"][path]["get"] |= _model_page(name)
     schemas = schema.setdefault("components", {}).setdefault("schemas", {})
     schemas.update({name: _plain(model) for name, model in definitions["$defs"].items()})
     schemas.update(COMPONENTS | CHAT_COMPONENTS)
-    return {*OPERATIONS, *KEPT_PATHS, *_MODEL_PAGES}
+    return {*OPERATIONS, *KEPT_PATHS, *_PUBLIC_PATHS, *_MODEL_PAGES}
 
 
 def _plain(model: Schema) -> Schema:

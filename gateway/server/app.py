@@ -28,6 +28,7 @@ CUSTOMER_ROUTERS = (
     tokenize.router,
     models.router,
     management.customers,
+    health.customer_router,
     health.router,
 )
 OPERATOR_ROUTERS = (management.operators, health.router, health.metrics_router)

@@ -116,6 +116,9 @@ async def test_gateway_serves_unready_during_the_drain_delay_until_a_second_sign
             await asyncio.sleep(0.01)
         assert (ready.status_code, ready.json()) == (503, {"status": "stopping"})
         assert ready.headers["connection"] == "close"
+        for path in ("/health", "/ping"):
+            probe = await client.get(path)
+            assert (probe.status_code, probe.json()) == (503, {"status": "stopping"})
         assert (await client.get("/healthz")).status_code == 200
         answer = await ask(url, key, prompt="x", max_tokens=3)
         assert answer.is_finished, answer.body

@@ -11,7 +11,10 @@ from gateway.openapi.management_pages import BODY_ERRORS, ERRORS, METHODS
 from gateway.server.app import create_app, create_operator_app
 from gateway.settings import Settings
 
-BY_HAND = ("/v1/completions", "/v1/chat/completions", "/v1/models", "/tokenize", "/detokenize")
+BY_HAND = (
+    *("/v1/completions", "/v1/chat/completions", "/v1/models", "/tokenize", "/detokenize"),
+    *("/health", "/ping", "/version"),
+)
 
 
 @cache

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+from importlib.metadata import version
 from typing import Any
 
 import httpx
@@ -199,6 +200,15 @@ async def test_probes_need_no_key(stack: Stack) -> None:
         assert (await anonymous.get("/healthz")).json() == {"status": "ok"}
         assert (await anonymous.get("/readyz")).json() == {"status": "ready"}
         assert (await anonymous.get("/openapi.json")).status_code == 200
+        probes = [("GET", "/health"), ("GET", "/ping"), ("POST", "/ping")]
+        for method, path in probes:
+            probe = await anonymous.request(method, path)
+            assert (probe.status_code, probe.json()) == (200, {"status": "ok"}), (method, path)
+        assert (await anonymous.get("/version")).json() == {"version": version("sluice")}
+        for path in ("/health", "/ping", "/version"):
+            head = await anonymous.head(path)
+            assert (head.status_code, head.content) == (200, b"")
+        assert (await anonymous.delete("/ping")).headers["allow"] == "GET, HEAD, POST"
 
 
 async def test_operators_have_a_separate_listener(stack: Stack) -> None:

@@ -177,11 +177,12 @@ def test_management_routes_are_named_by_their_templates(stack: Stack, collector:
 
 
 def test_probes_are_not_traced(stack: Stack, collector: Collector) -> None:
-    for path in ("/healthz", "/readyz", "/metrics"):
+    paths = ("/healthz", "/readyz", "/health", "/ping", "/version", "/metrics")
+    for path in paths:
         httpx.get(f"{stack.listener_of(path)}{path}")
     collector.wait_for(ask(stack).trace_id, *WHOLE)
     names = {span.name for span in collector.spans}
-    assert not {"GET /healthz", "GET /readyz", "GET /metrics", "GET"} & names
+    assert not {"GET", *(f"GET {path}" for path in paths)} & names
 
 
 def test_neither_content_nor_keys_are_exported_or_logged(
