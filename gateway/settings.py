@@ -22,6 +22,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from contract.dialect import Dialect
 from contract.logs import LogFormat
 from contract.redis_url import check_redis_url
+from gateway.origins import read_origins
 from gateway.outbound.hosts import HostPattern, parse_host_pattern
 
 KIBIBYTE = 1024
@@ -112,6 +113,9 @@ class Settings(BaseSettings):
 
     trusted_proxies: Annotated[tuple[IPvAnyNetwork, ...], NoDecode] = ()
     """Comma-separated addresses and networks whose X-Forwarded-For is trusted; none by default."""
+
+    cors_origins: Annotated[tuple[str, ...], NoDecode, AfterValidator(read_origins)] = ()
+    """Comma-separated origins of web pages that may use any key, or `*`; none by default."""
 
     default_dialect: Dialect = Dialect.OPENAI
     """Dialect of requests for which neither the request nor its key, tenant or model sets one."""
@@ -241,6 +245,7 @@ class Settings(BaseSettings):
     @classmethod
     def _split_lists(cls, values: dict[str, object]) -> dict[str, object]:
         for name in (
+            "cors_origins",
             "jwt_algorithms",
             "trusted_proxies",
             "image_url_hosts",

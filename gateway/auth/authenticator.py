@@ -12,7 +12,7 @@ from gateway.auth.api_key import ApiKey, MalformedKeyError, digest
 from gateway.auth.cache import LookupCache
 from gateway.auth.jwt_verifier import JwtVerifier, TokenClaims
 from gateway.auth.principal import Principal
-from gateway.auth.store import Caller, KeyOwner, find_caller, find_owner
+from gateway.auth.store import Caller, KeyOwner, find_caller, find_origins, find_owner
 from gateway.database.engine import Database
 from gateway.errors import (
     AccountSuspendedError,
@@ -20,6 +20,7 @@ from gateway.errors import (
     ExpiredCredentialError,
     PermissionDeniedError,
 )
+from gateway.origins import allows_origin
 from gateway.settings import Settings
 from gateway.tenancy.limits import Limits, LimitScope, SubjectLimits
 from gateway.tenancy.records import (
@@ -71,6 +72,9 @@ class Authenticator:
         self._callers = LookupCache[tuple[str, str, str | None], Caller](
             ttl_seconds=ttl_seconds, max_entries=max_entries, subjects=_subjects_of_caller
         )
+        self._origins = LookupCache[str, frozenset[str]](
+            ttl_seconds=ttl_seconds, max_entries=1, subjects=lambda _origins: ()
+        )
 
     @classmethod
     def from_settings(cls, settings: Settings, database: Database) -> "Authenticator":
@@ -116,6 +120,13 @@ class Authenticator:
             return False
         return self._keys.fresh(digest(credential)) is not None
 
+    async def allows_origin(self, origin: str) -> bool:
+        """Whether any tenant allows web pages of this origin to use its keys.
+
+        Raises StoreUnavailableError like `authenticate`.
+        """
+        return allows_origin(await self._origins.get("", self._load_origins) or (), origin)
+
     def drop_key(self, key_id: str) -> None:
         """Drop this key from the cache, so that its next use queries the database."""
         self._keys.drop(_key_subject(key_id))
@@ -124,11 +135,13 @@ class Authenticator:
         """Drop this tenant from the cache; its credentials' next use queries the database."""
         self._keys.drop(_tenant_subject(tenant_id))
         self._callers.drop(_tenant_subject(tenant_id))
+        self._origins.expire_all()
 
     def expire_all(self) -> None:
         """Expire all cache entries, so that their next use queries the database."""
         self._keys.expire_all()
         self._callers.expire_all()
+        self._origins.expire_all()
 
     async def _find_key(self, key: ApiKey) -> _KnownKey:
         known = await self._keys.get(key.digest(), partial(self._load_key, key))
@@ -140,6 +153,10 @@ class Authenticator:
         async with self._database.reading() as transaction:
             owner = await find_owner(transaction, key.prefix)
         return None if owner is None else _known_key(owner, key)
+
+    async def _load_origins(self) -> frozenset[str]:
+        async with self._database.reading() as transaction:
+            return await find_origins(transaction)
 
     async def _authenticate_jwt(self, token: str) -> Principal:
         if self._verifier is None:
@@ -249,6 +266,7 @@ class _TenantOptions(TypedDict):
     is_prepaid: bool
     service_tier: ServiceTier
     shows_cost: bool
+    cors_origins: tuple[str, ...]
 
 
 def _tenant_options(tenant: Tenant) -> _TenantOptions:
@@ -260,6 +278,7 @@ def _tenant_options(tenant: Tenant) -> _TenantOptions:
         "is_prepaid": tenant.billing is Billing.PREPAID,
         "service_tier": tenant.service_tier,
         "shows_cost": tenant.shows_cost,
+        "cors_origins": tenant.cors_origins,
     }
 
 

@@ -42,6 +42,8 @@ class Principal:
     """Service tier for requests without a tier."""
     shows_cost: bool = False
     """Whether responses contain their cost."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins of web pages that may use the tenant's keys, or `*`."""
     is_operator: bool = False
     """Whether the credential may manage any tenant through the Admin API."""
 

@@ -1,5 +1,6 @@
 """Queries of authentication: a credential with its tenant, plan, project and member."""
 
+from itertools import chain
 from typing import Any, NamedTuple
 
 from sqlalchemy import and_, exists, or_, select
@@ -49,6 +50,14 @@ async def find_owner(transaction: AsyncSession, prefix: str) -> KeyOwner | None:
         None if project is None else project.to_record(),
         None if plan is None else plan.to_record(),
     )
+
+
+async def find_origins(transaction: AsyncSession) -> frozenset[str]:
+    """Return the origins of web pages that any tenant allows."""
+    found = await transaction.scalars(
+        select(TenantRow.cors_origins).where(TenantRow.cors_origins.is_not(None))
+    )
+    return frozenset(chain.from_iterable(found))
 
 
 async def find_caller(

@@ -33,10 +33,10 @@ async def read_body(request: Request, tenant_id: str) -> bytearray:
 
 
 async def authorize(request: Request, *scopes: Scope) -> Principal:
-    """Return the principal of the request and set `request.state.tenant_id`.
+    """Return the principal of the request.
 
-    Raises the errors of `Authenticator.authenticate`, and PermissionDeniedError if the principal
-    has none of the scopes.
+    Sets `tenant_id` and `cors_origins` of `request.state`. Raises the errors of
+    `Authenticator.authenticate`, and PermissionDeniedError if the principal has none of the scopes.
     """
     context, client = context_of(request), request.client
     address = None if client is None else client.host
@@ -54,6 +54,7 @@ async def authorize(request: Request, *scopes: Scope) -> Principal:
             context.failed_logins.use(network)
             raise
         request.state.tenant_id = principal.tenant_id
+        request.state.cors_origins = principal.cors_origins
         principal.require_scope(*scopes)
     tracing.note({TENANT_ID: principal.tenant_id})
     return principal

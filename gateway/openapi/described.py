@@ -34,6 +34,15 @@ _RETRY_TEXT = {
     "retry-after-ms": "The same in milliseconds.",
 }
 
+OTHER_TEXT: Final = {
+    "x-cost": "Cost in dollars, if the account or the request enables it; not in streams.",
+    "idempotent-replayed": "`true` for the response of an earlier request with the same "
+    "Idempotency-Key.",
+}
+
+RESPONSE_HEADERS: Final = tuple(HEADER_TEXT | LIMIT_TEXT | OTHER_TEXT | _RETRY_TEXT)
+"""Names of all described headers."""
+
 
 def header_objects(texts: dict[str, str]) -> dict[str, Any]:
     """Return the OpenAPI description of response headers."""

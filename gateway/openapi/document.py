@@ -13,18 +13,18 @@ from gateway.dialects.chat.request import ChatCompletionRequest
 from gateway.dialects.completions import CompletionRequest
 from gateway.dialects.endpoint import CHATS, COMPLETIONS
 from gateway.openapi.chat_schemas import CHAT_COMPONENTS
-from gateway.openapi.described import HEADER_TEXT, LIMIT_TEXT, error_response, header_objects
+from gateway.openapi.described import (
+    HEADER_TEXT,
+    LIMIT_TEXT,
+    OTHER_TEXT,
+    error_response,
+    header_objects,
+)
 from gateway.openapi.management_pages import describe_management
 from gateway.openapi.response_pages import ResponsePages
 from gateway.openapi.schemas import COMPONENTS, TEXT, Schema, object_of, reference
 
 _REFERENCE = "#/components/schemas/{model}"
-
-_OTHER_TEXT = {
-    "x-cost": "Cost in dollars, if the account or the request enables it; not in streams.",
-    "idempotent-replayed": "`true` for the response of an earlier request with the same "
-    "Idempotency-Key.",
-}
 
 _REQUEST_HEADERS: list[dict[str, Any]] = [
     {
@@ -184,7 +184,7 @@ def _generation(
     response = {
         "description": f"The {pages.noun}. With `stream: true`, server-sent events, each a "
         f"`{pages.chunk}`, and finally `data: [DONE]`. With `background: true`, its status.",
-        "headers": header_objects(HEADER_TEXT | LIMIT_TEXT | _OTHER_TEXT),
+        "headers": header_objects(HEADER_TEXT | LIMIT_TEXT | OTHER_TEXT),
         "content": {
             "application/json": {
                 "schema": {"anyOf": [reference(pages.response), reference("CompletionStatus")]}

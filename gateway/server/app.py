@@ -13,12 +13,14 @@ from gateway.generation import models, tokenize
 from gateway.generation import routes as generation
 from gateway.http import health
 from gateway.http.context import open_context
+from gateway.http.cors import CorsMiddleware
 from gateway.http.draining import Drain, DrainMiddleware
 from gateway.http.error_handlers import install_error_handlers
 from gateway.http.metrics import HttpMetricsMiddleware
 from gateway.http.request_id import RequestIdMiddleware
 from gateway.http.tracing import TracingMiddleware
 from gateway.management import routers as management
+from gateway.openapi.described import RESPONSE_HEADERS
 from gateway.openapi.document import install_documentation
 from gateway.settings import Settings
 
@@ -51,6 +53,7 @@ def create_app(settings: Settings) -> FastAPI:
     app = _application("Sluice", CUSTOMER_ROUTERS, generates=True, lifespan=lifespan)
     app.state.drain = drain
     app.add_middleware(DrainMiddleware, drain=drain)
+    app.add_middleware(CorsMiddleware, origins=settings.cors_origins, exposed=RESPONSE_HEADERS)
     _add_middleware(app, settings)
     return app
 

@@ -70,6 +70,8 @@ class Tenant:
     """Service tier of requests without a tier."""
     shows_cost: bool = False
     """Whether responses contain their cost."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins of web pages that may use the tenant's keys, or `*`."""
 
 
 class TenantOptions(TypedDict, total=False):
@@ -83,6 +85,7 @@ class TenantOptions(TypedDict, total=False):
     billing: Billing
     service_tier: ServiceTier
     shows_cost: bool
+    cors_origins: tuple[str, ...]
 
 
 class TenantChanges(TenantOptions, total=False):

@@ -148,7 +148,7 @@ def _lines(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, s
             case dict():
                 yield from _lines(value, f"{prefix}{name}.")
             case list():
-                yield f"{prefix}{name}", ", ".join(map(str, value))
+                yield f"{prefix}{name}", ", ".join(map(str, value)) or NONE
             case bool():
                 yield f"{prefix}{name}", "yes" if value else "no"
             case None:

@@ -32,6 +32,21 @@ from tests.support.cases import case
 from tests.support.kinds import every_database
 from tests.support.processes import free_port
 
+NO_ORIGINS = (
+    ("https://a.example/",),
+    ("https://a.example/path",),
+    ("https://user@a.example",),
+    ("https://*.a.example",),
+    ("https://a.example:0",),
+    ("https://a.example:65536",),
+    ("a.example",),
+    ("null",),
+    ("",),
+    ("https://é.example",),
+    ("https://" + "a" * 300,),
+    tuple(f"https://a{number}.example" for number in range(101)),
+)
+
 
 async def test_new_tenant_is_active_and_gets_a_random_id(tenants: TenantService) -> None:
     created = await tenants.create("Acme")
@@ -139,7 +154,9 @@ async def test_every_option_is_stored_and_changed(
         billing=Billing.PREPAID,
         service_tier=ServiceTier.FLEX,
         shows_cost=True,
+        cors_origins=("https://App.example:443", "*", "https://app.example"),
     )
+    assert made.cors_origins == ("https://app.example", "*")
     assert await tenants.get("acme") == made
     assert made.limits == {LimitName.BUDGET: 5, LimitName.TOKENS_PER_DAY: None}
     changed = await tenants.update(
@@ -151,6 +168,7 @@ async def test_every_option_is_stored_and_changed(
         billing=Billing.POSTPAID,
         service_tier=ServiceTier.PRIORITY,
         shows_cost=False,
+        cors_origins=(),
     )
     assert changed == await tenants.get("acme")
     assert changed == replace(
@@ -162,6 +180,7 @@ async def test_every_option_is_stored_and_changed(
         billing=Billing.POSTPAID,
         service_tier=ServiceTier.PRIORITY,
         shows_cost=False,
+        cors_origins=(),
     )
 
 
@@ -194,7 +213,8 @@ async def test_refused_change_leaves_no_audit_entry(
     tenants: TenantService, database: Database, redis: Redis
 ) -> None:
     made = await tenants.create("Acme", tenant_id="acme")
-    for options in ({"name": ""}, {"weight": 0}, {"plan_id": "none"}, {"plan_id": "a\x00"}):
+    refused: list[Any] = [{"name": ""}, {"weight": 0}, {"plan_id": "none"}, {"plan_id": "a\x00"}]
+    for options in [*refused, *({"cors_origins": origins} for origins in NO_ORIGINS)]:
         with pytest.raises(InvalidParameterError) as caught:
             await tenants.update("acme", shows_cost=True, **options)
         assert caught.value.param in options

@@ -102,6 +102,25 @@ async def test_changed_options_apply_once_the_change_is_received(
     assert (await authenticator.authenticate(_bearer(key))).dialect is Dialect.LLAMACPP
 
 
+async def test_origins_of_all_tenants_need_one_query_until_one_changes(
+    authenticator: Authenticator, database: Database, tenants: TenantService, queries: list[str]
+) -> None:
+    async def allowed() -> list[str]:
+        origins = ("https://a.example", "https://b.example", "null")
+        return [origin for origin in origins if await authenticator.allows_origin(origin)]
+
+    assert await allowed() == []
+    assert len(queries) == 1
+    await tenants.update("acme", cors_origins=("https://a.example",))
+    await tenants.update("other", cors_origins=("https://b.example",))
+    assert await allowed() == []
+    authenticator.drop_tenant("other")
+    assert await allowed() == ["https://a.example", "https://b.example"]
+    authenticator.expire_all()
+    with _unreachable(database):
+        assert await allowed() == ["https://a.example", "https://b.example"]
+
+
 async def test_missing_scope_is_refused(authenticator: Authenticator, key: CreatedKey) -> None:
     principal = await authenticator.authenticate(_bearer(key))
     principal.require_scope(Scope.COMPLETIONS)

@@ -102,6 +102,7 @@ def test_tenant_is_created_listed_suspended_and_activated(sluice: Sluice) -> Non
         "billing": "postpaid",
         "service_tier": "default",
         "shows_cost": False,
+        "cors_origins": [],
         "created_at": None,
     }
     assert tenant["created_at"].endswith("Z")

@@ -46,15 +46,19 @@ def _audited() -> list[AuditEntry]:
 def test_tenant_is_set_shown_and_its_limits_merged(sluice: Sluice) -> None:
     limits = ("--limit", "requests_per_minute=600", "--limit", "budget_micros=none")
     options = ("--billing", "prepaid", "--service-tier", "flex", "--show-cost", "--weight", "3")
-    changed = _json(sluice("tenants", "set", "acme", "--name", "New", *limits, *options, "--json"))
+    origins = ("--cors-origin", "https://a.example", "--cors-origin", "HTTP://localhost:3000")
+    given = ("--name", "New", *limits, *options, *origins)
+    changed = _json(sluice("tenants", "set", "acme", *given, "--json"))
     assert changed["limits"] == {"requests_per_minute": 600, "budget_micros": None}
     assert (changed["name"], changed["billing"], changed["service_tier"]) == (
         *("New", "prepaid"),
         "flex",
     )
     assert (changed["shows_cost"], changed["weight"]) == (True, 3.0)
+    assert changed["cors_origins"] == ["https://a.example", "http://localhost:3000"]
     again = ("--limit", "requests_per_minute=plan", "--limit", "tokens_per_day=5")
-    table = sluice("tenants", "set", "acme", *again, "--no-show-cost").stdout.splitlines()
+    removed = ("--no-show-cost", "--cors-origin", "none")
+    table = sluice("tenants", "set", "acme", *again, *removed).stdout.splitlines()
     assert table[1].split()[7:10] == ["-", "prepaid", "flex"]
     assert _json(sluice("tenants", "show", "acme", "--json"))["limits"] == {
         "budget_micros": None,
@@ -65,6 +69,7 @@ def test_tenant_is_set_shown_and_its_limits_merged(sluice: Sluice) -> None:
     )
     assert shown["OPTION"] == "VALUE"
     assert shown["limits.budget_micros"] == "none"
+    assert shown["cors_origins"] == "none"
     assert shown["limits.tokens_per_day"] == "5"
     assert (shown["shows_cost"], shown["status"], shown["plan_id"]) == ("no", "active", "none")
 

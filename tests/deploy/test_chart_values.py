@@ -162,6 +162,7 @@ def test_numbers_lists_and_booleans_are_parsed_by_settings(
     assert read.webhook_allow_private is True
     assert [str(network) for network in read.trusted_proxies] == ["10.0.0.0/8", "fd00::/8"]
     assert len(read.image_url_hosts) == 2
+    assert read.cors_origins == ("https://app.example.com", "http://localhost:3000")
 
 
 def test_every_setting_can_be_set() -> None:

@@ -40,6 +40,8 @@ GATEWAY_SETTINGS = {
     "SLUICE_JWT_ISSUER": JWT_ISSUER,
     "SLUICE_JWT_AUDIENCE": JWT_AUDIENCE,
 }
+ORIGIN = "https://app.example.com:8443"
+"""Origin of web pages that may call the second gateway."""
 KEEP_ALIVE_SECONDS = 0.1
 IMPATIENT = GATEWAY_SETTINGS | {
     "SLUICE_COMMIT_AFTER": "PT0.6S",
@@ -55,8 +57,11 @@ def stack() -> Iterator[Stack]:
     """Two gateways, and a worker whose engine steps a hundred times a second."""
     with running_stack() as stack:
         urls = {
-            name: stack.launch_gateway(name, GATEWAY_SETTINGS, port=free_port())
-            for name in ("gateway-1", "gateway-2")
+            name: stack.launch_gateway(name, GATEWAY_SETTINGS | settings, port=free_port())
+            for name, settings in (
+                ("gateway-1", {}),
+                ("gateway-2", {"SLUICE_CORS_ORIGINS": f"{ORIGIN}, https://other.example"}),
+            )
         }
         stack.start_worker(
             SLUICE_ENGINE="scripted",

@@ -107,6 +107,21 @@ class LimitsColumn(TypeDecorator[LimitValues]):
         return {LimitName(name): limit for name, limit in (value or {}).items() if name in known}
 
 
+class OriginsColumn(TypeDecorator[tuple[str, ...]]):
+    """Origins of web pages, as JSON; null if there are none."""
+
+    impl = JSON(none_as_null=True)
+    cache_ok = True
+
+    @override
+    def process_bind_param(self, value: tuple[str, ...] | None, dialect: Database) -> Any:
+        return list(value) if value else None
+
+    @override
+    def process_result_value(self, value: Any, dialect: Database) -> tuple[str, ...]:
+        return tuple(value or ())
+
+
 def enum_column(enum: type[StrEnum], name: str, *, is_checked: bool = True) -> Enum:
     """Return a column type that stores an enum's values as text.
 

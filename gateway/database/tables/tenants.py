@@ -10,6 +10,7 @@ from contract.tier import ServiceTier
 from gateway.database.tables.base import (
     DialectName,
     LimitsColumn,
+    OriginsColumn,
     Table,
     TierName,
     UtcDateTime,
@@ -78,6 +79,7 @@ class TenantRow(Table):
         TierName, server_default=ServiceTier.DEFAULT.value
     )
     shows_cost: Mapped[bool] = mapped_column(server_default=false())
+    cors_origins: Mapped[tuple[str, ...]] = mapped_column(OriginsColumn, nullable=True)
 
     def to_record(self) -> Tenant:
         """Return the row as a record for other packages."""
@@ -95,6 +97,7 @@ class TenantRow(Table):
             billing=self.billing,
             service_tier=self.service_tier,
             shows_cost=self.shows_cost,
+            cors_origins=self.cors_origins,
         )
 
 

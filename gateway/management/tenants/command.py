@@ -35,6 +35,7 @@ Examples:
   sluice tenants set acme --dialect llamacpp --strict --default-model llama-8b
   sluice tenants set acme --limit requests_per_minute=600 --limit budget_micros=none
   sluice tenants set acme --billing prepaid --service-tier priority --show-cost
+  sluice tenants set acme --cors-origin https://app.example.com
   sluice tenants list
   sluice tenants show acme
   sluice tenants suspend acme
@@ -54,6 +55,13 @@ _cost_option: Decorator = click.option(
     "shows_cost",
     default=None,
     help="Whether responses include their cost.",
+)
+_origin_option: Decorator = click.option(
+    "--cors-origin",
+    "cors_origins",
+    multiple=True,
+    metavar="ORIGIN",
+    help="Origin of web pages that may use the tenant's keys, repeatable; *: any; none: none.",
 )
 _strict_option: Decorator = click.option(
     "--strict/--no-strict",
@@ -119,6 +127,7 @@ def command() -> None:
 @_billing_option
 @_tier_option
 @_cost_option
+@_origin_option
 @_prints
 @with_stores
 async def create(stores: Stores, name: str, tenant_id: str | None, **given: Any) -> Tenant:
@@ -144,6 +153,7 @@ async def create(stores: Stores, name: str, tenant_id: str | None, **given: Any)
 @_billing_option
 @_tier_option
 @_cost_option
+@_origin_option
 @_prints
 @with_stores
 async def set_options(stores: Stores, tenant: str, **given: Any) -> Tenant:
@@ -192,6 +202,8 @@ def _changes(given: dict[str, Any]) -> dict[str, Any]:
     for name in ("default_model", "plan_id"):
         if options.get(name) == NONE:
             options[name] = None
+    if options.get("cors_origins") == (NONE,):
+        options["cors_origins"] = ()
     if "limits" in options:
         options["limits"] = to_limits(options["limits"])
     if "dialect" in options:

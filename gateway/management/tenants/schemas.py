@@ -16,6 +16,7 @@ from gateway.management.shared.fields import (
     RecordBody,
 )
 from gateway.management.tenants.service import MAX_WEIGHT, MIN_WEIGHT
+from gateway.origins import MAX_ORIGIN_CHARACTERS, MAX_ORIGINS
 from gateway.tenancy.records import Billing, TenantStatus
 
 Weight = Annotated[
@@ -33,6 +34,16 @@ PlanId = Annotated[
 DefaultModel = Annotated[Name | None, Field(description="Default for requests that specify none.")]
 TenantDialect = Annotated[
     Dialect | None, Field(description="Default for requests that specify none.")
+]
+
+
+CorsOrigins = Annotated[
+    list[Annotated[str, Field(max_length=MAX_ORIGIN_CHARACTERS)]],
+    Field(
+        max_length=MAX_ORIGINS,
+        description="Origins of web pages that may use the account's keys; `*`: any.",
+        examples=[["https://app.example.com"]],
+    ),
 ]
 
 
@@ -58,6 +69,7 @@ class TenantCreation(BodyWithLimits):
         ServiceTier.DEFAULT, description="Default for requests that specify none."
     )
     shows_cost: bool = Field(default=False, description="Whether responses include their cost.")
+    cors_origins: CorsOrigins = Field(default_factory=list)
 
 
 class TenantChange(BodyWithLimits):
@@ -73,6 +85,7 @@ class TenantChange(BodyWithLimits):
     billing: Billing = Field(default_factory=lambda: Billing.POSTPAID)
     service_tier: ServiceTier = Field(default_factory=lambda: ServiceTier.DEFAULT)
     shows_cost: bool = Field(default_factory=bool)
+    cors_origins: CorsOrigins = Field(default_factory=list)
 
 
 class TenantBody(RecordBody):
@@ -91,6 +104,7 @@ class TenantBody(RecordBody):
     billing: Billing
     service_tier: ServiceTier
     shows_cost: bool
+    cors_origins: list[str]
     created_at: datetime
 
 

@@ -17,6 +17,7 @@ from gateway.database.paging import Page, PageRequest
 from gateway.errors import ConflictError, InvalidParameterError, NotFoundError, shown
 from gateway.management.audit.log import SYSTEM, AuditLog
 from gateway.management.tenants.store import TenantStore
+from gateway.origins import read_origins
 from gateway.tenancy.changes import ChangeAnnouncer
 from gateway.tenancy.checks import check_known, check_name, check_not_empty
 from gateway.tenancy.limits import changed_limits
@@ -55,8 +56,7 @@ class TenantService:
         """Create an active tenant; without an id it gets a random one that starts with `tnt_`."""
         if tenant_id is not None:
             _check_id(tenant_id)
-        given = TenantChanges(name=name, weight=weight, **options)
-        _check_options(given)
+        given = _checked(TenantChanges(name=name, weight=weight, **options))
         columns: dict[str, Any] = {
             **given,
             "limits": changed_limits({}, options.get("limits", {})),
@@ -77,6 +77,9 @@ class TenantService:
                 )
         except IntegrityError as error:
             raise ConflictError(f"The tenant {shown(tenant.id)} already exists.") from error
+        if tenant.cors_origins:
+            # Gateways cache the origins of all tenants.
+            await self._announcer.tenant_changed(tenant.id)
         return tenant
 
     async def list_all(self) -> list[Tenant]:
@@ -110,7 +113,7 @@ class TenantService:
         """Change the given options on every gateway; of `limits`, only those it contains."""
         check_known(tenant_id, "tenant")
         check_not_empty(options)
-        _check_options(options)
+        options = _checked(options)
         async with self._database.writing() as transaction:
             store = TenantStore(transaction)
             tenant = found_tenant(await store.lock(tenant_id), tenant_id)
@@ -156,7 +159,8 @@ def found_tenant(tenant: Tenant | None, tenant_id: str) -> Tenant:
     return tenant
 
 
-def _check_options(options: TenantChanges) -> None:
+def _checked(options: TenantChanges) -> TenantChanges:
+    """Return the options with normalized origins. Raises InvalidParameterError."""
     if "name" in options:
         check_name(options["name"])
     if "weight" in options:
@@ -164,6 +168,12 @@ def _check_options(options: TenantChanges) -> None:
     model = options.get("default_model")
     if model is not None:
         check_name(model, param="default_model")
+    if "cors_origins" not in options:
+        return options
+    try:
+        return {**options, "cors_origins": read_origins(options["cors_origins"])}
+    except ValueError as error:
+        raise InvalidParameterError(f"'cors_origins' {error}", param="cors_origins") from None
 
 
 async def _check_plan(store: TenantStore, options: TenantOptions | TenantChanges) -> None:
