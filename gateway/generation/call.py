@@ -12,7 +12,7 @@ from gateway.dialects.profile import Profile
 from gateway.dialects.profile_choice import DIALECT_HEADER
 from gateway.dialects.wire import parse_object
 from gateway.generation.model_choice import profile_of
-from gateway.http.authorization import allow_unpaid, authorize, read_body
+from gateway.http.authorization import allow_unpaid, authorize, read_body, require_header_of
 from gateway.http.context import ProcessContext, context_of
 from gateway.tenancy.scopes import Scope
 
@@ -36,7 +36,7 @@ async def read_call(request: Request, *, is_paid: bool = False) -> Call:
     fails. After this call, errors have the style of the client's dialect.
     """
     context = context_of(request)
-    principal = await authorize(request, Scope.COMPLETIONS)
+    principal = await authorize(request, Scope.COMPLETIONS, model_decides=True)
     allow_unpaid(request, principal, is_paid=is_paid)
     content = await read_body(request, principal.tenant_id)
     beside = context.large_work.of(principal.tenant_id, size=len(content))
@@ -44,4 +44,5 @@ async def read_call(request: Request, *, is_paid: bool = False) -> Call:
     header = request.headers.get(DIALECT_HEADER)
     profile = await profile_of(context, principal, body, header=header)
     request.state.error_style = profile.error_style
+    require_header_of(request, profile)
     return Call(context, principal, profile, body, beside)

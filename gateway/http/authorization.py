@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Final
 
 from fastapi import Depends, Request
 from starlette.requests import ClientDisconnect
@@ -10,11 +10,15 @@ from starlette.requests import ClientDisconnect
 from contract.tracing import AUTHENTICATE, TENANT_ID
 from gateway import tracing
 from gateway.auth.principal import Principal
-from gateway.errors import AuthenticationError
+from gateway.dialects.profile import PROFILES, Profile
+from gateway.dialects.profile_choice import DIALECT_HEADER, dialect_of
+from gateway.errors import AuthenticationError, ErrorStyle
 from gateway.http.allowances import BYTES_OF_USE, network_of
 from gateway.http.body import read_json_body
 from gateway.http.context import ProcessContext, context_of
 from gateway.tenancy.scopes import Scope
+
+API_KEY_HEADER: Final = "x-api-key"
 
 
 async def read_body(request: Request, tenant_id: str) -> bytearray:
@@ -32,15 +36,20 @@ async def read_body(request: Request, tenant_id: str) -> bytearray:
     return content
 
 
-async def authorize(request: Request, *scopes: Scope) -> Principal:
+async def authorize(request: Request, *scopes: Scope, model_decides: bool = False) -> Principal:
     """Return the principal of the request.
 
-    Sets `tenant_id` and `cors_origins` of `request.state`. Raises the errors of
-    `Authenticator.authenticate`, and PermissionDeniedError if the principal has none of the scopes.
+    Sets `tenant_id` and `cors_origins` of `request.state`. With `model_decides`, the model may
+    choose the dialect; the caller then calls `require_header_of`. Raises the errors of
+    `Authenticator.authenticate`, those of `require_header_of`, and PermissionDeniedError if the
+    principal has none of the scopes.
     """
     context, client = context_of(request), request.client
     address = None if client is None else client.host
+    key = None
     authorization = request.headers.get("authorization")
+    if authorization is None and (key := request.headers.get(API_KEY_HEADER)):
+        authorization = f"Bearer {key}"
     network = network_of(address or "")
     # Accept a known key even while an attacker uses the same address.
     if not context.failed_logins.is_left(network) and not context.authenticator.has_cached(
@@ -55,9 +64,26 @@ async def authorize(request: Request, *scopes: Scope) -> Principal:
             raise
         request.state.tenant_id = principal.tenant_id
         request.state.cors_origins = principal.cors_origins
+        if key is not None:
+            dialect = dialect_of(request.headers.get(DIALECT_HEADER, "")) or principal.dialect
+            if dialect is not None or not model_decides:
+                default = context.settings.default_dialect
+                require_header_of(request, PROFILES[dialect or default])
         principal.require_scope(*scopes)
     tracing.note({TENANT_ID: principal.tenant_id})
     return principal
+
+
+def require_header_of(request: Request, profile: Profile) -> None:
+    """Reject a key in X-Api-Key, llama.cpp's header, in other dialects.
+
+    Call it for an authorized request. Raises AuthenticationError.
+    """
+    if profile.error_style is not ErrorStyle.LLAMACPP and "authorization" not in request.headers:
+        raise AuthenticationError(
+            "The header 'X-Api-Key' is accepted in dialect llamacpp only. Given: dialect "
+            f"{profile.name}. Send 'Authorization: Bearer YOUR_KEY'."
+        )
 
 
 def allow_unpaid(request: Request, principal: Principal, *, is_paid: bool = False) -> None:

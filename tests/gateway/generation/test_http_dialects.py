@@ -52,6 +52,38 @@ async def test_dialect_comes_from_header_key_tenant_model_or_server(
             assert await dialect_of(own, SPOKEN, "vllm") == "vllm"
 
 
+async def test_key_in_llamacpps_header_is_accepted_in_its_dialects_only(
+    stack: Stack, store: "Redis"
+) -> None:
+    await serve(store, SPOKEN, dialect="llamacpp")
+    plain = await asyncio.to_thread(stack.key, "api-keys")
+    own = await asyncio.to_thread(stack.key, "api-keys", dialect=Dialect.LLAMACPP)
+
+    async def send(key: str, model: str = "", **headers: str) -> httpx.Response:
+        async with gateway_client(stack.url, None) as client:
+            client.headers.update({"x-api-key": key, **headers})
+            if not model:
+                return await client.get("/v1/models")
+            return await client.post(ESTIMATE, json={"model": model, "prompt": "a"})
+
+    for model in ("", MODEL, SPOKEN):
+        assert (await send(own, model)).status_code == 200
+        assert (await send(plain, model, **{"x-api-dialect": "llamacpp-2026"})).status_code == 200
+        refused = await send(own, model, **{"x-api-dialect": "vllm"})
+        assert refused.status_code == 401
+        assert "Given: dialect vllm. Send 'Authorization: Bearer" in refused.text
+        assert refused.headers["www-authenticate"] == "Bearer"
+    assert (await send(plain, SPOKEN)).status_code == 200
+    assert (await send(plain, MODEL)).status_code == 401
+    assert (await send(plain)).status_code == 401
+    invalid = await send(f"{own[:-1]}x", MODEL)
+    assert (invalid.status_code, "malformed" in invalid.text) == (401, True)
+    # Authorization takes precedence, valid or not.
+    assert (await send("x", MODEL, authorization=f"Bearer {plain}")).status_code == 200
+    assert (await send(own, MODEL, authorization="Bearer x")).status_code == 401
+    assert "No API key was given" in (await send("", MODEL)).text
+
+
 async def test_unknown_dialect_of_the_header_is_refused(client: httpx.AsyncClient) -> None:
     response = await client.post(
         "/v1/completions", json={"prompt": "a"}, headers={"x-api-dialect": "klingon"}
