@@ -11,7 +11,7 @@ from gateway import tracing
 from gateway.delivery import routes as kept_responses
 from gateway.generation import models, tokenize
 from gateway.generation import routes as generation
-from gateway.http import health
+from gateway.http import front_page, health
 from gateway.http.context import open_context
 from gateway.http.cors import CorsMiddleware
 from gateway.http.draining import Drain, DrainMiddleware
@@ -30,10 +30,16 @@ CUSTOMER_ROUTERS = (
     tokenize.router,
     models.router,
     management.customers,
+    front_page.customer_router,
     health.customer_router,
     health.router,
 )
-OPERATOR_ROUTERS = (management.operators, health.router, health.metrics_router)
+OPERATOR_ROUTERS = (
+    management.operators,
+    front_page.operator_router,
+    health.router,
+    health.metrics_router,
+)
 
 
 def create_app(settings: Settings) -> FastAPI:

@@ -1,6 +1,8 @@
 """Headers of responses, the list of models, probes, metrics and OpenAPI."""
 
 import asyncio
+import base64
+import hashlib
 import json
 import re
 from importlib.metadata import version
@@ -208,7 +210,8 @@ async def test_probes_need_no_key(stack: Stack) -> None:
         for path in ("/health", "/ping", "/version"):
             head = await anonymous.head(path)
             assert (head.status_code, head.content) == (200, b"")
-        assert (await anonymous.delete("/ping")).headers["allow"] == "GET, HEAD, POST"
+        allowed = (await anonymous.delete("/ping")).headers["allow"]
+        assert set(allowed.split(", ")) == {"GET", "HEAD", "POST"}
 
 
 async def test_operators_have_a_separate_listener(stack: Stack) -> None:
@@ -228,6 +231,36 @@ async def test_operators_have_a_separate_listener(stack: Stack) -> None:
         paths = (await operators.get("/openapi.json")).json()["paths"]
         assert {path.split("/")[1] for path in paths} == {"admin"}
         assert (await operators.get("/v1/models")).status_code == 404
+
+
+async def test_front_page_links_to_endpoints_that_exist(stack: Stack) -> None:
+    for url, example in ((stack.url, "/v1/completions"), (stack.operators, "/admin/tenants")):
+        async with gateway_client(url, None) as anonymous:
+            page = await anonymous.get("/")
+            assert page.headers["content-type"] == "text/html; charset=utf-8"
+            policy = page.headers["content-security-policy"]
+            [style] = re.findall(r"<style>(.*)</style>", page.text, re.DOTALL)
+            digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+            assert policy.startswith(f"default-src 'none'; style-src 'sha256-{digest}';")
+            assert f"curl {url}{example}" in page.text
+            paths = re.findall(r'href="([^"]+)"', page.text)
+            assert "/docs" in paths
+            for path in paths:
+                status = 401 if path.startswith(("/v1", "/admin")) else 200
+                assert (await anonymous.get(path)).status_code == status, path
+            body = (await anonymous.get("/", headers={"accept": "application/json"})).json()
+            assert body["version"] == version("sluice")
+            assert set(paths) < set(body.values())
+            assert (await anonymous.head("/")).content == b""
+
+
+async def test_front_page_repeats_plain_hosts_only(stack: Stack) -> None:
+    hosts = {"a-b.example:80": "a-b.example:80", "[::1]:8080": "[::1]:8080", "x$(reboot)": "HOST"}
+    async with gateway_client(stack.url, None) as anonymous:
+        for given, shown in hosts.items():
+            page = await anonymous.get("/", headers={"host": given})
+            assert f"curl http://{shown}/v1/completions" in page.text
+            assert (given in page.text) == (given == shown)
 
 
 async def test_metrics_count_served_requests(stack: Stack, client: httpx.AsyncClient) -> None:
