@@ -1,7 +1,7 @@
 """OpenAPI descriptions of endpoints that read their bodies without FastAPI."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
@@ -23,6 +23,9 @@ from gateway.openapi.described import (
 from gateway.openapi.management_pages import describe_management
 from gateway.openapi.response_pages import ResponsePages
 from gateway.openapi.schemas import COMPONENTS, TEXT, Schema, object_of, reference
+
+GENERATION_TAGS: Final = ("Completions", "Chat", "Models", "Tokenization")
+"""Tags of the generation API, in the order of the page."""
 
 _REFERENCE = "#/components/schemas/{model}"
 
@@ -142,7 +145,7 @@ def _operation(
     body: dict[str, Any],
     response: dict[str, Any],
     headers: Sequence[dict[str, Any]] = (),
-    tag: str = "Completions",
+    tag: str,
 ) -> dict[str, Any]:
     errors = {status: error_response(text) for status, text in _ERRORS.items()}
     return {
@@ -247,12 +250,14 @@ OPERATIONS: dict[str, dict[str, Any]] = {
         "tokenize",
         body={"schema": reference("TokenizeRequest")},
         response=_json_response("The tokens, in the request's format.", "Tokens"),
+        tag="Tokenization",
     ),
     "/detokenize": _operation(
         "Detokenize tokens, in vLLM's or llama.cpp's format",
         "detokenize",
         body={"schema": reference("DetokenizeRequest")},
         response=_json_response("The text, in the request's format.", "Detokenized"),
+        tag="Tokenization",
     ),
 }
 """OpenAPI descriptions of each POST endpoint."""
@@ -317,10 +322,15 @@ def install_documentation(app: FastAPI, *, generates: bool) -> None:
 
 def _document(app: FastAPI, *, generates: bool) -> dict[str, Any]:
     schema = get_openapi(
-        title=app.title, version=app.version, description=app.description, routes=app.routes
+        title=app.title,
+        version=app.version,
+        description=app.description,
+        routes=app.routes,
+        tags=app.openapi_tags,
     )
     by_hand = _add_generation(schema) if generates else set()
     describe_management(schema, apart_from=by_hand)
+    schema["paths"] = dict(sorted(schema["paths"].items(), key=_place))
     components = schema.setdefault("components", {})
     schemas: dict[str, Schema] = components.setdefault("schemas", {})
     # All errors have one shape; FastAPI's own shape is never sent.
@@ -329,6 +339,12 @@ def _document(app: FastAPI, *, generates: bool) -> dict[str, Any]:
     schemas["Error"] = COMPONENTS["Error"]
     components["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
     return schema
+
+
+def _place(path: tuple[str, dict[str, Any]]) -> int:
+    """Return the position of a path's tag; management follows generation in its own order."""
+    [tag] = next(iter(path[1].values()))["tags"]
+    return GENERATION_TAGS.index(tag) if tag in GENERATION_TAGS else len(GENERATION_TAGS)
 
 
 def _add_generation(schema: dict[str, Any]) -> set[str]:

@@ -21,7 +21,7 @@ from gateway.http.request_id import RequestIdMiddleware
 from gateway.http.tracing import TracingMiddleware
 from gateway.management import routers as management
 from gateway.openapi.described import RESPONSE_HEADERS
-from gateway.openapi.document import install_documentation
+from gateway.openapi.document import GENERATION_TAGS, install_documentation
 from gateway.settings import Settings
 
 CUSTOMER_ROUTERS = (
@@ -91,9 +91,7 @@ def _application(
         redoc_url=None,
         # A redirect would contain the host name from the client's Host header.
         redirect_slashes=False,
-        openapi_tags=[{"name": "Completions"}, {"name": "Chat"}, {"name": "Models"}]
-        if generates
-        else None,
+        openapi_tags=[{"name": tag} for tag in GENERATION_TAGS] if generates else None,
         # Show request bodies as parameter lists with descriptions instead of examples.
         swagger_ui_parameters={"defaultModelRendering": "model", "defaultModelExpandDepth": 2},
     )

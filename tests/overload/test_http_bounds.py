@@ -236,7 +236,7 @@ async def test_unusual_valid_head_is_served(bounded: Stack, request_: bytes) -> 
         assert (await read_response(reader)).status_code == 200
 
 
-async def test_responses_never_repeat_the_host_header(bounded: Stack) -> None:
+async def test_errors_never_repeat_the_host_header(bounded: Stack) -> None:
     async with connection(bounded.url) as (reader, writer):
         writer.write(b"GET /tokenize/ HTTP/1.1\r\nhost: attacker.example\r\n\r\n")
         response = await read_response(reader)

@@ -48,6 +48,16 @@ def test_pages_have_operations() -> None:
     assert len(operations()) > 50
 
 
+def test_generation_comes_first_and_management_before_operations() -> None:
+    paths = page()["paths"].values()
+    tags = list(dict.fromkeys(next(iter(methods.values()))["tags"][0] for methods in paths))
+    assert tags[:5] == ["Completions", "Chat", "Models", "Tokenization", "Keys"]
+    assert tags[-1] == "Operations"
+    assert [tag["name"] for tag in page()["tags"]] == tags[:4]
+    assert list(page()["paths"])[:2] == ["/v1/completions", "/v1/completions:estimate"]
+    assert "tags" not in pages()[1]
+
+
 def test_operation_has_description_and_parameters() -> None:
     for name, operation in operations().items():
         assert operation["summary"], name
