@@ -26,6 +26,7 @@ from gateway.errors import (
     UnsupportedParameterError,
 )
 from gateway.http.error_handlers import install_error_handlers
+from gateway.http.request_id import RequestIdMiddleware
 from tests.support.cases import all_cases
 
 INVALID = InvalidParameterError("'n' must be at least 1. Given: 0.", param="n")
@@ -216,6 +217,7 @@ async def test_failures_outside_of_routes_have_the_style_too(
 
 async def test_bug_after_the_route_chose_its_style_has_that_style() -> None:
     app = make_app()
+    app.add_middleware(RequestIdMiddleware)
 
     @app.get("/late")
     async def _late(request: Request) -> None:
@@ -225,3 +227,4 @@ async def test_bug_after_the_route_chose_its_style_has_that_style() -> None:
     response = await ask("/late", app=app)
     assert response.json()["error"]["type"] == "InternalServerError"
     assert response.json()["error"]["code"] == 500
+    assert response.headers["x-request-id"].startswith("req_")
