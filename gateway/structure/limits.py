@@ -17,3 +17,5 @@ MAX_ITEMS: Final = 10_000
 MAX_PROPERTIES: Final = 10_000
 MAX_LENGTH: Final = 2**31 - 1
 """Maximum `minLength` or `maxLength` that the compiler can read."""
+MAX_CLOSING_STEPS: Final = 500_000
+"""Maximum names and schemas that closing a schema may copy: compositions can multiply them."""

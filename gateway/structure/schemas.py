@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from gateway.structure import lark
+from gateway.structure.closing import closed
 from gateway.structure.errors import RefusedError
 from gateway.structure.limits import MAX_ITEMS, MAX_LENGTH, MAX_NESTING, MAX_PROPERTIES
 
@@ -21,8 +22,9 @@ _OPTIONS_KEY = "x-guidance"
 def json_from_schema(schema: Any) -> str:
     """Return Lark for JSON that matches a decoded schema, which is an object or a boolean.
 
-    Objects must have their properties in the schema's order. The compiler rejects keywords that it
-    cannot enforce. Unknown keywords have no effect, as JSON Schema specifies.
+    Objects must have their properties in the schema's order, and only those that it names. The
+    compiler rejects keywords that it cannot enforce. Unknown keywords have no effect, as JSON
+    Schema specifies.
     """
     if isinstance(schema, bool):
         if not schema:
@@ -32,7 +34,8 @@ def json_from_schema(schema: Any) -> str:
         raise RefusedError("a schema must be an object or a boolean")
     _check(schema)
     # With these options, a client could switch off the enforcement of keywords.
-    return lark.json_value({key: value for key, value in schema.items() if key != _OPTIONS_KEY})
+    schema = {key: value for key, value in schema.items() if key != _OPTIONS_KEY}
+    return lark.json_value(closed(schema))
 
 
 def _check(schema: dict[str, Any]) -> None:

@@ -20,6 +20,8 @@ OPENING: Final = "<tool_call>"
 CLOSING: Final = "</tool_call>"
 
 _ANY_OBJECT: Final = {"type": "object"}
+_NO_PROPERTIES: Final[dict[str, Any]] = {**_ANY_OBJECT, "properties": {}}
+"""What a schema of arguments adds to: without properties, a tool has no arguments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +102,9 @@ def _bodies(tool_use: ToolUse) -> str:
 
 
 def _body(tool: Tool, *, is_exact: bool) -> str:
-    schema: Any = tool.parameters if is_exact else _ANY_OBJECT
+    schema: Any = tool.parameters if is_exact else True
     if isinstance(schema, dict):
-        schema = {**_ANY_OBJECT, **schema}
+        schema = {**_NO_PROPERTIES, **schema}
     elif schema is True:
         schema = _ANY_OBJECT
     try:

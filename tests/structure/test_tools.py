@@ -40,13 +40,22 @@ def call(name: str, arguments: str) -> str:
 WEATHER = call("weather", '{"city": "Oslo"}')
 NOW = call("now", "{}")
 WRONG = call("weather", '{"town": 1}')
+MORE = call("weather", '{"city": "Oslo", "town": 1}')
+NO_ARGUMENTS = call("weather", "{}")
 UNKNOWN = call("rain", "{}")
 
 
 @all_cases(
     ("tool_use", "good", "bad"),
     [
-        (use(ToolMode.NAMED), [WEATHER], ["", "Hi", NOW, WRONG, WEATHER + WEATHER]),
+        (use(ToolMode.NAMED), [WEATHER], ["", "Hi", NOW, WRONG, MORE, WEATHER + WEATHER]),
+        (use(ToolMode.NAMED, parameters={}), [NO_ARGUMENTS], [WEATHER]),
+        (
+            use(ToolMode.NAMED, parameters={"$ref": "#/$defs/a", "$defs": {"a": CITY}}),
+            [WEATHER],
+            [MORE, NO_ARGUMENTS],
+        ),
+        (use(ToolMode.NAMED, parameters={"additionalProperties": True}), [NO_ARGUMENTS, MORE], []),
         (
             use(ToolMode.REQUIRED),
             [WEATHER, NOW, WEATHER + "\n" + NOW],
@@ -55,11 +64,19 @@ UNKNOWN = call("rain", "{}")
         (
             use(ToolMode.AUTO),
             ["", "Hi!\nYou", WEATHER, "Hi\n" + WEATHER + NOW + "so"],
-            [WRONG, UNKNOWN, "Hi<tool_call>x", "a" + WRONG],
+            [WRONG, MORE, UNKNOWN, "Hi<tool_call>x", "a" + WRONG],
         ),
-        (use(ToolMode.AUTO, is_strict=False), [WEATHER, call("weather", '{"a": 1}')], [UNKNOWN]),
+        (use(ToolMode.AUTO, is_strict=False), [MORE, call("weather", '{"a": 1}')], [UNKNOWN]),
     ],
-    ids=["named", "required", "auto", "auto not strict"],
+    ids=[
+        "named",
+        "no properties",
+        "reference",
+        "open",
+        "required",
+        "auto",
+        "auto not strict",
+    ],
 )
 def test_calls_spelled_out_match(
     accepts: Accepts, tool_use: ToolUse, good: list[str], bad: list[str]

@@ -13,7 +13,7 @@ from gateway.errors import InvalidParameterError, shown
 MAX_TOOLS = 128
 
 _FUNCTION_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-_ANY_ARGUMENTS = {"type": "object"}
+_NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}}
 
 FUNCTION_SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -111,7 +111,7 @@ def read_function(value: object, path: str, *, param: str) -> Tool:
             raise InvalidParameterError(
                 f"'{path}.{entry}' must be {described}. Given: {shown(given)}.", param=param
             )
-    parameters = checked_schema(_ANY_ARGUMENTS if schema is None else schema, f"{path}.parameters")
+    parameters = checked_schema(_NO_ARGUMENTS if schema is None else schema, f"{path}.parameters")
     return Tool(name, parameters, bool(value.get("strict")))
 
 

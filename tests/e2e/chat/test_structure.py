@@ -94,6 +94,17 @@ def test_schema_holds(client: OpenAI, temperature: float, seed: int) -> None:
     assert answer.choices[0].finish_reason == "stop"
 
 
+@each_at_once("seed", range(10))
+def test_schema_without_additional_properties_is_closed(client: OpenAI, seed: int) -> None:
+    # Unlike the client's parse(), pydantic adds no `additionalProperties`.
+    structure = json_schema(Person.model_json_schema())
+    answer = chat(client, ASKED, response_format=structure, seed=seed, temperature=1)
+
+    person = json.loads(text_of(answer))
+    assert person.keys() == Person.model_fields.keys()
+    assert all(place.keys() == Place.model_fields.keys() for place in person["places"])
+
+
 def test_structure_follows_the_reasoning(client: OpenAI) -> None:
     answer = chat_both_ways(
         client, "What is 27 + 35?", response_format=json_schema(SCHEMA), max_tokens=200, **THINKING

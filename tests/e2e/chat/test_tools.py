@@ -146,6 +146,16 @@ def test_named_function_is_called(client: OpenAI) -> None:
     assert answer.choices[0].finish_reason == "stop"
 
 
+@each_at_once("function", [{}, {"parameters": {"type": "object"}}])
+def test_forced_call_of_a_tool_without_parameters_is_empty(
+    client: OpenAI, function: dict[str, Any]
+) -> None:
+    reset = {"type": "function", "function": {"name": "reset", **function}}
+    answer = chat_both_ways(client, PARIS, tools=[reset], tool_choice=named(reset), seed=1)
+
+    assert calls_of(answer) == [("reset", {})]
+
+
 def test_several_calls_have_their_own_ids(client: OpenAI) -> None:
     options: dict[str, Any] = {"tools": [WEATHER_OF_CITIES], "tool_choice": "required"}
     answer = chat_both_ways(client, PARIS, max_tokens=60, **options, **WITHOUT_END)

@@ -12,7 +12,7 @@ TIME = {"name": "time"}
 TOOLS = [{"type": "function", "function": WEATHER}, {"type": "function", "function": TIME}]
 
 READ_WEATHER = Tool("weather", SCHEMA, is_strict=False)
-READ_TIME = Tool("time", {"type": "object"}, is_strict=False)
+READ_TIME = Tool("time", {"type": "object", "properties": {}}, is_strict=False)
 READ = [READ_WEATHER, READ_TIME]
 
 NAMED = {"type": "function", "function": {"name": "time"}}

@@ -7,6 +7,7 @@ from tests.gateway.dialects.reading import MISTRALRS, read, refusal
 from tests.support.cases import all_cases
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
+NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}}
 
 
 def tool(name: str = "weather", **function: Any) -> dict[str, Any]:
@@ -26,8 +27,8 @@ def test_tools_are_read() -> None:
     assert read(MISTRALRS, tools=given).tool_use == ToolUse(
         [
             Tool("weather", SCHEMA, is_strict=True),
-            Tool("time", {"type": "object"}, is_strict=False),
-            Tool("other.tool-1", {"type": "object"}, is_strict=False),
+            Tool("time", NO_ARGUMENTS, is_strict=False),
+            Tool("other.tool-1", NO_ARGUMENTS, is_strict=False),
         ],
         ToolMode.AUTO,
     )
