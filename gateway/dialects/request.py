@@ -35,7 +35,14 @@ class Structure:
     kind: StructureKind
     source: Any
     param: str
-    """The parameter that contains it; errors name this parameter."""
+    """The parameter that contains it."""
+    path: str = field(default="", compare=False)
+    """Path from the parameter to the source, such as `.json_schema`."""
+
+    @property
+    def place(self) -> str:
+        """The source's place in the body; errors about the source name it."""
+        return self.param + self.path
 
 
 class ToolMode(StrEnum):
@@ -55,6 +62,8 @@ class Tool:
     """JSON schema of the arguments: an object or a boolean."""
     is_strict: bool
     """Whether the arguments must match the schema."""
+    place: str = field(default="tools", compare=False)
+    """The schema's place in the body; errors about the schema name it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +76,17 @@ class ToolUse:
     """The tool to call in mode NAMED."""
     is_parallel: bool = True
     """Whether a choice may have several calls."""
+
+    @property
+    def param(self) -> str:
+        """The parameter that contains the tools."""
+        return self.tools[0].place.partition("[")[0]
+
+    @property
+    def callable_tools(self) -> list[Tool]:
+        """The tools that the model may call."""
+        is_named = self.mode is ToolMode.NAMED
+        return [tool for tool in self.tools if not is_named or tool.name == self.name]
 
     @property
     def is_constraint(self) -> bool:

@@ -20,7 +20,6 @@ from gateway.structure.sandbox.pool import (
 )
 
 _MAX_CACHED_CHARACTERS: Final = 16 * 1024 * 1024
-_TOOLS_PARAM: Final = "tools"
 _TOO_EXPENSIVE: Final = Verdict(refusal="too complex: it takes too long or too much memory")
 
 
@@ -45,16 +44,16 @@ class GrammarChecker:
         With both a structure and tools, the text is either calls or matches the structure.
         `reasoning` describes the reasoning that ends before either of them begins.
 
-        Raises InvalidGrammarError, which names the parameter of the structure or of the tools,
+        Raises InvalidGrammarError, which names the place of the structure or of a tool's schema,
         TenantQueueFullError if too many structures of the tenant are waiting, and OverloadedError.
         """
         if structure is None and (tool_use is None or not tool_use.is_constraint):
             return ""
-        param = _TOOLS_PARAM if structure is None else structure.param
+        param = structure.place if structure is not None else tool_use.param if tool_use else ""
         encoded = _encoded(Constraint(structure, tool_use, reasoning), param)
         verdict = await self._verdict(Task(tokenizer.digest, encoded), tokenizer, tenant_id)
         if verdict.refusal:
-            named = _TOOLS_PARAM if verdict.is_about_tools else param
+            named = verdict.param or param
             raise InvalidGrammarError(f"'{named}' was rejected: {verdict.refusal}.", param=named)
         return verdict.grammar
 

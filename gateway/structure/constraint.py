@@ -58,7 +58,7 @@ def to_grammar(constraint: Constraint, token_ids: lark.TokenIds) -> str:
 
 
 def calls_grammar(tool_use: ToolUse, token_ids: lark.TokenIds) -> str:
-    """Return the grammar of tool calls without surrounding text. Raises ToolRefusedError."""
+    """Return the grammar of tool calls without surrounding text. Raises RefusedError."""
     calls = calls_alone(tool_use, token_ids)
     return lark.document(calls.expression, *calls.rules)
 

@@ -2,11 +2,13 @@
 
 
 class RefusedError(Exception):
-    """A structure is invalid or exceeds a limit.
+    """A structure or a tool is invalid or exceeds a limit.
 
     The message is for the client and does not name the parameter.
     """
 
-
-class ToolRefusedError(RefusedError):
-    """A tool is invalid or exceeds a limit."""
+    def __init__(self, message: str, *, param: str = "") -> None:
+        super().__init__(message)
+        self.param = param
+        """What the message is about, such as `tools[0].function.parameters`; "" for the
+        structure."""

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from gateway.dialects.request import Tool, ToolMode, ToolUse
 from gateway.structure import lark
-from gateway.structure.errors import RefusedError, ToolRefusedError
+from gateway.structure.errors import RefusedError
 from gateway.structure.schemas import json_from_schema
 
 OPENING: Final = "<tool_call>"
@@ -47,7 +47,7 @@ def has_tool_calls(tokenizer: Tokenizer) -> bool:
 
 
 def calls_in_text(tool_use: ToolUse, token_ids: lark.TokenIds) -> lark.Part:
-    """Return the grammar of a text with calls. Raises ToolRefusedError.
+    """Return the grammar of a text with calls. Raises RefusedError.
 
     If a call is required, its arguments match the schema of its tool. If calls are optional, free
     text may surround them, and only the arguments of strict tools must match.
@@ -75,7 +75,7 @@ def calls_in_text(tool_use: ToolUse, token_ids: lark.TokenIds) -> lark.Part:
 def calls_alone(tool_use: ToolUse, token_ids: lark.TokenIds) -> lark.Part:
     """Return the grammar of one call, or of several if allowed, and nothing else.
 
-    Raises ToolRefusedError.
+    Raises RefusedError.
     """
     opening, closing = lark.mark(OPENING, token_ids), lark.mark(CLOSING, token_ids)
     is_single = tool_use.mode is ToolMode.NAMED or not tool_use.is_parallel
@@ -92,11 +92,9 @@ def parse_tool_calls(text: str) -> list[ToolCall]:
 
 
 def _bodies(tool_use: ToolUse) -> str:
-    is_named, is_free = tool_use.mode is ToolMode.NAMED, tool_use.mode is ToolMode.AUTO
+    is_free = tool_use.mode is ToolMode.AUTO
     bodies = (
-        _body(tool, is_exact=tool.is_strict or not is_free)
-        for tool in tool_use.tools
-        if not is_named or tool.name == tool_use.name
+        _body(tool, is_exact=tool.is_strict or not is_free) for tool in tool_use.callable_tools
     )
     return "body: " + "\n | ".join(bodies)
 
@@ -110,7 +108,7 @@ def _body(tool: Tool, *, is_exact: bool) -> str:
     try:
         arguments = json_from_schema(schema)
     except RefusedError as error:
-        raise ToolRefusedError(f"tool '{tool.name}': {error}") from None
+        raise RefusedError(str(error), param=tool.place) from None
     name = json.dumps(tool.name)
     return (
         f"{lark.literal('{')} {lark.literal(json.dumps('name') + ':')} / ?/ "

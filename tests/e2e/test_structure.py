@@ -184,7 +184,7 @@ def test_a_required_tool_is_called_with_arguments_of_its_schema(
                     {**WEATHER, "function": {**WEATHER["function"], "parameters": {"not": {}}}}
                 ]
             },
-            "tools",
+            "tools[0].function.parameters",
             "not",
         ),
     ],

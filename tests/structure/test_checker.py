@@ -102,28 +102,30 @@ async def test_tools_become_a_grammar_only_if_they_constrain(
         None, ToolUse(tools, ToolMode.REQUIRED), tenant_id="acme", tokenizer=source
     )
     assert "<[11]>" in grammar
-    strict = ToolUse([Tool("now", {"type": "foo"}, is_strict=True)], ToolMode.AUTO)
-    with pytest.raises(InvalidGrammarError, match="Invalid type: foo") as raised:
-        await checker.compile(None, strict, tenant_id="acme", tokenizer=source)
-    assert raised.value.param == "tools"
 
 
-async def test_error_in_a_tool_names_the_tool(
-    checker: GrammarChecker, source: TokenizerSource
+@pytest.mark.parametrize("mode", [ToolMode.AUTO, ToolMode.REQUIRED])
+async def test_error_in_a_tool_names_its_schema(
+    checker: GrammarChecker, source: TokenizerSource, mode: ToolMode
 ) -> None:
     good = Structure(StructureKind.CHOICE, ["a"], "response_format")
+    place = "functions[1].parameters"
     for schema, reason in (
         ({"type": "foo"}, "Invalid type: foo"),
         ({"minItems": 10**9}, "minItems"),
     ):
-        wrong = ToolUse([Tool("now", schema, is_strict=True)], ToolMode.AUTO)
-        with pytest.raises(
-            InvalidGrammarError, match=f"^'tools' was rejected: .*{reason}"
-        ) as raised:
-            await checker.compile(
-                good, wrong, tenant_id="acme", tokenizer=source, reasoning=THINKING
-            )
-        assert raised.value.param == "tools"
+        tools = [Tool("now", True, is_strict=True), Tool("f", schema, is_strict=True, place=place)]
+        for reasoning in (None, THINKING):
+            with pytest.raises(InvalidGrammarError, match=reason) as raised:
+                await checker.compile(
+                    good if mode is ToolMode.AUTO else None,
+                    ToolUse(tools, mode),
+                    tenant_id="acme",
+                    tokenizer=source,
+                    reasoning=reasoning,
+                )
+            assert raised.value.message.startswith(f"'{place}' was rejected: ")
+            assert raised.value.param == place
 
 
 async def test_positions_refer_to_the_clients_text(

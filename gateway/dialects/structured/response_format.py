@@ -40,7 +40,7 @@ def read_response_format(value: object) -> Structure | None:
         case "json_object":
             return _json_object(value)
         case "json_schema":
-            return Structure(StructureKind.JSON_SCHEMA, _json_schema(value), _NAME)
+            return _json_schema(value)
         case "grammar":
             return _grammar(value)
         case "structural_tag":
@@ -56,22 +56,27 @@ def read_response_format(value: object) -> Structure | None:
 
 
 def _json_object(value: dict[str, Any]) -> Structure:
-    schema = value.get("schema")
-    if schema is None:
+    if value.get("schema") is None:
         return Structure(StructureKind.JSON_OBJECT, None, _NAME)
-    return Structure(StructureKind.JSON_SCHEMA, checked_schema(schema, f"{_NAME}.schema"), _NAME)
+    return _bare_schema(value)
 
 
-def _json_schema(value: dict[str, Any]) -> Any:
+def _bare_schema(value: dict[str, Any]) -> Structure:
+    schema = checked_schema(value.get("schema"), f"{_NAME}.schema")
+    return Structure(StructureKind.JSON_SCHEMA, schema, _NAME, ".schema")
+
+
+def _json_schema(value: dict[str, Any]) -> Structure:
     wrapper = value.get("json_schema")
     if wrapper is None:
-        return checked_schema(value.get("schema"), f"{_NAME}.schema")
+        return _bare_schema(value)
     if not isinstance(wrapper, dict):
         raise InvalidParameterError(
             f"'{_NAME}.json_schema' must be an object with 'schema'. Given: {shown(wrapper)}.",
             param=f"{_NAME}.json_schema",
         )
-    return checked_schema(wrapper.get("schema"), f"{_NAME}.json_schema.schema")
+    schema = checked_schema(wrapper.get("schema"), f"{_NAME}.json_schema.schema")
+    return Structure(StructureKind.JSON_SCHEMA, schema, _NAME, ".json_schema")
 
 
 def _grammar(value: dict[str, Any]) -> Structure:
@@ -81,4 +86,4 @@ def _grammar(value: dict[str, Any]) -> Structure:
             f"'{_NAME}.grammar' must be a non-empty string. Given: {shown(source)}.",
             param=f"{_NAME}.grammar",
         )
-    return Structure(StructureKind.GBNF, source, _NAME)
+    return Structure(StructureKind.GBNF, source, _NAME, ".grammar")

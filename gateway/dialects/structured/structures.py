@@ -124,7 +124,7 @@ def _tagged_grammar(value: dict[str, Any]) -> Structure:
             param="grammar.type",
         )
     if kind is StructureKind.JSON_SCHEMA:
-        return Structure(kind, checked_schema(source, "grammar.value"), "grammar")
+        return Structure(kind, checked_schema(source, "grammar.value"), "grammar", ".value")
     is_right = isinstance(source, str) or (
         kind is StructureKind.LLGUIDANCE and isinstance(source, dict)
     )
@@ -134,4 +134,4 @@ def _tagged_grammar(value: dict[str, Any]) -> Structure:
             f"'grammar.value' must be a non-empty {expected}. Given: {shown(source)}.",
             param="grammar.value",
         )
-    return Structure(kind, source, "grammar")
+    return Structure(kind, source, "grammar", ".value")

@@ -111,8 +111,9 @@ def read_function(value: object, path: str, *, param: str) -> Tool:
             raise InvalidParameterError(
                 f"'{path}.{entry}' must be {described}. Given: {shown(given)}.", param=param
             )
-    parameters = checked_schema(_NO_ARGUMENTS if schema is None else schema, f"{path}.parameters")
-    return Tool(name, parameters, bool(value.get("strict")))
+    place = f"{path}.parameters"
+    parameters = checked_schema(_NO_ARGUMENTS if schema is None else schema, place)
+    return Tool(name, parameters, bool(value.get("strict")), place)
 
 
 def check_names(tools: list[Tool], param: str) -> None:

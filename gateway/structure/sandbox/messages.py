@@ -39,8 +39,8 @@ class Verdict(msgspec.Struct, frozen=True):
     grammar: str = ""
     refusal: str = ""
     """Why the structure or template was rejected; empty if it was not."""
-    is_about_tools: bool = False
-    """Whether a tool was rejected."""
+    param: str = ""
+    """What the refusal is about; empty for the structure or template as a whole."""
     lacks_tokenizer: bool = False
 
 

@@ -7,6 +7,7 @@ ends. Memory is limited, and so is the CPU time for each task. The process exits
 a limit.
 """
 
+import dataclasses
 import os
 import re
 import resource
@@ -17,9 +18,9 @@ from typing import BinaryIO
 
 from llguidance import LLTokenizer
 
-from gateway.dialects.request import StructureKind
+from gateway.dialects.request import StructureKind, ToolUse
 from gateway.structure.constraint import Constraint, added_tokens, calls_grammar, to_grammar
-from gateway.structure.errors import RefusedError, ToolRefusedError
+from gateway.structure.errors import RefusedError
 from gateway.structure.lark import HEADER_LINES, TokenIds
 from gateway.structure.sandbox import messages
 from gateway.structure.sandbox.messages import Order, Task, Template, Tokenizer, Verdict
@@ -70,12 +71,12 @@ class Compiler:
         constraint = messages.decode_constraint(task.constraint)
         try:
             grammar = to_grammar(constraint, token_ids)
-            if constraint.is_compound:
+            is_structure = constraint.structure is not None and not constraint.is_compound
+            if not is_structure:
                 self._probe_parts(constraint, tokenizer, token_ids)
-            self._probe(grammar, tokenizer, walks=not constraint.is_compound)
+            self._probe(grammar, tokenizer, walks=is_structure)
         except RefusedError as error:
-            is_about_tools = isinstance(error, ToolRefusedError)
-            return Verdict(refusal=_placed(str(error), constraint), is_about_tools=is_about_tools)
+            return Verdict(refusal=_placed(str(error), constraint), param=error.param)
         except (RecursionError, MemoryError):
             return Verdict(refusal="too complex")
         return Verdict(grammar=grammar)
@@ -87,11 +88,20 @@ class Compiler:
         if constraint.structure is not None:
             self._probe(to_lark(constraint.structure), tokenizer)
         if constraint.tool_use is not None:
-            calls = calls_grammar(constraint.tool_use, token_ids)
-            try:
-                self._probe(calls, tokenizer)
-            except RefusedError as error:
-                raise ToolRefusedError(_unplaced(str(error))) from None
+            self._probe_tools(constraint.tool_use, tokenizer, token_ids)
+
+    def _probe_tools(self, tool_use: ToolUse, tokenizer: LLTokenizer, token_ids: TokenIds) -> None:
+        """Probe the calls of all tools; an error names the first tool that is invalid alone."""
+        try:
+            self._probe(calls_grammar(tool_use, token_ids), tokenizer)
+        except RefusedError as error:
+            for tool in tool_use.callable_tools:
+                alone = dataclasses.replace(tool_use, tools=[tool])
+                try:
+                    self._probe(calls_grammar(alone, token_ids), tokenizer)
+                except RefusedError as cause:
+                    raise RefusedError(_unplaced(str(cause)), param=tool.place) from None
+            raise RefusedError(_unplaced(str(error)), param=tool_use.param) from None
 
     def _probe(self, grammar: str, tokenizer: LLTokenizer, *, walks: bool = True) -> None:
         probe(grammar, tokenizer, most_compile_seconds=self._most_compile_seconds, walks=walks)

@@ -169,8 +169,17 @@ def test_forced_call_and_structure_exclude_each_other(client: OpenAI) -> None:
     assert caught.value.param == "response_format"
 
 
-def test_unsupported_schema_is_rejected(client: OpenAI) -> None:
+@each_at_once(
+    "structure, param",
+    [
+        (json_schema({"type": "nothing"}), "response_format.json_schema"),
+        ({"type": "json_object", "schema": {"type": "nothing"}}, "response_format.schema"),
+        ({"type": "grammar", "grammar": "root ::= x"}, "response_format.grammar"),
+    ],
+)
+def test_unsupported_structure_is_rejected(client: OpenAI, structure: Any, param: str) -> None:
     with pytest.raises(BadRequestError) as caught:
-        chat(client, ASKED, response_format=json_schema({"type": "nothing"}))
+        chat(client, ASKED, response_format=structure)
 
-    assert caught.value.param == "response_format"
+    assert caught.value.param == param
+    assert f"'{param}' was rejected" in caught.value.message
