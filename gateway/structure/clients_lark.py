@@ -4,11 +4,18 @@ import json
 import re
 from typing import Any
 
+from contract.grammar import MAX_GRAMMAR_CHARACTERS
+from gateway.errors import shown
 from gateway.structure import lark
 from gateway.structure.errors import RefusedError
 from gateway.structure.schemas import json_from_schema
 
 _OPTIONS_LINE = re.compile(r"^\s*%llguidance\s*\{[^\n]*\}[ \t]*$", re.MULTILINE)
+_KINDS = {"lark_grammar", "json_schema"}
+_TOKENS = re.compile(
+    r'"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\])+/|(?://|#)[^\n]*|@(?P<name>[\w-]+)', re.ASCII | re.DOTALL
+)
+"""Strings, regular expressions and comments of Lark, and references to grammars outside of them."""
 _START = re.compile(r"^\s*\??start\s*(?:\[[^\]\n]*\]\s*)?:", re.MULTILINE)
 
 
@@ -19,19 +26,21 @@ def from_lark(source: str) -> str:
     return lark.HEADER + _OPTIONS_LINE.sub("", source)
 
 
-def from_llguidance(source: Any) -> str:
+def from_llguidance(source: Any, place: str) -> str:
     """Return Lark for llguidance's JSON, or for a string that is already Lark.
 
-    Only one grammar is accepted: a Lark grammar can embed others with `%json` and `%lark`.
+    The first grammar is the start; Lark grammars refer to others by `@name`. Each reference is
+    replaced by the grammar, so references cannot be circular. Errors name `place`, the source's
+    place in the body, or a grammar in it.
     """
     if isinstance(source, str):
         if not source.lstrip().startswith("{"):
             return from_lark(source)
         source = _decoded(source)
     grammars = source.get("grammars") if isinstance(source, dict) else None
-    if not isinstance(grammars, list) or len(grammars) != 1 or not isinstance(grammars[0], dict):
-        raise RefusedError("'grammars' must be a list of exactly one object")
-    return _from_grammar(grammars[0])
+    if not isinstance(grammars, list) or not grammars:
+        raise RefusedError("it must be a list of grammars, at least one", param=f"{place}.grammars")
+    return _Grammars(grammars, f"{place}.grammars").document()
 
 
 def _decoded(source: str) -> Any:
@@ -41,9 +50,68 @@ def _decoded(source: str) -> Any:
         raise RefusedError("the grammar begins with '{' but is not valid JSON") from None
 
 
-def _from_grammar(grammar: dict[str, Any]) -> str:
-    if isinstance(text := grammar.get("lark_grammar"), str):
-        return from_lark(text)
-    if "json_schema" in grammar:
-        return lark.document(json_from_schema(grammar["json_schema"]))
-    raise RefusedError("a grammar must have 'lark_grammar' (a string) or 'json_schema'")
+class _Grammars:
+    """Grammars that refer to each other by name."""
+
+    def __init__(self, grammars: list[Any], place: str) -> None:
+        self._grammars = grammars
+        self._place = place
+        self._expressions: dict[int, str] = {}
+        self._pending: list[int] = []
+        """Grammars whose references are being replaced, outermost first."""
+        self._indexes: dict[str, int] = {}
+        for index, grammar in enumerate(grammars):
+            name = grammar.get("name") if isinstance(grammar, dict) else None
+            if name is not None and self._indexes.setdefault(str(name), index) != index:
+                raise self._refused(index, f"another grammar has the name {shown(name)}", ".name")
+
+    def document(self) -> str:
+        """Return a grammar of the first one. All of them are checked."""
+        expressions = [self._expression(index) for index in range(len(self._grammars))]
+        return lark.document(expressions[0])
+
+    def _expression(self, index: int) -> str:
+        if index not in self._expressions:
+            self._pending.append(index)
+            self._expressions[index] = self._read(index)
+            self._pending.pop()
+        return self._expressions[index]
+
+    def _read(self, index: int) -> str:
+        grammar = self._grammars[index]
+        kinds = _KINDS & grammar.keys() if isinstance(grammar, dict) else ()
+        if len(kinds) != 1:
+            raise self._refused(
+                index, "it must be an object with either 'lark_grammar' or 'json_schema'"
+            )
+        (kind,) = kinds
+        try:
+            if kind == "json_schema":
+                return json_from_schema(grammar[kind])
+            if not isinstance(text := grammar[kind], str):
+                raise RefusedError(f"it must be a string. Given: {shown(text)}")
+            return lark.block(self._with_references(from_lark(text)))
+        except RefusedError as error:
+            raise self._refused(index, str(error), f".{kind}", error.param) from None
+
+    def _with_references(self, text: str) -> str:
+        names = [found["name"] for found in _TOKENS.finditer(text) if found["name"]]
+        for name in names:
+            if name not in self._indexes:
+                raise RefusedError(f"no grammar has the name of '@{name}'")
+            if self._indexes[name] in self._pending:
+                raise RefusedError(f"'@{name}' refers to a grammar that refers to this one")
+        length = len(text) + sum(len(self._expression(self._indexes[name])) for name in names)
+        if length > MAX_GRAMMAR_CHARACTERS:
+            raise RefusedError(
+                f"with the grammars that it refers to, it must have at most "
+                f"{MAX_GRAMMAR_CHARACTERS} characters. Given: {length}"
+            )
+        return _TOKENS.sub(self._replaced, text)
+
+    def _replaced(self, token: re.Match[str]) -> str:
+        name = token["name"]
+        return self._expression(self._indexes[name]) if name else token[0]
+
+    def _refused(self, index: int, reason: str, within: str = "", param: str = "") -> RefusedError:
+        return RefusedError(reason, param=param or f"{self._place}[{index}]{within}")

@@ -40,7 +40,12 @@ def document(start: str, *rules: str) -> str:
 
 def nested(name: str, grammar: str) -> Part:
     """Return a complete grammar as a part of another one, with its own namespace for rules."""
-    return Part(name, (f"{name}: %lark {{\n{grammar.removeprefix(HEADER)}\n}}",))
+    return Part(name, (f"{name}: {block(grammar)}",))
+
+
+def block(grammar: str) -> str:
+    """Return a complete grammar as an expression."""
+    return f"%lark {{\n{grammar.removeprefix(HEADER)}\n}}"
 
 
 def mark(text: str, token_ids: TokenIds) -> str:

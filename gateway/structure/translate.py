@@ -31,7 +31,7 @@ def to_lark(structure: Structure) -> str:
         case StructureKind.LARK:
             return from_lark(_text(structure.source))
         case StructureKind.LLGUIDANCE:
-            return from_llguidance(structure.source)
+            return from_llguidance(structure.source, structure.place)
         case _:
             return lark.document(_start(structure.kind, structure.source))
 

@@ -49,6 +49,12 @@ def is_product(text: str) -> None:
     jsonschema.validate(json.loads(text), PRODUCT)
 
 
+def is_reasoned_product(text: str) -> None:
+    reasoning, _, product = text.partition("\nJSON: ")
+    assert re.fullmatch("Reasoning: [a-z]{5}", reasoning)
+    is_product(product)
+
+
 def is_match(expression: str) -> Check:
     def check(text: str) -> None:
         assert re.fullmatch(expression, text, re.DOTALL)
@@ -80,6 +86,21 @@ CASES: list[tuple[str, Body, Check]] = [
         "mistralrs",
         {"grammar": {"type": "llguidance", "value": {"grammars": [{"json_schema": PRODUCT}]}}},
         is_product,
+    ),
+    (
+        "mistralrs",
+        {
+            "grammar": {
+                "type": "llguidance",
+                "value": {
+                    "grammars": [
+                        {"lark_grammar": 'start: "Reasoning: " /[a-z]{5}/ "\\nJSON: " @product'},
+                        {"name": "product", "json_schema": PRODUCT},
+                    ]
+                },
+            }
+        },
+        is_reasoned_product,
     ),
     ("fireworks", {"response_format": {"type": "json_object", "schema": PRODUCT}}, is_product),
     (

@@ -23,6 +23,11 @@ PERSON = {
 }
 
 
+def grammars(*given: Any) -> dict[str, Any]:
+    """Return several grammars in llguidance's form."""
+    return {"grammars": list(given)}
+
+
 def lark_of(kind: StructureKind, source: Any) -> str:
     return to_lark(Structure(kind, source, "grammar"))
 
@@ -66,6 +71,16 @@ def lark_of(kind: StructureKind, source: Any) -> str:
             ["1"],
             ["{}"],
         ),
+        (
+            StructureKind.LLGUIDANCE,
+            grammars(
+                {"lark_grammar": 'start: "@x" /@x\\//? (@b-1 | @n{2})  // @x "'},
+                {"name": "n", "json_schema": {"type": "null"}},
+                {"name": "b-1", "lark_grammar": 'start: b @n\nb: %lark {\nstart: "b" @n\n}'},
+            ),
+            ["@x@x/nullnull", "@xbnullnull", "@xnullnull"],
+            ["@xnull", "@xb", "bnullnull"],
+        ),
     ],
 )
 def test_structure_accepts_matching_texts_only(
@@ -102,9 +117,7 @@ def test_choices_and_regexes_agree_with_python(accepts: Accepts) -> None:
         (StructureKind.CHOICE, ["x"] * 1025, "1 to 1024 choices. Given: 1025"),
         (StructureKind.CHOICE, ["x" * 4097], "longer than 4096 characters. Given: 4097"),
         (StructureKind.LARK, 'foo: "a"', "must have a rule 'start'"),
-        (StructureKind.LLGUIDANCE, {"grammars": []}, "exactly one object"),
         (StructureKind.LLGUIDANCE, "{", "not valid JSON"),
-        (StructureKind.LLGUIDANCE, {"grammars": [{"regex": "a"}]}, "'lark_grammar'"),
     ],
 )
 def test_a_structure_is_refused_for_a_reason(
@@ -113,6 +126,40 @@ def test_a_structure_is_refused_for_a_reason(
     with pytest.raises(RefusedError) as raised:
         lark_of(kind, source)
     assert message in str(raised.value)
+
+
+X = {"name": "x", "lark_grammar": 'start: "x"'}
+
+
+@all_cases(
+    ("given", "place", "message"),
+    [
+        ({}, "", "at least one"),
+        (grammars(), "", "at least one"),
+        (grammars("start: /a/"), "[0]", "either 'lark_grammar' or 'json_schema'"),
+        (grammars({"regex": "a"}), "[0]", "either 'lark_grammar' or 'json_schema'"),
+        (grammars({**X, "json_schema": {}}), "[0]", "either 'lark_grammar' or 'json_schema'"),
+        (grammars({"lark_grammar": 1}), "[0].lark_grammar", "Given: 1"),
+        (grammars(X, {"lark_grammar": "a: /a/"}), "[1].lark_grammar", "must have a rule 'start'"),
+        (grammars(X, {"json_schema": {"minItems": 10**9}}), "[1].json_schema", "at most 10000"),
+        (grammars(X, X), "[1].name", 'another grammar has the name "x"'),
+        (grammars({"lark_grammar": "start: @y"}, X), "[0].lark_grammar", "name of '@y'"),
+        (
+            grammars({"lark_grammar": "start: @x"}, {**X, "lark_grammar": 'start: "a" | @x'}),
+            "[1].lark_grammar",
+            "'@x' refers to a grammar that refers to this one",
+        ),
+        (
+            grammars({"lark_grammar": "start: " + "@x " * 9000}, {"name": "x", "json_schema": {}}),
+            "[0].lark_grammar",
+            "at most 524288 characters",
+        ),
+    ],
+)
+def test_error_names_the_grammar_among_several(given: Any, place: str, message: str) -> None:
+    with pytest.raises(RefusedError, match=message) as raised:
+        to_lark(Structure(StructureKind.LLGUIDANCE, given, "grammar", ".value"))
+    assert raised.value.param == f"grammar.value.grammars{place}"
 
 
 def test_a_client_cannot_turn_enforcement_off(accepts: Accepts) -> None:

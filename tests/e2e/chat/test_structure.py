@@ -142,6 +142,24 @@ def test_structured_outputs_hold(
     assert re.fullmatch(pattern, text_of(answer).strip())
 
 
+def test_grammars_refer_to_each_other(client: OpenAI) -> None:
+    # The form of mistral.rs's example for llguidance.
+    grammars = [
+        {"lark_grammar": 'start: "Reasoning: " /.+/ "\\nJSON: " @sum'},
+        {"name": "sum", "json_schema": SCHEMA},
+    ]
+    answer = chat_both_ways(
+        client,
+        "What is 27 + 35?",
+        grammar={"type": "llguidance", "value": {"grammars": grammars}},
+        max_tokens=256,
+        frequency_penalty=1.0,
+        top_p=0.1,
+        temperature=0,
+    )
+    assert re.fullmatch(r'Reasoning: .+\nJSON: \{"sum": ?\d+\}', text_of(answer))
+
+
 def test_response_is_a_call_or_the_structure(client: OpenAI) -> None:
     options: dict[str, Any] = {"tools": [WEATHER], "response_format": json_schema(SCHEMA)}
     calls, structured = at_once(
