@@ -33,14 +33,23 @@ def from_llguidance(source: Any, place: str) -> str:
     replaced by the grammar, so references cannot be circular. Errors name `place`, the source's
     place in the body, or a grammar in it.
     """
+    grammars = llguidance_grammars(source, place)
+    return grammars[f"{place}.grammars[0]"] if grammars else from_lark(source)
+
+
+def llguidance_grammars(source: Any, place: str) -> dict[str, str]:
+    """Return Lark for each grammar in llguidance's JSON, by its place in the body.
+
+    A grammar comes after those that it refers to. There are none if the source is already Lark.
+    """
     if isinstance(source, str):
         if not source.lstrip().startswith("{"):
-            return from_lark(source)
+            return {}
         source = _decoded(source)
     grammars = source.get("grammars") if isinstance(source, dict) else None
     if not isinstance(grammars, list) or not grammars:
         raise RefusedError("it must be a list of grammars, at least one", param=f"{place}.grammars")
-    return _Grammars(grammars, f"{place}.grammars").document()
+    return _Grammars(grammars, f"{place}.grammars").documents()
 
 
 def _decoded(source: str) -> Any:
@@ -65,10 +74,14 @@ class _Grammars:
             if name is not None and self._indexes.setdefault(str(name), index) != index:
                 raise self._refused(index, f"another grammar has the name {shown(name)}", ".name")
 
-    def document(self) -> str:
-        """Return a grammar of the first one. All of them are checked."""
-        expressions = [self._expression(index) for index in range(len(self._grammars))]
-        return lark.document(expressions[0])
+    def documents(self) -> dict[str, str]:
+        """Return Lark for each grammar, by its place, after those that it refers to."""
+        for index in range(len(self._grammars)):
+            self._expression(index)
+        return {
+            f"{self._place}[{index}]": lark.document(expression)
+            for index, expression in self._expressions.items()
+        }
 
     def _expression(self, index: int) -> str:
         if index not in self._expressions:

@@ -128,6 +128,20 @@ async def test_error_in_a_tool_names_its_schema(
             assert raised.value.param == place
 
 
+async def test_error_names_the_grammar_that_does_not_compile(
+    checker: GrammarChecker, source: TokenizerSource
+) -> None:
+    grammars = [
+        {"lark_grammar": 'start: "a" @b'},
+        {"name": "b", "lark_grammar": "start: @c"},
+        {"name": "c", "json_schema": {"not": {}}},
+    ]
+    structure = Structure(StructureKind.LLGUIDANCE, {"grammars": grammars}, "grammar", ".value")
+    for reasoning in (None, THINKING):
+        message = await refusal_by(checker, structure, source, reasoning=reasoning)
+        assert message.startswith("'grammar.value.grammars[2]' was rejected: failed to compile")
+
+
 async def test_positions_refer_to_the_clients_text(
     checker: GrammarChecker, source: TokenizerSource
 ) -> None:

@@ -14,11 +14,13 @@ import resource
 import signal
 import sys
 from collections import OrderedDict
+from collections.abc import Iterable
 from typing import BinaryIO
 
 from llguidance import LLTokenizer
 
-from gateway.dialects.request import StructureKind, ToolUse
+from gateway.dialects.request import Structure, StructureKind, ToolUse
+from gateway.structure.clients_lark import llguidance_grammars
 from gateway.structure.constraint import Constraint, added_tokens, calls_grammar, to_grammar
 from gateway.structure.errors import RefusedError
 from gateway.structure.lark import HEADER_LINES, TokenIds
@@ -71,10 +73,11 @@ class Compiler:
         constraint = messages.decode_constraint(task.constraint)
         try:
             grammar = to_grammar(constraint, token_ids)
-            is_structure = constraint.structure is not None and not constraint.is_compound
-            if not is_structure:
+            if constraint.structure is not None and not constraint.is_compound:
+                self._probe_structure(constraint.structure, grammar, tokenizer)
+            else:
                 self._probe_parts(constraint, tokenizer, token_ids)
-            self._probe(grammar, tokenizer, walks=is_structure)
+                self._probe(grammar, tokenizer, walks=False)
         except RefusedError as error:
             return Verdict(refusal=_placed(str(error), constraint), param=error.param)
         except (RecursionError, MemoryError):
@@ -86,22 +89,40 @@ class Compiler:
     ) -> None:
         """Probe each part: a walk through the whole grammar may see nothing but free text."""
         if constraint.structure is not None:
-            self._probe(to_lark(constraint.structure), tokenizer)
+            structure = constraint.structure
+            self._probe_structure(structure, to_lark(structure), tokenizer)
         if constraint.tool_use is not None:
             self._probe_tools(constraint.tool_use, tokenizer, token_ids)
+
+    def _probe_structure(self, structure: Structure, grammar: str, tokenizer: LLTokenizer) -> None:
+        """Probe a structure; an error names the first grammar in it that is invalid."""
+        try:
+            self._probe(grammar, tokenizer)
+        except RefusedError:
+            if structure.kind is StructureKind.LLGUIDANCE:
+                grammars = llguidance_grammars(structure.source, structure.place)
+                self._probe_each(grammars.items(), tokenizer)
+            raise
 
     def _probe_tools(self, tool_use: ToolUse, tokenizer: LLTokenizer, token_ids: TokenIds) -> None:
         """Probe the calls of all tools; an error names the first tool that is invalid alone."""
         try:
             self._probe(calls_grammar(tool_use, token_ids), tokenizer)
         except RefusedError as error:
-            for tool in tool_use.callable_tools:
-                alone = dataclasses.replace(tool_use, tools=[tool])
-                try:
-                    self._probe(calls_grammar(alone, token_ids), tokenizer)
-                except RefusedError as cause:
-                    raise RefusedError(_unplaced(str(cause)), param=tool.place) from None
+            calls = (
+                (tool.place, calls_grammar(dataclasses.replace(tool_use, tools=[tool]), token_ids))
+                for tool in tool_use.callable_tools
+            )
+            self._probe_each(calls, tokenizer)
             raise RefusedError(_unplaced(str(error)), param=tool_use.param) from None
+
+    def _probe_each(self, grammars: Iterable[tuple[str, str]], tokenizer: LLTokenizer) -> None:
+        """Probe grammars by their places in the body. An error names the place."""
+        for place, grammar in grammars:
+            try:
+                self._probe(grammar, tokenizer)
+            except RefusedError as error:
+                raise RefusedError(_unplaced(str(error)), param=place) from None
 
     def _probe(self, grammar: str, tokenizer: LLTokenizer, *, walks: bool = True) -> None:
         probe(grammar, tokenizer, most_compile_seconds=self._most_compile_seconds, walks=walks)
