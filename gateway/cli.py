@@ -13,7 +13,8 @@ import click
 from pydantic import ValidationError
 from typing_extensions import override
 
-from gateway.errors import ApiError, StartupError
+from gateway.errors import ApiError, StartupError, StoreUnavailableError
+from gateway.terminal.output import URL_SOURCE
 
 PROGRAM: Final = (sys.executable, "-P", "-m", "gateway.cli")
 """The program of this command line, for commands that start others. With `-P`, Python ignores a
@@ -77,7 +78,8 @@ Examples:
   sluice gateway --port 8080
   sluice worker --model-path /models/llama
 
-Each setting is also an environment variable SLUICE_*.
+Each setting is also an environment variable SLUICE_*. Without SLUICE_REDIS_URL and
+SLUICE_DATABASE_URL, commands manage the `sluice up` that runs in the current folder.
 """
 
 
@@ -113,6 +115,10 @@ class SluiceGroup(click.Group):
             return super().invoke(ctx)
         except ValidationError as error:
             _fail(_describe(error), error)
+        except StoreUnavailableError as error:
+            file = ctx.meta.get(URL_SOURCE)
+            source = "" if file is None else f" The URL is from {file}."
+            _fail(f"{error}{source}", error)
         except ApiError as error:
             _fail(error.message, error)
         except StartupError as error:

@@ -22,8 +22,14 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from contract.dialect import Dialect
 from contract.logs import LogFormat
 from contract.redis_url import check_redis_url
+from gateway.env_file import LiveEnvFile
 from gateway.origins import read_origins
 from gateway.outbound.hosts import HostPattern, parse_host_pattern
+
+LOCAL_FOLDER = Path(".sluice")
+"""Folder of `sluice up` in the current folder."""
+COMMANDS_FILE = LOCAL_FOLDER / "cli.env"
+"""Settings of a running `sluice up` for the commands that manage a deployment."""
 
 KIBIBYTE = 1024
 ENCRYPTION_KEY_BYTES = 32
@@ -323,6 +329,24 @@ def load_settings(**given: str | None) -> Settings:
     """Return the settings from the environment, overridden by command-line options."""
     overrides: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     return Settings(**overrides)
+
+
+def load_command_settings(**given: str | None) -> tuple[Settings, Path | None]:
+    """Return the settings of a command that manages a deployment, and the file that they are from.
+
+    If no option or environment variable names Redis or the database, both are those of the
+    `sluice up` that runs in the current folder. Without one, the file is None.
+    """
+    settings = load_settings(**given)
+    if settings.model_fields_set & {"redis_url", "database_url"}:
+        return settings, None
+    if not (variables := LiveEnvFile(COMMANDS_FILE).read()):
+        return settings, None
+    prefix = str(Settings.model_config["env_prefix"])
+    values = {name.removeprefix(prefix).lower(): value for name, value in variables.items()}
+    return load_settings(
+        **{name: value for name, value in values.items() if name not in settings.model_fields_set}
+    ), COMMANDS_FILE.absolute()
 
 
 def child_environment(**variables: str) -> dict[str, str]:

@@ -5,8 +5,7 @@ import click
 from gateway.database import schema
 from gateway.database.engine import Database
 from gateway.database.schema import SchemaState
-from gateway.settings import load_settings
-from gateway.terminal.options import database_option, json_option, runs_async
+from gateway.terminal.options import command_settings, database_option, json_option, runs_async
 from gateway.terminal.output import print_json
 
 EPILOG = """\
@@ -34,7 +33,7 @@ def command() -> None:
 @runs_async
 async def upgrade(database_url: str | None) -> None:
     """Create or upgrade the schema. Safe to run at any time, even several times at once."""
-    settings = load_settings(database_url=database_url)
+    settings = command_settings(database_url=database_url)
     await schema.upgrade(settings.database_url.get_secret_value())
     click.echo(MEANINGS[SchemaState.CURRENT])
 
@@ -45,7 +44,7 @@ async def upgrade(database_url: str | None) -> None:
 @runs_async
 async def status(*, as_json: bool, database_url: str | None) -> None:
     """Show whether the schema is current; exit code 1 if it needs an upgrade."""
-    settings = load_settings(database_url=database_url)
+    settings = command_settings(database_url=database_url)
     database = Database(settings.database_url.get_secret_value())
     try:
         state = await schema.schema_state(database)

@@ -10,8 +10,7 @@ from redis.exceptions import RedisError
 from gateway.dispatch.catalogue import Catalogue, ServedModel
 from gateway.errors import StoreUnavailableError
 from gateway.redis_client import MOST_FLUSHES, PipeliningExecutor, connect
-from gateway.settings import load_settings
-from gateway.terminal.options import json_option, runs_async
+from gateway.terminal.options import command_settings, json_option, runs_async
 from gateway.terminal.output import print_json, print_table
 
 EPILOG = """\
@@ -77,7 +76,7 @@ async def remove(*, model: str, redis_url: str | None) -> None:
 @asynccontextmanager
 async def _catalogue(redis_url: str | None) -> AsyncIterator[Catalogue]:
     """Open the catalogue of models that workers have announced. Raises StoreUnavailableError."""
-    settings = load_settings(redis_url=redis_url)
+    settings = command_settings(redis_url=redis_url)
     redis = connect(settings.redis_url, max_connections=MOST_FLUSHES)
     try:
         catalogue = Catalogue(PipeliningExecutor(redis))

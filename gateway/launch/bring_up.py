@@ -3,8 +3,10 @@
 import asyncio
 import shlex
 import signal
+import sys
 import time
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any, Final
 
 import click
@@ -14,13 +16,14 @@ from redis.exceptions import RedisError
 
 from gateway.concurrency.tether import adopt_orphans
 from gateway.database import schema
+from gateway.env_file import EnvFile, LiveEnvFile
 from gateway.errors import StartupError
 from gateway.launch import demo, probe
-from gateway.launch.demo import DemoFile
 from gateway.launch.launch_plan import LaunchPlan
 from gateway.launch.ports import LOOPBACK
 from gateway.launch.supervisor import Supervisor
 from gateway.redis_client import connect
+from gateway.settings import COMMANDS_FILE
 
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 REDIS_SECONDS: Final = 15.0
@@ -34,7 +37,9 @@ class BringUp:
 
     def __init__(self, plan: LaunchPlan) -> None:
         self._plan = plan
-        self._demo = DemoFile(plan.folder / "demo.env")
+        self._demo = EnvFile(plan.folder / "demo.env")
+        """The only place that stores the demo key."""
+        self._commands = LiveEnvFile(plan.folder / COMMANDS_FILE.name)
         self._started_at = time.monotonic()
         self._stop_asked = asyncio.Event()
 
@@ -49,6 +54,7 @@ class BringUp:
         finally:
             self._stop_asked.set()
             await supervisor.stop()
+            self._commands.remove()
         self._report("All processes have stopped.")
 
     def _on_signal(self, supervisor: Supervisor) -> None:
@@ -69,7 +75,9 @@ class BringUp:
         await asyncio.gather(serving, return_exceptions=True)
 
     async def _serve(self, supervisor: Supervisor) -> None:
-        earlier = self._demo.take()
+        earlier = self._demo.read()
+        # The file exists only while its key is valid.
+        self._demo.remove()
         starting = self._start(supervisor, earlier.get("SLUICE_KEY"))
         await supervisor.while_alive(asyncio.create_task(starting))
         supervisor.settle()
@@ -81,6 +89,7 @@ class BringUp:
             spec.log.write_bytes(b"")
         await self._start_redis(supervisor)
         await schema.upgrade(plan.database_url)
+        self._commands.write(plan.command_variables)
         # Start this before everything that creates usage, so that it stops later and Redis still
         # runs.
         await supervisor.start(plan.jobs)
@@ -136,6 +145,8 @@ class BringUp:
             f"  Operators  http://{LOOPBACK}:{self._plan.operator_ports[0]}"
             " (metrics, Admin API)\n\n"
             f"Try it:\n\n{_curl_line(url, key, model)}\n\n"
+            "Manage it from this folder, in another terminal:\n\n"
+            f"{_program()} keys create --tenant {demo.TENANT_ID} --name second\n\n"
             f"These values are in {self._demo.path}, the logs in {self._plan.folder / 'logs'}.\n"
         )
 
@@ -157,6 +168,12 @@ def _curl_line(url: str, key: str, model: str) -> str:
         f"curl {url}/v1/completions -H 'Authorization: Bearer {key}' "
         f"-H 'Content-Type: application/json' -d {shlex.quote(body.decode())}"
     )
+
+
+def _program() -> str:
+    """Return the command line as the user started it, such as `.venv/bin/sluice`."""
+    started = sys.argv[0]
+    return shlex.quote(started) if Path(started).name == "sluice" else "sluice"
 
 
 async def _ping(redis: Redis) -> None:

@@ -1,10 +1,5 @@
-"""The demo tenant, its key and the file `demo.env`, which `sluice up` prepares."""
+"""The demo tenant and its key, which `sluice up` prepares."""
 
-import os
-import secrets
-import shlex
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Final
 
 from gateway.auth.authenticator import Authenticator
@@ -17,31 +12,6 @@ from gateway.tenancy.changes import ChangeAnnouncer
 from gateway.tenancy.scopes import Scope
 
 TENANT_ID: Final = "demo"
-
-
-class DemoFile:
-    """`demo.env`: three lines of shell variables. The only place that stores the demo key."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def take(self) -> dict[str, str]:
-        """Return the variables of the file and remove it: it exists only while it is valid."""
-        try:
-            lines = self.path.read_text().splitlines()
-        except FileNotFoundError:
-            return {}
-        self.path.unlink()
-        pairs = (line.partition("=") for line in lines if "=" in line)
-        return {name: "".join(shlex.split(value)) for name, _, value in pairs}
-
-    def write(self, variables: Mapping[str, str]) -> None:
-        """Replace the file atomically, readable only by its owner."""
-        text = "".join(f"{name}={shlex.quote(value)}\n" for name, value in variables.items())
-        draft = self.path.with_name(f"{self.path.name}.{secrets.token_hex(4)}")
-        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(text)
-        draft.replace(self.path)
 
 
 async def prepare_key(database_url: str, redis_url: str, earlier_key: str | None) -> str:

@@ -2,7 +2,8 @@
 
 import importlib.util
 import secrets
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -66,6 +67,8 @@ class LaunchPlan:
     """The background jobs and their scheduler."""
     gateways: list[ChildSpec]
     workers: list[ChildSpec]
+    command_variables: Mapping[str, str] = field(repr=False)
+    """Environment variables for commands that manage this deployment."""
 
 
 def make_plan(options: UpOptions, folder: Path, settings: Settings) -> LaunchPlan:
@@ -126,6 +129,13 @@ def make_plan(options: UpOptions, folder: Path, settings: Settings) -> LaunchPla
             )
             for number in range(1, options.workers + 1)
         ],
+        # The commands encrypt and verify with the keys of the background jobs.
+        command_variables=environment
+        | {
+            "SLUICE_ENCRYPTION_KEYS": ",".join(settings.plain_encryption_keys()),
+            "SLUICE_AUDIT_KEY": ",".join(settings.audit_keys),
+            "SLUICE_WEBHOOK_ALLOW_PRIVATE": str(settings.webhook_allow_private),
+        },
     )
 
 

@@ -5,16 +5,13 @@ import fcntl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
 
 import click
 
 from gateway.errors import StartupError
 from gateway.launch.bring_up import BringUp
 from gateway.launch.launch_plan import DEFAULT_OPERATOR_PORT, DEFAULT_PORT, UpOptions, make_plan
-from gateway.settings import load_settings
-
-FOLDER: Final = ".sluice"
+from gateway.settings import LOCAL_FOLDER, load_settings
 
 EPILOG = """\
 \b
@@ -26,7 +23,8 @@ Examples:
 
 Options after -- are passed to the worker (see `sluice worker --help`). The folder .sluice in the
 current folder contains the database, the data of Redis, the logs, and demo.env with SLUICE_URL,
-SLUICE_KEY and SLUICE_MODEL.
+SLUICE_KEY and SLUICE_MODEL. While `sluice up` runs, other commands in the same folder manage it:
+they read the URLs of Redis and the database from .sluice/cli.env.
 """
 
 
@@ -106,11 +104,21 @@ def command(
         database_url=database_url,
         worker_arguments=worker_arguments,
     )
-    folder = Path(FOLDER).absolute()
-    folder.mkdir(mode=0o700, exist_ok=True)
+    folder = _own_folder()
     (folder / "logs").mkdir(exist_ok=True)
     with _only_one(folder):
         asyncio.run(BringUp(make_plan(options, folder, load_settings())).run())
+
+
+def _own_folder() -> Path:
+    """Return the folder, which only this user can enter."""
+    folder = LOCAL_FOLDER.absolute()
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        folder.chmod(0o700)
+    except OSError as error:
+        raise StartupError(f"Cannot use the folder {folder}: {error.strerror}.") from error
+    return folder
 
 
 @contextmanager

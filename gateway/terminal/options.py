@@ -15,8 +15,9 @@ from contract.dialect import Dialect
 from gateway.database.engine import Database
 from gateway.database.schema import require_current_schema
 from gateway.redis_client import connect
-from gateway.settings import load_settings
+from gateway.settings import Settings, load_command_settings
 from gateway.tenancy.changes import ChangeAnnouncer
+from gateway.terminal.output import URL_SOURCE
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -55,6 +56,13 @@ def to_dialect(name: str | None) -> Dialect | None:
     return None if name in (None, NONE) else Dialect(name)
 
 
+def command_settings(**given: str | None) -> Settings:
+    """Return the settings of a command that manages a deployment; see `load_command_settings`."""
+    settings, file = load_command_settings(**given)
+    click.get_current_context().meta[URL_SOURCE] = file
+    return settings
+
+
 @dataclass(frozen=True, slots=True)
 class Stores:
     """Resources of the management commands."""
@@ -62,20 +70,22 @@ class Stores:
     database: Database
     announcer: ChangeAnnouncer
     redis: Redis
+    settings: Settings
     actor: str
     """Actor in the audit log: `cli:USER`."""
 
 
 @asynccontextmanager
 async def open_stores(database_url: str | None, redis_url: str | None) -> AsyncIterator[Stores]:
-    """Open the database and Redis from the options or the environment."""
-    settings = load_settings(database_url=database_url, redis_url=redis_url)
+    """Open the database and Redis from the options, the environment or a running `sluice up`."""
+    settings = command_settings(database_url=database_url, redis_url=redis_url)
     database = Database(settings.database_url.get_secret_value())
     redis = connect(settings.redis_url, max_connections=1)
     announcer = ChangeAnnouncer(redis)
     try:
         await require_current_schema(database)
-        yield Stores(database, announcer, redis, actor=f"cli:{getpass.getuser()}")
+        actor = f"cli:{getpass.getuser()}"
+        yield Stores(database, announcer, redis, settings=settings, actor=actor)
     finally:
         await redis.aclose()
         await database.aclose()

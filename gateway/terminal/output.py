@@ -2,10 +2,13 @@
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 import click
 import msgspec
+
+URL_SOURCE: Final = "gateway.url_source"
+"""Key in click's `Context.meta` of the file that the URLs of the stores are from, or None."""
 
 
 def print_json(value: Any) -> None:

@@ -51,6 +51,7 @@ async def test_signal_during_the_start_leaves_nothing(
         jobs=[specs["jobs"]],
         gateways=[],
         workers=[specs["worker"]],
+        command_variables={},
     )
     running = asyncio.create_task(BringUp(plan).run())
     async with asyncio.timeout(PATIENCE_SECONDS):

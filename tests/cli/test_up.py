@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import socket
 import sqlite3
@@ -25,8 +26,8 @@ import pytest
 import redis
 
 from contract import keys
+from gateway.env_file import EnvFile, LiveEnvFile
 from gateway.errors import StartupError
-from gateway.launch.demo import DemoFile
 from gateway.launch.ports import find_ports, require_ports
 from gateway.tenancy.usage_record import UsageRecord, encode_usage
 from tests.cli.conftest import Sluice
@@ -214,6 +215,34 @@ def test_everything_starts_and_serves_requests(running: Up) -> None:
         assert "Traceback" not in log
 
 
+def test_other_commands_in_the_folder_manage_it(
+    running: Up, sluice: Sluice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = running.demo.with_name("cli.env")
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    explicit = sluice("tenants", "list")
+    assert "schema is empty" in explicit.stderr, "the environment of the tests has priority"
+    monkeypatch.delenv("SLUICE_REDIS_URL")
+    monkeypatch.delenv("SLUICE_DATABASE_URL")
+    monkeypatch.chdir(running.folder)
+    [line] = [line for line in running.output.splitlines() if line.startswith("sluice keys")]
+    created = sluice(*shlex.split(line)[1:])
+    assert (created.exit_code, "key_" in created.stderr) == (0, True), created.output
+    _await_completion({**running.variables, "SLUICE_KEY": created.stdout.strip()})
+    models = sluice("models", "list", "--json")
+    assert [each["model"] for each in json.loads(models.stdout)] == ["sluice-tiny"]
+    assert models.stderr == ""
+    # One option is enough to use nothing of the file.
+    other = sluice("models", "list", "--redis-url", "redis://127.0.0.1:1/0")
+    assert (other.exit_code, "cli.env" in other.stderr) == (1, False)
+    # A copy is not the file of a running process.
+    copy = tmp_path / ".sluice" / "cli.env"
+    copy.parent.mkdir()
+    shutil.copy(file, copy)
+    monkeypatch.chdir(tmp_path)
+    assert "schema is empty" in sluice("tenants", "list").stderr
+
+
 def test_second_start_in_the_same_folder_and_a_used_port_are_reported(
     running: Up, sluice: Sluice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -272,6 +301,7 @@ def test_all_usage_is_in_the_ledger_after_the_end(running: Up) -> None:
     _append_usage(running, usage_record(1))
     assert running.stop() == 0
     assert running.output.endswith("All processes have stopped.\n")
+    assert not running.demo.with_name("cli.env").exists()
     assert (usage_record(1).request_id,) in _rows(running, "SELECT request_id FROM usage_ledger")
     assert (running.folder / ".sluice" / "appendonly.aof").stat().st_size > 0
 
@@ -445,9 +475,9 @@ def test_next_free_port_is_used_unless_one_was_requested() -> None:
             require_ports(port - 1, 2)
 
 
-def test_taking_the_demo_file_removes_it(tmp_path: Path) -> None:
-    file = DemoFile(tmp_path / "demo.env")
-    assert file.take() == {}
+def test_shell_reads_variables_as_they_were_written(tmp_path: Path) -> None:
+    file = EnvFile(tmp_path / "demo.env")
+    assert file.read() == {}
     values = {"SLUICE_KEY": "sk-a", "SLUICE_MODEL": "it's a $model"}
     file.write(values)
     read = subprocess.run(
@@ -457,6 +487,23 @@ def test_taking_the_demo_file_removes_it(tmp_path: Path) -> None:
         check=True,
     )
     assert read.stdout == "it's a $model\n"
-    assert file.take() == values
-    assert not file.path.exists()
-    assert [path.name for path in tmp_path.iterdir()] == []
+    assert file.read() == values
+    assert [path.name for path in tmp_path.iterdir()] == ["demo.env"]
+
+
+def test_file_that_others_may_read_is_refused(
+    tmp_path: Path, sluice: Sluice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".sluice").mkdir()
+    file = LiveEnvFile(tmp_path / ".sluice" / "cli.env")
+    file.write({"SLUICE_REDIS_URL": "redis://:hidden@127.0.0.1:1/0"})
+    file.path.chmod(0o640)
+    monkeypatch.delenv("SLUICE_REDIS_URL")
+    monkeypatch.delenv("SLUICE_DATABASE_URL")
+    try:
+        refused = sluice("models", "list")
+    finally:
+        file.remove()
+    assert refused.exit_code == 1
+    assert f"The file {file.path} cannot be used: only its owner" in refused.stderr
+    assert "hidden" not in refused.stderr

@@ -8,7 +8,6 @@ import msgspec
 from gateway.management.audit.log import AuditEntry
 from gateway.management.audit.service import AuditFilter, AuditService
 from gateway.management.audit.signing import HeadSigner, SignedHead
-from gateway.settings import load_settings
 from gateway.terminal.entities import prints, table
 from gateway.terminal.options import Stores, json_option, with_database
 from gateway.terminal.output import print_json, show_time
@@ -124,7 +123,7 @@ async def verify(
     with --expect.
     """
     expected = None if expected_hash is None else expected_hash.strip().lower()
-    keys = load_settings().audit_keys
+    keys = stores.settings.audit_keys
     if heads_file is not None and not keys:
         raise click.UsageError("--heads requires SLUICE_AUDIT_KEY, the key that signed the heads.")
     noted = [] if heads_file is None else SignedHead.all_in(heads_file.read())

@@ -21,7 +21,6 @@ from gateway.management.usage.parts import Dimension, UsageFilter
 from gateway.management.usage.periods import Bucket
 from gateway.management.usage.schemas import receipt_fields, usage_fields
 from gateway.management.usage.service import ReportRequest, UsageService, UsageSlice
-from gateway.settings import load_settings
 from gateway.tenancy.times import to_time
 from gateway.tenancy.usage_record import UsageRecord
 from gateway.terminal.entities import prints, table
@@ -29,6 +28,7 @@ from gateway.terminal.money import show_dollars
 from gateway.terminal.options import (
     Decorator,
     Stores,
+    command_settings,
     database_option,
     json_option,
     redis_option,
@@ -218,7 +218,7 @@ async def reconcile_all(*, database_url: str | None, redis_url: str | None) -> R
     The command compares the counters of limits in Redis with the ledger, and the ledger's sums with
     its rows.
     """
-    settings = load_settings(database_url=database_url, redis_url=redis_url)
+    settings = command_settings(database_url=database_url, redis_url=redis_url)
     try:
         async with open_ledger(settings) as (redis, database):
             await require_current_schema(database)

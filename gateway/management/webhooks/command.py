@@ -6,7 +6,6 @@ import click
 
 from gateway.management.webhooks.secret_box import SecretBox
 from gateway.management.webhooks.service import DEFAULT_THRESHOLDS, WebhookService
-from gateway.settings import load_settings
 from gateway.tenancy.records import Webhook
 from gateway.terminal.entities import prints, table
 from gateway.terminal.options import Stores, with_database, with_stores
@@ -101,9 +100,8 @@ async def remove(stores: Stores, tenant: str, webhook: str) -> None:
 
 
 def _service(stores: Stores) -> WebhookService:
-    settings = load_settings()
     return WebhookService(
         stores.database,
-        SecretBox(settings.plain_encryption_keys()),
-        allows_private=settings.webhook_allow_private,
+        SecretBox(stores.settings.plain_encryption_keys()),
+        allows_private=stores.settings.webhook_allow_private,
     )
