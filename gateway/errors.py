@@ -560,9 +560,26 @@ class OverloadedError(ServiceUnavailableError):
 
 
 class StoreUnavailableError(ServiceUnavailableError):
-    """Redis or the database cannot be reached."""
+    """Redis or the database cannot be reached.
+
+    Args:
+        message: Message for the client.
+        detail: Message for the operator, with the store's address and the cause. Clients do not
+            receive it.
+        retry_after_seconds: Time after which the client should retry.
+    """
 
     code = "store_unavailable"
+
+    def __init__(
+        self, message: str, *, detail: str = "", retry_after_seconds: float | None = None
+    ) -> None:
+        super().__init__(message, retry_after_seconds=retry_after_seconds)
+        self.detail = detail
+
+    @override
+    def __str__(self) -> str:
+        return self.detail or self.message
 
 
 class ChangeNotAnnouncedError(StoreUnavailableError):

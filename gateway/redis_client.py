@@ -2,11 +2,14 @@
 
 import asyncio
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 from redis.asyncio import Redis
 from redis.asyncio.client import Pipeline
 from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import SentinelConnectionPool
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, RedisError
@@ -18,7 +21,10 @@ from contract.redis_url import redis_client
 from contract.scripts import LuaScript
 from contract.tasks import end_task
 from gateway import store_telemetry
+from gateway.errors import StoreUnavailableError
+from gateway.store_errors import cause_of
 
+REDIS_PORT: Final = 6379
 CONNECT_TIMEOUT_SECONDS: Final = 1.0
 COMMAND_TIMEOUT_SECONDS: Final = 5.0
 FLUSH_TIMEOUT_SECONDS: Final = 1.5
@@ -51,6 +57,32 @@ def connect(url: str, *, max_connections: int) -> "Redis":
         socket_keepalive=True,
         retry=Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,)),
     )
+
+
+def describe(client: "Redis") -> str:
+    """Return the address of the server, or of its sentinels, without a password."""
+    pool: Any = client.connection_pool
+    if isinstance(pool, SentinelConnectionPool):
+        sentinels = (_address(each.connection_pool) for each in pool.sentinel_manager.sentinels)
+        return f"Redis {pool.service_name} of the sentinels {', '.join(sentinels)}"
+    return f"Redis at {_address(pool)}"
+
+
+def _address(pool: Any) -> str:
+    return f"{pool.connection_kwargs['host']}:{pool.connection_kwargs.get('port', REDIS_PORT)}"
+
+
+@contextmanager
+def converting_errors(client: "Redis") -> Iterator[None]:
+    """Convert every error of Redis to StoreUnavailableError."""
+    try:
+        yield
+    except (RedisError, OSError) as error:
+        raise StoreUnavailableError(
+            "Redis cannot be reached at the moment.",
+            detail=f"{describe(client)}: {cause_of(error)}.",
+            retry_after_seconds=1.0,
+        ) from error
 
 
 async def observe_memory(client: "Redis", *, timeout_seconds: float) -> None:

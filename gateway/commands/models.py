@@ -5,11 +5,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import click
-from redis.exceptions import RedisError
 
 from gateway.dispatch.catalogue import Catalogue, ServedModel
-from gateway.errors import StoreUnavailableError
-from gateway.redis_client import MOST_FLUSHES, PipeliningExecutor, connect
+from gateway.redis_client import MOST_FLUSHES, PipeliningExecutor, connect, converting_errors
 from gateway.terminal.options import command_settings, json_option, runs_async
 from gateway.terminal.output import print_json, print_table
 
@@ -79,11 +77,10 @@ async def _catalogue(redis_url: str | None) -> AsyncIterator[Catalogue]:
     settings = command_settings(redis_url=redis_url)
     redis = connect(settings.redis_url, max_connections=MOST_FLUSHES)
     try:
-        catalogue = Catalogue(PipeliningExecutor(redis))
-        await catalogue.refresh()
-        yield catalogue
-    except RedisError as error:
-        raise StoreUnavailableError(f"Redis does not respond: {error}") from error
+        with converting_errors(redis):
+            catalogue = Catalogue(PipeliningExecutor(redis))
+            await catalogue.refresh()
+            yield catalogue
     finally:
         await redis.aclose()
 

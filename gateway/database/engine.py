@@ -21,11 +21,13 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engin
 
 from gateway.database.measuring import measure
 from gateway.errors import InvalidParameterError, StoreUnavailableError
+from gateway.store_errors import cause_of, lacks_permission
 
 POOL_SIZE: Final = 5
 """Connections per gateway: keys are cached, so many more would only burden the database."""
 TIMEOUT_SECONDS: Final = 5.0
 """Timeout for connecting, for waiting for a pooled connection or a lock, and for one statement."""
+POSTGRESQL_PORT: Final = 5432
 
 _BEGIN = "sluice_begin"
 
@@ -44,19 +46,34 @@ class Database:
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[AsyncSession]:
         """Open a read-only transaction."""
-        with unavailable_as_store_error():
+        with self.converting_errors():
             async with AsyncSession(self.engine, expire_on_commit=False) as transaction:
                 yield transaction
 
     @asynccontextmanager
     async def writing(self) -> AsyncIterator[AsyncSession]:
         """Open a transaction that commits at the end of the block, or rolls back on an error."""
-        with unavailable_as_store_error():
+        with self.converting_errors():
             async with (
                 AsyncSession(self.writer, expire_on_commit=False) as transaction,
                 transaction.begin(),
             ):
                 yield transaction
+
+    @contextmanager
+    def converting_errors(self) -> Iterator[None]:
+        """Convert every error of an unavailable database to StoreUnavailableError."""
+        try:
+            yield
+        except (DBAPIError, PoolTimeoutError, OSError, TimeoutError) as error:
+            is_of_statement = isinstance(error, (IntegrityError, ProgrammingError))
+            if is_of_statement and not lacks_permission(error):
+                raise
+            raise StoreUnavailableError(
+                "The database cannot be reached at the moment.",
+                detail=f"{describe(self.engine.url)}: {cause_of(error)}.",
+                retry_after_seconds=1.0,
+            ) from error
 
     async def aclose(self) -> None:
         """Close all connections."""
@@ -105,6 +122,14 @@ def parse_url(url: str) -> URL:
     return parsed
 
 
+def describe(url: URL) -> str:
+    """Return the file or the server of a database, without a password."""
+    if url.get_backend_name() == "sqlite":
+        return f"The SQLite file {url.database}" if url.database else "SQLite in memory"
+    hosts = url.normalized_query.get("host", (url.host or "its default socket",))
+    return f"PostgreSQL at {','.join(hosts)}:{url.port or POSTGRESQL_PORT}"
+
+
 def _create_sqlite_engine(url: URL) -> AsyncEngine:
     engine = create_async_engine(
         url,
@@ -137,16 +162,3 @@ def _begin_sqlite_transaction(connection: Connection) -> None:
     # A writing transaction therefore takes the write lock when it begins, where the busy timeout
     # applies.
     connection.exec_driver_sql(connection.get_execution_options().get(_BEGIN, "BEGIN"))
-
-
-@contextmanager
-def unavailable_as_store_error() -> Iterator[None]:
-    """Convert every error of an unavailable database to StoreUnavailableError."""
-    try:
-        yield
-    except (IntegrityError, ProgrammingError):
-        raise
-    except (DBAPIError, PoolTimeoutError, OSError, TimeoutError) as error:
-        raise StoreUnavailableError(
-            "The database cannot be reached at the moment.", retry_after_seconds=1.0
-        ) from error

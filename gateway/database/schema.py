@@ -11,7 +11,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection
 from sqlalchemy.engine import URL
 
-from gateway.database.engine import Database, parse_url, unavailable_as_store_error
+from gateway.database.engine import Database
 from gateway.errors import StartupError
 
 MIGRATIONS: Final = Path(__file__).parent / "migrations"
@@ -48,12 +48,11 @@ class SchemaNotCurrentError(StartupError):
 
 async def upgrade(url: str) -> None:
     """Create or upgrade the schema; waits while another process does the same."""
-    parsed = parse_url(url)
-    if (file := _file(parsed)) is not None:
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     database = Database(url, statement_timeout_seconds=None)
     try:
-        with unavailable_as_store_error():
+        with database.converting_errors():
+            if (file := _file(database.engine.url)) is not None:
+                file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             async with database.writer.begin() as connection:
                 await connection.run_sync(_upgrade)
     finally:
@@ -63,10 +62,10 @@ async def upgrade(url: str) -> None:
 async def schema_state(database: Database) -> SchemaState:
     """Compare the database's revision with the newest one in this code."""
     file = _file(database.engine.url)
-    if file is not None and not file.exists():
-        # A query would create an empty file, or fail if its folder does not exist.
-        return SchemaState.EMPTY
-    with unavailable_as_store_error():
+    with database.converting_errors():
+        if file is not None and not file.exists():
+            # A query would create an empty file, or fail if its folder does not exist.
+            return SchemaState.EMPTY
         async with database.engine.connect() as connection:
             return await connection.run_sync(_state)
 

@@ -34,10 +34,11 @@ from gateway.quota.reservations import Reservations
 from gateway.quota.seeding import Seeder
 from gateway.quota.storage import Storage
 from gateway.quota.store import QuotaStore
-from gateway.redis_client import PipeliningExecutor, connect
+from gateway.redis_client import PipeliningExecutor, connect, describe
 from gateway.responses.service import Responses
 from gateway.responses.settlement import SettlementService
 from gateway.settings import Settings
+from gateway.store_errors import cause_of
 from gateway.structure.checker import GrammarChecker
 from gateway.structure.sandbox.pool import SandboxSettings
 from gateway.tenancy.changes import ChangeAnnouncer
@@ -176,7 +177,7 @@ async def _start(
     context: ProcessContext, stack: AsyncExitStack, on_failure: Callable[[], None]
 ) -> None:
     dispatcher, reservations = context.dispatcher, context.reservations
-    await _announce(context.catalogue, dispatcher)
+    await _announce(context)
     stack.push_async_callback(dispatcher.aclose)
     heartbeat = Heartbeat(
         context.settings.redis_url, dispatcher.presence, reservations, on_failure=on_failure
@@ -206,11 +207,11 @@ async def _start(
     stack.push_async_callback(context.responses.aclose)
 
 
-async def _announce(catalogue: Catalogue, dispatcher: Dispatcher) -> None:
+async def _announce(context: ProcessContext) -> None:
     # Workers drop jobs of a gateway without a heartbeat, so send the first heartbeat before any
     # job.
     try:
-        await dispatcher.beat()
-        await catalogue.refresh()
+        await context.dispatcher.beat()
+        await context.catalogue.refresh()
     except RedisError as error:
-        logger.warning("Redis is not reachable yet: %s", type(error).__name__)
+        logger.warning("%s is not reachable yet: %s", describe(context.redis), cause_of(error))

@@ -25,11 +25,13 @@ from gateway.errors import (
     MissingParameterError,
     NotFoundError,
     PayloadTooLargeError,
+    StoreUnavailableError,
     queue_unavailable,
     shown,
 )
 from gateway.http.authorization import count_unpaid
 from gateway.http.context import ProcessContext
+from gateway.store_errors import cause_of
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +95,7 @@ async def _on_exception(request: Request, error: Exception) -> Response:
         case RequestValidationError():
             return _on_invalid_request(request, error)
         case RedisError():
-            logger.warning("a request failed with a Redis error: %s", type(error).__name__)
+            logger.warning("a request failed with an error of Redis: %s", cause_of(error))
             return to_response(queue_unavailable(), error_style_of(request))
         case ClientDisconnect():
             return Response(status_code=CLIENT_CLOSED_REQUEST)
@@ -105,6 +107,8 @@ async def _on_exception(request: Request, error: Exception) -> Response:
 
 
 def _on_api_error(request: Request, error: ApiError) -> Response:
+    if isinstance(error, StoreUnavailableError) and error.detail:
+        logger.warning("a request failed: %s", error.detail)
     if error.status < InternalError.status:
         count_unpaid(request, is_fault=isinstance(error, _FAULTS_OF_CLIENTS))
     return to_response(error, error_style_of(request))

@@ -19,6 +19,7 @@ from gateway.jobs.observing import Observer
 from gateway.jobs.schedule import TASKS, Task
 from gateway.jobs.services import Services, open_services
 from gateway.settings import Settings
+from gateway.store_errors import cause_of
 
 GRACE_SECONDS: Final = 5.0
 """How long jobs may continue when the process is shutting down."""
@@ -75,9 +76,8 @@ class Runner:
                 await task.run(self._services)
         except (RedisError, OSError, StoreUnavailableError, TimeoutError) as error:
             if task.name not in self._failing:
-                logger.warning(
-                    "background job %s failed and is retried: %s", task.name, type(error).__name__
-                )
+                reason = error if isinstance(error, StoreUnavailableError) else cause_of(error)
+                logger.warning("background job %s failed and is retried: %s", task.name, reason)
             self._failing.add(task.name)
         except asyncio.CancelledError:
             logger.warning("background job %s was cancelled", task.name)

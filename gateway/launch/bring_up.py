@@ -17,17 +17,16 @@ from redis.exceptions import RedisError
 from gateway.concurrency.tether import adopt_orphans
 from gateway.database import schema
 from gateway.env_file import EnvFile, LiveEnvFile
-from gateway.errors import StartupError
 from gateway.launch import demo, probe
 from gateway.launch.launch_plan import LaunchPlan
 from gateway.launch.ports import LOOPBACK
 from gateway.launch.supervisor import Supervisor
-from gateway.redis_client import connect
+from gateway.redis_client import connect, converting_errors, describe
 from gateway.settings import COMMANDS_FILE
 
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 REDIS_SECONDS: Final = 15.0
-"""How long Redis may take to respond."""
+"""How long a new Redis server may take to respond."""
 REMINDER_SECONDS: Final = 15.0
 """Interval of the message that the model is still loading."""
 
@@ -111,16 +110,12 @@ class BringUp:
             await supervisor.start([self._plan.redis])
         redis = connect(self._plan.redis_url, max_connections=1)
         try:
-            async with asyncio.timeout(REDIS_SECONDS):
-                await _ping(redis)
-        except TimeoutError:
-            raise StartupError("The Redis server does not respond.") from None
+            with converting_errors(redis):
+                await _ping(redis, 0.0 if self._plan.redis is None else REDIS_SECONDS)
         finally:
             await redis.aclose()
         kind = "existing server" if self._plan.redis is None else "new server"
-        port = redis.connection_pool.connection_kwargs.get("port")
-        where = "at its sentinels" if port is None else f"on port {port}"
-        self._report(f"Redis is ready {where} ({kind}).")
+        self._report(f"{describe(redis)} is ready ({kind}).")
 
     async def _wait_for_model(self, key: str) -> None:
         reminding = asyncio.create_task(self._remind())
@@ -176,11 +171,15 @@ def _program() -> str:
     return shlex.quote(started) if Path(started).name == "sluice" else "sluice"
 
 
-async def _ping(redis: Redis) -> None:
+async def _ping(redis: Redis, patience_seconds: float) -> None:
+    """Return once Redis responds. Raises the last error of Redis after a time."""
+    end = time.monotonic() + patience_seconds
     while True:
         try:
             await redis.ping()
         except (RedisError, OSError):
+            if time.monotonic() >= end:
+                raise
             await asyncio.sleep(probe.POLL_SECONDS)
         else:
             return

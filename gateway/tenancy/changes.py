@@ -1,13 +1,12 @@
 """Announce changed keys and tenants to all gateways, which then invalidate their caches."""
 
-from collections.abc import Awaitable
-from typing import Any, Final
+from typing import Final
 
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
 
 from contract import keys
-from gateway.errors import ChangeNotAnnouncedError
+from gateway.errors import ChangeNotAnnouncedError, StoreUnavailableError
+from gateway.redis_client import converting_errors
 from gateway.tenancy.limits import LimitScope, subject_of
 
 MAX_EVENTS: Final = 10_000
@@ -15,6 +14,11 @@ MAX_EVENTS: Final = 10_000
 
 ACCOUNT_MS: Final = 3_456_000_000
 """How long a subject's counters are kept after the last change: forty days."""
+
+_CONSEQUENCE: Final = (
+    "gateways apply it only when their caches expire (SLUICE_KEY_CACHE_TTL, a minute by default). "
+    "Repeat the command when Redis is available again."
+)
 
 
 class ChangeAnnouncer:
@@ -40,33 +44,32 @@ class ChangeAnnouncer:
         await self._announce({"prices": "all"})
 
     async def credits_changed(self, tenant_id: str) -> None:
-        """Mark the tenant's balance to be derived again from the database."""
+        """Mark the tenant's balance to be derived again from the database.
+
+        Raises StoreUnavailableError.
+        """
         account = keys.account(keys.bucket_of(tenant_id), subject_of(LimitScope.TENANT, tenant_id))
         # The version increases, so a balance whose derivation is in progress is not written.
         commands = self._redis.pipeline(transaction=True)
         commands.execute_command("HINCRBY", account, "v", 1)
         commands.execute_command("HDEL", account, "seeded")
         commands.execute_command("PEXPIRE", account, ACCOUNT_MS)
-        await self._send(commands.execute())
+        with converting_errors(self._redis):
+            await commands.execute()
 
     async def _announce(self, event: dict[str, str]) -> None:
-        # redis-py declares the mapping invariantly, in types that str keys and values satisfy.
-        await self._send(
-            self._redis.xadd(
-                keys.KEY_EVENTS,
-                event,  # type: ignore[arg-type]
-                maxlen=MAX_EVENTS,
-                approximate=True,
-            )
-        )
-
-    @staticmethod
-    async def _send(command: Awaitable[Any]) -> None:
         try:
-            await command
-        except (RedisError, OSError) as error:
+            with converting_errors(self._redis):
+                # redis-py declares the mapping invariantly, in types that str keys and values
+                # satisfy.
+                await self._redis.xadd(
+                    keys.KEY_EVENTS,
+                    event,  # type: ignore[arg-type]
+                    maxlen=MAX_EVENTS,
+                    approximate=True,
+                )
+        except StoreUnavailableError as error:
             raise ChangeNotAnnouncedError(
-                "The change is saved, but Redis is unavailable: gateways apply the change only "
-                "when their caches expire (SLUICE_KEY_CACHE_TTL, a minute by default). Repeat the "
-                "command when Redis is available again."
+                f"The change is saved, but Redis is unavailable: {_CONSEQUENCE}",
+                detail=f"{error.detail} The change is saved, but {_CONSEQUENCE}",
             ) from error

@@ -158,7 +158,7 @@ async def test_every_change_unseeds_the_balance_in_redis(
 async def test_changes_are_refused_during_a_redis_outage(
     credits_: CreditService, deaf: CreditService
 ) -> None:
-    with pytest.raises(StoreUnavailableError, match="nothing was changed"):
+    with pytest.raises(StoreUnavailableError, match="Nothing was changed"):
         await deaf.grant("acme", 5)
     assert await _kinds(credits_) == []
 

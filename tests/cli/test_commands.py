@@ -231,10 +231,6 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
     (("keys", "revoke", "--tenant", "acme", "key_1"), 'The tenant "acme" has no key "key_1".'),
     (("tenants", "list", "--database-url", "mysql://u:hidden@h/d"), "must have the form"),
     (
-        ("tenants", "list", "--database-url", "postgresql+asyncpg://u:hidden@127.0.0.1:1/d"),
-        "The database cannot be reached at the moment.",
-    ),
-    (
         ("gateway", "--port", "99999"),
         "SLUICE_PORT: Input should be less than or equal to 65535",
     ),
@@ -287,7 +283,7 @@ def test_unannounced_revocation_is_saved_and_reported(sluice: Sluice) -> None:
     nowhere = f"redis://127.0.0.1:{free_port()}"
     result = sluice("keys", "revoke", "--tenant", "acme", created["id"], "--redis-url", nowhere)
     assert result.exit_code == 1
-    assert "The change is saved, but Redis is unavailable" in result.stderr
+    assert "connection refused. The change is saved, but gateways apply it only" in result.stderr
     with pytest.raises(AuthenticationError):
         _principal_of(created["key"])
     assert sluice("keys", "revoke", "--tenant", "acme", created["id"]).exit_code == 0

@@ -56,9 +56,3 @@ def test_served_model_is_not_removed(sluice: Sluice) -> None:
     assert refused.exit_code == 1
     assert "'served' is in use: 1 workers serve it, 0 jobs wait and 0 run." in refused.output
     assert "served" in sluice("models", "list").output
-
-
-def test_redis_outage_is_reported(sluice: Sluice) -> None:
-    away = sluice("models", "list", "--redis-url", "redis://127.0.0.1:1/0")
-    assert away.exit_code == 1
-    assert away.output.startswith("Error: Redis does not respond: ")

@@ -168,10 +168,11 @@ def test_reconcile_corrects_differences_and_finds_none_the_second_time(
 
 @pytest.mark.usefixtures("upgraded")
 def test_reconcile_without_redis_is_one_sentence(sluice: Sluice) -> None:
-    result = sluice("usage", "reconcile", "--redis-url", f"redis://127.0.0.1:{free_port()}")
+    port = free_port()
+    result = sluice("usage", "reconcile", "--redis-url", f"redis://127.0.0.1:{port}")
     assert (result.exit_code, result.stderr) == (
         1,
-        "Error: Redis cannot be reached at the moment.\n",
+        f"Error: Redis at 127.0.0.1:{port}: connection refused.\n",
     )
 
 

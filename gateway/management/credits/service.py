@@ -13,7 +13,6 @@ from gateway.database.engine import Database
 from gateway.database.locking import lock_tenant
 from gateway.database.paging import Page, PageRequest
 from gateway.errors import (
-    ChangeNotAnnouncedError,
     InvalidParameterError,
     StoreUnavailableError,
 )
@@ -124,7 +123,7 @@ class CreditService:
                 expired += len(await self._expire_of(tenant_id, now))
             except StoreUnavailableError as error:
                 logger.warning(
-                    "cannot take back expired credits of tenant %s: %s", tenant_id, error.message
+                    "cannot take back expired credits of tenant %s: %s", tenant_id, error
                 )
         return expired
 
@@ -157,20 +156,23 @@ class CreditService:
         check_known(tenant_id, "tenant")
         try:
             await self._announcer.credits_changed(tenant_id)
-        except ChangeNotAnnouncedError as error:
+        except StoreUnavailableError as error:
             raise StoreUnavailableError(
-                "Redis is unavailable, so nothing was changed. Retry later."
+                "Redis is unavailable, so nothing was changed. Retry later.",
+                detail=f"{error.detail} Nothing was changed. Retry later.",
             ) from error
         async with self._database.writing() as transaction:
             await lock_tenant(transaction, tenant_id)
             written = await write(transaction)
         try:
             await self._announcer.credits_changed(tenant_id)
-        except ChangeNotAnnouncedError as error:
+        except StoreUnavailableError as error:
             names = ", ".join(credit.id for credit in written)
+            saved = f"The change is saved ({names}); do not repeat it."
+            consequence = "The next reconciliation corrects the balance in Redis."
             raise StoreUnavailableError(
-                f"The change is saved ({names}); do not repeat it. Redis became unavailable "
-                "meanwhile; the next reconciliation corrects the balance in Redis."
+                f"{saved} Redis became unavailable meanwhile. {consequence}",
+                detail=f"{saved} {error.detail} {consequence}",
             ) from error
         return written
 

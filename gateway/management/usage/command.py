@@ -6,10 +6,8 @@ from functools import reduce
 from typing import Any, Final, TextIO
 
 import click
-from redis.exceptions import RedisError
 
 from gateway.database.schema import require_current_schema
-from gateway.errors import StoreUnavailableError
 from gateway.ledger.connections import open_ledger
 from gateway.ledger.drain import Drain
 from gateway.ledger.reconcile import ReconcileReport, reconcile
@@ -21,6 +19,7 @@ from gateway.management.usage.parts import Dimension, UsageFilter
 from gateway.management.usage.periods import Bucket
 from gateway.management.usage.schemas import receipt_fields, usage_fields
 from gateway.management.usage.service import ReportRequest, UsageService, UsageSlice
+from gateway.redis_client import converting_errors
 from gateway.tenancy.times import to_time
 from gateway.tenancy.usage_record import UsageRecord
 from gateway.terminal.entities import prints, table
@@ -219,13 +218,11 @@ async def reconcile_all(*, database_url: str | None, redis_url: str | None) -> R
     its rows.
     """
     settings = command_settings(database_url=database_url, redis_url=redis_url)
-    try:
-        async with open_ledger(settings) as (redis, database):
+    async with open_ledger(settings) as (redis, database):
+        with converting_errors(redis):
             await require_current_schema(database)
             await Drain(redis, database).run()
             return await reconcile(redis, database)
-    except RedisError as error:
-        raise StoreUnavailableError("Redis cannot be reached at the moment.") from error
 
 
 async def _write(pages: AsyncIterator[Sequence[UsageRecord]], file: TextIO) -> int:
