@@ -1,5 +1,7 @@
 """Upgrade the database schema, and check whether it is current."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from enum import Enum
 from pathlib import Path
 from typing import Final
@@ -10,6 +12,8 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection
 from sqlalchemy.engine import URL
+from sqlalchemy.ext.asyncio import AsyncSession
+from typing_extensions import override
 
 from gateway.database.engine import Database
 from gateway.errors import StartupError
@@ -75,6 +79,34 @@ async def require_current_schema(database: Database) -> None:
     state = await schema_state(database)
     if not state.is_usable:
         raise SchemaNotCurrentError(state)
+
+
+class CheckedDatabase(Database):
+    """A database whose first transaction raises SchemaNotCurrentError if the schema is unusable.
+
+    Callers that check their input before the first transaction need no database to reject it.
+    """
+
+    _is_checked = False
+
+    @override
+    @asynccontextmanager
+    async def reading(self) -> AsyncIterator[AsyncSession]:
+        await self._check()
+        async with super().reading() as transaction:
+            yield transaction
+
+    @override
+    @asynccontextmanager
+    async def writing(self) -> AsyncIterator[AsyncSession]:
+        await self._check()
+        async with super().writing() as transaction:
+            yield transaction
+
+    async def _check(self) -> None:
+        if not self._is_checked:
+            await require_current_schema(self)
+            self._is_checked = True
 
 
 def alembic_config(connection: Connection | None = None) -> Config:

@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 
 from contract.dialect import Dialect
 from gateway.database.engine import Database
-from gateway.database.schema import require_current_schema
+from gateway.database.schema import CheckedDatabase
 from gateway.redis_client import connect
 from gateway.settings import Settings, load_command_settings
 from gateway.tenancy.changes import ChangeAnnouncer
@@ -79,11 +79,10 @@ class Stores:
 async def open_stores(database_url: str | None, redis_url: str | None) -> AsyncIterator[Stores]:
     """Open the database and Redis from the options, the environment or a running `sluice up`."""
     settings = command_settings(database_url=database_url, redis_url=redis_url)
-    database = Database(settings.database_url.get_secret_value())
+    database = CheckedDatabase(settings.database_url.get_secret_value())
     redis = connect(settings.redis_url, max_connections=1)
     announcer = ChangeAnnouncer(redis)
     try:
-        await require_current_schema(database)
         actor = f"cli:{getpass.getuser()}"
         yield Stores(database, announcer, redis, settings=settings, actor=actor)
     finally:

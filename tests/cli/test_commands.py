@@ -218,9 +218,7 @@ def test_key_is_revoked_by_id_prefix_or_key(sluice: Sluice) -> None:
 REFUSED: list[tuple[tuple[str, ...], str]] = [
     (("tenants", "suspend", "nobody"), 'There is no tenant "nobody".'),
     (("tenants", "create", "X", "--id", "acme"), 'The tenant "acme" already exists.'),
-    (("tenants", "create", "X", "--weight", "0"), "Given: 0.0."),
     (("tenants", "set", "nobody", "--strict"), 'There is no tenant "nobody".'),
-    (("tenants", "set", "acme"), "Nothing to change: specify at least one option."),
     (("tenants", "set", "acme", "--default-model", ""), "1 to 200 characters"),
     (("keys", "create", "--tenant", "nobody", "--name", "x"), 'There is no tenant "nobody".'),
     (
@@ -251,6 +249,35 @@ def test_expected_error_is_one_sentence_and_exit_code_1(sluice: Sluice) -> None:
             assert line.startswith("Error: ")
             assert message in line
             assert "hidden" not in line
+
+
+INVALID: list[tuple[tuple[str, ...], str]] = [
+    (("tenants", "create", "X", "--weight", "0"), "'weight' must be a number from 0.001 to 1000."),
+    (("tenants", "set", "acme"), "Nothing to change: specify at least one option."),
+    (
+        ("keys", "create", "--tenant", "acme", "--name", "x", "--limit", "rpm=5"),
+        "'limits' has no member",
+    ),
+    (("keys", "rotate", "--tenant", "acme", "key_1", "--grace", "31d"), "from 0 to 2592000"),
+    (("projects", "create", "--tenant", "acme", ""), "'name' must have 1 to 200 characters."),
+    (("members", "add", "--tenant", "acme", "", "--role", "owner"), "'subject' must have 1 to"),
+    (("plans", "create", "a", "--key-limit", "rpm=5"), "'key_limits' has no member"),
+    (("prices", "add", "m", "--prompt", "-1", "--completion", "1"), "'prompt_micros' must be"),
+    (("credits", "grant", "acme", "0"), "'amount_micros' must be an integer from 1"),
+    (("webhooks", "create", "acme", "ftp://x"), "'url' must be an absolute URL"),
+    (("usage", "show", "--group-by", "color"), "'group_by' must name any of"),
+    (("usage", "export", "--tenant", "acme", "--month", "13"), "'month' must be a month"),
+]
+"""Commands with an invalid option, and their errors."""
+
+
+def test_invalid_option_needs_no_database(sluice: Sluice) -> None:
+    nowhere = ("--database-url", f"postgresql+asyncpg://127.0.0.1:{free_port()}/d")
+    for arguments, message in INVALID:
+        with case(arguments):
+            result = sluice(*arguments, *nowhere)
+            assert result.exit_code == 1
+            assert message in result.stderr
 
 
 WRONG = [
