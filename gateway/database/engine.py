@@ -3,6 +3,7 @@
 import sqlite3
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
 from typing import Any, Final
 
 from sqlalchemy import Connection, event
@@ -125,7 +126,7 @@ def parse_url(url: str) -> URL:
 def describe(url: URL) -> str:
     """Return the file or the server of a database, without a password."""
     if url.get_backend_name() == "sqlite":
-        return f"The SQLite file {url.database}" if url.database else "SQLite in memory"
+        return f"The SQLite file {Path(url.database).absolute()}" if url.database else "SQLite"
     hosts = url.normalized_query.get("host", (url.host or "its default socket",))
     return f"PostgreSQL at {','.join(hosts)}:{url.port or POSTGRESQL_PORT}"
 

@@ -15,7 +15,7 @@ from sqlalchemy.engine import URL
 from sqlalchemy.ext.asyncio import AsyncSession
 from typing_extensions import override
 
-from gateway.database.engine import Database
+from gateway.database.engine import Database, describe
 from gateway.errors import StartupError
 
 MIGRATIONS: Final = Path(__file__).parent / "migrations"
@@ -45,8 +45,10 @@ class SchemaState(Enum):
 class SchemaNotCurrentError(StartupError):
     """The database must be upgraded before anything can run on it."""
 
-    def __init__(self, state: SchemaState) -> None:
-        super().__init__(f"The database's schema is {state.value}: run `sluice db upgrade` first.")
+    def __init__(self, url: URL, state: SchemaState) -> None:
+        super().__init__(
+            f"{describe(url)}: its schema is {state.value}. Run `sluice db upgrade` first."
+        )
         self.state = state
 
 
@@ -78,7 +80,7 @@ async def require_current_schema(database: Database) -> None:
     """Raise SchemaNotCurrentError if this code cannot run on the database's schema."""
     state = await schema_state(database)
     if not state.is_usable:
-        raise SchemaNotCurrentError(state)
+        raise SchemaNotCurrentError(database.engine.url, state)
 
 
 class CheckedDatabase(Database):

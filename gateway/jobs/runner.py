@@ -76,8 +76,11 @@ class Runner:
                 await task.run(self._services)
         except (RedisError, OSError, StoreUnavailableError, TimeoutError) as error:
             if task.name not in self._failing:
-                reason = error if isinstance(error, StoreUnavailableError) else cause_of(error)
-                logger.warning("background job %s failed and is retried: %s", task.name, reason)
+                reason = str(error) if isinstance(error, StoreUnavailableError) else cause_of(error)
+                store = "Redis: " if isinstance(error, RedisError) else ""
+                logger.warning(
+                    "background job %s failed and is retried: %s%s", task.name, store, reason
+                )
             self._failing.add(task.name)
         except asyncio.CancelledError:
             logger.warning("background job %s was cancelled", task.name)

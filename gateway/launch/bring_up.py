@@ -138,11 +138,11 @@ class BringUp:
         _echo(
             f"\n  Base URL   {url}/v1\n  API key    {key}\n  Model      {model}\n"
             f"  Operators  http://{LOOPBACK}:{self._plan.operator_ports[0]}"
-            " (metrics, Admin API)\n\n"
+            " (metrics, Admin API)\n"
+            f"  Files      {self._plan.folder} (demo.env with these values, logs)\n\n"
             f"Try it:\n\n{_curl_line(url, key, model)}\n\n"
-            "Manage it from this folder, in another terminal:\n\n"
-            f"{_program()} keys create --tenant {demo.TENANT_ID} --name second\n\n"
-            f"These values are in {self._demo.path}, the logs in {self._plan.folder / 'logs'}.\n"
+            "Manage it in another terminal, from this folder:\n\n"
+            f"{_program()} keys create --tenant {demo.TENANT_ID} --name second\n"
         )
 
     def _report(self, text: str) -> None:

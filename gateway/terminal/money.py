@@ -13,9 +13,17 @@ _DOLLARS: Final = re.compile(r"(-?)\$?([0-9]{1,12})(?:\.([0-9]{1,6}))?")
 
 
 class Dollars(click.ParamType[int]):
-    """An exact amount with at most six decimals, such as 0.15; converted to micro-dollars."""
+    """An exact amount with at most six decimals, such as 0.15; converted to micro-dollars.
+
+    Args:
+        least_micros: Smallest amount, in micro-dollars.
+        most_micros: Largest amount.
+    """
 
     name = "dollars"
+
+    def __init__(self, least_micros: int, most_micros: int) -> None:
+        self._least, self._most = least_micros, most_micros
 
     @override
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
@@ -29,7 +37,11 @@ class Dollars(click.ParamType[int]):
                 ctx,
             )
         micros = int(match[2]) * MICRO + int((match[3] or "").ljust(6, "0"))
-        return -micros if match[1] else micros
+        amount = -micros if match[1] else micros
+        if not self._least <= amount <= self._most:
+            bounds = f"{show_dollars(self._least)} to {show_dollars(self._most)}"
+            self.fail(f"{value!r} is not an amount from {bounds}.", param, ctx)
+        return amount
 
 
 class Time(click.ParamType[datetime]):

@@ -68,14 +68,15 @@ def test_help_describes_every_command(sluice: Sluice) -> None:
             assert re.search(r"^  [A-Z].{15,}\.$", description, re.DOTALL)
 
 
-def test_database_is_refused_until_it_is_upgraded(sluice: Sluice) -> None:
+def test_database_is_refused_until_it_is_upgraded(sluice: Sluice, tmp_path: Path) -> None:
     assert sluice("db", "status").exit_code == 1
     assert json.loads(sluice("db", "status", "--json").stdout) == {"schema": "empty"}
     for command in (("tenants", "list"), ("keys", "list", "--tenant", "a"), ("gateway",)):
         result = sluice(*command)
         assert result.exit_code == 1
         assert result.stderr == (
-            "Error: The database's schema is empty: run `sluice db upgrade` first.\n"
+            f"Error: The SQLite file {tmp_path}/data/sluice.db: its schema is empty. "
+            "Run `sluice db upgrade` first.\n"
         )
     assert sluice("db", "upgrade").stdout == "The schema is current.\n"
     assert sluice("db", "upgrade").exit_code == 0
@@ -262,8 +263,8 @@ INVALID: list[tuple[tuple[str, ...], str]] = [
     (("projects", "create", "--tenant", "acme", ""), "'name' must have 1 to 200 characters."),
     (("members", "add", "--tenant", "acme", "", "--role", "owner"), "'subject' must have 1 to"),
     (("plans", "create", "a", "--key-limit", "rpm=5"), "'key_limits' has no member"),
-    (("prices", "add", "m", "--prompt", "-1", "--completion", "1"), "'prompt_micros' must be"),
-    (("credits", "grant", "acme", "0"), "'amount_micros' must be an integer from 1"),
+    (("prices", "add", "", "--prompt", "1", "--completion", "1"), "'model' must have 1 to 200"),
+    (("credits", "adjust", "acme", "5", "--note", ""), "'note' must not be empty"),
     (("webhooks", "create", "acme", "ftp://x"), "'url' must be an absolute URL"),
     (("usage", "show", "--group-by", "color"), "'group_by' must name any of"),
     (("usage", "export", "--tenant", "acme", "--month", "13"), "'month' must be a month"),

@@ -108,7 +108,7 @@ def test_inexact_amount_is_refused(sluice: Sluice) -> None:
 
 
 WRONG_PRICES: list[tuple[Any, str]] = [
-    (("--prompt", "-1"), "'prompt_micros' must be"),
+    (("--prompt", "-1"), "'--prompt': '-1' is not an amount from $0.00 to $1,000,000.00."),
     (("--prompt", "1", "--cached", "2"), "'cached_micros' must be <= 'prompt_micros'"),
     (("--prompt", "1", "--effective-at", "2020-01-01"), "must not be in the past"),
     (("--prompt", "1", "--effective-at", "soon"), "is not a time such as"),
@@ -153,8 +153,8 @@ def test_credits_are_granted_adjusted_and_shown(sluice: Sluice) -> None:
 
 
 WRONG_CREDITS: list[tuple[Any, str]] = [
-    (("grant", "acme", "0"), "'amount_micros' must be an integer from 1"),
-    (("grant", "acme", "-5"), "No such option"),
+    (("grant", "acme", "0"), "'AMOUNT': '0' is not an amount from $0.000001 to"),
+    (("grant", "acme", "-5"), "'AMOUNT': '-5' is not an amount from $0.000001 to"),
     (("grant", "nobody", "5"), "There is no tenant"),
     (("adjust", "acme", "5"), "Missing option '--note'"),
     (("adjust", "acme", "5", "--note", ""), "'note' must not be empty"),

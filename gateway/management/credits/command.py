@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from gateway.management.credits.checks import MAX_AMOUNT_MICROS
 from gateway.management.credits.service import CreditService
 from gateway.tenancy.records import Credit
 from gateway.terminal.entities import prints, table
@@ -65,9 +66,10 @@ def command() -> None:
     """Grant, adjust and show prepaid credits."""
 
 
-@command.command()
+# Without this, an amount such as -3.50 is parsed as an option.
+@command.command(context_settings={"ignore_unknown_options": True})
 @click.argument("tenant")
-@click.argument("amount", type=Dollars())
+@click.argument("amount", type=Dollars(1, MAX_AMOUNT_MICROS))
 @click.option("--note", default="", help="Purpose of the grant.")
 @click.option("--expires-at", type=Time(), help="When the rest of the grant expires.")
 @_prints
@@ -81,10 +83,9 @@ async def grant(
     )
 
 
-# Without this, an amount such as -3.50 is parsed as an option.
 @command.command(context_settings={"ignore_unknown_options": True})
 @click.argument("tenant")
-@click.argument("amount", type=Dollars())
+@click.argument("amount", type=Dollars(-MAX_AMOUNT_MICROS, MAX_AMOUNT_MICROS))
 @click.option("--note", required=True, help="Why.")
 @_prints
 @with_stores

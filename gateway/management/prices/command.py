@@ -1,11 +1,12 @@
 """`sluice prices`: model prices."""
 
 from datetime import datetime
+from typing import Final
 
 import click
 
 from contract.tier import ServiceTier
-from gateway.management.prices.service import PriceService
+from gateway.management.prices.service import MAX_PRICE_MICROS, PriceService
 from gateway.tenancy.records import Price
 from gateway.terminal.entities import prints, table
 from gateway.terminal.money import Dollars, Time, show_dollars
@@ -24,6 +25,8 @@ Examples:
 Amounts are in dollars per million tokens, with at most six decimals. A model without a price is
 free.
 """
+
+_PRICE: Final = Dollars(0, MAX_PRICE_MICROS)
 
 
 def _to_row(price: Price) -> tuple[str, ...]:
@@ -46,14 +49,14 @@ def command() -> None:
 
 @command.command()
 @click.argument("model")
-@click.option("--prompt", type=Dollars(), required=True, help="Dollars per million prompt tokens.")
+@click.option("--prompt", type=_PRICE, required=True, help="Dollars per million prompt tokens.")
 @click.option(
     "--cached",
-    type=Dollars(),
+    type=_PRICE,
     help="Dollars per million cached prompt tokens.  [default: the prompt price]",
 )
 @click.option(
-    "--completion", type=Dollars(), required=True, help="Dollars per million completion tokens."
+    "--completion", type=_PRICE, required=True, help="Dollars per million completion tokens."
 )
 @click.option(
     "--tier",
