@@ -127,8 +127,10 @@ def describe(url: URL) -> str:
     """Return the file or the server of a database, without a password."""
     if url.get_backend_name() == "sqlite":
         return f"The SQLite file {Path(url.database).absolute()}" if url.database else "SQLite"
-    hosts = url.normalized_query.get("host", (url.host or "its default socket",))
-    return f"PostgreSQL at {','.join(hosts)}:{url.port or POSTGRESQL_PORT}"
+    port = url.port or POSTGRESQL_PORT
+    # Hosts of the query may have their own ports.
+    hosts = url.normalized_query.get("host", (f"{url.host or 'its default socket'}:{port}",))
+    return f"PostgreSQL at {', '.join(each if ':' in each else f'{each}:{port}' for each in hosts)}"
 
 
 def _create_sqlite_engine(url: URL) -> AsyncEngine:

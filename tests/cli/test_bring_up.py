@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import stat
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -61,7 +62,7 @@ async def test_signal_during_the_start_leaves_nothing(
         await running
     assert capsys.readouterr().out.endswith("All processes have stopped.\n")
     assert not any(is_alive(int(log.read_text())) for log in logs.values())
-    assert not (tmp_path / ".sluice" / "demo.env").exists()
+    assert list((tmp_path / ".sluice").iterdir()) == []
 
 
 def test_model_that_cannot_be_loaded_ends_the_start(
@@ -87,4 +88,5 @@ def test_model_that_cannot_be_loaded_ends_the_start(
     assert "The worker did not start" in result.output
     assert "no/such/model" in result.output
     assert "Traceback" not in result.output
-    assert not demo.exists()
+    assert [path.name for path in demo.parent.glob("*.env*")] == []
+    assert stat.S_IMODE(demo.parent.stat().st_mode) == 0o700
