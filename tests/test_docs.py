@@ -14,7 +14,7 @@ import worker.settings
 from gateway import errors
 from gateway.dialects.chat.request import ChatCompletionRequest
 from gateway.dialects.completions import CompletionRequest
-from gateway.dialects.refused import REFUSED, REFUSED_IN_CHATS
+from gateway.dialects.refused import REFUSALS, accepted_values
 from tests.support.cases import all_cases
 from tests.support.stack import REPOSITORY
 
@@ -177,9 +177,17 @@ def test_every_conflict_names_tests_of_its_number() -> None:
         assert f"::test_conflict_{number:02}_" in tests
 
 
-def test_every_refused_parameter_is_documented() -> None:
-    refused = {*REFUSED, *REFUSED_IN_CHATS}
-    assert [name for name in refused if f"`{name}`" not in API] == []
+def test_every_refused_parameter_is_in_the_table_once() -> None:
+    documented = [row for row in rows(4) if row[1] in ("both", "completions", "chats")]
+    assert documented == [
+        [
+            f"`{name}`",
+            (refusal.endpoints.name or "").lower(),
+            accepted_values(refusal) or "-",
+            re.sub(r"'(\w[\w.]*)'", r"`\1`", refusal.reason),
+        ]
+        for name, refusal in REFUSALS.items()
+    ]
 
 
 LESSONS = (REPOSITORY / "docs" / "lessons.md").read_text()

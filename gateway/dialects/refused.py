@@ -1,8 +1,9 @@
 """Unsupported parameters: reject those that would change the response, report the others."""
 
 from collections.abc import Iterable, Mapping
+from enum import Flag, auto
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from gateway.errors import UnsupportedParameterError, shown
 
@@ -12,76 +13,153 @@ MAX_NAMED_ENTRIES = 32
 _NOTHING: tuple[Any, ...] = (None, False, "", [], {})
 """Values that request nothing, for every parameter."""
 
-REFUSED: Mapping[str, tuple[Any, ...]] = {
-    "adapter": (),
-    "adaptive_target": (-1, -1.0),
-    "documents": (),
-    "ebnf": (),
-    "function_call": ("none", "auto"),
-    "functions": (),
-    "grammar_lazy": (),
-    "guided_choice": (),
-    "guided_decoding_backend": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_json_object": (),
-    "guided_regex": (),
-    "guided_whitespace_pattern": (),
-    "kv_transfer_params": (),
-    "length_penalty": (1, 1.0),
-    "logprob_token_ids": (),
-    "lora": (),
-    "media_io_kwargs": (),
-    "mm_processor_kwargs": (),
-    "post_sampling_probs": (),
-    "priority": (0, 0.0),
-    "prompt_embeds": (),
-    "prompt_logprobs": (),
-    "regex": (),
-    "return_tokens_as_token_ids": (),
-    "structural_tag": (),
-    "truncation_side": ("left",),
-    "use_beam_search": (),
-    "vllm_xargs": (),
-    "watermarking": (),
+
+class Endpoints(Flag):
+    """The endpoints that reject a parameter."""
+
+    COMPLETIONS = auto()
+    CHATS = auto()
+    BOTH = COMPLETIONS | CHATS
+
+
+_BOTH, _COMPLETIONS, _CHATS = Endpoints.BOTH, Endpoints.COMPLETIONS, Endpoints.CHATS
+
+
+class Refusal(NamedTuple):
+    """Why a parameter that would change the response is rejected."""
+
+    endpoints: Endpoints
+    accepted: tuple[Any, ...]
+    """Values that are accepted, because they request nothing."""
+    reason: str
+    """Sentences that give the reason and what to use instead; names are in single quotes."""
+
+
+REFUSALS: Mapping[str, Refusal] = {
+    "adapter": Refusal(
+        _BOTH, (), "A request cannot load weights. Name a model that has them as 'model'."
+    ),
+    "adaptive_target": Refusal(
+        _BOTH, (-1, -1.0), "The sampler chain has no adaptive-p step. Use 'mirostat'."
+    ),
+    "add_special_tokens": Refusal(
+        _CHATS, (), "The model's chat template writes the special tokens."
+    ),
+    "audio": Refusal(
+        _BOTH, (), "Models return only text. Convert the text to speech in another service."
+    ),
+    "best_of": Refusal(_CHATS, (1, 1.0), "Use 'n' with 'logprobs', and choose among the choices."),
+    "chat_template": Refusal(
+        _CHATS,
+        (),
+        "The model's own template renders the messages. Set its variables with "
+        "'chat_template_kwargs', or render the prompt yourself for POST /v1/completions.",
+    ),
+    "documents": Refusal(
+        _BOTH, (), "Put the documents into the prompt or the messages, or offer 'tools'."
+    ),
+    "ebnf": Refusal(_BOTH, (), "Use 'grammar'."),
+    "echo": Refusal(_CHATS, (), "A chat's prompt is not returned. Use POST /v1/completions."),
+    "echo_last": Refusal(
+        _CHATS, (0, 0.0), "A chat's prompt is not returned. Use POST /v1/completions."
+    ),
+    "function_call": Refusal(_COMPLETIONS, ("none", "auto"), "Use 'tool_choice'."),
+    "functions": Refusal(_COMPLETIONS, (), "Use 'tools'."),
+    "grammar_lazy": Refusal(
+        _BOTH, (), "A 'grammar' applies from the first token. Use 'tools' to constrain calls only."
+    ),
+    "guided_choice": Refusal(_BOTH, (), "Use 'structured_outputs.choice'."),
+    "guided_decoding_backend": Refusal(
+        _BOTH, (), "All constraints are compiled by one backend. Omit the parameter."
+    ),
+    "guided_grammar": Refusal(_BOTH, (), "Use 'structured_outputs.grammar'."),
+    "guided_json": Refusal(_BOTH, (), "Use 'structured_outputs.json'."),
+    "guided_json_object": Refusal(_BOTH, (), "Use 'structured_outputs.json_object'."),
+    "guided_regex": Refusal(_BOTH, (), "Use 'structured_outputs.regex'."),
+    "guided_whitespace_pattern": Refusal(
+        _BOTH, (), "Constrained JSON has no optional whitespace. For other forms, use 'grammar'."
+    ),
+    "images": Refusal(_CHATS, (), "Put images into 'messages', as parts of type image_url."),
+    "kv_transfer_params": Refusal(
+        _BOTH, (), "Only the engine's operator configures transfers of its cache."
+    ),
+    "length_penalty": Refusal(
+        _BOTH, (1, 1.0), "It belongs to beam search, which is not available."
+    ),
+    "logprob_token_ids": Refusal(
+        _BOTH, (), "Use 'logprobs' (in chats 'top_logprobs') for the likeliest tokens."
+    ),
+    "lora": Refusal(
+        _BOTH, (), "A request cannot load weights. Name a model that has them as 'model'."
+    ),
+    "media_io_kwargs": Refusal(
+        _BOTH, (), "Images are decoded in one way for all requests. Resize them before the request."
+    ),
+    "mm_processor_kwargs": Refusal(
+        _BOTH, (), "Only the model's operator configures its image processor."
+    ),
+    "modalities": Refusal(_BOTH, (["text"],), "Models return only text."),
+    "moderation": Refusal(_BOTH, (), "Texts are not moderated. Moderate them in another service."),
+    "post_sampling_probs": Refusal(
+        _BOTH, (), "Use 'logprobs', which reports the model's distribution before sampling."
+    ),
+    "prediction": Refusal(
+        _BOTH, (), "It cannot speed up the response here. Without it, the response is the same."
+    ),
+    "priority": Refusal(_BOTH, (0, 0.0), "Use 'service_tier'."),
+    "prompt": Refusal(_CHATS, (), "Use 'messages', or POST /v1/completions."),
+    "prompt_embeds": Refusal(
+        _BOTH, (), "Prompts are text or token ids. Use 'prompt' (in chats 'messages')."
+    ),
+    "prompt_logprobs": Refusal(_BOTH, (), "In completions, use 'echo' with 'logprobs'."),
+    "reasoning_format": Refusal(
+        _CHATS,
+        ("auto", "deepseek"),
+        "Reasoning is always separate from the content; 'include_reasoning' false hides it.",
+    ),
+    "reasoning_history": Refusal(
+        _CHATS, (), "Omit from 'messages' the reasoning that the model should not see."
+    ),
+    "regex": Refusal(_BOTH, (), "Use 'structured_outputs.regex'."),
+    "return_tokens_as_token_ids": Refusal(_BOTH, (), "Use 'return_token_ids'."),
+    "speculation": Refusal(
+        _BOTH, (), "It cannot speed up the response here. Without it, the response is the same."
+    ),
+    "store": Refusal(
+        _BOTH,
+        (),
+        "Responses are kept by 'background' or the header Idempotency-Key; nothing else is stored.",
+    ),
+    "structural_tag": Refusal(
+        _BOTH, (), "Use 'tools' with 'strict' for calls, and 'grammar' for other texts."
+    ),
+    "suffix": Refusal(_CHATS, (), "Use POST /v1/completions."),
+    "truncation_side": Refusal(_BOTH, ("left",), "A prompt is only truncated at its beginning."),
+    "use_beam_search": Refusal(
+        _BOTH, (), "In completions, 'best_of' returns the likeliest of several samples."
+    ),
+    "verbosity": Refusal(_CHATS, ("medium",), "Ask for it in 'messages'."),
+    "vllm_xargs": Refusal(
+        _BOTH, (), "Only the engine's operator configures its extensions. Use named parameters."
+    ),
+    "watermarking": Refusal(_BOTH, (), "The sampler has no watermarks."),
+    "web_search_options": Refusal(
+        _BOTH, (), "Nothing searches the web here. Offer a search as one of the 'tools'."
+    ),
 }
-"""Parameters that would change the response, and the values with which they would not."""
-
-_OF_COMPLETIONS_ONLY: Mapping[str, tuple[Any, ...]] = {
-    "add_special_tokens": (),
-    "best_of": (1, 1.0),
-    "echo": (),
-    "echo_last": (0, 0.0),
-    "images": (),
-    "prompt": (),
-    "suffix": (),
-}
-
-REFUSED_IN_CHATS: Mapping[str, tuple[Any, ...]] = {
-    **{
-        name: values
-        for name, values in REFUSED.items()
-        if name not in {"functions", "function_call"}
-    },
-    **_OF_COMPLETIONS_ONLY,
-    "audio": (),
-    "chat_template": (),
-    "modalities": (["text"],),
-    "moderation": (),
-    "prediction": (),
-    "reasoning_format": ("auto", "deepseek"),
-    "reasoning_history": (),
-    "speculation": (),
-    "store": (),
-    "verbosity": ("medium",),
-    "web_search_options": (),
-}
-"""The same for chats."""
+"""Parameters that would change the response, and that no model supports."""
 
 
-def read_extra(
-    extra: Mapping[str, Any], refused: Mapping[str, tuple[Any, ...]] = REFUSED
-) -> list[str]:
+def refused_by(endpoint: Endpoints) -> Mapping[str, Refusal]:
+    """Return the refusals of one endpoint, by parameter."""
+    return {name: each for name, each in REFUSALS.items() if endpoint in each.endpoints}
+
+
+REFUSED = refused_by(Endpoints.COMPLETIONS)
+REFUSED_IN_CHATS = refused_by(Endpoints.CHATS)
+
+
+def read_extra(extra: Mapping[str, Any], refused: Mapping[str, Refusal] = REFUSED) -> list[str]:
     """Return the parameters that have no effect here.
 
     Raises UnsupportedParameterError for a rejected parameter.
@@ -89,18 +167,27 @@ def read_extra(
     ignored: list[str] = []
     for name, value in extra.items():
         if name in refused:
-            if not _is_one_of(value, (*_NOTHING, *refused[name])):
-                raise UnsupportedParameterError(_refusal(name, value, refused[name]), param=name)
+            if not _is_one_of(value, (*_NOTHING, *refused[name].accepted)):
+                raise UnsupportedParameterError(_message(name, value, refused[name]), param=name)
         else:
             ignored.append(name)
     return ignored
 
 
-def _refusal(name: str, value: object, values: tuple[Any, ...]) -> str:
-    if not values:
-        return f"'{name}' is not supported."
-    allowed = " or ".join(map(shown, values))
-    return f"'{name}' must be {allowed}; other values are not supported. Given: {shown(value)}."
+def _message(name: str, value: object, refusal: Refusal) -> str:
+    if not refusal.accepted:
+        return f"'{name}' is not supported. {refusal.reason}"
+    allowed = accepted_values(refusal)
+    return (
+        f"'{name}' must be {allowed}; other values are not supported. Given: {shown(value)}. "
+        f"{refusal.reason}"
+    )
+
+
+def accepted_values(refusal: Refusal) -> str:
+    """Return the accepted values as JSON; empty if only values that request nothing are."""
+    values = refusal.accepted
+    return " or ".join(shown(each) for at, each in enumerate(values) if each not in values[:at])
 
 
 def is_nothing(value: object) -> bool:

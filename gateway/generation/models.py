@@ -10,6 +10,7 @@ from contract.messages import WorkerCard
 from contract.tier import ServiceTier
 from gateway.auth.principal import Principal
 from gateway.dialects.profile_choice import choose_profile
+from gateway.dialects.refused import REFUSED, REFUSED_IN_CHATS
 from gateway.dialects.support import supported_chat_parameters, supported_parameters
 from gateway.dispatch.catalogue import ServedModel
 from gateway.errors import ModelNotFoundError, ServiceUnavailableError, StoreUnavailableError
@@ -66,6 +67,8 @@ async def _body(
             has_tools=tokenizer is not None and has_tool_calls(tokenizer),
         ),
         "supported_chat_parameters": supported_chat_parameters(card.features),
+        "unsupported_parameters": sorted(REFUSED),
+        "unsupported_chat_parameters": sorted(REFUSED_IN_CHATS),
         "pricing": _pricing(context, card.model),
         "ready": model.status.ready_workers > 0,
     }

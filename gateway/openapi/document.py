@@ -1,5 +1,6 @@
 """OpenAPI descriptions of endpoints that read their bodies without FastAPI."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -12,6 +13,7 @@ from contract.dialect import Dialect
 from gateway.dialects.chat.request import ChatCompletionRequest
 from gateway.dialects.completions import CompletionRequest
 from gateway.dialects.endpoint import CHATS, COMPLETIONS
+from gateway.dialects.refused import Endpoints, accepted_values, refused_by
 from gateway.openapi.chat_schemas import CHAT_COMPONENTS
 from gateway.openapi.described import (
     HEADER_TEXT,
@@ -180,8 +182,19 @@ def _json_response(description: str, name: str) -> dict[str, Any]:
     }
 
 
+def _refusals(endpoint: Endpoints) -> str:
+    """Return the parameters that an endpoint rejects, as Markdown."""
+    lines = ["Parameters that are rejected with `unsupported_parameter`:", ""]
+    for name, refusal in refused_by(endpoint).items():
+        accepted = accepted_values(refusal)
+        values = f" other than `{accepted}`" if accepted else ""
+        reason = re.sub(r"'(\w[\w.]*)'", r"`\1`", refusal.reason)
+        lines.append(f"- `{name}`{values}: {reason}")
+    return "\n".join(lines)
+
+
 def _generation(
-    pages: ResponsePages, summary: str, body: dict[str, Any]
+    pages: ResponsePages, summary: str, body: dict[str, Any], rejecting: Endpoints
 ) -> dict[str, dict[str, Any]]:
     """Return the operations of an endpoint that generates text."""
     response = {
@@ -203,7 +216,8 @@ def _generation(
             response=response,
             headers=pages.headers,
             tag=pages.tag,
-        ),
+        )
+        | {"description": _refusals(rejecting)},
         f"{pages.endpoint.path}:estimate": _operation(
             f"Estimate the tokens and cost of a {pages.noun}",
             f"estimate_{pages.operation}",
@@ -239,11 +253,13 @@ OPERATIONS: dict[str, dict[str, Any]] = {
         _COMPLETION_PAGES,
         "Create a completion of one or more prompts",
         _body(CompletionRequest, _EXAMPLES),
+        Endpoints.COMPLETIONS,
     ),
     **_generation(
         _CHAT_PAGES,
         "Create a chat completion",
         _body(ChatCompletionRequest, _CHAT_EXAMPLES),
+        Endpoints.CHATS,
     ),
     "/tokenize": _operation(
         "Tokenize a text, in vLLM's or llama.cpp's format",

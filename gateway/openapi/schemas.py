@@ -293,6 +293,16 @@ MODEL: Schema = object_of(
             "description": "Parameters of `POST /v1/chat/completions`; empty if the model has no "
             "chat template.",
         },
+        "unsupported_parameters": {
+            "type": "array",
+            "items": TEXT,
+            "description": "Parameters that `POST /v1/completions` rejects for every model.",
+        },
+        "unsupported_chat_parameters": {
+            "type": "array",
+            "items": TEXT,
+            "description": "Parameters that `POST /v1/chat/completions` rejects for every model.",
+        },
         "pricing": {
             "type": ["object", "null"],
             "description": "Micro-dollars per million tokens, by service tier: `prompt_micros`, "

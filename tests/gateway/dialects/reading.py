@@ -2,13 +2,14 @@
 
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from gateway.dialects.completions import CompletionRequest, to_generation_request
 from gateway.dialects.profile import PROFILES, Dialect, Profile
+from gateway.dialects.refused import Refusal, accepted_values
 from gateway.dialects.request import GenerationRequest
 from gateway.dialects.wire import validate
 from gateway.errors import BadRequestError
@@ -46,13 +47,16 @@ def refusal(profile: Profile = OPENAI, /, **parameters: Any) -> BadRequestError:
     return caught.value
 
 
-def unsupported(name: str, value: Any, *, served: Iterable[Any]) -> str:
+def unsupported(name: str, value: Any, refusal: Refusal) -> str:
     """Return the message for a parameter that is not served, or not with every value."""
-    values = " or ".join(map(json.dumps, served))
     given = json.dumps(value, separators=(",", ":"))
-    if not values:
-        return f"'{name}' is not supported."
-    return f"'{name}' must be {values}; other values are not supported. Given: {given}."
+    if not refusal.accepted:
+        return f"'{name}' is not supported. {refusal.reason}"
+    values = accepted_values(refusal)
+    return (
+        f"'{name}' must be {values}; other values are not supported. Given: {given}. "
+        f"{refusal.reason}"
+    )
 
 
 def at_once(call: Callable[[], Any], *, seconds: float) -> Any:

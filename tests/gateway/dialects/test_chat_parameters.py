@@ -169,14 +169,15 @@ REFUSED: dict[str, Any] = {
 @all_cases("name", REFUSED)
 def test_unsupported_value_that_would_change_the_response_is_refused(name: str) -> None:
     error = chat_refusal(**{name: REFUSED[name]})
-    assert error.message == unsupported(name, REFUSED[name], served=REFUSED_IN_CHATS[name])
+    assert error.message == unsupported(name, REFUSED[name], REFUSED_IN_CHATS[name])
     assert (error.param, error.code) == (name, "unsupported_parameter")
 
 
 def test_refusal_names_the_served_values() -> None:
     error = chat_refusal(modalities=["text", "audio"])
     assert error.message == (
-        '\'modalities\' must be ["text"]; other values are not supported. Given: ["text","audio"].'
+        '\'modalities\' must be ["text"]; other values are not supported. Given: ["text","audio"]. '
+        "Models return only text."
     )
 
 

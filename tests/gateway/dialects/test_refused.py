@@ -1,11 +1,13 @@
 """Parameters that are not served: refused where they would change the response, named where not."""
 
 import itertools
+import re
 from typing import Any
 
+from gateway.dialects.chat.request import ChatCompletionRequest
 from gateway.dialects.completions import CompletionRequest
 from gateway.dialects.profile import Profile
-from gateway.dialects.refused import REFUSED
+from gateway.dialects.refused import REFUSALS, REFUSED, REFUSED_IN_CHATS, Endpoints
 from tests.gateway.dialects.reading import EVERY_PROFILE, read, refusal, unsupported
 from tests.support.cases import all_cases
 
@@ -14,7 +16,7 @@ from tests.support.cases import all_cases
 def test_parameter_that_would_change_the_response_is_refused(name: str) -> None:
     for value in ("something", 2, True, [1], {"a": 1}):
         error = refusal(**{name: value})
-        assert error.message == unsupported(name, value, served=REFUSED[name])
+        assert error.message == unsupported(name, value, REFUSED[name])
         assert (error.param, error.code) == (name, "unsupported_parameter")
 
 
@@ -25,6 +27,7 @@ NEUTRAL: list[tuple[str, Any]] = [
     ("function_call", "none"),
     ("function_call", "auto"),
     ("length_penalty", 1.0),
+    ("modalities", ["text"]),
     ("priority", 0),
     ("truncation_side", "left"),
 ]
@@ -68,7 +71,6 @@ def test_parameter_without_effect_is_named(profile: Profile) -> None:
         ("return_progress", True),
         ("safety_identifier", "a"),
         ("session_id", "a"),
-        ("store", True),
         ("verbose", True),
     ):
         request = read(profile, seed=1, **{name: value})
@@ -90,5 +92,28 @@ def test_entries_of_objects_are_named_by_their_paths() -> None:
     )
 
 
+def test_refusal_has_its_reason() -> None:
+    assert refusal(prediction={"type": "content", "content": "a"}).message == (
+        "'prediction' is not supported. It cannot speed up the response here. Without it, the "
+        "response is the same."
+    )
+    assert refusal(length_penalty=2).message == (
+        "'length_penalty' must be 1; other values are not supported. Given: 2. It belongs to beam "
+        "search, which is not available."
+    )
+
+
 def test_nothing_is_both_served_and_refused() -> None:
     assert not REFUSED.keys() & CompletionRequest.model_fields.keys()
+    assert not REFUSED_IN_CHATS.keys() & ChatCompletionRequest.model_fields.keys()
+
+
+def test_reasons_point_to_what_is_served() -> None:
+    bodies = {
+        Endpoints.COMPLETIONS: CompletionRequest.model_fields,
+        Endpoints.CHATS: ChatCompletionRequest.model_fields,
+    }
+    for name, row in REFUSALS.items():
+        served = {each for endpoint in row.endpoints for each in bodies[endpoint]}
+        named = set(re.findall(r"'(\w+)[\w.]*'", row.reason))
+        assert named - {"strict"} <= served, name

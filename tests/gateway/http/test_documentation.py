@@ -69,6 +69,16 @@ def test_operation_has_description_and_parameters() -> None:
             assert not parameter["schema"].keys() & {"anyOf", "title"}, (name, parameter["name"])
 
 
+def test_generation_describes_what_it_rejects() -> None:
+    completions, chats = (
+        page()["paths"][path]["post"]["description"]
+        for path in ("/v1/completions", "/v1/chat/completions")
+    )
+    assert "\n- `functions`: Use `tools`." in completions
+    assert "\n- `best_of` other than `1`: Use `n` with `logprobs`" in chats
+    assert "`best_of` other" not in completions
+
+
 def test_operation_describes_its_errors() -> None:
     for name, operation in operations().items():
         responses = operation["responses"]

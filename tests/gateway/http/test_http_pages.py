@@ -150,6 +150,8 @@ async def test_models_list_their_parameters_and_refuse_the_others(
     listed = {model["id"]: model for model in (await client.get("/v1/models")).json()["data"]}
     assert listed["able"]["features"] == list(Feature)
     assert set(listed["able"]["supported_parameters"]) == set(CompletionRequest.model_fields)
+    assert {"audio", "use_beam_search"} <= set(listed["able"]["unsupported_parameters"])
+    assert {"audio", "best_of"} <= set(listed["able"]["unsupported_chat_parameters"])
     tiny = set(listed[MODEL]["supported_parameters"])
     assert {"temperature", "suffix", "tools", "logit_bias"} <= tiny
     without = {"mirostat", "xtc_probability", "grammar", "json_schema", "images"}
