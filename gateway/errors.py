@@ -208,32 +208,52 @@ class InvalidGrammarError(BadRequestError):
 
 
 class ContextLengthExceededError(BadRequestError):
-    """The prompt, or prompt and completion together, exceed the context window."""
+    """The prompt, or prompt and completion together, exceed the context window.
+
+    The message has the words by which clients recognize this error: those of OpenAI, or those of
+    llama.cpp in its dialect.
+
+    Args:
+        excess: A clause that says what does not fit.
+        advice: Sentences that name the parameter, its bound and its value.
+        window: The context window in tokens.
+        param: The parameter that the error concerns.
+        requested: The tokens of the request as text, such as `at least 65`; empty if unknown.
+        n_prompt_tokens: Number of prompt tokens; None if unknown.
+    """
 
     code = "context_length_exceeded"
 
     def __init__(
         self,
-        message: str,
+        excess: str,
         *,
-        param: str | None = None,
+        advice: str,
+        window: int,
+        param: str,
+        requested: str = "",
         n_prompt_tokens: int | None = None,
-        n_ctx: int | None = None,
     ) -> None:
-        super().__init__(message, param=param)
+        super().__init__(
+            f"This model's maximum context length is {window} tokens. However, {excess}. {advice}",
+            param=param,
+        )
+        request = f"request ({requested} tokens)" if requested else "request"
+        self.llamacpp_message = (
+            f"{request} exceeds the available context size ({window} tokens), try increasing it: "
+            f"{excess}. {advice}"
+        )
         self.n_prompt_tokens = n_prompt_tokens
-        """Number of prompt tokens, under the name that llama.cpp's clients read."""
-        self.n_ctx = n_ctx
-        """The context window in tokens, under the name that llama.cpp's clients read."""
+        self.n_ctx = window
 
     @override
     def body(self, style: ErrorStyle = ErrorStyle.OPENAI) -> dict[str, Any]:
-        """Add the token counts that llama.cpp's clients read."""
+        """Use the message, type and token counts that llama.cpp's clients read."""
         body = super().body(style)
         if style is ErrorStyle.LLAMACPP:
             error = body["error"]
-            error["type"] = "exceed_context_size_error"
-            if self.n_prompt_tokens is not None and self.n_ctx is not None:
+            error |= {"message": self.llamacpp_message, "type": "exceed_context_size_error"}
+            if self.n_prompt_tokens is not None:
                 error |= {"n_prompt_tokens": self.n_prompt_tokens, "n_ctx": self.n_ctx}
         return body
 

@@ -106,7 +106,8 @@ class _Rendering:
 
     def run(self) -> RenderedChat:
         """Render the chat."""
-        _check_size(_size(self._chat), self._card)
+        if _size(self._chat) > _most_characters(self._card):
+            raise _too_long(self._card)
         self._check_texts()
         messages = for_template(
             list(self._chat.messages),
@@ -263,18 +264,15 @@ def _most_characters(card: WorkerCard) -> int:
     return card.context_window * CHARACTERS_PER_TOKEN + SLACK_CHARACTERS
 
 
-def _check_size(size: int, card: WorkerCard) -> None:
-    if size > _most_characters(card):
-        raise _too_long(card)
-
-
 def _too_long(card: WorkerCard) -> ContextLengthExceededError:
-    window = card.context_window
+    window, least = card.context_window, card.context_window + 1
     return ContextLengthExceededError(
-        f"This model's context window is {window} tokens, but '{_PARAM}' and 'tools' have more "
-        f"than {_most_characters(card)} characters, which cannot fit.",
+        f"you requested at least {least} tokens (at least {least} in the {_PARAM})",
+        advice=f"Please reduce the length of the {_PARAM}. '{_PARAM}' and 'tools' must have at "
+        f"most {_most_characters(card)} characters; more cannot fit.",
+        window=window,
         param=_PARAM,
-        n_ctx=window,
+        requested=f"at least {least}",
     )
 
 

@@ -19,7 +19,13 @@ from gateway.prompt.bias import resolve_sampling
 from gateway.prompt.echo import echoed_text
 from gateway.prompt.infill import find_template
 from gateway.prompt.tokenizers import PromptEncoder
-from gateway.prompt.window import Layout, cut, fit_max_tokens, tokens_to_keep
+from gateway.prompt.window import (
+    Layout,
+    cut,
+    fit_max_tokens,
+    prompt_too_long,
+    tokens_to_keep,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,20 +103,18 @@ class _Preparation:
         kept = request.prompt_tokens_kept
         is_only = len(request.prompts) == 1
         param = _param(request) if is_only else f"prompt[{index}]"
-        name = "the prompt" if is_only else f"'{param}'"
-        whole = self._layout(index, param, name)
+        whole = self._layout(index, param)
         keep = tokens_to_keep(whole.length, kept, max_tokens=request.max_tokens, window=window)
-        layout = cut(whole, keep, window=window, name=name)
+        layout = cut(whole, keep, window=window)
         lost = whole.length - layout.length
         if request.images[index]:
-            self._check_images_are_whole(whole.body[:lost], name)
+            self._check_images_are_whole(whole.body[:lost], param)
         max_tokens = fit_max_tokens(
             layout.length,
             request.max_tokens,
             window=window,
             behavior=request.context_length_behavior,
-            name=name,
-            param=_param(request),
+            param=param,
         )
         echo = self._echo(index, layout, is_cut=lost > 0) if request.echo else ""
         return PreparedPrompt(
@@ -120,25 +124,25 @@ class _Preparation:
             echo=echo,
         )
 
-    def _layout(self, index: int, param: str, name: str) -> Layout:
+    def _layout(self, index: int, param: str) -> Layout:
         """Return a prompt's token ids; only the last ones if a far too long prompt is truncated."""
         request = self._request
         prompt = request.prompts[index]
         if request.suffix and not request.profile.is_suffix_literal:
-            return self._infill(prompt, param, name)
+            return self._infill(prompt, param)
         images = len(request.images[index])
         if images and request.chat is None:
             # The chat template has already placed the image tokens.
             prompt = self._with_image_tokens(prompt, images, param)
-        end = self._end_of(prompt, name, kept=request.prompt_tokens_kept)
+        end = self._end_of(prompt, param, kept=request.prompt_tokens_kept)
         if images and self._image_tokens(end) < images:
-            raise self._loses_image(name)
+            raise self._loses_image(param)
         ids = self._encoder.encode(
             end, param=param, adds_special_tokens=request.adds_special_tokens
         )
         return Layout([], ids, [])
 
-    def _end_of(self, prompt: Prompt, name: str, *, kept: int | None) -> Prompt:
+    def _end_of(self, prompt: Prompt, param: str, *, kept: int | None) -> Prompt:
         """Return the part of a prompt to encode: at least `kept` tokens from its end.
 
         Raises ContextLengthExceededError if the prompt is far too long and must not be cut.
@@ -147,14 +151,12 @@ class _Preparation:
         most = window if kept is None or kept == FIT else min(kept, window)
         end = self._encoder.end_of(prompt, tokens=most)
         if kept is None and end is not prompt:
-            raise ContextLengthExceededError(
-                f"This model's context window is {window} tokens, but {name} is far longer.",
-                param=_param(self._request),
-                n_ctx=window,
+            raise prompt_too_long(
+                window + 1, self._request.max_tokens, window=window, param=param, is_least=True
             )
         return end
 
-    def _infill(self, prompt: Prompt, param: str, name: str) -> Layout:
+    def _infill(self, prompt: Prompt, param: str) -> Layout:
         template = find_template(self._encoder.tokenizer)
         if template is None:
             raise UnsupportedParameterError(
@@ -167,8 +169,8 @@ class _Preparation:
                 f"'{param}' must be text if 'suffix' is given.", param="prompt"
             )
         request = self._request
-        end = self._end_of(prompt, name, kept=request.prompt_tokens_kept)
-        self._end_of(request.suffix, "'suffix'", kept=None)
+        end = self._end_of(prompt, param, kept=request.prompt_tokens_kept)
+        self._end_of(request.suffix, "suffix", kept=None)
         return template.layout(
             self._encoder, str(end), request.suffix, begins=request.adds_special_tokens
         )
@@ -199,16 +201,16 @@ class _Preparation:
         pieces = [prompt] if isinstance(prompt, str) else prompt
         return sum(p.count(token) if isinstance(p, str) else p in self._image_ids for p in pieces)
 
-    def _check_images_are_whole(self, lost_ids: list[int], name: str) -> None:
+    def _check_images_are_whole(self, lost_ids: list[int], param: str) -> None:
         if not self._image_ids.isdisjoint(lost_ids):
-            raise self._loses_image(name)
+            raise self._loses_image(param)
 
-    def _loses_image(self, name: str) -> ContextLengthExceededError:
+    def _loses_image(self, param: str) -> ContextLengthExceededError:
         return ContextLengthExceededError(
-            f"This model's context window is {self._card.context_window} tokens, but {name} is "
-            "too long, and truncation would remove an image.",
-            param="prompt",
-            n_ctx=self._card.context_window,
+            f"'{param}' is too long, and truncation would remove an image",
+            advice=f"Please reduce the length of '{param}'.",
+            window=self._card.context_window,
+            param=_param(self._request),
         )
 
     def _echo(self, index: int, layout: Layout, *, is_cut: bool) -> str:

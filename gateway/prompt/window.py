@@ -43,20 +43,23 @@ def tokens_to_keep(length: int, kept: int | None, *, max_tokens: int, window: in
     return max(1, window - room)
 
 
-def cut(layout: Layout, keep: int, *, window: int, name: str = "the prompt") -> Layout:
+def cut(layout: Layout, keep: int, *, window: int) -> Layout:
     """Return the layout without the first tokens of its body, so that `keep` tokens remain.
 
-    Raises ContextLengthExceededError if the part that must not be cut is longer than `keep`.
+    Raises ContextLengthExceededError if the part that must not be cut, which is the suffix and the
+    infill tokens, is longer than `keep`.
     """
     surplus = max(0, layout.length - keep)
     if surplus > len(layout.body):
+        uncut = layout.length - len(layout.body)
         raise ContextLengthExceededError(
-            f"This model's context window is {window} tokens. The part of {name} that cannot be "
-            f"truncated has {layout.length - len(layout.body)} tokens, but at most {keep} are "
-            "kept.",
-            param="prompt",
+            f"the suffix and the infill tokens are {uncut} tokens, which cannot be truncated, and "
+            f"at most {keep} tokens are kept",
+            advice="Please reduce the length of 'suffix'.",
+            window=window,
+            param="suffix",
+            requested=str(layout.length),
             n_prompt_tokens=layout.length,
-            n_ctx=window,
         )
     return layout._replace(body=layout.body[surplus:])
 
@@ -67,34 +70,56 @@ def fit_max_tokens(
     *,
     window: int,
     behavior: ContextLengthBehavior,
-    name: str = "the prompt",
     param: str = "prompt",
 ) -> int:
     """Return the maximum number of completion tokens, at most `max_tokens`.
 
     `max_tokens` -1 means all that fit. A prompt that leaves no room for one token is rejected
-    in either behavior: the engine needs that room even to score the prompt. Errors call the
-    prompt `name`; it came in `param`. Raises ContextLengthExceededError.
+    in either behavior: the engine needs that room even to score the prompt. The prompt came in
+    `param`, such as `prompt[2]`. Raises ContextLengthExceededError.
     """
     room = window - prompt_tokens
     if room < 1:
-        raise ContextLengthExceededError(
-            f"This model's context window is {window} tokens, but {name} has {prompt_tokens} "
-            "tokens.",
-            param=param,
-            n_prompt_tokens=prompt_tokens,
-            n_ctx=window,
-        )
+        raise prompt_too_long(prompt_tokens, max_tokens, window=window, param=param)
     if max_tokens == UNLIMITED:
         return room
     if max_tokens > room and behavior is ContextLengthBehavior.ERROR:
+        total, part = prompt_tokens + max_tokens, _part(param)
         raise ContextLengthExceededError(
-            f"This model's context window is {window} tokens, but {name} has {prompt_tokens} "
-            f"tokens and 'max_tokens' is {max_tokens}, {prompt_tokens + max_tokens} in total. "
-            "Shorten the prompt, reduce 'max_tokens', or set 'context_length_exceeded_behavior' "
-            "to truncate.",
+            f"you requested {total} tokens ({prompt_tokens} in the {part}, {max_tokens} in the "
+            "completion)",
+            advice=f"Please reduce the length of the {part} or completion. 'max_tokens' must be at "
+            f"most {room} for '{param}'. Given: {max_tokens}. To lower it, set "
+            "'context_length_exceeded_behavior' to truncate.",
+            window=window,
             param="max_tokens",
+            requested=str(total),
             n_prompt_tokens=prompt_tokens,
-            n_ctx=window,
         )
     return min(max_tokens, room)
+
+
+def prompt_too_long(
+    prompt_tokens: int, max_tokens: int, *, window: int, param: str, is_least: bool = False
+) -> ContextLengthExceededError:
+    """Return the error for a prompt that leaves no room for one token.
+
+    `is_least`: whether the prompt has at least `prompt_tokens`, because it was not encoded wholly.
+    """
+    least, part = "at least " if is_least else "", _part(param)
+    completion = max(1, max_tokens)
+    return ContextLengthExceededError(
+        f"you requested {least}{prompt_tokens + completion} tokens ({least}{prompt_tokens} in the "
+        f"{part}, {completion} in the completion)",
+        advice=f"Please reduce the length of the {part} or completion. '{param}' must have at most "
+        f"{window - 1} tokens. Given: {least}{prompt_tokens}.",
+        window=window,
+        param=part,
+        requested=f"{least}{prompt_tokens}",
+        n_prompt_tokens=None if is_least else prompt_tokens,
+    )
+
+
+def _part(param: str) -> str:
+    """Return the parameter without an index, which is also how clients' patterns call it."""
+    return param.partition("[")[0]

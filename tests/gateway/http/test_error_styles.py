@@ -103,6 +103,7 @@ def test_every_error_has_a_type_in_every_style(style: ErrorStyle) -> None:
         error = kind.__new__(kind)
         ApiError.__init__(error, "It failed.")
         error.n_prompt_tokens = error.n_ctx = None  # type: ignore[attr-defined]
+        error.llamacpp_message = ""  # type: ignore[attr-defined]
         body = error.body(style)["error"]
         assert body["type"], kind
         # Only a bug is an internal error.
@@ -111,17 +112,29 @@ def test_every_error_has_a_type_in_every_style(style: ErrorStyle) -> None:
 
 
 def test_context_error_has_the_counts_in_llamacpp() -> None:
-    error = ContextLengthExceededError("Too long.", param="prompt", n_prompt_tokens=70, n_ctx=64)
+    excess = "you requested 70 tokens"
+    error = ContextLengthExceededError(
+        excess, advice="Be brief.", window=64, param="prompt", requested="70", n_prompt_tokens=70
+    )
     assert error.body(ErrorStyle.LLAMACPP)["error"] == {
-        "message": "Too long.",
+        "message": "request (70 tokens) exceeds the available context size (64 tokens), try "
+        "increasing it: you requested 70 tokens. Be brief.",
         "type": "exceed_context_size_error",
         "code": 400,
         "n_prompt_tokens": 70,
         "n_ctx": 64,
     }
-    assert set(error.body()["error"]) == {"message", "type", "param", "code"}
-    without = ContextLengthExceededError("Too long.")
-    assert "n_ctx" not in without.body(ErrorStyle.LLAMACPP)["error"]
+    for style in (ErrorStyle.OPENAI, ErrorStyle.MISTRALRS, ErrorStyle.VLLM):
+        body = error.body(style)["error"]
+        assert set(body) == {"message", "type", "param", "code"}
+        assert body["message"] == (
+            "This model's maximum context length is 64 tokens. However, you requested 70 tokens. "
+            "Be brief."
+        )
+    without = ContextLengthExceededError(excess, advice="Be brief.", window=64, param="prompt")
+    body = without.body(ErrorStyle.LLAMACPP)["error"]
+    assert body["message"].startswith("request exceeds the available context size (64 tokens), ")
+    assert "n_ctx" not in body
 
 
 @all_cases(

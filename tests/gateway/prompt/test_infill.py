@@ -114,9 +114,7 @@ async def test_prefix_is_cut_and_never_the_suffix_or_a_mark() -> None:
     tokens = [tokenizer.id_to_token(token) for token in prepared.prompts[0].token_ids]
     assert tokens == [QWEN[0], "i", "j", QWEN[1], "x", "y", "z", QWEN[2]]
     assert prepared.cut_tokens == 8
-    with pytest.raises(
-        ContextLengthExceededError, match="truncated has 6 tokens, but at most 5"
-    ) as e:
+    with pytest.raises(ContextLengthExceededError, match=r"6 tokens, which .* at most 5") as e:
         await prepare(
             request_of("ab", suffix="xyz", prompt_tokens_kept=5),
             tokenizer,

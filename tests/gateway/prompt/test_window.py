@@ -60,7 +60,13 @@ def test_prompt_that_leaves_no_room_is_always_refused(
         fit_max_tokens(prompt, max_tokens, window=100, behavior=behavior)
     assert caught.value.param == "prompt"
     assert (caught.value.n_prompt_tokens, caught.value.n_ctx) == (prompt, 100)
-    assert f"100 tokens, but the prompt has {prompt} tokens" in caught.value.message
+    completion = max(max_tokens, 1)
+    assert caught.value.message == (
+        f"This model's maximum context length is 100 tokens. However, you requested "
+        f"{prompt + completion} tokens ({prompt} in the prompt, {completion} in the completion). "
+        "Please reduce the length of the prompt or completion. 'prompt' must have at most 99 "
+        f"tokens. Given: {prompt}."
+    )
 
 
 @given(
@@ -84,12 +90,20 @@ def test_prompt_and_completion_never_exceed_the_window(
 
 
 def test_errors_call_the_prompt_by_its_name() -> None:
-    with pytest.raises(ContextLengthExceededError, match=r"but 'prompt\[3\]' has 100 tokens"):
-        fit_max_tokens(100, 1, window=100, behavior=ERROR, name="'prompt[3]'")
-    with pytest.raises(
-        ContextLengthExceededError, match="the prompt has 99 tokens and 'max_tokens'"
-    ):
-        fit_max_tokens(99, 2, window=100, behavior=ERROR)
+    with pytest.raises(ContextLengthExceededError, match=r"'prompt\[3\]' must have at most") as e:
+        fit_max_tokens(100, 1, window=100, behavior=ERROR, param="prompt[3]")
+    assert e.value.param == "prompt"
+    with pytest.raises(ContextLengthExceededError) as e:
+        fit_max_tokens(99, 2, window=100, behavior=ERROR, param="messages")
+    assert e.value.message == (
+        "This model's maximum context length is 100 tokens. However, you requested 101 tokens (99 "
+        "in the messages, 2 in the completion). Please reduce the length of the messages or "
+        "completion. 'max_tokens' must be at most 1 for 'messages'. Given: 2. To lower it, set "
+        "'context_length_exceeded_behavior' to truncate."
+    )
+    assert e.value.llamacpp_message.startswith(
+        "request (101 tokens) exceeds the available context size (100 tokens), try increasing it"
+    )
 
 
 @given(
@@ -116,6 +130,8 @@ def test_only_the_body_is_cut_from_its_left() -> None:
     assert cut(layout, 6, window=10) == layout
     assert cut(layout, 4, window=10).token_ids == [1, 2, 5, 6]
     assert cut(layout, 3, window=10).token_ids == [1, 2, 6]
-    with pytest.raises(ContextLengthExceededError, match="has 3 tokens, but at most 2") as caught:
+    with pytest.raises(
+        ContextLengthExceededError, match=r"are 3 tokens, which .* at most 2"
+    ) as caught:
         cut(layout, 2, window=10)
     assert (caught.value.n_prompt_tokens, caught.value.n_ctx) == (6, 10)
