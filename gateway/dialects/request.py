@@ -71,11 +71,14 @@ class ToolUse:
     """The tools of a request, at least one; with `tool_choice: none` there is no ToolUse."""
 
     tools: list[Tool]
+    """The tools that may be called."""
     mode: ToolMode
     name: str | None = None
     """The tool to call in mode NAMED."""
     is_parallel: bool = True
     """Whether a choice may have several calls."""
+    allowed: tuple[str, ...] = ()
+    """Names of `tools`, if the prompt also describes tools that must not be called; else empty."""
 
     @property
     def param(self) -> str:
@@ -94,6 +97,7 @@ class ToolUse:
         return (
             self.mode is not ToolMode.AUTO
             or not self.is_parallel
+            or bool(self.allowed)
             or any(tool.is_strict for tool in self.tools)
         )
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import msgspec
 from typing_extensions import override
 
 from contract.messages import CallPiece, Delta, TokenLogprob, decode_logprobs
@@ -53,6 +54,8 @@ class ChatChoice(Choice):
     PLAIN_END: ClassVar[bytes] = b'},"logprobs":null,"finish_reason":null}'
 
     __slots__ = (
+        "_allowed",
+        "_call_indexes",
         "_has_begun",
         "_has_calls",
         "_index",
@@ -80,6 +83,9 @@ class ChatChoice(Choice):
         self._visible = None if chat.shows_reasoning else _VisibleTokens()
         self._has_begun = False
         self._has_calls = False
+        self._allowed: tuple[str, ...] = () if use is None else use.allowed
+        self._call_indexes: dict[int, int | None] = {}
+        """Index in the response of each call that the model wrote; None if it is not returned."""
         self._pieces: list[_Piece] = []
 
     @classmethod
@@ -156,9 +162,20 @@ class ChatChoice(Choice):
         )
 
     def _returned_calls(self, pieces: list[CallPiece]) -> list[CallPiece]:
-        if not pieces:
-            return []
-        return [piece for piece in _merged(pieces) if not (self._returns_one_call and piece.index)]
+        returned: list[CallPiece] = []
+        for piece in _merged(pieces):
+            if piece.index not in self._call_indexes:
+                self._call_indexes[piece.index] = self._new_index(piece)
+            if (index := self._call_indexes[piece.index]) is not None:
+                returned.append(msgspec.structs.replace(piece, index=index))
+        return returned
+
+    def _new_index(self, first: CallPiece) -> int | None:
+        if self._allowed and first.name not in self._allowed:
+            return None
+        # Clients expect indexes without gaps.
+        index = sum(each is not None for each in self._call_indexes.values())
+        return None if self._returns_one_call and index else index
 
     def _finish_reason(self, delta: Delta) -> str | None:
         use = self._request.tool_use

@@ -78,8 +78,9 @@ class ChatToolParameters(ToolParameters):
         default=None,
         description="`none` (the prompt describes the tools, but the response is text), `auto`, "
         "`required` (at least one call), `{type: function, function: {name}}`, or `{type: "
-        "allowed_tools, allowed_tools: {mode, tools}}` for some of the tools. Default: auto if "
-        "there are tools, else none.",
+        "allowed_tools, allowed_tools: {mode, tools}}`: the prompt describes all tools, but the "
+        "model may (`mode` auto) or must (required) call only those. Default: auto if there are "
+        "tools, else none.",
         json_schema_extra=CHAT_TOOL_CHOICE_SCHEMA,
     )
     functions: Any = Field(
@@ -127,22 +128,23 @@ def read_chat_tools(body: ChatToolParameters) -> ChatTools:
 def _tools(body: ChatToolParameters) -> ChatTools:
     tools = read_tools(body.tools)
     described = list(body.tools or [])
+    allowed: tuple[str, ...] = ()
     match body.tool_choice:
-        case {"type": "allowed_tools", "allowed_tools": allowed}:
+        case {"type": "allowed_tools", **others}:
             mode: ToolMode | None
-            mode, names = _allowed(allowed, {tool.name for tool in tools})
+            mode, names = _allowed(others.get("allowed_tools"), {tool.name for tool in tools})
             name = None
-            described = [
-                each for each, tool in zip(described, tools, strict=True) if tool.name in names
-            ]
             tools = [tool for tool in tools if tool.name in names]
+            if len(tools) < len(described):
+                allowed = tuple(tool.name for tool in tools)
         case choice:
             mode, name = read_tool_choice(choice)
     params = ("tools", "tool_choice")
     check_choice(tools, mode, name, given=body.tool_choice, params=params)
     use = None
     if mode is not None and tools:
-        use = ToolUse(tools, mode, name, is_parallel=body.parallel_tool_calls is not False)
+        is_parallel = body.parallel_tool_calls is not False
+        use = ToolUse(tools, mode, name, is_parallel=is_parallel, allowed=allowed)
     return ChatTools(use, described, is_legacy=False)
 
 

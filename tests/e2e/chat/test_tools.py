@@ -156,6 +156,25 @@ def test_forced_call_of_a_tool_without_parameters_is_empty(
     assert calls_of(answer) == [("reset", {})]
 
 
+def allowing(tool: Tool, mode: str) -> dict[str, Any]:
+    """Return the `tool_choice` that allows one tool."""
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [named(tool)]}}
+
+
+def test_only_allowed_tools_are_called(client: OpenAI) -> None:
+    options: dict[str, Any] = {"tools": [WEATHER, ADD], "max_tokens": 60}
+    free = chat_both_ways(client, PARIS, **options)
+    assert calls_of(free) == [("get_weather", {"city": "Paris"})]
+
+    auto = chat_both_ways(client, PARIS, tool_choice=allowing(ADD, "auto"), **options)
+    assert {name for name, _ in calls_of(auto)} <= {"add"}
+    forced = chat_both_ways(client, PARIS, tool_choice=allowing(ADD, "required"), **options)
+    assert calls_of(forced)
+    check_fits(calls_of(forced), ADD)
+    # The prompt describes all tools, so that its beginning stays in the prefix cache.
+    assert counts(auto.usage)[0] == counts(forced.usage)[0] == counts(free.usage)[0]
+
+
 def test_several_calls_have_their_own_ids(client: OpenAI) -> None:
     options: dict[str, Any] = {"tools": [WEATHER_OF_CITIES], "tool_choice": "required"}
     answer = chat_both_ways(client, PARIS, max_tokens=60, **options, **WITHOUT_END)

@@ -43,11 +43,15 @@ def test_template_gets_the_tools_whatever_the_choice(choice: Any, use: ToolUse |
 
 
 @all_cases(("mode", "read"), [("auto", ToolMode.AUTO), ("required", ToolMode.REQUIRED)])
-def test_tools_that_are_not_allowed_do_not_reach_the_template(mode: str, read: ToolMode) -> None:
+def test_tools_that_are_not_allowed_are_described_only(mode: str, read: ToolMode) -> None:
     request = read_chat(tools=TOOLS, tool_choice=allowed("time", mode=mode))
-    assert request.tool_use == ToolUse([READ_TIME], read)
+    assert request.tool_use == ToolUse([READ_TIME], read, allowed=("time",))
+    assert request.tool_use.is_constraint
     assert request.chat
-    assert request.chat.tools == TOOLS[1:]
+    assert request.chat.tools == TOOLS
+    # Nothing is restricted if all are allowed.
+    everything = read_chat(tools=TOOLS, tool_choice=allowed("time", "weather", mode=mode))
+    assert everything.tool_use == ToolUse(READ, read)
 
 
 def test_one_call_at_most_constrains_the_response() -> None:
@@ -141,6 +145,11 @@ def test_tool_choice_without_tools_calls_nothing(nothing: dict[str, Any]) -> Non
             {"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": 5}},
             "tool_choice.allowed_tools",
             "'tool_choice.allowed_tools' must be an object. Given: 5.",
+        ),
+        (
+            {"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "mode": "auto"}},
+            "tool_choice.allowed_tools",
+            "'tool_choice.allowed_tools' must be an object. Given: null.",
         ),
         ({"functions": 5}, "functions", "'functions' must be an array. Given: 5."),
         ({"functions": [5]}, "functions", "'functions[0]' must be an object. Given: 5."),

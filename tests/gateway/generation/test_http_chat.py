@@ -114,6 +114,12 @@ async def test_job_names_the_calls_to_parse(
     assert (await request).status_code == 200
 
 
+def allowed(*names: str, mode: str = "auto") -> dict[str, Any]:
+    """Return the `tool_choice` that allows some of the tools."""
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
 @all_cases("known", [[], [Feature.STRICT_TOOLS]], ids=["foreign", "known"])
 @all_cases(
     ("parameters", "is_forced"),
@@ -122,9 +128,11 @@ async def test_job_names_the_calls_to_parse(
         ({"tool_choice": {"type": "function", "function": {"name": "add"}}}, True),
         ({"response_format": {"type": "json_object"}}, True),
         ({"parallel_tool_calls": False}, False),
+        ({"tool_choice": allowed("add")}, False),
+        ({"tool_choice": allowed("add", mode="required")}, True),
         ({}, False),
     ],
-    ids=["required", "named", "structure", "single", "auto"],
+    ids=["required", "named", "structure", "single", "allowed", "one", "auto"],
 )
 async def test_job_names_the_call_format_of_its_grammar(
     client: httpx.AsyncClient,
@@ -141,8 +149,11 @@ async def test_job_names_the_call_format_of_its_grammar(
     job, is_foreign = claim.job, is_forced and not known
     assert job.parsing is not None
     assert job.parsing.has_hermes_calls is job.shows_special_tokens is is_foreign
-    is_own_enforced = bool(known) and "parallel_tool_calls" in parameters
+    is_own_enforced = bool(known) and bool(parameters)
     assert bool(job.grammar) is (is_forced or is_own_enforced)
+    assert [each["function"]["name"] for each in job.parsing.tools] == ["add", "sub"]
+    if parameters.get("tool_choice", {}) == allowed("add"):
+        assert "sub" not in (job.grammar or "")
     await worker.conclude(claim, "Hi")
     assert (await request).status_code == 200
 

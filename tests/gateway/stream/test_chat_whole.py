@@ -134,6 +134,24 @@ async def test_only_the_first_call_is_returned_without_parallel_calls() -> None:
     assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["f"]
 
 
+@all_cases(("is_parallel", "returned"), [(True, ["g", "g"]), (False, ["g"])])
+async def test_call_that_is_not_allowed_is_not_returned(
+    returned: list[str], *, is_parallel: bool
+) -> None:
+    use = ToolUse(TOOLS[1:], ToolMode.AUTO, is_parallel=is_parallel, allowed=("g",))
+    calls = [*CALLING[:2], said("", calls=[CallPiece(2, "f", "{}"), CallPiece(3, "g", "{}")])]
+    (choice,) = (await whole(*calls, *CALLING[2:], tool_use=use))["choices"]
+    found = choice["message"]["tool_calls"]
+    assert [call["function"]["name"] for call in found] == returned
+    assert [call["id"] for call in found] == [
+        call_id("chatcmpl-1", 0, index) for index in range(len(returned))
+    ]
+    assert choice["finish_reason"] == "tool_calls"
+    (choice,) = (await whole(CALLING[0], *CALLING[2:], tool_use=use))["choices"]
+    assert "tool_calls" not in choice["message"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("", "stop")
+
+
 @all_cases("dialect", [Dialect.OPENAI, Dialect.OMLX])
 async def test_client_that_sends_functions_gets_one_function_call(
     dialect: Dialect,
