@@ -89,7 +89,7 @@ class LengthParameters(Parameters):
     stop: Any = Field(
         default=None,
         description="Strings at which generation ends; the returned text ends before them. At most "
-        f"4 in dialects openai and fireworks, {MAX_STOP_STRINGS} in others.",
+        f"4 in dialect openai, {MAX_STOP_STRINGS} in others.",
         json_schema_extra=STOP_SCHEMA,
     )
     include_stop_str_in_output: bool | None = Field(
@@ -187,14 +187,25 @@ def read_stop(body: LengthParameters, profile: Profile) -> list[str]:
         raise InvalidParameterError(
             f"'stop' must be a string or an array of strings. Given: {shown(value)}.", param="stop"
         )
-    most = profile.most_stop_strings
-    if len(strings) > most:
-        raise InvalidParameterError(
-            f"'stop' must have at most {most} strings. Given: {len(strings)}.", param="stop"
-        )
+    if len(strings) > profile.most_stop_strings:
+        raise _too_many_stop_strings(len(strings), profile)
     for item in strings:
         check_length(item, "stop", longest=MAX_STOP_CHARACTERS)
     return strings
+
+
+def _too_many_stop_strings(given: int, profile: Profile) -> InvalidParameterError:
+    most = profile.most_stop_strings
+    if most == MAX_STOP_STRINGS:
+        return InvalidParameterError(
+            f"'stop' must have at most {most} strings. Given: {given}.", param="stop"
+        )
+    return InvalidParameterError(
+        f"'stop' must have at most {most} strings in dialect {profile.name}. Given: {given}. Other "
+        f"dialects allow {MAX_STOP_STRINGS}: select one by the header X-Api-Dialect, or ask the "
+        "operator for another default.",
+        param="stop",
+    )
 
 
 def read_includes_stop(body: LengthParameters, profile: Profile) -> bool:

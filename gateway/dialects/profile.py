@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from contract.dialect import Dialect
+from contract.sampling import MAX_STOP_STRINGS
 from gateway.errors import ErrorStyle
 
 __all__ = ["ALL_THAT_FIT", "PROFILES", "Dialect", "MirostatUnit", "Profile", "TimingShape"]
@@ -61,7 +62,7 @@ class Profile:
     """Number of alternatives for `logprobs: true`."""
 
     # Limits.
-    most_stop_strings: int = 64
+    most_stop_strings: int = MAX_STOP_STRINGS
     most_logprobs: int = 20
     most_top_logprobs: int = 20
     """For chats."""
@@ -108,7 +109,6 @@ class Profile:
 _FIREWORKS = Profile(
     name=Dialect.FIREWORKS,
     context_length_behavior=ContextLengthBehavior.TRUNCATE,
-    most_stop_strings=4,
     most_logprobs=5,
     most_top_logprobs=5,
     includes_stop=True,
