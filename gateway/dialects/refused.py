@@ -138,7 +138,6 @@ REFUSALS: Mapping[str, Refusal] = {
     "use_beam_search": Refusal(
         _BOTH, (), "In completions, 'best_of' returns the likeliest of several samples."
     ),
-    "verbosity": Refusal(_CHATS, ("medium",), "Ask for it in 'messages'."),
     "vllm_xargs": Refusal(
         _BOTH, (), "Only the engine's operator configures its extensions. Use named parameters."
     ),

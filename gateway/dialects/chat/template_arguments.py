@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Set as AbstractSet
-from typing import Any
+from typing import Any, Final, Literal
 
 from pydantic import Field
 
@@ -14,6 +14,8 @@ from gateway.errors import InvalidParameterError, UnsupportedParameterError, sho
 MAX_ARGUMENTS = 32
 MAX_ARGUMENT_CHARACTERS = 1024
 MAX_ARGUMENT_NUMBER = 2**63
+
+DEFAULT_VERBOSITY: Final = "medium"
 
 _KWARGS = "chat_template_kwargs"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
@@ -89,6 +91,11 @@ class TemplateParameters(Parameters):
         "template does not read have no effect.",
         json_schema_extra=KWARGS_SCHEMA,
     )
+    verbosity: Literal["low", "medium", "high"] | None = Field(
+        default=None,
+        description="Length of the response: sets the variable `verbosity` of the chat template, "
+        "if it reads it; otherwise no effect. Default: the template's.",
+    )
     add_generation_prompt: bool | None = Field(
         default=None,
         description="Whether the prompt ends with the beginning of a new assistant message; false "
@@ -119,7 +126,13 @@ def read_template_arguments(
     if thinking.effort is not None:
         arguments["reasoning_effort"] = thinking.effort
         params["reasoning_effort"] = "reasoning_effort"
-        _check_effort(given.get("reasoning_effort", thinking.effort), thinking.effort)
+        _check_equal("reasoning_effort", thinking.effort, given)
+    if body.verbosity is not None:
+        arguments["verbosity"] = body.verbosity
+        if body.verbosity != DEFAULT_VERBOSITY:
+            # OpenAI's default requests nothing, so it is not named as having no effect.
+            params["verbosity"] = "verbosity"
+        _check_equal("verbosity", body.verbosity, given)
     params |= {name: f"{_KWARGS}.{name}" for name in given}
     return arguments | given, params
 
@@ -201,11 +214,11 @@ def _check(name: str, argument: object) -> None:
         )
 
 
-def _check_effort(argument: object, effort: str) -> None:
-    if argument != effort:
-        path = f"{_KWARGS}.reasoning_effort"
+def _check_equal(name: str, value: str, given: dict[str, Any]) -> None:
+    """Raise InvalidParameterError if `chat_template_kwargs` has another value of a parameter."""
+    if (argument := given.get(name, value)) != value:
+        path = f"{_KWARGS}.{name}"
         raise InvalidParameterError(
-            f"'{path}' and 'reasoning_effort' must be equal. "
-            f"Given: {shown(argument)} and {shown(effort)}.",
+            f"'{path}' and '{name}' must be equal. Given: {shown(argument)} and {shown(value)}.",
             param=path,
         )

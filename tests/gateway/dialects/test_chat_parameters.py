@@ -161,7 +161,6 @@ REFUSED: dict[str, Any] = {
     "speculation": "a",
     "store": True,
     "suffix": "end",
-    "verbosity": "low",
     "web_search_options": {"search_context_size": "low"},
 }
 
@@ -186,7 +185,6 @@ def test_refusal_names_the_served_values() -> None:
     [
         {"store": False},
         {"modalities": ["text"]},
-        {"verbosity": "medium"},
         {"best_of": 1},
         {"reasoning_format": "auto"},
         {"suffix": ""},

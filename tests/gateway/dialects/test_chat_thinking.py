@@ -162,6 +162,12 @@ def test_reasoning_may_be_hidden(given: Any, *, shows: bool) -> None:
             "chat_template_kwargs.reasoning_effort",
             'and \'reasoning_effort\' must be equal. Given: "low" and "high".',
         ),
+        (
+            {"chat_template_kwargs": {"verbosity": "low"}, "verbosity": "high"},
+            "chat_template_kwargs.verbosity",
+            'and \'verbosity\' must be equal. Given: "low" and "high".',
+        ),
+        ({"verbosity": "long"}, "verbosity", "must be one of 'low', 'medium' or 'high'. Given: "),
         ({"include_reasoning": "yes"}, "include_reasoning", 'must be a boolean. Given: "yes".'),
     ],
 )
@@ -196,6 +202,17 @@ def test_parameters_that_no_template_reads_are_named(
     request = chat(reasoning_effort="low", chat_template_kwargs={"x": 1})
     assert unread_parameters(request, variables) == unread
     assert unread_parameters(ChatRequest(messages=[]), variables) == []
+
+
+@all_cases(
+    ("verbosity", "unread"), [("low", ["verbosity"]), ("medium", []), ("high", ["verbosity"])]
+)
+def test_verbosity_reaches_the_template(verbosity: str, unread: list[str]) -> None:
+    request = chat(verbosity=verbosity)
+    assert request.template_arguments == {"verbosity": verbosity}
+    assert unread_parameters(request, {"verbosity"}) == []
+    # Medium is OpenAI's default, which some clients always send.
+    assert unread_parameters(request, set()) == unread
 
 
 def test_options_of_thinking_without_effect_are_named() -> None:

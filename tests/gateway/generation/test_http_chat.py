@@ -69,7 +69,11 @@ async def test_messages_become_the_prompt_of_a_job(
     client: httpx.AsyncClient, store: "Redis"
 ) -> None:
     worker, name = await serve_chats(store)
-    body = {"chat_template_kwargs": {"thinks": True, "unread": 1}, "nonsense": 1}
+    body = {
+        "chat_template_kwargs": {"thinks": True, "unread": 1},
+        "nonsense": 1,
+        "verbosity": "low",
+    }
     messages = [{"role": "system", "content": "Be brief"}, *HELLO]
     request = asyncio.create_task(chat(client, name, messages=messages, **body))
     claim = await worker.claim_one()
@@ -81,7 +85,9 @@ async def test_messages_become_the_prompt_of_a_job(
     assert not claim.job.shows_special_tokens
     await worker.conclude(claim, "Hi", ".")
     response = await request
-    assert response.headers["x-ignored-params"] == "chat_template_kwargs.unread,nonsense"
+    assert response.headers["x-ignored-params"] == (
+        "chat_template_kwargs.unread,nonsense,verbosity"
+    )
     assert response.json()["choices"][0]["message"]["content"] == "Hi."
     assert response.json()["usage"]["prompt_tokens"] == len(claim.job.prompt_token_ids)
     assert await nothing_left(store, name)
