@@ -241,6 +241,14 @@ class JobFinished(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tr
     """The returned sequences, the best first, if sequences are ranked; else empty."""
 
 
+class ContextExcess(msgspec.Struct, frozen=True, array_like=True):
+    """A prompt that, with its images, does not fit into the context window."""
+
+    prompt_tokens: int
+    max_tokens: int
+    window: int
+
+
 class JobFailed(msgspec.Struct, frozen=True, array_like=True):
     """A job ended without a result."""
 
@@ -252,6 +260,8 @@ class JobFailed(msgspec.Struct, frozen=True, array_like=True):
     """Time after which a retry of a shed job may find room; None if unknown."""
     param: str | None = None
     """The parameter that the engine rejected, if known."""
+    excess: ContextExcess | None = None
+    """Token counts if a prompt with images exceeds the context window."""
 
 
 class ReturnReason(StrEnum):

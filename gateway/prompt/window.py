@@ -79,24 +79,31 @@ def fit_max_tokens(
     `param`, such as `prompt[2]`. Raises ContextLengthExceededError.
     """
     room = window - prompt_tokens
+    is_strict = behavior is ContextLengthBehavior.ERROR
+    if room < 1 or (max_tokens > room and is_strict):
+        raise too_long(prompt_tokens, max_tokens, window=window, param=param)
+    return room if max_tokens == UNLIMITED else min(max_tokens, room)
+
+
+def too_long(
+    prompt_tokens: int, max_tokens: int, *, window: int, param: str
+) -> ContextLengthExceededError:
+    """Return the error for a prompt and a completion that exceed the window together."""
+    room = window - prompt_tokens
     if room < 1:
-        raise prompt_too_long(prompt_tokens, max_tokens, window=window, param=param)
-    if max_tokens == UNLIMITED:
-        return room
-    if max_tokens > room and behavior is ContextLengthBehavior.ERROR:
-        total, part = prompt_tokens + max_tokens, _part(param)
-        raise ContextLengthExceededError(
-            f"you requested {total} tokens ({prompt_tokens} in the {part}, {max_tokens} in the "
-            "completion)",
-            advice=f"Please reduce the length of the {part} or completion. 'max_tokens' must be at "
-            f"most {room} for '{param}'. Given: {max_tokens}. To lower it, set "
-            "'context_length_exceeded_behavior' to truncate.",
-            window=window,
-            param="max_tokens",
-            requested=str(total),
-            n_prompt_tokens=prompt_tokens,
-        )
-    return min(max_tokens, room)
+        return prompt_too_long(prompt_tokens, max_tokens, window=window, param=param)
+    total, part = prompt_tokens + max_tokens, _part(param)
+    return ContextLengthExceededError(
+        f"you requested {total} tokens ({prompt_tokens} in the {part}, {max_tokens} in the "
+        "completion)",
+        advice=f"Please reduce the length of the {part} or completion. 'max_tokens' must be at "
+        f"most {room} for '{param}'. Given: {max_tokens}. To lower it, set "
+        "'context_length_exceeded_behavior' to truncate.",
+        window=window,
+        param="max_tokens",
+        requested=str(total),
+        n_prompt_tokens=prompt_tokens,
+    )
 
 
 def prompt_too_long(

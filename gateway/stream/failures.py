@@ -15,6 +15,7 @@ from gateway.errors import (
     PoisonousRequestError,
     RequestCancelledError,
 )
+from gateway.prompt.window import too_long
 
 RETRY_AFTER_SECONDS = 1.0
 OVERLOADED_RETRY_AFTER_SECONDS = 5.0
@@ -24,7 +25,7 @@ def to_api_error(failed: JobFailed) -> ApiError:  # noqa: PLR0911  (one for each
     """Return the error that the client receives."""
     match failed.code:
         case FailureCode.INVALID_REQUEST:
-            return BadRequestError(failed.message, param=failed.param)
+            return _rejected(failed)
         case FailureCode.DEADLINE_EXCEEDED:
             return GenerationTimeoutError("The request exceeded its time limit.")
         case FailureCode.QUEUE_TIMEOUT:
@@ -65,3 +66,14 @@ def to_api_error(failed: JobFailed) -> ApiError:  # noqa: PLR0911  (one for each
             )
         case _:
             assert_never(failed.code)
+
+
+def _rejected(failed: JobFailed) -> BadRequestError:
+    if (excess := failed.excess) is None:
+        return BadRequestError(failed.message, param=failed.param)
+    return too_long(
+        excess.prompt_tokens,
+        excess.max_tokens,
+        window=excess.window,
+        param=failed.param or "prompt",
+    )

@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from contract import clock, keys
 from contract.messages import (
+    ContextExcess,
     Feature,
     GenerationJob,
     JobFailed,
@@ -593,13 +594,17 @@ async def test_job_cancelled_during_submission_leaves_no_keys(
         assert running(engine) == 0
 
 
+EXCESS = ContextExcess(prompt_tokens=70, max_tokens=5, window=64)
+
+
 @pytest.mark.parametrize(
     ("error", "code"),
     [
         (InvalidRequestError("no"), FailureCode.INVALID_REQUEST),
+        (InvalidRequestError("no", excess=EXCESS), FailureCode.INVALID_REQUEST),
         (RuntimeError("a bug"), FailureCode.ENGINE_ERROR),
     ],
-    ids=["refused", "bug"],
+    ids=["refused", "too long", "bug"],
 )
 async def test_job_that_cannot_be_submitted_fails_alone(
     redis_server: RedisServer, gateway: Gateway, error: Exception, code: FailureCode
@@ -614,6 +619,8 @@ async def test_job_that_cannot_be_submitted_fails_alone(
         end = gateway.end(bad)
         assert isinstance(end, JobFailed)
         assert end.code is code
+        assert end.excess == getattr(error, "excess", None)
+        assert end.param == ("prompt" if end.excess else None)
         assert isinstance(gateway.end(good), JobFinished)
 
 

@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 from tokenizers import Tokenizer
 
-from contract.messages import Feature, GenerationJob, JobFinished, decode_logprobs
+from contract.messages import ContextExcess, Feature, GenerationJob, JobFinished, decode_logprobs
 from contract.sampling import SamplingSpec
 from tests.support.vision_model import IMAGE_TOKEN, TOKENS_OF_IMAGE
 from tests.worker.conftest import make_job
@@ -140,8 +140,9 @@ async def test_images_reduce_max_tokens(engine: VllmEngine) -> None:
     assert end.prompt_tokens > 8 * TOKENS_OF_IMAGE
     assert end.prompt_tokens + end.completion_tokens == CONTEXT_WINDOW
     strict = seeing(engine, "<image>" * 8, *[RED] * 8, max_tokens=240, may_shorten=False)
-    with pytest.raises(InvalidRequestError, match=r"at most 256 tokens. Given: \d+ \+ 240"):
+    with pytest.raises(InvalidRequestError, match=r"at most 256 tokens. Given: \d+ \+ 240") as e:
         await answers(engine, strict)
+    assert e.value.excess == ContextExcess(end.prompt_tokens, 240, CONTEXT_WINDOW)
     full = seeing(engine, "<image>" * 8, *[RED] * 8, max_tokens=1)
     prompt = [*full.prompt_token_ids, *[300] * (CONTEXT_WINDOW - 20)]
     full = msgspec.structs.replace(full, prompt_token_ids=prompt)

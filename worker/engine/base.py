@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from contract.messages import ChatFormat, Feature
+from contract.messages import ChatFormat, ContextExcess, Feature
 from contract.sampling import SamplingSpec
 from worker.parsing.base import Parsers
 
@@ -29,11 +29,15 @@ class InvalidRequestError(Exception):
     Args:
         message: What is invalid.
         param: The invalid parameter, if known.
+        excess: Token counts if a prompt with images exceeds the context window.
     """
 
-    def __init__(self, message: str, *, param: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, param: str | None = None, excess: ContextExcess | None = None
+    ) -> None:
         super().__init__(message)
         self.param = param
+        self.excess = excess
 
 
 class SequenceEnd(StrEnum):

@@ -4,7 +4,7 @@ import asyncio
 import logging
 
 from contract.logs import about
-from contract.messages import JobFailed, ReturnReason
+from contract.messages import ContextExcess, JobFailed, ReturnReason
 from contract.outcomes import FailureCode
 from worker import telemetry
 from worker.engine.base import SequenceOutput
@@ -61,11 +61,19 @@ class RunningJobs:
             self._remove(generation, tracing.FINISHED)
 
     def fail(
-        self, generation: Generation, code: FailureCode, message: str, *, param: str | None = None
+        self,
+        generation: Generation,
+        code: FailureCode,
+        message: str,
+        *,
+        param: str | None = None,
+        excess: ContextExcess | None = None,
     ) -> None:
         """End a job with an error for the client."""
         handle, report = generation.job.handle, generation.report
-        failed = JobFailed(handle, generation.attempt, code, message, param=param)
+        if excess is not None:
+            param = "prompt" if generation.job.parsing is None else "messages"
+        failed = JobFailed(handle, generation.attempt, code, message, param=param, excess=excess)
         generation.outbox.fail(failed, report)
         self._leases.hold_until_written(report)
         self._remove(generation, code.value)

@@ -74,7 +74,7 @@ class Submitter:
         except InvalidRequestError as error:
             if not generation.has_ended:
                 code = FailureCode.INVALID_REQUEST
-                jobs.fail(generation, code, str(error), param=error.param)
+                jobs.fail(generation, code, str(error), param=error.param, excess=error.excess)
         if generation.has_ended:
             # The job ended when the engine did not have all of its sequences yet.
             jobs.to_abort += [each.id for each in requests if each.id not in jobs.by_sequence]

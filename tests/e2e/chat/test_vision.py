@@ -87,6 +87,23 @@ def test_images_are_counted(seeing: OpenAI, number: int) -> None:
     )
 
 
+def test_images_that_exceed_the_window_are_refused_in_openais_words(seeing: OpenAI) -> None:
+    parts = [text("Look: "), *[image(RED)] * MOST_IMAGES]
+    whole = counts(chat(seeing, [user(parts)], **FEW).usage)[0]
+    window = seeing.models.retrieve(SEEING).to_dict()["context_window"]
+    assert isinstance(window, int)
+    # Only the worker knows how many tokens an image takes.
+    most = window - whole + 1
+    with pytest.raises(BadRequestError) as caught:
+        chat(seeing, [user(parts)], **FEW | {"max_tokens": most})
+
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "max_tokens")
+    assert (
+        f"This model's maximum context length is {window} tokens. However, you requested "
+        f"{window + 1} tokens ({whole} in the messages, {most} in the completion)."
+    ) in caught.value.message
+
+
 def test_chat_equals_the_completion_of_its_rendered_prompt(seeing: OpenAI) -> None:
     parts = [text("Compare "), image(RED), text(" with "), image(BLUE)]
     answer = chat_both_ways(seeing, [user(parts)], **FEW)

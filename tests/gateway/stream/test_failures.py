@@ -1,6 +1,6 @@
 """Each failure of a job has one error of the API."""
 
-from contract.messages import JobFailed
+from contract.messages import ContextExcess, JobFailed
 from contract.outcomes import FailureCode
 from gateway.errors import (
     ApiError,
@@ -61,3 +61,21 @@ def test_shed_request_gets_a_retry_time() -> None:
 def test_reason_of_a_rejected_request_is_reported() -> None:
     failed = JobFailed(1, 1, FailureCode.INVALID_REQUEST, "Token ids must be between 0 and 9.")
     assert to_api_error(failed).message == "Token ids must be between 0 and 9."
+
+
+@all_cases(
+    ("excess", "param", "requested"),
+    [
+        (ContextExcess(70, 5, 64), "messages", "75 tokens (70 in the messages, 5"),
+        (ContextExcess(60, 5, 64), "max_tokens", "65 tokens (60 in the messages, 5"),
+    ],
+)
+def test_prompt_with_too_many_tokens_of_images_exceeds_the_window(
+    excess: ContextExcess, param: str, requested: str
+) -> None:
+    code = FailureCode.INVALID_REQUEST
+    error = to_api_error(JobFailed(1, 1, code, "No.", param="messages", excess=excess))
+    assert (error.code, error.param) == ("context_length_exceeded", param)
+    assert error.message.startswith(
+        f"This model's maximum context length is 64 tokens. However, you requested {requested}"
+    )

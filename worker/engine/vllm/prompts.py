@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from contract.messages import ContextExcess
 from worker.engine.base import EngineRequest, InvalidRequestError
 from worker.engine.vllm.images import read_images
 
@@ -96,15 +97,18 @@ def fitting_max_tokens(request: EngineRequest, prompt_tokens: int, window: int) 
     room = window - prompt_tokens
     if not request.images or request.max_tokens <= room:
         return request.max_tokens
+    excess = ContextExcess(prompt_tokens, request.max_tokens, window)
     if room < 1:
         raise InvalidRequestError(
             f"With its images the prompt has {prompt_tokens} tokens, which must be less than the "
-            f"context window of {window} tokens."
+            f"context window of {window} tokens.",
+            excess=excess,
         )
     if not request.may_shorten:
         raise InvalidRequestError(
             f"With its images the prompt has {prompt_tokens} tokens; together with max_tokens it "
-            f"must be at most {window} tokens. Given: {prompt_tokens} + {request.max_tokens}"
+            f"must be at most {window} tokens. Given: {prompt_tokens} + {request.max_tokens}",
+            excess=excess,
         )
     return room
 
