@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from gateway.dialects.refused import REFUSALS
 from gateway.dialects.request import Structure, StructureKind
 from gateway.dialects.structured.schemas import checked_schema
 from gateway.errors import InvalidParameterError, UnsupportedParameterError, shown
@@ -45,7 +46,9 @@ def read_response_format(value: object) -> Structure | None:
             return _grammar(value)
         case "structural_tag":
             raise UnsupportedParameterError(
-                f"'{_NAME}' of type structural_tag is not supported.", param=_NAME
+                f"'{_NAME}' of type structural_tag is not supported. "
+                f"{REFUSALS['structural_tag'].reason}",
+                param=_NAME,
             )
         case _:
             raise InvalidParameterError(

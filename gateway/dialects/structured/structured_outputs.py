@@ -3,6 +3,7 @@
 from typing import Any
 
 from gateway.dialects.fields import read_strings
+from gateway.dialects.refused import REFUSALS
 from gateway.dialects.request import Structure, StructureKind
 from gateway.dialects.structured.schemas import decoded_schema
 from gateway.errors import InvalidParameterError, UnsupportedParameterError, shown
@@ -46,7 +47,8 @@ def read_structured_outputs(value: object) -> Structure | None:
         )
     if value.get("structural_tag") is not None:
         raise UnsupportedParameterError(
-            f"'{_NAME}.structural_tag' is not supported.", param=f"{_NAME}.structural_tag"
+            f"'{_NAME}.structural_tag' is not supported. {REFUSALS['structural_tag'].reason}",
+            param=f"{_NAME}.structural_tag",
         )
     _check_json_object(value.get("json_object"))
     given = [name for name in CONSTRAINTS if value.get(name) is not None]

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from gateway.dialects.refused import REFUSALS
 from gateway.dialects.request import Structure, StructureKind
 from tests.gateway.dialects.reading import read, refusal
 from tests.support.cases import all_cases
@@ -234,6 +235,7 @@ def test_structural_tags_are_refused(name: str) -> None:
     error = refusal(**{name: given})
     assert error.code == "unsupported_parameter"
     assert "structural_tag" in error.message
+    assert error.message.endswith(REFUSALS["structural_tag"].reason)
 
 
 STRUCTURES: dict[str, Any] = {
