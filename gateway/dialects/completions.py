@@ -22,10 +22,12 @@ from gateway.dialects.lengths import (
 from gateway.dialects.profile import Profile
 from gateway.dialects.prompts import (
     PromptParameters,
+    keeps_prompt_start,
     read_echo,
     read_prompt_tokens_kept,
     read_prompts,
     read_suffix,
+    unused_truncation,
 )
 from gateway.dialects.refused import read_extra
 from gateway.dialects.request import GenerationRequest, Prompt
@@ -74,6 +76,7 @@ def to_generation_request(
         image_params=image_params(images),
         adds_special_tokens=body.add_special_tokens is not False,
         prompt_tokens_kept=read_prompt_tokens_kept(body),
+        keeps_prompt_start=keeps_prompt_start(body),
         max_tokens=max_tokens,
         context_length_behavior=read_context_length_behavior(body, profile),
         n=n,
@@ -109,7 +112,8 @@ def to_generation_request(
 
 
 def _ignored(body: CompletionRequest) -> tuple[str, ...]:
-    return tuple(sorted(read_extra(body.model_extra or {}) + shared_extra(body)))
+    ignored = read_extra(body.model_extra or {}) + shared_extra(body) + unused_truncation(body)
+    return tuple(sorted(ignored))
 
 
 def _check_fan_out(prompts: list[Prompt], best_of: int, *, max_prompts: int) -> None:

@@ -1,5 +1,6 @@
 """Prompts by shape, and the parameters that echo, extend or truncate them."""
 
+from enum import StrEnum
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -23,6 +24,13 @@ PROMPT_SCHEMA: dict[str, Any] = {
 }
 
 
+class TruncationSide(StrEnum):
+    """The end of a prompt at which truncation removes tokens."""
+
+    LEFT = "left"  # The last tokens are kept.
+    RIGHT = "right"  # The first tokens are kept.
+
+
 class TruncationParameters(Parameters):
     """How a prompt that is too long is truncated."""
 
@@ -35,6 +43,11 @@ class TruncationParameters(Parameters):
         default=None,
         description="Keep this many of the prompt's last tokens; -1 keeps all that fit, like "
         "`truncate_sequence`. Default: keep all, and reject a prompt that is too long.",
+    )
+    truncation_side: Annotated[TruncationSide, Field(strict=False)] | None = Field(
+        default=None,
+        description="Which tokens `truncate_prompt_tokens` and `truncate_sequence` remove: `left` "
+        "the first ones, `right` the last ones. Default: left.",
     )
 
 
@@ -118,7 +131,7 @@ def _one_prompt(value: object, path: str) -> Prompt:
 
 
 def read_prompt_tokens_kept(body: TruncationParameters) -> int | None:
-    """Return how many of the prompt's last tokens are kept, FIT, or None for no truncation."""
+    """Return how many of the prompt's tokens are kept, FIT, or None for no truncation."""
     if body.truncate_prompt_tokens is None:
         return FIT if body.truncate_sequence else None
     if body.truncate_prompt_tokens == 0:
@@ -127,6 +140,17 @@ def read_prompt_tokens_kept(body: TruncationParameters) -> int | None:
             param="truncate_prompt_tokens",
         )
     return body.truncate_prompt_tokens
+
+
+def keeps_prompt_start(body: TruncationParameters) -> bool:
+    """Return whether truncation keeps the first tokens of a prompt, and not the last ones."""
+    return body.truncation_side is TruncationSide.RIGHT
+
+
+def unused_truncation(body: TruncationParameters) -> list[str]:
+    """Return the parameters of truncation that have no effect without the others."""
+    is_unused = keeps_prompt_start(body) and read_prompt_tokens_kept(body) is None
+    return ["truncation_side"] if is_unused else []
 
 
 def read_echo(body: PromptParameters) -> tuple[bool, int | None]:

@@ -111,7 +111,6 @@ REFUSALS: Mapping[str, Refusal] = {
     "prompt_embeds": Refusal(
         _BOTH, (), "Prompts are text or token ids. Use 'prompt' (in chats 'messages')."
     ),
-    "prompt_logprobs": Refusal(_BOTH, (), "In completions, use 'echo' with 'logprobs'."),
     "reasoning_format": Refusal(
         _CHATS,
         ("auto", "deepseek"),
@@ -121,7 +120,6 @@ REFUSALS: Mapping[str, Refusal] = {
         _CHATS, (), "Omit from 'messages' the reasoning that the model should not see."
     ),
     "regex": Refusal(_BOTH, (), "Use 'structured_outputs.regex'."),
-    "return_tokens_as_token_ids": Refusal(_BOTH, (), "Use 'return_token_ids'."),
     "speculation": Refusal(
         _BOTH, (), "It cannot speed up the response here. Without it, the response is the same."
     ),
@@ -134,7 +132,6 @@ REFUSALS: Mapping[str, Refusal] = {
         _BOTH, (), "Use 'tools' with 'strict' for calls, and 'grammar' for other texts."
     ),
     "suffix": Refusal(_CHATS, (), "Use POST /v1/completions."),
-    "truncation_side": Refusal(_BOTH, ("left",), "A prompt is only truncated at its beginning."),
     "use_beam_search": Refusal(
         _BOTH, (), "In completions, 'best_of' returns the likeliest of several samples."
     ),

@@ -13,7 +13,7 @@ Prompt = str | list[str | int]
 """One prompt: text, or a list of token ids that may contain text pieces."""
 
 FIT = -1
-"""The value of `prompt_tokens_kept` that keeps all tokens that leave room for the completion."""
+"""The value of `prompt_tokens_kept` that keeps as many as leave room for the completion."""
 
 
 class StructureKind(StrEnum):
@@ -168,7 +168,9 @@ class GenerationRequest:
     adds_special_tokens: bool = True
     """Whether text prompts get the tokenizer's own tokens, such as begin-of-text."""
     prompt_tokens_kept: int | None = None
-    """Last tokens to keep of a prompt that is too long; FIT, or None to reject the prompt."""
+    """Tokens to keep of a prompt that is too long; FIT, or None to reject the prompt."""
+    keeps_prompt_start: bool = False
+    """Whether the first tokens of such a prompt are kept, and not the last ones."""
     max_tokens: int
     """Maximum completion tokens for each choice; -1 means all that fit."""
     context_length_behavior: ContextLengthBehavior

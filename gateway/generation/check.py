@@ -103,7 +103,7 @@ async def check_request(call: Call, endpoint: Endpoint) -> CheckedRequest:
     _check_size(request, prepared, most_bytes=context.settings.max_held_bytes)
     grammar = await _grammar(context, chat, card, principal.tenant_id)
     tier = request.service_tier or principal.service_tier
-    parsing = chat.parsing and _within(chat.parsing, prepared)
+    parsing = chat.parsing and _within(chat.parsing, request, prepared)
     return CheckedRequest(endpoint, request, card, prepared, grammar, tier, parsing)
 
 
@@ -143,9 +143,11 @@ def _check_size(request: GenerationRequest, prepared: PreparedRequest, *, most_b
         )
 
 
-def _within(parsing: Parsing, prepared: PreparedRequest) -> Parsing:
+def _within(parsing: Parsing, request: GenerationRequest, prepared: PreparedRequest) -> Parsing:
     """Return the parsing for a prompt whose truncation may have cut the opening of the output."""
     tokens = len(prepared.prompts[0].token_ids)
+    if request.keeps_prompt_start:
+        tokens = min(tokens, max(parsing.opening_tokens - prepared.cut_tokens, 0))
     if parsing.opening_tokens <= tokens:
         return parsing
     return msgspec.structs.replace(parsing, opening_tokens=tokens)

@@ -36,7 +36,7 @@ class PreparedPrompt:
     max_tokens: int
     """Maximum completion tokens; together with the prompt they fit into the context window."""
     cut_tokens: int
-    """Number of tokens cut from the start of the prompt."""
+    """Number of tokens cut from the prompt."""
     echo: str
     """The text before the completion; empty without `echo`."""
 
@@ -105,10 +105,9 @@ class _Preparation:
         param = _param(request) if is_only else f"prompt[{index}]"
         whole = self._layout(index, param)
         keep = tokens_to_keep(whole.length, kept, max_tokens=request.max_tokens, window=window)
-        layout = cut(whole, keep, window=window)
-        lost = whole.length - layout.length
+        layout, lost = cut(whole, keep, window=window, keeps_start=request.keeps_prompt_start)
         if request.images[index]:
-            self._check_images_are_whole(whole.body[:lost], param)
+            self._check_images_are_whole(lost, param)
         max_tokens = fit_max_tokens(
             layout.length,
             request.max_tokens,
@@ -116,16 +115,16 @@ class _Preparation:
             behavior=request.context_length_behavior,
             param=param,
         )
-        echo = self._echo(index, layout, is_cut=lost > 0) if request.echo else ""
+        echo = self._echo(index, layout, is_cut=bool(lost)) if request.echo else ""
         return PreparedPrompt(
             token_ids=array("I", layout.token_ids),
             max_tokens=max_tokens,
-            cut_tokens=lost,
+            cut_tokens=len(lost),
             echo=echo,
         )
 
     def _layout(self, index: int, param: str) -> Layout:
-        """Return a prompt's token ids; only the last ones if a far too long prompt is truncated."""
+        """Return a prompt's token ids; only those near the kept end if it is far too long."""
         request = self._request
         prompt = request.prompts[index]
         if request.suffix and not request.profile.is_suffix_literal:
@@ -134,27 +133,29 @@ class _Preparation:
         if images and request.chat is None:
             # The chat template has already placed the image tokens.
             prompt = self._with_image_tokens(prompt, images, param)
-        end = self._end_of(prompt, param, kept=request.prompt_tokens_kept)
-        if images and self._image_tokens(end) < images:
+        part = self._part_of(prompt, param, kept=request.prompt_tokens_kept)
+        if images and self._image_tokens(part) < images:
             raise self._loses_image(param)
         ids = self._encoder.encode(
-            end, param=param, adds_special_tokens=request.adds_special_tokens
+            part, param=param, adds_special_tokens=request.adds_special_tokens
         )
         return Layout([], ids, [])
 
-    def _end_of(self, prompt: Prompt, param: str, *, kept: int | None) -> Prompt:
-        """Return the part of a prompt to encode: at least `kept` tokens from its end.
+    def _part_of(self, prompt: Prompt, param: str, *, kept: int | None) -> Prompt:
+        """Return the part of a prompt to encode: at least `kept` tokens from the kept end.
 
         Raises ContextLengthExceededError if the prompt is far too long and must not be cut.
         """
         window = self._card.context_window
         most = window if kept is None or kept == FIT else min(kept, window)
-        end = self._encoder.end_of(prompt, tokens=most)
-        if kept is None and end is not prompt:
+        keeps_start = kept is not None and self._request.keeps_prompt_start
+        part_of = self._encoder.start_of if keeps_start else self._encoder.end_of
+        part = part_of(prompt, tokens=most)
+        if kept is None and part is not prompt:
             raise prompt_too_long(
                 window + 1, self._request.max_tokens, window=window, param=param, is_least=True
             )
-        return end
+        return part
 
     def _infill(self, prompt: Prompt, param: str) -> Layout:
         template = find_template(self._encoder.tokenizer)
@@ -169,10 +170,10 @@ class _Preparation:
                 f"'{param}' must be text if 'suffix' is given.", param="prompt"
             )
         request = self._request
-        end = self._end_of(prompt, param, kept=request.prompt_tokens_kept)
-        self._end_of(request.suffix, "suffix", kept=None)
+        part = self._part_of(prompt, param, kept=request.prompt_tokens_kept)
+        self._part_of(request.suffix, "suffix", kept=None)
         return template.layout(
-            self._encoder, str(end), request.suffix, begins=request.adds_special_tokens
+            self._encoder, str(part), request.suffix, begins=request.adds_special_tokens
         )
 
     def _with_image_tokens(self, prompt: Prompt, images: int, param: str) -> Prompt:

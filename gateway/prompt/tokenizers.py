@@ -99,6 +99,39 @@ class PromptEncoder:
         is_whole = len(end) == len(prompt) and not start
         return prompt if is_whole else end[::-1]
 
+    def start_of(self, prompt: Prompt, *, tokens: int) -> Prompt:
+        """Return the start of a prompt far longer than `tokens` tokens; others are unchanged.
+
+        The start has more than `tokens` tokens, and its first tokens equal those of the whole
+        prompt.
+        """
+        pieces: list[str | int] = [prompt] if isinstance(prompt, str) else prompt
+        if not _is_far_longer(pieces, tokens):
+            return prompt
+        start: list[str | int] = []
+        for piece in pieces:
+            if tokens < 0:
+                break
+            if isinstance(piece, str):
+                end, tokens = self._end_of_start(piece, tokens)
+                start.append(piece[:end])
+            else:
+                start.append(piece)
+                tokens -= 1
+        return str(start[0]) if isinstance(prompt, str) else start
+
+    def _end_of_start(self, text: str, tokens: int) -> tuple[int, int]:
+        """Return an offset after a text's first `tokens` tokens, and the number still missing."""
+        if len(text) <= SLICE_CHARACTERS:
+            return len(text), tokens - len(self.text_ids(text, adds_special_tokens=False))
+        end = 0
+        tokens += TORN_TOKENS
+        while end < len(text) and tokens >= 0:
+            start, end = end, min(len(text), end + SLICE_CHARACTERS)
+            found = len(self.text_ids(text[start:end], adds_special_tokens=False))
+            tokens -= max(0, found - TORN_TOKENS)
+        return end, tokens
+
     def _start_of_end(self, text: str, tokens: int) -> tuple[int, int]:
         """Return an offset before a text's last `tokens` tokens, and the number still missing."""
         if len(text) <= SLICE_CHARACTERS:

@@ -10,7 +10,7 @@ UNLIMITED = -1
 
 
 class Layout(NamedTuple):
-    """A prompt's token ids. Only the body may be cut, from its start."""
+    """A prompt's token ids. Only the body may be cut, at one of its ends."""
 
     head: list[int]
     body: list[int]
@@ -28,7 +28,7 @@ class Layout(NamedTuple):
 
 
 def tokens_to_keep(length: int, kept: int | None, *, max_tokens: int, window: int) -> int:
-    """Return how many of a prompt's last tokens are kept.
+    """Return how many of a prompt's tokens are kept.
 
     If `kept` is None, all tokens are kept. FIT keeps a prompt that fits into the window unchanged.
     For a longer one, it keeps what leaves room for `max_tokens`; -1 reserves room for one token.
@@ -43,10 +43,13 @@ def tokens_to_keep(length: int, kept: int | None, *, max_tokens: int, window: in
     return max(1, window - room)
 
 
-def cut(layout: Layout, keep: int, *, window: int) -> Layout:
-    """Return the layout without the first tokens of its body, so that `keep` tokens remain.
+def cut(
+    layout: Layout, keep: int, *, window: int, keeps_start: bool = False
+) -> tuple[Layout, list[int]]:
+    """Return the layout with `keep` tokens, and the tokens cut from its body.
 
-    Raises ContextLengthExceededError if the part that must not be cut, which is the suffix and the
+    These are the body's first tokens, or its last ones if the prompt `keeps_start`. Raises
+    ContextLengthExceededError if the part that must not be cut, which is the suffix and the
     infill tokens, is longer than `keep`.
     """
     surplus = max(0, layout.length - keep)
@@ -61,7 +64,11 @@ def cut(layout: Layout, keep: int, *, window: int) -> Layout:
             requested=str(layout.length),
             n_prompt_tokens=layout.length,
         )
-    return layout._replace(body=layout.body[surplus:])
+    body = layout.body
+    at = len(body) - surplus if keeps_start else surplus
+    first, last = body[:at], body[at:]
+    kept, lost = (first, last) if keeps_start else (last, first)
+    return layout._replace(body=kept), lost
 
 
 def fit_max_tokens(

@@ -40,7 +40,12 @@ from gateway.dialects.lengths import (
     read_stop,
 )
 from gateway.dialects.profile import Profile
-from gateway.dialects.prompts import TruncationParameters, read_prompt_tokens_kept
+from gateway.dialects.prompts import (
+    TruncationParameters,
+    keeps_prompt_start,
+    read_prompt_tokens_kept,
+    unused_truncation,
+)
 from gateway.dialects.refused import REFUSED_IN_CHATS, nested_extra, read_extra
 from gateway.dialects.request import ChatRequest, GenerationRequest, ToolMode
 from gateway.dialects.sampling.logit_bias import read_logit_bias
@@ -125,6 +130,7 @@ def to_chat_generation_request(
         image_params=[[]],
         adds_special_tokens=False,
         prompt_tokens_kept=read_prompt_tokens_kept(body),
+        keeps_prompt_start=keeps_prompt_start(body),
         max_tokens=max_tokens,
         context_length_behavior=read_context_length_behavior(body, profile),
         n=n,
@@ -179,6 +185,7 @@ def _chat(
 
 def _ignored(body: ChatCompletionRequest, conversation: Conversation) -> tuple[str, ...]:
     ignored = read_extra(body.model_extra or {}, REFUSED_IN_CHATS) + shared_extra(body)
+    ignored += unused_truncation(body)
     if isinstance(body.thinking, dict):
         known = {"type", "budget_tokens"}
         others = {name: value for name, value in body.thinking.items() if name not in known}

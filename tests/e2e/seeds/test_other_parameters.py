@@ -112,6 +112,16 @@ def test_truncate_prompt_tokens_keeps_the_last(caller: Caller) -> None:
     assert response.headers["x-prompt-truncated"] == str(len(ids_of(COUNTING)) - 3)
 
 
+@each_at_once("side", ["left", "right"])
+def test_truncation_side_selects_the_kept_tokens(caller: Caller, side: str) -> None:
+    truncation = {"truncate_prompt_tokens": 3, "truncation_side": side}
+    body = {"prompt": COUNTING, "return_token_ids": True, "max_tokens": 1} | truncation
+    [choice] = caller.complete("vllm", body)["choices"]
+
+    ids = ids_of(COUNTING)
+    assert choice["prompt_token_ids"] == (ids[:3] if side == "right" else ids[-3:])
+
+
 def test_t_max_predict_ms_ends_after_a_line(caller: Caller) -> None:
     body = {"prompt": "def fibonacci(n):", "max_tokens": 1500, "ignore_eos": True}
     answer = caller.complete("llamacpp", body | {"t_max_predict_ms": 1, "temperature": 0})

@@ -155,7 +155,6 @@ REFUSED: dict[str, Any] = {
     "moderation": {"model": "m"},
     "prediction": {"type": "content", "content": "a"},
     "prompt": "Hello",
-    "prompt_logprobs": 1,
     "reasoning_format": "none",
     "reasoning_history": "disabled",
     "speculation": "a",

@@ -7,6 +7,7 @@ import pytest
 from gateway.dialects.profile import PROFILES, Profile
 from gateway.dialects.request import FIT
 from gateway.errors import BadRequestError
+from tests.gateway.dialects.chat_reading import read_chat
 from tests.gateway.dialects.reading import (
     EVERY_PROFILE,
     FIREWORKS,
@@ -198,6 +199,22 @@ def test_conflict_03_prompt_is_cut_on_request_only(
 ) -> None:
     for profile in PROFILES.values():
         assert read(profile, **given).prompt_tokens_kept == expected
+
+
+def test_side_of_truncation_is_read_and_named_if_nothing_is_truncated() -> None:
+    for given, keeps_start, ignored in (
+        ({"truncate_prompt_tokens": 7, "truncation_side": "left"}, False, ()),
+        ({"truncate_prompt_tokens": 7, "truncation_side": "right"}, True, ()),
+        ({"truncate_sequence": True, "truncation_side": "right"}, True, ()),
+        ({"truncation_side": "left"}, False, ()),
+        ({"truncation_side": "right"}, True, ("truncation_side",)),
+    ):
+        for read_any in (read, read_chat):
+            request = read_any(**given)
+            assert (request.keeps_prompt_start, request.ignored_parameters) == (
+                keeps_start,
+                ignored,
+            )
 
 
 def test_truncation_to_no_prompt_token_is_refused() -> None:

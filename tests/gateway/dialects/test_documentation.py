@@ -77,6 +77,7 @@ VALUES: dict[str, list[Any]] = {
     "stream_options": [{}, {"include_usage": None}, {"continuous_usage_stats": 1}, 5, []],
     "repetition_detection": [{}, {"max_pattern_size": 129}, {"min_count": "a"}, 5],
     "context_length_exceeded_behavior": ["truncate", "error", "trim", 5],
+    "truncation_side": ["left", "right", "middle", 5],
     "model": ["m", 5, ["m"]],
     "top_k": [-1, 0, 5.0, 5.5, "5", True],
     "temperature": [0, 2, 2.1, -0.1, "1", True],

@@ -123,7 +123,7 @@ def test_wrong_type_is_refused_naming_parameter_type_and_value(name: str) -> Non
 
 def test_wrong_types_cover_every_parameter() -> None:
     by_other_tests = {"prompt", "images", "samplers", "tool_choice", "grammar_syntax"}
-    by_other_tests.add("context_length_exceeded_behavior")
+    by_other_tests |= {"context_length_exceeded_behavior", "truncation_side"}
     assert set(WRONG_TYPES) | by_other_tests == set(CompletionRequest.model_fields)
 
 
@@ -229,11 +229,13 @@ def test_defaults_are_those_of_the_documentation() -> None:
 
 
 @all_cases("value", ["trim", 5, True])
-def test_unknown_context_behavior_is_refused_naming_the_choices(value: Any) -> None:
-    error = refusal(context_length_exceeded_behavior=value)
-    assert error.message.startswith(
-        "'context_length_exceeded_behavior' must be one of 'truncate' or 'error'. Given: "
-    )
+def test_unknown_choice_is_refused_naming_the_choices(value: Any) -> None:
+    for name, choices in (
+        ("context_length_exceeded_behavior", "'truncate' or 'error'"),
+        ("truncation_side", "'left' or 'right'"),
+    ):
+        error = refusal(**{name: value})
+        assert error.message.startswith(f"'{name}' must be one of {choices}. Given: ")
 
 
 @all_cases("behavior", list(ContextLengthBehavior))

@@ -29,7 +29,6 @@ NEUTRAL: list[tuple[str, Any]] = [
     ("length_penalty", 1.0),
     ("modalities", ["text"]),
     ("priority", 0),
-    ("truncation_side", "left"),
 ]
 
 
@@ -41,10 +40,8 @@ def test_parameter_at_its_neutral_value_is_neither_refused_nor_named() -> None:
 @all_cases("profile", EVERY_PROFILE)
 def test_value_near_the_neutral_one_is_refused(profile: Profile) -> None:
     for name, value in (
-        ("prompt_logprobs", 0),
         ("priority", 1),
         ("priority", -1),
-        ("truncation_side", "right"),
         ("adaptive_target", 0.5),
         ("lora", [{"id": 0, "scale": 0.5}]),
         ("function_call", {"name": "f"}),

@@ -183,14 +183,16 @@ async def test_prompt_may_be_cut_within_the_opening(
     client: httpx.AsyncClient, store: "Redis"
 ) -> None:
     worker, name = await serve_chats(store)
-    request = asyncio.create_task(chat(client, name, truncate_prompt_tokens=1))
-    claim = await worker.claim_one()
-    assert len(claim.job.prompt_token_ids) == 1
-    assert claim.job.parsing is not None
-    assert claim.job.parsing.opening_tokens == 1
-    await worker.conclude(claim, "Hi")
-    response = await request
-    assert int(response.headers["x-prompt-truncated"]) > 0
+    for side, opening_tokens in (("left", 1), ("right", 0)):
+        truncation = {"truncate_prompt_tokens": 1, "truncation_side": side}
+        request = asyncio.create_task(chat(client, name, **truncation))
+        claim = await worker.claim_one()
+        assert len(claim.job.prompt_token_ids) == 1
+        assert claim.job.parsing is not None
+        assert claim.job.parsing.opening_tokens == opening_tokens
+        await worker.conclude(claim, "Hi")
+        response = await request
+        assert int(response.headers["x-prompt-truncated"]) > 0
 
 
 async def test_template_argument_without_effect_is_refused_for_strict_tenants(

@@ -286,8 +286,13 @@ LONG = "ab\n" * 40_000
 @all_cases(
     ("kept", "tokens"), [(None, 0), (FIT, WINDOW - 4), (7, 7)], ids=["refused", "fitted", "kept"]
 )
-async def test_only_the_end_of_a_far_too_long_prompt_is_encoded(
-    prompt: Any, kept: int | None, tokens: int, monkeypatch: pytest.MonkeyPatch
+@all_cases("keeps_start", [False, True])
+async def test_only_the_kept_end_of_a_far_too_long_prompt_is_encoded(
+    prompt: Any,
+    kept: int | None,
+    tokens: int,
+    keeps_start: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     encoded = 0
 
@@ -301,11 +306,12 @@ async def test_only_the_end_of_a_far_too_long_prompt_is_encoded(
     monkeypatch.setattr("gateway.prompt.preparation.PromptEncoder", Watched)
     if kept is None:
         with pytest.raises(ContextLengthExceededError, match="at least 21 in the prompt"):
-            await only(prompt)
+            await only(prompt, keeps_prompt_start=keeps_start)
     else:
         whole = PromptEncoder(TOKENIZER, vocabulary_size=CARD.vocabulary_size, bos_token_id=BOS)
-        expected = whole.encode(prompt, param="prompt")[-tokens:]
-        assert list((await only(prompt, prompt_tokens_kept=kept)).token_ids) == expected
+        ids = whole.encode(prompt, param="prompt")
+        prepared = await only(prompt, prompt_tokens_kept=kept, keeps_prompt_start=keeps_start)
+        assert list(prepared.token_ids) == (ids[:tokens] if keeps_start else ids[-tokens:])
     assert encoded <= 3 * SLICE_CHARACTERS
 
 

@@ -125,11 +125,17 @@ def test_number_of_kept_tokens_is_in_range(
         )
 
 
-def test_only_the_body_is_cut_from_its_left() -> None:
+def test_only_the_body_is_cut() -> None:
     layout = Layout([1, 2], [3, 4, 5], [6])
-    assert cut(layout, 6, window=10) == layout
-    assert cut(layout, 4, window=10).token_ids == [1, 2, 5, 6]
-    assert cut(layout, 3, window=10).token_ids == [1, 2, 6]
+    assert cut(layout, 6, window=10) == (layout, [])
+    for keep, keeps_start, kept, removed in (
+        (4, False, [1, 2, 5, 6], [3, 4]),
+        (3, False, [1, 2, 6], [3, 4, 5]),
+        (4, True, [1, 2, 3, 6], [4, 5]),
+        (3, True, [1, 2, 6], [3, 4, 5]),
+    ):
+        rest, lost = cut(layout, keep, window=10, keeps_start=keeps_start)
+        assert (rest.token_ids, lost) == (kept, removed)
     with pytest.raises(
         ContextLengthExceededError, match=r"are 3 tokens, which .* at most 2"
     ) as caught:
