@@ -99,7 +99,11 @@ class GenerationJob(msgspec.Struct, frozen=True, omit_defaults=True):
     logprobs: int | None = None
     """Number of most likely alternatives to report for each token; None reports nothing."""
     score_prompt: bool = False
-    """Whether log-probabilities of the prompt's tokens are reported (echo with logprobs)."""
+    """Whether log-probabilities of the prompt's tokens are reported."""
+    prompt_logprobs: int | None = None
+    """Number of alternatives to report for each token of the prompt; None: as `logprobs`."""
+    identifies_tokens: bool = False
+    """Whether log-probabilities have the ids of their tokens, and the ranks of the prompt's."""
     stream: bool = False
     """Whether the client streams; if not, the worker collects tokens into fewer deltas."""
     grammar: str = ""
@@ -157,7 +161,7 @@ LOGPROBS_AT_ONCE: Final = 512
 """Prompt tokens whose log-probabilities are decoded in one step of about a millisecond."""
 
 
-class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     """Log-probability of one token and of its most likely alternatives."""
 
     token: str
@@ -167,6 +171,10 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     """Offset of the token's text, in code points from the start of the prompt or completion."""
     top: list[tuple[str, float]] | None = None
     """Alternatives, most likely first, including the token itself; several may have equal text."""
+    top_ids: list[int] = []
+    """The token ids of `top` if `GenerationJob.identifies_tokens`."""
+    rank: int = 0
+    """Rank of a prompt's token among all tokens, from 1, if `identifies_tokens`."""
 
 
 class CallPiece(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):

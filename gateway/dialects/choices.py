@@ -35,6 +35,17 @@ class SharedChoiceParameters(Parameters):
     return_tokens: bool | None = Field(
         default=None, description="Another name of `return_token_ids`."
     )
+    prompt_logprobs: Annotated[int, bounded(LOGPROBS), INTEGRAL] | None = Field(
+        default=None,
+        description="Return log-probabilities of the prompt's tokens and of this many likeliest "
+        "tokens at their places, with token ids and ranks. Must be 0 in a stream. -1, which is the "
+        "whole vocabulary in vLLM, is not supported. Default: none.",
+    )
+    return_tokens_as_token_ids: bool | None = Field(
+        default=None,
+        description="Whether `logprobs` call tokens `token_id:N`, and not by their texts. Default: "
+        "false.",
+    )
     skip_special_tokens: bool | None = Field(
         default=None,
         description="Whether to omit special tokens from the text; end-of-text and stop tokens are "
@@ -127,6 +138,20 @@ def read_logprobs(body: ChoiceParameters, profile: Profile) -> int | None:
     count = agreed(logprobs=_logprobs(body.logprobs, profile), n_probs=body.n_probs or None)
     name = "logprobs" if body.logprobs is not None else "n_probs"
     return _checked_count(count, name, most=profile.most_logprobs)
+
+
+def read_prompt_logprobs(body: SharedChoiceParameters, *, is_streamed: bool) -> int | None:
+    """Return the number of alternatives per token of the prompt, or None for none.
+
+    Raises InvalidParameterError.
+    """
+    count = body.prompt_logprobs
+    if count and is_streamed:
+        raise InvalidParameterError(
+            f"'prompt_logprobs' must be 0 if 'stream' is true. Given: {count}.",
+            param="prompt_logprobs",
+        )
+    return count
 
 
 def read_chat_n(body: SharedChoiceParameters, *, most: int) -> int:

@@ -11,7 +11,12 @@ from gateway.dialects.bodies import (
     read_whole_sampling,
     shared_extra,
 )
-from gateway.dialects.choices import ChoiceParameters, read_fan_out, read_logprobs
+from gateway.dialects.choices import (
+    ChoiceParameters,
+    read_fan_out,
+    read_logprobs,
+    read_prompt_logprobs,
+)
 from gateway.dialects.images import ImageParameters, image_params, read_images
 from gateway.dialects.lengths import (
     read_context_length_behavior,
@@ -85,6 +90,8 @@ def to_generation_request(
         stop=read_stop(body, profile),
         includes_stop=read_includes_stop(body, profile),
         logprobs=logprobs,
+        prompt_logprobs=read_prompt_logprobs(body, is_streamed=bool(body.stream)),
+        names_tokens_by_id=bool(body.return_tokens_as_token_ids),
         echo=is_echoed,
         echo_last=echo_last,
         stream=bool(body.stream),
@@ -126,10 +133,10 @@ def _check_fan_out(prompts: list[Prompt], best_of: int, *, max_prompts: int) -> 
 
 
 def _check_combinations(request: GenerationRequest) -> None:
-    if request.echo and request.logprobs is not None and any(request.images):
+    if request.scored_alternatives is not None and any(request.images):
+        scores = "'echo' and 'logprobs'" if request.echoes_logprobs else "'prompt_logprobs'"
         raise InvalidParameterError(
-            "'images' cannot be combined with 'echo' and 'logprobs': images have no "
-            "log-probabilities.",
+            f"'images' cannot be combined with {scores}: images have no log-probabilities.",
             param="images",
         )
     structure, tool_use = request.structure, request.tool_use

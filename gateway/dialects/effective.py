@@ -14,6 +14,7 @@ def effective_parameters(request: GenerationRequest, sampling: SamplingSpec) -> 
         "context_length_exceeded_behavior": str(request.context_length_behavior),
         "stop": request.stop,
         "include_stop_str_in_output": request.includes_stop,
+        "prompt_logprobs": request.prompt_logprobs,
         "stream": request.stream,
         "background": request.is_background,
         "cache_prompt": request.reads_prefix_cache,

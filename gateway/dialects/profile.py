@@ -98,8 +98,10 @@ class Profile:
     """Whether the last chunk with a finish reason has `usage` even before OpenAI's extra chunk."""
     ends_choices_with_error: bool = False
     """Whether a failed stream sends finish reason `error` for every unfinished choice."""
-    reasoning_member: str = "reasoning_content"
-    """The field that contains the reasoning in a chat response."""
+    reasoning_members: tuple[str, ...] = ("reasoning_content",)
+    """The fields that contain the reasoning in a chat response, each with all of it."""
+    has_prompt_ids_beside_choices: bool = False
+    """Whether `prompt_token_ids` of a chat are beside its choices, and not in them."""
     has_null_parts: bool = False
     """Whether a chat message has null for absent reasoning and calls."""
     timing: TimingShape = TimingShape.NONE
@@ -181,7 +183,8 @@ PROFILES: dict[Dialect, Profile] = {
             name=Dialect.VLLM,
             context_length_behavior=ContextLengthBehavior.TRUNCATE,
             is_model_required=False,
-            reasoning_member="reasoning",
+            reasoning_members=("reasoning", "reasoning_content"),
+            has_prompt_ids_beside_choices=True,
             timing=TimingShape.VLLM,
             error_style=ErrorStyle.VLLM,
         ),

@@ -182,6 +182,10 @@ class GenerationRequest:
     stop: list[str]
     includes_stop: bool
     logprobs: int | None
+    prompt_logprobs: int | None = None
+    """Alternatives to return for each token of the prompt; None returns nothing."""
+    names_tokens_by_id: bool = False
+    """Whether log-probabilities call tokens `token_id:N`, and not by their texts."""
     echo: bool
     echo_last: int | None = None
     """Echo only this many of the prompt's last tokens; None echoes all (if `echo`)."""
@@ -214,3 +218,16 @@ class GenerationRequest:
     """Whether the request continues to run after the client disconnects."""
     ignored_parameters: tuple[str, ...]
     """Parameters of the body that have no effect here; the response names them."""
+
+    @property
+    def echoes_logprobs(self) -> bool:
+        """Whether `logprobs` cover the echoed prompt."""
+        return self.echo and self.logprobs is not None
+
+    @property
+    def scored_alternatives(self) -> int | None:
+        """Alternatives that a worker scores for each token of the prompt; None scores nothing."""
+        echoed = self.logprobs if self.echo else None
+        return max(
+            (each for each in (self.prompt_logprobs, echoed) if each is not None), default=None
+        )

@@ -3,6 +3,7 @@
 from gateway.openapi.schemas import (
     INTEGER,
     NUMBER,
+    PROMPT_LOGPROBS,
     TEXT,
     TIMES,
     TOKEN_IDS,
@@ -15,7 +16,7 @@ from gateway.openapi.schemas import object_of as _object
 _NULLABLE_TEXT: Schema = {"type": ["string", "null"]}
 _REASONING: Schema = {
     **_NULLABLE_TEXT,
-    "description": "The model's reasoning; named `reasoning` in dialect `vllm`.",
+    "description": "The model's reasoning; dialect `vllm` has it as `reasoning` too.",
 }
 _BYTES: Schema = {
     "type": ["array", "null"],
@@ -91,7 +92,14 @@ _CHOICE_EXTRA: dict[str, Schema] = {
         "description": "The stop string, or the id of the stop token, that ended the choice.",
     },
     "token_ids": TOKEN_IDS | {"description": "With `return_token_ids`."},
-    "prompt_token_ids": TOKEN_IDS | {"description": "With `return_token_ids`."},
+    "prompt_token_ids": TOKEN_IDS
+    | {"description": "With `return_token_ids`; dialect `vllm` has it beside `choices`."},
+}
+
+_PROMPT: dict[str, Schema] = {
+    "prompt_token_ids": TOKEN_IDS
+    | {"description": "In dialect `vllm`, with `return_token_ids`; in a stream, in first chunks."},
+    "prompt_logprobs": PROMPT_LOGPROBS,
 }
 
 
@@ -109,12 +117,13 @@ def _respond(object_name: str, choice: dict[str, Schema]) -> dict[str, Schema]:
 
 
 CHAT_COMPLETION: Schema = _object(
-    _respond("chat.completion", {"message": _MESSAGE}) | {"usage": USAGE}, **TIMES
+    _respond("chat.completion", {"message": _MESSAGE}) | {"usage": USAGE}, **_PROMPT, **TIMES
 )
 
 CHAT_CHUNK: Schema = {
     **_object(
         _respond("chat.completion.chunk", {"delta": _DELTA}),
+        **_PROMPT,
         **TIMES,
         usage={"anyOf": [USAGE, {"type": "null"}]},
         obfuscation={"type": "string", "description": "Padding, with `include_obfuscation`."},

@@ -76,6 +76,27 @@ USAGE: Schema = object_of(
     },
 )
 
+PROMPT_LOGPROBS: Schema = {
+    "type": "array",
+    "items": {
+        "anyOf": [
+            {
+                "type": "object",
+                "additionalProperties": object_of(
+                    {
+                        "logprob": {"type": "number"},
+                        "rank": {"type": "integer", "description": "1 is the likeliest."},
+                        "decoded_token": TEXT,
+                    }
+                ),
+                "description": "By token id: the prompt's token first, then the likeliest.",
+            },
+            {"type": "null"},
+        ]
+    },
+    "description": "With `prompt_logprobs`; null for the first token.",
+}
+
 _CHOICE: Schema = object_of(
     {
         "index": {"type": "integer", "description": "prompt index * n + choice"},
@@ -93,6 +114,7 @@ _CHOICE: Schema = object_of(
     },
     token_ids=TOKEN_IDS | {"description": "With `return_token_ids`."},
     prompt_token_ids=TOKEN_IDS | {"description": "With `return_token_ids`."},
+    prompt_logprobs=PROMPT_LOGPROBS,
     tool_calls={"type": "array", "items": TOOL_CALL},
 )
 

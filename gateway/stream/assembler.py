@@ -83,6 +83,7 @@ class _Assembler:
             {
                 **completion.head(),
                 "choices": [msgspec.Raw(choice) async for choice in self._encoded_choices(turn)],
+                **self._choices[0].take_members(),
                 "usage": usage_body(usage, timings, shape) | completion.cost(usage),
                 **timing_members(timings, request),
             }

@@ -13,6 +13,7 @@ from gateway.dialects.request import GenerationRequest, ToolMode
 from gateway.stream.chat_logprobs import ScoredToken, logprobs_body, scored_tokens
 from gateway.stream.choice import FAILED, FUNCTION_CALL, TOOL_CALLS, Choice
 from gateway.stream.completion import Completion
+from gateway.stream.prompt_logprobs import EncodedPrompt
 from gateway.stream.tool_calls import call_id, function_call
 
 
@@ -60,6 +61,7 @@ class ChatChoice(Choice):
         "_has_calls",
         "_index",
         "_is_legacy",
+        "_members",
         "_pieces",
         "_prompt_token_ids",
         "_request",
@@ -75,9 +77,14 @@ class ChatChoice(Choice):
         self._index = index
         self._request: GenerationRequest = request
         self._request_id = completion.id
-        self._prompt_token_ids: list[int] = []
+        self._members: dict[str, Any] = {}
+        self._prompt_token_ids: dict[str, list[int]] = {}
         if request.return_token_ids:
-            self._prompt_token_ids = list(completion.prompt_token_ids[index // request.n])
+            ids = {"prompt_token_ids": list(completion.prompt_token_ids[index // request.n])}
+            if request.profile.has_prompt_ids_beside_choices:
+                self._members |= ids
+            else:
+                self._prompt_token_ids = ids
         self._is_legacy = chat.uses_legacy_functions
         self._returns_one_call = self._is_legacy or (use is not None and not use.is_parallel)
         self._visible = None if chat.shows_reasoning else _VisibleTokens()
@@ -90,14 +97,21 @@ class ChatChoice(Choice):
 
     @classmethod
     @override
-    def plain_reasoning_start(cls, request: GenerationRequest) -> bytes:
+    def plain_reasoning_starts(cls, request: GenerationRequest) -> list[bytes]:
         if request.chat is None or not request.chat.shows_reasoning:
-            return b""
-        return b',"delta":{"%s":' % request.profile.reasoning_member.encode()
+            return []
+        first, *others = (b'"%s":' % each.encode() for each in request.profile.reasoning_members)
+        return [b',"delta":{' + first, *(b"," + each for each in others)]
 
     @override
-    def take_prompt_logprobs(self, encoded: dict[str, bytes]) -> None:
-        """Do nothing: no prompt of a chat is echoed."""
+    def take_prompt_logprobs(self, encoded: EncodedPrompt) -> None:
+        if encoded.scores:
+            self._members["prompt_logprobs"] = msgspec.Raw(encoded.scores)
+
+    @override
+    def take_members(self) -> dict[str, Any]:
+        members, self._members = self._members, {}
+        return members
 
     @override
     def chunks(self, delta: Delta) -> list[dict[str, Any]]:
@@ -138,7 +152,7 @@ class ChatChoice(Choice):
             body["logprobs"] = logprobs_body([token for each in pieces for token in each.logprobs])
         if self._request.return_token_ids:
             body["token_ids"] = [token for piece in pieces for token in piece.token_ids]
-            body["prompt_token_ids"] = self._prompt_token_ids
+        body |= self._prompt_token_ids
         return body | {"stop_reason": last.stop_reason}
 
     def _piece(self, delta: Delta) -> _Piece:
@@ -157,7 +171,12 @@ class ChatChoice(Choice):
             delta.stop_reason,
             []
             if request.logprobs is None
-            else scored_tokens(logprobs, alternatives=request.logprobs),
+            else scored_tokens(
+                logprobs,
+                token_ids,
+                alternatives=request.logprobs,
+                names_by_id=request.names_tokens_by_id,
+            ),
             list(token_ids) if request.return_token_ids else [],
         )
 
@@ -187,10 +206,7 @@ class ChatChoice(Choice):
 
     def _opening(self) -> dict[str, Any]:
         self._has_begun = True
-        opening = self._chunk({"role": "assistant", "content": ""})
-        if self._request.return_token_ids:
-            opening["prompt_token_ids"] = self._prompt_token_ids
-        return opening
+        return self._chunk({"role": "assistant", "content": ""}) | self._prompt_token_ids
 
     def _chunk(self, delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
         return {
@@ -203,11 +219,14 @@ class ChatChoice(Choice):
     def _parts(self, piece: _Piece) -> list[dict[str, Any]]:
         parts: list[dict[str, Any]] = []
         if piece.reasoning:
-            parts.append({self._request.profile.reasoning_member: piece.reasoning})
+            parts.append(self._reasoning(piece.reasoning))
         if piece.content:
             parts.append({"content": piece.content})
         parts += [self._call_part(call) for call in piece.calls]
         return parts
+
+    def _reasoning(self, text: str | None) -> dict[str, Any]:
+        return dict.fromkeys(self._request.profile.reasoning_members, text)
 
     def _call_part(self, call: CallPiece) -> dict[str, Any]:
         function = {"arguments": call.arguments}
@@ -234,7 +253,7 @@ class ChatChoice(Choice):
             "refusal": None,
         }
         if reasoning or profile.has_null_parts:
-            message[profile.reasoning_member] = reasoning or None
+            message |= self._reasoning(reasoning or None)
         if calls and self._is_legacy:
             (call,) = calls
             message["function_call"] = {"name": call.name, "arguments": call.arguments}

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from contract.messages import TokenLogprob
-from gateway.stream.logprobs import LOGPROB_FLOOR, REPLACEMENT
+from gateway.stream.logprobs import LOGPROB_FLOOR, REPLACEMENT, named_by_id
 
 
 class Alternative(msgspec.Struct, frozen=True):
@@ -28,20 +28,31 @@ class ScoredToken(msgspec.Struct, frozen=True):
     """The likeliest tokens at its position, at most as many as requested."""
 
 
-def scored_tokens(logprobs: Sequence[TokenLogprob], *, alternatives: int) -> list[ScoredToken]:
-    """Return tokens in the API's format, with at most `alternatives` top tokens each."""
+def scored_tokens(
+    logprobs: Sequence[TokenLogprob],
+    token_ids: Sequence[int],
+    *,
+    alternatives: int,
+    names_by_id: bool,
+) -> list[ScoredToken]:
+    """Return tokens in the API's format, with at most `alternatives` top tokens each.
+
+    With `names_by_id`, `bytes` are those of the token's text and of the names of top tokens, as in
+    vLLM.
+    """
+    named = named_by_id(logprobs, token_ids) if names_by_id else logprobs
     return [
         ScoredToken(
             entry.token,
             # Only the first token of a prompt has no log-probability.
             max(entry.logprob or 0.0, LOGPROB_FLOOR),
-            _utf8(entry.token),
+            _utf8(original.token),
             [
                 Alternative(token, max(logprob, LOGPROB_FLOOR), _utf8(token))
                 for token, logprob in (entry.top or [])[:alternatives]
             ],
         )
-        for entry in logprobs
+        for entry, original in zip(named, logprobs, strict=True)
     ]
 
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Protocol
 from contract.messages import Delta
 from gateway.dialects.request import GenerationRequest
 from gateway.stream.completion import Completion
+from gateway.stream.prompt_logprobs import EncodedPrompt
 
 TOOL_CALLS = "tool_calls"
 """Finish reason of a choice that stops by itself and calls tools."""
@@ -31,14 +32,23 @@ class Choice(Protocol):
     def __init__(self, completion: Completion, index: int) -> None: ...
 
     @classmethod
-    def plain_reasoning_start(cls, request: GenerationRequest) -> bytes:
-        """Return PLAIN_START for chunks with nothing but reasoning; empty if there are none."""
+    def plain_reasoning_starts(cls, request: GenerationRequest) -> list[bytes]:
+        """Return the JSON before each copy of the text in chunks with nothing but reasoning.
 
-    def take_prompt_logprobs(self, encoded: dict[str, bytes]) -> None:
-        """Store the log-probabilities of the echoed tokens for the first chunk."""
+        Empty if there are no such chunks.
+        """
+
+    def take_prompt_logprobs(self, encoded: EncodedPrompt) -> None:
+        """Store the log-probabilities of the prompt's tokens for the first chunk."""
 
     def chunks(self, delta: Delta) -> list[dict[str, Any]]:
         """Return what a delta adds: one choice object for each chunk, none if nothing is sent."""
+
+    def take_members(self) -> dict[str, Any]:
+        """Return the members beside `choices` that the first chunk or a whole response has.
+
+        Later calls return nothing.
+        """
 
     def failed(self) -> dict[str, Any]:
         """Return the choice object of a failed request's chunk."""

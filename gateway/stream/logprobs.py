@@ -88,6 +88,28 @@ class LogprobLists:
         return lists
 
 
+def named_by_id(logprobs: Sequence[TokenLogprob], token_ids: Sequence[int]) -> list[TokenLogprob]:
+    """Return tokens with vLLM's names `token_id:N` instead of their texts."""
+    return [
+        TokenLogprob(
+            token_name(token_id),
+            entry.logprob,
+            entry.offset,
+            entry.top
+            and [
+                (token_name(other), logprob)
+                for other, (_, logprob) in zip(entry.top_ids, entry.top, strict=False)
+            ],
+        )
+        for token_id, entry in zip(token_ids, logprobs, strict=True)
+    ]
+
+
+def token_name(token_id: int) -> str:
+    """Return vLLM's name of a token."""
+    return f"token_id:{token_id}"
+
+
 def echo_base(scored: Sequence[TokenLogprob], echo: str, *, start: int) -> int:
     """Return where the text of a whole scored prompt starts, relative to its echo.
 

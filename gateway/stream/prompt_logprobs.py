@@ -1,16 +1,42 @@
-"""Log-probabilities of echoed prompts: encoded once for all choices, and limited in size."""
+"""Log-probabilities of prompts: encoded once for all choices, and limited in size.
+
+The echoed ones (`echo` with `logprobs`) are in the `logprobs` of choices. `prompt_logprobs` are a
+member of their own: a list with null for the first token and an object for each other token.
+"""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
-from contract.messages import PromptScored, decode_logprobs
+import msgspec
+
+from contract.messages import PromptScored, TokenLogprob, decode_logprobs
+from gateway.dialects.request import GenerationRequest
 from gateway.dispatch.generation import Reply, Turn
 from gateway.errors import InvalidParameterError
 from gateway.stream.completion import Completion
-from gateway.stream.logprobs import LogprobLists, echo_base
+from gateway.stream.logprobs import LOGPROB_FLOOR, LogprobLists, echo_base, named_by_id
 
 MAX_BYTES = 64 * 1024 * 1024
-"""Limit of the log-probabilities of all echoed prompts of a response: each choice repeats them."""
+"""Limit of the log-probabilities of all prompts of a response: each choice repeats them."""
+
+_json = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPrompt:
+    """The JSON of a prompt's log-probabilities."""
+
+    echoed: dict[str, bytes] = field(default_factory=dict)
+    """The lists of the echoed tokens for `LogprobLists.before`; empty if there are none."""
+    scores: bytes = b""
+    """The value of `prompt_logprobs`; empty if it was not requested."""
+
+    @property
+    def size(self) -> int:
+        """The size of all parts in bytes."""
+        return len(self.scores) + sum(map(len, self.echoed.values()))
 
 
 class PromptLogprobs:
@@ -19,7 +45,7 @@ class PromptLogprobs:
     def __init__(self, completion: Completion) -> None:
         self._completion = completion
         self._bytes = 0
-        self._prepared: dict[int, dict[str, bytes]] = {}
+        self._prepared: dict[int, EncodedPrompt] = {}
 
     async def prepare(self, replies: Sequence[Reply], turn: Turn) -> None:
         """Encode the log-probabilities of long prompts in a thread, for later calls of `encode`."""
@@ -31,36 +57,98 @@ class PromptLogprobs:
                         self._encoded, reply.prompt_index, message
                     )
 
-    def encode(self, prompt_index: int, scored: PromptScored) -> dict[str, bytes]:
-        """Return the lists of the echoed tokens for `LogprobLists.before`, empty if there are none.
+    def encode(self, prompt_index: int, scored: PromptScored) -> EncodedPrompt:
+        """Return the log-probabilities of a prompt.
 
         Raises InvalidParameterError if they would make the response too large.
         """
         encoded = self._prepared.pop(prompt_index, None)
         if encoded is None:
             encoded = self._encoded(prompt_index, scored)
-        self._bytes += self._completion.request.n * sum(map(len, encoded.values()))
+        self._bytes += self._completion.request.n * encoded.size
         if self._bytes > MAX_BYTES:
+            is_echoed = self._completion.request.prompt_logprobs is None
+            param = "logprobs" if is_echoed else "prompt_logprobs"
             raise InvalidParameterError(
-                f"'logprobs' of echoed prompts must take at most {MAX_BYTES} bytes in all choices. "
+                f"'{param}' of prompts must take at most {MAX_BYTES} bytes in all choices. "
                 f"Given: at least {self._bytes}.",
-                param="logprobs",
+                param=param,
             )
         return encoded
 
-    def _encoded(self, prompt_index: int, scored: PromptScored) -> dict[str, bytes]:
+    def _encoded(self, prompt_index: int, scored: PromptScored) -> EncodedPrompt:
         request = self._completion.request
+        token_ids = self._completion.prompt_token_ids[prompt_index]
         logprobs = [entry for part in scored.logprobs for entry in decode_logprobs(part)]
-        echoed = request.echo_last
-        start = 0 if echoed is None else max(len(logprobs) - echoed, 0)
-        lists = LogprobLists()
-        lists.extend(
-            logprobs[start:],
-            base=echo_base(logprobs, self._completion.prompt_texts[prompt_index], start=start),
-            token_ids=(
-                self._completion.prompt_token_ids[prompt_index][start:]
-                if request.return_token_ids
-                else None
-            ),
-        )
-        return lists.encoded() if lists.tokens else {}
+        scores, echoed = b"", {}
+        if request.prompt_logprobs is not None:
+            scores = _json(_scores(logprobs, token_ids, most=request.prompt_logprobs))
+        if request.echoes_logprobs:
+            text = self._completion.prompt_texts[prompt_index]
+            echoed = _echoed(request, logprobs, token_ids, text)
+        return EncodedPrompt(echoed, scores)
+
+
+def _echoed(
+    request: GenerationRequest,
+    logprobs: list[TokenLogprob],
+    token_ids: Sequence[int],
+    text: str,
+) -> dict[str, bytes]:
+    start = 0 if request.echo_last is None else max(len(logprobs) - request.echo_last, 0)
+    base = echo_base(logprobs, text, start=start)
+    shown, shown_ids = logprobs[start:], token_ids[start:]
+    most = request.logprobs or 0
+    if (request.prompt_logprobs or 0) > most:
+        shown = [_limited(*each, most=most) for each in zip(shown, shown_ids, strict=True)]
+    if request.names_tokens_by_id:
+        shown = named_by_id(shown, shown_ids)
+    lists = LogprobLists()
+    lists.extend(shown, base=base, token_ids=shown_ids if request.return_token_ids else None)
+    return lists.encoded() if lists.tokens else {}
+
+
+def _scores(
+    logprobs: list[TokenLogprob], token_ids: Sequence[int], *, most: int
+) -> list[dict[int, dict[str, Any]] | None]:
+    """Return vLLM's `prompt_logprobs`, with at most `most` likeliest tokens at each place."""
+    return [
+        None
+        if entry.logprob is None
+        else {
+            token: {
+                "logprob": max(logprob, LOGPROB_FLOOR),
+                "rank": rank,
+                "decoded_token": text,
+            }
+            for token, rank, text, logprob in _ranked(entry, token_id)
+            if token == token_id or rank <= most
+        }
+        for token_id, entry in zip(token_ids, logprobs, strict=True)
+    ]
+
+
+def _ranked(entry: TokenLogprob, token_id: int) -> Iterator[tuple[int, int, str, float]]:
+    """Return the id, rank, text and log-probability of a token, and of its alternatives."""
+    yield token_id, entry.rank, entry.token, entry.logprob or 0.0
+    rank = 0
+    for other, (text, logprob) in zip(entry.top_ids, entry.top or [], strict=False):
+        if other != token_id:
+            rank += 1
+            rank += rank == entry.rank
+            yield other, rank, text, logprob
+
+
+def _limited(entry: TokenLogprob, token_id: int, *, most: int) -> TokenLogprob:
+    """Return a token with at most `most` likeliest tokens."""
+    if entry.top is None:
+        return entry
+    kept = {token for token, rank, _, _ in _ranked(entry, token_id) if rank <= most} | {token_id}
+    top = [
+        (token, each)
+        for token, each in zip(entry.top_ids, entry.top, strict=False)
+        if token in kept
+    ]
+    return msgspec.structs.replace(
+        entry, top=[each for _, each in top], top_ids=[token for token, _ in top]
+    )

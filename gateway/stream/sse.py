@@ -88,15 +88,24 @@ class ChunkRenderer:
         self._head = b"data: " + _json(completion.head(is_chunk=True))[:-1] + b","
         self._is_chat = request.chat is not None
         self._may_be_plain = _may_be_plain(request)
-        begins_plain = self._may_be_plain and not request.echo and not self._is_chat
+        begins_plain = (
+            self._may_be_plain
+            and not self._is_chat
+            and not request.echo
+            and request.prompt_logprobs is None
+        )
         self._is_plain = [begins_plain] * completion.choices
         """Whether the next delta of a choice can be rendered as plain text, if it has only text."""
         starts = [
             self._head + b'"choices":[{"index":%d' % index for index in range(completion.choices)
         ]
         self._plain_heads = [start + self._choice_type.PLAIN_START for start in starts]
-        reasoning_start = self._choice_type.plain_reasoning_start(request)
-        self._reasoning_heads = [reasoning_start and start + reasoning_start for start in starts]
+        reasoning_starts = self._choice_type.plain_reasoning_starts(request)
+        self._reasoning_heads = [
+            [start + each if at == 0 else each for at, each in enumerate(reasoning_starts)]
+            for start in starts
+        ]
+        """For each choice, the bytes before each copy of the text."""
         usage = b',"usage":null' if request.include_usage else b""
         event_end = self._id or _EVENT_END
         self._plain_end = self._choice_type.PLAIN_END + b"]" + usage + _END + event_end
@@ -229,8 +238,8 @@ class ChunkRenderer:
         The event of a chat's role precedes the tokens: it counts none, and has no timings.
         """
         is_role = self._is_chat and "role" in chunk["delta"]
-        usage = self._usage_member(index, is_role=is_role)
-        self._add_event(self._chunk([chunk], usage if is_role else usage | timings), parts)
+        members = self._choice(index).take_members() | self._usage_member(index, is_role=is_role)
+        self._add_event(self._chunk([chunk], members if is_role else members | timings), parts)
 
     def _usage_member(self, index: int, *, is_role: bool = False) -> dict[str, Any]:
         """Return the `usage` of a chunk with a choice before the end of the response."""
@@ -247,12 +256,15 @@ class ChunkRenderer:
 
     def _add_plain_reasoning(self, index: int, delta: Delta, parts: list[bytes]) -> bool:
         """Add the event of a delta with nothing but reasoning. Return False for other deltas."""
-        head = self._reasoning_heads[index]
-        if not (head and delta.reasoning) or delta.text or delta.calls or delta.finish_reason:
+        heads = self._reasoning_heads[index]
+        if not (heads and delta.reasoning) or delta.text or delta.calls or delta.finish_reason:
             return False
         self._number += 1
         if self._number > self._skip:
-            parts += (head, _json(delta.reasoning), self._plain_end)
+            text = _json(delta.reasoning)
+            for head in heads:
+                parts += (head, text)
+            parts.append(self._plain_end)
             if self._id:
                 parts.append(b"%d\n\n" % self._number)
         return True
@@ -273,12 +285,13 @@ class ChunkRenderer:
         members = timing_members(timings, request)
         if self._final_delta is not None:
             index, delta = self._final_delta
-            *others, last = self._choice(index).chunks(delta)
+            choice = self._choice(index)
+            *others, last = choice.chunks(delta)
             for chunk in others:
                 self._add_choice(index, chunk, {}, parts)
             has_usage = not request.include_usage or request.profile.keeps_usage_in_final_chunk
             own = usage if has_usage and not request.hides_usage else self._usage_member(index)
-            self._add_event(self._chunk([last], own | members), parts)
+            self._add_event(self._chunk([last], choice.take_members() | own | members), parts)
         if request.include_usage:
             self._add_event(self._chunk([], usage | members), parts)
         self._add_event(DONE, parts)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import msgspec
 from typing_extensions import override
 
 from contract.messages import Delta, decode_logprobs
@@ -10,7 +11,8 @@ from contract.outcomes import FinishReason
 from gateway.dialects.request import GenerationRequest
 from gateway.stream.choice import FAILED, TOOL_CALLS, Choice
 from gateway.stream.completion import Completion
-from gateway.stream.logprobs import LogprobLists
+from gateway.stream.logprobs import LogprobLists, named_by_id
+from gateway.stream.prompt_logprobs import EncodedPrompt
 from gateway.stream.tool_calls import tool_calls_in
 
 
@@ -24,6 +26,8 @@ class _Piece:
     logprobs: LogprobLists | None = None
     token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
+    prompt_logprobs: bytes = b""
+    """Encoded; empty without them."""
     tool_calls: list[dict[str, Any]] | None = None
 
     @property
@@ -35,6 +39,7 @@ class _Piece:
             and self.logprobs is None
             and not self.token_ids
             and self.prompt_token_ids is None
+            and not self.prompt_logprobs
         )
 
     def body(self, index: int) -> dict[str, Any]:
@@ -51,6 +56,8 @@ class _Piece:
             body["token_ids"] = self.token_ids
         if self.prompt_token_ids is not None:
             body["prompt_token_ids"] = self.prompt_token_ids
+        if self.prompt_logprobs:
+            body["prompt_logprobs"] = msgspec.Raw(self.prompt_logprobs)
         if self.tool_calls is not None:
             body["tool_calls"] = self.tool_calls
         return body
@@ -86,19 +93,23 @@ class TextChoice(Choice):
         self._prompt_token_ids: list[int] = []
         if completion.request.return_token_ids:
             self._prompt_token_ids = list(completion.prompt_token_ids[prompt_index])
-        self._prompt_logprobs: dict[str, bytes] | None = None
+        self._prompt_logprobs = EncodedPrompt()
         self._has_sent_ids = not request.return_token_ids
         self._texts: list[str] | None = None if request.tool_use is None else []
         self._pieces: list[_Piece] = []
 
     @classmethod
     @override
-    def plain_reasoning_start(cls, request: GenerationRequest) -> bytes:
-        return b""
+    def plain_reasoning_starts(cls, request: GenerationRequest) -> list[bytes]:
+        return []
 
     @override
-    def take_prompt_logprobs(self, encoded: dict[str, bytes]) -> None:
+    def take_prompt_logprobs(self, encoded: EncodedPrompt) -> None:
         self._prompt_logprobs = encoded
+
+    @override
+    def take_members(self) -> dict[str, Any]:
+        return {}
 
     @override
     def chunks(self, delta: Delta) -> list[dict[str, Any]]:
@@ -124,6 +135,7 @@ class TextChoice(Choice):
         if self._request.return_token_ids:
             whole.token_ids = [token for piece in self._pieces for token in piece.token_ids or []]
             whole.prompt_token_ids = first.prompt_token_ids
+        whole.prompt_logprobs = first.prompt_logprobs
         whole.tool_calls = last.tool_calls
         # A whole response has null where a chunk omits the member.
         return whole.body(self._index) | {"stop_reason": whole.stop_reason}
@@ -137,6 +149,8 @@ class TextChoice(Choice):
             piece.logprobs = self._logprobs(delta)
         if self._request.return_token_ids:
             piece.token_ids = list(delta.token_ids)
+        piece.prompt_logprobs = self._prompt_logprobs.scores
+        self._prompt_logprobs = EncodedPrompt()
         if not self._has_sent_ids:
             piece.prompt_token_ids = self._prompt_token_ids
             self._has_sent_ids = True
@@ -145,10 +159,12 @@ class TextChoice(Choice):
         return piece
 
     def _logprobs(self, delta: Delta) -> LogprobLists | None:
-        lists = LogprobLists(before=self._prompt_logprobs)
-        self._prompt_logprobs = None
+        lists = LogprobLists(before=self._prompt_logprobs.echoed)
+        logprobs = decode_logprobs(delta.logprobs)
+        if self._request.names_tokens_by_id:
+            logprobs = named_by_id(logprobs, delta.token_ids)
         lists.extend(
-            decode_logprobs(delta.logprobs),
+            logprobs,
             base=len(self._echo),
             token_ids=delta.token_ids if self._request.return_token_ids else None,
         )

@@ -74,7 +74,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (spec(thinking_budget=2**31), "thinking_budget"),
     ({"grammar": "a" * 1_000_001}, "grammar must have at most"),
     ({"images": [b""] * 3}, "images must have at most 2 entries. Given: 3"),
-    ({"images": [b""], "score_prompt": True}, "logprobs of an echoed prompt"),
+    ({"images": [b""], "score_prompt": True}, "logprobs of the prompt"),
     (spec(temperature=NAN), "temperature"),
     (spec(temperature=math.inf), "temperature"),
     (spec(seed=2**63), "seed"),

@@ -101,6 +101,8 @@ class SequenceOutput(msgspec.Struct, frozen=True, gc=False):
     """Prompt tokens as the engine counts them, including images; reported once, with the first
     output
     token. Tokens of `output_token_ids` are not included."""
+    prompt_ranks: list[int] | None = None
+    """With `prompt_logprobs`: the rank of each of these tokens among all tokens, from 1."""
 
 
 class EngineStats(NamedTuple):

@@ -258,6 +258,8 @@ class ScriptedEngine:
             self._score_prompt(request) if is_first else None,
             0 if is_first else None,
             len(request.prompt_token_ids) if is_first else None,
+            # The script gives every token the highest score.
+            [1] * (len(request.prompt_token_ids) - 1) if is_first else None,
         )
 
     def _next_token(self, sequence: _Running, draw: int) -> int:

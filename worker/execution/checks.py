@@ -54,6 +54,8 @@ def _check_choices(job: GenerationJob) -> None:
     _check_range("best_of", job.best_of, ranges.N)
     if job.logprobs is not None:
         _check_range("logprobs", job.logprobs, ranges.LOGPROBS)
+    if job.prompt_logprobs is not None:
+        _check_range("prompt_logprobs", job.prompt_logprobs, ranges.LOGPROBS)
 
 
 def _check_resumption(job: GenerationJob, info: EngineInfo) -> None:
@@ -94,7 +96,7 @@ def _check_features(job: GenerationJob, info: EngineInfo) -> None:
     if job.images:
         _check_number("images", job.images, info.max_images)
         if job.score_prompt:
-            raise InvalidRequestError("logprobs of an echoed prompt are not supported with images.")
+            raise InvalidRequestError("logprobs of the prompt are not supported with images.")
 
 
 def _check_parsing(job: GenerationJob) -> None:

@@ -164,7 +164,7 @@ class Generation:
                 seed=(job.sampling.seed + sequence.index) & _LARGEST_SEED,
                 cache_salt=job.cache_salt,
                 logprobs=logprobs if job.max_tokens else None,
-                prompt_logprobs=(job.logprobs or 0)
+                prompt_logprobs=self._prompt_alternatives
                 if scores_prompt and sequence.id == self._first_open
                 else None,
                 grammar=job.grammar if job.max_tokens else "",
@@ -185,6 +185,11 @@ class Generation:
     def advance(self, stage: Stage) -> None:
         """Enter a stage, unless the job is already past it."""
         self._stage = max(self._stage, stage)
+
+    @property
+    def _prompt_alternatives(self) -> int:
+        job = self.job
+        return (job.logprobs or 0) if job.prompt_logprobs is None else job.prompt_logprobs
 
     @property
     def has_ended(self) -> bool:
@@ -356,7 +361,8 @@ class Generation:
                 self._texts,
                 self.job.prompt_token_ids,
                 output.prompt_logprobs,
-                alternatives=self.job.logprobs or 0,
+                alternatives=self._prompt_alternatives,
+                ranks=output.prompt_ranks if self.job.identifies_tokens else None,
             )
             encoded = [
                 encode_logprobs(entries[start : start + LOGPROBS_AT_ONCE])

@@ -39,18 +39,32 @@ class TokenTexts:
 
 
 def token_logprob(
-    texts: TokenTexts, scores: TokenScores, *, text: str, offset: int, alternatives: int
+    texts: TokenTexts,
+    scores: TokenScores,
+    *,
+    text: str,
+    offset: int,
+    alternatives: int,
+    has_ids: bool = False,
+    rank: int = 0,
 ) -> TokenLogprob:
-    """Describe one scored token that appears as `text` at `offset`."""
+    """Describe one scored token that appears as `text` at `offset`; with token ids if `has_ids`."""
     (token_id, logprob), *others = scores
     token = text or (texts[token_id] if texts.is_special(token_id) else "")
     logprob = max(logprob, LOWEST_LOGPROB)
-    top = [(token, logprob)]
+    top = [(token, logprob, token_id)]
     for other_id, other_logprob in others[:alternatives]:
         if other_id != token_id:
-            top.append((texts[other_id], max(other_logprob, LOWEST_LOGPROB)))
+            top.append((texts[other_id], max(other_logprob, LOWEST_LOGPROB), other_id))
     top.sort(key=lambda entry: -entry[1])
-    return TokenLogprob(token, logprob, offset, top)
+    return TokenLogprob(
+        token,
+        logprob,
+        offset,
+        [(text, score) for text, score, _ in top],
+        [each for _, _, each in top] if has_ids else [],
+        rank,
+    )
 
 
 def prompt_logprobs(
@@ -60,9 +74,11 @@ def prompt_logprobs(
     scores: Sequence[TokenScores],
     *,
     alternatives: int,
+    ranks: Sequence[int] | None = None,
 ) -> list[TokenLogprob]:
     """Describe the tokens of a prompt; the first one has no log-probability.
 
+    With `ranks`, one for each entry of `scores`, the tokens have them and token ids.
     Special tokens count towards the offsets, because an echoed prompt includes them.
     """
     stream = DecodeStream(skip_special_tokens=False)
@@ -80,6 +96,8 @@ def prompt_logprobs(
                     text=text,
                     offset=offset,
                     alternatives=alternatives,
+                    has_ids=ranks is not None,
+                    rank=0 if ranks is None else ranks[position - 1],
                 )
             )
         offset += len(text)

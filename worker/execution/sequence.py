@@ -3,6 +3,8 @@
 import time
 from dataclasses import dataclass, field
 
+import msgspec
+
 from contract.messages import GenerationJob, SequenceProgress, TokenLogprob
 from contract.outcomes import FinishReason
 from worker.engine.base import SequenceEnd, SequenceOutput, TokenScores
@@ -215,6 +217,7 @@ class Sequence:
                 text=text,
                 offset=self._offset,
                 alternatives=self._job.logprobs,
+                has_ids=self._job.identifies_tokens,
             )
             self.piece.logprobs.append(entry)
 
@@ -248,6 +251,6 @@ class Sequence:
         self.stop_reason = stop_reason
         # Tokens of a removed stop string have no position in the text: place them at its end.
         self.piece.logprobs = [
-            TokenLogprob(entry.token, entry.logprob, min(entry.offset, self._returned), entry.top)
+            msgspec.structs.replace(entry, offset=min(entry.offset, self._returned))
             for entry in self.piece.logprobs
         ]

@@ -30,7 +30,12 @@ from gateway.dialects.chat.template_arguments import (
 )
 from gateway.dialects.chat.thinking import Thinking, ThinkingParameters, read_thinking
 from gateway.dialects.chat.tools import ChatToolParameters, ChatTools, read_chat_tools
-from gateway.dialects.choices import ChatChoiceParameters, read_chat_n, read_top_logprobs
+from gateway.dialects.choices import (
+    ChatChoiceParameters,
+    read_chat_n,
+    read_prompt_logprobs,
+    read_top_logprobs,
+)
 from gateway.dialects.fields import Parameters
 from gateway.dialects.lengths import (
     ChatLengthParameters,
@@ -138,6 +143,8 @@ def to_chat_generation_request(
         stop=read_stop(body, profile),
         includes_stop=read_includes_stop(body, profile),
         logprobs=read_top_logprobs(body, profile),
+        prompt_logprobs=read_prompt_logprobs(body, is_streamed=bool(body.stream)),
+        names_tokens_by_id=bool(body.return_tokens_as_token_ids),
         echo=False,
         stream=bool(body.stream),
         include_usage=bool(options.include_usage),
@@ -227,6 +234,11 @@ def _check_combinations(request: GenerationRequest) -> None:
             f"'{structure.param}' cannot be combined with a '{tool_choice_param(request)}' that "
             "forces a call: a text can have only one structure.",
             param=structure.param,
+        )
+    if request.prompt_logprobs is not None and request.chat and request.chat.image_sources:
+        raise InvalidParameterError(
+            "'prompt_logprobs' cannot be combined with images, which have no log-probabilities.",
+            param="prompt_logprobs",
         )
     check_end_is_free(request, tools_param=tools_param(request))
 

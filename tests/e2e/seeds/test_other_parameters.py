@@ -9,6 +9,7 @@ from gateway.stream.sse import BLOCK_BYTES
 from tests.e2e.at_once import at_once, each_at_once
 from tests.e2e.examples import COUNTING, ENDING, LONG, OPEN, ids_of
 from tests.e2e.seeds.calling import (
+    CHATS,
     LLAMACPP,
     Body,
     Caller,
@@ -24,6 +25,11 @@ from tests.support.cases import case
 pytestmark = pytest.mark.e2e
 
 GREEDY: Body = {"temperature": 0, "max_tokens": 24}
+CHAT: Body = {"messages": [{"role": "user", "content": "Hello"}], "temperature": 0, "max_tokens": 4}
+CHAT_PROMPT = "<|user|>Hello\n</think><|assistant|>"
+"""The prompt that the model's template renders for this chat."""
+
+NO_TOKENS: Body = {"content": []}
 HOT: Body = {"temperature": 2, "max_tokens": 24, "prompt": OPEN}
 BLOCK_TOKENS = 128
 
@@ -295,6 +301,106 @@ def test_token_ids_are_returned(caller: Caller, stream: bool) -> None:
     assert ids == ids_of(" 5, 6, 7, 8, 9, 10, 11, 12")[: len(ids)]
     assert len(ids) == GREEDY["max_tokens"]
     assert prompts[0] == ids_of(COUNTING)
+
+
+@each_at_once("stream", [False, True])
+def test_chat_has_the_prompt_ids_beside_its_choices(caller: Caller, stream: bool) -> None:
+    body = CHAT | {"return_token_ids": True}
+    if stream:
+        chunks = caller.stream("vllm", body, CHATS)
+        ids = [token for each in chunks for token in each["choices"][0].get("token_ids", [])]
+        prompts = [chunk.get("prompt_token_ids") for chunk in chunks]
+        assert prompts[1:] == [None] * (len(chunks) - 1)
+    else:
+        chat = caller.complete("vllm", body, CHATS)
+        prompts, ids = [chat["prompt_token_ids"]], chat["choices"][0]["token_ids"]
+
+    assert prompts[0] == ids_of(CHAT_PROMPT)
+    assert len(ids) == CHAT["max_tokens"]
+
+
+@each_dialect()
+def test_prompt_logprobs_equal_those_of_the_echo(caller: Caller, dialect: str) -> None:
+    body = {"prompt": COUNTING, "max_tokens": 1, "temperature": 0}
+    most = {"echo": True, "logprobs": 4}
+    separate, echoed, both = at_once(
+        lambda: caller.complete(dialect, body | {"prompt_logprobs": 4, "n": 2})["choices"],
+        lambda: caller.complete(dialect, body | most)["choices"],
+        lambda: caller.complete(dialect, body | most | {"logprobs": 1, "prompt_logprobs": 4})[
+            "choices"
+        ],
+    )
+    first, *places = separate[0]["prompt_logprobs"]
+    assert first is None
+    assert separate[1]["prompt_logprobs"] == [None, *places]
+    assert "prompt_logprobs" not in echoed[0]
+    lists, fewer = echoed[0]["logprobs"], both[0]["logprobs"]
+    for place, (token, entries) in enumerate(zip(ids_of(COUNTING)[1:], places, strict=True), 1):
+        (own_id, own), *others = entries.items()
+        assert own_id == str(token)
+        assert own["decoded_token"] == lists["tokens"][place]
+        assert own["logprob"] == pytest.approx(lists["token_logprobs"][place], abs=1e-3)
+        logprobs = {each["decoded_token"]: each["logprob"] for each in entries.values()}
+        assert logprobs == pytest.approx(lists["top_logprobs"][place], abs=1e-3)
+        ranks = sorted(each["rank"] for each in entries.values())
+        assert ranks[:4] == [1, 2, 3, 4]
+        assert ranks[4:] == [own["rank"]] * (own["rank"] > 4)
+        assert [each["rank"] for _, each in others] == [r for r in range(1, 5) if r != own["rank"]]
+        # An echo with fewer alternatives has only its number of them.
+        shown = {each["decoded_token"] for each in entries.values() if each["rank"] == 1}
+        assert fewer["top_logprobs"][place].keys() == shown | {own["decoded_token"]}
+        assert both[0]["prompt_logprobs"][place].keys() == entries.keys()
+
+
+def test_prompt_logprobs_of_a_chat_are_beside_its_choices(caller: Caller) -> None:
+    given = {"prompt": CHAT_PROMPT, "max_tokens": 1, "prompt_logprobs": 2}
+    chat, completion = at_once(
+        lambda: caller.complete("vllm", CHAT | {"prompt_logprobs": 2}, CHATS),
+        lambda: caller.complete("vllm", given),
+    )
+    [choice] = completion["choices"]
+    for ours, theirs in zip(
+        chat["prompt_logprobs"][1:], choice["prompt_logprobs"][1:], strict=True
+    ):
+        assert ours.keys() == theirs.keys()
+        for token in ours:
+            assert ours[token]["logprob"] == pytest.approx(theirs[token]["logprob"], abs=1e-3)
+    assert chat["prompt_logprobs"][0] is None
+    assert chat["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+
+
+def test_prompt_logprobs_of_streams_and_of_the_vocabulary_are_refused(caller: Caller) -> None:
+    for path, body in (("/v1/completions", {"prompt": OPEN}), (CHATS, CHAT)):
+        for refused in ({"prompt_logprobs": 1, "stream": True}, {"prompt_logprobs": -1}):
+            assert "prompt_logprobs" in caller.refused("vllm", body | refused, path)["message"]
+
+
+@each_at_once("stream", [False, True])
+def test_tokens_are_named_by_their_ids(caller: Caller, stream: bool) -> None:
+    named = {"return_tokens_as_token_ids": True, "return_token_ids": True}
+    body = {"prompt": COUNTING, "logprobs": 2, "echo": True} | GREEDY | named
+    chat = CHAT | {"logprobs": True, "top_logprobs": 2} | named
+    if stream:
+        chunks, chat_chunks = caller.stream("vllm", body), caller.stream("vllm", chat, CHATS)
+    else:
+        chunks = [caller.complete("vllm", body)]
+        chat_chunks = [caller.complete("vllm", chat, CHATS)]
+
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    ids = [token for choice in choices for token in choice["token_ids"]]
+    lists = [choice["logprobs"] for choice in choices]
+    names = [name for each in lists for name in each["tokens"]]
+    assert names == [f"token_id:{token}" for token in ids_of(COUNTING) + ids]
+    likeliest = [max(top, key=top.get) for each in lists for top in each["top_logprobs"] if top]
+    assert likeliest[-len(ids) :] == names[-len(ids) :]
+
+    choices = [choice for chunk in chat_chunks for choice in chunk["choices"]]
+    ids = [token for choice in choices for token in choice.get("token_ids", [])]
+    tokens = [each for choice in choices for each in (choice["logprobs"] or NO_TOKENS)["content"]]
+    assert [each["token"] for each in tokens] == [f"token_id:{token}" for token in ids]
+    assert [each["top_logprobs"][0]["token"] for each in tokens] == [
+        each["token"] for each in tokens
+    ]
 
 
 def test_special_tokens_are_returned_on_request(caller: Caller) -> None:

@@ -70,7 +70,7 @@ def test_responses_match_their_schema(caller: Caller, page: Page, dialect: str, 
         page.check("CompletionChunk", chunk)
 
 
-@each_dialect("timing", "reasoning_member", "has_null_parts")
+@each_dialect("timing", "reasoning_members", "has_null_parts")
 @each_at_once(
     "body",
     [

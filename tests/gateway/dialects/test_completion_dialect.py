@@ -7,7 +7,7 @@ import pytest
 from gateway.dialects.profile import PROFILES, Profile
 from gateway.dialects.request import FIT
 from gateway.errors import BadRequestError
-from tests.gateway.dialects.chat_reading import read_chat
+from tests.gateway.dialects.chat_reading import PNG_URI, chat_refusal, read_chat
 from tests.gateway.dialects.reading import (
     EVERY_PROFILE,
     FIREWORKS,
@@ -215,6 +215,19 @@ def test_side_of_truncation_is_read_and_named_if_nothing_is_truncated() -> None:
                 keeps_start,
                 ignored,
             )
+
+
+def test_prompt_logprobs_of_streams_and_images_are_refused() -> None:
+    chat_image = {"role": "user", "content": [{"type": "image_url", "image_url": PNG_URI}]}
+    for reader, refusing, image in (
+        (read, refusal, {"prompt": "<image>", "images": [PNG_URI]}),
+        (read_chat, chat_refusal, {"messages": [chat_image]}),
+    ):
+        assert reader(prompt_logprobs=0, stream=True).prompt_logprobs == 0
+        assert reader(prompt_logprobs=20).prompt_logprobs == 20
+        error = refusing(prompt_logprobs=1, stream=True)
+        assert error.message == "'prompt_logprobs' must be 0 if 'stream' is true. Given: 1."
+        assert "prompt_logprobs" in refusing(prompt_logprobs=0, **image).message
 
 
 def test_truncation_to_no_prompt_token_is_refused() -> None:

@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+from contract.dialect import Dialect
 from contract.messages import CallPiece, TokenLogprob
 from gateway.dialects.request import ChatRequest, Tool, ToolMode, ToolUse
 from gateway.dispatch.generation import Reply
@@ -115,6 +116,33 @@ async def test_tokens_are_returned_once_with_their_first_content() -> None:
     choice = await whole(*replies, **fields)
     assert choice["token_ids"] == [1, 2, 3, 4, 5, 6]
     assert choice["prompt_token_ids"] == [5, 6, 7]
+
+
+async def test_dialect_vllm_has_the_prompt_ids_beside_the_choices() -> None:
+    answer = completion(chat=CHAT, dialect=Dialect.VLLM, n=2, return_token_ids=True)
+    replies = [said("a", choice=1, finish=STOP), said("b", finish=STOP), ended()]
+    chunks = parse_chunks(ChunkRenderer(answer).render(replies))
+    openings = [chunk for chunk in chunks if "role" in chunk["choices"][0]["delta"]]
+    assert [chunk for chunk in chunks if "prompt_token_ids" in chunk] == openings
+    assert [chunk["prompt_token_ids"] for chunk in openings] == [[5, 6, 7]] * 2
+
+    body = json.loads((await collect(answer, inbox(*replies))).content)
+    assert body["prompt_token_ids"] == [5, 6, 7]
+    for choice in (*body["choices"], *(chunk["choices"][0] for chunk in chunks)):
+        assert "prompt_token_ids" not in choice
+
+
+async def test_tokens_are_named_by_their_ids() -> None:
+    entry = TokenLogprob("é", -1.0, 0, [("x", -0.5), ("é", -1.0)], [8, 9])
+    replies = [said("é", token_ids=[9], logprobs=[entry], finish=STOP), ended()]
+    fields = {"logprobs": 2, "names_tokens_by_id": True}
+    [whole_token] = (await whole(*replies, **fields))["logprobs"]["content"]
+    assert whole_token == streamed(*replies, **fields)[1]["logprobs"]["content"][0]
+    assert (whole_token["token"], whole_token["bytes"]) == ("token_id:9", list("é".encode()))
+    assert [(each["token"], each["logprob"]) for each in whole_token["top_logprobs"]] == [
+        ("token_id:8", -0.5),
+        ("token_id:9", -1.0),
+    ]
 
 
 def scored_by_id(text: str, *token_ids: int, **fields: Any) -> Reply:

@@ -77,8 +77,8 @@ async def test_conflict_19_reasoning_has_the_name_of_its_dialect(
         dialect=dialect,
     )
     message = body["choices"][0]["message"]
-    name = "reasoning" if dialect is Dialect.VLLM else "reasoning_content"
-    assert (message[name], message["content"]) == ("Hm.", "Yes")
+    names = ["reasoning_content", *["reasoning"] * (dialect is Dialect.VLLM)]
+    assert [message[name] for name in (*names, "content")] == ["Hm."] * len(names) + ["Yes"]
     assert body["usage"]["completion_tokens_details"] == {"reasoning_tokens": 3}
 
 

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from contract.messages import TokenLogprob
+from gateway.dialects.request import ChatRequest
 from gateway.errors import InvalidParameterError
 from gateway.prompt.echo import echoed_text
 from gateway.stream import prompt_logprobs as prompt_logprobs_module
 from gateway.stream.assembler import collect
-from gateway.stream.logprobs import REPLACEMENT, LogprobLists, echo_base
+from gateway.stream.logprobs import LOGPROB_FLOOR, REPLACEMENT, LogprobLists, echo_base
 from gateway.stream.sse import ChunkRenderer
 from tests.gateway.replies import STOP, completion, ended, inbox, said, scored
 from tests.support.cases import all_cases
@@ -252,6 +253,38 @@ async def test_log_probabilities_of_echoed_prompts_are_bounded_over_all_choices(
         InvalidParameterError, match=r"must take at most 100 bytes .* Given: at least \d+"
     ):
         await collect(answer, inbox(*replies))
+
+
+@all_cases("chat", [None, ChatRequest(messages=[])], ids=["completion", "chat"])
+async def test_prompt_logprobs_have_ranks_without_gaps_in_whole_responses_and_first_chunks(
+    chat: ChatRequest | None,
+) -> None:
+    top = [("x", -1.0), ("b", -1.0), ("y", -2.0)]
+    entries = [
+        TokenLogprob("a", None, 0),
+        # The prompt's token and the first alternative have equal scores.
+        TokenLogprob("b", -1.0, 1, top, [8, 6, 9], 2),
+        # The prompt's token is far less likely than the alternatives.
+        TokenLogprob("c", float("-inf"), 2, [*top[:2], ("c", -99.0)], [8, 6, 7], 400),
+    ]
+    answer = completion(chat=chat, prompt_logprobs=2, prompt_token_ids=[[5, 6, 7]])
+    replies = [scored(entries), said("d"), said("e", finish=STOP), ended()]
+    expected = [
+        None,
+        {"6": (-1.0, 2, "b"), "8": (-1.0, 1, "x")},
+        {"7": (LOGPROB_FLOOR, 400, "c"), "8": (-1.0, 1, "x"), "6": (-1.0, 2, "b")},
+    ]
+    whole = json.loads((await collect(answer, inbox(*replies))).content)
+    first, *others = parse_chunks(ChunkRenderer(answer).render(replies))
+    for body in (whole, first):
+        holder = body["choices"][0] if chat is None else body
+        shown = [
+            each and {token: tuple(values.values()) for token, values in each.items()}
+            for each in holder["prompt_logprobs"]
+        ]
+        assert shown == expected
+        assert [list(each) for each in shown[1:]] == [["6", "8"], ["7", "8", "6"]]
+    assert "prompt_logprobs" not in json.dumps(others)
 
 
 async def test_each_large_choice_is_encoded_in_its_own_turn() -> None:

@@ -27,6 +27,7 @@ def _stats(stats: Any) -> EngineStats | None:
 
 def _output(output: Any) -> SequenceOutput:
     reason, prefill = output.finish_reason, output.prefill_stats
+    prompt_scores = output.new_prompt_logprobs_tensors
     stop = output.stop_reason
     return SequenceOutput(
         output.request_id,
@@ -34,11 +35,10 @@ def _output(output: Any) -> SequenceOutput:
         None if reason is None else _ENDS[str(reason)],
         stop if isinstance(stop, int) else None,
         None if output.new_logprobs is None else _scores(output.new_logprobs),
-        None
-        if output.new_prompt_logprobs_tensors is None
-        else _scores(output.new_prompt_logprobs_tensors),
+        None if prompt_scores is None else _scores(prompt_scores),
         None if prefill is None else prefill.num_cached_tokens,
         None if prefill is None else prefill.num_prompt_tokens,
+        None if prompt_scores is None else prompt_scores[2].tolist(),
     )
 
 
