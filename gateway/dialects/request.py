@@ -144,6 +144,8 @@ class ChatRequest:
     """The parameter that gave `SamplingSpec.thinking_budget`; empty if none did."""
     continues_last_message: bool = False
     """Whether the response continues the last message, an assistant's, instead of a new one."""
+    opens_message: bool = True
+    """Whether the prompt ends with the beginning of a new message, if none is continued."""
     shows_reasoning: bool = True
     uses_legacy_functions: bool = False
     """Whether the client uses `functions` and gets a `function_call` in the response."""

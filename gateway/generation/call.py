@@ -41,6 +41,24 @@ async def read_call(request: Request, *, is_paid: bool = False) -> Call:
     content = await read_body(request, principal.tenant_id)
     beside = context.large_work.of(principal.tenant_id, size=len(content))
     body: dict[str, Any] = await beside(partial(parse_object, content))
+    return await _in_dialect(request, principal, body, beside)
+
+
+async def read_query(request: Request, body: dict[str, Any]) -> Call:
+    """Authorize the caller of a request whose query has what others have in their `body`.
+
+    The request counts as unpaid. Raises an ApiError.
+    """
+    principal = await authorize(request, Scope.COMPLETIONS)
+    allow_unpaid(request, principal)
+    beside = context_of(request).large_work.of(principal.tenant_id, size=0)
+    return await _in_dialect(request, principal, body, beside)
+
+
+async def _in_dialect(
+    request: Request, principal: Principal, body: dict[str, Any], beside: Beside
+) -> Call:
+    context = context_of(request)
     header = request.headers.get(DIALECT_HEADER)
     profile = await profile_of(context, principal, body, header=header)
     request.state.error_style = profile.error_style

@@ -1,21 +1,35 @@
-"""Tokenize and detokenize: `POST /tokenize` and `/detokenize`, as in vLLM and llama.cpp."""
+"""Tokenize and detokenize: `POST /tokenize` and `/detokenize`, as in vLLM and llama.cpp.
 
-from collections.abc import Callable
+`GET /tokenizer_info` describes the tokenizer of a model, as in vLLM.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
 import msgspec
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
+from redis.exceptions import RedisError
 
 from contract.messages import WorkerCard
+from gateway.dialects.chat.template_arguments import unread_parameters
+from gateway.dialects.endpoint import CHATS
+from gateway.dialects.profile import Dialect
 from gateway.dialects.support import reject_ignored
 from gateway.dialects.wire import validate
-from gateway.errors import InvalidParameterError, shown
-from gateway.generation.call import Call, read_call
+from gateway.errors import (
+    InvalidParameterError,
+    UnsupportedParameterError,
+    queue_unavailable,
+    shown,
+)
+from gateway.generation.call import Call, read_call, read_query
 from gateway.generation.model_choice import find_card
 from gateway.http.ignored_parameters import ignored_header
-from gateway.prompt.tokenization import llamacpp_tokens, vllm_tokens
+from gateway.prompt.chat import render_chat
+from gateway.prompt.tokenization import llamacpp_tokens, tokenizer_config, vllm_tokens
 from gateway.prompt.tokenizers import PromptEncoder
 
 router = APIRouter()
@@ -42,6 +56,33 @@ class VllmTokenize(_Body):
     return_token_strs: bool = False
 
 
+class ChatTokenize(_Body):
+    """Body of `/tokenize` with messages; `CHATS.read` validates the fields without a type."""
+
+    messages: Any
+    tools: Any = None
+    chat_template_kwargs: Any = None
+    add_generation_prompt: bool = True
+    continue_final_message: Any = None
+    add_special_tokens: bool = False
+    return_token_strs: bool = False
+    # Rejected, as in chats.
+    chat_template: Any = None
+    media_io_kwargs: Any = None
+    mm_processor_kwargs: Any = None
+
+
+_CHAT_FIELDS: Final = (
+    "messages",
+    "chat_template_kwargs",
+    "continue_final_message",
+    "chat_template",
+    "media_io_kwargs",
+    "mm_processor_kwargs",
+)
+"""Fields that are read as those of a chat."""
+
+
 class LlamacppTokenize(_Body):
     """Body of `/tokenize` in llama.cpp's format."""
 
@@ -60,27 +101,47 @@ class Detokenize(_Body):
 async def tokenize(request: Request) -> Response:
     """Respond in the format of the request."""
     call = await read_call(request)
-    if call.body.get("content") is None:
-        return await _tokenize_as_vllm(call)
-    if call.body.get("prompt") is not None:
+    names = ("prompt", "messages", "content")
+    [*others, name] = [each for each in names if call.body.get(each) is not None] or ["prompt"]
+    if others:
         raise InvalidParameterError(
-            "'content' cannot be combined with 'prompt', vLLM's name of the same parameter.",
-            param="content",
+            f"'{name}' cannot be combined with '{others[0]}': a request has one text.", param=name
         )
-    return await _tokenize_as_llamacpp(call)
+    if name == "messages":
+        return await _tokenize_chat(call)
+    return await (_tokenize_as_llamacpp(call) if name == "content" else _tokenize_as_vllm(call))
 
 
 async def detokenize(request: Request) -> Response:
-    """Respond in vLLM's format if the request names a model, else in llama.cpp's."""
+    """Respond in vLLM's format in its dialect or if a model is named, else in llama.cpp's."""
     call = await read_call(request)
     body = validate(Detokenize, call.body)
     encoder = await _encoder(call, await _card(call, body))
-    name = "content" if body.model is None else "prompt"
+    is_vllm = call.profile.name is Dialect.VLLM or body.model is not None
+    name = "prompt" if is_vllm else "content"
 
     def work() -> dict[str, Any]:
         return {name: encoder.decode(_read_ids(body.tokens, encoder))}
 
     return await _respond(call, body, work)
+
+
+@router.get("/tokenizer_info", summary="Describe a tokenizer", tags=["Models"])
+@router.get("/v1/tokenizer_info", include_in_schema=False)
+async def tokenizer_info(request: Request, model: str | None = None) -> Response:
+    """Return the configuration of a model's tokenizer, in the form of tokenizer_config.json."""
+    call = await read_query(request, {"model": model})
+    card = await find_card(call.context, call.principal, model, profile=call.profile)
+    tokenizer = await call.context.tokenizers.get(card.tokenizer_digest)
+    sources: dict[str, str] = {}
+    if card.chat is not None:
+        try:
+            templates = await call.context.chat_templates.get(card.chat.template_digest)
+        except RedisError:
+            raise queue_unavailable() from None
+        sources = templates.sources
+    content = msgspec.json.encode(tokenizer_config(tokenizer, card, sources))
+    return Response(content, media_type="application/json")
 
 
 # Plain routes, which gateway.openapi.document describes.
@@ -102,6 +163,46 @@ async def _tokenize_as_vllm(call: Call) -> Response:
         window=card.context_window,
     )
     return await _respond(call, body, work)
+
+
+async def _tokenize_chat(call: Call) -> Response:
+    body = validate(ChatTokenize, call.body)
+    card = await _card(call, body)
+    fields = {name: getattr(body, name) for name in _CHAT_FIELDS}
+    # vLLM rejects an empty list in chats only.
+    fields |= {"model": card.model, "tools": None if body.tools == [] else body.tools}
+    if call.body.get("add_generation_prompt"):
+        fields["add_generation_prompt"] = True
+    request = await call.beside(partial(CHATS.read, fields, call.profile, max_prompts=1))
+    chat = request.chat
+    assert chat is not None  # noqa: S101 - CHATS reads chats
+    if chat.image_sources:
+        raise UnsupportedParameterError(
+            "'messages' with images are not supported: the engine determines an image's tokens.",
+            param="messages",
+        )
+    request = replace(request, chat=replace(chat, opens_message=body.add_generation_prompt))
+    encoder = await _encoder(call, card)
+    rendered = await render_chat(
+        request, card, call.context.chat_templates, encoder.tokenizer, call.beside
+    )
+    if len(rendered.text) > MAX_CHARACTERS:
+        raise InvalidParameterError(
+            f"'messages' must have at most {MAX_CHARACTERS} characters as a prompt. "
+            f"Given: {len(rendered.text)} characters.",
+            param="messages",
+        )
+    read = chat.template_arguments.keys() - {*rendered.ignored_template_arguments}
+    work = partial(
+        vllm_tokens,
+        encoder,
+        rendered.text,
+        adds_special_tokens=body.add_special_tokens,
+        shows_tokens=body.return_token_strs,
+        window=card.context_window,
+    )
+    ignored = [*request.ignored_parameters, *unread_parameters(chat, read)]
+    return await _respond(call, body, work, size=len(rendered.text), ignored=ignored)
 
 
 async def _tokenize_as_llamacpp(call: Call) -> Response:
@@ -150,9 +251,16 @@ def _read_ids(tokens: Any, encoder: PromptEncoder) -> list[int]:
     return tokens
 
 
-async def _respond(call: Call, body: _Body, work: Callable[[], dict[str, Any]]) -> Response:
-    ignored = sorted(body.model_extra or {})
+async def _respond(
+    call: Call,
+    body: _Body,
+    work: Callable[[], dict[str, Any]],
+    *,
+    size: int = 0,
+    ignored: Iterable[str] = (),
+) -> Response:
+    ignored = sorted({*(body.model_extra or {}), *ignored})
     if call.principal.is_strict:
         reject_ignored(ignored)
-    content = await call.beside(lambda: msgspec.json.encode(work()))
+    content = await call.beside(lambda: msgspec.json.encode(work()), size=size)
     return Response(content, media_type="application/json", headers=ignored_header(ignored))

@@ -262,7 +262,7 @@ OPERATIONS: dict[str, dict[str, Any]] = {
         Endpoints.CHATS,
     ),
     "/tokenize": _operation(
-        "Tokenize a text, in vLLM's or llama.cpp's format",
+        "Tokenize a text or a chat, in vLLM's or llama.cpp's format",
         "tokenize",
         body={"schema": reference("TokenizeRequest")},
         response=_json_response("The tokens, in the request's format.", "Tokens"),
@@ -311,13 +311,18 @@ _PUBLIC_PATHS = {
 }
 """OpenAPI descriptions of the endpoints that need no credential."""
 
-_MODEL_PAGES = {"/v1/models": "ModelList", "/v1/models/{model_id}": "Model"}
+_ANNOUNCED: Final = "Models that workers announce."
+_MODEL_PAGES: Final = {
+    "/v1/models": (_ANNOUNCED, "ModelList"),
+    "/v1/models/{model_id}": (_ANNOUNCED, "Model"),
+    "/tokenizer_info": ("The configuration of a model's tokenizer.", "TokenizerInfo"),
+}
 
 
-def _model_page(name: str) -> dict[str, Any]:
+def _model_page(description: str, name: str) -> dict[str, Any]:
     errors = {status: error_response(_ERRORS[status]) for status in ("401", "403", "404", "503")}
     return {
-        "responses": {"200": _json_response("Models that workers announce.", name), **errors},
+        "responses": {"200": _json_response(description, name), **errors},
         "security": [{"bearer": []}],
     }
 
@@ -372,8 +377,8 @@ def _add_generation(schema: dict[str, Any]) -> set[str]:
     for path, operation in OPERATIONS.items():
         schema["paths"][path] = {"post": operation}
     schema["paths"] |= KEPT_PATHS | _PUBLIC_PATHS
-    for path, name in _MODEL_PAGES.items():
-        schema["paths"][path]["get"] |= _model_page(name)
+    for path, page in _MODEL_PAGES.items():
+        schema["paths"][path]["get"] |= _model_page(*page)
     schemas = schema.setdefault("components", {}).setdefault("schemas", {})
     schemas.update({name: _plain(model) for name, model in definitions["$defs"].items()})
     schemas.update(COMPONENTS | CHAT_COMPONENTS)

@@ -4,6 +4,10 @@ from typing import Any
 
 from contract.dialect import Dialect
 from contract.tier import ServiceTier
+from gateway.dialects.chat.messages import MESSAGES_SCHEMA
+from gateway.dialects.chat.template_arguments import KWARGS_SCHEMA
+from gateway.dialects.fields import array_schema
+from gateway.dialects.structured.tools import MAX_TOOLS, TOOL_SCHEMA
 from gateway.tenancy.limits import LimitScope
 
 Schema = dict[str, Any]
@@ -253,14 +257,23 @@ TOKENIZE_REQUEST: Schema = {
     "properties": {
         "model": _MODEL_NAME,
         "prompt": {"type": "string", "description": "The text, under vLLM's name."},
-        "add_special_tokens": {"type": "boolean", "default": True},
+        "add_special_tokens": {
+            "type": "boolean",
+            "description": "Default: true for a prompt, false for messages.",
+        },
         "return_token_strs": {"type": "boolean", "default": False},
+        "messages": MESSAGES_SCHEMA
+        | {"description": "In vLLM's format: a chat, rendered with the model's template."},
+        "tools": array_schema(TOOL_SCHEMA, most=MAX_TOOLS),
+        "chat_template_kwargs": KWARGS_SCHEMA,
+        "add_generation_prompt": {"type": "boolean", "default": True},
+        "continue_final_message": {"type": "boolean", "default": False},
         "content": {"type": "string", "description": "The text, under llama.cpp's name."},
         "add_special": {"type": "boolean", "default": False},
         "parse_special": {"type": "boolean", "default": True},
         "with_pieces": {"type": "boolean", "default": False},
     },
-    "anyOf": [{"required": ["prompt"]}, {"required": ["content"]}],
+    "anyOf": [{"required": ["prompt"]}, {"required": ["messages"]}, {"required": ["content"]}],
 }
 
 _PIECE: Schema = object_of({"id": INTEGER, "piece": {"type": ["string", "array"]}})
@@ -279,14 +292,32 @@ DETOKENIZED: Schema = {
     "properties": {
         "prompt": {
             "type": "string",
-            "description": "The text, if the request names a model (vLLM).",
+            "description": "The text, in dialect `vllm` or if the request names a model.",
         },
         "content": {
             "type": "string",
-            "description": "The text, if the request names no model (llama.cpp).",
+            "description": "The text in all other cases, as in llama.cpp.",
         },
     },
 }
+
+TOKENIZER_INFO: Schema = object_of(
+    {
+        "tokenizer_class": TEXT,
+        "model_max_length": INTEGER,
+        "added_tokens_decoder": {
+            "type": "object",
+            "additionalProperties": TEXT,
+            "description": "Texts of the added tokens by token id.",
+        },
+    },
+    bos_token=TEXT,
+    chat_template={
+        "type": ["string", "array"],
+        "items": object_of({"name": TEXT, "template": TEXT}),
+        "description": "The template's source; of several templates, each with its name.",
+    },
+)
 
 MODEL: Schema = object_of(
     {
@@ -349,4 +380,5 @@ COMPONENTS: dict[str, Schema] = {
     "Tokens": TOKENS,
     "DetokenizeRequest": DETOKENIZE_REQUEST,
     "Detokenized": DETOKENIZED,
+    "TokenizerInfo": TOKENIZER_INFO,
 }

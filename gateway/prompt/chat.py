@@ -117,7 +117,11 @@ class _Rendering:
             has_developer_role=self._template.has_developer_role,
         )
         continues = self._chat.continues_last_message
-        text = self._continued(messages) if continues else self._rendered(messages, opens=True)
+        text = (
+            self._continued(messages)
+            if continues
+            else self._rendered(messages, opens=self._chat.opens_message)
+        )
         self._check_text(text)
         opening = self._opening(text, messages)
         reasoning = _reasoning(opening, self._form)

@@ -14,7 +14,7 @@ from gateway.templates.template import ChatTemplate, WrongTemplateError
 MAX_TEMPLATES: Final = 16
 """The templates of one model."""
 MAX_TEMPLATE_CHARACTERS: Final = 512 * 1024
-_DEFAULT: Final = "default"
+DEFAULT: Final = "default"
 _FOR_TOOLS: Final = "tool_use"
 
 logger = logging.getLogger(__name__)
@@ -28,11 +28,16 @@ class TemplateSet:
     def __init__(self, templates: Mapping[str, ChatTemplate]) -> None:
         self._templates = templates
 
+    @property
+    def sources(self) -> dict[str, str]:
+        """The sources of the templates by name."""
+        return {name: template.source for name, template in self._templates.items()}
+
     def choose(self, *, has_tools: bool) -> ChatTemplate:
         """Return the template for a chat with or without tools."""
         if has_tools and _FOR_TOOLS in self._templates:
             return self._templates[_FOR_TOOLS]
-        return self._templates[_DEFAULT]
+        return self._templates[DEFAULT]
 
 
 class ChatTemplates:
@@ -102,8 +107,8 @@ def _sources(compressed: bytes) -> dict[str, str] | str:
         sources = _read_file(decompressor.decompress(compressed, most))
     except (zlib.error, msgspec.MsgspecError):
         return "its published file cannot be read"
-    if _DEFAULT not in sources:
-        return f"it has no template named '{_DEFAULT}'"
+    if DEFAULT not in sources:
+        return f"it has no template named '{DEFAULT}'"
     if len(sources) > MAX_TEMPLATES:
         return f"it must have at most {MAX_TEMPLATES} templates. Given: {len(sources)}"
     longest = max(map(len, sources.values()))

@@ -1,9 +1,43 @@
 """Tokenization of texts for the tokenize endpoints, in the formats of vLLM and llama.cpp."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 
+from tokenizers import Tokenizer
+
+from contract.messages import WorkerCard
+from gateway.prompt.chat_templates import DEFAULT
 from gateway.prompt.pieces import PieceReader
 from gateway.prompt.tokenizers import PromptEncoder
+
+TOKENIZER_CLASS: Final = "PreTrainedTokenizerFast"
+"""The class of transformers that reads the tokenizer.json of any model."""
+
+
+def tokenizer_config(
+    tokenizer: Tokenizer, card: WorkerCard, templates: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return the content of tokenizer_config.json, as vLLM returns it: added tokens are texts.
+
+    `templates` are the sources of the model's chat templates by name.
+    """
+    added = sorted(tokenizer.get_added_tokens_decoder().items())
+    config: dict[str, Any] = {
+        "tokenizer_class": TOKENIZER_CLASS,
+        "model_max_length": card.context_window,
+        "added_tokens_decoder": {token_id: token.content for token_id, token in added},
+    }
+    if card.bos_token_id is not None:
+        config["bos_token"] = tokenizer.id_to_token(card.bos_token_id)
+    if card.chat is not None:
+        config |= card.chat.special_tokens
+    if templates:
+        config["chat_template"] = (
+            templates[DEFAULT]
+            if len(templates) == 1
+            else [{"name": name, "template": source} for name, source in templates.items()]
+        )
+    return config
 
 
 def vllm_tokens(

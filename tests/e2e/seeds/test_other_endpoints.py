@@ -1,16 +1,21 @@
 """Estimates and tokenisation: they agree with the completions that follow."""
 
+import json
+
 import pytest
 
 from tests.e2e.at_once import each_at_once
-from tests.e2e.examples import COUNTING, OPEN, ids_of
-from tests.e2e.seeds.calling import LLAMACPP, Body, Caller, each_dialect
-from tests.support.stack import MODEL
+from tests.e2e.examples import COUNTING, OPEN, TOKENIZER, ids_of
+from tests.e2e.seeds.calling import CHATS, LLAMACPP, Body, Caller, each_dialect
+from tests.support.stack import CHECKPOINT, MODEL
 
 pytestmark = pytest.mark.e2e
 
 ESTIMATE = "/v1/completions:estimate"
 WINDOW = 2048
+HELLO = {"role": "user", "content": "Hello"}
+ANSWER = {"role": "assistant", "content": "Hi"}
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 
 
 @each_dialect("max_tokens", "temperature")
@@ -62,6 +67,52 @@ def test_tokenize_and_detokenize_round_trip(caller: Caller, prefix: str, text: s
     assert (as_vllm["count"], as_vllm["max_model_len"]) == (len(ids_of(text)), WINDOW)
     back = caller.post(None, {"tokens": as_vllm["tokens"]}, f"{prefix}/detokenize").json()
     assert back == {"prompt": text}
+
+
+@each_at_once("prefix", ["", "/v1"])
+@each_at_once(
+    "given",
+    [
+        {},
+        {"tools": [TOOL], "return_token_strs": True},
+        {"chat_template_kwargs": {"enable_thinking": True}},
+        {"messages": [HELLO, ANSWER], "continue_final_message": True},
+    ],
+)
+def test_tokenized_chat_is_the_prompt_of_the_chat(caller: Caller, prefix: str, given: Body) -> None:
+    body = {"messages": [HELLO]} | given
+    tokenized = caller.post("vllm", body, f"{prefix}/tokenize").json()
+    strings = tokenized.pop("token_strs")
+    body.pop("return_token_strs", None)
+    chat = caller.complete("vllm", body | {"return_token_ids": True, "max_tokens": 1}, CHATS)
+
+    ids = chat["prompt_token_ids"]
+    assert tokenized == {"count": len(ids), "max_model_len": WINDOW, "tokens": ids}
+    assert strings == (
+        [TOKENIZER.id_to_token(token) for token in ids] if "tools" in given else None
+    )
+
+
+def test_chat_is_tokenized_without_the_beginning_of_an_answer(caller: Caller) -> None:
+    body = {"messages": [HELLO, ANSWER], "add_generation_prompt": False}
+    tokens = caller.post(None, body, "/tokenize").json()["tokens"]
+
+    assert tokens == ids_of("<|user|>Hello\n<|assistant|>Hi</s>")
+
+
+@each_at_once("path", ["/tokenizer_info", f"/v1/tokenizer_info?model={MODEL}"])
+def test_tokenizer_is_described(caller: Caller, path: str) -> None:
+    response = caller.get(path)
+    config = json.loads((CHECKPOINT / "tokenizer_config.json").read_text())
+
+    described = response.json()
+    for name in ("bos_token", "eos_token", "model_max_length"):
+        assert described[name] == config[name]
+    assert described["chat_template"] == (CHECKPOINT / "chat_template.jinja").read_text()
+    assert described["tokenizer_class"] == "PreTrainedTokenizerFast"
+    [user] = ids_of("<|user|>")
+    assert described["added_tokens_decoder"][str(user)] == "<|user|>"
+    assert str(CHECKPOINT.parent) not in response.text
 
 
 def test_tokens_need_a_key(caller: Caller) -> None:

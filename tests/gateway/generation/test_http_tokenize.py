@@ -19,6 +19,9 @@ from tests.support.stack import MODEL, Stack
 TEXT = "Once upon a time,\n Grüße 😀"
 TOKENIZER = tiny_tokenizer()
 IDS = TOKENIZER.encode(TEXT).ids
+HELLO = {"role": "user", "content": "Hello"}
+ANSWER = {"role": "assistant", "content": "Hi"}
+IMAGE = {"role": "user", "content": [{"type": "image_url", "image_url": "http://a/b"}]}
 SERVED_MEANWHILE = 5
 """Requests that are served while a long text is tokenized, at least."""
 
@@ -85,6 +88,15 @@ async def test_empty_text_has_no_tokens(client: httpx.AsyncClient) -> None:
     assert await ask(client, "/detokenize", tokens=[]) == {"content": ""}
 
 
+async def test_dialect_vllm_detokenizes_to_a_prompt_without_a_model(
+    client: httpx.AsyncClient,
+) -> None:
+    response = await client.post(
+        "/detokenize", json={"tokens": IDS}, headers={"x-api-dialect": "vllm"}
+    )
+    assert response.json() == {"prompt": TEXT}
+
+
 @all_cases(
     ("path", "body", "param", "code"),
     [
@@ -93,6 +105,29 @@ async def test_empty_text_has_no_tokens(client: httpx.AsyncClient) -> None:
         ("/tokenize", {"prompt": 7}, "prompt", "invalid_value"),
         ("/tokenize", {"prompt": ["a"]}, "prompt", "invalid_value"),
         ("/tokenize", {"prompt": "a", "content": "a"}, "content", "invalid_value"),
+        ("/tokenize", {"prompt": "a", "messages": [HELLO]}, "messages", "invalid_value"),
+        ("/tokenize", {"messages": 7}, "messages", "invalid_value"),
+        ("/tokenize", {"messages": []}, "messages", "invalid_value"),
+        ("/tokenize", {"messages": [HELLO], "tools": 7}, "tools", "invalid_value"),
+        (
+            "/tokenize",
+            {"messages": [HELLO], "add_generation_prompt": 1},
+            "add_generation_prompt",
+            "invalid_value",
+        ),
+        (
+            "/tokenize",
+            {"messages": [ANSWER], "continue_final_message": True, "add_generation_prompt": True},
+            "add_generation_prompt",
+            "invalid_value",
+        ),
+        (
+            "/tokenize",
+            {"messages": [HELLO], "chat_template": "{{ messages }}"},
+            "chat_template",
+            "unsupported_parameter",
+        ),
+        ("/tokenize", {"messages": [IMAGE]}, "messages", "unsupported_parameter"),
         ("/tokenize", {"prompt": "a", "model": 7}, "model", "invalid_value"),
         (
             "/tokenize",
@@ -184,10 +219,16 @@ async def test_tokenizing_requires_the_scope_of_completions(stack: Stack) -> Non
         for path in ("/tokenize", "/v1/tokenize", "/detokenize", "/v1/detokenize"):
             response = await anonymous.post(path, json={"content": "a", "tokens": [5]})
             message_of(response, status=401, kind="authentication_error", code="invalid_api_key")
+        for path in ("/tokenizer_info", "/v1/tokenizer_info"):
+            response = await anonymous.get(path)
+            message_of(response, status=401, kind="authentication_error", code="invalid_api_key")
     admin = await asyncio.to_thread(stack.key, "acme", scopes=[Scope.ADMIN])
     async with gateway_client(stack.url, admin) as client:
-        response = await client.post("/tokenize", json={"content": "a"})
-        message_of(response, status=403, kind="permission_error", code="insufficient_scope")
+        for response in (
+            await client.post("/tokenize", json={"content": "a"}),
+            await client.get("/tokenizer_info"),
+        ):
+            message_of(response, status=403, kind="permission_error", code="insufficient_scope")
 
 
 async def test_model_is_found_as_for_completions(
@@ -201,9 +242,16 @@ async def test_model_is_found_as_for_completions(
     async with gateway_client(stack.url, limited) as limited_client:
         refused = await limited_client.post("/tokenize", json={"prompt": "a", "model": MODEL})
         assert refused.status_code == 404
+        refused = await limited_client.get("/tokenizer_info", params={"model": MODEL})
+        assert refused.status_code == 404
         await serve(store, "tokenize-other", context_window=77)
         reported = await ask(limited_client, "/tokenize", prompt="a")
         assert reported["max_model_len"] == 77
+        config = (await limited_client.get("/tokenizer_info")).json()
+        assert config["model_max_length"] == 77
+        # This model has no chat template.
+        assert config["bos_token"] == "<s>"
+        assert "chat_template" not in config
 
 
 async def test_errors_have_the_style_of_the_dialect(client: httpx.AsyncClient) -> None:
