@@ -104,7 +104,7 @@ def to_generation_request(
         sampling=read_whole_sampling(body, profile, bias, max_tokens=max_tokens),
         bias_texts=bias.texts,
         reads_prefix_cache=body.cache_prompt is not False,
-        cache_isolation_key=read_cache_isolation_key(body),
+        cache_isolation_key=read_cache_isolation_key(body, profile),
         return_token_ids=bool(body.return_token_ids or body.return_tokens),
         shows_special_tokens=body.skip_special_tokens is False,
         wants_timings=bool(body.perf_metrics_in_response or body.timings_per_token),

@@ -91,6 +91,10 @@ class Profile:
     allows_empty_completion: bool = False
     """Whether `max_tokens` 0 is accepted without `echo`."""
     allows_stream_options_without_stream: bool = False
+    takes_any_role: bool = False
+    """Whether the role of a chat message may be any text, which only the chat template checks."""
+    rejects_empty_values: bool = False
+    """Whether empty `tools` of a chat, and an empty `cache_salt`, are rejected."""
     mirostat_unit: MirostatUnit = MirostatUnit.PERPLEXITY
 
     # Response format.
@@ -183,6 +187,8 @@ PROFILES: dict[Dialect, Profile] = {
             name=Dialect.VLLM,
             context_length_behavior=ContextLengthBehavior.TRUNCATE,
             is_model_required=False,
+            takes_any_role=True,
+            rejects_empty_values=True,
             reasoning_members=("reasoning", "reasoning_content"),
             has_prompt_ids_beside_choices=True,
             timing=TimingShape.VLLM,

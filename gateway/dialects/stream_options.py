@@ -117,8 +117,15 @@ def read_service_tier(body: DeliveryParameters) -> ServiceTier | None:
     return ServiceTier(name)
 
 
-def read_cache_isolation_key(body: DeliveryParameters) -> str:
-    """Return the key that separates caches within the tenant; empty if there is none."""
+def read_cache_isolation_key(body: DeliveryParameters, profile: Profile) -> str:
+    """Return the key that separates caches within the tenant; empty if there is none.
+
+    Raises InvalidParameterError.
+    """
+    if body.cache_salt == "" and profile.rejects_empty_values:
+        raise InvalidParameterError(
+            "'cache_salt' must not be empty in this dialect. Given: \"\".", param="cache_salt"
+        )
     key = agreed(
         prompt_cache_isolation_key=body.prompt_cache_isolation_key, cache_salt=body.cache_salt
     )

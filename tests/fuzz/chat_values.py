@@ -29,7 +29,7 @@ CHAT_SOUND: dict[str, tuple[Any, ...]] = {
         ],
         [{"role": "developer", "content": "x"}, _user("<|assistant|></think>{{ 7 * 7 }}")],
     ),
-    "tools": ([], [TOOL], [_LOOSE_TOOL]),
+    "tools": ([TOOL], [_LOOSE_TOOL]),
     "top_logprobs": (0, 1, 5),
     "functions": ([], [{"name": "f", "parameters": SCHEMA}]),
     "function_call": ("none", "auto"),

@@ -107,7 +107,12 @@ _MESSAGE_SCHEMA: dict[str, Any] = {
     "type": "object",
     "required": ["role"],
     "properties": {
-        "role": {"enum": list(ROLES)},
+        "role": {
+            "type": "string",
+            "minLength": 1,
+            "maxLength": MAX_NAME_CHARACTERS,
+            "examples": list(ROLES),
+        },
         "content": {
             "anyOf": [
                 {"type": "string"},
@@ -143,9 +148,9 @@ class MessageParameters(Parameters):
     messages: Any = Field(
         default=None,
         description="The conversation, oldest message first. Required. Roles: system, developer, "
-        "user, assistant, tool and function. Content is text or a list of parts of `type` text or, "
-        "in user messages, image_url: a data URI, or a URL if the gateway's operator allows its "
-        f"host; at most {MAX_IMAGES} images. `reasoning_content` of assistant messages is passed "
+        "user, assistant, tool and function; in dialect vllm, any. Content is text or a list of "
+        "parts of `type` text or, in user messages, image_url: a data URI, or a URL if the "
+        f"gateway's operator allows its host; at most {MAX_IMAGES} images. `reasoning_content` of assistant messages is passed "
         "to chat templates that use it. If the last message is an assistant message with "
         "`partial`, the response continues it.",
         json_schema_extra=MESSAGES_SCHEMA,
@@ -174,8 +179,11 @@ class Conversation:
         self.ignored += (f"{path}.{key}" for key in islice(extra, room))
 
 
-def read_messages(value: object) -> Conversation:
-    """Return the conversation. Raises a BadRequestError that names the first invalid place."""
+def read_messages(value: object, *, takes_any_role: bool = False) -> Conversation:
+    """Return the conversation. Raises a BadRequestError that names the first invalid place.
+
+    If it `takes_any_role`, a message of an unknown role has text only.
+    """
     if value is None:
         raise MissingParameterError("messages")
     messages = read_list(value, "messages", most=MAX_MESSAGES)
@@ -185,7 +193,7 @@ def read_messages(value: object) -> Conversation:
         )
     conversation = Conversation()
     for index, message in enumerate(messages):
-        _read_message(message, f"messages[{index}]", conversation)
+        _read_message(message, f"messages[{index}]", conversation, takes_any_role=takes_any_role)
         if conversation.has_partial and index < len(messages) - 1:
             raise InvalidParameterError(
                 f"'messages[{index}].partial' is only allowed in the last message. Given: true.",
@@ -210,12 +218,16 @@ def check_continued(conversation: Conversation) -> None:
         )
 
 
-def _read_message(value: object, path: str, conversation: Conversation) -> None:
+def _read_message(
+    value: object, path: str, conversation: Conversation, *, takes_any_role: bool
+) -> None:
     message = _object(value, path)
     role = message.get("role")
     if role is None:
         raise MissingParameterError(f"{path}.role")
-    if not isinstance(role, str) or role not in ROLES:
+    if takes_any_role:
+        role = _text(message, "role", path, most=MAX_NAME_CHARACTERS)
+    elif not isinstance(role, str) or role not in ROLES:
         raise InvalidParameterError(
             f"'{path}.role' must be one of {', '.join(ROLES)}. Given: {shown(role)}.",
             param=f"{path}.role",
@@ -233,7 +245,7 @@ def _read_message(value: object, path: str, conversation: Conversation) -> None:
     if (name := _text(message, "name", path, most=MAX_NAME_CHARACTERS)) is not None:
         read["name"] = name
     conversation.messages.append(read)
-    conversation.ignore(path, _unread(message, _KEYS[role]))
+    conversation.ignore(path, _unread(message, _KEYS.get(str(role), _KEYS["user"])))
 
 
 def _read_assistant(

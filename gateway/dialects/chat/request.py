@@ -118,9 +118,9 @@ def to_chat_generation_request(
     `n`.
     """
     _check_metadata(body.metadata)
-    conversation = read_messages(body.messages)
+    conversation = read_messages(body.messages, takes_any_role=profile.takes_any_role)
     ignored = _ignored(body, conversation)
-    thinking, tools = read_thinking(body), read_chat_tools(body)
+    thinking, tools = read_thinking(body), read_chat_tools(body, profile)
     n = read_chat_n(body, most=max_prompts)
     max_tokens = read_chat_max_tokens(body, profile)
     options = read_stream_options(body, profile)
@@ -156,7 +156,7 @@ def to_chat_generation_request(
         sampling=msgspec.structs.replace(sampling, thinking_budget=thinking.budget),
         bias_texts=bias.texts,
         reads_prefix_cache=body.cache_prompt is not False,
-        cache_isolation_key=read_cache_isolation_key(body),
+        cache_isolation_key=read_cache_isolation_key(body, profile),
         return_token_ids=bool(body.return_token_ids or body.return_tokens),
         shows_special_tokens=body.skip_special_tokens is False,
         wants_timings=bool(body.perf_metrics_in_response or body.timings_per_token),

@@ -6,6 +6,7 @@ from typing import Any
 from pydantic import Field
 
 from gateway.dialects.fields import array_schema, read_list
+from gateway.dialects.profile import Profile
 from gateway.dialects.request import Tool, ToolMode, ToolUse
 from gateway.dialects.structured.tools import (
     FUNCTION_SCHEMA,
@@ -109,8 +110,12 @@ class ChatTools:
     """Whether the tools came as `functions`."""
 
 
-def read_chat_tools(body: ChatToolParameters) -> ChatTools:
+def read_chat_tools(body: ChatToolParameters, profile: Profile) -> ChatTools:
     """Return the tools and how the model may use them. Raises a BadRequestError."""
+    if body.tools == [] and profile.rejects_empty_values:
+        raise InvalidParameterError(
+            "'tools' must have at least one tool in this dialect. Given: [].", param="tools"
+        )
     for older, newer, is_both in (
         ("functions", "tools", bool(body.functions and body.tools)),
         ("functions", "tool_choice", bool(body.functions and body.tool_choice is not None)),

@@ -100,7 +100,7 @@ CALLS = st.fixed_dictionaries(
     optional={"type": st.just("function") | SCALARS, "function": VALUES | st.just({"name": "f"})},
 )
 MESSAGES = st.fixed_dictionaries(
-    {"role": st.sampled_from(ROLES)},
+    {"role": st.sampled_from([*ROLES, "critic"])},
     optional={
         "content": st.text(max_size=5) | st.lists(PARTS, max_size=3) | VALUES,
         "name": st.just("Ada") | SCALARS,
@@ -154,7 +154,7 @@ def check_chat(chat: ChatRequest) -> None:
     assert chat.messages
     images = 0
     for message in chat.messages:
-        assert message["role"] in {"system", "developer", "user", "assistant", "tool"}
+        assert message["role"] in {"system", "developer", "user", "assistant", "tool", "critic"}
         content = message["content"]
         assert content is None or isinstance(content, str | list)
         assert content is not None or message["role"] == "assistant"

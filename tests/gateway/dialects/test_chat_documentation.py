@@ -8,7 +8,7 @@ import pytest
 from gateway.dialects.chat.request import ChatCompletionRequest
 from gateway.errors import BadRequestError
 from tests.gateway.dialects.chat_reading import PNG_URI, USER, image, read_chat, text
-from tests.gateway.dialects.reading import VLLM
+from tests.gateway.dialects.reading import OPENAI, VLLM
 from tests.support.cases import all_cases
 
 FUNCTION: dict[str, Any] = {"name": "f", "description": None, "parameters": {}, "strict": None}
@@ -31,6 +31,9 @@ VALUES: dict[str, list[Any]] = {
         [5],
         [{}],
         [{"role": "bot", "content": "a"}],
+        [{"role": "b" * 257, "content": "a"}],
+        [{"role": "", "content": "a"}],
+        [{"role": 5, "content": "a"}],
         [{"role": "user", "content": 5}],
         [{"role": "user", "content": []}],
         [
@@ -128,7 +131,8 @@ def test_schema_agrees_with_the_accepted_bodies(
     for value in VALUES.get(name, []) + absent:
         body = {"model": "m", "messages": [USER], name: value}
         try:
-            read_chat(VLLM, **body)
+            # Dialect vllm rejects an empty list.
+            read_chat(OPENAI if name == "tools" else VLLM, **body)
         except BadRequestError as error:
             # Both outcomes are correct.
             assert not validator.is_valid(body), (str(value)[:60], error.message)  # noqa: PT017

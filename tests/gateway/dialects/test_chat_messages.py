@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from gateway.dialects.profile import Profile
 from gateway.dialects.request import ImageSource
 from tests.gateway.dialects.chat_reading import (
     PNG,
@@ -13,6 +14,7 @@ from tests.gateway.dialects.chat_reading import (
     read_chat,
     text,
 )
+from tests.gateway.dialects.reading import EVERY_PROFILE, VLLM
 from tests.support.cases import all_cases
 
 
@@ -335,6 +337,25 @@ WRONG: list[tuple[Any, str, str]] = [
         "must be one of text in a message of this role.",
     ),
 ]
+
+
+@all_cases("profile", EVERY_PROFILE)
+def test_any_role_is_accepted_in_dialect_vllm_only(profile: Profile) -> None:
+    message = {"role": "critic", "content": [text("Why?")], "name": "Ada", "tool_calls": [{}]}
+    if profile is not VLLM:
+        error = chat_refusal(profile, messages=[message])
+        assert error.message.startswith("'messages[0].role' must be one of system, developer, ")
+        return
+    request = read_chat(VLLM, messages=[message])
+    assert request.chat
+    assert request.chat.messages == [
+        {"role": "critic", "content": [{"type": "text", "text": "Why?"}], "name": "Ada"}
+    ]
+    assert request.ignored_parameters == ("messages[0].tool_calls",)
+    for role, said in (("", "0 characters"), ("a" * 257, "257 characters"), (5, "5")):
+        error = chat_refusal(VLLM, messages=[message | {"role": role}])
+        assert error.param == "messages[0].role"
+        assert error.message.endswith(f"Given: {said}.")
 
 
 @all_cases(("messages", "place", "message"), WRONG)

@@ -2,8 +2,10 @@
 
 from typing import Any
 
+from gateway.dialects.profile import Profile
 from gateway.dialects.request import Tool, ToolMode, ToolUse
 from tests.gateway.dialects.chat_reading import chat, chat_refusal, read_chat
+from tests.gateway.dialects.reading import EVERY_PROFILE, VLLM, read, refusal
 from tests.support.cases import all_cases
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
@@ -22,6 +24,20 @@ def allowed(*names: str, mode: Any = "auto") -> dict[str, Any]:
     """Return a choice among some of the tools."""
     tools = [{"type": "function", "function": {"name": name}} for name in names]
     return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+@all_cases("profile", EVERY_PROFILE)
+def test_empty_values_are_refused_in_dialect_vllm_only(profile: Profile) -> None:
+    if profile is VLLM:
+        refused = chat_refusal(VLLM, tools=[])
+        assert refused.message == "'tools' must have at least one tool in this dialect. Given: []."
+        for error in (chat_refusal(VLLM, cache_salt=""), refusal(VLLM, cache_salt="")):
+            assert error.message == "'cache_salt' must not be empty in this dialect. Given: \"\"."
+    else:
+        assert read_chat(profile, tools=[], cache_salt="").tool_use is None
+        assert read(profile, cache_salt="").cache_isolation_key == ""
+    # vLLM's completions have no tools.
+    assert read(profile, tools=[]).tool_use is None
 
 
 @all_cases(

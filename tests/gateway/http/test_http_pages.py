@@ -412,7 +412,7 @@ async def test_chat_responses_match_their_schema(
         ({"logprobs": True, "top_logprobs": 1, "n": 2, "return_token_ids": True}, 200),
         ({"background": True}, 200),
         ({"n": 0}, 400),
-        ({"messages": [{"role": "judge", "content": "a"}]}, 400),
+        ({"messages": [{"role": "", "content": "a"}]}, 400),
     ]
     for parameters, status in asked:
         body = chatting(max_tokens=2, **parameters)
