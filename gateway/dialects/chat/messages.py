@@ -150,9 +150,9 @@ class MessageParameters(Parameters):
         description="The conversation, oldest message first. Required. Roles: system, developer, "
         "user, assistant, tool and function; in dialect vllm, any. Content is text or a list of "
         "parts of `type` text or, in user messages, image_url: a data URI, or a URL if the "
-        f"gateway's operator allows its host; at most {MAX_IMAGES} images. `reasoning_content` of assistant messages is passed "
-        "to chat templates that use it. If the last message is an assistant message with "
-        "`partial`, the response continues it.",
+        f"gateway's operator allows its host; at most {MAX_IMAGES} images. `reasoning_content` of "
+        "assistant messages is passed to chat templates that use it. If the last message is an "
+        "assistant message with `partial`, the response continues it.",
         json_schema_extra=MESSAGES_SCHEMA,
     )
 
