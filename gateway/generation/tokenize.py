@@ -11,7 +11,6 @@ from typing import Any, Final
 import msgspec
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
-from redis.exceptions import RedisError
 
 from contract.messages import WorkerCard
 from gateway.dialects.chat.template_arguments import unread_parameters
@@ -19,12 +18,7 @@ from gateway.dialects.endpoint import CHATS
 from gateway.dialects.profile import Dialect
 from gateway.dialects.support import reject_ignored
 from gateway.dialects.wire import validate
-from gateway.errors import (
-    InvalidParameterError,
-    UnsupportedParameterError,
-    queue_unavailable,
-    shown,
-)
+from gateway.errors import InvalidParameterError, UnsupportedParameterError, shown
 from gateway.generation.call import Call, read_call, read_query
 from gateway.generation.model_choice import find_card
 from gateway.http.ignored_parameters import ignored_header
@@ -135,11 +129,7 @@ async def tokenizer_info(request: Request, model: str | None = None) -> Response
     tokenizer = await call.context.tokenizers.get(card.tokenizer_digest)
     sources: dict[str, str] = {}
     if card.chat is not None:
-        try:
-            templates = await call.context.chat_templates.get(card.chat.template_digest)
-        except RedisError:
-            raise queue_unavailable() from None
-        sources = templates.sources
+        sources = (await call.context.chat_templates.get(card.chat.template_digest)).sources
     content = msgspec.json.encode(tokenizer_config(tokenizer, card, sources))
     return Response(content, media_type="application/json")
 

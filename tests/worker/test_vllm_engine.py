@@ -74,7 +74,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "stop_seeded": ({}, {"stop": ["\n", "e a"]}),
     "logprobs": ({}, {"logprobs": 3}),
     "logprobs_zero": ({"temperature": 0.0}, {"logprobs": 0}),
-    "prompt_logprobs": ({"temperature": 0.0}, {"logprobs": 2, "score_prompt": True}),
+    "prompt_logprobs": (
+        {"temperature": 0.0},
+        {"logprobs": 2, "score_prompt": True, "identifies_tokens": True},
+    ),
     "many": ({}, {"n": 3}),
     "min_tokens": ({"temperature": 0.0, "min_tokens": 30, "logit_bias": {EOS: 4.0}}, {}),
     "stop_token_ids": ({"stop_token_ids": list(range(300, 420))}, {}),
@@ -262,6 +265,8 @@ async def test_prompt_logprobs_equal_vllms_own(both: Both) -> None:
             ours[1:], theirs[1:], job.prompt_token_ids[1:], strict=True
         ):
             assert entry.logprob == pytest.approx(values[token_id].logprob, abs=1e-6)
+            assert entry.rank == values[token_id].rank
+            assert {*entry.top_ids} == values.keys()
             compared += 1
     assert compared == sum(len(ids) - 1 for ids in PROMPTS.values())
 
