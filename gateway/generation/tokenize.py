@@ -120,7 +120,7 @@ async def detokenize(request: Request) -> Response:
     return await _respond(call, body, work)
 
 
-@router.get("/tokenizer_info", summary="Describe a tokenizer", tags=["Models"])
+@router.get("/tokenizer_info", summary="Describe a tokenizer", tags=["Tokenization"])
 @router.get("/v1/tokenizer_info", include_in_schema=False)
 async def tokenizer_info(request: Request, model: str | None = None) -> Response:
     """Return the configuration of a model's tokenizer, in the form of tokenizer_config.json."""

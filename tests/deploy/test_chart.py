@@ -333,12 +333,12 @@ def test_gateways_are_replaced_without_a_gap() -> None:
     assert strategy["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
 
 
-def test_public_routes_do_not_lead_to_metrics() -> None:
+def test_public_routes_have_the_configured_paths() -> None:
     (ingress,) = of_kind(case(CHART / "ci" / "ingress-values.yaml"), "Ingress")
     (route,) = of_kind(case(CHART / "ci" / "gateway-api-values.yaml"), "HTTPRoute")
     paths = [path["path"] for rule in ingress["spec"]["rules"] for path in rule["http"]["paths"]]
-    paths += [match["path"]["value"] for match in route["spec"]["rules"][0]["matches"]]
     assert set(paths) == {"/v1", "/tokenize", "/detokenize"}
+    assert [each["path"]["value"] for each in route["spec"]["rules"][0]["matches"]] == ["/"]
 
 
 @each_case
