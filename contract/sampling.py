@@ -158,6 +158,8 @@ class SamplerChain(msgspec.Struct, frozen=True, omit_defaults=True):
     xtc: Xtc | None = None
     dry: Dry | None = None
     mirostat: Mirostat | None = None
+    reports_probabilities: bool = False
+    """Whether log-probabilities are those of the chain's result, not of the model."""
 
 
 class RepetitionDetection(msgspec.Struct, frozen=True):

@@ -18,7 +18,8 @@ from gateway.delivery.measuring import RequestMeasure
 from gateway.delivery.subscription import Subscription
 from gateway.dispatch.generation import Generation, in_slices
 from gateway.errors import ApiError, SlowReaderError
-from gateway.stream.sse import KEEP_ALIVE, ChunkRenderer
+from gateway.stream.native_events import event_renderer
+from gateway.stream.sse import KEEP_ALIVE
 
 
 class DisconnectWatch:
@@ -69,7 +70,7 @@ class StreamedCompletion(Response):
         self._watch = watch
         self._measure = measure
         self._keep_alive_seconds = keep_alive_seconds
-        self._renderer = ChunkRenderer(subscription.completion, skip=skip, has_ids=has_ids)
+        self._renderer = event_renderer(subscription.completion, skip=skip, has_ids=has_ids)
         self._events = b""
         self._committed = False
         self._last_events: bytes | None = None

@@ -91,6 +91,8 @@ def shared_extra(body: SharedParameters) -> list[str]:
             ignored.append("stream_options.continuous_usage_stats")
     if body.repetition_detection is not None:
         ignored += nested_extra("repetition_detection", body.repetition_detection.model_extra)
+    if body.return_progress and not body.stream:
+        ignored.append("return_progress")
     ignored += nested_extra("structured_outputs", unknown_options(body.structured_outputs))
     return ignored
 

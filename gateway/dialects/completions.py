@@ -109,6 +109,7 @@ def to_generation_request(
         shows_special_tokens=body.skip_special_tokens is False,
         wants_timings=bool(body.perf_metrics_in_response or body.timings_per_token),
         timings_per_token=bool(body.timings_per_token),
+        reports_progress=bool(body.stream and body.return_progress),
         max_predict_ms=max(body.t_max_predict_ms or 0, 0),
         service_tier=read_service_tier(body),
         is_background=bool(body.background),

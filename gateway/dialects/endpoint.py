@@ -3,11 +3,12 @@
 import base64
 import re
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 from gateway.dialects.chat.request import ChatCompletionRequest, to_chat_generation_request
 from gateway.dialects.completions import CompletionRequest, to_generation_request
+from gateway.dialects.native import read_native_completion, read_native_infill
 from gateway.dialects.profile import Profile
 from gateway.dialects.request import GenerationRequest
 from gateway.dialects.wire import validate
@@ -33,10 +34,12 @@ class Endpoint:
     """Name in usage records and metrics."""
     path: str
     id_prefix: str
-    """Prefix of the ids of its responses, unique to this endpoint."""
+    """Prefix of the ids of its responses, equal only in endpoints that share their responses."""
     response_object: str
     """`object` of its responses."""
     read: BodyReader
+    has_native_path: bool = False
+    """Whether it exists only in dialects that have llama.cpp's own paths."""
 
     @property
     def id_pattern(self) -> str:
@@ -82,3 +85,14 @@ CHATS: Final = Endpoint(
 )
 
 ENDPOINTS: Final = (COMPLETIONS, CHATS)
+"""The endpoints of the generation API; their responses can be read again."""
+
+NATIVE_ENDPOINTS: Final = (
+    *(
+        replace(COMPLETIONS, path=path, read=read_native_completion, has_native_path=True)
+        for path in ("/completion", "/completions")
+    ),
+    replace(COMPLETIONS, path="/infill", read=read_native_infill, has_native_path=True),
+    replace(CHATS, path="/chat/completions", has_native_path=True),
+)
+"""llama.cpp's own paths. Their responses are read again at the paths of ENDPOINTS."""

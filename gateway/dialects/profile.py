@@ -96,6 +96,10 @@ class Profile:
     rejects_empty_values: bool = False
     """Whether empty `tools` of a chat, and an empty `cache_salt`, are rejected."""
     mirostat_unit: MirostatUnit = MirostatUnit.PERPLEXITY
+    continues_assistant_message: bool = False
+    """Whether a chat whose last message is the assistant's continues that message by default."""
+    has_native_paths: bool = False
+    """Whether llama.cpp's own paths exist, such as `/completion`."""
 
     # Response format.
     keeps_usage_in_final_chunk: bool = False
@@ -141,6 +145,8 @@ _LLAMACPP = Profile(
     penalizes_prompt=True,
     allows_empty_completion=True,
     allows_stream_options_without_stream=True,
+    continues_assistant_message=True,
+    has_native_paths=True,
     timing=TimingShape.LLAMACPP,
     error_style=ErrorStyle.LLAMACPP,
 )

@@ -101,7 +101,7 @@ REFUSALS: Mapping[str, Refusal] = {
     "modalities": Refusal(_BOTH, (["text"],), "Models return only text."),
     "moderation": Refusal(_BOTH, (), "Texts are not moderated. Moderate them in another service."),
     "post_sampling_probs": Refusal(
-        _BOTH, (), "Use 'logprobs', which reports the model's distribution before sampling."
+        _BOTH, (), "Use POST /completion in dialect llamacpp, or 'logprobs' for the model's own."
     ),
     "prediction": Refusal(
         _BOTH, (), "It cannot speed up the response here. Without it, the response is the same."

@@ -163,6 +163,10 @@ class GenerationRequest:
     chat: ChatRequest | None = None
     suffix: str = ""
     """The target of infill, or the text to append: see `Profile.is_suffix_literal`."""
+    infill_files: list[tuple[str, str]] | None = None
+    """Name and text of each file before the prefix, in llama.cpp's `/infill`; None elsewhere."""
+    is_native: bool = False
+    """Whether the response has llama.cpp's own form (`gateway.stream.native`), not OpenAI's."""
     images: list[list[bytes]]
     """Image files for each prompt."""
     image_params: list[list[str]]
@@ -213,6 +217,8 @@ class GenerationRequest:
     wants_timings: bool = False
     """Whether the request asked for timings, in a dialect that returns them only on request."""
     timings_per_token: bool = False
+    reports_progress: bool = False
+    """Whether a stream reports when the prompt was processed (llama.cpp's `return_progress`)."""
     max_predict_ms: int = 0
     service_tier: ServiceTier | None = None
     """None means the tenant's."""
@@ -220,6 +226,19 @@ class GenerationRequest:
     """Whether the request continues to run after the client disconnects."""
     ignored_parameters: tuple[str, ...]
     """Parameters of the body that have no effect here; the response names them."""
+
+    @property
+    def reports_probabilities(self) -> bool:
+        """Whether log-probabilities are those after the samplers (`post_sampling_probs`)."""
+        chain = self.sampling.chain
+        return chain is not None and chain.reports_probabilities
+
+    @property
+    def infill_param(self) -> str:
+        """The parameter that requests infill; empty if none does."""
+        if self.infill_files is not None:
+            return "input_suffix"
+        return "suffix" if self.suffix and not self.profile.is_suffix_literal else ""
 
     @property
     def echoes_logprobs(self) -> bool:

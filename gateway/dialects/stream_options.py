@@ -58,6 +58,11 @@ class DeliveryParameters(Parameters):
         description="Return llama.cpp's `timings` in every chunk, except the one with the role of "
         "a chat, and in whole responses. Default: false.",
     )
+    return_progress: bool | None = Field(
+        default=None,
+        description="Report in a stream, as llama.cpp's `prompt_progress`, when the prompt was "
+        "processed and how much of it was cached. Default: false.",
+    )
     perf_metrics_in_response: bool | None = Field(
         default=None,
         description="Return timings in the body: `metrics` in dialect vllm, else `perf_metrics`. "

@@ -184,8 +184,8 @@ def _asked_of_completions(request: GenerationRequest) -> Iterable[tuple[str, Nee
             yield "tools", Need.STRUCTURE
     if any(request.images):
         yield "images", Need.IMAGES
-    if request.suffix and not request.profile.is_suffix_literal:
-        yield "suffix", Need.INFILL
+    if request.infill_param:
+        yield request.infill_param, Need.INFILL
 
 
 def _asked_of_chats(request: GenerationRequest) -> Iterable[tuple[str, Need]]:
@@ -204,6 +204,7 @@ def _chain_parameters(chain: SamplerChain, profile: Profile) -> list[str]:
     """Return the parameters that requested the chain; empty if only the dialect requires it."""
     asked = {
         "mirostat": chain.mirostat is not None,
+        "post_sampling_probs": chain.reports_probabilities,
         "xtc_probability": chain.xtc is not None,
         "dry_multiplier": chain.dry is not None,
         "typical_p": chain.typical_p < 1.0,

@@ -30,7 +30,8 @@ class Reply(NamedTuple):
     """One message for one of the request's prompts."""
 
     prompt_index: int
-    message: Message
+    message: JobMessage
+    """A JobStarted only in a generation that `delivers_starts`."""
 
 
 class Generation:
@@ -44,6 +45,7 @@ class Generation:
         *,
         max_unread_bytes: int,
         turn: Turn = nullcontext,
+        delivers_starts: bool = False,
     ) -> None:
         """Begin without jobs. `turn` is entered for each slice of many replies."""
         self.turn = turn
@@ -59,6 +61,7 @@ class Generation:
         """Whether replies were dropped because the consumer was too slow."""
         self.on_reply: Callable[[int, JobMessage], None] | None = None
         """Called with the prompt and each message received, even if it is later dropped."""
+        self._delivers_starts = delivers_starts
         self._max_unread_bytes = max_unread_bytes
         self._unread_bytes = 0
         self._replies: list[Reply] = []
@@ -81,10 +84,11 @@ class Generation:
             self.finished[prompt_index] = message
         elif isinstance(message, JobStarted):
             self.started[prompt_index] = message
-            return True
+            if not self._delivers_starts:
+                return True
         if self._is_detached:
             return True
-        if prompt_index in self._selections:
+        if prompt_index in self._selections and not isinstance(message, JobStarted):
             # Candidates are never dropped: their size was checked before the request ran.
             chosen = self._selections[prompt_index].take(message)
             self._replies += [Reply(prompt_index, each) for each in chosen]
@@ -132,7 +136,7 @@ class Generation:
         """Return the context in which up to REPLIES_AT_ONCE replies are processed."""
         return nullcontext() if len(replies) < REPLIES_AT_ONCE else self.turn()
 
-    def _keep(self, prompt_index: int, message: Message) -> bool:
+    def _keep(self, prompt_index: int, message: JobMessage) -> bool:
         if isinstance(message, Delta):
             self._unread_bytes += _size(message)
             if self._unread_bytes > self._max_unread_bytes:

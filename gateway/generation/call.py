@@ -11,6 +11,7 @@ from gateway.concurrency.large_work import Beside
 from gateway.dialects.profile import Profile
 from gateway.dialects.profile_choice import DIALECT_HEADER
 from gateway.dialects.wire import parse_object
+from gateway.errors import NotFoundError
 from gateway.generation.model_choice import profile_of
 from gateway.http.authorization import allow_unpaid, authorize, read_body, require_header_of
 from gateway.http.context import ProcessContext, context_of
@@ -29,11 +30,14 @@ class Call:
     """Runs work whose time grows with the size of the body."""
 
 
-async def read_call(request: Request, *, is_paid: bool = False) -> Call:
+async def read_call(
+    request: Request, *, is_paid: bool = False, has_native_path: bool = False
+) -> Call:
     """Authorize the caller, read the body, and choose the dialect. Raises an ApiError.
 
     Unless it `is_paid`, the request counts as unpaid; a paid request counts as unpaid only if it
-    fails. After this call, errors have the style of the client's dialect.
+    fails. A request that `has_native_path` is in one of llama.cpp's dialects. After this call,
+    errors have the style of the client's dialect.
     """
     context = context_of(request)
     principal = await authorize(request, Scope.COMPLETIONS, model_decides=True)
@@ -41,7 +45,10 @@ async def read_call(request: Request, *, is_paid: bool = False) -> Call:
     content = await read_body(request, principal.tenant_id)
     beside = context.large_work.of(principal.tenant_id, size=len(content))
     body: dict[str, Any] = await beside(partial(parse_object, content))
-    return await _in_dialect(request, principal, body, beside)
+    call = await _in_dialect(request, principal, body, beside)
+    if has_native_path:
+        require_native_paths(request, call.profile)
+    return call
 
 
 async def read_query(request: Request, body: dict[str, Any]) -> Call:
@@ -64,3 +71,13 @@ async def _in_dialect(
     request.state.error_style = profile.error_style
     require_header_of(request, profile)
     return Call(context, principal, profile, body, beside)
+
+
+def require_native_paths(request: Request, profile: Profile) -> None:
+    """Raise NotFoundError unless llama.cpp's own paths exist in a dialect."""
+    if not profile.has_native_paths:
+        raise NotFoundError(
+            f"The route {request.method} {request.url.path} belongs to dialect llamacpp, but this "
+            f"request is in dialect {profile.name}. Select llamacpp with the header "
+            f"'{DIALECT_HEADER}', or as the dialect of the key, the tenant or the model."
+        )

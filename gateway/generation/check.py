@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 from redis.exceptions import RedisError
+from tokenizers import Tokenizer
 
 from contract.messages import Parsing, Ranking, WorkerCard
 from contract.tier import ServiceTier
@@ -75,8 +76,29 @@ class CheckedRequest:
         return min(tokens + images * per_image, most) if per_image else most
 
 
+class RenderedRequest(NamedTuple):
+    """A request that its model supports, with the prompt of a chat rendered."""
+
+    chat: CheckedChat
+    card: WorkerCard
+    tokenizer: Tokenizer
+
+
 async def check_request(call: Call, endpoint: Endpoint) -> CheckedRequest:
     """Check a request against its dialect, its model and the context window. Raises an ApiError."""
+    context = call.context
+    chat, card, tokenizer = await render_request(call, endpoint)
+    request = chat.request
+    prepared = await prepare(request, tokenizer, card, call.beside)
+    _check_size(request, prepared, most_bytes=context.settings.max_held_bytes)
+    grammar = await _grammar(context, chat, card, call.principal.tenant_id)
+    tier = request.service_tier or call.principal.service_tier
+    parsing = chat.parsing and _within(chat.parsing, request, prepared)
+    return CheckedRequest(endpoint, request, card, prepared, grammar, tier, parsing)
+
+
+async def render_request(call: Call, endpoint: Endpoint) -> RenderedRequest:
+    """Check a request against its dialect and its model, and render a chat. Raises an ApiError."""
     context, principal, body, profile = call.context, call.principal, call.body, call.profile
     name = choose_allowed(context, principal, require_model(body, profile), profile=profile)
     read = partial(endpoint.read, body, profile, max_prompts=context.settings.max_prompts)
@@ -96,15 +118,9 @@ async def check_request(call: Call, endpoint: Endpoint) -> CheckedRequest:
         max_images=card.max_images,
     )
     chat = await check_chat(context, request, card, tokenizer, call.beside)
-    request = chat.request
     if principal.is_strict:
-        reject_ignored(request.ignored_parameters)
-    prepared = await prepare(request, tokenizer, card, call.beside)
-    _check_size(request, prepared, most_bytes=context.settings.max_held_bytes)
-    grammar = await _grammar(context, chat, card, principal.tenant_id)
-    tier = request.service_tier or principal.service_tier
-    parsing = chat.parsing and _within(chat.parsing, request, prepared)
-    return CheckedRequest(endpoint, request, card, prepared, grammar, tier, parsing)
+        reject_ignored(chat.request.ignored_parameters)
+    return RenderedRequest(chat, card, tokenizer)
 
 
 async def with_images(call: Call, checked: CheckedRequest) -> CheckedRequest:

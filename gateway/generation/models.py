@@ -27,7 +27,11 @@ router = APIRouter(tags=["Models"])
 @router.get("/v1/models", summary="List available models")
 async def list_models(request: Request) -> dict[str, Any]:
     """Return every announced model that the principal may use."""
-    context, principal = context_of(request), await authorize(request, Scope.COMPLETIONS)
+    return await model_list(context_of(request), await authorize(request, Scope.COMPLETIONS))
+
+
+async def model_list(context: ProcessContext, principal: Principal) -> dict[str, Any]:
+    """Return the bodies of the announced models that a principal may use."""
     visible = [
         model for model in context.catalogue.models if principal.allows_model(model.card.model)
     ]

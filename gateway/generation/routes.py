@@ -16,7 +16,7 @@ from gateway.delivery.respond import measured, respond_streamed, respond_whole
 from gateway.delivery.routes import continue_stream, resend, status_response
 from gateway.delivery.subscription import InitialSubscription
 from gateway.dialects.bodies import require_model
-from gateway.dialects.endpoint import ENDPOINTS, Endpoint
+from gateway.dialects.endpoint import ENDPOINTS, NATIVE_ENDPOINTS, Endpoint
 from gateway.generation.call import Call, read_call
 from gateway.generation.check import CheckedRequest, check_request
 from gateway.generation.estimate import estimate
@@ -63,7 +63,7 @@ async def estimate_completion(request: Request, endpoint: Endpoint) -> Response:
 async def _create(request: Request, endpoint: Endpoint, measure: RequestMeasure) -> Response:
     if (position := read_last_event_id(request)) is not None:
         return await continue_stream(request, endpoint, position, measure)
-    call = await read_call(request, is_paid=True)
+    call = await read_call(request, is_paid=True, has_native_path=endpoint.has_native_path)
     idempotent = await read_idempotent_request(request, call)
     # These clients may read the response again, so they need a position in it.
     may_resume = idempotent is not None or call.body.get("background") is True
@@ -186,8 +186,9 @@ def _applied_headers(checked: CheckedRequest) -> Mapping[str, str]:
 
 # Plain routes: FastAPI's own resolve parameters and dependencies for every request, a fifth of the
 # gateway's time per request. Their documentation is in gateway.openapi.document.
-for _endpoint in ENDPOINTS:
+for _endpoint in (*ENDPOINTS, *NATIVE_ENDPOINTS):
     _create_route = partial(create_completion, endpoint=_endpoint)
-    _estimate_route = partial(estimate_completion, endpoint=_endpoint)
     router.add_route(_endpoint.path, _create_route, methods=["POST"])
+for _endpoint in ENDPOINTS:
+    _estimate_route = partial(estimate_completion, endpoint=_endpoint)
     router.add_route(f"{_endpoint.path}:estimate", _estimate_route, methods=["POST"])

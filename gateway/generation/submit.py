@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache, partial
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -19,6 +19,7 @@ from contract.messages import GenerationJob
 from contract.tracing import RESERVE
 from gateway import telemetry, tracing
 from gateway.auth.principal import Principal
+from gateway.dialects.native import native_settings
 from gateway.dialects.profile import ContextLengthBehavior
 from gateway.dispatch.generation import Generation
 from gateway.errors import OverloadedError, TenantQueueFullError
@@ -71,7 +72,11 @@ async def submit(
     # A whole response is collected while it arrives, so its unread bytes need no limit.
     most_unread = context.settings.max_unread_bytes if checked.request.stream else sys.maxsize
     turn = partial(context.loop_turns.slice_of, principal.tenant_id)
-    generation = Generation(max_unread_bytes=most_unread, turn=turn)
+    generation = Generation(
+        max_unread_bytes=most_unread,
+        turn=turn,
+        delivers_starts=checked.request.reports_progress,
+    )
     record = draft_record(call, checked, request_id)
     admission = await _reserve(call, checked, record)
     retention = _retention(context.settings, checked, is_idempotent=is_idempotent)
@@ -228,9 +233,17 @@ def _completion(
         fingerprint=_fingerprint(card.engine, card.model, card.tokenizer_digest),
         request=checked.request,
         prompt_token_ids=[prompt.token_ids for prompt in prompts],
-        prompt_texts=[prompt.echo for prompt in prompts],
+        prompt_texts=[prompt.shown for prompt in prompts],
+        generation_settings=_generation_settings(checked),
         cost_of=cost_of,
     )
+
+
+def _generation_settings(checked: CheckedRequest) -> dict[str, Any]:
+    if not checked.request.is_native:
+        return {}
+    sampling, window = checked.prepared.sampling, checked.card.context_window
+    return native_settings(checked.request, sampling, context_window=window)
 
 
 def _jobs(
@@ -262,7 +275,9 @@ def _jobs(
             logprobs=request.logprobs,
             score_prompt=request.scored_alternatives is not None,
             prompt_logprobs=request.scored_alternatives,
-            identifies_tokens=request.names_tokens_by_id or request.prompt_logprobs is not None,
+            identifies_tokens=request.names_tokens_by_id
+            or request.prompt_logprobs is not None
+            or request.is_native,
             stream=request.stream,
             grammar=checked.grammar,
             reads_prefix_cache=request.reads_prefix_cache,

@@ -3,6 +3,7 @@
 from gateway.openapi.schemas import (
     INTEGER,
     NUMBER,
+    PROGRESS,
     PROMPT_LOGPROBS,
     TEXT,
     TIMES,
@@ -127,6 +128,7 @@ CHAT_CHUNK: Schema = {
         **TIMES,
         usage={"anyOf": [USAGE, {"type": "null"}]},
         obfuscation={"type": "string", "description": "Padding, with `include_obfuscation`."},
+        prompt_progress=PROGRESS,
     ),
     "description": "One `data:` line of a stream.",
 }

@@ -23,6 +23,7 @@ from gateway.openapi.described import (
     header_objects,
 )
 from gateway.openapi.management_pages import describe_management
+from gateway.openapi.native_schemas import NATIVE_COMPONENTS
 from gateway.openapi.response_pages import ResponsePages
 from gateway.openapi.schemas import COMPONENTS, TEXT, Schema, object_of, reference
 
@@ -248,6 +249,59 @@ _CHAT_PAGES = ResponsePages(
     chunk="ChatCompletionChunk",
 )
 
+_NATIVE_TEXT = "In dialects llamacpp and llamacpp-2026 only."
+
+
+def _native(summary: str, operation_id: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Return the operation of a path whose response has llama.cpp's own form."""
+    response = {
+        "description": "The result. With `stream: true`, server-sent events: partial results and a "
+        "final result of each choice, without `[DONE]`. With `background: true`, its status.",
+        "headers": header_objects(HEADER_TEXT | LIMIT_TEXT | OTHER_TEXT),
+        "content": {
+            "application/json": {
+                "schema": {"anyOf": [reference("NativeResponse"), reference("CompletionStatus")]}
+            },
+            "text/event-stream": {
+                "schema": {
+                    **_COMPLETION_PAGES.event,
+                    "description": "One server-sent event: a `NativePartialResult`, a "
+                    "`NativeResult` or an `Error` as JSON.",
+                }
+            },
+        },
+    }
+    return _operation(
+        summary,
+        operation_id,
+        body=body,
+        response=response,
+        headers=_COMPLETION_PAGES.headers,
+        tag=_COMPLETION_PAGES.tag,
+    ) | {"description": _NATIVE_TEXT}
+
+
+def _native_read(summary: str, operation_id: str, name: str) -> dict[str, Any]:
+    errors = {status: error_response(_ERRORS[status]) for status in ("401", "403", "404", "503")}
+    return {
+        "summary": summary,
+        "operationId": operation_id,
+        "description": _NATIVE_TEXT,
+        "tags": ["Models"],
+        "parameters": _REQUEST_HEADERS[:2],
+        "responses": {"200": _json_response(f"{summary}.", name), **errors},
+        "security": [{"bearer": []}],
+    }
+
+
+_MODEL_OF_PROPS = {
+    "name": "model",
+    "in": "query",
+    "required": False,
+    "description": "The model. Default: the account's default or only model.",
+    "schema": {"type": "string"},
+}
+
 OPERATIONS: dict[str, dict[str, Any]] = {
     **_generation(
         _COMPLETION_PAGES,
@@ -275,8 +329,61 @@ OPERATIONS: dict[str, dict[str, Any]] = {
         response=_json_response("The text, in the request's format.", "Detokenized"),
         tag="Tokenization",
     ),
+    **{
+        path: _native(
+            "Create a completion in llama.cpp's own form",
+            operation_id,
+            _body(CompletionRequest, {"llamacpp": _EXAMPLES["llamacpp"]})
+            | {"schema": reference("NativeCompletionRequest")},
+        )
+        for path, operation_id in (
+            ("/completion", "create_native_completion"),
+            ("/completions", "create_native_completions"),
+        )
+    },
+    "/infill": _native(
+        "Complete the text between a prefix and a suffix, in llama.cpp's own form",
+        "create_native_infill",
+        {
+            "schema": reference("InfillRequest"),
+            "examples": {
+                "llamacpp": {
+                    "summary": "With X-Api-Dialect: llamacpp",
+                    "value": {
+                        "model": "sluice-tiny",
+                        "input_prefix": "def add(a, b):\n",
+                        "input_suffix": "\n    return c\n",
+                        "n_predict": 16,
+                    },
+                }
+            },
+        },
+    ),
+    "/chat/completions": _generation(
+        _CHAT_PAGES,
+        "Create a chat completion, as at `/v1/chat/completions`",
+        _body(ChatCompletionRequest, {"llamacpp": _CHAT_EXAMPLES["llamacpp"]}),
+        Endpoints.CHATS,
+    )[CHATS.path]
+    | {"operationId": "create_native_chat_completion", "description": _NATIVE_TEXT},
+    "/apply-template": _operation(
+        "Render the prompt of a chat",
+        "apply_template",
+        body=_body(ChatCompletionRequest, {"llamacpp": {"messages": _MESSAGES}}),
+        response=_json_response("The prompt.", "RenderedPrompt"),
+        tag="Chat",
+    )
+    | {"description": _NATIVE_TEXT},
 }
 """OpenAPI descriptions of each POST endpoint."""
+
+_NATIVE_PATHS: dict[str, dict[str, Any]] = {
+    "/models": {"get": _native_read("List available models", "list_native_models", "ModelList")},
+    "/props": {
+        "get": _native_read("Properties of a model", "get_native_props", "NativeProps")
+        | {"parameters": [*_REQUEST_HEADERS[:2], _MODEL_OF_PROPS]}
+    },
+}
 
 KEPT_PATHS: dict[str, dict[str, Any]] = _COMPLETION_PAGES.paths | _CHAT_PAGES.paths
 """OpenAPI descriptions of the endpoints that read a kept response, by method."""
@@ -376,13 +483,13 @@ def _add_generation(schema: dict[str, Any]) -> set[str]:
     )
     for path, operation in OPERATIONS.items():
         schema["paths"][path] = {"post": operation}
-    schema["paths"] |= KEPT_PATHS | _PUBLIC_PATHS
+    schema["paths"] |= KEPT_PATHS | _PUBLIC_PATHS | _NATIVE_PATHS
     for path, page in _MODEL_PAGES.items():
         schema["paths"][path]["get"] |= _model_page(*page)
     schemas = schema.setdefault("components", {}).setdefault("schemas", {})
     schemas.update({name: _plain(model) for name, model in definitions["$defs"].items()})
-    schemas.update(COMPONENTS | CHAT_COMPONENTS)
-    return {*OPERATIONS, *KEPT_PATHS, *_PUBLIC_PATHS, *_MODEL_PAGES}
+    schemas.update(COMPONENTS | CHAT_COMPONENTS | NATIVE_COMPONENTS)
+    return {*OPERATIONS, *KEPT_PATHS, *_PUBLIC_PATHS, *_MODEL_PAGES, *_NATIVE_PATHS}
 
 
 def _plain(model: Schema) -> Schema:

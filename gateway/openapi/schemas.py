@@ -140,6 +140,11 @@ TIMES: dict[str, Schema] = {
     "metrics": {"type": ["object", "null"], "description": "In dialect `vllm`."},
 }
 
+PROGRESS: Schema = {
+    "description": "With `return_progress`, before the first token.",
+    **object_of(dict.fromkeys(("total", "cache", "processed", "time_ms"), INTEGER)),
+}
+
 COMPLETION: Schema = object_of(_COMMON | {"usage": USAGE}, **TIMES)
 
 COMPLETION_STATUS: Schema = object_of(
@@ -163,6 +168,7 @@ CHUNK: Schema = {
         **TIMES,
         usage={"anyOf": [USAGE, {"type": "null"}]},
         obfuscation={"type": "string", "description": "Padding, with `include_obfuscation`."},
+        prompt_progress=PROGRESS,
     ),
     "description": "One `data:` line of a stream.",
 }

@@ -1,5 +1,6 @@
 """Infill: combine prompt and suffix into a prompt whose completion belongs between them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tokenizers import Tokenizer
@@ -33,6 +34,17 @@ _FAMILIES = (
 )
 
 
+_REPOSITORY_MARKS = (
+    ("<|repo_name|>", "<|file_sep|>"),  # Qwen Coder
+    ("<reponame>", "<file_sep>"),  # Granite Code
+    ("<repo_name>", "<file_sep>"),  # StarCoder 2
+)
+"""Texts of the tokens before the name of a repository and before each of its files."""
+_PROJECT = "myproject\n"
+_CURRENT_FILE = "filename\n"
+_SEPARATOR = "\n\n--- snippet ---\n\n"
+
+
 @dataclass(frozen=True, slots=True)
 class InfillTemplate:
     """Ids of the tokens that mark prefix, suffix and middle."""
@@ -42,14 +54,25 @@ class InfillTemplate:
     middle_id: int | None
     """None if the suffix comes first and the completion follows the prefix."""
 
-    def layout(self, encoder: PromptEncoder, prefix: str, suffix: str, *, begins: bool) -> Layout:
+    def layout(
+        self,
+        encoder: PromptEncoder,
+        prefix: str,
+        suffix: str,
+        *,
+        begins: bool,
+        files: Sequence[tuple[str, str]] | None = None,
+    ) -> Layout:
         """Return a prompt whose continuation belongs between the texts; the prefix may be cut.
 
-        With `begins`, it starts with a begin-of-text token if the model's prompts do.
+        With `begins`, it starts with a begin-of-text token if the model's prompts do. Names and
+        texts of `files` precede the prefix, as in llama.cpp; None is not the same as no files.
         """
         begin = encoder.begin_ids() if begins else []
         prefix_ids = encoder.text_ids(prefix, adds_special_tokens=False)
         suffix_ids = _continuation_ids(encoder, suffix)
+        if files is not None:
+            begin += _file_ids(encoder, files)
         if self.middle_id is None:
             return Layout([*begin, self.suffix_id, *suffix_ids, self.prefix_id], prefix_ids, [])
         return Layout(
@@ -72,6 +95,24 @@ def find_template(tokenizer: Tokenizer) -> InfillTemplate | None:
         if middle is not None:
             return InfillTemplate(prefix, suffix, middle)
     return None
+
+
+def _file_ids(encoder: PromptEncoder, files: Sequence[tuple[str, str]]) -> list[int]:
+    """Return the token ids of the files before the prefix.
+
+    If the model has tokens for a repository, the files are named and the prefix belongs to another
+    file of the repository, even without files. Other models get the texts with separators.
+    """
+    for repository, file in _REPOSITORY_MARKS:
+        repository_id = encoder.tokenizer.token_to_id(repository)
+        file_id = encoder.tokenizer.token_to_id(file)
+        if repository_id is not None and file_id is not None:
+            ids = [repository_id, *_continuation_ids(encoder, _PROJECT)]
+            for name, text in files:
+                ids += (file_id, *_continuation_ids(encoder, f"{name}\n{text}"))
+            return [*ids, file_id, *_continuation_ids(encoder, _CURRENT_FILE)]
+    texts = "".join(_SEPARATOR + text for _, text in files)
+    return encoder.text_ids(texts, adds_special_tokens=False)
 
 
 def _continuation_ids(encoder: PromptEncoder, text: str) -> list[int]:

@@ -37,8 +37,8 @@ class PreparedPrompt:
     """Maximum completion tokens; together with the prompt they fit into the context window."""
     cut_tokens: int
     """Number of tokens cut from the prompt."""
-    echo: str
-    """The text before the completion; empty without `echo`."""
+    shown: str
+    """The text of the prompt that the response contains; empty if it contains none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,19 +115,23 @@ class _Preparation:
             behavior=request.context_length_behavior,
             param=param,
         )
-        echo = self._echo(index, layout, is_cut=bool(lost)) if request.echo else ""
+        shown = ""
+        if request.echo:
+            shown = self._echo(index, layout, is_cut=bool(lost))
+        elif request.is_native:
+            shown = self._encoder.decode(layout.token_ids)
         return PreparedPrompt(
             token_ids=array("I", layout.token_ids),
             max_tokens=max_tokens,
             cut_tokens=len(lost),
-            echo=echo,
+            shown=shown,
         )
 
     def _layout(self, index: int, param: str) -> Layout:
         """Return a prompt's token ids; only those near the kept end if it is far too long."""
         request = self._request
         prompt = request.prompts[index]
-        if request.suffix and not request.profile.is_suffix_literal:
+        if request.infill_param:
             return self._infill(prompt, param)
         images = len(request.images[index])
         if images and request.chat is None:
@@ -161,9 +165,9 @@ class _Preparation:
         template = find_template(self._encoder.tokenizer)
         if template is None:
             raise UnsupportedParameterError(
-                f"'suffix' is not supported by the model '{self._card.model}': it has no infill "
-                "tokens.",
-                param="suffix",
+                f"'{self._request.infill_param}' is not supported by the model "
+                f"'{self._card.model}': it has no infill tokens.",
+                param=self._request.infill_param,
             )
         if not isinstance(prompt, str):
             raise InvalidParameterError(
@@ -171,9 +175,15 @@ class _Preparation:
             )
         request = self._request
         part = self._part_of(prompt, param, kept=request.prompt_tokens_kept)
-        self._part_of(request.suffix, "suffix", kept=None)
+        self._part_of(request.suffix, request.infill_param, kept=None)
+        for _, text in request.infill_files or ():
+            self._part_of(text, "input_extra", kept=None)
         return template.layout(
-            self._encoder, str(part), request.suffix, begins=request.adds_special_tokens
+            self._encoder,
+            str(part),
+            request.suffix,
+            begins=request.adds_special_tokens,
+            files=request.infill_files,
         )
 
     def _with_image_tokens(self, prompt: Prompt, images: int, param: str) -> Prompt:

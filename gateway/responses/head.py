@@ -49,7 +49,9 @@ class ResponseHead(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     request: dict[str, Any]
     """The GenerationRequest without the fields that only its jobs need: see `ResponseHead.of`."""
     prompt_texts: list[str]
-    """The echoed text of each prompt."""
+    """The text of each prompt that the response contains."""
+    generation_settings: dict[str, Any] = {}
+    """See `Completion.generation_settings`."""
     jobs: list[GenerationJob]
     """As they were enqueued: job `i` is that of prompt `i`."""
     record: UsageRecord
@@ -85,8 +87,8 @@ class ResponseHead(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     ) -> "ResponseHead":
         """Return the head of a response.
 
-        Prompts, messages, images, tools, structure and biases are left out of the request: the jobs
-        contain them, or they were only needed to make the jobs.
+        Prompts, infill, messages, images, tools, structure and biases are left out of the request:
+        the jobs contain them, or they were only needed to make the jobs.
         """
         chat, use = completion.request.chat, completion.request.tool_use
         request = replace(
@@ -98,6 +100,7 @@ class ResponseHead(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
             structure=None,
             tool_use=None if use is None else replace(use, tools=[]),
             bias_texts={},
+            infill_files=None,
         )
         stored = {each.name: getattr(request, each.name) for each in fields(request)}
         return cls(
@@ -107,6 +110,7 @@ class ResponseHead(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
             fingerprint=completion.fingerprint,
             request=stored | {"profile": request.profile.name},
             prompt_texts=completion.prompt_texts,
+            generation_settings=completion.generation_settings,
             jobs=jobs,
             record=record,
             subjects=subjects,
@@ -140,6 +144,7 @@ class ResponseHead(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
             request=self.generation_request(),
             prompt_token_ids=[job.prompt_token_ids for job in self.jobs],
             prompt_texts=self.prompt_texts,
+            generation_settings=self.generation_settings,
             cost_of=cost_by(self.record) if self.shows_cost else None,
         )
 

@@ -39,8 +39,8 @@ logger = logging.getLogger(__name__)
 class ReplayedGeneration(Generation):
     """Delivers the messages of a journal, at the pace of the consumer."""
 
-    def __init__(self, turn: Turn) -> None:
-        super().__init__(max_unread_bytes=sys.maxsize, turn=turn)
+    def __init__(self, turn: Turn, *, delivers_starts: bool) -> None:
+        super().__init__(max_unread_bytes=sys.maxsize, turn=turn, delivers_starts=delivers_starts)
         self._was_taken = asyncio.Event()
 
     @override
@@ -78,7 +78,8 @@ class ResponseReader:
     ) -> None:
         self.completion: Completion = head.completion()
         turn = partial(loop_turns.slice_of, head.tenant_id)
-        self.generation = ReplayedGeneration(turn)
+        reports = self.completion.request.reports_progress
+        self.generation = ReplayedGeneration(turn, delivers_starts=reports)
         """Delivers the same replies, in the same order, as the response's original generation.
 
         It does not overflow: a slow consumer only delays reading.

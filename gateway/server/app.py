@@ -9,7 +9,7 @@ from fastapi_offline import FastAPIOffline
 
 from gateway import tracing
 from gateway.delivery import routes as kept_responses
-from gateway.generation import models, tokenize
+from gateway.generation import models, native, tokenize
 from gateway.generation import routes as generation
 from gateway.http import front_page, health
 from gateway.http.context import open_context
@@ -28,6 +28,7 @@ CUSTOMER_ROUTERS = (
     generation.router,
     kept_responses.router,
     tokenize.router,
+    native.router,
     models.router,
     management.customers,
     front_page.customer_router,

@@ -3,11 +3,11 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import nullcontext
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
-from contract.messages import Delta, JobFinished, PromptScored
+from contract.messages import Delta, JobFailed, JobFinished, PromptScored
 from gateway.dispatch.generation import REPLIES_AT_ONCE, Generation, Reply, Turn, in_slices
 from gateway.stream.choice import Choice
 from gateway.stream.completion import Completion, Usage
@@ -65,12 +65,13 @@ class _Assembler:
             self._usage.add(message)
             self._stopwatch.add(message)
             self.unfinished_jobs -= 1
+            for choice in self._choices_of(reply.prompt_index):
+                choice.take_finished(message)
         elif isinstance(message, PromptScored):
             encoded = self.prompt_logprobs.encode(reply.prompt_index, message)
-            first = self._completion.choice_index(reply.prompt_index, 0)
-            for choice in self._choices[first : first + self._completion.request.n]:
+            for choice in self._choices_of(reply.prompt_index):
                 choice.take_prompt_logprobs(encoded)
-        else:
+        elif isinstance(message, JobFailed):
             raise to_api_error(message)
 
     async def response(self, turn: Turn) -> WholeResponse:
@@ -79,16 +80,21 @@ class _Assembler:
         if request.best_of > request.n:
             usage.discarded_tokens = usage.completion_tokens - self._returned_tokens
         timings = self._stopwatch.timings(usage)
-        content = msgspec.json.encode(
-            {
-                **completion.head(),
-                "choices": [msgspec.Raw(choice) async for choice in self._encoded_choices(turn)],
-                **self._choices[0].take_members(),
-                "usage": usage_body(usage, timings, shape) | completion.cost(usage),
-                **timing_members(timings, request),
-            }
-        )
-        return WholeResponse(content, usage, timing_headers(timings, shape))
+        choices = [msgspec.Raw(choice) async for choice in self._encoded_choices(turn)]
+        body: Any = {
+            **completion.head(),
+            "choices": choices,
+            **self._choices[0].take_members(),
+            "usage": usage_body(usage, timings, shape) | completion.cost(usage),
+            **timing_members(timings, request),
+        }
+        if request.is_native:
+            body = choices[0] if len(choices) == 1 else choices
+        return WholeResponse(msgspec.json.encode(body), usage, timing_headers(timings, shape))
+
+    def _choices_of(self, prompt_index: int) -> list[Choice]:
+        first = self._completion.choice_index(prompt_index, 0)
+        return self._choices[first : first + self._completion.request.n]
 
     async def _encoded_choices(self, turn: Turn) -> AsyncIterator[bytes]:
         has_logprobs = self._completion.request.logprobs is not None

@@ -132,6 +132,10 @@ class ChatChoice(Choice):
         return chunks if self._has_begun else [self._opening(), *chunks]
 
     @override
+    def without_tokens(self) -> dict[str, Any]:
+        return self._chunk({}) if self._has_begun else self._opening()
+
+    @override
     def failed(self) -> dict[str, Any]:
         return self._chunk({}, FAILED)
 

@@ -6,7 +6,7 @@ stream, or all of them, for a whole response. The chunks of a stream add up to t
 
 from typing import Any, ClassVar, Protocol
 
-from contract.messages import Delta
+from contract.messages import Delta, JobFinished
 from gateway.dialects.request import GenerationRequest
 from gateway.stream.completion import Completion
 from gateway.stream.prompt_logprobs import EncodedPrompt
@@ -41,8 +41,14 @@ class Choice(Protocol):
     def take_prompt_logprobs(self, encoded: EncodedPrompt) -> None:
         """Store the log-probabilities of the prompt's tokens for the first chunk."""
 
+    def take_finished(self, finished: JobFinished) -> None:
+        """Store the counts of the job that has finished, in a choice that reports them itself."""
+
     def chunks(self, delta: Delta) -> list[dict[str, Any]]:
         """Return what a delta adds: one choice object for each chunk, none if nothing is sent."""
+
+    def without_tokens(self) -> dict[str, Any]:
+        """Return the choice object of a chunk before the first token."""
 
     def take_members(self) -> dict[str, Any]:
         """Return the members beside `choices` that the first chunk or a whole response has.

@@ -22,7 +22,10 @@ class Completion:
     prompt_token_ids: Sequence[Sequence[int]]
     """Token ids of each prompt as they were sent to the worker."""
     prompt_texts: list[str]
-    """The echoed text of each prompt (see `gateway.prompt.echo`); empty if nothing is echoed."""
+    """The text of each prompt that the response contains: echoed (see `gateway.prompt.echo`), or
+    in llama.cpp's own form."""
+    generation_settings: dict[str, Any] = field(default_factory=dict)
+    """The parameters that a response in llama.cpp's own form contains; else empty."""
     cost_of: Callable[["Usage"], int] | None = None
     """Returns the cost of a usage in micro-dollars, if the response shows the cost."""
     started_at: float = field(default_factory=time.monotonic)

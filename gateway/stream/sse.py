@@ -13,11 +13,11 @@ line that it ignores.
 import secrets
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
-from contract.messages import Delta, JobFailed, JobFinished, PromptScored
+from contract.messages import Delta, JobFailed, JobFinished, JobStarted, PromptScored
 from contract.outcomes import FailureCode
 from gateway.dialects.request import GenerationRequest
 from gateway.dispatch.generation import Reply
@@ -27,7 +27,13 @@ from gateway.stream.completion import Completion, Usage
 from gateway.stream.failures import to_api_error
 from gateway.stream.kinds import choice_type
 from gateway.stream.prompt_logprobs import PromptLogprobs
-from gateway.stream.timings import RunningTimings, Stopwatch, timing_members, usage_body
+from gateway.stream.timings import (
+    RunningTimings,
+    Stopwatch,
+    prompt_progress,
+    timing_members,
+    usage_body,
+)
 
 DONE = b"data: [DONE]"
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -54,6 +60,9 @@ class ChunkRenderer:
 
     The first `skip` events, which the client already has, are counted but left out.
     """
+
+    LAST_EVENTS: ClassVar[tuple[bytes, ...]] = (DONE,)
+    """The events after everything else, of a failed stream too."""
 
     def __init__(self, completion: Completion, *, skip: int = 0, has_ids: bool = False) -> None:
         request = completion.request
@@ -146,7 +155,7 @@ class ChunkRenderer:
         return b"".join(parts)
 
     def render_failure(self, error: ApiError) -> bytes:
-        """Return the events that end a failed stream, `[DONE]` included.
+        """Return the events that end a failed stream, LAST_EVENTS included.
 
         `usage` counts the tokens that were sent before: in OpenAI's extra chunk if that was
         requested, else beside the error. Clients that declined usage get none. Fireworks clients
@@ -169,7 +178,7 @@ class ChunkRenderer:
                 for index in range(self._completion.choices)
                 if index not in self._finished_choices
             ]
-        events += (error_data(error, request.profile.error_style, **members), DONE)
+        events += (error_data(error, request.profile.error_style, **members), *self.LAST_EVENTS)
         parts: list[bytes] = []
         if self._is_failed:
             for event in events:
@@ -197,11 +206,13 @@ class ChunkRenderer:
     def _add_message(
         self,
         prompt_index: int,
-        message: JobFinished | PromptScored | JobFailed,
+        message: JobFinished | PromptScored | JobFailed | JobStarted,
         parts: list[bytes],
     ) -> None:
         if isinstance(message, JobFinished):
             self._finish_job(prompt_index, message, parts)
+        elif isinstance(message, JobStarted):
+            self._add_progress(prompt_index, message, parts)
         elif isinstance(message, PromptScored):
             encoded = self.prompt_logprobs.encode(prompt_index, message)
             for index in range(prompt_index * self._n, (prompt_index + 1) * self._n):
@@ -209,6 +220,16 @@ class ChunkRenderer:
         else:
             self._is_failed = message.code not in _ONLY_HERE
             raise to_api_error(message)
+
+    def _add_progress(self, prompt_index: int, started: JobStarted, parts: list[bytes]) -> None:
+        """Add the events of a processed prompt: its cached part, then all of it."""
+        for progress in prompt_progress(started, self._stopwatch.elapsed_ms()):
+            choice = self._choice(prompt_index * self._n)
+            members = {**self._common, "prompt_progress": progress}
+            self._add_event(self._chunk([choice.without_tokens()], members), parts)
+            if self._is_chat:
+                # The chunk has sent the role.
+                self._is_plain[prompt_index * self._n] = self._may_be_plain
 
     def _add_delta(self, index: int, delta: Delta, parts: list[bytes]) -> None:
         if self._tokens:
@@ -294,7 +315,8 @@ class ChunkRenderer:
             self._add_event(self._chunk([last], choice.take_members() | own | members), parts)
         if request.include_usage:
             self._add_event(self._chunk([], usage | members), parts)
-        self._add_event(DONE, parts)
+        for event in self.LAST_EVENTS:
+            self._add_event(event, parts)
 
     def _add_event(self, data: bytes, parts: list[bytes]) -> None:
         self._number += 1
@@ -323,6 +345,7 @@ def _may_be_plain(request: GenerationRequest) -> bool:
         or request.return_token_ids
         or request.include_obfuscation
         or request.timings_per_token
+        or request.is_native
         or request.continuous_usage
         # A completion's text is searched for tool calls at its end.
         or (request.tool_use is not None and request.chat is None)

@@ -117,6 +117,10 @@ class TextChoice(Choice):
         return [] if piece.is_empty else [piece.body(self._index)]
 
     @override
+    def without_tokens(self) -> dict[str, Any]:
+        return _Piece("").body(self._index)
+
+    @override
     def failed(self) -> dict[str, Any]:
         return _Piece("", FAILED).body(self._index)
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
-from contract.messages import JobFinished
+from contract.messages import JobFinished, JobStarted
 from gateway.dialects.profile import TimingShape
 from gateway.dialects.request import GenerationRequest
 from gateway.stream.completion import Completion, Usage
@@ -112,6 +112,35 @@ class RunningTimings:
         body = _llamacpp(timings)
         del body["cache_n"]
         return body
+
+
+def job_timings(finished: JobFinished, *, completion_tokens: int) -> dict[str, Any]:
+    """Return llama.cpp's `timings` of one job, as the worker measured them."""
+    total_ms = finished.prefill_ms + finished.generation_ms
+    return _llamacpp(
+        Timings(
+            prompt_tokens=finished.prompt_tokens,
+            cached_tokens=finished.cached_tokens,
+            completion_tokens=completion_tokens,
+            queue_ms=0.0,
+            prefill_ms=finished.prefill_ms,
+            generation_ms=finished.generation_ms,
+            time_to_first_token_ms=finished.prefill_ms,
+            total_ms=total_ms,
+        )
+    )
+
+
+def prompt_progress(started: JobStarted, elapsed_ms: float) -> list[dict[str, Any]]:
+    """Return llama.cpp's `prompt_progress` of a prompt: at its beginning and at its end.
+
+    The engine reports a prompt only when it has processed all of it, so both are known at once.
+    """
+    progress = {"total": started.prompt_tokens, "cache": started.cached_tokens}
+    return [
+        {**progress, "processed": started.cached_tokens, "time_ms": 0},
+        {**progress, "processed": started.prompt_tokens, "time_ms": round(elapsed_ms)},
+    ]
 
 
 def usage_body(usage: Usage, timings: Timings, shape: TimingShape) -> dict[str, Any]:

@@ -106,6 +106,7 @@ SOUND: dict[str, tuple[Any, ...]] = {
     "return_tokens": BOOLEANS,
     "skip_special_tokens": BOOLEANS,
     "add_special_tokens": BOOLEANS,
+    "return_progress": BOOLEANS,
     "timings_per_token": BOOLEANS,
     "perf_metrics_in_response": BOOLEANS,
     "cache_salt": ("salt",),

@@ -4,6 +4,7 @@ The newer runner, which GPUs use, runs here in Triton's interpreter, with and wi
 ahead. A token takes some 25 ms there, so these tests generate fewer.
 """
 
+import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from random import Random
@@ -154,6 +155,38 @@ def test_greedy_takes_the_maximum_after_the_penalties(side: Side, spec: Sampling
         assert logits[token] > logits.max() - 1e-3
         unlike += token != logprobs.argmax()
     assert unlike >= 3
+
+
+def test_probabilities_after_the_chain_are_reported_on_request(side: Side) -> None:
+    length = 20 if side.is_fast else 4
+    # The reference begins with log-probabilities, to which a repetition penalty does not apply.
+    truncated = replace(LLAMA_CPP, repetition_penalty=1.0)
+    specs = [truncated, DRY, SIGMA, MIROSTAT, replace(DRY, temperature=0.0)]
+    plain = [
+        Request(
+            prompt=PROMPT, max_tokens=length, sampling=spec, breakers=BREAKERS, wants_logprobs=True
+        )
+        for spec in specs
+    ]
+    reporting = [
+        dataclasses.replace(request, sampling=reported(request.sampling)) for request in plain
+    ]
+    # Together, so that only some rows of a step are replaced.
+    completions = side.generate([*plain, *reporting])
+    own, final = completions[: len(plain)], completions[len(plain) :]
+    for request, before, after in zip(plain, own, final, strict=True):
+        assert after.tokens == before.tokens
+        found = np.exp(logprobs_of(after))
+        if request.sampling.is_greedy:
+            assert [found[at][token] for at, token in enumerate(after.tokens)] == [1.0] * length
+            continue
+        for at, (_, kept, _) in enumerate(replayed(request, before)):
+            np.testing.assert_allclose(found[at], kept, atol=1e-4, err_msg=str(request.sampling))
+
+
+def reported(spec: SamplingSpec) -> SamplingSpec:
+    assert spec.chain is not None
+    return replace(spec, chain=replace(spec.chain, reports_probabilities=True))
 
 
 @pytest.mark.long

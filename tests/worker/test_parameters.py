@@ -15,6 +15,7 @@ from contract.sampling import (
     SamplingSpec,
     Xtc,
 )
+from tests.support.cases import all_cases
 from tests.worker.conftest import MODEL_FOLDER
 from worker.engine.base import EngineRequest, InvalidRequestError
 from worker.engine.vllm.arguments import MAX_BAD_WORD_TOKENS
@@ -92,6 +93,16 @@ def test_chain_gets_all_parameters_except_forbidden_tokens(
     assert 1 in inside.xtc_spared
     assert len(inside.xtc_spared) > 1, "the line end is spared, too"
     assert inside.dry_breakers
+
+
+@all_cases("logprobs", [None, 0, 2])
+def test_chain_reports_only_where_the_engine_does(
+    parameters: SamplingParameters, logprobs: int | None
+) -> None:
+    spec = SamplingSpec(seed=1, chain=SamplerChain(order=[], reports_probabilities=True))
+    found = chain_parameters(made(parameters, request(spec, logprobs=logprobs)).extra_args)
+    assert found is not None
+    assert found.reports_probabilities is (logprobs is not None)
 
 
 def test_sequences_of_a_job_differ_in_seed_only(parameters: SamplingParameters) -> None:

@@ -39,6 +39,7 @@ def chain_arguments(
     breakers: list[tuple[list[int], list[int]]],
     spared_token_ids: list[int],
     replayed: Sequence[int] = (),
+    is_scored: bool = True,
 ) -> dict[str, Any]:
     """Return the `extra_args` of one sequence whose spec has a chain.
 
@@ -49,6 +50,7 @@ def chain_arguments(
         breakers: DRY's breakers, as head tokens and the tail tokens that follow.
         spared_token_ids: Tokens that XTC never removes, if the spec spares any.
         replayed: The completion's first tokens, which are sampled again for mirostat.
+        is_scored: Whether the engine reports log-probabilities of the sequence.
     """
     if spec.chain is None:
         raise ValueError("'spec' must have a chain.")
@@ -68,6 +70,8 @@ def chain_arguments(
         min_keep=spec.chain.min_keep,
         dynatemp_range=spec.chain.dynatemp_range,
         dynatemp_exponent=spec.chain.dynatemp_exponent,
+        # Rows that no step reports would be mistaken for those of a later step.
+        reports_probabilities=spec.chain.reports_probabilities and is_scored,
         seed=seed,
         prompt_tokens=prompt_tokens,
         replayed=tuple(replayed),

@@ -14,8 +14,10 @@ from typing_extensions import override
 from worker.samplers.candidates import Placement
 from worker.samplers.chain import apply_chain
 from worker.samplers.parameters import ChainParameters
+from worker.samplers.reported import REPORTED
 from worker.samplers.rows import Rows
 from worker.samplers.stages.mirostat import MirostatRows, apply_mirostat, next_mu, replay
+from worker.samplers.stages.temperature import LOWEST
 
 
 @dataclass(eq=False, slots=True)
@@ -63,11 +65,23 @@ class Group(ABC):
         self.keys = tuple(sequences)
         self.index = placement.integers(self.keys)[:, 0]
         """The keys on the device."""
-        self._windows = [each.parameters.history_needed for each in sequences.values()]
+        parameters = [each.parameters for each in sequences.values()]
+        self._windows = [each.history_needed for each in parameters]
+        reported = [row for row, each in enumerate(parameters) if each.reports_probabilities]
+        self._reported = placement.integers(reported)[:, 0] if reported else None
+        self._scale = placement.floats(
+            [1.0 / LOWEST if parameters[row].is_greedy else 1.0 for row in reported]
+        )
 
     @abstractmethod
     def apply(self, logits: Tensor, *, history: Tensor, total_tokens: Tensor) -> Tensor:
         """Return the final logits of the sequences, given their logits and earlier tokens."""
+
+    def report(self, result: Tensor, rows: Tensor) -> None:
+        """Report the sequences' final logits, which are those of `rows` of the batch."""
+        if self._reported is not None:
+            # The likeliest token of a greedy sequence has all of the probability.
+            REPORTED.add(rows[self._reported], result[self._reported] * self._scale)
 
     def window(self, longest: int) -> int:
         """Return how many of the newest tokens are needed if the longest sequence has `longest`."""

@@ -56,6 +56,8 @@ class ChainParameters:
     mirostat_tau: float = 5.0
     """Target surprise in bits per token."""
     mirostat_eta: float = 0.1
+    reports_probabilities: bool = False
+    """Whether vLLM reports log-probabilities of the chain's result."""
     seed: int = 0
     """Seed of this sequence (not of its job)."""
     prompt_tokens: int = 0

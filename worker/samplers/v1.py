@@ -95,6 +95,7 @@ class ProcessorV1:
             history=torch.from_numpy(history).to(self._device),
             total_tokens=torch.tensor(totals, device=self._device),
         )
+        group.report(result, group.index)
         if result is not logits:
             logits[group.index] = result
 

@@ -70,9 +70,10 @@ class ProcessorV2:
         rows = self._row_of_slot[group.index]
         totals = self._states.total_len.gpu[group.index].long()
         window = group.window(int(self._lengths[list(group.keys)].max()))
-        logits[rows] = group.apply(
-            logits[rows], history=self._history(group.index, totals, window), total_tokens=totals
-        )
+        history = self._history(group.index, totals, window)
+        result = group.apply(logits[rows], history=history, total_tokens=totals)
+        group.report(result, rows)
+        logits[rows] = result
 
     def _history(self, slots: Tensor, totals: Tensor, window: int) -> Tensor:
         """Return the newest tokens, the last of them on the right, with -1 in empty places."""

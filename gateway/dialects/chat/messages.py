@@ -173,6 +173,13 @@ class Conversation:
     last_function_call: str = ""
     """The generated id of the last `function_call`, which its result uses."""
 
+    @property
+    def ends_with_text_of_assistant(self) -> bool:
+        """Whether the last message is the assistant's and has content but no tool calls."""
+        last = self.messages[-1]
+        is_text = last["content"] is not None and "tool_calls" not in last
+        return last["role"] == "assistant" and is_text
+
     def ignore(self, path: str, extra: Iterable[str]) -> None:
         """Record entries at `path` that have no effect."""
         room = MAX_NAMED_ENTRIES - len(self.ignored)
@@ -202,8 +209,11 @@ def read_messages(value: object, *, takes_any_role: bool = False) -> Conversatio
     return conversation
 
 
-def check_continued(conversation: Conversation) -> None:
-    """Raise InvalidParameterError if a response cannot continue the last message."""
+def check_continued(conversation: Conversation, *, may_repeat: bool) -> None:
+    """Raise InvalidParameterError if a response cannot continue the last message.
+
+    Unless it `may_repeat`, the message before must not be an assistant message too.
+    """
     last, path = conversation.messages[-1], f"messages[{len(conversation.messages) - 1}]"
     if last["role"] != "assistant":
         raise InvalidParameterError(
@@ -214,6 +224,12 @@ def check_continued(conversation: Conversation) -> None:
     if last["content"] is None or "tool_calls" in last:
         raise InvalidParameterError(
             f"'{path}' must have content and no tool calls if the response continues the message.",
+            param=path,
+        )
+    if not may_repeat and [each["role"] for each in conversation.messages[-2:-1]] == ["assistant"]:
+        raise InvalidParameterError(
+            f"'{path}' must not follow another assistant message if the response continues it. "
+            "Merge the two messages, or set 'continue_final_message' to false.",
             param=path,
         )
 

@@ -130,7 +130,7 @@ def to_chat_generation_request(
         profile=profile,
         model=read_model(body.model, profile),
         prompts=[""],
-        chat=_chat(body, conversation, thinking, tools),
+        chat=_chat(body, profile, conversation, thinking, tools),
         images=[[]],
         image_params=[[]],
         adds_special_tokens=False,
@@ -161,6 +161,7 @@ def to_chat_generation_request(
         shows_special_tokens=body.skip_special_tokens is False,
         wants_timings=bool(body.perf_metrics_in_response or body.timings_per_token),
         timings_per_token=bool(body.timings_per_token),
+        reports_progress=bool(body.stream and body.return_progress),
         max_predict_ms=max(body.t_max_predict_ms or 0, 0),
         service_tier=read_service_tier(body),
         is_background=bool(body.background),
@@ -171,11 +172,20 @@ def to_chat_generation_request(
 
 
 def _chat(
-    body: ChatCompletionRequest, conversation: Conversation, thinking: Thinking, tools: ChatTools
+    body: ChatCompletionRequest,
+    profile: Profile,
+    conversation: Conversation,
+    thinking: Thinking,
+    tools: ChatTools,
 ) -> ChatRequest:
-    continues = read_continues_last(body, has_partial=conversation.has_partial)
+    prefills = profile.continues_assistant_message
+    continues = read_continues_last(
+        body,
+        has_partial=conversation.has_partial,
+        by_default=prefills and conversation.ends_with_text_of_assistant,
+    )
     if continues:
-        check_continued(conversation)
+        check_continued(conversation, may_repeat=not prefills)
     arguments, params = read_template_arguments(body, thinking)
     return ChatRequest(
         messages=conversation.messages,

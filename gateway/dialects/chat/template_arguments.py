@@ -105,7 +105,8 @@ class TemplateParameters(Parameters):
     continue_final_message: bool | None = Field(
         default=None,
         description="Whether the response continues the last message, which must be an assistant "
-        "message; the same as `partial` in that message. Default: false.",
+        "message; the same as `partial` in that message. Default: false; dialect llamacpp: true if "
+        "the last message is an assistant message with text.",
     )
 
 
@@ -137,9 +138,16 @@ def read_template_arguments(
     return arguments | given, params
 
 
-def read_continues_last(body: TemplateParameters, *, has_partial: bool) -> bool:
-    """Return whether the response continues the last message. Raises a BadRequestError."""
+def read_continues_last(
+    body: TemplateParameters, *, has_partial: bool, by_default: bool = False
+) -> bool:
+    """Return whether the response continues the last message. Raises a BadRequestError.
+
+    `by_default`: whether it does if no parameter specifies it.
+    """
     continues = bool(body.continue_final_message) or has_partial
+    if by_default and body.continue_final_message is None and body.add_generation_prompt is None:
+        continues = True
     if continues and body.continue_final_message is False:
         raise InvalidParameterError(
             "'continue_final_message' must not be false if the last message has 'partial'.",

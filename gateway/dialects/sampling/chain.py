@@ -58,6 +58,16 @@ def read_sampling(body: ChainParameters, profile: Profile) -> SamplingSpec:
     return msgspec.structs.replace(plain, chain=steps)
 
 
+def with_reported_probabilities(spec: SamplingSpec, profile: Profile) -> SamplingSpec:
+    """Return a spec whose log-probabilities are those after its samplers: it needs a chain."""
+    # Without a chain, the penalties of a spec consider all tokens.
+    chain = spec.chain or SamplerChain(
+        order=list(DEFAULT_SAMPLERS), penalizes_prompt=profile.penalizes_prompt
+    )
+    chain = msgspec.structs.replace(chain, reports_probabilities=True)
+    return msgspec.structs.replace(spec, chain=chain)
+
+
 def _with_mirostat(plain: SamplingSpec, mirostat: Mirostat) -> SamplingSpec:
     # As in llama.cpp: Mirostat samples from the whole distribution, scaled only by temperature.
     chain = SamplerChain(order=[Sampler.TEMPERATURE], mirostat=mirostat)

@@ -84,9 +84,9 @@ class Caller:
             path, content=content, headers={"content-type": "application/json", **named, **headers}
         )
 
-    def get(self, path: str) -> httpx.Response:
+    def get(self, path: str, dialect: str | None = None) -> httpx.Response:
         """Send a GET."""
-        return self._http.get(path)
+        return self._http.get(path, headers={"x-api-dialect": dialect} if dialect else {})
 
     def complete(
         self, dialect: str | None, body: Body | bytes, path: str = "/v1/completions"
@@ -116,6 +116,15 @@ class Caller:
         assert response.headers["content-type"].startswith("text/event-stream")
         assert "\nid:" not in response.text
         return chunks_of(response.text)
+
+    def native_stream(self, body: Body, path: str = "/completion") -> list[Body]:
+        """Return the results of a stream in llama.cpp's own form, which must be a success."""
+        response = self.post("llamacpp", {**body, "stream": True}, path)
+        assert response.status_code == 200, response.text
+        lines = response.text.split("\n")
+        results = [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
+        assert all("error" not in result for result in results), response.text
+        return results
 
     def refused(
         self, dialect: str | None, body: Body | bytes, path: str = "/v1/completions"

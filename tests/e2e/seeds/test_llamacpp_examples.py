@@ -175,6 +175,98 @@ def test_mirostat_holds_the_surprise_near_its_target(caller: Caller, version: in
     assert low < high
 
 
+def test_native_completion_reads_the_example(caller: Caller) -> None:
+    body = example("llamacpp_request") | {"seed": 3, "n_probs": 2}
+    result = caller.post(DIALECT, body, "/completion").json()
+    *partial, final = caller.native_stream(body)
+    answer = caller.complete(DIALECT, body | {"logprobs": 2})
+
+    assert result["content"] == text_of(answer) == "".join(part["content"] for part in partial)
+    assert (result["prompt"], result["model"]) == (body["prompt"], body["model"])
+    tokens = [token for part in partial for token in part["tokens"]]
+    assert len(tokens) == final["tokens_predicted"] == result["tokens_predicted"]
+    assert [score["id"] for score in result["completion_probabilities"]] == tokens
+    for score in result["completion_probabilities"]:
+        assert score["logprob"] <= 0
+        assert len(score["top_logprobs"]) == 2
+        assert all(each["id"] >= 0 for each in score["top_logprobs"])
+    assert final["timings"]["predicted_n"] == len(tokens)
+    assert final["stop_type"] == ("eos" if final["tokens_predicted"] < 50 else "limit")
+
+
+def test_probabilities_after_the_samplers_are_returned(caller: Caller) -> None:
+    body = {"prompt": OPEN, "n_predict": 8, "n_probs": 5, "seed": 4, "top_k": 2, "min_p": 0}
+    post = body | {"post_sampling_probs": True, "temperature": 1.5}
+    own, final, greedy, *_ = at_once(
+        lambda: caller.post(DIALECT, body | {"temperature": 1.5}, "/completion").json(),
+        lambda: caller.post(DIALECT, post, "/completion").json(),
+        lambda: caller.post(DIALECT, post | {"temperature": 0}, "/completion").json(),
+    )
+    assert final["content"] == own["content"]
+    assert final["generation_settings"]["post_sampling_probs"] is True
+    for before, after in zip(
+        own["completion_probabilities"], final["completion_probabilities"], strict=True
+    ):
+        assert len(before["top_logprobs"]) == 5
+        assert 1 <= len(after["top_probs"]) <= 2
+        assert sum(each["prob"] for each in after["top_probs"]) == pytest.approx(1)
+        assert after["prob"] in [each["prob"] for each in after["top_probs"]]
+    assert {each["prob"] for each in greedy["completion_probabilities"]} == {1}
+
+
+def test_stream_reports_the_processed_prompt(caller: Caller) -> None:
+    body = example("llamacpp_request") | {"return_progress": True, "cache_prompt": False}
+    native = caller.native_stream(body)
+    chunks = caller.stream(DIALECT, body)
+
+    tokens = native[-1]["tokens_evaluated"]
+    for events in (native, chunks):
+        progress = [event["prompt_progress"] for event in events if "prompt_progress" in event]
+        assert [each["processed"] for each in progress] == [0, tokens]
+        assert {(each["total"], each["cache"]) for each in progress} == {(tokens, 0)}
+        assert progress[0] is events[0]["prompt_progress"]
+    whole = caller.post(DIALECT, body, "/completion")
+    assert whole.headers["x-ignored-params"] == "return_progress"
+
+
+def test_native_grammar_example_keeps_to_the_grammar(caller: Caller) -> None:
+    body = example("llamacpp_grammar")
+    result = caller.post(DIALECT, body, "/completion").json()
+
+    check_sentence(result["content"], "stop" if result["stop_type"] == "eos" else "length")
+    assert result["generation_settings"]["grammar"] == body["grammar"]
+
+
+def test_native_infill_is_that_of_the_suffix(caller: Caller) -> None:
+    body = example("llamacpp_infill") | {"temperature": 0}
+    parts = {"input_prefix": "def fibonacci(n):", "prompt": "\n    "}
+    infill = {**parts, "input_suffix": body["suffix"], "max_tokens": 100, "temperature": 0}
+    result, middle = (
+        caller.post(DIALECT, infill, "/infill").json(),
+        caller.complete(DIALECT, body),
+    )
+    assert body["prompt"] == "".join(parts.values())
+    assert result["content"] == text_of(middle)
+    files = [{"filename": "a.py", "text": "def fibonacci(n):\n    return 1\n"}]
+    with_files = caller.post(DIALECT, infill | {"input_extra": files}, "/infill").json()
+    assert with_files["tokens_evaluated"] > result["tokens_evaluated"]
+    assert files[0]["text"] in with_files["prompt"]
+
+
+def test_last_message_of_the_assistant_is_continued(caller: Caller) -> None:
+    messages = [
+        {"role": "user", "content": "What is 2 plus 3?"},
+        {"role": "assistant", "content": "2 plus"},
+    ]
+    body = {"messages": messages, "temperature": 0, "max_tokens": 20}
+    rendered = caller.post(DIALECT, {"messages": messages}, "/apply-template").json()["prompt"]
+    assert rendered.endswith("2 plus")
+    answer = caller.post(DIALECT, body, "/chat/completions").json()
+    plain = {"prompt": rendered, "add_special_tokens": False, "temperature": 0, "n_predict": 20}
+    result = caller.post(DIALECT, plain, "/completion").json()
+    assert answer["choices"][0]["message"]["content"] == result["content"]
+
+
 def test_missing_prompt_is_the_error_example(caller: Caller) -> None:
     documented = documented_answer("llamacpp_error")
     response = caller.post(DIALECT, {"max_tokens": 1})

@@ -93,6 +93,17 @@ def test_chats_match_their_schema(caller: Caller, page: Page, dialect: str, body
         page.check("ChatCompletionChunk", chunk)
 
 
+def test_llamacpps_own_responses_match_their_schema(caller: Caller, page: Page) -> None:
+    body = {"prompt": OPEN, "n_predict": 3, "n_probs": 2, "timings_per_token": True}
+    result = caller.post("llamacpp", body, "/completion").json()
+    *partial, final = caller.native_stream(body)
+    for value in (result, final):
+        page.check("NativeResult", value)
+    for value in partial:
+        page.check("NativePartialResult", value)
+    page.check("NativeProps", caller.get("/props", "llamacpp").json())
+
+
 @each_dialect("error_style")
 def test_errors_match_their_schema(caller: Caller, page: Page, dialect: str) -> None:
     for body in ({"prompt": OPEN, "n": 0}, {"prompt": [5] * 3000}, {"prompt": 5}):
@@ -115,4 +126,16 @@ def test_examples_of_the_page_are_served(
     response = caller.post(dialect, body, path)
     assert response.status_code == 200, response.text
     assert response.json()["choices"]
+    assert "x-ignored-params" not in response.headers
+
+
+@each_at_once(
+    "path", ["/completion", "/completions", "/infill", "/chat/completions", "/apply-template"]
+)
+def test_examples_of_llamacpps_own_paths_are_served(caller: Caller, page: Page, path: str) -> None:
+    content = page.document["paths"][path]["post"]["requestBody"]["content"]
+    body = content["application/json"]["examples"]["llamacpp"]["value"]
+
+    response = caller.post("llamacpp", body, path)
+    assert response.status_code == 200, response.text
     assert "x-ignored-params" not in response.headers

@@ -14,7 +14,7 @@ from tests.gateway.dialects.chat_reading import (
     read_chat,
     text,
 )
-from tests.gateway.dialects.reading import EVERY_PROFILE, VLLM
+from tests.gateway.dialects.reading import EVERY_PROFILE, LLAMACPP, VLLM
 from tests.support.cases import all_cases
 
 
@@ -259,6 +259,36 @@ def test_message_that_cannot_be_continued_is_refused(
     parameters: dict[str, Any], message: str
 ) -> None:
     assert chat_refusal(**parameters).message == message
+
+
+ASSISTANT = {"role": "assistant", "content": "It is"}
+
+
+@all_cases(
+    ("parameters", "continues"),
+    [
+        ({}, True),
+        ({"continue_final_message": False}, False),
+        ({"add_generation_prompt": True}, False),
+        ({"messages": [ASSISTANT, USER]}, False),
+        ({"messages": [USER, calling(call())]}, False),
+    ],
+)
+def test_llamacpp_continues_the_last_message_of_the_assistant_by_default(
+    parameters: dict[str, Any], *, continues: bool
+) -> None:
+    body = {"messages": [USER, ASSISTANT]} | parameters
+    assert chat(LLAMACPP, **body).continues_last_message is continues
+    assert not chat(**body).continues_last_message
+
+
+def test_llamacpp_continues_one_message_of_the_assistant_only() -> None:
+    messages = [USER, ASSISTANT, ASSISTANT]
+    assert chat_refusal(LLAMACPP, messages=messages).message == (
+        "'messages[2]' must not follow another assistant message if the response continues it. "
+        "Merge the two messages, or set 'continue_final_message' to false."
+    )
+    assert chat(messages=messages, continue_final_message=True).continues_last_message
 
 
 LONG = "a" * 257

@@ -79,6 +79,7 @@ BOOLEANS = (
     "return_tokens_as_token_ids",
     "skip_special_tokens",
     "stream",
+    "return_progress",
     "timings_per_token",
     "truncate_sequence",
 )

@@ -21,7 +21,7 @@ def plan(images: list[int], *, image_tokens: int) -> CheckedRequest:
         {"prompt": ["a"] * len(images)}, PROFILES[Dialect.VLLM], max_prompts=9
     )
     prompts = [
-        PreparedPrompt(token_ids=array("I", [5] * 5), max_tokens=7, cut_tokens=0, echo="")
+        PreparedPrompt(token_ids=array("I", [5] * 5), max_tokens=7, cut_tokens=0, shown="")
         for _ in images
     ]
     card = WorkerCard(

@@ -12,6 +12,7 @@ from gateway.errors import (
 from gateway.prompt.infill import find_template
 from gateway.prompt.preparation import prepare
 from tests.gateway.prompt.building import (
+    LETTERS,
     at_once,
     card_of,
     encoder_of,
@@ -29,12 +30,17 @@ CODESTRAL = ("[PREFIX]", "[SUFFIX]")
 
 
 def filled(
-    tokenizer: Tokenizer, prefix: str, suffix: str, *, begins: bool = True
+    tokenizer: Tokenizer,
+    prefix: str,
+    suffix: str,
+    *,
+    begins: bool = True,
+    files: list[tuple[str, str]] | None = None,
 ) -> list[str | None]:
     """Return the tokens between which the model writes."""
     template = find_template(tokenizer)
     assert template is not None
-    layout = template.layout(encoder_of(tokenizer), prefix, suffix, begins=begins)
+    layout = template.layout(encoder_of(tokenizer), prefix, suffix, begins=begins, files=files)
     return [tokenizer.id_to_token(token) for token in layout.token_ids]
 
 
@@ -75,6 +81,29 @@ def test_codestral_gets_the_suffix_first_and_continues_the_prefix() -> None:
 
 def test_empty_prefix_adds_no_token() -> None:
     assert filled(letter_tokenizer(*QWEN), "", "c") == [QWEN[0], QWEN[1], "c", QWEN[2]]
+
+
+def letters(text: str) -> list[str]:
+    """Return the tokens of a text; other characters than letters have none."""
+    return [letter for letter in text.replace(" ", "▁") if letter in LETTERS]
+
+
+@all_cases("files", [[], [("a.b", "cd"), ("e", "")]], ids=["none", "two"])
+def test_files_of_a_repository_come_before_the_prefix(files: list[tuple[str, str]]) -> None:
+    repository, file = marks = ("<|repo_name|>", "<|file_sep|>")
+    tokens = filled(letter_tokenizer(*QWEN, *marks), "x", "", files=files)
+    named = [token for name, text in files for token in (file, *letters(f"{name}\n{text}"))]
+    assert tokens == [
+        *(repository, *letters("myproject\n"), *named, file, *letters("filename\n")),
+        *(QWEN[0], "x", QWEN[1], QWEN[2]),
+    ]
+
+
+def test_files_without_marks_of_their_own_are_separated_by_text() -> None:
+    tokenizer = letter_tokenizer(*CODESTRAL)
+    between = letters("\n\n--- snippet ---\n\n")
+    tokens = filled(tokenizer, "x", "y", files=[("a", "b"), ("c", "d")])
+    assert tokens == [*between, "b", *between, "d", "[SUFFIX]", "y", "[PREFIX]", "x"]
 
 
 @all_cases(

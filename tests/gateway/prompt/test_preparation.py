@@ -174,8 +174,8 @@ async def test_echo_is_the_prompt_that_the_model_got(
     prompt: Any, fields: dict[str, Any], expected: str
 ) -> None:
     assert TOKENIZER.id_to_token(5) == "b"
-    assert (await only(prompt, echo=True, **fields)).echo == expected
-    assert (await only(prompt, **fields)).echo == ""
+    assert (await only(prompt, echo=True, **fields)).shown == expected
+    assert (await only(prompt, **fields)).shown == ""
 
 
 async def test_marks_become_the_models_image_tokens() -> None:

@@ -125,6 +125,7 @@ class SamplingParameters:
             breakers=[] if dry is None else self._breakers.resolve(dry.breakers),
             spared_token_ids=self._special_token_ids,
             replayed=replayed_token_ids(request),
+            is_scored=request.logprobs is not None,
         )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from contract.grammar import PARSER_LIMITS
 from worker.engine.vllm.resumption import prepare_resumption
 from worker.engine.vllm.thinking_budget import prepare_thinking_budget
+from worker.samplers.reported import prepare_reported_rows
 
 _log = logging.getLogger(__name__)
 
@@ -24,6 +25,7 @@ def prepare() -> None:
     _limit_grammars()
     prepare_resumption()
     prepare_thinking_budget()
+    prepare_reported_rows()
     _end_with_parent()
     # vLLM does not prepare forks of a prepared process. On GPUs it forks the engine core.
     register_after_fork(prepare, _take_over)

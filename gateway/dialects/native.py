@@ -1,0 +1,204 @@
+"""llama.cpp's own completions: the bodies of `/completion` and `/infill`, and their settings.
+
+They are the body of `POST /v1/completions` without the parameters that llama.cpp's own response has
+no place for.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from contract.sampling import DEFAULT_SAMPLERS, SamplerChain, SamplingSpec
+from gateway.dialects.completions import CompletionRequest, to_generation_request
+from gateway.dialects.fields import read_list
+from gateway.dialects.profile import Profile
+from gateway.dialects.refused import is_nothing, nested_extra
+from gateway.dialects.request import GenerationRequest, StructureKind
+from gateway.dialects.sampling.chain import with_reported_probabilities
+from gateway.dialects.sampling.logit_bias import FORBIDDEN
+from gateway.dialects.sampling.mirostat import DEFAULT_ETA, DEFAULT_TAU
+from gateway.dialects.wire import validate
+from gateway.errors import InvalidParameterError, MissingParameterError, shown
+
+MAX_FILES: Final = 256
+RANDOM_SEED: Final = 2**32 - 1
+"""The seed that llama.cpp reports if the request has none."""
+NO_NAME: Final = "tmp"
+"""The name of a file without one, as in llama.cpp."""
+
+_WITHOUT_EFFECT: Final = frozenset(
+    {
+        "echo",
+        "echo_last",
+        "parallel_tool_calls",
+        "perf_metrics_in_response",
+        "prompt_logprobs",
+        "return_tokens_as_token_ids",
+        "stream_options",
+        "tool_choice",
+        "tools",
+    }
+)
+_POST_SAMPLING: Final = "post_sampling_probs"
+_OF_INFILL: Final = ("input_prefix", "input_suffix", "input_extra")
+
+
+def read_native_completion(
+    body: dict[str, Any], profile: Profile, *, max_prompts: int
+) -> GenerationRequest:
+    """Return the request of a body of `POST /completion`. Raises a BadRequestError."""
+    dropped = _dropped(body, _WITHOUT_EFFECT)
+    rest = {name: value for name, value in body.items() if name not in _WITHOUT_EFFECT}
+    is_post = rest.pop(_POST_SAMPLING, None)
+    if not isinstance(is_post, bool | None):
+        raise InvalidParameterError(
+            f"'{_POST_SAMPLING}' must be a boolean. Given: {shown(is_post)}.", param=_POST_SAMPLING
+        )
+    wire = validate(CompletionRequest, rest)
+    request = to_generation_request(wire, profile, max_prompts=max_prompts)
+    if is_post and request.logprobs is not None:
+        request = _with_probabilities(request)
+    elif is_post:
+        dropped.append(_POST_SAMPLING)
+    ignored = tuple(sorted({*request.ignored_parameters, *dropped}))
+    return replace(request, is_native=True, ignored_parameters=ignored)
+
+
+def read_native_infill(
+    body: dict[str, Any], profile: Profile, *, max_prompts: int
+) -> GenerationRequest:
+    """Return the request of a body of `POST /infill`. Raises a BadRequestError."""
+    files, without_effect = _files(body.get("input_extra"))
+    # The server of llama.cpp puts the prompt after the prefix, unlike its documentation.
+    prefix = _text(body, "input_prefix") + _text(body, "prompt", default="")
+    suffix = _text(body, "input_suffix")
+    dropped = [*without_effect, *_dropped(body, {"suffix", "images"})]
+    rest = {name: value for name, value in body.items() if name not in (*_OF_INFILL, *dropped)}
+    request = read_native_completion(
+        {**rest, "prompt": prefix, "suffix": None}, profile, max_prompts=max_prompts
+    )
+    ignored = tuple(sorted({*request.ignored_parameters, *dropped}))
+    return replace(request, suffix=suffix, infill_files=files, ignored_parameters=ignored)
+
+
+def native_settings(
+    request: GenerationRequest, sampling: SamplingSpec, *, context_window: int
+) -> dict[str, Any]:
+    """Return the parameters of a request by llama.cpp's names, with all defaults filled in."""
+    structure = request.structure
+    is_gbnf = structure is not None and structure.kind is StructureKind.GBNF
+    return {
+        "n_ctx": context_window,
+        "seed": sampling.seed if sampling.is_seed_requested else RANDOM_SEED,
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k,
+        "top_p": sampling.top_p,
+        "min_p": sampling.min_p,
+        "repeat_penalty": sampling.repetition_penalty,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        **_chain_settings(sampling.chain or SamplerChain(list(DEFAULT_SAMPLERS))),
+        "stop": request.stop,
+        "max_tokens": request.max_tokens,
+        "n_predict": request.max_tokens,
+        "ignore_eos": sampling.ignore_eos,
+        "stream": request.stream,
+        "logit_bias": [
+            # JSON has no minus infinity; clients forbid a token with `false`.
+            {"token": token, "bias": False if bias == FORBIDDEN else bias}
+            for token, bias in sampling.logit_bias.items()
+        ],
+        "n_probs": request.logprobs or 0,
+        "grammar": structure.source if structure is not None and is_gbnf else "",
+        "timings_per_token": request.timings_per_token,
+        "post_sampling_probs": request.reports_probabilities,
+        "lora": [],
+    }
+
+
+def default_settings(profile: Profile, *, context_window: int) -> dict[str, Any]:
+    """Return the settings of a completion whose body has nothing but a prompt."""
+    request = read_native_completion({"prompt": ""}, profile, max_prompts=1)
+    return native_settings(request, request.sampling, context_window=context_window)
+
+
+def _with_probabilities(request: GenerationRequest) -> GenerationRequest:
+    if request.best_of > request.n:
+        raise InvalidParameterError(
+            f"'{_POST_SAMPLING}' cannot be combined with 'best_of', which compares sequences by "
+            "the model's own probabilities.",
+            param=_POST_SAMPLING,
+        )
+    sampling = with_reported_probabilities(request.sampling, request.profile)
+    return replace(request, sampling=sampling)
+
+
+def _chain_settings(chain: SamplerChain) -> dict[str, Any]:
+    mirostat, xtc, dry = chain.mirostat, chain.xtc, chain.dry
+    return {
+        "dynatemp_range": chain.dynatemp_range,
+        "dynatemp_exponent": chain.dynatemp_exponent,
+        "typical_p": chain.typical_p,
+        "top_n_sigma": chain.top_n_sigma,
+        "min_keep": chain.min_keep,
+        "repeat_last_n": chain.penalty_last_n,
+        "xtc_probability": xtc.probability if xtc else 0.0,
+        "xtc_threshold": xtc.threshold if xtc else 0.1,
+        **(
+            {
+                "dry_multiplier": dry.multiplier,
+                "dry_base": dry.base,
+                "dry_allowed_length": dry.allowed_length,
+                "dry_penalty_last_n": dry.last_n,
+                "dry_sequence_breakers": dry.breakers,
+            }
+            if dry
+            else {"dry_multiplier": 0.0}
+        ),
+        "mirostat": mirostat.version if mirostat else 0,
+        "mirostat_tau": mirostat.tau if mirostat else DEFAULT_TAU,
+        "mirostat_eta": mirostat.eta if mirostat else DEFAULT_ETA,
+        "samplers": [] if mirostat else [str(sampler) for sampler in chain.order],
+    }
+
+
+def _dropped(body: Mapping[str, Any], names: frozenset[str] | set[str]) -> list[str]:
+    return [name for name in names & body.keys() if not is_nothing(body[name])]
+
+
+def _text(body: Mapping[str, Any], name: str, *, default: str | None = None) -> str:
+    value = body.get(name)
+    if value is None:
+        if default is None:
+            raise MissingParameterError(name)
+        return default
+    if not isinstance(value, str):
+        raise InvalidParameterError(
+            f"'{name}' must be a string. Given: {shown(value)}.", param=name
+        )
+    return value
+
+
+def _files(value: object) -> tuple[list[tuple[str, str]], list[str]]:
+    """Return names and texts of `input_extra`, and the paths of entries that have no effect."""
+    files: list[tuple[str, str]] = []
+    ignored: list[str] = []
+    for index, item in enumerate(read_list(value, "input_extra", most=MAX_FILES)):
+        path = f"input_extra[{index}]"
+        if not isinstance(item, dict):
+            raise InvalidParameterError(
+                f"'{path}' must be an object. Given: {shown(item)}.", param="input_extra"
+            )
+        values = {"filename": NO_NAME, **{k: v for k, v in item.items() if v is not None}}
+        if "text" not in values:
+            raise MissingParameterError(f"{path}.text")
+        for name in ("filename", "text"):
+            if not isinstance(values[name], str):
+                raise InvalidParameterError(
+                    f"'{path}.{name}' must be a string. Given: {shown(values[name])}.",
+                    param="input_extra",
+                )
+        files.append((values.pop("filename"), values.pop("text")))
+        if not ignored:
+            ignored += nested_extra(path, values)
+    return files, ignored
