@@ -93,7 +93,8 @@ setup-servers: setup-dev
 	fi
 
 setup-clients: setup-dev
-	@scripts/setup.sh clients $(if $(findstring --long,$(ARGS)),llama-index)
+	@scripts/setup.sh npm clients-python \
+		$(if $(findstring --long,$(ARGS)),clients-aider clients-lm-eval)
 
 # In parallel: mypy uses one core for a minute without its cache (.mypy_cache).
 check: setup-dev

@@ -6,7 +6,7 @@
 uv resolves against PyPI and installs nothing. The gateway, the CPU worker, the development tools
 and the build backend are resolved together, so that any of them can share a virtual environment.
 The GPU worker uses the versions in the lock files of the gateway and the tools for the packages
-that it shares with them. LlamaIndex is resolved alone, since tests run it in a separate
+that it shares with them. Each group of clients is resolved alone, since tests run it in a separate
 environment.
 
 Versions are for Python 3.11 on x86-64 Linux. Each lock file has the hashes of all files of a
@@ -36,13 +36,18 @@ TARGET = ("--python-version=3.11.14", "--python-platform=x86_64-manylinux_2_36")
 # import them, and not every index has builds of them that match the CPU build of torch.
 LEFT_OUT = ("torchaudio", "torchcodec", "torchvision")
 
+# Clients require these packages, which have no wheels. No test imports them.
+LEFT_OUT_OF_CLIENTS = ("rouge-score", "sqlitedict", "word2number")
+
 HEADERS = {
     "gateway": "The gateway",
     "worker-cpu": "The worker on vLLM's CPU build, without PyTorch (torch-cpu.txt)",
     "worker-gpu": "The worker on vLLM's CUDA build",
     "dev": "Tests, linters and type checker",
     "build": "The build backend, which installs the project itself",
-    "llama-index": "LlamaIndex's client, which tests call in an environment of its own",
+    "clients-python": "Clients for Python, which tests call in a separate environment",
+    "clients-aider": "aider, which tests call in a separate environment",
+    "clients-lm-eval": "lm-evaluation-harness, which tests call in a separate environment",
 }
 TORCH_HEADER = "# PyTorch's CPU build. Its hash depends on the index. Written by scripts/lock.py."
 
@@ -72,10 +77,13 @@ def main() -> int:
         worker = ("pyproject.toml", "--extra=worker-cpu", "--no-emit-package=torch")
         lock("worker-cpu", *worker, constraint, *cpu)
         lock_cpu_torch(shared.read_text())
+
+        left_out.write_text("\n".join(LEFT_OUT_OF_CLIENTS))
+        for group in project["dependency-groups"]:
+            lock(group, f"--group=pyproject.toml:{group}", f"--excludes={left_out}", *upgrade)
     constraints = [f"--constraints=requirements/{name}.txt" for name in ("gateway", "dev")]
     lock("worker-gpu", "pyproject.toml", "--extra=worker-gpu", *constraints, *upgrade)
     refuse_cpu_torch(REQUIREMENTS / "worker-gpu.txt")
-    lock("llama-index", "--group=pyproject.toml:llama-index", *upgrade)
     return 0
 
 

@@ -3,8 +3,8 @@
 #
 #   scripts/setup.sh gateway worker        for `make run`
 #   scripts/setup.sh gateway worker dev    for `make test`
-#   scripts/setup.sh clients               OpenAI's client for Node, for tests, if npm is installed
-#   scripts/setup.sh llama-index           LlamaIndex, for the long form of the tests
+#   scripts/setup.sh npm                   clients for Node, for tests, if npm is installed
+#   scripts/setup.sh clients-NAME          .venv/clients/NAME from requirements/clients-NAME.txt, for tests
 #
 # PYTHON          the Python 3.11 to use; default python3.11
 # SLUICE_DEVICE   build of vLLM, cpu or gpu; default gpu if nvidia-smi finds a GPU
@@ -219,17 +219,17 @@ install_npm() {
 
 run_npm() { npm "$@" >"$log" 2>&1 9<&-; }
 
-# In a separate environment, since it needs an older `openai` than the test tools.
-install_llama_index() {
-    local lock=requirements/llama-index.txt
-    local installing=$venv/llama-index
-    is_done llama-index "$(digest $lock)" && return
-    say "Installing LlamaIndex (about a minute) ..."
-    if ! { "$python" -m venv --clear "$installing" && install_locked llama-index; }; then
+# In a separate environment, since clients need other versions than vLLM and the test tools.
+install_clients() { # NAME
+    local lock=requirements/clients-$1.txt
+    local installing=$venv/clients/$1
+    is_done "clients-$1" "$(digest "$lock")" && return
+    say "Installing clients for the tests: $1 (under a minute) ..."
+    if ! { "$python" -m venv --clear "$installing" && install_locked "clients-$1"; }; then
         say "Installation failed. pip's full output is in $log."
         return 1
     fi
-    digest $lock >"$stamps/llama-index"
+    digest "$lock" >"$stamps/clients-$1"
 }
 
 make_venv
@@ -238,9 +238,12 @@ for set in "$@"; do
         gateway) install_set gateway "the gateway (under a minute)" ;;
         worker) install_worker ;;
         dev) install_set dev "the test tools (under a minute)" ;;
-        clients) install_npm || say "Tests that need it are skipped." ;;
-        llama-index) install_llama_index || say "Tests that need it are skipped." ;;
-        *) die "Sets are gateway, worker, dev, clients and llama-index, not '$set'." ;;
+        npm) install_npm || say "Tests that need it are skipped." ;;
+        clients-*)
+            [[ -f requirements/$set.txt ]] || die "There is no requirements/$set.txt."
+            install_clients "${set#clients-}" || say "Tests that need them are skipped."
+            ;;
+        *) die "Sets are gateway, worker, dev, npm and clients-NAME, not '$set'." ;;
     esac
 done
 install_project

@@ -1,6 +1,6 @@
 """Calls a chat endpoint with LlamaIndex's client, and prints the results as JSON.
 
-Run by the Python of LlamaIndex's environment: llama_index_calls.py BASE_URL KEY MODEL
+Run by the Python of the clients' environment: llama_index_calls.py BASE_URL KEY MODEL
 """
 
 import asyncio

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
+from tests.e2e.clients.environments import PYTHON
 from tests.e2e.completions import in_pieces
 from tests.support.stack import MODEL, REPOSITORY
 
-PYTHON = REPOSITORY / ".venv" / "llama-index" / "bin" / "python"
 PROGRAM = REPOSITORY / "tests" / "clients" / "llama_index_calls.py"
 CLIENT_SECONDS = 120
 
@@ -18,9 +18,7 @@ pytestmark = [
     pytest.mark.e2e,
     # Its process imports for seven seconds; LangChain and OpenAI's clients send the same.
     pytest.mark.long,
-    pytest.mark.skipif(
-        not PYTHON.exists(), reason="LlamaIndex is not installed (scripts/setup.sh llama-index)"
-    ),
+    PYTHON.skip,
 ]
 
 ROME = "The capital of Italy is Rome."
@@ -32,7 +30,14 @@ def reported(client: OpenAI) -> Any:
 
     def call() -> Any:
         process = subprocess.run(
-            [PYTHON, "-I", PROGRAM, str(client.base_url), client.api_key, MODEL],
+            [
+                PYTHON.programs / "python",
+                "-I",
+                PROGRAM,
+                str(client.base_url),
+                client.api_key,
+                MODEL,
+            ],
             capture_output=True,
             text=True,
             timeout=CLIENT_SECONDS,

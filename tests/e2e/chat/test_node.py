@@ -33,7 +33,7 @@ pytestmark = [
     pytest.mark.e2e,
     pytest.mark.skipif(
         not (shutil.which("node") and (FOLDER / "node_modules" / "openai").is_dir()),
-        reason="OpenAI's client for Node is not installed (scripts/setup.sh clients)",
+        reason="OpenAI's client for Node is not installed (scripts/setup.sh npm)",
     ),
 ]
 

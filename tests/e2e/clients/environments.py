@@ -1,0 +1,79 @@
+"""The environments of clients (scripts/setup.sh), and how programs run in them."""
+
+import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import pytest
+
+from tests.support.processes import spawn
+from tests.support.stack import REPOSITORY
+
+CLIENT_SECONDS: Final = 300
+"""After which a client counts as hung."""
+
+
+class Environment(NamedTuple):
+    """Where the programs of clients are installed."""
+
+    set: str
+    """The set of scripts/setup.sh that installs it."""
+    programs: Path
+    """The folder of its programs, first in PATH."""
+    packages: Path | None = None
+    """The folder node_modules, for JavaScript."""
+
+    @property
+    def skip(self) -> pytest.MarkDecorator:
+        """Skip a test if the environment is not installed."""
+        reason = f"not installed (scripts/setup.sh {self.set})"
+        return pytest.mark.skipif(not self.programs.is_dir(), reason=reason)
+
+    def run(self, command: Sequence[str], folder: Path, **variables: str) -> str:
+        """Run a program in an empty home folder, and return what it prints."""
+        if self.packages and not (folder / "node_modules").exists():
+            (folder / "node_modules").symlink_to(self.packages)
+        process = spawn(
+            *command,
+            cwd=folder,
+            env={
+                "HOME": str(folder),
+                "LANG": "C.UTF-8",
+                "PATH": f"{self.programs}:{os.environ['PATH']}",
+                **OFFLINE,
+                **variables,
+            },
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        try:
+            printed, log = process.communicate(timeout=CLIENT_SECONDS)
+        finally:
+            process.kill()
+        assert process.returncode == 0, f"{printed.decode()}\n{log.decode()}"
+        return printed.decode()
+
+
+OFFLINE: Final = {
+    "AIDER_ANALYTICS_DISABLE": "true",
+    "HF_HUB_OFFLINE": "1",
+    "LITELLM_LOCAL_MODEL_COST_MAP": "true",
+}
+"""Prevents requests to other servers, which clients repeat for seconds without a network."""
+
+
+def _python(name: str) -> Environment:
+    return Environment(f"clients-{name}", REPOSITORY / ".venv" / "clients" / name / "bin")
+
+
+PYTHON: Final = _python("python")
+AIDER: Final = _python("aider")
+LM_EVAL: Final = _python("lm-eval")
+NODE: Final = Environment(
+    "npm",
+    REPOSITORY / "tests" / "clients" / "node_modules" / ".bin",
+    REPOSITORY / "tests" / "clients" / "node_modules",
+)

@@ -1,0 +1,90 @@
+"""Every snippet of docs/clients.md, run as it is on the page."""
+
+import re
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import pytest
+
+from tests.e2e.clients.environments import PYTHON, Environment
+from tests.support.stack import REPOSITORY, Stack
+
+PAGE: Final = REPOSITORY / "docs" / "clients.md"
+LONG: Final = pytest.mark.long
+
+SECTIONS: Final[dict[str, tuple[Environment, *tuple[pytest.MarkDecorator, ...]]]] = {
+    "OpenAI for Python": (PYTHON,),
+}
+"""The environment that runs each section, and marks of its test."""
+
+INTERPRETERS: Final = {
+    "sh": ("bash", "-eu", "-o", "pipefail"),
+    "python": ("python",),
+    "js": ("node",),
+}
+"""Programs that run a snippet by the language of its block."""
+SUFFIXES: Final = {"sh": "sh", "python": "py", "js": "mjs"}
+
+
+class Block(NamedTuple):
+    """A fenced block of the page."""
+
+    language: str
+    title: str | None
+    """The name of the file that has this text, if it is not a snippet to run."""
+    text: str
+
+
+def blocks_of(text: str) -> list[Block]:
+    """Return the fenced blocks of a section."""
+    fences = re.findall(
+        r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', text, re.DOTALL | re.MULTILINE
+    )
+    assert len(fences) * 2 == len(re.findall("^```", text, re.MULTILINE))
+    return [Block(language, title or None, text) for language, title, text in fences]
+
+
+HEAD, *_SECTIONS = re.split(r"^## (.+)\n", PAGE.read_text(), flags=re.MULTILINE)
+TEXTS: Final = dict(zip(_SECTIONS[::2], _SECTIONS[1::2], strict=True))
+VARIABLES: Final = [block.text for block in blocks_of(HEAD)]
+"""Shell commands that set the variables of all snippets."""
+
+
+def test_every_section_is_run() -> None:
+    assert list(TEXTS) == list(SECTIONS)
+    for text in TEXTS.values():
+        assert {block.language for block in blocks_of(text)} & INTERPRETERS.keys()
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(
+    ("section", "environment"),
+    [
+        pytest.param(section, environment, marks=[environment.skip, *marks], id=section)
+        for section, (environment, *marks) in SECTIONS.items()
+    ],
+)
+def test_snippets(stack: Stack, tmp_path: Path, section: str, environment: Environment) -> None:
+    (tmp_path / "variables.sh").write_text("\n".join(VARIABLES))
+    printed = None
+    for number, block in enumerate(blocks_of(TEXTS[section])):
+        if block.title:
+            (tmp_path / block.title).write_text(block.text)
+        elif block.language == "text":
+            assert printed is not None
+            assert re.fullmatch(pattern_of(block.text), printed, re.DOTALL), printed
+        else:
+            snippet = f"snippet_{number}.{SUFFIXES[block.language]}"
+            (tmp_path / snippet).write_text(block.text)
+            command = " ".join(INTERPRETERS[block.language])
+            printed = environment.run(
+                ("bash", "-euc", f". ./variables.sh; exec {command} {snippet}"),
+                tmp_path,
+                SLUICE_URL=stack.url,
+                SLUICE_KEY=stack.key(),
+            )
+
+
+def pattern_of(text: str) -> str:
+    """Return a regular expression for what a snippet prints, where `...` stands for any text."""
+    return r"\s*" + re.escape(text.strip()).replace(r"\.\.\.", ".*?") + r"\s*"
