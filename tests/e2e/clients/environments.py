@@ -59,7 +59,6 @@ class Environment(NamedTuple):
 
 OFFLINE: Final = {
     "AIDER_ANALYTICS_DISABLE": "true",
-    "HF_HUB_OFFLINE": "1",
     "LITELLM_LOCAL_MODEL_COST_MAP": "true",
 }
 """Prevents requests to other servers, which clients repeat for seconds without a network."""

@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 import pytest
 
-from tests.e2e.clients.environments import PYTHON, Environment
+from tests.e2e.clients.environments import AIDER, LM_EVAL, PYTHON, Environment
 from tests.support.stack import REPOSITORY, Stack
 
 PAGE: Final = REPOSITORY / "docs" / "clients.md"
@@ -14,6 +14,15 @@ LONG: Final = pytest.mark.long
 
 SECTIONS: Final[dict[str, tuple[Environment, *tuple[pytest.MarkDecorator, ...]]]] = {
     "OpenAI for Python": (PYTHON,),
+    "LangChain": (PYTHON,),
+    "LlamaIndex": (PYTHON,),
+    "LiteLLM": (PYTHON,),
+    "instructor": (PYTHON,),
+    "DSPy": (PYTHON,),
+    "Hugging Face": (PYTHON,),
+    "llm": (PYTHON,),
+    "aider": (AIDER, LONG),
+    "lm-eval": (LM_EVAL, LONG),
 }
 """The environment that runs each section, and marks of its test."""
 
