@@ -1,4 +1,4 @@
-"""`response_format` in the forms of OpenAI, Fireworks and llama.cpp."""
+"""`response_format` in the forms of OpenAI, Fireworks, llama.cpp and Hugging Face's client."""
 
 from typing import Any
 
@@ -18,6 +18,7 @@ RESPONSE_FORMAT_SCHEMA: dict[str, Any] = {
             "properties": {
                 "type": {"enum": list(_TYPES)},
                 "schema": {"type": ["object", "boolean", "null"]},
+                "value": {"type": ["object", "boolean", "null"]},
                 "json_schema": {"type": ["object", "null"]},
                 "grammar": {"type": ["string", "null"]},
             },
@@ -59,14 +60,16 @@ def read_response_format(value: object) -> Structure | None:
 
 
 def _json_object(value: dict[str, Any]) -> Structure:
-    if value.get("schema") is None:
+    # Hugging Face's client sends every schema as TGI expects it, in `value`.
+    member = "value" if value.get("schema") is None else "schema"
+    if value.get(member) is None:
         return Structure(StructureKind.JSON_OBJECT, None, _NAME)
-    return _bare_schema(value)
+    return _bare_schema(value, member)
 
 
-def _bare_schema(value: dict[str, Any]) -> Structure:
-    schema = checked_schema(value.get("schema"), f"{_NAME}.schema")
-    return Structure(StructureKind.JSON_SCHEMA, schema, _NAME, ".schema")
+def _bare_schema(value: dict[str, Any], member: str = "schema") -> Structure:
+    schema = checked_schema(value.get(member), f"{_NAME}.{member}")
+    return Structure(StructureKind.JSON_SCHEMA, schema, _NAME, f".{member}")
 
 
 def _json_schema(value: dict[str, Any]) -> Structure:

@@ -52,6 +52,7 @@ VALUES: dict[str, list[Any]] = {
         {"type": "json_object"},
         {"type": "json_object", "schema": {}},
         {"type": "json_object", "schema": 5},
+        {"type": "json_object", "value": 5},
         {"type": "json_schema", "json_schema": {"schema": {}}},
         {"type": "json_schema", "json_schema": 5},
         {"type": "xml"},

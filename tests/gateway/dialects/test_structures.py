@@ -32,6 +32,7 @@ def test_request_without_structure_has_none(given: dict[str, Any]) -> None:
         ({"type": "json_object", "schema": None}, StructureKind.JSON_OBJECT, None),
         ({"type": "json_object", "schema": {}}, StructureKind.JSON_SCHEMA, {}),
         ({"type": "json_object", "schema": SCHEMA}, StructureKind.JSON_SCHEMA, SCHEMA),
+        ({"type": "json_object", "value": SCHEMA}, StructureKind.JSON_SCHEMA, SCHEMA),
         ({"type": "json_schema", "schema": SCHEMA}, StructureKind.JSON_SCHEMA, SCHEMA),
         (
             {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": SCHEMA}},
