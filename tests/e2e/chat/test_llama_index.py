@@ -1,18 +1,14 @@
 """LlamaIndex's client, without any code for Sluice, through tests/clients/llama_index_calls.py."""
 
 import json
-import subprocess
 from typing import Any
 
 import pytest
 from openai import OpenAI
 
-from tests.e2e.clients.environments import PYTHON
+from tests.e2e.clients.environments import PROGRAMS, PYTHON
 from tests.e2e.completions import in_pieces
-from tests.support.stack import MODEL, REPOSITORY
-
-PROGRAM = REPOSITORY / "tests" / "clients" / "llama_index_calls.py"
-CLIENT_SECONDS = 120
+from tests.support.stack import MODEL
 
 pytestmark = [
     pytest.mark.e2e,
@@ -25,26 +21,14 @@ ROME = "The capital of Italy is Rome."
 
 
 @pytest.fixture(scope="module")
-def reported(client: OpenAI) -> Any:
+def reported(client: OpenAI, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Results of the client's methods by name; a stream in several pieces."""
+    folder = tmp_path_factory.mktemp("llama_index")
 
     def call() -> Any:
-        process = subprocess.run(
-            [
-                PYTHON.programs / "python",
-                "-I",
-                PROGRAM,
-                str(client.base_url),
-                client.api_key,
-                MODEL,
-            ],
-            capture_output=True,
-            text=True,
-            timeout=CLIENT_SECONDS,
-            check=False,
-        )
-        assert process.returncode == 0, process.stderr
-        return json.loads(process.stdout)
+        arguments = (str(client.base_url), client.api_key, MODEL)
+        program = str(PROGRAMS / "llama_index_calls.py")
+        return json.loads(PYTHON.run(["python", "-I", program, *arguments], folder))
 
     return in_pieces(call, pieces=lambda reported: sum(map(bool, reported["stream"])))
 

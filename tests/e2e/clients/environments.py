@@ -11,6 +11,7 @@ import pytest
 from tests.support.processes import spawn
 from tests.support.stack import REPOSITORY
 
+PROGRAMS: Final = REPOSITORY / "tests" / "clients"
 CLIENT_SECONDS: Final = 300
 """After which a client counts as hung."""
 
@@ -72,7 +73,5 @@ PYTHON: Final = _python("python")
 AIDER: Final = _python("aider")
 LM_EVAL: Final = _python("lm-eval")
 NODE: Final = Environment(
-    "npm",
-    REPOSITORY / "tests" / "clients" / "node_modules" / ".bin",
-    REPOSITORY / "tests" / "clients" / "node_modules",
+    "npm", PROGRAMS / "node_modules" / ".bin", packages=PROGRAMS / "node_modules"
 )
