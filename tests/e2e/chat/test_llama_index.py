@@ -12,7 +12,7 @@ from tests.support.stack import MODEL
 
 pytestmark = [
     pytest.mark.e2e,
-    # Its process imports for seven seconds; LangChain and OpenAI's clients send the same.
+    # A default run has its snippet of docs/clients.md, and LangChain sends the same.
     pytest.mark.long,
     PYTHON.skip,
 ]
