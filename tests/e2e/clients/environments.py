@@ -60,6 +60,9 @@ class Environment(NamedTuple):
 
 OFFLINE: Final = {
     "AIDER_ANALYTICS_DISABLE": "true",
+    "AIDER_CHECK_UPDATE": "false",
+    "AIDER_SHOW_RELEASE_NOTES": "false",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
     "LITELLM_LOCAL_MODEL_COST_MAP": "true",
 }
 """Prevents requests to other servers, which clients repeat for seconds without a network."""
