@@ -27,7 +27,8 @@ from gateway.openapi.native_schemas import NATIVE_COMPONENTS
 from gateway.openapi.response_pages import ResponsePages
 from gateway.openapi.schemas import COMPONENTS, TEXT, Schema, object_of, reference
 
-GENERATION_TAGS: Final = ("Completions", "Chat", "Models", "Tokenization")
+_NATIVE_TAG: Final = "llama.cpp"
+GENERATION_TAGS: Final = ("Completions", "Chat", "Models", "Tokenization", _NATIVE_TAG)
 """Tags of the generation API, in the order of the page."""
 
 _REFERENCE = "#/components/schemas/{model}"
@@ -249,7 +250,10 @@ _CHAT_PAGES = ResponsePages(
     chunk="ChatCompletionChunk",
 )
 
-_NATIVE_TEXT = "In dialects llamacpp and llamacpp-2026 only."
+_NATIVE: Final[dict[str, Any]] = {
+    "tags": [_NATIVE_TAG],
+    "description": "In dialects llamacpp and llamacpp-2026 only.",
+}
 
 
 def _native(summary: str, operation_id: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -271,14 +275,17 @@ def _native(summary: str, operation_id: str, body: dict[str, Any]) -> dict[str, 
             },
         },
     }
-    return _operation(
-        summary,
-        operation_id,
-        body=body,
-        response=response,
-        headers=_COMPLETION_PAGES.headers,
-        tag=_COMPLETION_PAGES.tag,
-    ) | {"description": _NATIVE_TEXT}
+    return (
+        _operation(
+            summary,
+            operation_id,
+            body=body,
+            response=response,
+            headers=_COMPLETION_PAGES.headers,
+            tag=_NATIVE_TAG,
+        )
+        | _NATIVE
+    )
 
 
 def _native_read(summary: str, operation_id: str, name: str) -> dict[str, Any]:
@@ -286,8 +293,7 @@ def _native_read(summary: str, operation_id: str, name: str) -> dict[str, Any]:
     return {
         "summary": summary,
         "operationId": operation_id,
-        "description": _NATIVE_TEXT,
-        "tags": ["Models"],
+        **_NATIVE,
         "parameters": _REQUEST_HEADERS[:2],
         "responses": {"200": _json_response(f"{summary}.", name), **errors},
         "security": [{"bearer": []}],
@@ -365,15 +371,15 @@ OPERATIONS: dict[str, dict[str, Any]] = {
         _body(ChatCompletionRequest, {"llamacpp": _CHAT_EXAMPLES["llamacpp"]}),
         Endpoints.CHATS,
     )[CHATS.path]
-    | {"operationId": "create_native_chat_completion", "description": _NATIVE_TEXT},
+    | {"operationId": "create_native_chat_completion", **_NATIVE},
     "/apply-template": _operation(
         "Render the prompt of a chat",
         "apply_template",
         body=_body(ChatCompletionRequest, {"llamacpp": {"messages": _MESSAGES}}),
         response=_json_response("The prompt.", "RenderedPrompt"),
-        tag="Chat",
+        tag=_NATIVE_TAG,
     )
-    | {"description": _NATIVE_TEXT},
+    | _NATIVE,
 }
 """OpenAPI descriptions of each POST endpoint."""
 
