@@ -94,7 +94,7 @@ setup-servers: setup-dev
 
 setup-clients: setup-dev
 	@scripts/setup.sh npm clients-python \
-		$(if $(findstring --long,$(ARGS)),clients-aider clients-lm-eval)
+		$(if $(findstring --long,$(ARGS)),clients-aider clients-lm-eval clients-load)
 
 # In parallel: mypy uses one core for a minute without its cache (.mypy_cache).
 check: setup-dev

@@ -36,8 +36,9 @@ TARGET = ("--python-version=3.11.14", "--python-platform=x86_64-manylinux_2_36")
 # import them, and not every index has builds of them that match the CPU build of torch.
 LEFT_OUT = ("torchaudio", "torchcodec", "torchvision")
 
-# Clients require these packages, which have no wheels. No test imports them.
-LEFT_OUT_OF_CLIENTS = ("rouge-score", "sqlitedict", "word2number")
+# Clients require these packages. PyTorch is in .venv already; the others have no wheels, and no
+# test imports them.
+LEFT_OUT_OF_CLIENTS = ("rouge-score", "sqlitedict", "torch", "word2number")
 
 HEADERS = {
     "gateway": "The gateway",
@@ -47,6 +48,7 @@ HEADERS = {
     "build": "The build backend, which installs the project itself",
     "clients-python": "Clients for Python, which tests call in a separate environment",
     "clients-aider": "aider, which tests call in a separate environment",
+    "clients-load": "Load generators, which tests run separately, with PyTorch in .venv",
     "clients-lm-eval": "lm-evaluation-harness, which tests call in a separate environment",
 }
 TORCH_HEADER = "# PyTorch's CPU build. Its hash depends on the index. Written by scripts/lock.py."

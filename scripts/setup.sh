@@ -204,12 +204,12 @@ install_npm() {
     local folder=tests/clients
     local version
     if ! command -v npm >/dev/null; then
-        say "npm is not installed, so OpenAI's client for Node is not installed either."
+        say "npm is not installed, so the clients for Node are not installed either."
         return 1
     fi
     version="$(digest $folder/package-lock.json) $(node --version)"
     [[ -d $folder/node_modules ]] && is_done npm "$version" && return
-    say "Installing OpenAI's client for Node ..."
+    say "Installing clients for Node (126 MB) ..."
     if ! retry npm run_npm ci --prefix $folder --no-audit --no-fund; then
         say "Installation failed. npm's full output is in $log."
         return 1
@@ -228,6 +228,10 @@ install_clients() { # NAME
     if ! { "$python" -m venv --clear "$installing" && install_locked "clients-$1"; }; then
         say "Installation failed. pip's full output is in $log."
         return 1
+    fi
+    if [[ $1 == load ]]; then # It needs PyTorch, 0.7 GB, which is in .venv.
+        local packages=lib/python3.11/site-packages
+        echo "$PWD/$venv/$packages" >"$installing/$packages/venv.pth"
     fi
     digest "$lock" >"$stamps/clients-$1"
 }

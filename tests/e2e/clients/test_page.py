@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 import pytest
 
-from tests.e2e.clients.environments import AIDER, LM_EVAL, PYTHON, Environment
+from tests.e2e.clients.environments import AIDER, LM_EVAL, LOAD, NODE, PYTHON, VLLM, Environment
 from tests.support.stack import REPOSITORY, Stack
 
 PAGE: Final = REPOSITORY / "docs" / "clients.md"
@@ -14,6 +14,8 @@ LONG: Final = pytest.mark.long
 
 SECTIONS: Final[dict[str, tuple[Environment, *tuple[pytest.MarkDecorator, ...]]]] = {
     "OpenAI for Python": (PYTHON,),
+    "OpenAI for Node": (NODE,),
+    "Vercel AI SDK": (NODE,),
     "LangChain": (PYTHON,),
     "LlamaIndex": (PYTHON,),
     "LiteLLM": (PYTHON,),
@@ -22,7 +24,11 @@ SECTIONS: Final[dict[str, tuple[Environment, *tuple[pytest.MarkDecorator, ...]]]
     "Hugging Face": (PYTHON,),
     "llm": (PYTHON,),
     "aider": (AIDER, LONG),
+    "Continue": (NODE,),
     "lm-eval": (LM_EVAL, LONG),
+    "GuideLLM": (LOAD, LONG),
+    "vllm bench serve": (VLLM,),
+    "SGLang": (LOAD, LONG),
 }
 """The environment that runs each section, and marks of its test."""
 
@@ -75,6 +81,7 @@ def test_every_section_is_run() -> None:
 )
 def test_snippets(stack: Stack, tmp_path: Path, section: str, environment: Environment) -> None:
     (tmp_path / "variables.sh").write_text("\n".join(VARIABLES))
+    (tmp_path / "worker").symlink_to(REPOSITORY / "worker")
     printed = None
     for number, block in enumerate(blocks_of(TEXTS[section])):
         if block.title:
