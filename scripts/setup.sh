@@ -209,7 +209,7 @@ install_npm() {
     fi
     version="$(digest $folder/package-lock.json) $(node --version)"
     [[ -d $folder/node_modules ]] && is_done npm "$version" && return
-    say "Installing clients for Node (126 MB) ..."
+    say "Installing clients for Node (140 MB) ..."
     if ! retry npm run_npm ci --prefix $folder --no-audit --no-fund; then
         say "Installation failed. npm's full output is in $log."
         return 1
