@@ -29,7 +29,6 @@ class _Names(NamedTuple):
 
 
 _NONE: Final = _Names()
-_ALL: Final = _Names(is_open=True)
 
 
 def closed(schema: Any) -> Any:
@@ -58,8 +57,6 @@ class _Closer:
         if not isinstance(schema, dict):
             return schema
         self._count(1 + len(context.properties))
-        if schema.get("unevaluatedProperties") is True:
-            context = _ALL
         names, place = self._names_of_parts(schema)
         contexts = [
             self._union([context, *names[:index], *names[index + 1 :]])
