@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from contract.messages import GenerationJob
 
-TEXT_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+TEXT_FORMAT: Final = "%(asctime)s %(levelname)s {process}%(name)s: %(message)s"
 _TRACE_ID: Final = slice(3, 35)
 """Position of the trace id in a `traceparent`."""
 _IDS: Final = ("trace_id", "span_id", "request_id", "job_id")
@@ -41,6 +41,11 @@ class JsonFormatter(logging.Formatter):
     also has `trace_id`, `span_id`, `request_id`, `job_id`, and the traceback `exception`.
     """
 
+    def __init__(self, process: int | None = None) -> None:
+        """Format records of a process, with its number if it is one of several."""
+        super().__init__()
+        self._process = {} if process is None else {"process": process}
+
     @override
     def format(self, record: logging.LogRecord) -> str:
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
@@ -48,6 +53,7 @@ class JsonFormatter(logging.Formatter):
             "time": time.replace("+00:00", "Z"),
             "level": record.levelname,
             "logger": record.name,
+            **self._process,
             "message": record.getMessage(),
             **_ids_of(record),
         }
@@ -59,13 +65,17 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line)
 
 
-def configure_logs(form: LogFormat, *, level: int | str) -> None:
-    """Configure this process to log to standard error, and replace any earlier configuration."""
+def configure_logs(form: LogFormat, *, level: int | str, process: int | None = None) -> None:
+    """Configure this process to log to standard error, and replace any earlier configuration.
+
+    Each record names the process by its number if it is one of several.
+    """
     if form is LogFormat.TEXT:
-        logging.basicConfig(level=level, format=TEXT_FORMAT, force=True)
+        name = "" if process is None else f"[process {process}] "
+        logging.basicConfig(level=level, format=TEXT_FORMAT.format(process=name), force=True)
         return
     handler = logging.StreamHandler()
-    handler.setFormatter(JsonFormatter())
+    handler.setFormatter(JsonFormatter(process))
     logging.basicConfig(level=level, handlers=[handler], force=True)
     logging.captureWarnings(capture=True)
     sys.excepthook = _log_uncaught

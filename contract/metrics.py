@@ -50,13 +50,13 @@ def bare_registry() -> CollectorRegistry:
     return registry
 
 
-def exposition(accept: str) -> tuple[bytes, str]:
-    """Return all metrics of this process in a format the scraper accepts, and its content type.
+def exposition(source: Collector, accept: str) -> tuple[bytes, str]:
+    """Return the metrics of a source in a format the scraper accepts, and its content type.
 
     OpenMetrics, which supports exemplars, is used if the header `Accept` names it.
     """
     encode, content_type = choose_encoder(accept)
-    return encode(REGISTRY), content_type
+    return encode(source), content_type
 
 
 class LightHistogram(Collector):

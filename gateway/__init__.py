@@ -16,5 +16,6 @@ The packages are stages of a generation request, in this order:
 
 Beside them: `management` (a package for each resource), `ledger` and `jobs` (usage records into
 SQL, schedules), `database` and `tenancy` (tables and records), `commands`, `launch` and `terminal`
-(the command line). import-linter checks their order (pyproject.toml).
+(the command line), `supervision` (child processes). import-linter checks their order
+(pyproject.toml).
 """

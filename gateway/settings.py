@@ -2,6 +2,7 @@
 
 import base64
 import os
+from collections.abc import Mapping
 from datetime import timedelta
 from enum import StrEnum
 from pathlib import Path
@@ -32,6 +33,7 @@ COMMANDS_FILE = LOCAL_FOLDER / "cli.env"
 """Settings of a running `sluice up` for the commands that manage a deployment."""
 
 KIBIBYTE = 1024
+MAX_PROCESSES = 64
 ENCRYPTION_KEY_BYTES = 32
 """Key length for AES-128 and HMAC-SHA-256, as Fernet uses them."""
 MIN_JWT_SECRET_BYTES = 32
@@ -116,6 +118,9 @@ class Settings(BaseSettings):
     operator_port: Annotated[int, Field(ge=0, le=65535)] = 0
     """Port on which a gateway serves /admin and /metrics, separate from customers; 0 disables
     it."""
+
+    processes: Annotated[int, Field(ge=1, le=MAX_PROCESSES)] = 1
+    """Gateway processes that share both ports under one supervisor; each is one gateway."""
 
     trusted_proxies: Annotated[tuple[IPvAnyNetwork, ...], NoDecode] = ()
     """Comma-separated addresses and networks whose X-Forwarded-For is trusted; none by default."""
@@ -347,6 +352,12 @@ def load_command_settings(**given: str | None) -> tuple[Settings, Path | None]:
     return load_settings(
         **{name: value for name, value in values.items() if name not in settings.model_fields_set}
     ), COMMANDS_FILE.absolute()
+
+
+def environment_of(settings: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment variables with which a process loads these settings."""
+    prefix = str(Settings.model_config["env_prefix"])
+    return {f"{prefix}{name}".upper(): value for name, value in settings.items()}
 
 
 def child_environment(**variables: str) -> dict[str, str]:

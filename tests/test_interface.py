@@ -132,7 +132,14 @@ def _errors() -> dict[str, Any]:
 
 
 def _commands(command: click.Command, path: str) -> Iterator[tuple[str, Any]]:
-    yield path, [[*option.opts, option.type.name] for option in command.params]
+    yield (
+        path,
+        [
+            [*option.opts, option.type.name]
+            for option in command.params
+            if not getattr(option, "hidden", False)  # For processes that start others.
+        ],
+    )
     if isinstance(command, click.Group):
         context = click.Context(command)
         for name in command.list_commands(context):

@@ -1,15 +1,23 @@
-"""`sluice gateway`: run one gateway process."""
+"""`sluice gateway`: run a gateway, in one or more processes."""
 
 import asyncio
+import logging
+import sys
+from typing import Final
 
 import click
+import msgspec
 
+from contract.logs import configure_logs
 from gateway.auth.jwt_verifier import JwtVerifier
 from gateway.database.engine import Database
 from gateway.database.schema import require_current_schema
 from gateway.errors import StartupError
-from gateway.settings import Settings, load_settings
+from gateway.server.one_of_many import OneOfMany
+from gateway.settings import Settings, environment_of, load_settings
 from gateway.terminal.options import database_option
+
+EXIT_FAILED: Final = 1
 
 EPILOG = """\
 \b
@@ -17,6 +25,7 @@ Examples:
   sluice gateway
   sluice gateway --host 0.0.0.0 --port 8080 --redis-url redis://redis.internal:6379/0
   sluice gateway --operator-port 9463
+  sluice gateway --processes 4
 
 Each setting is also an environment variable SLUICE_*.
 """
@@ -35,26 +44,55 @@ Each setting is also an environment variable SLUICE_*.
     "--redis-url", metavar="URL", help="Redis server that workers share.  [SLUICE_REDIS_URL]"
 )
 @database_option
+@click.option(
+    "--processes",
+    metavar="COUNT",
+    help="Processes that share the ports, for machines with several cores.  [SLUICE_PROCESSES]",
+)
+@click.option("--one-of-many", hidden=True)
+@click.pass_obj
 def command(
+    sluice: tuple[str, ...],
     *,
     host: str | None,
     port: str | None,
     operator_port: str | None,
     redis_url: str | None,
     database_url: str | None,
+    processes: str | None,
+    one_of_many: str | None,
 ) -> None:
     """Run a gateway until SIGTERM or Ctrl-C; open streams may then continue for a while."""
-    settings = load_settings(
-        host=host,
-        port=port,
-        operator_port=operator_port,
-        redis_url=redis_url,
-        database_url=database_url,
-    )
+    options = {
+        "host": host,
+        "port": port,
+        "operator_port": operator_port,
+        "redis_url": redis_url,
+        "database_url": database_url,
+        "processes": processes,
+    }
+    settings = load_settings(**options)
+    if one_of_many is not None:
+        _serve(settings, msgspec.json.decode(one_of_many, type=OneOfMany))
+        return
     asyncio.run(_check(settings))
+    if settings.processes == 1:
+        _serve(settings, None)
+        return
+    from gateway.supervision import processes as several
+
+    # In the environment, because all users of the machine can read the command line.
+    given = {name: value for name, value in options.items() if value is not None}
+    configure_logs(settings.log_format, level=logging.INFO)
+    if not asyncio.run(several.run_gateways(settings, sluice, environment_of(given))):
+        sys.exit(EXIT_FAILED)
+
+
+def _serve(settings: Settings, one: OneOfMany | None) -> None:
+    # The supervisor of several processes does not import the server.
     from gateway.server import serve
 
-    serve.run(settings)
+    serve.run(settings, one)
 
 
 async def _check(settings: Settings) -> None:

@@ -35,12 +35,17 @@ class Beside(Protocol):
 class LargeWork:
     """Threads that parse, render and encode large inputs, which would block the event loop.
 
-    There are half as many threads as processors, so that one is always left for the event loop.
+    There are half as many threads as processors, so that one is always left for the event loop. The
+    gateway processes of one supervisor divide the processors.
     """
 
-    def __init__(self, *, most_waiting_bytes: int) -> None:
-        """Set up without threads. At most `most_waiting_bytes` of one tenant's inputs may wait."""
-        threads = min(MOST_THREADS, max(1, len(os.sched_getaffinity(0)) // 2))
+    def __init__(self, *, most_waiting_bytes: int, processes: int = 1) -> None:
+        """Set up without threads. At most `most_waiting_bytes` of one tenant's inputs may wait.
+
+        `processes` is the number of gateway processes of the supervisor.
+        """
+        processors = len(os.sched_getaffinity(0)) // processes
+        threads = min(MOST_THREADS, max(1, processors // 2))
         self._executor = ThreadPoolExecutor(
             threads, thread_name_prefix="large-work", initializer=_lower_priority
         )

@@ -126,7 +126,7 @@ async def _open(settings: Settings, stack: AsyncExitStack) -> ProcessContext:
     )
     # Always accept a single body of the maximum size.
     most_held = max(settings.max_held_bytes_of_tenant, settings.max_body_bytes)
-    large_work = LargeWork(most_waiting_bytes=most_held)
+    large_work = LargeWork(most_waiting_bytes=most_held, processes=settings.processes)
     stack.callback(large_work.close)
     loop_turns = LoopTurns()
     grammars = GrammarChecker(SandboxSettings())

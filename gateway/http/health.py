@@ -9,11 +9,13 @@ from typing import Final
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
+from prometheus_client import REGISTRY
 from redis.exceptions import RedisError, ResponseError
 
 from contract.metrics import exposition
 from gateway import telemetry
-from gateway.http.context import context_of
+from gateway.http.context import ProcessContext, context_of
+from gateway.http.shared_metrics import MetricsLink, snapshot
 from gateway.redis_client import observe_memory
 
 PING_SECONDS: Final = 1.5
@@ -57,11 +59,26 @@ customer_router.add_route("/version", version, methods=["GET"])
 
 @metrics_router.get("/metrics")
 async def metrics(request: Request) -> Response:
-    """Return all metrics of this process.
+    """Return all metrics of this process, or the sums of all processes that share its port.
 
     The format is Prometheus text, or OpenMetrics if the request accepts it.
     """
-    context = context_of(request)
+    link: MetricsLink | None = request.app.state.metrics_link
+    if link is None:
+        await _observe(context_of(request))
+    source = REGISTRY if link is None else await link.collect()
+    content, content_type = exposition(source, request.headers.get("accept", ""))
+    return Response(content, headers={"content-type": content_type})
+
+
+async def take_snapshot(context: ProcessContext) -> bytes:
+    """Return the current metrics of this process, to be added to those of others."""
+    await _observe(context)
+    return snapshot(REGISTRY)
+
+
+async def _observe(context: ProcessContext) -> None:
+    """Set the gauges whose values are read on request."""
     await observe_memory(context.redis, timeout_seconds=PING_SECONDS)
     telemetry.JOBS_IN_FLIGHT.set(context.dispatcher.jobs_in_flight)
     telemetry.RESERVED_REQUESTS.set(context.reservations.open_requests)
@@ -76,8 +93,6 @@ async def metrics(request: Request) -> Response:
         telemetry.READY_WORKERS.labels(name).set(status.ready_workers)
         telemetry.OLDEST_WAIT.labels(name).set(status.oldest_wait_seconds)
         telemetry.WAITING_TENANTS.labels(name).set(status.waiting_tenants)
-    content, content_type = exposition(request.headers.get("accept", ""))
-    return Response(content, headers={"content-type": content_type})
 
 
 async def _readiness(request: Request, *, ready: str) -> Response:

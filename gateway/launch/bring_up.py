@@ -20,9 +20,10 @@ from gateway.env_file import EnvFile, LiveEnvFile
 from gateway.launch import demo, probe
 from gateway.launch.launch_plan import LaunchPlan
 from gateway.launch.ports import LOOPBACK
-from gateway.launch.supervisor import Supervisor
 from gateway.redis_client import connect, converting_errors, describe
 from gateway.settings import COMMANDS_FILE
+from gateway.supervision.child import ChildSpec
+from gateway.supervision.supervisor import Supervisor
 
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 REDIS_SECONDS: Final = 15.0
@@ -85,7 +86,7 @@ class BringUp:
     async def _start(self, supervisor: Supervisor, earlier_key: str | None) -> None:
         plan = self._plan
         for spec in (*plan.jobs, *plan.gateways, *plan.workers):
-            spec.log.write_bytes(b"")
+            _clear_log(spec)
         await self._start_redis(supervisor)
         await schema.upgrade(plan.database_url)
         self._commands.write(plan.command_variables)
@@ -106,7 +107,7 @@ class BringUp:
 
     async def _start_redis(self, supervisor: Supervisor) -> None:
         if self._plan.redis is not None:
-            self._plan.redis.log.write_bytes(b"")
+            _clear_log(self._plan.redis)
             await supervisor.start([self._plan.redis])
         redis = connect(self._plan.redis_url, max_connections=1)
         try:
@@ -147,6 +148,11 @@ class BringUp:
 
     def _report(self, text: str) -> None:
         _echo(f"[{time.monotonic() - self._started_at:5.1f} s] {text}")
+
+
+def _clear_log(spec: ChildSpec) -> None:
+    if spec.log is not None:
+        spec.log.write_bytes(b"")
 
 
 def _echo(text: str) -> None:

@@ -12,9 +12,10 @@ from sqlalchemy.engine import URL
 
 from gateway.commands import worker
 from gateway.errors import StartupError
-from gateway.launch.child import ChildSpec
 from gateway.launch.ports import LOOPBACK, any_port, find_ports, require_ports
 from gateway.settings import Settings
+from gateway.supervision.child import ChildSpec
+from gateway.supervision.processes import stop_seconds
 
 DEFAULT_PORT: Final = 8080
 DEFAULT_OPERATOR_PORT: Final = 9463
@@ -26,8 +27,6 @@ REDIS_MEMORY: Final = "512mb"
 REDIS_STOP_SECONDS: Final = 5.0
 WORKER_STOP_SECONDS: Final = 45.0
 """A worker gives its jobs 30 seconds; then its engine must exit."""
-DRAIN_MARGIN_SECONDS: Final = 15.0
-"""After the drain, a gateway must report errors to remaining requests, settle them and close."""
 JOBS_STOP_SECONDS: Final = 20.0
 """Background jobs have five seconds; then the remaining usage is written to the ledger."""
 BEAT_STOP_SECONDS: Final = 5.0
@@ -81,7 +80,6 @@ def make_plan(options: UpOptions, folder: Path, settings: Settings) -> LaunchPla
     ports = _choose_ports(options)
     operator_ports = _choose_operator_ports(options, ports)
     model_path, model_name = _choose_model(options.model)
-    drain_seconds = (settings.drain_delay + settings.drain_timeout).total_seconds()
     return LaunchPlan(
         folder=folder,
         model_name=model_name,
@@ -98,9 +96,9 @@ def make_plan(options: UpOptions, folder: Path, settings: Settings) -> LaunchPla
                 environment=environment
                 | ({"SLUICE_METRICS_PORT": ""} if command == "beat" else {}),
                 log=folder / "logs" / f"{command}.log",
-                stop_seconds=stop_seconds,
+                stop_seconds=seconds,
             )
-            for name, command, stop_seconds in (
+            for name, command, seconds in (
                 ("background jobs", "jobs", JOBS_STOP_SECONDS),
                 ("scheduler of background jobs", "beat", BEAT_STOP_SECONDS),
             )
@@ -111,9 +109,11 @@ def make_plan(options: UpOptions, folder: Path, settings: Settings) -> LaunchPla
                 command=(*options.sluice, *_gateway_arguments(port, operator_port)),
                 environment=environment
                 # Always on loopback: these ports are for users of this machine.
-                | {"SLUICE_OPERATOR_HOST": LOOPBACK, "SLUICE_CACHE_SALT_SECRET": salt},
+                | {"SLUICE_OPERATOR_HOST": LOOPBACK, "SLUICE_CACHE_SALT_SECRET": salt}
+                # --gateways sets the number of processes.
+                | {"SLUICE_PROCESSES": "1"},
                 log=folder / "logs" / f"gateway-{number}.log",
-                stop_seconds=drain_seconds + DRAIN_MARGIN_SECONDS,
+                stop_seconds=stop_seconds(settings),
             )
             for number, (port, operator_port) in enumerate(
                 zip(ports, operator_ports, strict=True), start=1

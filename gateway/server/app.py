@@ -59,6 +59,7 @@ def create_app(settings: Settings) -> FastAPI:
 
     app = _application("Sluice", CUSTOMER_ROUTERS, generates=True, lifespan=lifespan)
     app.state.drain = drain
+    app.state.metrics_link = None
     app.add_middleware(DrainMiddleware, drain=drain)
     app.add_middleware(CorsMiddleware, origins=settings.cors_origins, exposed=RESPONSE_HEADERS)
     _add_middleware(app, settings)

@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 from typing import Final
 
@@ -15,8 +16,11 @@ from fastapi import FastAPI
 from typing_extensions import override
 
 from contract.outcomes import FailureCode
+from contract.tasks import end_task
 from gateway.http.context import ProcessContext
 from gateway.http.draining import Drain
+from gateway.http.health import take_snapshot
+from gateway.http.shared_metrics import MetricsLink
 from gateway.settings import Settings
 
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
@@ -49,9 +53,13 @@ class GracefulServer(uvicorn.Server):
         settings: Settings,
         *,
         operators: uvicorn.Server | None,
+        operator_sockets: list[socket.socket] | None,
     ) -> None:
+        """Do not serve yet. Without `operator_sockets`, the operators' server opens its own."""
         super().__init__(config)
         self._operators = operators
+        self._operator_sockets = operator_sockets
+        self._reporting: asyncio.Task[None] | None = None
         self._app = app
         self._drain: Drain = app.state.drain
         self._delay_seconds = settings.drain_delay.total_seconds()
@@ -78,13 +86,19 @@ class GracefulServer(uvicorn.Server):
     @override
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        if self._operators is None:
-            return
-        config = self._operators.config
+        if self._operators is not None:
+            await self._start_operators(self._operators)
+        link: MetricsLink | None = self._app.state.metrics_link
+        if link is not None:
+            context: ProcessContext = self._app.state.context
+            self._reporting = asyncio.create_task(link.report(partial(take_snapshot, context)))
+
+    async def _start_operators(self, operators: uvicorn.Server) -> None:
+        config = operators.config
         config.load()
-        self._operators.lifespan = config.lifespan_class(config)
+        operators.lifespan = config.lifespan_class(config)
         try:
-            await self._operators.startup()
+            await operators.startup(self._operator_sockets)
         except SystemExit:
             # The port is in use, which uvicorn has logged.
             await self.lifespan.shutdown()
@@ -109,6 +123,8 @@ class GracefulServer(uvicorn.Server):
             await self._cut_off()
         if self._operators is not None:
             await self._operators.shutdown()
+        if self._reporting is not None:
+            await end_task(self._reporting)
         await self.lifespan.shutdown()
 
     def _is_idle(self) -> bool:

@@ -4,6 +4,7 @@ import gc
 import logging
 import os
 import sys
+from pathlib import Path
 from typing import Final, Literal
 
 import uvicorn
@@ -11,8 +12,10 @@ from fastapi import FastAPI
 
 from contract.logs import configure_logs
 from contract.metrics import begin_metrics
+from gateway.http.shared_metrics import MetricsLink
 from gateway.server.app import create_app, create_operator_app
 from gateway.server.graceful import GracefulServer
+from gateway.server.one_of_many import OneOfMany, inherited
 from gateway.server.protocol import allow_connections, http_protocol
 from gateway.settings import Settings
 
@@ -31,9 +34,14 @@ it runs Python code."""
 _MAPPED_PREFIX_BITS = 96
 
 
-def run(settings: Settings) -> None:
-    """Serve until SIGTERM or SIGINT, then drain. Raises SystemExit after an internal failure."""
-    configure_logs(settings.log_format, level=logging.INFO)
+def run(settings: Settings, one: OneOfMany | None) -> None:
+    """Serve until SIGTERM or SIGINT, then drain. Raises SystemExit after an internal failure.
+
+    `one` describes this process if it is one of several.
+    """
+    configure_logs(
+        settings.log_format, level=logging.INFO, process=None if one is None else one.number
+    )
     begin_metrics("gateway")
     allow_connections(settings.max_connections)
     sys.setswitchinterval(SWITCH_SECONDS)
@@ -41,6 +49,8 @@ def run(settings: Settings) -> None:
     # The library reads this setting only from the environment.
     os.putenv("TOKENIZERS_PARALLELISM", "false")
     app = create_app(settings)
+    if one is not None:
+        app.state.metrics_link = MetricsLink(Path(one.metrics))
     operators = _operators(settings, app)
     # Objects created at startup live as long as the process, so exclude them from garbage
     # collection. A request creates thousands of objects that are freed without the collector, so
@@ -49,7 +59,14 @@ def run(settings: Settings) -> None:
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
     config = _config(settings, app, settings.host, settings.port, settings.max_connections)
-    GracefulServer(config, app, settings, operators=operators).run()
+    server = GracefulServer(
+        config,
+        app,
+        settings,
+        operators=operators,
+        operator_sockets=None if one is None else inherited(one.operators),
+    )
+    server.run(None if one is None else inherited(one.customers))
     if app.state.drain.has_failed:
         sys.exit(EXIT_FAILED)
 

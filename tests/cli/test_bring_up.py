@@ -13,8 +13,8 @@ import pytest
 
 from gateway.launch import bring_up, up
 from gateway.launch.bring_up import BringUp
-from gateway.launch.child import ChildSpec
 from gateway.launch.launch_plan import LaunchPlan, make_plan
+from gateway.supervision.child import ChildSpec
 from tests.cli.conftest import Sluice
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.processes import is_alive

@@ -233,6 +233,10 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
         ("gateway", "--port", "99999"),
         "SLUICE_PORT: Input should be less than or equal to 65535",
     ),
+    (
+        ("gateway", "--processes", "65"),
+        "SLUICE_PROCESSES: Input should be less than or equal to 64",
+    ),
     (("gateway", "--redis-url", "http://u:hidden@h"), "SLUICE_REDIS_URL: "),
     (("gateway",), "SLUICE_CACHE_SALT_SECRET is not set. Set it to the same random text"),
 ]

@@ -4,6 +4,7 @@ import asyncio
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -11,9 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from gateway.launch import supervisor as module
-from gateway.launch.child import ChildSpec, describe_exit
-from gateway.launch.supervisor import ChildDiedError, Supervisor
+from gateway.errors import StartupError
+from gateway.settings import Settings
+from gateway.supervision import processes
+from gateway.supervision import supervisor as module
+from gateway.supervision.child import ChildSpec, describe_exit
+from gateway.supervision.supervisor import ChildDiedError, Supervisor
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.processes import wait_until
 
@@ -52,9 +56,14 @@ def _is_alive(pid: int) -> bool:
 
 async def _until_logged(spec: ChildSpec, text: str) -> str:
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while not spec.log.exists() or text not in spec.log.read_text():
+        while text not in _logged(spec):
             await asyncio.sleep(0.01)
-    return spec.log.read_text()
+    return _logged(spec)
+
+
+def _logged(spec: ChildSpec) -> str:
+    assert spec.log is not None
+    return spec.log.read_text() if spec.log.exists() else ""
 
 
 async def _never() -> None:
@@ -93,7 +102,7 @@ time.sleep(600)
         await supervisor.start([spec])
         await _until_logged(spec, "up")
     await supervisor.stop()
-    ends = [float(spec.log.read_text().split()[-1]) for spec in specs]
+    ends = [float(_logged(spec).split()[-1]) for spec in specs]
     # Each one takes a while, and the next one is stopped when it has ended.
     assert ends[0] - ends[1] >= 0.1
     assert ends[1] - ends[2] >= 0.1
@@ -134,6 +143,35 @@ async def test_death_during_the_start_is_reported_with_the_end_of_the_log(tmp_pa
     assert "    port 80 is taken" in message
     assert str(tmp_path / "gateway.log") in message
     await supervisor.stop()
+
+
+async def test_child_inherits_open_files_and_without_a_log_the_output() -> None:
+    reading, writing = os.pipe()
+    program = f"import os; os.write({writing}, b'inherited'); raise SystemExit(3)"
+    spec = ChildSpec(
+        name="gateway",
+        command=(sys.executable, "-c", program),
+        descriptors=(writing,),
+        stop_seconds=1,
+    )
+    supervisor = Supervisor(print)
+    await supervisor.start([spec])
+    with pytest.raises(ChildDiedError, match=r"^The gateway did not start \(exit status 3\)\.$"):
+        await supervisor.while_alive(asyncio.create_task(_never()))
+    assert await supervisor.stop() == [3]
+    assert os.read(reading, 100) == b"inherited"
+    os.close(reading)
+    os.close(writing)
+
+
+async def test_port_in_use_is_named_before_any_process_starts() -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        message = rf"^SLUICE_PORT: cannot listen on 127\.0\.0\.1:{port} \(.*in use.*\)\.$"
+        with pytest.raises(StartupError, match=message):
+            await processes.run_gateways(Settings(port=port, processes=2), (), {})
 
 
 async def test_program_that_does_not_exist_is_a_death_during_the_start(tmp_path: Path) -> None:
@@ -187,9 +225,9 @@ async def test_configuration_is_read_from_standard_input(tmp_path: Path) -> None
 SUPERVISED = """
 import asyncio, sys
 from pathlib import Path
-from gateway.launch import child
-from gateway.launch.child import ChildSpec
-from gateway.launch.supervisor import Supervisor
+from gateway.supervision import child
+from gateway.supervision.child import ChildSpec
+from gateway.supervision.supervisor import Supervisor
 from gateway.concurrency.tether import adopt_orphans
 
 child.ORPHAN_SECONDS = 0.3

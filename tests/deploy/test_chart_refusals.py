@@ -210,6 +210,7 @@ def test_every_problem_is_reported_at_once() -> None:
 
 OUT_OF_RANGE = {
     "no gateway": ("gateway.replicaCount", "0", "gateway.replicaCount: Must be greater"),
+    "no process": ("gateway.processes", "0", "gateway.processes: Must be greater"),
     "unknown value": ("gateway.replicas", "3", "gateway: Additional property replicas"),
     "unknown setting": ("config.maxWaitingJob", "3", "config: Additional property maxWaitingJob"),
     "setting that values make": (

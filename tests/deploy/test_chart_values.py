@@ -76,6 +76,7 @@ MADE_BY_OTHER_VALUES = {
         "operator_host",
         "operator_port",
         "port",
+        "processes",
         "redis_url",
         "trace_content",
         "traces",

@@ -19,6 +19,7 @@ import gateway.settings
 import worker.settings
 from gateway.cli import main
 from gateway.launch import launch_plan
+from gateway.supervision import processes
 from tests.deploy import compose_file
 from tests.deploy.compose_file import (
     ENVIRONMENT,
@@ -315,7 +316,7 @@ def test_stop_grace_period_covers_the_drain(
         settings: Any = settings_of(service)()
     if service.name == "gateway":
         needed = (settings.drain_delay + settings.drain_timeout).total_seconds()
-        needed += launch_plan.DRAIN_MARGIN_SECONDS
+        needed += processes.DRAIN_MARGIN_SECONDS
     elif service.name == "celery":
         needed = launch_plan.JOBS_STOP_SECONDS
     elif service.name == "beat":

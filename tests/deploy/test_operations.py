@@ -13,6 +13,7 @@ import pytest
 import worker.__main__
 from gateway.cli import main
 from gateway.launch import launch_plan
+from gateway.supervision import processes
 from tests.deploy.compose_file import services
 from tests.support.cases import all_cases
 from tests.support.stack import REPOSITORY
@@ -121,7 +122,7 @@ def test_documented_stop_times_equal_the_configured_ones() -> None:
     section = PAGE.partition("## Upgrade without downtime")[2].partition("\n## ")[0]
     reported = re.findall(r"^\| (.+?) \|.*\| ([^|]+) \|$", section, re.MULTILINE)
     assert dict(reported[1:]) == {
-        "gateway": f"both settings plus {launch_plan.DRAIN_MARGIN_SECONDS:.0f} s",
+        "gateway": f"both settings plus {processes.DRAIN_MARGIN_SECONDS:.0f} s",
         "worker": f"the setting plus {worker_margin:.0f} s",
         "`sluice jobs`": f"{launch_plan.JOBS_STOP_SECONDS:.0f} s",
         "`sluice beat`": f"{launch_plan.BEAT_STOP_SECONDS:.0f} s",

@@ -1,8 +1,13 @@
-"""Gateways that drain: which requests they finish, which they refuse, and how."""
+"""Gateways that drain: which requests they finish, which they refuse, and how.
+
+One of them has several processes, of which one is killed before.
+"""
 
 import asyncio
+import os
 import signal
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,8 +25,8 @@ from tests.proofs.ledger import Books, open_books
 from tests.proofs.until import running, until
 from tests.support.events import DONE, PREFIX
 from tests.support.patience import PATIENCE_SECONDS
-from tests.support.processes import free_port
-from tests.support.stack import Stack, http_status, running_stack
+from tests.support.processes import children, free_port, is_alive
+from tests.support.stack import Stack, http_status, metric, running_stack
 
 STREAM: dict[str, Any] = {"prompt": "x", "ignore_eos": True, "stream": True}
 ENDLESS = {**STREAM, "max_tokens": 1900}
@@ -185,3 +190,73 @@ async def test_late_request_on_an_open_connection_gets_503_and_a_close() -> None
         assert int(answer.headers["retry-after"]) >= 1
         assert answer.headers["x-request-id"]
         assert (await client.get("/healthz")).status_code == 200
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """Keep a process from doing anything."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+async def test_processes_share_a_port_metrics_and_a_drain_and_survive_each_other(
+    stack: Stack, books: Books
+) -> None:
+    environment = {"SLUICE_PROCESSES": "2", "SLUICE_DRAIN_TIMEOUT": "600"}
+    url, key = await start(stack, **environment), stack.key()
+    supervisor, operators = stack.processes["leaving"].pid, stack.operators_of(url)
+    one, other = sorted(children(supervisor))
+
+    def responses() -> float:
+        return metric(operators, "sluice_gateway_requests_total")
+
+    def durations() -> float:
+        return metric(operators, "sluice_gateway_request_duration_seconds_count")
+
+    before = responses(), durations()
+    for busy in (one, other):
+        # The other process accepts the connection, and its counts are not in this process.
+        with stopped(busy):
+            answer = await ask(url, key, prompt="x", max_tokens=3)
+            assert answer.is_finished, answer.body
+    assert (responses(), durations()) == (before[0] + 2, before[1] + 2)
+    assert metric(operators, "sluice_build_info") == 1, "a gauge that is not added up"
+
+    with stopped(other):
+        completed = await ask(url, key, prompt="x", max_tokens=5)
+        cut = await begin(url, key, ENDLESS)
+        await running(stack, 1)
+    assert metric(operators, "sluice_gateway_requests_in_progress") == 1, "of either process"
+    count = responses()
+    with stopped(other):
+        os.kill(one, signal.SIGKILL)
+        assert not (await cut).is_complete
+        # The connection waits for the process that replaces the killed one.
+        answer = await ask(url, key, prompt="x", max_tokens=3)
+        assert answer.is_finished, answer.body
+    assert responses() == count + 1, "the counts of a killed process stay"
+    assert "gateway process 1 exited (killed by SIGKILL); restarting it" in stack.log("leaving")
+    assert "[process 2]" in stack.log("leaving")
+    [new] = children(supervisor) - {other}
+
+    await books.settled()
+    rows = {row["request_id"]: row for row in await books.rows()}
+    assert rows[str(completed.request_id)]["completion_tokens"] == 5
+    with stopped(new):
+        stream = await begin(url, key, {**STREAM, "max_tokens": 250})
+        await running(stack, 1)
+    with stopped(other):
+        endless = await begin(url, key, ENDLESS)
+        await running(stack, 2)
+    terminate(stack)
+    await until(lambda: http_status(f"{url}/readyz") == 0, what="refused connections")
+    assert await asyncio.to_thread(http_status, f"{operators}/metrics") == 200
+    assert (await stream).is_finished, (await stream).body[-300:]
+    terminate(stack)
+    assert (await endless).events[-1]["error"]["code"] == "gateway_stopping"
+    assert await end(stack) == 0
+    assert not any(is_alive(pid) for pid in (new, other))
+    await books.settled()

@@ -51,7 +51,7 @@ def main() -> None:
     if sys.argv[1] == "gateway":
         wait_for_sandboxes()
         wait_for_stores()
-    sluice(prog_name="sluice")
+    sluice(prog_name="sluice", obj=(sys.executable, "-P", "-m", "tests.support.long_timeouts"))
 
 
 if __name__ == "__main__":

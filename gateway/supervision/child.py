@@ -1,4 +1,4 @@
-"""A child process of `sluice up`, in its own process group."""
+"""A child process of a supervisor, in its own process group."""
 
 import asyncio
 import contextlib
@@ -7,6 +7,7 @@ import signal
 import time
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -28,11 +29,14 @@ class ChildSpec:
     name: str
     """Name in messages, such as `gateway 1`."""
     command: tuple[str, ...]
-    log: Path
+    log: Path | None = None
+    """File for its output; None for the output of this process."""
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Environment variables in addition to those of this process; they may contain passwords."""
     configuration: str = field(default="", repr=False)
     """Text for the process's standard input."""
+    descriptors: tuple[int, ...] = ()
+    """Open files of this process that it inherits, under the same numbers."""
     stop_seconds: float
     """How long it may take to exit after SIGTERM."""
 
@@ -46,14 +50,15 @@ class Child:
 
     @classmethod
     async def start(cls, spec: ChildSpec) -> "Child":
-        """Start the process. Its output is appended to its log."""
-        with spec.log.open("ab") as log:
+        """Start the process. Its output is appended to its log, if it has one."""
+        with nullcontext() if spec.log is None else spec.log.open("ab") as log:
             process = await asyncio.create_subprocess_exec(
                 *tethered(*spec.command),
                 stdin=PIPE if spec.configuration else DEVNULL,
                 stdout=log,
                 stderr=log,
                 env=child_environment(**spec.environment),
+                pass_fds=spec.descriptors,
                 # Ctrl-C then reaches only this process, which stops the children in order. A
                 # session for each child would also do this. But Linux divides processor time
                 # between sessions, so on a small machine the gateway would wait a tenth of a second
@@ -78,17 +83,24 @@ class Child:
         """Wait for the process to exit and return its exit status; negative for a signal."""
         return await self._process.wait()
 
-    async def stop(self) -> None:
-        """Stop the process and its descendants: with SIGTERM, then with SIGKILL after a timeout."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.terminate()
+    async def stop(self) -> int:
+        """Stop the process and its descendants: with SIGTERM, then with SIGKILL after a timeout.
+
+        Return its exit status; negative for a signal.
+        """
+        self.terminate()
         try:
             async with asyncio.timeout(self.spec.stop_seconds):
                 await self._process.wait()
         except TimeoutError:
             self.kill()
-            await self._process.wait()
         await self.end_orphans()
+        return await self._process.wait()
+
+    def terminate(self) -> None:
+        """Send SIGTERM to the process, without its descendants."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
 
     def kill(self) -> None:
         """Kill the whole group immediately."""

@@ -1,4 +1,7 @@
-"""Supervisor that keeps the processes of `sluice up` running and stops them in order."""
+"""Supervisor that keeps processes running and stops them in order.
+
+`sluice up` uses it, and `sluice gateway --processes`.
+"""
 
 import asyncio
 import time
@@ -7,7 +10,7 @@ from typing import Final
 
 from contract.tasks import Backoff
 from gateway.errors import StartupError
-from gateway.launch.child import Child, ChildSpec, describe_exit, log_tail
+from gateway.supervision.child import Child, ChildSpec, describe_exit, log_tail
 
 FIRST_RESTART_SECONDS: Final = 1.0
 LAST_RESTART_SECONDS: Final = 30.0
@@ -19,11 +22,10 @@ class ChildDiedError(StartupError):
     """A process exited during startup."""
 
     def __init__(self, spec: ChildSpec, status: int) -> None:
-        super().__init__(
-            f"The {spec.name} did not start ({describe_exit(status)}). "
-            f"The end of its log, {spec.log}:\n"
-            f"{log_tail(spec.log)}"
-        )
+        message = f"The {spec.name} did not start ({describe_exit(status)})."
+        if spec.log is not None:
+            message += f" The end of its log, {spec.log}:\n{log_tail(spec.log)}"
+        super().__init__(message)
 
 
 class Supervisor:
@@ -63,13 +65,21 @@ class Supervisor:
         """Restart processes that exit from now on; startup is complete."""
         self._is_settled = True
 
-    async def stop(self) -> None:
-        """Stop all processes, the last started first."""
+    async def stop(self) -> list[int]:
+        """Stop all processes, the last started first. Return their exit statuses."""
         await _end(self._watchers)
+        statuses: list[int] = []
         for group in reversed(self._children):
-            await asyncio.gather(*(child.stop() for child in group))
+            statuses += await asyncio.gather(*(child.stop() for child in group))
         if self._died.done():
             self._died.exception()
+        return statuses
+
+    def terminate(self) -> None:
+        """Send SIGTERM to all processes once more; `stop` continues to wait for them."""
+        for group in self._children:
+            for child in group:
+                child.terminate()
 
     def kill(self) -> None:
         """Kill all processes immediately; `stop` then returns soon."""
@@ -88,9 +98,10 @@ class Supervisor:
             if time.monotonic() - started_at >= STEADY_SECONDS:
                 backoff.reset()
             pause = backoff.next_seconds()
+            where = "" if child.spec.log is None else f" Log: {child.spec.log}"
             self._report(
                 f"The {child.spec.name} exited ({describe_exit(status)}); "
-                f"restarting it in {pause:g} s. Log: {child.spec.log}"
+                f"restarting it in {pause:g} s.{where}"
             )
             await child.end_orphans()
             await asyncio.sleep(pause)

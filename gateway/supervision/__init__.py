@@ -1,0 +1,1 @@
+"""Processes that this one starts, watches, restarts and stops."""
