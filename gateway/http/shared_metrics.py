@@ -5,7 +5,9 @@ up, and returns the sums to the process that serves the scrape.
 """
 
 import asyncio
+import contextlib
 import math
+import os
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from operator import itemgetter
 from pathlib import Path
@@ -17,8 +19,9 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
 from typing_extensions import override
 
-JOIN: Final = b"join\n"
-"""First line of a connection on which a process sends snapshots, one for each line it reads."""
+JOIN: Final = b"join %d\n"
+"""First line of a connection on which a process sends snapshots, one for each line it reads, with
+the id of the process."""
 COLLECT: Final = b"collect\n"
 """Only line of a connection on which a process reads the sums."""
 LENGTH_BYTES: Final = 4
@@ -36,7 +39,6 @@ _ADDED: Final = frozenset(
 )
 """Gauges of one process, besides those with the prefix above. All others describe what the
 processes share, so that the largest value counts."""
-
 
 _Exemplar = tuple[dict[str, str], float, float]
 """Labels, value, and Unix time in seconds."""
@@ -140,10 +142,12 @@ class MetricsLink:
         """Send a snapshot whenever the supervisor requests one, until it closes the connection."""
         reader, writer = await asyncio.open_unix_connection(self._path)
         try:
-            writer.write(JOIN)
-            while await reader.readline():
-                write_message(writer, await take_snapshot())
-                await writer.drain()
+            writer.write(JOIN % os.getpid())
+            # The supervisor may be killed at any time.
+            with contextlib.suppress(ConnectionError):
+                while await reader.readline():
+                    write_message(writer, await take_snapshot())
+                    await writer.drain()
         finally:
             writer.close()
 

@@ -92,6 +92,7 @@ class GracefulServer(uvicorn.Server):
         if link is not None:
             context: ProcessContext = self._app.state.context
             self._reporting = asyncio.create_task(link.report(partial(take_snapshot, context)))
+            self._reporting.add_done_callback(self._reporting_ended)
 
     async def _start_operators(self, operators: uvicorn.Server) -> None:
         config = operators.config
@@ -126,6 +127,11 @@ class GracefulServer(uvicorn.Server):
         if self._reporting is not None:
             await end_task(self._reporting)
         await self.lifespan.shutdown()
+
+    def _reporting_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.critical("metrics cannot be reported; the gateway shuts down", exc_info=error)
+            self._drain.fail()
 
     def _is_idle(self) -> bool:
         return not (self.server_state.connections or self.server_state.tasks)

@@ -1,6 +1,7 @@
 """The supervisor's side of the metrics that several gateway processes share."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Final
 import msgspec
 
 from gateway.http.shared_metrics import (
-    JOIN,
+    COLLECT,
     Family,
     add_up,
     cumulative,
@@ -20,13 +21,19 @@ from gateway.http.shared_metrics import (
 
 SNAPSHOT_SECONDS: Final = 3.0
 """How long a process may take for a snapshot. Its latest one counts if it takes longer."""
+CHECK_SECONDS: Final = 10.0
+SILENT_SECONDS: Final = 60.0
+"""Time without a snapshot after which a process counts as stuck, as for the chart's liveness
+probe. Probes cannot find such a process, because others accept their connections."""
 
 
 class _Process:
     """A connected process and its latest snapshot."""
 
-    def __init__(self, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, pid: int, writer: asyncio.StreamWriter) -> None:
+        self.pid = pid
         self.families: list[Family] = []
+        self.responded_at = time.monotonic()
         self._writer = writer
         self._arrived = asyncio.Event()
 
@@ -40,6 +47,7 @@ class _Process:
     def arrived(self, families: list[Family]) -> None:
         """Store a snapshot."""
         self.families = families
+        self.responded_at = time.monotonic()
         self._arrived.set()
 
     def left(self) -> None:
@@ -55,9 +63,15 @@ class MetricsHub:
     it.
     """
 
-    def __init__(self, *, on_join: Callable[[], None]) -> None:
-        """Start without processes. Each one that connects calls `on_join`."""
+    def __init__(self, *, on_join: Callable[[], None], on_silence: Callable[[int], None]) -> None:
+        """Start without processes.
+
+        Args:
+            on_join: Called for each process that connects.
+            on_silence: Called with the id of each process that is stuck.
+        """
         self._on_join = on_join
+        self._on_silence = on_silence
         self._processes: set[_Process] = set()
         self._ended: list[Family] = []
         self._server: asyncio.Server | None = None
@@ -71,23 +85,35 @@ class MetricsHub:
         if self._server is not None:
             self._server.close()
 
+    async def watch(self) -> None:
+        """Find stuck processes until this task is cancelled."""
+        while True:
+            await asyncio.sleep(CHECK_SECONDS)
+            await self._refresh()
+            for process in self._processes:
+                if time.monotonic() - process.responded_at > SILENT_SECONDS:
+                    self._on_silence(process.pid)
+
     async def collect(self) -> list[Family]:
         """Return the current sums."""
-        await asyncio.gather(*(process.refresh() for process in self._processes))
+        await self._refresh()
         return add_up([self._ended, *(process.families for process in self._processes)])
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         # A process may end at any time.
         with suppress(ConnectionError, asyncio.IncompleteReadError):
-            if await reader.readline() == JOIN:
-                await self._follow(reader, writer)
+            line = await reader.readline()
+            if line != COLLECT:
+                await self._follow(_Process(int(line.split()[1]), writer), reader)
             else:
                 write_message(writer, msgspec.msgpack.encode(await self.collect()))
                 await writer.drain()
         writer.close()
 
-    async def _follow(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        process = _Process(writer)
+    async def _refresh(self) -> None:
+        await asyncio.gather(*(process.refresh() for process in self._processes))
+
+    async def _follow(self, process: _Process, reader: asyncio.StreamReader) -> None:
         self._processes.add(process)
         self._on_join()
         try:

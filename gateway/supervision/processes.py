@@ -2,10 +2,11 @@
 
 import asyncio
 import logging
+import os
 import signal
 import tempfile
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Final
 
@@ -92,14 +93,16 @@ class _Gateways:
         adopt_orphans()
         for number in SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
-        hub = MetricsHub(on_join=self._joined.release)
+        hub = MetricsHub(on_join=self._joined.release, on_silence=_kill)
         await hub.listen(self._metrics)
+        watching = asyncio.create_task(hub.watch())
         try:
             await self._serve()
         finally:
             # The port refuses connections as soon as the processes have closed it too.
             sockets.close()
             statuses = await self._supervisor.stop()
+            await end_task(watching)
             hub.close()
         return not any(statuses)
 
@@ -131,6 +134,13 @@ class _Gateways:
             self._supervisor.terminate()  # Shortens the drain, as for one gateway.
         elif self._signals > 2:
             self._supervisor.kill()
+
+
+def _kill(pid: int) -> None:
+    logger.error("killing the gateway process with id %d, which does not respond", pid)
+    # It may have exited just now.
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
 
 
 async def _bind(name: str, host: str, port: int, sockets: ExitStack) -> list[int]:

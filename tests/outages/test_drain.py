@@ -230,11 +230,14 @@ async def test_processes_share_a_port_metrics_and_a_drain_and_survive_each_other
         cut = await begin(url, key, ENDLESS)
         await running(stack, 1)
     assert metric(operators, "sluice_gateway_requests_in_progress") == 1, "of either process"
-    count = responses()
+    count, limits = responses(), metric(operators, "process_max_fds")
+    os.kill(one, signal.SIGKILL)
+    assert not (await cut).is_complete
+    await until(
+        lambda: metric(operators, "process_max_fds") == limits / 2, what="metrics of one process"
+    )
+    await until(lambda: metric(operators, "process_max_fds") == limits, what="a new process")
     with stopped(other):
-        os.kill(one, signal.SIGKILL)
-        assert not (await cut).is_complete
-        # The connection waits for the process that replaces the killed one.
         answer = await ask(url, key, prompt="x", max_tokens=3)
         assert answer.is_finished, answer.body
     assert responses() == count + 1, "the counts of a killed process stay"

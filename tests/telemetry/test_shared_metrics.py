@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -9,9 +10,11 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from contract.metrics import exposition
+from contract.tasks import end_task
 from gateway.http.shared_metrics import MetricsLink, Sums, add_up, decode, snapshot
 from gateway.supervision import metrics_hub
 from gateway.supervision.metrics_hub import MetricsHub
+from tests.support.patience import PATIENCE_SECONDS
 
 HELD = "sluice_gateway_jobs_in_flight"
 WAITING = "sluice_queue_waiting_jobs"
@@ -50,17 +53,25 @@ class Process:
 
 
 @pytest.fixture
-async def processes(tmp_path: Path) -> AsyncIterator[list[Process]]:
+def silent() -> list[int]:
+    """Ids of processes that are stuck."""
+    return []
+
+
+@pytest.fixture
+async def processes(tmp_path: Path, silent: list[int]) -> AsyncIterator[list[Process]]:
     """Two processes that have joined a hub."""
     joined = asyncio.Semaphore(0)
-    hub = MetricsHub(on_join=joined.release)
+    hub = MetricsHub(on_join=joined.release, on_silence=silent.append)
     await hub.listen(tmp_path / "metrics")
+    watching = asyncio.create_task(hub.watch())
     both = [Process(tmp_path / "metrics") for _ in range(2)]
     for _ in both:
         await joined.acquire()
     yield both
     for each in both:
         await each.end()
+    await end_task(watching)
     hub.close()
 
 
@@ -100,7 +111,7 @@ async def test_counts_of_an_ended_process_stay_and_its_gauges_do_not(
     await one.end()
     other.requests.labels("a").inc()
     # The hub may not have seen the end of the connection yet.
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while await other.value(HELD) != 4:
             await asyncio.sleep(0)
     assert await other.value("requests_total", model="a") == 5
@@ -116,6 +127,27 @@ async def test_process_that_does_not_respond_keeps_its_latest_counts(
     one.delay_seconds = 600
     other.requests.labels("a").inc()
     assert await other.value("requests_total", model="a") == 3
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hub that checks its processes all the time."""
+    monkeypatch.setattr(metrics_hub, "CHECK_SECONDS", 0.01)
+    monkeypatch.setattr(metrics_hub, "SNAPSHOT_SECONDS", 0.01)
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_process_without_a_snapshot_for_a_while_is_stuck(
+    processes: list[Process], silent: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await asyncio.sleep(0.1)
+    assert silent == []
+    processes[0].delay_seconds = 600
+    monkeypatch.setattr(metrics_hub, "SILENT_SECONDS", 0.5)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not silent:
+            await asyncio.sleep(0.01)
+    assert silent[0] == os.getpid()
 
 
 def test_sums_have_the_latest_exemplars() -> None:

@@ -14,6 +14,7 @@ from gateway.errors import InvalidParameterError, OverloadedError, TenantQueueFu
 from gateway.http.intake import Intake
 from gateway.prompt.preparation import prepare
 from tests.gateway.prompt.building import card_of, request_of, tiny_tokenizer
+from tests.support.cases import all_cases
 from tests.support.patience import PATIENCE_SECONDS
 
 LARGE = INLINE_SIZE + 1
@@ -158,6 +159,15 @@ async def work() -> AsyncIterator[LargeWork]:
     work = LargeWork(most_waiting_bytes=10**9)
     yield work
     work.close()
+
+
+@all_cases(("processes", "threads"), [(1, 4), (2, 2), (3, 1), (64, 1)])
+def test_processes_of_a_gateway_divide_the_processors(
+    monkeypatch: pytest.MonkeyPatch, processes: int, threads: int
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {*range(8)})
+    work = LargeWork(most_waiting_bytes=1, processes=processes)
+    assert work._executor._max_workers == threads
 
 
 async def test_only_large_work_is_done_in_threads(work: LargeWork) -> None:

@@ -54,6 +54,9 @@ def test_line_has_time_level_logger_and_message() -> None:
     record = logging.LogRecord(
         "sluice.test", logging.WARNING, "", 1, "%s said “%s”\n\ud800", ("Ann", 'a "b"'), None
     )
+    [of_several] = lines_of(JsonFormatter(2).format(record))
+    assert of_several.keys() == {*KEYS, "process"}
+    assert of_several["process"] == 2
     [line] = lines_of(JsonFormatter().format(record))
     assert line.keys() == KEYS
     assert line["level"] == "WARNING"
