@@ -183,8 +183,8 @@ def build() -> Dashboard:
             graph(
                 "Processor time",
                 "percentunit",
-                "Share of one core. A gateway uses at most one core; more load needs more "
-                "gateways.",
+                "Share of one core. Each process of a gateway uses at most one core; more load "
+                "needs more gateways.",
                 Query(rate("process_cpu_seconds_total", PROCESS, "instance"), "{{instance}}"),
             ),
             graph(
