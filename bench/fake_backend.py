@@ -1,11 +1,14 @@
-"""Fake OpenAI-compatible backend that responds at once and with almost no CPU.
+"""Simulated OpenAI-compatible backend of proxies: `python -m bench.fake_backend PORT [SECONDS]`.
 
-It is the backend when proxies are measured: `python -m bench.fake_backend PORT`.
+Without SECONDS it responds at once. With SECONDS it keeps the pace of the scripted engine: in each
+step all running completions receive one token, and steps are SECONDS apart. 0 steps as fast as
+possible. `GET /step/SECONDS` changes the pace of all running and later completions.
 """
 
 import asyncio
 import json
 import sys
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, cast
 
@@ -13,57 +16,140 @@ import httptools
 import uvloop
 from typing_extensions import override
 
+from bench.starting import MODEL
+
 _PROMPT_TOKENS = 24
 _NUMBERS = count()
+_MODELS = {"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": "bench"}]}
 _STREAM_HEAD = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
     b"transfer-encoding: chunked\r\n\r\n"
 )
 
 
+@dataclass(slots=True)
+class _Running:
+    """One completion, with the data to write in each of its next steps."""
+
+    transport: asyncio.Transport
+    left: int
+    """Tokens that are not sent yet."""
+    token: bytes
+    """Empty for a response that is not streamed."""
+    end: bytes
+
+
+class _Pacer:
+    """Steps of all running completions."""
+
+    def __init__(self, step_seconds: float | None) -> None:
+        self.step_seconds = step_seconds
+        self._running: list[_Running] = []
+        self._added = asyncio.Event()
+
+    def add(self, running: _Running) -> None:
+        """Send a token of a completion in each of the next steps."""
+        self._running.append(running)
+        self._added.set()
+
+    async def run(self) -> None:
+        """Step until cancelled."""
+        loop = asyncio.get_running_loop()
+        next_step_at = 0.0
+        while True:
+            if not self._running:
+                self._added.clear()
+                await self._added.wait()
+            now = loop.time()
+            next_step_at = max(next_step_at + (self.step_seconds or 0.0), now)
+            await asyncio.sleep(next_step_at - now)
+            self._running = [each for each in self._running if _has_more(each)]
+
+
+def _has_more(running: _Running) -> bool:
+    """Send the next token of a completion; return whether another one follows."""
+    if running.transport.is_closing():
+        return False
+    running.left -= 1
+    if running.left > 0:
+        if running.token:
+            running.transport.write(running.token)
+        return True
+    running.transport.write(running.token + running.end)
+    return False
+
+
+@dataclass(slots=True)
 class _Connection(asyncio.Protocol):
     """One keep-alive connection."""
+
+    pacer: _Pacer
+    _url: bytes = b""
+    _body: bytes = b""
+    _transport: asyncio.Transport = field(init=False)
+    _parser: httptools.HttpRequestParser = field(init=False)
 
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports do not inherit from asyncio's.
         self._transport = cast("asyncio.Transport", transport)
         self._parser = httptools.HttpRequestParser(self)
-        self._body = b""
 
     @override
     def data_received(self, data: bytes) -> None:
         self._parser.feed_data(data)
 
     # Called by the parser.
+    def on_message_begin(self) -> None:
+        self._url = self._body = b""
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
     def on_body(self, body: bytes) -> None:
         self._body += body
 
     def on_message_complete(self) -> None:
-        body, self._body = self._body, b""
-        request: dict[str, Any] = json.loads(body) if body else {}
-        if request.get("stream"):
-            events = b"".join(map(_chunk, _events(request)))
-            self._transport.write(_STREAM_HEAD + events + b"0\r\n\r\n")
+        if self._url == b"/v1/completions":
+            self._complete(json.loads(self._body))
+        elif self._url.startswith(b"/step/"):
+            self.pacer.step_seconds = float(self._url.removeprefix(b"/step/"))
+            self._transport.write(_json({}))
         else:
-            self._transport.write(_whole(request))
+            # Routers request the models and the health of their backends.
+            self._transport.write(_json(_MODELS))
+
+    def _complete(self, request: dict[str, Any]) -> None:
+        tokens: int = request.get("max_tokens", 16)
+        if request.get("stream"):
+            self._transport.write(_STREAM_HEAD)
+            token, end = _stream(request, tokens)
+        else:
+            token, end = b"", _whole(request, tokens)
+        if self.pacer.step_seconds is None:
+            self._transport.write(token * tokens + end)
+        else:
+            self.pacer.add(_Running(self._transport, tokens, token, end))
 
 
-def _events(request: dict[str, Any]) -> list[bytes]:
-    """Return the chunks of a stream: one token each, the end, and usage if requested."""
-    tokens: int = request.get("max_tokens", 16)
+def _stream(request: dict[str, Any], tokens: int) -> tuple[bytes, bytes]:
+    """Return the chunk of each token, and the rest: the end, usage if requested, and `[DONE]`."""
     completion = _completion(request)
-    objects = [completion | {"choices": [_choice(" token", None)]} for _ in range(tokens)]
-    objects.append(completion | {"choices": [_choice("", "length")]})
+    last = [completion | {"choices": [_choice("", "length")]}]
     if (request.get("stream_options") or {}).get("include_usage"):
-        objects.append(completion | {"choices": [], "usage": _usage(tokens)})
-    return [b"data: %b\n\n" % json.dumps(each).encode() for each in objects] + [b"data: [DONE]\n\n"]
+        last.append(completion | {"choices": [], "usage": _usage(tokens)})
+    events = [json.dumps(each).encode() for each in last] + [b"[DONE]"]
+    token = json.dumps(completion | {"choices": [_choice(" token", None)]}).encode()
+    return _event(token), b"".join(map(_event, events)) + b"0\r\n\r\n"
 
 
-def _whole(request: dict[str, Any]) -> bytes:
-    tokens: int = request.get("max_tokens", 16)
+def _whole(request: dict[str, Any], tokens: int) -> bytes:
     ending = {"choices": [_choice(" token" * tokens, "length")], "usage": _usage(tokens)}
-    answer = json.dumps(_completion(request) | ending).encode()
+    return _json(_completion(request) | ending)
+
+
+def _json(content: dict[str, Any]) -> bytes:
+    answer = json.dumps(content).encode()
     head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
     return head % len(answer) + answer
 
@@ -90,15 +176,20 @@ def _usage(tokens: int) -> dict[str, int]:
     }
 
 
-def _chunk(data: bytes) -> bytes:
-    return b"%x\r\n%b\r\n" % (len(data), data)
+def _event(data: bytes) -> bytes:
+    """Return a server-sent event as one HTTP chunk."""
+    return b"%x\r\ndata: %b\n\n\r\n" % (len(data) + 8, data)
 
 
-async def _serve(port: int) -> None:
+async def serve(port: int, step_seconds: float | None) -> None:
+    """Serve on a port of loopback until cancelled; None responds at once."""
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(_Connection, "127.0.0.1", port)
-    await server.serve_forever()
+    pacer = _Pacer(step_seconds)
+    async with await loop.create_server(
+        lambda: _Connection(pacer), "127.0.0.1", port, backlog=4096
+    ):
+        await pacer.run()
 
 
 if __name__ == "__main__":
-    uvloop.run(_serve(int(sys.argv[1])))
+    uvloop.run(serve(int(sys.argv[1]), float(sys.argv[2]) if sys.argv[2:] else None))
