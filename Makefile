@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: help run test test-long lint format docs bench chaos chart setup setup-dev setup-servers \
-	setup-clients check check-style check-types check-imports
+	setup-clients setup-peers check check-style check-types check-imports
 
 BIN := .venv/bin
 # scripts/setup.sh does not compile Python code. With this variable, each process would compile its
@@ -65,7 +65,7 @@ docs: setup-dev $(MERMAID) ## Build the documentation as a web site in site/
 	@mkdir -p site/javascripts
 	@tar --extract --to-stdout --file=$(MERMAID) package/dist/mermaid.tiny.js >site/javascripts/mermaid.tiny.js
 
-bench: setup-dev ## Compare with vLLM's own server (ARGS="--help" lists options)
+bench: setup-dev $(if $(filter peers,$(ARGS)),setup-peers) ## Compare with other servers (ARGS="--help" lists options)
 	@exec $(BIN)/python -m bench $(ARGS)
 
 chaos: setup-dev setup-servers ## Inject faults under load (ARGS="--minutes 30 --seed 7")
@@ -90,6 +90,14 @@ setup-servers: setup-dev
 		echo "setup: Installing redis-server, libfaketime and prometheus for the tests ..."; \
 		scripts/debian.sh redis-server libfaketime prometheus || \
 		echo "setup: Installation failed; tests that need them are skipped."; \
+	fi
+
+# The benchmark skips those that cannot be installed.
+setup-peers: setup-dev
+	@scripts/setup.sh peers-litellm peers-smg peers-vllm-router
+	@if ! command -v nginx >/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "setup: Installing nginx for the benchmark ..."; \
+		scripts/debian.sh nginx-light || echo "setup: Installation failed; nginx is skipped."; \
 	fi
 
 setup-clients: setup-dev

@@ -6,8 +6,8 @@
 uv resolves against PyPI and installs nothing. The gateway, the CPU worker, the development tools
 and the build backend are resolved together, so that any of them can share a virtual environment.
 The GPU worker uses the versions in the lock files of the gateway and the tools for the packages
-that it shares with them. Each group of clients is resolved alone, since tests run it in a separate
-environment.
+that it shares with them. Each dependency group, such as clients for tests, is resolved alone, since
+it has a separate environment.
 
 Versions are for Python 3.11 on x86-64 Linux. Each lock file has the hashes of all files of a
 version, so it does not depend on the machine that writes or installs it. The exception is the CPU
@@ -50,6 +50,9 @@ HEADERS = {
     "clients-aider": "aider, which tests call in a separate environment",
     "clients-load": "Load generators, which tests run separately, with PyTorch in .venv",
     "clients-lm-eval": "lm-evaluation-harness, which tests call in a separate environment",
+    "peers-litellm": "LiteLLM's proxy, which the benchmark starts in a separate environment",
+    "peers-smg": "smg, which the benchmark starts in a separate environment",
+    "peers-vllm-router": "vllm-router, which the benchmark starts in a separate environment",
 }
 TORCH_HEADER = "# PyTorch's CPU build. Its hash depends on the index. Written by scripts/lock.py."
 

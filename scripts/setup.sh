@@ -5,6 +5,7 @@
 #   scripts/setup.sh gateway worker dev    for `make test`
 #   scripts/setup.sh npm                   clients for Node, for tests, if npm is installed
 #   scripts/setup.sh clients-NAME          .venv/clients/NAME from requirements/clients-NAME.txt, for tests
+#   scripts/setup.sh peers-NAME            .venv/peers/NAME from requirements/peers-NAME.txt, for the benchmark
 #
 # PYTHON          the Python 3.11 to use; default python3.11
 # SLUICE_DEVICE   build of vLLM, cpu or gpu; default gpu if nvidia-smi finds a GPU
@@ -219,21 +220,22 @@ install_npm() {
 
 run_npm() { npm "$@" >"$log" 2>&1 9<&-; }
 
-# In a separate environment, since clients need other versions than vLLM and the test tools.
-install_clients() { # NAME
-    local lock=requirements/clients-$1.txt
-    local installing=$venv/clients/$1
-    is_done "clients-$1" "$(digest "$lock")" && return
-    say "Installing clients for the tests: $1 (under a minute) ..."
-    if ! { "$python" -m venv --clear "$installing" && install_locked "clients-$1"; }; then
+# In a separate environment, since these need other versions than vLLM and the test tools.
+install_apart() { # SET TEXT
+    local lock=requirements/$1.txt
+    local installing=$venv/${1%%-*}/${1#*-}
+    [[ -f $lock ]] || die "There is no $lock."
+    is_done "$1" "$(digest "$lock")" && return
+    say "Installing $2: ${1#*-} (under a minute) ..."
+    if ! { "$python" -m venv --clear "$installing" && install_locked "$1"; }; then
         say "Installation failed. pip's full output is in $log."
         return 1
     fi
-    if [[ $1 == load ]]; then # It needs PyTorch, 0.7 GB, which is in .venv.
+    if [[ $1 == clients-load ]]; then # It needs PyTorch, 0.7 GB, which is in .venv.
         local packages=lib/python3.11/site-packages
         echo "$PWD/$venv/$packages" >"$installing/$packages/venv.pth"
     fi
-    digest "$lock" >"$stamps/clients-$1"
+    digest "$lock" >"$stamps/$1"
 }
 
 make_venv
@@ -244,10 +246,12 @@ for set in "$@"; do
         dev) install_set dev "the test tools (under a minute)" ;;
         npm) install_npm || say "Tests that need it are skipped." ;;
         clients-*)
-            [[ -f requirements/$set.txt ]] || die "There is no requirements/$set.txt."
-            install_clients "${set#clients-}" || say "Tests that need them are skipped."
+            install_apart "$set" "clients for the tests" || say "Tests that need them are skipped."
             ;;
-        *) die "Sets are gateway, worker, dev, npm and clients-NAME, not '$set'." ;;
+        peers-*)
+            install_apart "$set" "a gateway to compare with" || say "The benchmark skips it."
+            ;;
+        *) die "Sets are gateway, worker, dev, npm, clients-NAME and peers-NAME, not '$set'." ;;
     esac
 done
 install_project
