@@ -9,18 +9,21 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NoReturn
+from urllib.parse import urlsplit
 
 import click
 
-from bench import admission, fairness, samplers, telemetry
+from bench import admission, fairness, peers, samplers, telemetry
 from bench.admission import AdmissionMeasurement
 from bench.fairness import FairnessMeasurement, FairnessScenario
 from bench.measure import MeasureError, Measurement, measure_in_turns
+from bench.peer_systems import REQUESTS_PER_MINUTE
+from bench.peers import PeersMeasurement
 from bench.report import Report
 from bench.samplers import SamplerMeasurement
 from bench.scenarios import QUICK, SCENARIOS, Scenario
 from bench.sluice import running_sluice
-from bench.starting import StartError
+from bench.starting import MODEL, StartError
 from bench.systems import Deployment, Engine, System
 from bench.vllm_server import running_vllm_server
 
@@ -30,7 +33,14 @@ FAIRNESS = "fairness"
 SAMPLERS = "samplers"
 NAMES = tuple(
     dict.fromkeys(
-        [*(each.name for each in SCENARIOS), FAIRNESS, SAMPLERS, admission.NAME, telemetry.NAME]
+        [
+            *(each.name for each in SCENARIOS),
+            FAIRNESS,
+            SAMPLERS,
+            admission.NAME,
+            telemetry.NAME,
+            peers.NAME,
+        ]
     )
 )
 
@@ -46,6 +56,8 @@ Scenarios:
   samplers    steps of the engine alone, 64 sequences, of which 0, 1 or 64 have a sampler chain
   admission   a key with all limits, and one without: CPU, latency, Redis; beside LiteLLM's proxy
   telemetry   traces of everything, JSON logs and scraped metrics, beside none of it
+  peers       limits, ledger and metrics, beside nginx, vllm-router, smg and LiteLLM's proxy; only
+              if named, because `make bench ARGS=peers` installs these
 
 \b
 Examples:
@@ -54,6 +66,7 @@ Examples:
   make bench ARGS="fairness --fairness-engine scripted"
   make bench ARGS="admission --before ../sluice-1.0 --litellm ~/litellm-venv"
   make bench ARGS="telemetry --rounds 12 --before ../sluice-1.0"
+  make bench ARGS="peers --upstream-port 19000 --url http://127.0.0.1:8080 --key sk-1 --pid 123"
 
 Both systems run at the same time, but only one receives load; they take turns (A B, B A, ...). Both
 receive the same prompts in a round. Run it on an idle machine: the report shows the CPU time of
@@ -79,6 +92,7 @@ class Results:
     fairness: list[FairnessMeasurement] = field(default_factory=list)
     samplers: list[SamplerMeasurement] = field(default_factory=list)
     admission: list[AdmissionMeasurement] = field(default_factory=list)
+    peers: list[PeersMeasurement] = field(default_factory=list)
 
 
 @click.command("bench", epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
@@ -123,6 +137,29 @@ class Results:
     help="A virtual environment with LiteLLM's proxy (`litellm[proxy,extra_proxy]`), for the "
     "scenario `admission`.",
 )
+@click.option(
+    "--url",
+    help="Base URL of your own gateway, without /v1, for the scenario `peers`. It must forward the "
+    f"model `{MODEL}` to http://127.0.0.1:UPSTREAM_PORT/v1.",
+)
+@click.option("--key", default="", help="API key of your own gateway.")
+@click.option(
+    "--limited-key",
+    default="",
+    help=f"API key of your own gateway with a limit of {REQUESTS_PER_MINUTE} requests a minute.",
+)
+@click.option(
+    "--pid",
+    "pids",
+    type=click.IntRange(min=1),
+    multiple=True,
+    help="Process id of your own gateway, repeatable; its descendants are included.",
+)
+@click.option(
+    "--upstream-port",
+    type=click.IntRange(1, 65535),
+    help="Port of the simulated upstream of `peers`.  [default: a free one]",
+)
 @click.option("--seed", default="sluice", show_default=True, help="Draws the prompts.")
 @click.option(
     "--results",
@@ -140,10 +177,18 @@ def main(
     context_window: int,
     before: Path | None,
     litellm: Path | None,
+    url: str | None,
+    key: str,
+    limited_key: str,
+    pids: tuple[int, ...],
+    upstream_port: int | None,
     seed: str,
     results: Path,
 ) -> None:
-    """Measure Sluice, side by side with vLLM's own API server. Without a name: every scenario."""
+    """Measure Sluice, side by side with vLLM's own API server.
+
+    Without a name: every scenario but `peers`.
+    """
     signal.signal(signal.SIGTERM, _interrupt)
     began, found = datetime.now(UTC), Results()
     options = Options(
@@ -159,6 +204,13 @@ def main(
     chains = samplers.scenarios(quick=quick, rounds=options.rounds)
     admissions = admission.Options(
         rounds=options.rounds, quick=quick, seed=seed, before=before, litellm=litellm
+    )
+    beside = peers.Options(
+        rounds=options.rounds,
+        quick=quick,
+        seed=seed,
+        upstream_port=upstream_port,
+        foreign=_foreign(url, key, limited_key, pids),
     )
     try:
         run(loads, queue if wants_fairness else None, options, found)
@@ -184,6 +236,10 @@ def main(
                     seed=seed,
                     progress=click.echo,
                 )
+        if peers.NAME in names:
+            with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
+                found.peers.append(PeersMeasurement(quick))
+                peers.measure(beside, Path(folder), found=found.peers[-1], progress=click.echo)
     except (StartError, MeasureError) as error:
         raise click.ClickException(str(error)) from error
     except KeyboardInterrupt:
@@ -194,6 +250,7 @@ def main(
             fairness=found.fairness,
             samplers=found.samplers,
             admission=found.admission,
+            peers=found.peers,
             began=began,
             command=_command_line(),
         ),
@@ -231,6 +288,22 @@ def run(
                         progress=click.echo,
                     )
                 )
+
+
+def _foreign(
+    url: str | None, key: str, limited_key: str, pids: Sequence[int]
+) -> peers.Foreign | None:
+    """Return the caller's own gateway, if any. Raises click.UsageError."""
+    if url is None:
+        if key or limited_key or pids:
+            raise click.UsageError("--key, --limited-key and --pid need --url.")
+        return None
+    parts = urlsplit(url)
+    if parts.scheme != "http" or parts.port is None or parts.path.strip("/"):
+        raise click.UsageError(f"--url must be http://HOST:PORT. Given: {url}")
+    if not pids:
+        raise click.UsageError("--url needs the --pid of the gateway's processes.")
+    return peers.Foreign(url=url.rstrip("/"), key=key, limited_key=limited_key, pids=pids)
 
 
 def _deployment(scenario: Scenario | FairnessScenario, options: Options) -> Deployment:

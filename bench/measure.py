@@ -4,6 +4,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 
 import uvloop
@@ -87,21 +88,49 @@ class MeasureError(Exception):
 
 
 def measure_in_turns(
-    scenario: Scenario, systems: Sequence[System], *, rounds: int, seed: str, progress: Progress
+    scenario: Scenario,
+    systems: Sequence[System],
+    *,
+    rounds: int,
+    seed: str,
+    progress: Progress,
+    failed: dict[str, str] | None = None,
 ) -> list[Measurement]:
-    """Measure each system in each round (A B, B A, A B, ...), after warming up all of them."""
+    """Measure each system in each round (A B, B A, A B, ...), after warming up all of them.
+
+    `failed` receives the error of each system that fails; its measurements are left out. Without
+    `failed`, the error is raised.
+    """
+    errors: dict[str, str] = {}
+
+    def attempt(system: System, work: Callable[[], Measurement | None]) -> Measurement | None:
+        if system.name in errors:
+            return None
+        try:
+            return work()
+        except MeasureError as error:
+            if failed is None:
+                raise
+            errors[system.name] = str(error)
+            return None
+
     for system in systems:
-        _warm_up(scenario, system, seed=seed)
+        attempt(system, partial(_warm_up, scenario, system, seed=seed))
     measurements = []
     for number in range(1, rounds + 1):
         for system in systems if number % 2 else reversed(systems):
-            measurement = _measure(scenario, system, number=number, seed=seed)
+            work = partial(_measure, scenario, system, number=number, seed=seed)
+            measurement = attempt(system, work)
+            if measurement is None:
+                continue
             measurements.append(measurement)
             progress(
                 f"  round {number}, {system.name}: {measurement.tokens_per_second:.0f} tokens/s, "
                 f"{len(measurement.failures)} failures"
             )
-    return measurements
+    if failed is not None:
+        failed.update(errors)
+    return [each for each in measurements if each.system not in errors]
 
 
 def drive(scenario: Scenario, system: System, *, seed: str) -> tuple[list[Answer], Consumption]:
@@ -114,6 +143,8 @@ def drive(scenario: Scenario, system: System, *, seed: str) -> tuple[list[Answer
         raise MeasureError(
             f"{system.name} did not finish {scenario.title} in {TIMEOUT_SECONDS} s"
         ) from error
+    except OSError as error:
+        raise MeasureError(f"{system.name} does not accept connections: {error}") from error
 
 
 def quantiles(seconds: Iterable[float]) -> Quantiles:
@@ -131,7 +162,10 @@ def quantiles(seconds: Iterable[float]) -> Quantiles:
 def _warm_up(scenario: Scenario, system: System, *, seed: str) -> None:
     """Send one short request over each connection, with prompts that are not reused."""
     short = replace(
-        scenario, requests=1, completion_tokens=min(_WARM_UP_TOKENS, scenario.completion_tokens)
+        scenario,
+        requests=1,
+        seconds=None,
+        completion_tokens=min(_WARM_UP_TOKENS, scenario.completion_tokens),
     )
     answers, _ = drive(short, system, seed=f"{seed} {scenario.title} warm-up")
     _refuse_failures(answers, system, most=0)

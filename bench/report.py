@@ -11,11 +11,12 @@ from itertools import combinations, groupby
 from pathlib import Path
 from statistics import median
 
-from bench import admission_report
+from bench import admission_report, peers_report
 from bench.admission import AdmissionMeasurement
 from bench.fairness import FairnessMeasurement
 from bench.goals import GOALS
 from bench.measure import Measurement, Quantiles
+from bench.peers import PeersMeasurement
 from bench.samplers import SamplerMeasurement
 from bench.systems import ENGINE_GROUP
 from bench.tables import table
@@ -37,6 +38,7 @@ class Report:
     fairness: Sequence[FairnessMeasurement]
     samplers: Sequence[SamplerMeasurement]
     admission: Sequence[AdmissionMeasurement]
+    peers: Sequence[PeersMeasurement]
     began: datetime
     command: str
 
@@ -48,8 +50,9 @@ class Report:
 
     @property
     def loads(self) -> list[Measurement]:
-        """All loads, including those of admission."""
-        return [*self.measurements, *(load for each in self.admission for load in each.loads)]
+        """All loads, including those of admission and peers."""
+        parts: list[AdmissionMeasurement | PeersMeasurement] = [*self.admission, *self.peers]
+        return [*self.measurements, *(load for each in parts for load in each.loads)]
 
     def markdown(self) -> str:
         """Return the whole report."""
@@ -64,6 +67,7 @@ class Report:
             *(_fairness_section(each) for each in self.fairness),
             *(_sampler_section(each) for each in self.samplers),
             *map(admission_report.section, self.admission),
+            *map(peers_report.section, self.peers),
         ]
         if goals := [line for goal in GOALS for line in goal.judge(self.measurements)]:
             parts += ["## Goals\n", *table(["goal", "measured", "met"], goals), ""]
@@ -77,6 +81,7 @@ class Report:
         head = {"began": self.began.isoformat(), "command": self.command, "machine": machine()}
         lines = [head, *map(asdict, self.measurements), *map(asdict, self.fairness)]
         lines += [*map(asdict, self.samplers), *map(asdict, self.admission)]
+        lines += map(asdict, self.peers)
         path.with_suffix(".jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         return path
 
@@ -162,7 +167,12 @@ def _usage(rounds: Sequence[Measurement], groups: Sequence[str]) -> list[str]:
 
 
 def _pair_lines(systems: Sequence[Sequence[Measurement]]) -> list[str]:
-    """Return the ratio of tokens per second for each two systems, pair by pair."""
+    """Return the ratio of tokens per second for each two systems, pair by pair.
+
+    More than three systems have too many pairs, and a summary of their own.
+    """
+    if len(systems) > 3:
+        return []
     in_order = [sorted(rounds, key=lambda each: each.round) for rounds in systems]
     lines = []
     for ours, theirs in combinations(in_order, 2):

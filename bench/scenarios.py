@@ -1,7 +1,9 @@
 """Load scenarios, defined as data."""
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import cycle, takewhile
 from random import Random
 
 from bench.client import Lane, Pace, Request
@@ -63,6 +65,8 @@ class Scenario:
     """Connections."""
     requests: int
     """Requests of each connection, in each round."""
+    seconds: float | None = None
+    """Each connection repeats its requests until this time has passed; None sends them once."""
     completion_tokens: int
     streamed: bool = True
     temperature: float | None = 0.0
@@ -188,7 +192,7 @@ def lanes(scenario: Scenario, system: System, *, seed: str) -> list[Lane]:
     result = []
     for number in range(scenario.streams):
         tenant = f"tenant-{number % scenario.tenants + 1}"
-        requests = [
+        requests: Iterable[Request] = [
             Request(
                 model=MODEL,
                 prompt=next(texts),
@@ -198,10 +202,18 @@ def lanes(scenario: Scenario, system: System, *, seed: str) -> list[Lane]:
             )
             for _ in range(scenario.requests)
         ]
+        if scenario.seconds is not None:
+            requests = _until(scenario.seconds, requests)
         # Every second connection of a tenant goes through the other gateway.
         url = urls[number // scenario.tenants % len(urls)]
         result.append(Lane(url, system.key(tenant), requests, tenant, _pace(scenario, number)))
     return result
+
+
+def _until(seconds: float, requests: Iterable[Request]) -> Iterator[Request]:
+    """Repeat requests until a time has passed since the first one."""
+    deadline = time.perf_counter() + seconds  # A generator runs this on its first request.
+    yield from takewhile(lambda _: time.perf_counter() < deadline, cycle(requests))
 
 
 def _pace(scenario: Scenario, number: int) -> Pace | None:

@@ -1,6 +1,6 @@
 """Systems under test, and how to deploy them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -48,3 +48,33 @@ class System(Protocol):
     def groups(self, front_doors: int) -> Mapping[str, list[int]]:
         """Return the process ids of each part, with the engine separate."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """A system with one front end and one key for all tenants."""
+
+    name: str
+    url: str
+    api_key: str = ""
+    """Empty if none is needed."""
+    limited_key: str = ""
+    """A key with a finite limit on requests per minute; empty if the system has no such limits."""
+    parts: Callable[[], dict[str, list[int]]]
+    """Returns the process ids of each part, with the engine separate."""
+
+    def urls(self, number: int) -> list[str]:
+        """Return the base URL; there is only one front end."""
+        if number != 1:
+            raise ValueError(f"number: {self.name} has 1 front door. Given: {number}")
+        return [self.url]
+
+    def key(self, tenant: str) -> str:
+        """Return the API key, the same for every tenant."""
+        del tenant
+        return self.api_key
+
+    def groups(self, front_doors: int) -> dict[str, list[int]]:
+        """Return the process ids of each part."""
+        del front_doors
+        return self.parts()

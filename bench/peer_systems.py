@@ -1,0 +1,273 @@
+"""The gateways of the scenario `peers`: how each is started, and its keys and limits."""
+
+import json
+import secrets
+import shutil
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from bench.credentials import limited
+from bench.litellm_proxy import running_without_database
+from bench.postgres import Postgres
+from bench.processes import descendants
+from bench.sluice import running_sluice
+from bench.starting import MODEL, REPOSITORY, Server, StartError, free_port, http_status, start
+from bench.systems import ENGINE_GROUP, Deployment, Route
+
+REQUESTS_PER_MINUTE: Final = 60
+"""Limit of each system's `limited_key`."""
+GATEWAY: Final = "gateway"
+"""Group of a system's own processes, without its databases, workers and background jobs."""
+NGINX: Final = "nginx"
+_READY_SECONDS: Final = 60.0
+_ENOUGH: Final = 4 * 10**9
+"""A limit that no measurement reaches."""
+_ENVIRONMENTS: Final = REPOSITORY / ".venv" / "peers"
+_NGINX: Final = """\
+daemon off;
+worker_processes auto;
+pid {folder}/nginx.pid;
+error_log stderr warn;
+events {{ worker_connections 8192; }}
+http {{
+  access_log off;
+  client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy;
+  fastcgi_temp_path {folder}/fastcgi; uwsgi_temp_path {folder}/uwsgi; scgi_temp_path {folder}/scgi;
+  keepalive_timeout 300s; keepalive_requests 1000000;
+  upstream backend {{ server {backend}; keepalive 512; keepalive_requests 1000000; }}
+  server {{
+    listen 127.0.0.1:{port} backlog=4096;
+    location / {{
+      proxy_pass http://backend;
+      proxy_http_version 1.1;
+      proxy_set_header Connection "";
+      proxy_buffering off;
+      proxy_read_timeout 300s;
+    }}
+  }}
+}}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """The simulated upstream of all systems but Sluice, which has a worker instead."""
+
+    url: str
+    server: Server
+
+    @property
+    def direct(self) -> Route:
+        """The backend without a gateway."""
+        parts = {ENGINE_GROUP: [self.server.pid]}
+        return Route(name="direct", url=self.url, parts=lambda: parts)
+
+    def set_pace(self, step_seconds: float) -> None:
+        """Change the time between two steps."""
+        if http_status(f"{self.url}/step/{step_seconds}") != 200:
+            raise StartError(f"{self.server.name} does not accept a step of {step_seconds} s")
+
+
+Peer = Callable[[Path, Backend], AbstractContextManager[Route]]
+"""Runs a gateway with its files in a folder. Raises StartError."""
+
+
+@contextmanager
+def running_backend(folder: Path, port: int | None) -> Iterator[Backend]:
+    """Run the simulated upstream within a block; without a port on a free one."""
+    port = port or free_port()
+    command = [sys.executable, "-m", "bench.fake_backend", str(port), "0"]
+    server = start("simulated upstream", command, folder=folder, environment={})
+    try:
+        server.wait_until_ready(f"http://127.0.0.1:{port}/health", seconds=_READY_SECONDS)
+        yield Backend(f"http://127.0.0.1:{port}", server)
+    finally:
+        server.stop()
+
+
+@contextmanager
+def _nginx(folder: Path, backend: Backend) -> Iterator[Route]:
+    port, path = free_port(), folder / "nginx.conf"
+    address = backend.url.removeprefix("http://")
+    path.write_text(_NGINX.format(folder=folder, backend=address, port=port))
+    # Debian's folder for programs of the system is not always on PATH.
+    program = shutil.which("nginx") or "/usr/sbin/nginx"
+    command = [program, "-e", "stderr", "-p", str(folder), "-c", str(path)]
+    with _running(NGINX, command, port, folder, backend) as route:
+        yield route
+
+
+@contextmanager
+def _vllm_router(folder: Path, backend: Backend) -> Iterator[Route]:
+    port = free_port()
+    command = [str(_ENVIRONMENTS / "vllm-router" / "bin" / "vllm-router")]
+    command += _router_options(port, backend)
+    # Its log level has another name than that of smg.
+    command += ["--log-level", "warning", "--prometheus-host", "127.0.0.1"]
+    with _running("vllm-router", command, port, folder, backend) as route:
+        yield route
+
+
+@contextmanager
+def _smg(folder: Path, backend: Backend) -> Iterator[Route]:
+    port, policies = free_port(), folder / "tenants.json"
+    few = {"requests_per_minute": REQUESTS_PER_MINUTE, "tokens_per_minute": _ENOUGH}
+    many = {"requests_per_minute": _ENOUGH, "tokens_per_minute": _ENOUGH}
+    tenants = [{"tenant_key": "auth:few", **few}, {"tenant_key": "auth:many", **many}]
+    # JSON is valid YAML.
+    policies.write_text(json.dumps({"default_policy": many, "tenants": tenants}))
+    key, limited_key = _new_key(), _new_key()
+    command = [str(_ENVIRONMENTS / "smg" / "bin" / "smg"), "launch"]
+    command += [*_router_options(port, backend), "--log-level", "warn"]
+    command += ["--prometheus-host", "127.0.0.1", "--tenant-rate-limit-enabled"]
+    command += ["--tenant-rate-limit-config", str(policies)]
+    command += ["--tenant-api-key", f"many:{key}", "--tenant-api-key", f"few:{limited_key}"]
+    name = "smg, tenant limits"
+    with _running(name, command, port, folder, backend, keys=(key, limited_key)) as route:
+        yield route
+
+
+@contextmanager
+def _litellm(folder: Path, backend: Backend) -> Iterator[Route]:
+    venv = _ENVIRONMENTS / "litellm"
+    _require(venv / "bin" / "litellm")
+    with running_without_database(
+        "LiteLLM's proxy, keys and limits",
+        venv,
+        folder,
+        backend=backend.direct,
+        requests_per_minute=REQUESTS_PER_MINUTE,
+    ) as route:
+        yield route
+
+
+PEERS: Final[dict[str, Peer]] = {
+    NGINX: _nginx,
+    "vllm-router": _vllm_router,
+    "smg": _smg,
+    "LiteLLM": _litellm,
+}
+
+
+@contextmanager
+def governed_sluice(deployment: Deployment, folder: Path, postgres: Postgres) -> Iterator[Route]:
+    """Run Sluice with every limit on key, project and tenant, a price, and the ledger's jobs."""
+    url = f"postgresql+asyncpg://{postgres.create_database(folder.name)}"
+    background: list[Server] = []
+    with running_sluice(deployment, folder, database_url=url) as sluice:
+        try:
+            credential = limited(sluice, "Sluice, all limits")
+            few = f"requests_per_minute={REQUESTS_PER_MINUTE}"
+            options = ["--tenant", "limited", "--name", "few", "--limit", few]
+            key = sluice.create("keys", "create", *options)["key"]
+            background += [sluice.start_command(name) for name in ("jobs", "beat")]
+            (base_url,) = sluice.urls(1)
+
+            def parts() -> dict[str, list[int]]:
+                jobs = [pid for each in background for pid in (each.pid, *descendants(each.pid))]
+                return {**sluice.groups(1), "jobs": jobs, "postgres": postgres.pids}
+
+            yield Route(
+                name=credential.name,
+                url=base_url,
+                api_key=credential.api_key,
+                limited_key=key,
+                parts=parts,
+            )
+        finally:
+            for server in background:
+                server.stop()
+
+
+def foreign(url: str, key: str, limited_key: str, pids: Sequence[int], backend: Backend) -> Route:
+    """Return a gateway that the caller starts in front of the backend, once it serves.
+
+    Raises StartError.
+    """
+
+    def parts() -> dict[str, list[int]]:
+        own = [each for pid in pids for each in (pid, *descendants(pid))]
+        return {GATEWAY: own, **backend.direct.groups(1)}
+
+    _wait_until_serving(url, key)
+    return Route(name=url, url=url, api_key=key, limited_key=limited_key, parts=parts)
+
+
+@contextmanager
+def _running(
+    name: str,
+    command: Sequence[str],
+    port: int,
+    folder: Path,
+    backend: Backend,
+    *,
+    keys: tuple[str, str] = ("", ""),
+) -> Iterator[Route]:
+    """Run a program within a block, after it has served a completion."""
+    _require(Path(command[0]))
+    key, limited_key = keys
+    url = f"http://127.0.0.1:{port}"
+    server = start(name, command, folder=folder, environment={})
+
+    def parts() -> dict[str, list[int]]:
+        return {GATEWAY: [server.pid, *descendants(server.pid)], **backend.direct.groups(1)}
+
+    try:
+        _wait_until_serving(url, key, server)
+        yield Route(name=name, url=url, api_key=key, limited_key=limited_key, parts=parts)
+    finally:
+        server.stop()
+
+
+def _router_options(port: int, backend: Backend) -> list[str]:
+    """Return the options that both routers have."""
+    options = {
+        "host": "127.0.0.1",
+        "port": str(port),
+        "worker-urls": backend.url,
+        "policy": "round_robin",
+        "prometheus-port": str(free_port()),
+        "max-concurrent-requests": "8192",
+    }
+    return [text for name, value in options.items() for text in (f"--{name}", value)]
+
+
+def _require(program: Path) -> None:
+    if not program.exists():
+        raise StartError(f"{program} is not installed")
+
+
+def _new_key() -> str:
+    return f"sk-{secrets.token_hex(16)}"
+
+
+def _wait_until_serving(url: str, key: str, server: Server | None = None) -> None:
+    """Wait until a gateway serves a completion. Raises StartError."""
+    deadline = time.monotonic() + _READY_SECONDS
+    while not _completes(url, key):
+        if server is not None:
+            server.check()
+        if time.monotonic() > deadline:
+            raise StartError(f"{url} served no completion in {_READY_SECONDS:.0f} s")
+        time.sleep(0.2)
+
+
+def _completes(url: str, key: str) -> bool:
+    """Return whether a gateway serves a completion of one token."""
+    request = urllib.request.Request(  # noqa: S310 - our own servers
+        f"{url}/v1/completions",
+        json.dumps({"model": MODEL, "prompt": "ready", "max_tokens": 1}).encode(),
+        {"content-type": "application/json", "authorization": f"Bearer {key}"},
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=5) as response:  # noqa: S310
+            status: int = response.status
+            return status == 200
+    except OSError:
+        return False
