@@ -8,8 +8,9 @@ possible. `GET /step/SECONDS` changes the pace of all running and later completi
 import asyncio
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, cycle, islice
 from typing import Any, cast
 
 import httptools
@@ -19,6 +20,8 @@ from typing_extensions import override
 from bench.starting import MODEL
 
 _PROMPT_TOKENS = 24
+_WORDS = (" token", " word")
+"""LiteLLM's proxy fails a stream whose text repeats itself a hundred times."""
 _NUMBERS = count()
 _MODELS = {"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": "bench"}]}
 _STREAM_HEAD = (
@@ -34,8 +37,8 @@ class _Running:
     transport: asyncio.Transport
     left: int
     """Tokens that are not sent yet."""
-    token: bytes
-    """Empty for a response that is not streamed."""
+    chunks: Sequence[bytes]
+    """Of the tokens, in turns; empty ones for a response that is not streamed."""
     end: bytes
 
 
@@ -71,11 +74,12 @@ def _has_more(running: _Running) -> bool:
     if running.transport.is_closing():
         return False
     running.left -= 1
+    chunk = running.chunks[running.left % len(running.chunks)]
     if running.left > 0:
-        if running.token:
-            running.transport.write(running.token)
+        if chunk:
+            running.transport.write(chunk)
         return True
-    running.transport.write(running.token + running.end)
+    running.transport.write(chunk + running.end)
     return False
 
 
@@ -123,24 +127,25 @@ class _Connection(asyncio.Protocol):
         tokens: int = request.get("max_tokens", 16)
         if request.get("stream"):
             self._transport.write(_STREAM_HEAD)
-            token, end = _stream(request, tokens)
+            chunks, end = _stream(request, tokens)
         else:
-            token, end = b"", _whole(request, tokens)
+            chunks, end = [b""], _whole(request, tokens)
         if self.pacer.step_seconds is None:
-            self._transport.write(token * tokens + end)
+            self._transport.write(b"".join(islice(cycle(chunks), tokens)) + end)
         else:
-            self.pacer.add(_Running(self._transport, tokens, token, end))
+            self.pacer.add(_Running(self._transport, tokens, chunks, end))
 
 
-def _stream(request: dict[str, Any], tokens: int) -> tuple[bytes, bytes]:
-    """Return the chunk of each token, and the rest: the end, usage if requested, and `[DONE]`."""
+def _stream(request: dict[str, Any], tokens: int) -> tuple[list[bytes], bytes]:
+    """Return the chunks of the tokens, and the rest: the end, usage if requested, and `[DONE]`."""
     completion = _completion(request)
     last = [completion | {"choices": [_choice("", "length")]}]
     if (request.get("stream_options") or {}).get("include_usage"):
         last.append(completion | {"choices": [], "usage": _usage(tokens)})
     events = [json.dumps(each).encode() for each in last] + [b"[DONE]"]
-    token = json.dumps(completion | {"choices": [_choice(" token", None)]}).encode()
-    return _event(token), b"".join(map(_event, events)) + b"0\r\n\r\n"
+    words = [completion | {"choices": [_choice(word, None)]} for word in _WORDS]
+    chunks = [_event(json.dumps(each).encode()) for each in words]
+    return chunks, b"".join(map(_event, events)) + b"0\r\n\r\n"
 
 
 def _whole(request: dict[str, Any], tokens: int) -> bytes:

@@ -68,7 +68,7 @@ _IDLE_STEP_SECONDS: Final = 1.0
 _IDLE_TOKENS: Final = 600
 """Tokens of a stream whose memory is measured: more than are sent until then."""
 _IDLE_STREAMS: Final = 3_000
-_IDLE_STREAMS_PER_SECOND: Final = 300.0
+_IDLE_STREAMS_PER_SECOND: Final = 100.0
 _IDLE_SECONDS: Final = 60.0
 """Time in which the idle streams must begin; those that do not are not counted."""
 _LOOK_SECONDS: Final = 0.1
@@ -117,6 +117,8 @@ class StreamMemory:
     system: str
     streams: int
     """Streams that had begun."""
+    failures: list[str]
+    """Of the other streams."""
     grown_mib: dict[str, float]
     """For each part of the system."""
 
@@ -220,7 +222,7 @@ class _Run:
                 except StartError as error:
                     self._skip(f"{peer} is left out: {error}")
             folder = self._folder / name / f"sluice_{name}"
-            folder.mkdir()
+            folder.mkdir(parents=True)
             sluice = governed_sluice(deployment, folder, self._postgres)
             systems.append(stack.enter_context(sluice))
             if (own := self._options.foreign) is not None:
@@ -275,7 +277,9 @@ class _Run:
                 self._skip(f"The memory of {system.name} could not be measured: {error}")
                 continue
             self._found.memory.append(grown)
-            self._progress(f"  {grown.streams} streams")
+            self._progress(f"  {grown.streams} streams, {len(grown.failures)} failures")
+            if grown.failures:
+                self._skip(f"Streams of {system.name} failed, such as: {grown.failures[0]}")
 
     def _take_turns(self, load: Scenario, systems: Sequence[Route]) -> None:
         self._progress(load.title)
@@ -322,6 +326,7 @@ def _measure_memory(system: Route, options: Options) -> StreamMemory:
     return StreamMemory(
         system=system.name,
         streams=streams.begun,
+        failures=streams.failures,
         grown_mib={part: size - before[part] for part, size in streams.resident.items()},
     )
 
@@ -329,6 +334,7 @@ def _measure_memory(system: Route, options: Options) -> StreamMemory:
 @dataclass(frozen=True, slots=True)
 class _IdleStreams:
     begun: int
+    failures: list[str]
     resident: dict[str, float]
     """Memory of each part with these streams, in MiB."""
 
@@ -350,7 +356,8 @@ async def _with_idle_streams(system: Route, number: int) -> _IdleStreams:
                 break
             await asyncio.sleep(_LOOK_SECONDS)
         await asyncio.sleep(_SETTLE_SECONDS)
-        return _IdleStreams(load.begun, _resident(system))
+        failures = [each.error for each in load.answers if each.error]
+        return _IdleStreams(load.begun, failures, _resident(system))
     finally:
         load.close()
 
