@@ -3,12 +3,14 @@
 import json
 import secrets
 import shutil
+import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Final
 
@@ -96,9 +98,7 @@ def _nginx(folder: Path, backend: Backend) -> Iterator[Route]:
     port, path = free_port(), folder / "nginx.conf"
     address = backend.url.removeprefix("http://")
     path.write_text(_NGINX.format(folder=folder, backend=address, port=port))
-    # Debian's folder for programs of the system is not always on PATH.
-    program = shutil.which("nginx") or "/usr/sbin/nginx"
-    command = [program, "-e", "stderr", "-p", str(folder), "-c", str(path)]
+    command = [_nginx_program(), "-e", "stderr", "-p", str(folder), "-c", str(path)]
     with _running(NGINX, command, port, folder, backend) as route:
         yield route
 
@@ -153,6 +153,25 @@ PEERS: Final[dict[str, Peer]] = {
     "smg": _smg,
     "LiteLLM": _litellm,
 }
+
+
+def versions() -> list[str]:
+    """Return the names and versions of the installed peers."""
+    found = [
+        f"{name} {each.version}"
+        for name in ("vllm-router", "smg", "litellm")
+        for folder in _ENVIRONMENTS.glob(f"{name}/lib/python*/site-packages")
+        for each in distributions(name=name, path=[str(folder)])
+    ]
+    if Path(_nginx_program()).exists():
+        shown = subprocess.run([_nginx_program(), "-v"], check=True, capture_output=True, text=True)
+        found.insert(0, shown.stderr.strip().removeprefix("nginx version: "))
+    return found
+
+
+def _nginx_program() -> str:
+    # Debian's folder for programs of the system is not always on PATH.
+    return shutil.which("nginx") or "/usr/sbin/nginx"
 
 
 @contextmanager

@@ -27,6 +27,7 @@ from bench.peer_systems import (
     foreign,
     governed_sluice,
     running_backend,
+    versions,
 )
 from bench.postgres import Postgres, running_postgres
 from bench.processes import Meter, resident_mib
@@ -146,6 +147,7 @@ class PeersMeasurement:
     """All measurements of a run."""
 
     quick: bool
+    versions: list[str] = field(default_factory=versions)
     loads: list[Measurement] = field(default_factory=list)
     half_loads: dict[str, str] = field(default_factory=dict)
     """Title of the load at half of its saturation, for each system."""

@@ -42,6 +42,7 @@ def section(found: PeersMeasurement) -> str:
     ]
     lines = [
         "## peers: summary\n",
+        f"- {', '.join(found.versions)}",
         *(f"- {sentence}" for sentence in found.skipped),
         "",
         *table(cpu, [_cpu_row(found, name) for name in gateways]),
