@@ -38,22 +38,17 @@ logger = logging.getLogger(__name__)
 _FAULTS_OF_CLIENTS = (BadRequestError, NotFoundError, PayloadTooLargeError)
 """Failures that count against a key. For limit and payment errors, only large bodies count."""
 
+EXPECTED_ERRORS = (ApiError, HTTPException, RequestValidationError, RedisError, ClientDisconnect)
+"""Starlette reports exceptions as bugs unless a handler is registered for their class."""
+
 CLIENT_CLOSED_REQUEST = 499
 """Status in logs and metrics when the client has disconnected; no client receives it."""
 
 
 def install_error_handlers(app: FastAPI) -> None:
     """Install handlers that convert every exception to an API error response."""
-    # Starlette reports exceptions as bugs unless a handler is registered for their class.
-    for expected in (
-        ApiError,
-        HTTPException,
-        RequestValidationError,
-        RedisError,
-        ClientDisconnect,
-        Exception,
-    ):
-        app.add_exception_handler(expected, _on_exception)
+    for handled in (*EXPECTED_ERRORS, Exception):
+        app.add_exception_handler(handled, on_exception)
 
 
 def error_style_of(request: Request) -> ErrorStyle:
@@ -86,7 +81,8 @@ def _default_dialect(request: Request) -> Dialect:
     return Dialect.OPENAI if context is None else context.settings.default_dialect
 
 
-async def _on_exception(request: Request, error: Exception) -> Response:
+async def on_exception(request: Request, error: Exception) -> Response:
+    """Return the response to an exception that a route has raised."""
     match error:
         case ApiError():
             return _on_api_error(request, error)

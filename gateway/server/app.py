@@ -6,6 +6,7 @@ from importlib.metadata import version
 
 from fastapi import APIRouter, FastAPI
 from fastapi_offline import FastAPIOffline
+from starlette.types import ASGIApp
 
 from gateway import tracing
 from gateway.delivery import routes as kept_responses
@@ -16,8 +17,7 @@ from gateway.http.context import open_context
 from gateway.http.cors import CorsMiddleware
 from gateway.http.draining import Drain, DrainMiddleware
 from gateway.http.error_handlers import install_error_handlers
-from gateway.http.metrics import HttpMetricsMiddleware
-from gateway.http.request_id import RequestIdMiddleware
+from gateway.http.front import FrontMiddleware
 from gateway.http.tracing import TracingMiddleware
 from gateway.management import routers as management
 from gateway.openapi.described import RESPONSE_HEADERS
@@ -60,9 +60,19 @@ def create_app(settings: Settings) -> FastAPI:
     app = _application("Sluice", CUSTOMER_ROUTERS, generates=True, lifespan=lifespan)
     app.state.drain = drain
     app.state.metrics_link = None
-    app.add_middleware(DrainMiddleware, drain=drain)
-    app.add_middleware(CorsMiddleware, origins=settings.cors_origins, exposed=RESPONSE_HEADERS)
-    _add_middleware(app, settings)
+
+    def wrap(inner: ASGIApp) -> ASGIApp:
+        drained = DrainMiddleware(inner, drain)
+        cors = CorsMiddleware(drained, origins=settings.cors_origins, exposed=RESPONSE_HEADERS)
+        return TracingMiddleware(cors) if settings.traces else cors
+
+    app.add_middleware(
+        FrontMiddleware,
+        direct=generation.router.routes,
+        wrap=wrap,
+        wraps_all=settings.traces,
+        drain=drain,
+    )
     return app
 
 
@@ -73,7 +83,11 @@ def create_operator_app(settings: Settings, customers: FastAPI) -> FastAPI:
     """
     app = _application("Sluice for operators", OPERATOR_ROUTERS, generates=False)
     app.state = customers.state
-    _add_middleware(app, settings)
+
+    def wrap(inner: ASGIApp) -> ASGIApp:
+        return TracingMiddleware(inner) if settings.traces else inner
+
+    app.add_middleware(FrontMiddleware, wrap=wrap, wraps_all=settings.traces, drain=Drain())
     return app
 
 
@@ -102,10 +116,3 @@ def _application(
         app.include_router(router)
     install_documentation(app, generates=generates)
     return app
-
-
-def _add_middleware(app: FastAPI, settings: Settings) -> None:
-    if settings.traces:
-        app.add_middleware(TracingMiddleware)
-    app.add_middleware(RequestIdMiddleware)
-    app.add_middleware(HttpMetricsMiddleware)

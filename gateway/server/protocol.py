@@ -334,14 +334,36 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
 
 class _ResponseTransport:
-    """Transport for a response; closing it still lets the client read the response."""
+    """Transport for a response; closing it still lets the client read the response.
 
-    __slots__ = ("close", "is_closing", "write")
+    The head leaves in one write with the start of the body, if both are sent in one turn of the
+    event loop.
+    """
+
+    __slots__ = ("_head", "_protocol", "_write", "is_closing")
 
     def __init__(self, protocol: BoundedHttpProtocol) -> None:
-        self.write = protocol.transport.write
+        self._protocol = protocol
+        self._write = protocol.transport.write
         self.is_closing = protocol.transport.is_closing
-        self.close = protocol.close_after_response
+        self._head: bytes | None = None
+
+    def write(self, data: bytes) -> None:
+        if self._head is not None:
+            head, self._head = self._head, b""
+            self._write(head + data if head else data)
+        else:
+            self._head = data
+            self._protocol.loop.call_soon(self._send_head)
+
+    def close(self) -> None:
+        self._send_head()
+        self._protocol.close_after_response()
+
+    def _send_head(self) -> None:
+        if self._head:
+            head, self._head = self._head, b""
+            self._write(head)
 
 
 def http_protocol(settings: Settings, *, most_connections: int) -> type[BoundedHttpProtocol]:

@@ -25,8 +25,9 @@ from gateway.errors import (
     UnknownParameterError,
     UnsupportedParameterError,
 )
+from gateway.http.draining import Drain
 from gateway.http.error_handlers import install_error_handlers
-from gateway.http.request_id import RequestIdMiddleware
+from gateway.http.front import FrontMiddleware
 from tests.support.cases import all_cases
 
 INVALID = InvalidParameterError("'n' must be at least 1. Given: 0.", param="n")
@@ -230,7 +231,7 @@ async def test_failures_outside_of_routes_have_the_style_too(
 
 async def test_bug_after_the_route_chose_its_style_has_that_style() -> None:
     app = make_app()
-    app.add_middleware(RequestIdMiddleware)
+    app.add_middleware(FrontMiddleware, wrap=lambda inner: inner, drain=Drain())
 
     @app.get("/late")
     async def _late(request: Request) -> None:
