@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from functools import cache
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, TypeVar, get_args
 
 from prometheus_client import Counter, Gauge, Histogram
 
@@ -28,6 +28,7 @@ LossReason = Literal[
 ]
 """Why an attempt of a job ended before the job did."""
 ImageOutcome = Literal["fetched", "refused", "failed", "late"]
+Metric = TypeVar("Metric", Counter, Histogram)
 _METHODS: Final = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
 
 _HTTP_REQUESTS: Final = Counter(
@@ -41,7 +42,7 @@ _HTTP_REQUEST_DURATION: Final = Histogram(
     ["route", "method"],
     buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600),
 )
-REQUESTS = Counter(
+_REQUESTS: Final = Counter(
     "sluice_gateway_requests_total",
     "Responses to generation requests, by endpoint, HTTP status and error code.",
     ["endpoint", "status", "code"],
@@ -49,7 +50,7 @@ REQUESTS = Counter(
 REQUESTS_IN_PROGRESS = Gauge(
     "sluice_gateway_requests_in_progress", "Generation requests in progress."
 )
-ADMITTED_REQUESTS = Counter(
+_ADMITTED_REQUESTS: Final = Counter(
     "sluice_gateway_admitted_requests_total",
     "Generation requests whose reservation was granted, by model and service tier.",
     ["model", "tier"],
@@ -130,7 +131,7 @@ INTER_TOKEN_LATENCY = LightHistogram(
         40,
     ),
 )
-REQUEST_DURATION = Histogram(
+_REQUEST_DURATION: Final = Histogram(
     "sluice_gateway_request_duration_seconds",
     "From the arrival of a request to the end of its response.",
     ["model"],
@@ -283,9 +284,9 @@ def method_label(name: str) -> str:
 
 def http_responded(route: str, method: str, status: int, *, seconds: float | None = None) -> None:
     """Count a response by route template and `method`; without `seconds` if it was not parsed."""
-    _http_requests(route, method, status).inc()
+    _series(_HTTP_REQUESTS, route, method, str(status)).inc()
     if seconds is not None:
-        _http_request_duration(route, method).observe(seconds)
+        _series(_HTTP_REQUEST_DURATION, route, method).observe(seconds)
 
 
 def route_label(scope: Mapping[str, Any]) -> str:
@@ -301,7 +302,22 @@ def loop_held(route: str) -> None:
 
 def tenant_responded(tenant_id: str, status: int) -> None:
     """Count a response to a generation request of a tenant."""
-    _TENANT_REQUESTS.labels(TENANTS.of(tenant_id), str(status)).inc()
+    _series(_TENANT_REQUESTS, TENANTS.of(tenant_id), str(status)).inc()
+
+
+def responded(endpoint: str, status: int, code: str) -> None:
+    """Count a response to a generation request."""
+    _series(_REQUESTS, endpoint, str(status), code).inc()
+
+
+def admitted(model: str, tier: str) -> None:
+    """Count a generation request whose reservation was granted."""
+    _series(_ADMITTED_REQUESTS, model, tier).inc()
+
+
+def request_took(model: str, seconds: float, exemplar: dict[str, str] | None) -> None:
+    """Observe the time from the arrival of a request to the end of its response."""
+    _series(_REQUEST_DURATION, model).observe(seconds, exemplar)
 
 
 def tokens_used(model: str, tenant_id: str, *, prompt: int, cached: int, completion: int) -> None:
@@ -316,13 +332,8 @@ def tokens_used(model: str, tenant_id: str, *, prompt: int, cached: int, complet
 
 
 @cache
-def _http_requests(route: str, method: str, status: int) -> Counter:
-    return _HTTP_REQUESTS.labels(route, method, str(status))
-
-
-@cache
-def _http_request_duration(route: str, method: str) -> Histogram:
-    return _HTTP_REQUEST_DURATION.labels(route, method)
+def _series(metric: Metric, *labels: str) -> Metric:
+    return metric.labels(*labels)
 
 
 @cache

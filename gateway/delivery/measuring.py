@@ -76,10 +76,10 @@ class RequestMeasure:
             return
         self._closed = True
         telemetry.REQUESTS_IN_PROGRESS.dec()
-        telemetry.REQUESTS.labels(self._endpoint, str(self._status), self._code).inc()
+        telemetry.responded(self._endpoint, self._status, self._code)
         tenant_id = getattr(self._state, "tenant_id", None)
         if tenant_id is not None:
             telemetry.tenant_responded(tenant_id, self._status)
         if self._model:
             elapsed = time.perf_counter() - self._started_at
-            telemetry.REQUEST_DURATION.labels(self._model).observe(elapsed, self._exemplar)
+            telemetry.request_took(self._model, elapsed, self._exemplar)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Mapping
+from contextlib import suppress
 
 from fastapi import Request, Response
 from starlette.requests import ClientDisconnect
@@ -43,30 +44,46 @@ async def respond_whole(
 ) -> Response:
     """Wait for the whole response and return it. Raises an ApiError if it fails."""
     settings = context_of(request).settings
-    work = asyncio.ensure_future(collect(subscription.completion, subscription.generation))
     watch = DisconnectWatch(request.receive, subscription.generation)
     try:
-        await asyncio.wait(
-            {work, watch.task},
-            timeout=settings.request_timeout.total_seconds(),
-            return_when=asyncio.FIRST_COMPLETED,
+        content = await _collect(
+            subscription, watch, seconds=settings.request_timeout.total_seconds()
         )
-        if work.done():
-            content = work.result()
-            await subscription.finish()
-            return _response(subscription, content, {**_times(measure), **headers})
-        if watch.disconnected:
+        if content is None:
             subscription.leave()
             measure.disconnected()
             return Response(status_code=CLIENT_CLOSED_REQUEST)
-        raise GenerationTimeoutError("The request exceeded its time limit.")
+        await subscription.finish()
+        return _response(subscription, content, {**_times(measure), **headers})
     except BaseException as error:
         subscription.fail(error)
         raise
     finally:
         watch.stop()
-        work.cancel()
-        await asyncio.shield(subscription.aclose())
+        await subscription.aclose()
+
+
+async def _collect(
+    subscription: Subscription, watch: DisconnectWatch, *, seconds: float
+) -> WholeResponse | None:
+    """Wait for the whole response; return None if the client disconnects before."""
+    try:
+        async with asyncio.timeout(seconds) as limit:
+
+            def stop_waiting(_: asyncio.Task[None]) -> None:
+                # The response may have become complete at the same time.
+                with suppress(RuntimeError):
+                    limit.reschedule(0)
+
+            watch.task.add_done_callback(stop_waiting)
+            try:
+                return await collect(subscription.completion, subscription.generation)
+            finally:
+                watch.task.remove_done_callback(stop_waiting)
+    except TimeoutError:
+        if watch.disconnected:
+            return None
+        raise GenerationTimeoutError("The request exceeded its time limit.") from None
 
 
 async def respond_streamed(

@@ -1,5 +1,7 @@
 """A client's subscription to a response, and what happens to the response when it ends."""
 
+import asyncio
+
 from typing_extensions import override
 
 from gateway.dispatch.generation import Generation
@@ -29,7 +31,7 @@ class Subscription:
         """Record that the client disconnected before the end."""
 
     async def aclose(self) -> None:
-        """Stop reading, whatever the outcome."""
+        """Stop reading, whatever the outcome, even if the caller is cancelled."""
 
 
 class InitialSubscription(Subscription):
@@ -72,4 +74,4 @@ class StoredSubscription(Subscription):
 
     @override
     async def aclose(self) -> None:
-        await self._reader.aclose()
+        await asyncio.shield(self._reader.aclose())

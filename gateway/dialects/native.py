@@ -5,8 +5,9 @@ no place for.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, Final
+
+import msgspec
 
 from contract.sampling import DEFAULT_SAMPLERS, SamplerChain, SamplingSpec
 from gateway.dialects.completions import CompletionRequest, to_generation_request
@@ -61,7 +62,7 @@ def read_native_completion(
     elif is_post:
         dropped.append(_POST_SAMPLING)
     ignored = tuple(sorted({*request.ignored_parameters, *dropped}))
-    return replace(request, is_native=True, ignored_parameters=ignored)
+    return msgspec.structs.replace(request, is_native=True, ignored_parameters=ignored)
 
 
 def read_native_infill(
@@ -78,7 +79,9 @@ def read_native_infill(
         {**rest, "prompt": prefix, "suffix": None}, profile, max_prompts=max_prompts
     )
     ignored = tuple(sorted({*request.ignored_parameters, *dropped}))
-    return replace(request, suffix=suffix, infill_files=files, ignored_parameters=ignored)
+    return msgspec.structs.replace(
+        request, suffix=suffix, infill_files=files, ignored_parameters=ignored
+    )
 
 
 def native_settings(
@@ -130,7 +133,7 @@ def _with_probabilities(request: GenerationRequest) -> GenerationRequest:
             param=_POST_SAMPLING,
         )
     sampling = with_reported_probabilities(request.sampling, request.profile)
-    return replace(request, sampling=sampling)
+    return msgspec.structs.replace(request, sampling=sampling)
 
 
 def _chain_settings(chain: SamplerChain) -> dict[str, Any]:

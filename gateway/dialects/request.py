@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+import msgspec
+
 from contract.messages import Ranking
 from contract.sampling import SamplingSpec
 from contract.tier import ServiceTier
@@ -151,8 +153,7 @@ class ChatRequest:
     """Whether the client uses `functions` and gets a `function_call` in the response."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationRequest:
+class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A completion or chat request with every default filled in."""
 
     profile: Profile
@@ -207,7 +208,7 @@ class GenerationRequest:
     structure: Structure | None = None
     tool_use: ToolUse | None = None
     sampling: SamplingSpec
-    bias_texts: dict[str, float] = field(default_factory=dict)
+    bias_texts: dict[str, float] = {}
     """Biases for all tokens of a text, merged into `sampling.logit_bias`; -inf forbids them."""
     reads_prefix_cache: bool = True
     cache_isolation_key: str = ""

@@ -1,7 +1,6 @@
 """Supported features of a model: reported on `/v1/models` and enforced for requests."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from enum import StrEnum
 
 import msgspec
@@ -125,7 +124,8 @@ def check_supported(
             )
     _check_images(request, max_images)
     if request.sampling.chain is not None and Need.SAMPLER_CHAIN not in met:
-        request = replace(request, sampling=msgspec.structs.replace(request.sampling, chain=None))
+        sampling = msgspec.structs.replace(request.sampling, chain=None)
+        request = msgspec.structs.replace(request, sampling=sampling)
     if request.sampling.thinking_budget is not None and Need.THINKING_BUDGET not in met:
         request = _without_thinking_budget(request)
     return request
@@ -157,7 +157,7 @@ def _met(
 
 def _without_thinking_budget(request: GenerationRequest) -> GenerationRequest:
     param = request.chat.thinking_budget_param if request.chat else ""
-    return replace(
+    return msgspec.structs.replace(
         request,
         sampling=msgspec.structs.replace(request.sampling, thinking_budget=None),
         ignored_parameters=tuple(sorted({*request.ignored_parameters, param})),

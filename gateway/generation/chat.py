@@ -1,7 +1,8 @@
 """Check a chat: render its prompt, and determine how to parse its output."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+import msgspec
 from tokenizers import Tokenizer
 
 from contract.messages import Feature, Parsing, WorkerCard
@@ -54,7 +55,7 @@ async def check_chat(
         opening_tokens=rendered.opening_tokens,
         template_arguments={name: chat.template_arguments[name] for name in sorted(read)},
     )
-    request = replace(
+    request = msgspec.structs.replace(
         request,
         prompts=[rendered.text],
         images=[[_UNREAD_IMAGE] * len(chat.image_sources)],

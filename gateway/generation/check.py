@@ -135,7 +135,8 @@ async def with_images(call: Call, checked: CheckedRequest) -> CheckedRequest:
         files = await fetch_images(
             chat.image_sources, fetcher=call.context.images, tenant_id=call.principal.tenant_id
         )
-    return replace(checked, request=replace(checked.request, images=[files]))
+    request = msgspec.structs.replace(checked.request, images=[files])
+    return replace(checked, request=request)
 
 
 def _check_size(request: GenerationRequest, prepared: PreparedRequest, *, most_bytes: int) -> None:

@@ -134,7 +134,7 @@ async def _reserve(call: Call, checked: CheckedRequest, record: UsageRecord) -> 
             is_openai=call.profile.name is Dialect.OPENAI,
             sees=principal.sees_use_of,
         )
-    telemetry.ADMITTED_REQUESTS.labels(record.model, record.service_tier).inc()
+    telemetry.admitted(record.model, record.service_tier)
     return admission
 
 

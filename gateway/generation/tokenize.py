@@ -171,7 +171,8 @@ async def _tokenize_chat(call: Call) -> Response:
             "'messages' with images are not supported: the engine determines an image's tokens.",
             param="messages",
         )
-    request = replace(request, chat=replace(chat, opens_message=body.add_generation_prompt))
+    chat = replace(chat, opens_message=body.add_generation_prompt)
+    request = msgspec.structs.replace(request, chat=chat)
     encoder = await _encoder(call, card)
     rendered = await render_chat(
         request, card, call.context.chat_templates, encoder.tokenizer, call.beside

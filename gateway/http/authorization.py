@@ -21,7 +21,7 @@ from gateway.tenancy.scopes import Scope
 API_KEY_HEADER: Final = "x-api-key"
 
 
-async def read_body(request: Request, tenant_id: str) -> bytearray:
+async def read_body(request: Request, tenant_id: str) -> bytes | bytearray:
     """Read the body of a request for which `allow_unpaid` was called, and count it if unpaid.
 
     Raises the errors of `read_json_body`.

@@ -3,6 +3,7 @@
 import asyncio
 
 from fastapi import Request
+from starlette.requests import ClientDisconnect
 
 from gateway.concurrency.large_work import INLINE_SIZE
 from gateway.dialects.wire import StructureMeter
@@ -12,7 +13,7 @@ from gateway.http.context import ProcessContext
 
 async def read_json_body(
     request: Request, context: ProcessContext, *, sender: str, max_bytes: int | None = None
-) -> bytearray:
+) -> bytes | bytearray:
     """Return the body, of at most `max_bytes`; the settings give the default limit for completions.
 
     `sender` identifies the source of the bytes: a tenant's id, or an address before authentication.
@@ -21,41 +22,71 @@ async def read_json_body(
     """
     settings = context.settings
     most = settings.max_body_bytes if max_bytes is None else max_bytes
-    media_type = request.headers.get("content-type", "application/json").split(";")[0].strip()
-    if media_type.lower() != "application/json" and not media_type.lower().endswith("+json"):
+    media_type = request.headers.get("content-type", "application/json")
+    if media_type != "application/json" and not _is_json(media_type):
         raise UnsupportedMediaTypeError("'Content-Type' must be application/json.")
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > most:
         raise _too_large(most)
     meter = StructureMeter(most_items=settings.max_body_items)
+    body: bytes | bytearray = meter.text
     try:
         async with asyncio.timeout(settings.body_timeout.total_seconds()):
-            await _read(request, context, sender, most, meter)
+            part, has_more = await _receive(request)
+            if has_more or len(part) > min(most, INLINE_SIZE):
+                await _read(request, part, context, sender, most, meter, has_more=has_more)
+            else:
+                # Small, complete and thus within all limits.
+                body = part
     except TimeoutError:
         seconds = settings.body_timeout.total_seconds()
         raise RequestTimeoutError(f"The body did not arrive within {seconds:g} seconds.") from None
     finally:
-        request.state.body_bytes = len(meter.text)
-    return meter.text
+        request.state.body_bytes = len(body)
+    return body
+
+
+def _is_json(media_type: str) -> bool:
+    name = media_type.partition(";")[0].strip().lower()
+    return name == "application/json" or name.endswith("+json")
+
+
+async def _receive(request: Request) -> tuple[bytes, bool]:
+    """Return the next part of the body, and whether more follow. Raises ClientDisconnect."""
+    message = await request.receive()
+    if message["type"] == "http.disconnect":
+        raise ClientDisconnect
+    return message.get("body", b""), message.get("more_body", False)
 
 
 async def _read(
-    request: Request, context: ProcessContext, sender: str, most: int, meter: StructureMeter
+    request: Request,
+    part: bytes,
+    context: ProcessContext,
+    sender: str,
+    most: int,
+    meter: StructureMeter,
+    *,
+    has_more: bool,
 ) -> None:
+    """Read the rest of a body after its first part."""
     with context.intake.body_of(sender) as add:
-        async for part in request.stream():
+        while True:
             if len(meter.text) + len(part) > most:
                 raise _too_large(most)
             add(len(part))
             if len(meter.text) + len(part) <= INLINE_SIZE:
                 meter.feed(part)
-                continue
-            # Parse the parts of concurrent large bodies one at a time.
-            async with context.loop_turns.slice_of(sender):
-                meter.feed(part)
-            while meter.is_in_doubt:
+            else:
+                # Parse the parts of concurrent large bodies one at a time.
                 async with context.loop_turns.slice_of(sender):
-                    meter.count()
+                    meter.feed(part)
+                while meter.is_in_doubt:
+                    async with context.loop_turns.slice_of(sender):
+                        meter.count()
+            if not has_more:
+                return
+            part, has_more = await _receive(request)
 
 
 def _too_large(most: int) -> PayloadTooLargeError:

@@ -1,10 +1,11 @@
 """Response head: what any gateway needs to replay or resume a response."""
 
 from collections.abc import Callable
-from dataclasses import MISSING, Field, fields, replace
-from typing import Any, Final, get_type_hints
+from dataclasses import replace
+from typing import Any, Final
 
 import msgspec
+from msgspec.structs import FieldInfo
 
 from contract import clock, messages
 from contract.dialect import Dialect
@@ -15,22 +16,22 @@ from gateway.stream.completion import Completion, Usage
 from gateway.tenancy.limits import SubjectLimits
 from gateway.tenancy.usage_record import Counts, UsageRecord
 
-_HINTS: Final = get_type_hints(GenerationRequest) | {"profile": Dialect}
+_FIELDS: Final = msgspec.structs.fields(GenerationRequest)
 
 
-def _stored(field: "Field[Any]") -> tuple[str, Any] | tuple[str, Any, Any]:
-    hint = _HINTS[field.name]
-    if field.default is not MISSING:
-        return field.name, hint, field.default
-    if field.default_factory is not MISSING:
+def _stored(field: FieldInfo) -> tuple[str, Any] | tuple[str, Any, Any]:
+    hint = Dialect if field.name == "profile" else field.type
+    if field.required:
+        return field.name, hint
+    if field.default is msgspec.NODEFAULT:
         return field.name, hint, msgspec.field(default_factory=field.default_factory)
-    return field.name, hint
+    return field.name, hint, field.default
 
 
 # A GenerationRequest with the name of its profile instead of the profile. A field added by a newer
 # gateway takes its default when the stored request is from an older one.
 _StoredRequest = msgspec.defstruct(
-    "_StoredRequest", [_stored(each) for each in fields(GenerationRequest)], kw_only=True
+    "_StoredRequest", [_stored(each) for each in _FIELDS], kw_only=True
 )
 
 
@@ -91,7 +92,7 @@ class ResponseHead(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
         the jobs contain them, or they were only needed to make the jobs.
         """
         chat, use = completion.request.chat, completion.request.tool_use
-        request = replace(
+        request = msgspec.structs.replace(
             completion.request,
             prompts=[""] * len(completion.request.prompts),
             chat=None if chat is None else _format_of(chat),
@@ -102,13 +103,12 @@ class ResponseHead(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
             bias_texts={},
             infill_files=None,
         )
-        stored = {each.name: getattr(request, each.name) for each in fields(request)}
         return cls(
             request_id=completion.id,
             model=completion.model,
             created=completion.created,
             fingerprint=completion.fingerprint,
-            request=stored | {"profile": request.profile.name},
+            request=msgspec.structs.asdict(request) | {"profile": request.profile.name},
             prompt_texts=completion.prompt_texts,
             generation_settings=completion.generation_settings,
             jobs=jobs,
@@ -131,7 +131,7 @@ class ResponseHead(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     def generation_request(self) -> GenerationRequest:
         """Return the part of the request that determines the format of the response."""
         stored = msgspec.convert(self.request, _StoredRequest)
-        values = {each.name: getattr(stored, each.name) for each in fields(GenerationRequest)}
+        values = msgspec.structs.asdict(stored)
         return GenerationRequest(**values | {"profile": PROFILES[values["profile"]]})
 
     def completion(self) -> Completion:

@@ -3,6 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
+import msgspec
+
 from contract.messages import GenerationJob
 from contract.sampling import SamplingSpec
 from gateway.dialects.completions import CompletionRequest, to_generation_request
@@ -105,7 +107,7 @@ def test_head_describes_the_response_like_its_request(parameters: dict[str, Any]
 
         again = decode_head(encode_head(head_of(completion))).completion()
 
-        kept = replace(
+        kept = msgspec.structs.replace(
             request,
             prompts=["", ""],
             images=[[], []],
@@ -135,7 +137,7 @@ def test_head_of_a_chat_stores_the_response_format_and_no_messages() -> None:
     )
     tools = [Tool("f", {"secret": True}, is_strict=False)]
     use = ToolUse(tools, ToolMode.NAMED, "f", is_parallel=False)
-    request = replace(request_of(Dialect.OMLX), chat=chat, tool_use=use)
+    request = msgspec.structs.replace(request_of(Dialect.OMLX), chat=chat, tool_use=use)
 
     encoded = encode_head(head_of(completion_of(request)))
 
