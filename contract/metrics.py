@@ -60,7 +60,9 @@ def exposition(source: Collector, accept: str) -> tuple[bytes, str]:
 
 
 class LightHistogram(Collector):
-    """A histogram with one label for events that one thread records thousands of times per second.
+    """A histogram with one label for events that are recorded thousands of times per second.
+
+    Threads may record events at once: CPython does not switch threads within an update.
 
     The histogram of prometheus-client takes two locks per observation and searches its buckets
     linearly. For one observation per token, this would be a twentieth of the gateway's work per

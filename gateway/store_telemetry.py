@@ -7,10 +7,12 @@ from typing import Final
 from cryptography import x509
 from prometheus_client import Counter, Gauge, Histogram
 
-_REDIS_SECONDS: Final = Histogram(
+from contract.metrics import LightHistogram
+
+_REDIS_SECONDS: Final = LightHistogram(
     "sluice_redis_command_duration_seconds",
     "Duration of Redis commands and scripts, except for blocking commands.",
-    ["command"],
+    label="command",
     buckets=(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5),
 )
 _REDIS_ERRORS: Final = Counter(
@@ -39,7 +41,7 @@ _CERTIFICATE_EXPIRY: Final = Gauge(
 
 def redis_replied(command: str, began: float) -> None:
     """Record a reply to a command or script sent at `began` of `time.perf_counter`."""
-    _redis_seconds(command).observe(time.perf_counter() - began)
+    _REDIS_SECONDS.labels(command).observe(time.perf_counter() - began)
 
 
 def redis_failed(command: str) -> None:
@@ -63,14 +65,6 @@ def certificate_shown(peer: str, der: bytes) -> None:
     _CERTIFICATE_EXPIRY.labels(peer).set(expiry.timestamp())
 
 
-# Cached series for every command and statement.
-
-
-@cache
-def _redis_seconds(command: str) -> Histogram:
-    return _REDIS_SECONDS.labels(command)
-
-
-@cache
+@cache  # The series for every statement.
 def _sql_seconds(operation: str) -> Histogram:
     return _SQL_SECONDS.labels(operation)

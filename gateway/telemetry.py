@@ -324,8 +324,9 @@ def tokens_used(model: str, tenant_id: str, *, prompt: int, cached: int, complet
     """Count the tokens of a request that has ended."""
     counters = _token_counters(model, TENANTS.of(tenant_id))
     for (by_model, by_tenant), tokens in zip(counters, (prompt, cached, completion), strict=True):
-        by_model.inc(tokens)
-        by_tenant.inc(tokens)
+        if tokens:
+            by_model.inc(tokens)
+            by_tenant.inc(tokens)
 
 
 # Cached series for every request.

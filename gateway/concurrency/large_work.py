@@ -59,13 +59,13 @@ class LargeWork:
 
     def of(self, tenant_id: str, *, size: int) -> Beside:
         """Return the runner for a tenant's request whose body has `size` bytes."""
-        least = size
+        return partial(self._beside, tenant_id, size)
 
-        async def beside(work: Callable[[], T], *, size: int = 0) -> T:
-            size = max(size, least)
-            return work() if size <= INLINE_SIZE else await self._run(tenant_id, work, size)
-
-        return beside
+    async def _beside(
+        self, tenant_id: str, least: int, work: Callable[[], T], *, size: int = 0
+    ) -> T:
+        size = max(size, least)
+        return work() if size <= INLINE_SIZE else await self._run(tenant_id, work, size)
 
     async def _run(self, tenant_id: str, work: Callable[[], T], size: int) -> T:
         await self._turns.take(tenant_id, size=size)

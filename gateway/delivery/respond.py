@@ -70,7 +70,7 @@ async def _collect(
     try:
         async with asyncio.timeout(seconds) as limit:
 
-            def stop_waiting(_: asyncio.Task[None]) -> None:
+            def stop_waiting(_: object) -> None:
                 # The response may have become complete at the same time.
                 with suppress(RuntimeError):
                     limit.reschedule(0)

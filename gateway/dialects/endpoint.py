@@ -1,6 +1,5 @@
 """Endpoints that generate text, with their differences except for the shapes of responses."""
 
-import base64
 import re
 import secrets
 from dataclasses import dataclass, replace
@@ -13,8 +12,10 @@ from gateway.dialects.profile import Profile
 from gateway.dialects.request import GenerationRequest
 from gateway.dialects.wire import validate
 
-_ID_BYTES: Final = 16
-_ID_CHARACTERS: Final = "[a-z2-7]{26}"
+_ID_LENGTH: Final = 26
+"""Each character has 5 random bits."""
+_ID_CHARACTERS: Final = f"[a-z2-7]{{{_ID_LENGTH}}}"
+_CHARACTER_OF_BYTE: Final = b"abcdefghijklmnopqrstuvwxyz234567" * 8
 
 
 class BodyReader(Protocol):
@@ -48,8 +49,8 @@ class Endpoint:
 
     def new_id(self) -> str:
         """Return an unguessable id."""
-        random = base64.b32encode(secrets.token_bytes(_ID_BYTES)).decode()
-        return f"{self.id_prefix}-{random.rstrip('=').lower()}"
+        random = secrets.token_bytes(_ID_LENGTH).translate(_CHARACTER_OF_BYTE)
+        return f"{self.id_prefix}-{random.decode()}"
 
     def has_given(self, request_id: str) -> bool:
         """Return whether an id has the form of this endpoint's response ids."""

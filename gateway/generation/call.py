@@ -1,9 +1,9 @@
 """Read a request of the generation API: authorize it, parse its body, choose its dialect."""
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import msgspec
 from fastapi import Request
 
 from gateway.auth.principal import Principal
@@ -18,8 +18,7 @@ from gateway.http.context import ProcessContext, context_of
 from gateway.tenancy.scopes import Scope
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(msgspec.Struct, frozen=True):
     """An authorized request to the generation API."""
 
     context: ProcessContext

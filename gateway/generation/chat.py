@@ -1,7 +1,5 @@
 """Check a chat: render its prompt, and determine how to parse its output."""
 
-from dataclasses import dataclass
-
 import msgspec
 from tokenizers import Tokenizer
 
@@ -17,8 +15,7 @@ _UNREAD_IMAGE = b""
 request fetches none."""
 
 
-@dataclass(frozen=True, slots=True)
-class CheckedChat:
+class CheckedChat(msgspec.Struct, frozen=True):
     """A chat converted to a completion; a completion request is unchanged."""
 
     request: GenerationRequest

@@ -1,6 +1,5 @@
 """Check a request before its usage is reserved: parameters, model, prompt, grammar and size."""
 
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -34,8 +33,7 @@ SCORE_BYTES: Final = 160
 """Bytes of memory for one log-probability with its token."""
 
 
-@dataclass(frozen=True, slots=True)
-class CheckedRequest:
+class CheckedRequest(msgspec.Struct, frozen=True):
     """A validated request, ready to run."""
 
     endpoint: Endpoint
@@ -136,7 +134,7 @@ async def with_images(call: Call, checked: CheckedRequest) -> CheckedRequest:
             chat.image_sources, fetcher=call.context.images, tenant_id=call.principal.tenant_id
         )
     request = msgspec.structs.replace(checked.request, images=[files])
-    return replace(checked, request=request)
+    return msgspec.structs.replace(checked, request=request)
 
 
 def _check_size(request: GenerationRequest, prepared: PreparedRequest, *, most_bytes: int) -> None:

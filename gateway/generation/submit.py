@@ -6,7 +6,6 @@ import hmac
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache, partial
 from typing import Any, Final
@@ -43,8 +42,7 @@ _TOKEN_BYTES: Final = 5
 """Maximum bytes of a token id."""
 
 
-@dataclass(frozen=True, slots=True)
-class Submission:
+class Submission(msgspec.Struct, frozen=True):
     """An admitted request."""
 
     checked: CheckedRequest

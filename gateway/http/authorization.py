@@ -44,7 +44,7 @@ async def authorize(request: Request, *scopes: Scope, model_decides: bool = Fals
     `Authenticator.authenticate`, those of `require_header_of`, and PermissionDeniedError if the
     principal has none of the scopes.
     """
-    context, client = context_of(request), request.client
+    context, client, state = context_of(request), request.client, request.state
     address = None if client is None else client.host
     key = None
     authorization = request.headers.get("authorization")
@@ -62,8 +62,8 @@ async def authorize(request: Request, *scopes: Scope, model_decides: bool = Fals
         except AuthenticationError:
             context.failed_logins.use(network)
             raise
-        request.state.tenant_id = principal.tenant_id
-        request.state.cors_origins = principal.cors_origins
+        state.tenant_id = principal.tenant_id
+        state.cors_origins = principal.cors_origins
         if key is not None:
             dialect = dialect_of(request.headers.get(DIALECT_HEADER, "")) or principal.dialect
             if dialect is not None or not model_decides:
@@ -91,10 +91,10 @@ def allow_unpaid(request: Request, principal: Principal, *, is_paid: bool = Fals
 
     Raises TooManyUnpaidError if its key has reached the limit.
     """
-    allowance = context_of(request).unpaid
+    allowance, state = context_of(request).unpaid, request.state
     caller = f"{principal.tenant_id} {principal.credential_id}"
     allowance.require(caller)
-    request.state.caller, request.state.is_paid = caller, is_paid
+    state.caller, state.is_paid = caller, is_paid
     if not is_paid:
         allowance.use(caller)
 

@@ -21,6 +21,7 @@ from gateway.heartbeat import served
 from gateway.http.draining import Drain
 from gateway.http.error_handlers import EXPECTED_ERRORS, on_exception
 
+_Sending = Awaitable[None]
 _WELL_FORMED: Final = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 
 
@@ -70,7 +71,7 @@ class FrontMiddleware:
         if not _WELL_FORMED.fullmatch(request_id):
             request_id = b"req_%b" % secrets.token_hex(12).encode()
 
-        def note_and_send(message: Message) -> Awaitable[None]:
+        def note_and_send(message: Message) -> _Sending:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]

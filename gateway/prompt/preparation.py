@@ -1,8 +1,8 @@
 """Prepare a request's prompts for the engine: token ids that fit the context window."""
 
 from array import array
-from dataclasses import dataclass
 
+import msgspec
 from tokenizers import Tokenizer
 
 from contract.messages import WorkerCard
@@ -28,8 +28,7 @@ from gateway.prompt.window import (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PreparedPrompt:
+class PreparedPrompt(msgspec.Struct, frozen=True, kw_only=True):
     """A prompt in the engine's form."""
 
     token_ids: "array[int]"
@@ -41,8 +40,7 @@ class PreparedPrompt:
     """The text of the prompt that the response contains; empty if it contains none."""
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedRequest:
+class PreparedRequest(msgspec.Struct, frozen=True):
     """The prompts and sampling parameters for the jobs of a request."""
 
     prompts: list[PreparedPrompt]
@@ -85,9 +83,6 @@ class _Preparation:
         self._card = card
         self._encoder = PromptEncoder(
             tokenizer, vocabulary_size=card.vocabulary_size, bos_token_id=card.bos_token_id
-        )
-        self._image_ids = frozenset(
-            self._encoder.text_ids(card.image_token, adds_special_tokens=False)
         )
 
     def run(self) -> PreparedRequest:
@@ -208,13 +203,18 @@ class _Preparation:
         return marked[0] if isinstance(prompt, str) and isinstance(marked[0], str) else marked
 
     def _image_tokens(self, prompt: Prompt) -> int:
-        token = self._card.image_token
+        token, ids = self._card.image_token, self._image_ids
         pieces = [prompt] if isinstance(prompt, str) else prompt
-        return sum(p.count(token) if isinstance(p, str) else p in self._image_ids for p in pieces)
+        return sum(p.count(token) if isinstance(p, str) else p in ids for p in pieces)
 
     def _check_images_are_whole(self, lost_ids: list[int], param: str) -> None:
         if not self._image_ids.isdisjoint(lost_ids):
             raise self._loses_image(param)
+
+    @property
+    def _image_ids(self) -> frozenset[int]:
+        ids = self._encoder.text_ids(self._card.image_token, adds_special_tokens=False)
+        return frozenset(ids)
 
     def _loses_image(self, param: str) -> ContextLengthExceededError:
         return ContextLengthExceededError(
