@@ -92,7 +92,7 @@ def span(name: str) -> AbstractContextManager[Span]:
 
     If an error leaves the block, the span records its name without its message.
     """
-    return span_in(here(), name)
+    return _NO_SPAN if _tracing.tracer is None else span_in(here(), name)
 
 
 def span_in(context: Context | None, name: str) -> AbstractContextManager[Span]:

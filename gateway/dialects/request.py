@@ -250,6 +250,6 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     def scored_alternatives(self) -> int | None:
         """Alternatives that a worker scores for each token of the prompt; None scores nothing."""
         echoed = self.logprobs if self.echo else None
-        return max(
-            (each for each in (self.prompt_logprobs, echoed) if each is not None), default=None
-        )
+        if self.prompt_logprobs is None or echoed is None:
+            return echoed if self.prompt_logprobs is None else self.prompt_logprobs
+        return max(self.prompt_logprobs, echoed)

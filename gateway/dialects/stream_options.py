@@ -35,6 +35,9 @@ class StreamOptions(Parameters):
     )
 
 
+_NO_OPTIONS: Final = StreamOptions()
+
+
 class DeliveryParameters(Parameters):
     """How the response is delivered."""
 
@@ -95,14 +98,14 @@ def read_stream_options(body: DeliveryParameters, profile: Profile) -> StreamOpt
     """Return the stream options, or the defaults. Raises a BadRequestError."""
     options = body.stream_options
     if options is None:
-        return StreamOptions()
+        return _NO_OPTIONS
     if body.stream:
         return options
     if not profile.allows_stream_options_without_stream:
         raise InvalidParameterError(
             "'stream_options' is only allowed when 'stream' is true.", param="stream_options"
         )
-    return StreamOptions()
+    return _NO_OPTIONS
 
 
 def read_service_tier(body: DeliveryParameters) -> ServiceTier | None:

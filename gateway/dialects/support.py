@@ -116,8 +116,12 @@ def check_supported(
     `has_infill` and `has_tools` concern completions only. `max_images` limits the images of one
     prompt.
     """
+    asked, sampling = _asked(request), request.sampling
+    # Most completions need no feature.
+    if not asked and sampling.chain is None and sampling.thinking_budget is None:
+        return request
     met = _met(features, has_infill=has_infill, has_tools=has_tools)
-    for param, need in _asked(request):
+    for param, need in asked:
         if need not in met:
             raise UnsupportedParameterError(
                 f"'{param}' is not supported by this model. It requires {need}.", param=param

@@ -4,8 +4,7 @@ import base64
 import hashlib
 import hmac
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from datetime import timedelta
 from functools import lru_cache, partial
 from typing import Any, Final
@@ -78,13 +77,16 @@ async def submit(
     record = draft_record(call, checked, request_id)
     admission = await _reserve(call, checked, record)
     retention = _retention(context.settings, checked, is_idempotent=is_idempotent)
-    async with _releasing(context, record):
+    try:
         # Fetch images only now: a request without permission to run must not fetch any or delay
         # others.
         checked = await with_images(call, checked)
         settlement = context.settlements.open(record, admission, generation)
         jobs = _jobs(context, principal, checked, completion_id=request_id)
         stored = await _take_storage(context, principal, settlement, jobs, retention)
+    except BaseException:
+        await context.reservations.release(record.tenant_id, request_id)
+        raise
     completion = _completion(checked, request_id, cost_of=cost_by(record) if shows_cost else None)
     response = None
     if retention:
@@ -134,16 +136,6 @@ async def _reserve(call: Call, checked: CheckedRequest, record: UsageRecord) -> 
         )
     telemetry.admitted(record.model, record.service_tier)
     return admission
-
-
-@asynccontextmanager
-async def _releasing(context: ProcessContext, record: UsageRecord) -> AsyncIterator[None]:
-    """Release the reservation of a request if the block raises an error."""
-    try:
-        yield
-    except BaseException:
-        await context.reservations.release(record.tenant_id, record.request_id)
-        raise
 
 
 async def _take_storage(

@@ -160,14 +160,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             )
 
     @override
-    def on_header(self, name: bytes, value: bytes) -> None:
-        super().on_header(name, value)
-        if len(self.headers) > MAX_HEADERS:
-            raise self._refused(_headers_too_large())
-
-    @override
     def on_headers_complete(self) -> None:
-        if sum(map(len, chain.from_iterable(self.headers))) > MAX_HEAD_BYTES:
+        size = sum(map(len, chain.from_iterable(self.headers)))
+        if len(self.headers) > MAX_HEADERS or size > MAX_HEAD_BYTES:
             raise self._refused(_headers_too_large())
         if len(self.pipeline) >= MAX_PIPELINED:
             raise self._refused(

@@ -65,9 +65,10 @@ def read_structured_outputs(value: object) -> Structure | None:
 
 def unknown_options(value: object) -> dict[str, Any]:
     """Return the options without effect here, such as those of one backend."""
+    if not isinstance(value, dict):
+        return {}
     known = {*CONSTRAINTS, "structural_tag"}
-    options = value if isinstance(value, dict) else {}
-    return {name: option for name, option in options.items() if name not in known}
+    return {name: option for name, option in value.items() if name not in known}
 
 
 def _check_json_object(value: object) -> None:
