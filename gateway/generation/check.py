@@ -171,6 +171,8 @@ def _within(parsing: Parsing, request: GenerationRequest, prepared: PreparedRequ
 async def _grammar(
     context: ProcessContext, chat: CheckedChat, card: WorkerCard, tenant_id: str
 ) -> str:
+    if chat.request.structure is None and chat.enforced_tools is None:
+        return ""
     digest = card.tokenizer_digest
     tokenizer = TokenizerSource(
         digest,

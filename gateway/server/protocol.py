@@ -332,7 +332,7 @@ class _ResponseTransport:
     """Transport for a response; closing it still lets the client read the response.
 
     The head leaves in one write with the start of the body, if both are sent in one turn of the
-    event loop.
+    event loop and copying that part is cheap.
     """
 
     __slots__ = ("_head", "_protocol", "_write", "is_closing")
@@ -344,19 +344,22 @@ class _ResponseTransport:
         self._head: bytes | None = None
 
     def write(self, data: bytes) -> None:
-        if self._head is not None:
-            head, self._head = self._head, b""
-            self._write(head + data if head else data)
-        else:
+        if self._head is None:
             self._head = data
             self._protocol.loop.call_soon(self._send_head)
+        elif self._head and len(data) <= UNSENT_BYTES:
+            head, self._head = self._head, b""
+            self._write(head + data)
+        else:
+            self._send_head()
+            self._write(data)
 
     def close(self) -> None:
         self._send_head()
         self._protocol.close_after_response()
 
     def _send_head(self) -> None:
-        if self._head:
+        if self._head and not self.is_closing():
             head, self._head = self._head, b""
             self._write(head)
 
