@@ -28,7 +28,8 @@ class RequestMeasure:
         self._generates = generates
         self._started_at = time.perf_counter()
         self._model = ""
-        self._waits_for_token = False
+        self.waits_for_token = False
+        """Whether the first token is still to be measured."""
         self._status, self._code = 200, "ok"
         self._closed = False
         self._span = tracing.current()
@@ -42,12 +43,12 @@ class RequestMeasure:
     def accepted(self, model: str) -> None:
         """Record that the jobs are queued. A request that reads another's response has no jobs."""
         self._model = model
-        self._waits_for_token = True
+        self.waits_for_token = True
 
     def replied(self, replies: Iterable[Reply]) -> None:
         """Record replies that the client reads at once; the first one with a token counts."""
-        if self._waits_for_token and any(isinstance(each.message, Delta) for each in replies):
-            self._waits_for_token = False
+        if self.waits_for_token and any(isinstance(each.message, Delta) for each in replies):
+            self.waits_for_token = False
             elapsed = time.perf_counter() - self._started_at
             telemetry.TIME_TO_FIRST_TOKEN.labels(self._model).observe(elapsed, self._exemplar)
             self._span.set_attribute(GEN_AI_RESPONSE_TIME_TO_FIRST_CHUNK, elapsed)

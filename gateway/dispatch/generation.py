@@ -25,6 +25,9 @@ Message = Delta | PromptScored | JobFinished | JobFailed
 JobMessage = Message | JobStarted
 """The messages of a job that make up its history."""
 
+Take = Callable[[int, Delta], bool]
+"""Processes a delta of a prompt at once. Returns False, changing nothing, if that is impossible."""
+
 
 class Reply(NamedTuple):
     """One message for one of the request's prompts."""
@@ -37,7 +40,8 @@ class Reply(NamedTuple):
 class Generation:
     """The jobs of one request, and a bounded inbox for their replies.
 
-    The reply reader calls `push`; one consumer awaits `replies`.
+    The reply reader calls `push`; one consumer awaits `replies`. A consumer that waits may take
+    deltas in the reply reader's task, without an inbox and a wake-up.
     """
 
     def __init__(
@@ -66,6 +70,8 @@ class Generation:
         self._unread_bytes = 0
         self._replies: list[Reply] = []
         self._waiter: asyncio.Future[None] | None = None
+        self._take: Take | None = None
+        """Set while the consumer waits and has processed everything before."""
         self._selections: dict[int, Selection] = {}
         self._is_detached = False
 
@@ -117,17 +123,23 @@ class Generation:
 
     def wake(self) -> None:
         """Wake the consumer, even if there are no replies."""
+        self._take = None
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    async def replies(self) -> list[Reply]:
-        """Wait until there are replies or `wake` is called; return all unread replies."""
+    async def replies(self, take: Take | None = None) -> list[Reply]:
+        """Wait until there are replies or `wake` is called; return all unread replies.
+
+        While this waits, `take` is called with each delta that `push` receives. A delta that it
+        does not take ends the wait.
+        """
         if not self._replies:
             self._waiter = asyncio.get_running_loop().create_future()
+            self._take = take
             try:
                 await self._waiter
             finally:
-                self._waiter = None
+                self._waiter = self._take = None
         taken, self._replies = self._replies, []
         self._unread_bytes = 0
         return taken
@@ -138,6 +150,8 @@ class Generation:
 
     def _keep(self, prompt_index: int, message: JobMessage) -> bool:
         if isinstance(message, Delta):
+            if self._take is not None and self._take(prompt_index, message):
+                return True
             self._unread_bytes += _size(message)
             if self._unread_bytes > self._max_unread_bytes:
                 self.overflowed = True

@@ -16,7 +16,7 @@ from contract.messages import Follow, JobFailed, JobFinished
 from contract.outcomes import FailureCode
 from contract.tasks import end_task, raise_if_cancelled
 from gateway.concurrency.fair_turns import LoopTurns
-from gateway.dispatch.generation import REPLIES_AT_ONCE, Generation, Reply, Turn
+from gateway.dispatch.generation import REPLIES_AT_ONCE, Generation, Reply, Take, Turn
 from gateway.errors import ApiError, StoreUnavailableError
 from gateway.responses.head import ResponseHead
 from gateway.responses.journal import Received, decode_slices
@@ -48,7 +48,9 @@ class ReplayedGeneration(Generation):
         return self.turn()
 
     @override
-    async def replies(self) -> list[Reply]:
+    async def replies(self, take: Take | None = None) -> list[Reply]:
+        # Nothing is taken without a turn.
+        del take
         taken = await super().replies()
         self._was_taken.set()
         return taken

@@ -30,6 +30,7 @@ from gateway.errors import (
     TargetTooLongError,
     shown,
 )
+from gateway.http.body_writer import BODY_WRITER, BodyWriter, Outbox
 from gateway.settings import KIBIBYTE, Settings
 
 MAX_HEAD_BYTES: Final = 64 * KIBIBYTE
@@ -71,6 +72,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     """One client connection."""
 
     bounds: ClassVar[HttpBounds]
+    outbox: ClassVar[Outbox]
 
     _refusal: ApiError | None = None
     _silent_bytes = 0
@@ -177,6 +179,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+        # It has no reference to the cycle, which refers to the scope.
+        writer = BodyWriter(self.outbox, self.transport, self.flow)
+        self.scope["extensions"] = {BODY_WRITER: {"writer": writer}}
         super().on_headers_complete()
         self.cycle.transport = cast("asyncio.Transport", _ResponseTransport(self))
 
@@ -374,6 +379,7 @@ def http_protocol(settings: Settings, *, most_connections: int) -> type[BoundedH
             most_connections=most_connections,
             error_style=PROFILES[settings.default_dialect].error_style,
         )
+        outbox = Outbox()
 
     return Configured
 

@@ -108,13 +108,13 @@ class ChunkRenderer:
         starts = [
             self._head + b'"choices":[{"index":%d' % index for index in range(completion.choices)
         ]
-        self._plain_heads = [start + self._choice_type.PLAIN_START for start in starts]
+        self._plain_heads = [[start + self._choice_type.PLAIN_START] for start in starts]
+        """For each choice, the bytes before each copy of the text."""
         reasoning_starts = self._choice_type.plain_reasoning_starts(request)
         self._reasoning_heads = [
             [start + each if at == 0 else each for at, each in enumerate(reasoning_starts)]
             for start in starts
         ]
-        """For each choice, the bytes before each copy of the text."""
         usage = b',"usage":null' if request.include_usage else b""
         event_end = self._id or _EVENT_END
         self._plain_end = self._choice_type.PLAIN_END + b"]" + usage + _END + event_end
@@ -129,30 +129,42 @@ class ChunkRenderer:
         parts: list[bytes] = []
         try:
             for prompt_index, message in replies:
-                if isinstance(message, Delta):
-                    self._received[prompt_index] += len(message.token_ids)
-                    index = prompt_index * self._n + message.choice
-                    if (
-                        message.finish_reason is not None
-                        or not self._is_plain[index]
-                        or (self._is_chat and _has_more_than_text(message))
-                    ):
-                        self._add_delta(index, message, parts)
-                    elif message.text:
-                        self._number += 1
-                        if self._number > self._skip:
-                            parts += (
-                                self._plain_heads[index],
-                                _json(message.text),
-                                self._plain_end,
-                            )
-                            if self._id:
-                                parts.append(b"%d\n\n" % self._number)
-                else:
+                if not isinstance(message, Delta):
                     self._add_message(prompt_index, message, parts)
+                elif (event := self.render_plain(prompt_index, message)) is not None:
+                    parts.append(event)
+                else:
+                    self._received[prompt_index] += len(message.token_ids)
+                    self._add_delta(prompt_index * self._n + message.choice, message, parts)
         except ApiError as error:
             self.failure = error
         return b"".join(parts)
+
+    def render_plain(self, prompt_index: int, delta: Delta) -> bytes | None:
+        """Return the event of a delta that adds only content or only reasoning, without its end.
+
+        The event is empty if the delta has no text, or the client already has the event. Returns
+        None, changing nothing, for any other delta.
+        """
+        index = prompt_index * self._n + delta.choice
+        if delta.finish_reason is not None or not self._is_plain[index]:
+            return None
+        if self._is_chat and (delta.reasoning_tokens or delta.reasoning or delta.calls):
+            heads, text = self._reasoning_heads[index], delta.reasoning
+            if not (heads and text) or delta.text or delta.calls:
+                return None
+            self.usage.add_reasoning(delta)
+        else:
+            heads, text = self._plain_heads[index], delta.text
+        self._received[prompt_index] += len(delta.token_ids)
+        if not text:
+            return b""
+        self._number += 1
+        if self._number <= self._skip:
+            return b""
+        encoded = _json(text)
+        event = encoded.join(heads) + encoded + self._plain_end
+        return b"%b%d\n\n" % (event, self._number) if self._id else event
 
     def render_failure(self, error: ApiError) -> bytes:
         """Return the events that end a failed stream, LAST_EVENTS included.
@@ -236,8 +248,6 @@ class ChunkRenderer:
             self._tokens[index] += len(delta.token_ids)
         if self._is_chat:
             self.usage.add_reasoning(delta)
-            if self._is_plain[index] and self._add_plain_reasoning(index, delta, parts):
-                return
         if delta.finish_reason is not None:
             if len(self._finished_choices) == self._completion.choices - 1:
                 self._final_delta = (index, delta)  # Waits for the usage.
@@ -274,21 +284,6 @@ class ChunkRenderer:
             "total_tokens": prompt_tokens + completion_tokens,
         }
         return {"usage": counts}
-
-    def _add_plain_reasoning(self, index: int, delta: Delta, parts: list[bytes]) -> bool:
-        """Add the event of a delta with nothing but reasoning. Return False for other deltas."""
-        heads = self._reasoning_heads[index]
-        if not (heads and delta.reasoning) or delta.text or delta.calls or delta.finish_reason:
-            return False
-        self._number += 1
-        if self._number > self._skip:
-            text = _json(delta.reasoning)
-            for head in heads:
-                parts += (head, text)
-            parts.append(self._plain_end)
-            if self._id:
-                parts.append(b"%d\n\n" % self._number)
-        return True
 
     def _finish_job(self, prompt_index: int, finished: JobFinished, parts: list[bytes]) -> None:
         self._received[prompt_index] = 0
@@ -350,10 +345,6 @@ def _may_be_plain(request: GenerationRequest) -> bool:
         # A completion's text is searched for tool calls at its end.
         or (request.tool_use is not None and request.chat is None)
     )
-
-
-def _has_more_than_text(delta: Delta) -> bool:
-    return bool(delta.reasoning_tokens or delta.reasoning or delta.calls)
 
 
 def _obfuscation(chunk_bytes: int) -> bytes:

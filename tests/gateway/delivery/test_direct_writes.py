@@ -1,0 +1,161 @@
+"""Events that the reply reader writes to the connection itself, and those that the task sends."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from starlette.datastructures import State
+from typing_extensions import override
+from uvicorn.protocols.http.flow_control import FlowControl
+
+from gateway.delivery.measuring import RequestMeasure
+from gateway.delivery.streaming import DisconnectWatch, StreamedCompletion
+from gateway.delivery.subscription import Subscription
+from gateway.dispatch.generation import Generation
+from gateway.http.body_writer import BODY_WRITER, BodyWriter, Outbox
+from gateway.stream.sse import KEEP_ALIVE, ChunkRenderer
+from tests.gateway.replies import STOP, completion, ended, said
+from tests.support.patience import PATIENCE_SECONDS
+
+TEXTS = [said(text) for text in "abcdef"]
+LAST, END = said("g", finish=STOP), ended(tokens=7)
+
+
+class Client(asyncio.Transport):
+    """The connection of a client: what was written to it directly, and what was sent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flow = FlowControl(self)
+        self.parts: list[tuple[str, bytes]] = []
+        self.has_left = asyncio.Event()
+        self._is_closing = False
+
+    @override
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        length, body = bytes(data).split(b"\r\n", 1)
+        assert int(length, 16) == len(body.removesuffix(b"\r\n"))
+        self.parts.append(("written", body.removesuffix(b"\r\n")))
+
+    @override
+    def is_closing(self) -> bool:
+        return self._is_closing
+
+    async def send(self, message: Any) -> None:
+        await self.flow.drain()
+        if body := message.get("body"):
+            self.parts.append(("sent", body))
+
+    async def receive(self) -> Any:
+        await self.has_left.wait()
+        return {"type": "http.disconnect"}
+
+    def leave(self) -> None:
+        """Disconnect."""
+        self._is_closing = True
+        self.has_left.set()
+
+
+@asynccontextmanager
+async def streaming(
+    client: Client, *, n: int = 1, keep_alive_seconds: float = 60.0
+) -> AsyncIterator[Generation]:
+    """Stream a response whose first event was sent."""
+    generation = Generation(max_unread_bytes=1000)
+    measure = RequestMeasure("completions", State(), generates=True)
+    response = StreamedCompletion(
+        Subscription(completion(n=n), generation),
+        has_ids=False,
+        watch=DisconnectWatch(client.receive, generation),
+        measure=measure,
+        keep_alive_seconds=keep_alive_seconds,
+        headers={},
+    )
+    measure.accepted("m")
+    writer = BodyWriter(Outbox(), client, client.flow)
+    scope = {"type": "http", "extensions": {BODY_WRITER: {"writer": writer}}}
+    generation.push(*TEXTS[0])
+    await response.begin(timeout_seconds=PATIENCE_SECONDS)
+    task = asyncio.create_task(response(scope, client.receive, client.send))
+    await settled()
+    yield generation
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await task
+
+
+async def settled() -> None:
+    """Let all tasks process what they have."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+def kinds(client: Client) -> list[str]:
+    """Return how each part reached the client."""
+    return [kind for kind, _ in client.parts]
+
+
+async def test_plain_deltas_are_written_in_order_between_the_first_event_and_the_end() -> None:
+    client = Client()
+    async with streaming(client) as generation:
+        for reply in TEXTS[1:3]:
+            generation.push(*reply)
+        await settled()
+        generation.push(*TEXTS[3])
+        client.flow.pause_writing()
+        generation.push(*TEXTS[4])
+        await settled()
+        assert kinds(client) == ["sent", "written", "written"]
+        client.flow.resume_writing()
+        await settled()
+        generation.push(*TEXTS[5])
+        generation.push(*LAST)
+        generation.push(*END)
+    assert kinds(client) == ["sent", "written", "written", "sent", "written", "sent"]
+    expected = ChunkRenderer(completion()).render([*TEXTS, LAST, END])
+    assert b"".join(part for _, part in client.parts) == expected
+
+
+async def test_client_that_does_not_read_is_not_written_to_beyond_the_bound() -> None:
+    client = Client()
+    async with streaming(client) as generation:
+        client.flow.pause_writing()
+        while generation.push(*said("x" * 100)):
+            await asyncio.sleep(0)
+        assert kinds(client) == ["sent"]
+        client.flow.resume_writing()
+    assert b"too slowly" in client.parts[-1][1]
+
+
+async def test_nothing_is_written_after_a_disconnect() -> None:
+    client = Client()
+    async with streaming(client) as generation:
+        generation.push(*TEXTS[1])
+        client.leave()
+        generation.push(*TEXTS[2])
+    assert kinds(client) == ["sent"]
+
+
+async def test_many_choices_are_rendered_in_turns() -> None:
+    client = Client()
+    async with streaming(client, n=8) as generation:
+        generation.push(*TEXTS[1])
+        await settled()
+        client.leave()
+    assert kinds(client) == ["sent", "sent"]
+
+
+async def test_keep_alives_are_for_silence_alone() -> None:
+    client = Client()
+    async with streaming(client, keep_alive_seconds=0.2) as generation:
+        for _ in range(10):
+            generation.push(*TEXTS[1])
+            await asyncio.sleep(0.05)
+        assert KEEP_ALIVE not in [part for _, part in client.parts]
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while client.parts[-1] != ("sent", KEEP_ALIVE):
+                await asyncio.sleep(0.01)
+        generation.push(*TEXTS[2])
+        await settled()
+        assert kinds(client)[-1] == "written"
+        client.leave()
