@@ -48,11 +48,8 @@ class BodyWriter:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the client is connected and its send buffer has room.
-
-        If not, use `send`, which waits for room.
-        """
-        return not (self._flow.write_paused or self._transport.is_closing())
+        """Whether the client's send buffer has room. If not, use `send`, which waits for room."""
+        return not self._flow.write_paused
 
     def write(self, part: bytes) -> None:
         """Write a part, which must not be empty, in the next turn of the event loop."""

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import uvicorn
 from starlette.datastructures import State
 from typing_extensions import override
 from uvicorn.protocols.http.flow_control import FlowControl
@@ -14,7 +15,10 @@ from gateway.delivery.streaming import DisconnectWatch, StreamedCompletion
 from gateway.delivery.subscription import Subscription
 from gateway.dispatch.generation import Generation
 from gateway.http.body_writer import BODY_WRITER, BodyWriter, Outbox
+from gateway.server.protocol import http_protocol
+from gateway.settings import Settings
 from gateway.stream.sse import KEEP_ALIVE, ChunkRenderer
+from tests.gateway.http_calls import connection, post
 from tests.gateway.replies import STOP, completion, ended, said
 from tests.support.patience import PATIENCE_SECONDS
 
@@ -159,3 +163,34 @@ async def test_keep_alives_are_for_silence_alone() -> None:
         await settled()
         assert kinds(client)[-1] == "written"
         client.leave()
+
+
+async def test_server_gives_every_request_a_writer_in_the_order_of_its_response() -> None:
+    async def app(scope: Any, _receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for part in (b"a", b"b"):
+            await send({"type": "http.response.body", "body": part * 2, "more_body": True})
+            scope["extensions"][BODY_WRITER]["writer"].write(part)
+            await asyncio.sleep(0)
+        await send({"type": "http.response.body"})
+
+    protocol = http_protocol(Settings(), most_connections=1)
+    config = uvicorn.Config(app, http=protocol, lifespan="off")
+    config.load()
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(
+        lambda: protocol(config, uvicorn.server.ServerState(), {}), "127.0.0.1", 0
+    )
+    async with (
+        server,
+        connection(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}") as (
+            reader,
+            writer,
+        ),
+    ):
+        writer.write(post("key", {}) * 2)
+        for _ in range(2):
+            response = await reader.readuntil(b"\r\n0\r\n\r\n")
+            assert response.partition(b"\r\n\r\n")[2] == (
+                b"2\r\naa\r\n1\r\na\r\n2\r\nbb\r\n1\r\nb\r\n0\r\n\r\n"
+            )
