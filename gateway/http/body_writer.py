@@ -34,8 +34,7 @@ class Outbox:
 class BodyWriter:
     """Writes to the connection of a response that has started and has no `content-length`.
 
-    ASGI's `send` may be called in a later turn of the event loop than `write`. It sends the last
-    part.
+    Call ASGI's `send` only in a later turn of the event loop than `write`. It sends the last part.
     """
 
     __slots__ = ("_flow", "_outbox", "_part", "_transport")

@@ -141,7 +141,7 @@ class ChunkRenderer:
         return b"".join(parts)
 
     def render_plain(self, prompt_index: int, delta: Delta) -> bytes | None:
-        """Return the event of a delta that adds only content or only reasoning, without its end.
+        """Return the event of a delta that adds only content or only reasoning, and ends no choice.
 
         The event is empty if the delta has no text, or the client already has the event. Returns
         None, changing nothing, for any other delta.

@@ -151,8 +151,8 @@ async def test_many_choices_are_rendered_in_turns() -> None:
 
 async def test_keep_alives_are_for_silence_alone() -> None:
     client = Client()
-    async with streaming(client, keep_alive_seconds=0.2) as generation:
-        for _ in range(10):
+    async with streaming(client, keep_alive_seconds=0.6) as generation:
+        for _ in range(26):
             generation.push(*TEXTS[1])
             await asyncio.sleep(0.05)
         assert KEEP_ALIVE not in [part for _, part in client.parts]
