@@ -55,17 +55,21 @@ local function note_pace(key, number, has_more)
   if not has_more then redis.call('HDEL', key, 'at', 'given') end
 end
 
+local has_more = true
 while taken < most_jobs and visits < 1000 do
   visits = visits + 1
   local tenant = redis.call('ZRANGE', active, 0, 0)[1]
-  if not tenant then break end
+  if not tenant then
+    has_more = false
+    break
+  end
   local queue = queue_prefix .. tenant
-  local first = redis.call('ZRANGE', queue, 0, 0, 'WITHSCORES')
-  local id, place = first[1], tonumber(first[2])
+  local first = redis.call('ZRANGE', queue, 0, 1, 'WITHSCORES')
+  local id, place, is_last = first[1], tonumber(first[2]), not first[3]
   local key = job_prefix .. (id or '')
   -- A job without a hash has expired: its id is dropped without a charge.
   local job = redis.call('HMGET', key, 'need_tokens', 'sequences', 'prompt_tokens', 'weight',
-    'payload', 'attempt')
+    'payload', 'attempt', 'reported')
   if job[1] then
     local tokens, sequences = tonumber(job[1]), math.min(tonumber(job[2]), most_sequences)
     local fits = tokens <= room_tokens and sequences <= room_sequences
@@ -76,9 +80,9 @@ while taken < most_jobs and visits < 1000 do
       break
     end
     room_tokens, room_sequences = room_tokens - tokens, room_sequences - sequences
-    local attempt = redis.call('HINCRBY', key, 'attempt', 1)
-    redis.call('HSET', key, 'worker', worker)
-    redis.call('HDEL', key, 'reported')
+    local attempt = job[6] + 1
+    redis.call('HSET', key, 'attempt', attempt, 'worker', worker)
+    if job[7] then redis.call('HDEL', key, 'reported') end
     redis.call('ZADD', leases, expiry, id)
     if attempt == 1 then charge(active, counters, tenant, prompt_cost * job[3] / job[4]) end
     taken = taken + 1
@@ -93,9 +97,14 @@ while taken < most_jobs and visits < 1000 do
     redis.call('ZREM', queue, id)
     redis.call('ZREM', arrivals, id)
     redis.call('DECR', waiting)
-    recount(KEYS[7], queue, tenant, math.floor(place / tier_span))
+    local rank = math.floor(place / tier_span)
+    if is_last then
+      redis.call('ZREM', KEYS[7], rank .. ' ' .. tenant)
+    else
+      recount(KEYS[7], queue, tenant, rank)
+    end
   end
-  if redis.call('ZCARD', queue) == 0 then
+  if is_last then
     redis.call('ZREM', active, tenant)
     redis.call('SET', last, tenant)
     note_pace(ARGV[11] .. tenant, claims[tenant] or 0, false)
@@ -104,7 +113,7 @@ while taken < most_jobs and visits < 1000 do
 end
 
 for tenant, number in pairs(claims) do note_pace(ARGV[11] .. tenant, number, true) end
-local has_more = redis.call('ZCARD', active) > 0
+has_more = has_more and redis.call('ZCARD', active) > 0
 if taken > 0 or not has_more then note_pace(KEYS[8], taken, has_more) end
 
 -- If jobs remain, wake the next worker; if this call took the last one, remove the wake-up tokens.

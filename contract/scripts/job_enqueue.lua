@@ -42,6 +42,7 @@ local first_job, first_argument, fields = 13, 12, 7
 local jobs, admitted = #KEYS - first_job, tonumber(ARGV[11])
 local is_later_part = admitted == 0
 local least_promised_ms, most_promised_ms, promise_grace_ms, enough_seconds = 1000, 60000, 2000, 5
+local most_rings = 256
 local depth = tonumber(redis.call('GET', waiting) or '0')
 local tenant_depth = redis.call('ZCARD', queue)
 local now = now_ms()
@@ -87,7 +88,6 @@ end
 -- Returns the places that are held for other requests. It is 0 for a request that takes a due
 -- promise. The promise is then used up, whether the request finds room or not.
 local function promised(key, promises, most)
-  if redis.call('EXISTS', promises) == 0 then return 0 end
   redis.call('ZREMRANGEBYSCORE', promises, '-inf', now - promise_grace_ms)
   local due = redis.call('ZRANGEBYSCORE', promises, '-inf', now, 'LIMIT', 0, admitted)
   if #due > 0 then
@@ -100,8 +100,10 @@ end
 local held, tenant_held, excess, tenant_excess = 0, 0, 0, 0
 
 if not is_later_part then
-  held = promised(model_pace, model_promises, ARGV[3])
-  tenant_held = promised(tenant_pace, tenant_promises, ARGV[4])
+  if redis.call('EXISTS', model_promises, tenant_promises) > 0 then
+    held = promised(model_pace, model_promises, ARGV[3])
+    tenant_held = promised(tenant_pace, tenant_promises, ARGV[4])
+  end
   excess, tenant_excess = depth + admitted - ARGV[3], tenant_depth + admitted - ARGV[4]
 end
 
@@ -135,8 +137,11 @@ end
 
 -- The tenant's jobs of this tier and above go first, at a pace that may exceed the tenant's
 -- measured pace.
-local ahead = redis.call('ZCOUNT', queue, '-inf', (rank + 1) * tier_span - 1)
-if ahead > 0 and not is_later_part then
+local ahead = 0
+if tenant_depth > 0 and not is_later_part then
+  ahead = redis.call('ZCOUNT', queue, '-inf', (rank + 1) * tier_span - 1)
+end
+if ahead > 0 then
   local rate, gap, seconds = pace_of_tenant()
   local wait = seconds >= enough_seconds and (ahead + admitted - 1) / rate or 0
   if wait > tonumber(ARGV[7]) then return {-3, depth, math.ceil(wait - ARGV[7] + gap)} end
@@ -179,7 +184,9 @@ while excess > 0 do
   shed(owner, tonumber(tier))
 end
 
-if redis.call('ZCARD', queue) == 0 then begin_waiting(active, counters, last, tenant) end
+-- Shed jobs may have been this tenant's own.
+local was_empty = tenant_depth == 0 or redis.call('ZCARD', queue) == 0
+if was_empty then begin_waiting(active, counters, last, tenant) end
 
 local before = rank * tier_span + redis.call('INCRBY', KEYS[7], jobs) - jobs
 for i = 1, jobs do
@@ -194,10 +201,15 @@ for i = 1, jobs do
   redis.call('ZADD', queue, before + begun_span + i, ARGV[a])
   redis.call('ZADD', arrivals, now, ARGV[a])
 end
-recount(sheddable, queue, tenant, rank)
+if was_empty then
+  redis.call('ZADD', sheddable, rank * tier_span + jobs, rank .. ' ' .. tenant)
+else
+  recount(sheddable, queue, tenant, rank)
+end
 redis.call('INCRBY', waiting, jobs)
-redis.call('RPUSH', doorbell, 1)
-redis.call('LTRIM', doorbell, 0, 255)
+if redis.call('RPUSH', doorbell, 1) > most_rings then
+  redis.call('LTRIM', doorbell, 0, most_rings - 1)
+end
 out[2] = depth + jobs
 if #out > 3 then
   out[3] = promise(model_pace, model_promises, (#out - 3) / 2, pace_of(model_pace))

@@ -27,15 +27,17 @@ end
 -- time earns no credit (VTC, OSDI'24). If no tenant is active, it is raised to that of the tenant
 -- that was active last.
 local function begin_waiting(active, counters, last, tenant)
-  local counter = tonumber(redis.call('HGET', counters, tenant) or '0')
-  local lift = tonumber(redis.call('ZRANGE', active, 0, 0, 'WITHSCORES')[2])
+  local counter = redis.call('HGET', counters, tenant)
+  local lift = redis.call('ZRANGE', active, 0, 0, 'WITHSCORES')[2]
   if not lift then
     local leaver = redis.call('GET', last)
-    lift = leaver and tonumber(redis.call('HGET', counters, leaver)) or 0
+    lift = leaver and leaver ~= tenant and redis.call('HGET', counters, leaver) or '0'
   end
-  local score = string.format('%.17g', math.max(counter, lift))
-  redis.call('HSET', counters, tenant, score)
-  redis.call('ZADD', active, score, tenant)
+  if not counter or tonumber(lift) > tonumber(counter) then
+    counter = lift
+    redis.call('HSET', counters, tenant, counter)
+  end
+  redis.call('ZADD', active, counter, tenant)
 end
 
 -- Charge a tenant for its service, whether it has waiting jobs or not.
