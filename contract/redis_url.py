@@ -24,6 +24,8 @@ SCHEMES: Final = ("redis", "rediss", SENTINEL_SCHEME)
 SENTINEL_PORT: Final = 26379
 SENTINEL_OPTIONS: Final = ("sentinel_username", "sentinel_password")
 LARGEST_PORT: Final = 65_535
+_FULL_BUFFER_BYTES: Final = 65_536
+"""Unsent bytes of a connection beyond which asyncio and uvloop make the writer wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,9 +122,11 @@ def _guarded(client: "Redis") -> "Redis":
 
 
 class _Guard:
-    """Packs commands in C, and converts uvloop's error about a closed connection to redis-py's.
+    """Packs commands in C, sends them without a task, and converts an error of uvloop.
 
-    redis-py packs in C only for blocking clients. Packing in Python takes ten times as long.
+    redis-py packs in C only for blocking clients. Packing in Python takes ten times as long. It
+    also starts a task with a timeout for each write, although asyncio only waits if its buffer is
+    full.
 
     Callers that survive an unavailable Redis catch RedisError; uvloop's RuntimeError would end
     them.
@@ -137,10 +141,18 @@ class _Guard:
     def pack_commands(self, commands: Iterable[Iterable[Any]]) -> list[bytes]:
         return [part for command in commands for part in self.pack_command(*command)]
 
-    async def send_packed_command(self, *args: Any, **options: Any) -> None:
+    async def send_packed_command(self, command: Any, **options: Any) -> None:
+        this: Any = self
         above: Any = super()
         try:
-            await above.send_packed_command(*args, **options)
+            if this.is_connected and not this.health_check_interval:
+                writer = this._writer  # noqa: SLF001 - redis-py writes only with a task
+                writer.writelines(command)
+                if writer.transport.get_write_buffer_size() < _FULL_BUFFER_BYTES:
+                    return
+                # redis-py waits, in a task with a timeout, until there is room again.
+                command = ()
+            await above.send_packed_command(command, **options)
         except RuntimeError as error:
             raise RedisConnectionError("the connection is closed already") from error
 

@@ -12,7 +12,7 @@ from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import SentinelConnectionPool
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import NoScriptError, ReadOnlyError, RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from typing_extensions import override
 
@@ -140,10 +140,17 @@ class PipeliningExecutor:
     Under load many requests enqueue or cancel in the same iteration; sharing the round trip saves
     time in Redis and in the gateway. If Redis does not respond, a command fails after
     FLUSH_TIMEOUT_SECONDS, even if it was still waiting for others to be sent first.
+
+    The executor keeps the connections that it took from the client's pool, and reads all replies
+    of a pipeline under one timeout: redis-py's locks, events and timers for each of them take
+    longer than the commands.
     """
 
     def __init__(self, client: "Redis") -> None:
         self._client = client
+        self._pool: Any = client.connection_pool
+        self._callbacks: Any = client.response_callbacks
+        self._idle: list[Any] = []
         self._pending: list[_Command] = []
         self._flushes: set[asyncio.Task[None]] = set()
         self._is_scheduled = False
@@ -168,6 +175,8 @@ class PipeliningExecutor:
         pending, self._pending = self._pending, []
         self._fail(pending, RedisConnectionError("closed"))
         await end_task(*self._flushes)
+        while self._idle:
+            await self._pool.release(self._idle.pop())
 
     def _schedule(self) -> None:
         if self._pending and not self._is_scheduled and len(self._flushes) < MOST_FLUSHES:
@@ -186,13 +195,9 @@ class PipeliningExecutor:
         self._schedule()
 
     async def _flush(self, batch: list[_Command]) -> None:
-        # Not measured as a pipeline: each command is measured as its caller experiences it.
-        pipeline = Redis.pipeline(self._client, transaction=False)
-        for args, _ in batch:
-            pipeline.execute_command(*args)
         try:
             async with asyncio.timeout(FLUSH_TIMEOUT_SECONDS):
-                replies: list[Any] = await pipeline.execute(raise_on_error=False)
+                replies = await self._exchange([args for args, _ in batch])
         except TimeoutError:
             error = RedisTimeoutError(f"no response within {FLUSH_TIMEOUT_SECONDS} s")
             replies = [error] * len(batch)
@@ -212,11 +217,56 @@ class PipeliningExecutor:
             else:
                 future.set_result(reply)
 
+    async def _exchange(self, commands: list[tuple[Any, ...]]) -> list[Any]:
+        """Send commands on one connection. Return a reply or an error for each of them."""
+        connection = self._idle.pop() if self._idle else await self._pool.get_connection()
+        try:
+            if _is_outdated(self._pool, connection):
+                await connection.disconnect(nowait=True)
+            replies: list[Any] = await connection.retry.call_with_retry(
+                lambda: self._send_and_read(connection, commands),
+                lambda _: connection.disconnect(nowait=True),
+            )
+        except BaseException:
+            # Replies that were not read must not reach the next commands.
+            await connection.disconnect(nowait=True)
+            raise
+        finally:
+            self._idle.append(connection)
+        return replies
+
+    async def _send_and_read(self, connection: Any, commands: list[tuple[Any, ...]]) -> list[Any]:
+        if not connection.is_connected:
+            # Writing would connect too, but to the same server, without asking the sentinels.
+            await connection.connect()
+        await connection.send_packed_command(connection.pack_commands(commands))
+        parser = connection._parser  # noqa: SLF001 - `read_response` sets a timer for each reply
+        try:
+            replies = [await parser.read_response() for _ in commands]
+        except OSError as error:
+            raise RedisConnectionError(f"error while reading: {error}") from error
+        for number, (args, reply) in enumerate(zip(commands, replies, strict=True)):
+            if isinstance(reply, ReadOnlyError):
+                # The server is not master any more: the next pipeline asks the sentinels again.
+                await connection.disconnect(nowait=True)
+            elif args[0] in self._callbacks and not isinstance(reply, Exception):
+                replies[number] = self._callbacks[args[0]](reply)
+        return replies
+
     @staticmethod
     def _fail(commands: list[_Command], error: RedisError) -> None:
         for _, reply in commands:
             if not reply.done():
                 reply.set_exception(error)
+
+
+def _is_outdated(pool: Any, connection: Any) -> bool:
+    """Return whether sentinels have promoted another server than that of the connection."""
+    return (
+        isinstance(pool, SentinelConnectionPool)
+        and connection.is_connected
+        and pool.master_address != (connection.host, connection.port)
+    )
 
 
 def _name_of(args: tuple[Any, ...]) -> str:
