@@ -69,7 +69,7 @@ while taken < most_jobs and visits < 1000 do
   local key = job_prefix .. (id or '')
   -- A job without a hash has expired: its id is dropped without a charge.
   local job = redis.call('HMGET', key, 'need_tokens', 'sequences', 'prompt_tokens', 'weight',
-    'payload', 'attempt', 'reported')
+    'payload', 'reported')
   if job[1] then
     local tokens, sequences = tonumber(job[1]), math.min(tonumber(job[2]), most_sequences)
     local fits = tokens <= room_tokens and sequences <= room_sequences
@@ -80,9 +80,9 @@ while taken < most_jobs and visits < 1000 do
       break
     end
     room_tokens, room_sequences = room_tokens - tokens, room_sequences - sequences
-    local attempt = job[6] + 1
-    redis.call('HSET', key, 'attempt', attempt, 'worker', worker)
-    if job[7] then redis.call('HDEL', key, 'reported') end
+    local attempt = redis.call('HINCRBY', key, 'attempt', 1)
+    redis.call('HSET', key, 'worker', worker)
+    if job[6] then redis.call('HDEL', key, 'reported') end
     redis.call('ZADD', leases, expiry, id)
     if attempt == 1 then charge(active, counters, tenant, prompt_cost * job[3] / job[4]) end
     taken = taken + 1

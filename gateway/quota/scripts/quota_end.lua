@@ -68,7 +68,7 @@ local function correct_account(key, is_held, is_payer)
   local is_charged = is_settle and seen[1]
   if not (is_held or is_charged) then
     if is_settle then
-      call('HINCRBY', key, 'v', 1)
+      call('HSET', key, 'v', (seen[2] or 0) + 1)
       call('PEXPIRE', key, ACCOUNT_MS)
     end
     return
