@@ -12,6 +12,7 @@ jobs of lower tiers that never started. A rejected request receives a retry time
 the rate at which jobs are claimed.
 """
 
+import asyncio
 from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Any, Final, NamedTuple
@@ -37,6 +38,9 @@ that long. If many are, the engine preempts sequences and recomputes them.
 
 JOBS_AT_ONCE: Final = 32
 """Jobs of a request that are encoded and enqueued in one step, so that others are not delayed."""
+
+LONG_PROMPT_TOKENS: Final = 4_096
+"""After a longer prompt is encoded or decoded, in up to a few milliseconds, other tasks run."""
 
 _ABANDONED_GRACE_MS = 3_600_000
 _REPORT_AGAIN_MS = 2_000
@@ -242,6 +246,7 @@ class JobQueue:
                 job.handle,
                 messages.encode(job),
             ]
+            await let_others_run(job)
         code, waiting_jobs, retry_ms, *rows = await _ENQUEUE.run(
             self._executor, script_keys, arguments
         )
@@ -279,14 +284,12 @@ class JobQueue:
                 self._pace_prefix,
             ],
         )
-        claims = [
-            Claim(
-                messages.decode_job(payload),
-                int(attempt),
-                None if waited_ms < 0 else waited_ms / 1000,
-            )
-            for _, attempt, waited_ms, payload in _grouped(rows, 4)
-        ]
+        claims = []
+        for _, attempt, waited_ms, payload in _grouped(rows, 4):
+            job = messages.decode_job(payload)
+            waited_seconds = None if waited_ms < 0 else waited_ms / 1000
+            claims.append(Claim(job, int(attempt), waited_seconds))
+            await let_others_run(job)
         return ClaimResult(claims, bool(blocked))
 
     async def extend(
@@ -472,6 +475,12 @@ class JobQueue:
 
     def _jobs(self, job_ids: Sequence[str]) -> list[str]:
         return [keys.job(self.model, job_id) for job_id in job_ids]
+
+
+async def let_others_run(job: GenerationJob) -> None:
+    """Let other tasks run after a step whose time grows with the job's prompt, if it is long."""
+    if len(job.prompt_token_ids) > LONG_PROMPT_TOKENS:
+        await asyncio.sleep(0)
 
 
 def needed_tokens(job: GenerationJob) -> int:

@@ -72,7 +72,7 @@ def parse_object(body: bytes | bytearray) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InvalidJsonError(f"The body must be a JSON object. Given: {shown(value)}.")
     # Most bodies have fewer opening brackets than the limit, so no walk is necessary.
-    if len(body) > SLICE_BYTES or body.count(b"[") + body.count(b"{") > MAX_DEPTH:
+    if body.count(b"[") + body.count(b"{") > MAX_DEPTH:
         _check_depth(value)
     return value
 

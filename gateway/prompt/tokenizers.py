@@ -3,7 +3,7 @@
 import asyncio
 import zlib
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final
+from typing import Final, cast
 
 from tokenizers import Encoding, Tokenizer
 
@@ -55,8 +55,11 @@ class PromptEncoder:
         self, pieces: list[str | int], *, param: str, adds_special_tokens: bool
     ) -> list[int]:
         """Return the ids of mixed token ids and texts. Raise InvalidParameterError on a bad id."""
+        if not _has_text(pieces):
+            self.check_ids(cast("list[int]", pieces), param=param)
+            return cast("list[int]", pieces)
         ids: list[int] = []
-        if adds_special_tokens and pieces and isinstance(pieces[0], str):
+        if adds_special_tokens and isinstance(pieces[0], str):
             # The begin-of-text token precedes the first piece, and only if that piece is text.
             ids += self.text_ids(pieces[0], adds_special_tokens=True)
             pieces = pieces[1:]
@@ -188,12 +191,19 @@ class PromptEncoder:
 
 def _is_far_longer(pieces: Sequence[str | int], tokens: int) -> bool:
     """Whether texts have far more bytes than so few tokens usually have."""
+    if not _has_text(pieces):
+        return False
     most = tokens * LIKELY_BYTES_PER_TOKEN + SLICE_CHARACTERS
     size = 0
     for piece in pieces:
         if isinstance(piece, str):
             size += len(piece) if piece.isascii() else len(piece.encode())
     return size > most
+
+
+def _has_text(pieces: Sequence[str | int]) -> bool:
+    # A list may have many token ids, so collect their types without a Python loop.
+    return str in set(map(type, pieces))
 
 
 class TokenizerStore:

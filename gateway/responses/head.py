@@ -9,7 +9,7 @@ from msgspec.structs import FieldInfo
 
 from contract import clock, messages
 from contract.dialect import Dialect
-from contract.messages import GenerationJob
+from contract.messages import GenerationJob, decode_job
 from gateway.dialects.profile import PROFILES
 from gateway.dialects.request import ChatRequest, GenerationRequest
 from gateway.stream.completion import Completion, Usage
@@ -167,4 +167,17 @@ def _format_of(chat: ChatRequest) -> ChatRequest:
 
 
 encode_head = messages.encode
-decode_head = msgspec.msgpack.Decoder(ResponseHead).decode
+_StoredHead = msgspec.defstruct(
+    "_StoredHead", [("jobs", list[msgspec.Raw])], bases=(ResponseHead,), kw_only=True
+)
+_decode = msgspec.msgpack.Decoder(_StoredHead).decode
+
+
+def decode_head(content: bytes) -> ResponseHead:
+    """Return the head that `encode_head` encoded. Raises msgspec.MsgspecError.
+
+    A thread that decodes a large head lets the event loop run between two jobs.
+    """
+    stored: Any = _decode(content)
+    values = {name: getattr(stored, name) for name in ResponseHead.__struct_fields__}
+    return ResponseHead(**values | {"jobs": [decode_job(job) for job in stored.jobs]})

@@ -77,7 +77,12 @@ def compressed(content: bytes) -> bytes:
 
 def restored(content: bytes) -> bytes:
     """Return stored content, decompressed. Raises zlib.error."""
-    return zlib.decompress(content) if content.startswith(_ZLIB) else content
+    return zlib.decompress(content) if is_compressed(content) else content
+
+
+def is_compressed(content: bytes) -> bool:
+    """Whether stored content is compressed."""
+    return content.startswith(_ZLIB)
 
 
 def decode_slices(content: bytes) -> Iterator[list[Received]]:

@@ -8,10 +8,10 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from contract import keys
-from contract.queue import JOBS_AT_ONCE
+from contract.queue import JOBS_AT_ONCE, LONG_PROMPT_TOKENS
 from contract.scripts import Argument, CommandExecutor, LuaScript
 from gateway.responses.head import ResponseHead, decode_head, encode_head
-from gateway.responses.journal import compressed, restored
+from gateway.responses.journal import compressed, is_compressed, restored
 from gateway.tenancy.usage_record import Counts
 
 _PACKAGE = "gateway.responses.scripts"
@@ -27,7 +27,7 @@ PAGE_BYTES: Final = 262_144
 DEADLINE_GRACE_MS: Final = 60_000
 """How much longer than its deadline a response that does not end is stored."""
 THREAD_BYTES: Final = 65_536
-"""Longer heads are compressed and restored in a thread."""
+"""Longer heads are compressed in a thread."""
 
 
 class ResponseState(StrEnum):
@@ -220,7 +220,8 @@ def _page(fields: Sequence[Any]) -> Page:
 
 
 async def _packed(head: ResponseHead) -> bytes:
-    if len(head.jobs) > JOBS_AT_ONCE:
+    prompt_tokens = sum(len(job.prompt_token_ids) for job in head.jobs)
+    if len(head.jobs) > JOBS_AT_ONCE or prompt_tokens > LONG_PROMPT_TOKENS:
         return await asyncio.to_thread(lambda: compressed(encode_head(head)))
     content = encode_head(head)
     if len(content) < THREAD_BYTES:
@@ -229,9 +230,10 @@ async def _packed(head: ResponseHead) -> bytes:
 
 
 async def _unpacked(content: bytes) -> ResponseHead:
-    if len(content) < THREAD_BYTES:
-        return decode_head(restored(content))
-    return decode_head(await asyncio.to_thread(restored, content))
+    if not is_compressed(content):
+        return decode_head(content)
+    # It may be far longer than its compressed form.
+    return await asyncio.to_thread(lambda: decode_head(restored(content)))
 
 
 def _keys(request_id: str) -> list[str]:

@@ -11,7 +11,7 @@ from contract import clock, keys
 from contract.logs import about
 from contract.messages import JobFailed
 from contract.outcomes import FailureCode
-from contract.queue import Claim, Room
+from contract.queue import Claim, Room, let_others_run
 from contract.tasks import end_task
 from worker import telemetry
 from worker.engine.base import Engine, InvalidRequestError
@@ -121,6 +121,7 @@ class Claimer:
             if claim.job.resumption is not None:
                 # Replaying a resumption may take long: let running sequences proceed between jobs.
                 await asyncio.sleep(0)
+            await let_others_run(claim.job)
         await self._submitter.submit(started)
         self._link.writer.flush()
 

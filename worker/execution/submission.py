@@ -5,6 +5,7 @@ import logging
 
 from contract.logs import about
 from contract.outcomes import FailureCode
+from contract.queue import let_others_run
 from contract.tasks import TaskSet
 from worker.engine.base import Engine, EngineDeadError, InvalidRequestError
 from worker.execution.generation import Generation, Stage
@@ -51,6 +52,7 @@ class Submitter:
                 self._tasks.start(self._submit_alone(generation))
             elif not generation.has_ended:
                 await self._submit(generation)
+                await let_others_run(generation.job)
         await self.apply_ends()
 
     async def apply_ends(self) -> None:
