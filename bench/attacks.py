@@ -35,6 +35,7 @@ OTHER: Final = "other"
 GOAL_MS: Final = 50.0
 GOAL_MEMORY: Final = 1.2
 BODY_BYTES: Final = 8_000_000
+CONTEXT_WINDOW: Final = 2_048
 BEGIN_SECONDS: Final = 60.0
 """How long the attacker may take to start; this time is not measured."""
 AFTER_SECONDS: Final = 20.0
@@ -54,6 +55,7 @@ class Attack:
     bodies: Callable[[], Iterator[bytes]]
     """Yields the request bodies of one connection, in order."""
     path: str = _COMPLETIONS
+    context_window: int = CONTEXT_WINDOW
 
 
 def _same(**body: Any) -> Callable[[], Iterator[bytes]]:
@@ -81,6 +83,15 @@ def _grammars() -> Iterator[bytes]:
         yield json.dumps(body).encode()
 
 
+def _long_prompts() -> Iterator[bytes]:
+    """Yield text, token ids, and so many prompts that all their jobs are claimed together."""
+    prompts = (_LONG_TEXT, list(range(300, 1_800)) * (LONG_TOKENS // 1_500), [_LONG_TEXT] * 8)
+    bodies = [{"model": MODEL, "prompt": prompt, "max_tokens": 1} for prompt in prompts]
+    return itertools.cycle([json.dumps(body).encode() for body in bodies])
+
+
+LONG_TOKENS: Final = 60_000
+_LONG_TEXT: Final = "word " * LONG_TOKENS
 _PIECES: Final[list[str | int]] = ["a", 5]
 _WORDS: Final = "word " * 1_500
 
@@ -97,6 +108,7 @@ ATTACKS: Final = (
     ),
     Attack("grammars", 70, _grammars),
     Attack("background", 4, _same(prompt=[_WORDS] * 1_000, background=True, max_tokens=1)),
+    Attack("long", 16, _long_prompts, context_window=65_536),
 )
 READERS: Final = "readers"
 NAMES: Final = (*(attack.name for attack in ATTACKS), READERS)
@@ -245,14 +257,18 @@ def measure(sluice: Sluice, name: str, *, seconds: float) -> bool:
 )
 def main(*, names: tuple[str, ...], seconds: float, unlimited: bool) -> None:
     """Attack a gateway with the scripted engine, with all attacks or with the named ones."""
-    deployment = Deployment(
-        engine=Engine.SCRIPTED, max_sequences=256, context_window=2048, step_seconds=0.001
-    )
     settings = {"SLUICE_UNPAID_REQUESTS_PER_MINUTE": "0"} if unlimited else {}
     click.echo("| attack | p50 ms | p99 ms | most ms | refused | MiB before | most | after |")
     click.echo("|---|---|---|---|---|---|---|---|")
     missed = []
+    windows = {attack.name: attack.context_window for attack in ATTACKS}
     for name in names or NAMES:
+        deployment = Deployment(
+            engine=Engine.SCRIPTED,
+            max_sequences=256,
+            context_window=windows.get(name, CONTEXT_WINDOW),
+            step_seconds=0.001,
+        )
         with (
             tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder,
             running_sluice(deployment, Path(folder), settings=settings) as sluice,

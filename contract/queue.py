@@ -42,6 +42,13 @@ JOBS_AT_ONCE: Final = 32
 LONG_PROMPT_TOKENS: Final = 4_096
 """After a longer prompt is encoded or decoded, in up to a few milliseconds, other tasks run."""
 
+MOST_CLAIMED_PROMPT_TOKENS: Final = 32_768
+"""Prompt tokens after which a claim takes no further job.
+
+A worker starts all jobs of a claim before the next claim, which a short job of another tenant waits
+for.
+"""
+
 _ABANDONED_GRACE_MS = 3_600_000
 _REPORT_AGAIN_MS = 2_000
 
@@ -282,6 +289,7 @@ class JobQueue:
                 lease_ms,
                 PROMPT_COST,
                 self._pace_prefix,
+                MOST_CLAIMED_PROMPT_TOKENS,
             ],
         )
         claims = []

@@ -16,6 +16,7 @@
 -- ARGV[6] free sequences  ARGV[7] most sequences that one job is counted for
 -- ARGV[8] 1 if the engine is empty
 -- ARGV[9] lease in milliseconds  ARGV[10] cost of a prompt token  ARGV[11] pace prefix
+-- ARGV[12] prompt tokens after which no further job is claimed
 -- Output {blocked, id, attempt, milliseconds that it waited, payload, ...}: blocked is 1 if the
 -- next job does not fit, else 0; -1 milliseconds if the process that enqueued the job records no
 -- arrivals
@@ -31,6 +32,7 @@ local expiry = now + ARGV[9]
 local out, taken, blocked = {0}, 0, 0
 local claims = {}
 local most_jobs, visits = tonumber(ARGV[4]), 0
+local most_prompt_tokens, prompt_tokens = tonumber(ARGV[12]), 0
 local memory_seconds, pace_expiry_ms = 30, 600000
 
 local function note_pace(key, number, has_more)
@@ -56,7 +58,7 @@ local function note_pace(key, number, has_more)
 end
 
 local has_more = true
-while taken < most_jobs and visits < 1000 do
+while taken < most_jobs and prompt_tokens < most_prompt_tokens and visits < 1000 do
   visits = visits + 1
   local tenant = redis.call('ZRANGE', active, 0, 0)[1]
   if not tenant then
@@ -85,7 +87,7 @@ while taken < most_jobs and visits < 1000 do
     if job[6] then redis.call('HDEL', key, 'reported') end
     redis.call('ZADD', leases, expiry, id)
     if attempt == 1 then charge(active, counters, tenant, prompt_cost * job[3] / job[4]) end
-    taken = taken + 1
+    taken, prompt_tokens = taken + 1, prompt_tokens + job[3]
     claims[tenant] = (claims[tenant] or 0) + 1
     out[#out + 1] = id
     local arrived = redis.call('ZSCORE', arrivals, id)

@@ -2,12 +2,13 @@
 
 import asyncio
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from redis.asyncio import Redis
 
-from contract import clock, keys
+from contract import clock, keys, messages
 from contract import queue as queue_module
 from contract.messages import (
     GenerationJob,
@@ -100,6 +101,44 @@ async def test_many_jobs_are_enqueued_in_parts_but_all_or_none(queue: JobQueue) 
     report = await admit(queue, *jobs, **most)
     assert (report.result, report.waiting_jobs) == (EnqueueResult.ENQUEUED, len(jobs))
     assert await claim_ids(queue, most_jobs=200) == [each.id for each in jobs]
+
+
+async def test_other_tasks_run_between_long_prompts(
+    queue: JobQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns, began = 0, list[int]()
+
+    def begins(work: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def begin(value: Any) -> Any:
+            began.append(turns)
+            return work(value)
+
+        return begin
+
+    async def other_task() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    for name in ("encode", "decode_job"):
+        monkeypatch.setattr(messages, name, begins(getattr(messages, name)))
+    monkeypatch.setattr(queue_module, "LONG_PROMPT_TOKENS", 9)
+    other = asyncio.create_task(other_task())
+    assert await enqueue(queue, *(job(f"j{number}") for number in range(3)))
+    assert len(await claim_ids(queue)) == 3
+    other.cancel()
+    assert len(began) == len(set(began)) == 6
+
+
+async def test_claim_ends_after_long_prompts_of_many_tokens(
+    queue: JobQueue, any_redis: "Redis", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue_module, "MOST_CLAIMED_PROMPT_TOKENS", 15)
+    await enqueue(queue, *(job(f"j{number}") for number in range(3)))
+    assert await claim_ids(queue) == ["j0", "j1"]
+    assert await any_redis.llen(keys.doorbell(MODEL)) == 1
+    assert await claim_ids(queue) == ["j2"]
 
 
 async def test_claim_returns_the_job_as_it_was_enqueued(queue: JobQueue) -> None:
