@@ -78,9 +78,9 @@ class ChatChoice(Choice):
         self._request: GenerationRequest = request
         self._request_id = completion.id
         self._members: dict[str, Any] = {}
-        self._prompt_token_ids: dict[str, list[int]] = {}
+        self._prompt_token_ids: dict[str, msgspec.Raw] = {}
         if request.return_token_ids:
-            ids = {"prompt_token_ids": list(completion.prompt_token_ids[index // request.n])}
+            ids = {"prompt_token_ids": completion.prompt_ids_of_choice(index)}
             if request.profile.has_prompt_ids_beside_choices:
                 self._members |= ids
             else:

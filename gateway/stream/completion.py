@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from contract.messages import Delta, JobFinished
 from gateway.dialects.request import GenerationRequest
 from gateway.tenancy.usage_record import MICRO
@@ -30,6 +32,16 @@ class Completion:
     """Returns the cost of a usage in micro-dollars, if the response shows the cost."""
     started_at: float = field(default_factory=time.monotonic)
     """Monotonic time in seconds at which the client began to wait."""
+
+    _encoded_ids: dict[int, msgspec.Raw] = field(default_factory=dict, repr=False, compare=False)
+
+    def prompt_ids_of_choice(self, index: int) -> msgspec.Raw:
+        """Return the token ids of a choice's prompt in JSON, encoded once for all its choices."""
+        prompt_index = index // self.request.n
+        if prompt_index not in self._encoded_ids:
+            ids = list(self.prompt_token_ids[prompt_index])
+            self._encoded_ids[prompt_index] = msgspec.Raw(msgspec.json.encode(ids))
+        return self._encoded_ids[prompt_index]
 
     def choice_index(self, prompt_index: int, choice: int) -> int:
         """Return the index of a choice in the response."""

@@ -25,7 +25,7 @@ class _Piece:
     stop_reason: int | str | None = None
     logprobs: LogprobLists | None = None
     token_ids: list[int] | None = None
-    prompt_token_ids: list[int] | None = None
+    prompt_token_ids: msgspec.Raw | None = None
     prompt_logprobs: bytes = b""
     """Encoded; empty without them."""
     tool_calls: list[dict[str, Any]] | None = None
@@ -90,9 +90,9 @@ class TextChoice(Choice):
         self._request_id = completion.id
         self._echo = completion.prompt_texts[prompt_index] if request.echo else ""
         self._opening = self._echo
-        self._prompt_token_ids: list[int] = []
-        if completion.request.return_token_ids:
-            self._prompt_token_ids = list(completion.prompt_token_ids[prompt_index])
+        self._prompt_token_ids: msgspec.Raw | None = None
+        if request.return_token_ids:
+            self._prompt_token_ids = completion.prompt_ids_of_choice(index)
         self._prompt_logprobs = EncodedPrompt()
         self._has_sent_ids = not request.return_token_ids
         self._texts: list[str] | None = None if request.tool_use is None else []
