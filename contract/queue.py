@@ -43,7 +43,7 @@ LONG_PROMPT_TOKENS: Final = 4_096
 """After a longer prompt is encoded or decoded, in up to a few milliseconds, other tasks run."""
 
 MOST_CLAIMED_PROMPT_TOKENS: Final = 32_768
-"""Prompt tokens after which a claim takes no further job.
+"""Most prompt tokens of a claim with several jobs.
 
 A worker starts all jobs of a claim before the next claim, which a short job of another tenant waits
 for.

@@ -16,7 +16,7 @@
 -- ARGV[6] free sequences  ARGV[7] most sequences that one job is counted for
 -- ARGV[8] 1 if the engine is empty
 -- ARGV[9] lease in milliseconds  ARGV[10] cost of a prompt token  ARGV[11] pace prefix
--- ARGV[12] prompt tokens after which no further job is claimed
+-- ARGV[12] most prompt tokens of all claimed jobs, if there are several
 -- Output {blocked, id, attempt, milliseconds that it waited, payload, ...}: blocked is 1 if the
 -- next job does not fit, else 0; -1 milliseconds if the process that enqueued the job records no
 -- arrivals
@@ -58,7 +58,7 @@ local function note_pace(key, number, has_more)
 end
 
 local has_more = true
-while taken < most_jobs and prompt_tokens < most_prompt_tokens and visits < 1000 do
+while taken < most_jobs and visits < 1000 do
   visits = visits + 1
   local tenant = redis.call('ZRANGE', active, 0, 0)[1]
   if not tenant then
@@ -81,6 +81,7 @@ while taken < most_jobs and prompt_tokens < most_prompt_tokens and visits < 1000
       blocked = 1
       break
     end
+    if taken > 0 and prompt_tokens + job[3] > most_prompt_tokens then break end
     room_tokens, room_sequences = room_tokens - tokens, room_sequences - sequences
     local attempt = redis.call('HINCRBY', key, 'attempt', 1)
     redis.call('HSET', key, 'worker', worker)

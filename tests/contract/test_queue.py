@@ -131,10 +131,10 @@ async def test_other_tasks_run_between_long_prompts(
     assert len(began) == len(set(began)) == 6
 
 
-async def test_claim_ends_after_long_prompts_of_many_tokens(
+async def test_claim_ends_before_prompts_of_too_many_tokens(
     queue: JobQueue, any_redis: "Redis", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queue_module, "MOST_CLAIMED_PROMPT_TOKENS", 15)
+    monkeypatch.setattr(queue_module, "MOST_CLAIMED_PROMPT_TOKENS", 20)
     await enqueue(queue, *(job(f"j{number}") for number in range(3)))
     assert await claim_ids(queue) == ["j0", "j1"]
     assert await any_redis.llen(keys.doorbell(MODEL)) == 1
