@@ -84,7 +84,7 @@ def _grammars() -> Iterator[bytes]:
 
 
 def _long_prompts() -> Iterator[bytes]:
-    """Yield text, token ids, and so many prompts that all their jobs are claimed together."""
+    """Yield text, token ids, and eight texts in one request."""
     prompts = (_LONG_TEXT, list(range(300, 1_800)) * (LONG_TOKENS // 1_500), [_LONG_TEXT] * 8)
     bodies = [{"model": MODEL, "prompt": prompt, "max_tokens": 1} for prompt in prompts]
     return itertools.cycle([json.dumps(body).encode() for body in bodies])
