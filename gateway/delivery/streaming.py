@@ -2,7 +2,7 @@
 
 The task of a stream sends the first event, the end and everything rare with ASGI's `send`. While it
 waits for replies, the reply reader renders plain deltas and writes them to the connection, without
-a wake-up of the task (docs/decisions/0036-write-from-the-reply-reader.md).
+a wake-up of the task (docs/decisions/0035-write-from-the-reply-reader.md).
 """
 
 import asyncio
