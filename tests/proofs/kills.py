@@ -74,13 +74,19 @@ class Kills:
         return time.monotonic()
 
     async def _restart_gateway(self, index: int, key: str) -> None:
-        """Restart a gateway, and wait until it has served a request."""
+        """Restart a gateway, and wait until it has served a request.
+
+        Raises AssertionError with the logs if it does not.
+        """
         name, url = f"gateway-{index + 1}", self.stack.gateways[index]
         self.stack.launch_gateway(name, port=urlsplit(url).port or 0)
-        async with asyncio.timeout(READY_SECONDS):
-            while (answer := await ask(url, key, prompt="x", max_tokens=1)).status != 200:
-                self.refusals += _may_be_refused(answer)
-                await asyncio.sleep(0.1)
+        deadline = time.monotonic() + READY_SECONDS
+        while (answer := await ask(url, key, prompt="x", max_tokens=1)).status != 200:
+            self.refusals += _may_be_refused(answer)
+            logs = {each: self.stack.log(each)[-3_000:] for each in (name, "worker")}
+            assert time.monotonic() < deadline, (answer, logs)
+            assert self.stack.processes[name].poll() is None, logs
+            await asyncio.sleep(0.1)
 
     def _kill_jobs(self) -> None:
         self.stack.kill("jobs")

@@ -44,15 +44,34 @@ def spawn(*command: str, **options: Any) -> "subprocess.Popen[bytes]":
 
 
 def free_port(ports: range = SERVER_PORTS) -> int:
-    """Return a free TCP port of loopback."""
-    while not is_free(port := secrets.choice(ports)):
+    """Return a TCP port of loopback, reserved for servers that this process starts.
+
+    Such a server can restart: no other process of the tests receives the port meanwhile.
+    """
+    while not reserve(port := secrets.choice(ports)):
         pass
     return port
+
+
+def reserve(port: int) -> bool:
+    """Reserve a free TCP port of loopback until this process ends. Return False if it is taken."""
+    reservation = socket.socket()
+    try:
+        reservation.bind(("127.0.0.1", port))
+    except OSError:
+        reservation.close()
+        return False
+    # Servers set this option before they bind, so they may use the port. A second reservation sets
+    # it afterwards, and fails.
+    reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reservation.detach()
+    return True
 
 
 def is_free(port: int) -> bool:
     """Return whether a server could listen on a TCP port of loopback."""
     with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind(("127.0.0.1", port))
         except OSError:

