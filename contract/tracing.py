@@ -16,6 +16,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import (
     NonRecordingSpan,
     SpanContext,
+    Tracer,
     format_span_id,
     format_trace_id,
     get_current_span,
@@ -93,10 +94,11 @@ def open_provider(
     OTEL_RESOURCE_ATTRIBUTES do. Without a `sampler`, OTEL_TRACES_SAMPLER applies. Raises ValueError
     for invalid variables.
     """
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import OTELResourceDetector, Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    from contract.spans import LightExporter
 
     names = {"service.name": service, "service.version": version("sluice")}
     if instance:
@@ -105,8 +107,18 @@ def open_provider(
     # A shutdown at exit could delay the exit by half a minute.
     provider = TracerProvider(sampler=sampler, resource=resource, shutdown_on_exit=False)
     logging.getLogger(_EXPORTER).addFilter(_Seldom())
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    provider.add_span_processor(BatchSpanProcessor(LightExporter()))
     return provider
+
+
+def tracer_of(provider: "TracerProvider") -> Tracer:
+    """Return a tracer for spans that cost little; it creates none if OTEL_SDK_DISABLED is set."""
+    from opentelemetry.sdk.trace import Tracer as SdkTracer
+
+    from contract.spans import LightTracer
+
+    tracer = provider.get_tracer(INSTRUMENTATION)
+    return LightTracer(tracer, INSTRUMENTATION) if isinstance(tracer, SdkTracer) else tracer
 
 
 def close_provider(provider: "TracerProvider") -> None:

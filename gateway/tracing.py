@@ -62,7 +62,7 @@ def start(settings: Settings) -> None:
     if settings.traces:
         provider = tracing.open_provider(SERVICE)
         _tracing.provider = provider
-        _tracing.tracer = provider.get_tracer(tracing.INSTRUMENTATION)
+        _tracing.tracer = tracing.tracer_of(provider)
         _tracing.shows_content = settings.trace_content
 
 
@@ -92,13 +92,13 @@ def span(name: str) -> AbstractContextManager[Span]:
 
     If an error leaves the block, the span records its name without its message.
     """
-    return _NO_SPAN if _tracing.tracer is None else span_in(here(), name)
+    return NO_SPAN if _tracing.tracer is None else span_in(here(), name)
 
 
 def span_in(context: Context | None, name: str) -> AbstractContextManager[Span]:
     """Like `span`, with the parent from `here` or `context_of`; no span without a context."""
     if _tracing.tracer is None or context is None:
-        return _NO_SPAN
+        return NO_SPAN
     return _Current(_tracing.tracer.start_span(name, context))
 
 
@@ -107,13 +107,13 @@ def request_span(
 ) -> AbstractContextManager[Span]:
     """Return the context manager for a whole HTTP request; it continues any trace of the client.
 
-    A request that is not sampled has no span, and creates no child spans.
+    Returns NO_SPAN for a request that is not sampled, which then creates no other spans either.
     """
     if _tracing.tracer is None:
-        return _NO_SPAN
+        return NO_SPAN
     context = _propagator.extract(headers, Context())
     span = _tracing.tracer.start_span(method, context, SpanKind.SERVER, attributes=attributes)
-    return _Current(span) if span.is_recording() else _NO_SPAN
+    return _Current(span) if span.is_recording() else NO_SPAN
 
 
 def attempt_span(
@@ -231,4 +231,4 @@ class _Current:
             fail(self._span, error.code if isinstance(error, ApiError) else type(error).__name__)
 
 
-_NO_SPAN: Final[AbstractContextManager[Span]] = nullcontext(INVALID_SPAN)
+NO_SPAN: Final[AbstractContextManager[Span]] = nullcontext(INVALID_SPAN)

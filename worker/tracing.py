@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Final
 
 from opentelemetry.trace import Tracer
 
-from contract.tracing import INSTRUMENTATION, close_provider, open_provider
+from contract.tracing import close_provider, open_provider, tracer_of
 from worker.settings import Settings
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def start(settings: Settings) -> None:
 
     provider = open_provider(SERVICE, instance=settings.worker_id, sampler=ParentBased(ALWAYS_OFF))
     state.provider = provider
-    state.tracer = provider.get_tracer(INSTRUMENTATION)
+    state.tracer = tracer_of(provider)
     state.worker, state.model = settings.worker_id, settings.served_name
 
 

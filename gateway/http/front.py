@@ -20,6 +20,7 @@ from gateway import telemetry
 from gateway.heartbeat import served
 from gateway.http.draining import Drain
 from gateway.http.error_handlers import EXPECTED_ERRORS, on_exception
+from gateway.http.tracing import starts_span
 
 _Sending = Awaitable[None]
 _WELL_FORMED: Final = re.compile(rb"[A-Za-z0-9._-]{1,128}")
@@ -33,9 +34,9 @@ class FrontMiddleware:
     Args:
         app: The application.
         direct: Routes with fixed paths whose POST requests do not pass the application's router.
-        wrap: Returns an application with the middleware for requests with an Origin header and for
-            those during a drain.
-        wraps_all: Whether all other requests need that middleware, too.
+        wrap: Returns an application with the middleware for requests with an Origin header, for
+            those that are traced, and for those during a drain.
+        traces: Whether requests are traced, if they are sampled.
         drain: The drain of this process.
     """
 
@@ -45,13 +46,13 @@ class FrontMiddleware:
         *,
         direct: Iterable[BaseRoute] = (),
         wrap: Callable[[ASGIApp], ASGIApp],
-        wraps_all: bool = False,
+        traces: bool = False,
         drain: Drain,
     ) -> None:
         self._app = app
         self._direct = {route.path: route for route in direct if isinstance(route, Route)}
         self._wrapped = wrap(self._dispatch)
-        self._wraps_all = wraps_all
+        self._traces = traces
         self._drain = drain
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -61,7 +62,7 @@ class FrontMiddleware:
             return
         began = time.perf_counter()
         status = 500  # Starlette's status for an exception, outside of this middleware.
-        wraps = self._wraps_all or self._drain.is_draining
+        wraps = self._drain.is_draining
         request_id = b""
         for name, value in scope["headers"]:
             if name == b"x-request-id" and not request_id:
@@ -81,6 +82,7 @@ class FrontMiddleware:
         if (task := asyncio.current_task()) is not None:
             served[task] = scope
         logs.request_id.set(request_id.decode())
+        wraps |= self._traces and starts_span(scope)
         try:
             await (self._wrapped if wraps else self._dispatch)(scope, receive, note_and_send)
         finally:

@@ -1,6 +1,8 @@
 """Tracing span of an HTTP request."""
 
 from collections.abc import Awaitable
+from contextlib import AbstractContextManager
+from typing import Final
 
 from opentelemetry.semconv.attributes.http_attributes import (
     HTTP_REQUEST_METHOD,
@@ -9,8 +11,7 @@ from opentelemetry.semconv.attributes.http_attributes import (
 )
 from opentelemetry.semconv.attributes.server_attributes import SERVER_ADDRESS, SERVER_PORT
 from opentelemetry.semconv.attributes.url_attributes import URL_SCHEME
-from opentelemetry.trace import StatusCode
-from starlette.datastructures import Headers
+from opentelemetry.trace import Span, StatusCode
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from contract import logs
@@ -18,22 +19,40 @@ from contract.tracing import REQUEST_ID
 from gateway import tracing
 from gateway.http.draining import PROBES
 
+_SPAN: Final = "sluice.span"
+"""Key in the scope."""
+_PROPAGATED: Final = frozenset({b"traceparent", b"tracestate"})
+
+
+def starts_span(scope: Scope) -> bool:
+    """Start the span of a request for `TracingMiddleware`. Return False if it is not traced."""
+    if scope["path"] in PROBES:
+        return False
+    headers = {
+        name.decode(): value.decode("latin-1")
+        for name, value in scope["headers"]
+        if name in _PROPAGATED
+    }
+    span = tracing.request_span(scope["method"], headers, _described(scope))
+    if span is tracing.NO_SPAN:
+        return False
+    scope[_SPAN] = span
+    return True
+
 
 class TracingMiddleware:
-    """Gives every request a span, except health checks and metrics."""
+    """Records the response of a request for which `starts_span` returned True in its span."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request (ASGI)."""
-        if scope["type"] != "http" or scope["path"] in PROBES:
+        started: AbstractContextManager[Span] | None = scope.pop(_SPAN, None)
+        if started is None:
             await self._app(scope, receive, send)
             return
-        with tracing.request_span(scope["method"], Headers(scope=scope), _described(scope)) as span:
-            if not span.is_recording():
-                await self._app(scope, receive, send)
-                return
+        with started as span:
 
             def note_and_send(message: Message) -> Awaitable[None]:
                 if message["type"] == "http.response.start":

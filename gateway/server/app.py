@@ -70,7 +70,7 @@ def create_app(settings: Settings) -> FastAPI:
         FrontMiddleware,
         direct=generation.router.routes,
         wrap=wrap,
-        wraps_all=settings.traces,
+        traces=settings.traces,
         drain=drain,
     )
     return app
@@ -87,7 +87,7 @@ def create_operator_app(settings: Settings, customers: FastAPI) -> FastAPI:
     def wrap(inner: ASGIApp) -> ASGIApp:
         return TracingMiddleware(inner) if settings.traces else inner
 
-    app.add_middleware(FrontMiddleware, wrap=wrap, wraps_all=settings.traces, drain=Drain())
+    app.add_middleware(FrontMiddleware, wrap=wrap, traces=settings.traces, drain=Drain())
     return app
 
 
