@@ -28,6 +28,7 @@ from opentelemetry.trace import (
     set_span_in_context,
 )
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from typing_extensions import override
 
 from contract import tracing
 from gateway.errors import ApiError
@@ -88,15 +89,21 @@ def shows_content() -> bool:
 
 
 def span(name: str) -> AbstractContextManager[Span]:
-    """Return a context manager for a new current span, a child of the previous current span.
+    """Return a context manager for a span of a stage, a child of the current span.
 
-    If an error leaves the block, the span records its name without its message.
+    The current span stays the same. If an error leaves the block, the span records its name without
+    its message.
     """
-    return NO_SPAN if _tracing.tracer is None else span_in(here(), name)
+    if _tracing.tracer is None or not get_current_span().is_recording():
+        return NO_SPAN
+    return _Ending(_tracing.tracer.start_span(name))
 
 
 def span_in(context: Context | None, name: str) -> AbstractContextManager[Span]:
-    """Like `span`, with the parent from `here` or `context_of`; no span without a context."""
+    """Return a context manager for a new current span, with the parent from `here` or `context_of`.
+
+    There is no span without a context.
+    """
     if _tracing.tracer is None or context is None:
         return NO_SPAN
     return _Current(_tracing.tracer.start_span(name, context))
@@ -198,16 +205,15 @@ def exemplar_of(span: Span | None) -> dict[str, str] | None:
     }
 
 
-class _Current:
-    """A span that is current within a block and ends with it."""
+class _Ending:
+    """A span that ends with a block."""
 
-    __slots__ = ("_span", "_token")
+    __slots__ = ("_span",)
 
     def __init__(self, span: Span) -> None:
         self._span = span
 
     def __enter__(self) -> Span:
-        self._token = attach(set_span_in_context(self._span))
         return self._span
 
     def __exit__(
@@ -216,7 +222,6 @@ class _Current:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        detach(self._token)
         if error is not None:
             self._note(error)
         self._span.end()
@@ -229,6 +234,27 @@ class _Current:
             self._span.set_attribute(ERROR_TYPE, error.code)
         else:
             fail(self._span, error.code if isinstance(error, ApiError) else type(error).__name__)
+
+
+class _Current(_Ending):
+    """A span that is current within a block and ends with it."""
+
+    __slots__ = ("_token",)
+
+    @override
+    def __enter__(self) -> Span:
+        self._token = attach(set_span_in_context(self._span))
+        return self._span
+
+    @override
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        detach(self._token)
+        super().__exit__(kind, error, traceback)
 
 
 NO_SPAN: Final[AbstractContextManager[Span]] = nullcontext(INVALID_SPAN)

@@ -20,7 +20,7 @@ from gateway import telemetry
 from gateway.heartbeat import served
 from gateway.http.draining import Drain
 from gateway.http.error_handlers import EXPECTED_ERRORS, on_exception
-from gateway.http.tracing import starts_span
+from gateway.http.tracing import traced
 
 _Sending = Awaitable[None]
 _WELL_FORMED: Final = re.compile(rb"[A-Za-z0-9._-]{1,128}")
@@ -34,8 +34,8 @@ class FrontMiddleware:
     Args:
         app: The application.
         direct: Routes with fixed paths whose POST requests do not pass the application's router.
-        wrap: Returns an application with the middleware for requests with an Origin header, for
-            those that are traced, and for those during a drain.
+        wrap: Returns an application with the middleware for requests with an Origin header and for
+            those during a drain.
         traces: Whether requests are traced, if they are sampled.
         drain: The drain of this process.
     """
@@ -82,9 +82,9 @@ class FrontMiddleware:
         if (task := asyncio.current_task()) is not None:
             served[task] = scope
         logs.request_id.set(request_id.decode())
-        wraps |= self._traces and starts_span(scope)
+        app = self._wrapped if wraps else self._dispatch
         try:
-            await (self._wrapped if wraps else self._dispatch)(scope, receive, note_and_send)
+            await (traced(app, scope) if self._traces else app)(scope, receive, note_and_send)
         finally:
             seconds = time.perf_counter() - began
             if task is not None:

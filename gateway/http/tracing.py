@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Final
 
 from opentelemetry.semconv.attributes.http_attributes import (
@@ -19,55 +20,48 @@ from contract.tracing import REQUEST_ID
 from gateway import tracing
 from gateway.http.draining import PROBES
 
-_SPAN: Final = "sluice.span"
-"""Key in the scope."""
 _PROPAGATED: Final = frozenset({b"traceparent", b"tracestate"})
 
 
-def starts_span(scope: Scope) -> bool:
-    """Start the span of a request for `TracingMiddleware`. Return False if it is not traced."""
+def traced(app: ASGIApp, scope: Scope) -> ASGIApp:
+    """Return the application for a request: `app`, with a span if the request is traced.
+
+    Health checks and metrics are not traced.
+    """
     if scope["path"] in PROBES:
-        return False
+        return app
     headers = {
         name.decode(): value.decode("latin-1")
         for name, value in scope["headers"]
         if name in _PROPAGATED
     }
-    span = tracing.request_span(scope["method"], headers, _described(scope))
-    if span is tracing.NO_SPAN:
-        return False
-    scope[_SPAN] = span
-    return True
+    started = tracing.request_span(scope["method"], headers, _described(scope))
+    return app if started is tracing.NO_SPAN else partial(_serve, app, started)
 
 
-class TracingMiddleware:
-    """Records the response of a request for which `starts_span` returned True in its span."""
+async def _serve(
+    app: ASGIApp,
+    started: AbstractContextManager[Span],
+    scope: Scope,
+    receive: Receive,
+    send: Send,
+) -> None:
+    with started as span:
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+        def note_and_send(message: Message) -> Awaitable[None]:
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                span.set_attribute(HTTP_RESPONSE_STATUS_CODE, status)
+                if status >= 500:
+                    span.set_status(StatusCode.ERROR)
+            return send(message)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request (ASGI)."""
-        started: AbstractContextManager[Span] | None = scope.pop(_SPAN, None)
-        if started is None:
-            await self._app(scope, receive, send)
-            return
-        with started as span:
-
-            def note_and_send(message: Message) -> Awaitable[None]:
-                if message["type"] == "http.response.start":
-                    status = message["status"]
-                    span.set_attribute(HTTP_RESPONSE_STATUS_CODE, status)
-                    if status >= 500:
-                        span.set_status(StatusCode.ERROR)
-                return send(message)
-
-            try:
-                await self._app(scope, receive, note_and_send)
-            finally:
-                if route := _route(scope):
-                    span.update_name(f"{scope['method']} {route}")
-                    span.set_attribute(HTTP_ROUTE, route)
+        try:
+            await app(scope, receive, note_and_send)
+        finally:
+            if route := _route(scope):
+                span.update_name(f"{scope['method']} {route}")
+                span.set_attribute(HTTP_ROUTE, route)
 
 
 def _described(scope: Scope) -> tracing.Attributes:

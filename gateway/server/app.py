@@ -18,7 +18,6 @@ from gateway.http.cors import CorsMiddleware
 from gateway.http.draining import Drain, DrainMiddleware
 from gateway.http.error_handlers import install_error_handlers
 from gateway.http.front import FrontMiddleware
-from gateway.http.tracing import TracingMiddleware
 from gateway.management import routers as management
 from gateway.openapi.described import RESPONSE_HEADERS
 from gateway.openapi.document import GENERATION_TAGS, install_documentation
@@ -63,8 +62,7 @@ def create_app(settings: Settings) -> FastAPI:
 
     def wrap(inner: ASGIApp) -> ASGIApp:
         drained = DrainMiddleware(inner, drain)
-        cors = CorsMiddleware(drained, origins=settings.cors_origins, exposed=RESPONSE_HEADERS)
-        return TracingMiddleware(cors) if settings.traces else cors
+        return CorsMiddleware(drained, origins=settings.cors_origins, exposed=RESPONSE_HEADERS)
 
     app.add_middleware(
         FrontMiddleware,
@@ -83,11 +81,9 @@ def create_operator_app(settings: Settings, customers: FastAPI) -> FastAPI:
     """
     app = _application("Sluice for operators", OPERATOR_ROUTERS, generates=False)
     app.state = customers.state
-
-    def wrap(inner: ASGIApp) -> ASGIApp:
-        return TracingMiddleware(inner) if settings.traces else inner
-
-    app.add_middleware(FrontMiddleware, wrap=wrap, traces=settings.traces, drain=Drain())
+    app.add_middleware(
+        FrontMiddleware, wrap=lambda inner: inner, traces=settings.traces, drain=Drain()
+    )
     return app
 
 

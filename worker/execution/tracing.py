@@ -6,8 +6,7 @@ costs nothing. A job is traced if its gateway traces it; the gateway decides the
     attempt (the gateway's)
     ├── queue        from enqueueing to the claim
     └── generate     from the claim to the end here; linked to the attempt that this one resumes
-        ├── claim    until the job is validated and its earlier text is replayed
-        ├── prefill  until the first token, including waiting inside the engine
+        ├── prefill  until the first token, including validation, and the wait inside the engine
         └── decode   until the end
 """
 
@@ -22,7 +21,6 @@ from opentelemetry.trace import Link, SpanKind, StatusCode, Tracer, set_span_in_
 from contract.outcomes import FailureCode
 from contract.tracing import (
     ATTEMPT_NUMBER,
-    CLAIM,
     DECODE,
     GEN_AI_OPERATION,
     GEN_AI_PROVIDER,
@@ -100,8 +98,7 @@ def attempt_ended(generation: Generation, outcome: str) -> None:
         generate.set_attribute(ERROR_TYPE, outcome)
         generate.set_status(StatusCode.ERROR)
     within = set_span_in_context(generate, Context())
-    _span(tracer, CLAIM, within, times.asked, times.claimed)
-    _span(tracer, PREFILL, within, times.claimed, times.first_token or times.ended)
+    _span(tracer, PREFILL, within, times.asked, times.first_token or times.ended)
     if times.first_token is not None:
         _span(tracer, DECODE, within, times.first_token, times.ended)
     generate.end(times.ended)
@@ -113,7 +110,6 @@ class _Times:
 
     enqueued: int
     asked: int
-    claimed: int
     first_token: int | None
     ended: int
 
@@ -129,7 +125,6 @@ class _Times:
         return cls(
             enqueued=at(generation.asked_at - (generation.waited_seconds or 0)),
             asked=at(generation.asked_at),
-            claimed=at(generation.claimed_at),
             first_token=None if first is None else at(first),
             ended=ended,
         )

@@ -6,7 +6,7 @@ from tests.telemetry.traces.collector import Span
 REQUEST = "POST /v1/completions"
 ROOM_SPANS = ("authenticate", "plan", "reserve", "attempt", "settle")
 """Children of the request's span."""
-WORKER_SPANS = ("claim", "prefill", "decode")
+WORKER_SPANS = ("prefill", "decode")
 """Children of the worker's span."""
 WHOLE = (REQUEST, *ROOM_SPANS, "queue", "generate", *WORKER_SPANS)
 
@@ -38,15 +38,14 @@ def check_parents(trace: dict[str, Span], reply: TracedResponse) -> None:
 
 def check_order(trace: dict[str, Span]) -> None:
     """Check that the spans follow each other in order, without gaps in the worker."""
-    for walk in (("authenticate", "plan", "reserve"), ("queue", "claim", "prefill", "decode")):
+    for walk in (("authenticate", "plan", "reserve"), ("queue", "prefill", "decode")):
         starts = [trace[name].start for name in walk]
         assert starts == sorted(starts)
     # The worker computes the wait until Redis accepted its claim, which is within that span.
-    claim = trace["claim"]
-    assert trace["reserve"].start <= trace["queue"].start + claim.end - claim.start
+    prefill = trace["prefill"]
+    assert trace["reserve"].start <= trace["queue"].start + prefill.end - prefill.start
     assert all(span.start <= span.end for span in trace.values())
-    assert trace["queue"].end == trace["claim"].start == trace["generate"].start
-    assert trace["claim"].end == trace["prefill"].start
+    assert trace["queue"].end == prefill.start == trace["generate"].start
     assert trace["prefill"].end == trace["decode"].start
     assert trace["decode"].end == trace["generate"].end
     request = trace[REQUEST]
