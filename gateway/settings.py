@@ -154,9 +154,9 @@ class Settings(BaseSettings):
     request_timeout: Duration = timedelta(minutes=30)
     """Maximum total duration of a request."""
     commit_after: Duration = timedelta(seconds=10)
-    """A streamed request that waits longer receives its 200 and keep-alive comments."""
+    """A streamed request that waits longer receives its 200 and keep-alives."""
     keep_alive_interval: Duration = timedelta(seconds=15)
-    """Idle time after which a stream sends a keep-alive comment."""
+    """Idle time after which a stream sends a keep-alive."""
     max_unread_bytes: Annotated[int, Field(gt=0)] = 1024 * KIBIBYTE
     """Unread text buffered for a slow client; beyond it the request is cancelled."""
     max_held_bytes: Annotated[int, Field(gt=0)] = 128 * 1024 * KIBIBYTE

@@ -21,7 +21,6 @@ from gateway.dispatch.generation import REPLIES_AT_ONCE, Generation, Take, in_sl
 from gateway.errors import ApiError, SlowReaderError
 from gateway.http.body_writer import BODY_WRITER, BodyWriter
 from gateway.stream.native_events import event_renderer
-from gateway.stream.sse import KEEP_ALIVE
 
 
 class DisconnectWatch:
@@ -157,7 +156,7 @@ class StreamedCompletion(Response):
                 # The task measures the first token.
                 events = await self._next_events(None if self._measure.waits_for_token else take)
                 if not events and alive.due:
-                    events = KEEP_ALIVE
+                    events = renderer.keep_alive
             self._leave()
         finally:
             alive.stop()

@@ -36,7 +36,10 @@ from gateway.stream.timings import (
 )
 
 DONE = b"data: [DONE]"
-KEEP_ALIVE = b": keep-alive\n\n"
+KEEP_ALIVE = b"\n\n"
+"""Sent in silence. Load generators parse every line that is not empty as an event."""
+KEEP_ALIVE_WITH_IDS = b": keep-alive\n"
+"""The same after an id, when OpenAI's client parses an empty line as an event."""
 BLOCK_BYTES = 128
 """Obfuscated chunks are padded to a multiple of this length."""
 
@@ -72,6 +75,7 @@ class ChunkRenderer:
         self._number = 0
         """Number of the last event."""
         self._id = b"\nid: %s:" % completion.id.encode() if has_ids else b""
+        self.keep_alive = KEEP_ALIVE_WITH_IDS if has_ids else KEEP_ALIVE
         self.usage = completion.new_usage()
         self.failure: ApiError | None = None
         """The error that ended the stream."""

@@ -30,7 +30,7 @@ GATEWAY_SETTINGS = {
     # These only end hanging calls, however slow the machine is.
     "SLUICE_BODY_TIMEOUT": "PT5M",
     "SLUICE_SEND_TIMEOUT": "PT5M",
-    # A stream begins with its first token, and has no comments.
+    # A stream begins with its first token, and has no keep-alives.
     "SLUICE_COMMIT_AFTER": "PT5M",
     "SLUICE_KEEP_ALIVE_INTERVAL": "PT5M",
     "SLUICE_MAX_BODY_BYTES": str(MAX_BODY_BYTES),
@@ -76,7 +76,7 @@ def stack() -> Iterator[Stack]:
 
 @pytest.fixture(scope="package")
 def impatient(stack: Stack) -> str:
-    """URL of a gateway that commits streams and sends comments early, and buffers little."""
+    """URL of a gateway that commits streams and sends keep-alives early, and buffers little."""
     url = stack.start_gateway("impatient", **IMPATIENT)
     stack.gateways.remove(url)
     return url

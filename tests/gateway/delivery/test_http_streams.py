@@ -150,16 +150,16 @@ async def test_one_failed_prompt_cancels_the_others(
     await eventually(lambda: nothing_left(store, "failing"), what="the third one being taken back")
 
 
-async def read_comments(parts: AsyncIterator[bytes], number: int, *, after: bytes = b"") -> bytes:
-    """Read a stream until it has a number of comments after some bytes."""
+async def read_keep_alives(parts: AsyncIterator[bytes], number: int, *, after: int = 0) -> bytes:
+    """Read a stream until it has a number of keep-alives, after a number of events."""
     body = b""
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while body.find(after) < 0 or body[body.find(after) :].count(KEEP_ALIVE) < number:
+        while body.count(b"data: ") < after or not body.endswith(b"\n\n" * (number + (after > 0))):
             body += await anext(parts)
     return body
 
 
-async def test_long_wait_commits_the_stream_and_sends_comments(
+async def test_long_wait_commits_the_stream_and_sends_keep_alives(
     impatient_client: httpx.AsyncClient, store: "Redis"
 ) -> None:
     worker = await serve(store, "slow")
@@ -173,26 +173,26 @@ async def test_long_wait_commits_the_stream_and_sends_comments(
         assert response.status_code == 200
         claim = await worker.claim_one()
         parts = response.aiter_raw()
-        body = await read_comments(parts, 3)
+        body = await read_keep_alives(parts, 3)
         waited = loop.time() - began
         assert len(split_events(body)) <= waited / KEEP_ALIVE_SECONDS
         await worker.say(claim, "late", finish=FinishReason.STOP)
         await worker.finish(claim, tokens=1)
         body += b"".join([part async for part in parts])
     events = split_events(body)
-    comments = [event for event in events if event == KEEP_ALIVE]
-    assert events[: len(comments)] == comments
+    keep_alives = [event for event in events if event == KEEP_ALIVE]
+    assert events[: len(keep_alives)] == keep_alives
     assert texts_by_choice(parse_chunks(body)) == {0: "late"}
 
 
-async def test_comments_fill_silence_between_tokens(
+async def test_keep_alives_fill_silence_between_tokens(
     impatient_client: httpx.AsyncClient, store: "Redis"
 ) -> None:
     worker = await serve(store, "slow")
     async with begun(impatient_client, worker, "slow", "a") as (response, claim):
         parts = response.aiter_raw()
-        events = split_events(await read_comments(parts, 3, after=b"data: "))
-        # On a slow machine the stream begins with comments, too.
+        events = split_events(await read_keep_alives(parts, 3, after=1))
+        # On a slow machine the stream begins with keep-alives, too.
         (first,) = [event for event in events if event != KEEP_ALIVE]
         assert json.loads(first.removeprefix(b"data: "))["choices"][0]["text"] == "a"
         await worker.say(claim, "b", finish=FinishReason.STOP)

@@ -89,8 +89,8 @@ async def test_concurrent_duplicates_run_once_and_get_one_response(
 
 
 def without_comments(response: httpx.Response) -> httpx.Response:
-    """Return a stream without keep-alive comments."""
-    content = response.content.replace(b": keep-alive\n\n", b"")
+    """Return a stream with ids without its keep-alives."""
+    content = response.content.replace(b": keep-alive\n", b"")
     return httpx.Response(response.status_code, headers=response.headers, content=content)
 
 

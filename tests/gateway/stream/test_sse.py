@@ -3,9 +3,12 @@
 import json
 from typing import Any
 
+import httpx
+import openai
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from openai.types import Completion as Chunk
 
 from contract.dialect import Dialect
 from contract.messages import TokenLogprob
@@ -14,7 +17,7 @@ from gateway.dispatch.generation import Reply
 from gateway.errors import GenerationFailedError, OverloadedError
 from gateway.stream.assembler import collect
 from gateway.stream.completion import Completion
-from gateway.stream.sse import DONE, KEEP_ALIVE, ChunkRenderer
+from gateway.stream.sse import DONE, ChunkRenderer
 from tests.gateway.replies import LENGTH, STOP, completion, ended, failed, inbox, said, scored
 from tests.support.cases import all_cases
 from tests.support.events import parse_chunks, split_events, texts_by_choice
@@ -258,8 +261,20 @@ def test_error_event_ends_the_stream() -> None:
     }
 
 
-def test_keep_alive_is_a_comment() -> None:
-    assert KEEP_ALIVE == b": keep-alive\n\n"
+@all_cases("has_ids", [False, True])
+def test_keep_alives_are_no_events(*, has_ids: bool) -> None:
+    renderer = ChunkRenderer(completion(), has_ids=has_ids)
+    last = renderer.render([said("b", finish=STOP), ended()])
+    body = b"".join([renderer.render([said("a")]), *[renderer.keep_alive] * 2, last])
+    response = httpx.Response(200, content=body, request=httpx.Request("POST", "http://h/"))
+
+    with openai.OpenAI(api_key="k") as client:
+        chunks = list(openai.Stream(cast_to=Chunk, response=response, client=client))
+
+    assert [chunk.choices[0].text for chunk in chunks] == ["a", "b"]
+    if not has_ids:
+        # SGLang's load generator and llmperf parse each line.
+        assert {line[:6] for line in body.splitlines()} == {b"", b"data: "}
 
 
 PIECES = st.lists(st.text(max_size=6), min_size=1, max_size=6)
