@@ -74,7 +74,7 @@ def _bare_schema(value: dict[str, Any], member: str = "schema") -> Structure:
 
 def _json_schema(value: dict[str, Any]) -> Structure:
     wrapper = value.get("json_schema")
-    if wrapper is None:
+    if wrapper is None and value.get("schema") is not None:
         return _bare_schema(value)
     if not isinstance(wrapper, dict):
         raise InvalidParameterError(

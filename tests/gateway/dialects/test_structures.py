@@ -102,8 +102,8 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ),
     (
         {"response_format": {"type": "json_schema"}},
-        "response_format.schema",
-        "'response_format.schema' must be a JSON schema: an object or a boolean. Given: null.",
+        "response_format.json_schema",
+        "'response_format.json_schema' must be an object with 'schema'. Given: null.",
     ),
     (
         {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
