@@ -307,8 +307,9 @@ class ChunkRenderer:
             index, delta = self._final_delta
             choice = self._choice(index)
             *others, last = choice.chunks(delta)
+            running = {"timings": members["timings"]} if request.timings_per_token else {}
             for chunk in others:
-                self._add_choice(index, chunk, {}, parts)
+                self._add_choice(index, chunk, running, parts)
             has_usage = not request.include_usage or request.profile.keeps_usage_in_final_chunk
             own = usage if has_usage and not request.hides_usage else self._usage_member(index)
             self._add_event(self._chunk([last], choice.take_members() | own | members), parts)

@@ -159,7 +159,7 @@ def to_chat_generation_request(
         cache_isolation_key=read_cache_isolation_key(body, profile),
         return_token_ids=bool(body.return_token_ids or body.return_tokens),
         shows_special_tokens=body.skip_special_tokens is False,
-        wants_timings=bool(body.perf_metrics_in_response or body.timings_per_token),
+        wants_timings=bool(body.perf_metrics_in_response),
         timings_per_token=bool(body.timings_per_token),
         reports_progress=bool(body.stream and body.return_progress),
         max_predict_ms=max(body.t_max_predict_ms or 0, 0),

@@ -335,4 +335,4 @@ def test_timings_of_a_running_stream_are_in_every_chunk_but_that_of_the_role() -
     chunks = parse_chunks(
         stream(chat(timings_per_token=True), said("a"), said("b", finish=STOP), ended())
     )
-    assert [chunk.get("timings", {}).get("predicted_n") for chunk in chunks] == [None, 1, None, 2]
+    assert [chunk.get("timings", {}).get("predicted_n") for chunk in chunks] == [None, 1, 2, 2]
