@@ -22,33 +22,50 @@ from gateway.dialects.structured.tools import (
 )
 from gateway.errors import InvalidParameterError, shown
 
-_ALLOWED = "tool_choice.allowed_tools"
-
-_ALLOWED_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "required": ["type", "allowed_tools"],
-    "properties": {
-        "type": {"const": "allowed_tools"},
-        "allowed_tools": {
-            "type": "object",
-            "required": ["mode", "tools"],
-            "properties": {
-                "mode": {"enum": ["auto", "required"]},
-                "tools": {
-                    "type": "array",
-                    "items": NAMED_SCHEMA,
-                    "minItems": 1,
-                    "maxItems": MAX_TOOLS,
+_ALLOWED_TYPE: dict[str, Any] = {"type": {"const": "allowed_tools"}}
+_ALLOWED_MEMBERS: dict[str, Any] = {
+    "mode": {"enum": ["auto", "required"]},
+    "tools": {
+        "type": "array",
+        "items": {
+            "anyOf": [
+                NAMED_SCHEMA,
+                {
+                    "type": "object",
+                    "required": ["type", "name"],
+                    "properties": {"type": {"const": "function"}, "name": {"type": "string"}},
                 },
+            ]
+        },
+        "minItems": 1,
+        "maxItems": MAX_TOOLS,
+    },
+}
+_ALLOWED_SCHEMAS: list[dict[str, Any]] = [
+    {
+        "type": "object",
+        "required": ["type", "allowed_tools"],
+        "properties": {
+            **_ALLOWED_TYPE,
+            "allowed_tools": {
+                "type": "object",
+                "required": ["mode", "tools"],
+                "properties": _ALLOWED_MEMBERS,
             },
         },
     },
-}
+    {
+        "type": "object",
+        "required": ["type", "mode", "tools"],
+        "properties": {**_ALLOWED_TYPE, **_ALLOWED_MEMBERS},
+    },
+]
+"""OpenAI's form, and that of mistral.rs."""
 CHAT_TOOL_CHOICE_SCHEMA: dict[str, Any] = {
     "anyOf": [
         {"enum": ["none", "auto", "required"]},
         NAMED_SCHEMA,
-        _ALLOWED_SCHEMA,
+        *_ALLOWED_SCHEMAS,
         {"type": "null"},
     ]
 }
@@ -79,8 +96,8 @@ class ChatToolParameters(ToolParameters):
         default=None,
         description="`none` (the prompt describes the tools, but the response is text), `auto`, "
         "`required` (at least one call), `{type: function, function: {name}}`, or `{type: "
-        "allowed_tools, allowed_tools: {mode, tools}}`: the prompt describes all tools, but the "
-        "model may (`mode` auto) or must (required) call only those. Default: auto if there are "
+        "allowed_tools, allowed_tools: {mode, tools}}` or, as in mistral.rs, `{type: "
+        "allowed_tools, mode, tools}`: the prompt describes all tools, but the model may (`mode` auto) or must (required) call only those. Default: auto if there are "
         "tools, else none.",
         json_schema_extra=CHAT_TOOL_CHOICE_SCHEMA,
     )
@@ -135,9 +152,9 @@ def _tools(body: ChatToolParameters) -> ChatTools:
     described = list(body.tools or [])
     allowed: tuple[str, ...] = ()
     match body.tool_choice:
-        case {"type": "allowed_tools", **others}:
+        case {"type": "allowed_tools", **form}:
             mode: ToolMode | None
-            mode, names = _allowed(others.get("allowed_tools"), {tool.name for tool in tools})
+            mode, names = _allowed(form, {tool.name for tool in tools})
             name = None
             tools = [tool for tool in tools if tool.name in names]
             if len(tools) < len(described):
@@ -153,33 +170,38 @@ def _tools(body: ChatToolParameters) -> ChatTools:
     return ChatTools(use, described, is_legacy=False)
 
 
-def _allowed(value: object, known: set[str]) -> tuple[ToolMode, set[str]]:
+def _allowed(form: dict[Any, Any], known: set[str]) -> tuple[ToolMode, set[str]]:
     """Return how the model may use the allowed tools, and their names."""
+    path, value = "tool_choice", form
+    if "allowed_tools" in form:
+        path, value = f"{path}.allowed_tools", form["allowed_tools"]
     if not isinstance(value, dict):
         raise InvalidParameterError(
-            f"'{_ALLOWED}' must be an object. Given: {shown(value)}.", param=_ALLOWED
+            f"'{path}' must be an object. Given: {shown(value)}.", param=path
         )
     mode = value.get("mode")
     if not isinstance(mode, str) or mode not in (ToolMode.AUTO, ToolMode.REQUIRED):
         raise InvalidParameterError(
-            f"'{_ALLOWED}.mode' must be auto or required. Given: {shown(mode)}.",
-            param=f"{_ALLOWED}.mode",
+            f"'{path}.mode' must be auto or required. Given: {shown(mode)}.",
+            param=f"{path}.mode",
         )
-    listed = read_list(value.get("tools"), f"{_ALLOWED}.tools", most=MAX_TOOLS)
+    listed = read_list(value.get("tools"), f"{path}.tools", most=MAX_TOOLS)
     if not listed:
         raise InvalidParameterError(
-            f"'{_ALLOWED}.tools' must have at least one tool. Given: {shown(value.get('tools'))}.",
-            param=f"{_ALLOWED}.tools",
+            f"'{path}.tools' must have at least one tool. Given: {shown(value.get('tools'))}.",
+            param=f"{path}.tools",
         )
     return ToolMode(mode), {
-        _allowed_name(tool, f"{_ALLOWED}.tools[{index}]", known)
-        for index, tool in enumerate(listed)
+        _allowed_name(tool, f"{path}.tools[{index}]", known) for index, tool in enumerate(listed)
     }
 
 
 def _allowed_name(value: object, path: str, known: set[str]) -> str:
     match value:
-        case {"type": "function", "function": {"name": str(name)}} if name in known:
+        case {"type": "function", "function": {"name": str(name)}} | {
+            "type": "function",
+            "name": str(name),
+        } if name in known:
             return name
         case _:
             raise InvalidParameterError(

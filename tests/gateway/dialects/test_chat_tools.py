@@ -65,6 +65,9 @@ def test_tools_that_are_not_allowed_are_described_only(mode: str, read: ToolMode
     assert request.tool_use.is_constraint
     assert request.chat
     assert request.chat.tools == TOOLS
+    # The form of mistral.rs.
+    flat = {"type": "allowed_tools", "mode": mode, "tools": [{"type": "function", "name": "time"}]}
+    assert read_chat(tools=TOOLS, tool_choice=flat).tool_use == request.tool_use
     # Nothing is restricted if all are allowed.
     everything = read_chat(tools=TOOLS, tool_choice=allowed("time", "weather", mode=mode))
     assert everything.tool_use == ToolUse(READ, read)
@@ -164,8 +167,8 @@ def test_tool_choice_without_tools_calls_nothing(nothing: dict[str, Any]) -> Non
         ),
         (
             {"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "mode": "auto"}},
-            "tool_choice.allowed_tools",
-            "'tool_choice.allowed_tools' must be an object. Given: null.",
+            "tool_choice.tools",
+            "'tool_choice.tools' must have at least one tool. Given: null.",
         ),
         ({"functions": 5}, "functions", "'functions' must be an array. Given: 5."),
         ({"functions": [5]}, "functions", "'functions[0]' must be an object. Given: 5."),
