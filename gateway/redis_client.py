@@ -1,4 +1,4 @@
-"""Redis connections, and an executor that lets requests share round trips, all with metrics."""
+"""Redis connections of the gateway and the background jobs, with metrics."""
 
 import asyncio
 import time
@@ -12,14 +12,13 @@ from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import SentinelConnectionPool
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoScriptError, ReadOnlyError, RedisError
-from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.exceptions import NoScriptError, RedisError
 from typing_extensions import override
 
 from contract.metrics import UNKNOWN
 from contract.redis_url import redis_client
 from contract.scripts import LuaScript
-from contract.tasks import end_task
+from contract.scripts.executor import SharedConnection
 from gateway import store_telemetry
 from gateway.errors import StoreUnavailableError
 from gateway.store_errors import cause_of
@@ -27,17 +26,12 @@ from gateway.store_errors import cause_of
 REDIS_PORT: Final = 6379
 CONNECT_TIMEOUT_SECONDS: Final = 1.0
 COMMAND_TIMEOUT_SECONDS: Final = 5.0
-FLUSH_TIMEOUT_SECONDS: Final = 1.5
+SHARED_TIMEOUT_SECONDS: Final = 1.5
 """How long requests wait for Redis, including connecting and Sentinel lookups, before their 503."""
-MOST_FLUSHES: Final = 8
-"""Maximum concurrent pipelines, one connection each; while Redis pauses, further commands queue."""
 
 _WAITING_COMMANDS: Final = frozenset({"BLPOP", "XREAD"})
 """Blocking commands, whose duration does not reflect the speed of Redis."""
 _PIPELINE: Final = "pipeline"
-
-_Command = tuple[tuple[Any, ...], asyncio.Future[Any]]
-"""A command and the future for its reply."""
 
 
 def connect(url: str, *, max_connections: int) -> "Redis":
@@ -134,139 +128,19 @@ class _MeasuredPipeline(Pipeline):
         return replies
 
 
-class PipeliningExecutor:
-    """Sends all commands issued in one iteration of the event loop as one pipeline.
-
-    Under load many requests enqueue or cancel in the same iteration; sharing the round trip saves
-    time in Redis and in the gateway. If Redis does not respond, a command fails after
-    FLUSH_TIMEOUT_SECONDS, even if it was still waiting for others to be sent first.
-
-    The executor keeps the connections that it took from the client's pool, and reads all replies
-    of a pipeline under one timeout: redis-py's locks, events and timers for each of them take
-    longer than the commands.
-    """
+class PipeliningExecutor(SharedConnection):
+    """A shared connection that fails fast and records the duration and failures of its commands."""
 
     def __init__(self, client: "Redis") -> None:
-        self._client = client
-        self._pool: Any = client.connection_pool
-        self._callbacks: Any = client.response_callbacks
-        self._idle: list[Any] = []
-        self._pending: list[_Command] = []
-        self._flushes: set[asyncio.Task[None]] = set()
-        self._is_scheduled = False
+        super().__init__(client, timeout_seconds=SHARED_TIMEOUT_SECONDS)
 
-    async def execute_command(self, *args: Any, **_options: Any) -> Any:
-        """Send one command and return its raw reply."""
-        began = time.perf_counter()
-        loop = asyncio.get_running_loop()
-        reply: asyncio.Future[Any] = loop.create_future()
-        self._pending.append((args, reply))
-        self._schedule()
-        try:
-            value = await reply
-        except Exception as error:
-            _note_failure(args, error)
-            raise
+    @override
+    def replied(self, args: tuple[Any, ...], began: float) -> None:
         store_telemetry.redis_replied(_name_of(args), began)
-        return value
 
-    async def aclose(self) -> None:
-        """Fail pending commands, so that the client is unused and can be closed next."""
-        pending, self._pending = self._pending, []
-        self._fail(pending, RedisConnectionError("closed"))
-        await end_task(*self._flushes)
-        while self._idle:
-            await self._pool.release(self._idle.pop())
-
-    def _schedule(self) -> None:
-        if self._pending and not self._is_scheduled and len(self._flushes) < MOST_FLUSHES:
-            self._is_scheduled = True
-            asyncio.get_running_loop().call_soon(self._start_flush)
-
-    def _start_flush(self) -> None:
-        self._is_scheduled = False
-        batch, self._pending = self._pending, []
-        task = asyncio.ensure_future(self._flush(batch))
-        self._flushes.add(task)
-        task.add_done_callback(self._end_flush)
-
-    def _end_flush(self, task: asyncio.Task[None]) -> None:
-        self._flushes.discard(task)
-        self._schedule()
-
-    async def _flush(self, batch: list[_Command]) -> None:
-        try:
-            async with asyncio.timeout(FLUSH_TIMEOUT_SECONDS):
-                replies = await self._exchange([args for args, _ in batch])
-        except TimeoutError:
-            error = RedisTimeoutError(f"no response within {FLUSH_TIMEOUT_SECONDS} s")
-            replies = [error] * len(batch)
-            # Commands that are not yet sent have waited just as long.
-            pending, self._pending = self._pending, []
-            self._fail(pending, error)
-        except asyncio.CancelledError:
-            self._fail(batch, RedisConnectionError("closed"))
-            raise
-        except Exception as error:  # Set as the result of every command.
-            replies = [error] * len(batch)
-        for (_, future), reply in zip(batch, replies, strict=True):
-            if future.done():
-                continue
-            if isinstance(reply, Exception):
-                future.set_exception(reply)
-            else:
-                future.set_result(reply)
-
-    async def _exchange(self, commands: list[tuple[Any, ...]]) -> list[Any]:
-        """Send commands on one connection. Return a reply or an error for each of them."""
-        connection = self._idle.pop() if self._idle else await self._pool.get_connection()
-        try:
-            if _is_outdated(self._pool, connection):
-                await connection.disconnect(nowait=True)
-            replies: list[Any] = await connection.retry.call_with_retry(
-                lambda: self._send_and_read(connection, commands),
-                lambda _: connection.disconnect(nowait=True),
-            )
-        except BaseException:
-            # Replies that were not read must not reach the next commands.
-            await connection.disconnect(nowait=True)
-            raise
-        finally:
-            self._idle.append(connection)
-        return replies
-
-    async def _send_and_read(self, connection: Any, commands: list[tuple[Any, ...]]) -> list[Any]:
-        if not connection.is_connected:
-            # Writing would connect too, but to the same server, without asking the sentinels.
-            await connection.connect()
-        await connection.send_packed_command(connection.pack_commands(commands))
-        parser = connection._parser  # noqa: SLF001 - `read_response` sets a timer for each reply
-        try:
-            replies = [await parser.read_response() for _ in commands]
-        except OSError as error:
-            raise RedisConnectionError(f"error while reading: {error}") from error
-        for number, (args, reply) in enumerate(zip(commands, replies, strict=True)):
-            if isinstance(reply, ReadOnlyError):
-                # The server is not master any more: the next pipeline asks the sentinels again.
-                await connection.disconnect(nowait=True)
-            elif args[0] in self._callbacks and not isinstance(reply, Exception):
-                replies[number] = self._callbacks[args[0]](reply)
-        return replies
-
-    @staticmethod
-    def _fail(commands: list[_Command], error: RedisError) -> None:
-        for _, reply in commands:
-            if not reply.done():
-                reply.set_exception(error)
-
-
-def _is_outdated(pool: Any, connection: Any) -> bool:
-    """Return whether sentinels have promoted another server than that of the connection."""
-    return (
-        isinstance(pool, SentinelConnectionPool)
-        and connection.is_connected
-        and pool.master_address != (connection.host, connection.port)
-    )
+    @override
+    def failed(self, args: tuple[Any, ...], error: Exception) -> None:
+        _note_failure(args, error)
 
 
 def _name_of(args: tuple[Any, ...]) -> str:

@@ -6,7 +6,7 @@ during a rolling update.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from importlib import resources
 from typing import Any, ClassVar, Protocol
 
@@ -16,9 +16,9 @@ Argument = str | bytes | int | float
 
 
 class CommandExecutor(Protocol):
-    """Sends single commands to Redis: a client, or an object that batches commands in pipelines."""
+    """Sends single commands to Redis: a client, or a connection that many tasks share."""
 
-    async def execute_command(self, *args: Any, **options: Any) -> Any:
+    def execute_command(self, *args: Any, **options: Any) -> Awaitable[Any]:
         """Send one command and return its raw reply."""
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from gateway.dispatch.catalogue import Catalogue, ServedModel
-from gateway.redis_client import MOST_FLUSHES, PipeliningExecutor, connect, converting_errors
+from gateway.redis_client import PipeliningExecutor, connect, converting_errors
 from gateway.terminal.options import command_settings, json_option, runs_async
 from gateway.terminal.output import print_json, print_table
 
@@ -75,7 +75,7 @@ async def remove(*, model: str, redis_url: str | None) -> None:
 async def _catalogue(redis_url: str | None) -> AsyncIterator[Catalogue]:
     """Open the catalogue of models that workers have announced. Raises StoreUnavailableError."""
     settings = command_settings(redis_url=redis_url)
-    redis = connect(settings.redis_url, max_connections=MOST_FLUSHES)
+    redis = connect(settings.redis_url, max_connections=1)
     try:
         with converting_errors(redis):
             catalogue = Catalogue(PipeliningExecutor(redis))

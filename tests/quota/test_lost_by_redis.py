@@ -6,17 +6,14 @@ from typing import Any
 
 import pytest
 from redis.asyncio import Redis
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from contract import keys
 from contract.tasks import end_task
-from gateway import redis_client
 from gateway.errors import RateLimitError
 from gateway.quota import reservations as module
 from gateway.quota.replies import ReservationRequest, ReserveReply
 from gateway.quota.store import QuotaStore
-from gateway.redis_client import PipeliningExecutor, connect
+from gateway.redis_client import connect
 from tests.quota.building import BUCKET, TENANT, key_of, open_ids, record, usage
 from tests.quota.fake_ledger import FakeLedger
 from tests.quota.test_reservations import GatewayDesk, Line, until
@@ -187,63 +184,3 @@ async def test_request_whose_limit_was_used_up_meanwhile_ends_normally(
     assert await open_ids(client) == {"o1", "o2"}
     assert await desk.reservations.settle(record("r1", completion_tokens=5))
     assert await recorded(client) == ["r1"]
-
-
-async def test_pending_commands_fail_at_once_when_the_executor_is_closed(
-    server: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(redis_client, "FLUSH_TIMEOUT_SECONDS", 2 * PATIENCE_SECONDS)
-    client = redis_client.connect(server.url, max_connections=64)
-    executor = PipeliningExecutor(client)
-    await executor.execute_command("SET", "a", 1)
-    server.freeze()
-    sent = []
-    for number in range(redis_client.MOST_FLUSHES + 2):
-        sent.append(asyncio.create_task(executor.execute_command("SET", "a", number)))
-        await asyncio.sleep(0.01)
-    await executor.aclose()
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        ends = await asyncio.gather(*sent, return_exceptions=True)
-    assert {type(end) for end in ends} == {RedisConnectionError}
-    assert client.connection_pool._in_use_connections == set()
-    await client.aclose()
-    server.thaw()
-
-
-async def test_commands_time_out_while_redis_is_stopped(
-    server: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    client = connect(server.url, max_connections=64)
-    await client.ping()
-    server.freeze()
-    in_flight = redis_client.MOST_FLUSHES
-    sent: list[asyncio.Task[Any]] = []
-    while not sent or sent[0].done():
-        # Only the first of them times out, on a slow machine before the last one is sent.
-        executor = PipeliningExecutor(client)
-        monkeypatch.setattr(redis_client, "FLUSH_TIMEOUT_SECONDS", 0.2)
-        sent = []
-        for number in range(in_flight + 20):
-            sent.append(asyncio.create_task(executor.execute_command("SET", "a", number)))
-            for _ in range(5):
-                await asyncio.sleep(0)
-            monkeypatch.setattr(redis_client, "FLUSH_TIMEOUT_SECONDS", 2 * PATIENCE_SECONDS)
-        assert len(executor._flushes) == in_flight or sent[0].done()
-        if sent[0].done():
-            await executor.aclose()
-            await asyncio.gather(*sent, return_exceptions=True)
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        await asyncio.wait({sent[0]})
-        # A command that waits for a connection times out together with the ones before it.
-        ends = await asyncio.gather(sent[0], *sent[in_flight:], return_exceptions=True)
-    assert {type(end) for end in ends} == {RedisTimeoutError}
-    assert not any(each.done() for each in sent[1:in_flight])
-    await executor.aclose()
-    await asyncio.gather(*sent, return_exceptions=True)
-    server.thaw()
-
-    async def answers() -> bool:
-        return bool(await client.ping())
-
-    await until(answers)
-    await client.aclose()
