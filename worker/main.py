@@ -22,14 +22,13 @@ from redis.exceptions import RedisError
 from contract.health import HealthServer
 from contract.logs import configure_logs
 from contract.metrics import begin_metrics
-from contract.queue import JobQueue
 from contract.redis_url import redis_client
 from contract.tasks import end_task, in_background
 from worker import telemetry, tracing
 from worker.engine.base import Engine, EngineDeadError, EngineInfo
 from worker.engine.scripted import Script, ScriptedEngine
 from worker.execution.runner import Runner
-from worker.queue.link import Link
+from worker.queue.link import REDIS_TIMEOUT_SECONDS, Link
 from worker.registration import ANNOUNCE_SECONDS, Catalogue
 from worker.retries import repeat
 from worker.settings import Settings
@@ -39,8 +38,6 @@ _log = logging.getLogger(__name__)
 
 EXIT_STOPPED = 0
 EXIT_NOT_STARTED = 1
-
-_REDIS_TIMEOUT_SECONDS = 5.0
 
 
 def run(settings: Settings) -> int:
@@ -78,8 +75,8 @@ async def serve(settings: Settings, make_engine: Callable[[], Engine]) -> int:
     """Run one worker. `make_engine` makes its engine, and a new one each time an engine dies."""
     redis = redis_client(
         settings.redis_url.get_secret_value(),
-        socket_timeout=_REDIS_TIMEOUT_SECONDS,
-        socket_connect_timeout=_REDIS_TIMEOUT_SECONDS,
+        socket_timeout=REDIS_TIMEOUT_SECONDS,
+        socket_connect_timeout=REDIS_TIMEOUT_SECONDS,
         retry=Retry(NoBackoff(), 0),
     )
     async with redis:
@@ -91,17 +88,16 @@ class _Process:
 
     def __init__(self, settings: Settings, make_engine: Callable[[], Engine], redis: Redis) -> None:
         self._settings = settings
-        queue = JobQueue(redis, settings.served_name)
         self._link = Link(
             redis,
-            queue,
+            settings.served_name,
             worker=settings.worker_id,
             lease_ms=settings.lease_ms,
             most_pending_deltas=settings.reply_buffer_deltas,
         )
         self._catalogue = Catalogue(
             redis,
-            queue,
+            self._link.queue,
             worker=settings.worker_id,
             engine=settings.engine,
             folder=Path(settings.model_path),

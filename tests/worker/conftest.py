@@ -301,7 +301,7 @@ async def running_worker(
     async with connect(redis_server, retries=0) as client:
         link = Link(
             client,
-            JobQueue(client, MODEL),
+            MODEL,
             worker=worker,
             lease_ms=lease_ms,
             most_pending_deltas=most_pending_deltas,

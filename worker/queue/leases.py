@@ -59,8 +59,8 @@ class Leases:
                 reports = list(self._to_release.values())
                 await self._queue.extend(self._worker, reports, lease_ms=0)
             else:
-                reports = [next(iter(self._to_end.values()))]
-                await self._queue.finish(self._worker, reports[0])
+                reports = list(self._to_end.values())
+                await asyncio.gather(*(self._queue.finish(self._worker, each) for each in reports))
             self._remove(reports)
         self._has_work.clear()
         if not self._ending:

@@ -5,15 +5,19 @@ returned jobs are released as soon as the last frame is written.
 """
 
 import asyncio
+from typing import Final
 
 from redis.asyncio import Redis
 
 from contract.queue import JobQueue
+from contract.scripts.executor import SharedConnection
 from contract.tasks import end_task
 from worker.queue.gateways import GatewayWatch
 from worker.queue.leases import Leases
 from worker.queue.replies import ReplyWriter
 from worker.retries import repeat
+
+REDIS_TIMEOUT_SECONDS: Final = 5.0
 
 
 class Link:
@@ -22,20 +26,22 @@ class Link:
     def __init__(
         self,
         redis: Redis,
-        queue: JobQueue,
+        model: str,
         *,
         worker: str,
         lease_ms: int,
         most_pending_deltas: int,
     ) -> None:
         self.redis = redis
-        self.queue = queue
+        """For reads that block."""
+        shared = SharedConnection(redis, timeout_seconds=REDIS_TIMEOUT_SECONDS)
+        self.queue = JobQueue(shared, model)
         self.worker = worker
         self.lease_ms = lease_ms
-        self.leases = Leases(queue, worker, lease_ms=lease_ms)
+        self.leases = Leases(self.queue, worker, lease_ms=lease_ms)
         self.gateways = GatewayWatch(redis)
         self.writer = ReplyWriter(
-            redis,
+            shared,
             worker,
             most_pending_deltas=most_pending_deltas,
             on_written=self.leases.written,

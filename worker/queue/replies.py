@@ -10,9 +10,6 @@ import logging
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from redis.asyncio import Redis
-from redis.exceptions import RedisError
-
 from contract import keys, messages
 from contract.messages import (
     Delta,
@@ -24,6 +21,7 @@ from contract.messages import (
     PromptScored,
 )
 from contract.queue import LeaseReport
+from contract.scripts import CommandExecutor
 from worker import telemetry
 from worker.retries import Retries
 
@@ -172,17 +170,17 @@ class Outbox:
 
 
 class ReplyWriter:
-    """Writes the outboxes of all gateways, one pipeline at a time."""
+    """Writes the outboxes of all gateways: the frames of all at once, and then the next ones."""
 
     def __init__(
         self,
-        redis: Redis,
+        executor: CommandExecutor,
         worker: str,
         *,
         most_pending_deltas: int,
         on_written: Callable[[list[LeaseReport], list[LeaseReport]], None],
     ) -> None:
-        self._redis = redis
+        self._executor = executor
         self._worker = worker
         self._most_pending_deltas = most_pending_deltas
         self._on_written = on_written
@@ -256,15 +254,12 @@ class ReplyWriter:
         telemetry.FRAMES_WRITTEN.inc(number)
 
     async def _send(self, entries: list[Entry]) -> list[Any]:
-        try:
-            async with self._redis.pipeline(transaction=False) as pipeline:
-                for key, payload in entries:
-                    pipeline.execute_command(
-                        "XADD", key, "MAXLEN", "~", MOST_FRAMES_KEPT, "*", "f", payload
-                    )
-                return await pipeline.execute(raise_on_error=False)
-        except (RedisError, OSError) as error:
-            return [error] * len(entries)
+        execute = self._executor.execute_command
+        writes = (
+            execute("XADD", key, "MAXLEN", "~", MOST_FRAMES_KEPT, "*", "f", payload)
+            for key, payload in entries
+        )
+        return await asyncio.gather(*writes, return_exceptions=True)
 
     def _check_overflow(self) -> None:
         pending = sum(len(box.deltas) for box in self._outboxes.values())
