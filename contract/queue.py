@@ -171,6 +171,10 @@ class JobQueue:
     def __init__(self, executor: CommandExecutor, model: str) -> None:
         self._executor = executor
         self.model = model
+        self._job_prefix = keys.job_prefix(model)
+        self._queue_prefix = keys.queue_prefix(model)
+        self._sequence = keys.sequence(model)
+        self._promises = keys.promises(model)
         self._active = keys.active_tenants(model)
         self._counters = keys.service_counters(model)
         self._last = keys.last_active(model)
@@ -218,17 +222,17 @@ class JobQueue:
             self._active,
             self._counters,
             self._last,
-            keys.queue(self.model, tenant),
+            self._queue_prefix + tenant,
             self._waiting,
             self._doorbell,
-            keys.sequence(self.model),
+            self._sequence,
             self._sheddable,
             self._pace,
             self._pace_prefix + tenant,
-            keys.promises(self.model),
+            self._promises,
             keys.tenant_promises(self.model, tenant),
             self._arrivals,
-            *(keys.job(self.model, job.id) for job in jobs),
+            *(self._job_prefix + job.id for job in jobs),
         ]
         arguments: list[str | bytes | int | float] = [
             tenant,
@@ -238,8 +242,8 @@ class JobQueue:
             max(deadline_ms - clock.now_ms(), 0) + _ABANDONED_GRACE_MS,
             TIER_RANKS[tier],
             longest_wait_ms,
-            keys.job_prefix(self.model),
-            keys.queue_prefix(self.model),
+            self._job_prefix,
+            self._queue_prefix,
             self._pace_prefix,
             admitted,
         ]
@@ -278,8 +282,8 @@ class JobQueue:
                 self._arrivals,
             ],
             [
-                keys.queue_prefix(self.model),
-                keys.job_prefix(self.model),
+                self._queue_prefix,
+                self._job_prefix,
                 worker,
                 most_jobs,
                 room.tokens,
@@ -308,7 +312,7 @@ class JobQueue:
         A lease of 0 ms returns the jobs: they count as lost immediately.
         """
         arguments: list[str | bytes | int | float] = [
-            keys.job_prefix(self.model),
+            self._job_prefix,
             worker,
             COMPLETION_COST,
             lease_ms,
@@ -331,7 +335,7 @@ class JobQueue:
                 self._active,
                 self._counters,
                 self._leases,
-                keys.job(self.model, report.job_id),
+                self._job_prefix + report.job_id,
             ],
             [
                 report.job_id,
@@ -357,10 +361,10 @@ class JobQueue:
             [
                 self._active,
                 self._last,
-                keys.queue(self.model, tenant),
+                self._queue_prefix + tenant,
                 self._leases,
                 self._waiting,
-                keys.job(self.model, job_id),
+                self._job_prefix + job_id,
                 self._sheddable,
                 self._pace,
                 self._pace_prefix + tenant,
@@ -377,7 +381,7 @@ class JobQueue:
         reports.
         """
         rows = await _RECLAIM.run(
-            self._executor, [self._leases], [keys.job_prefix(self.model), most, _REPORT_AGAIN_MS]
+            self._executor, [self._leases], [self._job_prefix, most, _REPORT_AGAIN_MS]
         )
         return [
             LostJob(job_id.decode(), tenant.decode(), gateway.decode(), int(handle), int(attempt))
@@ -416,7 +420,7 @@ class JobQueue:
         tier = job.service_tier
         over: int = await _REVIVE.run(
             self._executor,
-            [*self._keys_of(job), keys.sequence(self.model), self._sheddable],
+            [*self._keys_of(job), self._sequence, self._sheddable],
             [
                 job.id,
                 job.tenant,
@@ -463,7 +467,7 @@ class JobQueue:
                 self._active,
                 self._arrivals,
             ],
-            [keys.job_prefix(self.model)],
+            [self._job_prefix],
         )
         return ModelStatus(workers, waiting, leased, tenants, oldest_ms / 1000)
 
@@ -473,16 +477,16 @@ class JobQueue:
             self._active,
             self._counters,
             self._last,
-            keys.queue(self.model, job.tenant),
+            self._queue_prefix + job.tenant,
             self._leases,
             self._waiting,
             self._doorbell,
-            keys.job(self.model, job.id),
+            self._job_prefix + job.id,
             self._arrivals,
         ]
 
     def _jobs(self, job_ids: Sequence[str]) -> list[str]:
-        return [keys.job(self.model, job_id) for job_id in job_ids]
+        return [self._job_prefix + job_id for job_id in job_ids]
 
 
 async def let_others_run(job: GenerationJob) -> None:

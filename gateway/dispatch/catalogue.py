@@ -40,6 +40,7 @@ class Catalogue:
 
     def __init__(self, executor: CommandExecutor) -> None:
         self._executor = executor
+        self._queues: dict[str, JobQueue] = {}
         self._models: dict[str, ServedModel] = {}
         self._aliases: dict[str, str] = {}
         self._refreshed_at = float("-inf")
@@ -64,7 +65,10 @@ class Catalogue:
 
     def queue(self, model: str) -> JobQueue:
         """Return the queue of a model."""
-        return JobQueue(self._executor, model)
+        queue = self._queues.get(model)
+        if queue is None:
+            queue = self._queues[model] = JobQueue(self._executor, model)
+        return queue
 
     async def run(self) -> None:
         """Refresh the copy until cancelled."""

@@ -1,6 +1,8 @@
 """Rate limit headers that the clients of OpenAI and Fireworks read, and the remaining money."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from operator import attrgetter
 from typing import Final
 
 from gateway.quota.replies import Admitted, Meter, Refused, SeesUse, sees_all
@@ -30,6 +32,7 @@ _FAMILY_OF_DAY: Final = {
     LimitName.TOKENS_PER_DAY: "tokens",
 }
 _MONEY: Final = (LimitName.BUDGET, None)
+_remaining_of = attrgetter("remaining")
 
 
 def headers_of(reply: Admitted | Refused, sees: SeesUse = sees_all) -> dict[str, str]:
@@ -38,19 +41,22 @@ def headers_of(reply: Admitted | Refused, sees: SeesUse = sees_all) -> dict[str,
     They show the tightest limit among key, project and tenant, and for money the tightest that the
     caller may see. The headers of a rejection show the limit that rejected the request.
     """
+    tightest = _tightest(reply.meters, sees)
     headers: dict[str, str] = {}
     for family, names in reversed(_FAMILIES):
-        headers |= _family(family, _tightest(reply.meters, names))
+        if meter := _least(tightest, names):
+            headers |= _family(family, meter)
     for suffix, name in _DETAILS:
-        if meter := _tightest(reply.meters, (name,)):
+        if meter := tightest.get(name):
             headers |= _limit_and_remaining(suffix, meter.value, meter.remaining)
-    if money := _tightest((meter for meter in reply.meters if sees(meter.subject.scope)), _MONEY):
+    if money := _least(tightest, _MONEY):
         headers["x-budget-remaining"] = dollars(money.remaining)
     if isinstance(reply, Refused):
         headers |= _refusing(reply)
     return headers
 
 
+@lru_cache(maxsize=16)  # Most are one of two.
 def duration(milliseconds: int) -> str:
     """Format a duration as Go does: `250ms`, `1.5s`, `6m0s`, `1h0m0s`."""
     if 0 < milliseconds < 1000:
@@ -70,18 +76,31 @@ def dollars(micros: int) -> str:
     return f"-{text}" if micros < 0 else text
 
 
-def _tightest(meters: Iterable[Meter], names: Sequence[LimitName | None]) -> Meter | None:
-    known = (meter for meter in meters if meter.limit in names)
-    return min(known, key=lambda meter: meter.remaining, default=None)
+def _tightest(meters: Iterable[Meter], sees: SeesUse) -> dict[LimitName | None, Meter]:
+    """Return the meter of each limit with the least remaining quota."""
+    tightest: dict[LimitName | None, Meter] = {}
+    for meter in meters:
+        subject, limit, remaining = meter
+        known = tightest.get(limit)
+        if (known is None or remaining < known.remaining) and (
+            limit not in _MONEY or sees(subject.scope)
+        ):
+            tightest[limit] = meter
+    return tightest
 
 
-def _family(family: str, meter: Meter | None) -> dict[str, str]:
-    if meter is None:
-        return {}
-    reset_ms = 0 if meter.remaining == meter.value else WINDOW_MS
-    return _limit_and_remaining(family, meter.value, meter.remaining) | {
-        f"x-ratelimit-reset-{family}": duration(reset_ms)
-    }
+def _least(
+    tightest: Mapping[LimitName | None, Meter], names: Sequence[LimitName | None]
+) -> Meter | None:
+    known = [tightest[name] for name in names if name in tightest]
+    return min(known, key=_remaining_of, default=None)
+
+
+def _family(family: str, meter: Meter) -> dict[str, str]:
+    limit, remaining = meter.value, meter.remaining
+    headers = _limit_and_remaining(family, limit, remaining)
+    headers[f"x-ratelimit-reset-{family}"] = duration(0 if remaining == limit else WINDOW_MS)
+    return headers
 
 
 def _refusing(refused: Refused) -> dict[str, str]:

@@ -7,6 +7,7 @@ import math
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
+from itertools import product
 from typing import Any, Final
 
 import msgspec
@@ -289,7 +290,7 @@ def _reserve_reply(request: ReservationRequest, reply: list[int]) -> ReserveRepl
     code, *rest = reply
     subjects = request.subjects
     if code == _ADMITTED:
-        return Admitted(rest[0], tuple(_meters(subjects, rest[1:])))
+        return Admitted(rest[0], _meters(subjects, rest[1:]))
     if code == _NEEDS_SEED:
         return NeedsSeed(tuple(subjects[number - 1] for number in rest))
     if code == _REFUSED:
@@ -307,15 +308,15 @@ def _refused(request: ReservationRequest, reply: list[int]) -> Refused:
         used,
         request.wanted(limit),
         None if wait == -1 else wait,
-        tuple(_meters(request.subjects, remaining)),
+        _meters(request.subjects, remaining),
     )
 
 
-def _meters(subjects: Sequence[SubjectLimits], remaining: Sequence[int]) -> Iterator[Meter]:
-    for subject, row in zip(subjects, _rows(remaining, len(_METERED)), strict=True):
-        for limit, left in zip(_METERED, row, strict=True):
-            if left != -1:
-                yield Meter(subject, limit, left)
+def _meters(subjects: Sequence[SubjectLimits], remaining: Sequence[int]) -> tuple[Meter, ...]:
+    places = product(subjects, _METERED)
+    return tuple(
+        [Meter(*place, left) for place, left in zip(places, remaining, strict=True) if left != -1]
+    )
 
 
 def _rows(values: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:

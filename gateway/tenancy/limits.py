@@ -77,7 +77,7 @@ class Limits:
 
     def get(self, name: LimitName) -> int | None:
         """Return one limit."""
-        value: int | None = getattr(self, name.value)
+        value: int | None = getattr(self, name)
         return value
 
     def reserved(self) -> tuple[int | None, ...]:
@@ -109,7 +109,7 @@ class Limits:
 
 def subject_of(scope: LimitScope, id_: str) -> str:
     """Return the name in Redis of a holder of limits, such as `t:acme`."""
-    return f"{scope.value[0]}:{id_}"
+    return f"{scope[0]}:{id_}"
 
 
 @dataclass(frozen=True, slots=True)
