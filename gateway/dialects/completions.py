@@ -4,6 +4,10 @@ The other modules of this package define the parameters by topic. This module co
 the rules that concern more than one topic.
 """
 
+from typing import Any, Final
+
+import msgspec
+
 from gateway.dialects.bodies import (
     SharedParameters,
     check_end_is_free,
@@ -37,6 +41,7 @@ from gateway.dialects.prompts import (
 from gateway.dialects.refused import read_extra
 from gateway.dialects.request import GenerationRequest, Prompt
 from gateway.dialects.sampling.logit_bias import read_logit_bias
+from gateway.dialects.sampling.parameters import new_seed
 from gateway.dialects.stream_options import (
     read_cache_isolation_key,
     read_service_tier,
@@ -44,7 +49,17 @@ from gateway.dialects.stream_options import (
 )
 from gateway.dialects.structured.structures import read_structure
 from gateway.dialects.structured.tools import ToolParameters, read_tool_use
+from gateway.dialects.wire import validate
 from gateway.errors import InvalidParameterError
+
+MOST_READ: Final = 1_000
+"""Combinations of parameters whose requests are kept."""
+LONGEST_READ: Final = 1_024
+"""Bytes of such a combination, encoded as msgpack."""
+
+_read: Final[dict[bytes, GenerationRequest]] = {}
+"""Valid requests without their prompt, by their other parameters."""
+_pack: Final = msgspec.msgpack.Encoder().encode
 
 
 class CompletionRequest(
@@ -55,6 +70,43 @@ class CompletionRequest(
     PromptParameters,
 ):
     """Body of `POST /v1/completions`. Null means absent for every parameter."""
+
+
+def read_completion(
+    body: dict[str, Any], profile: Profile, *, max_prompts: int
+) -> GenerationRequest:
+    """Return the request of a body. Raises a BadRequestError.
+
+    Most clients send the same parameters with each prompt. Such parameters are read once: a copy
+    of an earlier request gets the new prompt.
+    """
+    prompt = body.get("prompt")
+    packed = _packed(body, profile, max_prompts) if isinstance(prompt, str) else b""
+    known = _read.get(packed)
+    if known is None:
+        wire = validate(CompletionRequest, body)
+        request = to_generation_request(wire, profile, max_prompts=max_prompts)
+        if packed:
+            if len(_read) >= MOST_READ:
+                _read.clear()
+            _read[packed] = msgspec.structs.replace(request, prompts=[""])
+        return request
+    sampling = known.sampling
+    if not sampling.is_seed_requested:
+        sampling = msgspec.structs.replace(sampling, seed=new_seed())
+    return msgspec.structs.replace(known, prompts=[prompt], sampling=sampling)
+
+
+def _packed(body: dict[str, Any], profile: Profile, max_prompts: int) -> bytes:
+    """Return what the request depends on besides its prompt; empty if it cannot be kept."""
+    if "images" in body:
+        return b""
+    try:
+        packed = _pack((profile.name, max_prompts, {**body, "prompt": None}))
+    except (OverflowError, UnicodeEncodeError):
+        # Integers beyond 64 bits and lone surrogates have no msgpack.
+        return b""
+    return packed if len(packed) <= LONGEST_READ else b""
 
 
 def to_generation_request(

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 from gateway.dialects.chat.request import ChatCompletionRequest, to_chat_generation_request
-from gateway.dialects.completions import CompletionRequest, to_generation_request
+from gateway.dialects.completions import read_completion
 from gateway.dialects.native import read_native_completion, read_native_infill
 from gateway.dialects.profile import Profile
 from gateway.dialects.request import GenerationRequest
@@ -57,13 +57,6 @@ class Endpoint:
         return re.fullmatch(self.id_pattern, request_id) is not None
 
 
-def _read_completion(
-    body: dict[str, Any], profile: Profile, *, max_prompts: int
-) -> GenerationRequest:
-    wire = validate(CompletionRequest, body)
-    return to_generation_request(wire, profile, max_prompts=max_prompts)
-
-
 def _read_chat(body: dict[str, Any], profile: Profile, *, max_prompts: int) -> GenerationRequest:
     wire = validate(ChatCompletionRequest, body)
     return to_chat_generation_request(wire, profile, max_prompts=max_prompts)
@@ -74,7 +67,7 @@ COMPLETIONS: Final = Endpoint(
     path="/v1/completions",
     id_prefix="cmpl",
     response_object="text_completion",
-    read=_read_completion,
+    read=read_completion,
 )
 
 CHATS: Final = Endpoint(

@@ -74,7 +74,7 @@ def read_plain_sampling(body: SamplingParameters, profile: Profile) -> SamplingS
         repetition_penalty=body.repetition_penalty, repeat_penalty=body.repeat_penalty
     )
     return SamplingSpec(
-        seed=body.seed if body.seed is not None and is_seed_requested else secrets.randbits(62),
+        seed=body.seed if body.seed is not None and is_seed_requested else new_seed(),
         is_seed_requested=is_seed_requested,
         temperature=_or(body.temperature, profile.temperature),
         top_p=max(_or(body.top_p, profile.top_p), MINIMAL_TOP_P),
@@ -84,6 +84,11 @@ def read_plain_sampling(body: SamplingParameters, profile: Profile) -> SamplingS
         frequency_penalty=body.frequency_penalty or 0.0,
         repetition_penalty=_or(repetition, profile.repetition_penalty),
     )
+
+
+def new_seed() -> int:
+    """Return the seed of a request that has none."""
+    return secrets.randbits(62)
 
 
 def _or(value: float | None, default: float) -> float:

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from gateway.dialects.completions import CompletionRequest, to_generation_request
+from gateway.dialects.completions import read_completion
 from gateway.dialects.profile import PROFILES, Dialect, Profile
 from gateway.dialects.refused import Refusal, accepted_values
 from gateway.dialects.request import GenerationRequest
-from gateway.dialects.wire import validate
 from gateway.errors import BadRequestError
 
 OPENAI = PROFILES[Dialect.OPENAI]
@@ -30,8 +29,7 @@ def read_body(
     body: dict[str, Any], profile: Profile = OPENAI, *, max_prompts: int = 1024
 ) -> GenerationRequest:
     """Read a body in a dialect."""
-    wire = validate(CompletionRequest, body)
-    return to_generation_request(wire, profile, max_prompts=max_prompts)
+    return read_completion(body, profile, max_prompts=max_prompts)
 
 
 def read(profile: Profile = OPENAI, /, **parameters: Any) -> GenerationRequest:

@@ -6,11 +6,16 @@ from typing import Any
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from contract.messages import Feature
 from contract.sampling import SamplingSpec
 from gateway.dialects.bodies import require_model
-from gateway.dialects.completions import CompletionRequest, to_generation_request
+from gateway.dialects.completions import (
+    CompletionRequest,
+    read_completion,
+    to_generation_request,
+)
 from gateway.dialects.profile import PROFILES, Dialect, Profile
 from gateway.dialects.refused import REFUSED
 from gateway.dialects.request import GenerationRequest
@@ -77,14 +82,21 @@ def read(body: dict[str, Any], profile: Profile) -> GenerationRequest | BadReque
     """Read a body in a dialect."""
     try:
         require_model(body, profile)
-        request = to_generation_request(
-            validate(CompletionRequest, body), profile, max_prompts=1024
-        )
+        request = read_completion(body, profile, max_prompts=1024)
+        afresh = to_generation_request(validate(CompletionRequest, body), profile, max_prompts=1024)
+        assert seeded(request) == seeded(afresh)
         check_supported(request, [Feature.SAMPLER_CHAIN], has_infill=False, has_tools=False)
         reject_ignored(request.ignored_parameters)
     except BadRequestError as error:
         return error
     return request
+
+
+def seeded(request: GenerationRequest) -> GenerationRequest:
+    """Return the request with a fixed seed if it has a random one."""
+    sampling = request.sampling
+    seed = sampling.seed if sampling.is_seed_requested else 0
+    return replace(request, sampling=replace(sampling, seed=seed))
 
 
 def check(request: GenerationRequest | BadRequestError) -> None:

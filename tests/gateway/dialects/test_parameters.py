@@ -177,6 +177,14 @@ def test_conflict_22_seed_minus_one_is_random(seed: int | None) -> None:
     assert not any(spec.is_seed_requested for spec in specs)
 
 
+def test_equal_parameters_with_another_prompt_are_another_request() -> None:
+    first, second = (read(VLLM, prompt=prompt, n=2) for prompt in ("one", "two"))
+    assert (first.prompts, second.prompts) == (["one"], ["two"])
+    assert first.sampling.seed != second.sampling.seed
+    assert refusal(VLLM, n=True, prompt="three").param == "n"  # Equal to 1 in Python.
+    assert read(VLLM, n=1, prompt="three").n == 1
+
+
 def test_seed_of_the_client_is_kept() -> None:
     spec = read(seed=7).sampling
     assert (spec.seed, spec.is_seed_requested) == (7, True)
