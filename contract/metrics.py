@@ -1,10 +1,11 @@
 """Metrics helpers that all processes share."""
 
+from abc import abstractmethod
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from itertools import accumulate
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from prometheus_client import (
     REGISTRY,
@@ -16,10 +17,12 @@ from prometheus_client import (
     ProcessCollector,
     disable_created_metrics,
 )
-from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily, Exemplar, HistogramMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 from typing_extensions import override
+
+from contract import clock
 
 UNKNOWN: Final = float("nan")
 """Value of a gauge whose value is unknown: it fires no alert and draws no line."""
@@ -59,10 +62,76 @@ def exposition(source: Collector, accept: str) -> tuple[bytes, str]:
     return encode(source), content_type
 
 
-class LightHistogram(Collector):
-    """A histogram with one label for events that are recorded thousands of times per second.
+C = TypeVar("C")
 
-    Threads may record events at once: CPython does not switch threads within an update.
+
+class _LightMetric(Collector, Generic[C]):
+    """A metric for events that are recorded many times per second.
+
+    Threads may record events at once: CPython does not switch threads within an update. The metrics
+    of prometheus-client take locks and check each call.
+    """
+
+    def __init__(self, name: str, documentation: str, labels: Sequence[str]) -> None:
+        self.label_names = tuple(labels)
+        self._name = name
+        self._documentation = documentation
+        self._children: dict[tuple[str, ...], C] = {}
+        REGISTRY.register(self)
+
+    def labels(self, *values: str) -> C:
+        """Return the series for the values of the labels; the same object on each call."""
+        child = self._children.get(values)
+        if child is None:
+            child = self._children[values] = self._child()
+        return child
+
+    def describe(self) -> Iterable[Metric]:
+        """Return the metric without values, for the registry's check for duplicate names."""
+        return [self._family({})]
+
+    @override
+    def collect(self) -> Iterator[Metric]:
+        """Return the metric with the values of all series."""
+        yield self._family(self._children.copy())
+
+    @abstractmethod
+    def _child(self) -> C: ...
+
+    @abstractmethod
+    def _family(self, children: Mapping[tuple[str, ...], C]) -> Metric: ...
+
+
+class LightCounter(_LightMetric["LightCounterChild"]):
+    """A counter with labels."""
+
+    @override
+    def _child(self) -> "LightCounterChild":
+        return LightCounterChild()
+
+    @override
+    def _family(self, children: Mapping[tuple[str, ...], "LightCounterChild"]) -> Metric:
+        family = CounterMetricFamily(self._name, self._documentation, labels=self.label_names)
+        for values, child in children.items():
+            family.add_metric(values, child.value)
+        return family
+
+
+class LightCounterChild:
+    """One series of a `LightCounter`."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 0
+
+    def inc(self, number: int = 1) -> None:
+        """Count events."""
+        self.value += number
+
+
+class LightHistogram(_LightMetric["LightHistogramChild"]):
+    """A histogram with labels.
 
     The histogram of prometheus-client takes two locks per observation and searches its buckets
     linearly. For one observation per token, this would be a twentieth of the gateway's work per
@@ -70,57 +139,49 @@ class LightHistogram(Collector):
     """
 
     def __init__(
-        self, name: str, documentation: str, *, label: str, buckets: Sequence[float]
+        self, name: str, documentation: str, labels: Sequence[str], *, buckets: Sequence[float]
     ) -> None:
         """Register the histogram. `buckets` are its upper bounds, ascending, without infinity."""
-        self._name = name
-        self._documentation = documentation
-        self._label = label
         self._bounds = tuple(buckets)
-        self._children: dict[str, LightHistogramChild] = {}
-        REGISTRY.register(self)
-
-    def labels(self, value: str) -> "LightHistogramChild":
-        """Return the series for a value of the label; the same object on each call."""
-        child = self._children.get(value)
-        if child is None:
-            child = self._children[value] = LightHistogramChild(self._bounds)
-        return child
-
-    def describe(self) -> Iterable[Metric]:
-        """Return the histogram without values, for the registry's check for duplicate names."""
-        return [self._family()]
+        super().__init__(name, documentation, labels)
 
     @override
-    def collect(self) -> Iterator[Metric]:
-        """Return the histogram with the values of all series."""
-        family = self._family()
-        for value, child in list(self._children.items()):
-            family.add_metric([value], child.buckets, child.sum)
-        yield family
+    def _child(self) -> "LightHistogramChild":
+        return LightHistogramChild(self._bounds)
 
-    def _family(self) -> HistogramMetricFamily:
-        return HistogramMetricFamily(self._name, self._documentation, labels=[self._label])
+    @override
+    def _family(self, children: Mapping[tuple[str, ...], "LightHistogramChild"]) -> Metric:
+        family = HistogramMetricFamily(self._name, self._documentation, labels=self.label_names)
+        for values, child in children.items():
+            family.add_metric(values, child.buckets, child.sum)
+        return family
 
 
 class LightHistogramChild:
     """One series of a `LightHistogram`."""
 
-    __slots__ = ("_bounds", "_counts", "sum")
+    __slots__ = ("_bounds", "_counts", "_exemplars", "sum")
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.sum = 0.0
         """Sum of all observed values."""
         self._bounds = bounds
         self._counts = [0] * (len(bounds) + 1)
+        self._exemplars: list[Exemplar | None] = [None] * (len(bounds) + 1)
 
-    def observe(self, value: float) -> None:
-        """Record a value."""
-        self._counts[bisect_left(self._bounds, value)] += 1
+    def observe(self, value: float, exemplar: dict[str, str] | None = None) -> None:
+        """Record a value, with the ids of its trace if there is one."""
+        bucket = bisect_left(self._bounds, value)
+        self._counts[bucket] += 1
         self.sum += value
+        if exemplar is not None:
+            self._exemplars[bucket] = Exemplar(exemplar, value, clock.now_ms() / 1000)
 
     @property
-    def buckets(self) -> list[tuple[str, float]]:
-        """Each upper bound in Prometheus notation, with the number of values at or below it."""
+    def buckets(self) -> list[tuple[str, float, Exemplar | None]]:
+        """Each upper bound in Prometheus notation, the number of values up to it, and an exemplar.
+
+        The exemplar is the last one of the values above the previous bound.
+        """
         names = [*(repr(float(bound)) for bound in self._bounds), "+Inf"]
-        return list(zip(names, accumulate(self._counts), strict=True))
+        return list(zip(names, accumulate(self._counts), self._exemplars, strict=True))

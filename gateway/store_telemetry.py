@@ -12,7 +12,7 @@ from contract.metrics import LightHistogram
 _REDIS_SECONDS: Final = LightHistogram(
     "sluice_redis_command_duration_seconds",
     "Duration of Redis commands and scripts, except for blocking commands.",
-    label="command",
+    ["command"],
     buckets=(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5),
 )
 _REDIS_ERRORS: Final = Counter(

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable, Mapping
 from functools import cache
-from typing import Any, Final, Literal, TypeVar, get_args
+from typing import Any, Final, Literal, get_args
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from contract.metrics import LightHistogram
+from contract.metrics import LightCounter, LightCounterChild, LightHistogram
 
 OTHER: Final = "other"
 """Label for values without their own: unknown routes and methods, and tenants that are not
@@ -28,21 +28,20 @@ LossReason = Literal[
 ]
 """Why an attempt of a job ended before the job did."""
 ImageOutcome = Literal["fetched", "refused", "failed", "late"]
-Metric = TypeVar("Metric", Counter, Histogram)
 _METHODS: Final = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
 
-_HTTP_REQUESTS: Final = Counter(
+_HTTP_REQUESTS: Final = LightCounter(
     "sluice_gateway_http_requests_total",
     "Responses sent, for every route.",
     ["route", "method", "status"],
 )
-_HTTP_REQUEST_DURATION: Final = Histogram(
+_HTTP_REQUEST_DURATION: Final = LightHistogram(
     "sluice_gateway_http_request_duration_seconds",
     "From the head of a request to the last byte of its response.",
     ["route", "method"],
     buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600),
 )
-_REQUESTS: Final = Counter(
+_REQUESTS: Final = LightCounter(
     "sluice_gateway_requests_total",
     "Responses to generation requests, by endpoint, HTTP status and error code.",
     ["endpoint", "status", "code"],
@@ -50,7 +49,7 @@ _REQUESTS: Final = Counter(
 REQUESTS_IN_PROGRESS = Gauge(
     "sluice_gateway_requests_in_progress", "Generation requests in progress."
 )
-_ADMITTED_REQUESTS: Final = Counter(
+_ADMITTED_REQUESTS: Final = LightCounter(
     "sluice_gateway_admitted_requests_total",
     "Generation requests whose reservation was granted, by model and service tier.",
     ["model", "tier"],
@@ -60,26 +59,26 @@ REFUSED_REQUESTS = Counter(
     "Generation requests rejected before any work, by error code; model only if it has no worker.",
     ["reason", "model"],
 )
-_PROMPT_TOKENS = Counter(
+_PROMPT_TOKENS = LightCounter(
     "sluice_gateway_prompt_tokens_total", "Prompt tokens of ended requests.", ["model"]
 )
-_CACHED_TOKENS = Counter(
+_CACHED_TOKENS = LightCounter(
     "sluice_gateway_cached_tokens_total", "Prompt tokens found in the prefix cache.", ["model"]
 )
-_COMPLETION_TOKENS = Counter(
+_COMPLETION_TOKENS = LightCounter(
     "sluice_gateway_completion_tokens_total", "Completion tokens of ended requests.", ["model"]
 )
-_TENANT_REQUESTS = Counter(
+_TENANT_REQUESTS = LightCounter(
     "sluice_gateway_tenant_requests_total",
     "Responses to generation requests, by tenant and HTTP status.",
     ["tenant", "status"],
 )
-_TENANT_TOKENS = Counter(
+_TENANT_TOKENS = LightCounter(
     "sluice_gateway_tenant_tokens_total",
     "Tokens of ended requests by tenant; kind is prompt, cached or completion.",
     ["tenant", "kind"],
 )
-TIME_TO_FIRST_TOKEN = Histogram(
+TIME_TO_FIRST_TOKEN = LightHistogram(
     "sluice_gateway_time_to_first_token_seconds",
     "From the arrival of a streamed request to its first token.",
     ["model"],
@@ -108,7 +107,7 @@ TIME_TO_FIRST_TOKEN = Histogram(
 INTER_TOKEN_LATENCY = LightHistogram(
     "sluice_gateway_inter_token_latency_seconds",
     "Time between two replies of a choice with tokens, divided by the tokens of the second.",
-    label="model",
+    ["model"],
     buckets=(
         0.0025,
         0.005,
@@ -131,7 +130,7 @@ INTER_TOKEN_LATENCY = LightHistogram(
         40,
     ),
 )
-_REQUEST_DURATION: Final = Histogram(
+_REQUEST_DURATION: Final = LightHistogram(
     "sluice_gateway_request_duration_seconds",
     "From the arrival of a request to the end of its response.",
     ["model"],
@@ -284,9 +283,9 @@ def method_label(name: str) -> str:
 
 def http_responded(route: str, method: str, status: int, *, seconds: float | None = None) -> None:
     """Count a response by route template and `method`; without `seconds` if it was not parsed."""
-    _series(_HTTP_REQUESTS, route, method, str(status)).inc()
+    _HTTP_REQUESTS.labels(route, method, str(status)).inc()
     if seconds is not None:
-        _series(_HTTP_REQUEST_DURATION, route, method).observe(seconds)
+        _HTTP_REQUEST_DURATION.labels(route, method).observe(seconds)
 
 
 def route_label(scope: Mapping[str, Any]) -> str:
@@ -302,22 +301,22 @@ def loop_held(route: str) -> None:
 
 def tenant_responded(tenant_id: str, status: int) -> None:
     """Count a response to a generation request of a tenant."""
-    _series(_TENANT_REQUESTS, TENANTS.of(tenant_id), str(status)).inc()
+    _TENANT_REQUESTS.labels(TENANTS.of(tenant_id), str(status)).inc()
 
 
 def responded(endpoint: str, status: int, code: str) -> None:
     """Count a response to a generation request."""
-    _series(_REQUESTS, endpoint, str(status), code).inc()
+    _REQUESTS.labels(endpoint, str(status), code).inc()
 
 
 def admitted(model: str, tier: str) -> None:
     """Count a generation request whose reservation was granted."""
-    _series(_ADMITTED_REQUESTS, model, tier).inc()
+    _ADMITTED_REQUESTS.labels(model, str(tier)).inc()
 
 
 def request_took(model: str, seconds: float, exemplar: dict[str, str] | None) -> None:
     """Observe the time from the arrival of a request to the end of its response."""
-    _series(_REQUEST_DURATION, model).observe(seconds, exemplar)
+    _REQUEST_DURATION.labels(model).observe(seconds, exemplar)
 
 
 def tokens_used(model: str, tenant_id: str, *, prompt: int, cached: int, completion: int) -> None:
@@ -329,16 +328,11 @@ def tokens_used(model: str, tenant_id: str, *, prompt: int, cached: int, complet
             by_tenant.inc(tokens)
 
 
-# Cached series for every request.
+# Cached for every request.
 
 
 @cache
-def _series(metric: Metric, *labels: str) -> Metric:
-    return metric.labels(*labels)
-
-
-@cache
-def _token_counters(model: str, tenant: str) -> list[tuple[Counter, Counter]]:
+def _token_counters(model: str, tenant: str) -> list[tuple[LightCounterChild, LightCounterChild]]:
     """Return the counters by model and by tenant, for each kind of token."""
     return [
         (by_model.labels(model), _TENANT_TOKENS.labels(tenant, kind))

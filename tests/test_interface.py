@@ -16,7 +16,7 @@ from prometheus_client import REGISTRY
 from prometheus_client.metrics import MetricWrapperBase
 from pydantic_settings import BaseSettings
 
-from contract.metrics import LightHistogram
+from contract.metrics import LightCounter, LightHistogram
 from gateway import cli, errors
 from gateway.jobs.app import create_app as create_celery
 from gateway.server.app import create_app, create_operator_app
@@ -113,8 +113,10 @@ def _metrics() -> Iterator[tuple[str, Any]]:
         match collector:
             case MetricWrapperBase():
                 yield names[0], [collector._type, *collector._labelnames]
+            case LightCounter():
+                yield names[0], ["counter", *collector.label_names]
             case LightHistogram():
-                yield names[0], ["histogram", collector._label]
+                yield names[0], ["histogram", *collector.label_names]
             case _:
                 yield names[0], []
 

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable
+from typing import ClassVar
 
 from opentelemetry.semconv.attributes.error_attributes import ERROR_TYPE
 from starlette.datastructures import State
@@ -22,6 +23,9 @@ class RequestMeasure:
         generates: Whether it generates text, rather than reads an earlier response.
     """
 
+    in_progress: ClassVar = 0
+    """Number of requests that are measured and not counted yet."""
+
     def __init__(self, endpoint: str, state: State, *, generates: bool) -> None:
         self._endpoint = endpoint
         self._state = state
@@ -34,7 +38,7 @@ class RequestMeasure:
         self._closed = False
         self._span = tracing.current()
         self._exemplar = tracing.exemplar()
-        telemetry.REQUESTS_IN_PROGRESS.inc()
+        RequestMeasure.in_progress += 1
 
     def elapsed_ms(self) -> int:
         """Return the milliseconds since the request arrived."""
@@ -76,7 +80,7 @@ class RequestMeasure:
         if self._closed:
             return
         self._closed = True
-        telemetry.REQUESTS_IN_PROGRESS.dec()
+        RequestMeasure.in_progress -= 1
         telemetry.responded(self._endpoint, self._status, self._code)
         tenant_id = getattr(self._state, "tenant_id", None)
         if tenant_id is not None:
@@ -84,3 +88,6 @@ class RequestMeasure:
         if self._model:
             elapsed = time.perf_counter() - self._started_at
             telemetry.request_took(self._model, elapsed, self._exemplar)
+
+
+telemetry.REQUESTS_IN_PROGRESS.set_function(lambda: RequestMeasure.in_progress)

@@ -12,7 +12,7 @@ import gateway.store_telemetry
 import gateway.telemetry
 import worker.telemetry
 from contract.health import HealthServer
-from contract.metrics import LightHistogram
+from contract.metrics import LightCounter, LightHistogram
 from tests.gateway.conftest import asking
 from tests.support.cases import all_cases
 from tests.support.processes import wait_until
@@ -58,8 +58,8 @@ def test_labels_of_the_page_equal_the_declared_ones() -> None:
             # The states of an enum have a label named like the metric.
             states = {collector._name} if collector._type == "stateset" else set()
             declared[collector._name] = {*collector._labelnames, *states}
-        elif isinstance(collector, LightHistogram):
-            declared[collector._name] = {collector._label}
+        elif isinstance(collector, LightCounter | LightHistogram):
+            declared[collector._name.removesuffix("_total")] = {*collector.label_names}
     ours = {name: labels for name, labels in declared.items() if name.startswith(PREFIX)}
     assert ours == {row.family: set(row.labels) for row in ROWS}
 
