@@ -178,10 +178,14 @@ class LightHistogramChild:
             self._exemplars[bucket] = Exemplar(exemplar, value, clock.now_ms() / 1000)
 
     @property
-    def buckets(self) -> list[tuple[str, float, Exemplar | None]]:
+    def buckets(self) -> list[tuple[str, float] | tuple[str, float, Exemplar]]:
         """Each upper bound in Prometheus notation, the number of values up to it, and an exemplar.
 
-        The exemplar is the last one of the values above the previous bound.
+        The exemplar is the last one of the values above the previous bound, if there is one.
         """
         names = [*(repr(float(bound)) for bound in self._bounds), "+Inf"]
-        return list(zip(names, accumulate(self._counts), self._exemplars, strict=True))
+        buckets = zip(names, accumulate(self._counts), self._exemplars, strict=True)
+        return [
+            (name, number) if exemplar is None else (name, number, exemplar)
+            for name, number, exemplar in buckets
+        ]

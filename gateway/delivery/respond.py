@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Awaitable, Mapping
-from contextlib import suppress
 
 from fastapi import Request, Response
 from starlette.requests import ClientDisconnect
@@ -11,6 +10,7 @@ from gateway.delivery.measuring import RequestMeasure
 from gateway.delivery.streaming import DisconnectWatch, StreamedCompletion
 from gateway.delivery.subscription import Subscription
 from gateway.errors import GenerationTimeoutError
+from gateway.http.connection import connection_of
 from gateway.http.context import context_of
 from gateway.http.error_handlers import CLIENT_CLOSED_REQUEST, error_style_of
 from gateway.quota.headers import dollars
@@ -44,7 +44,7 @@ async def respond_whole(
 ) -> Response:
     """Wait for the whole response and return it. Raises an ApiError if it fails."""
     settings = context_of(request).settings
-    watch = DisconnectWatch(request.receive, subscription.generation)
+    watch = _watch(request, subscription)
     try:
         content = await _collect(
             subscription, watch, seconds=settings.request_timeout.total_seconds()
@@ -67,23 +67,25 @@ async def _collect(
     subscription: Subscription, watch: DisconnectWatch, *, seconds: float
 ) -> WholeResponse | None:
     """Wait for the whole response; return None if the client disconnects before."""
+    is_late = False
+
+    def expire() -> None:
+        nonlocal is_late
+        is_late = True
+        subscription.generation.wake()
+
+    timer = asyncio.get_running_loop().call_later(seconds, expire)
     try:
-        async with asyncio.timeout(seconds) as limit:
-
-            def stop_waiting(_: object) -> None:
-                # The response may have become complete at the same time.
-                with suppress(RuntimeError):
-                    limit.reschedule(0)
-
-            watch.task.add_done_callback(stop_waiting)
-            try:
-                return await collect(subscription.completion, subscription.generation)
-            finally:
-                watch.task.remove_done_callback(stop_waiting)
-    except TimeoutError:
-        if watch.disconnected:
-            return None
-        raise GenerationTimeoutError("The request exceeded its time limit.") from None
+        content = await collect(
+            subscription.completion,
+            subscription.generation,
+            is_over=lambda: is_late or watch.disconnected,
+        )
+    finally:
+        timer.cancel()
+    if content is None and not watch.disconnected:
+        raise GenerationTimeoutError("The request exceeded its time limit.")
+    return content
 
 
 async def respond_streamed(
@@ -105,7 +107,7 @@ async def respond_streamed(
         subscription,
         skip=skip,
         has_ids=has_ids,
-        watch=DisconnectWatch(request.receive, subscription.generation),
+        watch=_watch(request, subscription),
         measure=measure,
         keep_alive_seconds=settings.keep_alive_interval.total_seconds(),
         headers={**_times(measure), **headers},
@@ -120,6 +122,11 @@ async def respond_streamed(
         await response.abandon()
         return Response(status_code=204)
     return response
+
+
+def _watch(request: Request, subscription: Subscription) -> DisconnectWatch:
+    connection = connection_of(request.scope)
+    return DisconnectWatch(request.receive, subscription.generation, connection)
 
 
 def _response(

@@ -19,30 +19,44 @@ from gateway.delivery.measuring import RequestMeasure
 from gateway.delivery.subscription import Subscription
 from gateway.dispatch.generation import REPLIES_AT_ONCE, Generation, Take, in_slices
 from gateway.errors import ApiError, SlowReaderError
-from gateway.http.body_writer import BODY_WRITER, BodyWriter
+from gateway.http.connection import DirectConnection, connection_of
 from gateway.stream.native_events import event_renderer
 
 
 class DisconnectWatch:
-    """Detects that the client has disconnected, in any phase of its request."""
+    """Detects that the client has disconnected, in any phase of its request, and wakes its task."""
 
-    def __init__(self, receive: Receive, generation: Generation) -> None:
+    def __init__(
+        self, receive: Receive, generation: Generation, connection: DirectConnection | None = None
+    ) -> None:
+        """Watch the client's connection, or receive its messages if there is none."""
         self.disconnected = False
         self._receive = receive
         self._generation = generation
-        self.task = asyncio.ensure_future(self._run())
+        self._connection = connection
+        self._task: asyncio.Task[None] | None = None
+        if connection is None:
+            self._task = asyncio.create_task(self._run())
+        else:
+            connection.watch(self._lost)
+
+    def stop(self) -> None:
+        """Stop watching."""
+        if self._connection is not None:
+            self._connection.watch(None)
+        if self._task is not None:
+            self._task.cancel()
+
+    def _lost(self) -> None:
+        self.disconnected = True
+        self._generation.wake()
 
     async def _run(self) -> None:
         # A task that ends as cancelled keeps its frames, which refer to the task.
         with suppress(asyncio.CancelledError):
             while (await self._receive())["type"] != "http.disconnect":
                 pass
-            self.disconnected = True
-            self._generation.wake()
-
-    def stop(self) -> None:
-        """Stop watching."""
-        self.task.cancel()
+            self._lost()
 
 
 class StreamedCompletion(Response):
@@ -114,7 +128,6 @@ class StreamedCompletion(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the stream (ASGI). The watch receives the client's messages."""
         del receive
-        writer = scope.get("extensions", {}).get(BODY_WRITER, {}).get("writer")
         start = {
             "type": "http.response.start",
             "status": self.status_code,
@@ -122,7 +135,7 @@ class StreamedCompletion(Response):
         }
         try:
             await send(start)
-            await self._send_events(send, writer)
+            await self._send_events(send, connection_of(scope))
         except BaseException as error:
             self._subscription.fail(error)
             raise
@@ -130,7 +143,7 @@ class StreamedCompletion(Response):
             await self.abandon()
             self._measure.close()
 
-    async def _send_events(self, send: Send, writer: BodyWriter | None) -> None:
+    async def _send_events(self, send: Send, writer: DirectConnection | None) -> None:
         renderer, watch = self._renderer, self._watch
         alive = _KeepAlive(self._generation, self._keep_alive_seconds)
         take = self._take_with(writer, alive)
@@ -161,7 +174,7 @@ class StreamedCompletion(Response):
         finally:
             alive.stop()
 
-    def _take_with(self, writer: BodyWriter | None, alive: "_KeepAlive") -> Take | None:
+    def _take_with(self, writer: DirectConnection | None, alive: "_KeepAlive") -> Take | None:
         """Return a function that renders and writes a plain delta at once.
 
         Returns None if the server has no writer, or if the request has so many choices that its

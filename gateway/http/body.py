@@ -8,6 +8,7 @@ from starlette.requests import ClientDisconnect
 from gateway.concurrency.large_work import INLINE_SIZE
 from gateway.dialects.wire import StructureMeter
 from gateway.errors import PayloadTooLargeError, RequestTimeoutError, UnsupportedMediaTypeError
+from gateway.http.connection import connection_of
 from gateway.http.context import ProcessContext
 
 
@@ -25,6 +26,13 @@ async def read_json_body(
     media_type = request.headers.get("content-type", "application/json")
     if media_type != "application/json" and not _is_json(media_type):
         raise UnsupportedMediaTypeError("'Content-Type' must be application/json.")
+    connection = connection_of(request.scope)
+    if connection is not None:
+        whole = connection.take_body(most_bytes=min(most, INLINE_SIZE))
+        if whole is not None:
+            # Small, complete and thus within all limits.
+            request.state.body_bytes = len(whole)
+            return whole
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > most:
         raise _too_large(most)

@@ -9,15 +9,19 @@ import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Final
+from typing import Any, Final
 
+from starlette.datastructures import Headers
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from typing_extensions import override
 
 from contract import logs
 from gateway import telemetry
 from gateway.heartbeat import served
+from gateway.http.connection import connection_of
 from gateway.http.draining import Drain
 from gateway.http.error_handlers import EXPECTED_ERRORS, on_exception
 from gateway.http.tracing import traced
@@ -62,15 +66,7 @@ class FrontMiddleware:
             return
         began = time.perf_counter()
         status = 500  # Starlette's status for an exception, outside of this middleware.
-        wraps = self._drain.is_draining
-        request_id = b""
-        for name, value in scope["headers"]:
-            if name == b"x-request-id" and not request_id:
-                request_id = value
-            elif name == b"origin":
-                wraps = True
-        if not _WELL_FORMED.fullmatch(request_id):
-            request_id = b"req_%b" % secrets.token_hex(12).encode()
+        request_id, has_origin = _read_headers(scope)
 
         def note_and_send(message: Message) -> _Sending:
             nonlocal status
@@ -79,16 +75,28 @@ class FrontMiddleware:
                 message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
             return send(message)
 
-        if (task := asyncio.current_task()) is not None:
-            served[task] = scope
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - for mypy: a coroutine runs in a task
+        served[task] = scope
         logs.request_id.set(request_id.decode())
-        app = self._wrapped if wraps else self._dispatch
+        plain: ASGIApp = self._dispatch
+        app = plain
+        if has_origin or self._drain.is_draining:
+            app = self._wrapped
+        if self._traces:
+            app = traced(app, scope)
+        route = self._route(scope) if app is plain else None
         try:
-            await (traced(app, scope) if self._traces else app)(scope, receive, note_and_send)
+            if route is None:
+                await app(scope, receive, note_and_send)
+            else:
+                response = await _respond(route, scope, receive)
+                status = response.status_code
+                if not _send_whole(scope, response, request_id):
+                    await response(scope, receive, note_and_send)
         finally:
             seconds = time.perf_counter() - began
-            if task is not None:
-                served.pop(task, None)
+            del served[task]
             telemetry.http_responded(
                 telemetry.route_label(scope),
                 telemetry.method_label(scope["method"]),
@@ -97,15 +105,74 @@ class FrontMiddleware:
             )
 
     async def _dispatch(self, scope: Scope, receive: Receive, send: Send) -> None:
-        route = self._direct.get(scope["path"])
-        if route is None or scope["method"] != "POST":
+        route = self._route(scope)
+        if route is None:
             await self._app(scope, receive, send)
-            return
-        # What Starlette's router, its routes and its exception middleware do.
-        scope.update(route=route, endpoint=route.endpoint, path_params={})
-        request = Request(scope, receive, send)
-        try:
-            response = await route.endpoint(request)
-        except EXPECTED_ERRORS as error:
-            response = await on_exception(request, error)
-        await response(scope, receive, send)
+        else:
+            response = await _respond(route, scope, receive)
+            await response(scope, receive, send)
+
+    def _route(self, scope: Scope) -> Route | None:
+        """Return the direct route of a request, if it has one."""
+        return self._direct.get(scope["path"]) if scope["method"] == "POST" else None
+
+
+def _read_headers(scope: Scope) -> tuple[bytes, bool]:
+    """Return the id of a request, and whether it has an Origin."""
+    request_id, has_origin = b"", False
+    for name, value in scope["headers"]:
+        if name == b"x-request-id" and not request_id:
+            request_id = value
+        elif name == b"origin":
+            has_origin = True
+    if not _WELL_FORMED.fullmatch(request_id):
+        request_id = b"req_%b" % secrets.token_hex(12).encode()
+    return request_id, has_origin
+
+
+async def _respond(route: Route, scope: Scope, receive: Receive) -> Response:
+    """Do what Starlette's router, its routes and its exception middleware do."""
+    scope.update(route=route, endpoint=route.endpoint, path_params={})
+    request = _Request(scope, receive)
+    try:
+        response: Response = await route.endpoint(request)
+    except EXPECTED_ERRORS as error:
+        response = await on_exception(request, error)
+    return response
+
+
+def _send_whole(scope: Scope, response: Response, request_id: bytes) -> bool:
+    """Send a response with a body in one write; return False if that is impossible."""
+    connection = connection_of(scope) if type(response) is Response else None
+    if connection is None:
+        return False
+    headers = [*response.raw_headers, (b"x-request-id", request_id)]
+    return connection.respond(response.status_code, headers, bytes(response.body))
+
+
+class _Request(Request):
+    """A request that finds headers in a dictionary."""
+
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        super().__init__(scope, receive)
+        self._headers = _Headers(scope=scope)
+
+
+class _Headers(Headers):
+    def __init__(self, *, scope: Scope) -> None:
+        super().__init__(raw=scope["headers"])
+        self._first: dict[str, str] = {}
+        for name, value in scope["headers"]:
+            self._first.setdefault(name.decode("latin-1"), value.decode("latin-1"))
+
+    @override
+    def __getitem__(self, key: str) -> str:
+        return self._first[key.lower()]
+
+    @override
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str) and key.lower() in self._first
+
+    @override
+    def get(self, key: str, default: Any = None) -> Any:
+        return self._first.get(key.lower(), default)

@@ -30,7 +30,7 @@ from gateway.errors import (
     TargetTooLongError,
     shown,
 )
-from gateway.http.body_writer import BODY_WRITER, BodyWriter, Outbox
+from gateway.http.connection import CONNECTION, DirectConnection, Outbox
 from gateway.settings import KIBIBYTE, Settings
 
 MAX_HEAD_BYTES: Final = 64 * KIBIBYTE
@@ -92,6 +92,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         _bound_unsent(transport)
+        self._direct = DirectConnection(self.outbox, transport, self.flow)
         excess = len(self.connections) - self.bounds.most_connections
         if excess > SPARE_CONNECTIONS:
             transport.abort()
@@ -108,6 +109,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timers()
         super().connection_lost(exc)
+        self._direct.lose()
         # Break the reference cycle, which would keep body data until the garbage collector runs.
         self.cycle = None  # type: ignore[assignment] # uvicorn's own start
 
@@ -179,11 +181,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
-        # It has no reference to the cycle, which refers to the scope.
-        writer = BodyWriter(self.outbox, self.transport, self.flow)
-        self.scope["extensions"] = {BODY_WRITER: {"writer": writer}}
+        self.scope["extensions"] = {CONNECTION: {"connection": self._direct}}
         super().on_headers_complete()
         self.cycle.transport = cast("asyncio.Transport", _ResponseTransport(self))
+
+    @override
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._direct.cycle = cycle
+        super()._start_asgi_task(cycle, app)
 
     @override
     def on_body(self, body: bytes) -> None:

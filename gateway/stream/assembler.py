@@ -1,7 +1,7 @@
 """Response assembler: collect the replies of a request into one JSON body."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -29,10 +29,17 @@ class WholeResponse(NamedTuple):
     """Timings, in dialects that send them in headers."""
 
 
-async def collect(completion: Completion, generation: Generation) -> WholeResponse:
-    """Wait for the whole response. Raises an ApiError if a job fails."""
+async def collect(
+    completion: Completion, generation: Generation, *, is_over: Callable[[], bool] = lambda: False
+) -> WholeResponse | None:
+    """Wait for the whole response. Raises an ApiError if a job fails.
+
+    Returns None if `is_over` before; wake the generation when that changes.
+    """
     assembler = _Assembler(completion)
     while assembler.unfinished_jobs:
+        if is_over():
+            return None
         for some in in_slices(await generation.replies()):
             await assembler.prompt_logprobs.prepare(some, generation.turn)
             async with generation.turn_for(some):

@@ -14,7 +14,7 @@ from gateway.delivery.measuring import RequestMeasure
 from gateway.delivery.streaming import DisconnectWatch, StreamedCompletion
 from gateway.delivery.subscription import Subscription
 from gateway.dispatch.generation import Generation
-from gateway.http.body_writer import BODY_WRITER, BodyWriter, Outbox
+from gateway.http.connection import CONNECTION, DirectConnection, Outbox
 from gateway.server.protocol import http_protocol
 from gateway.settings import Settings
 from gateway.stream.sse import KEEP_ALIVE, ChunkRenderer
@@ -77,8 +77,8 @@ async def streaming(
         headers={},
     )
     measure.accepted("m")
-    writer = BodyWriter(Outbox(), client, client.flow)
-    scope = {"type": "http", "extensions": {BODY_WRITER: {"writer": writer}}}
+    writer = DirectConnection(Outbox(), client, client.flow)
+    scope = {"type": "http", "extensions": {CONNECTION: {"connection": writer}}}
     generation.push(*TEXTS[0])
     await response.begin(timeout_seconds=PATIENCE_SECONDS)
     task = asyncio.create_task(response(scope, client.receive, client.send))
@@ -170,7 +170,7 @@ async def test_server_gives_every_request_a_writer_in_the_order_of_its_response(
         await send({"type": "http.response.start", "status": 200, "headers": []})
         for part in (b"a", b"b"):
             await send({"type": "http.response.body", "body": part * 2, "more_body": True})
-            scope["extensions"][BODY_WRITER]["writer"].write(part)
+            scope["extensions"][CONNECTION]["connection"].write(part)
             await asyncio.sleep(0)
         await send({"type": "http.response.body"})
 
