@@ -1,8 +1,8 @@
 """The vLLM engine: vLLM's engine core, with its outputs read once per step.
 
 `AsyncLLM` starts the engine and validates requests. Its output handling wakes a task for every
-token and is not used. Requests go directly to the engine core, and this module reads its outputs,
-one batch for each step. These parts of vLLM are private, so this module fits one version of it.
+token and is not used. Requests go directly to the engine core, and `receiving.py` reads its
+outputs, one batch for each step. These parts of vLLM are private, so this module fits one version of it.
 """
 
 import asyncio
@@ -34,6 +34,7 @@ from worker.engine.vllm.parser_format import parser_format
 from worker.engine.vllm.parsers import VllmParsers
 from worker.engine.vllm.processes import EngineProcesses
 from worker.engine.vllm.prompts import Prompts, fitting_max_tokens
+from worker.engine.vllm.receiving import receive_outputs
 from worker.engine.vllm.resumption import ResumedSequences, replayed_token_ids
 from worker.parsing.base import NO_PARSERS, Parsers
 from worker.settings import Settings
@@ -90,6 +91,7 @@ class VllmEngine:
         Thread(target=start, name="start-engine", daemon=True).start()
         await asyncio.shield(starting)
         self._processes.look()
+        receive_outputs(self._llm.engine_core)
         self._tasks = await self._llm.get_supported_tasks()
         await self._warm_up()
 
