@@ -131,9 +131,32 @@ def workers(model: str) -> str:
     return f"{{m:{model}}}:workers"
 
 
+def worker_card_prefix(model: str) -> str:
+    """Prefix of the workers' cards, to which the worker id is appended."""
+    return f"{{m:{model}}}:worker:"
+
+
 def worker_card(model: str, worker: str) -> str:
     """String with expiry: the WorkerCard."""
-    return f"{{m:{model}}}:worker:{worker}"
+    return worker_card_prefix(model) + worker
+
+
+def watched_workers(model: str) -> str:
+    """Sorted set: worker with heartbeats -> when its lease expires, in the server's Unix ms.
+
+    The score of a missing worker is negative: minus the time at which it was first found missing.
+    """
+    return f"{{m:{model}}}:watched"
+
+
+def worker_channel_prefix(model: str) -> str:
+    """Prefix of the workers' channels, to which the worker id is appended."""
+    return f"{{m:{model}}}:connected:"
+
+
+def worker_channel(model: str, worker: str) -> str:
+    """Pub/sub channel without messages: a worker subscribes to it while its process lives."""
+    return worker_channel_prefix(model) + worker
 
 
 def tokenizer(digest: str) -> str:

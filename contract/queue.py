@@ -52,6 +52,10 @@ for.
 _ABANDONED_GRACE_MS = 3_600_000
 _REPORT_AGAIN_MS = 2_000
 
+MISSING_MS: Final = 200
+"""Time for which a worker must be missing before it is gone: enough for heartbeats that waited
+while Redis paused, and for a worker that connects again."""
+
 _PRELUDE = "job_prelude"
 _ENQUEUE = LuaScript("job_enqueue", prelude=_PRELUDE)
 _CLAIM = LuaScript("job_claim", prelude=_PRELUDE)
@@ -64,6 +68,8 @@ _REVIVE = LuaScript("job_revive", prelude=_PRELUDE)
 _RECEIPTS = LuaScript("job_receipts")
 _FORGET = LuaScript("job_forget")
 _ANNOUNCE = LuaScript("worker_announce")
+_BEAT = LuaScript("worker_beat")
+_WATCH = LuaScript("worker_watch")
 _STATUS = LuaScript("model_status")
 
 
@@ -455,6 +461,35 @@ class JobQueue:
             [keys.workers(self.model), keys.worker_card(self.model, card.id)],
             [card.id, messages.encode(card), ttl_ms, int(card.state is WorkerState.READY)],
         )
+
+    async def beat(self, worker: str, *, lease_ms: int) -> bool:
+        """Renew a worker's lease; 0 ms end it. Return whether the worker is watched.
+
+        It is if Redis has its subscription to `keys.worker_channel`.
+        """
+        watched = await _BEAT.run(
+            self._executor,
+            [keys.watched_workers(self.model)],
+            [worker, keys.worker_channel(self.model, worker), lease_ms],
+        )
+        return bool(watched)
+
+    async def gone_workers(self) -> list[str]:
+        """Find workers whose process, machine or connection is gone. Expire their jobs' leases.
+
+        Each worker is returned once, by the second call that finds it missing.
+        """
+        gone = await _WATCH.run(
+            self._executor,
+            [keys.watched_workers(self.model), keys.workers(self.model), self._leases],
+            [
+                keys.worker_channel_prefix(self.model),
+                keys.worker_card_prefix(self.model),
+                keys.job_prefix(self.model),
+                MISSING_MS,
+            ],
+        )
+        return [worker.decode() for worker in gone]
 
     async def status(self) -> ModelStatus:
         """Count ready workers and jobs, and measure the oldest wait."""

@@ -170,6 +170,10 @@ _RESUMED_JOBS = Counter(
     "Attempts that ended before their job did, by reason; another worker resumes the job.",
     ["reason"],
 )
+GONE_WORKERS = Counter(
+    "sluice_gateway_gone_workers_total",
+    "Workers that this gateway found gone: killed, stopped, or cut off from Redis.",
+)
 RESUMPTION_PAUSE = Histogram(
     "sluice_gateway_resumption_pause_seconds",
     "From the last reply of a lost attempt to the next token of its job.",

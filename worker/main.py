@@ -28,6 +28,7 @@ from worker import telemetry, tracing
 from worker.engine.base import Engine, EngineDeadError, EngineInfo
 from worker.engine.scripted import Script, ScriptedEngine
 from worker.execution.runner import Runner
+from worker.queue.heartbeat import Heartbeat
 from worker.queue.link import REDIS_TIMEOUT_SECONDS, Link
 from worker.registration import ANNOUNCE_SECONDS, Catalogue
 from worker.retries import repeat
@@ -92,8 +93,14 @@ class _Process:
             redis,
             settings.served_name,
             worker=settings.worker_id,
-            lease_ms=settings.lease_ms,
+            lease_ms=settings.job_lease_ms,
             most_pending_deltas=settings.reply_buffer_deltas,
+        )
+        self._heartbeat = Heartbeat(
+            settings.redis_url.get_secret_value(),
+            settings.served_name,
+            settings.worker_id,
+            lease_ms=settings.lease_ms,
         )
         self._catalogue = Catalogue(
             redis,
@@ -131,6 +138,7 @@ class _Process:
             telemetry.READY.set(0)
             await end_task(announcing, linking)
             await self._withdraw()
+            await self._heartbeat.aclose()
             await self._supervisor.aclose()
             if health is not None:
                 health.close()
@@ -147,6 +155,8 @@ class _Process:
         except Exception as error:  # Engines raise anything.
             _log.error("The engine could not be started: %s", error)
             return EXIT_NOT_STARTED
+        # Not before: loading libraries may block all threads for longer than a lease.
+        self._heartbeat.start()
         while engine is not None:
             failure = await self._serve(engine)
             if failure is None:

@@ -17,6 +17,10 @@ from worker.chat_format import given_template
 
 _PREFIX = "SLUICE_"
 
+JOB_LEASES = 3
+"""Leases of a worker in the lease of a job. The thread that renews the former cannot be starved;
+the event loop that renews the latter may be blocked for a while."""
+
 
 def environment_name(field: str) -> str:
     """Return the environment variable of a field."""
@@ -119,10 +123,12 @@ class Settings(BaseSettings):
     )
 
     lease_seconds: float = Field(
-        default=4.0,
+        default=1.5,
         ge=0.3,
         le=600,
-        description="Time after which an unresponsive worker loses its jobs.",
+        description="Time after which a worker without heartbeats loses its jobs: one that is "
+        "stopped, or cut off from Redis. A worker whose event loop is blocked loses them "
+        f"after {JOB_LEASES:d} times this time.",
     )
     drain_seconds: float = Field(
         default=30.0,
@@ -214,8 +220,13 @@ class Settings(BaseSettings):
 
     @property
     def lease_ms(self) -> int:
-        """The lease in milliseconds."""
+        """The worker's lease in milliseconds."""
         return round(self.lease_seconds * 1000)
+
+    @property
+    def job_lease_ms(self) -> int:
+        """The lease of a job in milliseconds."""
+        return JOB_LEASES * self.lease_ms
 
     @model_validator(mode="after")
     def _check_model_folder(self) -> Self:

@@ -44,6 +44,11 @@ FRAMES_WRITTEN = Counter("sluice_worker_frames_written", "Reply frames written t
 REPLY_WRITE_FAILURES = Counter(
     "sluice_worker_reply_write_failures", "Failed writes of reply frames to Redis."
 )
+HEARTBEAT_GAP = Histogram(
+    "sluice_worker_heartbeat_gap_seconds",
+    "Time between two heartbeats of the worker.",
+    buckets=(0.275, 0.3, 0.35, 0.4, 0.5, 0.6, 0.8, 1, 1.5, 2, 3, 5, 10),
+)
 READY = Gauge("sluice_worker_ready", "1 while the worker claims jobs.")
 STATE = Enum("sluice_worker_state", "State of the worker.", states=[*WorkerState])
 ENGINE_RESTARTS = Counter("sluice_worker_engine_restarts", "Restarts of engines that died or hung.")

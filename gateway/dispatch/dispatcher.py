@@ -37,7 +37,7 @@ from gateway.dispatch.ticket import Ticket
 from gateway.errors import OverloadedError, TenantQueueFullError, queue_unavailable
 
 HEARTBEAT_SECONDS = 2.0
-RECLAIM_SECONDS = 0.5
+RECLAIM_SECONDS = 0.25
 CHECK_SECONDS = 1.0
 
 logger = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""Expired leases: take jobs back from workers that no longer extend their leases."""
+"""Expired leases: take jobs back from workers that are gone, or no longer extend their leases."""
 
 import logging
 from typing import Any
@@ -10,6 +10,7 @@ from contract import keys, messages
 from contract.messages import Frame, JobLost
 from contract.queue import LostJob
 from contract.tasks import in_background
+from gateway import telemetry
 from gateway.dispatch.catalogue import Catalogue
 from gateway.dispatch.jobs import JobsInFlight
 from gateway.dispatch.notices import ResponseNotices
@@ -46,6 +47,9 @@ class ExpiredLeases:
             return
         for model in self._catalogue.models:
             queue = self._catalogue.queue(model.card.model)
+            for worker in await queue.gone_workers():
+                telemetry.GONE_WORKERS.inc()
+                logger.warning("worker %s is gone; other workers resume its jobs", worker)
             for lost in await queue.reclaim():
                 await self._report(model.card.model, lost)
 

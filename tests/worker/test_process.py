@@ -22,7 +22,7 @@ from redis.asyncio import Redis
 from typing_extensions import override
 
 from contract import keys, messages
-from contract.messages import Feature, JobFinished, WorkerCard, WorkerState
+from contract.messages import Feature, GenerationJob, JobFinished, WorkerCard, WorkerState
 from tests.support.cases import all_cases
 from tests.support.patience import PATIENCE_SECONDS, PROCESS_PATIENCE_SECONDS
 from tests.support.processes import free_port
@@ -153,6 +153,47 @@ async def test_second_signal_hands_back_at_once(
     assert [lost.job_id for lost in await gateway.queue.reclaim()] == [job.id]
 
 
+async def gone(gateway: Gateway, job: GenerationJob) -> None:
+    """Wait until the worker is gone, as gateways do, and its job is lost."""
+    async with asyncio.timeout(PROCESS_PATIENCE_SECONDS):
+        while not (workers := await gateway.queue.gone_workers()):
+            await asyncio.sleep(0.01)
+    assert workers == ["w1"]
+    assert [lost.job_id for lost in await gateway.queue.reclaim()] == [job.id]
+
+
+async def test_killed_process_loses_its_jobs_before_its_lease_expires(
+    redis_server: RedisServer, gateway: Gateway
+) -> None:
+    job = make_job(max_tokens=LONG)
+    async with worker_process(redis_server, "--lease-seconds=600") as process:
+        await ready(gateway)
+        await gateway.begin(job)
+        assert await gateway.queue.gone_workers() == []
+        process.kill()
+        await gone(gateway, job)
+
+
+async def test_stopped_process_loses_its_jobs_and_serves_again_when_it_continues(
+    redis: Redis, redis_server: RedisServer, gateway: Gateway
+) -> None:
+    job, other = make_job(max_tokens=LONG), make_job(max_tokens=5)
+    async with worker_process(redis_server) as process:
+        await ready(gateway)
+        await gateway.begin(job)
+        process.send_signal(signal.SIGSTOP)
+        await gone(gateway, job)
+        assert (await gateway.queue.status()).ready_workers == 0
+        assert await gateway.queue.cancel(job.id, job.tenant)
+        process.send_signal(signal.SIGCONT)
+        await ready(gateway)
+        await gateway.enqueue(other)
+        await gateway.finished(other)
+        process.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(process.wait(), PATIENCE_SECONDS) == 0
+    assert not await redis.exists(keys.watched_workers(MODEL))
+
+
 async def test_health_endpoints(redis: Redis, redis_server: RedisServer, gateway: Gateway) -> None:
     port = free_port()
     async with worker_process(redis_server, f"--health-port={port}") as process:
@@ -258,7 +299,8 @@ def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("SLUICE_LEASE_SECONDS", "9")
     settings = Settings()
     assert settings.engine_arguments == {"tensor_parallel_size": 2}
-    assert (settings.lease_ms, settings.served_name) == (9000, "checkpoint")
+    assert (settings.lease_ms, settings.job_lease_ms) == (9_000, 27_000)
+    assert settings.served_name == "checkpoint"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,145 @@
+"""Heartbeats: a thread that keeps the worker's lease, and the connection that shows its end.
+
+The thread has its own event loop and connections, so the worker's work cannot starve it. It
+subscribes to the worker's channel. If the process ends, the kernel closes the connection, and
+gateways give the worker's jobs to other workers at once. If the machine or its network fails, or
+the process is stopped, the lease expires.
+
+The thread also sends heartbeats while the worker's event loop is blocked. The leases of jobs, which
+that loop extends, cover this case.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import threading
+import time
+from typing import Any
+
+from redis.asyncio import Redis
+from redis.asyncio.client import PubSub
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import NoPermissionError, RedisError
+
+from contract import keys
+from contract.queue import JobQueue
+from contract.redis_url import redis_client
+from worker import telemetry
+
+_log = logging.getLogger(__name__)
+
+BEATS_PER_LEASE = 6
+_AGAIN_SECONDS = 0.05
+"""Pause after a failure: shorter than the time for which a worker may be missing."""
+_UNWATCHED_SECONDS = 1.0
+
+
+class Heartbeat:
+    """The thread of one worker process."""
+
+    def __init__(self, redis_url: str, model: str, worker: str, *, lease_ms: int) -> None:
+        self._redis_url = redis_url
+        self._model = model
+        self._worker = worker
+        self._lease_ms = lease_ms
+        self._thread = threading.Thread(target=self._main, name="heartbeat", daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._work: asyncio.Task[None] | None = None
+        self._is_closing = False
+        self._has_failed = False
+        self._last_beat_at: float | None = None
+        self._subscription: PubSub | None = None
+
+    def start(self) -> None:
+        """Start the thread. Call it once."""
+        # An engine's processes may be forks; their copies would keep the connection open.
+        os.register_at_fork(after_in_child=self._close_copy)
+        self._thread.start()
+
+    async def aclose(self) -> None:
+        """End the lease and the thread, if it was started. The worker must hold no job."""
+        self._is_closing = True
+        if self._loop is not None and self._work is not None:
+            with contextlib.suppress(RuntimeError):  # It may have ended.
+                self._loop.call_soon_threadsafe(self._work.cancel)
+        if self._thread.ident is not None:
+            await asyncio.to_thread(self._thread.join)
+
+    # -- in the thread ---------------------------------------------------------------------------
+
+    def _main(self) -> None:
+        try:
+            asyncio.run(self._run())
+        except asyncio.CancelledError:
+            pass
+        except Exception:
+            _log.critical("The heartbeat thread ended", exc_info=True)
+
+    async def _run(self) -> None:
+        self._loop, self._work = asyncio.get_running_loop(), asyncio.current_task()
+        if self._is_closing:
+            return
+        # A heartbeat that gets no reply must leave time for another one.
+        seconds = self._lease_ms / 1000 / 2
+        async with redis_client(
+            self._redis_url,
+            socket_timeout=seconds,
+            socket_connect_timeout=seconds,
+            retry=Retry(NoBackoff(), 0),
+        ) as redis:
+            queue = JobQueue(redis, self._model)
+            try:
+                while not self._is_closing:
+                    await self._keep_lease(redis, queue)
+            finally:
+                with contextlib.suppress(RedisError, OSError):
+                    await queue.beat(self._worker, lease_ms=0)
+
+    async def _keep_lease(self, redis: Redis, queue: JobQueue) -> None:
+        """Subscribe and send heartbeats until that fails."""
+        pause_seconds = _AGAIN_SECONDS
+        try:
+            async with redis.pubsub(ignore_subscribe_messages=True) as subscription:
+                self._subscription = subscription
+                await subscription.subscribe(keys.worker_channel(self._model, self._worker))
+                # The first message confirms the subscription. Later ones only end the pause.
+                await subscription.get_message(timeout=self._lease_ms / 1000)
+                while await self._beat(queue):
+                    await subscription.get_message(timeout=self._lease_ms / 1000 / BEATS_PER_LEASE)
+            cause = "Redis does not show the subscription to the worker's channel"
+            pause_seconds = _UNWATCHED_SECONDS
+        except (RedisError, OSError) as error:
+            cause = str(error)
+            if isinstance(error, NoPermissionError):
+                pause_seconds = _UNWATCHED_SECONDS
+            # If only the subscription failed, the worker must not count as gone.
+            with contextlib.suppress(RedisError, OSError):
+                await queue.beat(self._worker, lease_ms=self._lease_ms)
+        if not self._has_failed:
+            self._has_failed = True
+            _log.warning("Could not send heartbeats, retrying: %s", cause)
+        await asyncio.sleep(pause_seconds)
+
+    async def _beat(self, queue: JobQueue) -> bool:
+        is_watched = await queue.beat(self._worker, lease_ms=self._lease_ms)
+        if is_watched:
+            now = time.monotonic()
+            if self._last_beat_at is not None:
+                telemetry.HEARTBEAT_GAP.observe(now - self._last_beat_at)
+            self._last_beat_at = now
+            if self._has_failed:
+                self._has_failed = False
+                _log.info("Recovered: send heartbeats")
+        return is_watched
+
+    # -- in a fork -------------------------------------------------------------------------------
+
+    def _close_copy(self) -> None:
+        """Close this process's copy of the subscription's connection."""
+        connection: Any = self._subscription and self._subscription.connection
+        if connection is not None and connection.is_connected:
+            writer = connection._writer  # noqa: SLF001 - redis-py does not expose its socket
+            # The descriptor stays valid: the socket object closes it when it is collected.
+            os.dup2(os.open(os.devnull, os.O_RDWR), writer.get_extra_info("socket").fileno())
