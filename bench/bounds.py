@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -43,6 +43,11 @@ _LONG_TOKENS: Final = 900
 _BEAT_SECONDS: Final = 0.01
 _POLL_SECONDS: Final = 0.005
 _PATIENCE_SECONDS: Final = 60.0
+_PAUSE_SECONDS: Final = 0.2
+"""A longer pause of a stream is that of a lost worker; an engine's step takes a tenth of it."""
+DEPLOYMENT: Final = Deployment(
+    engine=Engine.SCRIPTED, max_sequences=64, context_window=1024, step_seconds=0.02
+)
 
 
 @dataclass
@@ -157,6 +162,39 @@ class Clients:
         over.set()
         return max(await asyncio.gather(*streams))
 
+    async def resume_after_a_kill(self) -> float:
+        """Return the pause of a stream whose worker is killed."""
+        return await self._pause_after(signal.SIGKILL)
+
+    async def resume_after_a_stop(self) -> float:
+        """Return the pause of a stream whose worker is stopped, as if its machine was lost."""
+        return await self._pause_after(signal.SIGSTOP)
+
+    async def _pause_after(self, number: signal.Signals) -> float:
+        worker, url = await asyncio.to_thread(self.sluice.start_worker, DEPLOYMENT)
+        try:
+            async with AsyncExitStack() as streams:
+                # Claims alternate between idle workers.
+                for _ in range(STREAMS):
+                    reader = await streams.enter_async_context(self._stream(self._key))
+                    if not await self._is_idle(url):
+                        break
+                else:
+                    raise MeasureError(f"The second worker got none of {STREAMS} streams.")
+                os.kill(worker.pid, number)
+                last, pause = time.monotonic(), 0.0
+                async with asyncio.timeout(_PATIENCE_SECONDS):
+                    # What was under way still arrives, within a few steps of the engine.
+                    while pause < _PAUSE_SECONDS:
+                        await reader.readuntil(b"data: ")
+                        now = time.monotonic()
+                        pause, last = now - last, now
+                return pause
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(worker.pid, signal.SIGKILL)
+            await asyncio.to_thread(worker.stop)
+
     async def _longest_pause(self, begun: asyncio.Barrier, over: asyncio.Event) -> float:
         longest = 0.0
         async with self._stream(self._key) as reader:
@@ -169,7 +207,10 @@ class Clients:
         return longest
 
     async def _is_worker_idle(self) -> bool:
-        page = await self._http.get(f"{self.sluice.metrics_urls()[0]}/metrics")
+        return await self._is_idle(self.sluice.metrics_urls()[0])
+
+    async def _is_idle(self, worker_url: str) -> bool:
+        page = await self._http.get(f"{worker_url}/metrics")
         return "sluice_worker_jobs_running 0.0" in page.text
 
     async def _has_status(self, url: str, key: str, status: int) -> bool:
@@ -213,8 +254,11 @@ BOUNDS: Final = (
     ("a place of a tenant is free after its client ended", 0.5, Clients.give_back_a_place),
     ("the worker runs nothing after its client ended", 1.0, Clients.stop_generating),
     ("both gateways reject a revoked key", 1.0, Clients.revoke_a_key),
-    ("a request is rejected while Redis does not answer", 2.0, Clients.reject_without_redis),
     ("pause of streams beside a hostile regex", 0.5, Clients.check_a_hostile_regex),
+    ("pause of a stream whose worker is killed", 1.0, Clients.resume_after_a_kill),
+    ("pause of a stream whose worker is stopped", 2.5, Clients.resume_after_a_stop),
+    # Last: after an outage of Redis, no job counts as lost for SLUICE_RESUME_AFTER.
+    ("a request is rejected while Redis does not answer", 2.0, Clients.reject_without_redis),
 )
 
 
@@ -247,12 +291,9 @@ async def _measure(sluice: Sluice, rounds: int, single_key: str) -> list[Bound]:
 @click.option("--rounds", type=click.IntRange(1, 100), default=10, show_default=True)
 def main(*, rounds: int) -> None:
     """Measure each guaranteed time and print a table."""
-    deployment = Deployment(
-        engine=Engine.SCRIPTED, max_sequences=64, context_window=1024, step_seconds=0.02
-    )
     with (
         tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder,
-        running_sluice(deployment, Path(folder)) as sluice,
+        running_sluice(DEPLOYMENT, Path(folder)) as sluice,
     ):
         limit = "concurrent_requests=1"
         sluice.command("tenants", "create", SINGLE, "--id", SINGLE, "--limit", limit)

@@ -91,6 +91,10 @@ class Sluice:
     def open(self, deployment: Deployment) -> None:
         """Start everything except the gateways, and wait until the worker is ready."""
         self.command("db", "upgrade")
+        self._worker, self._worker_url = self.start_worker(deployment)
+
+    def start_worker(self, deployment: Deployment) -> tuple[Server, str]:
+        """Start another worker, which the caller stops. Return it and the base URL of /metrics."""
         port = free_port()
         options = {
             "engine": deployment.engine.value,
@@ -105,9 +109,10 @@ class Sluice:
             # Send every token by itself, to measure the cost of a single token.
             options["gather-seconds"] = "0"
         arguments = [text for name, value in options.items() for text in (f"--{name}", value)]
-        self._worker = self._start("worker", [sys.executable, "-m", "worker", *arguments])
-        self._worker_url = f"http://127.0.0.1:{port}"
-        self._worker.wait_until_ready(f"{self._worker_url}/readyz", seconds=_ENGINE_READY_SECONDS)
+        worker = self._start("worker", [sys.executable, "-m", "worker", *arguments])
+        url = f"http://127.0.0.1:{port}"
+        worker.wait_until_ready(f"{url}/readyz", seconds=_ENGINE_READY_SECONDS)
+        return worker, url
 
     def close(self) -> None:
         """Stop everything, Redis last, because the others use it during shutdown."""
