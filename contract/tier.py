@@ -3,23 +3,40 @@
 from collections.abc import Mapping
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Literal
 
 
 class ServiceTier(StrEnum):
     """Orders the jobs of one tenant and changes the tenant's share of the workers within bounds."""
 
+    BATCH = "batch"
     FLEX = "flex"
     DEFAULT = "default"
     PRIORITY = "priority"
 
 
+RequestTier = Literal[ServiceTier.FLEX, ServiceTier.DEFAULT, ServiceTier.PRIORITY]
+"""A tier that a request or a tenant may select. Only batches use the other one."""
+
+REQUEST_TIERS: Final = tuple(tier for tier in ServiceTier if tier is not ServiceTier.BATCH)
+"""The tiers of RequestTier."""
+
 TIER_RANKS: Final[Mapping[ServiceTier, int]] = MappingProxyType(
-    {ServiceTier.PRIORITY: 0, ServiceTier.DEFAULT: 1, ServiceTier.FLEX: 2}
+    {
+        ServiceTier.PRIORITY: 0,
+        ServiceTier.DEFAULT: 1,
+        ServiceTier.FLEX: 2,
+        ServiceTier.BATCH: 3,
+    }
 )
 """Rank of a tier within the tenant's queue; the lowest rank goes first."""
 
 TIER_BOOSTS: Final[Mapping[ServiceTier, float]] = MappingProxyType(
-    {ServiceTier.PRIORITY: 2.0, ServiceTier.DEFAULT: 1.0, ServiceTier.FLEX: 0.5}
+    {
+        ServiceTier.PRIORITY: 2.0,
+        ServiceTier.DEFAULT: 1.0,
+        ServiceTier.FLEX: 0.5,
+        ServiceTier.BATCH: 1.0,
+    }
 )
 """Factor on the tenant's weight; bounded, so that no tier starves another tenant."""

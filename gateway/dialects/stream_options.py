@@ -4,7 +4,7 @@ from typing import Final
 
 from pydantic import Field
 
-from contract.tier import ServiceTier
+from contract.tier import REQUEST_TIERS, ServiceTier
 from gateway.dialects.fields import Parameters, agreed
 from gateway.dialects.profile import Profile
 from gateway.errors import InvalidParameterError, shown
@@ -116,9 +116,9 @@ def read_service_tier(body: DeliveryParameters) -> ServiceTier | None:
     name = body.service_tier
     if name in (None, AUTO_TIER):
         return None
-    if name not in set(ServiceTier):
+    if name not in REQUEST_TIERS:
         raise InvalidParameterError(
-            f"'service_tier' must be one of {', '.join((AUTO_TIER, *ServiceTier))}. "
+            f"'service_tier' must be one of {', '.join((AUTO_TIER, *REQUEST_TIERS))}. "
             f"Given: {shown(name)}.",
             param="service_tier",
         )

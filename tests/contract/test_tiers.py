@@ -9,6 +9,7 @@ from contract.tier import TIER_BOOSTS, TIER_RANKS, ServiceTier
 from tests.contract.test_queue import MODEL, claim_ids, enqueue, job
 
 FLEX, DEFAULT, PRIORITY = ServiceTier.FLEX, ServiceTier.DEFAULT, ServiceTier.PRIORITY
+BATCH = ServiceTier.BATCH
 
 
 @pytest.fixture
@@ -18,7 +19,8 @@ def queue(any_redis: "Redis") -> JobQueue:
 
 
 def test_every_tier_has_a_unique_rank_and_a_boost() -> None:
-    assert sorted(TIER_RANKS, key=lambda tier: TIER_RANKS[tier]) == [PRIORITY, DEFAULT, FLEX]
+    ordered = [PRIORITY, DEFAULT, FLEX, BATCH]
+    assert sorted(TIER_RANKS, key=lambda tier: TIER_RANKS[tier]) == ordered
     assert len(set(TIER_RANKS.values())) == len(ServiceTier)
     assert set(TIER_BOOSTS) == set(ServiceTier)
     assert TIER_BOOSTS[DEFAULT] == 1

@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from contract.tier import ServiceTier
+from contract.tier import REQUEST_TIERS, ServiceTier
 from gateway.management.tenants.schemas import TenantBody
 from gateway.management.tenants.service import TenantService
 from gateway.tenancy.records import Billing, Tenant
@@ -47,7 +47,7 @@ _billing_option: Decorator = click.option(
 )
 _tier_option: Decorator = click.option(
     "--service-tier",
-    type=click.Choice([each.value for each in ServiceTier]),
+    type=click.Choice([each.value for each in REQUEST_TIERS]),
     help="Service tier of requests that specify none.",
 )
 _cost_option: Decorator = click.option(

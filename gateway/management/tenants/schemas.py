@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from contract.dialect import Dialect
-from contract.tier import ServiceTier
+from contract.tier import RequestTier, ServiceTier
 from gateway.management.shared.fields import (
     BodyWithLimits,
     LimitsGiven,
@@ -65,7 +65,7 @@ class TenantCreation(BodyWithLimits):
     plan_id: PlanId = None
     limits: LimitsGiven = Field(default_factory=dict)
     billing: Billing = Billing.POSTPAID
-    service_tier: ServiceTier = Field(
+    service_tier: RequestTier = Field(
         ServiceTier.DEFAULT, description="Default for requests that specify none."
     )
     shows_cost: bool = Field(default=False, description="Whether responses include their cost.")
@@ -83,7 +83,7 @@ class TenantChange(BodyWithLimits):
     plan_id: PlanId = None
     limits: LimitsGiven = Field(default_factory=dict)
     billing: Billing = Field(default_factory=lambda: Billing.POSTPAID)
-    service_tier: ServiceTier = Field(default_factory=lambda: ServiceTier.DEFAULT)
+    service_tier: RequestTier = Field(default_factory=lambda: ServiceTier.DEFAULT)
     shows_cost: bool = Field(default_factory=bool)
     cors_origins: CorsOrigins = Field(default_factory=list)
 

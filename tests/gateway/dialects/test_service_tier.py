@@ -23,7 +23,7 @@ def test_tier_is_read(given: str | None, tier: ServiceTier | None) -> None:
         assert request.ignored_parameters == ()
 
 
-@all_cases("given", ["scale", "Priority", "", " flex"])
+@all_cases("given", ["batch", "scale", "Priority", "", " flex"])
 def test_other_tiers_are_refused_by_name(given: str) -> None:
     for profile in PROFILES.values():
         error = refusal(profile, service_tier=given)
