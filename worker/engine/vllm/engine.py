@@ -2,7 +2,8 @@
 
 `AsyncLLM` starts the engine and validates requests. Its output handling wakes a task for every
 token and is not used. Requests go directly to the engine core, and `receiving.py` reads its
-outputs, one batch for each step. These parts of vLLM are private, so this module fits one version of it.
+outputs, one batch for each step. These parts of vLLM are private, so this module fits one version
+of it.
 """
 
 import asyncio
