@@ -67,6 +67,7 @@ VARIABLES: Final = [block.text for block in blocks_of(HEAD)]
 
 def test_every_section_is_run() -> None:
     assert list(TEXTS) == list(SECTIONS)
+    assert re.findall(r"^\| \[(.+?)\]", HEAD, re.MULTILINE) == list(SECTIONS)
     for text in TEXTS.values():
         assert {block.language for block in blocks_of(text)} & INTERPRETERS.keys()
 
@@ -82,6 +83,10 @@ def test_every_section_is_run() -> None:
 def test_snippets(stack: Stack, tmp_path: Path, section: str, environment: Environment) -> None:
     (tmp_path / "variables.sh").write_text("\n".join(VARIABLES))
     (tmp_path / "worker").symlink_to(REPOSITORY / "worker")
+    (tmp_path / ".sluice").mkdir()
+    (tmp_path / ".sluice" / "demo.env").write_text(
+        f"SLUICE_URL={stack.url}\nSLUICE_KEY={stack.key()}\n"
+    )
     printed = None
     for number, block in enumerate(blocks_of(TEXTS[section])):
         if block.title:
@@ -96,8 +101,6 @@ def test_snippets(stack: Stack, tmp_path: Path, section: str, environment: Envir
             printed = environment.run(
                 ("bash", "-euc", f". ./variables.sh; exec {command} {snippet}"),
                 tmp_path,
-                SLUICE_URL=stack.url,
-                SLUICE_KEY=stack.key(),
             )
 
 
