@@ -95,10 +95,11 @@ class ChatToolParameters(ToolParameters):
     tool_choice: Any = Field(
         default=None,
         description="`none` (the prompt describes the tools, but the response is text), `auto`, "
-        "`required` (at least one call), `{type: function, function: {name}}`, or `{type: "
+        "`required` (at least one call), `{type: function, function: {name}}`, `{type: "
         "allowed_tools, allowed_tools: {mode, tools}}` or, as in mistral.rs, `{type: "
-        "allowed_tools, mode, tools}`: the prompt describes all tools, but the model may (`mode` auto) or must (required) call only those. Default: auto if there are "
-        "tools, else none.",
+        "allowed_tools, mode, tools}`. With `allowed_tools`, the prompt describes all tools, but "
+        "the model may (`mode` auto) or must (required) call only those. Default: auto if there "
+        "are tools, else none.",
         json_schema_extra=CHAT_TOOL_CHOICE_SCHEMA,
     )
     functions: Any = Field(
