@@ -96,17 +96,20 @@ local function correct_account(key, is_held, is_payer)
     call('HSET', key, 'month', month)
   end
   if old_month <= month then s = s + cost end
-  call('HSET', key, 'v', (seen[2] or 0) + 1, 'q', q, 't', t, 'qo', qo, 'to', to, 's', s, 'r', r)
-  if is_payer then
-    call('HSET', key, 'cr', cr)
-    if seen[12] then call('HSET', key, 'credit', seen[12] - cost) end
+  local v, credit = (seen[2] or 0) + 1, is_payer and seen[12]
+  if credit then
+    call('HSET', key, 'v', v, 'q', q, 't', t, 'qo', qo, 'to', to, 's', s, 'r', r, 'cr', cr,
+      'credit', credit - cost)
+  else
+    call('HSET', key, 'v', v, 'q', q, 't', t, 'qo', qo, 'to', to, 's', s, 'r', r, 'cr', cr)
   end
   -- An account in use outlives its counters if its expiry changes once a day.
   if old_day ~= day then call('PEXPIRE', key, ACCOUNT_MS) end
 end
 
+local is_as_held = is_settle and prompt == held_prompt and completion == held_completion
 for i, name in ipairs(cmsgpack.unpack(fields[8])) do
-  if sub(fields[9], i, i) == '1' then correct_window(ARGV[1] .. name) end
+  if sub(fields[9], i, i) == '1' and not is_as_held then correct_window(ARGV[1] .. name) end
   if sub(fields[11], i, i) == '1' then call('ZREM', ARGV[2] .. name, id) end
   correct_account(ARGV[3] .. name, sub(fields[10], i, i) == '1',
     fields[12] == '1' and sub(name, 1, 2) == 't:')

@@ -244,8 +244,11 @@ for number = 1, #subjects do
       call('HSET', a.key, 'day', day_text, 'q', a.q, 't', a.t, 'month', month_text, 's', a.s)
       call('PEXPIRE', a.key, ACCOUNT_MS)
     end
-    call('HSET', a.key, 'qo', a.qo + 1, 'to', a.to + tokens, 'r', a.r + cost,
-      'cr', a.cr + (a.is_payer and cost or 0))
+    if a.is_payer then
+      call('HSET', a.key, 'qo', a.qo + 1, 'to', a.to + tokens, 'r', a.r + cost, 'cr', a.cr + cost)
+    else
+      call('HSET', a.key, 'qo', a.qo + 1, 'to', a.to + tokens, 'r', a.r + cost)
+    end
   end
   if s.running then call('ZADD', s.running, expiry, id) end
 end
