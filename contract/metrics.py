@@ -2,7 +2,8 @@
 
 from abc import abstractmethod
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from importlib.metadata import version
 from itertools import accumulate
 from typing import Final, Generic, TypeVar
@@ -77,14 +78,9 @@ class _LightMetric(Collector, Generic[C]):
         self._name = name
         self._documentation = documentation
         self._children: dict[tuple[str, ...], C] = {}
+        self.labels: Callable[..., C] = cache(self._add)
+        """Returns the series for the values of the labels; the same object on each call."""
         REGISTRY.register(self)
-
-    def labels(self, *values: str) -> C:
-        """Return the series for the values of the labels; the same object on each call."""
-        child = self._children.get(values)
-        if child is None:
-            child = self._children[values] = self._child()
-        return child
 
     def describe(self) -> Iterable[Metric]:
         """Return the metric without values, for the registry's check for duplicate names."""
@@ -94,6 +90,10 @@ class _LightMetric(Collector, Generic[C]):
     def collect(self) -> Iterator[Metric]:
         """Return the metric with the values of all series."""
         yield self._family(self._children.copy())
+
+    def _add(self, *values: str) -> C:
+        child = self._children[values] = self._child()
+        return child
 
     @abstractmethod
     def _child(self) -> C: ...

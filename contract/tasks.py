@@ -68,6 +68,28 @@ async def end_task(*tasks: asyncio.Future[Any]) -> None:
                 task.exception()
 
 
+async def wait_for_end(task: "asyncio.Task[Any]", *, timeout_seconds: float) -> None:
+    """Wait until a task ends or the time is over.
+
+    Like `asyncio.wait` for one task, with a third of the calls. The task continues if the time is
+    over, or if the caller is cancelled.
+    """
+    loop = asyncio.get_running_loop()
+    waiter: asyncio.Future[None] = loop.create_future()
+
+    def wake(_: object = None) -> None:
+        if not waiter.done():
+            waiter.set_result(None)
+
+    timer = loop.call_later(timeout_seconds, wake)
+    task.add_done_callback(wake)
+    try:
+        await waiter
+    finally:
+        timer.cancel()
+        task.remove_done_callback(wake)
+
+
 def raise_if_cancelled() -> None:
     """Raise CancelledError if this task was cancelled, even if the cancellation was swallowed.
 

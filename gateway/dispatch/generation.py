@@ -1,7 +1,7 @@
 """Generation: the jobs in flight of one request, and their unread replies."""
 
 import asyncio
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Final, NamedTuple
@@ -59,7 +59,7 @@ class Generation:
         """What engines reported about their prompts, by prompt."""
         self.finished: dict[int, JobFinished] = {}
         """The final messages of its jobs, by prompt."""
-        self.received_tokens: Counter[int] = Counter()
+        self.received_tokens: defaultdict[int, int] = defaultdict(int)
         """Completion tokens received, by prompt; for ranked sequences, those of all candidates."""
         self.overflowed = False
         """Whether replies were dropped because the consumer was too slow."""

@@ -8,7 +8,12 @@ from enum import Enum, auto
 from typing import Final
 
 
-class AttemptState(Enum):
+class _Constant(Enum):
+    # Hashing by identity needs no Python code, unlike that of other enumerations.
+    __hash__ = object.__hash__
+
+
+class AttemptState(_Constant):
     """The state of the attempt whose replies count."""
 
     QUEUED = auto()
@@ -23,7 +28,7 @@ class AttemptState(Enum):
     """The job is no longer in flight."""
 
 
-class AttemptEvent(Enum):
+class AttemptEvent(_Constant):
     """What changes the state of an attempt."""
 
     CLAIMED = auto()

@@ -54,14 +54,11 @@ class CheckedRequest(msgspec.Struct, frozen=True):
     @property
     def most(self) -> Counts:
         """The maximum tokens that the request may use, including those that `best_of` discards."""
-        prompts = zip(self.prepared.prompts, self.request.images, strict=True)
-        completion_tokens = sum(prompt.max_tokens for prompt in self.prepared.prompts)
-        return Counts(
-            prompt_tokens=sum(
-                self._most_tokens(len(prompt.token_ids), len(images)) for prompt, images in prompts
-            ),
-            completion_tokens=completion_tokens * self.request.best_of,
-        )
+        prompt_tokens = completion_tokens = 0
+        for prompt, images in zip(self.prepared.prompts, self.request.images, strict=True):
+            prompt_tokens += self._most_tokens(len(prompt.token_ids), len(images))
+            completion_tokens += prompt.max_tokens
+        return Counts(prompt_tokens, 0, completion_tokens * self.request.best_of)
 
     def _most_tokens(self, tokens: int, images: int) -> int:
         """Return the maximum tokens of a prompt.

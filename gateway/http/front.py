@@ -9,9 +9,10 @@ import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from functools import cached_property
 from typing import Any, Final
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, State
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
@@ -151,28 +152,40 @@ def _send_whole(scope: Scope, response: Response, request_id: bytes) -> bool:
 
 
 class _Request(Request):
-    """A request that finds headers in a dictionary."""
+    """A request whose parts are found once, and whose headers are in a dictionary."""
 
-    def __init__(self, scope: Scope, receive: Receive) -> None:
-        super().__init__(scope, receive)
-        self._headers = _Headers(scope=scope)
+    @cached_property
+    @override
+    def app(self) -> Any:
+        return self.scope["app"]
+
+    @cached_property
+    @override
+    def state(self) -> State:
+        return State(self.scope["state"])
+
+    @cached_property
+    @override
+    def headers(self) -> Headers:
+        return _Headers(raw=self.scope["headers"])
 
 
 class _Headers(Headers):
-    def __init__(self, *, scope: Scope) -> None:
-        super().__init__(raw=scope["headers"])
-        self._first: dict[str, str] = {}
-        for name, value in scope["headers"]:
-            self._first.setdefault(name.decode("latin-1"), value.decode("latin-1"))
+    def __init__(self, raw: list[tuple[bytes, bytes]]) -> None:
+        super().__init__(raw=raw)
+        # The first of several values counts.
+        self._values = {
+            str(name, "latin-1"): str(value, "latin-1") for name, value in reversed(raw)
+        }
 
     @override
     def __getitem__(self, key: str) -> str:
-        return self._first[key.lower()]
+        return self._values[key.lower()]
 
     @override
     def __contains__(self, key: object) -> bool:
-        return isinstance(key, str) and key.lower() in self._first
+        return isinstance(key, str) and key.lower() in self._values
 
     @override
     def get(self, key: str, default: Any = None) -> Any:
-        return self._first.get(key.lower(), default)
+        return self._values.get(key.lower(), default)

@@ -133,9 +133,4 @@ def _settled(draft: UsageRecord, receipts: Sequence[JobReceipt]) -> UsageRecord:
         sum(receipt.cached_tokens for receipt in receipts),
         sum(receipt.completion_tokens for receipt in receipts),
     )
-    return msgspec.structs.replace(
-        draft.used(**counts._asdict()),
-        outcome=Outcome.LOST,
-        code=LOST_CODE,
-        ended_ms=clock.now_ms(),
-    ).priced(free=counts)
+    return draft.ended(counts, free=counts, outcome=Outcome.LOST, code=LOST_CODE)

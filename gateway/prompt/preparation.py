@@ -99,12 +99,15 @@ class _Preparation:
         is_only = len(request.prompts) == 1
         param = _param(request) if is_only else f"prompt[{index}]"
         whole = self._layout(index, param)
-        keep = tokens_to_keep(whole.length, kept, max_tokens=request.max_tokens, window=window)
-        layout, lost = cut(whole, keep, window=window, keeps_start=request.keeps_prompt_start)
+        layout, lost = whole, list[int]()
+        if kept is not None:
+            keep = tokens_to_keep(whole.length, kept, max_tokens=request.max_tokens, window=window)
+            layout, lost = cut(whole, keep, window=window, keeps_start=request.keeps_prompt_start)
         if request.images[index]:
             self._check_images_are_whole(lost, param)
+        token_ids = layout.token_ids
         max_tokens = fit_max_tokens(
-            layout.length,
+            len(token_ids),
             request.max_tokens,
             window=window,
             behavior=request.context_length_behavior,
@@ -114,9 +117,9 @@ class _Preparation:
         if request.echo:
             shown = self._echo(index, layout, is_cut=bool(lost))
         elif request.is_native:
-            shown = self._encoder.decode(layout.token_ids)
+            shown = self._encoder.decode(token_ids)
         return PreparedPrompt(
-            token_ids=array("I", layout.token_ids),
+            token_ids=array("I", token_ids),
             max_tokens=max_tokens,
             cut_tokens=len(lost),
             shown=shown,

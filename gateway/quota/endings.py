@@ -8,7 +8,7 @@ from typing import Final
 
 from redis.exceptions import RedisError
 
-from contract.tasks import Backoff, TaskSet, end_task
+from contract.tasks import Backoff, TaskSet, end_task, wait_for_end
 from gateway.quota.store import QuotaStore
 from gateway.tenancy.usage_record import UsageRecord
 
@@ -91,7 +91,7 @@ class Endings:
 
     async def send(self, ending: Ending) -> bool:
         """Send an ending, retrying until it arrives. Return whether it does within WAIT_SECONDS."""
-        await asyncio.wait({self._begin(ending)}, timeout=WAIT_SECONDS)
+        await wait_for_end(self._begin(ending), timeout_seconds=WAIT_SECONDS)
         return ending.request_id not in self._pending
 
     async def run(self) -> None:
@@ -145,7 +145,6 @@ class Endings:
         if task is None:
             task = asyncio.create_task(self._end(ending))
             self._attempts[ending.request_id] = task
-            task.add_done_callback(lambda _: self._attempts.pop(ending.request_id, None))
         return task
 
     async def _end(self, ending: Ending) -> None:
@@ -162,6 +161,8 @@ class Endings:
             self._is_failing = False
             self._pending.pop(ending.request_id, None)
             self._note_confirmed(ending)
+        finally:
+            del self._attempts[ending.request_id]
 
     def _note_confirmed(self, ending: Ending) -> None:
         # Keep the order of arrival: a release after a settlement must not replace it.

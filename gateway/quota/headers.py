@@ -43,6 +43,8 @@ def headers_of(reply: Admitted | Refused, sees: SeesUse = sees_all) -> dict[str,
     """
     tightest = _tightest(reply.meters, sees)
     headers: dict[str, str] = {}
+    if not reply.meters and isinstance(reply, Admitted):
+        return headers
     for family, names in reversed(_FAMILIES):
         if meter := _least(tightest, names):
             headers |= _family(family, meter)

@@ -87,7 +87,9 @@ class Reservations:
         lack of money. Raises StoreUnavailableError if the limits cannot be checked. After an error
         nothing is reserved.
         """
-        reply = await self._seeded(request, self._ask)
+        reply = await self._ask(request)
+        if isinstance(reply, NeedsSeed):
+            reply = await self._seeded(request, reply, self._ask)
         if isinstance(reply, Refused):
             raise refusal_error(reply, is_openai=is_openai, sees=sees)
         if not isinstance(reply, Admitted):
@@ -176,7 +178,7 @@ class Reservations:
 
     async def _ask(self, request: ReservationRequest) -> ReserveReply:
         try:
-            return await self._reserve(request)
+            return await self._store.reserve(request, lease_ms=LEASE_MS)
         except BaseException as error:
             # It is unknown whether Redis has reserved.
             self._endings.begin(Ending(request.tenant_id, request.request_id))
@@ -187,10 +189,10 @@ class Reservations:
     async def _seeded(
         self,
         request: ReservationRequest,
+        reply: ReserveReply,
         ask: Callable[[ReservationRequest], Awaitable[ReserveReply]],
     ) -> ReserveReply:
-        """Call `ask`, and call it again after seeding subjects with incomplete counters."""
-        reply = await ask(request)
+        """Seed subjects with incomplete counters, and call `ask` again."""
         for _ in range(MOST_SEEDINGS):
             if not isinstance(reply, NeedsSeed):
                 break
@@ -202,7 +204,7 @@ class Reservations:
         return await self._store.reserve(request, lease_ms=LEASE_MS)
 
     async def _reserve_again(self, request: ReservationRequest) -> ReserveReply:
-        return await self._seeded(request, self._reserve)
+        return await self._seeded(request, await self._reserve(request), self._reserve)
 
     async def _end(self, ending: Ending) -> bool:
         if (

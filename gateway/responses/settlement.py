@@ -4,13 +4,12 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple, Self
 
 import msgspec
 from redis.exceptions import RedisError
 
-from contract import clock
 from contract.receipts import JobReceipt, JobState
 from contract.tasks import Backoff, TaskSet, raise_if_cancelled
 from contract.tracing import (
@@ -228,11 +227,11 @@ class Settlement:
     async def _settle(
         self, outcome: Outcome, code: str, counts: Sequence[Counts], *, free: Counts
     ) -> UsageRecord:
-        record = msgspec.structs.replace(
-            self.record.used(**_total(counts)._asdict()),
+        record = self.record.ended(
+            _total(counts),
+            free=free,
             outcome=outcome,
             code=code,
-            ended_ms=clock.now_ms(),
             first_token_ms=self._first_token_ms,
         )
         telemetry.tokens_used(
@@ -242,6 +241,9 @@ class Settlement:
             cached=record.cached_tokens,
             completion=record.completion_tokens,
         )
+        if self._trace is None:
+            await self._service.reservations.settle(record)
+            return record
         tracing.note_in(
             self._trace,
             {
@@ -254,7 +256,7 @@ class Settlement:
             tracing.note(
                 {GEN_AI_RESPONSE_ID: record.request_id, OUTCOME: outcome.value, CODE: code}
             )
-            await self._service.reservations.settle(record.priced(free=free))
+            await self._service.reservations.settle(record)
         return record
 
     def _undelivered(self, counts: Sequence[Counts], *, is_stored: bool) -> Counts:
@@ -303,7 +305,7 @@ class Settlement:
         if (
             received
             and not prompt_tokens
-            and self.generation.received_tokens.total() > settled_before
+            and sum(self.generation.received_tokens.values()) > settled_before
         ):
             # A job that was never followed has no prompt here.
             prompt_tokens = sum(
@@ -314,5 +316,5 @@ class Settlement:
         )
 
 
-def _total(counts: Iterable[Counts]) -> Counts:
-    return Counts(*map(sum, zip(*counts, strict=True)))
+def _total(counts: Sequence[Counts]) -> Counts:
+    return counts[0] if len(counts) == 1 else Counts(*map(sum, zip(*counts, strict=True)))

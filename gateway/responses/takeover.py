@@ -318,7 +318,7 @@ def _with_new_deadline(head: ResponseHead) -> ResponseHead:
 
 def _reservation_request(head: ResponseHead, draft: UsageRecord) -> ReservationRequest:
     """Return the reservation request for the most that a resumed response may use."""
-    most = draft.used(**head.most._asdict())
+    most = draft.used(head.most)
     return ReservationRequest.of(
         draft,
         head.subjects,

@@ -40,7 +40,12 @@ async def collect(
     while assembler.unfinished_jobs:
         if is_over():
             return None
-        for some in in_slices(await generation.replies()):
+        replies = await generation.replies()
+        if len(replies) < REPLIES_AT_ONCE and completion.request.scored_alternatives is None:
+            for reply in replies:
+                assembler.add(reply)
+            continue
+        for some in in_slices(replies):
             await assembler.prompt_logprobs.prepare(some, generation.turn)
             async with generation.turn_for(some):
                 for reply in some:

@@ -5,6 +5,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from contract import clock
 from contract.tier import ServiceTier
 from gateway.tenancy.limits import LimitScope
 
@@ -84,15 +85,45 @@ class UsageRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
         first_id = self.request_id.partition(".")[0]
         return [f"{first_id}-{index}" for index in range(self.jobs)]
 
-    def used(
-        self, *, prompt_tokens: int, cached_tokens: int, completion_tokens: int
+    def used(self, total: Counts) -> Counts:
+        """Return the tokens that the record of a draft has, if its jobs have used `total`."""
+        if not (self.prompt_tokens or self.cached_tokens or self.completion_tokens):
+            return total
+        return Counts(
+            max(total.prompt_tokens - self.prompt_tokens, 0),
+            max(total.cached_tokens - self.cached_tokens, 0),
+            max(total.completion_tokens - self.completion_tokens, 0),
+        )
+
+    def ended(
+        self, total: Counts, *, free: Counts, outcome: Outcome, code: str, first_token_ms: int = 0
     ) -> "UsageRecord":
-        """Return the record of a draft, with the total tokens of its jobs."""
+        """Return the record of a draft that ends now.
+
+        Its jobs have used `total`. The tenant does not pay for the tokens `free`.
+        """
+        own = self.used(total)
+        if any(free):
+            # For a request that resumed after a settlement, free tokens may be among those settled
+            # before.
+            free = Counts(*map(min, own, free))
         return msgspec.structs.replace(
             self,
-            prompt_tokens=max(prompt_tokens - self.prompt_tokens, 0),
-            cached_tokens=max(cached_tokens - self.cached_tokens, 0),
-            completion_tokens=max(completion_tokens - self.completion_tokens, 0),
+            prompt_tokens=own.prompt_tokens,
+            cached_tokens=own.cached_tokens,
+            completion_tokens=own.completion_tokens,
+            free_prompt_tokens=free.prompt_tokens,
+            free_cached_tokens=free.cached_tokens,
+            free_completion_tokens=free.completion_tokens,
+            cost_micros=self.cost_of(
+                prompt_tokens=own.prompt_tokens - free.prompt_tokens,
+                cached_tokens=own.cached_tokens - free.cached_tokens,
+                completion_tokens=own.completion_tokens - free.completion_tokens,
+            ),
+            outcome=outcome,
+            code=code,
+            ended_ms=clock.now_ms(),
+            first_token_ms=first_token_ms,
         )
 
     def id_of(self, scope: LimitScope) -> str | None:
@@ -113,21 +144,6 @@ class UsageRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
             + completion_tokens * self.completion_price
         )
         return -(-cost // MICRO)
-
-    def priced(self, *, free: Counts) -> "UsageRecord":
-        """Return the record with the cost of its tokens, except these free ones."""
-        own = Counts(self.prompt_tokens, self.cached_tokens, self.completion_tokens)
-        # For a request that resumed after a settlement, free tokens may be among those settled
-        # before.
-        free = Counts(*map(min, own, free))
-        paid = Counts(*(tokens - less for tokens, less in zip(own, free, strict=True)))
-        return msgspec.structs.replace(
-            self,
-            free_prompt_tokens=free.prompt_tokens,
-            free_cached_tokens=free.cached_tokens,
-            free_completion_tokens=free.completion_tokens,
-            cost_micros=self.cost_of(**paid._asdict()),
-        )
 
 
 encode_usage = msgspec.msgpack.Encoder().encode
