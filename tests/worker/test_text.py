@@ -72,6 +72,15 @@ def test_text_equals_vllms_for_prompts_of_whole_characters(completion: str, prom
     assert decoded(prompt_ids, ids) == vllm_text(prompt_ids, ids)
 
 
+@given(st.text(max_size=60), st.integers(2, 9))
+def test_text_of_several_tokens_is_that_of_each(completion: str, size: int) -> None:
+    ids = TOKENIZER.encode(completion).ids
+    single, several = Detokenizer(TOKENIZER, BASE), Detokenizer(TOKENIZER, BASE)
+    for start in range(0, len(ids), size):
+        part = ids[start : start + size]
+        assert several.decode(part) == "".join(map(single.step, part))
+
+
 def matched(pieces: list[str], stop: list[str]) -> tuple[str, str | None, list[str]]:
     """Return the text shown, the stop string found, and the shown pieces."""
     matcher = StopMatcher(StopStrings(stop))

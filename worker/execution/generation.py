@@ -119,6 +119,7 @@ class Generation:
         self.asked_at = self.claimed_at if asked_at is None else asked_at
         self._is_replicated = job.is_replicated
         self._is_ranked = job.is_ranked
+        self._is_gathered = self._is_ranked or not job.stream
         progress: list[SequenceProgress | None] = [*resumption.sequences]
         self.sequences = [
             self._make_sequence(index, each)
@@ -270,6 +271,11 @@ class Generation:
         sequence = self.open_sequences[output.sequence_id]
         if self.first_token_at is None or output.cached_tokens is not None:
             self._note_prefill(sequence, output)
+        if sequence.is_plain and output.end is None:
+            sequence.add(output.token_ids)
+            if self._is_delta_due(sequence, is_due=is_due) and sequence.decode():
+                self._send(sequence)
+            return False
         if not self.job.max_tokens:
             sequence.finish_reason = FinishReason.LENGTH
         else:
@@ -303,6 +309,8 @@ class Generation:
             # The next attempt generates the unsent output again.
             return
         for sequence in self.open_sequences.values():
+            if sequence.is_plain:
+                sequence.decode()
             if sequence.piece.token_ids:
                 self._send(sequence)
 
@@ -371,18 +379,29 @@ class Generation:
             self.outbox.prompts.append(PromptScored(self.job.handle, self.attempt, encoded))
 
     def _is_delta_due(self, sequence: Sequence, *, is_due: bool) -> bool:
-        if self._is_ranked or not self.job.stream:
+        if self._is_gathered:
             return len(sequence.piece.token_ids) >= GATHERED_TOKENS
         return is_due or not sequence.was_sent
 
-    def _choices(self, sequence: Sequence) -> range:
-        if self._is_replicated:
-            return range(self.job.n)
-        return range(sequence.index, sequence.index + 1)
-
     def _send(self, sequence: Sequence) -> None:
         piece = sequence.take_piece()
-        for choice in self._choices(sequence):
+        choices = range(self.job.n) if self._is_replicated else (sequence.index,)
+        if sequence.is_plain:
+            self.outbox.deltas += [
+                Delta(
+                    self.job.handle,
+                    self.attempt,
+                    choice,
+                    piece.start,
+                    piece.text,
+                    piece.token_ids,
+                    sequence.finish_reason,
+                    sequence.stop_reason,
+                )
+                for choice in choices
+            ]
+            return
+        for choice in choices:
             delta = Delta(
                 self.job.handle,
                 self.attempt,

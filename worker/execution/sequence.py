@@ -44,6 +44,7 @@ class Sequence:
     """
 
     __slots__ = (
+        "_decoded",
         "_detokenizer",
         "_has_new_line",
         "_job",
@@ -58,6 +59,7 @@ class Sequence:
         "finish_reason",
         "id",
         "index",
+        "is_plain",
         "piece",
         "stop_reason",
         "tokens",
@@ -94,6 +96,17 @@ class Sequence:
         self._returned = 0
         self._time_is_up_at: float | None = None
         self._has_new_line = False
+        self._decoded = 0
+        """Number of tokens of a plain sequence's piece whose text is in it."""
+        self.is_plain = (
+            stops is None
+            and parser is None
+            and job.logprobs is None
+            and not job.is_ranked
+            and not job.max_predict_ms
+            and job.max_tokens > 0
+        )
+        """Whether text depends on nothing but the tokens, so that `add` may decode it later."""
         self._resumed = progress
         if progress is not None:
             self._resume(progress)
@@ -121,11 +134,28 @@ class Sequence:
     def take_piece(self) -> Piece:
         """Return and reset the output since the last call."""
         piece, self.piece = self.piece, Piece(self.tokens)
+        self._decoded = 0
         self.was_sent = True
         return piece
 
+    def add(self, token_ids: list[int]) -> None:
+        """Add tokens of a plain sequence that does not end with them."""
+        self.tokens += len(token_ids)
+        self.piece.token_ids += token_ids
+
+    def decode(self) -> str:
+        """Return the text of a plain sequence's piece, to be called before the piece is taken."""
+        piece = self.piece
+        if tokens := piece.token_ids[self._decoded :]:
+            piece.text += self._detokenizer.decode(tokens)
+            self._decoded += len(tokens)
+        return piece.text
+
     def receive(self, output: SequenceOutput) -> None:
         """Add the output of one engine step."""
+        if self.is_plain:
+            self.decode()
+            self._decoded += len(output.token_ids)
         last = len(output.token_ids) - 1
         for position, token_id in enumerate(output.token_ids):
             scores = None if output.logprobs is None else output.logprobs[position]

@@ -73,12 +73,13 @@ class StepLoop:
             self._jobs.kv_usage = step.stats.kv_usage
 
     def _receive(self, output: SequenceOutput, generation: Generation, *, is_due: bool) -> None:
-        if output.end is SequenceEnd.ABORTED:
-            self._jobs.return_job(generation, ReturnReason.DRAINING)
-            return
-        if output.end is SequenceEnd.ERROR:
-            self._jobs.fail(generation, *_failure(generation.job))
-            return
+        if output.end is not None:
+            if output.end is SequenceEnd.ABORTED:
+                self._jobs.return_job(generation, ReturnReason.DRAINING)
+                return
+            if output.end is SequenceEnd.ERROR:
+                self._jobs.fail(generation, *_failure(generation.job))
+                return
         if generation.is_slow_to_parse:
             self._parser_thread.defer(output, generation)
             return

@@ -7,6 +7,8 @@ held back.
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from contextlib import suppress
+from copy import copy
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
@@ -44,6 +46,19 @@ class Detokenizer:
                 len(self._decode(head)) + len("".join(shown)) :
             ]
 
+    def decode(self, token_ids: list[int]) -> str:
+        """Return the text that these tokens complete: that of `step` for each, in fewer calls."""
+        if len(token_ids) == 1:
+            return self.step(token_ids[0])
+        before = copy(self._stream)
+        with suppress(Exception):  # `step` handles the bare Exception of tokenizers.
+            text = self._stream.step(self._tokenizer, token_ids)
+            if text is not None:
+                return self._without_prompt_tail(text)
+        # The last token may begin a character, which holds back the text of all.
+        self._stream = before
+        return "".join(map(self.step, token_ids))
+
     def step(self, token_id: int) -> str:
         """Return the text that this token completes, often one word, sometimes none."""
         try:
@@ -55,10 +70,13 @@ class Detokenizer:
                 raise
             self._stream = DecodeStream(skip_special_tokens=self._hides_special)
             text = self._stream.step(self._tokenizer, token_id)
-        if text and self._prompt_tail:
+        return self._without_prompt_tail(text) if text else ""
+
+    def _without_prompt_tail(self, text: str) -> str:
+        if self._prompt_tail:
             text = text.removeprefix(self._prompt_tail)
             self._prompt_tail = ""
-        return text or ""
+        return text
 
     def _context(self, prompt_token_ids: Sequence[int]) -> list[int]:
         """Return the last tokens of the prompt that have text: decoding depends on no more."""

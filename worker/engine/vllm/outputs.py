@@ -28,6 +28,8 @@ def _stats(stats: Any) -> EngineStats | None:
 def _output(output: Any) -> SequenceOutput:
     reason, prefill = output.finish_reason, output.prefill_stats
     prompt_scores = output.new_prompt_logprobs_tensors
+    if reason is prefill is prompt_scores is output.new_logprobs is None:
+        return SequenceOutput(output.request_id, output.new_token_ids)
     stop = output.stop_reason
     return SequenceOutput(
         output.request_id,
