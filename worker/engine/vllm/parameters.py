@@ -66,6 +66,8 @@ class SamplingParameters:
             skip_reading_prefix_cache=_skips_prefix_cache(request),
             extra_args=self._chain(request, prompt_tokens) | output_arguments(request) or None,
             detokenize=False,
+            # They are used for this job only, so vLLM need not copy what they contain.
+            skip_clone=True,
         )
 
     def vary(self, params: Any, request: EngineRequest) -> Any:
