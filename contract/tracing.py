@@ -106,7 +106,7 @@ def open_provider(
     # A shutdown at exit could delay the exit by half a minute.
     provider = TracerProvider(sampler=sampler, resource=resource, shutdown_on_exit=False)
     logging.getLogger(_EXPORTER).addFilter(_Seldom())
-    provider.add_span_processor(BatchSpanProcessor(LightExporter()))
+    provider.add_span_processor(BatchSpanProcessor(LightExporter(resource, INSTRUMENTATION)))
     return provider
 
 
@@ -117,7 +117,7 @@ def tracer_of(provider: "TracerProvider") -> Tracer:
     from contract.spans import LightTracer
 
     tracer = provider.get_tracer(INSTRUMENTATION)
-    return LightTracer(tracer, INSTRUMENTATION) if isinstance(tracer, SdkTracer) else tracer
+    return LightTracer(tracer) if isinstance(tracer, SdkTracer) else tracer
 
 
 def close_provider(provider: "TracerProvider") -> None:

@@ -1,15 +1,27 @@
 """Spans are exported exactly as the SDK's encoder would export them."""
 
+from typing import Any
+
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
-from opentelemetry.trace import Link, SpanContext, SpanKind, TraceFlags, TraceState
-from opentelemetry.trace.status import StatusCode
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import (
+    Link,
+    Span,
+    SpanContext,
+    SpanKind,
+    Status,
+    StatusCode,
+    TraceFlags,
+    TraceState,
+    set_span_in_context,
+)
 from opentelemetry.util.types import AnyValue
 from typing_extensions import override
 
-from contract.spans import LightSpan, encode_request, envelope_of
+from contract.spans import LightExporter, LightSpan
 from contract.tracing import context_of, tracer_of
 
 VALUES: dict[str, AnyValue] = {
@@ -32,24 +44,37 @@ class Kept(SpanProcessor):
     """Keeps the spans that have ended."""
 
     def __init__(self) -> None:
-        self.spans: list[ReadableSpan] = []
+        self.spans: list[Any] = []
 
     @override
     def on_end(self, span: ReadableSpan) -> None:
         self.spans.append(span)
 
 
-def remote_parent() -> SpanContext:
-    state = TraceState([("vendor", "a"), ("other", "b")])
-    return SpanContext(2**127, 3, True, TraceFlags(1), state)
+def as_sdk_span(span: Span, resource: Resource) -> ReadableSpan:
+    assert isinstance(span, LightSpan)
+    return ReadableSpan(
+        span.name,
+        span.context,
+        span.parent,
+        resource,
+        span.attributes,
+        links=span.links,
+        kind=span.kind,
+        status=Status(StatusCode.ERROR if span.is_failed else StatusCode.UNSET),
+        start_time=span.start_time,
+        end_time=span.end_time,
+        instrumentation_scope=InstrumentationScope("sluice", ""),
+    )
 
 
 def test_encoding_equals_the_encoding_of_the_sdk() -> None:
-    kept = Kept()
-    provider = TracerProvider(resource=Resource({"service.name": "test"}), shutdown_on_exit=False)
+    kept, resource = Kept(), Resource({"service.name": "test"}, "https://schema.example")
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     provider.add_span_processor(kept)
     tracer = tracer_of(provider)
-    remote = remote_parent()
+    state = TraceState([("vendor", "a"), ("other", "b")])
+    remote = SpanContext(2**127, 3, True, TraceFlags(1), state)
     with_all = tracer.start_span(
         "all",
         context_of(remote),
@@ -61,9 +86,11 @@ def test_encoding_equals_the_encoding_of_the_sdk() -> None:
     with_all.set_status(StatusCode.ERROR)
     with_all.end(18)
     with_all.set_attributes({"too": "late"})
-    tracer.start_span("root").end()
-    spans = [each for each in kept.spans if isinstance(each, LightSpan)]
-    assert [each.name for each in spans] == ["all", "root"]
-    assert "too" not in spans[0].kept
-    encoded = encode_request(spans, envelope_of(spans[0]))
+    root = tracer.start_span("root")
+    child = tracer.start_span("child", set_span_in_context(root))
+    child.end()
+    root.end()
+    spans = [as_sdk_span(span, resource) for span in (with_all, child, root)]
+    assert {"too"}.isdisjoint(spans[0].attributes or ())
+    encoded = LightExporter(resource, "sluice").request(kept.spans)
     assert ExportTraceServiceRequest.FromString(encoded) == encode_spans(spans)
