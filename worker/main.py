@@ -133,12 +133,14 @@ class _Process:
             if linking.done():
                 await end_task(serving)
                 await linking
-            return await serving
+            code = await serving
+            # Not after an error: gateways then find this worker gone, with the jobs that it holds.
+            await self._heartbeat.aclose()
+            return code
         finally:
             telemetry.READY.set(0)
             await end_task(announcing, linking)
             await self._withdraw()
-            await self._heartbeat.aclose()
             await self._supervisor.aclose()
             if health is not None:
                 health.close()

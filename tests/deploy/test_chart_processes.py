@@ -170,6 +170,10 @@ def test_release_serves_completions(cluster: Cluster) -> None:
         cluster.wait_for("worker", cluster.worker_url + probes[probe]["httpGet"]["path"])
     assert metric(cluster.worker_url, "sluice_worker_ready") == 1
     assert metric(cluster.operators_url, "sluice_queue_ready_workers") == 1
+    with cluster.redis.client("default") as operator:
+        wait_until(
+            lambda: operator.exists(keys.watched_workers(MODEL)), what="the worker being watched"
+        )
     assert http_status(f"{cluster.url}/metrics") == 404
 
     # `helm test`, as its pod runs it.
@@ -306,6 +310,12 @@ def test_redis_users_reach_only_their_own_keys_and_no_admin_commands(tmp_path: P
             assert not is_allowed(worker, "XRANGE", replies, "-", "+")
             assert not is_allowed(worker, "XREAD", "STREAMS", replies, "0")
             assert not is_allowed(worker, "SCAN", "0")
+            # It subscribes to channels of workers, and to no others.
+            assert not is_allowed(worker, "SUBSCRIBE", "celery")
+            assert not is_allowed(worker, "PUBLISH", keys.worker_channel("m", "w"), "x")
+            with worker.pubsub() as subscription:
+                subscription.subscribe(keys.worker_channel("m", "w"))
+                assert subscription.get_message(timeout=PROCESS_PATIENCE_SECONDS)
 
 
 def is_allowed(client: Redis, *command: str) -> bool:

@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import os
 import random
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +23,9 @@ from tests.support.stack import MODEL, Stack, metric, running_stack
 WORKERS = ("worker-1", "worker-2")
 STREAMS = 32
 LONG_KILLS = 20
+STOPPED_EVERY = 3
+STOPPED_SECONDS = 1.0
+GONE = "sluice_gateway_gone_workers_total"
 PATIENCE_SECONDS = 600.0
 TOKENS_BEFORE_A_KILL = 300
 """Fewest tokens that the engine generates before a kill, so that every stream has begun."""
@@ -141,7 +146,8 @@ async def keep_reading(
 async def kill_repeatedly(stack: Stack, kills: int, rng: random.Random) -> None:
     """Kill the worker that has streams, and restart it before the next kill.
 
-    After the last kill the streams end on the other worker.
+    Every third worker is first stopped until its jobs run elsewhere, and continues. After the last
+    kill the streams end on the other worker.
     """
     for kill in range(kills):
         await asyncio.to_thread(start_workers, stack)
@@ -151,7 +157,21 @@ async def kill_repeatedly(stack: Stack, kills: int, rng: random.Random) -> None:
         async with asyncio.timeout(PATIENCE_SECONDS):
             while await asyncio.to_thread(engine_tokens, stack, victim) < before + tokens:
                 await asyncio.sleep(0.02)
+        if kill % STOPPED_EVERY == 0:
+            await stop_and_continue(stack, victim)
         await kill_worker(stack, victim)
+
+
+async def stop_and_continue(stack: Stack, worker: str) -> None:
+    """Stop a worker's process, but not its engine, until gateways find it gone."""
+    gone, pid = metric(stack.operators, GONE), stack.processes[worker].pid
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        await until(lambda: metric(stack.operators, GONE) > gone, what=f"{worker} being gone")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    # Its late replies and reports are rejected.
+    await asyncio.sleep(STOPPED_SECONDS)
 
 
 async def kill_worker(stack: Stack, worker: str) -> None:
@@ -207,7 +227,7 @@ def assert_kills_change_nothing(
     `check` receives the undisturbed transcripts.
     """
     start_workers(stack)
-    key, before = stack.key(), metric(stack.operators, RESUMED)
+    key, before, gone = stack.key(), metric(stack.operators, RESUMED), metric(stack.operators, GONE)
 
     async def prove() -> list[int]:
         expected = await undisturbed(stack, key, streams)
@@ -221,3 +241,4 @@ def assert_kills_change_nothing(
     )
     # Each kill interrupted a worker's streams, or this proves nothing.
     assert resumed >= kills
+    assert metric(stack.operators, GONE) - gone >= kills
