@@ -268,7 +268,9 @@ def _read_assistant(
     message: dict[str, Any], path: str, conversation: Conversation
 ) -> dict[str, Any]:
     if not is_nothing(message.get("audio")):
-        raise UnsupportedParameterError(f"'{path}.audio' is not supported.", param=f"{path}.audio")
+        raise UnsupportedParameterError(
+            f"'{path}.audio' is not supported. Send its text as 'content'.", param=f"{path}.audio"
+        )
     content = _content(message, path, conversation, takes_refusals=True)
     refusal = _text(message, "refusal", path)
     read: dict[str, Any] = {"role": "assistant", "content": refusal if content is None else content}

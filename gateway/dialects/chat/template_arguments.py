@@ -202,7 +202,9 @@ def _check(name: str, argument: object) -> None:
         )
     path = f"{_KWARGS}.{name}"
     if name in RESERVED:
-        raise UnsupportedParameterError(f"'{path}' cannot be set.", param=path)
+        raise UnsupportedParameterError(
+            f"'{path}' cannot be set. The request or the model determines it.", param=path
+        )
     if isinstance(argument, str):
         if len(argument) > MAX_ARGUMENT_CHARACTERS:
             raise InvalidParameterError(

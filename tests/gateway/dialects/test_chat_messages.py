@@ -333,7 +333,7 @@ WRONG: list[tuple[Any, str, str]] = [
             "parameter and must be equal."
         ),
     ),
-    ([calling(audio={"id": "x"})], "[0].audio", "is not supported."),
+    ([calling(audio={"id": "x"})], "[0].audio", "is not supported. Send its text as 'content'."),
     ([calling(call(), tool_calls={})], "[0].tool_calls", "must be an array. Given: {}."),
     ([calling(*[call()] * 129)], "[0].tool_calls", "must have at most 128 entries. Given: 129."),
     ([calling(5)], "[0].tool_calls[0]", "must be an object. Given: 5."),

@@ -182,7 +182,9 @@ def test_unknown_reasoning_effort_is_refused(
 @all_cases("name", sorted(RESERVED))
 def test_client_cannot_set_template_variables_of_the_gateway(name: str) -> None:
     error = chat_refusal(chat_template_kwargs={name: 1})
-    assert error.message == f"'chat_template_kwargs.{name}' cannot be set."
+    assert error.message == (
+        f"'chat_template_kwargs.{name}' cannot be set. The request or the model determines it."
+    )
     assert error.code == "unsupported_parameter"
 
 
