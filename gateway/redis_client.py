@@ -104,8 +104,7 @@ class MeasuredRedis(Redis):
         except Exception as error:
             _note_failure(args, error)
             raise
-        if args[0] not in _WAITING_COMMANDS:
-            store_telemetry.redis_replied(_name_of(args), began)
+        _note_reply(args, began)
         return reply
 
     @override
@@ -131,12 +130,12 @@ class _MeasuredPipeline(Pipeline):
 class PipeliningExecutor(SharedConnection):
     """A shared connection that fails fast and records the duration and failures of its commands."""
 
-    def __init__(self, client: "Redis") -> None:
-        super().__init__(client, timeout_seconds=SHARED_TIMEOUT_SECONDS)
+    def __init__(self, client: "Redis", *, timeout_seconds: float | None = None) -> None:
+        super().__init__(client, timeout_seconds=timeout_seconds or SHARED_TIMEOUT_SECONDS)
 
     @override
     def replied(self, args: tuple[Any, ...], began: float) -> None:
-        store_telemetry.redis_replied(_name_of(args), began)
+        _note_reply(args, began)
 
     @override
     def failed(self, args: tuple[Any, ...], error: Exception) -> None:
@@ -148,6 +147,11 @@ def _name_of(args: tuple[Any, ...]) -> str:
     if args[0] == "EVALSHA":
         return LuaScript.names.get(args[1], "evalsha")
     return str(args[0]).lower()
+
+
+def _note_reply(args: tuple[Any, ...], began: float) -> None:
+    if args[0] not in _WAITING_COMMANDS:
+        store_telemetry.redis_replied(_name_of(args), began)
 
 
 def _note_failure(args: tuple[Any, ...], error: Exception) -> None:

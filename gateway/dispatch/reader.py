@@ -14,6 +14,7 @@ from contract.messages import Frame
 from contract.tasks import raise_if_cancelled
 from gateway import telemetry
 from gateway.dispatch.presence import Presence
+from gateway.redis_client import COMMAND_TIMEOUT_SECONDS, PipeliningExecutor
 
 READ_BLOCK_MS = 1_000
 READ_ENTRIES = 256
@@ -40,6 +41,8 @@ class ReplyReader:
         self.last_entry = _START
         """The last entry whose frame was delivered."""
         self._client = client
+        self._blocking = PipeliningExecutor(client, timeout_seconds=COMMAND_TIMEOUT_SECONDS)
+        """A connection of its own: nothing else is sent while a read waits for entries."""
         self._stream = stream
         self._presence = presence
         self._on_frame = on_frame
@@ -55,8 +58,9 @@ class ReplyReader:
             try:
                 if self._outages != self._presence.outages:
                     await self._find_place()
-                reply = await self._client.xread(
-                    {self._stream: self.last_entry}, count=READ_ENTRIES, block=READ_BLOCK_MS
+                reply = await self._blocking.execute_command(
+                    *("XREAD", "COUNT", READ_ENTRIES, "BLOCK", READ_BLOCK_MS),
+                    *("STREAMS", self._stream, self.last_entry),
                 )
             except RedisError as error:
                 logger.warning("cannot read replies: %s", type(error).__name__)
