@@ -133,7 +133,7 @@ def encrypted_redis(tmp_path: Path) -> Iterator[str]:
 
 async def test_certificate_expiry_of_redis_is_reported(encrypted_redis: str) -> None:
     async with connect(encrypted_redis, max_connections=1) as client:
-        assert await client.ping()
+        assert await PipeliningExecutor(client).execute_command("PING")
     assert_an_hour(reported("sluice_certificate_expiry_timestamp_seconds", peer="redis"))
 
 
