@@ -424,7 +424,7 @@ async def test_drain_finishes_running_jobs_and_claims_nothing(
     async with running_worker(redis_server, STEADY) as (runner, _, task):
         await gateway.begin(job)
         draining = asyncio.create_task(runner.drain(PATIENCE_SECONDS))
-        await until(runner._claimer._stopping.is_set)
+        await until(lambda: runner._claimer.is_stopping)
         await gateway.enqueue(late)
         await gateway.finished(job)
         await draining

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from typing import Any
 
 import msgspec
 from tokenizers import Tokenizer
@@ -41,11 +42,16 @@ class Claimer:
         self._tokenizer = Tokenizer.from_buffer(engine.info.tokenizer_json)
         self._texts = TokenTexts(self._tokenizer)
         self._claiming = asyncio.Lock()
-        self._stopping = asyncio.Event()
+        self.is_stopping = False
+        """Whether `stop` was called."""
+        self._ring: asyncio.Future[Any] | None = None
+        """The wait for the doorbell."""
 
     def stop(self) -> None:
         """Claim no more jobs, except those of a claim in progress."""
-        self._stopping.set()
+        self.is_stopping = True
+        if self._ring is not None:
+            self._ring.cancel()
 
     async def wait_stopped(self) -> None:
         """Wait until a claim in progress has ended."""
@@ -54,7 +60,7 @@ class Claimer:
 
     async def claim(self) -> None:
         """Claim jobs once, then wait until another claim may return some."""
-        if self._stopping.is_set():
+        if self.is_stopping:
             await asyncio.Event().wait()
         self._jobs.room_changed.clear()
         room = self._room()
@@ -62,7 +68,7 @@ class Claimer:
             await self._wait_for_room()
             return
         async with self._claiming:
-            if self._stopping.is_set():
+            if self.is_stopping:
                 return
             link, asked_at = self._link, time.monotonic()
             try:
@@ -76,7 +82,7 @@ class Claimer:
             await self._start(result.claims, asked_at)
         if result.blocked:
             await self._wait_for_room()
-        elif len(result.claims) < MOST_JOBS_PER_CLAIM:
+        elif len(result.claims) < MOST_JOBS_PER_CLAIM and not self.is_stopping:
             await self._wait_for_doorbell()
 
     def _room(self) -> Room:
@@ -98,14 +104,17 @@ class Claimer:
 
     async def _wait_for_doorbell(self) -> None:
         doorbell = keys.doorbell(self._link.queue.model)
+        # In a task of its own, so that `stop` ends only this wait.
         ring = asyncio.ensure_future(self._link.redis.blpop([doorbell], timeout=_WAIT_SECONDS))
-        stopping = asyncio.create_task(self._stopping.wait())
+        self._ring = ring
         try:
-            done, _ = await asyncio.wait({ring, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            if ring in done:
+            await asyncio.wait([ring])
+            if not ring.cancelled():
                 ring.result()
         finally:
-            await end_task(ring, stopping)
+            self._ring = None
+            if not ring.done():
+                await end_task(ring)
 
     async def _start(self, claims: list[Claim], asked_at: float) -> None:
         # Register all jobs before submitting any: if the engine dies, registered jobs are returned.
