@@ -13,7 +13,6 @@ from contract.logs import about
 from contract.messages import JobFailed
 from contract.outcomes import FailureCode
 from contract.queue import Claim, Room, let_others_run
-from contract.tasks import end_task
 from worker import telemetry
 from worker.engine.base import Engine, InvalidRequestError
 from worker.execution import tracing
@@ -45,7 +44,7 @@ class Claimer:
         self.is_stopping = False
         """Whether `stop` was called."""
         self._ring: asyncio.Future[Any] | None = None
-        """The wait for the doorbell."""
+        """The last wait for the doorbell."""
 
     def stop(self) -> None:
         """Claim no more jobs, except those of a claim in progress."""
@@ -104,17 +103,16 @@ class Claimer:
 
     async def _wait_for_doorbell(self) -> None:
         doorbell = keys.doorbell(self._link.queue.model)
-        # In a task of its own, so that `stop` ends only this wait.
-        ring = asyncio.ensure_future(self._link.redis.blpop([doorbell], timeout=_WAIT_SECONDS))
-        self._ring = ring
+        ring = self._ring = self._link.blocking.execute_command("BLPOP", doorbell, _WAIT_SECONDS)
         try:
+            # `stop` cancels this future, but not this task.
             await asyncio.wait([ring])
             if not ring.cancelled():
                 ring.result()
         finally:
-            self._ring = None
-            if not ring.done():
-                await end_task(ring)
+            if ring.cancelled() or ring.cancel():
+                # Otherwise Redis could still give a ring to this worker.
+                await self._link.blocking.aclose()
 
     async def _start(self, claims: list[Claim], asked_at: float) -> None:
         # Register all jobs before submitting any: if the engine dies, registered jobs are returned.
