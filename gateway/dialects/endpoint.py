@@ -1,7 +1,7 @@
 """Endpoints that generate text, with their differences except for the shapes of responses."""
 
+import os
 import re
-import secrets
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
@@ -49,7 +49,7 @@ class Endpoint:
 
     def new_id(self) -> str:
         """Return an unguessable id."""
-        random = secrets.token_bytes(_ID_LENGTH).translate(_CHARACTER_OF_BYTE)
+        random = os.urandom(_ID_LENGTH).translate(_CHARACTER_OF_BYTE)
         return f"{self.id_prefix}-{random.decode()}"
 
     def has_given(self, request_id: str) -> bool:

@@ -63,8 +63,9 @@ class JobOutput:
     def __init__(self, job: GenerationJob, model: str) -> None:
         self._job = job
         self._is_replicated = job.is_replicated
-        self._sequences = [Progress() for _ in range(job.sequences)]
-        self._received = [0] * (job.n if self._is_replicated else job.sequences)
+        sequences = 1 if self._is_replicated else job.best_of
+        self._sequences = [Progress() for _ in range(sequences)]
+        self._received = [0] * (job.n if self._is_replicated else sequences)
         """Tokens received of each choice, or of each candidate where sequences are ranked."""
         self._last_tokens_at = [0.0] * len(self._received)
         """When the last tokens of each of them arrived; 0 if none have arrived."""

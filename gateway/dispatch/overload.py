@@ -29,6 +29,9 @@ def require_enqueued(report: EnqueueReport, model: str, max_of_tenant: int) -> N
 
     The error has a Retry-After.
     """
+    if report.result in (EnqueueResult.ENQUEUED, EnqueueResult.DUPLICATE):
+        # A duplicate is our own enqueue, retried because the first reply was lost.
+        return
     retry_after_seconds = _retry_after_seconds(report)
     match report.result:
         case EnqueueResult.MODEL_FULL:
@@ -47,9 +50,6 @@ def require_enqueued(report: EnqueueReport, model: str, max_of_tenant: int) -> N
                 f"The request would wait too long in the queue of the model '{model}'.",
                 retry_after_seconds=retry_after_seconds,
             )
-        case EnqueueResult.ENQUEUED | EnqueueResult.DUPLICATE:
-            # A duplicate is our own enqueue, retried because the first reply was lost.
-            return
 
 
 async def notify_shed(client: "Redis", sender: str, report: EnqueueReport) -> None:

@@ -36,6 +36,8 @@ class AttemptSpans:
 
     def begin(self, job: GenerationJob, number: int) -> GenerationJob:
         """Begin attempt `number`, counted from 1, and return the job to enqueue for it."""
+        if not self._request:
+            return job
         self._span = tracing.attempt_span(
             self._request,
             earlier=self._earlier,

@@ -5,11 +5,10 @@ does what all requests need, and other middleware runs only for the requests tha
 """
 
 import asyncio
+import os
 import re
-import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from functools import cached_property
 from typing import Any, Final
 
 from starlette.datastructures import Headers, State
@@ -127,7 +126,7 @@ def _read_headers(scope: Scope) -> tuple[bytes, bool]:
         elif name == b"origin":
             has_origin = True
     if not _WELL_FORMED.fullmatch(request_id):
-        request_id = b"req_%b" % secrets.token_hex(12).encode()
+        request_id = b"req_%b" % os.urandom(12).hex().encode()
     return request_id, has_origin
 
 
@@ -152,22 +151,18 @@ def _send_whole(scope: Scope, response: Response, request_id: bytes) -> bool:
 
 
 class _Request(Request):
-    """A request whose parts are found once, and whose headers are in a dictionary."""
+    """A request whose headers are in a dictionary."""
 
-    @cached_property
-    @override
-    def app(self) -> Any:
-        return self.scope["app"]
+    # Attributes, which are read many times, instead of Starlette's properties.
+    app: Any = None
+    state: State = State()
+    headers: Headers = Headers()
 
-    @cached_property
-    @override
-    def state(self) -> State:
-        return State(self.scope["state"])
-
-    @cached_property
-    @override
-    def headers(self) -> Headers:
-        return _Headers(raw=self.scope["headers"])
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        super().__init__(scope, receive)
+        self.app = scope["app"]
+        self.state = State(scope.setdefault("state", {}))
+        self.headers = _Headers(raw=scope["headers"])
 
 
 class _Headers(Headers):

@@ -49,12 +49,12 @@ class PreparedRequest(msgspec.Struct, frozen=True):
     @property
     def applied_max_tokens(self) -> int:
         """The lowest max_tokens applied to any prompt."""
-        return min(prompt.max_tokens for prompt in self.prompts)
+        return min([prompt.max_tokens for prompt in self.prompts])
 
     @property
     def cut_tokens(self) -> int:
         """Number of tokens cut from all prompts together."""
-        return sum(prompt.cut_tokens for prompt in self.prompts)
+        return sum([prompt.cut_tokens for prompt in self.prompts])
 
 
 async def prepare(

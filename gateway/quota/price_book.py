@@ -55,6 +55,8 @@ class PriceBook:
         """
         if not self._is_loaded:
             raise StoreUnavailableError("The prices cannot be read.", retry_after_seconds=1.0)
+        if not self._courses:
+            return None
         return self._find(model, tier, at) or self._find(model, ServiceTier.DEFAULT, at)
 
     def _find(self, model: str, tier: ServiceTier, at: datetime) -> Price | None:

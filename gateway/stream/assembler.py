@@ -1,8 +1,7 @@
 """Response assembler: collect the replies of a request into one JSON body."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import nullcontext
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
@@ -14,7 +13,7 @@ from gateway.stream.completion import Completion, Usage
 from gateway.stream.failures import to_api_error
 from gateway.stream.kinds import choice_type
 from gateway.stream.prompt_logprobs import PromptLogprobs
-from gateway.stream.timings import Stopwatch, timing_headers, timing_members, usage_body
+from gateway.stream.timings import Stopwatch, shown_timings
 
 THREAD_TOKENS = 256
 """Above this many tokens per choice, log-probabilities are encoded in a thread."""
@@ -88,36 +87,38 @@ class _Assembler:
 
     async def response(self, turn: Turn) -> WholeResponse:
         completion, usage = self._completion, self._usage
-        request, shape = completion.request, completion.request.profile.timing
+        request = completion.request
         if request.best_of > request.n:
             usage.discarded_tokens = usage.completion_tokens - self._returned_tokens
-        timings = self._stopwatch.timings(usage)
-        choices = [msgspec.Raw(choice) async for choice in self._encoded_choices(turn)]
+        timings = shown_timings(self._stopwatch, usage, request)
+        choices = await self._encoded_choices(turn)
         body: Any = {
             **completion.head(),
             "choices": choices,
             **self._choices[0].take_members(),
-            "usage": usage_body(usage, timings, shape) | completion.cost(usage),
-            **timing_members(timings, request),
+            "usage": usage.body() | timings.in_usage | completion.cost(usage),
+            **timings.beside_usage,
         }
         if request.is_native:
             body = choices[0] if len(choices) == 1 else choices
-        return WholeResponse(msgspec.json.encode(body), usage, timing_headers(timings, shape))
+        return WholeResponse(msgspec.json.encode(body), usage, timings.headers)
 
     def _choices_of(self, prompt_index: int) -> list[Choice]:
         first = self._completion.choice_index(prompt_index, 0)
         return self._choices[first : first + self._completion.request.n]
 
-    async def _encoded_choices(self, turn: Turn) -> AsyncIterator[bytes]:
+    async def _encoded_choices(self, turn: Turn) -> list[msgspec.Raw]:
         has_logprobs = self._completion.request.logprobs is not None
         if len(self._choices) < REPLIES_AT_ONCE and not has_logprobs:
-            turn = nullcontext
+            return [_encoded(choice) for choice in self._choices]
+        choices = []
         is_slow = has_logprobs and self._returned_tokens > THREAD_TOKENS * len(self._choices)
         for choice in self._choices:
             async with turn():
                 encoded = await asyncio.to_thread(_encoded, choice) if is_slow else _encoded(choice)
-            yield encoded
+            choices.append(encoded)
+        return choices
 
 
-def _encoded(choice: Choice) -> bytes:
-    return msgspec.json.encode(choice.whole())
+def _encoded(choice: Choice) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(choice.whole()))

@@ -31,8 +31,7 @@ from gateway.stream.timings import (
     RunningTimings,
     Stopwatch,
     prompt_progress,
-    timing_members,
-    usage_body,
+    shown_timings,
 )
 
 DONE = b"data: [DONE]"
@@ -299,10 +298,10 @@ class ChunkRenderer:
 
     def _finish(self, parts: list[bytes]) -> None:
         request = self._completion.request
-        timings = self._stopwatch.timings(self.usage)
-        body = usage_body(self.usage, timings, request.profile.timing)
+        timings = shown_timings(self._stopwatch, self.usage, request)
+        body = self.usage.body() | timings.in_usage
         usage = {"usage": body | self._completion.cost(self.usage)}
-        members = timing_members(timings, request)
+        members = timings.beside_usage
         if self._final_delta is not None:
             index, delta = self._final_delta
             choice = self._choice(index)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 from contract.messages import JobFinished, JobStarted
 from gateway.dialects.profile import TimingShape
@@ -143,18 +143,34 @@ def prompt_progress(started: JobStarted, elapsed_ms: float) -> list[dict[str, An
     ]
 
 
-def usage_body(usage: Usage, timings: Timings, shape: TimingShape) -> dict[str, Any]:
-    """Return the `usage` object, with the timings that some dialects put there."""
-    body = usage.body()
+class ShownTimings(NamedTuple):
+    """The parts of a response that contain timings, each empty without them."""
+
+    in_usage: dict[str, Any]
+    beside_usage: dict[str, Any]
+    """Members of a whole body or of a stream's final chunk."""
+    headers: dict[str, str]
+    """Headers of a response that is not streamed."""
+
+
+def shown_timings(stopwatch: Stopwatch, usage: Usage, request: GenerationRequest) -> ShownTimings:
+    """Return the timings of a finished request as its dialect shows them."""
+    shape = request.profile.timing
+    is_on_request = shape in (TimingShape.NONE, TimingShape.VLLM)
+    if is_on_request and not (request.wants_timings or request.timings_per_token):
+        return ShownTimings({}, {}, {})
+    timings = stopwatch.timings(usage)
+    in_usage = {}
     if shape is TimingShape.OMLX:
-        body |= _omlx(timings)
+        in_usage = _omlx(timings)
     elif shape is TimingShape.MISTRALRS:
-        body |= _mistralrs(timings)
-    return body
+        in_usage = _mistralrs(timings)
+    return ShownTimings(
+        in_usage, _timing_members(timings, request), _timing_headers(timings, shape)
+    )
 
 
-def timing_members(timings: Timings, request: GenerationRequest) -> dict[str, Any]:
-    """Return the timing members beside `usage`, in a whole body or a stream's final chunk."""
+def _timing_members(timings: Timings, request: GenerationRequest) -> dict[str, Any]:
     shape = request.profile.timing
     members: dict[str, Any] = {}
     if shape is TimingShape.LLAMACPP or request.timings_per_token:
@@ -167,8 +183,7 @@ def timing_members(timings: Timings, request: GenerationRequest) -> dict[str, An
     return members
 
 
-def timing_headers(timings: Timings, shape: TimingShape) -> dict[str, str]:
-    """Return the timing headers of a response that is not streamed."""
+def _timing_headers(timings: Timings, shape: TimingShape) -> dict[str, str]:
     if shape is not TimingShape.FIREWORKS:
         return {}
     return {
