@@ -2,13 +2,15 @@
 
 Keys that one script uses share a hash tag, so that every script works on Redis Cluster:
 
-- `{m:MODEL}`: the keys of one model
+- `{m:MODEL}`: the keys of one model, some of them for each lane of its queue
 - `{g:GATEWAY}`: the keys of one gateway
 - `{r:REQUEST}`: the keys of one stored response, which clients may resume or retrieve
 - `{b:NN}`: the quota keys of all tenants in one bucket
 """
 
 import zlib
+
+from contract.tier import Lane
 
 MODELS = "models"
 """Hash: model -> its latest WorkerCard. An announced model keeps its entry until it is removed."""
@@ -27,29 +29,29 @@ The field `key` or `tenant` holds the id.
 """
 
 
-def active_tenants(model: str) -> str:
+def active_tenants(model: str, lane: Lane = Lane.REQUESTS) -> str:
     """Sorted set: tenant with waiting jobs -> its service counter."""
-    return f"{{m:{model}}}:active"
+    return f"{{m:{model}}}:{lane.value}active"
 
 
-def service_counters(model: str) -> str:
+def service_counters(model: str, lane: Lane = Lane.REQUESTS) -> str:
     """Hash: tenant -> service counter, kept while the tenant is idle."""
-    return f"{{m:{model}}}:counters"
+    return f"{{m:{model}}}:{lane.value}counters"
 
 
-def last_active(model: str) -> str:
+def last_active(model: str, lane: Lane = Lane.REQUESTS) -> str:
     """String: the tenant whose queue became empty most recently."""
-    return f"{{m:{model}}}:last"
+    return f"{{m:{model}}}:{lane.value}last"
 
 
-def queue_prefix(model: str) -> str:
+def queue_prefix(model: str, lane: Lane = Lane.REQUESTS) -> str:
     """Prefix of the tenants' queues, to which the tenant is appended."""
-    return f"{{m:{model}}}:queue:"
+    return f"{{m:{model}}}:{lane.value}queue:"
 
 
-def queue(model: str, tenant: str) -> str:
+def queue(model: str, tenant: str, lane: Lane = Lane.REQUESTS) -> str:
     """Sorted set: id of a waiting job of the tenant -> its position (by tier, then by arrival)."""
-    return queue_prefix(model) + tenant
+    return queue_prefix(model, lane) + tenant
 
 
 def sequence(model: str) -> str:
@@ -72,48 +74,48 @@ def leases(model: str) -> str:
     return f"{{m:{model}}}:leases"
 
 
-def waiting(model: str) -> str:
-    """Integer: number of jobs in all queues of the model."""
-    return f"{{m:{model}}}:waiting"
+def waiting(model: str, lane: Lane = Lane.REQUESTS) -> str:
+    """Integer: number of jobs in all queues of the lane."""
+    return f"{{m:{model}}}:{lane.value}waiting"
 
 
-def arrivals(model: str) -> str:
+def arrivals(model: str, lane: Lane = Lane.REQUESTS) -> str:
     """Sorted set: id of a waiting job -> enqueue time in Unix milliseconds of the Redis server."""
-    return f"{{m:{model}}}:arrivals"
+    return f"{{m:{model}}}:{lane.value}arrivals"
 
 
-def sheddable(model: str) -> str:
+def sheddable(model: str, lane: Lane = Lane.REQUESTS) -> str:
     """Sorted set: `RANK TENANT` -> RANK * 2^40 + number of jobs that can be shed.
 
     RANK is the rank of a tier. The number counts the tenant's waiting jobs of this tier that never
     started.
     """
-    return f"{{m:{model}}}:sheddable"
+    return f"{{m:{model}}}:{lane.value}sheddable"
 
 
-def pace(model: str) -> str:
+def pace(model: str, lane: Lane = Lane.REQUESTS) -> str:
     """Hash: the rate at which waiting jobs are claimed, and the latest promised retry time."""
-    return f"{{m:{model}}}:pace"
+    return f"{{m:{model}}}:{lane.value}pace"
 
 
-def pace_prefix(model: str) -> str:
+def pace_prefix(model: str, lane: Lane = Lane.REQUESTS) -> str:
     """Prefix of the hashes that hold the same for each tenant, to which the tenant is appended."""
-    return f"{pace(model)}:"
+    return f"{pace(model, lane)}:"
 
 
-def promises(model: str) -> str:
+def promises(model: str, lane: Lane = Lane.REQUESTS) -> str:
     """Sorted set: rejected request -> promised retry time in the server's Unix milliseconds."""
-    return f"{{m:{model}}}:promises"
+    return f"{{m:{model}}}:{lane.value}promises"
 
 
-def tenant_promises(model: str, tenant: str) -> str:
+def tenant_promises(model: str, tenant: str, lane: Lane = Lane.REQUESTS) -> str:
     """Sorted set: the same for requests that were rejected because the tenant's queue was full."""
-    return f"{promises(model)}:{tenant}"
+    return f"{promises(model, lane)}:{tenant}"
 
 
-def doorbell(model: str) -> str:
+def doorbell(model: str, lane: Lane = Lane.REQUESTS) -> str:
     """List: tokens that enqueued jobs add. Idle workers block on it."""
-    return f"{{m:{model}}}:doorbell"
+    return f"{{m:{model}}}:{lane.value}doorbell"
 
 
 def control_prefix(model: str) -> str:

@@ -277,6 +277,7 @@ class ReturnReason(StrEnum):
 
     DRAINING = "draining"  # The worker shuts down and its drain time is over.
     ENGINE_DIED = "engine_died"  # The engine died or hung while it ran the job.
+    PREEMPTED = "preempted"  # It is a batch job, and requests need its room.
 
 
 class JobReturned(msgspec.Struct, frozen=True, array_like=True):

@@ -4,6 +4,9 @@ The Virtual Token Counter (Sheng et al., OSDI'24) makes it fair between tenants.
 grows by `(PROMPT_COST * prompt + COMPLETION_COST * completion) / weight`, and the tenant with the
 lowest counter goes first. Tiers order the jobs of one tenant, and change its weight within bounds.
 
+Batch jobs wait in a lane of their own, with the same order and bounds. They are claimed only when
+no request waits, and a worker gives them back when requests need their room.
+
 A worker that claims a job leases it; the pair (worker, attempt) is the fencing token. An ended job
 leaves a receipt until the receipt is dropped.
 
@@ -21,7 +24,7 @@ from contract import clock, keys, messages
 from contract.messages import GenerationJob, WorkerCard, WorkerState
 from contract.receipts import JobReceipt, JobState
 from contract.scripts import CommandExecutor, LuaScript
-from contract.tier import TIER_BOOSTS, TIER_RANKS
+from contract.tier import TIER_BOOSTS, TIER_RANKS, Lane, ServiceTier, lane_of
 
 PROMPT_COST = 1
 """Service units for each prompt token."""
@@ -49,8 +52,12 @@ A worker starts all jobs of a claim before the next claim, which a short job of 
 for.
 """
 
+_BLOCKED = (None, Lane.REQUESTS, Lane.BATCH)
+"""By the code of `job_claim`."""
+
 _ABANDONED_GRACE_MS = 3_600_000
 _REPORT_AGAIN_MS = 2_000
+_PROMOTED_AT_ONCE = 100
 
 MISSING_MS: Final = 200
 """Time for which a worker must be missing before it is gone: enough for heartbeats that waited
@@ -64,6 +71,7 @@ _FINISH = LuaScript("job_finish", prelude=_PRELUDE)
 _CANCEL = LuaScript("job_cancel", prelude=_PRELUDE)
 _RECLAIM = LuaScript("job_reclaim", prelude=_PRELUDE)
 _REQUEUE = LuaScript("job_requeue", prelude=_PRELUDE)
+_PROMOTE = LuaScript("job_promote", prelude=_PRELUDE)
 _REVIVE = LuaScript("job_revive", prelude=_PRELUDE)
 _RECEIPTS = LuaScript("job_receipts")
 _FORGET = LuaScript("job_forget")
@@ -118,13 +126,16 @@ class Claim(NamedTuple):
     attempt: int
     waited_seconds: float | None = None
     """Time since it was last enqueued; None if unknown."""
+    is_preemptible: bool = False
+    """Whether it comes from the batch lane."""
 
 
 class ClaimResult(NamedTuple):
-    """Jobs leased by one call, and whether the next job waits for more room."""
+    """Jobs leased by one call, requests first."""
 
     claims: list[Claim]
-    blocked: bool
+    blocked: Lane | None = None
+    """The lane whose next job waits for more room, if any."""
 
 
 class Room(NamedTuple):
@@ -135,7 +146,13 @@ class Room(NamedTuple):
     most_sequences: int
     """Most sequences counted for one job, so that a large `n` does not wait for an empty engine."""
     empty: bool
-    """Whether the engine runs no job; it then accepts any job."""
+    """Whether the engine runs no job that it would keep; it then accepts any job."""
+    preemptible_tokens: int = 0
+    """KV-cache tokens that batch jobs would free for requests."""
+    preemptible_sequences: int = 0
+    """Sequences that batch jobs would free for requests."""
+    batch_prompt_tokens: int = MOST_CLAIMED_PROMPT_TOKENS
+    """Prompt tokens of batch jobs after which no more of them are claimed."""
 
 
 class LeaseReport(NamedTuple):
@@ -169,6 +186,8 @@ class ModelStatus(NamedTuple):
     """Tenants with waiting jobs."""
     oldest_wait_seconds: float = 0.0
     """How long the oldest waiting job has waited; 0 if none waits."""
+    waiting_batch_jobs: int = 0
+    """The numbers above are those of requests, except that leased jobs include batch jobs."""
 
 
 class JobQueue:
@@ -178,19 +197,16 @@ class JobQueue:
         self._executor = executor
         self.model = model
         self._job_prefix = keys.job_prefix(model)
-        self._queue_prefix = keys.queue_prefix(model)
         self._sequence = keys.sequence(model)
-        self._promises = keys.promises(model)
-        self._active = keys.active_tenants(model)
-        self._counters = keys.service_counters(model)
-        self._last = keys.last_active(model)
         self._leases = keys.leases(model)
-        self._waiting = keys.waiting(model)
-        self._doorbell = keys.doorbell(model)
-        self._arrivals = keys.arrivals(model)
-        self._sheddable = keys.sheddable(model)
-        self._pace = keys.pace(model)
-        self._pace_prefix = keys.pace_prefix(model)
+        self._lanes = {lane: _lane_keys(model, lane) for lane in Lane}
+        self._counters = [key for each in self._lanes.values() for key in each[:2]]
+        """The active tenants and service counters of every lane."""
+        self._claim_keys = [self._leases, *(key for each in self._lanes.values() for key in each)]
+        self._prefixes = {
+            lane: (keys.queue_prefix(model, lane), keys.pace_prefix(model, lane)) for lane in Lane
+        }
+        """Of the tenants' queues and paces in every lane."""
 
     async def enqueue(
         self,
@@ -222,22 +238,14 @@ class JobQueue:
         self, jobs: Sequence[GenerationJob], weight: float, bounds: Sequence[int], *, admitted: int
     ) -> EnqueueReport:
         tenant, tier = jobs[0].tenant, jobs[0].service_tier
+        lane = lane_of(tier)
         deadline_ms = max(job.deadline_ms for job in jobs)
         most_waiting, most_waiting_of_tenant, longest_wait_ms = bounds
         script_keys = [
-            self._active,
-            self._counters,
-            self._last,
-            self._queue_prefix + tenant,
-            self._waiting,
-            self._doorbell,
+            *self._keys_of(tenant, lane),
             self._sequence,
-            self._sheddable,
-            self._pace,
-            self._pace_prefix + tenant,
-            self._promises,
-            keys.tenant_promises(self.model, tenant),
-            self._arrivals,
+            keys.promises(self.model, lane),
+            keys.tenant_promises(self.model, tenant, lane),
             *(self._job_prefix + job.id for job in jobs),
         ]
         arguments: list[str | bytes | int | float] = [
@@ -249,8 +257,7 @@ class JobQueue:
             TIER_RANKS[tier],
             longest_wait_ms,
             self._job_prefix,
-            self._queue_prefix,
-            self._pace_prefix,
+            *self._prefixes[lane],
             admitted,
         ]
         for job in jobs:
@@ -274,21 +281,10 @@ class JobQueue:
 
     async def claim(self, worker: str, room: Room, *, most_jobs: int, lease_ms: int) -> ClaimResult:
         """Lease waiting jobs in fair order, as long as they fit into `room`."""
-        blocked, *rows = await _CLAIM.run(
+        blocked, requests, *rows = await _CLAIM.run(
             self._executor,
+            self._claim_keys,
             [
-                self._active,
-                self._counters,
-                self._last,
-                self._leases,
-                self._waiting,
-                self._doorbell,
-                self._sheddable,
-                self._pace,
-                self._arrivals,
-            ],
-            [
-                self._queue_prefix,
                 self._job_prefix,
                 worker,
                 most_jobs,
@@ -298,17 +294,20 @@ class JobQueue:
                 int(room.empty),
                 lease_ms,
                 PROMPT_COST,
-                self._pace_prefix,
                 MOST_CLAIMED_PROMPT_TOKENS,
+                room.preemptible_tokens,
+                room.preemptible_sequences,
+                room.batch_prompt_tokens,
+                *(prefix for prefixes in self._prefixes.values() for prefix in prefixes),
             ],
         )
         claims = []
-        for _, attempt, waited_ms, payload in _grouped(rows, 4):
+        for number, (_, attempt, waited_ms, payload) in enumerate(_grouped(rows, 4)):
             job = messages.decode_job(payload)
             waited_seconds = None if waited_ms < 0 else waited_ms / 1000
-            claims.append(Claim(job, int(attempt), waited_seconds))
+            claims.append(Claim(job, int(attempt), waited_seconds, number >= requests))
             await let_others_run(job)
-        return ClaimResult(claims, bool(blocked))
+        return ClaimResult(claims, _BLOCKED[blocked])
 
     async def extend(
         self, worker: str, reports: Iterable[LeaseReport], *, lease_ms: int
@@ -325,9 +324,7 @@ class JobQueue:
         ]
         for report in reports:
             arguments += report
-        lost = await _EXTEND.run(
-            self._executor, [self._active, self._counters, self._leases], arguments
-        )
+        lost = await _EXTEND.run(self._executor, [self._leases, *self._counters], arguments)
         return [job_id.decode() for job_id in lost]
 
     async def finish(self, worker: str, report: LeaseReport) -> bool:
@@ -337,12 +334,7 @@ class JobQueue:
         """
         finished = await _FINISH.run(
             self._executor,
-            [
-                self._active,
-                self._counters,
-                self._leases,
-                self._job_prefix + report.job_id,
-            ],
+            [self._leases, self._job_prefix + report.job_id, *self._counters],
             [
                 report.job_id,
                 worker,
@@ -364,18 +356,7 @@ class JobQueue:
         """
         cancelled = await _CANCEL.run(
             self._executor,
-            [
-                self._active,
-                self._last,
-                self._queue_prefix + tenant,
-                self._leases,
-                self._waiting,
-                self._job_prefix + job_id,
-                self._sheddable,
-                self._pace,
-                self._pace_prefix + tenant,
-                self._arrivals,
-            ],
+            self._keys_of_job(job_id, tenant),
             [job_id, tenant, keys.control_prefix(self.model)],
         )
         return bool(cancelled)
@@ -403,7 +384,7 @@ class JobQueue:
         """
         code = await _REQUEUE.run(
             self._executor,
-            self._keys_of(job),
+            self._keys_of_job(job.id, job.tenant),
             [
                 job.id,
                 job.tenant,
@@ -426,7 +407,7 @@ class JobQueue:
         tier = job.service_tier
         over: int = await _REVIVE.run(
             self._executor,
-            [*self._keys_of(job), self._sequence, self._sheddable],
+            [*self._keys_of_job(job.id, job.tenant), self._sequence],
             [
                 job.id,
                 job.tenant,
@@ -444,6 +425,24 @@ class JobQueue:
             ],
         )
         return over
+
+    async def promote(self, job_ids: Sequence[str], tenant: str, tier: ServiceTier) -> int:
+        """Raise jobs of a tenant that are in lower tiers to this one. Return how many were raised.
+
+        A job that has ended, is unknown or is not in a lower tier stays unchanged. The price of a
+        request does not change.
+        """
+        boosts = [TIER_BOOSTS[each] for each in sorted(TIER_RANKS, key=TIER_RANKS.__getitem__)]
+        lanes = [key for lane in Lane for key in self._keys_of(tenant, lane)]
+        raised = 0
+        for start in range(0, len(job_ids), _PROMOTED_AT_ONCE):
+            some = job_ids[start : start + _PROMOTED_AT_ONCE]
+            raised += await _PROMOTE.run(
+                self._executor,
+                [*lanes, *self._jobs(some)],
+                [tenant, TIER_RANKS[tier], *boosts, *some],
+            )
+        return raised
 
     async def receipts(self, job_ids: Sequence[str]) -> list[JobReceipt]:
         """Return the states and token counts of jobs, in the order of `job_ids`."""
@@ -485,7 +484,7 @@ class JobQueue:
             [
                 keys.worker_channel_prefix(self.model),
                 keys.worker_card_prefix(self.model),
-                keys.job_prefix(self.model),
+                self._job_prefix,
                 MISSING_MS,
             ],
         )
@@ -493,35 +492,45 @@ class JobQueue:
 
     async def status(self) -> ModelStatus:
         """Count ready workers and jobs, and measure the oldest wait."""
-        workers, waiting, leased, tenants, oldest_ms = await _STATUS.run(
+        workers, waiting, leased, tenants, oldest_ms, batch_jobs = await _STATUS.run(
             self._executor,
             [
                 keys.workers(self.model),
-                self._waiting,
+                keys.waiting(self.model),
                 self._leases,
-                self._active,
-                self._arrivals,
+                keys.active_tenants(self.model),
+                keys.arrivals(self.model),
+                keys.waiting(self.model, Lane.BATCH),
             ],
             [self._job_prefix],
         )
-        return ModelStatus(workers, waiting, leased, tenants, oldest_ms / 1000)
+        return ModelStatus(workers, waiting, leased, tenants, oldest_ms / 1000, batch_jobs)
 
-    def _keys_of(self, job: GenerationJob) -> list[str]:
-        """Return the keys that change when a job goes back to its tenant's queue."""
-        return [
-            self._active,
-            self._counters,
-            self._last,
-            self._queue_prefix + job.tenant,
-            self._leases,
-            self._waiting,
-            self._doorbell,
-            self._job_prefix + job.id,
-            self._arrivals,
-        ]
+    def _keys_of_job(self, job_id: str, tenant: str) -> list[str]:
+        """Return the keys that change when a job enters or leaves the queue, in any lane."""
+        lanes = [key for lane in Lane for key in self._keys_of(tenant, lane)]
+        return [self._leases, self._job_prefix + job_id, *lanes]
+
+    def _keys_of(self, tenant: str, lane: Lane) -> list[str]:
+        """Return the keys of a lane, then those of a tenant in it."""
+        return [*self._lanes[lane], *(prefix + tenant for prefix in self._prefixes[lane])]
 
     def _jobs(self, job_ids: Sequence[str]) -> list[str]:
         return [self._job_prefix + job_id for job_id in job_ids]
+
+
+def _lane_keys(model: str, lane: Lane) -> list[str]:
+    names = (
+        keys.active_tenants,
+        keys.service_counters,
+        keys.last_active,
+        keys.waiting,
+        keys.doorbell,
+        keys.sheddable,
+        keys.pace,
+        keys.arrivals,
+    )
+    return [name(model, lane) for name in names]
 
 
 async def let_others_run(job: GenerationJob) -> None:

@@ -1,7 +1,7 @@
 """Service tiers: the urgency of a request, for which its tenant pays."""
 
 from collections.abc import Mapping
-from enum import StrEnum
+from enum import Enum, StrEnum
 from types import MappingProxyType
 from typing import Final, Literal
 
@@ -17,6 +17,23 @@ class ServiceTier(StrEnum):
 
 RequestTier = Literal[ServiceTier.FLEX, ServiceTier.DEFAULT, ServiceTier.PRIORITY]
 """A tier that a request or a tenant may select. Only batches use the other one."""
+
+
+class Lane(Enum):
+    """A part of a model's queue with its own order, bounds and service counters.
+
+    Workers claim from the batch lane only when the other one is empty. The value is the part of the
+    lane's keys that distinguishes them.
+    """
+
+    REQUESTS = ""
+    BATCH = "batch:"
+
+
+def lane_of(tier: ServiceTier) -> Lane:
+    """Return the lane in which jobs of a tier wait."""
+    return Lane.BATCH if tier is ServiceTier.BATCH else Lane.REQUESTS
+
 
 REQUEST_TIERS: Final = tuple(tier for tier in ServiceTier if tier is not ServiceTier.BATCH)
 """The tiers of RequestTier."""

@@ -173,6 +173,7 @@ class _Process:
             engine,
             gather_seconds=self._settings.gather_seconds,
             stall_seconds=self._settings.stall_seconds,
+            preempted_share=self._settings.preempted_share,
         )
         _settle_memory()
         telemetry.READY.set(1)

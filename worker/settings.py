@@ -149,6 +149,14 @@ class Settings(BaseSettings):
         "beyond it, jobs are dropped.",
     )
 
+    preempted_share: float = Field(
+        default=1.0,
+        ge=0,
+        le=100,
+        description="Maximum share of the engine's sequences that batch jobs give up for requests "
+        "in a second; 0 preempts none.",
+    )
+
     health_host: str = Field(
         default="127.0.0.1", description="Address of /metrics, /healthz and /readyz."
     )

@@ -35,6 +35,15 @@ ENGINE_STEPS = Counter("sluice_worker_engine_steps", "Engine steps that produced
 PREEMPTIONS = Counter(
     "sluice_worker_preemptions", "Sequences that the engine preempted for lack of memory."
 )
+BATCH_JOBS_RUNNING = Gauge("sluice_worker_batch_jobs_running", "Batch jobs that run in the worker.")
+PREEMPTED_SEQUENCES = Counter(
+    "sluice_worker_batch_preempted_sequences",
+    "Sequences of batch jobs that the worker gave back to make room for requests.",
+)
+PREEMPTED_TOKENS = Counter(
+    "sluice_worker_batch_preempted_tokens",
+    "Completion tokens of these sequences, which are processed again when they resume.",
+)
 JOB_SECONDS = Histogram(
     "sluice_worker_job_seconds",
     "Time from claim to the end of a job.",

@@ -6,15 +6,15 @@
 -- reported counts become its receipt (see job_finish). Tokens that were generated stay charged; a
 -- job that only waited is not charged.
 --
--- KEYS[1] active tenants  KEYS[2] last active  KEYS[3] the tenant's queue  KEYS[4] leases
--- KEYS[5] waiting  KEYS[6] job
--- KEYS[7] sheddable  KEYS[8] the model's pace  KEYS[9] the tenant's pace  KEYS[10] arrivals
+-- KEYS[1] leases  KEYS[2] job
+-- KEYS[3..12] of requests: active tenants, service counters, last active, waiting, doorbell,
+-- sheddable, the model's pace, arrivals, the tenant's queue, the tenant's pace
+-- KEYS[13..22] the same of batch jobs
 -- ARGV[1] id  ARGV[2] tenant  ARGV[3] control prefix
 -- Output 0 unknown or ended, 1 was waiting and is deleted, 2 is leased, 3 was lost and has ended
-local active, last, queue = KEYS[1], KEYS[2], KEYS[3]
-local leases, waiting, key = KEYS[4], KEYS[5], KEYS[6]
+local leases, key = KEYS[1], KEYS[2]
 local job = redis.call('HMGET', key, 'worker', 'cancelled', 'settled', 'completion', 'prompt',
-  'cached', 'gateway', 'attempt')
+  'cached', 'gateway', 'attempt', 'place')
 local worker = job[1]
 if not worker then return 0 end
 
@@ -28,18 +28,21 @@ if worker == '' then
   else
     redis.call('DEL', key)
   end
+  local lane = is_batch(job[9]) and 13 or 3
+  local active, last, waiting = KEYS[lane], KEYS[lane + 2], KEYS[lane + 3]
+  local queue = KEYS[lane + 8]
   local place = redis.call('ZSCORE', queue, ARGV[1])
   if place then
     redis.call('ZREM', queue, ARGV[1])
-    redis.call('ZREM', KEYS[10], ARGV[1])
+    redis.call('ZREM', KEYS[lane + 7], ARGV[1])
     redis.call('DECR', waiting)
     -- As on a claim, the number of jobs that can be shed may change.
-    recount(KEYS[7], queue, ARGV[2], math.floor(place / tier_span))
+    recount(KEYS[lane + 5], queue, ARGV[2], math.floor(place / tier_span))
   end
   if redis.call('ZCARD', queue) == 0 and redis.call('ZREM', active, ARGV[2]) == 1 then
     redis.call('SET', last, ARGV[2])
-    redis.call('HDEL', KEYS[9], 'at', 'given')
-    if redis.call('ZCARD', active) == 0 then redis.call('HDEL', KEYS[8], 'at', 'given') end
+    redis.call('HDEL', KEYS[lane + 9], 'at', 'given')
+    if redis.call('ZCARD', active) == 0 then redis.call('HDEL', KEYS[lane + 6], 'at', 'given') end
   end
   return 1
 end

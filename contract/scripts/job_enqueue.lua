@@ -14,10 +14,13 @@
 -- Requests are thus served in the order in which they first arrived, and clients that retry too
 -- often gain nothing.
 --
--- KEYS[1] active tenants  KEYS[2] service counters  KEYS[3] last active  KEYS[4] the tenant's queue
--- KEYS[5] waiting  KEYS[6] doorbell  KEYS[7] sequence  KEYS[8] sheddable
--- KEYS[9] the model's pace  KEYS[10] the tenant's pace KEYS[11] the model's promises
--- KEYS[12] the tenant's promises  KEYS[13] arrivals  KEYS[14..] one job hash for each job
+-- The keys are those of the tier's lane.
+--
+-- KEYS[1] active tenants  KEYS[2] service counters  KEYS[3] last active  KEYS[4] waiting
+-- KEYS[5] doorbell  KEYS[6] sheddable  KEYS[7] the model's pace  KEYS[8] arrivals
+-- KEYS[9] the tenant's queue  KEYS[10] the tenant's pace  KEYS[11] sequence
+-- KEYS[12] the model's promises  KEYS[13] the tenant's promises
+-- KEYS[14..] one job hash for each job
 -- ARGV[1] tenant  ARGV[2] weight  ARGV[3] most waiting jobs of the model
 -- ARGV[4] most waiting jobs of the tenant
 -- ARGV[5] milliseconds after which an abandoned job disappears
@@ -31,13 +34,12 @@
 -- ...}: code 1 enqueued, 0 duplicate, -1 model full, -2 tenant full, -3 would wait too long; 0
 -- milliseconds if the pace is unknown; gateway and handle of each job that was shed, to which the
 -- milliseconds then apply
-local active, counters, last = KEYS[1], KEYS[2], KEYS[3]
-local queue, waiting, doorbell = KEYS[4], KEYS[5], KEYS[6]
-local sheddable, model_pace, tenant_pace = KEYS[8], KEYS[9], KEYS[10]
-local model_promises, tenant_promises = KEYS[11], KEYS[12]
+local active, counters, last, waiting = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local doorbell, sheddable, model_pace = KEYS[5], KEYS[6], KEYS[7]
+local arrivals, queue, tenant_pace = KEYS[8], KEYS[9], KEYS[10]
+local model_promises, tenant_promises = KEYS[12], KEYS[13]
 local tenant, weight, rank = ARGV[1], ARGV[2], tonumber(ARGV[6])
 local job_prefix, queue_prefix, pace_prefix = ARGV[8], ARGV[9], ARGV[10]
-local arrivals = KEYS[13]
 local first_job, first_argument, fields = 13, 12, 7
 local jobs, admitted = #KEYS - first_job, tonumber(ARGV[11])
 local is_later_part = admitted == 0
@@ -188,7 +190,7 @@ end
 local was_empty = tenant_depth == 0 or redis.call('ZCARD', queue) == 0
 if was_empty then begin_waiting(active, counters, last, tenant) end
 
-local before = rank * tier_span + redis.call('INCRBY', KEYS[7], jobs) - jobs
+local before = rank * tier_span + redis.call('INCRBY', KEYS[11], jobs) - jobs
 for i = 1, jobs do
   local a = first_argument + (i - 1) * fields
   -- A job that returns to the queue goes before all jobs that never started.

@@ -5,24 +5,26 @@
 -- job is reported as lost, in case the worker's control list was lost, but stays leased until the
 -- worker has ended it.
 --
--- KEYS[1] active tenants  KEYS[2] service counters  KEYS[3] leases
+-- KEYS[1] leases
+-- KEYS[2..3] of requests: active tenants, service counters  KEYS[4..5] the same of batch jobs
 -- ARGV[1] job prefix  ARGV[2] worker  ARGV[3] cost of a completion token
 -- ARGV[4] lease in milliseconds
 -- ARGV[5..] for each job: id, attempt, completion tokens so far, prompt tokens, cached tokens
 -- Output the ids of jobs that the worker must abort and end: cancelled, ended, or leased to another
 -- worker
-local active, counters, leases = KEYS[1], KEYS[2], KEYS[3]
+local leases = KEYS[1]
 local expiry = now_ms() + ARGV[4]
 local lost = {}
 for i = 5, #ARGV, 5 do
   local id, key = ARGV[i], ARGV[1] .. ARGV[i]
   local job = redis.call('HMGET', key, 'worker', 'attempt', 'tenant', 'weight', 'charged',
-    'cancelled')
+    'cancelled', 'place')
   local is_held = job[1] == ARGV[2] and job[2] == ARGV[i + 1]
   if is_held then
     local charged, completion = tonumber(job[5]), tonumber(ARGV[i + 2])
     if completion > charged then
-      charge(active, counters, job[3], ARGV[3] * (completion - charged) / job[4])
+      local lane = is_batch(job[7]) and 4 or 2
+      charge(KEYS[lane], KEYS[lane + 1], job[3], ARGV[3] * (completion - charged) / job[4])
       charged = completion
     end
     redis.call('HSET', key, 'charged', charged, 'completion', ARGV[i + 2], 'prompt', ARGV[i + 3],

@@ -6,6 +6,11 @@
 -- represents every place exactly.
 local tier_span, begun_span = 2 ^ 40, 2 ^ 39
 
+-- Batch jobs, those of this rank, wait in a lane of their own. A script for jobs of any lane gets
+-- the same keys of both: first those of requests, then those of batch jobs.
+local batch_rank = 3
+local function is_batch(place) return tonumber(place) >= batch_rank * tier_span end
+
 -- Unix time in milliseconds by the server's clock.
 local function now_ms()
   local time = redis.call('TIME')

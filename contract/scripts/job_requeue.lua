@@ -1,8 +1,10 @@
 -- Put a lost job back at its old place, the head of its tier in its tenant's queue, for another
 -- worker.
 --
--- KEYS[1] active tenants  KEYS[2] service counters  KEYS[3] last active  KEYS[4] the tenant's queue
--- KEYS[5] leases  KEYS[6] waiting  KEYS[7] doorbell  KEYS[8] job  KEYS[9] arrivals
+-- KEYS[1] leases  KEYS[2] job
+-- KEYS[3..12] of requests: active tenants, service counters, last active, waiting, doorbell,
+-- sheddable, the model's pace, arrivals, the tenant's queue, the tenant's pace
+-- KEYS[13..22] the same of batch jobs
 -- ARGV[1] id  ARGV[2] tenant  ARGV[3] the attempt that was lost  ARGV[4] 1 if its worker returned
 -- it, else 0
 -- ARGV[5] KV-cache tokens needed  ARGV[6] payload
@@ -10,8 +12,7 @@
 -- ARGV[9] cached tokens, for its receipt
 -- Output 1 requeued, 2 requeued by an earlier call, 0 held (its worker came back), -1 ended or
 -- cancelled, -2 unknown, or only with an earlier attempt: Redis has lost data
-local active, counters, last, queue = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local leases, waiting, doorbell, key = KEYS[5], KEYS[6], KEYS[7], KEYS[8]
+local leases, key = KEYS[1], KEYS[2]
 local job = redis.call('HMGET', key, 'worker', 'attempt', 'place', 'cancelled', 'ended')
 if job[4] or job[5] then return -1 end
 if not job[1] then return -2 end
@@ -27,9 +28,14 @@ redis.call('ZREM', leases, ARGV[1])
 -- that are void.
 redis.call('HSET', key, 'worker', '', 'need_tokens', ARGV[5], 'payload', ARGV[6],
   'completion', ARGV[7], 'prompt', ARGV[8], 'cached', ARGV[9])
+-- The job may have been promoted since its gateway enqueued it.
+local lane = is_batch(job[3]) and 13 or 3
+local queue = KEYS[lane + 8]
 redis.call('ZADD', queue, job[3], ARGV[1])
-redis.call('ZADD', KEYS[9], now_ms(), ARGV[1])
-if redis.call('ZCARD', queue) == 1 then begin_waiting(active, counters, last, ARGV[2]) end
-redis.call('INCR', waiting)
-redis.call('RPUSH', doorbell, 1)
+redis.call('ZADD', KEYS[lane + 7], now_ms(), ARGV[1])
+if redis.call('ZCARD', queue) == 1 then
+  begin_waiting(KEYS[lane], KEYS[lane + 1], KEYS[lane + 2], ARGV[2])
+end
+redis.call('INCR', KEYS[lane + 3])
+redis.call('RPUSH', KEYS[lane + 4], 1)
 return 1

@@ -5,9 +5,11 @@
 -- at the front, some on each call.
 --
 -- KEYS[1] workers  KEYS[2] waiting  KEYS[3] leases  KEYS[4] active tenants  KEYS[5] arrivals
+-- KEYS[6] waiting batch jobs
 -- ARGV[1] job prefix
 -- Output {workers that claim jobs, waiting jobs, leased jobs, tenants with waiting jobs,
--- milliseconds that the oldest of these jobs has waited}
+-- milliseconds that the oldest of these jobs has waited, waiting batch jobs}: batch jobs count only
+-- in the last number and as leased jobs
 local workers, waiting, leases, active, arrivals = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local most_dropped = 100
 local time = redis.call('TIME')
@@ -25,4 +27,5 @@ for _ = 1, most_dropped do
   redis.call('ZREM', arrivals, first[1])
 end
 return {redis.call('ZCARD', workers), tonumber(redis.call('GET', waiting) or '0'),
-  redis.call('ZCARD', leases), redis.call('ZCARD', active), oldest}
+  redis.call('ZCARD', leases), redis.call('ZCARD', active), oldest,
+  tonumber(redis.call('GET', KEYS[6]) or '0')}

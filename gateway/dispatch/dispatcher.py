@@ -16,11 +16,12 @@ import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from contract import keys
+from contract import clock, keys
 from contract.messages import Frame, GenerationJob, JobFailed, JobFinished
 from contract.outcomes import FailureCode
 from contract.queue import JOBS_AT_ONCE
 from contract.tasks import in_background, raise_if_cancelled
+from contract.tier import ServiceTier
 from gateway import telemetry
 from gateway.dispatch.catalogue import Catalogue
 from gateway.dispatch.generation import Generation, JobMessage
@@ -146,7 +147,7 @@ class Dispatcher:
                 weight=weight,
                 most_waiting=self._max_waiting_jobs,
                 most_waiting_of_tenant=self._max_waiting_jobs_of_tenant,
-                longest_wait_seconds=self._queue_timeout_seconds,
+                longest_wait_seconds=self._longest_wait_seconds(jobs),
             )
             if report.shed:
                 telemetry.SHED_JOBS.labels(model).inc(len(report.shed))
@@ -161,6 +162,12 @@ class Dispatcher:
         except (OverloadedError, TenantQueueFullError):
             self._jobs.withdraw(generation, "refused", is_failure=True)
             raise
+
+    def _longest_wait_seconds(self, jobs: Sequence[GenerationJob]) -> float:
+        """Return how long jobs may wait. Batch jobs wait until their deadline."""
+        if jobs[0].service_tier is not ServiceTier.BATCH:
+            return self._queue_timeout_seconds
+        return max(min(job.deadline_ms for job in jobs) - clock.now_ms(), 0) / 1000
 
     def adopt(
         self, model: str, adopted: Sequence[Adopted], *, weight: float, generation: Generation

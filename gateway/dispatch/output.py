@@ -101,6 +101,10 @@ class JobOutput:
             self._first_token_at = self._first_token_at or now
         self._last_tokens_at[choice] = now
 
+    def pause(self) -> None:
+        """Do not record the time until the next tokens as inter-token latency."""
+        self._last_tokens_at = [0.0] * len(self._received)
+
     def receive(self, message: JobStarted | PromptScored | JobFinished | JobFailed) -> bool:
         """Apply another message than a delta. Return False if it contradicts the output."""
         if isinstance(message, JobFinished):

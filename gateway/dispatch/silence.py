@@ -8,8 +8,9 @@ import time
 
 from redis.asyncio import Redis
 
-from contract import keys
+from contract import clock, keys
 from contract.outcomes import FailureCode
+from contract.tier import ServiceTier
 from gateway.dispatch.catalogue import Catalogue
 from gateway.dispatch.jobs import JobsInFlight
 from gateway.dispatch.presence import Presence
@@ -99,6 +100,11 @@ class SilentJobs:
             self._judge_waiting(ticket, now)
 
     def _judge_waiting(self, ticket: Ticket, now: float) -> None:
+        if ticket.job.service_tier is ServiceTier.BATCH:
+            # It waits while others go first, and while its model has no worker.
+            if ticket.job.deadline_ms <= clock.now_ms():
+                self._jobs.fail(ticket, FailureCode.DEADLINE_EXCEEDED)
+            return
         is_overdue = now - ticket.enqueued_at > self._queue_timeout_seconds
         if ticket.is_resumed:
             if is_overdue:

@@ -119,19 +119,22 @@ class Ticket:
     def presume_over(self, reason: LossReason) -> Recovery:
         """Follow the next attempt, and begin its span. Later messages of this one do not count."""
         now = time.monotonic()
-        is_revival = reason in REVIVALS
+        is_revival, is_failure = reason in REVIVALS, reason != "preempted"
         if not is_revival or self.state in {RUNNING, GENERATING}:
             self.is_resumed = True
         if self.is_resumed:
             self.enqueued_at = now
-            self.paused_at = self.paused_at or self.last_reply_at
-        self.spans.end(reason, is_failure=True)
+            if is_failure:
+                self.paused_at = self.paused_at or self.last_reply_at
+            else:
+                self.output.pause()
+        self.spans.end(reason, is_failure=is_failure)
         recovery = Recovery(
             self.attempt,
             self.worker,
             self.spans.begin(self._remainder(), self.attempt + 1),
             has_progressed=self.state is GENERATING,
-            is_returned=reason in {"draining", "engine_died"},
+            is_returned=reason in {"draining", "engine_died", "preempted"},
             is_revival=is_revival,
             has_gap=bool(self.gaps),
         )

@@ -21,7 +21,7 @@ from contract.queue import (
     RequeueResult,
     Room,
 )
-from contract.tier import TIER_BOOSTS, TIER_RANKS, ServiceTier
+from contract.tier import TIER_BOOSTS, TIER_RANKS, Lane, ServiceTier, lane_of
 from tests.contract.test_queue import LEASE_MS, MODEL, PLENTY, claim_ids, enqueue, job, text
 
 TENANTS = {"a": 1.0, "b": 2.0, "c": 0.5, "d": 1.0, "e": 3.0}
@@ -34,8 +34,10 @@ ACTIONS = {
     "requeue": 1,
     "return_": 1,
     "revive": 1,
+    "promote": 1,
 }
 FLEX, DEFAULT, PRIORITY = ServiceTier.FLEX, ServiceTier.DEFAULT, ServiceTier.PRIORITY
+BATCH = ServiceTier.BATCH
 
 
 class Entry(NamedTuple):
@@ -52,6 +54,14 @@ class Entry(NamedTuple):
     need: int
     tier: ServiceTier
 
+    @property
+    def lane(self) -> Lane:
+        return Lane.BATCH if self.rank == TIER_RANKS[BATCH] else Lane.REQUESTS
+
+    def promoted(self, tier: ServiceTier) -> "Entry":
+        weight = TENANTS[self.tenant] * TIER_BOOSTS[tier]
+        return self._replace(rank=TIER_RANKS[tier], weight=weight)
+
 
 @dataclass
 class Running:
@@ -64,29 +74,21 @@ class Running:
 
 
 @dataclass
-class Model:
+class LaneModel:
     """VTC as the paper has it, with places and weights by tier, in a few lines of Python."""
 
     counters: dict[str, float] = field(default_factory=dict)
     queues: dict[str, list[Entry]] = field(default_factory=dict)
-    running: dict[str, Running] = field(default_factory=dict)
-    attempts: dict[str, int] = field(default_factory=dict)
-    charged: dict[str, int] = field(default_factory=dict)
-    ended: dict[str, Running] = field(default_factory=dict)
     last: str | None = None
-    numbers: "count[int]" = field(default_factory=lambda: count(1))
 
     def active(self) -> list[str]:
         return [t for t, q in self.queues.items() if q]
 
-    def fresh(self) -> dict[str, int]:
-        entries = [entry for queue in self.queues.values() for entry in queue]
-        return dict(Counter(f"{each.rank} {each.tenant}" for each in entries if each.is_fresh))
+    def entries(self) -> list[Entry]:
+        return [entry for queue in self.queues.values() for entry in queue]
 
-    def enqueue(self, job_id: str, tenant: str, tier: ServiceTier, prompt: int, need: int) -> None:
-        weight = TENANTS[tenant] * TIER_BOOSTS[tier]
-        number = next(self.numbers)
-        self.put(Entry(TIER_RANKS[tier], True, number, job_id, tenant, weight, prompt, need, tier))
+    def fresh(self) -> dict[str, int]:
+        return dict(Counter(f"{e.rank} {e.tenant}" for e in self.entries() if e.is_fresh))
 
     def put(self, entry: Entry) -> None:
         tenant = entry.tenant
@@ -98,23 +100,60 @@ class Model:
             self.counters[tenant] = max(self.counters.get(tenant, 0.0), lift)
         insort(self.queues.setdefault(tenant, []), entry)
 
-    def claim(self, most: int, room: int) -> list[str]:
+    def remove(self, entry: Entry) -> None:
+        self.queues[entry.tenant].remove(entry)
+        if not self.queues[entry.tenant]:
+            self.last = entry.tenant
+
+    def first(self) -> Entry | None:
+        # Redis breaks ties between equal scores by name.
+        tenant = min(self.active(), key=lambda t: (self.counters[t], t), default=None)
+        return None if tenant is None else self.queues[tenant][0]
+
+
+@dataclass
+class Model:
+    """Both lanes, and the jobs that have left them."""
+
+    lanes: dict[Lane, LaneModel] = field(default_factory=lambda: {e: LaneModel() for e in Lane})
+    running: dict[str, Running] = field(default_factory=dict)
+    attempts: dict[str, int] = field(default_factory=dict)
+    charged: dict[str, int] = field(default_factory=dict)
+    ended: dict[str, Running] = field(default_factory=dict)
+    numbers: "count[int]" = field(default_factory=lambda: count(1))
+
+    def waiting(self) -> list[Entry]:
+        return [entry for lane in self.lanes.values() for entry in lane.entries()]
+
+    def enqueue(self, job_id: str, tenant: str, tier: ServiceTier, prompt: int, need: int) -> None:
+        weight = TENANTS[tenant] * TIER_BOOSTS[tier]
+        number = next(self.numbers)
+        self.put(Entry(TIER_RANKS[tier], True, number, job_id, tenant, weight, prompt, need, tier))
+
+    def put(self, entry: Entry) -> None:
+        self.lanes[entry.lane].put(entry)
+
+    def claim(self, most: int, room: Room) -> list[str]:
+        requests = self._claim(Lane.REQUESTS, most, room.tokens + room.preemptible_tokens)
+        if self.lanes[Lane.REQUESTS].active():
+            return requests
+        left = room.tokens - sum(self.running[each].entry.need for each in requests)
+        prompt_room = room.batch_prompt_tokens
+        return requests + self._claim(Lane.BATCH, most - len(requests), left, prompt_room)
+
+    def _claim(self, lane: Lane, most: int, room: int, prompt_room: float = math.inf) -> list[str]:
         taken: list[str] = []
-        while len(taken) < most and self.active():
-            # Redis breaks ties between equal scores by name.
-            tenant = min(self.active(), key=lambda t: (self.counters[t], t))
-            entry = self.queues[tenant][0]
-            if entry.need > room:
+        while len(taken) < most and (entry := self.lanes[lane].first()):
+            if entry.need > room or prompt_room <= 0:
                 break
-            room -= entry.need
-            self.queues[tenant].pop(0)
+            room, prompt_room = room - entry.need, prompt_room - entry.prompt
             attempt = self.attempts[entry.job_id] = self.attempts.get(entry.job_id, 0) + 1
             if attempt == 1:
-                self.counters[tenant] += PROMPT_COST * entry.prompt / entry.weight
+                cost = PROMPT_COST * entry.prompt / entry.weight
+                self.lanes[lane].counters[entry.tenant] += cost
+            self.lanes[lane].remove(entry)
             self.running[entry.job_id] = Running(entry._replace(is_fresh=False), attempt)
             taken.append(entry.job_id)
-            if not self.queues[tenant]:
-                self.last = tenant
         return taken
 
     def charge(self, job_id: str, total: int) -> None:
@@ -122,17 +161,15 @@ class Model:
         running.completion = total
         if total > charged:
             cost = COMPLETION_COST * (total - charged) / running.entry.weight
-            self.counters[running.entry.tenant] += cost
+            counters, tenant = self.lanes[running.entry.lane].counters, running.entry.tenant
+            counters[tenant] = counters.get(tenant, 0.0) + cost
             self.charged[job_id] = total
 
-    def cancel(self, tenant: str, job_id: str) -> None:
-        if job_id in self.running:
-            self.running[job_id].is_cancelled = True
-            return
-        waiting = [entry for entry in self.queues[tenant] if entry.job_id != job_id]
-        self.queues[tenant] = waiting
-        if not waiting:
-            self.last = tenant
+    def cancel(self, entry: Entry) -> None:
+        if entry.job_id in self.running:
+            self.running[entry.job_id].is_cancelled = True
+        else:
+            self.lanes[entry.lane].remove(entry)
 
     def requeue(self, job_id: str) -> bool:
         if self.running[job_id].is_cancelled:
@@ -146,7 +183,22 @@ class Model:
         elif entry.job_id in self.ended:
             # Its receipt has no position: it is the last one of its tier. Its counts are charged.
             self.charged[entry.job_id] = self.ended.pop(entry.job_id).completion
-            self.put(entry._replace(number=next(self.numbers)))
+            self.put(entry.promoted(entry.tier)._replace(number=next(self.numbers)))
+
+    def promote(self, entry: Entry, tier: ServiceTier) -> bool:
+        if entry.job_id in self.ended or entry.rank <= TIER_RANKS[tier]:
+            return False
+        if entry.job_id in self.running:
+            self.running[entry.job_id].entry = entry.promoted(tier)
+            return True
+        lane, promoted = self.lanes[entry.lane], entry.promoted(tier)
+        if promoted.lane is entry.lane:
+            lane.queues[entry.tenant].remove(entry)
+            insort(lane.queues[entry.tenant], promoted)
+        else:
+            lane.remove(entry)
+            self.put(promoted)
+        return True
 
 
 @dataclass
@@ -167,10 +219,16 @@ class History:
         self.model.enqueue(job_id, tenant, tier, prompt, prompt + new)
 
     async def claim(self) -> None:
-        most, room = self.rng.randint(1, 4), self.rng.randint(20, 400)
-        claimed = await claim_ids(
-            self.queue, room=Room(room, 10**6, 1, empty=False), most_jobs=most
+        rng, most = self.rng, self.rng.randint(1, 4)
+        room = Room(
+            rng.randint(20, 400),
+            10**6,
+            1,
+            empty=False,
+            preemptible_tokens=rng.randint(0, 100),
+            batch_prompt_tokens=rng.randint(0, 200),
         )
+        claimed = await claim_ids(self.queue, room=room, most_jobs=most)
         assert claimed == self.model.claim(most, room)
 
     async def charge(self) -> None:
@@ -186,12 +244,11 @@ class History:
             self.model.ended[report.job_id] = self.model.running.pop(report.job_id)
 
     async def cancel(self) -> None:
-        waiting = [entry for queue in self.model.queues.values() for entry in queue]
-        known = waiting + [running.entry for running in self.model.running.values()]
+        known = self.model.waiting() + [running.entry for running in self.model.running.values()]
         if known:
             entry = self.rng.choice(known)
             assert await self.queue.cancel(entry.job_id, entry.tenant)
-            self.model.cancel(entry.tenant, entry.job_id)
+            self.model.cancel(entry)
 
     async def requeue(self) -> None:
         if report := self._report():
@@ -214,15 +271,26 @@ class History:
             assert result is (RequeueResult.REQUEUED if may else RequeueResult.ENDED)
 
     async def revive(self) -> None:
-        known = [entry for queue in self.model.queues.values() for entry in queue]
-        known += [running.entry for running in self.model.running.values()]
-        known += [ended.entry for ended in self.model.ended.values()]
-        if known:
+        if known := self._known():
             entry = self.rng.choice(known)
             weight = TENANTS[entry.tenant]
             over = await self.queue.revive(_job(entry), weight=weight, attempt=0)
             assert over == self.model.attempts.get(entry.job_id, 0)
             self.model.revive(entry)
+
+    async def promote(self) -> None:
+        if known := self._known():
+            tenant = self.rng.choice(known).tenant
+            tier = self.rng.choice([PRIORITY, DEFAULT, FLEX])
+            some = [entry for entry in known if entry.tenant == tenant][:3]
+            raised = sum(self.model.promote(entry, tier) for entry in some)
+            ids = ["unknown", *(entry.job_id for entry in some)]
+            assert await self.queue.promote(ids, tenant, tier) == raised
+            assert await self.queue.promote(ids, tenant, tier) == 0
+
+    def _known(self) -> list[Entry]:
+        left = [*self.model.running.values(), *self.model.ended.values()]
+        return self.model.waiting() + [each.entry for each in left]
 
     def _report(self) -> LeaseReport | None:
         if not self.model.running:
@@ -251,15 +319,19 @@ async def test_scripts_equal_the_model_on_a_random_history(redis: "Redis", seed:
     for _ in range(250):
         (action,) = rng.choices(list(ACTIONS), list(ACTIONS.values()))
         await getattr(history, action)()
-        counters = await redis.hgetall(keys.service_counters(MODEL))
-        assert {text(t): float(c) for t, c in counters.items()} == pytest.approx(model.counters)
-        active = await redis.zrange(keys.active_tenants(MODEL), 0, -1)
-        assert {text(t) for t in active} == set(model.active())
-        fresh: Any = await redis.zrange(keys.sheddable(MODEL), 0, -1, withscores=True)
-        assert {text(member): int(score) % 2**40 for member, score in fresh} == model.fresh()
-    for tenant, entries in model.queues.items():
-        waiting = await redis.zrange(keys.queue(MODEL, tenant), 0, -1)
-        assert [text(job_id) for job_id in waiting] == [entry.job_id for entry in entries]
+        for name, lane in model.lanes.items():
+            counters = await redis.hgetall(keys.service_counters(MODEL, name))
+            assert {text(t): float(c) for t, c in counters.items()} == pytest.approx(lane.counters)
+            active = await redis.zrange(keys.active_tenants(MODEL, name), 0, -1)
+            assert {text(t) for t in active} == set(lane.active())
+            fresh: Any = await redis.zrange(keys.sheddable(MODEL, name), 0, -1, withscores=True)
+            assert {text(member): int(score) % 2**40 for member, score in fresh} == lane.fresh()
+            assert int(await redis.get(keys.waiting(MODEL, name)) or 0) == len(lane.entries())
+            assert await redis.zcard(keys.arrivals(MODEL, name)) == len(lane.entries())
+    for name, lane in model.lanes.items():
+        for tenant, entries in lane.queues.items():
+            waiting = await redis.zrange(keys.queue(MODEL, tenant, name), 0, -1)
+            assert [text(job_id) for job_id in waiting] == [entry.job_id for entry in entries]
 
 
 @pytest.mark.parametrize(
@@ -269,6 +341,7 @@ async def test_scripts_equal_the_model_on_a_random_history(redis: "Redis", seed:
         pytest.param({"a": PRIORITY, "b": DEFAULT}, 2.0, id="priority", marks=pytest.mark.long),
         pytest.param({"a": FLEX, "b": DEFAULT}, 0.5, id="flex", marks=pytest.mark.long),
         pytest.param({"a": PRIORITY, "b": FLEX}, 4.0, id="both"),
+        pytest.param({"a": BATCH, "b": BATCH}, 1.0, id="batch", marks=pytest.mark.long),
     ],
 )
 async def test_service_of_two_backlogged_tenants_stays_within_the_bound(
@@ -279,7 +352,7 @@ async def test_service_of_two_backlogged_tenants_stays_within_the_bound(
     W is service by weight, and so is the bound, by the lower weight.
     """
     rng = random.Random(5)
-    queue = JobQueue(redis, MODEL)
+    queue, lane = JobQueue(redis, MODEL), lane_of(tiers["a"])
     longest_prompt, batch_tokens = 400, 8 * 64
     weights = {tenant: TIER_BOOSTS[tier] for tenant, tier in tiers.items()}
     cost = max(PROMPT_COST * longest_prompt, COMPLETION_COST * batch_tokens)
@@ -310,7 +383,7 @@ async def test_service_of_two_backlogged_tenants_stays_within_the_bound(
             else:
                 reports.append(report)
         assert await queue.extend("w1", reports, lease_ms=LEASE_MS) == []
-        if (await redis.zcard(keys.active_tenants(MODEL))) < 2:
+        if (await redis.zcard(keys.active_tenants(MODEL, lane))) < 2:
             break
         worst = max(worst, abs(served["a"] - served["b"]))
     assert 0 < worst <= bound

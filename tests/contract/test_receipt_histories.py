@@ -101,7 +101,7 @@ class History:
         result = await self.queue.claim("w1", PLENTY, most_jobs=most, lease_ms=LEASE_MS)
         waiting = [life for life in self.lives.values() if life.state is JobState.WAITING]
         assert len(result.claims) == min(most, len(waiting))
-        for claimed, attempt, _ in result.claims:
+        for claimed, attempt, *_ in result.claims:
             life = self.lives[claimed.id]
             assert (life.state, life.attempt + 1) == (JobState.WAITING, attempt)
             life.state, life.attempt = JobState.RUNNING, attempt

@@ -4,9 +4,9 @@ import pytest
 from redis.asyncio import Redis
 
 from contract import keys, messages
-from contract.queue import JobQueue, LeaseReport, RequeueResult
-from contract.tier import TIER_BOOSTS, TIER_RANKS, ServiceTier
-from tests.contract.test_queue import MODEL, claim_ids, enqueue, job
+from contract.queue import EnqueueResult, JobQueue, LeaseReport, RequeueResult
+from contract.tier import TIER_BOOSTS, TIER_RANKS, Lane, ServiceTier
+from tests.contract.test_queue import LEASE_MS, MODEL, PLENTY, claim_ids, enqueue, job
 
 FLEX, DEFAULT, PRIORITY = ServiceTier.FLEX, ServiceTier.DEFAULT, ServiceTier.PRIORITY
 BATCH = ServiceTier.BATCH
@@ -86,3 +86,52 @@ async def test_each_job_is_charged_by_its_own_tier(queue: JobQueue, any_redis: "
     assert float(await any_redis.hget(keys.service_counters(MODEL), "a") or 0) == pytest.approx(
         30 / 6 + 30 / 1.5
     )
+
+
+async def test_batch_jobs_are_claimed_only_when_nothing_else_waits(queue: JobQueue) -> None:
+    await enqueue(queue, job("line", "a", service_tier=BATCH), weight=9.0)
+    await enqueue(queue, *(job(f"flex-{i}", "b", service_tier=FLEX) for i in range(3)))
+    claimed = (await queue.claim("w1", PLENTY, most_jobs=2, lease_ms=LEASE_MS)).claims
+    assert [claim.job.id for claim in claimed] == ["flex-0", "flex-1"]
+    claimed = (await queue.claim("w1", PLENTY, most_jobs=2, lease_ms=LEASE_MS)).claims
+    assert [(claim.job.id, claim.is_preemptible) for claim in claimed] == [
+        ("flex-2", False),
+        ("line", True),
+    ]
+
+
+async def test_requests_get_the_room_of_batch_jobs_which_get_none_of_it(queue: JobQueue) -> None:
+    await enqueue(queue, job("line", service_tier=BATCH))
+    room = PLENTY._replace(sequences=0, preemptible_sequences=1)
+    result = await queue.claim("w1", room, most_jobs=9, lease_ms=LEASE_MS)
+    assert result == ([], Lane.BATCH)
+    # The only batch job that runs may be replaced, so requests have the whole engine.
+    small = room._replace(tokens=0, empty=True)
+    await enqueue(queue, job("request", prompt_tokens=99))
+    assert await claim_ids(queue, room=small) == ["request"]
+    assert await claim_ids(queue, room=room._replace(sequences=1)) == ["line"]
+
+
+async def test_waiting_batch_jobs_take_no_place_of_requests(queue: JobQueue) -> None:
+    lines = [job(f"line-{i}", service_tier=BATCH) for i in range(3)]
+    assert await enqueue(queue, *lines, most_waiting=3) is EnqueueResult.ENQUEUED
+    assert await enqueue(queue, job("request"), most_waiting=1) is EnqueueResult.ENQUEUED
+    more = job("line-3", service_tier=BATCH)
+    assert await enqueue(queue, more, most_waiting=3) is EnqueueResult.MODEL_FULL
+    status = await queue.status()
+    assert (status.waiting_jobs, status.waiting_batch_jobs) == (1, 3)
+
+
+async def test_promoted_job_counts_as_a_request(queue: JobQueue) -> None:
+    lines = [job(f"line-{i}", service_tier=BATCH) for i in range(2)]
+    await enqueue(queue, *lines)
+    assert await claim_ids(queue, most_jobs=1) == ["line-0"]
+    ids = [each.id for each in lines]
+    assert await queue.promote([*ids, "unknown"], "a", FLEX) == 2
+    assert await queue.promote(ids, "a", FLEX) == 0
+    await enqueue(queue, job("flex", service_tier=FLEX))
+    # It was leased; the gateway that requeues it does not know its new tier.
+    assert await queue.requeue(lines[0], 1, is_returned=True) is RequeueResult.REQUEUED
+    claims = (await queue.claim("w1", PLENTY, most_jobs=9, lease_ms=LEASE_MS)).claims
+    assert [claim.job.id for claim in claims] == ["line-0", "line-1", "flex"]
+    assert not any(claim.is_preemptible for claim in claims)

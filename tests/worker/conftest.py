@@ -291,6 +291,7 @@ async def running_worker(
     most_pending_deltas: int = 100_000,
     gather_seconds: float = 0.0,
     stall_seconds: float = 600.0,
+    preempted_share: float = 1.0,
     engine_type: type[ScriptedEngine] = ScriptedEngine,
 ) -> AsyncIterator[tuple[Runner, ScriptedEngine, "asyncio.Task[None]"]]:
     """Run a worker with the scripted engine on its own connection."""
@@ -307,7 +308,13 @@ async def running_worker(
             most_pending_deltas=most_pending_deltas,
         )
         linked = asyncio.create_task(link.run())
-        runner = Runner(link, engine, gather_seconds=gather_seconds, stall_seconds=stall_seconds)
+        runner = Runner(
+            link,
+            engine,
+            gather_seconds=gather_seconds,
+            stall_seconds=stall_seconds,
+            preempted_share=preempted_share,
+        )
         task = asyncio.create_task(runner.run())
         try:
             yield runner, engine, task

@@ -24,6 +24,7 @@ from contract.messages import (
 from contract.outcomes import FailureCode, FinishReason
 from contract.queue import Claim
 from contract.sampling import SamplingSpec
+from contract.tier import ServiceTier
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.redis_server import RedisServer
 from tests.worker.conftest import Gateway, Stepwise, make_job, resumed, running_worker
@@ -360,7 +361,11 @@ async def test_job_continues_at_another_worker(
     redis_server: RedisServer, gateway: Gateway, changes: dict[str, Any], reason: ReturnReason
 ) -> None:
     job = make_job(**{"seed": 3, "max_tokens": 60, **changes})
-    script = Script(step_seconds=0.001 if job.max_tokens > 100 else 0.01)
+    script = Script(
+        step_seconds=0.001 if job.max_tokens > 100 else 0.01, max_sequences=job.sequences
+    )
+    if reason is ReturnReason.PREEMPTED:
+        job = msgspec.structs.replace(job, service_tier=ServiceTier.BATCH)
     undisturbed = msgspec.structs.replace(job, id=f"{job.id}-u", handle=10**6 + job.handle)
     choices = range(job.sequences if job.is_ranked else job.n)
     async with running_worker(redis_server, Script(), worker="first"):
@@ -376,10 +381,13 @@ async def test_job_continues_at_another_worker(
         # It has not ended, however late it is stopped.
         engine.allow(steps - 1)
         await gateway.begin(job)
-        if reason is ReturnReason.DRAINING:
-            runner.stop()
-        else:
+        if reason is ReturnReason.PREEMPTED:
+            await gateway.enqueue(make_job())
+            await gateway.read_until(lambda: bool(gateway.returned(job)))
+        if reason is ReturnReason.ENGINE_DIED:
             engine.die()
+        else:
+            runner.stop()
         await asyncio.gather(task, return_exceptions=True)
     await gateway.read_until(lambda: bool(gateway.returned(job)))
     (returned,) = gateway.returned(job)

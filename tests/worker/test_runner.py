@@ -44,7 +44,8 @@ from worker.engine.base import (
     SequenceEnd,
 )
 from worker.engine.scripted import Script, ScriptedEngine
-from worker.execution import claims, watching
+from worker.execution import watching
+from worker.queue import doorbells
 from worker.queue import gateways as gateways_module
 
 STEADY = Script(step_seconds=0.01)
@@ -276,11 +277,11 @@ async def test_job_larger_than_the_cache_runs_alone(
 async def test_idle_worker_does_not_poll(
     redis: Redis, redis_server: RedisServer, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert claims._WAIT_SECONDS == watching._CONTROL_TIMEOUT_SECONDS == 3
-    monkeypatch.setattr(claims, "_WAIT_SECONDS", 2 * PATIENCE_SECONDS)
+    assert doorbells.WAIT_SECONDS == watching._CONTROL_TIMEOUT_SECONDS == 3
+    monkeypatch.setattr(doorbells, "WAIT_SECONDS", 2 * PATIENCE_SECONDS)
     monkeypatch.setattr(watching, "_CONTROL_TIMEOUT_SECONDS", 2 * PATIENCE_SECONDS)
     async with running_worker(redis_server, STEADY):
-        await waiting_for_rings(redis, 2)
+        await waiting_for_rings(redis, 3)
         before = (await redis.info("stats"))["total_commands_processed"]
         await asyncio.sleep(0.5)
         after = (await redis.info("stats"))["total_commands_processed"]
@@ -513,12 +514,12 @@ async def test_wake_up_is_immediate(
     redis: Redis, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gateway = Gateway(redis)
-    monkeypatch.setattr(claims, "_WAIT_SECONDS", 2 * PATIENCE_SECONDS)
+    monkeypatch.setattr(doorbells, "WAIT_SECONDS", 2 * PATIENCE_SECONDS)
     monkeypatch.setattr(watching, "_CONTROL_TIMEOUT_SECONDS", 2 * PATIENCE_SECONDS)
     async with running_worker(redis_server, Script()):
         # Each time the worker waits for its doorbell and for cancelled jobs.
         for _ in range(3):
-            await waiting_for_rings(redis, 2)
+            await waiting_for_rings(redis, 3)
             job = make_job(max_tokens=1)
             await gateway.enqueue(job)
             await gateway.finished(job)

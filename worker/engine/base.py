@@ -81,6 +81,8 @@ class EngineRequest:
     may_shorten: bool = True
     """Whether to lower max_tokens if images leave less room, instead of rejecting the request."""
     reads_prefix_cache: bool = True
+    is_preemptible: bool = False
+    """Whether sequences of other jobs go first."""
 
 
 class SequenceOutput(msgspec.Struct, frozen=True, gc=False):

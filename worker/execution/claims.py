@@ -3,16 +3,17 @@
 import asyncio
 import logging
 import time
-from typing import Any
+from collections.abc import Iterable
 
 import msgspec
 from tokenizers import Tokenizer
 
-from contract import clock, keys
+from contract import clock
 from contract.logs import about
 from contract.messages import JobFailed
 from contract.outcomes import FailureCode
-from contract.queue import Claim, Room, let_others_run
+from contract.queue import Claim, let_others_run
+from contract.tier import Lane
 from worker import telemetry
 from worker.engine.base import Engine, InvalidRequestError
 from worker.execution import tracing
@@ -20,52 +21,69 @@ from worker.execution.checks import check_job
 from worker.execution.generation import Generation, report_before
 from worker.execution.jobs import DEADLINE_MESSAGE, UNDECODABLE_MESSAGE, RunningJobs
 from worker.execution.logprobs import TokenTexts
+from worker.execution.preemption import Preemption
 from worker.execution.submission import Submitter
-from worker.queue.link import Link
+from worker.queue.doorbells import Doorbells
+from worker.queue.link import REDIS_TIMEOUT_SECONDS, Link
 
 _log = logging.getLogger(__name__)
 
 MOST_JOBS_PER_CLAIM = 16
-_WAIT_SECONDS = 3
-"""Longest wait for the doorbell, or for room in the engine, before the next claim."""
 
 
 class Claimer:
     """Claims jobs of one model for one engine until it is stopped."""
 
-    def __init__(self, link: Link, engine: Engine, jobs: RunningJobs, submitter: Submitter) -> None:
+    def __init__(
+        self,
+        link: Link,
+        engine: Engine,
+        jobs: RunningJobs,
+        submitter: Submitter,
+        *,
+        preemption: Preemption,
+    ) -> None:
         self._link = link
         self._engine = engine
         self._jobs = jobs
         self._submitter = submitter
         self._tokenizer = Tokenizer.from_buffer(engine.info.tokenizer_json)
         self._texts = TokenTexts(self._tokenizer)
+        self._preemption = preemption
+        self._doorbells = Doorbells(
+            link.redis, link.queue.model, timeout_seconds=REDIS_TIMEOUT_SECONDS
+        )
+        self._has_rung = False
         self._claiming = asyncio.Lock()
         self.is_stopping = False
         """Whether `stop` was called."""
-        self._ring: asyncio.Future[Any] | None = None
-        """The last wait for the doorbell."""
 
     def stop(self) -> None:
         """Claim no more jobs, except those of a claim in progress."""
         self.is_stopping = True
-        if self._ring is not None:
-            self._ring.cancel()
+        self._jobs.room_changed.set()
+        self._doorbells.cancel()
 
     async def wait_stopped(self) -> None:
         """Wait until a claim in progress has ended."""
         async with self._claiming:
             return
 
+    async def aclose(self) -> None:
+        """Wait for jobs no longer."""
+        await self._doorbells.aclose()
+
     async def claim(self) -> None:
         """Claim jobs once, then wait until another claim may return some."""
         if self.is_stopping:
+            await self.aclose()
             await asyncio.Event().wait()
         self._jobs.room_changed.clear()
-        room = self._room()
-        if room.sequences <= 0:
-            await self._wait_for_room()
+        room, has_rung = self._preemption.room(), self._has_rung
+        if room.sequences + room.preemptible_sequences <= 0 and not has_rung:
+            await self._wait([])
             return
+        self._has_rung = False
         async with self._claiming:
             if self.is_stopping:
                 return
@@ -79,47 +97,23 @@ class Claimer:
                 _log.exception("Claimed jobs that this version cannot decode")
                 return
             await self._start(result.claims, asked_at)
-        if result.blocked:
-            await self._wait_for_room()
+        if result.blocked is not None:
+            await self._wait([Lane.REQUESTS] if result.blocked is Lane.BATCH else [])
         elif len(result.claims) < MOST_JOBS_PER_CLAIM and not self.is_stopping:
-            await self._wait_for_doorbell()
+            self._has_rung = await self._doorbells.wait(Lane)
 
-    def _room(self) -> Room:
-        info, jobs = self._engine.info, self._jobs
-        # The engine's last report is stale once the engine has nothing left to step.
-        used = jobs.kv_usage * info.kv_cache_tokens if jobs.by_id else 0.0
-        return Room(
-            tokens=max(int(info.kv_cache_tokens - used - jobs.reserved_tokens), 0),
-            sequences=info.max_sequences - len(jobs.by_sequence),
-            most_sequences=max(1, info.max_sequences // 4),
-            empty=not jobs.by_id,
+    async def _wait(self, lanes: Iterable[Lane]) -> None:
+        """Wait for room in the engine, or for jobs in these lanes."""
+        self._has_rung = await self._doorbells.wait(
+            lanes, self._jobs.room_changed, seconds=self._preemption.pause_seconds
         )
-
-    async def _wait_for_room(self) -> None:
-        try:
-            await asyncio.wait_for(self._jobs.room_changed.wait(), _WAIT_SECONDS)
-        except TimeoutError:
-            return
-
-    async def _wait_for_doorbell(self) -> None:
-        doorbell = keys.doorbell(self._link.queue.model)
-        ring = self._ring = self._link.blocking.execute_command("BLPOP", doorbell, _WAIT_SECONDS)
-        try:
-            # `stop` cancels this future, but not this task.
-            await asyncio.wait([ring])
-            if not ring.cancelled():
-                ring.result()
-        finally:
-            if ring.cancelled() or ring.cancel():
-                # Otherwise Redis could still give a ring to this worker.
-                await self._link.blocking.aclose()
 
     async def _start(self, claims: list[Claim], asked_at: float) -> None:
         # Register all jobs before submitting any: if the engine dies, registered jobs are returned.
         started = []
         for claim in claims:
             telemetry.JOBS_CLAIMED.inc()
-            if claim.waited_seconds is not None:
+            if claim.waited_seconds is not None and not claim.is_preemptible:
                 telemetry.QUEUE_WAIT.observe(claim.waited_seconds)
             if not await self._link.gateways.is_alive(claim.job.gateway):
                 self._abandon(claim)
@@ -129,6 +123,10 @@ class Claimer:
                 # Replaying a resumption may take long: let running sequences proceed between jobs.
                 await asyncio.sleep(0)
             await let_others_run(claim.job)
+        self._preemption.make_room(started)
+        if self._submitter.has_work:
+            # The engine must have room before it gets the jobs.
+            await self._submitter.apply_ends()
         await self._submitter.submit(started)
         self._link.writer.flush()
 
@@ -172,6 +170,7 @@ class Claimer:
                 texts=self._texts,
                 parsers=self._engine.parsers,
                 asked_at=asked_at,
+                on_prefilled=self._jobs.room_changed.set if claim.is_preemptible else None,
             )
         except InvalidRequestError as error:
             self._fail(claim, FailureCode.INVALID_REQUEST, str(error), param=error.param)

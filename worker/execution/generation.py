@@ -10,7 +10,7 @@ of all attempts.
 
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import IntEnum
 from itertools import count
 
@@ -90,11 +90,14 @@ class Generation:
         texts: TokenTexts,
         parsers: Parsers = NO_PARSERS,
         asked_at: float | None = None,
+        on_prefilled: Callable[[], None] | None = None,
     ) -> None:
         """`asked_at` is the `time.monotonic` time of the claim call; defaults to now."""
         self.job = job = claim.job
         self.attempt = claim.attempt
         self.waited_seconds = claim.waited_seconds
+        self.is_preemptible = claim.is_preemptible
+        self._on_prefilled = on_prefilled
         self.outbox = outbox
         self._stage = Stage.CLAIMED
         self.first_token_at: float | None = None
@@ -174,6 +177,7 @@ class Generation:
                 image_params=job.image_params or _places(job.images),
                 may_shorten=job.may_shorten,
                 reads_prefix_cache=job.reads_prefix_cache,
+                is_preemptible=self.is_preemptible,
             )
             for sequence in self.open_sequences.values()
         ]
@@ -241,6 +245,12 @@ class Generation:
         if self.first_token_at is not None:
             seen += self.prompt_tokens + self._replayed_tokens
         return max(needed_tokens(self.job) - seen, 0)
+
+    @property
+    def held_tokens(self) -> int:
+        """KV-cache tokens that are used by the job or reserved for it."""
+        used = sum(sequence.tokens for sequence in self.open_sequences.values())
+        return max(self.prompt_tokens + used, needed_tokens(self.job))
 
     @property
     def report(self) -> LeaseReport:
@@ -356,6 +366,8 @@ class Generation:
         if self.first_token_at is None:
             self.first_token_at = time.monotonic()
             telemetry.PROMPT_TOKENS.inc(self.prompt_tokens)
+            if self._on_prefilled is not None:
+                self._on_prefilled()
         # Later sequences find the prompt in the cache only because the first one stored it there.
         if is_first and output.cached_tokens is not None and not self._is_prompt_counted:
             self._cached_tokens = min(output.cached_tokens, self.prompt_tokens)

@@ -28,6 +28,8 @@ class RunningJobs:
     def __init__(self, leases: Leases) -> None:
         self._leases = leases
         self.by_id: dict[str, Generation] = {}
+        self.batch: dict[str, Generation] = {}
+        """The batch jobs among them by id, oldest first."""
         self.by_sequence: dict[str, Generation] = {}
         """The sequences in the engine that have not ended."""
         self.to_abort: list[str] = []
@@ -40,6 +42,11 @@ class RunningJobs:
         self.idle.set()
 
     @property
+    def sequences(self) -> int:
+        """Number of sequences of all jobs that have not ended, in the engine or not yet."""
+        return sum([len(each.open_sequences) for each in self.by_id.values()])
+
+    @property
     def reserved_tokens(self) -> int:
         """KV-cache tokens that are reserved for the jobs and not used yet."""
         return sum(each.reserved_tokens for each in self.by_id.values())
@@ -47,6 +54,9 @@ class RunningJobs:
     def add(self, generation: Generation) -> None:
         """Add a job that was claimed."""
         self.by_id[generation.job.id] = generation
+        if generation.is_preemptible:
+            self.batch[generation.job.id] = generation
+            telemetry.BATCH_JOBS_RUNNING.set(len(self.batch))
         self.idle.clear()
         telemetry.JOBS_RUNNING.set(len(self.by_id))
 
@@ -114,6 +124,8 @@ class RunningJobs:
     def _remove(self, generation: Generation, outcome: str) -> None:
         generation.advance(Stage.ENDED)
         del self.by_id[generation.job.id]
+        if self.batch.pop(generation.job.id, None) is not None:
+            telemetry.BATCH_JOBS_RUNNING.set(len(self.batch))
         for sequence_id in generation.open_sequences:
             self.by_sequence.pop(sequence_id, None)
             self.to_abort.append(sequence_id)

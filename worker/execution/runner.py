@@ -14,6 +14,7 @@ from worker.engine.base import Engine
 from worker.execution.claims import Claimer
 from worker.execution.jobs import RunningJobs
 from worker.execution.parsing import ParserThread
+from worker.execution.preemption import Preemption
 from worker.execution.steps import StepLoop
 from worker.execution.submission import Submitter
 from worker.execution.watching import Watcher
@@ -30,7 +31,13 @@ class Runner:
     """Runs jobs of one model on one engine."""
 
     def __init__(
-        self, link: Link, engine: Engine, *, gather_seconds: float, stall_seconds: float
+        self,
+        link: Link,
+        engine: Engine,
+        *,
+        gather_seconds: float,
+        stall_seconds: float,
+        preempted_share: float = 1.0,
     ) -> None:
         self._link = link
         self._stall_seconds = stall_seconds
@@ -38,7 +45,8 @@ class Runner:
         self._jobs = jobs = RunningJobs(link.leases)
         self._submitter = submitter = Submitter(engine, jobs, link.writer, tasks=self._tasks)
         self._parser_thread = ParserThread(jobs, submitter, link.writer, tasks=self._tasks)
-        self._claimer = Claimer(link, engine, jobs, submitter)
+        preemption = Preemption(engine, jobs, share=preempted_share)
+        self._claimer = Claimer(link, engine, jobs, submitter, preemption=preemption)
         self._watcher = Watcher(link, jobs, submitter)
         self._step_loop = StepLoop(
             engine,
@@ -74,6 +82,7 @@ class Runner:
                 task.result()
         finally:
             await end_task(*tasks, stopped)
+            await self._claimer.aclose()
             await self._tasks.cancel()
             self._parser_thread.close()
 

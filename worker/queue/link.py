@@ -35,8 +35,6 @@ class Link:
         self.redis = redis
         """For reads that block."""
         shared = SharedConnection(redis, timeout_seconds=REDIS_TIMEOUT_SECONDS)
-        self.blocking = SharedConnection(redis, timeout_seconds=REDIS_TIMEOUT_SECONDS)
-        """For the doorbell alone: no other command may wait behind it."""
         self.queue = JobQueue(shared, model)
         self.worker = worker
         self.lease_ms = lease_ms

@@ -12,6 +12,7 @@ from contract.messages import Frame, JobFailed, JobFinished, JobLost
 from contract.outcomes import FailureCode
 from contract.queue import JobQueue, RequeueResult
 from contract.receipts import JobReceipt, JobState
+from contract.tier import ServiceTier
 from gateway.dispatch import silence
 from gateway.dispatch.retries import MAX_LOSSES
 from tests.gateway.conftest import eventually, nothing_left
@@ -209,6 +210,18 @@ async def test_unclaimed_job_fails_after_the_queue_timeout(
     generation = await desk.request()
     assert await failure(generation) is FailureCode.QUEUE_TIMEOUT
     await eventually(lambda: nothing_left(redis, MODEL), what="the job being dropped")
+
+
+async def test_unclaimed_batch_job_waits_until_its_deadline(
+    open_desk: Callable[..., Any], redis: "Redis"
+) -> None:
+    desk = await open_desk(queue_timeout_seconds=0.0)
+    later = await desk.request(service_tier=ServiceTier.BATCH)
+    soon = await desk.request(service_tier=ServiceTier.BATCH, deadline_seconds=0.5)
+    assert await failure(soon) is FailureCode.DEADLINE_EXCEEDED
+    assert desk.dispatcher.jobs_in_flight == 1
+    await desk.dispatcher.cancel(later)
+    await eventually(lambda: nothing_left(redis, MODEL), what="the jobs being dropped")
 
 
 @pytest.fixture

@@ -262,12 +262,15 @@ async def test_job_of_a_stopping_worker_continues_at_once(
     assert not again.job.is_suspect
 
 
-async def test_job_may_be_drained_any_number_of_times(desk: Desk, worker: FakeWorker) -> None:
+@pytest.mark.parametrize("reason", [ReturnReason.DRAINING, ReturnReason.PREEMPTED])
+async def test_job_may_be_returned_any_number_of_times(
+    desk: Desk, worker: FakeWorker, reason: ReturnReason
+) -> None:
     generation = await desk.request()
     for _ in range(8):
         claim = await worker.claim_one()
         assert not claim.job.is_suspect
-        await worker.give_back(claim, ReturnReason.DRAINING)
+        await worker.give_back(claim, reason)
     claim = await worker.claim_one()
     await worker.finish(claim)
     assert isinstance((await take(generation, 1))[0], JobFinished)

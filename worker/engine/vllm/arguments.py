@@ -46,6 +46,8 @@ def engine_arguments(settings: Settings, engine_args: Any, *, is_cpu: bool) -> A
         "generation_config": "vllm",
         "max_logprobs": int(LOGPROBS.maximum),
         "enable_prefix_caching": True,
+        # If the KV cache is full, the engine preempts batch jobs first.
+        "scheduling_policy": "priority",
         "use_tqdm_on_load": False,
         "enforce_eager": is_cpu if settings.enforce_eager is None else settings.enforce_eager,
         # vLLM's image cache is keyed by content only and does not separate tenants.

@@ -264,7 +264,11 @@ class VllmEngine:
                 first, prompt_tokens=prompt_tokens, max_tokens=max_tokens
             )
             made = self._llm.input_processor.process_inputs(
-                first.id, prompt, params, supported_tasks=self._tasks
+                first.id,
+                prompt,
+                params,
+                supported_tasks=self._tasks,
+                priority=int(first.is_preemptible),
             )
         except self._client_errors as error:
             _log.info("Rejected a request: %s", error)

@@ -1,0 +1,124 @@
+"""Batch jobs give way to requests, and resume token by token."""
+
+import asyncio
+from functools import partial
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+
+from contract import keys
+from contract.messages import GenerationJob, JobReturned, ReturnReason
+from contract.queue import RequeueResult
+from contract.tier import Lane, ServiceTier
+from tests.support.patience import PATIENCE_SECONDS
+from tests.support.redis_server import RedisServer
+from tests.worker.conftest import (
+    ENDLESS,
+    MODEL,
+    Gateway,
+    Stepwise,
+    make_job,
+    resumed,
+    running_worker,
+)
+from tests.worker.test_runner import running, until
+from worker.engine.scripted import Script, ScriptedEngine
+from worker.queue.doorbells import Doorbells
+
+FOUR = Script(step_seconds=0.002, max_sequences=4)
+
+
+def batch_job(**changes: Any) -> GenerationJob:
+    return make_job(service_tier=ServiceTier.BATCH, **changes)
+
+
+def reached(engine: ScriptedEngine, number: int) -> bool:
+    return running(engine) == number
+
+
+async def requeue(gateway: Gateway, *jobs: GenerationJob) -> None:
+    """Wait for the return of jobs, and requeue them as their gateway does."""
+    await gateway.read_until(lambda: all(gateway.returned(job) for job in jobs))
+    for job in jobs:
+        [returned] = gateway.returned(job)
+        assert returned == JobReturned(job.handle, 1, ReturnReason.PREEMPTED, True)
+        result = await gateway.queue.requeue(resumed(gateway, job), 1, is_returned=True)
+        assert result is RequeueResult.REQUEUED
+
+
+async def test_requests_replace_the_youngest_batch_jobs_which_resume_exactly(
+    redis_server: RedisServer, gateway: Gateway
+) -> None:
+    lines = [batch_job(max_tokens=40, seed=seed) for seed in range(4)]
+    alike = [make_job(max_tokens=40, sampling=line.sampling) for line in lines]
+    async with running_worker(redis_server, FOUR, engine_type=Stepwise) as (_, engine, _):
+        assert isinstance(engine, Stepwise)
+        for number, line in enumerate(lines, 1):
+            await gateway.enqueue(line)
+            await until(partial(reached, engine, number))
+            engine.allow(2)
+            await gateway.read_until(partial(gateway.deltas, line))
+        requests = [make_job(max_tokens=4) for _ in range(2)]
+        await gateway.enqueue(*requests)
+        await requeue(gateway, *lines[2:])
+        assert not gateway.returned(lines[0])
+        assert not gateway.returned(lines[1])
+        engine.allow()
+        await gateway.finished(*requests, *lines)
+        assert engine.most <= 4
+        await gateway.enqueue(*alike)
+        await gateway.finished(*alike)
+    for line, undisturbed in zip(lines, alike, strict=True):
+        assert gateway.token_ids(line) == gateway.token_ids(undisturbed)
+        assert gateway.text(line) == gateway.text(undisturbed)
+    assert {gateway.end(line).attempt for line in lines[2:]} == {2}
+
+
+@pytest.mark.parametrize(("share", "replaced"), [(0.0, 0), (0.0001, 1)], ids=["off", "slow"])
+async def test_preemption_is_bounded(
+    redis_server: RedisServer, gateway: Gateway, share: float, replaced: int
+) -> None:
+    lines = [batch_job(max_tokens=ENDLESS) for _ in range(4)]
+    requests = [make_job(max_tokens=1) for _ in range(3)]
+    worker = running_worker(redis_server, FOUR, preempted_share=share)
+    async with worker as (_, engine, _):
+        await gateway.begin(*lines)
+        await gateway.enqueue(*requests)
+        await gateway.finished(*requests[:replaced])
+        # The first request has the room of the only batch job that may be replaced; the others
+        # follow it there.
+        if replaced:
+            await gateway.finished(*requests)
+        assert running(engine) == 4 - replaced
+        await gateway.read()
+    reasons = [each.reason for line in lines for each in gateway.returned(line)]
+    assert reasons.count(ReturnReason.PREEMPTED) == replaced
+    assert len(gateway.ended_handles()) == (3 if replaced else 0)
+
+
+async def test_batch_jobs_also_give_up_their_kv_cache(
+    redis_server: RedisServer, gateway: Gateway
+) -> None:
+    lines = [batch_job(max_tokens=100, prompt_token_ids=[300] * 200) for _ in range(3)]
+    request = make_job(max_tokens=100, prompt_token_ids=[300] * 400)
+    async with running_worker(redis_server, Script(step_seconds=0.005, kv_cache_tokens=1000)):
+        await gateway.begin(*lines)
+        await gateway.enqueue(request)
+        await requeue(gateway, *lines[1:])
+        await gateway.finished(request, *lines)
+    assert [len(gateway.token_ids(each)) for each in (request, *lines)] == [100] * 4
+    assert not gateway.returned(lines[0])
+
+
+async def test_an_interrupted_wait_keeps_its_ring(redis: Redis) -> None:
+    doorbells, event = Doorbells(redis, MODEL), asyncio.Event()
+    event.set()
+    assert not await doorbells.wait(Lane, event)
+    # No other command may take the token, and no lane is awaited twice.
+    assert not await doorbells.wait(Lane, event)
+    assert (await redis.info("clients"))["blocked_clients"] == 2
+    await redis.rpush(keys.doorbell(MODEL, Lane.BATCH), 1)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        assert await doorbells.wait([Lane.REQUESTS])
+    await doorbells.aclose()
