@@ -13,8 +13,9 @@ from urllib.parse import urlsplit
 
 import click
 
-from bench import admission, fairness, peers, samplers, telemetry
+from bench import admission, batch, fairness, peers, samplers, telemetry
 from bench.admission import AdmissionMeasurement
+from bench.batch import BatchMeasurement
 from bench.fairness import FairnessMeasurement, FairnessScenario
 from bench.measure import MeasureError, Measurement, measure_in_turns
 from bench.peer_systems import REQUESTS_PER_MINUTE
@@ -39,6 +40,7 @@ NAMES = tuple(
             SAMPLERS,
             admission.NAME,
             telemetry.NAME,
+            batch.NAME,
             peers.NAME,
         ]
     )
@@ -56,6 +58,7 @@ Scenarios:
   samplers    steps of the engine alone, 64 sequences, of which 0, 1 or 64 have a sampler chain
   admission   a key with all limits, and one without: CPU, latency, Redis; beside LiteLLM's proxy
   telemetry   traces of everything, JSON logs and scraped metrics, beside none of it
+  batch       a Poisson load at half of the capacity, alone and beside a batch, with 16 sequences
   peers       limits, ledger and metrics, beside nginx, vllm-router, smg and LiteLLM's proxy; only
               if named, because `make bench ARGS=peers` installs these
 
@@ -93,6 +96,7 @@ class Results:
     samplers: list[SamplerMeasurement] = field(default_factory=list)
     admission: list[AdmissionMeasurement] = field(default_factory=list)
     peers: list[PeersMeasurement] = field(default_factory=list)
+    batch: list[BatchMeasurement] = field(default_factory=list)
 
 
 @click.command("bench", epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
@@ -236,6 +240,19 @@ def main(
                     seed=seed,
                     progress=click.echo,
                 )
+        if not names or batch.NAME in names:
+            beside_batch = batch.Options(
+                engine=Engine.SCRIPTED if quick else Engine.VLLM,
+                seconds=5.0 if quick else batch.SECONDS,
+                rounds=options.rounds,
+                seed=seed,
+            )
+            click.echo("interactive latency beside a batch")
+            with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
+                found.batch.append(BatchMeasurement(beside_batch.max_sequences))
+                batch.measure(
+                    beside_batch, Path(folder), found=found.batch[-1], progress=click.echo
+                )
         if peers.NAME in names:
             with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
                 found.peers.append(PeersMeasurement(quick))
@@ -251,6 +268,7 @@ def main(
             samplers=found.samplers,
             admission=found.admission,
             peers=found.peers,
+            batch=found.batch,
             began=began,
             command=_command_line(),
         ),

@@ -13,6 +13,7 @@ from statistics import median
 
 from bench import admission_report, peers_report
 from bench.admission import AdmissionMeasurement
+from bench.batch import BatchMeasurement
 from bench.fairness import FairnessMeasurement
 from bench.goals import GOALS
 from bench.measure import Measurement, Quantiles
@@ -39,6 +40,7 @@ class Report:
     samplers: Sequence[SamplerMeasurement]
     admission: Sequence[AdmissionMeasurement]
     peers: Sequence[PeersMeasurement]
+    batch: Sequence[BatchMeasurement]
     began: datetime
     command: str
 
@@ -68,6 +70,7 @@ class Report:
             *(_sampler_section(each) for each in self.samplers),
             *map(admission_report.section, self.admission),
             *map(peers_report.section, self.peers),
+            *map(_batch_section, self.batch),
         ]
         if goals := [line for goal in GOALS for line in goal.judge(self.measurements)]:
             parts += ["## Goals\n", *table(["goal", "measured", "met"], goals), ""]
@@ -81,7 +84,7 @@ class Report:
         head = {"began": self.began.isoformat(), "command": self.command, "machine": machine()}
         lines = [head, *map(asdict, self.measurements), *map(asdict, self.fairness)]
         lines += [*map(asdict, self.samplers), *map(asdict, self.admission)]
-        lines += map(asdict, self.peers)
+        lines += [*map(asdict, self.peers), *map(asdict, self.batch)]
         path.with_suffix(".jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         return path
 
@@ -216,6 +219,25 @@ def _fairness_section(each: FairnessMeasurement) -> str:
 def _sampler_section(each: SamplerMeasurement) -> str:
     head = ["chain", "sequences that use it", "step, ms", "ratio", "round by round"]
     return "\n".join([f"## {each.scenario}\n", *table(head, each.rows()), ""])
+
+
+def _batch_section(each: BatchMeasurement) -> str:
+    head = [
+        "interactive load",
+        "first token p50 ms (ratio)",
+        "p99 ms (ratio)",
+        "requests",
+        "tokens/s",
+        "batch tokens/s",
+        "of idle capacity",
+        "preempted",
+    ]
+    lines = [
+        f"## batch: {each.max_sequences} sequences, capacity {each.capacity:,.0f} tokens/s\n",
+        *table(head, each.rows()),
+        "",
+    ]
+    return "\n".join(lines)
 
 
 def _times(rounds: Sequence[Quantiles]) -> str:

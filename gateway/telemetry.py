@@ -209,6 +209,9 @@ RESERVED_REQUESTS = Gauge(
 WAITING_JOBS = Gauge(
     "sluice_queue_waiting_jobs", "Jobs waiting in the queue of a model.", ["model"]
 )
+WAITING_BATCH_JOBS = Gauge(
+    "sluice_queue_waiting_batch_jobs", "Batch jobs waiting in the queue of a model.", ["model"]
+)
 OLDEST_WAIT = Gauge(
     "sluice_queue_oldest_wait_seconds",
     "Wait of the oldest job in the queue of a model; 0 if none waits.",
@@ -223,7 +226,14 @@ LEASED_JOBS = Gauge("sluice_queue_leased_jobs", "Jobs leased to workers.", ["mod
 READY_WORKERS = Gauge(
     "sluice_queue_ready_workers", "Workers that claim jobs of a model.", ["model"]
 )
-OF_MODELS: Final = (WAITING_JOBS, OLDEST_WAIT, WAITING_TENANTS, LEASED_JOBS, READY_WORKERS)
+OF_MODELS: Final = (
+    WAITING_JOBS,
+    WAITING_BATCH_JOBS,
+    OLDEST_WAIT,
+    WAITING_TENANTS,
+    LEASED_JOBS,
+    READY_WORKERS,
+)
 """Gauges that have one series for each known model."""
 RESPONSES_TAKEN_OVER = Counter(
     "sluice_gateway_answers_taken_over_total",

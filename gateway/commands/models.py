@@ -61,10 +61,11 @@ async def remove(*, model: str, redis_url: str | None) -> None:
         if known is None or known.card.model != model:
             raise click.ClickException(f"There is no model {model!r}.")
         status = known.status
-        if status.ready_workers or status.waiting_jobs or status.leased_jobs:
+        waiting = status.waiting_jobs + status.waiting_batch_jobs
+        if status.ready_workers or waiting or status.leased_jobs:
             raise click.ClickException(
                 f"{model!r} is in use: {status.ready_workers} workers serve it, "
-                f"{status.waiting_jobs} jobs wait and {status.leased_jobs} run. "
+                f"{waiting} jobs wait and {status.leased_jobs} run. "
                 "Stop its workers first."
             )
         await catalogue.remove(model)

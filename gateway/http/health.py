@@ -89,6 +89,7 @@ async def _observe(context: ProcessContext) -> None:
         name, status = model.card.model, model.status
         telemetry.model_known(name)
         telemetry.WAITING_JOBS.labels(name).set(status.waiting_jobs)
+        telemetry.WAITING_BATCH_JOBS.labels(name).set(status.waiting_batch_jobs)
         telemetry.LEASED_JOBS.labels(name).set(status.leased_jobs)
         telemetry.READY_WORKERS.labels(name).set(status.ready_workers)
         telemetry.OLDEST_WAIT.labels(name).set(status.oldest_wait_seconds)

@@ -79,6 +79,32 @@ def build() -> Dashboard:
             ),
         ),
         row(
+            "Batch jobs",
+            graph(
+                "Batch jobs held",
+                "short",
+                "Batch jobs that the workers of each pool run. They use what requests leave free.",
+                Query(total("sluice_worker_batch_jobs_running", POOL, "pool"), "{{pool}}"),
+            ),
+            graph(
+                "Preempted sequences",
+                "cps",
+                "Sequences of batch jobs that workers returned to make room for requests. "
+                "SLUICE_PREEMPTED_SHARE bounds them.",
+                Query(
+                    rate("sluice_worker_batch_preempted_sequences_total", POOL, "pool"), "{{pool}}"
+                ),
+            ),
+            graph(
+                "Tokens to process again",
+                "suffix: tok/s",
+                "Completion tokens of preempted sequences, which engines process again.",
+                Query(
+                    rate("sluice_worker_batch_preempted_tokens_total", POOL, "pool"), "{{pool}}"
+                ),
+            ),
+        ),
+        row(
             "Throughput",
             graph(
                 "Completion tokens",

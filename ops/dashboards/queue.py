@@ -22,8 +22,12 @@ def build() -> Dashboard:
                 "Waiting jobs",
                 "short",
                 "Jobs of each model that no worker has claimed. Autoscaling of workers uses this "
-                "value.",
+                "value, without batch jobs.",
                 Query(f"namespace_model:sluice_queue_waiting_jobs:max{{{MODEL}}}", "{{model}}"),
+                Query(
+                    f"max by (model) (sluice_queue_waiting_batch_jobs{{{MODEL}}})",
+                    "{{model}} batch",
+                ),
                 runbooks=["SluiceQueueStalled"],
             ),
             graph(
