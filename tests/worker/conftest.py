@@ -34,7 +34,7 @@ from contract.queue import JobQueue
 from contract.sampling import SamplingSpec
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.redis_server import RedisServer
-from worker.engine.base import EngineRequest, EngineStep
+from worker.engine.base import Engine, EngineRequest, EngineStep
 from worker.engine.scripted import Script, ScriptedEngine
 from worker.execution.runner import Runner
 from worker.queue.link import Link
@@ -299,6 +299,30 @@ async def running_worker(
     window = script.context_window or 2 * ENDLESS
     engine = engine_type(MODEL_FOLDER, replace(script, context_window=window))
     await engine.start()
+    async with running_engine(
+        redis_server,
+        engine,
+        worker=worker,
+        lease_ms=lease_ms,
+        most_pending_deltas=most_pending_deltas,
+        gather_seconds=gather_seconds,
+        stall_seconds=stall_seconds,
+        preempted_share=preempted_share,
+    ) as (runner, task):
+        yield runner, engine, task
+
+
+@contextlib.asynccontextmanager
+async def running_engine(
+    redis_server: RedisServer,
+    engine: Engine,
+    *,
+    worker: str = WORKER,
+    lease_ms: int = LEASE_MS,
+    most_pending_deltas: int = 100_000,
+    **settings: float,
+) -> AsyncIterator[tuple[Runner, "asyncio.Task[None]"]]:
+    """Run a worker with a started engine on its own connection."""
     async with connect(redis_server, retries=0) as client:
         link = Link(
             client,
@@ -308,16 +332,10 @@ async def running_worker(
             most_pending_deltas=most_pending_deltas,
         )
         linked = asyncio.create_task(link.run())
-        runner = Runner(
-            link,
-            engine,
-            gather_seconds=gather_seconds,
-            stall_seconds=stall_seconds,
-            preempted_share=preempted_share,
-        )
+        runner = Runner(link, engine, **settings)
         task = asyncio.create_task(runner.run())
         try:
-            yield runner, engine, task
+            yield runner, task
         finally:
             runner.stop()
             await asyncio.gather(task, return_exceptions=True)

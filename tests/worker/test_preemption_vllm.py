@@ -1,0 +1,95 @@
+"""Batch jobs that are preempted again and again on vLLM, and their undisturbed outputs."""
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+import pytest_asyncio
+
+from contract.messages import GenerationJob, ReturnReason, decode_logprobs
+from contract.sampling import SamplingSpec
+from contract.tier import ServiceTier
+from tests.support.redis_server import RedisServer
+from tests.worker.conftest import Gateway, connect, make_job, resumed, running_engine
+from tests.worker.real_engine import EXACT, MARKS, EngineSlot
+from worker.engine.vllm.engine import VllmEngine
+
+pytestmark = MARKS
+
+MOST_SEQUENCES = 4
+GREEDY = SamplingSpec(seed=0, temperature=0.0, ignore_eos=True)
+SEEDED = SamplingSpec(seed=5, ignore_eos=True)
+LINES: dict[str, dict[str, Any]] = {
+    "greedy": {"sampling": GREEDY},
+    "seeded": {"sampling": SEEDED},
+    "n": {"sampling": SEEDED, "n": 2},
+    "logprobs and stop": {"sampling": GREEDY, "logprobs": 2, "stop": ["zzzz"]},
+}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def engine(engine_slot: EngineSlot) -> VllmEngine:
+    return await engine_slot.engine(**EXACT)
+
+
+async def interrupt(gateway: Gateway, lines: list[GenerationJob]) -> int:
+    """Send requests until all lines have finished, and requeue preempted lines."""
+    current, requeued = {line.handle: line for line in lines}, set[tuple[int, int]]()
+    async with asyncio.timeout(120):
+        while not set(current) <= gateway.ended_handles():
+            request = make_job(max_tokens=4, sampling=GREEDY)
+            await gateway.enqueue(request)
+            while request.handle not in gateway.ended_handles():
+                await gateway.read()
+                for line in lines:
+                    for back in gateway.returned(line):
+                        if (back.handle, back.attempt) not in requeued:
+                            requeued.add((back.handle, back.attempt))
+                            assert back.reason is ReturnReason.PREEMPTED
+                            again = resumed(gateway, line)
+                            await gateway.queue.requeue(again, back.attempt, is_returned=True)
+    return len(requeued)
+
+
+async def test_preempted_lines_equal_their_undisturbed_outputs(
+    redis_server: RedisServer, engine: VllmEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "_info", replace(engine.info, max_sequences=MOST_SEQUENCES))
+    alike = [make_job(max_tokens=80, **fields) for fields in LINES.values()]
+    lines = [
+        msgspec.structs.replace(
+            job, id=f"{job.id}-b", handle=10**6 + job.handle, service_tier=ServiceTier.BATCH
+        )
+        for job in alike
+    ]
+    async with (
+        connect(redis_server) as redis,
+        running_engine(
+            redis_server,
+            engine,
+            gather_seconds=0.0,
+            stall_seconds=60.0,
+            preempted_share=100.0,
+        ),
+    ):
+        gateway = Gateway(redis)
+        await gateway.live()
+        await gateway.enqueue(*alike)
+        await gateway.finished(*alike)
+        await gateway.enqueue(*lines)
+        assert await interrupt(gateway, lines) > 2
+    for line, job in zip(lines, alike, strict=True):
+        for choice in range(job.n):
+            assert gateway.token_ids(line, choice) == gateway.token_ids(job, choice)
+            assert gateway.text(line, choice) == gateway.text(job, choice)
+        logprobs = [
+            [
+                entry.token
+                for delta in gateway.deltas(each)
+                for entry in decode_logprobs(delta.logprobs)
+            ]
+            for each in (line, job)
+        ]
+        assert logprobs[0] == logprobs[1]
