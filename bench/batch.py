@@ -1,10 +1,14 @@
 """Interactive latency beside a batch: first tokens of a Poisson load, alone and beside batch jobs.
 
-The load takes half of the capacity, the rate at which a full engine completes the same requests.
-Beside it, `bench.batch_feeder` keeps batch jobs waiting. The same is measured with a worker that
-preempts no batch job. The three take turns, with the same requests in a round.
+The load takes half of the capacity, the rate at which a full engine generates the tokens of these
+requests. Beside it, `bench.batch_feeder` keeps batch jobs waiting. The same is measured with a
+worker that preempts no batch job. The three take turns, with the same requests in a round.
+
+The idle capacity is the rest of the engine's time, at the rate at which batch jobs alone generate
+tokens.
 """
 
+import asyncio
 import re
 import time
 import urllib.request
@@ -44,6 +48,7 @@ _LOAD: Final = 0.5
 """Share of the capacity that the interactive load takes."""
 _FILL_SECONDS: Final = 3.0
 """Time after which the engine is full of jobs in all stages."""
+_CAPACITY_SECONDS: Final = 5.0
 _OFF: Final = {"SLUICE_PREEMPTED_SHARE": "0"}
 
 
@@ -79,7 +84,9 @@ class BatchMeasurement:
 
     max_sequences: int
     capacity: float = 0.0
-    """Tokens per second of a full engine."""
+    """Tokens per second of an engine that is full of requests."""
+    batch_capacity: float = 0.0
+    """Tokens per second of an engine that is full of batch jobs."""
     turns: list[Turn] = field(default_factory=list)
 
     def rows(self) -> list[list[str]]:
@@ -92,10 +99,7 @@ class BatchMeasurement:
                 continue
             p50, p99 = (median(_times(turns, name)) for name in ("p50", "p99"))
             base50, base99 = (median(_times(alone, name)) for name in ("p50", "p99"))
-            used = median(
-                each.batch_tokens_per_second / (self.capacity - each.tokens_per_second)
-                for each in turns
-            )
+            used = median(map(self._used, turns))
             rows.append(
                 [
                     kind,
@@ -109,6 +113,11 @@ class BatchMeasurement:
                 ]
             )
         return rows
+
+    def _used(self, turn: Turn) -> float:
+        """Return the share of the idle capacity that the batch used."""
+        idle = 1 - turn.tokens_per_second / self.capacity
+        return turn.batch_tokens_per_second / self.batch_capacity / idle
 
     def _of(self, kind: str) -> list[Turn]:
         return [each for each in self.turns if each.kind == kind]
@@ -132,7 +141,11 @@ def measure(options: Options, folder: Path, *, found: BatchMeasurement, progress
         systems[ALONE] = systems[BESIDE]
         for each in (systems[BESIDE], systems[UNPROTECTED]):
             found.capacity = max(found.capacity, each.capacity())
-        progress(f"  capacity: {found.capacity:.0f} tokens/s")
+            found.batch_capacity = max(found.batch_capacity, each.batch_capacity())
+        progress(
+            f"  capacity: {found.capacity:.0f} tokens/s of requests, "
+            f"{found.batch_capacity:.0f} tokens/s of batch jobs"
+        )
         for number in range(1, options.rounds + 1):
             kinds = (ALONE, BESIDE, UNPROTECTED)
             for kind in kinds if number % 2 else reversed(kinds):
@@ -157,36 +170,62 @@ class _System:
         self._metrics = f"{sluice.metrics_urls()[0]}/metrics"
 
     def capacity(self) -> float:
-        """Return the tokens per second of a full engine, after a warm-up."""
-        number = 2 * self._options.max_sequences
-        uvloop.run(self._run(self._closed(number, 1, "warm-up")))
-        load = self._closed(number, 6, "capacity")
-        before, began = self._counted("completion_tokens"), time.perf_counter()
-        uvloop.run(self._run(load))
-        tokens = self._counted("completion_tokens") - before
-        return tokens / (time.perf_counter() - began)
+        """Return the tokens per second of an engine that is full of requests."""
+        return uvloop.run(self._capacity())
+
+    async def _capacity(self) -> float:
+        texts = prompts(f"{self._options.seed} capacity", _PROMPT_WORDS)
+        endless = [map(_request, texts) for _ in range(2 * self._options.max_sequences)]
+        load = Load([Lane(self._url, self._key, requests) for requests in endless])
+        try:
+            await load.open()
+            load.start()
+            await asyncio.sleep(_FILL_SECONDS)
+            before, began = self._counted("completion_tokens"), time.perf_counter()
+            await asyncio.sleep(_CAPACITY_SECONDS)
+            tokens = self._counted("completion_tokens") - before
+            return tokens / (time.perf_counter() - began)
+        finally:
+            load.close()
+
+    def batch_capacity(self) -> float:
+        """Return the tokens per second of an engine that is full of batch jobs."""
+        with self._batch():
+            before, began = self._counted("completion_tokens"), time.perf_counter()
+            time.sleep(_CAPACITY_SECONDS)
+            tokens = self._counted("completion_tokens") - before
+            return tokens / (time.perf_counter() - began)
 
     def turn(self, kind: str, number: int, capacity: float) -> Turn:
         """Send the Poisson load of a round, beside a batch unless `kind` is ALONE."""
+        lanes = self._poisson(number, _LOAD * capacity / _TOKENS)
         with ExitStack() as stack:
             if kind != ALONE:
                 stack.enter_context(self._batch())
-            names = ("completion_tokens", "batch_preempted_sequences")
-            lanes = self._poisson(number, _LOAD * capacity / _TOKENS)
+            return uvloop.run(self._turn(kind, number, lanes))
+
+    async def _turn(self, kind: str, number: int, lanes: Sequence[Lane]) -> Turn:
+        load, names = Load(lanes), ("completion_tokens", "batch_preempted_sequences")
+        try:
+            await load.open()
             before, began = [self._counted(name) for name in names], time.perf_counter()
-            answers = uvloop.run(self._run(lanes))
-            tokens, preempted = (
-                self._counted(name) - count for name, count in zip(names, before, strict=True)
-            )
-            seconds = time.perf_counter() - began
-        own = sum(each.completion_tokens for each in answers)
+            load.start()
+            await asyncio.sleep(self._options.seconds)
+            after, ended = [self._counted(name) for name in names], time.perf_counter()
+            await load.wait(TIMEOUT_SECONDS)
+        finally:
+            load.close()
+        if failures := [each.error for each in load.answers if each.error]:
+            raise MeasureError(f"{len(failures)} requests failed: {failures[0]}")
+        tokens, preempted = (late - early for late, early in zip(after, before, strict=True))
+        own = sum(_tokens_until(ended, each) for each in load.answers)
         return Turn(
             kind=kind,
             round=number,
-            requests=len(answers),
-            ttft=quantiles(each.ttft_seconds for each in answers),
-            tokens_per_second=own / seconds,
-            batch_tokens_per_second=(tokens - own) / seconds,
+            requests=len(load.answers),
+            ttft=quantiles(each.ttft_seconds for each in load.answers),
+            tokens_per_second=own / (ended - began),
+            batch_tokens_per_second=max(tokens - own, 0.0) / (ended - began),
             preempted_sequences=round(preempted),
         )
 
@@ -214,13 +253,6 @@ class _System:
                 raise MeasureError(f"the worker did not run {batch_jobs} batch jobs")
             time.sleep(0.1)
 
-    def _closed(self, connections: int, requests: int, name: str) -> list[Lane]:
-        texts = prompts(f"{self._options.seed} {name}", _PROMPT_WORDS)
-        return [
-            Lane(self._url, self._key, [_request(next(texts)) for _ in range(requests)])
-            for _ in range(connections)
-        ]
-
     def _poisson(self, number: int, per_second: float) -> list[Lane]:
         """Return one connection for each request, so that none waits for another."""
         seed = f"{self._options.seed} {number}"
@@ -230,18 +262,6 @@ class _System:
             pace = Pace(at, 0.0)
             lanes.append(Lane(self._url, self._key, [_request(next(texts))], _TENANT, pace))
         return lanes
-
-    async def _run(self, lanes: Sequence[Lane]) -> list[Answer]:
-        load = Load(lanes)
-        try:
-            await load.open()
-            load.start()
-            await load.wait(TIMEOUT_SECONDS)
-        finally:
-            load.close()
-        if failures := [each.error for each in load.answers if each.error]:
-            raise MeasureError(f"{len(failures)} requests failed: {failures[0]}")
-        return load.answers
 
     def _counted(self, name: str, *, suffix: str = "_total") -> float:
         with urllib.request.urlopen(self._metrics, timeout=10) as response:  # noqa: S310 - ours
@@ -256,6 +276,13 @@ def _request(prompt: str) -> Request:
     return Request(
         model=MODEL, prompt=prompt, completion_tokens=_TOKENS, streamed=True, temperature=0.0
     )
+
+
+def _tokens_until(at: float, answer: Answer) -> float:
+    """Return how many tokens of a response had arrived at a time."""
+    first = answer.sent + answer.ttft_seconds
+    share = (at - first) / max(answer.ended - first, 1e-9)
+    return answer.completion_tokens * min(max(share, 0.0), 1.0)
 
 
 def _times(turns: Sequence[Turn], name: str) -> list[float]:

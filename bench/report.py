@@ -232,8 +232,9 @@ def _batch_section(each: BatchMeasurement) -> str:
         "of idle capacity",
         "preempted",
     ]
+    full = f"requests {each.capacity:,.0f}, batch jobs {each.batch_capacity:,.0f}"
     lines = [
-        f"## batch: {each.max_sequences} sequences, capacity {each.capacity:,.0f} tokens/s\n",
+        f"## batch: {each.max_sequences} sequences; tokens/s of a full engine: {full}\n",
         *table(head, each.rows()),
         "",
     ]
