@@ -27,6 +27,7 @@
     ├── TargetTooLongError 414
     ├── HeadersTooLargeError 431
     ├── UnsupportedMediaTypeError 415
+    ├── RangeNotSatisfiableError 416
     ├── RateLimitError 429
     ├── TenantQueueFullError 429
     ├── TooManyUnpaidError 429
@@ -83,6 +84,7 @@ _VLLM_TYPES = {
     413: "RequestEntityTooLargeError",
     414: "UriTooLongError",
     415: "UnsupportedMediaTypeError",
+    416: "RangeNotSatisfiableError",
     429: "RateLimitError",
     431: "HeadersTooLargeError",
     503: "ServiceUnavailableError",
@@ -409,11 +411,28 @@ class HeadersTooLargeError(ApiError):
 
 
 class UnsupportedMediaTypeError(ApiError):
-    """The body is not declared as JSON."""
+    """The body is not declared as JSON, or an upload not as a form."""
 
     status = 415
     type = "invalid_request_error"
     code = "unsupported_media_type"
+
+
+class RangeNotSatisfiableError(ApiError):
+    """The range of a download begins after the end of the file."""
+
+    status = 416
+    type = "invalid_request_error"
+    code = "range_not_satisfiable"
+
+    def __init__(self, size: int) -> None:
+        super().__init__(f"The range begins after the end of the file, which has {size} bytes.")
+        self._size = size
+
+    @override
+    def headers(self) -> Mapping[str, str]:
+        """Name the size of the file, as HTTP requires."""
+        return {**super().headers(), "content-range": f"bytes */{self._size}"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

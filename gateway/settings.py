@@ -2,6 +2,7 @@
 
 import base64
 import os
+import re
 from collections.abc import Mapping
 from datetime import timedelta
 from enum import StrEnum
@@ -42,6 +43,7 @@ MIN_JWT_SECRET_BYTES = 32
 MIN_CACHE_SALT_CHARACTERS = 16
 MIN_AUDIT_KEY_CHARACTERS = 32
 AUDIT_LOG_SINK = "log"
+_WINDOW = re.compile(r"[1-9][0-9]{0,3}[mhd]")
 TENANTS_CLAIMS = ("scope", "sub", "project", "models", "dialect")
 """Claims with which a tenant's issuer describes its users and programs."""
 
@@ -69,6 +71,12 @@ def _check_audit_sink(value: str) -> str:
         # The URL may contain a password.
         raise ValueError("must be 'log', file:///PATH, or an http or https URL")
     return value
+
+
+def _check_windows(values: tuple[str, ...]) -> tuple[str, ...]:
+    if not values or not all(map(_WINDOW.fullmatch, values)):
+        raise ValueError("must be numbers of minutes, hours or days such as 90m, 24h or 7d")
+    return values
 
 
 def _read_host(value: object) -> object:
@@ -232,6 +240,24 @@ class Settings(BaseSettings):
     """Comma-separated keys, 32 bytes each in base64, that encrypt webhook secrets in the database.
     The first encrypts, all decrypt. Without a key no webhook can be registered."""
 
+    file_store: Annotated[str, Field(min_length=1)] = str(LOCAL_FOLDER / "files")
+    """Store of files and batch results: a folder that all gateways and `sluice jobs` share,
+    `s3://BUCKET/PREFIX`, or `none`. The standard `AWS_` variables configure S3."""
+    max_file_bytes: Annotated[int, Field(gt=0)] = 1024 * 1024 * KIBIBYTE
+    max_file_lines: Annotated[int, Field(gt=0)] = 1_000_000
+    max_file_bytes_of_tenant: Annotated[int, Field(gt=0)] = 10 * 1024 * 1024 * KIBIBYTE
+    """Bytes of all files of one tenant, including batch results."""
+    max_file_lines_of_tenant: Annotated[int, Field(gt=0)] = 10_000_000
+    file_retention: Annotated[Duration, Field(ge=timedelta(hours=1))] = timedelta(days=30)
+    """How long files are stored if their request sets no `expires_after`."""
+    batch_windows: Annotated[tuple[str, ...], NoDecode, AfterValidator(_check_windows)] = ("24h",)
+    """Comma-separated values of `completion_window` that batches may have, such as 1h or 7d."""
+    batch_price_percent: Annotated[int, Field(ge=0, le=100)] = 50
+    """Price of batch lines for models without a price in the tier batch, in percent of the price
+    in the tier default."""
+    batch_lines: Annotated[int, Field(gt=0)] = 1_000
+    """Batch lines that one gateway process runs at once."""
+
     image_url_hosts: Annotated[tuple[_HostPattern, ...], NoDecode] = ()
     """Comma-separated hosts from which chat images are fetched, including redirects; none by
     default."""
@@ -262,6 +288,7 @@ class Settings(BaseSettings):
             "image_url_hosts",
             "metrics_tenants",
             "encryption_keys",
+            "batch_windows",
         ):
             value = values.get(name)
             if isinstance(value, str):

@@ -49,6 +49,14 @@ _REQUESTS: Final = LightCounter(
 REQUESTS_IN_PROGRESS = Gauge(
     "sluice_gateway_requests_in_progress", "Generation requests in progress."
 )
+BATCH_LINES_RUNNING: Final = Gauge(
+    "sluice_gateway_batch_lines_running", "Lines of batches that this gateway runs."
+)
+BATCH_LINES: Final = Counter(
+    "sluice_gateway_batch_lines_total",
+    "Lines of batches whose results this gateway has stored; outcome is completed or failed.",
+    ["outcome"],
+)
 _ADMITTED_REQUESTS: Final = LightCounter(
     "sluice_gateway_admitted_requests_total",
     "Generation requests whose reservation was granted, by model and service tier.",

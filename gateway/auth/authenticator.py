@@ -12,7 +12,14 @@ from gateway.auth.api_key import ApiKey, MalformedKeyError, digest
 from gateway.auth.cache import LookupCache
 from gateway.auth.jwt_verifier import JwtVerifier, TokenClaims
 from gateway.auth.principal import Principal
-from gateway.auth.store import Caller, KeyOwner, find_caller, find_origins, find_owner
+from gateway.auth.store import (
+    Caller,
+    KeyOwner,
+    find_caller,
+    find_origins,
+    find_owner,
+    find_owner_by_id,
+)
 from gateway.database.engine import Database
 from gateway.errors import (
     AccountSuspendedError,
@@ -69,6 +76,9 @@ class Authenticator:
         self._keys = LookupCache[bytes, _KnownKey](
             ttl_seconds=ttl_seconds, max_entries=max_entries, subjects=_subjects_of_key
         )
+        self._keys_by_id = LookupCache[str, _KnownKey](
+            ttl_seconds=ttl_seconds, max_entries=max_entries, subjects=_subjects_of_key
+        )
         self._callers = LookupCache[tuple[str, str, str | None], Caller](
             ttl_seconds=ttl_seconds, max_entries=max_entries, subjects=_subjects_of_caller
         )
@@ -109,6 +119,23 @@ class Authenticator:
         principal.require_address(address)
         return principal
 
+    async def principal_of_key(self, key_id: str) -> Principal:
+        """Return the principal of a key that a stored task acts for.
+
+        Raises AuthenticationError if the key is revoked, and the other errors of `authenticate`.
+        """
+        known = await self._keys_by_id.get(key_id, partial(self._load_key_by_id, key_id))
+        if known is None:
+            raise AuthenticationError("The API key is unknown or has been revoked.")
+        return _checked(known)
+
+    async def principal_of_subject(self, claims: TokenClaims) -> Principal:
+        """Return the principal of a token that was valid when a stored task began.
+
+        Raises the errors of `authenticate`.
+        """
+        return _principal_of_token(claims, await self._caller_of(claims))
+
     def has_cached(self, authorization: str | None) -> bool:
         """Whether the cache has a fresh entry in which the header's key is valid.
 
@@ -129,18 +156,19 @@ class Authenticator:
 
     def drop_key(self, key_id: str) -> None:
         """Drop this key from the cache, so that its next use queries the database."""
-        self._keys.drop(_key_subject(key_id))
+        for cache in (self._keys, self._keys_by_id):
+            cache.drop(_key_subject(key_id))
 
     def drop_tenant(self, tenant_id: str) -> None:
         """Drop this tenant from the cache; its credentials' next use queries the database."""
-        self._keys.drop(_tenant_subject(tenant_id))
-        self._callers.drop(_tenant_subject(tenant_id))
+        for cache in (self._keys, self._keys_by_id, self._callers):
+            cache.drop(_tenant_subject(tenant_id))
         self._origins.expire_all()
 
     def expire_all(self) -> None:
         """Expire all cache entries, so that their next use queries the database."""
-        self._keys.expire_all()
-        self._callers.expire_all()
+        for cache in (self._keys, self._keys_by_id, self._callers):
+            cache.expire_all()
         self._origins.expire_all()
 
     async def _find_key(self, key: ApiKey) -> _KnownKey:
@@ -154,6 +182,13 @@ class Authenticator:
             owner = await find_owner(transaction, key.prefix)
         return None if owner is None else _known_key(owner, key)
 
+    async def _load_key_by_id(self, key_id: str) -> _KnownKey | None:
+        async with self._database.reading() as transaction:
+            owner = await find_owner_by_id(transaction, key_id)
+        if owner is None or owner.key.revoked_at is not None:
+            return None
+        return _known(owner, owner.key.expires_at)
+
     async def _load_origins(self) -> frozenset[str]:
         async with self._database.reading() as transaction:
             return await find_origins(transaction)
@@ -162,13 +197,16 @@ class Authenticator:
         if self._verifier is None:
             raise AuthenticationError("JWTs are not accepted. Use an API key (sk-...).")
         claims = self._verifier.verify(token)
+        return _principal_of_token(claims, await self._caller_of(claims))
+
+    async def _caller_of(self, claims: TokenClaims) -> Caller:
         caller = await self._callers.get(
             (claims.tenant_id, claims.subject, claims.project_id),
             partial(self._load_caller, claims),
         )
         if caller is None:
             raise AuthenticationError("The token's tenant does not exist.")
-        return _principal_of_token(claims, caller)
+        return caller
 
     async def _load_caller(self, claims: TokenClaims) -> Caller | None:
         async with self._database.reading() as transaction:
@@ -207,7 +245,7 @@ def _parse_key(credential: str) -> ApiKey:
 
 def _known_key(owner: KeyOwner, key: ApiKey) -> _KnownKey | None:
     """Return the owner of the key, or None if the database has another secret for its prefix."""
-    record, tenant = owner.key, owner.tenant
+    record = owner.key
     expires_at = record.expires_at
     if hmac.compare_digest(record.digest, key.digest()):
         pass
@@ -216,8 +254,11 @@ def _known_key(owner: KeyOwner, key: ApiKey) -> _KnownKey | None:
         expires_at = min(ends)
     else:
         return None
-    if record.revoked_at is not None:
-        return None
+    return None if record.revoked_at is not None else _known(owner, expires_at)
+
+
+def _known(owner: KeyOwner, expires_at: datetime | None) -> _KnownKey:
+    record, tenant = owner.key, owner.tenant
     return _KnownKey(
         principal=Principal(
             **_tenant_options(tenant),

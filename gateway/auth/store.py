@@ -3,7 +3,7 @@
 from itertools import chain
 from typing import Any, NamedTuple
 
-from sqlalchemy import and_, exists, or_, select
+from sqlalchemy import ColumnElement, and_, exists, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
@@ -33,12 +33,22 @@ class Caller(NamedTuple):
 
 async def find_owner(transaction: AsyncSession, prefix: str) -> KeyOwner | None:
     """Return the key with this public prefix, or former prefix, and its owner."""
+    is_key = or_(ApiKeyRow.prefix == prefix, ApiKeyRow.old_prefix == prefix)
+    return await _owner_of(transaction, is_key)
+
+
+async def find_owner_by_id(transaction: AsyncSession, key_id: str) -> KeyOwner | None:
+    """Return the key with this id, and its owner."""
+    return await _owner_of(transaction, ApiKeyRow.id == key_id)
+
+
+async def _owner_of(transaction: AsyncSession, is_key: ColumnElement[bool]) -> KeyOwner | None:
     found = await transaction.execute(
         select(ApiKeyRow, TenantRow, ProjectRow, PlanRow)
         .join(TenantRow, TenantRow.id == ApiKeyRow.tenant_id)
         .outerjoin(ProjectRow, ProjectRow.id == ApiKeyRow.project_id)
         .outerjoin(PlanRow, PlanRow.id == TenantRow.plan_id)
-        .where(or_(ApiKeyRow.prefix == prefix, ApiKeyRow.old_prefix == prefix))
+        .where(is_key)
     )
     row: Any = found.one_or_none()
     if row is None:

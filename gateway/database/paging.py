@@ -1,4 +1,4 @@
-"""Pagination of lists, oldest first; each page starts after an entry of the previous one."""
+"""Pagination of lists by time; each page starts after an entry of the previous one."""
 
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
@@ -6,13 +6,21 @@ from typing import Final, Generic, TypeVar
 from sqlalchemy import ColumnElement, and_, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from gateway.database.tables import ApiKeyRow, CreditRow, MemberRow, ProjectRow, TenantRow
+from gateway.database.tables import (
+    ApiKeyRow,
+    BatchRow,
+    CreditRow,
+    FileRow,
+    MemberRow,
+    ProjectRow,
+    TenantRow,
+)
 from gateway.errors import InvalidParameterError
 
 MAX_PAGE: Final = 100
 
 T = TypeVar("T")
-Row = TypeVar("Row", TenantRow, ProjectRow, MemberRow, ApiKeyRow, CreditRow)
+Row = TypeVar("Row", TenantRow, ProjectRow, MemberRow, ApiKeyRow, CreditRow, FileRow, BatchRow)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +39,7 @@ class PageRequest:
     after: str | None = None
     """Id of the last entry of the previous page; None for the first page."""
     limit: int = MAX_PAGE
+    is_newest_first: bool = False
 
 
 async def read_page(
@@ -43,7 +52,11 @@ async def read_page(
 
     Raises InvalidParameterError for `after`.
     """
-    query = select(table).where(*conditions).order_by(table.created_at, table.id)
+    order = table.created_at, table.id
+    query = select(table).where(*conditions)
+    query = query.order_by(
+        *(column.desc() if wanted.is_newest_first else column for column in order)
+    )
     if wanted.after is not None:
         # Text that cannot be an id is not sent to the database: PostgreSQL rejects some characters.
         is_id = wanted.after.isascii() and wanted.after.isprintable()
@@ -52,11 +65,9 @@ async def read_page(
             raise InvalidParameterError(
                 "'after' must be the id of an entry of this list.", param="after"
             )
-        query = query.where(
-            or_(
-                table.created_at > last.created_at,
-                and_(table.created_at == last.created_at, table.id > last.id),
-            )
-        )
+        time, id_ = table.created_at, table.id
+        is_later = time < last.created_at if wanted.is_newest_first else time > last.created_at
+        follows = id_ < last.id if wanted.is_newest_first else id_ > last.id
+        query = query.where(or_(is_later, and_(time == last.created_at, follows)))
     rows = list(await transaction.scalars(query.limit(wanted.limit + 1)))
     return Page(rows[: wanted.limit], len(rows) > wanted.limit)

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 from fastapi import Request
 
+from contract.tier import ServiceTier
 from gateway.auth.principal import Principal
 from gateway.concurrency.large_work import Beside
 from gateway.dialects.profile import Profile
@@ -18,6 +19,17 @@ from gateway.http.context import ProcessContext, context_of
 from gateway.tenancy.scopes import Scope
 
 
+class BatchLine(msgspec.Struct, frozen=True):
+    """What distinguishes a line of a batch from a request over HTTP."""
+
+    id: str
+    """Batch and line number."""
+    deadline_ms: int
+    """Unix time at which its batch expires."""
+    tier: ServiceTier
+    """Its tier in the queue. It pays the price of batches in any tier."""
+
+
 class Call(msgspec.Struct, frozen=True):
     """An authorized request to the generation API."""
 
@@ -27,6 +39,8 @@ class Call(msgspec.Struct, frozen=True):
     body: dict[str, Any]
     beside: Beside
     """Runs work whose time grows with the size of the body."""
+    line: BatchLine | None = None
+    """Set for a line of a batch."""
 
 
 async def read_call(

@@ -15,7 +15,7 @@ from gateway.dialects.bodies import require_model
 from gateway.dialects.endpoint import Endpoint
 from gateway.dialects.request import GenerationRequest
 from gateway.dialects.support import check_supported, reject_ignored
-from gateway.errors import InvalidParameterError, queue_unavailable
+from gateway.errors import InvalidParameterError, queue_unavailable, shown
 from gateway.generation.call import Call
 from gateway.generation.chat import CheckedChat, check_chat
 from gateway.generation.model_choice import choose_allowed
@@ -88,6 +88,8 @@ async def check_request(call: Call, endpoint: Endpoint) -> CheckedRequest:
     _check_size(request, prepared, most_bytes=context.settings.max_held_bytes)
     grammar = await _grammar(context, chat, card, call.principal.tenant_id)
     tier = request.service_tier or call.principal.service_tier
+    if call.line is not None:
+        tier = ServiceTier.BATCH
     parsing = chat.parsing and _within(chat.parsing, request, prepared)
     return CheckedRequest(endpoint, request, card, prepared, grammar, tier, parsing)
 
@@ -98,6 +100,8 @@ async def render_request(call: Call, endpoint: Endpoint) -> RenderedRequest:
     name = choose_allowed(context, principal, require_model(body, profile), profile=profile)
     read = partial(endpoint.read, body, profile, max_prompts=context.settings.max_prompts)
     request = await call.beside(read)
+    if call.line is not None:
+        request = _of_line(request)
     if principal.is_strict:
         reject_ignored(request.ignored_parameters)
     try:
@@ -132,6 +136,22 @@ async def with_images(call: Call, checked: CheckedRequest) -> CheckedRequest:
         )
     request = msgspec.structs.replace(checked.request, images=[files])
     return msgspec.structs.replace(checked, request=request)
+
+
+def _of_line(request: GenerationRequest) -> GenerationRequest:
+    """Return the request of a line of a batch, which runs without a client.
+
+    Raises InvalidParameterError.
+    """
+    if request.stream:
+        raise InvalidParameterError("'stream' must be false in a batch.", param="stream")
+    if request.service_tier is not None:
+        raise InvalidParameterError(
+            "'service_tier' must be absent or auto in a batch. "
+            f"Given: {shown(request.service_tier)}.",
+            param="service_tier",
+        )
+    return msgspec.structs.replace(request, is_background=True)
 
 
 def _check_size(request: GenerationRequest, prepared: PreparedRequest, *, most_bytes: int) -> None:

@@ -82,7 +82,7 @@ async def submit(
         # others.
         checked = await with_images(call, checked)
         settlement = context.settlements.open(record, admission, generation)
-        jobs = _jobs(context, principal, checked, completion_id=request_id)
+        jobs = _jobs(call, checked, completion_id=request_id)
         stored = await _take_storage(context, principal, settlement, jobs, retention)
     except BaseException:
         await context.reservations.release(record.tenant_id, request_id)
@@ -154,15 +154,16 @@ async def _take_storage(
     if retention:
         # The head of a stored response contains the jobs as well.
         size *= 2
-    if size < SMALL_BYTES and retention <= settings.answer_retention:
+    # A small response to a line of a batch is deleted when the line's result is stored.
+    if size < SMALL_BYTES and (retention <= settings.answer_retention or record.line):
         return 0
-    live = settings.request_timeout + retention
+    live_ms = jobs[0].deadline_ms - clock.now_ms() + int(retention.total_seconds() * 1000)
     await context.storage.take(
         record.tenant_id,
         principal.limits,
         record.request_id,
         size,
-        live_ms=int(live.total_seconds() * 1000) + DEADLINE_GRACE_MS,
+        live_ms=live_ms + DEADLINE_GRACE_MS,
     )
     if not retention:
         settlement.free_storage_at_end(principal.limits)
@@ -193,6 +194,7 @@ def draft_record(call: Call, checked: CheckedRequest, request_id: str) -> UsageR
         is_streamed=checked.request.stream,
         is_prepaid=principal.is_prepaid,
         gateway=call.context.dispatcher.gateway,
+        line="" if call.line is None else call.line.id,
         jobs=len(checked.prepared.prompts),
     )
     if price is None:
@@ -236,11 +238,11 @@ def _generation_settings(checked: CheckedRequest) -> dict[str, Any]:
     return native_settings(checked.request, sampling, context_window=window)
 
 
-def _jobs(
-    context: ProcessContext, principal: Principal, checked: CheckedRequest, *, completion_id: str
-) -> list[GenerationJob]:
-    request = checked.request
+def _jobs(call: Call, checked: CheckedRequest, *, completion_id: str) -> list[GenerationJob]:
+    context, principal, request, line = call.context, call.principal, checked.request, call.line
     deadline_ms = clock.now_ms() + int(context.settings.request_timeout.total_seconds() * 1000)
+    if line is not None:
+        deadline_ms = line.deadline_ms
     salt = _cache_salt(
         context.settings.cache_salt_secret.get_secret_value(),
         principal.tenant_id,
@@ -275,7 +277,7 @@ def _jobs(
             max_predict_ms=request.max_predict_ms,
             images=request.images[index],
             image_params=request.image_params[index],
-            service_tier=checked.service_tier,
+            service_tier=checked.service_tier if line is None else line.tier,
             is_background=request.is_background,
             may_shorten=request.context_length_behavior is ContextLengthBehavior.TRUNCATE,
             parsing=checked.parsing,

@@ -107,7 +107,7 @@ async def _open(settings: Settings, stack: AsyncExitStack) -> ProcessContext:
     authenticator = Authenticator.from_settings(settings, database)
     redis = connect(settings.redis_url, max_connections=MAX_REDIS_CONNECTIONS)
     stack.push_async_callback(redis.aclose)
-    prices = PriceBook(database)
+    prices = PriceBook(database, batch_percent=settings.batch_price_percent)
     await prices.refresh()
     listener = RevocationListener(redis, authenticator, on_prices_changed=prices.refresh_soon)
     listener.start()

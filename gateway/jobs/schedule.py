@@ -91,12 +91,56 @@ async def encrypt(services: Services) -> None:
         logger.info("the secrets of %d webhooks were encrypted", changed)
 
 
+async def validate_batches(services: Services) -> None:
+    """Validate the input files of new batches."""
+    await services.validator.run()
+
+
+async def feed_batches(services: Services) -> None:
+    """Release lines of batches to the gateways."""
+    await services.feeder.run()
+
+
+async def finish_batches(services: Services) -> None:
+    """End batches whose lines have ended, were cancelled or have expired."""
+    await services.finisher.run()
+
+
+async def remove_files(services: Services) -> None:
+    """Remove expired files and abandoned uploads."""
+    await services.files.remove_old()
+
+
 DRAIN: Final = Task(name="drain", run=drain, schedule=1.0, expires_seconds=5.0, limit_seconds=60.0)
 TASKS: Final = (
     DRAIN,
     Task(name="sweep", run=sweep, schedule=5.0, expires_seconds=10.0, limit_seconds=60.0),
     Task(name="roll_up", run=roll_up, schedule=30.0, expires_seconds=60.0, limit_seconds=600.0),
     Task(name="deliver", run=deliver, schedule=5.0, expires_seconds=10.0, limit_seconds=60.0),
+    Task(
+        name="validate_batches",
+        run=validate_batches,
+        schedule=1.0,
+        expires_seconds=5.0,
+        limit_seconds=3000.0,
+    ),
+    Task(
+        name="feed_batches", run=feed_batches, schedule=1.0, expires_seconds=5.0, limit_seconds=60.0
+    ),
+    Task(
+        name="finish_batches",
+        run=finish_batches,
+        schedule=1.0,
+        expires_seconds=5.0,
+        limit_seconds=3000.0,
+    ),
+    Task(
+        name="remove_files",
+        run=remove_files,
+        schedule=60.0,
+        expires_seconds=60.0,
+        limit_seconds=3000.0,
+    ),
     Task(name="expire", run=expire, schedule=60.0, expires_seconds=60.0, limit_seconds=300.0),
     Task(
         name="sign_audit", run=sign_audit, schedule=60.0, expires_seconds=60.0, limit_seconds=300.0

@@ -6,8 +6,14 @@ from dataclasses import dataclass
 
 from redis.asyncio import Redis
 
+from gateway.auth.authenticator import Authenticator
+from gateway.batches.checking import Validator
+from gateway.batches.feeding import Feeder
+from gateway.batches.finishing import Finisher
 from gateway.database.engine import Database
 from gateway.database.ledger.rollups import Rollups
+from gateway.dispatch.catalogue import Catalogue
+from gateway.files.service import FileService
 from gateway.jobs.audit_heads import HeadKeeper
 from gateway.jobs.outbound import Outbound
 from gateway.jobs.webhooks import WebhookSender
@@ -16,6 +22,7 @@ from gateway.ledger.drain import Drain
 from gateway.ledger.sweep import Sweep
 from gateway.management.credits.service import CreditService
 from gateway.management.webhooks.secret_box import SecretBox
+from gateway.redis_client import PipeliningExecutor
 from gateway.settings import Settings
 from gateway.tenancy.changes import ChangeAnnouncer
 
@@ -31,6 +38,10 @@ class Services:
     sweep: Sweep
     credits: CreditService
     webhooks: WebhookSender
+    validator: Validator
+    feeder: Feeder
+    finisher: Finisher
+    files: FileService
     audit_heads: HeadKeeper | None
     """None without a signing key."""
     box: SecretBox
@@ -42,7 +53,14 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
     box = SecretBox(settings.plain_encryption_keys())
     outbound = Outbound(allows_private=settings.webhook_allow_private)
     async with open_ledger(settings) as (redis, database):
+        files = FileService.of(settings, database)
+        catalogue = Catalogue(PipeliningExecutor(redis))
+        authenticator = Authenticator.from_settings(settings, database)
         yield Services(
+            validator=Validator(database, files, catalogue, authenticator),
+            feeder=Feeder(redis, database, catalogue),
+            finisher=Finisher(database, files),
+            files=files,
             redis=redis,
             database=database,
             drain=Drain(redis, database),

@@ -5,6 +5,7 @@ import logging
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Final, NamedTuple
 
@@ -40,8 +41,14 @@ class _Course(NamedTuple):
 class PriceBook:
     """A copy of the price table: the last one that was loaded."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, *, batch_percent: int) -> None:
+        """Begin without prices.
+
+        Lines of batches have `batch_percent` of the price in the default tier, unless the model has
+        a price in their own tier.
+        """
         self._database = database
+        self._batch_percent = batch_percent
         self._courses: Mapping[tuple[str, ServiceTier], _Course] = {}
         self._is_loaded = False
         self._is_outdated = asyncio.Event()
@@ -57,7 +64,13 @@ class PriceBook:
             raise StoreUnavailableError("The prices cannot be read.", retry_after_seconds=1.0)
         if not self._courses:
             return None
-        return self._find(model, tier, at) or self._find(model, ServiceTier.DEFAULT, at)
+        own = self._find(model, tier, at)
+        if own is not None:
+            return own
+        default = self._find(model, ServiceTier.DEFAULT, at)
+        if default is None or tier is not ServiceTier.BATCH:
+            return default
+        return _reduced(default, self._batch_percent)
 
     def _find(self, model: str, tier: ServiceTier, at: datetime) -> Price | None:
         course = self._courses.get((model, tier))
@@ -94,6 +107,15 @@ class PriceBook:
                 await self._is_outdated.wait()
         except TimeoutError:
             pass
+
+
+def _reduced(price: Price, percent: int) -> Price:
+    """Return a part of a price. Fractions of a micro-dollar are rounded up."""
+    prompt, cached, completion = (
+        -(-micros * percent // 100)
+        for micros in (price.prompt_micros, price.cached_micros, price.completion_micros)
+    )
+    return replace(price, prompt_micros=prompt, cached_micros=cached, completion_micros=completion)
 
 
 def _courses(prices: Iterable[Price]) -> dict[tuple[str, ServiceTier], _Course]:

@@ -213,6 +213,14 @@ class Responses:
                 ttl_ms=head.retention_ms,
             )
 
+    async def forget(self, request_id: str) -> None:
+        """Delete an ended response whose result is stored elsewhere. Raises RedisError."""
+        owned = self._owned.by_id.get(request_id)
+        if owned is not None:
+            # A later write would store it again.
+            await owned.write()
+        await self.store.discard(request_id)
+
     # -- loops -----------------------------------------------------------------------------------
 
     async def run(self) -> None:

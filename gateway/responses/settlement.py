@@ -25,7 +25,13 @@ from gateway import telemetry, tracing
 from gateway.dispatch.catalogue import Catalogue
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.generation import Generation
-from gateway.errors import ApiError, GenerationTimeoutError, InternalError, SlowReaderError
+from gateway.errors import (
+    ApiError,
+    GenerationTimeoutError,
+    InternalError,
+    ServiceUnavailableError,
+    SlowReaderError,
+)
 from gateway.quota.reservations import Admission, Reservations
 from gateway.quota.storage import Storage
 from gateway.tenancy.limits import SubjectLimits
@@ -55,6 +61,8 @@ class Ending(NamedTuple):
     """The error code in the usage record."""
     is_our_fault: bool = False
     """Whether tokens that the client did not receive are free."""
+    is_temporary: bool = False
+    """Whether the same request may succeed later."""
 
     @classmethod
     def of_error(cls, error: BaseException) -> Self:
@@ -64,8 +72,13 @@ class Ending(NamedTuple):
         if isinstance(error, GenerationTimeoutError):
             return cls(Outcome.TIMED_OUT, error.code)
         if isinstance(error, ApiError):
-            return cls(Outcome.FAILED, error.code, error.status >= _OUR_FAULT)
+            return cls(Outcome.FAILED, error.code, error.status >= _OUR_FAULT, is_temporary(error))
         return cls(Outcome.FAILED, InternalError.code, is_our_fault=True)
+
+
+def is_temporary(error: BaseException) -> bool:
+    """Return whether a request that fails with this error may succeed later."""
+    return isinstance(error, ServiceUnavailableError)
 
 
 class SettlementService:
@@ -207,12 +220,18 @@ class Settlement:
         """Cancel the jobs of an ended request, wait for the engine's counts, and settle.
 
         The tenant is charged for the engine's work. Clients of a response that `is_stored` can
-        still receive its output.
+        still receive its output. A line of a batch is charged only for a whole result, and is not
+        recorded if it runs again.
         """
         await self._service.dispatcher.cancel(self.generation)
         counts = await self._counts()
         free = self._undelivered(counts, is_stored=is_stored) if ending.is_our_fault else Counts()
-        record = await self._settle(ending.outcome, ending.code, counts, free=free)
+        runs_again = False
+        if self.record.line:
+            free, runs_again = _total(counts), ending.is_temporary
+        record = await self._settle(
+            ending.outcome, ending.code, counts, free=free, is_recorded=not runs_again
+        )
         if is_stored:
             # A stored response may soon resume with jobs of the same ids.
             await self._service.drop_receipts_now(record.model, record.job_ids)
@@ -225,7 +244,13 @@ class Settlement:
         return (time.monotonic() - self._opened_at) * 1000
 
     async def _settle(
-        self, outcome: Outcome, code: str, counts: Sequence[Counts], *, free: Counts
+        self,
+        outcome: Outcome,
+        code: str,
+        counts: Sequence[Counts],
+        *,
+        free: Counts,
+        is_recorded: bool = True,
     ) -> UsageRecord:
         record = self.record.ended(
             _total(counts),
@@ -256,7 +281,10 @@ class Settlement:
             tracing.note(
                 {GEN_AI_RESPONSE_ID: record.request_id, OUTCOME: outcome.value, CODE: code}
             )
-            await self._service.reservations.settle(record)
+            if is_recorded:
+                await self._service.reservations.settle(record)
+            else:
+                await self._service.reservations.release(record.tenant_id, record.request_id)
         return record
 
     def _undelivered(self, counts: Sequence[Counts], *, is_stored: bool) -> Counts:

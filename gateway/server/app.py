@@ -9,7 +9,10 @@ from fastapi_offline import FastAPIOffline
 from starlette.types import ASGIApp
 
 from gateway import tracing
+from gateway.batches import routes as batches
+from gateway.batches.runner import running_batches
 from gateway.delivery import routes as kept_responses
+from gateway.files import routes as files
 from gateway.generation import models, native, tokenize
 from gateway.generation import routes as generation
 from gateway.http import front_page, health
@@ -29,6 +32,8 @@ CUSTOMER_ROUTERS = (
     tokenize.router,
     native.router,
     models.router,
+    files.router,
+    batches.router,
     management.customers,
     front_page.customer_router,
     health.customer_router,
@@ -50,7 +55,10 @@ def create_app(settings: Settings) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         tracing.start(settings)
         try:
-            async with open_context(settings, on_failure=drain.fail) as context:
+            async with (
+                open_context(settings, on_failure=drain.fail) as context,
+                running_batches(context, drain, on_failure=drain.fail),
+            ):
                 app.state.context = context
                 yield
         finally:

@@ -31,14 +31,15 @@ class LimitName(StrEnum):
     CONCURRENT_REQUESTS = "concurrent_requests"
     BUDGET = "budget_micros"  # Micro-dollars in a calendar month.
     STORED_BYTES = "stored_bytes"  # Of waiting and running requests, and of stored responses.
+    BATCH_TOKENS = "batch_tokens"  # Estimated prompt tokens in batches that have not ended.
 
 
 RESERVED_LIMITS: Final[tuple[LimitName, ...]] = tuple(
-    name for name in LimitName if name is not LimitName.STORED_BYTES
+    name for name in LimitName if name not in (LimitName.STORED_BYTES, LimitName.BATCH_TOKENS)
 )
 """Limits in which every request reserves its maximum usage.
 
-`gateway.quota.storage` counts the other one.
+`gateway.quota.storage` and `gateway.batches` count the others.
 """
 
 
@@ -69,6 +70,7 @@ class Limits:
     concurrent_requests: int | None = None
     budget_micros: int | None = None
     stored_bytes: int | None = None
+    batch_tokens: int | None = None
 
     @classmethod
     def from_values(cls, own: LimitValues, defaults: LimitValues) -> "Limits":

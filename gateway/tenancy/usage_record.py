@@ -52,6 +52,8 @@ class UsageRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     is_prepaid: bool = False
     """Whether the cost is taken from the tenant's credits."""
     gateway: str = ""
+    line: str = ""
+    """Batch and line number of a line of a batch, which pays only for a delivered result."""
     jobs: int = 1
     """Number of prompts in the request; see `job_ids`."""
     prompt_price: int = 0

@@ -55,7 +55,7 @@ async def test_price_depends_on_the_time(database: Database, prices: PriceServic
     later = first.effective_at + HOUR
     second = await prices.add("m", prompt_micros=2, completion_micros=2, effective_at=later)
     corrected = await prices.add("m", prompt_micros=3, completion_micros=3, effective_at=later)
-    book = PriceBook(database)
+    book = PriceBook(database, batch_percent=50)
     await book.refresh()
     millisecond = timedelta(milliseconds=1)
     assert book.find("m", DEFAULT, before) is None
@@ -76,7 +76,7 @@ async def test_tier_without_a_price_has_the_default_price(
         service_tier=FLEX,
         effective_at=utc_now() + HOUR,
     )
-    book = PriceBook(database)
+    book = PriceBook(database, batch_percent=50)
     await book.refresh()
     assert book.find("m", PRIORITY, utc_now()) == default
     assert book.find("m", FLEX, utc_now()) == default
@@ -84,7 +84,7 @@ async def test_tier_without_a_price_has_the_default_price(
 
 
 async def test_unknown_prices_are_not_treated_as_zero(nowhere: Database) -> None:
-    book = PriceBook(nowhere)
+    book = PriceBook(nowhere, batch_percent=50)
     with pytest.raises(StoreUnavailableError):
         await book.refresh()
     with pytest.raises(StoreUnavailableError, match="prices cannot be read") as caught:
@@ -96,7 +96,7 @@ async def test_last_known_prices_apply_during_a_database_outage(
     database: Database, nowhere: Database, prices: PriceService, caplog: pytest.LogCaptureFixture
 ) -> None:
     price = await prices.add("m", prompt_micros=1, completion_micros=1)
-    book = PriceBook(database)
+    book = PriceBook(database, batch_percent=50)
     await book.refresh()
     book._database = nowhere
     task = asyncio.create_task(book.run())
@@ -118,7 +118,7 @@ async def test_table_is_loaded_as_soon_as_the_database_is_back(
 ) -> None:
     monkeypatch.setattr(price_books, "RETRY_SECONDS", 0.02)
     await prices.add("m", prompt_micros=7, completion_micros=1)
-    book = PriceBook(nowhere)
+    book = PriceBook(nowhere, batch_percent=50)
     task = asyncio.create_task(book.run())
     await asyncio.sleep(0.1)
     with pytest.raises(StoreUnavailableError):
@@ -135,7 +135,7 @@ async def test_announced_price_applies_at_once(
     database: Database, prices: PriceService, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(price_books, "REFRESH_SECONDS", 2 * PATIENCE_SECONDS)
-    book = PriceBook(database)
+    book = PriceBook(database, batch_percent=50)
     await book.refresh()
     authenticator = Authenticator(database, verifier=None, ttl_seconds=1, max_entries=1)
     listener = RevocationListener(redis, authenticator, on_prices_changed=book.refresh_soon)
@@ -155,7 +155,7 @@ async def test_unannounced_price_applies_after_a_while(
     database: Database, prices: PriceService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(price_books, "REFRESH_SECONDS", 0.05)
-    book = PriceBook(database)
+    book = PriceBook(database, batch_percent=50)
     task = asyncio.create_task(book.run())
     await asyncio.sleep(0.1)
     await prices.add("m", prompt_micros=4, completion_micros=1)

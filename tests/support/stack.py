@@ -242,6 +242,7 @@ def running_stack(
             # Tests send more invalid credentials from one address than the product allows.
             "SLUICE_UNPAID_REQUESTS_PER_MINUTE": "0",
             "SLUICE_FAILED_LOGINS_PER_MINUTE": "0",
+            "SLUICE_FILE_STORE": str(Path(folder) / "files"),
         }
         stack = Stack(Path(folder), redis, environment)
         try:

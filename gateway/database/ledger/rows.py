@@ -50,6 +50,7 @@ def row_of(record: UsageRecord) -> dict[str, Any]:
     """Return the row's columns. Raises UnusableRecordError."""
     row = {name: _storable(value) for name, value in msgspec.structs.asdict(record).items()}
     created_ms, ended_ms = row.pop("created_ms"), row.pop("ended_ms")
+    del row["line"]  # The ledger has its tier.
     numbers = [row[name] for name in _NUMBERS]
     if not all(0 <= number <= MAX_INTEGER for number in numbers):
         raise UnusableRecordError("a count is negative or too large")

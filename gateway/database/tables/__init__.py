@@ -3,6 +3,8 @@
 from gateway.database.tables.api_keys import ApiKeyRow
 from gateway.database.tables.audit_log import AuditRow
 from gateway.database.tables.base import Table
+from gateway.database.tables.batches import BatchChunkRow, BatchFeedRow, BatchRow
+from gateway.database.tables.files import FilePartRow, FileRow
 from gateway.database.tables.money import CreditRow, PriceRow
 from gateway.database.tables.tenants import MemberRow, PlanRow, ProjectRow, TenantRow
 from gateway.database.tables.usage import (
@@ -18,8 +20,13 @@ __all__ = [
     "FAILED_OUTCOMES",
     "ApiKeyRow",
     "AuditRow",
+    "BatchChunkRow",
+    "BatchFeedRow",
+    "BatchRow",
     "CreditRow",
     "DirtyHourRow",
+    "FilePartRow",
+    "FileRow",
     "LedgerRow",
     "MemberRow",
     "PlanRow",

@@ -6,6 +6,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends
 
 from gateway.auth.principal import Principal
+from gateway.database.batch_tokens import tokens_in_batches
 from gateway.http.authorization import Context, requires
 from gateway.http.context import ProcessContext
 from gateway.management.limits.schemas import CreditsBody, LimitsReport, ScopeBody, is_seed_needed
@@ -43,13 +44,19 @@ async def report(
     is_prepaid = has_tenant and tenant.billing is Billing.PREPAID
     statuses = await _statuses(context, tenant.id, subjects, is_prepaid=is_prepaid)
     stored = await context.storage.used(tenant.id, subjects)
+    async with context.database.reading() as transaction:
+        in_batches = [
+            await tokens_in_batches(transaction, tenant.id, each.scope, each.id)
+            for each in subjects
+        ]
     subjects = [context.storage.in_force(each) for each in subjects]
+    columns = zip(subjects, statuses, stored, in_batches, strict=True)
     return LimitsReport(
         tenant=tenant.id,
         plan=tenant.plan_id,
         service_tier=tenant.service_tier,
         billing=tenant.billing,
-        scopes=[ScopeBody.of(*each) for each in zip(subjects, statuses, stored, strict=True)],
+        scopes=[ScopeBody.of(*each) for each in columns],
         credits=_credits(statuses) if is_prepaid else None,
     )
 

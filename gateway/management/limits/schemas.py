@@ -1,6 +1,6 @@
 """Response bodies of limits and their usage."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Literal, Self
 
@@ -23,6 +23,10 @@ _PER_MINUTE = frozenset(
     }
 )
 
+_AT_ANY_TIME = frozenset(
+    {LimitName.CONCURRENT_REQUESTS, LimitName.STORED_BYTES, LimitName.BATCH_TOKENS}
+)
+
 
 class LimitBody(BaseModel):
     """One limit."""
@@ -34,7 +38,7 @@ class LimitBody(BaseModel):
     remaining: int | None
     resets_at: datetime | None = Field(
         description="When the day or month ends, or the oldest usage of the minute expires. Null "
-        "for concurrent requests and stored bytes, and if the minute has no usage."
+        "for concurrent requests, stored bytes and batch tokens, and if the minute has no usage."
     )
 
 
@@ -46,9 +50,12 @@ class ScopeBody(BaseModel):
     limits: dict[LimitName, LimitBody]
 
     @classmethod
-    def of(cls, subject: SubjectLimits, status: SubjectStatus, stored_bytes: int) -> Self:
+    def of(
+        cls, subject: SubjectLimits, status: SubjectStatus, stored_bytes: int, batch_tokens: int
+    ) -> Self:
         """Return the response body of one holder's limits."""
-        limits = dict(_limits(subject, status, stored_bytes))
+        counted = {LimitName.STORED_BYTES: stored_bytes, LimitName.BATCH_TOKENS: batch_tokens}
+        limits = dict(_limits(subject, status, counted))
         return cls(scope=subject.scope, id=subject.id, limits=limits)
 
 
@@ -81,14 +88,14 @@ def is_seed_needed(subject: SubjectLimits, status: SubjectStatus, *, is_prepaid:
 
 
 def _limits(
-    subject: SubjectLimits, status: SubjectStatus, stored_bytes: int
+    subject: SubjectLimits, status: SubjectStatus, counted: Mapping[LimitName, int]
 ) -> Iterator[tuple[LimitName, LimitBody]]:
     for name in LimitName:
         limit = subject.limits.get(name)
         if limit is None:
             yield name, LimitBody(limit=None, used=None, remaining=None, resets_at=None)
             continue
-        used = stored_bytes if name is LimitName.STORED_BYTES else status.used(name)
+        used = counted[name] if name in counted else status.used(name)
         yield (
             name,
             LimitBody(
@@ -105,7 +112,7 @@ def _resets_at(name: LimitName, status: SubjectStatus) -> datetime | None:
     if name in _PER_MINUTE:
         wait_ms = status.minute_reset_ms
         return None if wait_ms is None else to_time(now_ms + wait_ms)
-    if name in (LimitName.CONCURRENT_REQUESTS, LimitName.STORED_BYTES):
+    if name in _AT_ANY_TIME:
         return None
     if name is LimitName.BUDGET:
         in_next_month = month_start_ms(now_ms) + _LONGEST_MONTH_DAYS * DAY_MS

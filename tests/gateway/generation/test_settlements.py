@@ -210,8 +210,13 @@ async def test_models_list_their_prices(customer: Customer, prices: None) -> Non
         "completion_micros": COMPLETION_MICROS,
     }
     priority = {name: 2 * micros for name, micros in default.items()}
-    unpriced = dict.fromkeys(("batch", "flex"), default)
-    assert body["pricing"] == unpriced | {"default": default, "priority": priority}
+    batch = {name: (micros + 1) // 2 for name, micros in default.items()}
+    assert body["pricing"] == {
+        "batch": batch,
+        "flex": default,
+        "default": default,
+        "priority": priority,
+    }
 
 
 async def test_tier_comes_from_the_account_unless_the_request_names_one(customer: Customer) -> None:

@@ -1,0 +1,36 @@
+"""Webhook events of batches: one for each end, in the transaction that ends the batch."""
+
+from typing import Final
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from gateway.management.webhooks.service import make_event
+from gateway.management.webhooks.store import EventName, WebhookStore
+from gateway.tenancy.batches import Batch, BatchStatus
+
+KINDS: Final = {
+    BatchStatus.COMPLETED: "batch.completed",
+    BatchStatus.FAILED: "batch.failed",
+    BatchStatus.EXPIRED: "batch.expired",
+    BatchStatus.CANCELLED: "batch.cancelled",
+}
+
+
+async def add_events(transaction: AsyncSession, batch: Batch) -> None:
+    """Add an event about an ended batch for each webhook of its tenant."""
+    store, kind = WebhookStore(transaction), KINDS[batch.status]
+    webhooks = await store.list_of_tenant(batch.tenant_id)
+    data: dict[str, object] = {
+        "id": batch.id,
+        "status": batch.status,
+        "output_file_id": batch.output_file_id,
+        "error_file_id": batch.error_file_id,
+        "request_counts": {
+            "total": batch.total,
+            "completed": batch.completed,
+            "failed": batch.failed,
+        },
+        "metadata": batch.labels,
+    }
+    names = [EventName(webhook.id, kind, batch.id, "", 0) for webhook in webhooks]
+    await store.add_events([make_event(name, batch.tenant_id, data) for name in names])

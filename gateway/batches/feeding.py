@@ -1,0 +1,120 @@
+"""Task: release lines of batches, so that a few of each tenant wait in the queue.
+
+The queue shares the workers between tenants. Within a tenant, the batch with the earliest deadline
+is fed first. How many lines should wait grows by a constant while the queue runs dry, and is halved
+when a gateway has to hold lines back; it never exceeds what workers take in some seconds.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+from typing import Final
+
+from redis.asyncio import Redis
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from contract import keys
+from gateway.batches.store import BatchStore
+from gateway.database.engine import Database
+from gateway.database.tables import BatchFeedRow
+from gateway.dispatch.catalogue import Catalogue
+from gateway.tenancy.batches import Batch, BatchStatus
+from gateway.tenancy.times import EPOCH, utc_now
+
+LEAST_WAITING: Final = 64
+"""Lines that may wait whatever the rate is."""
+MOST_WAITING: Final = 1_024
+STEP: Final = 64
+"""Lines by which the target grows while the queue runs dry."""
+WAIT_SECONDS: Final = 4.0
+"""The target is at most what workers take in this time."""
+SMOOTHING: Final = 0.3
+"""Weight of the newest rate in the mean."""
+MEASURED_AFTER: Final = timedelta(seconds=1)
+BATCHES_AT_ONCE: Final = 10_000
+
+
+class Feeder:
+    """Feeds the batches of all tenants. Two runs at once release too much only for a moment."""
+
+    def __init__(self, redis: Redis, database: Database, catalogue: Catalogue) -> None:
+        self._redis = redis
+        self._database = database
+        self._catalogue = catalogue
+
+    async def run(self) -> int:
+        """Release lines of all running batches; return how many.
+
+        Raises StoreUnavailableError and RedisError.
+        """
+        async with self._database.reading() as transaction:
+            states = (BatchStatus.IN_PROGRESS,)
+            batches = await BatchStore(transaction).in_states(states, limit=BATCHES_AT_ONCE)
+        by_tenant: defaultdict[str, list[Batch]] = defaultdict(list)
+        for batch in batches:
+            by_tenant[batch.tenant_id].append(batch)
+        if batches:
+            await self._catalogue.refresh()
+        return sum([await self._feed(*each) for each in by_tenant.items()])
+
+    async def _feed(self, tenant_id: str, batches: Sequence[Batch]) -> int:
+        waiting = await self._waiting(tenant_id, batches)
+        now = utc_now()
+        async with self._database.writing() as transaction:
+            store = BatchStore(transaction)
+            unclaimed = await store.unclaimed_lines([batch.id for batch in batches])
+            target = await _target(transaction, tenant_id, batches, waiting + unclaimed, now)
+            room, released = target - waiting - unclaimed, 0
+            for batch in batches:  # The earliest deadline is first.
+                if batch.expires_at > now and released < room:
+                    released += await store.release(batch.id, room - released, now)
+        return released
+
+    async def _waiting(self, tenant_id: str, batches: Iterable[Batch]) -> int:
+        """Return the tenant's jobs that wait for a worker, in the longest of its queues."""
+        names = {name for batch in batches for name in batch.models}
+        known = [model for name in names if (model := self._catalogue.known(name)) is not None]
+        served = known if len(known) == len(names) else self._catalogue.models
+        pipeline = self._redis.pipeline(transaction=False)
+        for queue in {keys.queue(each.card.model, tenant_id) for each in served}:
+            pipeline.execute_command("ZCARD", queue)
+        return max(await pipeline.execute(), default=0)
+
+
+async def _target(
+    transaction: AsyncSession,
+    tenant_id: str,
+    batches: Sequence[Batch],
+    waiting: int,
+    now: datetime,
+) -> int:
+    """Return how many lines of a tenant should wait, and store what it depends on."""
+    feed = await transaction.scalar(
+        select(BatchFeedRow).where(BatchFeedRow.tenant_id == tenant_id).with_for_update()
+    )
+    done = sum(batch.completed + batch.failed for batch in batches)
+    if feed is None:
+        feed = BatchFeedRow(
+            tenant_id=tenant_id,
+            target=LEAST_WAITING,
+            rate=0.0,
+            done=done,
+            measured_at=now,
+            pushed_back_at=EPOCH,
+        )
+        transaction.add(feed)
+    elapsed = now - feed.measured_at
+    if elapsed >= MEASURED_AFTER:
+        # An ended batch no longer counts, so the difference may be negative.
+        rate = max(done - feed.done, 0) / elapsed.total_seconds()
+        feed.rate += SMOOTHING * (rate - feed.rate)
+        if feed.pushed_back_at > feed.measured_at:
+            feed.target //= 2
+        elif waiting < feed.target // 2:
+            feed.target += STEP
+        most = min(max(int(feed.rate * WAIT_SECONDS), LEAST_WAITING), MOST_WAITING)
+        feed.target = min(max(feed.target, LEAST_WAITING // 4), most)
+        feed.done, feed.measured_at = done, now
+    await transaction.flush()
+    return feed.target

@@ -1,0 +1,113 @@
+"""Lines of batches: their form in the input file, and their results."""
+
+import hashlib
+from typing import Final, Literal
+
+import msgspec
+
+from gateway.dialects.endpoint import ENDPOINTS, Endpoint
+from gateway.errors import ApiError, ErrorStyle
+from gateway.stream.completion import Usage
+
+MAX_CUSTOM_ID_CHARACTERS: Final = 512
+ENDPOINTS_BY_PATH: Final[dict[str, Endpoint]] = {each.path: each for each in ENDPOINTS}
+
+
+class InputLine(msgspec.Struct, frozen=True):
+    """A request in an input file."""
+
+    custom_id: str
+    method: Literal["POST"]
+    url: str
+    body: msgspec.Raw
+
+
+class _NamedLine(msgspec.Struct, frozen=True):
+    custom_id: str
+
+
+class _Response(msgspec.Struct, frozen=True):
+    status_code: int
+    request_id: str
+    body: msgspec.Raw
+
+
+class _LineError(msgspec.Struct, frozen=True):
+    code: str
+    message: str
+
+
+class _ResultLine(msgspec.Struct, frozen=True):
+    id: str
+    custom_id: str
+    response: _Response | None
+    error: _LineError | None
+
+
+decode_line = msgspec.json.Decoder(InputLine).decode
+_decode_name = msgspec.json.Decoder(_NamedLine).decode
+_encode = msgspec.json.Encoder().encode
+
+EXPIRED: Final = "batch_expired"
+CANCELLED: Final = "batch_cancelled"
+_MESSAGES: Final = {
+    EXPIRED: "The completion window of the batch expired before this request had ended.",
+    CANCELLED: "The batch was cancelled before this request had ended.",
+}
+
+
+class Result(msgspec.Struct, frozen=True):
+    """How a line ended: one line of a result file."""
+
+    content: bytes
+    """The line with its line end."""
+    is_success: bool
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    reasoning_tokens: int = 0
+
+
+def custom_id_of(line: bytes) -> str:
+    """Return the `custom_id` of a line that was validated."""
+    return _decode_name(line).custom_id
+
+
+def finished(line_id: str, custom_id: str, *, request_id: str, body: bytes, usage: Usage) -> Result:
+    """Return the result of a line whose response is complete."""
+    response = _Response(200, request_id, msgspec.Raw(body))
+    return Result(
+        _line(line_id, custom_id, response, None),
+        is_success=True,
+        prompt_tokens=usage.prompt_tokens,
+        cached_tokens=usage.cached_tokens,
+        completion_tokens=usage.completion_tokens,
+        reasoning_tokens=usage.reasoning_tokens or 0,
+    )
+
+
+def failed(
+    line_id: str, custom_id: str, *, request_id: str, error: ApiError, style: ErrorStyle
+) -> Result:
+    """Return the result of a line whose request was refused or failed."""
+    content = msgspec.Raw(error.content(style))
+    response = _Response(error.status_for(style), request_id, content)
+    return Result(_line(line_id, custom_id, response, None), is_success=False)
+
+
+def unfinished(line_id: str, custom_id: str, code: str) -> Result:
+    """Return the result of a line that did not end before its batch was cancelled or expired."""
+    error = _LineError(code, _MESSAGES[code])
+    return Result(_line(line_id, custom_id, None, error), is_success=False)
+
+
+def line_id_of(batch_id: str, number: int) -> str:
+    """Return the identity of a line; numbers count from 1."""
+    return f"{batch_id}:{number}"
+
+
+def _line(
+    line_id: str, custom_id: str, response: _Response | None, error: _LineError | None
+) -> bytes:
+    digest = hashlib.sha256(line_id.encode()).hexdigest()
+    return _encode(_ResultLine(f"batch_req_{digest[:32]}", custom_id, response, error)) + b"\n"

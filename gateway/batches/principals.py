@@ -1,0 +1,66 @@
+"""The principal for which the lines of a batch run."""
+
+from dataclasses import replace
+from typing import Final
+
+from gateway.auth.authenticator import Authenticator
+from gateway.auth.jwt_verifier import TokenClaims
+from gateway.auth.principal import Principal
+from gateway.tenancy.batches import Batch
+from gateway.tenancy.limits import Limits, SubjectLimits
+from gateway.tenancy.scopes import Scope
+
+TOKEN_PREFIX: Final = "jwt:"  # noqa: S105 - begins the id of a credential, which is public
+
+
+async def principal_of(authenticator: Authenticator, batch: Batch) -> Principal:
+    """Return the principal of the credential that created a batch, with its current rights.
+
+    Raises AuthenticationError if the credential is revoked, PermissionDeniedError if it has lost
+    its rights or the account is suspended, and StoreUnavailableError.
+    """
+    if not batch.credential_id.startswith(TOKEN_PREFIX):
+        principal = await authenticator.principal_of_key(batch.credential_id)
+    else:
+        claims = TokenClaims(
+            tenant_id=batch.tenant_id,
+            subject=batch.credential_id.removeprefix(TOKEN_PREFIX),
+            scopes=frozenset({Scope.COMPLETIONS}),
+            operator_scopes=frozenset(),
+            names_scopes=True,
+            allowed_models=None
+            if batch.allowed_models is None
+            else frozenset(batch.allowed_models),
+            dialect=batch.dialect,
+            project_id=batch.project_id,
+        )
+        principal = await authenticator.principal_of_subject(claims)
+    principal.require_scope(Scope.COMPLETIONS)
+    return principal
+
+
+def without_rights(batch: Batch) -> Principal:
+    """Return a principal for lines that only end: none of them runs."""
+    return Principal(
+        tenant_id=batch.tenant_id,
+        tenant_weight=1.0,
+        credential_id=batch.credential_id,
+        scopes=frozenset(),
+        allowed_models=None,
+        project_id=batch.project_id,
+        dialect=batch.dialect,
+    )
+
+
+def for_lines(principal: Principal) -> Principal:
+    """Return a principal whose lines count only in limits of money and stored bytes.
+
+    Batches have their own limit of tokens, so they take nothing from the others.
+    """
+    return replace(principal, limits=tuple(map(_of_lines, principal.limits)))
+
+
+def _of_lines(subject: SubjectLimits) -> SubjectLimits:
+    limits = subject.limits
+    kept = Limits(budget_micros=limits.budget_micros, stored_bytes=limits.stored_bytes)
+    return replace(subject, limits=kept)

@@ -1,0 +1,114 @@
+"""Result files of batches: each chunk adds its results once, however often it runs."""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from gateway.batches.lines import Result
+from gateway.batches.store import BatchStore, Progress
+from gateway.database.engine import Database
+from gateway.files.service import FileService
+from gateway.files.store import FileStore
+from gateway.tenancy.batches import Batch, Chunk, File, FilePurpose
+from gateway.tenancy.times import utc_now
+
+OBJECT_BYTES: Final = 8 * 1024 * 1024
+"""An object of a result file ends with the line that reaches this size."""
+
+
+class _Written(NamedTuple):
+    """Objects that are not part of their file yet."""
+
+    file_id: str
+    parts: list[tuple[str, int]]
+    lines: int
+
+
+class ResultFiles:
+    """The result files of all batches."""
+
+    def __init__(self, database: Database, files: FileService) -> None:
+        self._database = database
+        self._files = files
+
+    async def add(self, batch: Batch, chunk: Chunk, results: Sequence[Result]) -> bool:
+        """Add the results of a chunk to the files of its batch, and count them.
+
+        Return False if the chunk's results were added before. Raises StoreUnavailableError.
+        """
+        good = [each.content for each in results if each.is_success]
+        bad = [each.content for each in results if not each.is_success]
+        output = await self._write(output_id_of(batch), good)
+        errors = await self._write(error_id_of(batch), bad)
+        progress = _progress(results)
+        async with self._database.writing() as transaction:
+            batches = BatchStore(transaction)
+            batch = await batches.lock(batch.id)
+            is_new = not batch.status.is_end and await batches.finish_chunk(chunk, progress)
+            if is_new and good:
+                await _append(transaction, batch, output, name=f"{batch.id}_output.jsonl")
+                await batches.change(batch.id, output_file_id=output.file_id)
+            if is_new and bad:
+                await _append(transaction, batch, errors, name=f"{batch.id}_error.jsonl")
+                await batches.change(batch.id, error_file_id=errors.file_id)
+        if not is_new:
+            await self._files.discard([key for key, _ in (*output.parts, *errors.parts)])
+        return is_new
+
+    async def _write(self, file_id: str, lines: Sequence[bytes]) -> _Written:
+        parts: list[tuple[str, int]] = []
+        held: list[bytes] = []
+        for number, line in enumerate(lines, start=1):
+            held.append(line)
+            if number == len(lines) or sum(map(len, held)) >= OBJECT_BYTES:
+                content = b"".join(held)
+                parts.append((await self._files.put(file_id, content), len(content)))
+                held.clear()
+        return _Written(file_id, parts, len(lines))
+
+
+def output_id_of(batch: Batch) -> str:
+    """Return the id of a batch's output file, which exists as soon as a line has succeeded."""
+    return _file_id(batch, "output")
+
+
+def error_id_of(batch: Batch) -> str:
+    """Return the id of a batch's error file, which exists as soon as a line has failed."""
+    return _file_id(batch, "error")
+
+
+def _file_id(batch: Batch, kind: str) -> str:
+    # The id of a batch is unguessable, and so is this one.
+    return f"file-{hashlib.sha256(f'{batch.id} {kind}'.encode()).hexdigest()[:32]}"
+
+
+async def _append(transaction: AsyncSession, batch: Batch, written: _Written, *, name: str) -> None:
+    store = FileStore(transaction)
+    if not await store.append(written.file_id, written.parts, lines=written.lines):
+        file = File(
+            id=written.file_id,
+            tenant_id=batch.tenant_id,
+            project_id=batch.project_id,
+            name=name,
+            purpose=FilePurpose.BATCH_OUTPUT,
+            size=0,
+            lines=0,
+            created_at=utc_now(),
+            expires_at=None,  # It is set when the batch ends.
+        )
+        await store.add(file, is_visible=True)
+        await store.append(written.file_id, written.parts, lines=written.lines)
+
+
+def _progress(results: Sequence[Result]) -> Progress:
+    completed = sum(each.is_success for each in results)
+    return Progress(
+        completed=completed,
+        failed=len(results) - completed,
+        prompt_tokens=sum(each.prompt_tokens for each in results),
+        cached_tokens=sum(each.cached_tokens for each in results),
+        completion_tokens=sum(each.completion_tokens for each in results),
+        reasoning_tokens=sum(each.reasoning_tokens for each in results),
+    )

@@ -1,0 +1,234 @@
+"""Run a line of a batch in a gateway, as the same request over HTTP would run."""
+
+import asyncio
+import hashlib
+import logging
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+from redis.exceptions import RedisError
+
+from contract import logs
+from contract.tasks import end_task
+from contract.tier import ServiceTier
+from gateway.auth.principal import Principal
+from gateway.batches.finishing import end_code_of
+from gateway.batches.lines import (
+    ENDPOINTS_BY_PATH,
+    Result,
+    custom_id_of,
+    decode_line,
+    failed,
+    finished,
+    line_id_of,
+    unfinished,
+)
+from gateway.concurrency.large_work import INLINE_SIZE
+from gateway.dialects.endpoint import Endpoint
+from gateway.dialects.wire import StructureMeter, parse_object
+from gateway.errors import ApiError, ErrorStyle, GenerationTimeoutError, RequestCancelledError
+from gateway.generation.call import BatchLine, Call
+from gateway.generation.check import check_request
+from gateway.generation.idempotency import find_earlier, release
+from gateway.generation.model_choice import profile_of
+from gateway.generation.submit import Submission, submit
+from gateway.http.context import ProcessContext
+from gateway.idempotency.registry import IdempotentRequest
+from gateway.responses.store import StoredResponse
+from gateway.stream.assembler import WholeResponse, collect
+from gateway.tenancy.batches import Batch
+from gateway.tenancy.times import to_ms
+
+GRACE_MS: Final = 60_000
+"""Before this time after its deadline, a batch stops its lines itself."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class BatchState:
+    """A batch as it was last read, and whether its lines must stop."""
+
+    batch: Batch
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Line(NamedTuple):
+    """A line of a batch."""
+
+    state: BatchState
+    number: int
+    """Counted from 1."""
+    content: bytes
+
+    @property
+    def batch(self) -> Batch:
+        """The batch as it was last read."""
+        return self.state.batch
+
+    @property
+    def id(self) -> str:
+        """The identity of the line, which is its Idempotency-Key."""
+        return line_id_of(self.batch.id, self.number)
+
+
+class LineRun(NamedTuple):
+    """The result of a line, and the response that can be deleted once the result is stored."""
+
+    result: Result
+    idempotent: IdempotentRequest | None = None
+    request_id: str = ""
+
+
+class LineRunner:
+    """Runs lines in this process. A line that another gateway began is continued."""
+
+    def __init__(self, context: ProcessContext) -> None:
+        self._context = context
+
+    async def run(self, line: Line, principal: Principal, tier: ServiceTier) -> LineRun:
+        """Run a line in a tier of the queue until it ends or must stop; return its result.
+
+        A line that must stop before it runs is not run. Raises an ApiError if the request is
+        refused or fails, and RedisError.
+        """
+        custom_id = custom_id_of(line.content)
+        endpoint = ENDPOINTS_BY_PATH[line.batch.endpoint]
+        request_id = endpoint.new_id()
+        logs.request_id.set(line.id)
+        call = await self._call(line, principal, tier)
+        idempotent = _idempotent(line)
+        earlier = await find_earlier(call, idempotent, request_id)
+        if earlier is not None:
+            return await self._continue(line, custom_id, idempotent, earlier)
+        if line.state.stop.is_set():
+            await release(call, idempotent, request_id)
+            return LineRun(unfinished(line.id, custom_id, end_code_of(line.batch)))
+        try:
+            submission = await self._submit(call, endpoint, request_id)
+        except BaseException:
+            await asyncio.shield(release(call, idempotent, request_id))
+            raise
+        return await self._follow(line, custom_id, idempotent, submission)
+
+    async def forget(self, run: LineRun) -> None:
+        """Delete the stored response of a line whose result is stored. It expires otherwise."""
+        if run.idempotent is None:
+            return
+        context = self._context
+        try:
+            await context.responses.forget(run.request_id)
+            await context.idempotency.release(run.idempotent, run.request_id)
+        except RedisError as error:
+            logger.warning("cannot delete the response of a line: %s", type(error).__name__)
+
+    async def _call(self, line: Line, principal: Principal, tier: ServiceTier) -> Call:
+        context = self._context
+        found = decode_line(line.content)
+        content = bytes(found.body)
+        beside = context.large_work.of(principal.tenant_id, size=len(content))
+        body: dict[str, Any] = await beside(partial(self._parse, content))
+        profile = await profile_of(context, principal, body, header=None)
+        deadline_ms = to_ms(line.batch.expires_at) + GRACE_MS
+        batch_line = BatchLine(line.id, deadline_ms, tier)
+        return Call(context, principal, profile, body, beside, batch_line)
+
+    def _parse(self, content: bytes) -> dict[str, Any]:
+        if len(content) > INLINE_SIZE:
+            meter = StructureMeter(most_items=self._context.settings.max_body_items)
+            meter.feed(content)
+            while meter.is_in_doubt:
+                meter.count()
+        return parse_object(content)
+
+    async def _submit(self, call: Call, endpoint: Endpoint, request_id: str) -> Submission:
+        checked = await check_request(call, endpoint)
+        return await submit(
+            call,
+            checked,
+            request_id=request_id,
+            shows_cost=call.principal.shows_cost,
+            is_idempotent=True,
+        )
+
+    async def _follow(
+        self,
+        line: Line,
+        custom_id: str,
+        idempotent: IdempotentRequest,
+        submission: Submission,
+    ) -> LineRun:
+        """Return the result of a line that this gateway has just submitted."""
+        responses, response = self._context.responses, submission.response
+        assert response is not None  # noqa: S101 - idempotent requests are stored
+        collecting = asyncio.create_task(collect(submission.completion, submission.generation))
+        try:
+            whole = await self._collected(collecting, response, line.state.stop)
+            await responses.finish(submission.settlement)
+        except asyncio.CancelledError:
+            # The gateway stops: the response continues at another one.
+            responses.leave(submission.settlement)
+            raise
+        except BaseException as error:
+            responses.fail(submission.settlement, error)
+            raise
+        finally:
+            await end_task(collecting)
+        return _finished(line, custom_id, idempotent, response.id, whole)
+
+    async def _continue(
+        self,
+        line: Line,
+        custom_id: str,
+        idempotent: IdempotentRequest,
+        response: StoredResponse,
+    ) -> LineRun:
+        """Return the result of a line that was submitted before."""
+        reader = await self._context.responses.attach(response)
+        collecting = asyncio.create_task(collect(reader.completion, reader.generation))
+        try:
+            whole = await self._collected(collecting, response, line.state.stop)
+        finally:
+            await end_task(collecting)
+            await asyncio.shield(reader.aclose())
+        return _finished(line, custom_id, idempotent, response.id, whole)
+
+    async def _collected(
+        self, collecting: asyncio.Task[WholeResponse], response: StoredResponse, stop: asyncio.Event
+    ) -> WholeResponse:
+        """Wait for a response; cancel it if the line must stop before. Raises an ApiError."""
+        stopping = asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait({collecting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if not collecting.done():
+                await self._context.responses.cancel(response)
+        finally:
+            stopping.cancel()
+        return await collecting
+
+
+def refused(line: Line, error: ApiError, style: ErrorStyle) -> LineRun:
+    """Return the result of a line whose request was refused or failed for good."""
+    custom_id = custom_id_of(line.content)
+    if isinstance(error, RequestCancelledError | GenerationTimeoutError):
+        return LineRun(unfinished(line.id, custom_id, end_code_of(line.batch)))
+    return LineRun(failed(line.id, custom_id, request_id=line.id, error=error, style=style))
+
+
+def _idempotent(line: Line) -> IdempotentRequest:
+    batch, digest = line.batch, hashlib.sha256(line.content).hexdigest()
+    return IdempotentRequest(batch.tenant_id, batch.project_id, line.id, digest)
+
+
+def _finished(
+    line: Line,
+    custom_id: str,
+    idempotent: IdempotentRequest,
+    request_id: str,
+    whole: WholeResponse,
+) -> LineRun:
+    result = finished(
+        line.id, custom_id, request_id=request_id, body=whole.content, usage=whole.usage
+    )
+    return LineRun(result, idempotent, request_id)

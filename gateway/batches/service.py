@@ -1,0 +1,171 @@
+"""Batches of tenants: create, get, list and cancel."""
+
+import secrets
+from collections.abc import Collection
+from datetime import timedelta
+from typing import Final
+
+from gateway.auth.principal import Principal
+from gateway.batches.lines import ENDPOINTS_BY_PATH
+from gateway.batches.principals import TOKEN_PREFIX
+from gateway.batches.store import BatchStore
+from gateway.database.engine import Database
+from gateway.database.paging import Page, PageRequest
+from gateway.errors import ConflictError, InvalidParameterError, NotFoundError, shown
+from gateway.files.service import FileService, is_id, read_retention
+from gateway.files.store import Owner
+from gateway.tenancy.batches import Batch, BatchStatus, FilePurpose
+from gateway.tenancy.times import utc_now
+
+MAX_LABELS: Final = 16
+MAX_LABEL_NAME: Final = 64
+MAX_LABEL_VALUE: Final = 512
+_UNITS: Final = {"m": "minutes", "h": "hours", "d": "days"}
+
+
+class BatchService:
+    """Batches of all tenants. All methods raise StoreUnavailableError.
+
+    Args:
+        database: stores the batches.
+        files: their files.
+        windows: allowed values of `completion_window`.
+    """
+
+    def __init__(self, database: Database, files: FileService, windows: Collection[str]) -> None:
+        self._database = database
+        self._files = files
+        self._windows = windows
+
+    async def create(
+        self,
+        principal: Principal,
+        *,
+        input_file_id: str,
+        endpoint: str,
+        completion_window: str,
+        labels: dict[str, str] | None,
+        output_seconds: int | None,
+    ) -> Batch:
+        """Create a batch, which is then validated. Raises an ApiError."""
+        _check_labels(labels)
+        if endpoint not in ENDPOINTS_BY_PATH:
+            raise _unknown("endpoint", ENDPOINTS_BY_PATH, endpoint)
+        if completion_window not in self._windows:
+            raise _unknown("completion_window", self._windows, completion_window)
+        if output_seconds is not None:
+            read_retention(output_seconds, param="output_expires_after.seconds")
+        owner = Owner(principal.tenant_id, principal.project_id)
+        file = await self._files.get(owner, input_file_id)
+        if file.purpose is not FilePurpose.BATCH:
+            raise InvalidParameterError(
+                f"'input_file_id' must be a file with the purpose {FilePurpose.BATCH}. "
+                f"Given: {file.purpose}.",
+                param="input_file_id",
+            )
+        is_token = principal.credential_id.startswith(TOKEN_PREFIX)
+        models = principal.allowed_models if is_token else None
+        now = utc_now()
+        batch = Batch(
+            id=f"batch_{secrets.token_hex(16)}",
+            tenant_id=principal.tenant_id,
+            project_id=principal.project_id,
+            credential_id=principal.credential_id,
+            allowed_models=None if models is None else sorted(models),
+            dialect=principal.dialect,
+            endpoint=endpoint,
+            input_file_id=file.id,
+            output_file_id=None,
+            error_file_id=None,
+            completion_window=completion_window,
+            labels=labels,
+            output_seconds=output_seconds,
+            status=BatchStatus.VALIDATING,
+            created_at=now,
+            expires_at=now + window_of(completion_window),
+            in_progress_at=None,
+            finalizing_at=None,
+            completed_at=None,
+            failed_at=None,
+            expired_at=None,
+            cancelling_at=None,
+            cancelled_at=None,
+            errors=None,
+            models=[],
+            total=0,
+            completed=0,
+            failed=0,
+            progressed_at=None,
+            tokens=0,
+            prompt_tokens=0,
+            cached_tokens=0,
+            completion_tokens=0,
+            reasoning_tokens=0,
+        )
+        async with self._database.writing() as transaction:
+            await BatchStore(transaction).add(batch)
+        return batch
+
+    async def get(self, owner: Owner, batch_id: str) -> Batch:
+        """Return a batch. Raises NotFoundError."""
+        batch = None
+        if is_id(batch_id):
+            async with self._database.reading() as transaction:
+                batch = await BatchStore(transaction).find(owner, batch_id)
+        if batch is None:
+            raise NotFoundError(f"The batch {shown(batch_id)} does not exist.")
+        return batch
+
+    async def page(self, owner: Owner, wanted: PageRequest) -> Page[Batch]:
+        """Return a page of batches. Raises InvalidParameterError for an unknown `after`."""
+        async with self._database.reading() as transaction:
+            return await BatchStore(transaction).page(owner, wanted)
+
+    async def cancel(self, owner: Owner, batch_id: str) -> Batch:
+        """Cancel a batch; lines that have ended stay in its result files.
+
+        A batch that is being cancelled stays as it is. Raises NotFoundError, and ConflictError if
+        the batch has ended.
+        """
+        await self.get(owner, batch_id)
+        async with self._database.writing() as transaction:
+            store = BatchStore(transaction)
+            batch = await store.lock(batch_id)
+            if batch.status in (BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS):
+                now = utc_now()
+                await store.change(batch_id, status=BatchStatus.CANCELLING, cancelling_at=now)
+                batch = await store.lock(batch_id)
+        if batch.status is not BatchStatus.CANCELLING and batch.status is not BatchStatus.CANCELLED:
+            raise ConflictError(
+                f"The batch {shown(batch_id)} cannot be cancelled: it is {batch.status}."
+            )
+        return batch
+
+
+def window_of(text: str) -> timedelta:
+    """Return the length of a completion window, such as `24h`."""
+    return timedelta(**{_UNITS[text[-1]]: int(text[:-1])})
+
+
+def _check_labels(labels: dict[str, str] | None) -> None:
+    if labels is None:
+        return
+    fits = all(
+        len(name) <= MAX_LABEL_NAME and len(value) <= MAX_LABEL_VALUE
+        for name, value in labels.items()
+    )
+    # PostgreSQL cannot store NUL.
+    is_plain = all("\0" not in text for pair in labels.items() for text in pair)
+    if len(labels) > MAX_LABELS or not fits or not is_plain:
+        raise InvalidParameterError(
+            f"'metadata' must have at most {MAX_LABELS} pairs, with names of at most "
+            f"{MAX_LABEL_NAME} and values of at most {MAX_LABEL_VALUE} characters. "
+            f"Given: {shown(labels)}.",
+            param="metadata",
+        )
+
+
+def _unknown(param: str, known: Collection[str], given: str) -> InvalidParameterError:
+    return InvalidParameterError(
+        f"'{param}' must be one of {', '.join(known)}. Given: {shown(given)}.", param=param
+    )

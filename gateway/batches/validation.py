@@ -1,0 +1,185 @@
+"""Validation of input files: find the errors of lines, and cut the file into chunks."""
+
+import hashlib
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from gateway.batches.lines import MAX_CUSTOM_ID_CHARACTERS, InputLine, decode_line
+from gateway.errors import shown
+from gateway.tenancy.batches import Chunk
+
+CHUNK_LINES: Final = 32
+CHUNK_BYTES: Final = 256 * 1024
+"""A chunk of several lines has at most this many bytes."""
+MAX_ERRORS: Final = 100
+"""Errors after which the validation stops."""
+MAX_MODELS: Final = 16
+BYTES_OF_TOKEN: Final = 4
+"""Bytes of a request for each of its tokens, to estimate them before they are counted."""
+DIGEST_BYTES: Final = 15
+"""A digest this long takes as little memory as one of 8 bytes."""
+
+_FIELD: Final = re.compile(r"`\$\.([a-z_]+)`")
+_MISSING: Final = re.compile(r"missing required field `([a-z_]+)`")
+
+
+class _Body(msgspec.Struct, frozen=True):
+    """The parts of a request that are checked before any line runs."""
+
+    model: str | None = None
+    stream: bool | None = None
+
+
+_decode_body = msgspec.json.Decoder(_Body).decode
+
+
+class LineError(Exception):
+    """A line is invalid."""
+
+    def __init__(self, code: str, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.param = param
+
+
+class FileChecker:
+    """Checks lines in their order, and cuts them into chunks.
+
+    It holds a digest of each `custom_id` and a chunk for each 32 lines: about 120 MB for a million
+    lines.
+    """
+
+    def __init__(self, batch_id: str, url: str, *, refusal_of: Callable[[str], str]) -> None:
+        """Accept requests to `url`; `refusal_of` returns why a model may not be used, or ''."""
+        self.chunks: list[Chunk] = []
+        self.errors: list[dict[str, Any]] = []
+        self.models: list[str] = []
+        self.lines = 0
+        self.tokens = 0
+        """Estimated tokens of all requests."""
+        self._batch_id = batch_id
+        self._url = url
+        self._refusal_of = refusal_of
+        self._custom_ids: set[bytes] = set()
+        self._at = 0
+        self._first_line, self._start = 1, 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether so many lines are invalid that the others need no check."""
+        return len(self.errors) >= MAX_ERRORS
+
+    def feed(self, lines: Sequence[bytes]) -> None:
+        """Check the next lines, which have no line ends."""
+        for line in lines:
+            if self.is_over:
+                return
+            size = len(line) + 1
+            self.lines += 1
+            if self.lines - self._first_line == CHUNK_LINES or (
+                self._at + size - self._start > CHUNK_BYTES and self.lines > self._first_line
+            ):
+                self._cut()
+            self._at += size
+            try:
+                self._check(line)
+            except LineError as error:
+                self.errors.append(error_of(str(error), error.code, error.param, self.lines))
+
+    def finish(self) -> None:
+        """Cut the last chunk. Call it after the last line."""
+        self.lines += 1
+        self._cut()
+        self.lines -= 1
+
+    def _cut(self) -> None:
+        """End a chunk before the current line."""
+        lines = self.lines - self._first_line
+        if lines:
+            self.chunks.append(
+                Chunk(
+                    batch_id=self._batch_id,
+                    number=len(self.chunks),
+                    first_line=self._first_line,
+                    lines=lines,
+                    start=self._start,
+                    size=self._at - self._start,
+                )
+            )
+        self._first_line, self._start = self.lines, self._at
+
+    def _check(self, line: bytes) -> None:
+        found = _read(line)
+        if not 0 < len(found.custom_id) <= MAX_CUSTOM_ID_CHARACTERS:
+            raise LineError(
+                "invalid_custom_id",
+                f"'custom_id' must have 1 to {MAX_CUSTOM_ID_CHARACTERS} characters. "
+                f"Given: {len(found.custom_id)}.",
+                "custom_id",
+            )
+        digest = hashlib.blake2b(found.custom_id.encode(), digest_size=DIGEST_BYTES).digest()
+        if digest in self._custom_ids:
+            raise LineError(
+                "duplicate_custom_id",
+                f"The custom_id {shown(found.custom_id)} occurs in an earlier line.",
+                "custom_id",
+            )
+        self._custom_ids.add(digest)
+        if found.url != self._url:
+            raise LineError(
+                "mismatched_url",
+                f"'url' must be the endpoint of the batch, {self._url}. Given: {shown(found.url)}.",
+                "url",
+            )
+        self._check_body(bytes(found.body))
+
+    def _check_body(self, content: bytes) -> None:
+        self.tokens += -(-len(content) // BYTES_OF_TOKEN)
+        try:
+            body = _decode_body(content)
+        except msgspec.ValidationError as error:
+            field = _FIELD.search(str(error))
+            name = "body" if field is None else f"body.{field[1]}"
+            raise LineError("invalid_body", f"'{name}' is invalid: {error}.", name) from None
+        if body.stream:
+            raise LineError("invalid_body", "'body.stream' must be false.", "body.stream")
+        model = body.model or ""
+        if model in self.models:
+            return
+        if reason := self._refusal_of(model):
+            raise LineError("model_not_found", reason, "body.model")
+        if len(self.models) == MAX_MODELS:
+            raise LineError(
+                "too_many_models", f"A batch must have at most {MAX_MODELS} models.", "body.model"
+            )
+        self.models.append(model)
+
+
+def error_of(message: str, code: str, param: str | None, line: int | None) -> dict[str, Any]:
+    """Return an error in the form in which the API shows it."""
+    return {"code": code, "message": message, "param": param, "line": line}
+
+
+def _read(line: bytes) -> InputLine:
+    if not line.strip():
+        raise LineError("empty_line", "The line is empty.")
+    try:
+        return decode_line(line)
+    except msgspec.ValidationError as error:
+        missing = _MISSING.search(str(error))
+        if missing is not None:
+            raise LineError(
+                "missing_required_parameter",
+                f"The required parameter '{missing[1]}' is missing.",
+                missing[1],
+            ) from None
+        field = _FIELD.search(str(error))
+        param = None if field is None else field[1]
+        if param is None:
+            raise LineError("invalid_json_line", "The line is not a JSON object.") from None
+        raise LineError("invalid_parameter", f"'{param}' is invalid: {error}.", param) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise LineError("invalid_json_line", f"The line is not valid JSON: {error}.") from None

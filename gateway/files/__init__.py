@@ -1,0 +1,1 @@
+"""Files: uploads of customers and results of batches, in an object store."""

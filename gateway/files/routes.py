@@ -1,0 +1,141 @@
+"""Files, as OpenAI's API has them: `/v1/files`."""
+
+from typing import Annotated, Any, Final, Literal
+
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
+
+from gateway.auth.principal import Principal
+from gateway.database.paging import Page, PageRequest
+from gateway.files.content import MEDIA_TYPE, content_response
+from gateway.files.schemas import DeletedFile, FileBody, FileList
+from gateway.files.service import MAX_RETENTION_SECONDS, MIN_RETENTION_SECONDS, FileService
+from gateway.files.store import Owner
+from gateway.files.upload import receive_upload
+from gateway.http.authorization import Context, allow_unpaid, authorize
+from gateway.tenancy.batches import FilePurpose
+from gateway.tenancy.scopes import Scope
+
+router = APIRouter(prefix="/v1/files", tags=["Files"])
+
+MAX_FILES_OF_PAGE: Final = 10_000
+
+_FORM: Final[dict[str, Any]] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["file", "purpose"],
+                    "properties": {
+                        "file": {
+                            "type": "string",
+                            "format": "binary",
+                            "description": "Requests, one JSON object per line, in UTF-8.",
+                        },
+                        "purpose": {"const": FilePurpose.BATCH.value},
+                        "expires_after[anchor]": {"const": "created_at"},
+                        "expires_after[seconds]": {
+                            "type": "integer",
+                            "minimum": MIN_RETENTION_SECONDS,
+                            "maximum": MAX_RETENTION_SECONDS,
+                            "description": "After this time the file is deleted.",
+                        },
+                    },
+                }
+            }
+        },
+    }
+}
+_CONTENT: Final[dict[int | str, dict[str, Any]]] = {
+    200: {"content": {MEDIA_TYPE: {"schema": {"type": "string"}}}, "description": "The file."},
+    206: {"content": {MEDIA_TYPE: {"schema": {"type": "string"}}}, "description": "A range."},
+}
+
+
+async def _caller(request: Request) -> Owner:
+    """Authorize a caller, and return the files and batches that it may use."""
+    return owner_of(await caller_principal(request))
+
+
+async def caller_principal(request: Request) -> Principal:
+    """Authorize a caller of files and batches. Its requests count as unpaid."""
+    principal = await authorize(request, Scope.COMPLETIONS)
+    allow_unpaid(request, principal)
+    return principal
+
+
+def owner_of(principal: Principal) -> Owner:
+    """Return the files and batches that a principal may use."""
+    return Owner(principal.tenant_id, principal.project_id)
+
+
+def file_service(context: Context) -> FileService:
+    """Return the files of this deployment."""
+    return FileService.of(context.settings, context.database)
+
+
+Files = Annotated[FileService, Depends(file_service)]
+OwnerOfFiles = Annotated[Owner, Depends(_caller)]
+FileId = Annotated[str, Path(description="Id of the file.")]
+After = Annotated[
+    str | None, Query(min_length=1, max_length=63, description="`last_id` of the previous page.")
+]
+
+
+@router.post("", summary="Upload a file", openapi_extra=_FORM)
+async def upload_file(
+    request: Request, context: Context, files: Files, owner: OwnerOfFiles
+) -> FileBody:
+    """Upload the requests of a batch: a form with `file` and `purpose`.
+
+    The file is checked while it arrives, and an invalid one is refused with the number of its first
+    bad line. All routes under `/v1/files` need the scope `completions`. A project credential sees
+    only the files of its project.
+    """
+    return FileBody.of(await receive_upload(request, context, files, owner))
+
+
+@router.get("", summary="List files")
+async def list_files(
+    files: Files,
+    owner: OwnerOfFiles,
+    after: After = None,
+    limit: Annotated[int, Query(ge=1, le=MAX_FILES_OF_PAGE)] = MAX_FILES_OF_PAGE,
+    order: Literal["asc", "desc"] = "desc",
+    purpose: FilePurpose | None = None,
+) -> FileList:
+    """List files by their time of creation, newest first by default."""
+    wanted = PageRequest(after, limit, is_newest_first=order == "desc")
+    page = await files.page(owner, wanted, purpose=purpose)
+    return FileList.of_entries(Page(list(map(FileBody.of, page.entries)), page.has_more))
+
+
+@router.get("/{file_id}", summary="Get a file")
+async def get_file(files: Files, owner: OwnerOfFiles, file_id: FileId) -> FileBody:
+    """Get a file, without its content."""
+    return FileBody.of(await files.get(owner, file_id))
+
+
+@router.get(
+    "/{file_id}/content",
+    summary="Get the content of a file",
+    responses=_CONTENT,
+    response_class=Response,
+)
+async def get_content(
+    request: Request, files: Files, owner: OwnerOfFiles, file_id: FileId
+) -> Response:
+    """Get the content of a file, or the bytes that the header `Range` names.
+
+    A result file can be read while its batch runs; it contains the lines that have ended.
+    """
+    file = await files.get(owner, file_id)
+    return content_response(files.reader, file, request.headers.get("range"))
+
+
+@router.delete("/{file_id}", summary="Delete a file")
+async def delete_file(files: Files, owner: OwnerOfFiles, file_id: FileId) -> DeletedFile:
+    """Delete a file. The input of a batch that has not ended cannot be deleted."""
+    await files.delete(owner, file_id)
+    return DeletedFile(id=file_id)

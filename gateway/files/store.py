@@ -1,0 +1,196 @@
+"""Queries on the tables `files` and `file_parts`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, NamedTuple
+
+from sqlalchemy import ColumnElement, and_, delete, exists, func, insert, or_, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from gateway.database.paging import Page, PageRequest, read_page
+from gateway.database.tables import BatchRow, FilePartRow, FileRow
+from gateway.tenancy.batches import ENDED, File, FilePurpose
+
+_IS_IN_USE: Final = exists().where(
+    or_(
+        BatchRow.input_file_id == FileRow.id,
+        BatchRow.output_file_id == FileRow.id,
+        BatchRow.error_file_id == FileRow.id,
+    ),
+    BatchRow.tenant_id == FileRow.tenant_id,
+    BatchRow.status.not_in(ENDED),
+)
+
+
+class Part(NamedTuple):
+    """An object that contains a part of a file."""
+
+    key: str
+    start: int
+    """Bytes of the file before it."""
+    size: int
+
+
+class TenantUse(NamedTuple):
+    """What all files of a tenant take."""
+
+    size: int
+    lines: int
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """A tenant, or one of its projects, whose files and batches a caller may use."""
+
+    tenant_id: str
+    project_id: str | None = None
+    """Restricts the caller to this project."""
+
+
+class FileStore:
+    """Files, within one transaction."""
+
+    def __init__(self, transaction: AsyncSession) -> None:
+        self._transaction = transaction
+
+    async def add(self, file: File, *, is_visible: bool) -> None:
+        """Insert a file without parts."""
+        self._transaction.add(
+            FileRow(
+                id=file.id,
+                tenant_id=file.tenant_id,
+                project_id=file.project_id,
+                name=file.name,
+                purpose=file.purpose,
+                size=0,
+                lines=0,
+                parts=0,
+                created_at=file.created_at,
+                expires_at=file.expires_at,
+                is_visible=is_visible,
+            )
+        )
+        await self._transaction.flush()
+
+    async def find(self, owner: Owner, file_id: str, *, is_locked: bool = False) -> File | None:
+        """Return a file of the owner; with `is_locked`, nothing else changes it meanwhile."""
+        query = select(FileRow).where(
+            FileRow.tenant_id == owner.tenant_id, FileRow.id == file_id, FileRow.is_visible
+        )
+        row = await self._transaction.scalar(query.with_for_update() if is_locked else query)
+        is_seen = row is not None and owner.project_id in (None, row.project_id)
+        return row.to_record() if row is not None and is_seen else None
+
+    async def page(
+        self, owner: Owner, wanted: PageRequest, *, purpose: FilePurpose | None = None
+    ) -> Page[File]:
+        """Return a page of the owner's files."""
+        conditions: list[ColumnElement[bool]] = [
+            FileRow.tenant_id == owner.tenant_id,
+            FileRow.is_visible.is_(True),
+        ]
+        if owner.project_id is not None:
+            conditions.append(FileRow.project_id == owner.project_id)
+        if purpose is not None:
+            conditions.append(FileRow.purpose == purpose)
+        page = await read_page(self._transaction, FileRow, wanted, *conditions)
+        return Page([row.to_record() for row in page.entries], page.has_more)
+
+    async def use_of(self, tenant_id: str) -> TenantUse:
+        """Return what all files of a tenant take."""
+        row = await self._transaction.execute(
+            select(func.sum(FileRow.size), func.sum(FileRow.lines)).where(
+                FileRow.tenant_id == tenant_id
+            )
+        )
+        return TenantUse(*(int(value or 0) for value in row.one()))
+
+    async def append(self, file_id: str, parts: Sequence[tuple[str, int]], *, lines: int) -> bool:
+        """Append objects, given as key and bytes, to a file. Return False if it is deleted.
+
+        Appends to one file run one after the other.
+        """
+        row = await self._transaction.scalar(
+            select(FileRow).where(FileRow.id == file_id).with_for_update()
+        )
+        if row is None:
+            return False
+        start, rows = row.size, []
+        for number, (key, size) in enumerate(parts, start=row.parts):
+            values = {"number": number, "key": key, "start": start, "size": size}
+            rows.append({"file_id": file_id, **values})
+            start += size
+        if rows:
+            await self._transaction.execute(insert(FilePartRow), rows)
+        row.size, row.lines, row.parts = start, row.lines + lines, row.parts + len(rows)
+        await self._transaction.flush()
+        return True
+
+    async def change(self, file_id: str, **columns: Any) -> None:
+        """Change columns of a file."""
+        await self._transaction.execute(
+            update(FileRow).where(FileRow.id == file_id).values(**columns)
+        )
+
+    async def parts(self, file_id: str, *, start: int, limit: int) -> list[Part]:
+        """Return parts of a file, beginning with the one that contains byte `start`."""
+        rows = await self._transaction.execute(
+            select(FilePartRow.key, FilePartRow.start, FilePartRow.size)
+            .where(FilePartRow.file_id == file_id, FilePartRow.start + FilePartRow.size > start)
+            .order_by(FilePartRow.start)
+            .limit(limit)
+        )
+        return [Part(*row) for row in rows]
+
+    async def small_parts(self, file_id: str, *, most_bytes: int, limit: int) -> list[Part]:
+        """Return the first parts of at most `most_bytes` that follow each other."""
+        first = await self._transaction.scalar(
+            select(func.min(FilePartRow.start)).where(
+                FilePartRow.file_id == file_id, FilePartRow.size < most_bytes
+            )
+        )
+        return [] if first is None else await self.parts(file_id, start=first, limit=limit)
+
+    async def merge(self, file_id: str, parts: Sequence[Part], key: str) -> bool:
+        """Replace parts that follow each other by one. Return False if they do not exist."""
+        first, last = parts[0], parts[-1]
+        is_of = FilePartRow.file_id == file_id
+        removed = await self._transaction.scalars(
+            delete(FilePartRow)
+            .where(is_of, FilePartRow.start.between(first.start, last.start))
+            .returning(FilePartRow.number)
+        )
+        numbers = sorted(removed)
+        if len(numbers) != len(parts):
+            return False
+        size = sum(part.size for part in parts)
+        values = {"number": numbers[0], "key": key, "start": first.start, "size": size}
+        await self._transaction.execute(insert(FilePartRow), [{"file_id": file_id, **values}])
+        return True
+
+    async def to_remove(
+        self, now: datetime, *, uploads_before: datetime, limit: int
+    ) -> list[tuple[str, str]]:
+        """Return ids of files and their tenants that are expired, deleted or never completed."""
+        rows = await self._transaction.execute(
+            select(FileRow.id, FileRow.tenant_id)
+            .where(
+                or_(
+                    and_(FileRow.expires_at < now, ~_IS_IN_USE),
+                    and_(FileRow.is_visible.is_(False), FileRow.created_at < uploads_before),
+                )
+            )
+            .limit(limit)
+        )
+        return [(row.id, row.tenant_id) for row in rows]
+
+    async def is_in_use(self, file_id: str) -> bool:
+        """Return whether a batch that has not ended reads or writes the file."""
+        query = select(FileRow.id).where(FileRow.id == file_id, _IS_IN_USE)
+        return await self._transaction.scalar(query) is not None
+
+    async def remove(self, file_id: str) -> None:
+        """Remove a file and its parts, whose objects are deleted already."""
+        await self._transaction.execute(delete(FilePartRow).where(FilePartRow.file_id == file_id))
+        await self._transaction.execute(delete(FileRow).where(FileRow.id == file_id))

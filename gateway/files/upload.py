@@ -1,0 +1,312 @@
+"""Upload of a file: parse and check a multipart form while it arrives, and store it in parts."""
+
+import asyncio
+import codecs
+from collections.abc import AsyncIterator, Callable
+from datetime import timedelta
+from typing import Any, Final
+
+from fastapi import Request
+from python_multipart.exceptions import MultipartParseError
+from python_multipart.multipart import MultipartParser, parse_options_header
+from starlette.requests import ClientDisconnect
+
+from gateway.concurrency.large_work import INLINE_SIZE, Beside
+from gateway.errors import (
+    BadRequestError,
+    InvalidParameterError,
+    MissingParameterError,
+    PayloadTooLargeError,
+    RequestTimeoutError,
+    UnsupportedMediaTypeError,
+    shown,
+)
+from gateway.files.service import FileService, read_retention
+from gateway.files.store import Owner
+from gateway.http.context import ProcessContext
+from gateway.tenancy.batches import File, FilePurpose
+
+PART_BYTES: Final = 8 * 1024 * 1024
+"""Bytes of an object, and thus of an upload in memory."""
+MAX_FIELD_BYTES: Final = 1024
+MAX_NAME_CHARACTERS: Final = 255
+FORM_BYTES: Final = 65_536
+"""Bytes that a form may have besides its file."""
+BOM: Final = codecs.BOM_UTF8
+
+_FILE: Final = "file"
+_FIELDS: Final = ("purpose", "expires_after[anchor]", "expires_after[seconds]")
+_ANCHOR: Final = "created_at"
+
+
+class LineChecker:
+    """Checks the lines of a file while it arrives. `feed` raises InvalidParameterError."""
+
+    def __init__(self, *, most_lines: int, most_bytes_of_line: int) -> None:
+        self.lines = 0
+        """Lines so far, with the one that has not ended."""
+        self._most_lines = most_lines
+        self._most_bytes = most_bytes_of_line
+        self._ended = 0
+        self._bytes_of_line = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
+
+    def feed(self, content: bytes) -> None:
+        """Check the next bytes."""
+        if self._ended == 0 and self._bytes_of_line == 0 and content.startswith(BOM):
+            raise _bad_line(1, "begins with a byte order mark. Save the file as UTF-8 without it")
+        try:
+            self._decoder.decode(content)
+        except UnicodeDecodeError as error:
+            # The bytes of the error may include some from before.
+            before = content[: max(error.start - (len(error.object) - len(content)), 0)]
+            line = self._ended + before.count(b"\n") + 1
+            raise _bad_line(line, "is not valid UTF-8") from None
+        start = 0
+        while (end := content.find(b"\n", start)) >= 0:
+            self._check(self._bytes_of_line + end - start)
+            self._ended += 1
+            self._bytes_of_line = 0
+            start = end + 1
+        self._bytes_of_line += len(content) - start
+        self._check(self._bytes_of_line)
+        self.lines = self._ended + (self._bytes_of_line > 0)
+        if self.lines > self._most_lines:
+            raise InvalidParameterError(
+                f"The file must have at most {self._most_lines} lines. Line {self._most_lines + 1} "
+                "is one too many.",
+                param=_FILE,
+            )
+
+    def finish(self) -> None:
+        """Check the end of the file."""
+        try:
+            self._decoder.decode(b"", final=True)
+        except UnicodeDecodeError:
+            raise _bad_line(self._ended + 1, "is not valid UTF-8") from None
+        if self.lines == 0:
+            raise InvalidParameterError("The file is empty.", param=_FILE)
+
+    def _check(self, size: int) -> None:
+        if size > self._most_bytes:
+            reason = f"has more than {self._most_bytes} bytes, the limit of a request"
+            raise _bad_line(self._ended + 1, reason)
+
+
+class Form:
+    """A multipart form with one file, which is parsed piece by piece."""
+
+    def __init__(self, boundary: bytes) -> None:
+        self.fields: dict[str, str] = {}
+        self.name: str | None = None
+        """Name of the file; None before it."""
+        self.is_complete = False
+        self._content: list[bytes] = []
+        self._field: str | None = None
+        """The field of the current part; None for a part that is ignored."""
+        self._value = bytearray()
+        self._header = (bytearray(), bytearray())
+        self._disposition = b""
+        callbacks: dict[str, Callable[..., None]] = {
+            "on_part_begin": self._begin_part,
+            "on_header_begin": self._begin_header,
+            "on_header_field": lambda data, start, end: self._header[0].extend(data[start:end]),
+            "on_header_value": lambda data, start, end: self._header[1].extend(data[start:end]),
+            "on_header_end": self._end_header,
+            "on_headers_finished": self._end_headers,
+            "on_part_data": self._take,
+            "on_part_end": self._end_part,
+            "on_end": self._end,
+        }
+        parser: Any = MultipartParser
+        self._parser = parser(boundary, callbacks)
+
+    def feed(self, content: bytes) -> bytes:
+        """Parse the next bytes; return the bytes of the file in them. Raises BadRequestError."""
+        try:
+            self._parser.write(content)
+        except MultipartParseError as error:
+            raise BadRequestError(f"The form is malformed: {error}.") from None
+        found, self._content = b"".join(self._content), []
+        return found
+
+    def _begin_part(self) -> None:
+        self._disposition, self._field, self._value = b"", None, bytearray()
+
+    def _begin_header(self) -> None:
+        self._header = (bytearray(), bytearray())
+
+    def _end_header(self) -> None:
+        name, value = self._header
+        if name.lower() == b"content-disposition":
+            self._disposition = bytes(value)
+
+    def _end_headers(self) -> None:
+        _, options = parse_options_header(self._disposition)
+        name = options.get(b"name", b"").decode(errors="replace")
+        if name == _FILE:
+            if self.name is not None:
+                raise InvalidParameterError("The form has more than one file.", param=_FILE)
+            if b"filename" not in options:
+                raise InvalidParameterError("'file' must be a file.", param=_FILE)
+            self.name = options[b"filename"].decode(errors="replace")
+        elif name not in _FIELDS:
+            raise InvalidParameterError(
+                f"The form has an unknown field {shown(name)}. Known: {_FILE}, "
+                f"{', '.join(_FIELDS)}.",
+                param=name[:MAX_FIELD_BYTES] or None,
+            )
+        self._field = name
+
+    def _take(self, data: bytes, start: int, end: int) -> None:
+        if self._field == _FILE:
+            self._content.append(data[start:end])
+            return
+        self._value += data[start:end]
+        if len(self._value) > MAX_FIELD_BYTES:
+            raise InvalidParameterError(
+                f"'{self._field}' must have at most {MAX_FIELD_BYTES} bytes.", param=self._field
+            )
+
+    def _end_part(self) -> None:
+        if self._field is not None and self._field != _FILE:
+            self.fields[self._field] = self._value.decode(errors="replace")
+
+    def _end(self) -> None:
+        self.is_complete = True
+
+
+async def receive_upload(
+    request: Request, context: ProcessContext, files: FileService, owner: Owner
+) -> File:
+    """Read the form of a request and store its file. After an error nothing is stored.
+
+    Raises an ApiError or ClientDisconnect.
+    """
+    form = Form(_boundary(request))
+    most_bytes, most_lines = await files.require_room(owner.tenant_id)
+    checker = LineChecker(most_lines=most_lines, most_bytes_of_line=context.settings.max_body_bytes)
+    with context.intake.body_of(owner.tenant_id) as hold:
+        # An upload holds this much, however long it is.
+        hold(PART_BYTES)
+        file = await files.begin_upload(owner)
+        try:
+            parts = await _store(request, context, files, file, form, checker, most_bytes)
+            checker.finish()
+            _check_fields(form)
+            retention = _read_retention(form.fields)
+            return await files.finish_upload(
+                file, parts, name=form.name or "", lines=checker.lines, retention=retention
+            )
+        except BaseException:
+            await asyncio.shield(files.remove(file.id))
+            raise
+
+
+async def _store(
+    request: Request,
+    context: ProcessContext,
+    files: FileService,
+    file: File,
+    form: Form,
+    checker: LineChecker,
+    most_bytes: int,
+) -> list[tuple[str, int]]:
+    """Store the file of a form in objects; return their keys and sizes."""
+    parts: list[tuple[str, int]] = []
+    held, size = bytearray(), 0
+    beside = context.large_work.of(file.tenant_id, size=INLINE_SIZE + 1)
+    async for content in _body(request, context):
+        found = form.feed(content)
+        size += len(found)
+        if size > most_bytes:
+            raise PayloadTooLargeError(f"The file must have at most {most_bytes} bytes.")
+        held += found
+        if len(held) >= PART_BYTES:
+            await _put(files, file, bytes(held), parts, checker, beside)
+            held.clear()
+    if not form.is_complete:
+        raise BadRequestError("The form is incomplete.")
+    if held:
+        await _put(files, file, bytes(held), parts, checker, beside)
+    return parts
+
+
+async def _put(
+    files: FileService,
+    file: File,
+    content: bytes,
+    parts: list[tuple[str, int]],
+    checker: LineChecker,
+    beside: Beside,
+) -> None:
+    await beside(lambda: checker.feed(content))
+    parts.append((await files.put(file.id, content), len(content)))
+
+
+async def _body(request: Request, context: ProcessContext) -> AsyncIterator[bytes]:
+    """Yield the bytes of the body as they arrive. Raises RequestTimeoutError, ClientDisconnect."""
+    seconds = context.settings.body_timeout.total_seconds()
+    has_more = True
+    while has_more:
+        try:
+            async with asyncio.timeout(seconds):
+                message = await request.receive()
+        except TimeoutError:
+            raise RequestTimeoutError(
+                f"No part of the body arrived within {seconds:g} seconds."
+            ) from None
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        has_more = message.get("more_body", False)
+        if content := message.get("body", b""):
+            yield content
+
+
+def _boundary(request: Request) -> bytes:
+    kind, options = parse_options_header(request.headers.get("content-type", ""))
+    boundary = options.get(b"boundary", b"")
+    if kind != b"multipart/form-data" or not boundary:
+        raise UnsupportedMediaTypeError(
+            "'Content-Type' must be multipart/form-data with a boundary."
+        )
+    return boundary
+
+
+def _check_fields(form: Form) -> None:
+    if form.name is None:
+        raise MissingParameterError(_FILE)
+    if len(form.name) > MAX_NAME_CHARACTERS or not form.name.isprintable():
+        raise InvalidParameterError(
+            f"The name of the file must have at most {MAX_NAME_CHARACTERS} printable characters. "
+            f"Given: {shown(form.name)}.",
+            param=_FILE,
+        )
+    purpose = form.fields.get("purpose")
+    if purpose is None:
+        raise MissingParameterError("purpose")
+    if purpose != FilePurpose.BATCH:
+        raise InvalidParameterError(
+            f"'purpose' must be {FilePurpose.BATCH}. Given: {shown(purpose)}.", param="purpose"
+        )
+
+
+def _read_retention(fields: dict[str, str]) -> timedelta | None:
+    anchor, seconds = fields.get("expires_after[anchor]"), fields.get("expires_after[seconds]")
+    if anchor is None and seconds is None:
+        return None
+    if anchor != _ANCHOR:
+        raise InvalidParameterError(
+            f"'expires_after[anchor]' must be {_ANCHOR}. Given: {shown(anchor)}.",
+            param="expires_after[anchor]",
+        )
+    param = "expires_after[seconds]"
+    if seconds is None or not (seconds.isascii() and seconds.isdigit()):
+        raise InvalidParameterError(
+            f"'{param}' must be a number of seconds. Given: {shown(seconds)}.", param=param
+        )
+    return read_retention(int(seconds[:20]), param=param)
+
+
+def _bad_line(number: int, reason: str) -> InvalidParameterError:
+    return InvalidParameterError(f"Line {number} of the file {reason}.", param=_FILE)
