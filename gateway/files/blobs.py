@@ -1,10 +1,13 @@
 """Object store of files: a local folder, or a bucket of an S3-compatible service.
 
 An object is one part of a file. It is written once, whole, and never changed.
+
+Threads call the blocking functions of obstore: a process that exits just after one of its
+coroutines has ended may abort.
 """
 
-import asyncio
 import shutil
+from asyncio import to_thread
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -45,14 +48,16 @@ class Blobs:
         import obstore
 
         with self._converting_errors():
-            await obstore.put_async(self._store(), key, content, use_multipart=False)
+            await to_thread(obstore.put, self._store(), key, content, use_multipart=False)
 
     async def get(self, key: str, start: int, size: int) -> bytes:
         """Return `size` bytes from `start` on. Raises MissingBlobError."""
         import obstore
 
         with self._converting_errors():
-            content = await obstore.get_range_async(self._store(), key, start=start, length=size)
+            content = await to_thread(
+                obstore.get_range, self._store(), key, start=start, length=size
+            )
             return bytes(content)
 
     async def delete(self, keys: list[str]) -> None:
@@ -61,7 +66,7 @@ class Blobs:
 
         for key in keys:
             with suppress(MissingBlobError), self._converting_errors():
-                await obstore.delete_async(self._store(), key)
+                await to_thread(obstore.delete, self._store(), key)
 
     async def delete_folder(self, folder: str) -> None:
         """Delete all objects whose keys begin with `folder/`, including unfinished ones."""
@@ -69,11 +74,12 @@ class Blobs:
 
         if (local := _folder_of(self._place)) is not None:
             # A process that was killed may have left a file that is no object yet.
-            await asyncio.to_thread(shutil.rmtree, local / folder, ignore_errors=True)
+            await to_thread(shutil.rmtree, local / folder, ignore_errors=True)
             return
         with self._converting_errors():
-            async for page in obstore.list(self._store(), f"{folder}/"):
-                await obstore.delete_async(self._store(), [meta["path"] for meta in page])
+            for page in await to_thread(list, obstore.list(self._store(), f"{folder}/")):
+                keys = [meta["path"] for meta in page]
+                await to_thread(obstore.delete, self._store(), keys)
 
     def require(self) -> None:
         """Raise BadRequestError if the deployment has no file store."""
@@ -95,7 +101,7 @@ class Blobs:
         except (BaseError, OSError) as error:
             raise StoreUnavailableError(
                 "The file store cannot be reached at the moment.",
-                detail=f"The file store {self._place}: {type(error).__name__}: {error}.",
+                detail=f"The file store {self._place}: {str(error).partition(chr(10))[0]}.",
                 retry_after_seconds=1.0,
             ) from error
 
@@ -109,7 +115,8 @@ def _opened(place: str) -> "LocalStore | S3Store":
         return LocalStore(folder, automatic_cleanup=True, mkdir=True)
     return S3Store.from_url(
         place,
-        client_options={"timeout": TIMEOUT, "connect_timeout": TIMEOUT},
+        # The operator's endpoint decides whether to use TLS.
+        client_options={"timeout": TIMEOUT, "connect_timeout": TIMEOUT, "allow_http": True},
         retry_config={"max_retries": RETRIES, "retry_timeout": TIMEOUT},
     )
 
