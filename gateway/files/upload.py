@@ -192,8 +192,8 @@ async def receive_upload(
         file = await files.begin_upload(owner)
         try:
             parts = await _store(request, context, files, file, form, checker, most_bytes)
-            checker.finish()
             _check_fields(form)
+            checker.finish()
             retention = _read_retention(form.fields)
             return await files.finish_upload(
                 file, parts, name=form.name or "", lines=checker.lines, retention=retention

@@ -6,13 +6,12 @@ from datetime import UTC, datetime
 from itertools import count
 from typing import Any
 
-import msgspec
 from sqlalchemy import delete
 
 from contract.tier import ServiceTier
 from gateway.database.engine import Database
 from gateway.database.ledger.partitions import make_partitions, month_start
-from gateway.database.ledger.rows import day_of, hour_of
+from gateway.database.ledger.rows import day_of, hour_of, row_of
 from gateway.database.tables import DirtyHourRow, LedgerRow, RollupPeriod, RollupRow
 from gateway.management.usage.parts import UsageSums
 from gateway.tenancy.times import to_ms, to_time
@@ -124,6 +123,4 @@ def totals(records: Iterable[UsageRecord]) -> UsageSums:
 
 
 def _row(each: UsageRecord) -> LedgerRow:
-    columns = msgspec.structs.asdict(each)
-    created, ended = to_time(columns.pop("created_ms")), to_time(columns.pop("ended_ms"))
-    return LedgerRow(**columns, created_at=created, ended_at=ended)
+    return LedgerRow(**row_of(each))

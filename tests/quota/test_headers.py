@@ -147,7 +147,10 @@ def test_retry_headers_are_never_early() -> None:
         assert milliseconds <= int(headers["retry-after"]) * 1000 < milliseconds + 1000
 
 
-@all_cases("limit", [name for name in LimitName if name is not LimitName.BUDGET])
+@all_cases(
+    "limit",
+    [name for name in LimitName if name not in (LimitName.BUDGET, LimitName.BATCH_TOKENS)],
+)
 @all_cases("is_too_large", [False, True])
 def test_every_limit_has_a_readable_message(limit: LimitName, is_too_large: bool) -> None:
     wanted = 101 if is_too_large else 40

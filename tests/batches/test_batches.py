@@ -1,0 +1,233 @@
+"""`/v1/batches`: from an uploaded file to results, money and events."""
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+import redis
+from openai import APIStatusError, OpenAI
+
+from gateway.settings import Settings
+from tests.batches.conftest import (
+    CHATS,
+    COMPLETIONS,
+    create,
+    execute,
+    jsonl,
+    ledger,
+    line,
+    results,
+    run_sluice,
+    upload,
+    wait_for,
+)
+from tests.support.stack import MODEL, Stack
+
+PROMPT_MICROS, COMPLETION_MICROS = 3_000_000, 7_000_000
+
+
+def test_batch_runs_at_half_price_and_each_line_has_one_result(
+    stack: Stack, openai: OpenAI
+) -> None:
+    prices = ("--prompt", "3", "--cached", "3", "--completion", "7")
+    run_sluice(stack, "prices", "add", MODEL, *prices)
+    run_sluice(stack, "webhooks", "create", "acme", "https://hooks.example.com/")
+    lines = [line(f"r{number}") for number in range(100)]
+    lines[3] = line("r3", temperature=-1)
+    lines[50] = line("r50", max_tokens=10**6)
+    created = create(openai, *lines)
+    assert created.status == "validating"
+    assert created.expires_at == created.created_at + 86_400
+    batch = wait_for(openai, created.id)
+    assert batch.status == "completed"
+    assert batch.request_counts is not None
+    assert batch.request_counts.to_dict() == {"total": 100, "completed": 98, "failed": 2}
+    times = [batch.created_at, batch.in_progress_at, batch.finalizing_at, batch.completed_at]
+    assert times == sorted(filter(None, times))
+    assert batch.model == MODEL
+
+    done, failed = results(openai, batch.output_file_id), results(openai, batch.error_file_id)
+    assert {*done, *failed} == {f"r{number}" for number in range(100)}
+    assert {*failed} == {"r3", "r50"}
+    params = {name: each["response"]["body"]["error"]["param"] for name, each in failed.items()}
+    assert params == {"r3": "temperature", "r50": "max_tokens"}
+    whole = openai.completions.create(**lines[9]["body"])
+    assert done["r9"]["response"]["body"]["choices"] == whole.to_dict()["choices"]
+
+    rows = ledger(stack, batch.id, 98)
+    ids = {each["response"]["request_id"] for each in done.values()}
+    assert {row[0] for row in rows} == ids
+    assert {row[1:3] for row in rows} == {("finished", "batch")}
+    usage = [each["response"]["body"]["usage"] for each in done.values()]
+    assert batch.usage is not None
+    assert batch.usage.output_tokens == sum(each["completion_tokens"] for each in usage)
+    assert batch.usage.input_tokens == sum(each["prompt_tokens"] for each in usage)
+    costs = [-(-(each["prompt_tokens"] * 3 + each["completion_tokens"] * 7) // 2) for each in usage]
+    assert sum(row[4] for row in rows) == sum(costs)
+    report = httpx.get(
+        f"{stack.url}/v1/usage",
+        params={"group_by": "service_tier", "bucket": "total"},
+        headers={"authorization": f"Bearer {stack.key()}"},
+    ).json()["data"]
+    assert {each["service_tier"]: each["requests"] for each in report}["batch"] == 98
+
+    ((kind, body),) = execute(
+        stack, "SELECT kind, body FROM webhook_events WHERE subject = ?", batch.id
+    )
+    assert kind == "batch.completed"
+    assert json.loads(body)["data"]["request_counts"]["completed"] == 98
+    # Nothing is left of the lines in Redis.
+    with redis.Redis.from_url(stack.redis.url) as server:
+        assert not list(server.scan_iter("*}:answer"))
+        assert not list(server.scan_iter("*idempotency*"))
+
+
+def test_chats_run_in_the_dialect_of_the_batch(openai: OpenAI) -> None:
+    batch = openai.batches.create(
+        input_file_id=upload(openai, line("a", CHATS), line("b", CHATS, n_predict=2)),
+        endpoint=CHATS,
+        completion_window="24h",
+        metadata={"job": "nightly"},
+        extra_headers={"x-api-dialect": "llamacpp"},
+    )
+    assert batch.metadata == {"job": "nightly"}
+    ended = wait_for(openai, batch.id)
+    done = results(openai, ended.output_file_id)
+    assert done["b"]["response"]["body"]["usage"]["completion_tokens"] == 2
+    assert "timings" in done["a"]["response"]["body"]
+
+
+BAD_LINES: list[tuple[bytes, str, str]] = [
+    (b"{", "invalid_json_line", "not valid JSON"),
+    (b"", "empty_line", "The line is empty."),
+    (b"[]", "invalid_json_line", "not a JSON object"),
+    (jsonl(line("good"))[:-1], "duplicate_custom_id", 'custom_id "good" occurs in an earlier'),
+    (jsonl(line("chat", CHATS))[:-1], "mismatched_url", f"endpoint of the batch, {COMPLETIONS}."),
+    (jsonl(line("model", model="gpt-4"))[:-1], "model_not_found", "The model 'gpt-4' does not"),
+    (jsonl(line("stream", stream=True))[:-1], "invalid_body", "'body.stream' must be false."),
+    (b'{"custom_id":"m","method":"GET","url":"x","body":{}}', "invalid_parameter", "'method' is"),
+    (b'{"custom_id":"n","method":"POST","url":"x"}', "missing_required_parameter", "'body'"),
+    (b'{"custom_id":"","method":"POST","url":"x","body":{}}', "invalid_custom_id", "Given: 0."),
+    (b'{"custom_id":1,"method":"POST","url":"x","body":{}}', "invalid_parameter", "'custom_id'"),
+]
+
+
+def test_bad_lines_fail_the_batch_with_their_numbers(stack: Stack, openai: OpenAI) -> None:
+    good = jsonl(line("good"))
+    # CRLF is valid, because JSON allows white space around a value.
+    content = good + jsonl(line("crlf"))[:-1] + b"\r\n"
+    content += b"".join(bad + b"\n" for bad, _, _ in BAD_LINES)
+    file = openai.files.create(file=("bad.jsonl", content), purpose="batch")
+    batch = wait_for(
+        openai,
+        openai.batches.create(
+            input_file_id=file.id, endpoint=COMPLETIONS, completion_window="24h"
+        ).id,
+    )
+    assert batch.status == "failed"
+    assert batch.errors is not None
+    found = batch.errors.data or []
+    assert [(each.line, each.code) for each in found] == [
+        (number, code) for number, (_, code, _) in enumerate(BAD_LINES, start=3)
+    ]
+    for each, (_, _, message) in zip(found, BAD_LINES, strict=True):
+        assert message in (each.message or "")
+    assert batch.output_file_id is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"endpoint": "/v1/embeddings"}, "endpoint"),
+        ({"completion_window": "1h"}, "completion_window"),
+        ({"metadata": {str(number): "" for number in range(17)}}, "metadata"),
+        ({"metadata": {"a": "b" * 513}}, "metadata"),
+        ({"output_expires_after": {"anchor": "created_at", "seconds": 1}}, "output_expires_after"),
+        ({"input_file_id": 5}, "input_file_id"),
+        ({"color": "red"}, "color"),
+    ],
+)
+async def test_bad_request_for_a_batch_is_refused_by_name(
+    client: httpx.AsyncClient, changes: dict[str, Any], param: str
+) -> None:
+    async with client:
+        file = await client.post("/v1/files", files={"file": jsonl(line("a"))}, data=PURPOSE)
+        body = {
+            "input_file_id": file.json()["id"],
+            "endpoint": COMPLETIONS,
+            "completion_window": "7d",
+        }
+        response = await client.post("/v1/batches", json=body | changes)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"].startswith(param)
+
+
+PURPOSE = {"purpose": "batch"}
+LONG = {"max_tokens": 1500, "ignore_eos": True}
+"""Fifteen seconds on the scripted engine."""
+
+
+def long_lines(number: int) -> list[dict[str, Any]]:
+    """Return lines of which one ends at once."""
+    return [line("short"), *(line(f"long{each}", **LONG) for each in range(number - 1))]
+
+
+@pytest.mark.parametrize("way", ["cancelled", "expired", "revoked"])
+def test_batch_that_stops_charges_only_what_it_delivers(
+    stack: Stack, openai: OpenAI, way: str
+) -> None:
+    if way == "revoked":
+        key = stack.key("leaver")
+        openai = OpenAI(base_url=f"{stack.url}/v1", api_key=key, max_retries=0)
+    batch = create(openai, *long_lines(200))
+    wait_for(openai, batch.id, "in_progress")
+    if way == "cancelled":
+        assert openai.batches.cancel(batch.id).status == "cancelling"
+        # A file of a running batch stays.
+        with pytest.raises(APIStatusError) as raised:
+            openai.files.delete(batch.input_file_id)
+        assert raised.value.status_code == 409
+    elif way == "expired":
+        execute(stack, "UPDATE batches SET expires_at = created_at WHERE id = ?", batch.id)
+    else:
+        (key_id,) = execute(
+            stack, "SELECT id FROM api_keys WHERE tenant_id = 'leaver' AND revoked_at IS NULL"
+        )[0]
+        run_sluice(stack, "keys", "revoke", "--tenant", "leaver", key_id)
+        openai = OpenAI(
+            base_url=f"{stack.url}/v1", api_key=stack.key("leaver", dialect=None), max_retries=0
+        )
+    ended = wait_for(openai, batch.id)
+    assert ended.status == ("expired" if way == "expired" else "cancelled")
+    done, failed = results(openai, ended.output_file_id), results(openai, ended.error_file_id)
+    assert len(done) + len(failed) == 200
+    code = "batch_expired" if way == "expired" else "batch_cancelled"
+    assert {each["error"]["code"] for each in failed.values()} == {code}
+    if way == "revoked":
+        assert ended.errors is not None
+        assert [each.code for each in ended.errors.data or []] == ["invalid_api_key"]
+    rows = ledger(stack, batch.id, len(done))
+    paid = [row for row in rows if row[4]]
+    assert {row[0] for row in paid} <= {e["response"]["request_id"] for e in done.values()}
+    assert {row[1] for row in paid} <= {"finished"}
+
+
+def test_tokens_of_running_batches_are_limited(stack: Stack) -> None:
+    key = stack.key("bounded")
+    run_sluice(stack, "tenants", "set", "bounded", "--limit", "batch_tokens=1000")
+    with OpenAI(base_url=f"{stack.url}/v1", api_key=key, max_retries=0) as openai:
+        first = create(openai, *(line(f"r{each}", **LONG) for each in range(20)))
+        wait_for(openai, first.id, "in_progress")
+        second = wait_for(openai, create(openai, *(line(f"r{each}") for each in range(30))).id)
+        openai.batches.cancel(first.id)
+    assert second.status == "failed"
+    assert second.errors is not None
+    (error,) = second.errors.data or []
+    assert error.code == "token_limit_exceeded"
+    assert "1000 tokens in total" in (error.message or "")
+
+
+def test_settings_of_batches_are_checked() -> None:
+    with pytest.raises(ValueError, match="such as 90m, 24h or 7d"):
+        Settings(batch_windows=("1 day",))
