@@ -1,9 +1,10 @@
 """A deployment that runs batches: two gateways, background jobs and a scripted worker."""
 
+import asyncio
 import json
-import sqlite3
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -11,9 +12,10 @@ import pytest
 from click.testing import CliRunner
 from openai import OpenAI
 from openai.types import Batch
-from sqlalchemy import make_url
+from sqlalchemy import text
 
 from gateway.cli import main
+from gateway.database.engine import Database
 from tests.gateway.conftest import gateway_client
 from tests.support.patience import PROCESS_PATIENCE_SECONDS
 from tests.support.stack import MODEL, Stack, running_stack
@@ -122,12 +124,21 @@ def run_sluice(stack: Stack, *arguments: str) -> str:
     return result.output
 
 
-def execute(stack: Stack, statement: str, *values: Any) -> list[Any]:
-    """Execute a statement in the SQLite database of a deployment."""
-    path = make_url(stack.database_url).database
-    assert path
-    with sqlite3.connect(path, timeout=PROCESS_PATIENCE_SECONDS) as database:
-        return database.execute(statement, values).fetchall()
+def execute(stack: Stack, statement: str, **values: Any) -> list[Any]:
+    """Execute a statement in the database of a deployment; return its rows."""
+
+    async def run() -> list[Any]:
+        database = Database(stack.database_url)
+        try:
+            async with database.writing() as transaction:
+                result: Any = await transaction.execute(text(statement), values)
+                return [tuple(row) for row in result] if result.returns_rows else []
+        finally:
+            await database.aclose()
+
+    # Some tests run in an event loop.
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(asyncio.run, run()).result()
 
 
 def ledger(stack: Stack, batch_id: str, lines: int) -> list[Any]:
@@ -137,11 +148,11 @@ def ledger(stack: Stack, batch_id: str, lines: int) -> list[Any]:
     """
     query = (
         "SELECT l.request_id, l.outcome, l.service_tier, l.completion_tokens, l.cost_micros "
-        "FROM usage_ledger l JOIN batches b ON b.id = ? AND b.tenant_id = l.tenant_id "
+        "FROM usage_ledger l JOIN batches b ON b.id = :batch AND b.tenant_id = l.tenant_id "
         "WHERE l.service_tier = 'batch' AND l.created_at >= b.created_at"
     )
     deadline = time.monotonic() + PROCESS_PATIENCE_SECONDS
-    while len(rows := execute(stack, query, batch_id)) < lines:
+    while len(rows := execute(stack, query, batch=batch_id)) < lines:
         assert time.monotonic() < deadline, rows
         time.sleep(0.1)
     return rows

@@ -73,7 +73,7 @@ def test_batch_runs_at_half_price_and_each_line_has_one_result(
     assert {each["service_tier"]: each["requests"] for each in report}["batch"] == 98
 
     ((kind, body),) = execute(
-        stack, "SELECT kind, body FROM webhook_events WHERE subject = ?", batch.id
+        stack, "SELECT kind, body FROM webhook_events WHERE subject = :id", id=batch.id
     )
     assert kind == "batch.completed"
     assert json.loads(body)["data"]["request_counts"]["completed"] == 98
@@ -189,7 +189,7 @@ def test_batch_that_stops_charges_only_what_it_delivers(
             openai.files.delete(batch.input_file_id)
         assert raised.value.status_code == 409
     elif way == "expired":
-        execute(stack, "UPDATE batches SET expires_at = created_at WHERE id = ?", batch.id)
+        execute(stack, "UPDATE batches SET expires_at = created_at WHERE id = :id", id=batch.id)
     else:
         (key_id,) = execute(
             stack, "SELECT id FROM api_keys WHERE tenant_id = 'leaver' AND revoked_at IS NULL"
@@ -221,6 +221,7 @@ def test_tokens_of_running_batches_are_limited(stack: Stack) -> None:
         wait_for(openai, first.id, "in_progress")
         second = wait_for(openai, create(openai, *(line(f"r{each}") for each in range(30))).id)
         openai.batches.cancel(first.id)
+        wait_for(openai, first.id)
     assert second.status == "failed"
     assert second.errors is not None
     (error,) = second.errors.data or []

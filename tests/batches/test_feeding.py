@@ -1,0 +1,212 @@
+"""How many lines wait in the queue, and whose lines are next."""
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+from sqlalchemy import select
+
+from contract import keys
+from contract.tier import ServiceTier
+from gateway.batches.feeding import LEAST_WAITING, STEP, Feeder
+from gateway.batches.runner import tier_of
+from gateway.batches.store import BatchStore, Progress
+from gateway.database.engine import Database
+from gateway.database.tables import BatchChunkRow, BatchFeedRow
+from gateway.dispatch.catalogue import Catalogue
+from gateway.management.tenants.service import TenantService
+from gateway.redis_client import PipeliningExecutor
+from gateway.tenancy.batches import Batch, BatchStatus, Chunk, ChunkState
+from gateway.tenancy.changes import ChangeAnnouncer
+from gateway.tenancy.times import utc_now
+from tests.support.fake_worker import FakeWorker
+from tests.support.kinds import every_database
+
+LINES = 32
+"""Of each chunk."""
+
+
+@pytest.fixture(autouse=True)
+async def _tenants(database: Database, redis: "Redis") -> None:
+    for tenant in ("acme", "other"):
+        await TenantService(database, ChangeAnnouncer(redis)).create(tenant, tenant_id=tenant)
+
+
+@pytest.fixture
+def feeder(database: Database, redis: "Redis") -> Feeder:
+    """A feeder of an idle queue."""
+    return Feeder(redis, database, Catalogue(PipeliningExecutor(redis)))
+
+
+_numbers = iter(range(1000))
+
+
+async def running_batch(
+    database: Database, tenant: str = "acme", *, chunks: int = 10, hours: int = 24
+) -> str:
+    """Store a running batch; return its id."""
+    now = utc_now()
+    names = dict.fromkeys(Batch.__dataclass_fields__)
+    values: dict[str, Any] = names | {
+        "id": f"batch_{next(_numbers)}",
+        "tenant_id": tenant,
+        "credential_id": "key_1",
+        "endpoint": "/v1/completions",
+        "input_file_id": "file-1",
+        "completion_window": "24h",
+        "status": BatchStatus.IN_PROGRESS,
+        "created_at": now,
+        "in_progress_at": now,
+        "expires_at": now + timedelta(hours=hours),
+        "models": ["m"],
+        "total": chunks * LINES,
+    }
+    counts = ("completed", "failed", "tokens", "prompt_tokens", "cached_tokens")
+    values |= dict.fromkeys((*counts, "completion_tokens", "reasoning_tokens"), 0)
+    batch = Batch(**values)
+    async with database.writing() as transaction:
+        store = BatchStore(transaction)
+        await store.add(batch)
+        await store.add_chunks(
+            [
+                Chunk(
+                    batch_id=batch.id,
+                    number=number,
+                    first_line=number * LINES + 1,
+                    lines=LINES,
+                    start=0,
+                    size=1,
+                )
+                for number in range(chunks)
+            ]
+        )
+    return batch.id
+
+
+async def released(database: Database, batch_id: str) -> int:
+    """Return the released lines of a batch that no gateway runs."""
+    async with database.reading() as transaction:
+        return await BatchStore(transaction).unclaimed_lines([batch_id])
+
+
+async def claim_all(database: Database) -> int:
+    """Claim what is released, as a gateway does; return the number of chunks."""
+    async with database.writing() as transaction:
+        return len(await BatchStore(transaction).claim_chunks("gw-1", utc_now(), limit=1000))
+
+
+async def a_second_later(database: Database, **columns: Any) -> None:
+    """Let the next run of the feeder measure again."""
+    async with database.writing() as transaction:
+        for feed in await transaction.scalars(select(BatchFeedRow)):
+            feed.measured_at -= timedelta(seconds=2)
+            for name, value in columns.items():
+                setattr(feed, name, value)
+
+
+@every_database
+async def test_each_tenant_has_its_own_window_and_early_deadlines_go_first(
+    feeder: Feeder, database: Database
+) -> None:
+    late = await running_batch(database)
+    early = await running_batch(database, chunks=1, hours=1)
+    others = await running_batch(database, "other")
+    await feeder.run()
+    assert await released(database, early) == LINES
+    assert await released(database, late) == LEAST_WAITING - LINES
+    assert await released(database, others) == LEAST_WAITING
+    assert await feeder.run() == 0
+    assert await claim_all(database) == 2 * LEAST_WAITING // LINES
+    # Claimed lines no longer wait here; those in the queue do.
+    assert await claim_all(database) == 0
+    assert await feeder.run() == 2 * LEAST_WAITING
+
+
+async def test_lines_that_wait_in_the_queue_fill_the_window(
+    feeder: Feeder, database: Database, redis: "Redis"
+) -> None:
+    await FakeWorker(redis, "m").announce()
+    await redis.zadd(keys.queue("m", "acme"), {f"job{each}": each for each in range(40)})
+    batch = await running_batch(database)
+    await feeder.run()
+    # Whole chunks are released, at least for the lines that are missing.
+    assert await released(database, batch) == LINES
+    assert LEAST_WAITING - 40 <= LINES
+
+
+def test_late_batch_is_promoted_tier_by_tier() -> None:
+    now = utc_now()
+    batch = Batch(
+        **dict.fromkeys(Batch.__dataclass_fields__)
+        | {
+            "status": BatchStatus.IN_PROGRESS,
+            "created_at": now,
+            "in_progress_at": now,
+            "expires_at": now + timedelta(hours=10),
+            "total": 100,
+            "completed": 50,
+            "failed": 0,
+        }
+    )
+    hours = {4: "batch", 7: "batch", 8: "flex", 9.5: "default", 11: "default"}
+    tiers = {each: tier_of(batch, now + timedelta(hours=each)).value for each in hours}
+    assert tiers == hours
+    in_time = replace(batch, completed=99)
+    assert tier_of(in_time, now + timedelta(hours=9.5)) is ServiceTier.BATCH
+
+
+async def test_window_grows_while_the_queue_runs_dry_and_halves_when_pushed_back(
+    feeder: Feeder, database: Database
+) -> None:
+    batch = await running_batch(database, chunks=100)
+
+    async def target() -> int:
+        async with database.reading() as transaction:
+            feed = await transaction.scalar(select(BatchFeedRow))
+            assert feed is not None
+            return feed.target
+
+    await feeder.run()
+    await claim_all(database)
+    # Nothing has ended, so a larger window would only hold more lines.
+    await a_second_later(database)
+    await feeder.run()
+    assert await target() == LEAST_WAITING
+    for turn in range(1, 3):
+        await claim_all(database)
+        async with database.writing() as transaction:
+            await BatchStore(transaction).change(batch, completed=1000 * turn)
+        await a_second_later(database)
+        await feeder.run()
+        assert await target() == LEAST_WAITING + turn * STEP
+    await a_second_later(database, pushed_back_at=utc_now())
+    await feeder.run()
+    assert await target() == (LEAST_WAITING + 2 * STEP) // 2
+
+
+@every_database
+async def test_chunk_of_a_dead_gateway_is_claimed_again_and_ends_once(
+    feeder: Feeder, database: Database
+) -> None:
+    await running_batch(database, chunks=1)
+    await feeder.run()
+    async with database.writing() as transaction:
+        (first,) = await BatchStore(transaction).claim_chunks("gw-1", utc_now(), limit=9)
+    assert not first.was_claimed
+    later = utc_now() + timedelta(minutes=1)
+    async with database.writing() as transaction:
+        (second,) = await BatchStore(transaction).claim_chunks("gw-2", later, limit=9)
+    assert second.was_claimed
+    async with database.writing() as transaction:
+        store = BatchStore(transaction)
+        # The first gateway lives after all; it may end the lines, but not renew their lease.
+        await store.renew("gw-1", [first.chunk], later, lease=timedelta(days=1))
+        assert await store.finish_chunk(first.chunk, Progress(completed=LINES))
+        assert not await store.finish_chunk(second.chunk, Progress(completed=LINES))
+        lease, state = (
+            await transaction.execute(select(BatchChunkRow.leased_until, BatchChunkRow.state))
+        ).one()
+        assert lease < later + timedelta(hours=1)
+        assert state is ChunkState.DONE
