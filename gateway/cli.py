@@ -59,6 +59,8 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
         "gateway.management.webhooks.command",
         "Register, list, test and remove a tenant's webhooks.",
     ),
+    "files": ("gateway.files.command", "List and delete a tenant's files."),
+    "batches": ("gateway.batches.command", "List, show and cancel a tenant's batches."),
     "usage": ("gateway.management.usage.command", "Show, list, export and reconcile usage."),
     "audit": (
         "gateway.management.audit.command",

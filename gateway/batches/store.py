@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from gateway.database.paging import Page, PageRequest, read_page
 from gateway.database.tables import BatchChunkRow, BatchRow
 from gateway.files.store import Owner
-from gateway.tenancy.batches import Batch, BatchStatus, Chunk, ChunkState
+from gateway.tenancy.batches import ENDED, Batch, BatchStatus, Chunk, ChunkState
 from gateway.tenancy.times import EPOCH, utc_now
 
 CLAIM: Final = timedelta(seconds=60)
@@ -101,6 +101,15 @@ class BatchStore:
         """Return these batches."""
         rows = await self._transaction.scalars(select(BatchRow).where(BatchRow.id.in_(batch_ids)))
         return [row.to_record() for row in rows]
+
+    async def counts(self) -> dict[BatchStatus, int]:
+        """Return the number of batches that have not ended, by status."""
+        rows = await self._transaction.execute(
+            select(BatchRow.status, func.count())
+            .where(BatchRow.status.not_in(ENDED))
+            .group_by(BatchRow.status)
+        )
+        return {status: number for status, number in rows}  # noqa: C416 - rows are no pairs
 
     async def in_states(self, states: Collection[BatchStatus], *, limit: int) -> list[Batch]:
         """Return batches in these states, the earliest deadline first."""

@@ -13,11 +13,13 @@ from redis.exceptions import RedisError
 
 from contract import keys
 from contract.metrics import UNKNOWN
+from gateway.batches.store import BatchStore
 from gateway.database.engine import Database
 from gateway.errors import StoreUnavailableError
 from gateway.jobs import telemetry
 from gateway.management.keys.expiry import count_expiring_keys
 from gateway.redis_client import observe_memory
+from gateway.tenancy.batches import BatchStatus
 from gateway.tenancy.times import utc_now
 
 UPDATE_SECONDS: Final = 5.0
@@ -27,6 +29,8 @@ KEYS_SECONDS: Final = 60.0
 MEMORY_TIMEOUT_SECONDS: Final = 5.0
 OVERDUE_MS: Final = 60_000
 """Renewals and sweeps come every few seconds; a lease that ran out this long ago is a fault."""
+MOST_BATCHES: Final = 1_000
+"""Running batches whose lines are counted, the earliest deadlines first."""
 WITHIN: Final = {"1d": timedelta(days=1), "7d": timedelta(days=7)}
 
 _COMMANDS = 4
@@ -56,6 +60,7 @@ class Observer:
         if time.monotonic() >= self._keys_are_due_at:
             self._keys_are_due_at = time.monotonic() + KEYS_SECONDS
             await self._update_keys()
+        await self._update_batches()
 
     async def _update_buckets(self) -> None:
         try:
@@ -81,6 +86,39 @@ class Observer:
         replies: list[Any] = await pipeline.execute()
         oldest, pending, opened, overdue = (replies[i::_COMMANDS] for i in range(_COMMANDS))
         return _lag_seconds(oldest, now_ms), sum(pending), sum(opened), sum(overdue)
+
+    async def _update_batches(self) -> None:
+        running = (BatchStatus.IN_PROGRESS,)
+        try:
+            async with self._database.reading() as transaction:
+                store = BatchStore(transaction)
+                counts = await store.counts()
+                batches = await store.in_states(running, limit=MOST_BATCHES)
+                lines = await store.lines_of([batch.id for batch in batches])
+        except StoreUnavailableError:
+            for gauge in (telemetry.BATCHES, telemetry.BATCH_LINES):
+                gauge.clear()
+            telemetry.BATCH_SLACK.set(UNKNOWN)
+            telemetry.BATCH_STARVED.set(UNKNOWN)
+            return
+        now = utc_now()
+        for status in BatchStatus:
+            if not status.is_end:
+                telemetry.BATCHES.labels(status).set(counts.get(status, 0))
+        for state, number in zip(("waiting", "running", "done"), lines, strict=True):
+            telemetry.BATCH_LINES.labels(state).set(number)
+        slack = [
+            (batch.expires_at - end).total_seconds()
+            for batch in batches
+            if (end := batch.projected_end(now)) is not None
+        ]
+        starved = [
+            (now - batch.progressed_at).total_seconds()
+            for batch in batches
+            if batch.progressed_at is not None
+        ]
+        telemetry.BATCH_SLACK.set(min(slack, default=math.inf))
+        telemetry.BATCH_STARVED.set(max(starved, default=0.0))
 
     async def _update_keys(self) -> None:
         now = utc_now()

@@ -35,6 +35,21 @@ OVERDUE_RESERVATIONS: Final = Gauge(
 SWEPT_RESERVATIONS: Final = Counter(
     "sluice_quota_swept_reservations_total", "Abandoned reservations that the sweep has ended."
 )
+BATCHES: Final = Gauge("sluice_batches", "Batches that have not ended, by status.", ["status"])
+BATCH_LINES: Final = Gauge(
+    "sluice_batch_lines",
+    "Lines of running batches; state is waiting, running (released to gateways) or done.",
+    ["state"],
+)
+BATCH_SLACK: Final = Gauge(
+    "sluice_batch_deadline_slack_seconds",
+    "Least time between the projected end of a running batch and its deadline; negative if it will "
+    "be late. Infinite while no line of a running batch has ended.",
+)
+BATCH_STARVED: Final = Gauge(
+    "sluice_batch_starved_seconds",
+    "Longest time for which no line of a running batch has ended; 0 without running batches.",
+)
 EXPIRING_KEYS: Final = Gauge(
     "sluice_keys_expiring", "Valid API keys that expire within 1d or 7d.", ["within"]
 )

@@ -74,7 +74,11 @@ def make_plan(options: UpOptions, folder: Path, settings: Settings) -> LaunchPla
     """Choose ports and build the commands without starting anything."""
     redis, redis_url = _plan_redis(options, folder / "logs")
     database_url = options.database_url or _sqlite_url(folder / "sluice.db")
-    environment = {"SLUICE_REDIS_URL": redis_url, "SLUICE_DATABASE_URL": database_url}
+    environment = {
+        "SLUICE_REDIS_URL": redis_url,
+        "SLUICE_DATABASE_URL": database_url,
+        "SLUICE_FILE_STORE": _file_store(folder, settings),
+    }
     # Workers restart together with the gateways, so a new salt loses no cached prefix.
     salt = settings.cache_salt_secret.get_secret_value() or secrets.token_hex(16)
     ports = _choose_ports(options)
@@ -137,6 +141,11 @@ def make_plan(options: UpOptions, folder: Path, settings: Settings) -> LaunchPla
             "SLUICE_WEBHOOK_ALLOW_PRIVATE": str(settings.webhook_allow_private),
         },
     )
+
+
+def _file_store(folder: Path, settings: Settings) -> str:
+    is_set = "file_store" in settings.model_fields_set
+    return settings.file_store if is_set else str(folder.absolute() / "files")
 
 
 def _name(kind: str, number: int, count: int) -> str:

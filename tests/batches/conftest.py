@@ -5,7 +5,7 @@ import json
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Final
 
 import httpx
 import pytest
@@ -20,8 +20,10 @@ from tests.gateway.conftest import gateway_client
 from tests.support.patience import PROCESS_PATIENCE_SECONDS
 from tests.support.stack import MODEL, Stack, running_stack
 
-COMPLETIONS = "/v1/completions"
-CHATS = "/v1/chat/completions"
+COMPLETIONS: Final = "/v1/completions"
+CHATS: Final = "/v1/chat/completions"
+DOCUMENTED_MODEL = "gpt-3.5-turbo-0125"
+"""The model of OpenAI's examples."""
 ENDED = ("completed", "failed", "expired", "cancelled")
 MOST_LINES = 500
 MAX_BODY_BYTES = 100_000
@@ -43,6 +45,7 @@ def stack() -> Iterator[Stack]:
                 "SLUICE_ENGINE": "scripted",
                 "SLUICE_SCRIPTED_STEP_SECONDS": "0.01",
                 "SLUICE_LEASE_SECONDS": "60",
+                "SLUICE_MODEL_ALIASES": DOCUMENTED_MODEL,
             }
         )
         stack.start_jobs()
@@ -68,11 +71,11 @@ def client(stack: Stack) -> httpx.AsyncClient:
 
 def line(custom_id: str, url: str = COMPLETIONS, **body: Any) -> dict[str, Any]:
     """Return a line of an input file, by default a short completion."""
-    known = {"model": MODEL, "seed": 7, "max_tokens": 4}
+    known: dict[str, Any] = {"model": MODEL, "seed": 7, "max_tokens": 4}
     if url == CHATS:
-        known["messages"] = [{"role": "user", "content": "Hello"}]  # type: ignore[assignment]
+        known["messages"] = [{"role": "user", "content": "Hello"}]
     else:
-        known["prompt"] = f"Say {custom_id}"  # type: ignore[assignment]
+        known["prompt"] = f"Say {custom_id}"
     return {"custom_id": custom_id, "method": "POST", "url": url, "body": known | body}
 
 

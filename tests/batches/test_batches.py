@@ -1,6 +1,7 @@
 """`/v1/batches`: from an uploaded file to results, money and events."""
 
 import json
+import re
 from typing import Any
 
 import httpx
@@ -77,6 +78,12 @@ def test_batch_runs_at_half_price_and_each_line_has_one_result(
     )
     assert kind == "batch.completed"
     assert json.loads(body)["data"]["request_counts"]["completed"] == 98
+    assert f"{batch.id}  completed  98/100" in run_sluice(stack, "batches", "list", "acme")
+    shown = run_sluice(stack, "batches", "show", "acme", batch.id)
+    assert re.search(r"request_counts.failed +2\n", shown)
+    assert batch.output_file_id
+    assert batch.output_file_id in run_sluice(stack, "files", "list", "acme")
+    run_sluice(stack, "files", "delete", "acme", batch.output_file_id)
     # Nothing is left of the lines in Redis.
     with redis.Redis.from_url(stack.redis.url) as server:
         assert not list(server.scan_iter("*}:answer"))
@@ -164,7 +171,7 @@ async def test_bad_request_for_a_batch_is_refused_by_name(
 
 
 PURPOSE = {"purpose": "batch"}
-LONG = {"max_tokens": 1500, "ignore_eos": True}
+LONG: dict[str, Any] = {"max_tokens": 1500, "ignore_eos": True}
 """Fifteen seconds on the scripted engine."""
 
 

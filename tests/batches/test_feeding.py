@@ -138,18 +138,17 @@ async def test_lines_that_wait_in_the_queue_fill_the_window(
 
 def test_late_batch_is_promoted_tier_by_tier() -> None:
     now = utc_now()
-    batch = Batch(
-        **dict.fromkeys(Batch.__dataclass_fields__)
-        | {
-            "status": BatchStatus.IN_PROGRESS,
-            "created_at": now,
-            "in_progress_at": now,
-            "expires_at": now + timedelta(hours=10),
-            "total": 100,
-            "completed": 50,
-            "failed": 0,
-        }
-    )
+    values: dict[str, Any] = {
+        **dict.fromkeys(Batch.__dataclass_fields__),
+        "status": BatchStatus.IN_PROGRESS,
+        "created_at": now,
+        "in_progress_at": now,
+        "expires_at": now + timedelta(hours=10),
+        "total": 100,
+        "completed": 50,
+        "failed": 0,
+    }
+    batch = Batch(**values)
     hours = {4: "batch", 7: "batch", 8: "flex", 9.5: "default", 11: "default"}
     tiers = {each: tier_of(batch, now + timedelta(hours=each)).value for each in hours}
     assert tiers == hours
@@ -165,8 +164,7 @@ async def test_window_grows_while_the_queue_runs_dry_and_halves_when_pushed_back
     async def target() -> int:
         async with database.reading() as transaction:
             feed = await transaction.scalar(select(BatchFeedRow))
-            assert feed is not None
-            return feed.target
+            return -1 if feed is None else feed.target
 
     await feeder.run()
     await claim_all(database)
