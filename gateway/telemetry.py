@@ -57,6 +57,8 @@ BATCH_LINES: Final = Counter(
     "Lines of batches whose results this gateway has stored; outcome is completed or failed.",
     ["outcome"],
 )
+for _outcome in ("completed", "failed"):
+    BATCH_LINES.labels(_outcome)  # Exported even while it is 0.
 _ADMITTED_REQUESTS: Final = LightCounter(
     "sluice_gateway_admitted_requests_total",
     "Generation requests whose reservation was granted, by model and service tier.",

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
@@ -29,6 +29,8 @@ KEYS_SECONDS: Final = 60.0
 MEMORY_TIMEOUT_SECONDS: Final = 5.0
 OVERDUE_MS: Final = 60_000
 """Renewals and sweeps come every few seconds; a lease that ran out this long ago is a fault."""
+LINE_STATES: Final = ("waiting", "running", "done")
+"""Names of the counts of `BatchStore.lines_of`."""
 MOST_BATCHES: Final = 1_000
 """Running batches whose lines are counted, the earliest deadlines first."""
 WITHIN: Final = {"1d": timedelta(days=1), "7d": timedelta(days=7)}
@@ -96,17 +98,12 @@ class Observer:
                 batches = await store.in_states(running, limit=MOST_BATCHES)
                 lines = await store.lines_of([batch.id for batch in batches])
         except StoreUnavailableError:
-            for gauge in (telemetry.BATCHES, telemetry.BATCH_LINES):
-                gauge.clear()
+            _set_batches(dict.fromkeys(BatchStatus, UNKNOWN), (UNKNOWN,) * len(LINE_STATES))
             telemetry.BATCH_SLACK.set(UNKNOWN)
             telemetry.BATCH_STARVED.set(UNKNOWN)
             return
+        _set_batches(counts, lines)
         now = utc_now()
-        for status in BatchStatus:
-            if not status.is_end:
-                telemetry.BATCHES.labels(status).set(counts.get(status, 0))
-        for state, number in zip(("waiting", "running", "done"), lines, strict=True):
-            telemetry.BATCH_LINES.labels(state).set(number)
         slack = [
             (batch.expires_at - end).total_seconds()
             for batch in batches
@@ -128,6 +125,14 @@ class Observer:
             except StoreUnavailableError:
                 expiring = UNKNOWN
             telemetry.EXPIRING_KEYS.labels(name).set(expiring)
+
+
+def _set_batches(counts: Mapping[BatchStatus, float], lines: Sequence[float]) -> None:
+    for status in BatchStatus:
+        if not status.is_end:
+            telemetry.BATCHES.labels(status).set(counts.get(status, 0))
+    for state, number in zip(LINE_STATES, lines, strict=True):
+        telemetry.BATCH_LINES.labels(state).set(number)
 
 
 def _lag_seconds(oldest: Iterable[Sequence[Any]], now_ms: int) -> float:

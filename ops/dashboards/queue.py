@@ -4,7 +4,7 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from ops.dashboards.frame import dashboard, row
 from ops.dashboards.panels import Query, graph, heat
-from ops.dashboards.promql import MODEL, NAMESPACE, POOL, quantile, rate
+from ops.dashboards.promql import MODEL, NAMESPACE, POOL, highest, quantile, rate
 
 TOKENS = "sluice_gateway_tenant_tokens_total"
 COMPLETIONS = f'{NAMESPACE}, kind="completion"'
@@ -136,6 +136,35 @@ def build() -> Dashboard:
                     "rejected",
                 ),
                 runbooks=["SluiceQueueSlow"],
+            ),
+        ),
+        row(
+            "Batches",
+            graph(
+                "Lines of batches",
+                "short",
+                "Lines of running batches: waiting, released to gateways, or done.",
+                Query(highest("sluice_batch_lines", NAMESPACE, "state"), "{{state}}"),
+                is_stacked=True,
+            ),
+            graph(
+                "Lines that end",
+                "cps",
+                "Lines whose results gateways have stored, by outcome.",
+                Query(
+                    rate("sluice_gateway_batch_lines_total", NAMESPACE, "outcome"), "{{outcome}}"
+                ),
+                runbooks=["SluiceBatchStarved"],
+            ),
+            graph(
+                "Deadline slack",
+                "s",
+                "Least time between the projected end of a running batch and its deadline.",
+                Query(
+                    f"min by (namespace) (sluice_batch_deadline_slack_seconds{{{NAMESPACE}}})",
+                    "slack",
+                ),
+                runbooks=["SluiceBatchLate"],
             ),
         ),
     )
