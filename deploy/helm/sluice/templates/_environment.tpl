@@ -127,6 +127,46 @@ root.
 {{- end }}
 {{- end -}}
 
+{{/* The store of files, and credentials of S3. Takes the root. */}}
+{{- define "sluice.filesEnvironment" -}}
+{{- $files := .Values.files -}}
+- name: SLUICE_FILE_STORE
+  value: {{ ternary (include "sluice.filesFolder" .) $files.store (not (empty $files.existingClaim)) | quote }}
+{{- if not $files.existingClaim }}
+{{- with $files.s3.endpointUrl }}
+- name: AWS_ENDPOINT_URL
+  value: {{ . | quote }}
+{{- end }}
+{{- with $files.s3.region }}
+- name: AWS_REGION
+  value: {{ . | quote }}
+{{- end }}
+{{- with $files.s3.existingSecret }}
+- name: AWS_ACCESS_KEY_ID
+  {{- include "sluice.secretKeyRef" (dict "secret" . "secretKey" $files.s3.existingSecretIdKey) | nindent 2 }}
+- name: AWS_SECRET_ACCESS_KEY
+  {{- include "sluice.secretKeyRef" (dict "secret" . "secretKey" $files.s3.existingSecretKey) | nindent 2 }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "sluice.filesFolder" -}}/var/lib/sluice/files{{- end -}}
+
+{{/* The volume of files and its mount, or nothing. They take the root. */}}
+{{- define "sluice.filesVolume" -}}
+{{- with .Values.files.existingClaim -}}
+- name: files
+  persistentVolumeClaim:
+    claimName: {{ . }}
+{{- end -}}
+{{- end -}}
+{{- define "sluice.filesMount" -}}
+{{- if .Values.files.existingClaim -}}
+- name: files
+  mountPath: {{ include "sluice.filesFolder" . }}
+{{- end -}}
+{{- end -}}
+
 {{/*
 Settings of gateways for JWTs and the cache salt. Background jobs would require these secrets for
 nothing. Takes the root.
