@@ -42,19 +42,21 @@ async def respond_whole(
     *,
     headers: Mapping[str, str],
 ) -> Response:
-    """Wait for the whole response and return it. Raises an ApiError if it fails."""
+    """Wait for the whole response and return it.
+
+    Raises ClientDisconnect if the client leaves, or an ApiError if the request fails.
+    """
     settings = context_of(request).settings
     watch = _watch(request, subscription)
     try:
         content = await _collect(
             subscription, watch, seconds=settings.request_timeout.total_seconds()
         )
-        if content is None:
-            subscription.leave()
-            measure.disconnected()
-            return Response(status_code=CLIENT_CLOSED_REQUEST)
         await subscription.finish()
         return _response(subscription, content, {**_times(measure), **headers})
+    except ClientDisconnect:
+        subscription.leave()
+        raise
     except BaseException as error:
         subscription.fail(error)
         raise
@@ -65,8 +67,8 @@ async def respond_whole(
 
 async def _collect(
     subscription: Subscription, watch: DisconnectWatch, *, seconds: float
-) -> WholeResponse | None:
-    """Wait for the whole response; return None if the client disconnects before."""
+) -> WholeResponse:
+    """Wait for the whole response. Raises ClientDisconnect, or an ApiError if it fails."""
     is_late = False
 
     def expire() -> None:
@@ -74,18 +76,17 @@ async def _collect(
         is_late = True
         subscription.generation.wake()
 
+    def check() -> None:
+        if watch.disconnected:
+            raise ClientDisconnect
+        if is_late:
+            raise GenerationTimeoutError("The request exceeded its time limit.")
+
     timer = asyncio.get_running_loop().call_later(seconds, expire)
     try:
-        content = await collect(
-            subscription.completion,
-            subscription.generation,
-            is_over=lambda: is_late or watch.disconnected,
-        )
+        return await collect(subscription.completion, subscription.generation, check=check)
     finally:
         timer.cancel()
-    if content is None and not watch.disconnected:
-        raise GenerationTimeoutError("The request exceeded its time limit.")
-    return content
 
 
 async def respond_streamed(

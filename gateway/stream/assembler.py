@@ -29,16 +29,15 @@ class WholeResponse(NamedTuple):
 
 
 async def collect(
-    completion: Completion, generation: Generation, *, is_over: Callable[[], bool] = lambda: False
-) -> WholeResponse | None:
+    completion: Completion, generation: Generation, *, check: Callable[[], None] = lambda: None
+) -> WholeResponse:
     """Wait for the whole response. Raises an ApiError if a job fails.
 
-    Returns None if `is_over` before; wake the generation when that changes.
+    `check` may raise to end this. Wake the generation when it would.
     """
     assembler = _Assembler(completion)
     while assembler.unfinished_jobs:
-        if is_over():
-            return None
+        check()
         replies = await generation.replies()
         if len(replies) < REPLIES_AT_ONCE and completion.request.scored_alternatives is None:
             for reply in replies:

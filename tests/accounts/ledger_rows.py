@@ -15,7 +15,7 @@ from gateway.database.ledger.rows import day_of, hour_of, row_of
 from gateway.database.tables import DirtyHourRow, LedgerRow, RollupPeriod, RollupRow
 from gateway.management.usage.parts import UsageSums
 from gateway.tenancy.times import to_ms, to_time
-from gateway.tenancy.usage_record import Counts, Outcome, UsageRecord
+from gateway.tenancy.usage_record import Outcome, UsageRecord
 
 NOON = datetime(2026, 11, 10, 12, tzinfo=UTC)
 
@@ -47,10 +47,12 @@ def record(at: datetime = NOON, **fields: Any) -> UsageRecord:
         "first_token_ms": 120,
     }
     record = UsageRecord(**(known | fields))
-    free = Counts(
-        record.free_prompt_tokens, record.free_cached_tokens, record.free_completion_tokens
+    cost_micros = record.cost_of(
+        prompt_tokens=record.prompt_tokens - record.free_prompt_tokens,
+        cached_tokens=record.cached_tokens - record.free_cached_tokens,
+        completion_tokens=record.completion_tokens - record.free_completion_tokens,
     )
-    return record.priced(free=free)
+    return msgspec.structs.replace(record, cost_micros=cost_micros)
 
 
 async def add(database: Database, records: Iterable[UsageRecord]) -> None:

@@ -165,6 +165,19 @@ async def test_keep_alives_are_for_silence_alone() -> None:
         client.leave()
 
 
+@asynccontextmanager
+async def serving(app: Any) -> AsyncIterator[str]:
+    """Serve an application with the gateway's protocol, and give its URL."""
+    protocol = http_protocol(Settings(), most_connections=1)
+    config = uvicorn.Config(app, http=protocol, lifespan="off")
+    config.load()
+    server = await asyncio.get_running_loop().create_server(
+        lambda: protocol(config, uvicorn.server.ServerState(), {}), "127.0.0.1", 0
+    )
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
 async def test_server_gives_every_request_a_writer_in_the_order_of_its_response() -> None:
     async def app(scope: Any, _receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -174,23 +187,42 @@ async def test_server_gives_every_request_a_writer_in_the_order_of_its_response(
             await asyncio.sleep(0)
         await send({"type": "http.response.body"})
 
-    protocol = http_protocol(Settings(), most_connections=1)
-    config = uvicorn.Config(app, http=protocol, lifespan="off")
-    config.load()
-    loop = asyncio.get_running_loop()
-    server = await loop.create_server(
-        lambda: protocol(config, uvicorn.server.ServerState(), {}), "127.0.0.1", 0
-    )
-    async with (
-        server,
-        connection(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}") as (
-            reader,
-            writer,
-        ),
-    ):
+    async with serving(app) as url, connection(url) as (reader, writer):
         writer.write(post("key", {}) * 2)
         for _ in range(2):
             response = await reader.readuntil(b"\r\n0\r\n\r\n")
             assert response.partition(b"\r\n\r\n")[2] == (
                 b"2\r\naa\r\n1\r\na\r\n2\r\nbb\r\n1\r\nb\r\n0\r\n\r\n"
             )
+
+
+async def test_whole_response_leaves_in_one_call_and_a_lost_client_is_reported() -> None:
+    lost = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, _send: Any) -> None:
+        direct: DirectConnection = scope["extensions"][CONNECTION]["connection"]
+        body = direct.take_body(most_bytes=4)
+        if body is None:
+            assert len((await receive())["body"]) > 4
+            direct.watch(lost.set)
+            await lost.wait()
+            assert not direct.respond(200, [], b"")
+            return
+        assert not direct.respond(200, [(b"x-split", b"a\r\nb: c")], b"")
+        assert not direct.respond(200, [], b"x" * 100_000)
+        assert direct.respond(200, [(b"content-length", b"%d" % len(body))], body)
+
+    async with serving(app) as url:
+        async with connection(url) as (reader, writer):
+            writer.write(post("key", b"one") + post("key", b"two"))
+            for expected in (b"one", b"two"):
+                head = await reader.readuntil(b"\r\n\r\n")
+                assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+                assert await reader.readexactly(3) == expected
+            writer.write(post("key", b"end", "connection: close"))
+            assert b"\r\nconnection: close\r\n" in await reader.read()
+        async with connection(url) as (_, writer):
+            writer.write(post("key", b"large"))
+            await writer.drain()
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await lost.wait()
