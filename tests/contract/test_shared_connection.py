@@ -62,6 +62,7 @@ async def test_timed_out_command_is_not_repeated_and_later_ones_still_get_replie
 ) -> None:
     shared = SharedConnection(client, timeout_seconds=0.2)
     await shared.execute_command("SET", "n", 0)
+    number = await shared.execute_command("CLIENT", "ID")
     server.freeze()
     first = shared.execute_command("INCR", "n")
     await asyncio.sleep(0)
@@ -80,6 +81,7 @@ async def test_timed_out_command_is_not_repeated_and_later_ones_still_get_replie
     server.thaw()
     assert await second == 2
     assert await third == 3
+    assert await shared.execute_command("CLIENT", "ID") != number
     async with asyncio.timeout(PATIENCE_SECONDS):
         while await connections(client) > 2:
             await asyncio.sleep(0.01)
@@ -131,14 +133,16 @@ async def test_command_is_sent_again_once_if_the_connection_is_lost(
     for _ in range(2):
         await until_blocked(client)
         await killed(client)
-    with pytest.raises(RedisConnectionError):
-        await lost
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        with pytest.raises(RedisConnectionError):
+            await lost
     assert await shared.execute_command("GET", "list-of-another") is None
 
 
 async def test_abandoned_commands_and_messages_of_the_server_do_not_shift_replies(
     client: "Redis", shared: SharedConnection
 ) -> None:
+    number = await shared.execute_command("CLIENT", "ID")
     await shared.execute_command("CLIENT", "TRACKING", "ON")
     await client.set("a", 1)
     assert await shared.execute_command("GET", "a") == b"1"
@@ -150,6 +154,7 @@ async def test_abandoned_commands_and_messages_of_the_server_do_not_shift_replie
     info = await shared.execute_command("INFO", "server")
     assert info["redis_version"]
     assert await shared.execute_command("GET", "n") == b"1"
+    assert await shared.execute_command("CLIENT", "ID") == number
 
 
 async def test_unconvertible_argument_fails_alone(shared: SharedConnection) -> None:
