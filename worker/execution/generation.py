@@ -397,23 +397,11 @@ class Generation:
 
     def _send(self, sequence: Sequence) -> None:
         piece = sequence.take_piece()
-        choices = range(self.job.n) if self._is_replicated else (sequence.index,)
-        if sequence.is_plain:
-            self.outbox.deltas += [
-                Delta(
-                    self.job.handle,
-                    self.attempt,
-                    choice,
-                    piece.start,
-                    piece.text,
-                    piece.token_ids,
-                    sequence.finish_reason,
-                    sequence.stop_reason,
-                )
-                for choice in choices
-            ]
-            return
-        for choice in choices:
+        scores: tuple[bytes, float] | tuple[()] = ()
+        if not sequence.is_plain:
+            score = sequence.cumulative_logprob if self._is_ranked else 0.0
+            scores = encode_logprobs(piece.logprobs), score
+        for choice in range(self.job.n) if self._is_replicated else (sequence.index,):
             delta = Delta(
                 self.job.handle,
                 self.attempt,
@@ -423,8 +411,7 @@ class Generation:
                 piece.token_ids,
                 sequence.finish_reason,
                 sequence.stop_reason,
-                encode_logprobs(piece.logprobs),
-                sequence.cumulative_logprob if self._is_ranked else 0.0,
+                *scores,
             )
             if piece.parsed_output is not None:
                 delta = piece.parsed_output.added_to(delta)

@@ -54,7 +54,7 @@ class Detokenizer:
         with suppress(Exception):  # `step` handles the bare Exception of tokenizers.
             text = self._stream.step(self._tokenizer, token_ids)
             if text is not None:
-                return self._without_prompt_tail(text)
+                return self._without_prompt_tail(text) if self._prompt_tail else text
         # The last token may begin a character, which holds back the text of all.
         self._stream = before
         return "".join(map(self.step, token_ids))
@@ -70,12 +70,12 @@ class Detokenizer:
                 raise
             self._stream = DecodeStream(skip_special_tokens=self._hides_special)
             text = self._stream.step(self._tokenizer, token_id)
-        return self._without_prompt_tail(text) if text else ""
+        if text and self._prompt_tail:
+            text = self._without_prompt_tail(text)
+        return text or ""
 
     def _without_prompt_tail(self, text: str) -> str:
-        if self._prompt_tail:
-            text = text.removeprefix(self._prompt_tail)
-            self._prompt_tail = ""
+        text, self._prompt_tail = text.removeprefix(self._prompt_tail), ""
         return text
 
     def _context(self, prompt_token_ids: Sequence[int]) -> list[int]:
