@@ -7,8 +7,6 @@ from typing import NamedTuple
 import httpx
 import pytest
 
-from contract import keys
-from contract.redis_url import blocking_redis_client
 from tests.support.patience import PROCESS_PATIENCE_SECONDS
 from tests.support.stack import MODEL, Stack, metric, running_stack
 from tests.telemetry.traces.client import PROMPT, client_trace, start_scripted_worker
@@ -97,17 +95,9 @@ def _end_a_worker(stack: Stack, *, is_killed: bool) -> tuple[str, str]:
                 first = next((name for name in WORKERS if is_running_a_job(stack, name)), "")
                 if first and is_killed:
                     stack.kill(first)
-                    _let_leases_run_out(stack)
                 elif first:
                     stack.stop(first)
     return trace_id, first
-
-
-def _let_leases_run_out(stack: Stack) -> None:
-    with blocking_redis_client(stack.redis.url) as client:
-        leases = keys.leases(MODEL)
-        for job_id in client.zrange(leases, 0, -1):
-            client.zadd(leases, {job_id: 0}, xx=True)
 
 
 def is_running_a_job(stack: Stack, worker: str) -> bool:
