@@ -101,7 +101,12 @@ def _run(sluice: Sluice, worker_urls: list[str], minutes: float) -> bool:
 
 @click.command("false_alarms")
 @click.option("--minutes", type=click.FloatRange(0.1, 120), default=10.0, show_default=True)
-@click.option("--engine", type=click.Choice([*Engine]), default=Engine.SCRIPTED, show_default=True)
+@click.option(
+    "--engine",
+    type=click.Choice([each.value for each in Engine]),
+    default=Engine.SCRIPTED.value,
+    show_default=True,
+)
 @click.option(
     "--busy",
     type=click.IntRange(0, 64),
