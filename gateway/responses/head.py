@@ -33,6 +33,7 @@ def _stored(field: FieldInfo) -> tuple[str, Any] | tuple[str, Any, Any]:
 _StoredRequest = msgspec.defstruct(
     "_StoredRequest", [_stored(each) for each in _FIELDS], kw_only=True
 )
+_DEFAULTS: Final = {each.name: each.default for each in _FIELDS if not each.required}
 
 
 class ResponseHead(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -48,7 +49,10 @@ class ResponseHead(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     """Unix time in seconds, as shown in the response."""
     fingerprint: str
     request: dict[str, Any]
-    """The GenerationRequest without the fields that only its jobs need: see `ResponseHead.of`."""
+    """The GenerationRequest without the fields that only its jobs need: see `ResponseHead.of`.
+
+    Most fields have their default and are left out: the gateway keeps the head of each stream.
+    """
     prompt_texts: list[str]
     """The text of each prompt that the response contains."""
     generation_settings: dict[str, Any] = {}
@@ -103,12 +107,19 @@ class ResponseHead(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
             bias_texts={},
             infill_files=None,
         )
+        # Defaults are mostly constants, so their identity suffices.
+        fields = {
+            name: value
+            for name, value in msgspec.structs.asdict(request).items()
+            if value is not _DEFAULTS.get(name, msgspec.UNSET)
+        }
+        fields["profile"] = request.profile.name
         return cls(
             request_id=completion.id,
             model=completion.model,
             created=completion.created,
             fingerprint=completion.fingerprint,
-            request=msgspec.structs.asdict(request) | {"profile": request.profile.name},
+            request=fields,
             prompt_texts=completion.prompt_texts,
             generation_settings=completion.generation_settings,
             jobs=jobs,

@@ -165,7 +165,8 @@ def test_head_stores_jobs_limits_and_prices() -> None:
 
 
 def test_head_of_an_older_gateway_gets_defaults() -> None:
-    head = head_of(completion_of(request_of(Dialect.VLLM)))
+    head = head_of(completion_of(request_of(Dialect.LLAMACPP, t_max_predict_ms=5)))
+    assert "suffix" not in head.request
     del head.request["max_predict_ms"]
 
     assert decode_head(encode_head(head)).generation_request().max_predict_ms == 0
