@@ -99,9 +99,7 @@ def build() -> Dashboard:
                 "Tokens to process again",
                 "suffix: tok/s",
                 "Completion tokens of preempted sequences, which engines process again.",
-                Query(
-                    rate("sluice_worker_batch_preempted_tokens_total", POOL, "pool"), "{{pool}}"
-                ),
+                Query(rate("sluice_worker_batch_preempted_tokens_total", POOL, "pool"), "{{pool}}"),
             ),
         ),
         row(

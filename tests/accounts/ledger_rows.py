@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from itertools import count
 from typing import Any
 
+import msgspec
 from sqlalchemy import delete
 
 from contract.tier import ServiceTier

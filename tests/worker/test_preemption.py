@@ -112,7 +112,8 @@ async def test_batch_jobs_also_give_up_their_kv_cache(
 
 
 async def test_an_interrupted_wait_keeps_its_ring(redis: Redis) -> None:
-    doorbells, event = Doorbells(redis, MODEL), asyncio.Event()
+    doorbells = Doorbells(redis, MODEL, timeout_seconds=PATIENCE_SECONDS)
+    event = asyncio.Event()
     event.set()
     assert not await doorbells.wait(Lane, event)
     # No other command may take the token, and no lane is awaited twice.
