@@ -382,8 +382,11 @@ async def test_job_continues_at_another_worker(
         engine.allow(steps - 1)
         await gateway.begin(job)
         if reason is ReturnReason.PREEMPTED:
-            await gateway.enqueue(make_job())
+            urgent = make_job()
+            await gateway.enqueue(urgent)
             await gateway.read_until(lambda: bool(gateway.returned(job)))
+            engine.allow(urgent.max_tokens + 1)
+            await gateway.finished(urgent)
         if reason is ReturnReason.ENGINE_DIED:
             engine.die()
         else:
