@@ -52,6 +52,10 @@ _CAPACITY_SECONDS: Final = 5.0
 _OFF: Final = {"SLUICE_PREEMPTED_SHARE": "0"}
 
 
+Arrival = tuple[float, Request]
+"""A request, and the seconds after which it is sent."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """Size of the measurement."""
@@ -198,32 +202,29 @@ class _System:
 
     def turn(self, kind: str, number: int, capacity: float) -> Turn:
         """Send the Poisson load of a round, beside a batch unless `kind` is ALONE."""
-        lanes = self._poisson(number, _LOAD * capacity / _TOKENS)
+        arrivals = self._poisson(number, _LOAD * capacity / _TOKENS)
         with ExitStack() as stack:
             if kind != ALONE:
                 stack.enter_context(self._batch())
-            return uvloop.run(self._turn(kind, number, lanes))
+            return uvloop.run(self._turn(kind, number, arrivals))
 
-    async def _turn(self, kind: str, number: int, lanes: Sequence[Lane]) -> Turn:
-        load, names = Load(lanes), ("completion_tokens", "batch_preempted_sequences")
-        try:
-            await load.open()
-            before, began = [self._counted(name) for name in names], time.perf_counter()
-            load.start()
+    async def _turn(self, kind: str, number: int, arrivals: Sequence[Arrival]) -> Turn:
+        names = ("completion_tokens", "batch_preempted_sequences")
+        before, began = [self._counted(name) for name in names], time.perf_counter()
+        async with asyncio.TaskGroup() as tasks:
+            sent = [tasks.create_task(self._send(began, each)) for each in arrivals]
             await asyncio.sleep(self._options.seconds)
             after, ended = [self._counted(name) for name in names], time.perf_counter()
-            await load.wait(TIMEOUT_SECONDS)
-        finally:
-            load.close()
-        if failures := [each.error for each in load.answers if each.error]:
+        answers = [each.result() for each in sent]
+        if failures := [each.error for each in answers if each.error]:
             raise MeasureError(f"{len(failures)} requests failed: {failures[0]}")
         tokens, preempted = (late - early for late, early in zip(after, before, strict=True))
-        own = sum(_tokens_until(ended, each) for each in load.answers)
+        own = sum(_tokens_until(ended, each) for each in answers)
         return Turn(
             kind=kind,
             round=number,
-            requests=len(load.answers),
-            ttft=quantiles(each.ttft_seconds for each in load.answers),
+            requests=len(answers),
+            ttft=quantiles(each.ttft_seconds for each in answers),
             tokens_per_second=own / (ended - began),
             batch_tokens_per_second=max(tokens - own, 0.0) / (ended - began),
             preempted_sequences=round(preempted),
@@ -253,15 +254,28 @@ class _System:
                 raise MeasureError(f"the worker did not run {batch_jobs} batch jobs")
             time.sleep(0.1)
 
-    def _poisson(self, number: int, per_second: float) -> list[Lane]:
-        """Return one connection for each request, so that none waits for another."""
+    async def _send(self, began: float, arrival: Arrival) -> Answer:
+        """Send a request over its own connection, so that it waits for no other."""
+        seconds, request = arrival
+        await asyncio.sleep(began + seconds - time.perf_counter())
+        # A late client delays no measured time: the first token counts from the scheduled time.
+        late = Pace(began + seconds - time.perf_counter(), 0.0)
+        load = Load([Lane(self._url, self._key, [request], _TENANT, late)])
+        try:
+            await load.open()
+            load.start()
+            await load.wait(TIMEOUT_SECONDS)
+        finally:
+            load.close()
+        return load.answers[0]
+
+    def _poisson(self, number: int, per_second: float) -> list[Arrival]:
         seed = f"{self._options.seed} {number}"
         random, texts, at = Random(seed), prompts(seed, _PROMPT_WORDS), 0.0
-        lanes = []
+        arrivals = []
         while (at := at + random.expovariate(per_second)) < self._options.seconds:
-            pace = Pace(at, 0.0)
-            lanes.append(Lane(self._url, self._key, [_request(next(texts))], _TENANT, pace))
-        return lanes
+            arrivals.append((at, _request(next(texts))))
+        return arrivals
 
     def _counted(self, name: str, *, suffix: str = "_total") -> float:
         with urllib.request.urlopen(self._metrics, timeout=10) as response:  # noqa: S310 - ours
