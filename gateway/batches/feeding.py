@@ -15,6 +15,7 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contract import keys
+from contract.tier import Lane
 from gateway.batches.store import BatchStore
 from gateway.database.engine import Database
 from gateway.database.tables import BatchFeedRow
@@ -77,7 +78,7 @@ class Feeder:
         known = [model for name in names if (model := self._catalogue.known(name)) is not None]
         served = known if len(known) == len(names) else self._catalogue.models
         pipeline = self._redis.pipeline(transaction=False)
-        for queue in {keys.queue(each.card.model, tenant_id) for each in served}:
+        for queue in {keys.queue(each.card.model, tenant_id, Lane.BATCH) for each in served}:
             pipeline.execute_command("ZCARD", queue)
         return max(await pipeline.execute(), default=0)
 

@@ -29,6 +29,7 @@ from gateway.errors import (
     AuthenticationError,
     ErrorStyle,
     GenerationFailedError,
+    IdempotencyInProgressError,
     InsufficientQuotaError,
     InternalError,
     PermissionDeniedError,
@@ -137,7 +138,7 @@ class BatchRunner:
         async with self._database.reading() as transaction:
             batches = await BatchStore(transaction).read(self._states)
         for batch in batches:
-            self._note(batch)
+            await self._lines.promote(self._note(batch), tier_of(batch, now))
         if not renews and not self._pushed_back:
             return
         pushed_back, self._pushed_back = self._pushed_back, set()
@@ -287,7 +288,9 @@ def _runs_again(error: ApiError, attempts: int) -> bool:
         return error.should_retry is not False and attempts < MONEY_ATTEMPTS
     if isinstance(error, RateLimitError):
         return error.should_retry is not False
-    return isinstance(error, ServiceUnavailableError | TenantQueueFullError)
+    # A gateway that died while it admitted the line blocks the line's key for a minute.
+    temporary = (ServiceUnavailableError, TenantQueueFullError, IdempotencyInProgressError)
+    return isinstance(error, temporary)
 
 
 @asynccontextmanager

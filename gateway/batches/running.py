@@ -11,7 +11,7 @@ from redis.exceptions import RedisError
 
 from contract import logs
 from contract.tasks import end_task
-from contract.tier import ServiceTier
+from contract.tier import TIER_RANKS, ServiceTier
 from gateway.auth.principal import Principal
 from gateway.batches.finishing import end_code_of
 from gateway.batches.lines import (
@@ -52,6 +52,10 @@ class BatchState:
 
     batch: Batch
     stop: asyncio.Event = field(default_factory=asyncio.Event)
+    tier: ServiceTier = ServiceTier.BATCH
+    """The tier to which its waiting jobs were last promoted."""
+    jobs: set[tuple[str, str]] = field(default_factory=set)
+    """Model and id of its jobs that this gateway follows."""
 
 
 class Line(NamedTuple):
@@ -112,6 +116,19 @@ class LineRunner:
             raise
         return await self._follow(line, custom_id, idempotent, submission)
 
+    async def promote(self, state: BatchState, tier: ServiceTier) -> None:
+        """Raise the waiting jobs of a batch to a tier, unless they were raised before."""
+        if TIER_RANKS[tier] >= TIER_RANKS[state.tier]:
+            return
+        try:
+            for model in {model for model, _ in state.jobs}:
+                job_ids = sorted(job_id for of, job_id in state.jobs if of == model)
+                queue = self._context.catalogue.queue(model)
+                await queue.promote(job_ids, state.batch.tenant_id, tier)
+            state.tier = tier
+        except RedisError as error:
+            logger.warning("lines of a batch cannot be promoted: %s", type(error).__name__)
+
     async def forget(self, run: LineRun) -> None:
         """Delete the stored response of a line whose result is stored. It expires otherwise."""
         if run.idempotent is None:
@@ -162,6 +179,9 @@ class LineRunner:
         """Return the result of a line that this gateway has just submitted."""
         responses, response = self._context.responses, submission.response
         assert response is not None  # noqa: S101 - idempotent requests are stored
+        model, jobs = submission.checked.card.model, submission.generation.jobs
+        own = {(model, job.id) for job in jobs}
+        line.state.jobs |= own
         collecting = asyncio.create_task(collect(submission.completion, submission.generation))
         try:
             whole = await self._collected(collecting, response, line.state.stop)
@@ -174,6 +194,7 @@ class LineRunner:
             responses.fail(submission.settlement, error)
             raise
         finally:
+            line.state.jobs -= own
             await end_task(collecting)
         return _finished(line, custom_id, idempotent, response.id, whole)
 

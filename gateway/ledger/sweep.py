@@ -90,9 +90,14 @@ class Sweep:
         if not is_overdue and not all(map(_has_ended, receipts)):
             return False
         # Does nothing if another gateway has taken the request over in the meantime.
-        is_settled = await self._store.settle(
-            _settled(record, receipts), expired_ms=abandoned.expired_ms
-        )
+        expired_ms = abandoned.expired_ms
+        if record.line:
+            # The line runs again, and is recorded then.
+            is_settled = await self._store.release(
+                record.tenant_id, record.request_id, expired_ms=expired_ms
+            )
+        else:
+            is_settled = await self._store.settle(_settled(record, receipts), expired_ms=expired_ms)
         if is_settled:
             await queue.forget(job_ids)
         return is_settled

@@ -117,13 +117,16 @@ class QuotaStore:
             [*used, encode_usage(record), "" if expired_ms is None else expired_ms, *subjects],
         )
 
-    async def release(self, tenant_id: str, request_id: str) -> bool:
+    async def release(
+        self, tenant_id: str, request_id: str, *, expired_ms: int | None = None
+    ) -> bool:
         """Release a reservation as if it had never existed.
 
         Return False if it was not open. A reservation that arrives after its release reserves
-        nothing.
+        nothing. `expired_ms` as for `settle`.
         """
-        return await self._end(tenant_id, request_id, [0, 0, 0, 0, "", ""])
+        expiry = "" if expired_ms is None else expired_ms
+        return await self._end(tenant_id, request_id, [0, 0, 0, 0, "", expiry])
 
     async def _end(self, tenant_id: str, request_id: str, how: list[Argument]) -> bool:
         bucket = keys.bucket_of(tenant_id)

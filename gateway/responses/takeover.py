@@ -247,6 +247,8 @@ class Takeovers:
             # All clients had left; the engine reads the prompts again and the tenant pays for it.
             left = Counts(completion_tokens=status.settled.completion_tokens)
             settled = history.counts() if is_running else left
+            if head.record.line:
+                settled = Counts()  # The sweep has recorded nothing.
             draft = self._draft(head, f"{head.request_id}.{term}", settled)
             status = status._replace(reservation=draft.request_id, settled=settled)
             admission = await reservations.reserve(

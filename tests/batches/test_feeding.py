@@ -9,7 +9,7 @@ from redis.asyncio import Redis
 from sqlalchemy import select
 
 from contract import keys
-from contract.tier import ServiceTier
+from contract.tier import Lane, ServiceTier
 from gateway.batches.feeding import LEAST_WAITING, STEP, Feeder
 from gateway.batches.runner import tier_of
 from gateway.batches.store import BatchStore, Progress
@@ -128,7 +128,9 @@ async def test_lines_that_wait_in_the_queue_fill_the_window(
     feeder: Feeder, database: Database, redis: "Redis"
 ) -> None:
     await FakeWorker(redis, "m").announce()
-    await redis.zadd(keys.queue("m", "acme"), {f"job{each}": each for each in range(40)})
+    await redis.zadd(
+        keys.queue("m", "acme", Lane.BATCH), {f"job{each}": each for each in range(40)}
+    )
     batch = await running_batch(database)
     await feeder.run()
     # Whole chunks are released, at least for the lines that are missing.
