@@ -32,6 +32,9 @@ WAIT_SECONDS: Final = 4.0
 """The target is at most what workers take in this time."""
 SMOOTHING: Final = 0.3
 """Weight of the newest rate in the mean."""
+PAUSE: Final = timedelta(seconds=5)
+"""How long nothing is released after a gateway had to hold a line back: lines that gateways hold are
+in no queue, and would otherwise grow without bound."""
 MEASURED_AFTER: Final = timedelta(seconds=1)
 BATCHES_AT_ONCE: Final = 10_000
 
@@ -65,8 +68,10 @@ class Feeder:
         async with self._database.writing() as transaction:
             store = BatchStore(transaction)
             unclaimed = await store.unclaimed_lines([batch.id for batch in batches])
-            target = await _target(transaction, tenant_id, batches, waiting + unclaimed, now)
-            room, released = target - waiting - unclaimed, 0
+            feed = await _measured(transaction, tenant_id, batches, waiting + unclaimed, now)
+            if now - feed.pushed_back_at < PAUSE:
+                return 0
+            room, released = feed.target - waiting - unclaimed, 0
             for batch in batches:  # The earliest deadline is first.
                 if batch.expires_at > now and released < room:
                     released += await store.release(batch.id, room - released, now)
@@ -83,14 +88,14 @@ class Feeder:
         return max(await pipeline.execute(), default=0)
 
 
-async def _target(
+async def _measured(
     transaction: AsyncSession,
     tenant_id: str,
     batches: Sequence[Batch],
     waiting: int,
     now: datetime,
-) -> int:
-    """Return how many lines of a tenant should wait, and store what it depends on."""
+) -> BatchFeedRow:
+    """Return how many lines of a tenant should wait, measured again once a second."""
     feed = await transaction.scalar(
         select(BatchFeedRow).where(BatchFeedRow.tenant_id == tenant_id).with_for_update()
     )
@@ -118,4 +123,4 @@ async def _target(
         feed.target = min(max(feed.target, LEAST_WAITING // 4), most)
         feed.done, feed.measured_at = done, now
     await transaction.flush()
-    return feed.target
+    return feed

@@ -15,6 +15,7 @@ from gateway.batches.lines import (
 )
 from gateway.batches.results import ResultFiles, error_id_of, output_id_of
 from gateway.batches.store import BatchStore
+from gateway.batches.validation import CHUNK_LINES
 from gateway.database.engine import Database
 from gateway.files.service import FileService
 from gateway.files.store import FileStore
@@ -35,44 +36,49 @@ class Finisher:
         self._database = database
         self._files = files
         self._results = ResultFiles(database, files)
+        self._merged: dict[str, int] = {}
+        """Lines of each running batch that had ended when its results were last merged."""
 
     async def run(self) -> int:
         """End what is due; return how many batches have ended. Raises StoreUnavailableError."""
         states = (BatchStatus.IN_PROGRESS, BatchStatus.CANCELLING, BatchStatus.FINALIZING)
         async with self._database.reading() as transaction:
             batches = await BatchStore(transaction).in_states(states, limit=BATCHES_AT_ONCE)
-        ended = 0
-        for batch in batches:
-            ended += await self._advance(batch)
-        return ended
+        running = {batch.id for batch in batches}
+        self._merged = {each: ended for each, ended in self._merged.items() if each in running}
+        return sum([await self._advance(batch) for batch in batches])
 
     async def _advance(self, batch: Batch) -> bool:
         """Do what is due for a batch; return whether it has ended."""
         now = utc_now()
-        if not await self._has_ended(batch):
+        if batch.completed + batch.failed < batch.total:
             if batch.status is BatchStatus.IN_PROGRESS and batch.expires_at <= now:
                 await self._set(batch, BatchStatus.FINALIZING, finalizing_at=now, expired_at=now)
                 return False
             if batch.status is BatchStatus.IN_PROGRESS:
-                await self._merge(batch, at_least=MERGED_AT)
+                await self._merge_some(batch)
                 return False
             await self._end_unclaimed(batch)
-            if not await self._has_ended(batch):
-                return False
+            async with self._database.reading() as transaction:
+                if not await BatchStore(transaction).is_done(batch.id):
+                    return False
         if batch.status is BatchStatus.IN_PROGRESS:
             await self._set(batch, BatchStatus.FINALIZING, finalizing_at=now)
         await self._merge(batch)
         return await self._end(batch.id)
-
-    async def _has_ended(self, batch: Batch) -> bool:
-        async with self._database.reading() as transaction:
-            return await BatchStore(transaction).is_done(batch.id)
 
     async def _set(self, batch: Batch, status: BatchStatus, **columns: Any) -> None:
         async with self._database.writing() as transaction:
             store = BatchStore(transaction)
             if (await store.lock(batch.id)).status is batch.status:
                 await store.change(batch.id, status=status, **columns)
+
+    async def _merge_some(self, batch: Batch) -> None:
+        """Merge results if there may be enough new objects."""
+        ended = batch.completed + batch.failed
+        if ended - self._merged.get(batch.id, 0) >= MERGED_AT * CHUNK_LINES:
+            self._merged[batch.id] = ended
+            await self._merge(batch, at_least=MERGED_AT)
 
     async def _merge(self, batch: Batch, *, at_least: int = 2) -> None:
         for file_id in (output_id_of(batch), error_id_of(batch)):

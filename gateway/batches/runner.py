@@ -55,10 +55,18 @@ MONEY_ATTEMPTS: Final = 8
 """Attempts of a line that lacks money: other requests hold more of it than they will use."""
 FAILED_ATTEMPTS: Final = 3
 """Attempts of a line that failed while it ran."""
-SUSPENDED_SECONDS: Final = 10.0
+SUSPENDED_SECONDS: Final = 3.0
+"""Interval at which the lines of a suspended tenant look whether it is active again."""
 FLEX_SHARE: Final = 0.25
 DEFAULT_SHARE: Final = 0.1
 """Lines of a batch that will be late are promoted when this share of its window is left."""
+
+_NOT_PUSHED_BACK: Final = (
+    GenerationFailedError,
+    IdempotencyInProgressError,
+    StoreUnavailableError,
+)
+"""Errors after which a line runs again, and that do not show that too many lines run."""
 
 logger = logging.getLogger(__name__)
 
@@ -219,7 +227,7 @@ class BatchRunner:
                 return refused(line, InternalError(), self._style(line))
             if not _runs_again(error, attempts):
                 return refused(line, error, self._style(line))
-            if not isinstance(error, StoreUnavailableError):
+            if not isinstance(error, _NOT_PUSHED_BACK):
                 self._pushed_back.add(line.batch.tenant_id)
             pause = max(backoff.next_seconds(), error.retry_after_seconds or 0.0)
             await self._pause(line.state, jittered(pause, least=0.5))
@@ -232,6 +240,7 @@ class BatchRunner:
                 principal = for_lines(await principal_of(self._context.authenticator, batch))
                 return replace(principal, dialect=batch.dialect or principal.dialect)
             except AccountSuspendedError:
+                self._pushed_back.add(batch.tenant_id)
                 await self._pause(state, SUSPENDED_SECONDS)
             except (AuthenticationError, PermissionDeniedError) as error:
                 await self._stop(state, error)

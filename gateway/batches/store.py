@@ -39,8 +39,6 @@ class Claimed(NamedTuple):
 
     batch: Batch
     chunk: Chunk
-    was_claimed: bool
-    """Whether another gateway may have run some of its lines."""
 
 
 class LineCounts(NamedTuple):
@@ -242,7 +240,7 @@ class BatchStore:
         )
         claimed = []
         for chunk, batch in rows:
-            claimed.append(Claimed(batch.to_record(), chunk.to_record(), bool(chunk.gateway)))
+            claimed.append(Claimed(batch.to_record(), chunk.to_record()))
             chunk.gateway, chunk.leased_until = gateway, now + LEASE
         await self._transaction.flush()
         return claimed
