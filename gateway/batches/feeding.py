@@ -33,8 +33,8 @@ WAIT_SECONDS: Final = 4.0
 SMOOTHING: Final = 0.3
 """Weight of the newest rate in the mean."""
 PAUSE: Final = timedelta(seconds=5)
-"""How long nothing is released after a gateway had to hold a line back: lines that gateways hold are
-in no queue, and would otherwise grow without bound."""
+"""How long nothing is released after a gateway had to hold a line back. Lines that gateways hold
+are in no queue, so their number would otherwise grow without bound."""
 MEASURED_AFTER: Final = timedelta(seconds=1)
 BATCHES_AT_ONCE: Final = 10_000
 
