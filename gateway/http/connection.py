@@ -6,7 +6,7 @@ client has disconnected, with one call each.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from uvicorn.protocols.http.flow_control import FlowControl
@@ -17,6 +17,7 @@ CONNECTION: Final = "sluice.connection"
 MOST_WHOLE_BYTES: Final = 65_536
 """Largest body that is copied to leave in one write with its head."""
 
+_CLOSE: Final = (b"connection", b"close")
 _CONTROL: Final = bytes({*range(32), 127} - {ord("\t")})
 _LINE_END: Final = b"\r\n"
 
@@ -82,7 +83,7 @@ class DirectConnection:
 
     # -- a response as a whole -------------------------------------------------------------------
 
-    def respond(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> bool:
+    def respond(self, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> bool:
         """Send a whole response in one write; `headers` include its `content-length`.
 
         Returns False, changing nothing, if only ASGI's `send` can send it.
@@ -93,6 +94,7 @@ class DirectConnection:
             or cycle.disconnected
             or self._flow.write_paused
             or len(body) > MOST_WHOLE_BYTES
+            or _CLOSE in headers
         ):
             return False
         lines = [b"%b: %b" % header for header in (*cycle.default_headers, *headers)]

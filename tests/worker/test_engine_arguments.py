@@ -40,6 +40,7 @@ class EngineArgs:
     structured_outputs_config: Any = None
     logits_processors: list[str] | None = None
     speculative_config: dict[str, Any] | None = None
+    scheduling_policy: str = "fcfs"
 
     def create_model_config(self) -> ModelConfig:
         return ModelConfig(self.max_model_len or 8192)
