@@ -62,7 +62,9 @@ async def list_batches(
     batches: Batches,
     principal: CallerOfBatches,
     after: After = None,
-    limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 20,
+    limit: Annotated[
+        int, Query(ge=1, le=MAX_PAGE, description="Maximum entries of one page.")
+    ] = 20,
 ) -> BatchList:
     """List batches, newest first."""
     page = await batches.page(owner_of(principal), PageRequest(after, limit, is_newest_first=True))

@@ -47,6 +47,8 @@ from gateway.tenancy.times import utc_now
 
 LOOK_SECONDS: Final = 0.5
 """How often the runner looks for released lines, and for cancelled batches."""
+IDLE_SECONDS: Final = 2.0
+"""The longest time between two looks for released lines while it runs none."""
 RENEW_TURNS: Final = 16
 """Turns after which leases are renewed, a fraction of `LEASE`."""
 FIRST_PAUSE_SECONDS: Final = 0.5
@@ -103,7 +105,9 @@ class BatchRunner:
                 self._is_failing = True
             raise_if_cancelled()
             turn += 1
-            await asyncio.sleep(LOOK_SECONDS if self._running else jittered(2 * LOOK_SECONDS))
+            is_idle = not self._running
+            pause = jittered(IDLE_SECONDS, least=0.5) if is_idle else LOOK_SECONDS
+            await asyncio.sleep(pause)
 
     async def aclose(self) -> None:
         """Leave running lines to other gateways."""

@@ -50,6 +50,10 @@ _FORM: Final[dict[str, Any]] = {
 _CONTENT: Final[dict[int | str, dict[str, Any]]] = {
     200: {"content": {MEDIA_TYPE: {"schema": {"type": "string"}}}, "description": "The file."},
     206: {"content": {MEDIA_TYPE: {"schema": {"type": "string"}}}, "description": "A range."},
+    416: {
+        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
+        "description": "The range begins after the end of the file.",
+    },
 }
 
 
@@ -101,9 +105,15 @@ async def list_files(
     files: Files,
     owner: OwnerOfFiles,
     after: After = None,
-    limit: Annotated[int, Query(ge=1, le=MAX_FILES_OF_PAGE)] = MAX_FILES_OF_PAGE,
-    order: Literal["asc", "desc"] = "desc",
-    purpose: FilePurpose | None = None,
+    limit: Annotated[
+        int, Query(ge=1, le=MAX_FILES_OF_PAGE, description="Maximum entries of one page.")
+    ] = MAX_FILES_OF_PAGE,
+    order: Annotated[
+        Literal["asc", "desc"], Query(description="`asc`: oldest first; `desc`: newest first.")
+    ] = "desc",
+    purpose: Annotated[
+        FilePurpose | None, Query(description="Only files with this purpose.")
+    ] = None,
 ) -> FileList:
     """List files by their time of creation, newest first by default."""
     wanted = PageRequest(after, limit, is_newest_first=order == "desc")

@@ -49,6 +49,12 @@ def test_each_line_ends_once_whatever_dies(mortal: Stack) -> None:
             return 0 if counts is None else counts.completed
 
         wait_until(lambda: ended() > 0, what="the first results")
+        running = openai.batches.retrieve(batch.id)
+        partial = results(openai, running.output_file_id)
+        assert 0 < len(partial) < LINES
+        estimate = running.to_dict()["estimated_completion_at"]
+        assert isinstance(estimate, int)
+        assert batch.created_at < estimate <= (batch.expires_at or 0)
         # The other gateway continues its lines.
         mortal.kill("gateway-1")
         mortal.kill("worker")
@@ -59,6 +65,7 @@ def test_each_line_ends_once_whatever_dies(mortal: Stack) -> None:
         assert done.status == "completed"
         assert results(openai, done.error_file_id) == {}
         found = results(openai, done.output_file_id)
+        assert partial.items() <= found.items()
     assert {*found} == {f"r{each}" for each in range(LINES)}
     rows = ledger(mortal, batch.id, LINES)
     assert len(rows) == LINES
