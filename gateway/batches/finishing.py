@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
+from itertools import chain
 from typing import Any, Final
 
 from gateway.batches.events import add_events
@@ -24,7 +25,7 @@ from gateway.tenancy.times import utc_now
 
 BATCHES_AT_ONCE: Final = 1_000
 CHUNKS_AT_ONCE: Final = 100
-"""Chunks that one transaction reads; their lines get an error each."""
+"""Chunks whose lines get their errors in one transaction."""
 MERGED_AT: Final = 64
 """Objects of a growing result file that are merged."""
 
@@ -94,8 +95,9 @@ class Finisher:
                 chunks = await BatchStore(transaction).claim_unclaimed(
                     batch.id, utc_now(), limit=CHUNKS_AT_ONCE
                 )
-            for chunk in chunks:
-                await self._results.add(batch, chunk, await self._unfinished(batch, chunk))
+            if chunks:
+                results = [await self._unfinished(batch, chunk) for chunk in chunks]
+                await self._results.add(batch, chunks, list(chain.from_iterable(results)))
             if len(chunks) < CHUNKS_AT_ONCE:
                 return
 

@@ -33,10 +33,11 @@ class ResultFiles:
         self._database = database
         self._files = files
 
-    async def add(self, batch: Batch, chunk: Chunk, results: Sequence[Result]) -> bool:
-        """Add the results of a chunk to the files of its batch, and count them.
+    async def add(self, batch: Batch, chunks: Sequence[Chunk], results: Sequence[Result]) -> bool:
+        """Add the results of chunks to the files of their batch, and count them.
 
-        Return False if the chunk's results were added before. Raises StoreUnavailableError.
+        Return False, and add nothing, if those of any chunk were added before. Raises
+        StoreUnavailableError.
         """
         good = [each.content for each in results if each.is_success]
         bad = [each.content for each in results if not each.is_success]
@@ -46,7 +47,9 @@ class ResultFiles:
         async with self._database.writing() as transaction:
             batches = BatchStore(transaction)
             batch = await batches.lock(batch.id)
-            is_new = not batch.status.is_end and await batches.finish_chunk(chunk, progress)
+            is_new = not batch.status.is_end and await batches.finish_chunks(chunks, progress)
+            if not is_new:
+                await transaction.rollback()
             if is_new and good:
                 await _append(transaction, batch, output, name=f"{batch.id}_output.jsonl")
                 await batches.change(batch.id, output_file_id=output.file_id)

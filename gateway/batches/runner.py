@@ -206,7 +206,7 @@ class BatchRunner:
         while True:
             try:
                 results = [run.result for run in runs]
-                return await self._results.add(claimed.batch, claimed.chunk, results)
+                return await self._results.add(claimed.batch, [claimed.chunk], results)
             except StoreUnavailableError as error:
                 logger.warning("results of %s cannot be stored: %s", claimed.batch.id, error)
             await asyncio.sleep(backoff.next_seconds())

@@ -264,22 +264,26 @@ class BatchStore:
                 .values(leased_until=now + lease)
             )
 
-    async def finish_chunk(self, chunk: Chunk, progress: Progress) -> bool:
-        """Record the end of a chunk's lines. Return False if it was recorded before."""
+    async def finish_chunks(self, chunks: Sequence[Chunk], progress: Progress) -> bool:
+        """Record the end of the lines of a batch's chunks.
+
+        Return False if the end of any was recorded before; roll the transaction back then.
+        """
+        batch_id = chunks[0].batch_id
         ended = await self._transaction.scalars(
             update(BatchChunkRow)
             .where(
-                BatchChunkRow.batch_id == chunk.batch_id,
-                BatchChunkRow.number == chunk.number,
+                BatchChunkRow.batch_id == batch_id,
+                BatchChunkRow.number.in_([chunk.number for chunk in chunks]),
                 BatchChunkRow.state != ChunkState.DONE,
             )
             .values(state=ChunkState.DONE)
             .returning(BatchChunkRow.number)
         )
-        if not list(ended):
+        if len(list(ended)) < len(chunks):
             return False
         more = {name: getattr(BatchRow, name) + value for name, value in progress._asdict().items()}
-        await self.change(chunk.batch_id, progressed_at=utc_now(), **more)
+        await self.change(batch_id, progressed_at=utc_now(), **more)
         return True
 
 

@@ -30,8 +30,8 @@ PART_BYTES: Final = 8 * 1024 * 1024
 """Bytes of an object, and thus of an upload in memory."""
 MAX_FIELD_BYTES: Final = 1024
 MAX_NAME_CHARACTERS: Final = 255
-FORM_BYTES: Final = 65_536
-"""Bytes that a form may have besides its file."""
+SLICE_BYTES: Final = 65_536
+"""Bytes that are checked at a time: the decoder blocks all other threads."""
 BOM: Final = codecs.BOM_UTF8
 
 _FILE: Final = "file"
@@ -53,6 +53,10 @@ class LineChecker:
 
     def feed(self, content: bytes) -> None:
         """Check the next bytes."""
+        for start in range(0, len(content), SLICE_BYTES):
+            self._feed(content[start : start + SLICE_BYTES])
+
+    def _feed(self, content: bytes) -> None:
         if self._ended == 0 and self._bytes_of_line == 0 and content.startswith(BOM):
             raise _bad_line(1, "begins with a byte order mark. Save the file as UTF-8 without it")
         try:
