@@ -30,6 +30,8 @@ SECRETS: Final = {
     "celery-broker-url": "redis://:made-up-3@broker.example.com:6379/0",
     "database-url": "postgresql+asyncpg://sluice:made-up-4@postgres.example.com/sluice",
     "cache-salt": "made-up-5-cache-salt",
+    "access-key-id": "made-up-12",
+    "secret-access-key": "made-up-13",
     "redis-password": "made-up-6",
     "redis-gateway-password": "made-up-6-gateway",
     "redis-worker-password": "made-up-6-worker",

@@ -289,7 +289,7 @@ def test_redis_users_reach_only_their_own_keys_and_no_admin_commands(tmp_path: P
     own = {
         "gateway": EVERY_KEY - {*OF_CELERY},
         "worker": {*OF_A_MODEL, *OF_A_REPLY, *OF_FILES},
-        "jobs": {*OF_A_MODEL, *OF_MONEY, *OF_CREDENTIALS, *OF_CELERY} - {keys.MODELS},
+        "jobs": {*OF_A_MODEL, *OF_MONEY, *OF_CREDENTIALS, *OF_CELERY},
     }
     with running_chart_redis(manifests, tmp_path, BUNDLED) as server:
         for role, reachable in own.items():

@@ -42,6 +42,10 @@ OTHER_PROGRAMS = {
     "OTEL_RESOURCE_ATTRIBUTES",
     "OTEL_TRACES_SAMPLER",
     "OTEL_TRACES_SAMPLER_ARG",
+    "AWS_ENDPOINT_URL",  # The client of S3 reads these directly.
+    "AWS_REGION",
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
     "NCCL_DEBUG",  # extraEnv of ci/scheduling-values.yaml.
     "TZ",
 }
@@ -57,6 +61,7 @@ MADE_BY_OTHER_VALUES = {
         "database_url",
         "drain_delay",
         "drain_timeout",
+        "file_store",
         "host",
         "jobs_concurrency",
         "jwt_algorithms",
