@@ -148,9 +148,9 @@ class Room(NamedTuple):
     empty: bool
     """Whether the engine runs no job that it would keep; it then accepts any job."""
     preemptible_tokens: int = 0
-    """KV-cache tokens that batch jobs would free for requests."""
+    """More tokens for requests: those that running batch jobs would free."""
     preemptible_sequences: int = 0
-    """Sequences that batch jobs would free for requests."""
+    """More sequences for requests: those that batch jobs would free or must leave free."""
     batch_prompt_tokens: int = MOST_CLAIMED_PROMPT_TOKENS
     """Prompt tokens of batch jobs after which no more of them are claimed."""
 

@@ -20,7 +20,8 @@
 -- ARGV[7] 1 if the engine is empty
 -- ARGV[8] lease in milliseconds  ARGV[9] cost of a prompt token
 -- ARGV[10] most prompt tokens of all claimed jobs, if there are several
--- ARGV[11] KV-cache tokens and ARGV[12] sequences of batch jobs that requests may replace
+-- ARGV[11] KV-cache tokens and ARGV[12] sequences for requests only: those of batch jobs that
+-- requests may replace, and sequences that batch jobs leave free
 -- ARGV[13] prompt tokens of batch jobs after which no more of them are claimed
 -- ARGV[14] queue prefix and ARGV[15] pace prefix of requests  ARGV[16..17] the same of batch jobs
 -- Output {blocked, claimed requests, id, attempt, milliseconds that it waited, payload, ...}:
@@ -139,7 +140,7 @@ local has_more = claim_from(2, ARGV[14], ARGV[15], math.huge, 1)
 out[2] = taken
 if not has_more and redis.call('EXISTS', KEYS[10]) == 1 then
   room_tokens, room_sequences = room_tokens - ARGV[11], room_sequences - ARGV[12]
-  empty = empty and ARGV[12] == '0'
+  empty = empty and ARGV[11] == '0'
   claim_from(10, ARGV[16], ARGV[17], tonumber(ARGV[13]), 2)
 end
 return out

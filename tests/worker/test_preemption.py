@@ -97,6 +97,22 @@ async def test_preemption_is_bounded(
     assert len(gateway.ended_handles()) == (3 if replaced else 0)
 
 
+async def test_batch_jobs_leave_room_for_a_request(
+    redis_server: RedisServer, gateway: Gateway
+) -> None:
+    lines = [batch_job(max_tokens=ENDLESS) for _ in range(8)]
+    request = make_job(max_tokens=1)
+    eight = Script(step_seconds=0.002, max_sequences=8)
+    async with running_worker(redis_server, eight) as (_, engine, _):
+        await gateway.enqueue(*lines)
+        await gateway.read_until(lambda: sum(bool(gateway.deltas(line)) for line in lines) == 7)
+        await gateway.enqueue(request)
+        await gateway.finished(request)
+        assert running(engine) == 7
+        await gateway.read()
+        assert not any(gateway.returned(line) for line in lines)
+
+
 async def test_batch_jobs_also_give_up_their_kv_cache(
     redis_server: RedisServer, gateway: Gateway
 ) -> None:

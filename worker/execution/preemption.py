@@ -20,6 +20,9 @@ BATCH_PROMPT_TOKENS = 2_048
 A request that arrives meanwhile waits for them. A longer prompt is processed alone.
 """
 
+FREE_SHARE = 8
+"""Batch jobs leave one of so many sequences free, so that most requests preempt none."""
+
 
 class Preemption:
     """The room of an engine, and the batch jobs that make room.
@@ -52,13 +55,15 @@ class Preemption:
             for each in jobs.batch.values()
             if each.first_token_at is None
         )
+        kept_free = most_sequences // FREE_SHARE
+        preemptible = sum(len(each.open_sequences) for each in candidates)
         return Room(
             tokens=self._free_tokens(),
-            sequences=most_sequences - jobs.sequences,
+            sequences=most_sequences - jobs.sequences - kept_free,
             most_sequences=self._most_sequences,
             empty=len(candidates) == len(jobs.by_id),
             preemptible_tokens=sum(each.held_tokens for each in candidates),
-            preemptible_sequences=sum(len(each.open_sequences) for each in candidates),
+            preemptible_sequences=preemptible + kept_free,
             batch_prompt_tokens=BATCH_PROMPT_TOKENS - unprocessed,
         )
 
