@@ -1,6 +1,7 @@
 """Task: end batches whose lines have all ended, were cancelled or have expired."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import chain
 from typing import Any, Final
@@ -26,6 +27,8 @@ from gateway.tenancy.times import utc_now
 BATCHES_AT_ONCE: Final = 1_000
 CHUNKS_AT_ONCE: Final = 100
 """Chunks whose lines get their errors in one transaction."""
+JOINED_BYTES: Final = 4 * 1024 * 1024
+"""Bytes of chunks that are read at once."""
 MERGED_AT: Final = 64
 """Objects of a growing result file that are merged."""
 
@@ -96,7 +99,7 @@ class Finisher:
                     batch.id, utc_now(), limit=CHUNKS_AT_ONCE
                 )
             if chunks:
-                results = [await self._unfinished(batch, chunk) for chunk in chunks]
+                results = [await self._unfinished(batch, some) for some in _joined(chunks)]
                 await self._results.add(batch, chunks, list(chain.from_iterable(results)))
             if len(chunks) < CHUNKS_AT_ONCE:
                 return
@@ -129,6 +132,23 @@ class Finisher:
                     await FileStore(transaction).change(file_id, expires_at=now + retention)
             await add_events(transaction, await store.lock(batch_id))
         return True
+
+
+def _joined(chunks: Sequence[Chunk]) -> list[Chunk]:
+    """Join chunks that follow each other to some of at most JOINED_BYTES, to read them at once."""
+    joined: list[Chunk] = []
+    for chunk in chunks:
+        last = joined[-1] if joined else None
+        if (
+            last is None
+            or last.start + last.size != chunk.start
+            or last.size + chunk.size > JOINED_BYTES
+        ):
+            joined.append(chunk)
+        else:
+            size, lines = last.size + chunk.size, last.lines + chunk.lines
+            joined[-1] = replace(last, size=size, lines=lines)
+    return joined
 
 
 def end_code_of(batch: Batch) -> str:
