@@ -40,6 +40,8 @@ from gateway.stream.assembler import WholeResponse, collect
 from gateway.tenancy.batches import Batch
 from gateway.tenancy.times import to_ms
 
+MOST_STARTING: Final = 8
+"""Lines that are checked and submitted at once."""
 GRACE_MS: Final = 60_000
 """Before this time after its deadline, a batch stops its lines itself."""
 
@@ -90,6 +92,8 @@ class LineRunner:
 
     def __init__(self, context: ProcessContext) -> None:
         self._context = context
+        # Without it, hundreds of released lines would start in one turn of the event loop.
+        self._starting = asyncio.Semaphore(MOST_STARTING)
 
     async def run(self, line: Line, principal: Principal, tier: ServiceTier) -> LineRun:
         """Run a line in a tier of the queue until it ends or must stop; return its result.
@@ -99,22 +103,16 @@ class LineRunner:
         """
         custom_id = custom_id_of(line.content)
         endpoint = ENDPOINTS_BY_PATH[line.batch.endpoint]
-        request_id = endpoint.new_id()
         logs.request_id.set(line.id)
-        call = await self._call(line, principal, tier)
         idempotent = _idempotent(line)
-        earlier = await find_earlier(call, idempotent, request_id)
-        if earlier is not None:
-            return await self._continue(line, custom_id, idempotent, earlier)
-        if line.state.stop.is_set():
-            await release(call, idempotent, request_id)
+        async with self._starting:
+            call = await self._call(line, principal, tier)
+            found = await self._find_or_submit(line, call, endpoint, idempotent)
+        if found is None:
             return LineRun(unfinished(line.id, custom_id, end_code_of(line.batch)))
-        try:
-            submission = await self._submit(call, endpoint, request_id)
-        except BaseException:
-            await asyncio.shield(release(call, idempotent, request_id))
-            raise
-        return await self._follow(line, custom_id, idempotent, submission)
+        if isinstance(found, Submission):
+            return await self._follow(line, custom_id, idempotent, found)
+        return await self._continue(line, custom_id, idempotent, found)
 
     async def promote(self, state: BatchState, tier: ServiceTier) -> None:
         """Raise the waiting jobs of a batch to a tier, unless they were raised before."""
@@ -158,6 +156,23 @@ class LineRunner:
             while meter.is_in_doubt:
                 meter.count()
         return parse_object(content)
+
+    async def _find_or_submit(
+        self, line: Line, call: Call, endpoint: Endpoint, idempotent: IdempotentRequest
+    ) -> StoredResponse | Submission | None:
+        """Return the earlier response of a line, or submit it; None if it must not run any more."""
+        request_id = endpoint.new_id()
+        earlier = await find_earlier(call, idempotent, request_id)
+        if earlier is not None:
+            return earlier
+        if line.state.stop.is_set():
+            await release(call, idempotent, request_id)
+            return None
+        try:
+            return await self._submit(call, endpoint, request_id)
+        except BaseException:
+            await asyncio.shield(release(call, idempotent, request_id))
+            raise
 
     async def _submit(self, call: Call, endpoint: Endpoint, request_id: str) -> Submission:
         checked = await check_request(call, endpoint)
