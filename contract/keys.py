@@ -9,6 +9,7 @@ Keys that one script uses share a hash tag, so that every script works on Redis 
 """
 
 import zlib
+from functools import cache, lru_cache
 
 from contract.tier import Lane
 
@@ -207,16 +208,22 @@ BUCKETS = 64
 """Buckets into which tenants are hashed; all quota keys of one tenant are in its bucket."""
 
 
+@lru_cache(maxsize=10_000)
 def bucket_of(tenant: str) -> int:
     """Return the bucket of a tenant, 0 to BUCKETS - 1."""
     return zlib.crc32(tenant.encode()) % BUCKETS
 
 
+# Cached: every request uses these keys of its bucket.
+
+
+@cache
 def bucket_prefix(bucket: int) -> str:
     """Prefix of all quota keys of a bucket."""
     return f"{{b:{bucket:02d}}}:"
 
 
+@cache
 def reservation_prefix(bucket: int) -> str:
     """Prefix of the reservations, to which the request id is appended."""
     return f"{bucket_prefix(bucket)}reservation:"
@@ -227,11 +234,13 @@ def reservation(bucket: int, request_id: str) -> str:
     return reservation_prefix(bucket) + request_id
 
 
+@cache
 def open_reservations(bucket: int) -> str:
     """Sorted set: request id of a reservation -> lease expiry in the server's Unix milliseconds."""
     return f"{bucket_prefix(bucket)}open"
 
 
+@cache
 def running_prefix(bucket: int) -> str:
     """Prefix of the sets of running requests, to which the subject is appended."""
     return f"{bucket_prefix(bucket)}running:"
@@ -242,6 +251,7 @@ def running(bucket: int, subject: str) -> str:
     return running_prefix(bucket) + subject
 
 
+@cache
 def window_prefix(bucket: int) -> str:
     """Prefix of the usage windows, to which the subject is appended."""
     return f"{bucket_prefix(bucket)}window:"
@@ -252,6 +262,7 @@ def window(bucket: int, subject: str) -> str:
     return window_prefix(bucket) + subject
 
 
+@cache
 def account_prefix(bucket: int) -> str:
     """Prefix of the accounts, to which the subject is appended."""
     return f"{bucket_prefix(bucket)}account:"
@@ -280,6 +291,7 @@ def stored_ends(bucket: int, subject: str) -> str:
     return f"{bucket_prefix(bucket)}stored-ends:{subject}"
 
 
+@cache
 def usage(bucket: int) -> str:
     """Stream: usage records that are not yet in the ledger (field `u`)."""
     return f"{bucket_prefix(bucket)}usage"

@@ -1,7 +1,8 @@
 """Retry limits: whether a job may run again after a failed attempt."""
 
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from contract.outcomes import FailureCode
 from gateway.telemetry import LossReason
@@ -19,8 +20,7 @@ REVIVALS: Final[frozenset[LossReason]] = frozenset({"adopted", "forgotten", "rep
 """Reasons for which a job is enqueued again whatever Redis stores about it."""
 
 
-@dataclass(slots=True)
-class RetryBudget:
+class RetryBudget(msgspec.Struct):
     """The failed attempts of one job, counted against their limits."""
 
     losses: int = 0

@@ -3,9 +3,9 @@
 import asyncio
 import logging
 import time
-from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 from redis.exceptions import RedisError
 
 from contract.tasks import Backoff, TaskSet, end_task, wait_for_end
@@ -37,8 +37,7 @@ LONGEST_PAUSE_SECONDS: Final = 5.0
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
+class Ending(msgspec.Struct, frozen=True):
     """The end of a reservation: settled with a record, or released without one."""
 
     tenant_id: str

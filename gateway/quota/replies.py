@@ -4,13 +4,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
+import msgspec
+
 from gateway.quota.periods import day_of, month_of
 from gateway.tenancy.limits import LimitName, LimitScope, SubjectLimits
 from gateway.tenancy.usage_record import UsageRecord, encode_usage
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReservationRequest:
+class ReservationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The maximum usage of one request, and the subjects whose limits apply to it."""
 
     request_id: str

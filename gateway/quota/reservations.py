@@ -3,10 +3,10 @@
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, Final
 
+import msgspec
 from redis.exceptions import RedisError
 
 from contract import keys
@@ -48,8 +48,7 @@ RETRY_AFTER_SECONDS: Final = 1.0
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Admission:
+class Admission(msgspec.Struct, frozen=True):
     """An admitted request."""
 
     created_ms: int
@@ -117,21 +116,21 @@ class Reservations:
         self._open.pop(request_id, None)
         self._restoring.remove(request_id)
 
-    async def settle(self, record: UsageRecord) -> bool:
+    def settle(self, record: UsageRecord) -> Coroutine[Any, Any, bool]:
         """Settle a reservation of this process with the actual usage; a second call does nothing.
 
         Return whether Redis confirms within a quarter of a second. If not, the settlement is
         retried in the background, even if the caller disconnects. The first ending of a request
         counts.
         """
-        return await self._end(Ending(record.tenant_id, record.request_id, record))
+        return self._end(Ending(record.tenant_id, record.request_id, record))
 
-    async def release(self, tenant_id: str, request_id: str) -> bool:
+    def release(self, tenant_id: str, request_id: str) -> Coroutine[Any, Any, bool]:
         """Release a reservation of this process whose request was not admitted.
 
         Return value as for `settle`.
         """
-        return await self._end(Ending(tenant_id, request_id))
+        return self._end(Ending(tenant_id, request_id))
 
     async def run(self) -> None:
         """Retry endings that did not arrive or were lost, until cancelled.

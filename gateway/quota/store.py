@@ -5,7 +5,7 @@ All data of a tenant is in its bucket, so one script can check every limit of a 
 
 import math
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import product
 from typing import Any, Final
@@ -98,35 +98,33 @@ class QuotaStore:
         info: Any = await self._executor.execute_command("INFO", "server")
         return str(info["run_id"])
 
-    async def settle(self, record: UsageRecord, *, expired_ms: int | None = None) -> bool:
+    def settle(
+        self, record: UsageRecord, *, expired_ms: int | None = None
+    ) -> Coroutine[Any, Any, bool]:
         """Settle a reservation with the actual usage, and append the record for the ledger.
 
         Return False if the reservation was not open any more. The record is then still appended,
         and the ledger keeps the first one of the request. With `expired_ms`, only end a reservation
         whose lease expired at that time and was not renewed since; otherwise do nothing.
         """
-        subjects = [
-            subject_of(scope, id_)
-            for scope in LimitScope
-            if (id_ := record.id_of(scope)) is not None
-        ]
+        subjects = [subject_of(scope, id_) for scope, id_ in record.owners if id_ is not None]
         used = [1, record.prompt_tokens, record.completion_tokens, record.cost_micros]
-        return await self._end(
+        return self._end(
             record.tenant_id,
             record.request_id,
             [*used, encode_usage(record), "" if expired_ms is None else expired_ms, *subjects],
         )
 
-    async def release(
+    def release(
         self, tenant_id: str, request_id: str, *, expired_ms: int | None = None
-    ) -> bool:
+    ) -> Coroutine[Any, Any, bool]:
         """Release a reservation as if it had never existed.
 
         Return False if it was not open. A reservation that arrives after its release reserves
         nothing. `expired_ms` as for `settle`.
         """
         expiry = "" if expired_ms is None else expired_ms
-        return await self._end(tenant_id, request_id, [0, 0, 0, 0, "", expiry])
+        return self._end(tenant_id, request_id, [0, 0, 0, 0, "", expiry])
 
     async def _end(self, tenant_id: str, request_id: str, how: list[Argument]) -> bool:
         bucket = keys.bucket_of(tenant_id)

@@ -1,7 +1,6 @@
 """Chat choices: assistant messages with reasoning, content and tool calls."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import msgspec
@@ -17,8 +16,7 @@ from gateway.stream.prompt_logprobs import EncodedPrompt
 from gateway.stream.tool_calls import call_id, function_call
 
 
-@dataclass(slots=True)
-class _Piece:
+class _Piece(msgspec.Struct):
     """The new part of a choice that the client receives."""
 
     content: str

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -12,8 +11,7 @@ from gateway.dialects.request import GenerationRequest
 from gateway.tenancy.usage_record import MICRO
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Completion:
+class Completion(msgspec.Struct, frozen=True, kw_only=True):
     """One request, as needed to render its response."""
 
     id: str
@@ -26,14 +24,14 @@ class Completion:
     prompt_texts: list[str]
     """The text of each prompt that the response contains: echoed (see `gateway.prompt.echo`), or
     in llama.cpp's own form."""
-    generation_settings: dict[str, Any] = field(default_factory=dict)
+    generation_settings: dict[str, Any] = {}
     """The parameters that a response in llama.cpp's own form contains; else empty."""
     cost_of: Callable[["Usage"], int] | None = None
     """Returns the cost of a usage in micro-dollars, if the response shows the cost."""
-    started_at: float = field(default_factory=time.monotonic)
+    started_at: float = msgspec.field(default_factory=time.monotonic)
     """Monotonic time in seconds at which the client began to wait."""
 
-    _encoded_ids: dict[int, msgspec.Raw] = field(default_factory=dict, repr=False, compare=False)
+    _encoded_ids: dict[int, msgspec.Raw] = {}
 
     def prompt_ids_of_choice(self, index: int) -> msgspec.Raw:
         """Return the token ids of a choice's prompt in JSON, encoded once for all its choices."""
@@ -79,8 +77,7 @@ class Completion:
         return "chat.completion.chunk" if is_chunk else "chat.completion"
 
 
-@dataclass(slots=True)
-class Usage:
+class Usage(msgspec.Struct):
     """Token counts, summed over the prompts as their jobs finish."""
 
     prompt_tokens: int = 0

@@ -6,7 +6,6 @@ member of their own: a list with null for the first token and an object for each
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -24,11 +23,10 @@ MAX_BYTES = 64 * 1024 * 1024
 _json = msgspec.json.Encoder().encode
 
 
-@dataclass(frozen=True, slots=True)
-class EncodedPrompt:
+class EncodedPrompt(msgspec.Struct, frozen=True):
     """The JSON of a prompt's log-probabilities."""
 
-    echoed: dict[str, bytes] = field(default_factory=dict)
+    echoed: dict[str, bytes] = {}
     """The lists of the echoed tokens for `LogprobLists.before`; empty if there are none."""
     scores: bytes = b""
     """The value of `prompt_logprobs`; empty if it was not requested."""

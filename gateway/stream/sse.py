@@ -12,7 +12,6 @@ line that it ignores.
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import msgspec
@@ -212,7 +211,7 @@ class ChunkRenderer:
         """
         running = [index for index, tokens in enumerate(self._received) if tokens]
         prompt_tokens = sum(len(self._completion.prompt_token_ids[index]) for index in running)
-        return replace(
+        return msgspec.structs.replace(
             self.usage,
             prompt_tokens=self.usage.prompt_tokens + prompt_tokens,
             completion_tokens=self.usage.completion_tokens + sum(self._received),

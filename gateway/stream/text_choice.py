@@ -1,6 +1,5 @@
 """Completion choices: text with its finish reason, log-probabilities, token ids and tool calls."""
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import msgspec
@@ -16,8 +15,7 @@ from gateway.stream.prompt_logprobs import EncodedPrompt
 from gateway.stream.tool_calls import tool_calls_in
 
 
-@dataclass(slots=True)
-class _Piece:
+class _Piece(msgspec.Struct):
     """New text of a choice, and the members sent with it."""
 
     text: str

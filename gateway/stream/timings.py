@@ -1,8 +1,9 @@
 """Timings of a response: one record, rendered in the format of each dialect (docs/api.md)."""
 
-from dataclasses import dataclass
 from time import monotonic
 from typing import Any, NamedTuple
+
+import msgspec
 
 from contract.messages import JobFinished, JobStarted
 from gateway.dialects.profile import TimingShape
@@ -12,8 +13,7 @@ from gateway.stream.completion import Completion, Usage
 MILLISECONDS = 1000.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timings:
+class Timings(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens and times of a request. Over several prompts, tokens are sums and times are maxima."""
 
     prompt_tokens: int

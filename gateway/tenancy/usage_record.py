@@ -128,15 +128,18 @@ class UsageRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
             first_token_ms=first_token_ms,
         )
 
+    @property
+    def owners(self) -> tuple[tuple[LimitScope, str | None], ...]:
+        """The key (or token), project and tenant whose limits apply, by id."""
+        return (
+            (LimitScope.KEY, self.credential_id),
+            (LimitScope.PROJECT, self.project_id),
+            (LimitScope.TENANT, self.tenant_id),
+        )
+
     def id_of(self, scope: LimitScope) -> str | None:
-        """Return the id of the key (or token), project or tenant whose limits apply."""
-        match scope:
-            case LimitScope.TENANT:
-                return self.tenant_id
-            case LimitScope.PROJECT:
-                return self.project_id
-            case LimitScope.KEY:
-                return self.credential_id
+        """Return the id of one of the owners."""
+        return dict(self.owners)[scope]
 
     def cost_of(self, *, prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> int:
         """Return the cost of these tokens in micro-dollars, rounded up once."""

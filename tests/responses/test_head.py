@@ -117,8 +117,8 @@ def test_head_describes_the_response_like_its_request(parameters: dict[str, Any]
             bias_texts={},
         )
         assert again.request == kept
-        expected = replace(completion, request=kept, cost_of=None, started_at=0)
-        assert replace(again, cost_of=None, started_at=0) == expected
+        expected = msgspec.structs.replace(completion, request=kept, cost_of=None, started_at=0)
+        assert msgspec.structs.replace(again, cost_of=None, started_at=0) == expected
 
 
 def test_head_of_a_chat_stores_the_response_format_and_no_messages() -> None:
