@@ -1,6 +1,8 @@
 """A client's subscription to a response, and what happens to the response when it ends."""
 
 import asyncio
+from collections.abc import Coroutine
+from typing import Any
 
 from typing_extensions import override
 
@@ -53,8 +55,8 @@ class InitialSubscription(Subscription):
         self._settlement.replied()
 
     @override
-    async def finish(self) -> None:
-        await self._responses.finish(self._settlement)
+    def finish(self) -> Coroutine[Any, Any, None]:
+        return self._responses.finish(self._settlement)
 
     @override
     def fail(self, error: BaseException) -> None:

@@ -9,9 +9,10 @@ import os
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from types import SimpleNamespace
 from typing import Any, Final
 
-from starlette.datastructures import Headers, State
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
@@ -151,17 +152,19 @@ def _send_whole(scope: Scope, response: Response, request_id: bytes) -> bool:
 
 
 class _Request(Request):
-    """A request whose headers are in a dictionary."""
+    """A request whose headers are in a dictionary, and whose state has plain attributes."""
 
     # Attributes, which are read many times, instead of Starlette's properties.
     app: Any = None
-    state: State = State()
+    state: Any = None
     headers: Headers = Headers()
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         super().__init__(scope, receive)
         self.app = scope["app"]
-        self.state = State(scope.setdefault("state", {}))
+        # Starlette's State looks each attribute up in Python code.
+        self.state = SimpleNamespace(**scope.get("state", {}))
+        scope["state"] = vars(self.state)
         self.headers = _Headers(raw=scope["headers"])
 
 

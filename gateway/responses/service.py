@@ -7,8 +7,9 @@ gateway that attaches a reader takes the response over.
 
 import asyncio
 import logging
+from collections.abc import Coroutine
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
@@ -100,10 +101,10 @@ class Responses:
         """Delete a response whose jobs were not enqueued. Does nothing if it is not stored."""
         self._owned.discard(request_id)
 
-    async def finish(self, settlement: Settlement) -> None:
+    def finish(self, settlement: Settlement) -> Coroutine[Any, Any, None]:
         """Settle a request whose jobs have all finished, before the client receives its end."""
         owned = self._owned.of(settlement)
-        await (settlement if owned is None else owned).finish()
+        return (settlement if owned is None else owned).finish()
 
     def fail(self, settlement: Settlement, error: BaseException) -> None:
         """Settle a request that ends with an error, in the background."""
