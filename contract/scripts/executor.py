@@ -8,8 +8,9 @@ pool for each command, and creates a timer and wakes a task for each reply.
 import asyncio
 from collections import deque
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
+import msgspec
 from hiredis import PushNotification, Reader, pack_command
 from redis._parsers import BaseParser
 from redis.asyncio import Redis
@@ -25,7 +26,7 @@ _CLOSED = "Redis closed the connection"
 _INCOMPLETE = object()
 
 
-class _Command(NamedTuple):
+class _Command(msgspec.Struct):
     args: tuple[Any, ...]
     packed: bytes
     reply: asyncio.Future[Any]
@@ -82,7 +83,7 @@ class SharedConnection:
 
     def resolve(self, command: _Command, reply: Any) -> None:
         """Set the reply, or the error, of a command whose caller still waits."""
-        args, _, future, began, _ = command
+        args, future = command.args, command.reply
         if future.done():
             return
         if (callback := self._callbacks.get(args[0])) is not None:
@@ -91,7 +92,7 @@ class SharedConnection:
             self.failed(args, reply)
             future.set_exception(reply)
         else:
-            self.replied(args, began)
+            self.replied(args, command.began)
             future.set_result(reply)
 
     def retire(self, pipeline: "_Pipeline") -> None:
@@ -108,7 +109,8 @@ class SharedConnection:
             if command.is_repeated:
                 self.resolve(command, error)
             elif not command.reply.done():
-                again.append(command._replace(is_repeated=True))
+                command.is_repeated = True
+                again.append(command)
         self._unsent[:0] = again
         self._send()
 

@@ -125,13 +125,13 @@ class Dispatcher:
         Raises OverloadedError, TenantQueueFullError or StoreUnavailableError; then nothing is
         enqueued.
         """
-        # `check_at` is infinite until the jobs are enqueued: do not query Redis about them yet.
         tickets = [
-            Ticket(job, model, index, generation, weight, check_at=math.inf)
-            for index, job in enumerate(jobs)
+            Ticket.of(job, model, index, generation, weight) for index, job in enumerate(jobs)
         ]
         generation.jobs = jobs
         for ticket in tickets:
+            # Do not query Redis about the jobs until they are enqueued.
+            ticket.check_at = math.inf
             generation.expect(ticket.prompt_index, ticket.job)
         # Replies may arrive before the enqueue command returns.
         self._jobs.add(tickets)
@@ -184,9 +184,8 @@ class Dispatcher:
             job = msgspec.structs.replace(
                 each.job, gateway=self.gateway, handle=self.next_handle(), resumption=None
             )
-            ticket = Ticket(
-                job, model, index, generation, weight, attempt=each.attempt, state=RUNNING
-            )
+            ticket = Ticket.of(job, model, index, generation, weight)
+            ticket.attempt, ticket.state = each.attempt, RUNNING
             for message in each.history:
                 if not ticket.output.replay(message, now):
                     raise ValueError(f"the history of job {job.id} contradicts itself")

@@ -58,8 +58,7 @@ class Recovery:
         return True
 
 
-@dataclass(slots=True, eq=False)
-class Ticket:
+class Ticket(msgspec.Struct, eq=False):
     """One job in flight."""
 
     job: GenerationJob
@@ -68,6 +67,8 @@ class Ticket:
     generation: Generation
     weight: float
     """The tenant's weight."""
+    output: JobOutput
+    spans: AttemptSpans
     attempt: int = 1
     """The claim whose replies count; replies of earlier claims are dropped."""
     state: AttemptState = QUEUED
@@ -78,22 +79,24 @@ class Ticket:
     """Workers that lost a frame before the first reply of this attempt arrived."""
     recovery: Recovery | None = None
     """The previous attempt, while this one is RECOVERING."""
-    retries: RetryBudget = field(default_factory=RetryBudget)
+    retries: RetryBudget = msgspec.field(default_factory=RetryBudget)
     is_resumed: bool = False
     """Whether an earlier attempt had a worker."""
-    enqueued_at: float = field(default_factory=time.monotonic)
+    enqueued_at: float = msgspec.field(default_factory=time.monotonic)
     """When the job was first enqueued, or last presumed to need another worker."""
-    last_reply_at: float = field(default_factory=time.monotonic)
+    last_reply_at: float = msgspec.field(default_factory=time.monotonic)
     check_at: float = 0.0
     """When to query Redis about the job if no reply arrives until then."""
     paused_at: float | None = None
     """When the last reply of a lost attempt arrived, until the job produces its next token."""
-    output: JobOutput = field(init=False)
-    spans: AttemptSpans = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.spans = AttemptSpans(self.job, self.model)
-        self.output = JobOutput(self.job, self.model)
+    @classmethod
+    def of(
+        cls, job: GenerationJob, model: str, index: int, generation: Generation, weight: float
+    ) -> "Ticket":
+        """Return the ticket of a job that runs prompt `index`."""
+        output, spans = JobOutput(job, model), AttemptSpans(job, model)
+        return cls(job, model, index, generation, weight, output, spans)
 
     @property
     def is_followed(self) -> bool:

@@ -3,10 +3,13 @@
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from importlib.metadata import version
+from typing import Any
 
 from fastapi import APIRouter, FastAPI
 from fastapi_offline import FastAPIOffline
+from starlette.datastructures import State
 from starlette.types import ASGIApp
+from typing_extensions import override
 
 from gateway import tracing
 from gateway.batches import routes as batches
@@ -115,8 +118,21 @@ def _application(
         # Show request bodies as parameter lists with descriptions instead of examples.
         swagger_ui_parameters={"defaultModelRendering": "model", "defaultModelExpandDepth": 2},
     )
+    app.state = _PlainState()
     install_error_handlers(app)
     for router in routers:
         app.include_router(router)
     install_documentation(app, generates=generates)
     return app
+
+
+class _PlainState(State):
+    """A state whose attributes are also those of the object, which Python finds without its code.
+
+    Each request reads the context several times.
+    """
+
+    @override
+    def __setattr__(self, key: Any, value: Any) -> None:
+        super().__setattr__(key, value)
+        object.__setattr__(self, key, value)
