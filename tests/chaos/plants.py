@@ -3,7 +3,6 @@
 import asyncio
 import os
 from collections.abc import Callable, Collection
-from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
@@ -104,7 +103,7 @@ def _reserve_twice() -> None:
         calls[0] += 1
         is_armed = _is_armed(Plant.RESERVE_TWICE)
         if calls[0] % 5 == 0 and is_armed:
-            twins.append(replace(request, request_id=f"{request.request_id}.2"))
+            twins.append(structs.replace(request, request_id=f"{request.request_id}.2"))
             await reserve(self, twins[-1], **named)
         while twins and not is_armed:
             twin = twins.pop()
