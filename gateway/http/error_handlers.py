@@ -9,7 +9,6 @@ from redis.exceptions import RedisError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from contract import logs
 from contract.dialect import Dialect
 from gateway import tracing
 from gateway.dialects.profile import PROFILES
@@ -96,10 +95,7 @@ async def on_exception(request: Request, error: Exception) -> Response:
         case ClientDisconnect():
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         case _:
-            response = to_response(InternalError(), error_style_of(request))
-            # Starlette sends this response outside of all middleware.
-            response.headers["x-request-id"] = logs.request_id.get()
-            return response
+            return to_response(InternalError(), error_style_of(request))
 
 
 def _on_api_error(request: Request, error: ApiError) -> Response:

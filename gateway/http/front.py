@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from types import SimpleNamespace
 from typing import Any, Final
 
+from fastapi import FastAPI
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
@@ -27,6 +28,7 @@ from gateway.http.draining import Drain
 from gateway.http.error_handlers import EXPECTED_ERRORS, on_exception
 from gateway.http.tracing import traced
 
+_FAILED: Final = 500
 _Sending = Awaitable[None]
 _WELL_FORMED: Final = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 
@@ -37,7 +39,8 @@ class FrontMiddleware:
     The id is the client's if it is well-formed, else a new one.
 
     Args:
-        app: The application.
+        app: The middleware and routes of Starlette.
+        application: The application that requests refer to.
         direct: Routes with fixed paths whose POST requests do not pass the application's router.
         wrap: Returns an application with the middleware for requests with an Origin header and for
             those during a drain.
@@ -49,12 +52,14 @@ class FrontMiddleware:
         self,
         app: ASGIApp,
         *,
+        application: FastAPI,
         direct: Iterable[BaseRoute] = (),
         wrap: Callable[[ASGIApp], ASGIApp],
         traces: bool = False,
         drain: Drain,
     ) -> None:
         self._app = app
+        self._application = application
         self._direct = {route.path: route for route in direct if isinstance(route, Route)}
         self._wrapped = wrap(self._dispatch)
         self._traces = traces
@@ -62,11 +67,12 @@ class FrontMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request (ASGI)."""
+        scope["app"] = self._application
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         began = time.perf_counter()
-        status = 500  # Starlette's status for an exception, outside of this middleware.
+        status = 0  # Until the response starts.
         request_id, has_origin = _read_headers(scope)
 
         def note_and_send(message: Message) -> _Sending:
@@ -92,16 +98,22 @@ class FrontMiddleware:
                 await app(scope, receive, note_and_send)
             else:
                 response = await _respond(route, scope, receive)
-                status = response.status_code
-                if not _send_whole(scope, response, request_id):
+                if _send_whole(scope, response, request_id):
+                    status = response.status_code
+                else:
                     await response(scope, receive, note_and_send)
+        except Exception as error:
+            if not status:
+                response = await on_exception(Request(scope), error)
+                await response(scope, receive, note_and_send)
+            raise  # The server logs it.
         finally:
             seconds = time.perf_counter() - began
             del served[task]
             telemetry.http_responded(
                 telemetry.route_label(scope),
                 telemetry.method_label(scope["method"]),
-                status,
+                status or _FAILED,
                 seconds=seconds,
             )
 

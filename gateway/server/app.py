@@ -75,8 +75,9 @@ def create_app(settings: Settings) -> FastAPI:
         drained = DrainMiddleware(inner, drain)
         return CorsMiddleware(drained, origins=settings.cors_origins, exposed=RESPONSE_HEADERS)
 
-    app.add_middleware(
-        FrontMiddleware,
+    app.middleware_stack = FrontMiddleware(
+        app.build_middleware_stack(),
+        application=app,
         direct=generation.router.routes,
         wrap=wrap,
         traces=settings.traces,
@@ -92,8 +93,12 @@ def create_operator_app(settings: Settings, customers: FastAPI) -> FastAPI:
     """
     app = _application("Sluice for operators", OPERATOR_ROUTERS, generates=False)
     app.state = customers.state
-    app.add_middleware(
-        FrontMiddleware, wrap=lambda inner: inner, traces=settings.traces, drain=Drain()
+    app.middleware_stack = FrontMiddleware(
+        app.build_middleware_stack(),
+        application=app,
+        wrap=lambda inner: inner,
+        traces=settings.traces,
+        drain=Drain(),
     )
     return app
 

@@ -93,7 +93,8 @@ def _config(
     lifespan: Literal["auto", "off"] = "auto",
 ) -> uvicorn.Config:
     return uvicorn.Config(
-        app,
+        # It serves most requests without the layers of FastAPI and Starlette around it.
+        app.middleware_stack or app,
         host=host,
         port=port,
         loop="uvloop",

@@ -231,7 +231,7 @@ async def test_failures_outside_of_routes_have_the_style_too(
 
 async def test_bug_after_the_route_chose_its_style_has_that_style() -> None:
     app = make_app()
-    app.add_middleware(FrontMiddleware, wrap=lambda inner: inner, drain=Drain())
+    app.add_middleware(FrontMiddleware, application=app, wrap=lambda inner: inner, drain=Drain())
 
     @app.get("/late")
     async def _late(request: Request) -> None:
