@@ -58,6 +58,16 @@ async def emptied(server: RedisServer) -> None:
     await asyncio.to_thread(server.start)
 
 
+async def until_it_knows_the_server(desk: GatewayDesk) -> None:
+    """Wait until a gateway would notice that another server has replaced this one."""
+
+    async def knows() -> bool:
+        # It sends the next command only after a reply.
+        return [args[0] for args in desk.line.sent].count("INFO") > 1
+
+    await until(knows)
+
+
 async def recorded(client: "Redis") -> list[str]:
     """Return the ids of the requests that have usage records."""
     return [one.request_id for one in await usage(client)]
@@ -81,6 +91,7 @@ async def concurrent(desk: GatewayDesk) -> int:
 async def test_running_requests_keep_places_and_money_when_redis_is_emptied(
     desk: GatewayDesk, server: RedisServer, client: "Redis"
 ) -> None:
+    await until_it_knows_the_server(desk)
     for request_id in ("r1", "r2"):
         await desk.reserve(request_id, **AMOUNTS)
     await emptied(server)
@@ -107,6 +118,7 @@ async def test_running_requests_keep_places_and_money_when_redis_is_emptied(
 async def test_confirmed_records_that_redis_lost_are_sent_again(
     desk: GatewayDesk, server: RedisServer, client: "Redis"
 ) -> None:
+    await until_it_knows_the_server(desk)
     await desk.reserve("r1", **AMOUNTS)
     assert await desk.reservations.settle(record("r1", completion_tokens=5))
     assert len(await usage(client)) == 1
@@ -121,12 +133,7 @@ async def test_confirmed_records_that_redis_lost_are_sent_again(
 async def test_endings_lost_in_a_failover_are_repeated(
     desk: GatewayDesk, client: "Redis", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-
-    async def knows_the_server() -> bool:
-        # It sends the next command only after a reply.
-        return [args[0] for args in desk.line.sent].count("INFO") > 1
-
-    await until(knows_the_server)
+    await until_it_knows_the_server(desk)
     for request_id in ("r1", "r2"):
         await desk.reserve(request_id, **AMOUNTS)
     assert await desk.reservations.settle(record("r1", completion_tokens=5, cost_micros=100))
