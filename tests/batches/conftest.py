@@ -16,6 +16,7 @@ from sqlalchemy import text
 
 from gateway.cli import main
 from gateway.database.engine import Database
+from tests.batches.s3_server import running_s3
 from tests.gateway.conftest import gateway_client
 from tests.support.patience import PROCESS_PATIENCE_SECONDS
 from tests.support.stack import MODEL, Stack, running_stack
@@ -54,6 +55,13 @@ def stack() -> Iterator[Stack]:
             stack.start_gateway(name)
         stack.await_worker()
         yield stack
+
+
+@pytest.fixture(scope="package")
+def s3() -> Iterator[dict[str, str]]:
+    """The variables of an S3 server."""
+    with running_s3() as variables:
+        yield variables
 
 
 @pytest.fixture(scope="package")

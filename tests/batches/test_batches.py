@@ -13,6 +13,7 @@ from gateway.settings import Settings
 from tests.batches.conftest import (
     CHATS,
     COMPLETIONS,
+    DOCUMENTED_MODEL,
     create,
     execute,
     jsonl,
@@ -111,7 +112,10 @@ BAD_LINES: list[tuple[bytes, str, str]] = [
     (b"[]", "invalid_json_line", "not a JSON object"),
     (jsonl(line("good"))[:-1], "duplicate_custom_id", 'custom_id "good" occurs in an earlier'),
     (jsonl(line("chat", CHATS))[:-1], "mismatched_url", f"endpoint of the batch, {COMPLETIONS}."),
+    (jsonl(line("url", "/v1/embeddings"))[:-1], "mismatched_url", 'Given: "/v1/embeddings".'),
     (jsonl(line("model", model="gpt-4"))[:-1], "model_not_found", "The model 'gpt-4' does not"),
+    # It exists, but the key may not use it.
+    (jsonl(line("foreign", model=MODEL))[:-1], "model_not_found", f"The model '{MODEL}' does not"),
     (jsonl(line("stream", stream=True))[:-1], "invalid_body", "'body.stream' must be false."),
     (b'{"custom_id":"m","method":"GET","url":"x","body":{}}', "invalid_parameter", "'method' is"),
     (b'{"custom_id":"n","method":"POST","url":"x"}', "missing_required_parameter", "'body'"),
@@ -120,18 +124,18 @@ BAD_LINES: list[tuple[bytes, str, str]] = [
 ]
 
 
-def test_bad_lines_fail_the_batch_with_their_numbers(stack: Stack, openai: OpenAI) -> None:
-    good = jsonl(line("good"))
+def test_bad_lines_fail_the_batch_with_their_numbers(stack: Stack) -> None:
+    good = jsonl(line("good", model=DOCUMENTED_MODEL))
     # CRLF is valid, because JSON allows white space around a value.
-    content = good + jsonl(line("crlf"))[:-1] + b"\r\n"
+    content = good + jsonl(line("crlf", model=DOCUMENTED_MODEL))[:-1] + b"\r\n"
     content += b"".join(bad + b"\n" for bad, _, _ in BAD_LINES)
-    file = openai.files.create(file=("bad.jsonl", content), purpose="batch")
-    batch = wait_for(
-        openai,
-        openai.batches.create(
+    key = stack.key("picky", allowed_models=[DOCUMENTED_MODEL])
+    with OpenAI(base_url=f"{stack.url}/v1", api_key=key, max_retries=0) as openai:
+        file = openai.files.create(file=("bad.jsonl", content), purpose="batch")
+        created = openai.batches.create(
             input_file_id=file.id, endpoint=COMPLETIONS, completion_window="24h"
-        ).id,
-    )
+        )
+        batch = wait_for(openai, created.id)
     assert batch.status == "failed"
     assert batch.errors is not None
     found = batch.errors.data or []

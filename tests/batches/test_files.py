@@ -2,14 +2,27 @@
 
 import asyncio
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from fastapi.routing import APIRoute
 from openai import APIStatusError, NotFoundError, OpenAI
 
-from tests.batches.conftest import MAX_BODY_BYTES, MOST_LINES, execute, jsonl, line, upload
+from gateway.batches.routes import router as batches_router
+from gateway.files.routes import router as files_router
+from tests.batches.conftest import (
+    MAX_BODY_BYTES,
+    MOST_LINES,
+    create,
+    execute,
+    jsonl,
+    line,
+    run_sluice,
+    wait_for,
+)
 from tests.gateway.conftest import eventually, gateway_client
 from tests.support.stack import Stack
 
@@ -150,35 +163,68 @@ async def test_upload_that_breaks_off_leaves_nothing(stack: Stack) -> None:
     await eventually(lambda: stored(stack) == before, what="the upload being removed")
 
 
-@pytest.fixture(scope="package")
-def stranger_key(stack: Stack) -> str:
-    """A key of another tenant."""
-    return stack.key("stranger")
+@pytest.fixture(params=["another tenant", "a project of the tenant"])
+def stranger(stack: Stack, request: pytest.FixtureRequest) -> httpx.AsyncClient:
+    """A client whose credential may not use the files and batches of the tenant's other keys."""
+    if request.param == "another tenant":
+        return gateway_client(stack.url, stack.key("stranger"))
+    project = run_sluice(stack, "projects", "create", "--tenant", "acme", "p")
+    return gateway_client(
+        stack.url, stack.key("acme", project_id=re.findall(r"prj_\w+", project)[0])
+    )
+
+
+def paths(*, has_id: bool) -> list[tuple[str, str]]:
+    """Return methods and paths of all routes, with or without the id of a file or batch."""
+    return [
+        (method, route.path)
+        for router in (files_router, batches_router)
+        for route in router.routes
+        if isinstance(route, APIRoute) and ("{" in route.path) is has_id
+        for method in sorted(route.methods)
+    ]
+
+
+def message_of(response: httpx.Response) -> str:
+    """Return the message of an error, without the id in it."""
+    return re.sub(r'"[^"]*"', "", str(response.json()["error"]["message"]))
 
 
 async def test_only_the_owner_sees_files_and_batches(
-    stack: Stack, openai: OpenAI, stranger_key: str
+    stack: Stack, openai: OpenAI, stranger: httpx.AsyncClient
 ) -> None:
-    file_id = upload(openai, line("a"))
-    batch = openai.batches.create(
-        input_file_id=file_id, endpoint="/v1/completions", completion_window="24h"
-    )
-    async with gateway_client(stack.url, stranger_key) as stranger:
-        for method, path in (
-            ("GET", f"/v1/files/{file_id}"),
-            ("GET", f"/v1/files/{file_id}/content"),
-            ("DELETE", f"/v1/files/{file_id}"),
-            ("GET", f"/v1/batches/{batch.id}"),
-            ("POST", f"/v1/batches/{batch.id}/cancel"),
-        ):
-            response = await stranger.request(method, path)
-            assert response.status_code == 404, path
-        body: dict[str, Any] = {
-            "input_file_id": file_id,
-            "endpoint": "/v1/completions",
-            "completion_window": "24h",
-        }
+    ended = wait_for(openai, create(openai, line("a"), line("b", temperature=-1)).id)
+    ids = {
+        "file_id": (ended.input_file_id, ended.output_file_id, ended.error_file_id),
+        "batch_id": (ended.id,),
+    }
+    body: dict[str, Any] = {
+        "input_file_id": ended.input_file_id,
+        "endpoint": "/v1/completions",
+        "completion_window": "24h",
+    }
+    tried = 0
+    async with stranger:
+        for method, path in paths(has_id=True):
+            for name, id_ in ((name, id_) for name, some in ids.items() for id_ in some):
+                if f"{{{name}}}" in path:
+                    response = await stranger.request(method, path.format(**{name: id_}))
+                    missing = await stranger.request(method, path.format(**{name: "missing"}))
+                    assert response.status_code == 404, (method, path)
+                    assert message_of(response) == message_of(missing)
+                    tried += 1
+        for method, path in paths(has_id=False):
+            if method == "GET":
+                assert (await stranger.get(path)).json()["data"] == []
+                # A foreign id is no entry of this list, like one that does not exist.
+                answers = [
+                    await stranger.get(path, params={"after": after})
+                    for after in (ended.id, ended.input_file_id, "missing")
+                ]
+                assert {each.status_code for each in answers} == {400}
+                assert len(set(map(message_of, answers))) == 1
         assert (await stranger.post("/v1/batches", json=body)).status_code == 404
-        for path in ("/v1/files", "/v1/batches"):
-            assert (await stranger.get(path)).json()["data"] == []
-            assert (await stranger.get(path, params={"after": file_id})).status_code == 400
+    assert tried == len(ids["file_id"]) * 3 + 2
+    # Nothing of it was deleted.
+    assert openai.files.content(ended.output_file_id or "").content
+    assert len(openai.files.content(ended.input_file_id).content.splitlines()) == 2

@@ -6,6 +6,7 @@ import pytest
 from openai import OpenAI
 
 from tests.batches.conftest import SETTINGS, create, ledger, line, results, wait_for
+from tests.batches.s3_server import BUCKET
 from tests.support.processes import wait_until
 from tests.support.stack import Stack, running_stack
 
@@ -14,10 +15,14 @@ TOKENS = 40
 
 
 @pytest.fixture
-def mortal(database_url: str) -> Iterator[Stack]:
-    """A deployment whose leases are short."""
+def mortal(
+    database_url: str, s3: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Stack]:
+    """A deployment whose leases are short, and whose files are in S3."""
+    for name, value in s3.items():
+        monkeypatch.setenv(name, value)
     with running_stack(database_url=database_url) as stack:
-        stack.environment |= SETTINGS
+        stack.environment |= SETTINGS | {"SLUICE_FILE_STORE": f"s3://{BUCKET}/kills"}
         stack.launch_worker("worker", WORKER)
         stack.start_jobs()
         stack.start_beat()

@@ -1,6 +1,5 @@
 """File stores: the same files in a folder and in S3."""
 
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -14,17 +13,10 @@ from gateway.files.store import FileStore, Owner
 from gateway.management.tenants.service import TenantService
 from gateway.tenancy.batches import File
 from gateway.tenancy.changes import ChangeAnnouncer
-from tests.batches.s3_server import BUCKET, running_s3
+from tests.batches.s3_server import BUCKET
 from tests.support.kinds import every_database
 
 ACME = Owner("acme")
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[dict[str, str]]:
-    """The variables of an S3 server."""
-    with running_s3() as variables:
-        yield variables
 
 
 @pytest.fixture(params=["folder", "s3"])
