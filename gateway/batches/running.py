@@ -228,6 +228,7 @@ class LineRunner:
         finally:
             await end_task(collecting)
             await asyncio.shield(reader.aclose())
+        await self._context.responses.settled(response)
         return _finished(line, custom_id, idempotent, response.id, whole)
 
     async def _collected(

@@ -41,6 +41,8 @@ MOST_SEEDINGS: Final = 5
 
 Counters may be unseeded again, or a new day may begin.
 """
+CONFIRM_SECONDS: Final = 0.25
+"""How often a settlement that has to be confirmed is tried again."""
 WATCH_SECONDS: Final = 1.0
 """Interval of the check whether Redis is still the same process."""
 RETRY_AFTER_SECONDS: Final = 1.0
@@ -124,6 +126,17 @@ class Reservations:
         counts.
         """
         return self._end(Ending(record.tenant_id, record.request_id, record))
+
+    async def settle_surely(self, record: UsageRecord) -> None:
+        """Settle a reservation of this process; return when Redis has confirmed it."""
+        is_confirmed = await self.settle(record)
+        while not is_confirmed:
+            await asyncio.sleep(CONFIRM_SECONDS)
+            is_confirmed = await self.settle(record)
+
+    def adopt(self, tenant_id: str, request_id: str) -> None:
+        """Let this process settle a request that has ended, although no reservation is open."""
+        self._open[request_id] = tenant_id
 
     def release(self, tenant_id: str, request_id: str) -> Coroutine[Any, Any, bool]:
         """Release a reservation of this process whose request was not admitted.

@@ -261,8 +261,17 @@ class OwnedResponse:
         self.generation.push(0, JobFailed(0, 0, FailureCode.CANCELLED, ""))
 
     async def finish(self) -> None:
-        """Settle a response whose jobs have all finished."""
-        if not self.settlement.has_ended:
+        """Settle a response whose jobs have all finished.
+
+        A line of a batch ends only when it is settled. If this gateway dies before, the one that
+        takes the response over settles it.
+        """
+        if self.settlement.has_ended:
+            return
+        if self.head.record.line:
+            await self.settlement.finish()
+            self._end(ResponseState.FINISHED)
+        else:
             self._end(ResponseState.FINISHED)
             await self.settlement.finish()
 

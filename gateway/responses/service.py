@@ -39,6 +39,8 @@ CANCEL_SECONDS: Final = 5.0
 """How long an owner has to cancel a response."""
 ASK_AGAIN_SECONDS: Final = 1.0
 LOOK_SECONDS: Final = 0.02
+SETTLED_SECONDS: Final = 0.05
+"""How often a complete response is read until it is settled."""
 
 logger = logging.getLogger(__name__)
 
@@ -213,6 +215,19 @@ class Responses:
                 status=stored.status._replace(state=ResponseState.CANCELLED, handles=()),
                 ttl_ms=head.retention_ms,
             )
+
+    async def settled(self, response: StoredResponse) -> None:
+        """Wait until a line of a batch that was read to its end is settled.
+
+        If the owner dies before, this gateway takes the response over. Raises an ApiError or
+        RedisError.
+        """
+        while True:
+            stored = await self.store.read(response.id, max_entries=0)
+            if stored is None or stored.state.is_end:
+                return
+            await self._takeovers.keep_running(stored)
+            await asyncio.sleep(SETTLED_SECONDS)
 
     async def forget(self, request_id: str) -> None:
         """Delete an ended response whose result is stored elsewhere. Raises RedisError."""

@@ -267,7 +267,7 @@ class Settlement:
             completion=record.completion_tokens,
         )
         if self._trace is None:
-            await self._service.reservations.settle(record)
+            await self._end_reservation(record, is_recorded=is_recorded)
             return record
         tracing.note_in(
             self._trace,
@@ -281,11 +281,18 @@ class Settlement:
             tracing.note(
                 {GEN_AI_RESPONSE_ID: record.request_id, OUTCOME: outcome.value, CODE: code}
             )
-            if is_recorded:
-                await self._service.reservations.settle(record)
-            else:
-                await self._service.reservations.release(record.tenant_id, record.request_id)
+            await self._end_reservation(record, is_recorded=is_recorded)
         return record
+
+    async def _end_reservation(self, record: UsageRecord, *, is_recorded: bool) -> None:
+        reservations = self._service.reservations
+        if not is_recorded:
+            await reservations.release(record.tenant_id, record.request_id)
+        elif record.line:
+            # Its result is stored next, and must not be free if this gateway dies then.
+            await reservations.settle_surely(record)
+        else:
+            await reservations.settle(record)
 
     def _undelivered(self, counts: Sequence[Counts], *, is_stored: bool) -> Counts:
         """Return the tokens of each job that no client has received or can still receive."""

@@ -243,6 +243,10 @@ class Takeovers:
         is_open = is_running and await reservations.take_over(_reservation_request(head, draft))
         if is_open or history.has_finished or history.failure is not None:
             admission = Admission(head.record.created_ms, {})
+            if head.record.line and not is_open:
+                # The sweep releases a line without a record. If the former owner has settled it
+                # instead, the ledger keeps that record.
+                reservations.adopt(draft.tenant_id, draft.request_id)
         else:
             # All clients had left; the engine reads the prompts again and the tenant pays for it.
             left = Counts(completion_tokens=status.settled.completion_tokens)

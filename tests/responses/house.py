@@ -139,6 +139,7 @@ class House:
         limits: Limits | None = None,
         max_tokens: int = 16,
         image_tokens: int = 0,
+        line: str = "",
         **parameters: Any,
     ) -> Submitted:
         """Admit a request as the API does, and put its jobs on the queue."""
@@ -158,6 +159,7 @@ class House:
             dialect=Dialect.VLLM,
             gateway=self.name,
             is_streamed=request.stream,
+            line=line,
             jobs=prompts,
             prompt_price=COMPLETION_PRICE,
             cached_price=COMPLETION_PRICE,

@@ -13,7 +13,14 @@ from gateway.responses.settlement import Ending
 from gateway.stream.failures import to_api_error
 from gateway.tenancy.usage_record import Outcome, UsageRecord
 from tests.gateway.conftest import eventually
-from tests.responses.house import COMPLETION_PRICE, PROMPT, House, Submitted, usage_records
+from tests.responses.house import (
+    COMPLETION_PRICE,
+    PROMPT,
+    House,
+    Submitted,
+    settled,
+    usage_records,
+)
 from tests.support.fake_worker import FakeWorker
 
 FINISHED, BEGUN = 4, 2
@@ -114,3 +121,22 @@ async def test_only_delivered_tokens_are_charged_after_a_server_failure(
     for name, end in FAILURES.items():
         record = await used(first, worker, redis, end, stream=stream, is_kept=is_kept)
         assert (name, paid(record)) == (name, delivered)
+
+
+async def test_line_of_a_batch_that_runs_again_has_no_record(
+    first: House, worker: FakeWorker, redis: "Redis"
+) -> None:
+    ends = {
+        "again": failing(to_api_error(JobFailed(0, 0, FailureCode.ENGINE_ERROR, ""))),
+        "never": failing(to_api_error(JobFailed(0, 0, FailureCode.INVALID_REQUEST, ""))),
+    }
+    requests = {name: await first.submit(line=f"batch_1:{name}") for name in ends}
+    for claim in await worker.claim(len(requests)):
+        await worker.say(claim, "a")
+        await worker.drop(claim, tokens=1, cached=0)
+    for name, end in ends.items():
+        end(first, requests[name])
+    # What it has generated is free, because its result is not whole.
+    assert await settled(redis, requests["never"].id) == [("failed", 3, 1)]
+    (record,) = (await usage_records(redis)).values()
+    assert record.cost_micros == 0

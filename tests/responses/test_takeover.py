@@ -7,19 +7,25 @@ from typing import Any
 
 import pytest
 from redis.asyncio import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from contract import keys
 from contract.messages import JobStarted
 from contract.outcomes import FailureCode
 from contract.queue import Claim
+from contract.tasks import end_task
 from gateway.dispatch import silence
 from gateway.errors import RateLimitError
+from gateway.quota.store import QuotaStore
+from gateway.redis_client import PipeliningExecutor
 from gateway.responses.store import ResponseState
 from gateway.tenancy.limits import Limits
+from gateway.tenancy.usage_record import UsageRecord
 from tests.gateway.conftest import eventually, nothing_left
 from tests.responses.conftest import OpenHouse
 from tests.responses.house import (
     PROMPT,
+    TENANT,
     House,
     Reader,
     Submitted,
@@ -82,6 +88,39 @@ async def test_end_that_the_owner_did_not_write_is_delivered_and_settled(
     reader = await Reader((await second.attach(request.id)).generation).to_the_end()
 
     assert reader.text == "ab"
+    assert await settled(redis, request.id) == [("finished", 3, 2)]
+    await state_is(second, request.id, ResponseState.FINISHED)
+
+
+async def test_line_of_a_batch_ends_when_its_settlement_is_confirmed(
+    open_house: OpenHouse, worker: FakeWorker, redis: "Redis", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = await open_house("gw1"), await open_house("gw2")
+    request = await first.submit(line="batch_1:1")
+    reader = Reader(request.generation)
+    settle = QuotaStore.settle
+
+    async def fail(self: QuotaStore, record: UsageRecord, **options: Any) -> bool:
+        if record.gateway == "gw1":
+            raise RedisConnectionError
+        return await settle(self, record, **options)
+
+    monkeypatch.setattr(QuotaStore, "settle", fail)
+    await worker.conclude(await worker.claim_one(), "a", "b")
+    await reader.to_the_end()
+    finishing = asyncio.create_task(first.responses.finish(request.settlement))
+    attachment = await second.attach(request.id)
+    assert (await Reader(attachment.generation).to_the_end()).text == "ab"
+    waiting = asyncio.create_task(second.responses.settled(await second.find(request.id)))
+    await asyncio.sleep(0.5)
+    assert not finishing.done()
+    assert not waiting.done()
+    assert (await second.find(request.id)).state is ResponseState.RUNNING
+    await first.kill()
+    await end_task(finishing)
+    # Since no gateway renews it, the sweep releases the reservation without a record.
+    await QuotaStore(PipeliningExecutor(redis)).release(TENANT, request.id)
+    await waiting
     assert await settled(redis, request.id) == [("finished", 3, 2)]
     await state_is(second, request.id, ResponseState.FINISHED)
 
