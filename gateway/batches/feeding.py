@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from contract import keys
 from contract.tier import Lane
-from gateway.batches.store import BatchStore
+from gateway.batches.store import RUNNING, BatchStore
 from gateway.database.engine import Database
 from gateway.database.tables import BatchFeedRow
 from gateway.dispatch.catalogue import Catalogue
@@ -46,21 +46,43 @@ class Feeder:
         self._redis = redis
         self._database = database
         self._catalogue = catalogue
+        self._missing: set[str] = set()
+        """Gateways that lease chunks, but had no heartbeat in Redis in the last run."""
 
     async def run(self) -> int:
         """Release lines of all running batches; return how many.
 
-        Raises StoreUnavailableError and RedisError.
+        Also ends the leases of dead gateways. Raises StoreUnavailableError and RedisError.
         """
         async with self._database.reading() as transaction:
-            states = (BatchStatus.IN_PROGRESS,)
-            batches = await BatchStore(transaction).in_states(states, limit=BATCHES_AT_ONCE)
+            batches = await BatchStore(transaction).in_states(RUNNING, limit=BATCHES_AT_ONCE)
         by_tenant: defaultdict[str, list[Batch]] = defaultdict(list)
         for batch in batches:
-            by_tenant[batch.tenant_id].append(batch)
+            if batch.status is BatchStatus.IN_PROGRESS:
+                by_tenant[batch.tenant_id].append(batch)
         if batches:
+            await self._end_leases([batch.id for batch in batches])
+        if by_tenant:
             await self._catalogue.refresh()
         return sum([await self._feed(*each) for each in by_tenant.items()])
+
+    async def _end_leases(self, batch_ids: Sequence[str]) -> None:
+        """End the leases of gateways without a heartbeat in two runs.
+
+        After an outage of Redis, gateways first have to connect again. Even if a gateway is alive,
+        each line runs once: its Idempotency-Key is the same at every gateway.
+        """
+        async with self._database.reading() as transaction:
+            lessees = sorted(await BatchStore(transaction).lessees(batch_ids))
+        pipeline = self._redis.pipeline(transaction=False)
+        for gateway in lessees:
+            pipeline.execute_command("EXISTS", keys.gateway_alive(gateway))
+        beats = await pipeline.execute() if lessees else []
+        missing = {name for name, beat in zip(lessees, beats, strict=True) if not beat}
+        if dead := missing & self._missing:
+            async with self._database.writing() as transaction:
+                await BatchStore(transaction).end_leases(batch_ids, dead, utc_now())
+        self._missing = missing
 
     async def _feed(self, tenant_id: str, batches: Sequence[Batch]) -> int:
         waiting = await self._waiting(tenant_id, batches)

@@ -301,7 +301,7 @@ def _runs_again(error: ApiError, attempts: int) -> bool:
         return error.should_retry is not False and attempts < MONEY_ATTEMPTS
     if isinstance(error, RateLimitError):
         return error.should_retry is not False
-    # A gateway that died while it admitted the line blocks the line's key for a minute.
+    # A gateway that died while it admitted the line blocks the key until its heartbeat is missing.
     temporary = (ServiceUnavailableError, TenantQueueFullError, IdempotencyInProgressError)
     return isinstance(error, temporary)
 

@@ -20,7 +20,8 @@ LEASE: Final = timedelta(seconds=30)
 """How long a chunk belongs to a gateway, unless the gateway renews the lease."""
 ROWS_AT_ONCE: Final = 1_000
 
-_RUNNING: Final = (BatchStatus.IN_PROGRESS, BatchStatus.CANCELLING, BatchStatus.FINALIZING)
+RUNNING: Final = (BatchStatus.IN_PROGRESS, BatchStatus.CANCELLING, BatchStatus.FINALIZING)
+"""States of batches whose chunks gateways may run."""
 
 
 class Progress(NamedTuple):
@@ -233,7 +234,7 @@ class BatchStore:
         rows = await self._transaction.execute(
             select(BatchChunkRow, BatchRow)
             .join(BatchRow, BatchRow.id == BatchChunkRow.batch_id)
-            .where(*_claimable(now), BatchRow.status.in_(_RUNNING))
+            .where(*_claimable(now), BatchRow.status.in_(RUNNING))
             .order_by(BatchChunkRow.leased_until)
             .limit(limit)
             .with_for_update(of=BatchChunkRow, skip_locked=True)
@@ -263,6 +264,34 @@ class BatchStore:
                 )
                 .values(leased_until=now + lease)
             )
+
+    async def lessees(self, batch_ids: Collection[str]) -> set[str]:
+        """Return the gateways that have leased chunks of these batches."""
+        rows = await self._transaction.scalars(
+            select(BatchChunkRow.gateway)
+            .distinct()
+            .where(
+                BatchChunkRow.batch_id.in_(batch_ids),
+                BatchChunkRow.state == ChunkState.RELEASED,
+                BatchChunkRow.gateway != "",
+            )
+        )
+        return set(rows)
+
+    async def end_leases(
+        self, batch_ids: Collection[str], gateways: Collection[str], now: datetime
+    ) -> None:
+        """End the leases of dead gateways, so that others claim their chunks at once."""
+        await self._transaction.execute(
+            update(BatchChunkRow)
+            .where(
+                BatchChunkRow.batch_id.in_(batch_ids),
+                BatchChunkRow.state == ChunkState.RELEASED,
+                BatchChunkRow.gateway.in_(gateways),
+                BatchChunkRow.leased_until > now,
+            )
+            .values(leased_until=now)
+        )
 
     async def finish_chunks(self, chunks: Sequence[Chunk], progress: Progress) -> bool:
         """Record the end of the lines of a batch's chunks.

@@ -20,14 +20,14 @@ from gateway.errors import (
     shown,
 )
 from gateway.generation.call import Call
-from gateway.idempotency.registry import IdempotentRequest
+from gateway.idempotency.registry import Claim, IdempotentRequest
 from gateway.responses.store import ResponseState, StoredResponse
 
 HEADER: Final = "Idempotency-Key"
 REPLAYED_HEADER: Final = "idempotent-replayed"
 
 ADMISSION_SECONDS: Final = 60.0
-"""Maximum time to admit a request. A gateway that takes longer has died."""
+"""Maximum time to admit a request, if it is unknown whether its gateway is alive."""
 WAIT_SECONDS: Final = 2.0
 """How long a request waits while another one with its key is being admitted."""
 _POLL_SECONDS: Final = 0.05
@@ -70,7 +70,7 @@ async def find_earlier(
     StoreUnavailableError.
     """
     deadline = time.monotonic() + WAIT_SECONDS
-    unusable_id = ""
+    unusable_id = withdrawn_id = ""
     registry, responses = call.context.idempotency, call.context.responses
     try:
         while True:
@@ -85,14 +85,32 @@ async def find_earlier(
                     # A request without a model in its body uses the default of this credential.
                     raise IdempotencyConflictError
                 return response
-            if response is not None or claim.age_ms > ADMISSION_SECONDS * 1000:
+            is_late = claim.age_ms > ADMISSION_SECONDS * 1000
+            if response is not None or is_late or claim.request_id == withdrawn_id:
                 unusable_id = claim.request_id
+            elif await _is_withdrawn(call, claim):
+                # Its gateway may have stored the response since it was looked for.
+                withdrawn_id = claim.request_id
             elif time.monotonic() > deadline:
                 raise IdempotencyInProgressError
             else:
                 await asyncio.sleep(_POLL_SECONDS)
     except RedisError:
         raise queue_unavailable() from None
+
+
+async def _is_withdrawn(call: Call, claim: Claim) -> bool:
+    """Return whether a request will never be admitted, because its gateway has died before.
+
+    A gateway that was only slow cannot admit the request any more. If it already has, but died
+    before it stored the response, the reservation has to expire first. Raises RedisError.
+    """
+    context = call.context
+    return (
+        claim.gateway != ""
+        and await context.responses.is_gone(claim.gateway)
+        and await context.reservations.withdraw(call.principal.tenant_id, claim.request_id)
+    )
 
 
 async def release(call: Call, idempotent: IdempotentRequest, request_id: str) -> None:

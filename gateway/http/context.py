@@ -169,7 +169,9 @@ async def _open(settings: Settings, stack: AsyncExitStack) -> ProcessContext:
         storage=storage,
         settlements=settlements,
         responses=responses,
-        idempotency=IdempotencyRegistry(executor, retention=settings.idempotency_retention),
+        idempotency=IdempotencyRegistry(
+            executor, gateway=dispatcher.gateway, retention=settings.idempotency_retention
+        ),
     )
 
 

@@ -35,13 +35,16 @@ class Claim(NamedTuple):
     body_digest: str
     age_ms: int
     """Milliseconds since the request claimed the key."""
+    gateway: str
+    """The gateway that admits the request; empty if it runs an earlier release."""
 
 
 class IdempotencyRegistry:
     """Claims on keys. All methods raise RedisError if Redis does not respond."""
 
-    def __init__(self, executor: CommandExecutor, *, retention: timedelta) -> None:
+    def __init__(self, executor: CommandExecutor, *, gateway: str, retention: timedelta) -> None:
         self._executor = executor
+        self._gateway = gateway
         self._retention_ms = int(retention.total_seconds() * 1000)
 
     async def claim(
@@ -51,12 +54,12 @@ class IdempotencyRegistry:
 
         The claim replaces the request `in_place_of`, whose response is unusable.
         """
-        claimed, body_digest, age_ms = await _CLAIM.run(
+        claimed, body_digest, age_ms, gateway = await _CLAIM.run(
             self._executor,
             [_entry(request)],
-            [request_id, request.body_digest, self._retention_ms, in_place_of],
+            [request_id, request.body_digest, self._retention_ms, in_place_of, self._gateway],
         )
-        return Claim(claimed.decode(), body_digest.decode(), int(age_ms))
+        return Claim(claimed.decode(), body_digest.decode(), int(age_ms), gateway.decode())
 
     async def release(self, request: IdempotentRequest, request_id: str) -> None:
         """Free the key if it maps to `request_id`."""

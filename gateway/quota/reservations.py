@@ -145,6 +145,13 @@ class Reservations:
         """
         return self._end(Ending(tenant_id, request_id))
 
+    async def withdraw(self, tenant_id: str, request_id: str) -> bool:
+        """Keep a request of another process from being admitted; return False if it is admitted.
+
+        Raises RedisError.
+        """
+        return await self._store.withdraw(tenant_id, request_id)
+
     async def run(self) -> None:
         """Retry endings that did not arrive or were lost, until cancelled.
 

@@ -126,6 +126,17 @@ class QuotaStore:
         expiry = "" if expired_ms is None else expired_ms
         return self._end(tenant_id, request_id, [0, 0, 0, 0, "", expiry])
 
+    async def withdraw(self, tenant_id: str, request_id: str) -> bool:
+        """Keep a request from being admitted; return False if its reservation is open.
+
+        If its process admits it after all, its reservation reserves nothing.
+        """
+        # No open reservation expires at 0, so this only marks a request without a reservation.
+        await self.release(tenant_id, request_id, expired_ms=0)
+        open_reservations = keys.open_reservations(keys.bucket_of(tenant_id))
+        expiry = await self._executor.execute_command("ZSCORE", open_reservations, request_id)
+        return expiry is None
+
     async def _end(self, tenant_id: str, request_id: str, how: list[Argument]) -> bool:
         bucket = keys.bucket_of(tenant_id)
         ended = await _END.run(

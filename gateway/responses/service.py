@@ -128,6 +128,10 @@ class Responses:
 
     # -- other requests --------------------------------------------------------------------------
 
+    async def is_gone(self, gateway: str) -> bool:
+        """Return whether another gateway is dead. Raises RedisError."""
+        return gateway != self.dispatcher.gateway and not await self._peers.is_alive(gateway)
+
     async def find(self, request_id: str, *, tenant_id: str) -> StoredResponse | None:
         """Return a tenant's response; None if it does not exist, or is another tenant's.
 

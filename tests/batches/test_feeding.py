@@ -190,6 +190,29 @@ async def test_window_grows_while_the_queue_runs_dry_and_halves_when_pushed_back
     assert await feeder.run() > 0
 
 
+async def test_chunks_of_a_gateway_without_heartbeats_are_free_before_their_leases_end(
+    feeder: Feeder, database: Database, redis: "Redis"
+) -> None:
+    await running_batch(database, chunks=1)
+    await running_batch(database, "other", chunks=1)
+    await feeder.run()
+    async with database.writing() as transaction:
+        store = BatchStore(transaction)
+        (first,) = await store.claim_chunks("gw-1", utc_now(), limit=1)
+        await store.claim_chunks("gw-2", utc_now(), limit=1)
+    for gateway in ("gw-1", "gw-2"):
+        await redis.set(keys.gateway_alive(gateway), 1)
+    await feeder.run()
+    await redis.delete(keys.gateway_alive("gw-1"))
+    # After an outage of Redis, living gateways lack a heartbeat for a moment.
+    await feeder.run()
+    assert await claim_all(database) == 0
+    await feeder.run()
+    async with database.writing() as transaction:
+        (again,) = await BatchStore(transaction).claim_chunks("gw-3", utc_now(), limit=9)
+    assert again == first
+
+
 @every_database
 async def test_chunk_of_a_dead_gateway_is_claimed_again_and_ends_once(
     feeder: Feeder, database: Database

@@ -18,11 +18,11 @@ ASKED = IdempotentRequest("acme", None, "order-17", "digest-1")
 @pytest.fixture
 def registry(any_redis: "Redis") -> IdempotencyRegistry:
     """A registry of one gateway."""
-    return IdempotencyRegistry(any_redis, retention=RETENTION)
+    return IdempotencyRegistry(any_redis, gateway="gw-1", retention=RETENTION)
 
 
 async def test_key_belongs_to_the_first_request(registry: IdempotencyRegistry) -> None:
-    assert await registry.claim(ASKED, "cmpl-1") == Claim("cmpl-1", "digest-1", 0)
+    assert await registry.claim(ASKED, "cmpl-1") == Claim("cmpl-1", "digest-1", 0, "gw-1")
     other = ASKED._replace(body_digest="digest-2")
     claim = await registry.claim(other, "cmpl-2")
     assert (claim.request_id, claim.body_digest) == ("cmpl-1", "digest-1")

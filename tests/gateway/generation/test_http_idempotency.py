@@ -345,7 +345,27 @@ async def test_key_of_a_request_during_admission_is_taken(
     assert refused.status_code == 409, refused.text
     assert refused.json()["error"]["code"] == "idempotency_in_progress"
     assert refused.headers["retry-after"] == "1"
-    # As if that gateway had died then.
+    # As if that gateway had died then: it has no heartbeat.
+    await store.hset(entry, "gateway", "gone")
+    bucket = int(entry.partition(b":")[2].partition(b"}")[0])
+    reservations = keys.open_reservations(bucket)
+    await store.zadd(reservations, {"cmpl-being-admitted": 2**50})
+    assert (await ask(client, idempotency_key)).status_code == 409, "the request is admitted"
+    await store.zrem(reservations, "cmpl-being-admitted")
+    assert not is_replayed(served := await ask(client, idempotency_key))
+    assert served.status_code == 200
+    # If the gateway was only slow, the limits do not admit its request any more.
+    assert await store.hget(keys.reservation(bucket, "cmpl-being-admitted"), "released")
+
+
+async def test_key_without_a_known_gateway_is_free_after_a_minute(
+    client: httpx.AsyncClient, store: "Redis", idempotency_key: str
+) -> None:
+    first = await ask(client, idempotency_key)
+    entry = await _entry_of(store, first.json()["id"])
+    await store.hdel(entry, "gateway")
+    await store.hset(entry, "request", "cmpl-being-admitted")
+    assert (await ask(client, idempotency_key)).status_code == 409
     created = int((await store.hget(entry, "created_ms")) or 0)
     await store.hset(entry, "created_ms", str(created - 61_000))
     assert not is_replayed(served := await ask(client, idempotency_key))
