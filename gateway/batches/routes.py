@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends, Path, Query, Request
 from gateway.auth.principal import Principal
 from gateway.batches.schemas import BatchBody, BatchCreation, BatchList
 from gateway.batches.service import BatchService
-from gateway.database.paging import MAX_PAGE, Page, PageRequest
+from gateway.database.paging import MAX_PAGE, PageRequest
 from gateway.dialects.profile_choice import DIALECT_HEADER, choose_profile
 from gateway.files.routes import After, caller_principal, file_service, owner_of
 from gateway.http.authorization import Context
@@ -68,7 +68,7 @@ async def list_batches(
 ) -> BatchList:
     """List batches, newest first."""
     page = await batches.page(owner_of(principal), PageRequest(after, limit, is_newest_first=True))
-    return BatchList.of_entries(Page(list(map(BatchBody.of, page.entries)), page.has_more))
+    return BatchList.of(page, BatchBody.of)
 
 
 @router.get("/{batch_id}", summary="Get a batch")

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Final, Literal
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
 from gateway.auth.principal import Principal
-from gateway.database.paging import Page, PageRequest
+from gateway.database.paging import PageRequest
 from gateway.files.content import MEDIA_TYPE, content_response
 from gateway.files.schemas import DeletedFile, FileBody, FileList
 from gateway.files.service import MAX_RETENTION_SECONDS, MIN_RETENTION_SECONDS, FileService
@@ -118,7 +118,7 @@ async def list_files(
     """List files by their time of creation, newest first by default."""
     wanted = PageRequest(after, limit, is_newest_first=order == "desc")
     page = await files.page(owner, wanted, purpose=purpose)
-    return FileList.of_entries(Page(list(map(FileBody.of, page.entries)), page.has_more))
+    return FileList.of(page, FileBody.of)
 
 
 @router.get("/{file_id}", summary="Get a file")

@@ -1,5 +1,6 @@
 """Response bodies of files, in the form of OpenAI's API."""
 
+from collections.abc import Callable
 from datetime import datetime
 from typing import Generic, Literal, Self, TypeVar
 
@@ -9,6 +10,7 @@ from gateway.database.paging import Page
 from gateway.tenancy.batches import File, FilePurpose
 
 T = TypeVar("T", bound=BaseModel)
+R = TypeVar("R")
 
 
 class FileBody(BaseModel):
@@ -48,11 +50,12 @@ class CursorList(BaseModel, Generic[T]):
     has_more: bool
 
     @classmethod
-    def of_entries(cls, page: Page[T]) -> Self:
-        """Return the response body of a page of bodies that have an `id`."""
-        ids: list[str] = [getattr(each, "id") for each in page.entries]  # noqa: B009
+    def of(cls, page: Page[R], body_of: Callable[[R], T]) -> Self:
+        """Return the response body of a page of records, whose bodies have an `id`."""
+        data = list(map(body_of, page.entries))
+        ids: list[str] = [getattr(each, "id") for each in data]  # noqa: B009
         return cls(
-            data=page.entries,
+            data=data,
             first_id=ids[0] if ids else None,
             last_id=ids[-1] if ids else None,
             has_more=page.has_more,
