@@ -29,6 +29,7 @@ class RevocationListener:
         redis: a client that returns bytes; the blocking read occupies one of its connections.
         authenticator: its cache is invalidated.
         on_prices_changed: called when the price table has grown, or may have grown.
+        on_lines_released: called when lines of batches are released, or may be.
     """
 
     def __init__(
@@ -37,10 +38,12 @@ class RevocationListener:
         authenticator: Authenticator,
         *,
         on_prices_changed: Callable[[], None] = lambda: None,
+        on_lines_released: Callable[[], None] = lambda: None,
     ) -> None:
         self._redis = redis
         self._authenticator = authenticator
         self._on_prices_changed = on_prices_changed
+        self._on_lines_released = on_lines_released
         self._last_id: bytes | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -84,6 +87,7 @@ class RevocationListener:
         self._last_id = newest[0][0] if newest else _BEFORE_ALL
         self._authenticator.expire_all()
         self._on_prices_changed()
+        self._on_lines_released()
 
     async def _follow(self) -> None:
         while True:
@@ -103,6 +107,8 @@ class RevocationListener:
             self._authenticator.expire_all()
         if b"prices" in fields:
             self._on_prices_changed()
+        if b"lines" in fields:
+            self._on_lines_released()
 
 
 def _entries(reply: Any) -> list[tuple[bytes, dict[bytes, bytes]]]:

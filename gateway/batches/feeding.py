@@ -21,6 +21,7 @@ from gateway.database.engine import Database
 from gateway.database.tables import BatchFeedRow
 from gateway.dispatch.catalogue import Catalogue
 from gateway.tenancy.batches import Batch, BatchStatus
+from gateway.tenancy.changes import ChangeAnnouncer
 from gateway.tenancy.times import EPOCH, utc_now
 
 LEAST_WAITING: Final = 64
@@ -42,17 +43,20 @@ BATCHES_AT_ONCE: Final = 10_000
 class Feeder:
     """Feeds the batches of all tenants. Two runs at once release too much only for a moment."""
 
-    def __init__(self, redis: Redis, database: Database, catalogue: Catalogue) -> None:
+    def __init__(
+        self, redis: Redis, database: Database, catalogue: Catalogue, announcer: ChangeAnnouncer
+    ) -> None:
         self._redis = redis
         self._database = database
         self._catalogue = catalogue
+        self._announcer = announcer
         self._missing: set[str] = set()
         """Gateways that lease chunks, but had no heartbeat in Redis in the last run."""
 
     async def run(self) -> int:
         """Release lines of all running batches; return how many.
 
-        Also ends the leases of dead gateways. Raises StoreUnavailableError and RedisError.
+        Also ends the leases of dead gateways. Raises an ApiError or RedisError.
         """
         async with self._database.reading() as transaction:
             batches = await BatchStore(transaction).in_states(RUNNING, limit=BATCHES_AT_ONCE)
@@ -60,14 +64,16 @@ class Feeder:
         for batch in batches:
             if batch.status is BatchStatus.IN_PROGRESS:
                 by_tenant[batch.tenant_id].append(batch)
-        if batches:
-            await self._end_leases([batch.id for batch in batches])
+        are_freed = bool(batches) and await self._end_leases([batch.id for batch in batches])
         if by_tenant:
             await self._catalogue.refresh()
-        return sum([await self._feed(*each) for each in by_tenant.items()])
+        released = sum([await self._feed(*each) for each in by_tenant.items()])
+        if released or are_freed:
+            await self._announcer.lines_released()
+        return released
 
-    async def _end_leases(self, batch_ids: Sequence[str]) -> None:
-        """End the leases of gateways without a heartbeat in two runs.
+    async def _end_leases(self, batch_ids: Sequence[str]) -> bool:
+        """End the leases of gateways without a heartbeat in two runs; return whether any has.
 
         After an outage of Redis, gateways first have to connect again. Even if a gateway is alive,
         each line runs once: its Idempotency-Key is the same at every gateway.
@@ -83,6 +89,7 @@ class Feeder:
             async with self._database.writing() as transaction:
                 await BatchStore(transaction).end_leases(batch_ids, dead, utc_now())
         self._missing = missing
+        return bool(dead)
 
     async def _feed(self, tenant_id: str, batches: Sequence[Batch]) -> int:
         waiting = await self._waiting(tenant_id, batches)

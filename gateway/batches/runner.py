@@ -47,8 +47,11 @@ from gateway.tenancy.times import utc_now
 
 LOOK_SECONDS: Final = 0.5
 """How often the runner looks for released lines, and for cancelled batches."""
-IDLE_SECONDS: Final = 2.0
-"""The longest time between two looks for released lines while it runs none."""
+IDLE_SECONDS: Final = 30.0
+"""The longest time between two looks for released lines while it runs none and none are
+announced."""
+HERD_SECONDS: Final = 0.1
+"""Idle gateways look within this time of an announcement, so that not all look at once."""
 RENEW_TURNS: Final = 16
 """Turns after which leases are renewed, a fraction of `LEASE`."""
 FIRST_PAUSE_SECONDS: Final = 0.5
@@ -105,9 +108,20 @@ class BatchRunner:
                 self._is_failing = True
             raise_if_cancelled()
             turn += 1
-            is_idle = not self._running
-            pause = jittered(IDLE_SECONDS, least=0.5) if is_idle else LOOK_SECONDS
-            await asyncio.sleep(pause)
+            if self._running or self._is_failing:
+                await asyncio.sleep(LOOK_SECONDS)
+            else:
+                await self._wait_for_lines()
+
+    async def _wait_for_lines(self) -> None:
+        """Wait until lines are announced, or for a while: an announcement may get lost."""
+        try:
+            async with asyncio.timeout(jittered(IDLE_SECONDS, least=0.5)):
+                await self._context.lines_released.wait()
+        except TimeoutError:
+            return
+        self._context.lines_released.clear()
+        await asyncio.sleep(jittered(HERD_SECONDS, least=0.0))
 
     async def aclose(self) -> None:
         """Leave running lines to other gateways."""

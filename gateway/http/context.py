@@ -61,6 +61,8 @@ class ProcessContext:
     redis: "Redis"
     database: Database
     announcer: ChangeAnnouncer
+    lines_released: asyncio.Event
+    """Set when lines of batches may be released."""
     authenticator: Authenticator
     catalogue: Catalogue
     tokenizers: TokenizerStore
@@ -109,7 +111,13 @@ async def _open(settings: Settings, stack: AsyncExitStack) -> ProcessContext:
     stack.push_async_callback(redis.aclose)
     prices = PriceBook(database, batch_percent=settings.batch_price_percent)
     await prices.refresh()
-    listener = RevocationListener(redis, authenticator, on_prices_changed=prices.refresh_soon)
+    lines_released = asyncio.Event()
+    listener = RevocationListener(
+        redis,
+        authenticator,
+        on_prices_changed=prices.refresh_soon,
+        on_lines_released=lines_released.set,
+    )
     listener.start()
     stack.push_async_callback(listener.stop)
     executor = PipeliningExecutor(redis)
@@ -155,6 +163,7 @@ async def _open(settings: Settings, stack: AsyncExitStack) -> ProcessContext:
         redis=redis,
         database=database,
         announcer=ChangeAnnouncer(redis),
+        lines_released=lines_released,
         authenticator=authenticator,
         catalogue=catalogue,
         tokenizers=TokenizerStore(catalogue.tokenizer),

@@ -58,7 +58,7 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
         authenticator = Authenticator.from_settings(settings, database)
         yield Services(
             validator=Validator(database, files, catalogue, authenticator),
-            feeder=Feeder(redis, database, catalogue),
+            feeder=Feeder(redis, database, catalogue, ChangeAnnouncer(redis)),
             finisher=Finisher(database, files),
             files=files,
             redis=redis,

@@ -1,4 +1,4 @@
-"""Announce changed keys and tenants to all gateways, which then invalidate their caches."""
+"""Announce changes to all gateways, which then invalidate their caches or look for lines."""
 
 from typing import Final
 
@@ -42,6 +42,10 @@ class ChangeAnnouncer:
     async def prices_changed(self) -> None:
         """Announce that the price table has grown."""
         await self._announce({"prices": "all"})
+
+    async def lines_released(self) -> None:
+        """Announce that gateways may claim lines of batches."""
+        await self._announce({"lines": "released"})
 
     async def credits_changed(self, tenant_id: str) -> None:
         """Mark the tenant's balance to be derived again from the database.

@@ -138,7 +138,13 @@ async def test_announced_price_applies_at_once(
     book = PriceBook(database, batch_percent=50)
     await book.refresh()
     authenticator = Authenticator(database, verifier=None, ttl_seconds=1, max_entries=1)
-    listener = RevocationListener(redis, authenticator, on_prices_changed=book.refresh_soon)
+    lines_released = asyncio.Event()
+    listener = RevocationListener(
+        redis,
+        authenticator,
+        on_prices_changed=book.refresh_soon,
+        on_lines_released=lines_released.set,
+    )
     listener.start()
     task = asyncio.create_task(book.run())
     async with asyncio.timeout(PATIENCE_SECONDS):
@@ -147,6 +153,11 @@ async def test_announced_price_applies_at_once(
     for prompt_micros in (1, 2):
         await prices.add("m", prompt_micros=prompt_micros, completion_micros=1)
         await _until(book, prompt_micros)
+    # Idle gateways read the lines of batches when they are announced in the same stream.
+    lines_released.clear()
+    await ChangeAnnouncer(redis).lines_released()
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await lines_released.wait()
     await end_task(task)
     await listener.stop()
 

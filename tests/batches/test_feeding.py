@@ -26,6 +26,7 @@ from tests.support.kinds import every_database
 
 LINES = 32
 """Of each chunk."""
+RELEASED = {b"lines": b"released"}
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +38,8 @@ async def _tenants(database: Database, redis: "Redis") -> None:
 @pytest.fixture
 def feeder(database: Database, redis: "Redis") -> Feeder:
     """A feeder of an idle queue."""
-    return Feeder(redis, database, Catalogue(PipeliningExecutor(redis)))
+    catalogue = Catalogue(PipeliningExecutor(redis))
+    return Feeder(redis, database, catalogue, ChangeAnnouncer(redis))
 
 
 _numbers = iter(range(1000))
@@ -91,6 +93,12 @@ async def released(database: Database, batch_id: str) -> int:
         return await BatchStore(transaction).unclaimed_lines([batch_id])
 
 
+async def announced(redis: "Redis") -> list[dict[bytes, bytes]]:
+    """Return what was announced to gateways."""
+    entries: Any = await redis.xrange(keys.KEY_EVENTS)
+    return [fields for _, fields in entries]
+
+
 async def claim_all(database: Database) -> int:
     """Claim what is released, as a gateway does; return the number of chunks."""
     async with database.writing() as transaction:
@@ -108,8 +116,9 @@ async def a_second_later(database: Database, **columns: Any) -> None:
 
 @every_database
 async def test_each_tenant_has_its_own_window_and_early_deadlines_go_first(
-    feeder: Feeder, database: Database
+    feeder: Feeder, database: Database, redis: "Redis"
 ) -> None:
+    assert await feeder.run() == 0
     late = await running_batch(database)
     early = await running_batch(database, chunks=1, hours=1)
     others = await running_batch(database, "other")
@@ -118,6 +127,8 @@ async def test_each_tenant_has_its_own_window_and_early_deadlines_go_first(
     assert await released(database, late) == LEAST_WAITING - LINES
     assert await released(database, others) == LEAST_WAITING
     assert await feeder.run() == 0
+    # Idle gateways wait for the announcement of released lines.
+    assert await announced(redis) == [RELEASED]
     assert await claim_all(database) == 2 * LEAST_WAITING // LINES
     # Claimed lines no longer wait here; those in the queue do.
     assert await claim_all(database) == 0
@@ -207,7 +218,9 @@ async def test_chunks_of_a_gateway_without_heartbeats_are_free_before_their_leas
     # After an outage of Redis, living gateways lack a heartbeat for a moment.
     await feeder.run()
     assert await claim_all(database) == 0
+    await redis.delete(keys.KEY_EVENTS)
     await feeder.run()
+    assert await announced(redis) == [RELEASED]
     async with database.writing() as transaction:
         (again,) = await BatchStore(transaction).claim_chunks("gw-3", utc_now(), limit=9)
     assert again == first
