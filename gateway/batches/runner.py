@@ -11,7 +11,7 @@ from typing import Final
 from redis.exceptions import RedisError
 from sqlalchemy import update
 
-from contract.tasks import Backoff, end_task, jittered, raise_if_cancelled
+from contract.tasks import Backoff, TaskSet, end_task, jittered, raise_if_cancelled
 from contract.tier import ServiceTier
 from gateway import telemetry
 from gateway.auth.principal import Principal
@@ -62,6 +62,8 @@ FAILED_ATTEMPTS: Final = 3
 """Attempts of a line that failed while it ran."""
 SUSPENDED_SECONDS: Final = 3.0
 """Interval at which the lines of a suspended tenant look whether it is active again."""
+CLOSE_SECONDS: Final = 2.0
+"""Time to delete responses when the gateway stops; others expire."""
 FLEX_SHARE: Final = 0.25
 DEFAULT_SHARE: Final = 0.1
 """Lines of a batch that will be late are promoted when this share of its window is left."""
@@ -91,6 +93,7 @@ class BatchRunner:
         self._states: dict[str, BatchState] = {}
         """The batches of its chunks."""
         self._running: dict[asyncio.Task[None], Claimed] = {}
+        self._forgetting = TaskSet()
         self._pushed_back: set[str] = set()
         """Tenants whose lines had to wait since the last turn."""
         self._is_failing = False
@@ -127,6 +130,7 @@ class BatchRunner:
         """Leave running lines to other gateways."""
         claimed = [each.chunk for each in self._running.values()]
         await end_task(*self._running)
+        await self._forgetting.finish(CLOSE_SECONDS)
         if claimed:
             try:
                 async with self._database.writing() as transaction:
@@ -154,15 +158,25 @@ class BatchRunner:
                 return
         async with self._database.writing() as transaction:
             found = await BatchStore(transaction).claim_chunks(self._gateway, now, limit=room)
+        running = {(each.chunk.batch_id, each.chunk.number) for each in self._running.values()}
         for claimed in found:
+            if (claimed.chunk.batch_id, claimed.chunk.number) in running:
+                continue  # Its lease had ended, but no other gateway has claimed it.
             task = asyncio.create_task(self._run_chunk(claimed))
             self._running[task] = claimed
             task.add_done_callback(self._ended)
 
     async def _watch(self, now: datetime, *, renews: bool) -> None:
         """Notice which batches must stop, renew leases, and report what was pushed back."""
+        chunks = [each.chunk for each in self._running.values()]
         async with self._database.reading() as transaction:
-            batches = await BatchStore(transaction).read(self._states)
+            store = BatchStore(transaction)
+            batches = await store.read(self._states)
+            lost = await store.lost(self._gateway, chunks)
+        for task, (_, chunk) in self._running.items():
+            if (chunk.batch_id, chunk.number) in lost:
+                # This gateway had no heartbeat for a while. The other one continues the lines.
+                task.cancel()
         for batch in batches:
             await self._lines.promote(self._note(batch), tier_of(batch, now))
         if not renews and not self._pushed_back:
@@ -170,7 +184,6 @@ class BatchRunner:
         pushed_back, self._pushed_back = self._pushed_back, set()
         async with self._database.writing() as transaction:
             if renews:
-                chunks = [each.chunk for each in self._running.values()]
                 await BatchStore(transaction).renew(self._gateway, chunks, now)
             if pushed_back:
                 await transaction.execute(
@@ -213,6 +226,9 @@ class BatchRunner:
             return
         for run in runs:
             telemetry.BATCH_LINES.labels("completed" if run.result.is_success else "failed").inc()
+        self._forgetting.start(self._forget(runs))
+
+    async def _forget(self, runs: list[LineRun]) -> None:
         await asyncio.gather(*map(self._lines.forget, runs))
 
     async def _store(self, claimed: Claimed, runs: list[LineRun]) -> bool:

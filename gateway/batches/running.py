@@ -134,7 +134,7 @@ class LineRunner:
         context = self._context
         try:
             await context.responses.forget(run.request_id)
-            await context.idempotency.release(run.idempotent, run.request_id)
+            await context.idempotency.retire(run.idempotent, run.request_id)
         except RedisError as error:
             logger.warning("cannot delete the response of a line: %s", type(error).__name__)
 

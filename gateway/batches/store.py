@@ -250,10 +250,7 @@ class BatchStore:
         self, gateway: str, chunks: Iterable[Chunk], now: datetime, *, lease: timedelta = LEASE
     ) -> None:
         """Renew the leases of a gateway's chunks; with a lease of zero, give the chunks back."""
-        by_batch: dict[str, list[int]] = {}
-        for chunk in chunks:
-            by_batch.setdefault(chunk.batch_id, []).append(chunk.number)
-        for batch_id, numbers in sorted(by_batch.items()):
+        for batch_id, numbers in _by_batch(chunks):
             await self._transaction.execute(
                 update(BatchChunkRow)
                 .where(
@@ -264,6 +261,20 @@ class BatchStore:
                 )
                 .values(leased_until=now + lease)
             )
+
+    async def lost(self, gateway: str, chunks: Iterable[Chunk]) -> set[tuple[str, int]]:
+        """Return which of these chunks another gateway has leased: batch and number."""
+        lost = set[tuple[str, int]]()
+        for batch_id, numbers in _by_batch(chunks):
+            rows = await self._transaction.scalars(
+                select(BatchChunkRow.number).where(
+                    BatchChunkRow.batch_id == batch_id,
+                    BatchChunkRow.number.in_(numbers),
+                    BatchChunkRow.gateway != gateway,
+                )
+            )
+            lost |= {(batch_id, number) for number in rows}
+        return lost
 
     async def lessees(self, batch_ids: Collection[str]) -> set[str]:
         """Return the gateways that have leased chunks of these batches."""
@@ -314,6 +325,14 @@ class BatchStore:
         more = {name: getattr(BatchRow, name) + value for name, value in progress._asdict().items()}
         await self.change(batch_id, progressed_at=utc_now(), **more)
         return True
+
+
+def _by_batch(chunks: Iterable[Chunk]) -> list[tuple[str, list[int]]]:
+    """Return the numbers of chunks by batch, in the order in which they are locked."""
+    by_batch: dict[str, list[int]] = {}
+    for chunk in chunks:
+        by_batch.setdefault(chunk.batch_id, []).append(chunk.number)
+    return sorted(by_batch.items())
 
 
 def _claimable(now: datetime) -> tuple[ColumnElement[bool], ...]:

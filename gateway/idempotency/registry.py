@@ -6,10 +6,12 @@ same moment, only one runs. The registry stores only digests of keys.
 
 import hashlib
 from datetime import timedelta
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from contract import keys
 from contract.scripts import CommandExecutor, LuaScript
+
+RETIRED_MS: Final = 60_000
 
 _PACKAGE = "gateway.idempotency.scripts"
 _CLAIM = LuaScript("idempotency_claim", _PACKAGE)
@@ -63,7 +65,14 @@ class IdempotencyRegistry:
 
     async def release(self, request: IdempotentRequest, request_id: str) -> None:
         """Free the key if it maps to `request_id`."""
-        await _RELEASE.run(self._executor, [_entry(request)], [request_id])
+        await _RELEASE.run(self._executor, [_entry(request)], [request_id, 0])
+
+    async def retire(self, request: IdempotentRequest, request_id: str) -> None:
+        """Free the key in a minute if it maps to `request_id`, whose response is deleted.
+
+        Until then, a gateway that did not notice the end of the request cannot run it again.
+        """
+        await _RELEASE.run(self._executor, [_entry(request)], [request_id, RETIRED_MS])
 
 
 def _entry(request: IdempotentRequest) -> str:

@@ -248,7 +248,7 @@ class OwnedResponse:
             or self._wanted_until > now
         )
         if not is_wanted and self._unfinished and self._failure is None:
-            self.end(Ending(Outcome.CANCELLED))
+            self.end(Ending(Outcome.CANCELLED, is_temporary=True))
 
     # -- end -------------------------------------------------------------------------------------
 

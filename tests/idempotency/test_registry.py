@@ -8,7 +8,12 @@ import pytest
 from redis.asyncio import Redis
 
 from contract import keys
-from gateway.idempotency.registry import Claim, IdempotencyRegistry, IdempotentRequest
+from gateway.idempotency.registry import (
+    RETIRED_MS,
+    Claim,
+    IdempotencyRegistry,
+    IdempotentRequest,
+)
 from tests.support.kinds import every_redis
 
 RETENTION = timedelta(hours=24)
@@ -55,6 +60,18 @@ async def test_released_key_is_free(registry: IdempotencyRegistry) -> None:
     await registry.claim(ASKED, "cmpl-1")
     await registry.release(ASKED, "cmpl-1")
     assert (await registry.claim(ASKED, "cmpl-2")).request_id == "cmpl-2"
+
+
+@every_redis
+async def test_retired_key_stays_taken_for_a_minute(
+    registry: IdempotencyRegistry, any_redis: "Redis"
+) -> None:
+    await registry.claim(ASKED, "cmpl-1")
+    await registry.retire(ASKED, "cmpl-1")
+    claim = await registry.claim(ASKED, "cmpl-2")
+    assert (claim.request_id, claim.gateway) == ("cmpl-1", "")
+    (entry,) = await any_redis.keys("*")
+    assert 0 < await any_redis.pttl(entry) <= RETIRED_MS
 
 
 async def test_key_is_released_by_its_own_request_only(registry: IdempotencyRegistry) -> None:
