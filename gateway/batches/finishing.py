@@ -25,7 +25,7 @@ from gateway.tenancy.batches import Batch, BatchStatus, Chunk
 from gateway.tenancy.times import utc_now
 
 BATCHES_AT_ONCE: Final = 1_000
-CHUNKS_AT_ONCE: Final = 100
+CHUNKS_AT_ONCE: Final = 500
 """Chunks whose lines get their errors in one transaction."""
 JOINED_BYTES: Final = 4 * 1024 * 1024
 """Bytes of chunks that are read at once."""

@@ -62,13 +62,13 @@ class ResultFiles:
 
     async def _write(self, file_id: str, lines: Sequence[bytes]) -> _Written:
         parts: list[tuple[str, int]] = []
-        held: list[bytes] = []
+        held, size = list[bytes](), 0
         for number, line in enumerate(lines, start=1):
             held.append(line)
-            if number == len(lines) or sum(map(len, held)) >= OBJECT_BYTES:
-                content = b"".join(held)
-                parts.append((await self._files.put(file_id, content), len(content)))
-                held.clear()
+            size += len(line)
+            if number == len(lines) or size >= OBJECT_BYTES:
+                parts.append((await self._files.put(file_id, b"".join(held)), size))
+                held, size = [], 0
         return _Written(file_id, parts, len(lines))
 
 
