@@ -58,7 +58,8 @@ Scenarios:
   samplers    steps of the engine alone, 64 sequences, of which 0, 1 or 64 have a sampler chain
   admission   a key with all limits, and one without: CPU, latency, Redis; beside LiteLLM's proxy
   telemetry   traces of everything, JSON logs and scraped metrics, beside none of it
-  batch       a Poisson load at half of the capacity, alone and beside a batch, with 16 sequences
+  batch       a Poisson load at half of the capacity, 16 sequences: alone, beside a batch,
+              and beside a batch without preemption; on vLLM, or scripted with --quick
   peers       limits, ledger and metrics, beside nginx, vllm-router, smg and LiteLLM's proxy; only
               if named, because `make bench ARGS=peers` installs these
 
