@@ -637,6 +637,10 @@ class GenerationFailedError(ServiceUnavailableError):
     code = "engine_dead"
 
 
+class TakenOverError(GenerationFailedError):
+    """Another gateway continues the response, which has not failed."""
+
+
 class PoisonousRequestError(ApiError):
     """Engines crashed while they ran the request, so it is not retried."""
 

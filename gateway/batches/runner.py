@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -36,6 +37,7 @@ from gateway.errors import (
     RateLimitError,
     ServiceUnavailableError,
     StoreUnavailableError,
+    TakenOverError,
     TenantQueueFullError,
     queue_unavailable,
 )
@@ -246,9 +248,8 @@ class BatchRunner:
     async def _run_line(self, line: Line) -> LineRun:
         """Run a line until it has a result, however often it is refused for a moment."""
         backoff = Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
-        attempts = 0
+        failures = Counter[type[ApiError]]()
         while True:
-            attempts += 1
             try:
                 principal = await self._principal(line.state)
                 return await self._lines.run(line, principal, tier_of(line.batch, utc_now()))
@@ -259,7 +260,8 @@ class BatchRunner:
             except Exception:
                 logger.exception("line %s failed", line.id)
                 return refused(line, InternalError(), self._style(line))
-            if not _runs_again(error, attempts):
+            failures[type(error)] += 1
+            if not runs_again(error, failures[type(error)]):
                 return refused(line, error, self._style(line))
             if not isinstance(error, _NOT_PUSHED_BACK):
                 self._pushed_back.add(line.batch.tenant_id)
@@ -323,12 +325,12 @@ def tier_of(batch: Batch, now: datetime) -> ServiceTier:
     return ServiceTier.FLEX if left < FLEX_SHARE else ServiceTier.BATCH
 
 
-def _runs_again(error: ApiError, attempts: int) -> bool:
-    """Return whether a line that was refused or failed with this error runs again."""
-    if isinstance(error, GenerationFailedError):
-        return attempts < FAILED_ATTEMPTS
+def runs_again(error: ApiError, times: int) -> bool:
+    """Return whether a line that was refused or failed so many times like this runs again."""
+    if isinstance(error, GenerationFailedError) and not isinstance(error, TakenOverError):
+        return times < FAILED_ATTEMPTS
     if isinstance(error, InsufficientQuotaError):
-        return error.should_retry is not False and attempts < MONEY_ATTEMPTS
+        return error.should_retry is not False and times < MONEY_ATTEMPTS
     if isinstance(error, RateLimitError):
         return error.should_retry is not False
     # A gateway that died while it admitted the line blocks the key until its heartbeat is missing.

@@ -14,6 +14,7 @@ from gateway.errors import (
     OverloadedError,
     PoisonousRequestError,
     RequestCancelledError,
+    TakenOverError,
 )
 from gateway.prompt.window import too_long
 
@@ -21,7 +22,7 @@ RETRY_AFTER_SECONDS = 1.0
 OVERLOADED_RETRY_AFTER_SECONDS = 5.0
 
 
-def to_api_error(failed: JobFailed) -> ApiError:  # noqa: PLR0911  (one for each code)
+def to_api_error(failed: JobFailed) -> ApiError:  # noqa: C901, PLR0911  (one for each code)
     """Return the error that the client receives."""
     match failed.code:
         case FailureCode.INVALID_REQUEST:
@@ -54,12 +55,12 @@ def to_api_error(failed: JobFailed) -> ApiError:  # noqa: PLR0911  (one for each
             return PoisonousRequestError(
                 "The engine crashed twice while it ran this request, which is not retried."
             )
-        case (
-            FailureCode.WORKER_LOST
-            | FailureCode.ENGINE_ERROR
-            | FailureCode.REPLIES_LOST
-            | FailureCode.TAKEN_OVER
-        ):
+        case FailureCode.TAKEN_OVER:
+            return TakenOverError(
+                "Another gateway continues this request. Retry the request.",
+                retry_after_seconds=RETRY_AFTER_SECONDS,
+            )
+        case FailureCode.WORKER_LOST | FailureCode.ENGINE_ERROR | FailureCode.REPLIES_LOST:
             return GenerationFailedError(
                 "The worker failed while it ran this request. Retry the request.",
                 retry_after_seconds=RETRY_AFTER_SECONDS,

@@ -9,15 +9,18 @@ from redis.asyncio import Redis
 from sqlalchemy import select
 
 from contract import keys
+from contract.messages import JobFailed
+from contract.outcomes import FailureCode
 from contract.tier import Lane, ServiceTier
 from gateway.batches.feeding import LEAST_WAITING, STEP, Feeder
-from gateway.batches.runner import tier_of
+from gateway.batches.runner import runs_again, tier_of
 from gateway.batches.store import BatchStore, Progress
 from gateway.database.engine import Database
 from gateway.database.tables import BatchChunkRow, BatchFeedRow
 from gateway.dispatch.catalogue import Catalogue
 from gateway.management.tenants.service import TenantService
 from gateway.redis_client import PipeliningExecutor
+from gateway.stream.failures import to_api_error
 from gateway.tenancy.batches import Batch, BatchStatus, Chunk, ChunkState
 from gateway.tenancy.changes import ChangeAnnouncer
 from gateway.tenancy.times import utc_now
@@ -167,6 +170,21 @@ def test_late_batch_is_promoted_tier_by_tier() -> None:
     assert tiers == hours
     in_time = replace(batch, completed=99)
     assert tier_of(in_time, now + timedelta(hours=9.5)) is ServiceTier.BATCH
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        (FailureCode.ENGINE_ERROR, [True, True, False, False]),
+        # The line has not failed: another gateway continues it, or it never ran.
+        (FailureCode.TAKEN_OVER, [True] * 4),
+        (FailureCode.NO_WORKER, [True] * 4),
+        (FailureCode.POISONOUS, [False] * 4),
+    ],
+)
+def test_line_runs_again_unless_it_failed_often(code: FailureCode, expected: list[bool]) -> None:
+    error = to_api_error(JobFailed(0, 0, code, ""))
+    assert [runs_again(error, times) for times in (1, 2, 3, 1_000)] == expected
 
 
 async def test_window_grows_while_the_queue_runs_dry_and_halves_when_pushed_back(
