@@ -73,12 +73,18 @@ class Ending(NamedTuple):
             return cls(Outcome.TIMED_OUT, error.code)
         if isinstance(error, ApiError):
             return cls(Outcome.FAILED, error.code, error.status >= _OUR_FAULT, is_temporary(error))
-        return cls(Outcome.FAILED, InternalError.code, is_our_fault=True)
+        return cls(
+            Outcome.FAILED,
+            InternalError.code,
+            is_our_fault=True,
+            is_temporary=is_temporary(error),
+        )
 
 
 def is_temporary(error: BaseException) -> bool:
     """Return whether a request that fails with this error may succeed later."""
-    return isinstance(error, ServiceUnavailableError)
+    # Without Redis, or when the gateway stops, it is unknown whether the jobs are enqueued.
+    return isinstance(error, ServiceUnavailableError | RedisError | asyncio.CancelledError)
 
 
 class SettlementService:

@@ -5,6 +5,7 @@ from typing import Final
 
 import pytest
 from redis.asyncio import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from contract.messages import JobFailed
 from contract.outcomes import FailureCode
@@ -51,11 +52,16 @@ def cancel(house: House, request: Submitted) -> None:
     (settlement if owned is None else owned).end(Ending(Outcome.CANCELLED, "cancelled"))
 
 
+def leave(house: House, request: Submitted) -> None:
+    """End a request as its client does when it disconnects."""
+    house.responses.leave(request.settlement)
+
+
 THEIRS: Mapping[str, End] = {
     "rejected": failing(to_api_error(JobFailed(0, 0, FailureCode.INVALID_REQUEST, ""))),
     "timed out": failing(to_api_error(JobFailed(0, 0, FailureCode.DEADLINE_EXCEEDED, ""))),
     "slow reader": failing(SlowReaderError("")),
-    "left": lambda house, request: house.responses.leave(request.settlement),
+    "left": leave,
     "cancelled": cancel,
 }
 """Ends that a client can cause."""
@@ -128,6 +134,8 @@ async def test_line_of_a_batch_that_runs_again_has_no_record(
 ) -> None:
     ends = {
         "again": failing(to_api_error(JobFailed(0, 0, FailureCode.ENGINE_ERROR, ""))),
+        "without Redis": failing(RedisConnectionError()),
+        "abandoned": leave,
         "never": failing(to_api_error(JobFailed(0, 0, FailureCode.INVALID_REQUEST, ""))),
     }
     requests = {name: await first.submit(line=f"batch_1:{name}") for name in ends}
