@@ -162,6 +162,31 @@ def worker_channel(model: str, worker: str) -> str:
     return worker_channel_prefix(model) + worker
 
 
+def worker_doorbell_prefix(model: str) -> str:
+    """Prefix of the workers' own doorbells, to which the worker id is appended."""
+    return f"{{m:{model}}}:worker-doorbell:"
+
+
+def worker_doorbell(model: str, worker: str) -> str:
+    """List with expiry: a token if a job waits for this worker, which holds its prefix."""
+    return worker_doorbell_prefix(model) + worker
+
+
+def held_prefix(model: str) -> str:
+    """Prefix of what the workers hold, to which the worker id is appended."""
+    return f"{{m:{model}}}:held:"
+
+
+def held(model: str, worker: str) -> str:
+    """Set with expiry: digests that the worker holds (see `contract.affinity`)."""
+    return held_prefix(model) + worker
+
+
+def holders(model: str) -> str:
+    """Hash: digest -> a worker that has published it, and may have lost it since."""
+    return f"{{m:{model}}}:holders"
+
+
 def tokenizer(digest: str) -> str:
     """String with expiry: a zlib-compressed tokenizer.json, by its SHA-256."""
     return f"tokenizer:{digest}"

@@ -139,6 +139,8 @@ class GenerationJob(msgspec.Struct, frozen=True, omit_defaults=True):
     """The span of this attempt (W3C Trace Context); empty if the request is not traced."""
     earlier_traceparent: str = ""
     """The span of the previous attempt."""
+    affinity: bytes = b""
+    """What the job can reuse at a worker that holds it; see `contract.affinity`."""
 
     @property
     def is_replicated(self) -> bool:
@@ -434,6 +436,8 @@ class WorkerCard(msgspec.Struct, frozen=True, omit_defaults=True):
     """None for a model without a chat template."""
     image_tokens: int = 0
     """Most prompt tokens of one image; 0 if unknown."""
+    cache_block_tokens: int = 0
+    """Tokens of a block of the prefix cache; 0 if the worker does not publish what it holds."""
 
 
 def _encodable(value: object) -> object:

@@ -7,6 +7,8 @@ lowest counter goes first. Tiers order the jobs of one tenant, and change its we
 Batch jobs wait in a lane of their own, with the same order and bounds. They are claimed only when
 no request waits, and a worker gives them back when requests need their room.
 
+Affinity orders the jobs of one tenant by what a worker holds of them (see `contract.affinity`).
+
 A worker that claims a job leases it; the pair (worker, attempt) is the fencing token. An ended job
 leaves a receipt until the receipt is dropped.
 
@@ -21,6 +23,7 @@ from enum import Enum
 from typing import Any, Final, NamedTuple
 
 from contract import clock, keys, messages
+from contract.affinity import MOST_HELD
 from contract.messages import GenerationJob, WorkerCard, WorkerState
 from contract.receipts import JobReceipt, JobState
 from contract.scripts import CommandExecutor, LuaScript
@@ -52,12 +55,17 @@ A worker starts all jobs of a claim before the next claim, which a short job of 
 for.
 """
 
+AFFINITY_QUANTUM: Final = 2_048
+"""Service units by which other tenants may overtake one whose jobs are kept for other workers."""
+
 _BLOCKED = (None, Lane.REQUESTS, Lane.BATCH)
 """By the code of `job_claim`."""
 
 _ABANDONED_GRACE_MS = 3_600_000
 _REPORT_AGAIN_MS = 2_000
 _PROMOTED_AT_ONCE = 100
+_HELD_AT_ONCE = 1_000
+_MOST_HOLDERS = 16 * MOST_HELD
 
 MISSING_MS: Final = 200
 """Time for which a worker must be missing before it is gone: enough for heartbeats that waited
@@ -77,6 +85,7 @@ _RECEIPTS = LuaScript("job_receipts")
 _FORGET = LuaScript("job_forget")
 _ANNOUNCE = LuaScript("worker_announce")
 _BEAT = LuaScript("worker_beat")
+_HOLD = LuaScript("worker_hold")
 _WATCH = LuaScript("worker_watch")
 _STATUS = LuaScript("model_status")
 
@@ -136,6 +145,12 @@ class ClaimResult(NamedTuple):
     claims: list[Claim]
     blocked: Lane | None = None
     """The lane whose next job waits for more room, if any."""
+    kept_seconds: float = 0.0
+    """Time until a job that is kept for another worker may be claimed; 0 if none is kept."""
+    passed_jobs: int = 0
+    """Jobs that a younger one of their tenant was preferred to by this call, for the first time."""
+    kept_jobs: int = 0
+    """Jobs that this call began to keep for other workers."""
 
 
 class Room(NamedTuple):
@@ -153,6 +168,18 @@ class Room(NamedTuple):
     """More sequences for requests: those that batch jobs would free or must leave free."""
     batch_prompt_tokens: int = MOST_CLAIMED_PROMPT_TOKENS
     """Prompt tokens of batch jobs after which no more of them are claimed."""
+
+
+class Affinity(NamedTuple):
+    """How far claims follow what workers hold."""
+
+    patience_ms: int = 0
+    """Time after which a job that was passed over or kept goes first; 0 disables affinity."""
+    prefill_us: float = 0.0
+    """Time in which the worker processes a prompt token; 0 keeps no job for other workers."""
+
+
+NO_AFFINITY: Final = Affinity()
 
 
 class LeaseReport(NamedTuple):
@@ -202,11 +229,18 @@ class JobQueue:
         self._lanes = {lane: _lane_keys(model, lane) for lane in Lane}
         self._counters = [key for each in self._lanes.values() for key in each[:2]]
         """The active tenants and service counters of every lane."""
-        self._claim_keys = [self._leases, *(key for each in self._lanes.values() for key in each)]
+        self._holders = keys.holders(model)
+        self._claim_keys = [
+            self._leases,
+            *(key for each in self._lanes.values() for key in each),
+            self._holders,
+        ]
         self._prefixes = {
             lane: (keys.queue_prefix(model, lane), keys.pace_prefix(model, lane)) for lane in Lane
         }
         """Of the tenants' queues and paces in every lane."""
+        self._held_prefix = keys.held_prefix(model)
+        self._worker_doorbell_prefix = keys.worker_doorbell_prefix(model)
 
     async def enqueue(
         self,
@@ -269,6 +303,7 @@ class JobQueue:
                 job.gateway,
                 job.handle,
                 messages.encode(job),
+                job.affinity,
             ]
             await let_others_run(job)
         code, waiting_jobs, retry_ms, *rows = await _ENQUEUE.run(
@@ -279,9 +314,17 @@ class JobQueue:
             EnqueueResult(code), waiting_jobs, retry_ms / 1000 if retry_ms else None, shed
         )
 
-    async def claim(self, worker: str, room: Room, *, most_jobs: int, lease_ms: int) -> ClaimResult:
+    async def claim(
+        self,
+        worker: str,
+        room: Room,
+        *,
+        most_jobs: int,
+        lease_ms: int,
+        affinity: Affinity = NO_AFFINITY,
+    ) -> ClaimResult:
         """Lease waiting jobs in fair order, as long as they fit into `room`."""
-        blocked, requests, *rows = await _CLAIM.run(
+        blocked, requests, kept_ms, passed_jobs, kept_jobs, *rows = await _CLAIM.run(
             self._executor,
             self._claim_keys,
             [
@@ -299,6 +342,11 @@ class JobQueue:
                 room.preemptible_sequences,
                 room.batch_prompt_tokens,
                 *(prefix for prefixes in self._prefixes.values() for prefix in prefixes),
+                self._held_prefix,
+                self._worker_doorbell_prefix,
+                affinity.patience_ms,
+                affinity.prefill_us,
+                AFFINITY_QUANTUM,
             ],
         )
         claims = []
@@ -307,12 +355,14 @@ class JobQueue:
             waited_seconds = None if waited_ms < 0 else waited_ms / 1000
             claims.append(Claim(job, int(attempt), waited_seconds, number >= requests))
             await let_others_run(job)
-        return ClaimResult(claims, _BLOCKED[blocked])
+        return ClaimResult(claims, _BLOCKED[blocked], kept_ms / 1000, passed_jobs, kept_jobs)
 
     async def extend(
         self, worker: str, reports: Iterable[LeaseReport], *, lease_ms: int
     ) -> list[str]:
         """Renew leases and store and charge progress. Return the ids of jobs the worker must drop.
+
+        The first report of prompt and cached tokens corrects the charge of the claim.
 
         A lease of 0 ms returns the jobs: they count as lost immediately.
         """
@@ -321,6 +371,7 @@ class JobQueue:
             worker,
             COMPLETION_COST,
             lease_ms,
+            PROMPT_COST,
         ]
         for report in reports:
             arguments += report
@@ -343,6 +394,7 @@ class JobQueue:
                 report.completion_tokens,
                 report.prompt_tokens,
                 report.cached_tokens,
+                PROMPT_COST,
             ],
         )
         return bool(finished)
@@ -422,6 +474,7 @@ class JobQueue:
                 job.handle,
                 max(job.deadline_ms - clock.now_ms(), 0) + _ABANDONED_GRACE_MS,
                 *received_counts(job),
+                job.affinity,
             ],
         )
         return over
@@ -453,13 +506,52 @@ class JobQueue:
         """Drop the receipts of settled jobs; jobs that have not ended will leave none."""
         await _FORGET.run(self._executor, self._jobs(job_ids), [])
 
-    async def announce(self, card: WorkerCard, *, ttl_ms: int) -> None:
-        """Announce a worker; the announcement expires after `ttl_ms`."""
-        await _ANNOUNCE.run(
+    async def announce(self, card: WorkerCard, *, ttl_ms: int) -> int:
+        """Announce a worker; the announcement and what it holds expire after `ttl_ms`.
+
+        Return how many digests Redis has of what it holds.
+        """
+        held: int = await _ANNOUNCE.run(
             self._executor,
-            [keys.workers(self.model), keys.worker_card(self.model, card.id)],
+            [
+                keys.workers(self.model),
+                keys.worker_card(self.model, card.id),
+                keys.held(self.model, card.id),
+            ],
             [card.id, messages.encode(card), ttl_ms, int(card.state is WorkerState.READY)],
         )
+        return held
+
+    async def hold(
+        self,
+        worker: str,
+        *,
+        removed: Sequence[bytes] = (),
+        added: Sequence[bytes] = (),
+        starts_over: bool = False,
+        ttl_ms: int,
+    ) -> int:
+        """Publish changes of what a worker holds. Return how many digests Redis then has of it.
+
+        If it `starts_over`, it holds nothing but `added`. Announcements extend the lifetime.
+        """
+        held = 0
+        changes = [*((digest, False) for digest in removed), *((digest, True) for digest in added)]
+        for start in range(0, max(len(changes), 1), _HELD_AT_ONCE):
+            some = changes[start : start + _HELD_AT_ONCE]
+            held = await _HOLD.run(
+                self._executor,
+                [keys.held(self.model, worker), self._holders],
+                [
+                    worker,
+                    ttl_ms,
+                    int(starts_over and not start),
+                    _MOST_HOLDERS,
+                    sum(not is_added for _, is_added in some),
+                    *(digest for digest, _ in some),
+                ],
+            )
+        return held
 
     async def beat(self, worker: str, *, lease_ms: int) -> bool:
         """Renew a worker's lease; 0 ms end it. Return whether the worker is watched.
@@ -486,6 +578,7 @@ class JobQueue:
                 keys.worker_card_prefix(self.model),
                 self._job_prefix,
                 MISSING_MS,
+                self._held_prefix,
             ],
         )
         return [worker.decode() for worker in gone]

@@ -1,8 +1,14 @@
 -- Lease waiting jobs to a worker in fair order, as long as its engine has room.
 --
--- The tenant with the lowest counter goes first, and is charged for the prompt of the first job in
--- its queue. If that job does not fit, claiming stops: skipping to a smaller job of another tenant
--- would break the fairness bound.
+-- The tenant with the lowest counter goes first, with the oldest of its jobs, and is charged for
+-- the prompt tokens that the worker does not hold. If that job does not fit, claiming stops:
+-- skipping to a smaller job of another tenant would break the fairness bound.
+--
+-- Affinity changes this order within bounds. Among the oldest jobs of the tenant's first tier, the
+-- one that finds most in the worker's cache goes first. If another worker holds more of it, the job
+-- is kept for that worker for as long as this one would take to process the difference, once. Other
+-- tenants may then go first until their counters exceed the tenant's by a quantum. A job that was
+-- first passed over or kept some time ago goes before all others of its tenant.
 --
 -- Batch jobs are claimed only when no request waits, in the same order by counters of their own.
 -- The room of running batch jobs counts as free for requests: the worker gives these jobs back.
@@ -15,6 +21,7 @@
 -- KEYS[2..9] of requests: active tenants, service counters, last active, waiting, doorbell,
 -- sheddable, the model's pace, arrivals
 -- KEYS[10..17] the same of batch jobs
+-- KEYS[18] holders
 -- ARGV[1] job prefix  ARGV[2] worker  ARGV[3] most jobs  ARGV[4] free KV-cache tokens
 -- ARGV[5] free sequences  ARGV[6] most sequences that one job is counted for
 -- ARGV[7] 1 if the engine is empty
@@ -24,9 +31,15 @@
 -- requests may replace, and sequences that batch jobs leave free
 -- ARGV[13] prompt tokens of batch jobs after which no more of them are claimed
 -- ARGV[14] queue prefix and ARGV[15] pace prefix of requests  ARGV[16..17] the same of batch jobs
--- Output {blocked, claimed requests, id, attempt, milliseconds that it waited, payload, ...}:
+-- ARGV[18] prefix of what workers hold  ARGV[19] prefix of the workers' own doorbells
+-- ARGV[20] most milliseconds from when a job is first passed over or kept; 0: no affinity
+-- ARGV[21] microseconds in which this worker processes a prompt token; 0: keep no job
+-- ARGV[22] quantum, in service units
+-- Output {blocked, claimed requests, milliseconds until a kept job may be claimed, jobs first passed
+-- over by this call, jobs kept by this call, id, attempt, milliseconds that it waited, payload, ...}:
 -- blocked is 1 if the next job does not fit and is a request, 2 if it is a batch job, else 0;
--- requests come first; -1 milliseconds if the process that enqueued the job records no arrivals
+-- 0 milliseconds if no job is kept; requests come first; -1 milliseconds if the process that
+-- enqueued the job records no arrivals
 local leases, job_prefix, worker = KEYS[1], ARGV[1], ARGV[2]
 local most_jobs, most_sequences = tonumber(ARGV[3]), tonumber(ARGV[6])
 local room_tokens, room_sequences = ARGV[4] + ARGV[11], ARGV[5] + ARGV[12]
@@ -34,7 +47,7 @@ local empty, prompt_cost = ARGV[7] == '1', tonumber(ARGV[9])
 local now = now_ms()
 local expiry = now + ARGV[8]
 local most_prompt_tokens, prompt_tokens = tonumber(ARGV[10]), 0
-local out, taken = {0, 0}, 0
+local out, taken = {0, 0, 0, 0, 0}, 0
 local memory_seconds, pace_expiry_ms = 30, 600000
 
 local function note_pace(key, number, has_more)
@@ -59,79 +72,247 @@ local function note_pace(key, number, has_more)
   if not has_more then redis.call('HDEL', key, 'at', 'given') end
 end
 
+local holders, held_prefix, doorbell_prefix = KEYS[18], ARGV[18], ARGV[19]
+local patience, prefill_us, quantum = tonumber(ARGV[20]), tonumber(ARGV[21]), tonumber(ARGV[22])
+local uses_affinity = patience > 0 and redis.call('EXISTS', holders) == 1
+local holds_any = uses_affinity and redis.call('EXISTS', held_prefix .. worker) == 1
+local most_candidates, most_kept_tenants, doorbell_expiry_ms = 16, 8, 10000
+local digest_bytes, record_bytes, adds = 8, 12, 2 ^ 31
+local seen = {}
+
+local function digests_of(affinity)
+  local digests = {}
+  for i = 1, #affinity, record_bytes do
+    digests[#digests + 1] = string.sub(affinity, i, i + digest_bytes - 1)
+  end
+  return digests
+end
+
+-- Return the tokens of a record of `contract.affinity`, and whether they add to those of prefixes.
+local function tokens_of(affinity, record)
+  local tokens = struct.unpack('>I4', affinity, (record - 1) * record_bytes + digest_bytes + 1)
+  if tokens >= adds then return tokens - adds, true end
+  return tokens, false
+end
+
+-- Note what of a job the worker holds: prompt tokens in its cache, and their sum with other tokens.
+local function match(job)
+  if not holds_any then return end
+  job.is_held = redis.call('SMISMEMBER', held_prefix .. worker, unpack(job.digests))
+  job.is_complete = job.is_held[1] == 1
+  for record = #job.digests, 1, -1 do
+    if job.is_held[record] == 1 then
+      local tokens, is_added = tokens_of(job.affinity, record)
+      if is_added then job.score = job.score + tokens else job.cached = tokens end
+    else
+      local _, is_added = tokens_of(job.affinity, record)
+      if is_added then job.is_complete = false end
+    end
+  end
+  job.score = job.score + job.cached
+end
+
+-- Read of a waiting job what decides about its order, once in this call.
+local function look_at(id)
+  local job = seen[id]
+  if job then return job end
+  local fields = redis.call('HMGET', job_prefix .. id, 'need_tokens', 'sequences', 'affinity',
+    'passed_at', 'kept_for', 'kept_until')
+  job = {key = job_prefix .. id, exists = fields[1], score = 0, cached = 0, passed_at = fields[4],
+    kept_for = fields[5], kept_until = fields[6] and tonumber(fields[6])}
+  seen[id] = job
+  if not job.exists then return job end
+  job.tokens, job.sequences = tonumber(fields[1]), math.min(tonumber(fields[2]), most_sequences)
+  job.is_due = job.passed_at and now - job.passed_at >= patience
+  if fields[3] then
+    job.affinity, job.digests = fields[3], digests_of(fields[3])
+    match(job)
+  end
+  return job
+end
+
+local function fits(job)
+  return job.tokens <= room_tokens and job.sequences <= room_sequences
+end
+
+local function note_passed(job)
+  if job.passed_at then return false end
+  job.passed_at = now
+  redis.call('HSET', job.key, 'passed_at', now)
+  return true
+end
+
+-- Keep a job for a worker that holds more of it, if that is worth a millisecond. A job is kept once.
+local function keep(job)
+  local may_wait = prefill_us > 0 and job.digests and not (job.kept_until or job.is_due)
+  if not may_wait or job.is_complete then return false end
+  for record, holder in ipairs(redis.call('HMGET', holders, unpack(job.digests))) do
+    local digest, tokens, is_added = job.digests[record], tokens_of(job.affinity, record)
+    local is_held = job.is_held and job.is_held[record] == 1
+    local gain = is_held and 0 or is_added and tokens or tokens - job.cached
+    local wait = math.min(math.floor(gain * prefill_us / 1000), patience)
+    if holder and holder ~= worker and wait >= 1 then
+      if redis.call('SISMEMBER', held_prefix .. holder, digest) == 1 then
+        job.kept_for, job.kept_until = holder, now + wait
+        redis.call('HSET', job.key, 'kept_for', holder, 'kept_until', job.kept_until)
+        note_passed(job)
+        out[5] = out[5] + 1
+        local doorbell = doorbell_prefix .. holder
+        if redis.call('LLEN', doorbell) == 0 then
+          redis.call('RPUSH', doorbell, 1)
+          redis.call('PEXPIRE', doorbell, doorbell_expiry_ms)
+        end
+        return true
+      end
+      redis.call('HDEL', holders, digest)
+    end
+  end
+  return false
+end
+
+local function is_kept(job)
+  if not job.kept_until or job.kept_for == worker or now >= job.kept_until then return false end
+  local wait = job.kept_until - now
+  if out[3] == 0 or wait < out[3] then out[3] = wait end
+  return true
+end
+
+-- Choose the next job of a tenant's queue. Return its id, its place, whether the queue has no other
+-- job, and its prompt tokens in the worker's cache; nil, nil and false if all candidates are kept.
+local function choose(queue, may_keep)
+  local entries = redis.call('ZRANGE', queue, 0, 1, 'WITHSCORES')
+  local first, is_last = entries[1] and uses_affinity and look_at(entries[1]), not entries[3]
+  if not first or not first.affinity or first.is_due or first.is_complete and not is_kept(first) then
+    return entries[1], tonumber(entries[2]), is_last, first and first.cached or 0
+  end
+  if not is_last then
+    entries = redis.call('ZRANGE', queue, 0, most_candidates - 1, 'WITHSCORES')
+  end
+  -- Candidates have the first one's tier, and have started before like it, or not. A job that has
+  -- started is not kept.
+  local class = math.floor(entries[2] / begun_span)
+  may_keep = may_keep and class % 2 == 1
+  repeat
+    local best, at
+    for i = 1, #entries, 2 do
+      if math.floor(entries[i + 1] / begun_span) ~= class then break end
+      local job = look_at(entries[i])
+      if not job.exists or job.is_due then
+        best, at = job, i
+        break
+      end
+      if not is_kept(job) then
+        if not best then
+          best, at = job, i
+          if not holds_any then break end
+        elseif job.score > best.score and fits(job) then
+          best, at = job, i
+        end
+      end
+    end
+    if not best then return nil, nil, false end
+    if not best.exists or not may_keep or not keep(best) then
+      for i = 1, best.exists and at - 1 or 0, 2 do
+        if note_passed(look_at(entries[i])) then out[4] = out[4] + 1 end
+      end
+      return entries[at], tonumber(entries[at + 1]), is_last, best.cached
+    end
+  until false
+end
+
 -- Claim from the lane whose keys follow KEYS[lane]. Return whether jobs are left in it.
 local function claim_from(lane, queue_prefix, pace_prefix, prompt_room, blocked)
   local active, counters, last = KEYS[lane], KEYS[lane + 1], KEYS[lane + 2]
   local waiting, doorbell, sheddable = KEYS[lane + 3], KEYS[lane + 4], KEYS[lane + 5]
   local pace, arrivals = KEYS[lane + 6], KEYS[lane + 7]
   local claims, visits, taken_before, has_more = {}, 0, taken, true
-  while taken < most_jobs and visits < 1000 do
-    visits = visits + 1
-    local tenant = redis.call('ZRANGE', active, 0, 0)[1]
-    if not tenant then
-      has_more = false
-      break
-    end
-    local queue = queue_prefix .. tenant
-    local first = redis.call('ZRANGE', queue, 0, 1, 'WITHSCORES')
-    local id, place, is_last = first[1], tonumber(first[2]), not first[3]
-    local key = job_prefix .. (id or '')
+
+  -- Lease a job of which the worker's cache has these tokens. Return false if claiming stops.
+  local function lease(id, tenant, cached)
+    local key = job_prefix .. id
     -- A job without a hash has expired: its id is dropped without a charge.
     local job = redis.call('HMGET', key, 'need_tokens', 'sequences', 'prompt_tokens', 'weight',
       'payload', 'reported')
-    if job[1] then
-      local tokens, sequences = tonumber(job[1]), math.min(tonumber(job[2]), most_sequences)
-      local fits = tokens <= room_tokens and sequences <= room_sequences
-      -- An empty engine accepts any job. Otherwise a job that needs more than the pool would block
-      -- all tenants forever.
-      if prompt_room <= 0 or not fits and not (empty and taken == 0) then
-        out[1] = blocked
-        break
-      end
-      if taken > 0 and prompt_tokens + job[3] > most_prompt_tokens then break end
-      prompt_room = prompt_room - job[3]
-      room_tokens, room_sequences = room_tokens - tokens, room_sequences - sequences
-      local attempt = redis.call('HINCRBY', key, 'attempt', 1)
+    if not job[1] then return true end
+    local tokens, sequences = tonumber(job[1]), math.min(tonumber(job[2]), most_sequences)
+    local fits = tokens <= room_tokens and sequences <= room_sequences
+    -- An empty engine accepts any job. Otherwise a job that needs more than the pool would block
+    -- all tenants forever.
+    if prompt_room <= 0 or not fits and not (empty and taken == 0) then
+      out[1] = blocked
+      return false
+    end
+    if taken > 0 and prompt_tokens + job[3] > most_prompt_tokens then return false end
+    prompt_room = prompt_room - job[3]
+    room_tokens, room_sequences = room_tokens - tokens, room_sequences - sequences
+    local attempt = redis.call('HINCRBY', key, 'attempt', 1)
+    if attempt == 1 then
+      local uncached = job[3] - cached
+      redis.call('HSET', key, 'worker', worker, 'uncached', uncached)
+      charge(active, counters, tenant, prompt_cost * uncached / job[4])
+    else
       redis.call('HSET', key, 'worker', worker)
-      if job[6] then redis.call('HDEL', key, 'reported') end
-      redis.call('ZADD', leases, expiry, id)
-      if attempt == 1 then charge(active, counters, tenant, prompt_cost * job[3] / job[4]) end
-      taken, prompt_tokens = taken + 1, prompt_tokens + job[3]
-      claims[tenant] = (claims[tenant] or 0) + 1
-      out[#out + 1] = id
-      local arrived = redis.call('ZSCORE', arrivals, id)
-      out[#out + 1] = attempt
-      out[#out + 1] = arrived and math.max(now - arrived, 0) or -1
-      out[#out + 1] = job[5]
     end
-    if id then
-      redis.call('ZREM', queue, id)
-      redis.call('ZREM', arrivals, id)
-      redis.call('DECR', waiting)
-      local rank = math.floor(place / tier_span)
-      if is_last then
-        redis.call('ZREM', sheddable, rank .. ' ' .. tenant)
-      else
-        recount(sheddable, queue, tenant, rank)
+    if job[6] then redis.call('HDEL', key, 'reported') end
+    redis.call('ZADD', leases, expiry, id)
+    taken, prompt_tokens = taken + 1, prompt_tokens + job[3]
+    claims[tenant] = (claims[tenant] or 0) + 1
+    local arrived = redis.call('ZSCORE', arrivals, id)
+    out[#out + 1] = id
+    out[#out + 1] = attempt
+    out[#out + 1] = arrived and math.max(now - arrived, 0) or -1
+    out[#out + 1] = job[5]
+    return true
+  end
+
+  -- The tenants before this index have only kept jobs. Others overtake them up to the ceiling.
+  local index, ceiling, only_kept = 0, math.huge, false
+  while taken < most_jobs and visits < 1000 do
+    visits = visits + 1
+    local tenant, counter = unpack(redis.call('ZRANGE', active, index, index, 'WITHSCORES'))
+    if not tenant or tonumber(counter) > ceiling or index == most_kept_tenants then
+      has_more, only_kept = index > 0, index > 0
+      break
+    end
+    local queue = queue_prefix .. tenant
+    local id, place, is_last, cached = choose(queue, lane == 2)
+    if not id and not is_last then
+      if index == 0 then ceiling = counter + quantum end
+      index = index + 1
+    else
+      if id then
+        if not lease(id, tenant, cached) then break end
+        redis.call('ZREM', queue, id)
+        redis.call('ZREM', arrivals, id)
+        redis.call('DECR', waiting)
+        local rank = math.floor(place / tier_span)
+        if is_last then
+          redis.call('ZREM', sheddable, rank .. ' ' .. tenant)
+        else
+          recount(sheddable, queue, tenant, rank)
+        end
       end
-    end
-    if is_last then
-      redis.call('ZREM', active, tenant)
-      redis.call('SET', last, tenant)
-      note_pace(pace_prefix .. tenant, claims[tenant] or 0, false)
-      claims[tenant] = nil
+      if is_last then
+        redis.call('ZREM', active, tenant)
+        redis.call('SET', last, tenant)
+        note_pace(pace_prefix .. tenant, claims[tenant] or 0, false)
+        claims[tenant] = nil
+      end
     end
   end
 
   for tenant, number in pairs(claims) do note_pace(pace_prefix .. tenant, number, true) end
   has_more = has_more and redis.call('ZCARD', active) > 0
-  if taken > taken_before or not has_more then note_pace(pace, taken - taken_before, has_more) end
+  local is_backlog = has_more and not only_kept
+  if taken > taken_before or not is_backlog then
+    note_pace(pace, taken - taken_before, is_backlog)
+  end
 
-  -- If jobs remain, wake the next worker; if this call took the last one, remove the wake-up tokens.
-  if not has_more then
-    redis.call('DEL', doorbell)
-  elseif redis.call('LLEN', doorbell) == 0 then
-    redis.call('RPUSH', doorbell, 1)
+  -- If jobs remain, wake the next worker; else remove the wake-up tokens. This worker claims again
+  -- when a kept job is free. If it may then be full, because it has claimed others, so does the next.
+  if not is_backlog then redis.call('DEL', doorbell) end
+  if is_backlog or only_kept and taken > taken_before then
+    if redis.call('LLEN', doorbell) == 0 then redis.call('RPUSH', doorbell, 1) end
   end
   return has_more
 end

@@ -51,6 +51,13 @@ local function charge(active, counters, tenant, cost)
   redis.call('ZADD', active, 'XX', score, tenant)
 end
 
+-- Return the prompt tokens to charge when a worker reports a job's prompt, of which `cached` were in
+-- its cache: the claim has charged `uncached`, an estimate. It is nil after the first report.
+local function uncharged_prompt(uncached, prompt, cached)
+  if not uncached or tonumber(prompt) == 0 then return 0 end
+  return prompt - cached - uncached
+end
+
 -- Replace a job with its receipt, which keeps the job's expiry; delete it if its gateway has
 -- already settled it.
 local function leave_receipt(key, settled, completion, prompt, cached, gateway, attempt)

@@ -11,10 +11,11 @@
 -- ARGV[6] weight  ARGV[7] rank of the job's tier, which a promoted job has left  ARGV[8] prompt tokens  ARGV[9] sequences
 -- ARGV[10] gateway  ARGV[11] handle  ARGV[12] milliseconds after which an abandoned job disappears
 -- ARGV[13] completion tokens that were received of it  ARGV[14] prompt tokens
--- ARGV[15] cached tokens, for its receipt
+-- ARGV[15] cached tokens, for its receipt  ARGV[16] affinity (see contract.affinity)
 -- Output the last attempt that is over: the next claim is the one after it
 local leases, key = KEYS[1], KEYS[2]
-local job = redis.call('HMGET', key, 'attempt', 'place', 'charged', 'ended', 'completion', 'weight')
+local job = redis.call('HMGET', key, 'attempt', 'place', 'charged', 'ended', 'completion', 'weight',
+  'uncached')
 -- An ended job has been charged completely; an unknown one must have been charged for what was
 -- received.
 local charged = math.max(tonumber(job[4] and job[5] or job[3] or '0'), tonumber(ARGV[13]))
@@ -29,6 +30,8 @@ redis.call('HSET', key, 'tenant', ARGV[2], 'weight', job[6] or ARGV[6], 'prompt_
   'sequences', ARGV[9], 'need_tokens', ARGV[4], 'gateway', ARGV[10], 'handle', ARGV[11],
   'payload', ARGV[5], 'place', place, 'attempt', over, 'charged', charged, 'worker', '',
   'completion', ARGV[13], 'prompt', ARGV[14], 'cached', ARGV[15])
+if job[7] then redis.call('HSET', key, 'uncached', job[7]) end
+if ARGV[16] ~= '' then redis.call('HSET', key, 'affinity', ARGV[16]) end
 redis.call('PEXPIRE', key, ARGV[12])
 -- As on arrival (see job_enqueue), a job that never started goes after all that have, and can be
 -- shed.

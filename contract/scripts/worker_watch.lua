@@ -6,7 +6,7 @@
 --
 -- KEYS[1] watched workers  KEYS[2] workers  KEYS[3] leases
 -- ARGV[1] channel prefix  ARGV[2] worker card prefix  ARGV[3] job prefix
--- ARGV[4] grace period in milliseconds
+-- ARGV[4] grace period in milliseconds  ARGV[5] prefix of what workers hold
 -- Output the workers that are gone; no later call returns them
 local watched, leases = KEYS[1], KEYS[3]
 local time = redis.call('TIME')
@@ -27,7 +27,7 @@ for i = 1, #scores, 2 do
       is_gone[worker] = true
       redis.call('ZREM', watched, worker)
       redis.call('ZREM', KEYS[2], worker)
-      redis.call('DEL', ARGV[2] .. worker)
+      redis.call('DEL', ARGV[2] .. worker, ARGV[5] .. worker)
     end
   elseif score <= now or not is_connected(worker) then
     redis.call('ZADD', watched, -now, worker)

@@ -12,6 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from contract import clock, logs
+from contract.affinity import prefix_affinity
 from contract.dialect import Dialect
 from contract.messages import GenerationJob
 from contract.tracing import RESERVE
@@ -248,6 +249,10 @@ def _jobs(call: Call, checked: CheckedRequest, *, completion_id: str) -> list[Ge
         principal.tenant_id,
         request.cache_isolation_key,
     )
+    # A job that reads no cache gains nothing from a worker that holds its prefix. Images take more
+    # tokens in the engine than in the prompt.
+    reads_cache = request.reads_prefix_cache and request.scored_alternatives is None
+    block_tokens = checked.card.cache_block_tokens if reads_cache else 0
     return [
         GenerationJob(
             id=f"{completion_id}-{index}",
@@ -283,6 +288,9 @@ def _jobs(call: Call, checked: CheckedRequest, *, completion_id: str) -> list[Ge
             parsing=checked.parsing,
             request_id=logs.request_id.get(),
             traceparent=tracing.traceparent(),
+            affinity=b""
+            if request.images[index]
+            else prefix_affinity(salt, prompt.token_ids, block_tokens),
         )
         for index, prompt in enumerate(checked.prepared.prompts)
     ]

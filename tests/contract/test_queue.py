@@ -205,7 +205,7 @@ async def test_claim_stops_at_the_first_job_without_room(queue: JobQueue) -> Non
 
     result = await queue.claim("w1", room, most_jobs=10, lease_ms=LEASE_MS)
 
-    assert result == ([], Lane.REQUESTS)
+    assert (result.claims, result.blocked) == ([], Lane.REQUESTS)
     # The next idle worker is woken instead.
     assert await queue._executor.execute_command("LLEN", keys.doorbell(MODEL)) >= 1
     assert await claim_ids(queue, room=room._replace(tokens=602)) == ["big", "small"]

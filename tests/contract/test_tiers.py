@@ -104,7 +104,7 @@ async def test_requests_get_the_room_of_batch_jobs_which_get_none_of_it(queue: J
     await enqueue(queue, job("line", service_tier=BATCH))
     room = PLENTY._replace(sequences=0, preemptible_sequences=1)
     result = await queue.claim("w1", room, most_jobs=9, lease_ms=LEASE_MS)
-    assert result == ([], Lane.BATCH)
+    assert (result.claims, result.blocked) == ([], Lane.BATCH)
     # The only batch job that runs may be replaced, so requests have the whole engine.
     small = room._replace(tokens=0, empty=True)
     await enqueue(queue, job("request", prompt_tokens=99))

@@ -1,0 +1,81 @@
+"""Affinity of jobs to workers: digests of what a job can reuse, and of what a worker holds.
+
+A job carries digests of prefixes of its prompt, a worker publishes those of the prefixes in its
+engine's cache. Both compute them at the same boundaries, so a claim compares digests only.
+
+The boundaries are 64, 96, 128, 192, 256 tokens and so on, two for each doubling, as far as they are
+multiples of the cache's blocks. A job carries the longest 12, which span the last 97 % of any
+prompt.
+"""
+
+import hashlib
+import struct
+from array import array
+from bisect import bisect_left
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, Final
+
+DIGEST_BYTES: Final = 8
+MOST_PREFIXES: Final = 12
+"""Maximum prefix digests of a job."""
+
+MOST_HELD: Final = 16_384
+"""Maximum digests that a worker publishes; the oldest ones are dropped."""
+
+_FIRST_BOUNDARY: Final = 64
+_DOUBLINGS: Final = 20
+_ADDS: Final = 2**31
+_RECORD: Final = struct.Struct(f">{DIGEST_BYTES}sI")
+"""A digest, and the tokens that it saves. `_ADDS` marks what is independent of the prefixes."""
+
+
+@cache
+def boundaries(block_tokens: int) -> tuple[int, ...]:
+    """Return the boundaries of prefixes, in tokens, for a cache with blocks of this size."""
+    steps = (_FIRST_BOUNDARY * 2**n + half for n in range(_DOUBLINGS) for half in _halves(n))
+    return tuple(step for step in steps if step % block_tokens == 0)
+
+
+def _halves(doublings: int) -> tuple[int, int]:
+    return 0, _FIRST_BOUNDARY * 2**doublings // 2
+
+
+def prefix_hash(cache_salt: str) -> Any:
+    """Return the hash of an empty prefix; update it with the bytes of `array("I", token_ids)`."""
+    return hashlib.blake2b(digest_size=DIGEST_BYTES, key=cache_salt.encode()[:64])
+
+
+def prefix_affinity(cache_salt: str, token_ids: Sequence[int], block_tokens: int) -> bytes:
+    """Return the digests of a prompt's prefixes, the longest first; empty for a short prompt.
+
+    `block_tokens` is the size of the cache's blocks; 0 if the model's workers publish no digests.
+    """
+    # An engine processes at least the last token.
+    if not block_tokens or len(token_ids) <= _FIRST_BOUNDARY:
+        return b""
+    steps = boundaries(block_tokens)
+    end = bisect_left(steps, len(token_ids))
+    tokens = token_ids if isinstance(token_ids, array) else array("I", token_ids)
+    content, width = memoryview(tokens).cast("B"), tokens.itemsize
+    running, done, records = prefix_hash(cache_salt), 0, []
+    for step in steps[max(end - MOST_PREFIXES, 0) : end]:
+        running.update(content[done * width : step * width])
+        done = step
+        records.append(_RECORD.pack(running.digest(), step))
+    records.reverse()
+    return b"".join(records)
+
+
+def resource_digest(name: str) -> bytes:
+    """Return the digest of something else than a prefix that a worker can hold, by its name."""
+    return hashlib.blake2b(name.encode(), digest_size=DIGEST_BYTES).digest()
+
+
+def resource_affinity(name: str, tokens: int) -> bytes:
+    """Return the affinity of a job to workers that hold a resource, such as a loaded adapter.
+
+    Append it to `GenerationJob.affinity`. It counts as `tokens` matching tokens, in addition to
+    those of the longest prefix, but does not change what the job is charged.
+    """
+    return _RECORD.pack(resource_digest(name), _ADDS | tokens)

@@ -1,0 +1,227 @@
+"""Jobs go to the workers that hold their prefixes, without a change to what tenants get."""
+
+from array import array
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+
+from contract import keys
+from contract.affinity import (
+    DIGEST_BYTES,
+    MOST_PREFIXES,
+    boundaries,
+    prefix_affinity,
+    resource_affinity,
+    resource_digest,
+)
+from contract.messages import GenerationJob, WorkerCard, WorkerState
+from contract.queue import AFFINITY_QUANTUM, Affinity, ClaimResult, JobQueue, LeaseReport
+from contract.tier import ServiceTier
+from tests.contract.test_queue import LEASE_MS, MODEL, PLENTY, enqueue, job
+from tests.quota.building import TestClock
+from tests.support.kinds import every_redis
+
+BLOCK = 16
+PATIENCE_MS = 1_000
+TTL_MS = 60_000
+RECORD = DIGEST_BYTES + 4
+
+
+@pytest.fixture
+def queue(any_redis: "Redis", clock: TestClock) -> JobQueue:
+    """An empty queue."""
+    return JobQueue(any_redis, MODEL)
+
+
+def chat(
+    job_id: str, number: int, tokens: int = 200, tenant: str = "a", **more: Any
+) -> GenerationJob:
+    """Make a job of a chat: chats of different numbers share no prefix."""
+    token_ids = [number] * tokens
+    affinity = prefix_affinity("salt", token_ids, BLOCK) + more.pop("resources", b"")
+    return job(job_id, tenant, prompt_tokens=tokens, affinity=affinity, **more)
+
+
+def digests_of(affinity: bytes) -> list[bytes]:
+    return [affinity[start : start + DIGEST_BYTES] for start in range(0, len(affinity), RECORD)]
+
+
+def digests(*numbers: int, tokens: int = 200) -> list[bytes]:
+    """Return the digests of what a worker holds that has run the last turns of these chats."""
+    return digests_of(b"".join(prefix_affinity("salt", [n] * tokens, BLOCK) for n in numbers))
+
+
+async def claim(
+    queue: JobQueue, worker: str, most_jobs: int = 1, *, prefill_us: float = 0.0, **room: Any
+) -> ClaimResult:
+    return await queue.claim(
+        worker,
+        PLENTY._replace(**room),
+        most_jobs=most_jobs,
+        lease_ms=LEASE_MS,
+        affinity=Affinity(PATIENCE_MS, prefill_us),
+    )
+
+
+async def claim_ids(queue: JobQueue, worker: str, most_jobs: int = 1, **more: Any) -> list[str]:
+    return [each.job.id for each in (await claim(queue, worker, most_jobs, **more)).claims]
+
+
+async def counters(redis: "Redis") -> dict[str, float]:
+    found: dict[Any, Any] = await redis.hgetall(keys.service_counters(MODEL))
+    return {tenant.decode(): float(counter) for tenant, counter in found.items()}
+
+
+def test_prompts_share_the_digests_of_their_common_prefix() -> None:
+    start, tokens = list(range(300)), [*range(300), *range(1000)]
+    records = [prefix_affinity("salt", each, BLOCK) for each in (start, array("I", tokens))]
+    first, second = (
+        {each[i + 8 : i + 12]: each[i : i + 8] for i in range(0, len(each), RECORD)}
+        for each in records
+    )
+    shared = [step.to_bytes(4, "big") for step in (64, 96, 128, 192, 256)]
+    assert list(first) == shared[::-1]
+    assert first.items() <= second.items()
+    assert not set(first.values()) & set(digests_of(prefix_affinity("other", start, BLOCK)))
+    assert len(set(second.values())) == len(second)
+    # What fills only a part of a block is not cached, and the last token is never.
+    assert boundaries(128)[:4] == (128, 256, 384, 512)
+    assert len(prefix_affinity("salt", range(10_000), 1)) == MOST_PREFIXES * RECORD
+    for length, number in ((64, 0), (65, 1), (96, 1), (97, 2)):
+        assert len(prefix_affinity("salt", range(length), BLOCK)) == number * RECORD
+    assert prefix_affinity("salt", start, 0) == b""
+
+
+@every_redis
+async def test_worker_gets_the_job_of_which_it_holds_most(
+    queue: JobQueue, clock: TestClock, any_redis: "Redis"
+) -> None:
+    assert await queue.hold("w1", added=digests(2, 3, tokens=100), ttl_ms=TTL_MS) == 4
+    assert await queue.hold("w1", added=digests(3), removed=digests(9), ttl_ms=TTL_MS) == 6
+    jobs = [chat("j1", 1), chat("j2", 2), chat("j3", 3), job("plain"), chat("j3-again", 3)]
+    await enqueue(queue, *jobs)
+    first = await claim(queue, "w1")
+    assert [each.job.id for each in first.claims] == ["j3"]
+    assert first.passed_jobs == 2
+    # 8 of 200 tokens are uncached: the counter grows by these, until the engine reports.
+    assert await counters(any_redis) == {"a": 8}
+    assert await queue.extend("w1", [LeaseReport("j3", 1, 5, 200, 0)], lease_ms=LEASE_MS) == []
+    assert await queue.extend("w1", [LeaseReport("j3", 1, 5, 200, 50)], lease_ms=LEASE_MS) == []
+    assert await counters(any_redis) == {"a": 200 + 2 * 5}
+    assert await claim_ids(queue, "w1") == ["j3-again"]
+    assert await queue.finish("w1", LeaseReport("j3-again", 1, 1, 200, 199))
+    assert await counters(any_redis) == {"a": 210 + 1 + 2}
+    # j2 matches up to 96 tokens, but the first job was passed over long enough.
+    await clock.advance(PATIENCE_MS)
+    assert await claim_ids(queue, "w1", most_jobs=3) == ["j1", "j2", "plain"]
+
+
+async def test_job_waits_once_for_the_worker_that_holds_more(
+    queue: JobQueue, clock: TestClock, any_redis: "Redis"
+) -> None:
+    await queue.hold("w1", added=digests(1), ttl_ms=TTL_MS)
+    await queue.hold("w2", added=digests(1, tokens=100), ttl_ms=TTL_MS)
+    await enqueue(queue, chat("j1", 1))
+    # w2 would process 192 - 96 tokens in 48 ms; w3, which does not know its pace, all at once.
+    kept = await claim(queue, "w2", prefill_us=500)
+    assert (kept.claims, kept.kept_seconds, kept.kept_jobs) == ([], 0.048, 1)
+    assert await any_redis.lrange(keys.worker_doorbell(MODEL, "w1"), 0, -1) == [b"1"]
+    assert await any_redis.llen(keys.doorbell(MODEL)) == 0
+    await clock.advance(47)
+    again = await claim(queue, "w2", prefill_us=500)
+    assert (again.claims, again.kept_seconds, again.kept_jobs) == ([], 0.001, 0)
+    await clock.advance(1)
+    assert await claim_ids(queue, "w2", prefill_us=500) == ["j1"]
+
+    await enqueue(queue, chat("j2", 1))
+    assert await claim_ids(queue, "w2", prefill_us=500) == []
+    assert await claim_ids(queue, "w1", prefill_us=500) == ["j2"]
+    for pace, wait in ((5, 0), (11_000, PATIENCE_MS / 1000)):
+        await enqueue(queue, chat(f"pace-{pace}", 1))
+        result = await claim(queue, "w2", prefill_us=pace)
+        assert (len(result.claims), result.kept_seconds) == (not wait, wait)
+    # A worker that is gone holds nothing.
+    await any_redis.delete(keys.held(MODEL, "w1"))
+    await enqueue(queue, chat("j3", 1))
+    assert await claim_ids(queue, "w2", prefill_us=500) == ["j3"]
+
+
+async def test_others_overtake_kept_jobs_by_a_quantum(
+    queue: JobQueue, clock: TestClock, any_redis: "Redis"
+) -> None:
+    await queue.hold("w1", added=digests(1), ttl_ms=TTL_MS)
+    await enqueue(queue, chat("kept", 1, tenant="a"))
+    size = AFFINITY_QUANTUM // 2
+    await enqueue(queue, *(job(f"b{i}", "b", prompt_tokens=size) for i in range(5)))
+    assert await claim_ids(queue, "w2", prefill_us=500) == ["b0"]
+    result = await claim(queue, "w2", 9, prefill_us=500)
+    assert [each.job.id for each in result.claims] == ["b1", "b2"]
+    assert result.kept_seconds == pytest.approx(0.096)
+    assert (await counters(any_redis))["b"] == AFFINITY_QUANTUM + size
+    # w2 may be full, so another worker looks after the kept job.
+    assert await any_redis.llen(keys.doorbell(MODEL)) == 1
+    assert (await claim(queue, "w2", prefill_us=500)).claims == []
+    assert await any_redis.llen(keys.doorbell(MODEL)) == 0
+    await clock.advance(96)
+    assert await claim_ids(queue, "w2", 9, prefill_us=500) == ["kept", "b3", "b4"]
+
+
+async def test_affinity_changes_no_order_of_tiers_and_of_started_jobs(
+    queue: JobQueue, clock: TestClock
+) -> None:
+    await queue.hold("w1", added=digests(1), ttl_ms=TTL_MS)
+    started = chat("started", 2)
+    await enqueue(queue, started)
+    assert await claim_ids(queue, "w2") == ["started"]
+    await queue.requeue(started, 1, is_returned=True)
+    urgent = chat("urgent", 3, service_tier=ServiceTier.PRIORITY)
+    await enqueue(queue, urgent)
+    await enqueue(queue, chat("new", 4), chat("match", 1))
+    await enqueue(queue, chat("lazy", 1, service_tier=ServiceTier.FLEX))
+    assert await claim_ids(queue, "w1", 9) == ["urgent", "started", "match", "new", "lazy"]
+    # A job that has started, or does not fit, makes none wait.
+    await queue.hold("w2", added=digests(2), ttl_ms=TTL_MS)
+    await queue.requeue(started, 2, is_returned=True)
+    assert await claim_ids(queue, "w1", prefill_us=500) == ["started"]
+    await enqueue(queue, chat("small", 3, tokens=100), chat("large", 1))
+    assert await claim_ids(queue, "w1", tokens=150) == ["small"]
+    # A revived job keeps its affinity.
+    await queue.revive(chat("large", 1), weight=1.0, attempt=0)
+    await enqueue(queue, chat("next", 5))
+    assert await claim_ids(queue, "w1", 9) == ["large", "next"]
+
+
+async def test_resources_add_to_prefixes(
+    queue: JobQueue, clock: TestClock, any_redis: "Redis"
+) -> None:
+    loaded, other = resource_affinity("adapter:1", 150), resource_affinity("adapter:2", 150)
+    await queue.hold("w1", added=[resource_digest("adapter:1")], ttl_ms=TTL_MS)
+    await queue.hold("w1", added=digests(1, tokens=100), ttl_ms=TTL_MS)
+    await enqueue(queue, chat("plain", 1, resources=other))
+    await enqueue(queue, chat("short", 3, tokens=10, resources=loaded))
+    await enqueue(queue, chat("both", 1, resources=loaded))
+    assert await claim_ids(queue, "w1", 2) == ["both", "short"]
+    assert await counters(any_redis) == {"a": 200 - 96 + 10}
+    assert await claim_ids(queue, "w1") == ["plain"]
+    await enqueue(queue, chat("short-again", 3, tokens=10, resources=loaded))
+    assert (await claim(queue, "w2", prefill_us=100)).kept_seconds == 0.015
+
+
+async def test_what_a_worker_holds_is_bounded_and_ends_with_it(
+    queue: JobQueue, any_redis: "Redis", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card = WorkerCard(id="w1", model=MODEL, state=WorkerState.READY, engine="e", created=0)
+    assert await queue.announce(card, ttl_ms=TTL_MS) == 0
+    many = [number.to_bytes(8, "big") for number in range(2_500)]
+    assert await queue.hold("w1", added=many, ttl_ms=500) == len(many)
+    assert await queue.hold("w1", removed=many[:2_100], added=[b"new"], ttl_ms=500) == 401
+    assert await any_redis.hlen(keys.holders(MODEL)) == 401
+    assert await queue.announce(card, ttl_ms=TTL_MS) == 401
+    assert await any_redis.pttl(keys.held(MODEL, "w1")) > 500
+    assert await queue.hold("w1", added=many[:3], starts_over=True, ttl_ms=500) == 3
+    monkeypatch.setattr("contract.queue._MOST_HOLDERS", 7)
+    await queue.hold("w2", added=many[5:9], ttl_ms=500)
+    assert await any_redis.hlen(keys.holders(MODEL)) == 7
+    draining = WorkerCard(id="w1", model=MODEL, state=WorkerState.DRAINING, engine="e", created=0)
+    assert await queue.announce(draining, ttl_ms=TTL_MS) == 0
