@@ -108,6 +108,7 @@ class _Process:
             worker=settings.worker_id,
             engine=settings.engine,
             folder=Path(settings.model_path),
+            held=self._link.held,
             dialect=settings.dialect or "",
             aliases=settings.model_aliases,
         )
@@ -174,6 +175,7 @@ class _Process:
             gather_seconds=self._settings.gather_seconds,
             stall_seconds=self._settings.stall_seconds,
             preempted_share=self._settings.preempted_share,
+            affinity_seconds=self._settings.affinity_seconds,
         )
         _settle_memory()
         telemetry.READY.set(1)

@@ -17,11 +17,11 @@ from worker import telemetry
 from worker.chat_format import published
 from worker.engine.base import EngineInfo
 from worker.model_files import context_window
+from worker.queue.held import CARD_TTL_MS, HeldDigests
 
 _log = logging.getLogger(__name__)
 
 ANNOUNCE_SECONDS = 1.0
-_CARD_TTL_MS = 5_000
 _MOST_FAILURE_CHARACTERS = 500
 _FILE_TTL_SECONDS = 600
 
@@ -37,11 +37,13 @@ class Catalogue:
         worker: str,
         engine: str,
         folder: Path,
+        held: HeldDigests,
         dialect: str = "",
         aliases: Sequence[str] = (),
     ) -> None:
         self._redis = redis
         self._queue = queue
+        self._held = held
         self._files: dict[str, bytes] = {}
         self._announced: WorkerState | None = None
         self._card = WorkerCard(
@@ -81,6 +83,7 @@ class Catalogue:
             image_token=info.image_token,
             max_images=info.max_images,
             image_tokens=info.image_tokens,
+            cache_block_tokens=info.cache_block_tokens,
             chat=info.chat,
         )
 
@@ -109,7 +112,9 @@ class Catalogue:
         else:
             # Do not overwrite a card of this model: another worker's card has more information.
             await self._redis.hsetnx(keys.MODELS, card.model, messages.encode(card))
-        await self._queue.announce(card, ttl_ms=_CARD_TTL_MS)
+        known = await self._queue.announce(card, ttl_ms=CARD_TTL_MS)
+        if card.state is WorkerState.READY:
+            self._held.check(known)
         if self._card is card:
             self._announced = card.state
 

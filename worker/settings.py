@@ -157,6 +157,15 @@ class Settings(BaseSettings):
         "in a second; 0 preempts none.",
     )
 
+    affinity_seconds: float = Field(
+        default=1.0,
+        ge=0,
+        le=60,
+        description="Longest time for which a waiting job is passed over for jobs of its tenant "
+        "whose prefixes this worker has cached, or waits for a worker that has cached its own; "
+        "0 disables both.",
+    )
+
     health_host: str = Field(
         default="127.0.0.1", description="Address of /metrics, /healthz and /readyz."
     )

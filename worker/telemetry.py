@@ -44,6 +44,19 @@ PREEMPTED_TOKENS = Counter(
     "sluice_worker_batch_preempted_tokens",
     "Completion tokens of these sequences, which are processed again when they resume.",
 )
+PASSED_JOBS = Counter(
+    "sluice_worker_affinity_passed_jobs",
+    "Jobs that a later one of their tenant was preferred to, because this worker had cached more "
+    "of its prompt.",
+)
+KEPT_JOBS = Counter(
+    "sluice_worker_affinity_kept_jobs",
+    "Jobs that this worker left for a worker that had cached more of their prompts.",
+)
+HELD_DIGESTS = Gauge(
+    "sluice_worker_held_digests",
+    "Prefixes in this worker's cache, and other things, that claims compare with jobs.",
+)
 JOB_SECONDS = Histogram(
     "sluice_worker_job_seconds",
     "Time from claim to the end of a job.",

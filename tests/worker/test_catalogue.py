@@ -11,6 +11,7 @@ from contract.queue import JobQueue
 from tests.worker.conftest import MODEL, MODEL_FOLDER
 from worker.engine.base import EngineInfo
 from worker.engine.scripted import Script, ScriptedEngine
+from worker.queue.held import HeldDigests
 from worker.registration import Catalogue
 
 
@@ -27,8 +28,14 @@ async def info() -> EngineInfo:
 
 @pytest.fixture
 def catalogue(redis: Redis) -> Catalogue:
+    queue = JobQueue(redis, MODEL)
     return Catalogue(
-        redis, JobQueue(redis, MODEL), worker="w1", engine="scripted", folder=MODEL_FOLDER
+        redis,
+        queue,
+        worker="w1",
+        engine="scripted",
+        folder=MODEL_FOLDER,
+        held=HeldDigests(queue, "w1"),
     )
 
 

@@ -128,7 +128,7 @@ async def test_batch_jobs_also_give_up_their_kv_cache(
 
 
 async def test_an_interrupted_wait_keeps_its_ring(redis: Redis) -> None:
-    doorbells = Doorbells(redis, MODEL, timeout_seconds=PATIENCE_SECONDS)
+    doorbells = Doorbells(redis, MODEL, "w1", timeout_seconds=PATIENCE_SECONDS)
     event = asyncio.Event()
     event.set()
     assert not await doorbells.wait(Lane, event)

@@ -152,6 +152,18 @@ class EngineInfo:
     """None for a model without a chat template."""
     chat_templates: Mapping[str, str] = field(default_factory=dict)
     """Jinja sources of the chat templates by name."""
+    cache_block_tokens: int = 0
+    """Tokens of a block of the prefix cache; 0 if the engine does not report what is in it."""
+
+
+class Held(Protocol):
+    """Where an engine adds and removes digests of `contract.affinity`."""
+
+    def add(self, digest: bytes) -> None:
+        """Hold a digest."""
+
+    def remove(self, digest: bytes) -> None:
+        """Hold a digest no longer."""
 
 
 class Engine(Protocol):
@@ -185,3 +197,6 @@ class Engine(Protocol):
 
     async def step(self) -> EngineStep:
         """Wait for the outputs of the next step. Raises EngineDeadError."""
+
+    async def read_cache(self, held: Held, /) -> None:
+        """Note the prefixes that the cache has gained and lost since the last call."""

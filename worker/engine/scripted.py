@@ -33,6 +33,7 @@ from worker.engine.base import (
     EngineRequest,
     EngineStats,
     EngineStep,
+    Held,
     InvalidRequestError,
     SequenceEnd,
     SequenceOutput,
@@ -193,6 +194,9 @@ class ScriptedEngine:
             if outputs and not self._dead:
                 return EngineStep(outputs, self._stats())
         raise EngineDeadError("the scripted engine died as configured")
+
+    async def read_cache(self, _held: Held, /) -> None:
+        """Note nothing: the engine has no cache."""
 
     def die(self) -> None:
         """Fail like an engine whose process was killed."""

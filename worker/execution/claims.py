@@ -12,7 +12,7 @@ from contract import clock
 from contract.logs import about
 from contract.messages import JobFailed
 from contract.outcomes import FailureCode
-from contract.queue import Claim, let_others_run
+from contract.queue import Affinity, Claim, let_others_run
 from contract.tier import Lane
 from worker import telemetry
 from worker.engine.base import Engine, InvalidRequestError
@@ -22,6 +22,7 @@ from worker.execution.generation import Generation, report_before
 from worker.execution.jobs import DEADLINE_MESSAGE, UNDECODABLE_MESSAGE, RunningJobs
 from worker.execution.logprobs import TokenTexts
 from worker.execution.preemption import Preemption
+from worker.execution.prefill import PrefillPace
 from worker.execution.submission import Submitter
 from worker.queue.doorbells import Doorbells
 from worker.queue.link import REDIS_TIMEOUT_SECONDS, Link
@@ -42,6 +43,7 @@ class Claimer:
         submitter: Submitter,
         *,
         preemption: Preemption,
+        affinity_seconds: float,
     ) -> None:
         self._link = link
         self._engine = engine
@@ -50,8 +52,10 @@ class Claimer:
         self._tokenizer = Tokenizer.from_buffer(engine.info.tokenizer_json)
         self._texts = TokenTexts(self._tokenizer)
         self._preemption = preemption
+        self._patience_ms = round(affinity_seconds * 1000)
+        self._prefill_pace = PrefillPace()
         self._doorbells = Doorbells(
-            link.redis, link.queue.model, timeout_seconds=REDIS_TIMEOUT_SECONDS
+            link.redis, link.queue.model, link.worker, timeout_seconds=REDIS_TIMEOUT_SECONDS
         )
         self._has_rung = False
         self._claiming = asyncio.Lock()
@@ -90,17 +94,26 @@ class Claimer:
             link, asked_at = self._link, time.monotonic()
             try:
                 result = await link.queue.claim(
-                    link.worker, room, most_jobs=MOST_JOBS_PER_CLAIM, lease_ms=link.lease_ms
+                    link.worker,
+                    room,
+                    most_jobs=MOST_JOBS_PER_CLAIM,
+                    lease_ms=link.lease_ms,
+                    affinity=Affinity(self._patience_ms, self._prefill_pace.microseconds),
                 )
             except msgspec.MsgspecError:
                 # The leases expire and the gateways decide what happens; all other jobs continue.
                 _log.exception("Claimed jobs that this version cannot decode")
                 return
+            telemetry.PASSED_JOBS.inc(result.passed_jobs)
+            telemetry.KEPT_JOBS.inc(result.kept_jobs)
             await self._start(result.claims, asked_at)
         if result.blocked is not None:
             await self._wait([Lane.REQUESTS] if result.blocked is Lane.BATCH else [])
         elif len(result.claims) < MOST_JOBS_PER_CLAIM and not self.is_stopping:
-            self._has_rung = await self._doorbells.wait(Lane)
+            self._has_rung = await self._doorbells.wait(Lane, seconds=result.kept_seconds)
+            if result.kept_seconds:
+                # If it has no room when the kept job is free, its claim wakes another worker.
+                self._has_rung = True
 
     async def _wait(self, lanes: Iterable[Lane]) -> None:
         """Wait for room in the engine, or for jobs in these lanes."""
@@ -171,6 +184,7 @@ class Claimer:
                 parsers=self._engine.parsers,
                 asked_at=asked_at,
                 on_prefilled=self._jobs.room_changed.set if claim.is_preemptible else None,
+                prefill_pace=self._prefill_pace,
             )
         except InvalidRequestError as error:
             self._fail(claim, FailureCode.INVALID_REQUEST, str(error), param=error.param)

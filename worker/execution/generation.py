@@ -37,6 +37,7 @@ from contract.queue import Claim, LeaseReport, needed_tokens
 from worker import telemetry
 from worker.engine.base import EngineRequest, SequenceOutput
 from worker.execution.logprobs import TokenTexts, prompt_logprobs
+from worker.execution.prefill import PrefillPace
 from worker.execution.sequence import Sequence
 from worker.execution.text import Detokenizer, StopStrings
 from worker.parsing.base import NO_PARSERS, MakeParser, Parsers
@@ -91,6 +92,7 @@ class Generation:
         parsers: Parsers = NO_PARSERS,
         asked_at: float | None = None,
         on_prefilled: Callable[[], None] | None = None,
+        prefill_pace: PrefillPace | None = None,
     ) -> None:
         """`asked_at` is the `time.monotonic` time of the claim call; defaults to now."""
         self.job = job = claim.job
@@ -98,6 +100,7 @@ class Generation:
         self.waited_seconds = claim.waited_seconds
         self.is_preemptible = claim.is_preemptible
         self._on_prefilled = on_prefilled
+        self._prefill_pace = prefill_pace
         self.outbox = outbox
         self._stage = Stage.CLAIMED
         self.first_token_at: float | None = None
@@ -372,6 +375,9 @@ class Generation:
         if is_first and output.cached_tokens is not None and not self._is_prompt_counted:
             self._cached_tokens = min(output.cached_tokens, self.prompt_tokens)
             self._is_prompt_counted = True
+            if self._prefill_pace is not None:
+                uncached = self.prompt_tokens - self._cached_tokens
+                self._prefill_pace.note(uncached, self.first_token_at - self.claimed_at)
             self.outbox.start(
                 JobStarted(self.job.handle, self.attempt, self.prompt_tokens, self._cached_tokens)
             )

@@ -25,6 +25,8 @@ _log = logging.getLogger(__name__)
 
 _RETURN_SECONDS = 5.0
 _ABORT_SECONDS = 1.0
+_PUBLISH_SECONDS = 0.5
+"""Time for which Redis may lag behind what the engine has cached."""
 
 
 class Runner:
@@ -38,15 +40,24 @@ class Runner:
         gather_seconds: float,
         stall_seconds: float,
         preempted_share: float = 1.0,
+        affinity_seconds: float = 0.0,
     ) -> None:
         self._link = link
+        self._engine = engine
         self._stall_seconds = stall_seconds
         self._tasks = TaskSet()
         self._jobs = jobs = RunningJobs(link.leases)
         self._submitter = submitter = Submitter(engine, jobs, link.writer, tasks=self._tasks)
         self._parser_thread = ParserThread(jobs, submitter, link.writer, tasks=self._tasks)
         preemption = Preemption(engine, jobs, share=preempted_share)
-        self._claimer = Claimer(link, engine, jobs, submitter, preemption=preemption)
+        self._claimer = Claimer(
+            link,
+            engine,
+            jobs,
+            submitter,
+            preemption=preemption,
+            affinity_seconds=affinity_seconds,
+        )
         self._watcher = Watcher(link, jobs, submitter)
         self._step_loop = StepLoop(
             engine,
@@ -72,6 +83,7 @@ class Runner:
             repeat("receive cancellations", watcher.watch_cancellations),
             repeat("claim jobs", self._claimer.claim),
             repeat("drop jobs", watcher.watch_overflow),
+            repeat("publish what is cached", self._publish_cache),
         )
         tasks = [asyncio.create_task(loop) for loop in loops]
         stopped = asyncio.create_task(self._stopped.wait())
@@ -85,6 +97,14 @@ class Runner:
             await self._claimer.aclose()
             await self._tasks.cancel()
             self._parser_thread.close()
+            self._link.held.clear()
+
+    async def _publish_cache(self) -> None:
+        await asyncio.sleep(_PUBLISH_SECONDS)
+        await self._engine.read_cache(self._link.held)
+        # A worker that stops needs no jobs.
+        if not self._claimer.is_stopping:
+            await self._link.held.publish()
 
     async def drain(self, grace_seconds: float) -> None:
         """Stop claiming jobs, let running jobs finish, then stop."""

@@ -22,8 +22,10 @@ class Doorbells:
     for a closed connection. It remains for the next wait.
     """
 
-    def __init__(self, redis: "Redis", model: str, *, timeout_seconds: float) -> None:
-        self._model = model
+    def __init__(self, redis: "Redis", model: str, worker: str, *, timeout_seconds: float) -> None:
+        """`worker` also waits for its own doorbell, with that of requests."""
+        self._doorbells = {lane: [keys.doorbell(model, lane)] for lane in Lane}
+        self._doorbells[Lane.REQUESTS].insert(0, keys.worker_doorbell(model, worker))
         self._connections = {
             lane: SharedConnection(redis, timeout_seconds=timeout_seconds) for lane in Lane
         }
@@ -42,7 +44,7 @@ class Doorbells:
         for lane in lanes:
             if lane not in self._rings:
                 self._rings[lane] = self._connections[lane].execute_command(
-                    "BLPOP", keys.doorbell(self._model, lane), WAIT_SECONDS
+                    "BLPOP", *self._doorbells[lane], WAIT_SECONDS
                 )
         waits: list[asyncio.Future[Any]] = list(self._rings.values())
         if event is not None:

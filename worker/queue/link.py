@@ -13,6 +13,7 @@ from contract.queue import JobQueue
 from contract.scripts.executor import SharedConnection
 from contract.tasks import end_task
 from worker.queue.gateways import GatewayWatch
+from worker.queue.held import HeldDigests
 from worker.queue.leases import Leases
 from worker.queue.replies import ReplyWriter
 from worker.retries import repeat
@@ -39,6 +40,8 @@ class Link:
         self.worker = worker
         self.lease_ms = lease_ms
         self.leases = Leases(self.queue, worker, lease_ms=lease_ms)
+        self.held = HeldDigests(self.queue, worker)
+        """What makes claims prefer jobs for this worker."""
         self.gateways = GatewayWatch(redis)
         self.writer = ReplyWriter(
             shared,

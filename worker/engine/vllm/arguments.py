@@ -25,6 +25,7 @@ _DEFAULT_MAX_IMAGES = 8
 _CPU_STEP_TOKENS = 4096
 _FIXED = {
     "model",
+    "kv_events_config",
     "logits_processors",
     "mm_processor_cache_gb",
     # With its own parser the engine would apply a grammar only
@@ -74,6 +75,15 @@ def engine_arguments(settings: Settings, engine_args: Any, *, is_cpu: bool) -> A
 def offers_sampler_chain(settings: Settings) -> bool:
     """Whether the sampler chain is loaded; it is incompatible with speculative decoding."""
     return not settings.engine_arguments.get("speculative_config")
+
+
+def publishes_cache(settings: Settings, arguments: Any) -> bool:
+    """Whether the engine reports what is in its prefix cache.
+
+    Several engines behind one worker have caches of their own, so a prefix may be in another one.
+    """
+    is_single = arguments.data_parallel_size == 1
+    return bool(settings.affinity_seconds and arguments.enable_prefix_caching and is_single)
 
 
 def environment_variables(settings: Settings) -> dict[str, str]:

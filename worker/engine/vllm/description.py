@@ -20,6 +20,7 @@ def describe(
     version: str,
     has_grammars: bool,
     parsers: ParserFormat,
+    publishes_cache: bool,
     resolve_template: Callable[..., str | None],
 ) -> EngineInfo:
     """Describe an `AsyncLLM`.
@@ -31,6 +32,7 @@ def describe(
         version: vLLM's version.
         has_grammars: Whether grammars can be compiled for the model's tokenizer.
         parsers: The parsers of the model's chat responses.
+        publishes_cache: Whether the engine reports what is in its prefix cache.
         resolve_template: Returns the model's chat template for conversations with these `tools`,
             or None.
 
@@ -66,6 +68,7 @@ def describe(
         image_tokens=prompts.image_tokens(),
         chat=chat,
         chat_templates=templates,
+        cache_block_tokens=cache.block_size if publishes_cache else 0,
     )
 
 

@@ -24,9 +24,15 @@ from worker.engine.base import (
     EngineInfo,
     EngineRequest,
     EngineStep,
+    Held,
     InvalidRequestError,
 )
-from worker.engine.vllm.arguments import engine_arguments, environment_variables
+from worker.engine.vllm.arguments import (
+    engine_arguments,
+    environment_variables,
+    publishes_cache,
+)
+from worker.engine.vllm.cache_events import CacheEvents
 from worker.engine.vllm.description import describe
 from worker.engine.vllm.metrics import EngineMetrics
 from worker.engine.vllm.outputs import step_of
@@ -57,6 +63,7 @@ class VllmEngine:
         self._processes = EngineProcesses()
         self._resumed = ResumedSequences()
         self._parsers: Parsers = NO_PARSERS
+        self._cache_events: CacheEvents | None = None
         # vLLM's tokenizer is not thread-safe, so one thread does everything that
         # needs it. The other thread keeps grammars from waiting for images.
         self._tokenizing = ThreadPoolExecutor(1, "tokenize")
@@ -108,6 +115,8 @@ class VllmEngine:
             llm, self._llm = self._llm, None
             await asyncio.to_thread(llm.shutdown)
             await _end_messaging(llm.engine_core)
+        if self._cache_events is not None:
+            self._cache_events.close()
         await asyncio.to_thread(self._processes.kill)
 
     async def submit(self, requests: Sequence[EngineRequest]) -> None:
@@ -151,6 +160,11 @@ class VllmEngine:
         step = step_of(outputs)
         return EngineStep(self._resumed.own(step.outputs), step.stats, preemptions)
 
+    async def read_cache(self, held: Held, /) -> None:
+        """Note the prefixes that the cache has gained and lost since the last call."""
+        if self._cache_events is not None:
+            await self._cache_events.read(held)
+
     # --- starting ------------------------------------------------------------------------------
 
     def _start(self) -> None:
@@ -158,13 +172,16 @@ class VllmEngine:
             os.environ.setdefault(name, value)
         import vllm
         import zmq
+        from vllm.config.kv_events import KVEventsConfig
         from vllm.config.reasoning import ReasoningConfig
+        from vllm.distributed.kv_events import KVEventBatch
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.inputs import tokens_input
         from vllm.platforms import current_platform
         from vllm.renderers.hf import resolve_chat_template
         from vllm.renderers.inputs.preprocess import parse_model_prompt
         from vllm.tokenizers import cached_tokenizer_from_config
+        from vllm.utils.network_utils import get_open_zmq_ipc_path
         from vllm.v1.engine import exceptions
         from vllm.v1.engine.async_llm import AsyncLLM
         from vllm.v1.metrics import stats
@@ -185,6 +202,13 @@ class VllmEngine:
             )
         if self._closing:
             raise EngineDeadError("closed while starting")
+        if publishes_cache(self._settings, arguments):
+            endpoint = get_open_zmq_ipc_path()
+            self._cache_events = CacheEvents(endpoint, KVEventBatch)
+            # Nobody asks for messages again, so vLLM keeps none.
+            arguments.kv_events_config = KVEventsConfig(
+                enable_kv_cache_events=True, publisher="zmq", endpoint=endpoint, buffer_steps=1
+            )
         # Outside of an event loop, AsyncLLM does not start its own output handling.
         self._llm = AsyncLLM.from_engine_args(arguments)
         self._metrics = EngineMetrics(self._llm.logger_manager, stats)
@@ -200,6 +224,7 @@ class VllmEngine:
             version=vllm.__version__,
             has_grammars=GuidanceBackend.is_tokenizer_supported(self._llm.tokenizer),
             parsers=parsers,
+            publishes_cache=self._cache_events is not None,
             resolve_template=partial(
                 resolve_chat_template,
                 self._llm.tokenizer,
@@ -207,6 +232,8 @@ class VllmEngine:
                 model_config=self._llm.model_config,
             ),
         )
+        if self._cache_events is not None:
+            self._cache_events.begin(self._info.cache_block_tokens)
         if parsers.tool_parser or parsers.reasoning_parser:
             self._parsers = VllmParsers(
                 parsers.tool_parser, parsers.reasoning_parser, self._info.tokenizer_json
