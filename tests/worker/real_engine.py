@@ -1,7 +1,7 @@
 """The real engine in this process, and jobs that run on it as in the worker."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import cache
@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
+from contract.affinity import prefix_affinity
 from contract.messages import GenerationJob, TokenLogprob, decode_logprobs
 from contract.queue import Claim
+from tests.support.patience import PATIENCE_SECONDS
 from tests.worker.conftest import MODEL_FOLDER
 from worker.engine.base import EngineStats
 from worker.engine.vllm.engine import VllmEngine
@@ -90,6 +92,35 @@ class Results:
 
     def logprobs(self, job: int) -> list[TokenLogprob]:
         return [entry for d in self.outboxes[job].deltas for entry in decode_logprobs(d.logprobs)]
+
+
+class Held:
+    """What an engine holds."""
+
+    def __init__(self) -> None:
+        self.digests = set[bytes]()
+
+    def add(self, digest: bytes) -> None:
+        """Hold a digest."""
+        self.digests.add(digest)
+
+    def remove(self, digest: bytes) -> None:
+        """Hold a digest no longer."""
+        self.digests.remove(digest)
+
+    def tokens(self, job: GenerationJob, block_tokens: int) -> list[int]:
+        """Return the lengths of the job's prefixes that are held."""
+        affinity = prefix_affinity(job.cache_salt, job.prompt_token_ids, block_tokens)
+        records = [affinity[start : start + 12] for start in range(0, len(affinity), 12)]
+        return [int.from_bytes(each[8:]) for each in records if each[:8] in self.digests]
+
+
+async def read_cache(engine: VllmEngine, held: Held, until: Callable[[], bool]) -> None:
+    """Read what the engine publishes about its cache until a condition holds."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not until():
+            await engine.read_cache(held)
+            await asyncio.sleep(0.01)
 
 
 def generation_of(engine: VllmEngine, job: GenerationJob) -> Generation:

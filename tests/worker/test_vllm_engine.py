@@ -27,8 +27,10 @@ from tests.worker.real_engine import (
     EXACT,
     MARKS,
     EngineSlot,
+    Held,
     Results,
     generation_of,
+    read_cache,
     run_jobs,
 )
 from worker.chat_format import folder_special_tokens, folder_templates
@@ -636,6 +638,30 @@ async def test_prefix_cache_is_not_read_if_the_job_forbids_it(engine: VllmEngine
     assert await cached(reads=True) == 0
     assert await cached(reads=False) == 0
     assert await cached(reads=True) >= 128
+
+
+async def test_engine_reports_the_prefixes_in_its_cache(engine: VllmEngine) -> None:
+    size, held = engine.info.cache_block_tokens, Held()
+    first = make_job(
+        prompt_token_ids=[300 + index % 700 for index in range(size * 2)],
+        max_tokens=size + 1,
+        sampling=spec(temperature=0.0, ignore_eos=True),
+        cache_salt="mine",
+    )
+    results = await run_jobs(engine, [first])
+    # The next turn of the chat finds the first one's prompt and response.
+    prompt = [*first.prompt_token_ids, *results.token_ids(0), *range(300, 310)]
+    second = make_job(prompt_token_ids=prompt, max_tokens=1, cache_salt="mine")
+    other = make_job(prompt_token_ids=prompt, max_tokens=1, cache_salt="theirs")
+    await read_cache(engine, held, lambda: held.tokens(second, size)[:1] == [3 * size])
+    assert held.tokens(second, size) == [3 * size, 2 * size, size]
+    assert held.tokens(other, size) == []
+    assert (await run_jobs(engine, [second])).outboxes[0].finished[0].cached_tokens == 3 * size
+    await engine._llm.reset_prefix_cache()
+    # Without another step the engine sends no event.
+    await run_jobs(engine, [make_job(prompt_token_ids=[5] * (size + 9), max_tokens=2)])
+    await read_cache(engine, held, lambda: held.tokens(second, size) == [])
+    assert len(held.digests) == 1
 
 
 async def test_engine_reports_its_features(engine: VllmEngine) -> None:

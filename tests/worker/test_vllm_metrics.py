@@ -9,7 +9,16 @@ from prometheus_client import REGISTRY
 from contract.messages import GenerationJob
 from contract.sampling import SamplingSpec
 from tests.worker.conftest import make_job
-from tests.worker.real_engine import BLOCKS, MARKS, VISION, EngineSlot, generation_of, run_jobs
+from tests.worker.real_engine import (
+    BLOCKS,
+    MARKS,
+    VISION,
+    EngineSlot,
+    Held,
+    generation_of,
+    read_cache,
+    run_jobs,
+)
 from worker import telemetry
 from worker.engine.base import EngineRequest
 from worker.engine.vllm.engine import VllmEngine
@@ -93,6 +102,19 @@ async def test_labels_are_those_of_vllm(engine: VllmEngine, vision_folder: Path)
     await run_jobs(engine, [job(100)])
     labels = {"model_name": vision_folder.name, "engine": "0"}
     assert vllm("generation_tokens_total", **labels) > 0
+
+
+async def test_evicted_prefixes_are_not_reported(engine: VllmEngine) -> None:
+    size, held = engine.info.cache_block_tokens, Held()
+    prompts = [[300 + number] * (3 * size) for number in range(9)]
+    jobs = [make_job(prompt_token_ids=each, max_tokens=1, sampling=ENDLESS) for each in prompts]
+    for each in jobs:
+        await run_jobs(engine, [each, each])
+    await read_cache(engine, held, lambda: bool(held.tokens(jobs[-1], size)))
+    # Sequences that begin together store their blocks twice.
+    assert held.tokens(jobs[-1], size) == [2 * size]
+    assert held.tokens(jobs[0], size) == []
+    assert 0 < len(held.digests) <= BLOCKS
 
 
 def job(number: int) -> GenerationJob:
