@@ -14,6 +14,7 @@ MAX_CALLERS: Final = 100_000
 BYTES_OF_USE: Final = 16_384
 """Bytes of an unpaid body that count as one more request, because reading and checking them takes
 as long."""
+_ROUNDING: Final = 1e-6
 _IPV6_PREFIX: Final = 64
 """Prefix length of the smallest network that one client has."""
 
@@ -59,7 +60,10 @@ class Allowance:
     def is_left(self, caller: str) -> bool:
         """Whether a caller is below the limit."""
         # Most callers have no entry.
-        return caller not in self._used or self._most == 0 or self._now_used(caller) < self._most
+        if caller not in self._used or self._most == 0:
+            return True
+        # One whole use: a part of one is there at any time, so that it would limit nobody.
+        return self._now_used(caller) <= self._most - 1 + _ROUNDING
 
     def require(self, caller: str) -> None:
         """Raise TooManyUnpaidError if a caller has reached the limit."""

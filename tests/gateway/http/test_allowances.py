@@ -52,7 +52,9 @@ def test_allowance_of_a_minute_refills_gradually() -> None:
         some.require("a")
     assert (caught.value.code, caught.value.retry_after_seconds) == ("tries", 10.0)
     some.require("b")
-    clock.now += 10.0
+    clock.now += 9.9
+    assert not some.is_left("a")
+    clock.now += 0.1
     some.require("a")
     some.use("a")
     assert not some.is_left("a")
