@@ -81,14 +81,15 @@ setup:
 setup-dev:
 	@scripts/setup.sh gateway worker dev
 
-# Redis 7 in addition to the bundled 6.2, a clock that tests can set, and Prometheus with promtool.
+# Redis 7 in addition to the bundled 6.2, a clock that tests can set, Prometheus with promtool, and a
+# browser.
 # Tests are skipped by name if their server cannot be installed.
 setup-servers: setup-dev
-	@if { ! command -v redis-server || ! command -v promtool || \
+	@if { ! command -v redis-server || ! command -v promtool || ! command -v chromium || \
 		! ls /usr/lib/*/faketime/libfaketimeMT.so.1; } >/dev/null 2>&1 && \
 		[ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-		echo "setup: Installing redis-server, libfaketime and prometheus for the tests ..."; \
-		scripts/debian.sh redis-server libfaketime prometheus || \
+		echo "setup: Installing redis-server, libfaketime, prometheus and chromium for the tests ..."; \
+		scripts/debian.sh redis-server libfaketime prometheus chromium || \
 		echo "setup: Installation failed; tests that need them are skipped."; \
 	fi
 

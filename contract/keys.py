@@ -333,3 +333,18 @@ def idempotency(bucket: int, tenant: str, digest: str) -> str:
     `digest` is the digest of the Idempotency-Key.
     """
     return f"{bucket_prefix(bucket)}idempotency:{tenant}:{digest}"
+
+
+def console_session(digest: str) -> str:
+    """String with expiry: a session of the console; DIGEST is that of the cookie's token."""
+    return f"console:session:{digest}"
+
+
+def console_signed_out(subject: str) -> str:
+    """String with expiry: when every session of a person or key was ended, in Unix ms."""
+    return f"console:signed-out:{subject}"
+
+
+def console_link(digest: str) -> str:
+    """String with expiry: what a link that logs in once stands for."""
+    return f"console:link:{digest}"

@@ -79,6 +79,16 @@ def _check_windows(values: tuple[str, ...]) -> tuple[str, ...]:
     return values
 
 
+def _check_public_url(value: str | None) -> str | None:
+    if value is None:
+        return None
+    parts = urlsplit(value)
+    is_origin = value.rstrip("/") == f"{parts.scheme}://{parts.netloc}"
+    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in value or not is_origin:
+        raise ValueError("must have the form SCHEME://HOST[:PORT], with http or https")
+    return value.rstrip("/")
+
+
 def _read_host(value: object) -> object:
     return parse_host_pattern(value) if isinstance(value, str) else value
 
@@ -272,6 +282,16 @@ class Settings(BaseSettings):
     export."""
     trace_content: bool = False
     """Whether spans contain prompts and messages."""
+
+    console: bool = True
+    """Whether the console is served at /console, on each of the two ports for its audience."""
+    public_url: Annotated[str | None, AfterValidator(_check_public_url)] = None
+    """URL under which customers reach gateways, such as `https://api.example.com`. By default the
+    console shows the one in the address bar."""
+    console_idle_timeout: Annotated[Duration, Field(gt=timedelta(0))] = timedelta(minutes=30)
+    """How long a session of the console continues without a request."""
+    console_session_timeout: Annotated[Duration, Field(gt=timedelta(0))] = timedelta(hours=12)
+    """How long a session of the console continues at most."""
 
     drain_delay: Duration = timedelta(0)
     """How long new requests are still served after SIGTERM while /readyz already fails."""

@@ -42,8 +42,14 @@ def test_every_documented_setting_exists() -> None:
     named = set()
     for document in DOCUMENTS:
         named |= set(re.findall(r"\bSLUICE_([A-Z_]+)\b", document.read_text()))
-    # The three of demo.env, and the option of the set-up.
-    assert named - {name.upper() for name in known} <= {"URL", "KEY", "MODEL", "DEVICE"}
+    # Those of demo.env, and the option of the set-up.
+    assert named - {name.upper() for name in known} <= {
+        "URL",
+        "KEY",
+        "MODEL",
+        "ADMIN_KEY",
+        "DEVICE",
+    }
 
 
 def test_every_error_of_the_api_is_documented() -> None:

@@ -114,8 +114,20 @@ class Authenticator:
             return await self._authenticate_jwt(credential)
         known = self._keys.fresh(digest(credential))
         if known is None:
-            known = await self._find_key(_parse_key(credential))
+            key = _parse_key(credential)
+            known = await self._find_key(key.prefix, key.digest())
         principal = _checked(known)
+        principal.require_address(address)
+        return principal
+
+    async def principal_of_digest(
+        self, prefix: str, key_digest: bytes, *, address: str | None
+    ) -> Principal:
+        """Return the principal of a session that began with the key of this prefix and digest.
+
+        Raises the errors of `authenticate`, so that a session ends with its key.
+        """
+        principal = _checked(await self._find_key(prefix, key_digest))
         principal.require_address(address)
         return principal
 
@@ -171,16 +183,16 @@ class Authenticator:
             cache.expire_all()
         self._origins.expire_all()
 
-    async def _find_key(self, key: ApiKey) -> _KnownKey:
-        known = await self._keys.get(key.digest(), partial(self._load_key, key))
+    async def _find_key(self, prefix: str, key_digest: bytes) -> _KnownKey:
+        known = await self._keys.get(key_digest, partial(self._load_key, prefix, key_digest))
         if known is None:
             raise AuthenticationError("The API key is unknown or has been revoked.")
         return known
 
-    async def _load_key(self, key: ApiKey) -> _KnownKey | None:
+    async def _load_key(self, prefix: str, key_digest: bytes) -> _KnownKey | None:
         async with self._database.reading() as transaction:
-            owner = await find_owner(transaction, key.prefix)
-        return None if owner is None else _known_key(owner, key)
+            owner = await find_owner(transaction, prefix)
+        return None if owner is None else _known_key(owner, key_digest)
 
     async def _load_key_by_id(self, key_id: str) -> _KnownKey | None:
         async with self._database.reading() as transaction:
@@ -243,13 +255,13 @@ def _parse_key(credential: str) -> ApiKey:
         ) from None
 
 
-def _known_key(owner: KeyOwner, key: ApiKey) -> _KnownKey | None:
+def _known_key(owner: KeyOwner, key_digest: bytes) -> _KnownKey | None:
     """Return the owner of the key, or None if the database has another secret for its prefix."""
     record = owner.key
     expires_at = record.expires_at
-    if hmac.compare_digest(record.digest, key.digest()):
+    if hmac.compare_digest(record.digest, key_digest):
         pass
-    elif hmac.compare_digest(record.old_digest or b"", key.digest()):
+    elif hmac.compare_digest(record.old_digest or b"", key_digest):
         ends = [time for time in (expires_at, record.old_expires_at) if time is not None]
         expires_at = min(ends)
     else:

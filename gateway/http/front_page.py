@@ -10,6 +10,8 @@ from typing import Final
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse
 
+from gateway.http.context import context_of
+
 _STYLE: Final = """
 :root { color-scheme: light dark; --text: #1f2328; --muted: #59636e; --page: #fff;
   --box: #f6f8fa; --line: #d1d9e0; --link: #0969da; }
@@ -59,7 +61,9 @@ _LINK: Final = '<dt><a href="{path}">{path}</a></dt><dd>{text}</dd>'
 
 _PLAIN_HOST: Final = re.compile(r"([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
 """Hosts without characters that a shell interprets."""
+_CONSOLE: Final = "/console"
 _CUSTOMERS_LINKS: Final = {
+    _CONSOLE: "usage, keys and limits of your account",
     "/docs": "all endpoints and parameters",
     "/health": "whether the gateway is ready",
     "/v1/models": "models that your key may use",
@@ -69,6 +73,7 @@ _CUSTOMERS_EXAMPLE: Final = """curl {url}/v1/completions \\
   -H "Content-Type: application/json" \\
   -d '{{"model": "YOUR_MODEL", "prompt": "Once upon a time", "max_tokens": 40}}'"""
 _OPERATORS_LINKS: Final = {
+    _CONSOLE: "tenants, models and workers",
     "/docs": "the Admin API",
     "/readyz": "whether the gateway is ready",
     "/metrics": "metrics for Prometheus",
@@ -78,9 +83,11 @@ _OPERATORS_EXAMPLE: Final = """curl {url}/admin/tenants \\
   -H "Authorization: Bearer $SLUICE_ADMIN_KEY\""""
 
 
-def _router(links: Mapping[str, str], example: str) -> APIRouter:
+def _router(known: Mapping[str, str], example: str) -> APIRouter:
     async def get_front_page(request: Request) -> Response:
         version, accepted = request.app.version, request.headers.get("accept", "")
+        has_console = context_of(request).settings.console
+        links = {path: text for path, text in known.items() if has_console or path != _CONSOLE}
         if "application/json" in accepted and "text/html" not in accepted:
             paths = {path.rpartition("/")[2]: path for path in links}
             body = {"name": request.app.title, "version": version, **paths}

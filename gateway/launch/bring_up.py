@@ -78,12 +78,13 @@ class BringUp:
         earlier = self._demo.read()
         # The file exists only while its key is valid.
         self._demo.remove()
-        starting = self._start(supervisor, earlier.get("SLUICE_KEY"))
+        keys = demo.DemoKeys(earlier.get("SLUICE_KEY"), earlier.get("SLUICE_ADMIN_KEY"))
+        starting = self._start(supervisor, keys)
         await supervisor.while_alive(asyncio.create_task(starting))
         supervisor.settle()
         await asyncio.Event().wait()
 
-    async def _start(self, supervisor: Supervisor, earlier_key: str | None) -> None:
+    async def _start(self, supervisor: Supervisor, earlier: demo.DemoKeys) -> None:
         plan = self._plan
         for spec in (*plan.jobs, *plan.gateways, *plan.workers):
             _clear_log(spec)
@@ -96,14 +97,14 @@ class BringUp:
         # The worker takes longest, so do not delay it for the others.
         self._report(f"Loading the model {plan.model_name} (about half a minute on a CPU) ...")
         await supervisor.start(plan.workers)
-        key = await demo.prepare_key(plan.database_url, plan.redis_url, earlier_key)
-        self._report("The database is ready, with a demo tenant and its key.")
+        key, admin_key = await demo.prepare_keys(plan.database_url, plan.redis_url, earlier)
+        self._report("The database is ready, with a demo tenant and its keys.")
         await supervisor.start(plan.gateways)
         for port in plan.ports:
             await probe.wait_until_ready(port)
             self._report(f"A gateway is ready on port {port}.")
         await self._wait_for_model(key)
-        self._finish(key)
+        self._finish(key, admin_key, await demo.make_console_links(plan.redis_url, admin_key))
 
     async def _start_redis(self, supervisor: Supervisor) -> None:
         if self._plan.redis is not None:
@@ -131,16 +132,26 @@ class BringUp:
             await asyncio.sleep(REMINDER_SECONDS)
             self._report(f"Still loading the model. Log: {self._plan.workers[0].log}")
 
-    def _finish(self, key: str) -> None:
+    def _finish(self, key: str, admin_key: str, links: demo.ConsoleLinks) -> None:
         model = self._plan.model_name
         url = f"http://{LOOPBACK}:{self._plan.ports[0]}"
-        self._demo.write({"SLUICE_URL": url, "SLUICE_KEY": key, "SLUICE_MODEL": model})
+        operators = f"http://{LOOPBACK}:{self._plan.operator_ports[0]}"
+        self._demo.write(
+            {
+                "SLUICE_URL": url,
+                "SLUICE_KEY": key,
+                "SLUICE_MODEL": model,
+                "SLUICE_ADMIN_KEY": admin_key,
+            }
+        )
         self._report("Everything is ready. Ctrl-C stops it.")
         _echo(
             f"\n  Base URL   {url}/v1\n  API key    {key}\n  Model      {model}\n"
-            f"  Operators  http://{LOOPBACK}:{self._plan.operator_ports[0]}"
-            " (metrics, Admin API)\n"
+            f"  Operators  {operators} (metrics, Admin API)\n"
             f"  Files      {self._plan.folder} (demo.env with these values, logs)\n\n"
+            "Open the console in a browser. Each link logs in once, within an hour:\n\n"
+            f"  For customers  {url}{links.customers}\n"
+            f"  For operators  {operators}{links.operators}\n\n"
             f"Try it:\n\n{_curl_line(url, key, model)}\n\n"
             "Manage it in another terminal, from this folder:\n\n"
             f"{_program()} keys create --tenant {demo.TENANT_ID} --name second\n"

@@ -23,8 +23,8 @@ Examples:
 
 Options after -- are passed to the worker (see `sluice worker --help`). The folder .sluice in the
 current folder contains the database, the data of Redis, the logs, and demo.env with SLUICE_URL,
-SLUICE_KEY and SLUICE_MODEL. While `sluice up` runs, other commands in the same folder manage it:
-they read the URLs of Redis and the database from .sluice/cli.env.
+SLUICE_KEY, SLUICE_MODEL and SLUICE_ADMIN_KEY. While `sluice up` runs, other commands in the same
+folder manage it: they read the URLs of Redis and the database from .sluice/cli.env.
 """
 
 

@@ -14,6 +14,7 @@ from typing_extensions import override
 from gateway import tracing
 from gateway.batches import routes as batches
 from gateway.batches.runner import running_batches
+from gateway.console import routers as console
 from gateway.delivery import routes as kept_responses
 from gateway.files import routes as files
 from gateway.generation import models, native, tokenize
@@ -67,7 +68,9 @@ def create_app(settings: Settings) -> FastAPI:
         finally:
             tracing.stop()
 
-    app = _application("Sluice", CUSTOMER_ROUTERS, generates=True, lifespan=lifespan)
+    # Last: the router tries routes in order, and the API's come first.
+    own = (console.customers,) if settings.console else ()
+    app = _application("Sluice", (*CUSTOMER_ROUTERS, *own), generates=True, lifespan=lifespan)
     app.state.drain = drain
     app.state.metrics_link = None
 
@@ -91,7 +94,8 @@ def create_operator_app(settings: Settings, customers: FastAPI) -> FastAPI:
 
     It does not drain: it serves until every customer request has ended.
     """
-    app = _application("Sluice for operators", OPERATOR_ROUTERS, generates=False)
+    own = (console.operators,) if settings.console else ()
+    app = _application("Sluice for operators", (*OPERATOR_ROUTERS, *own), generates=False)
     app.state = customers.state
     app.middleware_stack = FrontMiddleware(
         app.build_middleware_stack(),

@@ -29,15 +29,13 @@ class Dollars(click.ParamType[int]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if isinstance(value, int):
             return value
-        match = _DOLLARS.fullmatch(str(value).strip())
-        if match is None:
+        amount = read_dollars(str(value))
+        if amount is None:
             self.fail(
                 f"{value!r} is not an amount in dollars with at most six decimals, such as 0.15.",
                 param,
                 ctx,
             )
-        micros = int(match[2]) * MICRO + int((match[3] or "").ljust(6, "0"))
-        amount = -micros if match[1] else micros
         if not self._least <= amount <= self._most:
             bounds = f"{show_dollars(self._least)} to {show_dollars(self._most)}"
             self.fail(f"{value!r} is not an amount from {bounds}.", param, ctx)
@@ -62,6 +60,15 @@ class Time(click.ParamType[datetime]):
             self.fail(
                 f"{value!r} is not a time such as 2026-12-01 or 2026-12-01T08:30+01:00.", param, ctx
             )
+
+
+def read_dollars(text: str) -> int | None:
+    """Return an exact amount such as 0.15 in micro-dollars, or None if it is no amount."""
+    match = _DOLLARS.fullmatch(text.strip())
+    if match is None:
+        return None
+    micros = int(match[2]) * MICRO + int((match[3] or "").ljust(6, "0"))
+    return -micros if match[1] else micros
 
 
 def show_dollars(micros: int) -> str:

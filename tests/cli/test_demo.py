@@ -1,14 +1,18 @@
-"""The key that `sluice up` prepares."""
+"""The keys that `sluice up` prepares."""
 
-from gateway.launch.demo import prepare_key
+from gateway.launch.demo import DemoKeys, prepare_keys
 from tests.support.redis_server import RedisServer
 
 
-async def test_key_is_reused_while_it_works_and_replaced_otherwise(
+async def test_keys_are_reused_while_they_work_and_replaced_otherwise(
     database_url: str, redis_server: RedisServer
 ) -> None:
-    first = await prepare_key(database_url, redis_server.url, None)
-    assert await prepare_key(database_url, redis_server.url, first) == first
-    second = await prepare_key(database_url, redis_server.url, "sk-made-up")
-    assert second not in ("", "sk-made-up", first)
-    assert await prepare_key(database_url, redis_server.url, second) == second
+    async def prepare(key: str | None, admin_key: str | None) -> tuple[str, str]:
+        return await prepare_keys(database_url, redis_server.url, DemoKeys(key, admin_key))
+
+    first = await prepare(None, None)
+    assert await prepare(*first) == first
+    # A key without the rights of an operator does not open the operators' console.
+    key, admin_key = await prepare("sk-made-up", first[0])
+    assert not {key, admin_key} & {"", "sk-made-up", *first}
+    assert await prepare(key, admin_key) == (key, admin_key)

@@ -127,6 +127,14 @@ class Up:
         return status
 
 
+def _page(link: str) -> str:
+    """Return the title of the page that a link leads to."""
+    opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+    with opener.open(link, timeout=PATIENCE_SECONDS) as response:
+        text: str = response.read().decode()
+    return text.partition("<title>")[2].partition("</title>")[0]
+
+
 def _parent(entry: Path) -> int:
     try:
         return int((entry / "stat").read_text().rpartition(")")[2].split()[1])
@@ -202,6 +210,13 @@ def test_everything_starts_and_serves_requests(running: Up) -> None:
     assert http_status(f"{operators}/metrics") == 200
     assert http_status(f"{variables['SLUICE_URL']}/metrics") == 404
     assert variables["SLUICE_KEY"] in running.output
+    links = re.findall(r"http\S+/console/enter\?token=\S+", running.output)
+    assert [link.startswith(operators) for link in links] == [False, True]
+    for link in links:
+        assert _page(link) == "Overview · Sluice"
+        # It logs in once.
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            _page(link)
     logs = "".join(log.read_text() for log in (running.demo.parent / "logs").iterdir())
     assert variables["SLUICE_KEY"][16:] not in logs
     assert len(running.children()) == running.processes

@@ -33,6 +33,7 @@ TOGETHER: Final = {
     "tests/outages/": "outages",
     "tests/cli/test_up.py": "sluice up",
     "tests/overload/": "overload",
+    "tests/console/": "console",
 }
 """Files and folders, in this order; one process runs all that have the same name."""
 EARLY: Final = ("tests/e2e/", "tests/gateway/", "tests/samplers/")

@@ -8,8 +8,10 @@ from typing import Annotated, Any, Final, Literal
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 
+from gateway.auth.principal import Principal
 from gateway.database.paging import Page
 from gateway.http.authorization import CanManageMembers, Context
+from gateway.http.context import ProcessContext
 from gateway.management.audit.log import AuditEntry
 from gateway.management.audit.service import AuditService
 from gateway.management.shared.parameters import PageSize, text_filter
@@ -66,6 +68,18 @@ async def list_entries(
     limit: PageSize = 20,
 ) -> AuditList:
     """List audit entries, newest first. Needs the scope `members`."""
+    return await own_entries(context, principal, action=action, after=after, limit=limit)
+
+
+async def own_entries(
+    context: ProcessContext,
+    principal: Principal,
+    *,
+    action: str | None,
+    after: int | None,
+    limit: int,
+) -> AuditList:
+    """Return a page of the changes of a tenant, as its members see them."""
     page = await AuditService(context.database).page_of(
         principal.tenant_id, action=action, before=after, limit=limit
     )

@@ -125,6 +125,14 @@ class KeyService:
         async with reading_of_tenant(self._database, tenant_id) as transaction:
             return await KeyStore(transaction).page(tenant_id, wanted, project_id=project_id)
 
+    async def names(
+        self, tenant_id: str, ids: Collection[str], *, grantor: Grant | None = None
+    ) -> dict[str, str]:
+        """Return the names of those of these keys that the tenant has."""
+        project_id = None if grantor is None else grantor.project_id
+        async with self._database.reading() as transaction:
+            return await KeyStore(transaction).names(tenant_id, ids, project_id=project_id)
+
     async def get(
         self, tenant_id: str, id_or_prefix: str, *, grantor: Grant | None = None
     ) -> KeyRecord:

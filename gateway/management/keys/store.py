@@ -1,6 +1,6 @@
 """Queries on the table `api_keys`."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -41,6 +41,18 @@ class KeyStore:
             conditions.append(ApiKeyRow.project_id == project_id)
         page = await read_page(self._transaction, ApiKeyRow, wanted, *conditions)
         return Page([row.to_record() for row in page.entries], page.has_more)
+
+    async def names(
+        self, tenant_id: str, ids: Collection[str], *, project_id: str | None = None
+    ) -> dict[str, str]:
+        """Return the names of the tenant's keys by id; only of one project, if given."""
+        query = select(ApiKeyRow.id, ApiKeyRow.name).where(
+            ApiKeyRow.tenant_id == tenant_id, ApiKeyRow.id.in_(ids)
+        )
+        if project_id is not None:
+            query = query.where(ApiKeyRow.project_id == project_id)
+        found = await self._transaction.execute(query)
+        return dict(found.tuples().all())
 
     async def find(
         self, tenant_id: str, id_or_prefix: str, *, is_locked: bool = False

@@ -28,6 +28,11 @@ async def get_limits(context: Context, principal: AnyCaller) -> LimitsReport:
     With the scope `usage`, the report adds those of its project and, unless it is a project
     credential, those of its tenant with the remaining prepaid credits.
     """
+    return await own_limits(context, principal)
+
+
+async def own_limits(context: ProcessContext, principal: Principal) -> LimitsReport:
+    """Return the limits and usage that a credential may see. Raises the errors of `report`."""
     tenant = await TenantService(context.database, context.announcer).get(principal.tenant_id)
     visible = [each for each in principal.limits if principal.sees_use_of(each.scope)]
     return await report(context, tenant, visible)

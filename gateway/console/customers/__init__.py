@@ -1,0 +1,1 @@
+"""Pages for customers, on their port."""

@@ -1,0 +1,78 @@
+"""Limits, the audit log, and how to start."""
+
+import re
+import shlex
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+from msgspec import json
+
+from gateway.console.limit_fields import LABELS, shown_limit
+from gateway.console.rendering import page
+from gateway.console.routing import AnyVisitor, CustomerRoute, Visitor, needs
+from gateway.http.authorization import Context
+from gateway.http.context import context_of
+from gateway.management.audit.routes import MAX_SEQUENCE, own_entries
+from gateway.management.limits.routes import own_limits
+from gateway.tenancy.scopes import Scope
+
+ROWS: Final = 50
+_HELLO: Final = {"messages": [{"role": "user", "content": "Hello!"}]}
+_PLAIN_HOST: Final = re.compile(r"([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
+
+router = APIRouter(route_class=CustomerRoute, include_in_schema=False)
+
+SeesAudit = Annotated[Visitor, Depends(needs(Scope.MEMBERS, whole=True))]
+
+
+@router.get("/console/limits")
+async def limits(request: Request, context: Context, visitor: AnyVisitor) -> Response:
+    """Show the limits with their usage."""
+    return page(
+        request,
+        "limits.html",
+        report=await own_limits(context, visitor.principal),
+        labels=LABELS,
+        shown_limit=shown_limit,
+    )
+
+
+@router.get("/console/audit")
+async def audit(
+    request: Request,
+    context: Context,
+    visitor: SeesAudit,
+    *,
+    action: Annotated[str, Query(max_length=100)] = "",
+    after: Annotated[int | None, Query(ge=1, le=MAX_SEQUENCE)] = None,
+) -> Response:
+    """Show changes of the tenant, newest first."""
+    found = await own_entries(
+        context, visitor.principal, action=action or None, after=after, limit=ROWS
+    )
+    following = None if found.next is None else f"/console/audit?after={found.next}"
+    return page(request, "audit.html", entries=found.data, action=action, following=following)
+
+
+@router.get("/console/start")
+async def start(request: Request, context: Context, visitor: AnyVisitor) -> Response:
+    """Show how to send the first request."""
+    names = sorted(filter(visitor.principal.allows_model, context.catalogue.names))
+    model = visitor.principal.default_model or (names[0] if names else "YOUR_MODEL")
+    return page(
+        request,
+        "start.html",
+        base_url=base_url(request),
+        chat=shlex.quote(json.encode({"model": model, **_HELLO}).decode()),
+        model=json.encode(model).decode(),
+        models=names,
+    )
+
+
+def base_url(request: Request) -> str:
+    """Return the URL of the API: the configured one, else that of this request."""
+    settings = context_of(request).settings
+    if settings.public_url is not None:
+        return f"{settings.public_url}/v1"
+    host = request.headers.get("host", "")
+    return f"{request.url.scheme}://{host if _PLAIN_HOST.fullmatch(host) else 'HOST'}/v1"

@@ -1,0 +1,262 @@
+"""Keys: list, create, change, rotate and revoke."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+
+from gateway.console.forms import Form, checked
+from gateway.console.limit_fields import LABELS, fields_of, read_limits
+from gateway.console.rendering import page
+from gateway.console.routing import CustomerRoute, SentForm, Visitor, needs, redirect
+from gateway.database.paging import PageRequest
+from gateway.errors import ApiError
+from gateway.http.authorization import Context
+from gateway.management.keys.routes import KeyId, Keys
+from gateway.management.keys.schemas import KeyChange, KeyCreation, KeyRotation
+from gateway.management.shared.parameters import AfterId
+from gateway.tenancy.records import KeyRecord
+from gateway.tenancy.scopes import TENANT_SCOPES, Scope
+from gateway.tenancy.times import utc_now
+
+ROWS: Final = 50
+GRACES: Final = (
+    ("0", "none: it ends at once"),
+    ("3600", "1 hour"),
+    ("86400", "1 day"),
+    ("604800", "7 days"),
+)
+_TIME: Final = "%Y-%m-%dT%H:%M:%S"
+NOTICES: Final = {
+    "changed": "The key is changed on all gateways within a second.",
+    "revoked": "The key is revoked. All gateways reject it within a second.",
+}
+
+router = APIRouter(route_class=CustomerRoute, prefix="/console/keys", include_in_schema=False)
+
+ManagesKeys = Annotated[Visitor, Depends(needs(Scope.KEYS))]
+
+
+@router.get("")
+async def list_keys(
+    request: Request,
+    keys: Keys,
+    visitor: ManagesKeys,
+    after: AfterId = None,
+    done: Annotated[str, Query(max_length=20)] = "",
+) -> Response:
+    """List keys, newest first."""
+    wanted = PageRequest(after, ROWS, is_newest_first=True)
+    found = await keys.page(visitor.tenant_id, wanted, grantor=visitor.principal.grant)
+    following = f"/console/keys?after={found.entries[-1].id}" if found.has_more else None
+    return page(
+        request,
+        "keys.html",
+        keys=found.entries,
+        now=utc_now(),
+        following=following,
+        notice=NOTICES.get(done),
+    )
+
+
+@router.get("/new")
+async def show_new_key(request: Request, context: Context, visitor: ManagesKeys) -> Response:
+    """Show the form of a new key."""
+    form = {"scopes": [Scope.COMPLETIONS]}
+    return _key_form(request, visitor, models=list(context.catalogue.names), form=form)
+
+
+@router.post("/new")
+async def create_key(
+    request: Request, context: Context, keys: Keys, visitor: ManagesKeys, form: SentForm
+) -> Response:
+    """Create a key and show it, once."""
+    try:
+        body = checked(KeyCreation, _values(form, is_new=True))
+        created = await keys.create(
+            visitor.tenant_id,
+            **body.options(),
+            grantor=visitor.principal.grant,
+            actor=visitor.principal.actor,
+        )
+    except ApiError as error:
+        return _key_form(
+            request, visitor, models=list(context.catalogue.names), form=_shown(form), error=error
+        )
+    return page(request, "key_secret.html", key=created.record, secret=created.key.reveal())
+
+
+@router.get("/{key_id}")
+async def show_key(
+    request: Request,
+    context: Context,
+    keys: Keys,
+    visitor: ManagesKeys,
+    key_id: KeyId,
+    done: Annotated[str, Query(max_length=20)] = "",
+) -> Response:
+    """Show a key and the form that changes it."""
+    key = await keys.get(visitor.tenant_id, key_id, grantor=visitor.principal.grant)
+    return _key_form(
+        request,
+        visitor,
+        models=list(context.catalogue.names),
+        form=_fields(key),
+        key=key,
+        notice=NOTICES.get(done),
+    )
+
+
+@router.post("/{key_id}")
+async def change_key(
+    request: Request,
+    context: Context,
+    keys: Keys,
+    visitor: ManagesKeys,
+    *,
+    key_id: KeyId,
+    form: SentForm,
+) -> Response:
+    """Change the bounds and limits of a key."""
+    key = await keys.get(visitor.tenant_id, key_id, grantor=visitor.principal.grant)
+    try:
+        body = checked(KeyChange, _values(form, is_new=False))
+        await keys.update(
+            visitor.tenant_id,
+            key.id,
+            **_changed(key, body.options()),
+            grantor=visitor.principal.grant,
+            actor=visitor.principal.actor,
+        )
+    except ApiError as error:
+        return _key_form(
+            request,
+            visitor,
+            models=list(context.catalogue.names),
+            form=_shown(form),
+            key=key,
+            error=error,
+        )
+    return redirect(f"/console/keys/{key.id}", done="changed")
+
+
+@router.get("/{key_id}/rotate")
+async def ask_to_rotate(
+    request: Request, keys: Keys, visitor: ManagesKeys, key_id: KeyId
+) -> Response:
+    """Ask how long the current secret remains valid."""
+    key = await keys.get(visitor.tenant_id, key_id, grantor=visitor.principal.grant)
+    return page(request, "key_rotate.html", key=key, graces=GRACES)
+
+
+@router.post("/{key_id}/rotate")
+async def rotate_key(
+    request: Request, keys: Keys, visitor: ManagesKeys, *, key_id: KeyId, form: SentForm
+) -> Response:
+    """Replace the secret and show the new one, once."""
+    body = checked(KeyRotation, {"grace_seconds": form["grace_seconds"]})
+    rotated = await keys.rotate(
+        visitor.tenant_id,
+        key_id,
+        grace=timedelta(seconds=body.grace_seconds),
+        grantor=visitor.principal.grant,
+        actor=visitor.principal.actor,
+    )
+    return page(request, "key_secret.html", key=rotated.record, secret=rotated.key.reveal())
+
+
+@router.get("/{key_id}/revoke")
+async def ask_to_revoke(
+    request: Request, keys: Keys, visitor: ManagesKeys, key_id: KeyId
+) -> Response:
+    """Ask for confirmation."""
+    key = await keys.get(visitor.tenant_id, key_id, grantor=visitor.principal.grant)
+    return page(
+        request,
+        "confirm.html",
+        title=f"Revoke the key “{key.name}”?",
+        text=f"All gateways reject sk-{key.prefix}-… within a second. This cannot be undone.",
+        action=f"/console/keys/{key.id}/revoke",
+        button="Revoke the key",
+        back=f"/console/keys/{key.id}",
+    )
+
+
+@router.post("/{key_id}/revoke")
+async def revoke_key(keys: Keys, visitor: ManagesKeys, key_id: KeyId) -> Response:
+    """Revoke the key."""
+    await keys.revoke(
+        visitor.tenant_id,
+        key_id,
+        grantor=visitor.principal.grant,
+        actor=visitor.principal.actor,
+    )
+    return redirect("/console/keys", done="revoked")
+
+
+def _key_form(
+    request: Request,
+    visitor: Visitor,
+    *,
+    models: list[str],
+    form: Mapping[str, Any],
+    key: KeyRecord | None = None,
+    error: ApiError | None = None,
+    notice: str | None = None,
+) -> Response:
+    principal = visitor.principal
+    return page(
+        request,
+        "key.html",
+        status=200 if error is None else error.status,
+        key=key,
+        form=defaultdict(str, form),
+        error=error,
+        notice=notice,
+        limits=LABELS,
+        scopes=[each for each in Scope if each in principal.scopes & TENANT_SCOPES],
+        models=sorted(each for each in models if principal.allows_model(each)),
+        now=utc_now(),
+    )
+
+
+def _values(form: Form, *, is_new: bool) -> dict[str, Any]:
+    """Return the request body that a form stands for."""
+    values: dict[str, Any] = {"name": form["name"], "scopes": form.all("scopes")}
+    bounds: dict[str, Any] = {
+        "allowed_models": form.words("models"),
+        "allowed_addresses": form.words("addresses"),
+        "expires_at": f"{form['expires_at']}Z" if form["expires_at"] else "",
+    }
+    # An empty field of a new key leaves the bound of the visitor's credential.
+    values |= {name: value or None for name, value in bounds.items() if value or not is_new}
+    if is_new and form["project_id"]:
+        values["project_id"] = form["project_id"]
+    return values | {"limits": read_limits(form, is_new=is_new)}
+
+
+def _changed(key: KeyRecord, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options that differ: an unchanged expiry may be in the past."""
+    return {
+        name: value
+        for name, value in options.items()
+        if name == "limits" or value != getattr(key, name)
+    }
+
+
+def _fields(key: KeyRecord) -> dict[str, Any]:
+    return {
+        "name": key.name,
+        "scopes": list(key.scopes),
+        "project_id": key.project_id or "",
+        "models": " ".join(sorted(key.allowed_models or ())),
+        "addresses": " ".join(map(str, key.allowed_addresses or ())),
+        "expires_at": "" if key.expires_at is None else key.expires_at.strftime(_TIME),
+        **fields_of(key.limits),
+    }
+
+
+def _shown(form: Form) -> dict[str, Any]:
+    return {**{name: form[name] for name in form}, "scopes": form.all("scopes")}

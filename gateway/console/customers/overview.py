@@ -1,0 +1,70 @@
+"""The first page: this month's spend, tokens and errors, and the limits."""
+
+from fastapi import APIRouter, Request, Response
+
+from gateway.console.charts import bars
+from gateway.console.limit_fields import LABELS, shown_limit
+from gateway.console.rendering import page
+from gateway.console.routing import AnyVisitor, CustomerRoute
+from gateway.console.usage_query import NOTHING, Point, daily, last_days, total
+from gateway.database.ledger.partitions import month_start
+from gateway.http.authorization import Context
+from gateway.management.limits.routes import own_limits
+from gateway.management.limits.schemas import LimitBody, LimitsReport
+from gateway.management.usage.parts import UsageFilter
+from gateway.management.usage.periods import Span
+from gateway.management.usage.routes import own_usage
+from gateway.management.usage.service import UsageService
+from gateway.tenancy.limits import LimitName
+from gateway.tenancy.scopes import Scope
+from gateway.tenancy.times import utc_now
+
+router = APIRouter(route_class=CustomerRoute, include_in_schema=False)
+
+
+@router.get("/console")
+async def overview(request: Request, context: Context, visitor: AnyVisitor) -> Response:
+    """Show this month and the last thirty days."""
+    now = utc_now()
+    limits = await own_limits(context, visitor.principal)
+    sees_usage = visitor.has(Scope.USAGE, Scope.COMPLETIONS)
+    month = NOTHING
+    points: list[Point] = []
+    if sees_usage:
+        wanted = own_usage(visitor.principal, UsageFilter(tenant_id=None))
+        service = UsageService(context.database)
+        month = await total(service, wanted, Span(month_start(now), now))
+        points = await daily(service, wanted, last_days(now))
+    return page(
+        request,
+        "overview.html",
+        sees_usage=sees_usage,
+        month=month,
+        month_name=f"{now:%B %Y}",
+        budget=_budget(limits),
+        limits=limits,
+        used=list(_used(limits)),
+        spend=bars([point.of_cost() for point in points]),
+        tokens=bars([point.of_tokens() for point in points]),
+        labels=LABELS,
+        shown_limit=shown_limit,
+        is_whole=visitor.has_whole(Scope.USAGE),
+    )
+
+
+def _budget(limits: LimitsReport) -> LimitBody | None:
+    """Return the budget of the widest holder that the visitor sees."""
+    for scope in reversed(limits.scopes):
+        budget = scope.limits[LimitName.BUDGET]
+        if budget.limit is not None:
+            return budget
+    return None
+
+
+def _used(limits: LimitsReport) -> list[tuple[str, str, LimitBody]]:
+    return [
+        (scope.scope, name, body)
+        for scope in limits.scopes
+        for name, body in scope.limits.items()
+        if body.limit is not None
+    ]

@@ -1,0 +1,141 @@
+"""Usage by day, model, key and project, single requests and their receipts."""
+
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Depends, Request, Response
+
+from gateway.console.charts import bars
+from gateway.console.rendering import page
+from gateway.console.routing import CustomerRoute, Visitor, needs
+from gateway.console.usage_query import UsageQuery, by_dimension, daily, requests_csv
+from gateway.errors import InvalidParameterError, shown
+from gateway.http.authorization import Context
+from gateway.http.context import ProcessContext
+from gateway.management.keys.service import KeyService
+from gateway.management.usage.pages import report_page, requests_page
+from gateway.management.usage.parts import Dimension, UsageFilter
+from gateway.management.usage.periods import Bucket
+from gateway.management.usage.query import BucketsQuery, PageQuery, decode_cursor, encode_cursor
+from gateway.management.usage.routes import RequestId, own_usage
+from gateway.management.usage.schemas import receipt_fields
+from gateway.management.usage.service import UsageService
+from gateway.tenancy.scopes import Scope
+
+ROWS: Final = 50
+VIEWS: Final = (Dimension.MODEL, Dimension.KEY, Dimension.PROJECT)
+"""Dimensions of the table; it can also show days."""
+BY_DAY: Final = "day"
+CSV_SUMS: Final = 10_000
+
+router = APIRouter(route_class=CustomerRoute, include_in_schema=False)
+
+SeesUsage = Annotated[Visitor, Depends(needs(Scope.USAGE, Scope.COMPLETIONS))]
+
+
+@router.get("/console/usage")
+async def usage(request: Request, context: Context, visitor: SeesUsage) -> Response:
+    """Show sums of a period as charts and a table."""
+    query = UsageQuery(request)
+    service = UsageService(context.database)
+    wanted = own_usage(visitor.principal, query.wanted)
+    points = await daily(service, wanted, query.span)
+    by = query.form["by"] or Dimension.MODEL
+    if by == BY_DAY:
+        rows, following = [(point.day, point.sums) for point in reversed(points)], None
+    else:
+        rows, following = await by_dimension(
+            service,
+            wanted,
+            query.span,
+            _dimension(by),
+            after=decode_cursor(query.after, parts=2),
+            limit=ROWS,
+        )
+    names = await _names(context, visitor, by, [value for value, _ in rows])
+    return page(
+        request,
+        "usage.html",
+        query=query,
+        by=by,
+        views=[*((each, each.replace("_", " ").capitalize()) for each in VIEWS), (BY_DAY, "Day")],
+        rows=rows,
+        names=names,
+        spend=bars([point.of_cost() for point in points]),
+        tokens=bars([point.of_tokens() for point in points]),
+        following=following and query.link("/console/usage", after=encode_cursor(*following)),
+    )
+
+
+@router.get("/console/usage.csv")
+async def usage_csv(request: Request, context: Context, visitor: SeesUsage) -> Response:
+    """Return the sums of each day and each value of a dimension as CSV."""
+    query = UsageQuery(request)
+    by = query.form["by"] or Dimension.MODEL
+    found = await report_page(
+        UsageService(context.database),
+        own_usage(visitor.principal, query.wanted),
+        BucketsQuery(query.span, Bucket.DAY),
+        dimensions=() if by == BY_DAY else (_dimension(by),),
+        page=PageQuery(query.after, CSV_SUMS, as_csv=True),
+    )
+    response = found if isinstance(found, Response) else Response()
+    response.headers["content-disposition"] = 'attachment; filename="usage.csv"'
+    return response
+
+
+@router.get("/console/requests")
+async def requests(request: Request, context: Context, visitor: SeesUsage) -> Response:
+    """List single requests, newest first."""
+    query = UsageQuery(request)
+    found = await requests_page(
+        UsageService(context.database),
+        own_usage(visitor.principal, query.wanted),
+        query.span,
+        page=PageQuery(query.after, ROWS, as_csv=False),
+    )
+    fields = {} if isinstance(found, Response) else found
+    following = fields["next"]
+    return page(
+        request,
+        "requests.html",
+        query=query,
+        receipts=fields["data"],
+        following=following and query.link("/console/requests", after=following),
+    )
+
+
+@router.get("/console/requests.csv")
+async def all_requests_csv(request: Request, context: Context, visitor: SeesUsage) -> Response:
+    """Return all requests of a period as CSV, newest first."""
+    query = UsageQuery(request)
+    wanted = own_usage(visitor.principal, query.wanted)
+    return requests_csv(UsageService(context.database), wanted, query.span, name="requests")
+
+
+@router.get("/console/requests/{request_id}")
+async def receipt(
+    request: Request, context: Context, visitor: SeesUsage, request_id: RequestId
+) -> Response:
+    """Show the receipt of one request."""
+    wanted = own_usage(visitor.principal, UsageFilter(tenant_id=None))
+    record = await UsageService(context.database).request(wanted, request_id)
+    return page(request, "receipt.html", record=record, receipt=receipt_fields(record))
+
+
+def _dimension(by: str) -> Dimension:
+    if by not in VIEWS:
+        raise InvalidParameterError(
+            f"'by' must be {BY_DAY} or one of {', '.join(VIEWS)}. Given: {shown(by)}.", param="by"
+        )
+    return Dimension(by)
+
+
+async def _names(
+    context: ProcessContext, visitor: Visitor, by: str, ids: list[str]
+) -> dict[str, str]:
+    """Return the names of keys, for visitors who may list them."""
+    if by != Dimension.KEY or not visitor.has(Scope.KEYS):
+        return {}
+    return await KeyService(context.database, context.announcer).names(
+        visitor.tenant_id, ids, grantor=visitor.principal.grant
+    )

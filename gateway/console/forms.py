@@ -1,0 +1,99 @@
+"""Forms that pages send, within limits of size and time."""
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, TypeVar
+from urllib.parse import parse_qs
+
+from fastapi import Request
+from pydantic import BaseModel, ValidationError
+from typing_extensions import override
+
+from gateway.errors import (
+    InvalidParameterError,
+    PayloadTooLargeError,
+    RequestTimeoutError,
+    UnsupportedMediaTypeError,
+    shown,
+)
+from gateway.http.context import context_of
+
+Body = TypeVar("Body", bound=BaseModel)
+
+MAX_FORM_BYTES: Final = 64 * 1024
+MAX_FIELDS: Final = 500
+FORM_TYPE: Final = "application/x-www-form-urlencoded"
+
+
+class Form(Mapping[str, str]):
+    """The fields of a form; an empty or absent field is an empty string."""
+
+    def __init__(self, fields: Mapping[str, Sequence[str]] | None = None) -> None:
+        self._fields = dict(fields or {})
+
+    @override
+    def __getitem__(self, name: str) -> str:
+        return self._fields.get(name, ("",))[0].strip()
+
+    @override
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._fields)
+
+    @override
+    def __len__(self) -> int:
+        return len(self._fields)
+
+    def all(self, name: str) -> list[str]:
+        """Return the values of a field that can be chosen several times."""
+        return [value for value in self._fields.get(name, ()) if value]
+
+    def words(self, name: str) -> list[str]:
+        """Return the values of a field that separates them by commas, spaces or lines."""
+        return self[name].replace(",", " ").split()
+
+
+async def read_form(request: Request) -> Form:
+    """Return the form that a request contains.
+
+    Raises PayloadTooLargeError, RequestTimeoutError or UnsupportedMediaTypeError.
+    """
+    kind = request.headers.get("content-type", FORM_TYPE).partition(";")[0].strip().lower()
+    if kind != FORM_TYPE:
+        raise UnsupportedMediaTypeError(f"'Content-Type' must be {FORM_TYPE}.")
+    seconds = context_of(request).settings.body_timeout.total_seconds()
+    content = bytearray()
+    try:
+        async with asyncio.timeout(seconds):
+            async for part in request.stream():
+                content += part
+                if len(content) > MAX_FORM_BYTES:
+                    raise PayloadTooLargeError(
+                        f"The form must have at most {MAX_FORM_BYTES} bytes."
+                    )
+    except TimeoutError:
+        raise RequestTimeoutError(f"The form did not arrive within {seconds:g} seconds.") from None
+    try:
+        fields = parse_qs(
+            content.decode(),
+            keep_blank_values=True,
+            max_num_fields=MAX_FIELDS,
+            strict_parsing=False,
+        )
+    except ValueError:
+        raise InvalidParameterError(
+            f"The form must be UTF-8 text with at most {MAX_FIELDS} fields.", param="form"
+        ) from None
+    return Form(fields)
+
+
+def checked(body: type[Body], values: Mapping[str, Any]) -> Body:
+    """Return the request body that a form stands for. Raises InvalidParameterError."""
+    try:
+        return body.model_validate(dict(values))
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        name = ".".join(map(str, problem["loc"]))
+        reason = problem["msg"].removeprefix("Value error, ")
+        raise InvalidParameterError(
+            f"'{name}': {reason}. Given: {shown(problem.get('input'))}.", param=name
+        ) from None

@@ -1,0 +1,170 @@
+"""Log in with an API key or a link, and log out."""
+
+import re
+import secrets
+from typing import Annotated, Final
+from urllib.parse import unquote
+
+from fastapi import APIRouter, Query, Request, Response
+
+from gateway.auth.api_key import ApiKey, MalformedKeyError
+from gateway.console.forms import Form, read_form
+from gateway.console.rendering import page
+from gateway.console.routing import (
+    LOGIN,
+    AnyVisitor,
+    CustomerRoute,
+    OperatorRoute,
+    PageRoute,
+    address_of,
+    admitted_principal,
+    cookie_name,
+    is_secure,
+    redirect,
+    sessions_of,
+    set_cookie,
+)
+from gateway.console.sessions import LINK_PATH, Audience, KeyLogin, use_link
+from gateway.errors import ApiError, AuthenticationError, PermissionDeniedError
+from gateway.http.allowances import network_of
+from gateway.http.authorization import Context
+from gateway.http.context import context_of
+
+HOME: Final = "/console"
+_OWN_PAGE: Final = re.compile(r"/console(/[A-Za-z0-9._~:@%/-]*)?(\?[A-Za-z0-9._~:@%/&=+*,-]*)?")
+_MAX_TOKEN: Final = 200
+_ROUTES: Final = {Audience.CUSTOMERS: CustomerRoute, Audience.OPERATORS: OperatorRoute}
+
+
+def login_router(audience: Audience) -> APIRouter:
+    """Return the routes with which one audience logs in and out."""
+    router = APIRouter(include_in_schema=False)
+    public = APIRouter(route_class=PageRoute)
+    own = APIRouter(route_class=_ROUTES[audience])
+
+    @public.get(LOGIN)
+    async def show_login(
+        request: Request, next_: Annotated[str, Query(alias="next", max_length=2000)] = HOME
+    ) -> Response:
+        return _login_page(request, audience, following=next_)
+
+    @public.post(LOGIN)
+    async def log_in(request: Request) -> Response:
+        form = await read_form(request)
+        following = form["next"] or HOME
+        try:
+            _require_own_form(request, form, audience)
+            login, subject = await _check_key(request, form["key"], audience)
+        except ApiError as error:
+            return _login_page(request, audience, following=following, error=error)
+        return await _begin(request, audience, login, subject, following=following)
+
+    @public.get(LINK_PATH)
+    async def enter(
+        request: Request, token: Annotated[str, Query(min_length=1, max_length=_MAX_TOKEN)]
+    ) -> Response:
+        """Log in with a link that is valid once."""
+        context = context_of(request)
+        login = await use_link(context.redis, token)
+        if login is None:
+            error = AuthenticationError("The link has been used or has expired. Log in with a key.")
+            return _login_page(request, audience, following=HOME, error=error)
+        principal = await context.authenticator.principal_of_digest(
+            login.prefix, login.digest, address=address_of(request)
+        )
+        subject = admitted_principal(principal, audience).actor
+        return await _begin(request, audience, login, subject, following=HOME)
+
+    @own.post("/console/logout")
+    async def log_out(request: Request, context: Context) -> Response:
+        name = cookie_name(request, audience)
+        await sessions_of(context).end(request.cookies[name])
+        return _logged_out(request, name)
+
+    @own.post("/console/logout-everywhere")
+    async def log_out_everywhere(
+        request: Request, context: Context, visitor: AnyVisitor
+    ) -> Response:
+        await sessions_of(context).sign_out_everywhere(visitor.session.subject)
+        return _logged_out(request, cookie_name(request, audience))
+
+    router.include_router(public)
+    router.include_router(own)
+    return router
+
+
+def safe_page(path: str) -> str:
+    """Return a path if it is a page of the console, else the first page."""
+    is_own = _OWN_PAGE.fullmatch(path) is not None and ".." not in unquote(path)
+    return path if is_own else HOME
+
+
+def _login_page(
+    request: Request, audience: Audience, *, following: str, error: ApiError | None = None
+) -> Response:
+    name = _form_cookie(request, audience)
+    token = request.cookies.get(name) or secrets.token_urlsafe(32)
+    response = page(
+        request,
+        "login.html",
+        status=200 if error is None else error.status,
+        audience=audience,
+        token=token,
+        following=safe_page(following),
+        error=error,
+    )
+    set_cookie(request, response, name, token)
+    return response
+
+
+def _form_cookie(request: Request, audience: Audience) -> str:
+    """Return the name of the cookie that equals the login form's token."""
+    return ("__Host-" if is_secure(request) else "") + f"sluice-login-{audience}"
+
+
+def _require_own_form(request: Request, form: Form, audience: Audience) -> None:
+    token = request.cookies.get(_form_cookie(request, audience), "")
+    if not token or not secrets.compare_digest(token.encode(), form["csrf"].encode()):
+        raise PermissionDeniedError("The form has expired. Send it again.")
+
+
+async def _check_key(request: Request, text: str, audience: Audience) -> tuple[KeyLogin, str]:
+    """Return the login of a key, and whose it is. Raises the errors of authentication."""
+    context, address = context_of(request), address_of(request)
+    network = network_of(address or "")
+    context.failed_logins.require(network)
+    try:
+        key = ApiKey.parse(text)
+        principal = await context.authenticator.principal_of_digest(
+            key.prefix, key.digest(), address=address
+        )
+    except MalformedKeyError as error:
+        context.failed_logins.use(network)
+        raise AuthenticationError(
+            f"The API key is malformed: {error}. Check that it was copied completely."
+        ) from None
+    except AuthenticationError:
+        context.failed_logins.use(network)
+        raise
+    subject = admitted_principal(principal, audience).actor
+    return KeyLogin(key.prefix, key.digest()), subject
+
+
+async def _begin(
+    request: Request, audience: Audience, login: KeyLogin, subject: str, *, following: str
+) -> Response:
+    """Begin a session under a new token, which no one else can know, and end the earlier one."""
+    sessions, name = sessions_of(context_of(request)), cookie_name(request, audience)
+    if (earlier := request.cookies.get(name)) is not None:
+        await sessions.end(earlier)
+    token = await sessions.begin(audience, login, subject)
+    response = redirect(safe_page(following))
+    set_cookie(request, response, name, token)
+    response.delete_cookie(_form_cookie(request, audience), path="/", secure=is_secure(request))
+    return response
+
+
+def _logged_out(request: Request, name: str) -> Response:
+    response = redirect(LOGIN)
+    response.delete_cookie(name, path="/", secure=is_secure(request), httponly=True)
+    return response

@@ -1,0 +1,29 @@
+"""The pages that a credential may open."""
+
+from collections.abc import Iterator
+
+from gateway.auth.principal import Principal
+from gateway.tenancy.scopes import Scope
+
+
+def navigation(principal: Principal) -> Iterator[tuple[str, str]]:
+    """Yield the paths and names of pages, in the order of the menu."""
+    return _for_operators() if principal.is_operator else _for_customers(principal)
+
+
+def _for_customers(principal: Principal) -> Iterator[tuple[str, str]]:
+    scopes, is_whole = principal.scopes, principal.project_id is None
+    yield "/console", "Overview"
+    if scopes & {Scope.COMPLETIONS, Scope.USAGE}:
+        yield "/console/usage", "Usage"
+        yield "/console/requests", "Requests"
+    yield "/console/limits", "Limits"
+    if Scope.KEYS in scopes:
+        yield "/console/keys", "Keys"
+    if Scope.MEMBERS in scopes and is_whole:
+        yield "/console/audit", "Audit log"
+    yield "/console/start", "Getting started"
+
+
+def _for_operators() -> Iterator[tuple[str, str]]:
+    yield "/console", "Overview"

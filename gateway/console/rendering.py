@@ -1,0 +1,103 @@
+"""Render pages: templates, formats of values, and security headers."""
+
+import secrets
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from fastapi import Request
+from fastapi.responses import HTMLResponse
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from msgspec import json
+
+from gateway.console.assets import PATHS
+from gateway.console.navigation import navigation
+from gateway.tenancy.usage_record import MICRO
+from gateway.terminal.money import show_dollars
+
+SECURITY_HEADERS: Final[Mapping[str, str]] = {
+    "cache-control": "no-store",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=(), payment=()",
+    "referrer-policy": "same-origin",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+}
+"""Headers of every response of the console except its files."""
+
+
+def _number(value: int) -> str:
+    return f"{value:,}"
+
+
+def _time(value: datetime | None, missing: str = "-") -> str:
+    return missing if value is None else value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _plain(value: object) -> str:
+    """Return a stored value as JSON, text without quotes."""
+    return value if isinstance(value, str) else json.encode(value).decode()
+
+
+def money_scale(micros: float) -> str:
+    """Return an amount on the scale of a chart."""
+    dollars = micros / MICRO
+    return f"${short_scale(dollars)}" if dollars >= 1 or not micros else f"${dollars:.6g}"
+
+
+def short_scale(value: float) -> str:
+    """Return a number on the scale of a chart in few characters."""
+    for size, letter in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
+        if value >= size:
+            return f"{value / size:g}{letter}"
+    return f"{value:g}"
+
+
+def _share(part: int, whole: int) -> float:
+    """Return a percentage, at most 100."""
+    return min(100.0, 100.0 * part / whole) if whole else 100.0
+
+
+_environment: Final = Environment(
+    loader=PackageLoader("gateway.console", "html"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    auto_reload=False,
+)
+_environment.filters |= {
+    "dollars": show_dollars,
+    "number": _number,
+    "plain": _plain,
+    "time": _time,
+}
+_environment.globals |= {
+    "assets": PATHS,
+    "money_scale": money_scale,
+    "navigation": navigation,
+    "share": _share,
+    "short_scale": short_scale,
+}
+
+
+def page(request: Request, template: str, /, *, status: int = 200, **values: Any) -> HTMLResponse:
+    """Return a page. Templates see the request's visitor, if it has one, and `values`."""
+    nonce = secrets.token_urlsafe(16)
+    content = _environment.get_template(template).render(
+        request=request,
+        path=request.url.path,
+        nonce=nonce,
+        visitor=getattr(request.state, "visitor", None),
+        **values,
+    )
+    headers = {**SECURITY_HEADERS, "content-security-policy": _policy(nonce)}
+    return HTMLResponse(content, status_code=status, headers=headers)
+
+
+def _policy(nonce: str) -> str:
+    return (
+        f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'self'; img-src 'self' data:; "
+        "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    )

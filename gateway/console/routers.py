@@ -1,0 +1,21 @@
+"""Routers of the console for each listener."""
+
+from fastapi import APIRouter
+
+from gateway.console import assets
+from gateway.console.customers import account, keys, overview, usage
+from gateway.console.login import login_router
+from gateway.console.operators import overview as operators_overview
+from gateway.console.sessions import Audience
+
+customers = APIRouter()
+operators = APIRouter()
+
+for router, audience, pages in (
+    (customers, Audience.CUSTOMERS, (overview, usage, keys, account)),
+    (operators, Audience.OPERATORS, (operators_overview,)),
+):
+    router.include_router(assets.router)
+    router.include_router(login_router(audience))
+    for each in pages:
+        router.include_router(each.router)

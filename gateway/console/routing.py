@@ -1,0 +1,278 @@
+"""Routes of the console: who is logged in, protection of forms, and errors as pages."""
+
+import secrets
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Final
+from urllib.parse import urlencode, urlsplit
+
+from fastapi import Depends, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import RedirectResponse
+from fastapi.routing import APIRoute
+from redis.exceptions import RedisError
+from starlette.exceptions import HTTPException
+from typing_extensions import override
+
+from gateway.auth.principal import Principal
+from gateway.console.forms import Form, read_form
+from gateway.console.rendering import SECURITY_HEADERS, page
+from gateway.console.sessions import Audience, Session, Sessions
+from gateway.errors import (
+    ApiError,
+    AuthenticationError,
+    ErrorStyle,
+    InvalidParameterError,
+    PermissionDeniedError,
+    queue_unavailable,
+    shown,
+)
+from gateway.http.context import ProcessContext, context_of
+from gateway.tenancy.scopes import OPERATOR_SCOPES, TENANT_SCOPES, Scope
+
+LOGIN: Final = "/console/login"
+CSRF_FIELD: Final = "csrf"
+CSRF_HEADER: Final = "x-csrf-token"
+_SAFE_METHODS: Final = frozenset({"GET", "HEAD"})
+_SCOPES: Final = {Audience.CUSTOMERS: TENANT_SCOPES, Audience.OPERATORS: OPERATOR_SCOPES}
+"""Scopes of which a credential needs one to log in."""
+
+Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+
+
+@dataclass(frozen=True, slots=True)
+class Visitor:
+    """Who is logged in, with the credential's rights at this moment."""
+
+    principal: Principal
+    session: Session
+
+    @property
+    def tenant_id(self) -> str:
+        """The tenant of the credential."""
+        return self.principal.tenant_id
+
+    @property
+    def csrf(self) -> str:
+        """The token for forms."""
+        return self.session.csrf
+
+    @property
+    def is_operator(self) -> bool:
+        """Whether this is the operators' console."""
+        return self.session.audience is Audience.OPERATORS
+
+    def has(self, *scopes: str) -> bool:
+        """Whether the credential has one of these scopes."""
+        return not self.principal.scopes.isdisjoint(scopes)
+
+    def has_whole(self, *scopes: str) -> bool:
+        """Whether the credential also is that of a whole tenant, not of a project."""
+        return self.principal.project_id is None and self.has(*scopes)
+
+
+class PageRoute(APIRoute):
+    """A route whose errors are pages. Each response has the security headers."""
+
+    @override
+    def get_route_handler(self) -> Handler:
+        handle = super().get_route_handler()
+
+        async def handle_page(request: Request) -> Response:
+            try:
+                response = await self.admitted(request, handle)
+            except (ApiError, HTTPException, RequestValidationError, RedisError) as error:
+                response = error_page(request, error)
+            for name, value in SECURITY_HEADERS.items():
+                response.headers.setdefault(name, value)
+            return response
+
+        return handle_page
+
+    async def admitted(self, request: Request, handle: Handler) -> Response:
+        """Handle a request that may proceed. Raises PermissionDeniedError for a foreign form."""
+        if request.method not in _SAFE_METHODS:
+            require_same_origin(request)
+        return await handle(request)
+
+
+class _SessionRoute(PageRoute):
+    """A route for those who are logged in; without a session it redirects to the login page."""
+
+    audience: Audience
+
+    @override
+    async def admitted(self, request: Request, handle: Handler) -> Response:
+        is_safe = request.method in _SAFE_METHODS
+        if not is_safe:
+            require_same_origin(request)
+        try:
+            visitor = await find_visitor(request, self.audience)
+        except AuthenticationError:
+            visitor = None
+        if visitor is None:
+            return _to_login(request)
+        request.state.visitor = visitor
+        request.state.tenant_id = visitor.tenant_id
+        if not is_safe:
+            await _require_token(request, visitor)
+            if self.audience is Audience.OPERATORS:
+                visitor.principal.require_scope(Scope.ADMIN)
+        return await handle(request)
+
+
+class CustomerRoute(_SessionRoute):
+    """A page for customers."""
+
+    audience = Audience.CUSTOMERS
+
+
+class OperatorRoute(_SessionRoute):
+    """A page for operators. Those with only `admin:read` cannot send forms."""
+
+    audience = Audience.OPERATORS
+
+
+def sessions_of(context: ProcessContext) -> Sessions:
+    """Return the sessions of a deployment."""
+    settings = context.settings
+    return Sessions(
+        context.redis,
+        idle=settings.console_idle_timeout,
+        longest=settings.console_session_timeout,
+    )
+
+
+async def find_visitor(request: Request, audience: Audience) -> Visitor | None:
+    """Return who is logged in.
+
+    The rights are those that the credential has now. Raises AuthenticationError if it has been
+    revoked or has expired, and PermissionDeniedError if it may not be used here any more.
+    """
+    token = request.cookies.get(cookie_name(request, audience))
+    if token is None:
+        return None
+    context = context_of(request)
+    session = await sessions_of(context).find(token, audience)
+    if session is None:
+        return None
+    principal = await context.authenticator.principal_of_digest(
+        session.login.prefix, session.login.digest, address=address_of(request)
+    )
+    return Visitor(admitted_principal(principal, audience), session)
+
+
+def admitted_principal(principal: Principal, audience: Audience) -> Principal:
+    """Return the principal in a console. Raises PermissionDeniedError if it may not log in."""
+    principal.require_scope(*sorted(_SCOPES[audience]))
+    return replace(principal, is_operator=audience is Audience.OPERATORS)
+
+
+def cookie_name(request: Request, audience: Audience) -> str:
+    """Return the name of a session's cookie. Ports of one host share cookies, audiences do not."""
+    name = "sluice" if audience is Audience.CUSTOMERS else "sluice-operators"
+    return f"__Host-{name}" if is_secure(request) else name
+
+
+def set_cookie(request: Request, response: Response, name: str, value: str) -> None:
+    """Set a cookie that scripts cannot read and no other site can send with a form."""
+    response.set_cookie(
+        name, value, path="/", secure=is_secure(request), httponly=True, samesite="lax"
+    )
+
+
+def is_secure(request: Request) -> bool:
+    """Whether the browser uses https, directly or to a proxy."""
+    public = context_of(request).settings.public_url or ""
+    return request.url.scheme == "https" or public.startswith("https:")
+
+
+def address_of(request: Request) -> str | None:
+    """Return the address of the client."""
+    return None if request.client is None else request.client.host
+
+
+def require_same_origin(request: Request) -> None:
+    """Raise PermissionDeniedError if a page of another site sends the request."""
+    origin = request.headers.get("origin")
+    site = request.headers.get("sec-fetch-site", "same-origin")
+    host = urlsplit(origin or "").netloc
+    is_own = origin is None or (bool(host) and host == request.headers.get("host"))
+    if not is_own or site not in ("same-origin", "none"):
+        raise PermissionDeniedError("The form was sent by a page of another site.")
+
+
+async def _require_token(request: Request, visitor: Visitor) -> None:
+    given = request.headers.get(CSRF_HEADER)
+    if given is None:
+        request.state.form = await read_form(request)
+        given = request.state.form[CSRF_FIELD]
+    if not secrets.compare_digest(given.encode(), visitor.csrf.encode()):
+        raise PermissionDeniedError("The form is from another session. Load the page again.")
+
+
+def _to_login(request: Request) -> Response:
+    wanted = request.url.path
+    if request.url.query:
+        wanted += f"?{request.url.query}"
+    query = urlencode({"next": wanted}) if request.method == "GET" else ""
+    target = f"{LOGIN}?{query}" if query else LOGIN
+    if request.headers.get("hx-request"):
+        # htmx would put the login page into a part of this one.
+        return Response(status_code=204, headers={"hx-redirect": LOGIN})
+    return redirect(target)
+
+
+def redirect(path: str, **query: str) -> Response:
+    """Return a redirect to a page of the console, after which the browser sends GET."""
+    target = f"{path}?{urlencode(query)}" if query else path
+    return RedirectResponse(target, status_code=303)
+
+
+def as_api_error(error: Exception) -> ApiError:
+    """Return an expected exception as the error of the API that describes it."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, RequestValidationError):
+        problem = error.errors()[0]
+        name = str(problem["loc"][-1])
+        return InvalidParameterError(
+            f"'{name}': {problem['msg']}. Given: {shown(problem.get('input'))}.", param=name
+        )
+    return queue_unavailable()
+
+
+def error_page(request: Request, error: Exception) -> Response:
+    """Return an error as a page."""
+    failure = as_api_error(error)
+    status = failure.status_for(ErrorStyle.OPENAI)
+    response = page(request, "error.html", status=status, error=failure)
+    for name, value in failure.headers().items():
+        response.headers.setdefault(name, value)
+    return response
+
+
+def _form_of(request: Request) -> Form:
+    form: Form = request.state.form
+    return form
+
+
+def needs(*scopes: Scope, whole: bool = False) -> Callable[[Request], Awaitable[Visitor]]:
+    """Return a dependency that gives the visitor of a page.
+
+    It raises PermissionDeniedError without one of the scopes, and for a `whole` tenant's page with
+    the credential of a project.
+    """
+
+    async def dependency(request: Request) -> Visitor:
+        visitor: Visitor = request.state.visitor
+        visitor.principal.require_scope(*scopes)
+        if whole:
+            visitor.principal.grant.require_whole_tenant()
+        return visitor
+
+    return dependency
+
+
+SentForm = Annotated[Form, Depends(_form_of)]
+AnyVisitor = Annotated[Visitor, Depends(needs(*Scope))]

@@ -1,0 +1,195 @@
+"""A deployment for all tests of the console, and a browser."""
+
+import asyncio
+import re
+import shutil
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Final
+
+import httpx
+import pytest
+import pytest_asyncio
+from playwright.async_api import (
+    Browser,
+    ConsoleMessage,
+    Dialog,
+    Error,
+    Page,
+    async_playwright,
+)
+
+from gateway.database.engine import Database
+from gateway.management.tenants.service import TenantService
+from gateway.redis_client import connect
+from gateway.tenancy.changes import ChangeAnnouncer
+from gateway.tenancy.scopes import TENANT_SCOPES, Scope
+from gateway.tenancy.times import utc_now
+from tests.support.ledger import use
+from tests.support.patience import PATIENCE_SECONDS
+from tests.support.processes import free_port
+from tests.support.secret_box import ENCRYPTION_KEY
+from tests.support.stack import Stack, running_stack
+
+CHROMIUM: Final = shutil.which("chromium")
+PATIENCE_MS: Final = 30_000
+TENANT, OTHER = "acme", "other"
+HOSTILE: Final = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
+CSRF: Final = re.compile(r'name="csrf" value="([^"]+)"')
+
+
+@pytest.fixture(scope="package")
+def stack() -> Iterator[Stack]:
+    """A gateway, a worker with the scripted engine, and two tenants with usage."""
+    with running_stack() as stack:
+        settings = {"SLUICE_ENCRYPTION_KEYS": ENCRYPTION_KEY, "SLUICE_WEBHOOK_ALLOW_PRIVATE": "1"}
+        url = stack.launch_gateway("gateway", settings, port=free_port())
+        stack.start_worker(SLUICE_ENGINE="scripted", SLUICE_SCRIPTED_STEP_SECONDS="0.005")
+        stack.await_gateway("gateway", url)
+        stack.key(TENANT, scopes=TENANT_SCOPES)
+        stack.key(OTHER, scopes=TENANT_SCOPES)
+        asyncio.run(_prepare(stack))
+        yield stack
+
+
+async def _prepare(stack: Stack) -> None:
+    """Let both tenants have usage, and names that are hostile to pages."""
+    database, redis = Database(stack.database_url), connect(stack.redis.url, max_connections=1)
+    try:
+        tenants = TenantService(database, ChangeAnnouncer(redis))
+        await tenants.update(TENANT, name=f"Acme {HOSTILE}")
+        for days in range(12):
+            at = utc_now() - timedelta(days=days, minutes=5)
+            await use(database, TENANT, 1_250_000 * (1 + days % 4), at=at, is_prepaid=False)
+        await use(database, OTHER, 77_000_000, is_prepaid=False)
+    finally:
+        await redis.aclose()
+        await database.aclose()
+
+
+@dataclass
+class Visit:
+    """A client that is logged in to a console, like a browser without JavaScript."""
+
+    client: httpx.AsyncClient
+    csrf: str = ""
+
+    async def get(self, path: str, **options: Any) -> httpx.Response:
+        """Open a page."""
+        return await self.client.get(path, **options)
+
+    async def send(self, path: str, **fields: Any) -> httpx.Response:
+        """Send a form with the token of the session."""
+        return await self.client.post(path, data={"csrf": self.csrf, **fields})
+
+
+@asynccontextmanager
+async def anonymous(url: str) -> AsyncIterator[httpx.AsyncClient]:
+    """Open a client without a session."""
+    async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_SECONDS) as client:
+        yield client
+
+
+async def log_in(client: httpx.AsyncClient, key: str, **fields: str) -> httpx.Response:
+    """Send the login form."""
+    form = await client.get("/console/login")
+    [token] = CSRF.findall(form.text)
+    return await client.post("/console/login", data={"csrf": token, "key": key, **fields})
+
+
+@asynccontextmanager
+async def visiting(url: str, key: str) -> AsyncIterator[Visit]:
+    """Log in with a key."""
+    async with anonymous(url) as client:
+        response = await log_in(client, key)
+        assert response.status_code == 303, response.text
+        home = await client.get("/console")
+        assert home.status_code == 200, home.text
+        yield Visit(client, CSRF.findall(home.text)[0])
+
+
+@pytest.fixture
+async def visit(stack: Stack) -> AsyncIterator[Visit]:
+    """The owner of the first tenant, logged in."""
+    key = await asyncio.to_thread(stack.key, TENANT, scopes=TENANT_SCOPES)
+    async with visiting(stack.url, key) as visit:
+        yield visit
+
+
+@pytest.fixture
+async def operator(stack: Stack) -> AsyncIterator[Visit]:
+    """An operator, logged in on the operators' port."""
+    key = await asyncio.to_thread(stack.key, "staff", scopes=frozenset({Scope.ADMIN}))
+    async with visiting(stack.operators, key) as visit:
+        yield visit
+
+
+@dataclass
+class Tab:
+    """A page in a browser; what its scripts reported."""
+
+    page: Page
+    url: str
+    complaints: list[str] = field(default_factory=list)
+
+    async def open(self, path: str) -> None:
+        """Open a page."""
+        await self.page.goto(f"{self.url}{path}")
+
+    async def log_in(self, key: str) -> None:
+        """Fill in the login form with the keyboard alone."""
+        await self.open("/console/login")
+        await self.page.locator("#f-key:focus").wait_for()
+        await self.page.keyboard.type(key)
+        await self.page.keyboard.press("Enter")
+        await self.page.wait_for_url(re.compile(r"/console$"))
+
+
+@pytest_asyncio.fixture(scope="package", loop_scope="session")
+async def browser() -> AsyncIterator[Browser]:
+    """Debian's Chromium, without a window."""
+    if CHROMIUM is None:
+        pytest.skip("chromium is not installed")
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"]
+        )
+        yield browser
+        await browser.close()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def open_tab(browser: Browser) -> AsyncIterator[Callable[..., Awaitable[Tab]]]:
+    """Opens tabs in new profiles. At the end, none may have reported an error."""
+    tabs: list[Tab] = []
+
+    async def open_one(url: str, **options: Any) -> Tab:
+        context = await browser.new_context(**options)
+        context.set_default_timeout(PATIENCE_MS)
+        tab = Tab(await context.new_page(), url)
+        _listen(tab)
+        tabs.append(tab)
+        return tab
+
+    yield open_one
+    for tab in tabs:
+        await tab.page.context.close()
+        assert tab.complaints == []
+
+
+def _listen(tab: Tab) -> None:
+    def on_console(message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            tab.complaints.append(message.text)
+
+    def on_error(error: Error) -> None:
+        tab.complaints.append(str(error))
+
+    def on_dialog(dialog: Dialog) -> None:
+        tab.complaints.append(f"dialog {dialog.message}")
+
+    tab.page.on("console", on_console)
+    tab.page.on("pageerror", on_error)
+    tab.page.on("dialog", on_dialog)

@@ -1,0 +1,184 @@
+"""The console in a real browser: whole flows by keyboard, accessibility, and hostile names."""
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from gateway.tenancy.scopes import TENANT_SCOPES, Scope
+from tests.console.conftest import HOSTILE, TENANT, Tab, visiting
+from tests.support.stack import REPOSITORY, Stack
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+AXE: Final = REPOSITORY / "tests/clients/node_modules/axe-core/axe.min.js"
+SERIOUS: Final = ("serious", "critical")
+PHONE: Final = {"viewport": {"width": 390, "height": 800}, "color_scheme": "dark"}
+DESKTOP: Final = {"viewport": {"width": 1280, "height": 800}, "color_scheme": "light"}
+MAX_PAGES: Final = 60
+
+OpenTab = Callable[..., Awaitable[Tab]]
+
+
+async def _problems(tab: Tab) -> list[str]:
+    """Return what axe-core finds."""
+    await tab.page.evaluate(AXE.read_text())
+    found: dict[str, Any] = await tab.page.evaluate("axe.run()")
+    return [
+        f"{each['id']}: {each['nodes'][0]['html'][:200]}"
+        for each in found["violations"]
+        if each["impact"] in SERIOUS
+    ]
+
+
+async def _reachable(tab: Tab) -> list[str]:
+    """Return the pages that links lead to, without files and without pages of other ids."""
+    links: list[str] = await tab.page.evaluate(
+        "[...document.querySelectorAll('a[href^=\"/console\"]')].map(a => a.getAttribute('href'))"
+    )
+    return [link for link in links if ".csv" not in link]
+
+
+@pytest.mark.parametrize("listener", ["customers", "operators"])
+async def test_every_page_is_accessible_at_every_size(
+    stack: Stack, open_tab: OpenTab, listener: str
+) -> None:
+    if not AXE.exists():
+        pytest.skip("axe-core is not installed (npm)")
+    is_operator = listener == "operators"
+    scopes = frozenset({Scope.ADMIN}) if is_operator else TENANT_SCOPES
+    key = await asyncio.to_thread(stack.key, "staff" if is_operator else TENANT, scopes=scopes)
+    url = stack.operators if is_operator else stack.url
+    await _add_hostile_names(stack)
+    tabs = [await open_tab(url, **options) for options in (DESKTOP, PHONE)]
+    for tab in tabs:
+        await tab.open("/console/login")
+        assert await _problems(tab) == []
+        await tab.log_in(key)
+    first, *_ = tabs
+    found, seen = ["/console"], set[str]()
+    while found:
+        path = found.pop(0)
+        shape = re.sub(r"[?=].*|(key|prj|mbr|wh|crd)_\w+|cmpl-\w+|tenants/[\w-]+", "", path)
+        if shape in seen:
+            continue
+        seen.add(shape)
+        for tab in tabs:
+            await tab.open(path)
+            overflow = await tab.page.evaluate(
+                "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+            )
+            assert overflow <= 0, (path, overflow)
+        assert await _problems(first) == [], path
+        assert await _problems(tabs[1]) == [], path
+        found += await _reachable(first)
+        assert len(seen) < MAX_PAGES
+    assert len(seen) > (0 if is_operator else 8)
+
+
+async def _add_hostile_names(stack: Stack) -> None:
+    """Store a name that would run a script in a page that does not escape it."""
+    owner = await asyncio.to_thread(stack.key, TENANT, scopes=TENANT_SCOPES)
+    async with visiting(stack.url, owner) as visit:
+        created = await visit.send(
+            "/console/keys/new", name=f"key {HOSTILE}"[:100], scopes="usage", models="<b>m</b>"
+        )
+        assert created.status_code == 200, created.text
+        stack.note_key(re.findall(r"sk-\w+-\w{40}", created.text)[0])
+        assert "<script>alert" not in created.text
+
+
+async def test_owner_makes_rotates_and_revokes_a_key_with_the_keyboard(
+    stack: Stack, open_tab: OpenTab
+) -> None:
+    key = await asyncio.to_thread(stack.key, TENANT, scopes=TENANT_SCOPES)
+    tab = await open_tab(stack.url)
+    await tab.log_in(key)
+    page, press = tab.page, tab.page.keyboard.press
+    # The first stop skips the menu.
+    await press("Tab")
+    assert await page.evaluate("document.activeElement.textContent") == "Skip to the content"
+    await page.get_by_role("link", name="Keys", exact=True).focus()
+    await press("Enter")
+    await page.get_by_role("link", name="Create a key").focus()
+    await press("Enter")
+    await page.get_by_label("Name").focus()
+    await page.keyboard.type("by keyboard")
+    await page.get_by_label("Requests per minute").focus()
+    await page.keyboard.type("many")
+    await press("Enter")
+    alert = await page.get_by_role("alert").text_content()
+    assert alert == (
+        "'requests_per_minute' must be a whole number, 'none' or empty. Given: \"many\"."
+    )
+    # Chromium itself reports the status of the page.
+    [complaint] = tab.complaints
+    assert "400 (Bad Request)" in complaint
+    tab.complaints.clear()
+    # What was typed is still there.
+    assert await page.get_by_label("Name").input_value() == "by keyboard"
+    await page.get_by_label("Requests per minute").fill("7")
+    await press("Enter")
+    secret = await page.locator(".secret").text_content() or ""
+    stack.note_key(secret)
+    assert re.fullmatch(r"sk-\w{12}-\w{40}", secret)
+    await page.get_by_role("link", name="To the keys").click()
+    assert secret not in await page.content()
+    await page.get_by_role("link", name="by keyboard").click()
+    assert await page.get_by_label("Requests per minute").input_value() == "7"
+    await page.get_by_role("link", name="Rotate").click()
+    await page.get_by_role("button", name="Rotate the key").click()
+    rotated = await page.locator(".secret").text_content() or ""
+    stack.note_key(rotated)
+    assert rotated != secret
+    await page.get_by_role("link", name="To the keys").click()
+    await page.get_by_role("link", name="by keyboard").click()
+    await page.get_by_role("link", name="Revoke").click()
+    await page.get_by_role("button", name="Revoke the key").click()
+    await page.get_by_text("The key is revoked.").wait_for()
+    await page.get_by_role("link", name="Audit log").click()
+    actions = await page.locator("tbody td:nth-child(4)").all_text_contents()
+    assert actions[:3] == ["key.revoke", "key.rotate", "key.create"]
+
+
+async def test_filters_replace_the_results_without_loading_the_page(
+    stack: Stack, open_tab: OpenTab, tmp_path: Path
+) -> None:
+    key = await asyncio.to_thread(stack.key, TENANT, scopes=TENANT_SCOPES)
+    tab = await open_tab(stack.url)
+    await tab.log_in(key)
+    await tab.open("/console/usage")
+    page = tab.page
+    await page.evaluate("window.isSamePage = true")
+    await page.get_by_label("Group by").select_option("key")
+    await page.get_by_role("button", name="Show").click()
+    await page.get_by_role("heading", name="By key").wait_for()
+    assert await page.evaluate("window.isSamePage")
+    assert "by=key" in page.url
+    async with page.expect_download() as downloading:
+        await page.get_by_role("link", name="Download CSV").click()
+    file = tmp_path / "usage.csv"
+    await (await downloading.value).save_as(file)
+    lines = file.read_text().splitlines()
+    assert lines[0].startswith("start,end,model,key,")
+    assert len(lines) == 13
+    await page.get_by_role("link", name="key_1").click()
+    await page.get_by_role("link", name=re.compile("cmpl-")).first.click()
+    await page.get_by_role("heading", name="Receipt").wait_for()
+    assert "$1.25" in await page.content()
+
+
+async def test_forms_work_without_javascript(stack: Stack, open_tab: OpenTab) -> None:
+    key = await asyncio.to_thread(stack.key, TENANT, scopes=TENANT_SCOPES)
+    tab = await open_tab(stack.url, java_script_enabled=False)
+    await tab.log_in(key)
+    await tab.open("/console/usage")
+    await tab.page.get_by_label("Group by").select_option("day")
+    await tab.page.get_by_role("button", name="Show").click()
+    await tab.page.get_by_role("heading", name="By day").wait_for()
+    await tab.page.get_by_text(TENANT, exact=True).first.click()
+    await tab.page.get_by_role("button", name="Log out", exact=True).click()
+    await tab.page.get_by_role("button", name="Log in").wait_for()
