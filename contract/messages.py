@@ -274,6 +274,10 @@ class JobFailed(msgspec.Struct, frozen=True, array_like=True):
     """Token counts if a prompt with images exceeds the context window."""
 
 
+JobMessage = Delta | PromptScored | JobStarted | JobFinished | JobFailed
+"""The messages that make up the history of a job."""
+
+
 class ReturnReason(StrEnum):
     """Why a worker returned an unfinished job."""
 

@@ -14,8 +14,9 @@ from fastapi import Response
 from starlette.types import Receive, Scope, Send
 from typing_extensions import override
 
-from contract.messages import Delta
+from gateway.delivery.keep_alive import KeepAlive
 from gateway.delivery.measuring import RequestMeasure
+from gateway.delivery.plain import PlainDelivery
 from gateway.delivery.subscription import Subscription
 from gateway.dispatch.generation import REPLIES_AT_ONCE, Generation, Take, in_slices
 from gateway.errors import ApiError, SlowReaderError
@@ -143,10 +144,10 @@ class StreamedCompletion(Response):
             await self.abandon()
             self._measure.close()
 
-    async def _send_events(self, send: Send, writer: DirectConnection | None) -> None:
+    async def _send_events(self, send: Send, connection: DirectConnection | None) -> None:
         renderer, watch = self._renderer, self._watch
-        alive = _KeepAlive(self._generation, self._keep_alive_seconds)
-        take = self._take_with(writer, alive)
+        alive = KeepAlive(self._generation, self._keep_alive_seconds)
+        take = self._take_with(connection, alive)
         events = self._events
         try:
             while not watch.disconnected:
@@ -174,26 +175,15 @@ class StreamedCompletion(Response):
         finally:
             alive.stop()
 
-    def _take_with(self, writer: DirectConnection | None, alive: "_KeepAlive") -> Take | None:
-        """Return a function that renders and writes a plain delta at once.
+    def _take_with(self, connection: DirectConnection | None, alive: KeepAlive) -> Take | None:
+        """Return a function that delivers a plain delta at once.
 
-        Returns None if the server has no writer, or if the request has so many choices that its
-        deltas are rendered in turns.
+        Returns None if the server has no `DirectConnection`, or if the request has so many choices
+        that its deltas are rendered in turns.
         """
-        if writer is None or self._subscription.completion.choices >= REPLIES_AT_ONCE:
+        if connection is None or self._subscription.completion.choices >= REPLIES_AT_ONCE:
             return None
-        render_plain = self._renderer.render_plain
-
-        def take(prompt_index: int, delta: Delta) -> bool:
-            if not writer.is_ready:
-                return False
-            event = render_plain(prompt_index, delta)
-            if event:
-                writer.write(event)
-                alive.sent = True
-            return event is not None
-
-        return take
+        return PlainDelivery(self._generation, self._renderer, connection, alive).take
 
     def _leave(self) -> None:
         failure = self._failure()
@@ -227,27 +217,6 @@ class StreamedCompletion(Response):
         if self._generation.overflowed:
             return SlowReaderError("The client reads too slowly; the request was cancelled.")
         return self._renderer.failure
-
-
-class _KeepAlive:
-    """Wakes a stream after a silent interval."""
-
-    def __init__(self, generation: Generation, seconds: float) -> None:
-        self.sent = False
-        self.due = False
-        self._generation = generation
-        self._seconds = seconds
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._tick)
-
-    def _tick(self) -> None:
-        self.due = not self.sent
-        self.sent = False
-        if self.due:
-            self._generation.wake()
-        self._timer = asyncio.get_running_loop().call_later(self._seconds, self._tick)
-
-    def stop(self) -> None:
-        self._timer.cancel()
 
 
 async def _send(send: Send, body: bytes, *, more: bool) -> None:

@@ -17,14 +17,14 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from contract import clock, keys
-from contract.messages import Frame, GenerationJob, JobFailed, JobFinished
+from contract.messages import Frame, GenerationJob, JobFailed, JobFinished, JobMessage
 from contract.outcomes import FailureCode
 from contract.queue import JOBS_AT_ONCE
 from contract.tasks import in_background, raise_if_cancelled
 from contract.tier import ServiceTier
 from gateway import telemetry
 from gateway.dispatch.catalogue import Catalogue
-from gateway.dispatch.generation import Generation, JobMessage
+from gateway.dispatch.generation import Generation
 from gateway.dispatch.jobs import JobsInFlight
 from gateway.dispatch.leases import ExpiredLeases
 from gateway.dispatch.notices import ResponseNotices

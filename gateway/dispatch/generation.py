@@ -8,7 +8,16 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from contract.messages import Delta, GenerationJob, JobFailed, JobFinished, JobStarted, PromptScored
+from contract.messages import (
+    Delta,
+    GenerationJob,
+    JobFailed,
+    JobFinished,
+    JobMessage,
+    JobStarted,
+    PromptScored,
+)
+from gateway.dispatch.output import JobOutput
 
 DELTA_BYTES = 64
 """Approximate memory of an unread delta beside its text; each tool call piece takes as much."""
@@ -22,11 +31,11 @@ REPLIES_AT_ONCE: Final = 8
 Message = Delta | PromptScored | JobFinished | JobFailed
 """A message that the dispatcher delivers to a request."""
 
-JobMessage = Message | JobStarted
-"""The messages of a job that make up its history."""
+Take = Callable[[int, JobOutput, Delta, float], bool]
+"""Adds a delta to the output of a prompt's job and delivers it, in place of `push`.
 
-Take = Callable[[int, Delta], bool]
-"""Processes a delta of a prompt at once. Returns False, changing nothing, if that is impossible."""
+Its last argument is the monotonic time. Returns False, changing nothing, if it cannot.
+"""
 
 
 class Reply(NamedTuple):
@@ -40,8 +49,8 @@ class Reply(NamedTuple):
 class Generation:
     """The jobs of one request, and a bounded inbox for their replies.
 
-    The reply reader calls `push`; one consumer awaits `replies`. A consumer that waits may take
-    deltas in the reply reader's task, without an inbox and a wake-up.
+    The reply reader calls `push`; one consumer awaits `replies`. While a consumer waits, the reply
+    reader may call its `take` instead, without an inbox and a wake-up.
     """
 
     def __init__(
@@ -64,14 +73,17 @@ class Generation:
         self.overflowed = False
         """Whether replies were dropped because the consumer was too slow."""
         self.on_reply: Callable[[int, JobMessage], None] | None = None
-        """Called with the prompt and each message received, even if it is later dropped."""
+        """Called with the prompt and each message that is pushed, even if it is later dropped."""
+        self.journal: list[tuple[int, JobMessage]] | None = None
+        """Where `take` records deltas, in place of `on_reply`."""
+        self.take: Take | None = None
+        """Set while the consumer waits and has processed everything before."""
+        self._may_take = True
         self._delivers_starts = delivers_starts
         self._max_unread_bytes = max_unread_bytes
         self._unread_bytes = 0
         self._replies: list[Reply] = []
         self._waiter: asyncio.Future[None] | None = None
-        self._take: Take | None = None
-        """Set while the consumer waits and has processed everything before."""
         self._selections: dict[int, Selection] = {}
         self._is_detached = False
 
@@ -79,6 +91,7 @@ class Generation:
         """Register the job of a prompt, before the first message of that job is pushed."""
         if job.is_ranked:
             self._selections[prompt_index] = Selection()
+            self._may_take = False
 
     def push(self, prompt_index: int, message: JobMessage) -> bool:
         """Add a received message and wake the consumer. Return False if there was no room."""
@@ -116,30 +129,34 @@ class Generation:
         self._replies.clear()
         self._selections.clear()
 
+    def forbid_take(self) -> None:
+        """Push every message from now on."""
+        self._may_take, self.take = False, None
+
     def release(self) -> None:
         """Break reference cycles, so that memory is freed without the garbage collector."""
         self.jobs = ()
-        self.on_reply = None
+        self.on_reply = self.journal = None
 
     def wake(self) -> None:
         """Wake the consumer, even if there are no replies."""
-        self._take = None
+        self.take = None
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     async def replies(self, take: Take | None = None) -> list[Reply]:
         """Wait until there are replies or `wake` is called; return all unread replies.
 
-        While this waits, `take` is called with each delta that `push` receives. A delta that it
-        does not take ends the wait.
+        While this waits, the reply reader calls `take` with each delta. A delta that it does not
+        take ends the wait.
         """
         if not self._replies:
             self._waiter = asyncio.get_running_loop().create_future()
-            self._take = take
+            self.take = take if self._may_take else None
             try:
                 await self._waiter
             finally:
-                self._waiter = self._take = None
+                self._waiter = self.take = None
         taken, self._replies = self._replies, []
         self._unread_bytes = 0
         return taken
@@ -150,8 +167,6 @@ class Generation:
 
     def _keep(self, prompt_index: int, message: JobMessage) -> bool:
         if isinstance(message, Delta):
-            if self._take is not None and self._take(prompt_index, message):
-                return True
             self._unread_bytes += _size(message)
             if self._unread_bytes > self._max_unread_bytes:
                 self.overflowed = True

@@ -9,6 +9,7 @@ from contract.messages import (
     GenerationJob,
     JobFailed,
     JobFinished,
+    JobMessage,
     JobStarted,
     PromptScored,
     Resumption,
@@ -16,27 +17,29 @@ from contract.messages import (
 )
 from contract.outcomes import FinishReason
 from gateway import telemetry
-from gateway.dispatch.generation import JobMessage
 
 
-class Progress:
-    """The output received of one sequence. Takes about four bytes for each token."""
+class ChoiceOutput:
+    """The output received of one choice, or of one candidate if sequences are ranked.
 
-    __slots__ = ("cumulative_logprob", "finish_reason", "stop_reason", "token_ids")
+    Takes about four bytes for each token.
+    """
+
+    __slots__ = (
+        "cumulative_logprob",
+        "finish_reason",
+        "last_tokens_at",
+        "stop_reason",
+        "token_ids",
+    )
 
     def __init__(self) -> None:
         self.token_ids = array("i")
+        self.last_tokens_at = 0.0
+        """When its last tokens arrived; 0 if none have arrived since the job last paused."""
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
         self.cumulative_logprob = 0.0
-
-    def add(self, delta: Delta) -> None:
-        """Apply the next delta."""
-        self.token_ids.fromlist(delta.token_ids)
-        self.cumulative_logprob = delta.cumulative_logprob
-        if delta.finish_reason is not None:
-            self.finish_reason = delta.finish_reason
-            self.stop_reason = delta.stop_reason
 
     def snapshot(self) -> SequenceProgress:
         """Return the progress as it is sent to another worker."""
@@ -51,59 +54,55 @@ class JobOutput:
     __slots__ = (
         "_first_token_at",
         "_is_prompt_scored",
-        "_is_replicated",
         "_job",
-        "_last_tokens_at",
-        "_latency",
-        "_received",
-        "_sequences",
         "_started",
+        "choices",
+        "latency",
     )
 
     def __init__(self, job: GenerationJob, model: str) -> None:
         self._job = job
-        self._is_replicated = job.is_replicated
-        sequences = 1 if self._is_replicated else job.best_of
-        self._sequences = [Progress() for _ in range(sequences)]
-        self._received = [0] * (job.n if self._is_replicated else sequences)
-        """Tokens received of each choice, or of each candidate where sequences are ranked."""
-        self._last_tokens_at = [0.0] * len(self._received)
-        """When the last tokens of each of them arrived; 0 if none have arrived."""
+        self.choices = [ChoiceOutput() for _ in range(job.n if job.is_replicated else job.best_of)]
+        """The choices, or the candidates if sequences are ranked. Replicated ones are all equal."""
+        self.latency = telemetry.INTER_TOKEN_LATENCY.labels(model)
         self._first_token_at: float | None = None
         self._started: JobStarted | None = None
         self._is_prompt_scored = False
-        self._latency = telemetry.INTER_TOKEN_LATENCY.labels(model)
 
     def add(self, delta: Delta) -> bool:
         """Apply new tokens.
 
         Returns False, changing nothing, if they do not directly follow the last ones.
         """
-        choice, received = delta.choice, self._received
-        if not 0 <= choice < len(received) or delta.start != received[choice]:
+        if not 0 <= delta.choice < len(self.choices):
+            return False
+        choice = self.choices[delta.choice]
+        if delta.start != len(choice.token_ids):
             return False
         try:
-            if choice == 0 or not self._is_replicated:
-                self._sequences[choice].add(delta)
+            choice.token_ids.fromlist(delta.token_ids)
         except OverflowError:
             # No vocabulary has such a token id.
             return False
-        if delta.token_ids:
-            received[choice] += len(delta.token_ids)
+        choice.cumulative_logprob = delta.cumulative_logprob
+        if delta.finish_reason is not None:
+            choice.finish_reason = delta.finish_reason
+            choice.stop_reason = delta.stop_reason
         return True
 
-    def note_latency(self, choice: int, tokens: int, now: float) -> None:
+    def note_latency(self, delta: Delta, now: float) -> None:
         """Record the inter-token latency of one or more tokens that just arrived."""
-        before = self._last_tokens_at[choice]
-        if before:
-            self._latency.observe((now - before) / tokens)
+        choice = self.choices[delta.choice]
+        if choice.last_tokens_at:
+            self.latency.observe((now - choice.last_tokens_at) / len(delta.token_ids))
         else:
             self._first_token_at = self._first_token_at or now
-        self._last_tokens_at[choice] = now
+        choice.last_tokens_at = now
 
     def pause(self) -> None:
         """Do not record the time until the next tokens as inter-token latency."""
-        self._last_tokens_at = [0.0] * len(self._received)
+        for choice in self.choices:
+            choice.last_tokens_at = 0.0
 
     def receive(self, message: JobStarted | PromptScored | JobFinished | JobFailed) -> bool:
         """Apply another message than a delta. Return False if it contradicts the output."""
@@ -139,11 +138,12 @@ class JobOutput:
     def resumption(self, last_reply_at: float) -> Resumption | None:
         """Return the output for the next worker; None if there is none."""
         began_at, started = self._first_token_at, self._started
-        has_received = began_at is not None or any(each.finish_reason for each in self._sequences)
+        has_received = began_at is not None or any(each.finish_reason for each in self.choices)
         if not has_received and started is None and not self._is_prompt_scored:
             return None
+        sequences = self.choices[:1] if self._job.is_replicated else self.choices
         return Resumption(
-            [each.snapshot() for each in self._sequences],
+            [each.snapshot() for each in sequences],
             prompt_tokens=started.prompt_tokens if started else 0,
             cached_tokens=started.cached_tokens if started else 0,
             is_prompt_scored=self._is_prompt_scored,
@@ -151,11 +151,11 @@ class JobOutput:
         )
 
     def _is_complete(self, finished: JobFinished) -> bool:
-        if finished.completion_tokens != sum(self._received):
+        if finished.completion_tokens != sum(len(each.token_ids) for each in self.choices):
             return False
         if not self._job.is_ranked:
             return True
         chosen = set(finished.chosen)
         return len(chosen) == len(finished.chosen) == self._job.n and chosen <= set(
-            range(len(self._sequences))
+            range(len(self.choices))
         )

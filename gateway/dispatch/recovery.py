@@ -14,13 +14,12 @@ from redis.exceptions import RedisError
 
 from contract import clock
 from contract.logs import about
-from contract.messages import JobReturned
+from contract.messages import JobMessage, JobReturned
 from contract.outcomes import FailureCode
 from contract.queue import RequeueResult
 from contract.tasks import Backoff, TaskSet, raise_if_cancelled
 from gateway import telemetry
 from gateway.dispatch.catalogue import Catalogue
-from gateway.dispatch.generation import JobMessage
 from gateway.dispatch.jobs import JobsInFlight
 from gateway.dispatch.states import ENDED, GENERATING
 from gateway.dispatch.ticket import Recovery, Ticket

@@ -9,6 +9,7 @@ from contract.messages import (
     Frame,
     JobFailed,
     JobFinished,
+    JobMessage,
     JobReturned,
     JobStarted,
     PromptScored,
@@ -18,7 +19,6 @@ from contract.outcomes import FailureCode
 from contract.tasks import in_background
 from gateway import telemetry
 from gateway.dispatch.catalogue import Catalogue
-from gateway.dispatch.generation import JobMessage
 from gateway.dispatch.jobs import JobsInFlight
 from gateway.dispatch.recovery import Recoveries
 from gateway.dispatch.states import GENERATING, RECOVERING
@@ -75,19 +75,26 @@ class Replies:
         ):
             return
         ticket.last_reply_at = now
-        output = ticket.output
+        generation, output, prompt_index = ticket.generation, ticket.output, ticket.prompt_index
+        if (
+            generation.take is not None
+            and ticket.state is GENERATING
+            and ticket.paused_at is None
+            and generation.take(prompt_index, output, delta, now)
+        ):
+            return
         if not output.add(delta):
             self._reject_inconsistent(ticket, worker)
             return
         if delta.token_ids:
             if ticket.state is not GENERATING:
                 ticket.progress()
-            output.note_latency(delta.choice, len(delta.token_ids), now)
+            output.note_latency(delta, now)
         if ticket.paused_at is not None and ticket.state is GENERATING:
             telemetry.RESUMPTION_PAUSE.observe(now - ticket.paused_at, ticket.spans.exemplar())
             ticket.paused_at = None
-        if not ticket.generation.push(ticket.prompt_index, delta):
-            in_background(self._jobs.cancel(ticket.generation))
+        if not generation.push(prompt_index, delta):
+            in_background(self._jobs.cancel(generation))
 
     def _receive(
         self,

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from contract.messages import GenerationJob, JobReturned
-from gateway.dispatch.generation import Generation, JobMessage
+from contract.messages import GenerationJob, JobMessage, JobReturned
+from gateway.dispatch.generation import Generation
 from gateway.dispatch.output import JobOutput
 from gateway.dispatch.retries import REVIVALS, RetryBudget
 from gateway.dispatch.spans import AttemptSpans

@@ -20,6 +20,8 @@ MOST_WHOLE_BYTES: Final = 65_536
 _CLOSE: Final = (b"connection", b"close")
 _CONTROL: Final = bytes({*range(32), 127} - {ord("\t")})
 _LINE_END: Final = b"\r\n"
+_SIZES: Final = tuple(b"%x\r\n" % size for size in range(1024))
+"""First lines of short chunks. Formatting one takes longer than copying the chunk."""
 
 
 class Outbox:
@@ -47,14 +49,15 @@ class Outbox:
 class DirectConnection:
     """The connection of a client, for the one request that it serves at a time."""
 
-    __slots__ = ("_flow", "_on_lost", "_outbox", "_part", "_transport", "cycle")
+    __slots__ = ("_on_lost", "_outbox", "_part", "_transport", "cycle", "flow")
 
     def __init__(self, outbox: Outbox, transport: asyncio.Transport, flow: FlowControl) -> None:
         self.cycle: RequestResponseCycle | None = None
         """The request that is being served."""
         self._outbox = outbox
         self._transport = transport
-        self._flow = flow
+        self.flow = flow
+        """`write_paused` while the client's send buffer is full: use `send`, which waits."""
         self._part = b""
         self._on_lost: Callable[[], None] | None = None
 
@@ -92,7 +95,7 @@ class DirectConnection:
         if (
             cycle is None
             or cycle.disconnected
-            or self._flow.write_paused
+            or self.flow.write_paused
             or len(body) > MOST_WHOLE_BYTES
             or _CLOSE in headers
         ):
@@ -116,11 +119,6 @@ class DirectConnection:
     # The response has started and has no `content-length`. ASGI's `send` sends the last part. Call
     # it only in a later turn of the event loop than `write`.
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether the client's send buffer has room. If not, use `send`, which waits for room."""
-        return not self._flow.write_paused
-
     def write(self, part: bytes) -> None:
         """Write a part, which must not be empty, in the next turn of the event loop."""
         if not self._part:
@@ -131,7 +129,9 @@ class DirectConnection:
         """Write everything as one chunk, or drop it if the connection has closed."""
         part, self._part = self._part, b""
         if not self._transport.is_closing():
-            self._transport.write(b"%x\r\n%b\r\n" % (len(part), part))
+            size = len(part)
+            head = _SIZES[size] if size < len(_SIZES) else b"%x\r\n" % size
+            self._transport.write(b"".join((head, part, _LINE_END)))
 
 
 def connection_of(scope: Mapping[str, Any]) -> DirectConnection | None:

@@ -10,10 +10,10 @@ from contract.messages import (
     GenerationJob,
     JobFailed,
     JobFinished,
+    JobMessage,
     JobStarted,
     PromptScored,
 )
-from gateway.dispatch.generation import JobMessage
 from gateway.responses.journal import Received
 from gateway.tenancy.usage_record import Counts
 

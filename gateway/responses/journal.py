@@ -6,8 +6,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from contract.messages import Delta, JobFailed, JobFinished, JobStarted, PromptScored
-from gateway.dispatch.generation import JobMessage
+from contract.messages import Delta, JobFailed, JobFinished, JobMessage, JobStarted, PromptScored
 
 _KINDS: Final[tuple[type[JobMessage], ...]] = (
     Delta,

@@ -9,10 +9,9 @@ from typing import Final
 from redis.exceptions import RedisError
 
 from contract import clock
-from contract.messages import Delta, Follow, JobFailed, JobFinished
+from contract.messages import Delta, Follow, JobFailed, JobFinished, JobMessage
 from contract.outcomes import FailureCode
 from gateway.dispatch.dispatcher import Dispatcher
-from gateway.dispatch.generation import JobMessage
 from gateway.responses.background import BackgroundIndex
 from gateway.responses.head import ResponseHead
 from gateway.responses.journal import Received, encode_entries
@@ -156,6 +155,7 @@ class OwnedResponse:
         self._lock = asyncio.Lock()
         self._is_write_due = False
         self.generation.on_reply = self.on_reply
+        self.generation.journal = self._pending
 
     # -- replies ---------------------------------------------------------------------------------
 
@@ -225,6 +225,8 @@ class OwnedResponse:
         is_new = follower not in self._followers
         self._followers[follower] = time.monotonic() + FOLLOWED_SECONDS
         if is_new:
+            # Deltas that are taken at once notify no follower.
+            self.generation.forbid_take()
             # The follower may have read just before the latest entry was written.
             self._owned.tasks.start(self._write_and_notify())
 
@@ -337,6 +339,7 @@ class OwnedResponse:
 
     def _end(self, state: ResponseState) -> None:
         self.has_ended = True
+        self.generation.forbid_take()
         self._ended_at = time.monotonic()
         self._status = self._status._replace(state=state)
         self.write_soon()
@@ -355,6 +358,7 @@ class OwnedResponse:
         if self._is_lost:
             return
         self._is_lost = self.has_ended = True
+        self.generation.forbid_take()
         logger.warning("another gateway took response %s over", self.head.request_id)
         self._owned.dispatcher.give_up(self.generation)
         if not self.settlement.has_ended:
@@ -409,7 +413,7 @@ class OwnedResponse:
         if self._pending:
             through = owned.dispatcher.last_entry.decode()
             self._entries += encode_entries(self._pending, through)
-            self._pending = []
+            self._pending.clear()
         entries = len(self._entries)
         if self._written is None:
             result = await owned.store.open(

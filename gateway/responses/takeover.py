@@ -11,12 +11,12 @@ from redis.exceptions import RedisError
 
 from contract import clock, keys, messages
 from contract.dialect import Dialect
-from contract.messages import Follow, JobFailed, JobStarted
+from contract.messages import Follow, JobFailed, JobMessage, JobStarted
 from contract.outcomes import FailureCode
 from contract.tracing import TAKE_OVER
 from gateway import telemetry, tracing
 from gateway.dispatch.dispatcher import Adopted
-from gateway.dispatch.generation import Generation, JobMessage
+from gateway.dispatch.generation import Generation
 from gateway.errors import ApiError, StoreUnavailableError
 from gateway.quota.replies import ReservationRequest, sees_key
 from gateway.quota.reservations import Admission

@@ -188,17 +188,17 @@ async def _wait_for_ever() -> None:
 def _change_tokens() -> None:
     """The next worker resumes from tokens of which the last is wrong."""
     from contract.messages import SequenceProgress
-    from gateway.dispatch.output import Progress
+    from gateway.dispatch.output import ChoiceOutput
 
-    snapshot = Progress.snapshot
+    snapshot = ChoiceOutput.snapshot
 
-    def change(self: Progress) -> SequenceProgress:
+    def change(self: ChoiceOutput) -> SequenceProgress:
         progress = snapshot(self)
         if progress.token_ids and _is_armed(Plant.CHANGE_TOKENS):
             progress.token_ids[-1] ^= 1
         return progress
 
-    Progress.snapshot = change  # type: ignore[method-assign]
+    ChoiceOutput.snapshot = change  # type: ignore[method-assign]
 
 
 def _resend_calls() -> None:

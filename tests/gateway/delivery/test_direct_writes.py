@@ -3,17 +3,24 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
+from msgspec.structs import replace
 from starlette.datastructures import State
 from typing_extensions import override
 from uvicorn.protocols.http.flow_control import FlowControl
 
+from contract.messages import Delta, Frame, GenerationJob, JobFinished
+from contract.sampling import SamplingSpec
 from gateway.delivery.measuring import RequestMeasure
 from gateway.delivery.streaming import DisconnectWatch, StreamedCompletion
 from gateway.delivery.subscription import Subscription
-from gateway.dispatch.generation import Generation
+from gateway.dispatch.catalogue import Catalogue
+from gateway.dispatch.generation import Generation, Reply
+from gateway.dispatch.jobs import JobsInFlight
+from gateway.dispatch.replies import Replies
+from gateway.dispatch.ticket import Ticket
 from gateway.http.connection import CONNECTION, DirectConnection, Outbox
 from gateway.server.protocol import http_protocol
 from gateway.settings import Settings
@@ -61,12 +68,36 @@ class Client(asyncio.Transport):
         self.has_left.set()
 
 
+class Job:
+    """A job that generates, and whose messages arrive in frames."""
+
+    def __init__(self, generation: Generation, *, n: int) -> None:
+        job = GenerationJob("j", 1, "g", "t", "", [1], 100, SamplingSpec(seed=1), 0, n=n, best_of=n)
+        self.generation = generation
+        self.ticket = Ticket.of(job, "m", 0, generation, 1.0)
+        jobs = JobsInFlight(cast("Catalogue", None))
+        jobs.add([self.ticket])
+        self._replies = Replies(jobs, cast("Catalogue", None))
+
+    def push(self, reply: Reply) -> bool:
+        """Apply a frame with one message. Return False if there was no room for it."""
+        frame, message = Frame("w", 0), reply.message
+        if isinstance(message, Delta):
+            start = len(self.ticket.output.choices[message.choice].token_ids)
+            frame.deltas.append(replace(message, start=start))
+        elif isinstance(message, JobFinished):
+            frame.finished.append(message)
+        self._replies.apply(frame)
+        return not self.generation.overflowed
+
+
 @asynccontextmanager
 async def streaming(
     client: Client, *, n: int = 1, keep_alive_seconds: float = 60.0
-) -> AsyncIterator[Generation]:
+) -> AsyncIterator[Job]:
     """Stream a response whose first event was sent."""
     generation = Generation(max_unread_bytes=1000)
+    job = Job(generation, n=n)
     measure = RequestMeasure("completions", State(), generates=True)
     response = StreamedCompletion(
         Subscription(completion(n=n), generation),
@@ -79,11 +110,11 @@ async def streaming(
     measure.accepted("m")
     writer = DirectConnection(Outbox(), client, client.flow)
     scope = {"type": "http", "extensions": {CONNECTION: {"connection": writer}}}
-    generation.push(*TEXTS[0])
+    job.push(TEXTS[0])
     await response.begin(timeout_seconds=PATIENCE_SECONDS)
     task = asyncio.create_task(response(scope, client.receive, client.send))
     await settled()
-    yield generation
+    yield job
     async with asyncio.timeout(PATIENCE_SECONDS):
         await task
 
@@ -101,20 +132,20 @@ def kinds(client: Client) -> list[str]:
 
 async def test_plain_deltas_are_written_in_order_between_the_first_event_and_the_end() -> None:
     client = Client()
-    async with streaming(client) as generation:
+    async with streaming(client) as job:
         for reply in TEXTS[1:3]:
-            generation.push(*reply)
+            job.push(reply)
         await settled()
-        generation.push(*TEXTS[3])
+        job.push(TEXTS[3])
         client.flow.pause_writing()
-        generation.push(*TEXTS[4])
+        job.push(TEXTS[4])
         await settled()
         assert kinds(client) == ["sent", "written", "written"]
         client.flow.resume_writing()
         await settled()
-        generation.push(*TEXTS[5])
-        generation.push(*LAST)
-        generation.push(*END)
+        job.push(TEXTS[5])
+        job.push(LAST)
+        job.push(END)
     assert kinds(client) == ["sent", "written", "written", "sent", "written", "sent"]
     expected = ChunkRenderer(completion()).render([*TEXTS, LAST, END])
     assert b"".join(part for _, part in client.parts) == expected
@@ -122,9 +153,9 @@ async def test_plain_deltas_are_written_in_order_between_the_first_event_and_the
 
 async def test_client_that_does_not_read_is_not_written_to_beyond_the_bound() -> None:
     client = Client()
-    async with streaming(client) as generation:
+    async with streaming(client) as job:
         client.flow.pause_writing()
-        while generation.push(*said("x" * 100)):
+        while job.push(said("x" * 100)):
             await asyncio.sleep(0)
         assert kinds(client) == ["sent"]
         client.flow.resume_writing()
@@ -133,17 +164,17 @@ async def test_client_that_does_not_read_is_not_written_to_beyond_the_bound() ->
 
 async def test_nothing_is_written_after_a_disconnect() -> None:
     client = Client()
-    async with streaming(client) as generation:
-        generation.push(*TEXTS[1])
+    async with streaming(client) as job:
+        job.push(TEXTS[1])
         client.leave()
-        generation.push(*TEXTS[2])
+        job.push(TEXTS[2])
     assert kinds(client) == ["sent"]
 
 
 async def test_many_choices_are_rendered_in_turns() -> None:
     client = Client()
-    async with streaming(client, n=8) as generation:
-        generation.push(*TEXTS[1])
+    async with streaming(client, n=8) as job:
+        job.push(TEXTS[1])
         await settled()
         client.leave()
     assert kinds(client) == ["sent", "sent"]
@@ -151,15 +182,15 @@ async def test_many_choices_are_rendered_in_turns() -> None:
 
 async def test_keep_alives_are_for_silence_alone() -> None:
     client = Client()
-    async with streaming(client, keep_alive_seconds=0.6) as generation:
+    async with streaming(client, keep_alive_seconds=0.6) as job:
         for _ in range(26):
-            generation.push(*TEXTS[1])
+            job.push(TEXTS[1])
             await asyncio.sleep(0.05)
         assert KEEP_ALIVE not in [part for _, part in client.parts]
         async with asyncio.timeout(PATIENCE_SECONDS):
             while client.parts[-1] != ("sent", KEEP_ALIVE):
                 await asyncio.sleep(0.01)
-        generation.push(*TEXTS[2])
+        job.push(TEXTS[2])
         await settled()
         assert kinds(client)[-1] == "written"
         client.leave()

@@ -14,6 +14,7 @@ from contract.messages import (
     Frame,
     GenerationJob,
     JobFinished,
+    JobMessage,
     JobStarted,
     ResponseGrown,
 )
@@ -21,7 +22,7 @@ from contract.outcomes import FailureCode
 from contract.queue import LeaseReport, LostJob
 from contract.receipts import JobState
 from gateway.dispatch.dispatcher import Adopted
-from gateway.dispatch.generation import Generation, JobMessage
+from gateway.dispatch.generation import Generation
 from gateway.dispatch.notices import ResponseCallbacks
 from tests.gateway.conftest import eventually, nothing_left
 from tests.gateway.desk import MODEL, Desk, failure, take, texts
