@@ -69,7 +69,8 @@ _IDLE_STEP_SECONDS: Final = 1.0
 _IDLE_TOKENS: Final = 600
 """Tokens of a stream whose memory is measured: more than are sent until then."""
 _IDLE_STREAMS: Final = 3_000
-_IDLE_STREAMS_PER_SECOND: Final = 100.0
+_IDLE_STREAMS_PER_SECOND: Final = 400.0
+"""Every connection must send its request within ten seconds, or Sluice closes it."""
 _IDLE_SECONDS: Final = 60.0
 """Time in which the idle streams must begin; those that do not are not counted."""
 _LOOK_SECONDS: Final = 0.1

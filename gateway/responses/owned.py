@@ -14,7 +14,7 @@ from contract.outcomes import FailureCode
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.responses.background import BackgroundIndex
 from gateway.responses.head import ResponseHead
-from gateway.responses.journal import Received, encode_entries
+from gateway.responses.journal import MESSAGES_OF_ENTRY, Received, encode_entries
 from gateway.responses.peers import Peers
 from gateway.responses.settlement import Ending, Settlement, SettlementService
 from gateway.responses.store import (
@@ -32,6 +32,8 @@ FOLLOWED_SECONDS: Final = 6.0
 GIVE_UP_SECONDS: Final = 600.0
 """How long writing the end of a response is retried."""
 CANCELLED_CODE: Final = "cancelled"
+CHECKS: Final = 4
+"""Checks after which a response with few new messages is written."""
 MAX_CONCURRENT_WRITES: Final = 50
 """Responses that are written before the event loop runs other tasks."""
 _RESUMABLE: Final = (FailureCode.TAKEN_OVER, FailureCode.GATEWAY_STOPPING)
@@ -102,14 +104,21 @@ class OwnedResponses:
             self.background.remove(request_id)
             self.tasks.start(response.discard())
 
-    async def write(self) -> None:
-        """Write the new messages of all responses, and end those that no client reads."""
+    async def check(self) -> None:
+        """End the responses that no client reads, and write those whose messages are due."""
         responses = list(self.by_id.values())
+        for response in responses:
+            response.end_if_abandoned()
+        await self._write([each for each in responses if each.is_write_due()])
+
+    async def write(self) -> None:
+        """Write the new messages of all responses."""
+        await self._write([each for each in self.by_id.values() if each.needs_write])
+
+    async def _write(self, responses: list["OwnedResponse"]) -> None:
         for start in range(0, len(responses), MAX_CONCURRENT_WRITES):
             some = responses[start : start + MAX_CONCURRENT_WRITES]
-            for response in some:
-                response.end_if_abandoned()
-            await asyncio.gather(*(each.write() for each in some if each.needs_write))
+            await asyncio.gather(*(each.write() for each in some))
             await asyncio.sleep(0)
 
 
@@ -153,7 +162,9 @@ class OwnedResponse:
         self._is_stopping = False
         self._ended_at = 0.0
         self._lock = asyncio.Lock()
-        self._is_write_due = False
+        self._is_writing_soon = False
+        self._checks = 0
+        """Checks since the last write."""
         self.generation.on_reply = self.on_reply
         self.generation.journal = self._pending
 
@@ -239,6 +250,8 @@ class OwnedResponse:
 
     def end_if_abandoned(self) -> None:
         """End the response if no client reads it, unless it runs in the background."""
+        if self.has_consumer and not self._followers:
+            return
         now = time.monotonic()
         self._followers = {
             follower: until for follower, until in self._followers.items() if until > now
@@ -382,16 +395,30 @@ class OwnedResponse:
             or self._written_status != self._status
         )
 
+    def is_write_due(self) -> bool:
+        """Whether a check writes: messages alone wait until they fill an entry, or for CHECKS.
+
+        Until they are written, they are in the reply stream of this gateway.
+        """
+        self._checks += 1
+        has_only_messages = (
+            self._written == len(self._entries) and self._written_status == self._status
+        )
+        if has_only_messages and self._checks < CHECKS:
+            return len(self._pending) >= MESSAGES_OF_ENTRY
+        return self.needs_write
+
     def write_soon(self) -> None:
         """Write pending messages in the next turn of the event loop."""
-        if not self._is_write_due:
-            self._is_write_due = True
+        if not self._is_writing_soon:
+            self._is_writing_soon = True
             self._owned.tasks.start(self.write())
 
     async def write(self) -> None:
         """Write pending messages. If Redis fails, they wait for the next write."""
         async with self._lock:
-            self._is_write_due = False
+            self._is_writing_soon = False
+            self._checks = 0
             while self.needs_write and not self._is_lost:
                 try:
                     if not await self._write():

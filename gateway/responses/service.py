@@ -274,7 +274,7 @@ class Responses:
     async def _keep_writing(self) -> None:
         while True:
             await asyncio.sleep(self._journal_seconds)
-            await self._owned.write()
+            await self._owned.check()
             raise_if_cancelled()
 
     async def _keep_resuming(self) -> None:
