@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from redis.exceptions import RedisError
 
+from contract.loop_thread import LoopThread
 from contract.tasks import raise_if_cancelled
 from gateway import telemetry
 from gateway.dispatch.presence import Presence
@@ -68,12 +69,9 @@ class Heartbeat:
         self._reservations = reservations
         self._on_failure = on_failure
         self._served_by = asyncio.get_running_loop()
-        self._thread = threading.Thread(target=self._main, name="heartbeat", daemon=True)
+        self._thread = LoopThread(self._run, name="heartbeat", on_failure=self._fail)
         self._serving_thread = threading.get_ident()
         self._clock = time.pthread_getcpuclockid(self._serving_thread)
-        self._own: asyncio.AbstractEventLoop | None = None
-        self._work: asyncio.Task[None] | None = None
-        self._is_closing = False
         self._responded_at = time.monotonic()
         self._logged_at = 0.0
 
@@ -83,28 +81,16 @@ class Heartbeat:
 
     async def aclose(self) -> None:
         """Stop the thread."""
-        self._is_closing = True
-        if self._own is not None and self._work is not None:
-            with contextlib.suppress(RuntimeError):  # It may have ended.
-                self._own.call_soon_threadsafe(self._work.cancel)
-        await asyncio.to_thread(self._thread.join)
+        await self._thread.aclose()
 
     # -- in the thread ---------------------------------------------------------------------------
 
-    def _main(self) -> None:
-        try:
-            asyncio.run(self._run())
-        except asyncio.CancelledError:
-            pass
-        except Exception:
-            logger.critical("the heartbeat thread ended; stopping", exc_info=True)
-            with contextlib.suppress(RuntimeError):
-                self._served_by.call_soon_threadsafe(self._on_failure)
+    def _fail(self, error: Exception) -> None:
+        logger.critical("the heartbeat thread ended; stopping", exc_info=error)
+        with contextlib.suppress(RuntimeError):
+            self._served_by.call_soon_threadsafe(self._on_failure)
 
     async def _run(self) -> None:
-        self._own, self._work = asyncio.get_running_loop(), asyncio.current_task()
-        if self._is_closing:
-            return
         client = connect(self._redis_url, max_connections=_CONNECTIONS)
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -117,7 +103,7 @@ class Heartbeat:
             await client.aclose()
 
     async def _repeat(self, step: Callable[[], Awaitable[None]], seconds: float) -> None:
-        while not self._is_closing:
+        while not self._thread.is_closing:
             if time.monotonic() - self._responded_at < STUCK_SECONDS:
                 try:
                     await step()
@@ -140,7 +126,7 @@ class Heartbeat:
         """Return memory of large requests to the system, because glibc keeps it."""
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         low = _resident_bytes()
-        while trim is not None and not self._is_closing:
+        while trim is not None and not self._thread.is_closing:
             await asyncio.sleep(TRIM_SECONDS)
             if _resident_bytes() > low + TRIMMED_BYTES:
                 trim(0)
@@ -150,7 +136,7 @@ class Heartbeat:
     # -- the watch -------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
-        while not self._is_closing:
+        while not self._thread.is_closing:
             await self.check_loop()
             await asyncio.sleep(WATCH_SECONDS)
 
@@ -163,7 +149,7 @@ class Heartbeat:
         while self._responded_at < asked_at:
             if not route:
                 route, place = self._route(), self._place()
-            if self._is_closing or self._served_by.is_closed():
+            if self._thread.is_closing or self._served_by.is_closed():
                 return
             await asyncio.sleep(POLL_SECONDS)
         lag = self._responded_at - asked_at

@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import threading
 import time
 from typing import Any
 
@@ -24,6 +23,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import NoPermissionError, RedisError
 
 from contract import keys
+from contract.loop_thread import LoopThread
 from contract.queue import JobQueue
 from contract.redis_url import redis_client
 from worker import telemetry
@@ -44,10 +44,7 @@ class Heartbeat:
         self._model = model
         self._worker = worker
         self._lease_ms = lease_ms
-        self._thread = threading.Thread(target=self._main, name="heartbeat", daemon=True)
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._work: asyncio.Task[None] | None = None
-        self._is_closing = False
+        self._thread = LoopThread(self._run, name="heartbeat", on_failure=_report)
         self._has_failed = False
         self._last_beat_at: float | None = None
         self._subscription: PubSub | None = None
@@ -60,27 +57,11 @@ class Heartbeat:
 
     async def aclose(self) -> None:
         """End the lease and the thread, if it was started. The worker must hold no job."""
-        self._is_closing = True
-        if self._loop is not None and self._work is not None:
-            with contextlib.suppress(RuntimeError):  # It may have ended.
-                self._loop.call_soon_threadsafe(self._work.cancel)
-        if self._thread.ident is not None:
-            await asyncio.to_thread(self._thread.join)
+        await self._thread.aclose()
 
     # -- in the thread ---------------------------------------------------------------------------
 
-    def _main(self) -> None:
-        try:
-            asyncio.run(self._run())
-        except asyncio.CancelledError:
-            pass
-        except Exception:
-            _log.critical("The heartbeat thread ended", exc_info=True)
-
     async def _run(self) -> None:
-        self._loop, self._work = asyncio.get_running_loop(), asyncio.current_task()
-        if self._is_closing:
-            return
         # A heartbeat that gets no reply must leave time for another one.
         seconds = self._lease_ms / 1000 / 2
         async with redis_client(
@@ -91,7 +72,7 @@ class Heartbeat:
         ) as redis:
             queue = JobQueue(redis, self._model)
             try:
-                while not self._is_closing:
+                while not self._thread.is_closing:
                     await self._keep_lease(redis, queue)
             finally:
                 with contextlib.suppress(RedisError, OSError):
@@ -143,3 +124,7 @@ class Heartbeat:
             writer = connection._writer  # noqa: SLF001 - redis-py does not expose its socket
             # The descriptor stays valid: the socket object closes it when it is collected.
             os.dup2(os.open(os.devnull, os.O_RDWR), writer.get_extra_info("socket").fileno())
+
+
+def _report(error: Exception) -> None:
+    _log.critical("The heartbeat thread ended", exc_info=error)
