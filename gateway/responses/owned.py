@@ -31,6 +31,8 @@ FOLLOWED_SECONDS: Final = 6.0
 """How long a follower counts without repeating its notice, which it sends every two seconds."""
 GIVE_UP_SECONDS: Final = 600.0
 """How long writing the end of a response is retried."""
+WRITE_SECONDS: Final = 0.25
+"""How often the journal of a finished line is written until Redis has it."""
 CANCELLED_CODE: Final = "cancelled"
 CHECKS: Final = 4
 """Checks after which a response with few new messages is written."""
@@ -162,6 +164,7 @@ class OwnedResponse:
         self._is_stopping = False
         self._ended_at = 0.0
         self._lock = asyncio.Lock()
+        self._finish_lock = asyncio.Lock()
         self._is_writing_soon = False
         self._checks = 0
         """Checks since the last write."""
@@ -278,17 +281,24 @@ class OwnedResponse:
     async def finish(self) -> None:
         """Settle a response whose jobs have all finished.
 
-        A line of a batch ends only when it is settled. If this gateway dies before, the one that
-        takes the response over settles it.
+        A line of a batch is settled when its journal is complete, and ends only then. If this
+        gateway dies before, the one that takes the response over settles it under the same id.
         """
-        if self.settlement.has_ended:
-            return
         if self.head.record.line:
+            async with self._finish_lock:
+                await self._finish_line()
+        elif not self.settlement.has_ended:
+            self._end(ResponseState.FINISHED)
+            await self.settlement.finish()
+
+    async def _finish_line(self) -> None:
+        while self.needs_write and not self._is_lost:
+            await self.write()
+            if self.needs_write:
+                await asyncio.sleep(WRITE_SECONDS)
+        if not self.settlement.has_ended:
             await self.settlement.finish()
             self._end(ResponseState.FINISHED)
-        else:
-            self._end(ResponseState.FINISHED)
-            await self.settlement.finish()
 
     def end(self, ending: Ending) -> None:
         """Settle a response that ends in any other way, in the background."""

@@ -95,13 +95,15 @@ async def test_end_that_the_owner_did_not_write_is_delivered_and_settled(
 async def test_line_of_a_batch_ends_when_its_settlement_is_confirmed(
     open_house: OpenHouse, worker: FakeWorker, redis: "Redis", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, second = await open_house("gw1"), await open_house("gw2")
+    first, second = await open_house("gw1", journal_seconds=LATE), await open_house("gw2")
     request = await first.submit(line="batch_1:1")
     reader = Reader(request.generation)
-    settle = QuotaStore.settle
+    settle, is_journal_complete = QuotaStore.settle, list[bool]()
 
     async def fail(self: QuotaStore, record: UsageRecord, **options: Any) -> bool:
         if record.gateway == "gw1":
+            # Otherwise the next gateway would run the line again, and charge it twice.
+            is_journal_complete.append((await first.find(request.id)).total_entries > 0)
             raise RedisConnectionError
         return await settle(self, record, **options)
 
@@ -113,6 +115,7 @@ async def test_line_of_a_batch_ends_when_its_settlement_is_confirmed(
     assert (await Reader(attachment.generation).to_the_end()).text == "ab"
     waiting = asyncio.create_task(second.responses.settled(await second.find(request.id)))
     await asyncio.sleep(0.5)
+    assert set(is_journal_complete) == {True}
     assert not finishing.done()
     assert not waiting.done()
     assert (await second.find(request.id)).state is ResponseState.RUNNING
