@@ -43,6 +43,7 @@
     │   │   └── ChangeNotAnnouncedError
     │   ├── GatewayStoppingError
     │   ├── GenerationFailedError
+    │   │   └── TakenOverError
     │   └── SlowReaderError
     └── GenerationTimeoutError 504
 
