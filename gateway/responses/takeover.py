@@ -261,6 +261,9 @@ class Takeovers:
                 # The address of the client that resumes is unknown here.
                 sees=sees_key,
             )
+            if head.record.line:
+                # Two settlements are one in the ledger only if their times are equal too.
+                admission = admission._replace(created_ms=head.record.created_ms)
         settlement = self._settlements.open(draft, admission, generation)
         return settlement, status._replace(state=ResponseState.RUNNING, handles=())
 
