@@ -263,7 +263,7 @@ class Takeovers:
             )
             if head.record.line:
                 # Two settlements are one in the ledger only if their times are equal too.
-                admission = admission._replace(created_ms=head.record.created_ms)
+                admission = Admission(head.record.created_ms, {})
         settlement = self._settlements.open(draft, admission, generation)
         return settlement, status._replace(state=ResponseState.RUNNING, handles=())
 
