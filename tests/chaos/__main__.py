@@ -24,6 +24,7 @@ def main() -> int:
         seconds=arguments.minutes * 60,
         database=arguments.database,
         size=Size(gateways=arguments.gateways, workers=arguments.workers),
+        lines=arguments.lines,
         clients=arguments.clients,
         every=arguments.every,
         behaviours={each: BEHAVIOURS[each] for each in arguments.behaviours or BEHAVIOURS},
@@ -53,13 +54,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--database", choices=("sqlite", "postgresql"), default="sqlite")
     parser.add_argument("--gateways", type=int, default=2)
     parser.add_argument("--workers", type=int, default=3)
+    parser.add_argument("--lines", type=int, default=0, help="of batches beside the requests")
     parser.add_argument("--clients", type=int, default=16, help="concurrent requests")
     parser.add_argument("--every", type=float, default=FAULT_EVERY_SECONDS, help="seconds")
     parser.add_argument(
         "--behaviours",
         type=Behaviour,
+        choices=BEHAVIOURS,
         nargs="+",
-        help=f"behaviours of clients: {', '.join(Behaviour)}",
+        help=f"behaviours of clients: {', '.join(BEHAVIOURS)}",
     )
     parser.add_argument("--json", type=Path, help="file for the figures")
     return parser

@@ -23,6 +23,7 @@ class Kind(StrEnum):
     """Kinds of faults."""
 
     KILL_WORKER = "worker killed"
+    KILL_PREEMPTING = "worker killed while it preempts"
     STOP_WORKER = "worker stopped (SIGSTOP)"
     RESTART_WORKER = "worker restarted (SIGTERM)"
     KILL_ENGINE = "engine died"
@@ -129,11 +130,13 @@ class FaultInjector:
             self.skipped[Kind.FULL_DISK] = "the database is PostgreSQL"
         if library() is None:
             self.skipped[Kind.SET_CLOCK] = HINT
-        return [kind for kind in Kind if kind not in self.skipped]
+        return [kind for kind in WEIGHTS if kind not in self.skipped]
 
-    async def run(self, plan: Iterator[Planned], *, every: float, until: float) -> None:
-        """Inject a fault each `every` seconds until a monotonic time; wait for their ends."""
-        while time.monotonic() < until:
+    async def run(
+        self, plan: Iterator[Planned], *, every: float, is_over: Callable[[], bool]
+    ) -> None:
+        """Inject a fault each `every` seconds until `is_over`; wait for their ends."""
+        while not is_over():
             self.begin(next(plan))
             await asyncio.sleep(every)
         await self.over()
@@ -154,10 +157,10 @@ class FaultInjector:
         self._start(act)
         return True
 
-    async def kill_worker(self, worker: Member) -> None:
+    async def kill_worker(self, worker: Member, kind: Kind = Kind.KILL_WORKER) -> None:
         """Kill this worker; return while it restarts."""
         starts = worker.starts
-        self._start(_kill(self, Planned(Kind.KILL_WORKER, 0, 0), worker))
+        self._start(_kill(self, Planned(kind, 0, 0), worker))
         while worker.starts == starts:
             await asyncio.sleep(0.01)
 

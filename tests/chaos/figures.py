@@ -24,6 +24,9 @@ class Figures:
     faults: dict[str, int] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
     """Kinds of faults that were not possible, with the reason."""
+    batches: int = 0
+    lines: int = 0
+    """Of the batches."""
     requests: int = 0
     endings: dict[str, int] = field(default_factory=dict)
     tokens: int = 0
@@ -65,6 +68,8 @@ class Figures:
             ),
             ("faults", f"{sum(self.faults.values())}"),
             *((f"— {kind}", f"{count}") for kind, count in sorted(self.faults.items())),
+            ("batches", f"{self.batches}"),
+            ("— their lines", f"{self.lines}"),
             ("requests", f"{self.requests}"),
             *((f"— {ending}", f"{count}") for ending, count in sorted(self.endings.items())),
             ("completion tokens received", f"{self.tokens}"),

@@ -22,6 +22,7 @@ class Behaviour(StrEnum):
     LEAVING = "leaving"  # Disconnects in the middle of a stream.
     CANCELLING = "cancelling"  # Starts a background request and cancels it.
     HOSTILE = "hostile"  # Sends a request that is expensive to reject.
+    LINE = "line of a batch"
 
 
 class Ending(StrEnum):

@@ -5,7 +5,7 @@ import json
 import random
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Final
@@ -62,12 +62,24 @@ class Load:
     patience: float = PATIENCE_SECONDS
     histories: list[History] = field(default_factory=list)
     is_over: bool = False
-    _clients: list["asyncio.Task[None]"] = field(default_factory=list)
+    _clients: set["asyncio.Task[None]"] = field(default_factory=set)
+    _tasks: asyncio.TaskGroup = field(default_factory=asyncio.TaskGroup)
 
     async def run(self, clients: int) -> None:
         """Let clients send requests until the end time, and finish those that have begun."""
-        async with asyncio.TaskGroup() as tasks:
-            self._clients = [tasks.create_task(self._client()) for _ in range(clients)]
+        async with self._tasks:
+            for _ in range(clients):
+                self._begin(self._client())
+
+    def burst(self, requests: int) -> None:
+        """Send further requests at once, of clients that come only once."""
+        for _ in range(requests):
+            self._begin(self._next()[1].run())
+
+    def _begin(self, client: Coroutine[Any, Any, None]) -> None:
+        task = self._tasks.create_task(client)
+        self._clients.add(task)
+        task.add_done_callback(self._clients.discard)
 
     def leave(self) -> None:
         """Disconnect all clients that are reading streams."""

@@ -22,8 +22,9 @@ from pathlib import Path
 
 from gateway.database import schema
 from gateway.tenancy.records import Billing
+from tests.chaos.batches import Batches
 from tests.chaos.deployment import CLOCKED, Deployment, Member, Size, deployed
-from tests.chaos.faults import FaultInjector, each_once, schedule
+from tests.chaos.faults import FaultInjector, Kind, each_once, schedule
 from tests.chaos.figures import Figures, figures_of
 from tests.chaos.history import Behaviour, Ending, History
 from tests.chaos.judge import (
@@ -64,6 +65,12 @@ IDLE_METRICS = {
     "worker": ("sluice_worker_jobs_running", "sluice_worker_sequences_running"),
 }
 RESUMED = "sluice_gateway_resumed_jobs_total"
+PREEMPTED = "sluice_worker_batch_preempted_sequences_total"
+BURST = 40
+"""Requests at once, more than workers full of batch jobs have room for."""
+BURST_SECONDS = 2.0
+"""After a burst, a worker preempts within this time or not at all."""
+BURST_EVERY_SECONDS = 60.0
 
 
 Disturb = Callable[[Load, FaultInjector], Awaitable[None]]
@@ -79,6 +86,8 @@ class Options:
     """How long faults are injected; None: until each kind has happened once."""
     completions: int = 0
     """The load lasts at least until so many requests have been completed."""
+    lines: int = 0
+    """Lines of batches that run beside the load; the faults last at least until they have ended."""
     database: str = "sqlite"
     """`sqlite` or `postgresql`."""
     size: Size = field(default_factory=Size)
@@ -119,6 +128,8 @@ class Report:
     injector: FaultInjector
     violations: list[Violation]
     figures: Figures
+    lines: list[History] = field(default_factory=list)
+    """The lines of batches."""
 
     def text(self, *, most_of_a_kind: int = 3) -> str:
         """Return the seed, the faults, and some violations of each kind with their histories."""
@@ -237,6 +248,7 @@ class Run:
         self._resumed: dict[tuple[str, int], float] = {}
         self._keys: dict[str, str] = {}
         self._recipes: list[Recipe] = []
+        self._batches = Batches([], {}, [], 0)
 
     async def prepare(self) -> None:
         """Make accounts, record the correct responses, and open the connections that any load
@@ -274,19 +286,24 @@ class Run:
             behaviours=options.behaviours,
             patience=round_.patience,
         )
+        urls = list(deployment.gateway_urls.values())
+        self._batches = batches = Batches(urls, self._keys, recipes, options.lines)
         began = time.monotonic()
         async with self._sampling(load):
             loading = asyncio.create_task(load.run(options.clients))
+            running = asyncio.create_task(batches.run())
             await round_.disturb(load, injector)
+            await running
             seconds = time.monotonic() - began
             load.is_over = True
             self._say("No more faults; waiting for the last requests ...")
             await loading
             await injector.over()
         self._say("Waiting until everything has settled ...")
-        violations = judge_histories(load.histories, injector.log, self._standstills)
-        violations += judge_behaviours(load.histories)
-        violations += await self._settle(load.histories, injector, before, round_.settle_seconds)
+        histories = load.histories + batches.histories
+        violations = judge_histories(histories, injector.log, self._standstills)
+        violations += judge_behaviours(histories) + batches.violations
+        violations += await self._settle(histories, injector, before, round_.settle_seconds)
         violations += [Violation("processes", what) for what in deployment.unexpected_ends]
         deployment.unexpected_ends.clear()
         arm(deployment.armed_file, ())
@@ -294,8 +311,11 @@ class Run:
         figures.skipped = {str(kind): why for kind, why in injector.skipped.items()}
         figures.violations = len(violations)
         figures.standstill_seconds = sum(each.ended - each.began for each in self._standstills)
+        figures.lines, figures.batches = len(batches.histories), batches.ended
         figures_of(figures, load.histories, injector.log, resumed_jobs=sum(self._resumed.values()))
-        return Report(options, began, load.histories, injector, violations, figures)
+        return Report(
+            options, began, load.histories, injector, violations, figures, batches.histories
+        )
 
     async def _faults(self, load: Load, injector: FaultInjector) -> None:
         """Inject the faults that the seed draws."""
@@ -303,15 +323,47 @@ class Run:
         self._say(f"{options.clients} clients, a fault each {options.every:g} s ...")
         await asyncio.sleep(1)
         if options.seconds is None:
+            if options.lines:
+                await self._kill_preempting(load, injector)
             await injector.run_all(each_once(options.seed, kinds), every=options.every)
         else:
             until = time.monotonic() + options.seconds
-            await injector.run(schedule(options.seed, kinds), every=options.every, until=until)
+            bursts = asyncio.create_task(self._bursts(load, injector))
+            await injector.run(
+                schedule(options.seed, kinds),
+                every=options.every,
+                is_over=lambda: time.monotonic() > until and self._batches.is_over,
+            )
+            await bursts
         # The number and behaviours of requests meanwhile depend on the machine.
         while completed(load.histories) < options.completions or (
             completed_behaviours(load.histories) < options.behaviours.keys()
         ):
             await asyncio.sleep(SAMPLE_SECONDS)
+
+    async def _bursts(self, load: Load, injector: FaultInjector) -> None:
+        """Kill a worker while it preempts, again and again while batches run."""
+        while not self._batches.is_over:
+            await self._kill_preempting(load, injector)
+            await asyncio.sleep(BURST_EVERY_SECONDS)
+
+    async def _kill_preempting(self, load: Load, injector: FaultInjector) -> None:
+        """Send requests to workers that are full of batch jobs, and kill the first that preempts.
+
+        Returns without a kill if the batches end before.
+        """
+        workers = self.deployment.named("worker")
+        while not self._batches.is_over:
+            before = {each.name: await self._metric(each, PREEMPTED) for each in workers}
+            load.burst(BURST)
+            deadline = time.monotonic() + BURST_SECONDS
+            while time.monotonic() < deadline:
+                for worker in workers:
+                    if worker.is_busy or not worker.was_ready:
+                        continue
+                    if await self._metric(worker, PREEMPTED) > before[worker.name]:
+                        await injector.kill_worker(worker, Kind.KILL_PREEMPTING)
+                        return
 
     async def _settle(
         self,
@@ -330,7 +382,8 @@ class Run:
         while (left := await self._left(before)) and time.monotonic() < deadline:
             await asyncio.sleep(0.2)
         found += left
-        return found + judge_rows(histories, await self.books.rows(), injector.log)
+        rows = await self.books.rows()
+        return found + judge_rows(histories, rows, injector.log) + self._batches.judge_rows(rows)
 
     async def _left(self, before: Mapping[str, Mapping[str, float]]) -> list[Violation]:
         """Return what is left over in Redis and in the processes."""
@@ -399,8 +452,10 @@ class Run:
                 await asyncio.sleep(SAMPLE_SECONDS)
                 if time.monotonic() - last_report > 30:
                     last_report = time.monotonic()
-                    wrong = sum(bool(history.errors) for history in load.histories)
-                    self._say(f"{len(load.histories)} requests so far, {wrong} with errors")
+                    lines = self._batches.histories
+                    wrong = sum(bool(history.errors) for history in load.histories + lines)
+                    counts = f"{len(load.histories)} requests and {len(lines)} lines"
+                    self._say(f"{counts} so far, {wrong} with errors")
 
         task = asyncio.create_task(sample())
         try:

@@ -1,4 +1,7 @@
-"""`make chaos` as a test: each kind of fault once, or a quarter of an hour on each database."""
+"""`make chaos` as a test: each kind of fault once, or a quarter of an hour on each database.
+
+Batches run beside the requests.
+"""
 
 import pytest
 import uvloop
@@ -9,6 +12,9 @@ from tests.chaos.run import Options, Report, completed, run
 pytestmark = [pytest.mark.load, pytest.mark.timeout(1_800)]
 
 LONG_SECONDS = 15 * 60.0
+LONG_LINES = 20_000
+LINES = 300
+"""Of the default run: enough to fill the workers, so that they preempt."""
 EVERY_SECONDS = 1.0
 CLIENTS = 12
 FEW_CLIENTS = 7
@@ -43,7 +49,9 @@ def report(request: pytest.FixtureRequest) -> Report:
     """The report of one run."""
     database, seed = request.param
     if request.config.getoption("--long"):
-        options = Options(seed=seed, database=database, seconds=LONG_SECONDS, clients=CLIENTS)
+        options = Options(
+            seed=seed, database=database, seconds=LONG_SECONDS, clients=CLIENTS, lines=LONG_LINES
+        )
     else:
         options = Options(
             seed=seed,
@@ -55,6 +63,7 @@ def report(request: pytest.FixtureRequest) -> Report:
             clocked=CLOCKED,
             recipes=RECIPES,
             completions=COMPLETIONS + 1,
+            lines=LINES,
         )
     return uvloop.run(run(options))
 
@@ -68,4 +77,5 @@ def test_run_has_enough_requests_and_faults(report: Report) -> None:
     done = {fault.kind for fault in report.injector.log}
     assert done == set(Kind) - report.injector.skipped.keys()
     assert completed(report.histories) > COMPLETIONS
+    assert len(report.lines) == report.options.lines
     assert report.figures.tokens > 1_000
