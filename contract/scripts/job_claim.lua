@@ -7,8 +7,9 @@
 -- Affinity changes this order within bounds. Among the oldest jobs of the tenant's first tier, the
 -- one that finds most in the worker's cache goes first. If another worker holds more of it, the job
 -- is kept for that worker for as long as this one would take to process the difference, once. Other
--- tenants may then go first until their counters exceed the tenant's by a quantum. A job that was
--- first passed over or kept some time ago goes before all others of its tenant.
+-- tenants may then go first until their counters exceed the tenant's by a quantum. If they wait
+-- beyond that, no job is kept: a worker is idle for a kept job only if nobody else waits. A job that
+-- was first passed over or kept some time ago goes before all others of its tenant.
 --
 -- Batch jobs are claimed only when no request waits, in the same order by counters of their own.
 -- The room of running batch jobs counts as free for requests: the worker gives these jobs back.
@@ -78,7 +79,7 @@ local uses_affinity = patience > 0 and redis.call('EXISTS', holders) == 1
 local holds_any = uses_affinity and redis.call('EXISTS', held_prefix .. worker) == 1
 local most_candidates, most_kept_tenants, doorbell_expiry_ms = 16, 8, 10000
 local digest_bytes, record_bytes, adds = 8, 12, 2 ^ 31
-local seen = {}
+local seen, keeps_jobs = {}, true
 
 local function digests_of(affinity)
   local digests = {}
@@ -144,13 +145,14 @@ end
 
 -- Keep a job for a worker that holds more of it, if that is worth a millisecond. A job is kept once.
 local function keep(job)
-  local may_wait = prefill_us > 0 and job.digests and not (job.kept_until or job.is_due)
-  if not may_wait or job.is_complete then return false end
+  local may_wait = keeps_jobs and prefill_us > 0 and job.digests
+  if not may_wait or job.is_complete or job.is_due or job.kept_until then return false end
+  local patience_left = job.passed_at and patience - (now - job.passed_at) or patience
   for record, holder in ipairs(redis.call('HMGET', holders, unpack(job.digests))) do
     local digest, tokens, is_added = job.digests[record], tokens_of(job.affinity, record)
     local is_held = job.is_held and job.is_held[record] == 1
     local gain = is_held and 0 or is_added and tokens or tokens - job.cached
-    local wait = math.min(math.floor(gain * prefill_us / 1000), patience)
+    local wait = math.min(math.floor(gain * prefill_us / 1000), patience_left)
     if holder and holder ~= worker and wait >= 1 then
       if redis.call('SISMEMBER', held_prefix .. holder, digest) == 1 then
         job.kept_for, job.kept_until = holder, now + wait
@@ -171,7 +173,9 @@ local function keep(job)
 end
 
 local function is_kept(job)
-  if not job.kept_until or job.kept_for == worker or now >= job.kept_until then return false end
+  if not keeps_jobs or not job.kept_until or job.kept_for == worker or now >= job.kept_until then
+    return false
+  end
   local wait = job.kept_until - now
   if out[3] == 0 or wait < out[3] then out[3] = wait end
   return true
@@ -270,9 +274,13 @@ local function claim_from(lane, queue_prefix, pace_prefix, prompt_room, blocked)
   while taken < most_jobs and visits < 1000 do
     visits = visits + 1
     local tenant, counter = unpack(redis.call('ZRANGE', active, index, index, 'WITHSCORES'))
-    if not tenant or tonumber(counter) > ceiling or index == most_kept_tenants then
+    if not tenant then
       has_more, only_kept = index > 0, index > 0
       break
+    end
+    if tonumber(counter) > ceiling or index == most_kept_tenants then
+      index, keeps_jobs, out[3] = 0, false, 0
+      tenant = redis.call('ZRANGE', active, 0, 0)[1]
     end
     local queue = queue_prefix .. tenant
     local id, place, is_last, cached = choose(queue, lane == 2)

@@ -1,4 +1,4 @@
-"""The scripts equal a plain model of Virtual Token Counter on random histories."""
+"""The scripts equal a plain model of Virtual Token Counter with affinity on random histories."""
 
 import math
 import random
@@ -12,10 +12,13 @@ import pytest
 from redis.asyncio import Redis
 
 from contract import keys
+from contract.affinity import DIGEST_BYTES, boundaries, prefix_affinity
 from contract.messages import GenerationJob
 from contract.queue import (
+    AFFINITY_QUANTUM,
     COMPLETION_COST,
     PROMPT_COST,
+    Affinity,
     JobQueue,
     LeaseReport,
     RequeueResult,
@@ -23,8 +26,10 @@ from contract.queue import (
 )
 from contract.tier import TIER_BOOSTS, TIER_RANKS, Lane, ServiceTier, lane_of
 from tests.contract.test_queue import LEASE_MS, MODEL, PLENTY, claim_ids, enqueue, job, text
+from tests.quota.building import TestClock
 
-TENANTS = {"a": 1.0, "b": 2.0, "c": 0.5, "d": 1.0, "e": 3.0}
+TENANTS = {"a": 1.0, "b": 2.0, "c": 0.5, "d": 1.0, "e": 4.0}
+"""Weights: powers of two, so that counters are exact and ties are real."""
 ACTIONS = {
     "enqueue": 5,
     "claim": 4,
@@ -35,9 +40,20 @@ ACTIONS = {
     "return_": 1,
     "revive": 1,
     "promote": 1,
+    "hold": 1,
+    "advance": 1,
 }
+WORKERS = ("w1", "w2", "w3")
+CHATS = 4
+BLOCK = 16
+PATIENCE_MS = 100
+CANDIDATES = 16
 FLEX, DEFAULT, PRIORITY = ServiceTier.FLEX, ServiceTier.DEFAULT, ServiceTier.PRIORITY
 BATCH = ServiceTier.BATCH
+
+
+Prefix = tuple[int, int]
+"""A chat, and the length of a prefix of its prompts."""
 
 
 class Entry(NamedTuple):
@@ -53,6 +69,12 @@ class Entry(NamedTuple):
     prompt: int
     need: int
     tier: ServiceTier
+    chat: int
+
+    @property
+    def steps(self) -> list[int]:
+        """Lengths of the prefixes of which the job has digests, the longest first."""
+        return [step for step in reversed(boundaries(BLOCK)) if step < self.prompt]
 
     @property
     def lane(self) -> Lane:
@@ -69,8 +91,79 @@ class Running:
 
     entry: Entry
     attempt: int
+    worker: str
     completion: int = 0
     is_cancelled: bool = False
+
+
+@dataclass
+class Index:
+    """What workers hold, as a claim of one of them sees it, and what affinity did to jobs."""
+
+    held: dict[str, set[Prefix]] = field(default_factory=lambda: {w: set() for w in WORKERS})
+    holders: dict[Prefix, str] = field(default_factory=dict)
+    passed: dict[str, int] = field(default_factory=dict)
+    kept: dict[str, tuple[str, int]] = field(default_factory=dict)
+    worker: str = ""
+    prefill_us: float = 0.0
+    now_ms: int = 0
+    keeps_jobs: bool = True
+    is_used: bool = False
+
+    def cached(self, entry: Entry) -> int:
+        held = (step for step in entry.steps if (entry.chat, step) in self.held[self.worker])
+        return next(held, 0)
+
+    def is_due(self, entry: Entry) -> bool:
+        return self.now_ms - self.passed.get(entry.job_id, self.now_ms) >= PATIENCE_MS
+
+    def is_kept(self, entry: Entry) -> bool:
+        worker, until = self.kept.get(entry.job_id, ("", 0))
+        return self.keeps_jobs and worker != self.worker and self.now_ms < until
+
+    def keep(self, entry: Entry) -> bool:
+        if not (self.keeps_jobs and self.prefill_us) or self.is_due(entry):
+            return False
+        if entry.job_id in self.kept:
+            return False
+        left = self.passed.get(entry.job_id, self.now_ms) + PATIENCE_MS - self.now_ms
+        for step in entry.steps:
+            holder = self.holders.get((entry.chat, step), self.worker)
+            wait = min(int((step - self.cached(entry)) * self.prefill_us / 1000), left)
+            if holder == self.worker or wait < 1:
+                continue
+            if (entry.chat, step) in self.held[holder]:
+                self.kept[entry.job_id] = (holder, self.now_ms + wait)
+                self.passed.setdefault(entry.job_id, self.now_ms)
+                return True
+            del self.holders[entry.chat, step]
+        return False
+
+    def choose(self, queue: list[Entry], room: int) -> Entry | None:
+        """Return a tenant's next job; None if all candidates are kept."""
+        first, *_ = queue
+        is_complete = first.steps[:1] == [self.cached(first)]
+        if not (self.is_used and first.steps) or self.is_due(first):
+            return first
+        if is_complete and not self.is_kept(first):
+            return first
+        alike = [e for e in queue[:CANDIDATES] if e[:2] == first[:2]]
+        while True:
+            free = [each for each in alike if self.is_due(each) or not self.is_kept(each)]
+            if not free:
+                return None
+            fitting = free[:1] + [each for each in free[1:] if each.need <= room]
+            due = [each for each in free if self.is_due(each)]
+            best = due[0] if due else max(fitting, key=self.cached)
+            if best.is_fresh and best.lane is Lane.REQUESTS and self.keep(best):
+                continue
+            for each in alike[: alike.index(best)]:
+                self.passed.setdefault(each.job_id, self.now_ms)
+            return best
+
+    def forget(self, job_id: str) -> None:
+        self.passed.pop(job_id, None)
+        self.kept.pop(job_id, None)
 
 
 @dataclass
@@ -105,10 +198,18 @@ class LaneModel:
         if not self.queues[entry.tenant]:
             self.last = entry.tenant
 
-    def first(self) -> Entry | None:
+    def next(self, index: Index, room: int) -> Entry | None:
+        """Return the next job; None if none waits, or all that may go are kept."""
+        ceiling = math.inf
         # Redis breaks ties between equal scores by name.
-        tenant = min(self.active(), key=lambda t: (self.counters[t], t), default=None)
-        return None if tenant is None else self.queues[tenant][0]
+        for tenant in sorted(self.active(), key=lambda t: (self.counters[t], t)):
+            if self.counters[tenant] > ceiling:
+                index.keeps_jobs = False
+                return self.next(index, room)
+            if entry := index.choose(self.queues[tenant], room):
+                return entry
+            ceiling = min(ceiling, self.counters[tenant] + AFFINITY_QUANTUM)
+        return None
 
 
 @dataclass
@@ -120,20 +221,32 @@ class Model:
     attempts: dict[str, int] = field(default_factory=dict)
     charged: dict[str, int] = field(default_factory=dict)
     ended: dict[str, Running] = field(default_factory=dict)
+    uncached: dict[str, int] = field(default_factory=dict)
+    """Prompt tokens charged by the claim, until the first report of the prompt."""
+    index: Index = field(default_factory=Index)
     numbers: "count[int]" = field(default_factory=lambda: count(1))
 
     def waiting(self) -> list[Entry]:
         return [entry for lane in self.lanes.values() for entry in lane.entries()]
 
-    def enqueue(self, job_id: str, tenant: str, tier: ServiceTier, prompt: int, need: int) -> None:
-        weight = TENANTS[tenant] * TIER_BOOSTS[tier]
+    def enqueue(
+        self, job_id: str, tenant: str, tier: ServiceTier, prompt: int, need: int, chat: int
+    ) -> Entry:
+        weight, rank = TENANTS[tenant] * TIER_BOOSTS[tier], TIER_RANKS[tier]
         number = next(self.numbers)
-        self.put(Entry(TIER_RANKS[tier], True, number, job_id, tenant, weight, prompt, need, tier))
+        entry = Entry(rank, True, number, job_id, tenant, weight, prompt, need, tier, chat)
+        self.put(entry)
+        return entry
 
     def put(self, entry: Entry) -> None:
         self.lanes[entry.lane].put(entry)
 
-    def claim(self, most: int, room: Room) -> list[str]:
+    def claim(
+        self, most: int, room: Room, worker: str, *, prefill_us: float, now_ms: int
+    ) -> list[str]:
+        index = self.index
+        index.worker, index.prefill_us, index.now_ms = worker, prefill_us, now_ms
+        index.keeps_jobs, index.is_used = True, bool(index.holders)
         requests = self._claim(Lane.REQUESTS, most, room.tokens + room.preemptible_tokens)
         if self.lanes[Lane.REQUESTS].active():
             return requests
@@ -143,27 +256,33 @@ class Model:
 
     def _claim(self, lane: Lane, most: int, room: int, prompt_room: float = math.inf) -> list[str]:
         taken: list[str] = []
-        while len(taken) < most and (entry := self.lanes[lane].first()):
+        while len(taken) < most and (entry := self.lanes[lane].next(self.index, room)):
             if entry.need > room or prompt_room <= 0:
                 break
             room, prompt_room = room - entry.need, prompt_room - entry.prompt
             attempt = self.attempts[entry.job_id] = self.attempts.get(entry.job_id, 0) + 1
             if attempt == 1:
-                cost = PROMPT_COST * entry.prompt / entry.weight
-                self.lanes[lane].counters[entry.tenant] += cost
+                uncached = entry.prompt - self.index.cached(entry)
+                self.uncached[entry.job_id] = uncached
+                self.lanes[lane].counters[entry.tenant] += PROMPT_COST * uncached / entry.weight
             self.lanes[lane].remove(entry)
-            self.running[entry.job_id] = Running(entry._replace(is_fresh=False), attempt)
+            started = entry._replace(is_fresh=False)
+            self.running[entry.job_id] = Running(started, attempt, self.index.worker)
             taken.append(entry.job_id)
         return taken
 
-    def charge(self, job_id: str, total: int) -> None:
+    def charge(self, report: LeaseReport) -> None:
+        job_id, total = report.job_id, report.completion_tokens
         running, charged = self.running[job_id], self.charged.get(job_id, 0)
         running.completion = total
-        if total > charged:
-            cost = COMPLETION_COST * (total - charged) / running.entry.weight
-            counters, tenant = self.lanes[running.entry.lane].counters, running.entry.tenant
-            counters[tenant] = counters.get(tenant, 0.0) + cost
-            self.charged[job_id] = total
+        cost = COMPLETION_COST * max(total - charged, 0)
+        if report.prompt_tokens and job_id in self.uncached:
+            uncached = report.prompt_tokens - report.cached_tokens
+            cost += PROMPT_COST * (uncached - self.uncached.pop(job_id))
+        counters, tenant = self.lanes[running.entry.lane].counters, running.entry.tenant
+        if cost:
+            counters[tenant] = counters.get(tenant, 0.0) + cost / running.entry.weight
+        self.charged[job_id] = max(charged, total)
 
     def cancel(self, entry: Entry) -> None:
         if entry.job_id in self.running:
@@ -178,6 +297,7 @@ class Model:
         return True
 
     def revive(self, entry: Entry) -> None:
+        self.index.forget(entry.job_id)
         if entry.job_id in self.running:
             self.put(self.running.pop(entry.job_id).entry)
         elif entry.job_id in self.ended:
@@ -207,40 +327,75 @@ class History:
 
     queue: JobQueue
     rng: random.Random
+    clock: TestClock
     model: Model = field(default_factory=Model)
     ids: "count[int]" = field(default_factory=count)
 
     async def enqueue(self) -> None:
         rng, job_id = self.rng, f"j{next(self.ids)}"
         tenant, tier = rng.choice(list(TENANTS)), rng.choice(list(ServiceTier))
-        prompt, new = rng.randint(1, 90), rng.randint(1, 40)
-        sent = job(job_id, tenant, prompt_tokens=prompt, max_tokens=new, service_tier=tier)
-        await enqueue(self.queue, sent, weight=TENANTS[tenant])
-        self.model.enqueue(job_id, tenant, tier, prompt, prompt + new)
+        prompt, new = rng.randint(1, 300), rng.randint(1, 40)
+        chat = rng.randrange(CHATS)
+        entry = self.model.enqueue(job_id, tenant, tier, prompt, prompt + new, chat)
+        await enqueue(self.queue, _job(entry), weight=TENANTS[tenant])
 
     async def claim(self) -> None:
         rng, most = self.rng, self.rng.randint(1, 4)
         room = Room(
-            rng.randint(20, 400),
+            rng.randint(20, 1000),
             10**6,
             1,
             empty=False,
             preemptible_tokens=rng.randint(0, 100),
             batch_prompt_tokens=rng.randint(0, 200),
         )
-        claimed = await claim_ids(self.queue, room=room, most_jobs=most)
-        assert claimed == self.model.claim(most, room)
+        worker, prefill_us = rng.choice(WORKERS), rng.choice([0, 100, 500])
+        result = await self.queue.claim(
+            worker,
+            room,
+            most_jobs=most,
+            lease_ms=LEASE_MS,
+            affinity=Affinity(PATIENCE_MS, prefill_us),
+        )
+        expected = self.model.claim(
+            most, room, worker, prefill_us=prefill_us, now_ms=self.clock.now_ms
+        )
+        assert [each.job.id for each in result.claims] == expected
+
+    async def hold(self) -> None:
+        """Let a worker hold the prefixes of some chats, and no others."""
+        rng, index = self.rng, self.model.index
+        worker, held = rng.choice(WORKERS), set[Prefix]()
+        for chat in range(CHATS):
+            most = rng.choice([0, 100, 300])
+            held.update((chat, step) for step in boundaries(BLOCK) if step < most)
+        removed, added = index.held[worker] - held, held - index.held[worker]
+        index.held[worker] = held
+        for each in removed:
+            if index.holders.get(each) == worker:
+                del index.holders[each]
+        index.holders.update(dict.fromkeys(added, worker))
+        await self.queue.hold(
+            worker,
+            removed=[*map(_digest, removed)],
+            added=[*map(_digest, added)],
+            ttl_ms=LEASE_MS,
+        )
+
+    async def advance(self) -> None:
+        await self.clock.advance(self.rng.randint(1, PATIENCE_MS))
 
     async def charge(self) -> None:
         if report := self._report():
-            self.model.charge(report.job_id, report.completion_tokens)
-            lost = await self.queue.extend("w1", [report], lease_ms=LEASE_MS)
+            self.model.charge(report)
+            lost = await self.queue.extend(self._worker(report), [report], lease_ms=LEASE_MS)
             assert bool(lost) is self.model.running[report.job_id].is_cancelled
 
     async def finish(self) -> None:
         if report := self._report():
-            self.model.charge(report.job_id, report.completion_tokens)
-            assert await self.queue.finish("w1", report)
+            self.model.charge(report)
+            assert await self.queue.finish(self._worker(report), report)
+            self.model.uncached.pop(report.job_id, None)
             self.model.ended[report.job_id] = self.model.running.pop(report.job_id)
 
     async def cancel(self) -> None:
@@ -253,15 +408,16 @@ class History:
     async def requeue(self) -> None:
         if report := self._report():
             entry = self.model.running[report.job_id].entry
-            self.model.charge(report.job_id, report.completion_tokens)
-            await self.queue.extend("w1", [report], lease_ms=0)
+            worker = self._worker(report)
+            self.model.charge(report)
+            await self.queue.extend(worker, [report], lease_ms=0)
             result = await self.queue.requeue(_job(entry), report.attempt)
             if self.model.requeue(report.job_id):
                 assert result is RequeueResult.REQUEUED
             else:
                 assert result is RequeueResult.ENDED
                 # It was cancelled; its worker returns to end it.
-                await self.queue.extend("w1", [report], lease_ms=LEASE_MS)
+                await self.queue.extend(worker, [report], lease_ms=LEASE_MS)
 
     async def return_(self) -> None:
         if report := self._report():
@@ -296,7 +452,17 @@ class History:
         if not self.model.running:
             return None
         job_id, running = self.rng.choice(list(self.model.running.items()))
-        return LeaseReport(job_id, running.attempt, running.completion + self.rng.randint(0, 30))
+        prompt = self.rng.choice([0, running.entry.prompt])
+        return LeaseReport(
+            job_id,
+            running.attempt,
+            running.completion + self.rng.randint(0, 30),
+            prompt,
+            self.rng.randint(0, prompt),
+        )
+
+    def _worker(self, report: LeaseReport) -> str:
+        return self.model.running[report.job_id].worker
 
 
 def _job(entry: Entry) -> GenerationJob:
@@ -306,15 +472,23 @@ def _job(entry: Entry) -> GenerationJob:
         prompt_tokens=entry.prompt,
         max_tokens=entry.need - entry.prompt,
         service_tier=entry.tier,
+        affinity=prefix_affinity("salt", [entry.chat] * entry.prompt, BLOCK),
     )
+
+
+def _digest(prefix: Prefix) -> bytes:
+    chat, step = prefix
+    return prefix_affinity("salt", [chat] * (step + 1), BLOCK)[:DIGEST_BYTES]
 
 
 @pytest.mark.parametrize(
     "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 12))]
 )
-async def test_scripts_equal_the_model_on_a_random_history(redis: "Redis", seed: int) -> None:
-    rng = random.Random(seed)
-    history = History(JobQueue(redis, MODEL), rng)
+async def test_scripts_equal_the_model_on_a_random_history(
+    any_redis: "Redis", clock: TestClock, seed: int
+) -> None:
+    rng, redis = random.Random(seed), any_redis
+    history = History(JobQueue(redis, MODEL), rng, clock)
     model = history.model
     for _ in range(250):
         (action,) = rng.choices(list(ACTIONS), list(ACTIONS.values()))
