@@ -18,6 +18,8 @@ def _for_customers(principal: Principal) -> Iterator[tuple[str, str]]:
         yield "/console/usage", "Usage"
         yield "/console/requests", "Requests"
     yield "/console/limits", "Limits"
+    if Scope.COMPLETIONS in scopes:
+        yield "/console/playground", "Playground"
     if Scope.KEYS in scopes:
         yield "/console/keys", "Keys"
     if Scope.MEMBERS in scopes and is_whole:

@@ -3,7 +3,7 @@
 from fastapi import APIRouter
 
 from gateway.console import assets
-from gateway.console.customers import account, keys, overview, usage
+from gateway.console.customers import account, keys, overview, playground, usage
 from gateway.console.login import login_router
 from gateway.console.operators import overview as operators_overview
 from gateway.console.sessions import Audience
@@ -12,7 +12,7 @@ customers = APIRouter()
 operators = APIRouter()
 
 for router, audience, pages in (
-    (customers, Audience.CUSTOMERS, (overview, usage, keys, account)),
+    (customers, Audience.CUSTOMERS, (overview, usage, playground, keys, account)),
     (operators, Audience.OPERATORS, (operators_overview,)),
 ):
     router.include_router(assets.router)

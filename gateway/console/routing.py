@@ -28,6 +28,7 @@ from gateway.errors import (
     shown,
 )
 from gateway.http.context import ProcessContext, context_of
+from gateway.http.error_handlers import on_exception
 from gateway.tenancy.scopes import OPERATOR_SCOPES, TENANT_SCOPES, Scope
 
 LOGIN: Final = "/console/login"
@@ -82,7 +83,11 @@ class PageRoute(APIRoute):
             try:
                 response = await self.admitted(request, handle)
             except (ApiError, HTTPException, RequestValidationError, RedisError) as error:
-                response = error_page(request, error)
+                wants_json = request.headers.get("accept", "").startswith("application/json")
+                if wants_json:
+                    response = await on_exception(request, error)
+                else:
+                    response = error_page(request, error)
             for name, value in SECURITY_HEADERS.items():
                 response.headers.setdefault(name, value)
             return response

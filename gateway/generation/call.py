@@ -44,21 +44,33 @@ class Call(msgspec.Struct, frozen=True):
 
 
 async def read_call(
-    request: Request, *, is_paid: bool = False, has_native_path: bool = False
+    request: Request,
+    *,
+    is_paid: bool = False,
+    has_native_path: bool = False,
+    authorized: Principal | None = None,
 ) -> Call:
-    """Authorize the caller, read the body, and choose the dialect. Raises an ApiError.
+    """Authorize the caller, unless it is `authorized`, read the body, and choose the dialect.
+
+    Raises an ApiError.
 
     Unless it `is_paid`, the request counts as unpaid; a paid request counts as unpaid only if it
     fails. A request that `has_native_path` is in one of llama.cpp's dialects. After this call,
     errors have the style of the client's dialect.
     """
     context = context_of(request)
-    principal = await authorize(request, Scope.COMPLETIONS, model_decides=True)
+    principal = authorized
+    if principal is None:
+        principal = await authorize(request, Scope.COMPLETIONS, model_decides=True)
+    else:
+        principal.require_scope(Scope.COMPLETIONS)
     allow_unpaid(request, principal, is_paid=is_paid)
     content = await read_body(request, principal.tenant_id)
     beside = context.large_work.of(principal.tenant_id, size=len(content))
     body: dict[str, Any] = await beside(partial(parse_object, content))
     call = await _in_dialect(request, principal, body, beside)
+    if authorized is None:
+        require_header_of(request, call.profile)
     if has_native_path:
         require_native_paths(request, call.profile)
     return call
@@ -72,7 +84,9 @@ async def read_query(request: Request, body: dict[str, Any]) -> Call:
     principal = await authorize(request, Scope.COMPLETIONS)
     allow_unpaid(request, principal)
     beside = context_of(request).large_work.of(principal.tenant_id, size=0)
-    return await _in_dialect(request, principal, body, beside)
+    call = await _in_dialect(request, principal, body, beside)
+    require_header_of(request, call.profile)
+    return call
 
 
 async def _in_dialect(
@@ -82,7 +96,6 @@ async def _in_dialect(
     header = request.headers.get(DIALECT_HEADER)
     profile = await profile_of(context, principal, body, header=header)
     request.state.error_style = profile.error_style
-    require_header_of(request, profile)
     return Call(context, principal, profile, body, beside)
 
 

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request, Response
 
 from contract.tracing import PLAN
 from gateway import tracing
+from gateway.auth.principal import Principal
 from gateway.delivery.event_ids import read_event_ids, read_last_event_id
 from gateway.delivery.measuring import RequestMeasure
 from gateway.delivery.respond import measured, respond_streamed, respond_whole
@@ -40,18 +41,23 @@ COST_HEADER: Final = "x-include-cost"
 router = APIRouter()
 
 
-async def create_completion(request: Request, endpoint: Endpoint) -> Response:
+async def create_completion(
+    request: Request, endpoint: Endpoint, *, authorized: Principal | None = None
+) -> Response:
     """Authenticate, check, reserve, enqueue, and respond with a whole response or a stream.
 
-    A client that resumes a stream, or repeats an Idempotency-Key, gets the original response.
+    A client that resumes a stream, or repeats an Idempotency-Key, gets the original response. An
+    `authorized` caller sends no credential.
     """
     measure = RequestMeasure(endpoint.name, request.state, generates=True)
-    return await measured(request, measure, _create(request, endpoint, measure))
+    return await measured(request, measure, _create(request, endpoint, measure, authorized))
 
 
-async def estimate_completion(request: Request, endpoint: Endpoint) -> Response:
+async def estimate_completion(
+    request: Request, endpoint: Endpoint, *, authorized: Principal | None = None
+) -> Response:
     """Estimate a request without running it."""
-    call = await read_call(request)
+    call = await read_call(request, authorized=authorized)
     checked = await check_request(call, endpoint)
     return Response(
         msgspec.json.encode(estimate(call, checked)),
@@ -60,10 +66,17 @@ async def estimate_completion(request: Request, endpoint: Endpoint) -> Response:
     )
 
 
-async def _create(request: Request, endpoint: Endpoint, measure: RequestMeasure) -> Response:
-    if (position := read_last_event_id(request)) is not None:
+async def _create(
+    request: Request, endpoint: Endpoint, measure: RequestMeasure, authorized: Principal | None
+) -> Response:
+    if authorized is None and (position := read_last_event_id(request)) is not None:
         return await continue_stream(request, endpoint, position, measure)
-    call = await read_call(request, is_paid=True, has_native_path=endpoint.has_native_path)
+    call = await read_call(
+        request,
+        is_paid=True,
+        has_native_path=endpoint.has_native_path,
+        authorized=authorized,
+    )
     idempotent = await read_idempotent_request(request, call)
     # These clients may read the response again, so they need a position in it.
     may_resume = idempotent is not None or call.body.get("background") is True

@@ -1,7 +1,9 @@
 """The console in a real browser: whole flows by keyboard, accessibility, and hostile names."""
 
 import asyncio
+import json
 import re
+import shlex
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
@@ -182,3 +184,59 @@ async def test_forms_work_without_javascript(stack: Stack, open_tab: OpenTab) ->
     await tab.page.get_by_text(TENANT, exact=True).first.click()
     await tab.page.get_by_role("button", name="Log out", exact=True).click()
     await tab.page.get_by_role("button", name="Log in").wait_for()
+
+
+async def test_playground_streams_estimates_and_writes_code(
+    stack: Stack, open_tab: OpenTab
+) -> None:
+    key = await asyncio.to_thread(stack.key, TENANT, scopes=TENANT_SCOPES)
+    tab = await open_tab(stack.url)
+    await tab.log_in(key)
+    await tab.open("/console/playground")
+    page = tab.page
+    await page.get_by_label("Prompt", exact=True).fill("Hello <b>you</b>")
+    await page.get_by_label("Maximum tokens").fill("6")
+    await page.get_by_label("Log-probabilities").check()
+    await page.get_by_role("button", name="Estimate the cost").click()
+    await page.get_by_text("at most 6 out").wait_for()
+    await page.get_by_text("Copy as curl, Python or Node").click()
+    await page.get_by_role("button", name="curl").click()
+    code = await page.locator("#code").text_content() or ""
+    asked = json.loads(shlex.split(code)[-1])
+    assert asked["messages"] == [{"role": "user", "content": "Hello <b>you</b>"}]
+    assert (asked["max_tokens"], asked["logprobs"]) == (6, True)
+    assert shlex.split(code)[1] == f"{stack.url}/v1/chat/completions"
+    await page.get_by_role("button", name="Python").click()
+    compile(await page.locator("#code").text_content() or "", "python", "exec")
+    await page.get_by_role("button", name="Send").click()
+    await page.get_by_text("6 out; first token").wait_for()
+    assert await page.locator("#output .token").count() == 6
+    answer = await page.locator("#output").text_content()
+    assert await page.locator("#talk .assistant").text_content() == answer
+    assert await page.locator("#talk .user").text_content() == "Hello <b>you</b>"
+    # The next message continues the conversation; a completion does not have one.
+    await page.get_by_label("Endpoint").select_option("completions")
+    assert not await page.locator("#talk").is_visible()
+    await page.get_by_label("Prompt", exact=True).fill("Once")
+    await page.get_by_label("Stream").uncheck()
+    await page.get_by_role("button", name="Send").click()
+    await page.get_by_text(re.compile(r" 6 out; \d+ ms")).wait_for()
+    await page.get_by_label("Temperature").fill("9")
+    await page.get_by_role("button", name="Send").click()
+    await page.get_by_text("'temperature'").wait_for()
+    [complaint] = tab.complaints
+    assert "400" in complaint
+    tab.complaints.clear()
+
+
+async def test_playground_stops_a_stream(stack: Stack, open_tab: OpenTab) -> None:
+    key = await asyncio.to_thread(stack.key, TENANT, scopes=TENANT_SCOPES)
+    tab = await open_tab(stack.url)
+    await tab.log_in(key)
+    await tab.open("/console/playground")
+    await tab.page.get_by_label("Prompt", exact=True).fill("Hello")
+    await tab.page.get_by_label("Maximum tokens").fill("1900")
+    await tab.page.get_by_role("button", name="Send").click()
+    await tab.page.locator("#output:not(:empty)").wait_for()
+    await tab.page.get_by_role("button", name="Stop").click()
+    await tab.page.get_by_text("Stopped.").wait_for()

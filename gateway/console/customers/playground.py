@@ -1,0 +1,68 @@
+"""The playground: try a completion or a chat with the rights of the session's key."""
+
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Depends, Request, Response
+
+from gateway.console.customers.account import base_url
+from gateway.console.rendering import page
+from gateway.console.routing import CustomerRoute, Visitor, needs
+from gateway.dialects.endpoint import CHATS, COMPLETIONS
+from gateway.generation.routes import create_completion, estimate_completion
+from gateway.http.authorization import Context
+from gateway.tenancy.scopes import Scope
+
+NUMBERS: Final = (
+    ("max_tokens", "Maximum tokens", "200", "1"),
+    ("temperature", "Temperature", "", "any"),
+    ("top_p", "Top p", "", "any"),
+    ("top_k", "Top k", "", "1"),
+    ("min_p", "Min p", "", "any"),
+    ("seed", "Seed", "", "1"),
+    ("presence_penalty", "Presence penalty", "", "any"),
+    ("frequency_penalty", "Frequency penalty", "", "any"),
+    ("repetition_penalty", "Repetition penalty", "", "any"),
+)
+"""Parameters with fields of their own: name, label, first value and step."""
+
+router = APIRouter(route_class=CustomerRoute, include_in_schema=False)
+
+Generates = Annotated[Visitor, Depends(needs(Scope.COMPLETIONS))]
+
+
+@router.get("/console/playground")
+async def playground(request: Request, context: Context, visitor: Generates) -> Response:
+    """Show the form. One script sends it and shows the stream."""
+    models = sorted(filter(visitor.principal.allows_model, context.catalogue.names))
+    return page(
+        request,
+        "playground.html",
+        model_options=[(name, name) for name in models],
+        model=visitor.principal.default_model,
+        numbers=NUMBERS,
+        base_url=base_url(request),
+    )
+
+
+@router.post("/console/playground/completions")
+async def complete(request: Request, visitor: Generates) -> Response:
+    """Run a request of `POST /v1/completions`."""
+    return await create_completion(request, COMPLETIONS, authorized=visitor.principal)
+
+
+@router.post("/console/playground/completions:estimate")
+async def estimate(request: Request, visitor: Generates) -> Response:
+    """Estimate such a request."""
+    return await estimate_completion(request, COMPLETIONS, authorized=visitor.principal)
+
+
+@router.post("/console/playground/chat/completions")
+async def chat(request: Request, visitor: Generates) -> Response:
+    """Run a request of `POST /v1/chat/completions`."""
+    return await create_completion(request, CHATS, authorized=visitor.principal)
+
+
+@router.post("/console/playground/chat/completions:estimate")
+async def estimate_chat(request: Request, visitor: Generates) -> Response:
+    """Estimate such a request."""
+    return await estimate_completion(request, CHATS, authorized=visitor.principal)
