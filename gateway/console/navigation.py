@@ -29,3 +29,9 @@ def _for_customers(principal: Principal) -> Iterator[tuple[str, str]]:
 
 def _for_operators() -> Iterator[tuple[str, str]]:
     yield "/console", "Overview"
+    yield "/console/tenants", "Tenants"
+    yield "/console/models", "Models"
+    yield "/console/usage", "Usage"
+    yield "/console/requests", "Requests"
+    yield "/console/prices", "Prices"
+    yield "/console/audit", "Audit log"

@@ -40,6 +40,10 @@ def _plain(value: object) -> str:
     return value if isinstance(value, str) else json.encode(value).decode()
 
 
+def _unix(seconds: int) -> str:
+    return _time(datetime.fromtimestamp(seconds, UTC))
+
+
 def money_scale(micros: float) -> str:
     """Return an amount on the scale of a chart."""
     dollars = micros / MICRO
@@ -72,6 +76,7 @@ _environment.filters |= {
     "number": _number,
     "plain": _plain,
     "time": _time,
+    "unix": _unix,
 }
 _environment.globals |= {
     "assets": PATHS,

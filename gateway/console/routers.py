@@ -5,7 +5,9 @@ from fastapi import APIRouter
 from gateway.console import assets
 from gateway.console.customers import account, keys, overview, playground, usage
 from gateway.console.login import login_router
-from gateway.console.operators import overview as operators_overview
+from gateway.console.operators import audit, models, tenants
+from gateway.console.operators import overview as all_overview
+from gateway.console.operators import usage as all_usage
 from gateway.console.sessions import Audience
 
 customers = APIRouter()
@@ -13,7 +15,7 @@ operators = APIRouter()
 
 for router, audience, pages in (
     (customers, Audience.CUSTOMERS, (overview, usage, playground, keys, account)),
-    (operators, Audience.OPERATORS, (operators_overview,)),
+    (operators, Audience.OPERATORS, (all_overview, tenants, models, all_usage, audit)),
 ):
     router.include_router(assets.router)
     router.include_router(login_router(audience))

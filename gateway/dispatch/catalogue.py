@@ -114,6 +114,20 @@ class Catalogue:
         }
         self._refreshed_at = began
 
+    async def workers(self, name: str) -> list[WorkerCard]:
+        """Return what the workers that claim jobs of a model announce now, by their ids.
+
+        Raises RedisError.
+        """
+        ids: list[bytes] = await self._executor.execute_command("ZRANGE", keys.workers(name), 0, -1)
+        if not ids:
+            return []
+        values: list[bytes | None] = await self._executor.execute_command(
+            "MGET", *(keys.worker_card(name, each.decode()) for each in sorted(ids))
+        )
+        cards = (_read_card(name.encode(), value) for value in values if value is not None)
+        return [card for card in cards if card is not None]
+
     async def remove(self, name: str) -> None:
         """Remove a model from every gateway within a second, until a worker announces it again.
 

@@ -1,14 +1,46 @@
-"""The first page."""
+"""The first page: revenue, the biggest tenants, and models."""
+
+from typing import Final
 
 from fastapi import APIRouter, Request, Response
 
+from gateway.console.charts import bars
 from gateway.console.rendering import page
 from gateway.console.routing import OperatorRoute
+from gateway.console.usage_query import by_dimension, daily, last_days, total
+from gateway.database.ledger.partitions import month_start
+from gateway.database.ledger.rows import day_of
+from gateway.http.authorization import Context
+from gateway.management.usage.parts import Dimension, UsageFilter
+from gateway.management.usage.periods import Span
+from gateway.management.usage.service import UsageService
+from gateway.tenancy.times import utc_now
+
+TOP: Final = 10
+MOST_TENANTS: Final = 100_000
 
 router = APIRouter(route_class=OperatorRoute, include_in_schema=False)
 
 
 @router.get("/console")
-async def overview(request: Request) -> Response:
-    """Show the first page."""
-    return page(request, "operators/overview.html")
+async def overview(request: Request, context: Context) -> Response:
+    """Show today, this month and the last thirty days."""
+    now, everything = utc_now(), UsageFilter(tenant_id=None)
+    month = Span(month_start(now), now)
+    service = UsageService(context.database)
+    tenants, _ = await by_dimension(
+        service, everything, month, Dimension.TENANT, after=None, limit=MOST_TENANTS
+    )
+    points = await daily(service, everything, last_days(now))
+    return page(
+        request,
+        "operators/overview.html",
+        month_name=f"{now:%B %Y}",
+        month=await total(service, everything, month),
+        today=await total(service, everything, Span(day_of(now), now)),
+        tenants=len(tenants),
+        top=sorted(tenants, key=lambda each: each[1].cost_micros, reverse=True)[:TOP],
+        revenue=bars([point.of_cost() for point in points]),
+        requests=bars([point.of_requests() for point in points]),
+        models=context.catalogue.models,
+    )

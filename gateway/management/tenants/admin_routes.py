@@ -7,7 +7,7 @@ from fastapi import APIRouter, Depends
 from gateway.database.paging import PageRequest
 from gateway.http.authorization import CanAdminister, CanSeeEverything, Context
 from gateway.http.bounded_route import BoundedRoute
-from gateway.management.shared.parameters import AfterId, PageSize, TenantId
+from gateway.management.shared.parameters import AfterId, PageSize, TenantId, text_filter
 from gateway.management.tenants.schemas import TenantBody, TenantChange, TenantCreation, TenantList
 from gateway.management.tenants.service import TenantService
 
@@ -24,10 +24,17 @@ Tenants = Annotated[TenantService, Depends(tenant_service)]
 
 @router.get("", summary="List all tenants")
 async def list_tenants(
-    tenants: Tenants, _principal: CanSeeEverything, after: AfterId = None, limit: PageSize = 20
+    tenants: Tenants,
+    _principal: CanSeeEverything,
+    *,
+    search: Annotated[
+        str | None, text_filter("Only tenants whose id or name contains this text.")
+    ] = None,
+    after: AfterId = None,
+    limit: PageSize = 20,
 ) -> TenantList:
     """List tenants, oldest first."""
-    return TenantList.of(await tenants.page(PageRequest(after, limit)))
+    return TenantList.of(await tenants.page(PageRequest(after, limit), text=search or ""))
 
 
 @router.post("", summary="Create a tenant")

@@ -87,10 +87,10 @@ class TenantService:
         async with self._database.reading() as transaction:
             return await TenantStore(transaction).list_all()
 
-    async def page(self, wanted: PageRequest) -> Page[Tenant]:
-        """Return a page of all tenants, oldest first."""
+    async def page(self, wanted: PageRequest, *, text: str = "") -> Page[Tenant]:
+        """Return a page of all tenants, or of those whose id or name contains a text."""
         async with self._database.reading() as transaction:
-            return await TenantStore(transaction).page(wanted)
+            return await TenantStore(transaction).page(wanted, text=text)
 
     async def get(self, tenant_id: str) -> Tenant:
         """Return the tenant."""

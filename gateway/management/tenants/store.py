@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from sqlalchemy import select, update
+from sqlalchemy import or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.database.paging import Page, PageRequest, read_page
@@ -46,9 +46,14 @@ class TenantStore:
         )
         return [row.to_record() for row in rows]
 
-    async def page(self, wanted: PageRequest) -> Page[Tenant]:
-        """Return a page of all tenants, oldest first."""
-        page = await read_page(self._transaction, TenantRow, wanted)
+    async def page(self, wanted: PageRequest, *, text: str = "") -> Page[Tenant]:
+        """Return a page of all tenants, or of those whose id or name contains a text."""
+        found = or_(
+            TenantRow.id.icontains(text, autoescape=True),
+            TenantRow.name.icontains(text, autoescape=True),
+        )
+        conditions = [found] if text else []
+        page = await read_page(self._transaction, TenantRow, wanted, *conditions)
         return Page([row.to_record() for row in page.entries], page.has_more)
 
     async def change(self, tenant_id: str, columns: Mapping[str, Any]) -> None:

@@ -1,0 +1,48 @@
+"""The audit log of all tenants, and the check of its chain."""
+
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Query, Request, Response
+
+from gateway.console.rendering import page
+from gateway.console.routing import OperatorRoute
+from gateway.http.authorization import Context
+from gateway.management.audit.routes import MAX_SEQUENCE, to_list
+from gateway.management.audit.service import AuditFilter, AuditService
+
+ROWS: Final = 50
+
+router = APIRouter(route_class=OperatorRoute, include_in_schema=False)
+
+
+@router.get("/console/audit")
+async def audit(
+    request: Request,
+    context: Context,
+    *,
+    tenant: Annotated[str, Query(max_length=100)] = "",
+    actor: Annotated[str, Query(max_length=300)] = "",
+    action: Annotated[str, Query(max_length=100)] = "",
+    after: Annotated[int | None, Query(ge=1, le=MAX_SEQUENCE)] = None,
+) -> Response:
+    """Show changes, newest first."""
+    wanted = AuditFilter(tenant_id=tenant or None, actor=actor or None, action=action or None)
+    found = await AuditService(context.database).page(wanted, before=after, limit=ROWS)
+    entries = to_list(found, found.entries)
+    return page(
+        request,
+        "operators/audit.html",
+        entries=entries.data,
+        following=entries.next,
+        tenant=tenant,
+        actor=actor,
+        action=action,
+        state=None,
+    )
+
+
+@router.post("/console/audit/verify")
+async def verify(request: Request, context: Context) -> Response:
+    """Check the hash of every entry."""
+    state = await AuditService(context.database).verify()
+    return page(request, "operators/audit_state.html", state=state)

@@ -1,0 +1,126 @@
+"""Models, their queues and workers, and prices."""
+
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Query, Request, Response
+
+from contract.tier import ServiceTier
+from gateway.console.forms import Form, checked
+from gateway.console.rendering import page
+from gateway.console.routing import AnyVisitor, OperatorRoute, SentForm, redirect
+from gateway.errors import ApiError, InvalidParameterError, shown
+from gateway.http.authorization import Context
+from gateway.http.context import ProcessContext
+from gateway.management.prices.schemas import PriceAddition
+from gateway.management.prices.service import PriceService
+from gateway.terminal.money import read_dollars
+
+PRICE_FIELDS: Final = (
+    ("prompt_micros", "Prompt tokens"),
+    ("cached_micros", "Cached prompt tokens"),
+    ("completion_micros", "Completion tokens"),
+)
+
+router = APIRouter(route_class=OperatorRoute, include_in_schema=False)
+
+
+@router.get("/console/models")
+async def models(request: Request, context: Context) -> Response:
+    """Show each model with its queue and its workers; htmx loads the page again and again."""
+    known = context.catalogue.models
+    workers = {each.card.model: await context.catalogue.workers(each.card.model) for each in known}
+    return page(request, "operators/models.html", models=known, workers=workers)
+
+
+@router.get("/console/prices")
+async def prices(
+    request: Request,
+    context: Context,
+    *,
+    model: Annotated[str, Query(max_length=300)] = "",
+    history: bool = False,
+    done: bool = False,
+) -> Response:
+    """Show the prices in force, or all of them."""
+    service = _prices(context)
+    listed = service.list_history if history else service.list_current
+    return page(
+        request,
+        "operators/prices.html",
+        prices=await listed(model or None),
+        model=model,
+        history=history,
+        done=done,
+    )
+
+
+@router.get("/console/prices/new")
+async def show_new_price(
+    request: Request, context: Context, model: Annotated[str, Query(max_length=300)] = ""
+) -> Response:
+    """Show the form of a new price."""
+    return _price_form(request, context, {"model": model})
+
+
+@router.post("/console/prices/new")
+async def add_price(
+    request: Request, context: Context, visitor: AnyVisitor, form: SentForm
+) -> Response:
+    """Ask for confirmation, then add the price."""
+    try:
+        body = checked(PriceAddition, _price_values(form))
+        if form["confirmed"] != "yes":
+            return page(
+                request, "operators/price_confirm.html", body=body, form=form, fields=PRICE_FIELDS
+            )
+        await _prices(context).add(
+            body.model,
+            prompt_micros=body.prompt_micros,
+            cached_micros=body.cached_micros,
+            completion_micros=body.completion_micros,
+            service_tier=body.service_tier,
+            effective_at=body.effective_at,
+            actor=visitor.principal.actor,
+        )
+    except ApiError as error:
+        return _price_form(request, context, {name: form[name] for name in form}, error=error)
+    return redirect("/console/prices", model=body.model, history="true", done="true")
+
+
+def _price_form(
+    request: Request, context: ProcessContext, form: dict[str, str], error: ApiError | None = None
+) -> Response:
+    return page(
+        request,
+        "operators/price.html",
+        status=200 if error is None else error.status,
+        form=Form({name: [value] for name, value in form.items()}),
+        fields=PRICE_FIELDS,
+        tiers=[(tier.value, tier.value) for tier in ServiceTier],
+        models=sorted(context.catalogue.names),
+        error=error,
+    )
+
+
+def _price_values(form: Form) -> dict[str, Any]:
+    values: dict[str, Any] = {
+        "model": form["model"],
+        "service_tier": form["service_tier"] or ServiceTier.DEFAULT,
+    }
+    for name, label in PRICE_FIELDS:
+        if not form[name] and name == "cached_micros":
+            continue
+        micros = read_dollars(form[name])
+        if micros is None:
+            raise InvalidParameterError(
+                f"'{label}' must be an amount in dollars such as 0.15. Given: {shown(form[name])}.",
+                param=name,
+            )
+        values[name] = micros
+    if form["effective_at"]:
+        values["effective_at"] = f"{form['effective_at']}Z"
+    return values
+
+
+def _prices(context: ProcessContext) -> PriceService:
+    return PriceService(context.database, context.announcer)

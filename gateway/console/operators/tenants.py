@@ -1,0 +1,276 @@
+"""Tenants: search, create, change, suspend, and credits."""
+
+from typing import Annotated, Any, Final
+from urllib.parse import quote, urlencode
+
+from fastapi import APIRouter, Query, Request, Response
+
+from contract.tier import REQUEST_TIERS
+from gateway.console.forms import Form, checked
+from gateway.console.limit_fields import LABELS, fields_of, read_limits
+from gateway.console.rendering import page
+from gateway.console.routing import AnyVisitor, OperatorRoute, SentForm, redirect
+from gateway.console.usage_query import total
+from gateway.database.ledger.partitions import month_start
+from gateway.database.paging import PageRequest
+from gateway.errors import ApiError, InvalidParameterError, shown
+from gateway.http.authorization import Context
+from gateway.http.context import ProcessContext
+from gateway.management.credits.service import CreditService
+from gateway.management.plans.service import PlanService
+from gateway.management.shared.parameters import AfterId, TenantId
+from gateway.management.tenants.admin_routes import Tenants
+from gateway.management.tenants.schemas import TenantChange, TenantCreation
+from gateway.management.usage.parts import UsageFilter
+from gateway.management.usage.periods import Span
+from gateway.management.usage.service import UsageService
+from gateway.tenancy.records import Billing, Tenant
+from gateway.tenancy.times import utc_now
+from gateway.terminal.money import read_dollars, show_dollars
+
+ROWS: Final = 50
+CREDITS: Final = 20
+NOTICES: Final = {
+    "created": "The tenant is created and active.",
+    "changed": "The tenant is changed on all gateways within a second.",
+    "suspended": "The tenant is suspended on all gateways within a second.",
+    "activated": "The tenant is active again on all gateways within a second.",
+    "credits": "The balance is changed.",
+}
+
+router = APIRouter(prefix="/console/tenants", route_class=OperatorRoute, include_in_schema=False)
+
+Done = Annotated[str, Query(max_length=20)]
+
+
+@router.get("")
+async def list_tenants(
+    request: Request,
+    tenants: Tenants,
+    *,
+    search: Annotated[str, Query(max_length=300)] = "",
+    after: AfterId = None,
+) -> Response:
+    """List tenants, newest first."""
+    wanted = PageRequest(after, ROWS, is_newest_first=True)
+    found = await tenants.page(wanted, text=search.replace("\0", ""))
+    following = None
+    if found.has_more:
+        following = (
+            f"/console/tenants?{urlencode({'search': search, 'after': found.entries[-1].id})}"
+        )
+    return page(
+        request,
+        "operators/tenants.html",
+        tenants=found.entries,
+        search=search,
+        following=following,
+    )
+
+
+@router.get("/new")
+async def show_new_tenant(request: Request, context: Context) -> Response:
+    """Show the form of a new tenant."""
+    return await _form_page(request, context, {"weight": "1"})
+
+
+@router.post("/new")
+async def create_tenant(
+    request: Request, context: Context, tenants: Tenants, visitor: AnyVisitor, form: SentForm
+) -> Response:
+    """Create a tenant."""
+    try:
+        options = checked(TenantCreation, _values(form, is_new=True)).options()
+        created = await tenants.create(
+            options.pop("name"),
+            tenant_id=options.pop("id", None),
+            actor=visitor.principal.actor,
+            **options,
+        )
+    except ApiError as error:
+        return await _form_page(request, context, _shown(form), error=error)
+    return redirect(_path(created.id), done="created")
+
+
+@router.get("/{tenant_id}")
+async def show_tenant(
+    request: Request, context: Context, tenants: Tenants, tenant_id: TenantId, done: Done = ""
+) -> Response:
+    """Show a tenant with this month's usage and its balance."""
+    tenant = await tenants.get(tenant_id)
+    now = utc_now()
+    wanted = UsageFilter(tenant_id=tenant.id)
+    credit = CreditService(context.database, context.announcer)
+    credits_page = PageRequest(None, CREDITS)
+    return page(
+        request,
+        "operators/tenant.html",
+        tenant=tenant,
+        month=await total(UsageService(context.database), wanted, Span(month_start(now), now)),
+        month_name=f"{now:%B %Y}",
+        balance=await credit.balance(tenant.id),
+        credits=(await credit.page(tenant.id, credits_page)).entries,
+        home=_path(tenant.id),
+        labels=LABELS,
+        limits={name: value for name, value in fields_of(tenant.limits).items() if value},
+        notice=NOTICES.get(done),
+    )
+
+
+@router.get("/{tenant_id}/edit")
+async def edit_tenant(
+    request: Request, context: Context, tenants: Tenants, tenant_id: TenantId
+) -> Response:
+    """Show the form that changes a tenant."""
+    tenant = await tenants.get(tenant_id)
+    return await _form_page(request, context, _fields(tenant), tenant=tenant)
+
+
+@router.post("/{tenant_id}/edit")
+async def change_tenant(
+    request: Request,
+    context: Context,
+    tenants: Tenants,
+    visitor: AnyVisitor,
+    *,
+    tenant_id: TenantId,
+    form: SentForm,
+) -> Response:
+    """Change a tenant."""
+    tenant = await tenants.get(tenant_id)
+    try:
+        body = checked(TenantChange, _values(form, is_new=False))
+        await tenants.update(tenant.id, actor=visitor.principal.actor, **body.options())
+    except ApiError as error:
+        return await _form_page(request, context, _shown(form), tenant=tenant, error=error)
+    return redirect(_path(tenant.id), done="changed")
+
+
+@router.get("/{tenant_id}/suspend")
+async def ask_to_suspend(request: Request, tenants: Tenants, tenant_id: TenantId) -> Response:
+    """Ask for confirmation."""
+    tenant = await tenants.get(tenant_id)
+    return page(
+        request,
+        "confirm.html",
+        title=f"Suspend the tenant “{tenant.name}”?",
+        text="All gateways reject its requests within a second. Running requests continue.",
+        action=f"{_path(tenant.id)}/suspend",
+        button="Suspend the tenant",
+        back=_path(tenant.id),
+    )
+
+
+@router.post("/{tenant_id}/suspend")
+async def suspend(tenants: Tenants, visitor: AnyVisitor, tenant_id: TenantId) -> Response:
+    """Suspend a tenant."""
+    tenant = await tenants.suspend(tenant_id, actor=visitor.principal.actor)
+    return redirect(_path(tenant.id), done="suspended")
+
+
+@router.post("/{tenant_id}/activate")
+async def activate(tenants: Tenants, visitor: AnyVisitor, tenant_id: TenantId) -> Response:
+    """Activate a suspended tenant."""
+    tenant = await tenants.activate(tenant_id, actor=visitor.principal.actor)
+    return redirect(_path(tenant.id), done="activated")
+
+
+@router.post("/{tenant_id}/credits")
+async def change_credits(
+    request: Request,
+    context: Context,
+    tenants: Tenants,
+    visitor: AnyVisitor,
+    *,
+    tenant_id: TenantId,
+    form: SentForm,
+) -> Response:
+    """Ask for confirmation, then grant credits or adjust the balance."""
+    tenant = await tenants.get(tenant_id)
+    micros = _amount(form["amount"])
+    is_grant = form["kind"] == "grant"
+    if form["confirmed"] != "yes":
+        what = "Grant" if is_grant else "Adjust by"
+        return page(
+            request,
+            "operators/credit_confirm.html",
+            title=f"{what} {show_dollars(micros)} to “{tenant.name}”?",
+            form=form,
+            home=_path(tenant.id),
+        )
+    credit, actor = CreditService(context.database, context.announcer), visitor.principal.actor
+    if is_grant:
+        await credit.grant(tenant.id, micros, note=form["note"], actor=actor)
+    else:
+        await credit.adjust(tenant.id, micros, note=form["note"], actor=actor)
+    return redirect(_path(tenant.id), done="credits")
+
+
+def _path(tenant_id: str) -> str:
+    return f"/console/tenants/{quote(tenant_id, safe='')}"
+
+
+def _amount(text: str) -> int:
+    micros = read_dollars(text)
+    if micros is None:
+        raise InvalidParameterError(
+            f"'amount' must be an amount in dollars such as 12.50. Given: {shown(text)}.",
+            param="amount",
+        )
+    return micros
+
+
+async def _form_page(
+    request: Request,
+    context: ProcessContext,
+    form: dict[str, str],
+    *,
+    tenant: Tenant | None = None,
+    error: ApiError | None = None,
+) -> Response:
+    plans = await PlanService(context.database, context.announcer).list_all()
+    return page(
+        request,
+        "operators/tenant_form.html",
+        status=200 if error is None else error.status,
+        form=Form({name: [value] for name, value in form.items()}),
+        tenant=tenant,
+        plans=[("", "none"), *((plan.id, plan.name) for plan in plans)],
+        billings=[(each.value, each.value) for each in Billing],
+        tiers=[(each.value, each.value) for each in REQUEST_TIERS],
+        limits=LABELS,
+        action="/console/tenants/new" if tenant is None else f"{_path(tenant.id)}/edit",
+        error=error,
+    )
+
+
+def _values(form: Form, *, is_new: bool) -> dict[str, Any]:
+    """Return the request body that a form stands for."""
+    values: dict[str, Any] = {
+        "name": form["name"],
+        "weight": form["weight"] or "1",
+        "plan_id": form["plan_id"] or None,
+        "billing": form["billing"] or Billing.POSTPAID.value,
+        "service_tier": form["service_tier"] or "default",
+        "default_model": form["default_model"] or None,
+        "limits": read_limits(form, is_new=is_new),
+    }
+    if is_new and form["id"]:
+        values["id"] = form["id"]
+    return values
+
+
+def _fields(tenant: Tenant) -> dict[str, str]:
+    return {
+        "name": tenant.name,
+        "weight": f"{tenant.weight:g}",
+        "plan_id": tenant.plan_id or "",
+        "billing": tenant.billing.value,
+        "service_tier": tenant.service_tier.value,
+        "default_model": tenant.default_model or "",
+        **fields_of(tenant.limits),
+    }
+
+
+def _shown(form: Form) -> dict[str, str]:
+    return {name: form[name] for name in form}

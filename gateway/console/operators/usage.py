@@ -1,0 +1,113 @@
+"""Usage and requests of all tenants, and their receipts."""
+
+from typing import Final
+
+from fastapi import APIRouter, Request, Response
+
+from gateway.console.charts import bars
+from gateway.console.rendering import page
+from gateway.console.routing import OperatorRoute
+from gateway.console.usage_query import UsageQuery, by_dimension, daily, requests_csv
+from gateway.errors import InvalidParameterError, shown
+from gateway.http.authorization import Context
+from gateway.management.usage.pages import report_page, requests_page
+from gateway.management.usage.parts import Dimension, UsageFilter
+from gateway.management.usage.periods import Bucket
+from gateway.management.usage.query import BucketsQuery, PageQuery, decode_cursor, encode_cursor
+from gateway.management.usage.routes import RequestId
+from gateway.management.usage.schemas import receipt_fields
+from gateway.management.usage.service import UsageService
+
+ROWS: Final = 50
+CSV_SUMS: Final = 10_000
+VIEWS: Final = (Dimension.TENANT, Dimension.MODEL, Dimension.KEY, Dimension.PROJECT)
+
+router = APIRouter(route_class=OperatorRoute, include_in_schema=False)
+
+
+@router.get("/console/usage")
+async def usage(request: Request, context: Context) -> Response:
+    """Show sums of a period as charts and a table."""
+    query, service = UsageQuery(request), UsageService(context.database)
+    by = _dimension(query)
+    points = await daily(service, query.wanted, query.span)
+    rows, following = await by_dimension(
+        service,
+        query.wanted,
+        query.span,
+        by,
+        after=decode_cursor(query.after, parts=2),
+        limit=ROWS,
+    )
+    return page(
+        request,
+        "usage.html",
+        query=query,
+        by=by.value,
+        views=[(each.value, each.replace("_", " ").capitalize()) for each in VIEWS],
+        rows=rows,
+        names={},
+        spend=bars([point.of_cost() for point in points]),
+        tokens=bars([point.of_tokens() for point in points]),
+        following=following and query.link("/console/usage", after=encode_cursor(*following)),
+    )
+
+
+@router.get("/console/usage.csv")
+async def usage_csv(request: Request, context: Context) -> Response:
+    """Return the sums of each day and each value of a dimension as CSV."""
+    query = UsageQuery(request)
+    found = await report_page(
+        UsageService(context.database),
+        query.wanted,
+        BucketsQuery(query.span, Bucket.DAY),
+        dimensions=(_dimension(query),),
+        page=PageQuery(query.after, CSV_SUMS, as_csv=True),
+    )
+    response = found if isinstance(found, Response) else Response()
+    response.headers["content-disposition"] = 'attachment; filename="usage.csv"'
+    return response
+
+
+@router.get("/console/requests")
+async def requests(request: Request, context: Context) -> Response:
+    """List single requests of all tenants, newest first."""
+    query = UsageQuery(request)
+    found = await requests_page(
+        UsageService(context.database),
+        query.wanted,
+        query.span,
+        page=PageQuery(query.after, ROWS, as_csv=False),
+    )
+    fields = {} if isinstance(found, Response) else found
+    following = fields["next"]
+    return page(
+        request,
+        "requests.html",
+        query=query,
+        receipts=fields["data"],
+        following=following and query.link("/console/requests", after=following),
+    )
+
+
+@router.get("/console/requests.csv")
+async def all_requests_csv(request: Request, context: Context) -> Response:
+    """Return all requests of a period as CSV, newest first."""
+    query = UsageQuery(request)
+    return requests_csv(UsageService(context.database), query.wanted, query.span, name="requests")
+
+
+@router.get("/console/requests/{request_id}")
+async def receipt(request: Request, context: Context, request_id: RequestId) -> Response:
+    """Show the receipt of one request."""
+    record = await UsageService(context.database).request(UsageFilter(tenant_id=None), request_id)
+    return page(request, "receipt.html", record=record, receipt=receipt_fields(record))
+
+
+def _dimension(query: UsageQuery) -> Dimension:
+    by = query.form["by"] or Dimension.TENANT
+    if by not in VIEWS:
+        raise InvalidParameterError(
+            f"'by' must be one of {', '.join(VIEWS)}. Given: {shown(by)}.", param="by"
+        )
+    return Dimension(by)
