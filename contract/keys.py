@@ -197,6 +197,11 @@ def chat_template(digest: str) -> str:
     return f"chat-template:{digest}"
 
 
+def adapter_modules(digest: str) -> str:
+    """String with expiry: zlib-compressed JSON of `adapters.ModuleShapes`, by its SHA-256."""
+    return f"adapter-modules:{digest}"
+
+
 def replies(gateway: str) -> str:
     """Stream: reply frames for one gateway process (field `f`)."""
     return f"{{g:{gateway}}}:replies"

@@ -72,6 +72,16 @@ class Parsing(msgspec.Struct, frozen=True, omit_defaults=True):
     """Arguments of the chat template other than the messages, which some parsers read."""
 
 
+class AdapterRef(msgspec.Struct, frozen=True):
+    """The LoRA adapter with which a job runs."""
+
+    digest: str
+    """Identifies its files in the object store; see `contract.adapters`."""
+    rank: int
+    size: int
+    """Bytes of its files."""
+
+
 class GenerationJob(msgspec.Struct, frozen=True, omit_defaults=True):
     """One prompt with everything a worker needs to continue it."""
 
@@ -131,6 +141,8 @@ class GenerationJob(msgspec.Struct, frozen=True, omit_defaults=True):
     """Whether an engine died while running it; until it gets a token no other suspect runs too."""
     is_background: bool = False
     """Whether another gateway takes the job over if its gateway dies."""
+    adapter: AdapterRef | None = None
+    """None runs the base model."""
     parsing: Parsing | None = None
     """How the text of a chat response is split; None returns the text unchanged."""
     request_id: str = ""
@@ -284,6 +296,7 @@ class ReturnReason(StrEnum):
     DRAINING = "draining"  # The worker shuts down and its drain time is over.
     ENGINE_DIED = "engine_died"  # The engine died or hung while it ran the job.
     PREEMPTED = "preempted"  # It is a batch job, and requests need its room.
+    ADAPTER_FAILED = "adapter_failed"  # The worker could not get the files of its adapter.
 
 
 class JobReturned(msgspec.Struct, frozen=True, array_like=True):
@@ -405,6 +418,16 @@ class ChatFormat(msgspec.Struct, frozen=True, omit_defaults=True):
     """Whether the parsers need special tokens, which only they then receive."""
 
 
+class AdapterSupport(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Which adapters a worker serves."""
+
+    max_rank: int
+    modules_digest: str
+    """SHA-256 of the shapes of the base model's modules, under which the worker published them."""
+    loaded: list[str] = []
+    """Digests of the adapters that its engine has loaded."""
+
+
 class WorkerCard(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a worker announces about itself and the model it serves."""
 
@@ -436,6 +459,8 @@ class WorkerCard(msgspec.Struct, frozen=True, omit_defaults=True):
     """How often the engine died and restarted."""
     last_failure: str = ""
     """Why the engine last died or failed to start; empty if that never happened."""
+    adapters: AdapterSupport | None = None
+    """None if the worker serves the base model only."""
     chat: ChatFormat | None = None
     """None for a model without a chat template."""
     image_tokens: int = 0

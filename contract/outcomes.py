@@ -23,6 +23,7 @@ class FailureCode(StrEnum):
     NO_WORKER = "no_worker"  # The job waits, but no worker serves the model any more.
     WORKER_LOST = "worker_lost"  # The lease expired: the worker died, hung or was disconnected.
     REPLIES_LOST = "replies_lost"  # A reply frame of the worker never arrived.
+    ADAPTER_FAILED = "adapter_failed"  # The adapter could not be loaded.
     ENGINE_ERROR = "engine_error"  # The engine failed on this job only.
     POISONOUS = "poisonous"  # Engines died while running the job; no other one runs it.
     GATEWAY_STOPPING = "gateway_stopping"  # The gateway shuts down and its drain time is over.

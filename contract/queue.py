@@ -81,6 +81,7 @@ _RECLAIM = LuaScript("job_reclaim", prelude=_PRELUDE)
 _REQUEUE = LuaScript("job_requeue", prelude=_PRELUDE)
 _PROMOTE = LuaScript("job_promote", prelude=_PRELUDE)
 _REVIVE = LuaScript("job_revive", prelude=_PRELUDE)
+_CHARGE = LuaScript("job_charge", prelude=_PRELUDE)
 _RECEIPTS = LuaScript("job_receipts")
 _FORGET = LuaScript("job_forget")
 _ANNOUNCE = LuaScript("worker_announce")
@@ -151,6 +152,8 @@ class ClaimResult(NamedTuple):
     """Jobs that a younger one of their tenant was preferred to by this call, for the first time."""
     kept_jobs: int = 0
     """Jobs that this call began to keep for other workers."""
+    waits_for_slot: bool = False
+    """Whether the next job of a tenant needs an adapter for which this worker has no slot."""
 
 
 class Room(NamedTuple):
@@ -180,6 +183,15 @@ class Affinity(NamedTuple):
 
 
 NO_AFFINITY: Final = Affinity()
+
+
+class AdapterRoom(NamedTuple):
+    """Which adapters the jobs of a claim may use."""
+
+    used: list[str]
+    """Digests of the adapters that running jobs use; any number of jobs may use them."""
+    free_slots: int
+    """Other adapters that jobs may use."""
 
 
 class LeaseReport(NamedTuple):
@@ -304,6 +316,7 @@ class JobQueue:
                 job.handle,
                 messages.encode(job),
                 job.affinity,
+                adapter_of(job),
             ]
             await let_others_run(job)
         code, waiting_jobs, retry_ms, *rows = await _ENQUEUE.run(
@@ -322,9 +335,21 @@ class JobQueue:
         most_jobs: int,
         lease_ms: int,
         affinity: Affinity = NO_AFFINITY,
+        adapters: AdapterRoom | None = None,
     ) -> ClaimResult:
-        """Lease waiting jobs in fair order, as long as they fit into `room`."""
-        blocked, requests, kept_ms, passed_jobs, kept_jobs, *rows = await _CLAIM.run(
+        """Lease waiting jobs in fair order, as long as they fit into `room`.
+
+        Without `adapters`, jobs with an adapter are left to other workers.
+        """
+        (
+            blocked,
+            requests,
+            kept_ms,
+            passed_jobs,
+            kept_jobs,
+            waits_for_slot,
+            *rows,
+        ) = await _CLAIM.run(
             self._executor,
             self._claim_keys,
             [
@@ -347,6 +372,8 @@ class JobQueue:
                 affinity.patience_ms,
                 affinity.prefill_us,
                 AFFINITY_QUANTUM,
+                -1 if adapters is None else adapters.free_slots,
+                *(() if adapters is None else adapters.used),
             ],
         )
         claims = []
@@ -355,7 +382,9 @@ class JobQueue:
             waited_seconds = None if waited_ms < 0 else waited_ms / 1000
             claims.append(Claim(job, int(attempt), waited_seconds, number >= requests))
             await let_others_run(job)
-        return ClaimResult(claims, _BLOCKED[blocked], kept_ms / 1000, passed_jobs, kept_jobs)
+        return ClaimResult(
+            claims, _BLOCKED[blocked], kept_ms / 1000, passed_jobs, kept_jobs, bool(waits_for_slot)
+        )
 
     async def extend(
         self, worker: str, reports: Iterable[LeaseReport], *, lease_ms: int
@@ -398,6 +427,18 @@ class JobQueue:
             ],
         )
         return bool(finished)
+
+    async def charge(self, worker: str, job_id: str, attempt: int, units: float) -> bool:
+        """Charge the tenant of a leased job for service units besides its tokens.
+
+        Return False and change nothing if another worker holds the lease or the job has ended.
+        """
+        charged = await _CHARGE.run(
+            self._executor,
+            [self._job_prefix + job_id, *self._counters],
+            [worker, attempt, units],
+        )
+        return bool(charged)
 
     async def cancel(self, job_id: str, tenant: str) -> bool:
         """Cancel a job. Return False if it has ended or is unknown.
@@ -475,6 +516,7 @@ class JobQueue:
                 max(job.deadline_ms - clock.now_ms(), 0) + _ABANDONED_GRACE_MS,
                 *received_counts(job),
                 job.affinity,
+                adapter_of(job),
             ],
         )
         return over
@@ -640,6 +682,11 @@ def needed_tokens(job: GenerationJob) -> int:
         return prompt_tokens + job.best_of * headroom
     done = [len(each.token_ids) for each in job.resumption.sequences if each.finish_reason is None]
     return prompt_tokens + sum(done) + len(done) * headroom
+
+
+def adapter_of(job: GenerationJob) -> str:
+    """Return the digest of the adapter with which a job runs; empty for the base model."""
+    return "" if job.adapter is None else job.adapter.digest
 
 
 def received_counts(job: GenerationJob) -> tuple[int, int, int]:

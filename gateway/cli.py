@@ -49,6 +49,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
         "gateway.commands.models",
         "List models, and remove those that are no longer served.",
     ),
+    "adapters": ("gateway.adapters.command", "Add, list and delete LoRA adapters of tenants."),
     "plans": (
         "gateway.management.plans.command",
         "Create, change and list plans: default limits for groups of tenants.",

@@ -632,6 +632,12 @@ class GatewayStoppingError(ServiceUnavailableError):
     code = "gateway_stopping"
 
 
+class AdapterFailedError(ServiceUnavailableError):
+    """No worker could load the adapter of the request."""
+
+    code = "adapter_failed"
+
+
 class GenerationFailedError(ServiceUnavailableError):
     """The worker or its engine failed while it ran the request."""
 

@@ -268,6 +268,9 @@ class Settings(BaseSettings):
     batch_lines: Annotated[int, Field(gt=0)] = 1_000
     """Batch lines that one gateway process runs at once."""
 
+    max_adapter_bytes: Annotated[int, Field(gt=0)] = 1024 * 1024 * KIBIBYTE
+    """Maximum bytes of the weights of one LoRA adapter."""
+
     image_url_hosts: Annotated[tuple[_HostPattern, ...], NoDecode] = ()
     """Comma-separated hosts from which chat images are fetched, including redirects; none by
     default."""

@@ -24,7 +24,14 @@ REASONS_OF_LIMITS: Final = (
 REASONS_OF_MODELS: Final = ("no_worker", "model_loading")
 """Rejection codes that are exported for each model."""
 LossReason = Literal[
-    "lease_expired", "replies_lost", "adopted", "forgotten", "draining", "engine_died", "preempted"
+    "lease_expired",
+    "replies_lost",
+    "adopted",
+    "forgotten",
+    "draining",
+    "engine_died",
+    "preempted",
+    "adapter_failed",
 ]
 """Why an attempt of a job ended before the job did."""
 ImageOutcome = Literal["fetched", "refused", "failed", "late"]

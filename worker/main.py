@@ -25,6 +25,8 @@ from contract.metrics import begin_metrics
 from contract.redis_url import redis_client
 from contract.tasks import end_task, in_background
 from worker import telemetry, tracing
+from worker.adapters.files import AdapterFiles
+from worker.engine.adapters import adapter_limits
 from worker.engine.base import Engine, EngineDeadError, EngineInfo
 from worker.engine.scripted import Script, ScriptedEngine
 from worker.execution.runner import Runner
@@ -68,6 +70,7 @@ def make_engine(settings: Settings) -> Engine:
         deadly_token_id=settings.scripted_deadly_token_id,
         dies_on_signal=settings.scripted_dies_on_signal,
         chat_template=settings.chat_template,
+        adapters=adapter_limits(settings),
     )
     return ScriptedEngine(Path(settings.model_path), script)
 
@@ -111,6 +114,9 @@ class _Process:
             held=self._link.held,
             dialect=settings.dialect or "",
             aliases=settings.model_aliases,
+        )
+        self._adapter_files = AdapterFiles(
+            settings.file_store, settings.adapter_folder, most_bytes=settings.adapter_folder_bytes
         )
         self._runner: Runner | None = None
         self._stop_asked = asyncio.Event()
@@ -176,6 +182,9 @@ class _Process:
             stall_seconds=self._settings.stall_seconds,
             preempted_share=self._settings.preempted_share,
             affinity_seconds=self._settings.affinity_seconds,
+            adapter_files=self._adapter_files,
+            adapter_load_units=self._settings.adapter_load_units,
+            on_adapters_changed=self._catalogue.adapters_changed,
         )
         _settle_memory()
         telemetry.READY.set(1)

@@ -6,6 +6,12 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from contract.adapters import ModuleShapes
+
+_DIMENSIONS = 2
+_UNCHANGED_MODULES = ("embed_tokens", "lm_head")
+"""Adapters that change the vocabulary are not supported."""
+
 
 def context_window(folder: Path) -> int:
     """Return the context window from config.json, in tokens; 0 if it has none."""
@@ -27,6 +33,26 @@ def eos_token_id(folder: Path) -> int:
     if token_id is None:
         raise ValueError(f"{folder}: tokenizer_config.json names no eos_token")
     return token_id
+
+
+def adapter_modules(folder: Path) -> ModuleShapes:
+    """Return the linear layers of a model's safetensors files, which adapters may change.
+
+    Empty if the folder has no such file.
+    """
+    shapes: ModuleShapes = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        with path.open("rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        for name, tensor in header.items():
+            module, _, kind = name.rpartition(".")
+            if kind == "weight" and len(tensor["shape"]) == _DIMENSIONS:
+                shapes[module] = (tensor["shape"][0], tensor["shape"][1])
+    return {
+        module: shape
+        for module, shape in shapes.items()
+        if module.rpartition(".")[2] not in _UNCHANGED_MODULES
+    }
 
 
 def _special_token_id(folder: Path, name: str) -> int | None:

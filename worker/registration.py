@@ -11,7 +11,8 @@ import msgspec
 from redis.asyncio import Redis
 
 from contract import clock, keys, messages
-from contract.messages import WorkerCard, WorkerState
+from contract.adapters import encode_shapes
+from contract.messages import AdapterSupport, WorkerCard, WorkerState
 from contract.queue import JobQueue
 from worker import telemetry
 from worker.chat_format import published
@@ -68,6 +69,12 @@ class Catalogue:
         files = {keys.tokenizer(digest): info.tokenizer_json}
         if info.chat is not None:
             files[keys.chat_template(info.chat.template_digest)] = published(info.chat_templates)
+        adapters = None
+        if info.adapters is not None:
+            shapes = encode_shapes(info.adapters.modules)
+            modules_digest = hashlib.sha256(shapes).hexdigest()
+            files[keys.adapter_modules(modules_digest)] = shapes
+            adapters = AdapterSupport(info.adapters.max_rank, modules_digest)
         self._files = {key: zlib.compress(content) for key, content in files.items()}
         self._change(
             state=WorkerState.READY,
@@ -85,7 +92,14 @@ class Catalogue:
             image_tokens=info.image_tokens,
             cache_block_tokens=info.cache_block_tokens,
             chat=info.chat,
+            adapters=adapters,
         )
+
+    def adapters_changed(self, loaded: list[str]) -> None:
+        """Announce the digests of the loaded adapters from the next `announce`."""
+        if self._card.adapters is not None:
+            adapters = msgspec.structs.replace(self._card.adapters, loaded=loaded)
+            self._change(adapters=adapters)
 
     def engine_failed(self, failure: str) -> None:
         """Mark the worker's engine as dead or not restartable from the next `announce`."""

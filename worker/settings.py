@@ -4,6 +4,7 @@ import json
 import os
 import secrets
 import socket
+import tempfile
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -14,6 +15,7 @@ from contract.dialect import Dialect
 from contract.logs import LogFormat
 from contract.redis_url import check_redis_url
 from worker.chat_format import given_template
+from worker.model_files import adapter_modules
 
 _PREFIX = "SLUICE_"
 
@@ -120,6 +122,40 @@ class Settings(BaseSettings):
     engine_arguments: Annotated[dict[str, Any], BeforeValidator(_from_json)] = Field(
         default={},
         description='More engine arguments as JSON, such as {"tensor_parallel_size": 2}.',
+    )
+
+    adapter_slots: int = Field(
+        default=0,
+        ge=0,
+        le=256,
+        description="LoRA adapters that the engine runs at once; 0 serves the base model only.",
+    )
+    loaded_adapters: int | None = Field(
+        default=None,
+        ge=1,
+        description="LoRA adapters that stay loaded, at least the slots.  [default: the slots]",
+    )
+    max_adapter_rank: Literal[1, 8, 16, 32, 64, 128, 256, 320, 512] = Field(
+        default=16, description="Maximum rank of LoRA adapters."
+    )
+    file_store: str = Field(
+        default=".sluice/files",
+        min_length=1,
+        description="Store of LoRA adapters, the same as the gateways': "
+        "a folder, `s3://BUCKET/PREFIX`, or `none`.",
+    )
+    adapter_folder: Path = Field(
+        default=Path(tempfile.gettempdir()) / "sluice-adapters",
+        description="Folder for copies of LoRA adapters, which workers of a machine may share.",
+    )
+    adapter_folder_bytes: int = Field(
+        default=10 * 1024**3, ge=1, description="Maximum bytes of all copies in that folder."
+    )
+    adapter_load_units: float = Field(
+        default=1000.0,
+        ge=0,
+        description="Service units that a tenant is charged for each second of a load. "
+        "A unit is a prompt token.",
     )
 
     lease_seconds: float = Field(
@@ -251,6 +287,19 @@ class Settings(BaseSettings):
         is_folder_meant = folder.is_absolute() or self.model_path.startswith(".")
         if is_folder_meant and not (folder / "config.json").is_file():
             raise ValueError(f"model_path: {self.model_path} has no config.json")
+        return self
+
+    @model_validator(mode="after")
+    def _check_adapters(self) -> Self:
+        if self.loaded_adapters is not None and self.loaded_adapters < self.adapter_slots:
+            raise ValueError(
+                f"loaded_adapters must be at least adapter_slots ({self.adapter_slots}). "
+                f"Given: {self.loaded_adapters}"
+            )
+        if self.adapter_slots and not adapter_modules(Path(self.model_path)):
+            raise ValueError(
+                f"adapter_slots: {self.model_path} must be a folder with *.safetensors files"
+            )
         return self
 
     @model_validator(mode="after")

@@ -57,6 +57,24 @@ HELD_DIGESTS = Gauge(
     "sluice_worker_held_digests",
     "Prefixes in this worker's cache, and other things, that claims compare with jobs.",
 )
+ADAPTERS_LOADED = Gauge(
+    "sluice_worker_adapters_loaded", "LoRA adapters that the engine has loaded."
+)
+_ADAPTER_LOADS = Counter(
+    "sluice_worker_adapter_loads",
+    "Loads of LoRA adapters: loaded, unavailable (no files), rejected or failed.",
+    ["outcome"],
+)
+for _outcome in ("loaded", "unavailable", "rejected", "failed"):
+    _ADAPTER_LOADS.labels(_outcome)
+_ADAPTER_LOAD_SECONDS = Histogram(
+    "sluice_worker_adapter_load_seconds",
+    "Time to download, verify and load a LoRA adapter.",
+    buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60),
+)
+ADAPTER_EVICTIONS = Counter(
+    "sluice_worker_adapter_evictions", "LoRA adapters unloaded to make room for others."
+)
 JOB_SECONDS = Histogram(
     "sluice_worker_job_seconds",
     "Time from claim to the end of a job.",
@@ -83,6 +101,12 @@ _NEXT_START = Gauge(
 def next_start_at(at: float) -> None:
     """Set the time of the next engine start, in seconds of `time.monotonic`."""
     _NEXT_START.set_function(lambda: max(at - time.monotonic(), 0.0))
+
+
+def adapter_load(outcome: str, seconds: float) -> None:
+    """Count a load of an adapter."""
+    _ADAPTER_LOADS.labels(outcome).inc()
+    _ADAPTER_LOAD_SECONDS.observe(seconds)
 
 
 def note_step(step: EngineStep) -> None:

@@ -11,6 +11,10 @@
 -- beyond that, no job is kept: a worker is idle for a kept job only if nobody else waits. A job that
 -- was first passed over or kept some time ago goes before all others of its tenant.
 --
+-- A worker has slots for a number of adapters. If the next job of a tenant needs a slot and none is
+-- free, the tenants after it go first, but none of their jobs with an adapter: the running ones
+-- then leave a slot for it. A worker without adapters leaves all of these jobs to others.
+--
 -- Batch jobs are claimed only when no request waits, in the same order by counters of their own.
 -- The room of running batch jobs counts as free for requests: the worker gives these jobs back.
 --
@@ -36,8 +40,11 @@
 -- ARGV[20] most milliseconds from when a job is first passed over or kept; 0: no affinity
 -- ARGV[21] microseconds in which this worker processes a prompt token; 0: keep no job
 -- ARGV[22] quantum, in service units
+-- ARGV[23] free slots for adapters; -1: the worker has none
+-- ARGV[24..] digests of the adapters that have a slot
 -- Output {blocked, claimed requests, milliseconds until a kept job may be claimed, jobs first passed
--- over by this call, jobs kept by this call, id, attempt, milliseconds that it waited, payload, ...}:
+-- over by this call, jobs kept by this call, 1 if a job waits for a slot, else 0, id, attempt,
+-- milliseconds that it waited, payload, ...}:
 -- blocked is 1 if the next job does not fit and is a request, 2 if it is a batch job, else 0;
 -- 0 milliseconds if no job is kept; requests come first; -1 milliseconds if the process that
 -- enqueued the job records no arrivals
@@ -48,7 +55,7 @@ local empty, prompt_cost = ARGV[7] == '1', tonumber(ARGV[9])
 local now = now_ms()
 local expiry = now + ARGV[8]
 local most_prompt_tokens, prompt_tokens = tonumber(ARGV[10]), 0
-local out, taken = {0, 0, 0, 0, 0}, 0
+local out, taken = {0, 0, 0, 0, 0, 0}, 0
 local memory_seconds, pace_expiry_ms = 30, 600000
 
 local function note_pace(key, number, has_more)
@@ -78,6 +85,8 @@ local patience, prefill_us, quantum = tonumber(ARGV[20]), tonumber(ARGV[21]), to
 local uses_affinity = patience > 0 and redis.call('EXISTS', holders) == 1
 local holds_any = uses_affinity and redis.call('EXISTS', held_prefix .. worker) == 1
 local most_candidates, most_kept_tenants, doorbell_expiry_ms = 16, 8, 10000
+local free_slots, most_slotless_tenants, has_slot = tonumber(ARGV[23]), 100, {}
+for i = 24, #ARGV do has_slot[ARGV[i]] = true end
 local digest_bytes, record_bytes, adds = 8, 12, 2 ^ 31
 local seen, keeps_jobs = {}, true
 
@@ -231,12 +240,23 @@ local function claim_from(lane, queue_prefix, pace_prefix, prompt_room, blocked)
   local pace, arrivals = KEYS[lane + 6], KEYS[lane + 7]
   local claims, visits, taken_before, has_more = {}, 0, taken, true
 
-  -- Lease a job of which the worker's cache has these tokens. Return false if claiming stops.
+  -- Return whether a job with this adapter has a slot, or gets one.
+  local function take_slot(adapter)
+    if out[6] == 1 or free_slots < 0 then return false end
+    if not has_slot[adapter] then
+      if free_slots == 0 then return false end
+      free_slots, has_slot[adapter] = free_slots - 1, true
+    end
+    return true
+  end
+
+  -- Lease a job of which the worker's cache has these tokens. Return false if claiming stops, nil if
+  -- the job waits for a slot.
   local function lease(id, tenant, cached)
     local key = job_prefix .. id
     -- A job without a hash has expired: its id is dropped without a charge.
     local job = redis.call('HMGET', key, 'need_tokens', 'sequences', 'prompt_tokens', 'weight',
-      'payload', 'reported')
+      'payload', 'reported', 'adapter')
     if not job[1] then return true end
     local tokens, sequences = tonumber(job[1]), math.min(tonumber(job[2]), most_sequences)
     local fits = tokens <= room_tokens and sequences <= room_sequences
@@ -247,6 +267,10 @@ local function claim_from(lane, queue_prefix, pace_prefix, prompt_room, blocked)
       return false
     end
     if taken > 0 and prompt_tokens + job[3] > most_prompt_tokens then return false end
+    if job[7] and not take_slot(job[7]) then
+      out[6] = 1
+      return nil
+    end
     prompt_room = prompt_room - job[3]
     room_tokens, room_sequences = room_tokens - tokens, room_sequences - sequences
     local attempt = redis.call('HINCRBY', key, 'attempt', 1)
@@ -269,27 +293,31 @@ local function claim_from(lane, queue_prefix, pace_prefix, prompt_room, blocked)
     return true
   end
 
-  -- The tenants before this index have only kept jobs. Others overtake them up to the ceiling.
-  local index, ceiling, only_kept = 0, math.huge, false
+  -- The tenants before this index have only kept jobs, or wait for a slot. Others overtake those with
+  -- kept jobs up to the ceiling.
+  local index, kept, slotless, ceiling, only_kept = 0, 0, 0, math.huge, false
   while taken < most_jobs and visits < 1000 do
     visits = visits + 1
     local tenant, counter = unpack(redis.call('ZRANGE', active, index, index, 'WITHSCORES'))
-    if not tenant then
-      has_more, only_kept = index > 0, index > 0
+    if not tenant or slotless == most_slotless_tenants then
+      has_more, only_kept = index > 0, index > 0 and slotless == 0
       break
     end
-    if tonumber(counter) > ceiling or index == most_kept_tenants then
-      index, keeps_jobs, out[3] = 0, false, 0
+    if keeps_jobs and (tonumber(counter) > ceiling or kept == most_kept_tenants) then
+      index, kept, slotless, keeps_jobs, out[3] = 0, 0, 0, false, 0
       tenant = redis.call('ZRANGE', active, 0, 0)[1]
     end
     local queue = queue_prefix .. tenant
     local id, place, is_last, cached = choose(queue, lane == 2)
+    local is_leased = id and lease(id, tenant, cached)
     if not id and not is_last then
-      if index == 0 then ceiling = counter + quantum end
-      index = index + 1
+      if kept == 0 then ceiling = counter + quantum end
+      index, kept = index + 1, kept + 1
+    elseif id and is_leased == nil then
+      index, slotless = index + 1, slotless + 1
     else
       if id then
-        if not lease(id, tenant, cached) then break end
+        if not is_leased then break end
         redis.call('ZREM', queue, id)
         redis.call('ZREM', arrivals, id)
         redis.call('DECR', waiting)

@@ -29,7 +29,7 @@
 -- ARGV[10] pace prefix
 -- ARGV[11] jobs that need room, including later parts; 0: they were admitted with an earlier part
 -- ARGV[12..] for each job: id, prompt tokens, sequences, KV-cache tokens needed, gateway, handle,
--- payload, affinity (see contract.affinity)
+-- payload, affinity (see contract.affinity), digest of its adapter; empty: none
 -- Output {code, waiting jobs of the model, milliseconds after which to retry, gateway, handle,
 -- ...}: code 1 enqueued, 0 duplicate, -1 model full, -2 tenant full, -3 would wait too long; 0
 -- milliseconds if the pace is unknown; gateway and handle of each job that was shed, to which the
@@ -40,7 +40,7 @@ local arrivals, queue, tenant_pace = KEYS[8], KEYS[9], KEYS[10]
 local model_promises, tenant_promises = KEYS[12], KEYS[13]
 local tenant, weight, rank = ARGV[1], ARGV[2], tonumber(ARGV[6])
 local job_prefix, queue_prefix, pace_prefix = ARGV[8], ARGV[9], ARGV[10]
-local first_job, first_argument, fields = 13, 12, 8
+local first_job, first_argument, fields = 13, 12, 9
 local jobs, admitted = #KEYS - first_job, tonumber(ARGV[11])
 local is_later_part = admitted == 0
 local least_promised_ms, most_promised_ms, promise_grace_ms, enough_seconds = 1000, 60000, 2000, 5
@@ -200,6 +200,7 @@ for i = 1, jobs do
     'handle', ARGV[a + 5], 'payload', ARGV[a + 6],
     'place', place, 'attempt', 0, 'charged', 0, 'worker', '')
   if ARGV[a + 7] ~= '' then redis.call('HSET', key, 'affinity', ARGV[a + 7]) end
+  if ARGV[a + 8] ~= '' then redis.call('HSET', key, 'adapter', ARGV[a + 8]) end
   redis.call('PEXPIRE', key, ARGV[5])
   redis.call('ZADD', queue, before + begun_span + i, ARGV[a])
   redis.call('ZADD', arrivals, now, ARGV[a])

@@ -12,6 +12,7 @@
 -- ARGV[10] gateway  ARGV[11] handle  ARGV[12] milliseconds after which an abandoned job disappears
 -- ARGV[13] completion tokens that were received of it  ARGV[14] prompt tokens
 -- ARGV[15] cached tokens, for its receipt  ARGV[16] affinity (see contract.affinity)
+-- ARGV[17] digest of its adapter; empty: none
 -- Output the last attempt that is over: the next claim is the one after it
 local leases, key = KEYS[1], KEYS[2]
 local job = redis.call('HMGET', key, 'attempt', 'place', 'charged', 'ended', 'completion', 'weight',
@@ -32,6 +33,7 @@ redis.call('HSET', key, 'tenant', ARGV[2], 'weight', job[6] or ARGV[6], 'prompt_
   'completion', ARGV[13], 'prompt', ARGV[14], 'cached', ARGV[15])
 if job[7] then redis.call('HSET', key, 'uncached', job[7]) end
 if ARGV[16] ~= '' then redis.call('HSET', key, 'affinity', ARGV[16]) end
+if ARGV[17] ~= '' then redis.call('HSET', key, 'adapter', ARGV[17]) end
 redis.call('PEXPIRE', key, ARGV[12])
 -- As on arrival (see job_enqueue), a job that never started goes after all that have, and can be
 -- shed.

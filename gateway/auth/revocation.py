@@ -30,6 +30,7 @@ class RevocationListener:
         authenticator: its cache is invalidated.
         on_prices_changed: called when the price table has grown, or may have grown.
         on_lines_released: called when lines of batches are released, or may be.
+        on_adapters_changed: called when the table of adapters has changed, or may have changed.
     """
 
     def __init__(
@@ -39,11 +40,13 @@ class RevocationListener:
         *,
         on_prices_changed: Callable[[], None] = lambda: None,
         on_lines_released: Callable[[], None] = lambda: None,
+        on_adapters_changed: Callable[[], None] = lambda: None,
     ) -> None:
         self._redis = redis
         self._authenticator = authenticator
         self._on_prices_changed = on_prices_changed
         self._on_lines_released = on_lines_released
+        self._on_adapters_changed = on_adapters_changed
         self._last_id: bytes | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -88,6 +91,7 @@ class RevocationListener:
         self._authenticator.expire_all()
         self._on_prices_changed()
         self._on_lines_released()
+        self._on_adapters_changed()
 
     async def _follow(self) -> None:
         while True:
@@ -109,6 +113,8 @@ class RevocationListener:
             self._on_prices_changed()
         if b"lines" in fields:
             self._on_lines_released()
+        if b"adapters" in fields:
+            self._on_adapters_changed()
 
 
 def _entries(reply: Any) -> list[tuple[bytes, dict[bytes, bytes]]]:

@@ -19,6 +19,7 @@ from gateway.database.engine import Database
 from gateway.database.locking import lock_tenant
 from gateway.dialects.profile import PROFILES
 from gateway.dialects.profile_choice import DEFAULT_MODEL
+from gateway.dispatch.adapter_book import AdapterBook
 from gateway.dispatch.catalogue import Catalogue
 from gateway.errors import (
     AuthenticationError,
@@ -28,6 +29,7 @@ from gateway.errors import (
 )
 from gateway.files.service import FileService
 from gateway.files.store import Owner
+from gateway.generation.model_choice import find_adapter
 from gateway.tenancy.batches import Batch, BatchStatus, File
 from gateway.tenancy.times import utc_now
 
@@ -50,6 +52,7 @@ class Validator:
         self._database = database
         self._files = files
         self._catalogue = catalogue
+        self._adapters = AdapterBook(database)
         self._authenticator = authenticator
 
     async def run(self) -> int:
@@ -63,6 +66,7 @@ class Validator:
         if not found:
             return 0
         await self._catalogue.refresh()
+        await self._adapters.refresh()
         claimed = [batch for batch in found if await self._claim(batch)]
         await asyncio.gather(*map(self._validate, claimed))
         return len(claimed)
@@ -80,7 +84,7 @@ class Validator:
         except (AuthenticationError, PermissionDeniedError, NotFoundError) as error:
             await self._fail(batch, [error_of(error.message, error.code, None, None)])
             return
-        refusal_of = _refusal_of(self._catalogue, principal, batch.dialect)
+        refusal_of = _refusal_of(self._catalogue, self._adapters, principal, batch.dialect)
         checker = FileChecker(batch.id, batch.endpoint, refusal_of=refusal_of)
         await self._read(batch, file, checker)
         if checker.errors:
@@ -151,7 +155,7 @@ async def _token_refusal(transaction: AsyncSession, principal: Principal, tokens
 
 
 def _refusal_of(
-    catalogue: Catalogue, principal: Principal, dialect: Dialect | None
+    catalogue: Catalogue, adapters: AdapterBook, principal: Principal, dialect: Dialect | None
 ) -> Callable[[str], str]:
     """Return a function that returns why a model may not be used, or an empty text."""
     takes_any_name = dialect is not None and PROFILES[dialect].takes_any_model_name
@@ -162,6 +166,8 @@ def _refusal_of(
         model = catalogue.known(name)
         own_name = name if model is None else model.card.model
         if not name or (model and any(map(principal.allows_model, (name, own_name)))):
+            return ""
+        if model is None and find_adapter(catalogue, adapters, principal, name):
             return ""
         return f"The model '{name}' does not exist, or the credential may not use it."
 

@@ -7,6 +7,7 @@ from sqlalchemy import ColumnElement, and_, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.database.tables import (
+    AdapterRow,
     ApiKeyRow,
     BatchRow,
     CreditRow,
@@ -20,7 +21,17 @@ from gateway.errors import InvalidParameterError
 MAX_PAGE: Final = 100
 
 T = TypeVar("T")
-Row = TypeVar("Row", TenantRow, ProjectRow, MemberRow, ApiKeyRow, CreditRow, FileRow, BatchRow)
+Row = TypeVar(
+    "Row",
+    TenantRow,
+    ProjectRow,
+    MemberRow,
+    ApiKeyRow,
+    CreditRow,
+    FileRow,
+    BatchRow,
+    AdapterRow,
+)
 
 
 @dataclass(frozen=True, slots=True)

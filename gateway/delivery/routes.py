@@ -158,7 +158,8 @@ def may_read(principal: Principal, response: StoredResponse) -> bool:
     """Whether the caller may use the project and the model of a response of its tenant."""
     record = response.head.record
     in_project = principal.project_id in (None, record.project_id)
-    return in_project and any(map(principal.allows_model, (response.head.model, record.model)))
+    names = (response.head.model, record.full_model, record.adapter or record.model)
+    return in_project and any(map(principal.allows_model, names))
 
 
 def _error_style(response: StoredResponse) -> ErrorStyle:

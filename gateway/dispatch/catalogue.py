@@ -201,6 +201,12 @@ class Catalogue:
         file: bytes | None = await self._executor.execute_command("GET", keys.chat_template(digest))
         return file
 
+    async def adapter_modules(self, digest: str) -> bytes | None:
+        """Return the compressed shapes of a model's modules that a worker published."""
+        key = keys.adapter_modules(digest)
+        file: bytes | None = await self._executor.execute_command("GET", key)
+        return file
+
 
 def _read_card(name: bytes, value: bytes) -> WorkerCard | None:
     try:

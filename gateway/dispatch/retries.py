@@ -11,6 +11,9 @@ MAX_LOSSES = 5
 """Consecutive attempts that may be lost without a token; the job fails with the last of them."""
 MAX_ENGINE_DEATHS = 2
 """Engines that may die while running a job; the job fails with the last of them."""
+MAX_ADAPTER_FAILURES = 3
+"""Workers that may fail to get the files of a job's adapter; the job fails with the last of
+them."""
 MAX_REVIVALS = 5
 """Revivals without a token in between; the job fails at the next one."""
 MAX_MISSED_COMPLETIONS = 2
@@ -29,6 +32,8 @@ class RetryBudget(msgspec.Struct):
     """Engines that died while running the job, since the last attempt that produced a token."""
     revivals: int = 0
     """Revivals since the last token."""
+    adapter_failures: int = 0
+    """Workers that could not get the files of its adapter."""
     missed_completions: int = 0
     """Checks of this attempt that found the job completed without its final reply."""
     _losses_before: int = 0
@@ -56,6 +61,10 @@ class RetryBudget(msgspec.Struct):
             self.engine_deaths += 1
             if self.engine_deaths >= MAX_ENGINE_DEATHS:
                 return FailureCode.POISONOUS
+        elif reason == "adapter_failed":
+            self.adapter_failures += 1
+            if self.adapter_failures >= MAX_ADAPTER_FAILURES:
+                return FailureCode.ADAPTER_FAILED
         elif reason in REVIVALS:
             self.revivals += 1
             if self.revivals > MAX_REVIVALS:

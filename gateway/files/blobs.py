@@ -1,30 +1,21 @@
 """Object store of files: a local folder, or a bucket of an S3-compatible service.
 
-An object is one part of a file. It is written once, whole, and never changed.
-
-Threads call the blocking functions of obstore: a process that exits just after one of its
-coroutines has ended may abort.
+An object is one part of a file, or a file of an adapter. It is written once, whole, and never
+changed.
 """
 
 import shutil
 from asyncio import to_thread
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from datetime import timedelta
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
+from contract.object_store import NO_STORE, folder_of, open_store
 from gateway.errors import BadRequestError, StoreUnavailableError
 
 if TYPE_CHECKING:
     from obstore.store import LocalStore, S3Store
-
-S3_SCHEME: Final = "s3://"
-NO_STORE: Final = "none"
-TIMEOUT: Final = timedelta(seconds=30)
-"""Time limit of one request to S3."""
-RETRIES: Final = 3
 
 
 class MissingBlobError(Exception):
@@ -37,9 +28,7 @@ class Blobs:
     def __init__(self, place: str) -> None:
         """Use the folder or the `s3://BUCKET/PREFIX` of the setting `file_store`.
 
-        Nothing is opened before the first use. The credentials of S3 are the standard variables
-        `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_REGION` and `AWS_ENDPOINT_URL`, or those
-        of the machine.
+        Nothing is opened before the first use.
         """
         self._place = place
 
@@ -50,6 +39,13 @@ class Blobs:
         with self._converting_errors():
             await to_thread(obstore.put, self._store(), key, content, use_multipart=False)
 
+    async def put_file(self, key: str, path: Path) -> None:
+        """Write an object with the content of a local file, without reading all of it at once."""
+        import obstore
+
+        with self._converting_errors():
+            await to_thread(obstore.put, self._store(), key, path)
+
     async def get(self, key: str, start: int, size: int) -> bytes:
         """Return `size` bytes from `start` on. Raises MissingBlobError."""
         import obstore
@@ -59,6 +55,13 @@ class Blobs:
                 obstore.get_range, self._store(), key, start=start, length=size
             )
             return bytes(content)
+
+    async def size(self, key: str) -> int:
+        """Return the bytes of an object. Raises MissingBlobError."""
+        import obstore
+
+        with self._converting_errors():
+            return (await to_thread(obstore.head, self._store(), key))["size"]
 
     async def delete(self, keys: list[str]) -> None:
         """Delete objects; those that do not exist are ignored."""
@@ -72,7 +75,7 @@ class Blobs:
         """Delete all objects whose keys begin with `folder/`, including unfinished ones."""
         import obstore
 
-        if (local := _folder_of(self._place)) is not None:
+        if (local := folder_of(self._place)) is not None:
             # A process that was killed may have left a file that is no object yet.
             await to_thread(shutil.rmtree, local / folder, ignore_errors=True)
             return
@@ -88,7 +91,7 @@ class Blobs:
 
     def _store(self) -> "LocalStore | S3Store":
         self.require()
-        return _opened(self._place)
+        return open_store(self._place)
 
     @contextmanager
     def _converting_errors(self) -> Iterator[None]:
@@ -104,22 +107,3 @@ class Blobs:
                 detail=f"The file store {self._place}: {str(error).partition(chr(10))[0]}.",
                 retry_after_seconds=1.0,
             ) from error
-
-
-@cache
-def _opened(place: str) -> "LocalStore | S3Store":
-    """Return the store of a process, whose connections all users share."""
-    from obstore.store import LocalStore, S3Store
-
-    if (folder := _folder_of(place)) is not None:
-        return LocalStore(folder, automatic_cleanup=True, mkdir=True)
-    return S3Store.from_url(
-        place,
-        # The operator's endpoint decides whether to use TLS.
-        client_options={"timeout": TIMEOUT, "connect_timeout": TIMEOUT, "allow_http": True},
-        retry_config={"max_retries": RETRIES, "retry_timeout": TIMEOUT},
-    )
-
-
-def _folder_of(place: str) -> Path | None:
-    return None if place.startswith(S3_SCHEME) else Path(place).absolute()

@@ -15,7 +15,8 @@ from gateway.dialects.bodies import require_model
 from gateway.dialects.endpoint import Endpoint
 from gateway.dialects.request import GenerationRequest
 from gateway.dialects.support import check_supported, reject_ignored
-from gateway.errors import InvalidParameterError, queue_unavailable, shown
+from gateway.dispatch.catalogue import RETRY_AFTER_SECONDS
+from gateway.errors import InvalidParameterError, NoWorkerError, queue_unavailable, shown
 from gateway.generation.call import Call
 from gateway.generation.chat import CheckedChat, check_chat
 from gateway.generation.model_choice import choose_allowed
@@ -25,6 +26,7 @@ from gateway.prompt.infill import find_template
 from gateway.prompt.preparation import PreparedRequest, prepare
 from gateway.structure.sandbox.pool import TokenizerSource
 from gateway.structure.tools import has_tool_calls
+from gateway.tenancy.adapters import Adapter
 from gateway.tenancy.usage_record import Counts
 
 TOKEN_BYTES: Final = 64
@@ -45,6 +47,8 @@ class CheckedRequest(msgspec.Struct, frozen=True):
     service_tier: ServiceTier
     parsing: Parsing | None = None
     """How to parse the output of a chat."""
+    adapter: Adapter | None = None
+    """The adapter that the client selected instead of the model itself."""
 
     @property
     def model(self) -> str:
@@ -77,12 +81,13 @@ class RenderedRequest(NamedTuple):
     chat: CheckedChat
     card: WorkerCard
     tokenizer: Tokenizer
+    adapter: Adapter | None
 
 
 async def check_request(call: Call, endpoint: Endpoint) -> CheckedRequest:
     """Check a request against its dialect, its model and the context window. Raises an ApiError."""
     context = call.context
-    chat, card, tokenizer = await render_request(call, endpoint)
+    chat, card, tokenizer, adapter = await render_request(call, endpoint)
     request = chat.request
     prepared = await prepare(request, tokenizer, card, call.beside)
     _check_size(request, prepared, most_bytes=context.settings.max_held_bytes)
@@ -91,13 +96,15 @@ async def check_request(call: Call, endpoint: Endpoint) -> CheckedRequest:
     if call.line is not None:
         tier = ServiceTier.BATCH
     parsing = chat.parsing and _within(chat.parsing, request, prepared)
-    return CheckedRequest(endpoint, request, card, prepared, grammar, tier, parsing)
+    return CheckedRequest(endpoint, request, card, prepared, grammar, tier, parsing, adapter)
 
 
 async def render_request(call: Call, endpoint: Endpoint) -> RenderedRequest:
     """Check a request against its dialect and its model, and render a chat. Raises an ApiError."""
     context, principal, body, profile = call.context, call.principal, call.body, call.profile
-    name = choose_allowed(context, principal, require_model(body, profile), profile=profile)
+    name, adapter = choose_allowed(
+        context, principal, require_model(body, profile), profile=profile
+    )
     read = partial(endpoint.read, body, profile, max_prompts=context.settings.max_prompts)
     request = await call.beside(read)
     if call.line is not None:
@@ -109,6 +116,8 @@ async def render_request(call: Call, endpoint: Endpoint) -> RenderedRequest:
         tokenizer = await context.tokenizers.get(card.tokenizer_digest)
     except RedisError:
         raise queue_unavailable() from None
+    if adapter is not None:
+        _check_adapter(adapter, card)
     request = check_supported(
         request,
         card.features,
@@ -119,7 +128,18 @@ async def render_request(call: Call, endpoint: Endpoint) -> RenderedRequest:
     chat = await check_chat(context, request, card, tokenizer, call.beside)
     if principal.is_strict:
         reject_ignored(chat.request.ignored_parameters)
-    return RenderedRequest(chat, card, tokenizer)
+    return RenderedRequest(chat, card, tokenizer, adapter)
+
+
+def _check_adapter(adapter: Adapter, card: WorkerCard) -> None:
+    """Raise NoWorkerError if no worker can run an adapter."""
+    support = card.adapters
+    if support is None or support.max_rank < adapter.rank:
+        raise NoWorkerError(
+            f"No worker serves the adapter '{adapter.full_name}' at the moment.",
+            retry_after_seconds=RETRY_AFTER_SECONDS,
+            model=card.model,
+        )
 
 
 async def with_images(call: Call, checked: CheckedRequest) -> CheckedRequest:

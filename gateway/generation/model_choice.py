@@ -9,9 +9,11 @@ from contract.messages import WorkerCard
 from gateway.auth.principal import Principal
 from gateway.dialects.profile import Profile
 from gateway.dialects.profile_choice import choose_model, choose_profile
-from gateway.dispatch.catalogue import ServedModel
+from gateway.dispatch.adapter_book import AdapterBook
+from gateway.dispatch.catalogue import Catalogue, ServedModel
 from gateway.errors import MissingParameterError, ModelNotFoundError
 from gateway.http.context import ProcessContext
+from gateway.tenancy.adapters import SEPARATOR, Adapter
 
 
 async def profile_of(
@@ -32,25 +34,58 @@ async def find_card(
     Raises the errors of `choose_allowed`, ModelLoadingError, NoWorkerError, and RedisError if no
     model is known.
     """
-    chosen = choose_allowed(context, principal, name, profile=profile)
+    chosen, _ = choose_allowed(context, principal, name, profile=profile)
     return (await context.catalogue.find(chosen)).card
 
 
 def choose_allowed(
     context: ProcessContext, principal: Principal, name: str | None, *, profile: Profile
-) -> str:
+) -> tuple[str, Adapter | None]:
     """Return the name of the requested model; if `name` is None, of the principal's default.
 
-    Raises MissingParameterError, and ModelNotFoundError both for an unknown model and for one that
-    the principal may not use.
+    If the request names an adapter, return its base model and the adapter. Raises
+    MissingParameterError, and ModelNotFoundError both for an unknown model and for one that the
+    principal may not use.
     """
     catalogue = context.catalogue
     chosen = choose_model(name, principal, catalogue.names)
-    if catalogue.known(chosen) is None and profile.takes_any_model_name:
-        chosen = _only_model(principal, catalogue.names) or chosen
-    if not _is_allowed(principal, chosen, catalogue.known(chosen)):
+    model = catalogue.known(chosen)
+    if model is None:
+        adapter = find_adapter(context.catalogue, context.adapters, principal, chosen)
+        if adapter is not None:
+            return adapter.base_model, adapter
+        if profile.takes_any_model_name:
+            chosen = _only_model(principal, catalogue.names) or chosen
+            model = catalogue.known(chosen)
+    if not _is_allowed(principal, chosen, model):
         raise ModelNotFoundError(chosen)
-    return chosen
+    return chosen, None
+
+
+def find_adapter(
+    catalogue: Catalogue, adapters: AdapterBook, principal: Principal, name: str
+) -> Adapter | None:
+    """Return the adapter that a name selects: its own name, or that of its base model before it.
+
+    None if there is none that the principal may use.
+    """
+    base, separator, own_name = name.rpartition(SEPARATOR)
+    adapter = adapters.find(principal.tenant_id, own_name)
+    if adapter is None or not allows_adapter(principal, adapter):
+        return None
+    if separator:
+        model = catalogue.known(base)
+        if (base if model is None else model.card.model) != adapter.base_model:
+            return None
+    return adapter
+
+
+def allows_adapter(principal: Principal, adapter: Adapter) -> bool:
+    """Whether the credential may use and see an adapter: its list of models has one of its names.
+
+    A base model in the list allows none of its adapters.
+    """
+    return principal.allows_model(adapter.name) or principal.allows_model(adapter.full_name)
 
 
 async def _dialect_of_model(context: ProcessContext, principal: Principal, name: object) -> str:
@@ -58,7 +93,13 @@ async def _dialect_of_model(context: ProcessContext, principal: Principal, name:
     asked = name if isinstance(name, str) else None
     try:
         chosen = choose_model(asked, principal, context.catalogue.names)
-        model = await context.catalogue.look_up(chosen)
+        catalogue = context.catalogue
+        if catalogue.known(chosen) is None:
+            adapter = find_adapter(catalogue, context.adapters, principal, chosen)
+            if adapter is not None:
+                model = await catalogue.look_up(adapter.base_model)
+                return model.card.dialect if model else ""
+        model = await catalogue.look_up(chosen)
     except (MissingParameterError, RedisError):
         return ""
     return model.card.dialect if model and _is_allowed(principal, chosen, model) else ""

@@ -14,10 +14,12 @@ from gateway.dialects.refused import REFUSED, REFUSED_IN_CHATS
 from gateway.dialects.support import supported_chat_parameters, supported_parameters
 from gateway.dispatch.catalogue import ServedModel
 from gateway.errors import ModelNotFoundError, ServiceUnavailableError, StoreUnavailableError
+from gateway.generation.model_choice import allows_adapter, find_adapter
 from gateway.http.authorization import authorize
 from gateway.http.context import ProcessContext, context_of
 from gateway.prompt.infill import find_template
 from gateway.structure.tools import has_tool_calls
+from gateway.tenancy.adapters import Adapter
 from gateway.tenancy.scopes import Scope
 from gateway.tenancy.times import utc_now
 
@@ -32,11 +34,18 @@ async def list_models(request: Request) -> dict[str, Any]:
 
 async def model_list(context: ProcessContext, principal: Principal) -> dict[str, Any]:
     """Return the bodies of the announced models that a principal may use."""
-    visible = [
-        model for model in context.catalogue.models if principal.allows_model(model.card.model)
-    ]
-    bodies = [await _body(context, principal, model) for model in visible]
-    return {"object": "list", "data": bodies}
+    catalogue = context.catalogue
+    visible = [model for model in catalogue.models if principal.allows_model(model.card.model)]
+    bodies = {model.card.model: await _body(context, principal, model) for model in visible}
+    listed = [*bodies.values()]
+    for adapter in context.adapters.visible_to(principal.tenant_id):
+        base = catalogue.known(adapter.base_model)
+        if base is None or not allows_adapter(principal, adapter):
+            continue
+        if (name := base.card.model) not in bodies:
+            bodies[name] = await _body(context, principal, base)
+        listed.append(_body_of_adapter(context, adapter, base, bodies[name]))
+    return {"object": "list", "data": listed}
 
 
 @router.get("/v1/models/{model_id:path}", summary="Retrieve a model")
@@ -44,6 +53,12 @@ async def get_model(request: Request, model_id: str) -> dict[str, Any]:
     """Return one model by its id or an alias. Both may contain slashes."""
     context, principal = context_of(request), await authorize(request, Scope.COMPLETIONS)
     model = context.catalogue.known(model_id)
+    if model is None:
+        adapter = find_adapter(context.catalogue, context.adapters, principal, model_id)
+        base = None if adapter is None else context.catalogue.known(adapter.base_model)
+        if adapter is not None and base is not None:
+            body = await _body(context, principal, base)
+            return _body_of_adapter(context, adapter, base, body)
     if model is None or not principal.allows_model(model.card.model):
         raise ModelNotFoundError(model_id)
     return await _body(context, principal, model)
@@ -61,6 +76,8 @@ async def _body(
         "object": "model",
         "created": card.created,
         "owned_by": "sluice",
+        "root": card.model,
+        "parent": None,
         "context_window": card.context_window,
         "max_model_len": card.context_window,
         "dialect": profile.name,
@@ -78,10 +95,29 @@ async def _body(
     }
 
 
-def _pricing(context: ProcessContext, model: str) -> dict[str, Any] | None:
-    """Return current micro-dollars per million tokens in each tier; None if prices are unknown."""
+def _body_of_adapter(
+    context: ProcessContext, adapter: Adapter, base: ServedModel, body: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the body of an adapter: `body`, that of its base model, with what differs."""
+    return body | {
+        "id": adapter.name,
+        "aliases": [f"{name}:{adapter.name}" for name in (base.card.model, *base.card.aliases)],
+        "created": int(adapter.created_at.timestamp()),
+        # vLLM returns the path of the adapter's files, which is not public here.
+        "root": f"sha256:{adapter.sha256}",
+        "parent": base.card.model,
+        "pricing": _pricing(context, adapter.id, base.card.model),
+        "ready": body["ready"] and base.card.adapters is not None,
+    }
+
+
+def _pricing(context: ProcessContext, *names: str) -> dict[str, Any] | None:
+    """Return current micro-dollars per million tokens in each tier; None if prices are unknown.
+
+    The first of the names that has a price counts.
+    """
     try:
-        prices = {tier: context.prices.find(model, tier, utc_now()) for tier in ServiceTier}
+        prices = {tier: context.prices.find_first(names, tier, utc_now()) for tier in ServiceTier}
     except StoreUnavailableError:
         return None
     return {

@@ -12,9 +12,10 @@ from typing import Any, Final
 import msgspec
 
 from contract import clock, logs
-from contract.affinity import prefix_affinity
+from contract.adapters import LOAD_TOKENS, cache_salt_of
+from contract.affinity import prefix_affinity, resource_affinity
 from contract.dialect import Dialect
-from contract.messages import GenerationJob
+from contract.messages import AdapterRef, GenerationJob
 from contract.tracing import RESERVE
 from gateway import telemetry, tracing
 from gateway.auth.principal import Principal
@@ -182,16 +183,21 @@ def draft_record(call: Call, checked: CheckedRequest, request_id: str) -> UsageR
     Raises StoreUnavailableError while prices are unknown.
     """
     principal, model = call.principal, checked.card.model
-    price = call.context.prices.find(model, checked.service_tier, utc_now())
+    prices, tier, adapter = call.context.prices, checked.service_tier, checked.adapter
+    if adapter is None:
+        price = prices.find(model, tier, utc_now())
+    else:
+        price = prices.find_first((adapter.id, model), tier, utc_now())
     record = UsageRecord(
         request_id=request_id,
         tenant_id=principal.tenant_id,
         project_id=principal.project_id,
         credential_id=principal.credential_id,
         model=model,
+        adapter="" if adapter is None else adapter.name,
         endpoint=checked.endpoint.name,
         dialect=checked.request.profile.name,
-        service_tier=checked.service_tier,
+        service_tier=tier,
         is_streamed=checked.request.stream,
         is_prepaid=principal.is_prepaid,
         gateway=call.context.dispatcher.gateway,
@@ -223,7 +229,12 @@ def _completion(
         id=request_id,
         model=checked.model,
         created=clock.now_seconds(),
-        fingerprint=_fingerprint(card.engine, card.model, card.tokenizer_digest),
+        fingerprint=_fingerprint(
+            card.engine,
+            card.model,
+            card.tokenizer_digest,
+            "" if checked.adapter is None else checked.adapter.sha256,
+        ),
         request=checked.request,
         prompt_token_ids=[prompt.token_ids for prompt in prompts],
         prompt_texts=[prompt.shown for prompt in prompts],
@@ -253,6 +264,11 @@ def _jobs(call: Call, checked: CheckedRequest, *, completion_id: str) -> list[Ge
     # tokens in the engine than in the prompt.
     reads_cache = request.reads_prefix_cache and request.scored_alternatives is None
     block_tokens = checked.card.cache_block_tokens if reads_cache else 0
+    adapter, ref, adapter_affinity = checked.adapter, None, b""
+    if adapter is not None:
+        adapter_affinity = resource_affinity(adapter.sha256, LOAD_TOKENS)
+        ref = AdapterRef(adapter.sha256, adapter.rank, adapter.size)
+        salt = cache_salt_of(salt, adapter.sha256)
     return [
         GenerationJob(
             id=f"{completion_id}-{index}",
@@ -284,13 +300,14 @@ def _jobs(call: Call, checked: CheckedRequest, *, completion_id: str) -> list[Ge
             image_params=request.image_params[index],
             service_tier=checked.service_tier if line is None else line.tier,
             is_background=request.is_background,
+            adapter=ref,
             may_shorten=request.context_length_behavior is ContextLengthBehavior.TRUNCATE,
             parsing=checked.parsing,
             request_id=logs.request_id.get(),
             traceparent=tracing.traceparent(),
             affinity=b""
             if request.images[index]
-            else prefix_affinity(salt, prompt.token_ids, block_tokens),
+            else prefix_affinity(salt, prompt.token_ids, block_tokens) + adapter_affinity,
         )
         for index, prompt in enumerate(checked.prepared.prompts)
     ]
@@ -307,8 +324,8 @@ def _shows_special_tokens(checked: CheckedRequest) -> bool:
 
 
 @lru_cache(maxsize=1_000)
-def _fingerprint(engine: str, model: str, tokenizer_digest: str) -> str:
-    identity = f"{engine} {model} {tokenizer_digest}"
+def _fingerprint(engine: str, model: str, tokenizer_digest: str, adapter_digest: str) -> str:
+    identity = f"{engine} {model} {tokenizer_digest}{adapter_digest and ' ' + adapter_digest}"
     return "fp_" + hashlib.sha256(identity.encode()).hexdigest()[:12]
 
 

@@ -19,6 +19,7 @@ from gateway.concurrency.fair_turns import LoopTurns
 from gateway.concurrency.large_work import LargeWork
 from gateway.database.engine import Database
 from gateway.database.schema import require_current_schema
+from gateway.dispatch.adapter_book import AdapterBook
 from gateway.dispatch.catalogue import Catalogue
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.heartbeat import Heartbeat
@@ -65,6 +66,7 @@ class ProcessContext:
     """Set when lines of batches may be released."""
     authenticator: Authenticator
     catalogue: Catalogue
+    adapters: AdapterBook
     tokenizers: TokenizerStore
     chat_templates: ChatTemplates
     grammars: GrammarChecker
@@ -112,11 +114,14 @@ async def _open(settings: Settings, stack: AsyncExitStack) -> ProcessContext:
     prices = PriceBook(database, batch_percent=settings.batch_price_percent)
     await prices.refresh()
     lines_released = asyncio.Event()
+    adapters = AdapterBook(database)
+    await adapters.refresh()
     listener = RevocationListener(
         redis,
         authenticator,
         on_prices_changed=prices.refresh_soon,
         on_lines_released=lines_released.set,
+        on_adapters_changed=adapters.refresh_soon,
     )
     listener.start()
     stack.push_async_callback(listener.stop)
@@ -166,6 +171,7 @@ async def _open(settings: Settings, stack: AsyncExitStack) -> ProcessContext:
         lines_released=lines_released,
         authenticator=authenticator,
         catalogue=catalogue,
+        adapters=adapters,
         tokenizers=TokenizerStore(catalogue.tokenizer),
         chat_templates=ChatTemplates(catalogue.chat_template, grammars.try_template),
         grammars=grammars,
@@ -205,6 +211,7 @@ async def _start(
         context.catalogue,
         dispatcher,
         context.prices,
+        context.adapters,
         reservations,
         context.settlements,
         context.responses,

@@ -107,8 +107,14 @@ async def finish_batches(services: Services) -> None:
 
 
 async def remove_files(services: Services) -> None:
-    """Remove expired files and abandoned uploads."""
+    """Remove expired files, abandoned uploads, and the files of deleted adapters."""
     await services.files.remove_old()
+    await services.adapters.remove_deleted()
+
+
+async def validate_adapters(services: Services) -> None:
+    """Check and copy the files of new adapters."""
+    await services.adapters.validate_new()
 
 
 DRAIN: Final = Task(name="drain", run=drain, schedule=1.0, expires_seconds=5.0, limit_seconds=60.0)
@@ -120,6 +126,13 @@ TASKS: Final = (
     Task(
         name="validate_batches",
         run=validate_batches,
+        schedule=1.0,
+        expires_seconds=5.0,
+        limit_seconds=3000.0,
+    ),
+    Task(
+        name="validate_adapters",
+        run=validate_adapters,
         schedule=1.0,
         expires_seconds=5.0,
         limit_seconds=3000.0,

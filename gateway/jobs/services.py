@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from redis.asyncio import Redis
 
+from gateway.adapters.service import AdapterService
 from gateway.auth.authenticator import Authenticator
 from gateway.batches.checking import Validator
 from gateway.batches.feeding import Feeder
@@ -42,6 +43,7 @@ class Services:
     feeder: Feeder
     finisher: Finisher
     files: FileService
+    adapters: AdapterService
     audit_heads: HeadKeeper | None
     """None without a signing key."""
     box: SecretBox
@@ -55,18 +57,20 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
     async with open_ledger(settings) as (redis, database):
         files = FileService.of(settings, database)
         catalogue = Catalogue(PipeliningExecutor(redis))
+        announcer = ChangeAnnouncer(redis)
         authenticator = Authenticator.from_settings(settings, database)
         yield Services(
             validator=Validator(database, files, catalogue, authenticator),
             feeder=Feeder(redis, database, catalogue, ChangeAnnouncer(redis)),
             finisher=Finisher(database, files),
             files=files,
+            adapters=AdapterService.of(settings, database, announcer, catalogue),
             redis=redis,
             database=database,
             drain=Drain(redis, database),
             rollups=Rollups(database),
             sweep=Sweep(redis),
-            credits=CreditService(database, ChangeAnnouncer(redis)),
+            credits=CreditService(database, announcer),
             audit_heads=HeadKeeper.from_settings(settings, database),
             webhooks=WebhookSender(database, outbound, box),
             box=box,

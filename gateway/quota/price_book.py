@@ -72,6 +72,11 @@ class PriceBook:
             return default
         return _reduced(default, self._batch_percent)
 
+    def find_first(self, names: Iterable[str], tier: ServiceTier, at: datetime) -> Price | None:
+        """Return the price of the first of these names that has one, as `find` does."""
+        found = (self.find(name, tier, at) for name in names)
+        return next((price for price in found if price is not None), None)
+
     def _find(self, model: str, tier: ServiceTier, at: datetime) -> Price | None:
         course = self._courses.get((model, tier))
         return None if course is None else course.at(at)

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp
 from typing_extensions import override
 
 from gateway import tracing
+from gateway.adapters import routes as adapters
 from gateway.batches import routes as batches
 from gateway.batches.runner import running_batches
 from gateway.console import routers as console
@@ -38,6 +39,7 @@ CUSTOMER_ROUTERS = (
     models.router,
     files.router,
     batches.router,
+    adapters.customers,
     management.customers,
     front_page.customer_router,
     health.customer_router,
@@ -45,6 +47,7 @@ CUSTOMER_ROUTERS = (
 )
 OPERATOR_ROUTERS = (
     management.operators,
+    adapters.operators,
     front_page.operator_router,
     health.router,
     health.metrics_router,

@@ -5,6 +5,7 @@ from typing import assert_never
 from contract.messages import JobFailed
 from contract.outcomes import FailureCode
 from gateway.errors import (
+    AdapterFailedError,
     ApiError,
     BadRequestError,
     GatewayStoppingError,
@@ -51,6 +52,11 @@ def to_api_error(failed: JobFailed) -> ApiError:  # noqa: C901, PLR0911  (one fo
             )
         case FailureCode.CANCELLED:
             return RequestCancelledError("The request was cancelled.")
+        case FailureCode.ADAPTER_FAILED:
+            return AdapterFailedError(
+                "The adapter could not be loaded. Retry the request.",
+                retry_after_seconds=OVERLOADED_RETRY_AFTER_SECONDS,
+            )
         case FailureCode.POISONOUS:
             return PoisonousRequestError(
                 "The engine crashed twice while it ran this request, which is not retried."

@@ -47,6 +47,10 @@ class ChangeAnnouncer:
         """Announce that gateways may claim lines of batches."""
         await self._announce({"lines": "released"})
 
+    async def adapters_changed(self) -> None:
+        """Announce that the table of adapters has changed."""
+        await self._announce({"adapters": "all"})
+
     async def credits_changed(self, tenant_id: str) -> None:
         """Mark the tenant's balance to be derived again from the database.
 

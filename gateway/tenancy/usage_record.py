@@ -7,6 +7,7 @@ import msgspec
 
 from contract import clock
 from contract.tier import ServiceTier
+from gateway.tenancy.adapters import SEPARATOR
 from gateway.tenancy.limits import LimitScope
 
 MICRO: Final = 1_000_000
@@ -45,6 +46,7 @@ class UsageRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     credential_id: str
     """Id of the API key, or `jwt:` and the token's subject."""
     model: str
+    """The model whose workers run the request."""
     endpoint: str
     dialect: str
     service_tier: ServiceTier = ServiceTier.DEFAULT
@@ -54,6 +56,8 @@ class UsageRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     gateway: str = ""
     line: str = ""
     """Batch and line number of a line of a batch, which pays only for a delivered result."""
+    adapter: str = ""
+    """Name of the adapter with which it runs; empty for the model itself."""
     jobs: int = 1
     """Number of prompts in the request; see `job_ids`."""
     prompt_price: int = 0
@@ -80,6 +84,11 @@ class UsageRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     cost_micros: int = 0
     first_token_ms: int = 0
     """Milliseconds from the admission to the first reply of a worker; 0 if there was none."""
+
+    @property
+    def full_model(self) -> str:
+        """The model, with the adapter if there is one, as in the ledger."""
+        return f"{self.model}{SEPARATOR}{self.adapter}" if self.adapter else self.model
 
     @property
     def job_ids(self) -> list[str]:

@@ -38,7 +38,10 @@ SETTINGS = {
 
 @pytest.fixture(scope="package")
 def stack() -> Iterator[Stack]:
-    """Two gateways, background jobs, and a worker whose engine steps a hundred times a second."""
+    """Two gateways, background jobs, and a worker whose engine steps a hundred times a second.
+
+    The worker serves adapters.
+    """
     with running_stack() as stack:
         stack.environment |= SETTINGS
         stack.launch_worker(
@@ -47,6 +50,8 @@ def stack() -> Iterator[Stack]:
                 "SLUICE_SCRIPTED_STEP_SECONDS": "0.01",
                 "SLUICE_LEASE_SECONDS": "60",
                 "SLUICE_MODEL_ALIASES": DOCUMENTED_MODEL,
+                "SLUICE_ADAPTER_SLOTS": "2",
+                "SLUICE_ADAPTER_FOLDER": str(stack.directory / "adapters"),
             }
         )
         stack.start_jobs()

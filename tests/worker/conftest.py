@@ -320,7 +320,7 @@ async def running_engine(
     worker: str = WORKER,
     lease_ms: int = LEASE_MS,
     most_pending_deltas: int = 100_000,
-    **settings: float,
+    **settings: Any,
 ) -> AsyncIterator[tuple[Runner, "asyncio.Task[None]"]]:
     """Run a worker with a started engine on its own connection."""
     async with connect(redis_server, retries=0) as client:

@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from contract.adapters import ModuleShapes
 from contract.messages import ChatFormat, ContextExcess, Feature
 from contract.sampling import SamplingSpec
 from worker.parsing.base import Parsers
@@ -38,6 +39,32 @@ class InvalidRequestError(Exception):
         super().__init__(message)
         self.param = param
         self.excess = excess
+
+
+class AdapterRejectedError(Exception):
+    """The engine cannot load an adapter; nothing has changed."""
+
+
+class EngineAdapter(NamedTuple):
+    """An adapter that is loaded into an engine, or about to be."""
+
+    number: int
+    """From 1; never the same for two loads of one engine."""
+    digest: str
+    folder: str
+    """Folder with its files, which the engine may read again while the adapter is loaded."""
+
+
+class AdapterLimits(NamedTuple):
+    """Which adapters an engine can load."""
+
+    slots: int
+    """Maximum number of adapters that sequences of one step use."""
+    loaded: int
+    """Maximum number of adapters that are loaded, at least `slots`."""
+    max_rank: int
+    modules: ModuleShapes
+    """The modules of the base model that adapters may change."""
 
 
 class SequenceEnd(StrEnum):
@@ -83,6 +110,8 @@ class EngineRequest:
     reads_prefix_cache: bool = True
     is_preemptible: bool = False
     """Whether sequences of other jobs go first."""
+    adapter: EngineAdapter | None = None
+    """None runs the base model. All sequences of one job have the same adapter."""
 
 
 class SequenceOutput(msgspec.Struct, frozen=True, gc=False):
@@ -154,6 +183,8 @@ class EngineInfo:
     """Jinja sources of the chat templates by name."""
     cache_block_tokens: int = 0
     """Tokens of a block of the prefix cache; 0 if the engine does not report what is in it."""
+    adapters: AdapterLimits | None = None
+    """None if the engine runs the base model only."""
 
 
 class Held(Protocol):
@@ -194,6 +225,16 @@ class Engine(Protocol):
 
     async def abort(self, sequence_ids: Sequence[str]) -> None:
         """End sequences immediately, without further output. Unknown ids are ignored."""
+
+    async def load_adapter(self, adapter: EngineAdapter) -> None:
+        """Load an adapter before requests use it.
+
+        The caller loads no more than `AdapterLimits.loaded`. Raises AdapterRejectedError or
+        EngineDeadError.
+        """
+
+    async def unload_adapter(self, adapter: EngineAdapter) -> None:
+        """Unload an adapter that no sequence uses any more. Raises EngineDeadError."""
 
     async def step(self) -> EngineStep:
         """Wait for the outputs of the next step. Raises EngineDeadError."""

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from contract.adapters import FILES
 from contract.messages import Feature
 from worker.chat_format import (
     ParserFormat,
@@ -28,6 +29,9 @@ from worker.chat_format import (
     given_template,
 )
 from worker.engine.base import (
+    AdapterLimits,
+    AdapterRejectedError,
+    EngineAdapter,
     EngineDeadError,
     EngineInfo,
     EngineRequest,
@@ -76,6 +80,8 @@ class Script:
     """Whether SIGUSR1 to this process kills the engine instead of the process."""
     chat_template: Path | None = None
     """File with the chat template; None uses the model's."""
+    adapters: AdapterLimits | None = None
+    """None runs no adapters."""
     claimed_features: list[Feature] = field(default_factory=list)
     """Features that the engine claims without implementing them, for tests of other components."""
 
@@ -102,6 +108,7 @@ class ScriptedEngine:
         self._work = asyncio.Event()
         self._next_step_at = 0.0
         self._dead = False
+        self._adapters: set[EngineAdapter] = set()
 
     @property
     def info(self) -> EngineInfo:
@@ -141,7 +148,11 @@ class ScriptedEngine:
             tokenizer_json=content,
             bos_token_id=bos_token_id(self._folder),
             eos_token_ids=[self._eos_token_id],
-            features=[*([] if chat is None else _CHAT_FEATURES), *self._script.claimed_features],
+            features=[
+                *([] if chat is None else _CHAT_FEATURES),
+                *self._script.claimed_features,
+            ],
+            adapters=self._script.adapters,
             chat=chat,
             chat_templates=templates,
         )
@@ -164,7 +175,9 @@ class ScriptedEngine:
 
     def _add(self, request: EngineRequest) -> None:
         prompt, output = request.prompt_token_ids, request.output_token_ids
-        state = reduce(_follow, prompt, 0)
+        # Another text with each adapter.
+        first = 0 if request.adapter is None else int(request.adapter.digest[:16], 16)
+        state = reduce(_follow, prompt, first)
         plan = self._plan(request, _draw(request, state))
         state = reduce(_follow, output, state)
         prefill = self._script.prefill_seconds_per_token * (len(prompt) + len(output))
@@ -183,6 +196,16 @@ class ScriptedEngine:
         for sequence_id in gone:
             self._running.pop(sequence_id, None)
         self._waiting = deque(each for each in self._waiting if each.request.id not in gone)
+
+    async def load_adapter(self, adapter: EngineAdapter) -> None:
+        """Load an adapter. Raises AdapterRejectedError if its files are missing."""
+        if not all((Path(adapter.folder) / name).is_file() for name in FILES):
+            raise AdapterRejectedError(f"{adapter.folder} lacks a file")
+        self._adapters.add(adapter)
+
+    async def unload_adapter(self, adapter: EngineAdapter) -> None:
+        """Unload an adapter."""
+        self._adapters.remove(adapter)
 
     async def step(self) -> EngineStep:
         """Wait for the outputs of the next step. Raises EngineDeadError."""
@@ -207,6 +230,8 @@ class ScriptedEngine:
         prompt, size = request.prompt_token_ids, self._info.vocabulary_size
         if not prompt:
             raise InvalidRequestError("The prompt must not be empty.")
+        if request.adapter is not None and request.adapter not in self._adapters:
+            raise InvalidRequestError("The adapter is not loaded.")
         known = prompt + request.output_token_ids
         if not (min(known) >= 0 and max(known) < size):
             raise InvalidRequestError(f"Token ids must be between 0 and {size - 1}.")

@@ -92,6 +92,8 @@ def _check_features(job: GenerationJob, info: EngineInfo) -> None:
     for feature, is_wanted in wanted.items():
         if is_wanted and feature not in info.features:
             raise InvalidRequestError(f"This model or its engine does not support {feature.value}.")
+    if job.adapter is not None and info.adapters is None:
+        raise InvalidRequestError("This worker serves no adapters.")
     _check_characters("grammar", [job.grammar], MAX_GRAMMAR_CHARACTERS)
     if job.images:
         _check_number("images", job.images, info.max_images)

@@ -17,6 +17,7 @@ from contract.tier import Lane
 from worker import telemetry
 from worker.engine.base import Engine, InvalidRequestError
 from worker.execution import tracing
+from worker.execution.adapters import Adapters
 from worker.execution.checks import check_job
 from worker.execution.generation import Generation, report_before
 from worker.execution.jobs import DEADLINE_MESSAGE, UNDECODABLE_MESSAGE, RunningJobs
@@ -31,6 +32,9 @@ _log = logging.getLogger(__name__)
 
 MOST_JOBS_PER_CLAIM = 16
 
+SLOT_SECONDS = 0.05
+"""Time after which a worker claims again whose adapters use all slots, if no job ends before."""
+
 
 class Claimer:
     """Claims jobs of one model for one engine until it is stopped."""
@@ -42,6 +46,7 @@ class Claimer:
         jobs: RunningJobs,
         submitter: Submitter,
         *,
+        adapters: Adapters,
         preemption: Preemption,
         affinity_seconds: float,
     ) -> None:
@@ -51,6 +56,7 @@ class Claimer:
         self._submitter = submitter
         self._tokenizer = Tokenizer.from_buffer(engine.info.tokenizer_json)
         self._texts = TokenTexts(self._tokenizer)
+        self._adapters = adapters
         self._preemption = preemption
         self._patience_ms = round(affinity_seconds * 1000)
         self._prefill_pace = PrefillPace()
@@ -99,6 +105,7 @@ class Claimer:
                     most_jobs=MOST_JOBS_PER_CLAIM,
                     lease_ms=link.lease_ms,
                     affinity=Affinity(self._patience_ms, self._prefill_pace.microseconds),
+                    adapters=self._adapters.room(),
                 )
             except msgspec.MsgspecError:
                 # The leases expire and the gateways decide what happens; all other jobs continue.
@@ -107,7 +114,10 @@ class Claimer:
             telemetry.PASSED_JOBS.inc(result.passed_jobs)
             telemetry.KEPT_JOBS.inc(result.kept_jobs)
             await self._start(result.claims, asked_at)
-        if result.blocked is not None:
+        if result.waits_for_slot:
+            # Other workers need the doorbell, which rings for the job that waits.
+            await self._doorbells.wait([], self._jobs.room_changed, seconds=SLOT_SECONDS)
+        elif result.blocked is not None:
             await self._wait([Lane.REQUESTS] if result.blocked is Lane.BATCH else [])
         elif len(result.claims) < MOST_JOBS_PER_CLAIM and not self.is_stopping:
             self._has_rung = await self._doorbells.wait(Lane, seconds=result.kept_seconds)

@@ -35,7 +35,7 @@ from contract.messages import (
 from contract.outcomes import FinishReason
 from contract.queue import Claim, LeaseReport, needed_tokens
 from worker import telemetry
-from worker.engine.base import EngineRequest, SequenceOutput
+from worker.engine.base import EngineAdapter, EngineRequest, SequenceOutput
 from worker.execution.logprobs import TokenTexts, prompt_logprobs
 from worker.execution.prefill import PrefillPace
 from worker.execution.sequence import Sequence
@@ -99,6 +99,8 @@ class Generation:
         self.attempt = claim.attempt
         self.waited_seconds = claim.waited_seconds
         self.is_preemptible = claim.is_preemptible
+        self.adapter: EngineAdapter | None = None
+        """The job's adapter, once it is loaded."""
         self._on_prefilled = on_prefilled
         self._prefill_pace = prefill_pace
         self.outbox = outbox
@@ -181,6 +183,7 @@ class Generation:
                 may_shorten=job.may_shorten,
                 reads_prefix_cache=job.reads_prefix_cache,
                 is_preemptible=self.is_preemptible,
+                adapter=self.adapter,
             )
             for sequence in self.open_sequences.values()
         ]

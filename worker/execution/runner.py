@@ -7,11 +7,17 @@ worker costs nothing. Timeouts are a safety net for lost events.
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
+
+from redis.exceptions import RedisError
 
 from contract.messages import ReturnReason
 from contract.tasks import TaskSet, end_task
+from worker.adapters.files import AdapterFiles
 from worker.engine.base import Engine
+from worker.execution.adapters import Adapters
 from worker.execution.claims import Claimer
+from worker.execution.generation import Generation
 from worker.execution.jobs import RunningJobs
 from worker.execution.parsing import ParserThread
 from worker.execution.preemption import Preemption
@@ -41,13 +47,27 @@ class Runner:
         stall_seconds: float,
         preempted_share: float = 1.0,
         affinity_seconds: float = 0.0,
+        adapter_files: AdapterFiles | None = None,
+        adapter_load_units: float = 0.0,
+        on_adapters_changed: Callable[[list[str]], None] = lambda _: None,
     ) -> None:
         self._link = link
         self._engine = engine
         self._stall_seconds = stall_seconds
         self._tasks = TaskSet()
         self._jobs = jobs = RunningJobs(link.leases)
-        self._submitter = submitter = Submitter(engine, jobs, link.writer, tasks=self._tasks)
+        self._adapter_load_units = adapter_load_units
+        self._adapters = Adapters(
+            engine,
+            jobs,
+            adapter_files,
+            held=link.held,
+            charge=self._charge_load,
+            on_change=on_adapters_changed,
+        )
+        self._submitter = submitter = Submitter(
+            engine, jobs, link.writer, adapters=self._adapters, tasks=self._tasks
+        )
         self._parser_thread = ParserThread(jobs, submitter, link.writer, tasks=self._tasks)
         preemption = Preemption(engine, jobs, share=preempted_share)
         self._claimer = Claimer(
@@ -55,6 +75,7 @@ class Runner:
             engine,
             jobs,
             submitter,
+            adapters=self._adapters,
             preemption=preemption,
             affinity_seconds=affinity_seconds,
         )
@@ -96,6 +117,7 @@ class Runner:
             await end_task(*tasks, stopped)
             await self._claimer.aclose()
             await self._tasks.cancel()
+            await self._adapters.aclose()
             self._parser_thread.close()
             self._link.held.clear()
 
@@ -122,6 +144,13 @@ class Runner:
         """Stop immediately."""
         self._claimer.stop()
         self._stopped.set()
+
+    async def _charge_load(self, generation: Generation, seconds: float) -> None:
+        link, units = self._link, self._adapter_load_units * seconds
+        try:
+            await link.queue.charge(link.worker, generation.job.id, generation.attempt, units)
+        except (RedisError, OSError) as error:
+            _log.warning("Cannot charge the load of an adapter: %s", type(error).__name__)
 
     async def _return_jobs(self, *, is_engine_dead: bool) -> None:
         self.stop()

@@ -4,10 +4,12 @@ import contextlib
 import logging
 
 from contract.logs import about
+from contract.messages import ReturnReason
 from contract.outcomes import FailureCode
 from contract.queue import let_others_run
 from contract.tasks import TaskSet
 from worker.engine.base import Engine, EngineDeadError, InvalidRequestError
+from worker.execution.adapters import AdapterFailedError, Adapters
 from worker.execution.generation import Generation, Stage
 from worker.execution.jobs import RunningJobs
 from worker.execution.suspects import Suspects
@@ -29,9 +31,11 @@ class Submitter:
         jobs: RunningJobs,
         writer: ReplyWriter,
         *,
+        adapters: Adapters,
         tasks: TaskSet,
     ) -> None:
         self._engine = engine
+        self._adapters = adapters
         self._jobs = jobs
         self._writer = writer
         self._tasks = tasks
@@ -47,8 +51,9 @@ class Submitter:
         for generation in generations:
             if generation.job.is_suspect:
                 self._suspects.add(generation)
-            elif generation.is_slow_to_submit:
-                # Preprocessing images or compiling a grammar must not delay other jobs.
+            elif generation.is_slow_to_submit or not self._adapters.is_loaded(generation.job):
+                # Preprocessing images, compiling a grammar or loading an adapter must not delay
+                # other jobs.
                 self._tasks.start(self._submit_alone(generation))
             elif not generation.has_ended:
                 await self._submit(generation)
@@ -67,6 +72,8 @@ class Submitter:
                 await self._engine.abort(to_abort)
 
     async def _submit(self, generation: Generation) -> None:
+        if generation.job.adapter is not None and not await self._load_adapter(generation):
+            return
         requests, jobs = generation.requests(), self._jobs
         jobs.by_sequence.update((request.id, generation) for request in requests)
         try:
@@ -80,6 +87,17 @@ class Submitter:
         if generation.has_ended:
             # The job ended when the engine did not have all of its sequences yet.
             jobs.to_abort += [each.id for each in requests if each.id not in jobs.by_sequence]
+
+    async def _load_adapter(self, generation: Generation) -> bool:
+        """Load the adapter of a job. Return False if the job has ended."""
+        try:
+            generation.adapter = await self._adapters.load(generation)
+        except AdapterFailedError as error:
+            if not generation.has_ended and error.is_permanent:
+                self._jobs.fail(generation, FailureCode.ADAPTER_FAILED, str(error))
+            elif not generation.has_ended:
+                self._jobs.return_job(generation, ReturnReason.ADAPTER_FAILED)
+        return not generation.has_ended
 
     async def _submit_alone(self, generation: Generation) -> None:
         try:

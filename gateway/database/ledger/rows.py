@@ -51,6 +51,8 @@ def row_of(record: UsageRecord) -> dict[str, Any]:
     row = {name: _storable(value) for name, value in msgspec.structs.asdict(record).items()}
     created_ms, ended_ms = row.pop("created_ms"), row.pop("ended_ms")
     del row["line"]  # The ledger has its tier.
+    row["model"] = _storable(record.full_model)
+    del row["adapter"]
     numbers = [row[name] for name in _NUMBERS]
     if not all(0 <= number <= MAX_INTEGER for number in numbers):
         raise UnusableRecordError("a count is negative or too large")

@@ -6,6 +6,7 @@ from typing import Any
 
 from contract.logs import LogFormat
 from contract.sampling import LOGPROBS, MAX_BAD_WORDS
+from worker.engine.adapters import adapter_limits
 from worker.samplers.arguments import PROCESSOR
 from worker.settings import Settings
 
@@ -32,6 +33,11 @@ _FIXED = {
     # after the reasoning, but the grammar includes the reasoning.
     "reasoning_config",
     "reasoning_parser",
+    # Settings of their own.
+    "enable_lora",
+    "max_loras",
+    "max_cpu_loras",
+    "max_lora_rank",
 }
 _CPU_FIXED = {"enable_chunked_prefill", "max_num_batched_tokens"}
 
@@ -55,6 +61,7 @@ def engine_arguments(settings: Settings, engine_args: Any, *, is_cpu: bool) -> A
         "mm_processor_cache_gb": 0,
         **({} if settings.context_window is None else {"max_model_len": settings.context_window}),
         **({} if settings.max_sequences is None else {"max_num_seqs": settings.max_sequences}),
+        **_adapters(settings),
         **more,
         "limit_mm_per_prompt": {
             "image": _DEFAULT_MAX_IMAGES,
@@ -99,6 +106,18 @@ def environment_variables(settings: Settings) -> dict[str, str]:
         "VLLM_MAX_NUM_BAD_WORDS": str(2 * MAX_BAD_WORDS),
         "VLLM_MAX_BAD_WORDS_TOTAL_TOKENS": str(MAX_BAD_WORD_TOKENS),
         **(logs if settings.log_format is LogFormat.JSON else {}),
+    }
+
+
+def _adapters(settings: Settings) -> dict[str, Any]:
+    limits = adapter_limits(settings)
+    if limits is None:
+        return {}
+    return {
+        "enable_lora": True,
+        "max_loras": limits.slots,
+        "max_cpu_loras": limits.loaded,
+        "max_lora_rank": limits.max_rank,
     }
 
 

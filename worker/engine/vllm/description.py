@@ -6,6 +6,7 @@ from typing import Any
 
 from contract.messages import ChatFormat, Feature
 from worker.chat_format import DEFAULT, TOOL_USE, ParserFormat, chat_format, given_template
+from worker.engine.adapters import adapter_limits
 from worker.engine.base import EngineInfo
 from worker.engine.vllm.arguments import offers_sampler_chain
 from worker.engine.vllm.prompts import Prompts
@@ -69,6 +70,7 @@ def describe(
         chat=chat,
         chat_templates=templates,
         cache_block_tokens=cache.block_size if publishes_cache else 0,
+        adapters=adapter_limits(settings),
     )
 
 

@@ -20,6 +20,8 @@ from typing import Any
 from contract.messages import Feature
 from contract.sampling import SamplingSpec
 from worker.engine.base import (
+    AdapterRejectedError,
+    EngineAdapter,
     EngineDeadError,
     EngineInfo,
     EngineRequest,
@@ -150,6 +152,29 @@ class VllmEngine:
         except self._dead_errors as error:
             raise EngineDeadError(str(error)) from None
 
+    async def load_adapter(self, adapter: EngineAdapter) -> None:
+        """Load an adapter. Raises AdapterRejectedError or EngineDeadError.
+
+        A request with an adapter that cannot be loaded would end the engine.
+        """
+        try:
+            await self._llm.engine_core.add_lora_async(self._lora_request(adapter))
+        except self._dead_errors as error:
+            raise EngineDeadError(str(error)) from None
+        except Exception as error:  # vLLM raises what the loading raised in its process.
+            raise AdapterRejectedError(str(error)) from None
+
+    async def unload_adapter(self, adapter: EngineAdapter) -> None:
+        """Unload an adapter. Raises EngineDeadError."""
+        try:
+            await self._llm.engine_core.remove_lora_async(adapter.number)
+        except self._dead_errors as error:
+            raise EngineDeadError(str(error)) from None
+
+    def _lora_request(self, adapter: EngineAdapter) -> Any:
+        # vLLM's prefix cache distinguishes adapters by their names.
+        return self._make_lora_request(adapter.digest, adapter.number, adapter.folder)
+
     async def step(self) -> EngineStep:
         """Wait for the outputs of the next step. Raises EngineDeadError."""
         try:
@@ -177,6 +202,7 @@ class VllmEngine:
         from vllm.distributed.kv_events import KVEventBatch
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.inputs import tokens_input
+        from vllm.lora.request import LoRARequest
         from vllm.platforms import current_platform
         from vllm.renderers.hf import resolve_chat_template
         from vllm.renderers.inputs.preprocess import parse_model_prompt
@@ -213,6 +239,7 @@ class VllmEngine:
         self._llm = AsyncLLM.from_engine_args(arguments)
         self._metrics = EngineMetrics(self._llm.logger_manager, stats)
         self._client_errors = (vllm.exceptions.VLLMClientError, ValueError, TypeError)
+        self._make_lora_request = LoRARequest
         self._dead_errors = (exceptions.EngineDeadError, zmq.ZMQError)
         self._prompts = Prompts(
             self._llm, tokens_input, partial(parse_model_prompt, self._llm.model_config)
@@ -295,6 +322,7 @@ class VllmEngine:
                 prompt,
                 params,
                 supported_tasks=self._tasks,
+                lora_request=None if first.adapter is None else self._lora_request(first.adapter),
                 priority=int(first.is_preemptible),
             )
         except self._client_errors as error:

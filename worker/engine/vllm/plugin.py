@@ -10,6 +10,7 @@ from threading import Thread
 from typing import Any
 
 from contract.grammar import PARSER_LIMITS
+from worker.engine.vllm.base_rows import prepare_base_rows
 from worker.engine.vllm.resumption import prepare_resumption
 from worker.engine.vllm.thinking_budget import prepare_thinking_budget
 from worker.samplers.reported import prepare_reported_rows
@@ -25,6 +26,7 @@ def prepare() -> None:
     _limit_grammars()
     prepare_resumption()
     prepare_thinking_budget()
+    prepare_base_rows()
     prepare_reported_rows()
     _end_with_parent()
     # vLLM does not prepare forks of a prepared process. On GPUs it forks the engine core.

@@ -1,0 +1,1 @@
+"""Adapters: registration, checks and copies of LoRA adapters, and their management API."""

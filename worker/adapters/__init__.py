@@ -1,0 +1,1 @@
+"""Files of LoRA adapters on the machine of a worker."""
