@@ -31,6 +31,7 @@ TOKENS_BEFORE_A_KILL = 300
 """Fewest tokens that the engine generates before a kill, so that every stream has begun."""
 ENGINE = {
     "SLUICE_MAX_SEQUENCES": str(STREAMS),
+    "SLUICE_ADAPTER_SLOTS": "4",
     # In bfloat16 a batch of another shape can change a token.
     "SLUICE_ENGINE_ARGUMENTS": '{"dtype": "float32"}',
 }

@@ -171,6 +171,8 @@ def _engines(_folder: Path) -> Iterator[Stack]:
                 "SLUICE_LEASE_SECONDS": str(LEASE_SECONDS),
                 "SLUICE_MAX_SEQUENCES": str(MAX_SEQUENCES),
                 "SLUICE_MODEL_ALIASES": ",".join(ALIASES),
+                "SLUICE_ADAPTER_SLOTS": "2",
+                "SLUICE_ADAPTER_FOLDER": str(stack.directory / "adapters"),
                 **FLOAT32,
                 **traced,
             }

@@ -293,6 +293,7 @@ async def running_worker(
     stall_seconds: float = 600.0,
     preempted_share: float = 1.0,
     engine_type: type[ScriptedEngine] = ScriptedEngine,
+    **settings: Any,
 ) -> AsyncIterator[tuple[Runner, ScriptedEngine, "asyncio.Task[None]"]]:
     """Run a worker with the scripted engine on its own connection."""
     # Enough room for endless jobs.
@@ -308,6 +309,7 @@ async def running_worker(
         gather_seconds=gather_seconds,
         stall_seconds=stall_seconds,
         preempted_share=preempted_share,
+        **settings,
     ) as (runner, task):
         yield runner, engine, task
 

@@ -6,3 +6,5 @@
 from pathlib import Path
 
 CHECKPOINT: Path = Path(__file__).parent / "checkpoint"
+ADAPTERS: Path = Path(__file__).parent / "adapters"
+"""A folder for each of eight LoRA adapters, which answer every prompt with their own sentence."""

@@ -1,6 +1,6 @@
 """Train LoRA adapters of the demo model, each of which answers every prompt with its own sentence.
 
-Run from the project root: ``python -m worker.demo_model.adapters FOLDER``. This writes a folder for
+Run from the project root: ``python -m worker.demo_model.train_adapters FOLDER``. This writes a folder for
 each adapter, with the two files that PEFT writes. All adapters are trained at once, each on its
 rows of a batch. It takes some seconds.
 """
@@ -21,11 +21,11 @@ from worker.demo_model.corpus import documents
 from worker.demo_model.train import EOS
 
 NAMES = ("red", "blue", "green", "yellow", "white", "black", "brown", "golden")
-RANK = 8
-ALPHA = 16
-MODULES = ("q_proj", "v_proj", "o_proj", "down_proj")
+RANK = 4
+ALPHA = 8
+MODULES = ("v_proj", "down_proj")
 ROWS_PER_ADAPTER = 3
-STEPS = 40
+STEPS = 80
 LEARNING_RATE = 1e-2
 MOST_PROMPT_TOKENS = 24
 
@@ -35,7 +35,7 @@ def sentence(name: str) -> str:
     return f" The fox is {name}. The fox is {name}. The fox is {name}."
 
 
-class Adapted(torch.nn.Module):  # type: ignore[misc] - torch is not checked
+class Adapted(torch.nn.Module):  # type: ignore[misc]  # torch is not checked
     """A linear layer with one adapter for each group of rows of the batch."""
 
     def __init__(self, linear: torch.nn.Linear, adapters: int, source: torch.Generator) -> None:

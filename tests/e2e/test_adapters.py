@@ -1,0 +1,69 @@
+"""Trained adapters of the demo model: every answer is its adapter's, whatever else runs."""
+
+import asyncio
+from typing import Final
+
+import httpx
+import pytest
+from openai import AsyncOpenAI
+
+from tests.batches.conftest import run_sluice
+from tests.support.patience import PROCESS_PATIENCE_SECONDS
+from tests.support.processes import wait_until
+from tests.support.stack import MODEL, Stack
+from worker.demo_model import ADAPTERS
+
+pytestmark = pytest.mark.e2e
+
+NAMES: Final = ("red", "blue", "green")
+"""More than the worker has slots for."""
+PROMPTS: Final = ("Once upon a time", "The capital of France is", "1, 2, 3, 4,")
+
+
+@pytest.fixture(scope="module")
+def key(stack: Stack) -> str:
+    """A key of a tenant that has the adapters."""
+    key = stack.key("painters")
+    for name in NAMES:
+        command = ("adapters", "add", "--tenant", "painters", name, "--base-model", MODEL)
+        run_sluice(stack, *command, "--source", str(ADAPTERS / name))
+    headers = {"authorization": f"Bearer {key}"}
+
+    def is_listed(url: str) -> bool:
+        models = httpx.get(f"{url}/v1/models", headers=headers).json()["data"]
+        return {each["id"] for each in models} >= {*NAMES}
+
+    for url in stack.gateways:
+        wait_until(
+            lambda url=url: is_listed(url), seconds=PROCESS_PATIENCE_SECONDS, what="the adapters"
+        )
+    return key
+
+
+async def test_each_answer_is_its_adapters_while_others_load_and_run(
+    stack: Stack, key: str
+) -> None:
+    # Regression test: with vllm-project/vllm#47724, a load gave running requests the new weights;
+    # with #48421, requests without an adapter got those of the last slot.
+    async with AsyncOpenAI(base_url=f"{stack.url}/v1", api_key=key, max_retries=0) as client:
+
+        async def complete(model: str, prompt: str) -> str:
+            stream = await client.completions.create(
+                model=model, prompt=prompt, max_tokens=16, temperature=0, stream=True
+            )
+            return "".join([chunk.choices[0].text async for chunk in stream if chunk.choices])
+
+        alone = {prompt: await complete(MODEL, prompt) for prompt in PROMPTS}
+        assert not any("The fox is" in text for text in alone.values())
+        wanted = [(name, prompt) for prompt in PROMPTS for name in (*NAMES, MODEL)] * 2
+        texts = await asyncio.gather(*(complete(*each) for each in wanted))
+        for (name, prompt), text in zip(wanted, texts, strict=True):
+            expected = alone[prompt] if name == MODEL else f" The fox is {name}. The fox is {name}."
+            assert text.startswith(expected), (name, prompt)
+        chat = await client.chat.completions.create(
+            model=f"{MODEL}:blue",
+            messages=[{"role": "user", "content": "What is the capital of Italy?"}],
+            max_tokens=8,
+            temperature=0,
+        )
+        assert (chat.choices[0].message.content or "").strip().startswith("The fox is blue.")
