@@ -103,6 +103,35 @@ def build() -> Dashboard:
             ),
         ),
         row(
+            "Adapters",
+            graph(
+                "Loaded adapters",
+                "short",
+                "LoRA adapters that each engine has loaded.",
+                Query(total("sluice_worker_adapters_loaded", POOL, "instance"), "{{instance}}"),
+            ),
+            graph(
+                "Loads",
+                "cps",
+                "Loads of LoRA adapters by their outcome. Many loads mean that more adapters are "
+                "used than stay loaded (SLUICE_LOADED_ADAPTERS).",
+                Query(rate("sluice_worker_adapter_loads_total", POOL, "outcome"), "{{outcome}}"),
+                Query(rate("sluice_worker_adapter_evictions_total", POOL), "evicted"),
+            ),
+            graph(
+                "Mean time of a load",
+                "s",
+                "Mean time to download, verify and load an adapter.",
+                Query(
+                    ratio(
+                        rate("sluice_worker_adapter_load_seconds_sum", POOL, "pool"),
+                        rate("sluice_worker_adapter_load_seconds_count", POOL, "pool"),
+                    ),
+                    "{{pool}}",
+                ),
+            ),
+        ),
+        row(
             "Throughput",
             graph(
                 "Completion tokens",

@@ -286,6 +286,9 @@ The mount path of the public keys: a folder, since a changed Secret does not upd
   value: {{ .root.Values.listenAddress | quote }}
 - name: SLUICE_HEALTH_PORT
   value: "9465"
+{{- if $pool.config.adapterSlots }}
+{{ include "sluice.filesEnvironment" .root }}
+{{- end }}
 {{- range $key, $value := $pool.config }}
 - name: {{ include "sluice.variable" $key }}
   value: {{ include "sluice.text" $value | quote }}
