@@ -42,6 +42,7 @@
     │   ├── StoreUnavailableError
     │   │   └── ChangeNotAnnouncedError
     │   ├── GatewayStoppingError
+    │   ├── AdapterFailedError
     │   ├── GenerationFailedError
     │   │   └── TakenOverError
     │   └── SlowReaderError

@@ -18,6 +18,8 @@ from worker.chat_format import given_template
 from worker.model_files import adapter_modules
 
 _PREFIX = "SLUICE_"
+_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Maximum ranks for which vLLM has kernels."""
 
 JOB_LEASES = 3
 """Leases of a worker in the lease of a job. The thread that renews the former cannot be starved;
@@ -51,6 +53,12 @@ def _split(value: object) -> object:
 def _check_redis_url(url: SecretStr) -> SecretStr:
     check_redis_url(url.get_secret_value())
     return url
+
+
+def _check_rank(rank: int) -> int:
+    if rank not in _RANKS:
+        raise ValueError(f"must be one of {', '.join(map(str, _RANKS))}")
+    return rank
 
 
 class Settings(BaseSettings):
@@ -135,8 +143,9 @@ class Settings(BaseSettings):
         ge=1,
         description="LoRA adapters that stay loaded, at least the slots.  [default: the slots]",
     )
-    max_adapter_rank: Literal[1, 8, 16, 32, 64, 128, 256, 320, 512] = Field(
-        default=16, description="Maximum rank of LoRA adapters."
+    max_adapter_rank: Annotated[int, AfterValidator(_check_rank)] = Field(
+        default=16,
+        description=f"Maximum rank of LoRA adapters: {', '.join(map(str, _RANKS))}.",
     )
     file_store: str = Field(
         default=".sluice/files",

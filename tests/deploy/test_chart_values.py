@@ -95,6 +95,7 @@ MADE_BY_OTHER_VALUES = {
         "enforce_eager",
         "engine",
         "engine_arguments",
+        "file_store",
         "health_host",
         "health_port",
         "lease_seconds",

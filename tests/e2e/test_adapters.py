@@ -29,14 +29,12 @@ def key(stack: Stack) -> str:
         run_sluice(stack, *command, "--source", str(ADAPTERS / name))
     headers = {"authorization": f"Bearer {key}"}
 
-    def is_listed(url: str) -> bool:
-        models = httpx.get(f"{url}/v1/models", headers=headers).json()["data"]
-        return {each["id"] for each in models} >= {*NAMES}
+    def are_listed() -> bool:
+        answers = [httpx.get(f"{url}/v1/models", headers=headers) for url in stack.gateways]
+        listed = [{each["id"] for each in answer.json()["data"]} for answer in answers]
+        return all(names >= {*NAMES} for names in listed)
 
-    for url in stack.gateways:
-        wait_until(
-            lambda url=url: is_listed(url), seconds=PROCESS_PATIENCE_SECONDS, what="the adapters"
-        )
+    wait_until(are_listed, seconds=PROCESS_PATIENCE_SECONDS, what="the adapters")
     return key
 
 
