@@ -45,6 +45,7 @@ async def test_row_has_every_field_of_the_record(database: Database) -> None:
         service_tier=ServiceTier.FLEX,
         is_streamed=True,
         is_prepaid=True,
+        adapter="poet",
         jobs=3,
         prompt_price=150_000,
         cached_price=75_000,
@@ -57,8 +58,9 @@ async def test_row_has_every_field_of_the_record(database: Database) -> None:
     async with database.reading() as transaction:
         row = (await transaction.scalars(select(LedgerRow))).one()
     for field in UsageRecord.__struct_fields__:
-        if not field.endswith("ed_ms") and field != "line":
+        if not field.endswith("ed_ms") and field not in ("line", "adapter", "model"):
             assert getattr(row, field) == getattr(record, field), field
+    assert row.model == f"{record.model}:poet"
     assert (row.created_at.timestamp() * 1000, row.ended_at.timestamp() * 1000) == (
         record.created_ms,
         record.ended_ms,
