@@ -1,5 +1,6 @@
 """Adapters in a worker with the scripted engine: downloads, slots, evictions, charges, failures."""
 
+import asyncio
 import hashlib
 import shutil
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 from redis.asyncio import Redis
+from typing_extensions import override
 
 from contract import keys
 from contract.adapters import CONFIG_FILE, WEIGHTS_FILE, digest_of, folder_of
@@ -20,8 +22,8 @@ from tests.support.adapters import RANK, write_adapter
 from tests.support.redis_server import RedisServer
 from tests.worker.conftest import ENDLESS, MODEL, WORKER, Gateway, make_job, running_worker
 from worker.adapters.files import AdapterFiles, StoreFailedError, WrongFilesError
-from worker.engine.base import AdapterLimits
-from worker.engine.scripted import Script
+from worker.engine.base import AdapterLimits, EngineAdapter, EngineStep
+from worker.engine.scripted import Script, ScriptedEngine
 
 TWO_OF_THREE = Script(
     step_seconds=0.002, adapters=AdapterLimits(slots=2, loaded=3, max_rank=8, modules={})
@@ -206,3 +208,56 @@ async def test_worker_without_adapters_leaves_their_jobs(
         await gateway.enqueue(plain)
         await gateway.finished(plain)
         assert not gateway.deltas(job)
+
+
+class SlowLoads(ScriptedEngine):
+    """Makes no step while it loads an adapter, as vLLM does."""
+
+    def __init__(self, folder: Path, script: Script) -> None:
+        super().__init__(folder, script)
+        self._turn = asyncio.Lock()
+
+    @override
+    async def load_adapter(self, adapter: EngineAdapter) -> None:
+        async with self._turn:
+            await asyncio.sleep(0.02)
+            await super().load_adapter(adapter)
+
+    @override
+    async def step(self) -> EngineStep:
+        async with self._turn:
+            return await super().step()
+
+
+@pytest.mark.parametrize(("units", "least", "most"), [(0, 0.8, 1.3), (2000, 1.6, 9.0)])
+async def test_tenant_that_alternates_between_adapters_gets_fewer_turns(
+    redis_server: RedisServer,
+    gateway: Gateway,
+    store: Store,
+    units: int,
+    least: float,
+    most: float,
+) -> None:
+    # Two sequences in steps of 2 ms use 2000 service units in a second.
+    script = Script(
+        step_seconds=0.002,
+        max_sequences=2,
+        adapters=AdapterLimits(slots=1, loaded=1, max_rank=8, modules={}),
+    )
+    adapters = [store.add(number) for number in range(4)]
+    thrashing = [
+        make_job(tenant="thrash", adapter=adapters[number % 4], max_tokens=16)
+        for number in range(40)
+    ]
+    steady = [make_job(tenant="steady", max_tokens=16) for _ in range(80)]
+    for job in thrashing + steady:
+        await gateway.enqueue(job)
+    settings: dict[str, Any] = {"adapter_files": store.files(), "adapter_load_units": units}
+    async with running_worker(redis_server, script, engine_type=SlowLoads, **settings):
+        await gateway.read_until(lambda: len(gateway.ends()) >= 45)
+        ended = gateway.ended_handles()
+    turns = {
+        name: sum(job.handle in ended for job in jobs)
+        for name, jobs in (("steady", steady), ("thrash", thrashing))
+    }
+    assert least <= turns["steady"] / turns["thrash"] <= most, turns
