@@ -38,6 +38,7 @@ _FIXED = {
     "max_loras",
     "max_cpu_loras",
     "max_lora_rank",
+    "lora_target_modules",
 }
 _CPU_FIXED = {"enable_chunked_prefill", "max_num_batched_tokens"}
 
@@ -118,6 +119,9 @@ def _adapters(settings: Settings) -> dict[str, Any]:
         "max_loras": limits.slots,
         "max_cpu_loras": limits.loaded,
         "max_lora_rank": limits.max_rank,
+        # Not the output layer, which adapters may not change: there vLLM needs memory for each
+        # slot, and on a CPU log-probabilities of a prompt would end the engine.
+        "lora_target_modules": sorted({name.rpartition(".")[2] for name in limits.modules}),
     }
 
 
