@@ -277,7 +277,7 @@ def test_environment_has_only_settings_of_the_process(service: Service) -> None:
     known |= {name for name in vars(environment_variables) if name.startswith("OTEL_")}
     if service.name.startswith("worker-"):
         known.add("HF_TOKEN")  # Hugging Face's own.
-    if service.name in ("gateway", "celery"):
+    if service.name in ("gateway", "celery", "worker-cpu", "worker-gpu"):
         known |= {f"AWS_{name}" for name in ("ENDPOINT_URL", "REGION", "ACCESS_KEY_ID")}
         known.add("AWS_SECRET_ACCESS_KEY")
     assert service.options.get("environment", {}).keys() <= known

@@ -144,8 +144,8 @@ def test_writable_folders_belong_to_the_user_of_the_container() -> None:
     image = stages(FOLDER / "Dockerfile.worker", DEVICE="gpu")
     folders = [target for _, target in services()["worker-gpu"].mounts]
     made = " ".join(each.text for each in image[-1].instructions if each.name == "RUN")
-    assert folders == ["/models"]
-    assert "install --directory --owner 10001 --group 10001 /models" in made
+    assert folders == ["/models", "/var/lib/sluice/files"]
+    assert f"install --directory --owner 10001 --group 10001 {' '.join(folders)}" in made
 
 
 ONLY_INSTALLED = """

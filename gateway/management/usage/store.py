@@ -225,6 +225,6 @@ def _record(row: LedgerRow) -> UsageRecord:
     columns = {
         name: getattr(row, name)
         for name in UsageRecord.__struct_fields__
-        if name not in ("created_ms", "ended_ms", "line")
+        if name not in ("created_ms", "ended_ms", "line", "adapter")
     }
     return UsageRecord(**columns, created_ms=to_ms(row.created_at), ended_ms=to_ms(row.ended_at))

@@ -53,7 +53,7 @@ def test_generation_comes_first_and_management_before_operations() -> None:
     paths = page()["paths"].values()
     tags = list(dict.fromkeys(next(iter(methods.values()))["tags"][0] for methods in paths))
     generation = ["Completions", "Chat", "Models", "Tokenization", "llama.cpp"]
-    assert tags[:8] == [*generation, "Files", "Batches", "Keys"]
+    assert tags[:9] == [*generation, "Files", "Batches", "Adapters", "Keys"]
     assert tags[-1] == "Operations"
     assert [tag["name"] for tag in page()["tags"]] == tags[:5]
     assert list(page()["paths"])[:2] == ["/v1/completions", "/v1/completions:estimate"]
