@@ -132,6 +132,29 @@ def build() -> Dashboard:
             ),
         ),
         row(
+            "Prefix affinity",
+            graph(
+                "Jobs passed over",
+                "cps",
+                "Jobs to which a younger job of their tenant was preferred, because a worker had "
+                "cached more of its prompt. SLUICE_AFFINITY_SECONDS bounds how long.",
+                Query(rate("sluice_worker_affinity_passed_jobs_total", POOL, "pool"), "{{pool}}"),
+            ),
+            graph(
+                "Jobs kept for another worker",
+                "cps",
+                "Jobs that waited for the worker that had cached more of their prompts.",
+                Query(rate("sluice_worker_affinity_kept_jobs_total", POOL, "pool"), "{{pool}}"),
+            ),
+            graph(
+                "Digests held",
+                "short",
+                "Digests of cached prefixes that the workers of each pool publish, at most 16,384 "
+                "each. 0 means that claims follow no cache.",
+                Query(total("sluice_worker_held_digests", POOL, "pool"), "{{pool}}"),
+            ),
+        ),
+        row(
             "Throughput",
             graph(
                 "Completion tokens",

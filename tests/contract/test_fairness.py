@@ -4,6 +4,7 @@ import math
 import random
 from bisect import insort
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, NamedTuple
@@ -564,3 +565,102 @@ async def test_service_of_two_backlogged_tenants_stays_within_the_bound(
     assert min(served.values()) > 5 * bound, "the history is too short to show anything"
     share = served["a"] * weights["a"] / (served["b"] * weights["b"])
     assert share == pytest.approx(ratio, rel=0.2)
+
+
+SLOTS, TOKENS, PROMPT, PREFIX = 4, 32, 400, 384
+"""Sequences of a worker, most tokens of a completion, tokens of a prompt and of its last digest."""
+QUANTUM = 256
+
+
+@dataclass
+class Pool:
+    """Two workers that cache the prompts of a few chats each, and publish them now and then."""
+
+    queue: JobQueue
+    clock: TestClock
+    rng: random.Random
+    cached: dict[str, list[int]] = field(default_factory=lambda: {"w1": [], "w2": []})
+    running: dict[str, list[Any]] = field(default_factory=lambda: {"w1": [], "w2": []})
+    waiting: dict[str, list[str]] = field(default_factory=lambda: {"a": [], "b": []})
+    passed_at: dict[str, int] = field(default_factory=dict)
+    served: dict[str, float] = field(default_factory=lambda: {"a": 0.0, "b": 0.0})
+    hits: int = 0
+
+    async def enqueue(self, job_id: str, tenant: str, chat: int) -> None:
+        self.waiting[tenant].append(job_id)
+        affinity = prefix_affinity("salt", [chat] * PROMPT, BLOCK)
+        sent = job(job_id, tenant, prompt_tokens=PROMPT, affinity=affinity, handle=chat)
+        await enqueue(self.queue, sent)
+
+    async def publish(self) -> None:
+        for worker, chats in self.cached.items():
+            held = [_digest((chat, step)) for chat in chats for step in boundaries(BLOCK)[:7]]
+            await self.queue.hold(worker, added=held, starts_over=True, ttl_ms=LEASE_MS)
+
+    async def step(self) -> None:
+        for worker in self.rng.sample(["w1", "w2"], 2):
+            while len(self.running[worker]) < SLOTS and await self._claim(worker):
+                pass
+        await self.clock.advance(20)
+        for worker, running in self.running.items():
+            for each in running:
+                each[2] += 1
+                self.served[each[0].tenant] += COMPLETION_COST
+            reports = [LeaseReport(each.id, 1, tokens) for each, _, tokens in running]
+            assert await self.queue.extend(worker, reports, lease_ms=LEASE_MS) == []
+            for each in [each for each in running if each[2] == each[1]]:
+                running.remove(each)
+                await self.queue.finish(worker, LeaseReport(each[0].id, 1, each[2]))
+
+    async def _claim(self, worker: str) -> bool:
+        result = await self.queue.claim(
+            worker, PLENTY, most_jobs=1, lease_ms=LEASE_MS, affinity=Affinity(PATIENCE_MS, 500)
+        )
+        for claim in result.claims:
+            self._note_order(claim.job)
+            chats, chat = self.cached[worker], claim.job.handle
+            found = PREFIX if chat in chats else 0
+            self.cached[worker] = [*[each for each in chats if each != chat][-2:], chat]
+            self.hits += bool(found)
+            self.served[claim.job.tenant] += PROMPT_COST * (PROMPT - found)
+            report = LeaseReport(claim.job.id, 1, 0, PROMPT, found)
+            await self.queue.extend(worker, [report], lease_ms=LEASE_MS)
+            self.running[worker].append([claim.job, self.rng.randint(1, TOKENS), 0])
+        return bool(result.claims)
+
+    def _note_order(self, job: GenerationJob) -> None:
+        waiting = self.waiting[job.tenant]
+        for older in waiting[: waiting.index(job.id)]:
+            passed_at = self.passed_at.setdefault(older, self.clock.now_ms)
+            assert self.clock.now_ms - passed_at < PATIENCE_MS
+        waiting.remove(job.id)
+
+
+@pytest.mark.parametrize("attack", ["monopolises", "floods", "alternates"])
+async def test_no_prefixes_win_more_service_than_the_bound(
+    any_redis: "Redis", clock: TestClock, monkeypatch: pytest.MonkeyPatch, attack: str
+) -> None:
+    """|W_a - W_b| <= 2 (max(w_p L, w_q M) + Q), where W counts uncached prompt tokens only."""
+    monkeypatch.setattr("contract.queue.AFFINITY_QUANTUM", QUANTUM)
+    rng = random.Random(3)
+    pool = Pool(JobQueue(any_redis, MODEL), clock, rng)
+    bound = 2 * (max(PROMPT_COST * PROMPT, COMPLETION_COST * 2 * SLOTS * TOKENS) + QUANTUM)
+    chats: dict[str, Callable[[int], int]] = {
+        "monopolises": lambda _: 1,
+        "floods": lambda number: 1_000 + number,
+        "alternates": lambda number: number % 2,
+    }
+    worst, numbers = 0.0, count()
+    while min(pool.served.values()) < 20 * bound:
+        for tenant, waiting in pool.waiting.items():
+            while len(waiting) < CANDIDATES + 4:
+                number = next(numbers)
+                chat = chats[attack](number) if tenant == "a" else 100 + rng.randrange(4)
+                await pool.enqueue(f"{tenant}{number}", tenant, chat)
+        if rng.random() < 0.3:
+            await pool.publish()
+        await pool.step()
+        worst = max(worst, abs(pool.served["a"] - pool.served["b"]))
+    assert 0 < worst <= bound
+    assert pool.passed_at
+    assert pool.hits
