@@ -22,7 +22,11 @@ def _for_customers(principal: Principal) -> Iterator[tuple[str, str]]:
         yield "/console/playground", "Playground"
     if Scope.KEYS in scopes:
         yield "/console/keys", "Keys"
+        yield "/console/projects", "Projects"
+    if Scope.KEYS in scopes and is_whole:
+        yield "/console/webhooks", "Webhooks"
     if Scope.MEMBERS in scopes and is_whole:
+        yield "/console/members", "Members"
         yield "/console/audit", "Audit log"
     yield "/console/start", "Getting started"
 

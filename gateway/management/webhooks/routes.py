@@ -12,8 +12,10 @@ from gateway.http.authorization import Context
 from gateway.http.bounded_route import BoundedRoute
 from gateway.http.context import ProcessContext
 from gateway.management.shared.callers import CallerOfTenant
+from gateway.management.shared.parameters import PageSize
 from gateway.management.webhooks.schemas import (
     CreatedWebhookBody,
+    EventStateList,
     RemovedWebhook,
     SentEventBody,
     WebhookCreation,
@@ -50,6 +52,15 @@ async def create_webhook(
         caller.tenant_id, body.url, thresholds=body.thresholds, actor=caller.actor
     )
     return CreatedWebhookBody.of(webhook)
+
+
+@router.get("/{webhook_id}/events", summary="List the events of a webhook")
+async def list_events(
+    context: Context, caller: CallerOfTenant, webhook_id: WebhookId, limit: PageSize = 20
+) -> EventStateList:
+    """List the newest events, newest first, with the states of their delivery."""
+    events = await webhook_service(context).events(caller.tenant_id, webhook_id, limit=limit)
+    return EventStateList.of(Page(events, has_more=False))
 
 
 @router.delete("/{webhook_id}", summary="Remove a webhook")

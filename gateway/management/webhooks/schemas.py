@@ -57,6 +57,23 @@ class RemovedWebhook(BaseModel):
     deleted: Literal[True] = True
 
 
+class EventStateBody(RecordBody):
+    """An event, and whether the webhook has received it."""
+
+    object: Literal["webhook.event"] = "webhook.event"
+    id: str = Field(description="Id of the event, as in its body and header.")
+    type: str
+    created_at: datetime
+    attempts: int
+    delivered_at: datetime | None
+    next_attempt_at: datetime | None = Field(description="Null once delivered or abandoned.")
+    last_error: str = Field(description="Empty if no attempt has failed.")
+
+
+class EventStateList(ListBody[EventStateBody]):
+    """The newest events of a webhook, newest first."""
+
+
 class SentEventBody(BaseModel):
     """A test event that checks whether the webhook works."""
 

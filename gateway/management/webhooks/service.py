@@ -14,7 +14,13 @@ from gateway.errors import ConflictError, InvalidParameterError, NotFoundError, 
 from gateway.management.audit.log import SYSTEM, AuditLog
 from gateway.management.tenants.service import reading_of_tenant
 from gateway.management.webhooks.secret_box import SealedSecretError, SecretBox
-from gateway.management.webhooks.store import EventName, StoredSecret, WebhookEvent, WebhookStore
+from gateway.management.webhooks.store import (
+    EventName,
+    EventState,
+    StoredSecret,
+    WebhookEvent,
+    WebhookStore,
+)
 from gateway.management.webhooks.urls import check_url, host_of
 from gateway.tenancy.checks import check_known
 from gateway.tenancy.limits import LimitScope, subject_of
@@ -93,6 +99,19 @@ class WebhookService:
         """Return the tenant's webhooks, oldest first."""
         async with reading_of_tenant(self._database, tenant_id) as transaction:
             return await WebhookStore(transaction).list_of_tenant(tenant_id)
+
+    async def get(self, tenant_id: str, webhook_id: str) -> Webhook:
+        """Return the tenant's webhook."""
+        _check_ids(tenant_id, webhook_id)
+        async with self._database.reading() as transaction:
+            return await _find(transaction, tenant_id, webhook_id)
+
+    async def events(self, tenant_id: str, webhook_id: str, *, limit: int) -> list[EventState]:
+        """Return the newest events of the webhook with the states of their delivery."""
+        _check_ids(tenant_id, webhook_id)
+        async with self._database.reading() as transaction:
+            webhook = await _find(transaction, tenant_id, webhook_id)
+            return await WebhookStore(transaction).latest(webhook.id, limit)
 
     async def remove(self, tenant_id: str, webhook_id: str, *, actor: str = SYSTEM) -> None:
         """Remove the webhook, which then receives no more events."""

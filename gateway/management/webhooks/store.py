@@ -59,6 +59,20 @@ class Delivery:
     """Number of failed attempts."""
 
 
+@dataclass(frozen=True, slots=True)
+class EventState:
+    """An event, and whether its webhook has received it."""
+
+    id: str
+    type: str
+    created_at: datetime
+    attempts: int
+    delivered_at: datetime | None
+    next_attempt_at: datetime | None
+    """Null for an event that was delivered or abandoned."""
+    last_error: str
+
+
 class StoredSecret(NamedTuple):
     """A webhook's secret as stored in the database."""
 
@@ -179,6 +193,16 @@ class WebhookStore:
             )
         )
 
+    async def latest(self, webhook_id: str, limit: int) -> list[EventState]:
+        """Return the newest events of a webhook, newest first."""
+        rows = await self._transaction.scalars(
+            select(WebhookEventRow)
+            .where(WebhookEventRow.webhook_id == webhook_id)
+            .order_by(WebhookEventRow.created_at.desc(), WebhookEventRow.id.desc())
+            .limit(limit)
+        )
+        return [_state(row) for row in rows]
+
     async def due(self, now: datetime, limit: int) -> list[Delivery]:
         """Return due events, the longest waiting first, and claim them for `CLAIM`.
 
@@ -241,6 +265,18 @@ def _row(event: WebhookEvent) -> dict[str, Any]:
         "next_attempt_at": event.created_at,
         "last_error": "",
     }
+
+
+def _state(row: WebhookEventRow) -> EventState:
+    return EventState(
+        id=row.id,
+        type=row.kind,
+        created_at=row.created_at,
+        attempts=row.attempts,
+        delivered_at=row.delivered_at,
+        next_attempt_at=row.next_attempt_at,
+        last_error=row.last_error,
+    )
 
 
 def _delivery(event: WebhookEventRow, webhook: WebhookRow) -> Delivery:

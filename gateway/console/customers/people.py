@@ -1,0 +1,289 @@
+"""Projects and members of a tenant."""
+
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+
+from gateway.console.forms import Form, checked
+from gateway.console.limit_fields import LABELS, fields_of, read_limits
+from gateway.console.rendering import page
+from gateway.console.routing import CustomerRoute, SentForm, Visitor, needs, redirect
+from gateway.database.paging import PageRequest
+from gateway.errors import ApiError
+from gateway.http.authorization import Context
+from gateway.management.members.schemas import MemberAddition, MemberChange
+from gateway.management.members.service import MemberService
+from gateway.management.projects.schemas import ProjectChange, ProjectCreation
+from gateway.management.projects.service import ProjectService
+from gateway.management.shared.parameters import AfterId
+from gateway.tenancy.records import Project, ProjectStatus, Role
+from gateway.tenancy.scopes import Scope
+
+ROWS: Final = 50
+ROLES: Final = [(role.value, role.value) for role in Role]
+NOTICES: Final = {
+    "created": "The project is created.",
+    "changed": "The project is changed on all gateways within a second.",
+    "archived": "The project is archived. All gateways reject its keys within a second.",
+    "activated": "The project is active again.",
+    "added": "The member is added.",
+    "role": "The role is changed on all gateways within a second.",
+    "removed": "The member is removed.",
+}
+
+router = APIRouter(route_class=CustomerRoute, include_in_schema=False)
+
+ManagesProjects = Annotated[Visitor, Depends(needs(Scope.KEYS))]
+ManagesAllProjects = Annotated[Visitor, Depends(needs(Scope.KEYS, whole=True))]
+ManagesMembers = Annotated[Visitor, Depends(needs(Scope.MEMBERS, whole=True))]
+Done = Annotated[str, Query(max_length=20)]
+
+
+def project_service(context: Context) -> ProjectService:
+    """Return the project service."""
+    return ProjectService(context.database, context.announcer)
+
+
+def member_service(context: Context) -> MemberService:
+    """Return the member service."""
+    return MemberService(context.database, context.announcer)
+
+
+Projects = Annotated[ProjectService, Depends(project_service)]
+Members = Annotated[MemberService, Depends(member_service)]
+
+
+@router.get("/console/projects")
+async def list_projects(
+    request: Request,
+    projects: Projects,
+    visitor: ManagesProjects,
+    after: AfterId = None,
+    done: Done = "",
+) -> Response:
+    """List projects, newest first."""
+    wanted = PageRequest(after, ROWS, is_newest_first=True)
+    found = await projects.page(visitor.tenant_id, wanted, grantor=visitor.principal.grant)
+    return page(
+        request,
+        "projects.html",
+        projects=found.entries,
+        following=f"/console/projects?after={found.entries[-1].id}" if found.has_more else None,
+        notice=NOTICES.get(done),
+    )
+
+
+@router.get("/console/projects/new", dependencies=[Depends(needs(Scope.KEYS, whole=True))])
+async def show_new_project(request: Request) -> Response:
+    """Show the form of a new project."""
+    return _project_form(request, {"name": ""} | fields_of({}))
+
+
+@router.post("/console/projects/new")
+async def create_project(
+    request: Request, projects: Projects, visitor: ManagesAllProjects, form: SentForm
+) -> Response:
+    """Create a project."""
+    try:
+        values = {"name": form["name"], "limits": read_limits(form, is_new=True)}
+        await projects.create(
+            visitor.tenant_id,
+            **checked(ProjectCreation, values).options(),
+            grantor=visitor.principal.grant,
+            actor=visitor.principal.actor,
+        )
+    except ApiError as error:
+        return _project_form(request, form, error=error)
+    return redirect("/console/projects", done="created")
+
+
+@router.get("/console/projects/{project_id}")
+async def show_project(
+    request: Request, projects: Projects, visitor: ManagesProjects, project_id: str
+) -> Response:
+    """Show a project, with the form that changes it."""
+    project = await projects.get(visitor.tenant_id, project_id, grantor=visitor.principal.grant)
+    return _project_form(request, {"name": project.name, **fields_of(project.limits)}, project)
+
+
+@router.post("/console/projects/{project_id}")
+async def change_project(
+    request: Request,
+    projects: Projects,
+    visitor: ManagesAllProjects,
+    *,
+    project_id: str,
+    form: SentForm,
+) -> Response:
+    """Change the name and the limits of a project."""
+    grant = visitor.principal.grant
+    project = await projects.get(visitor.tenant_id, project_id, grantor=grant)
+    try:
+        values = {"name": form["name"], "limits": read_limits(form, is_new=False)}
+        await projects.update(
+            visitor.tenant_id,
+            project.id,
+            **checked(ProjectChange, values).options(),
+            grantor=grant,
+            actor=visitor.principal.actor,
+        )
+    except ApiError as error:
+        return _project_form(request, form, project, error)
+    return redirect("/console/projects", done="changed")
+
+
+@router.get("/console/projects/{project_id}/archive")
+async def ask_to_archive(
+    request: Request, projects: Projects, visitor: ManagesAllProjects, project_id: str
+) -> Response:
+    """Ask for confirmation."""
+    project = await projects.get(visitor.tenant_id, project_id, grantor=visitor.principal.grant)
+    return page(
+        request,
+        "confirm.html",
+        title=f"Archive the project “{project.name}”?",
+        text="All gateways reject requests with its keys within a second, until it is activated.",
+        action=f"/console/projects/{project.id}/archive",
+        button="Archive the project",
+        back=f"/console/projects/{project.id}",
+    )
+
+
+@router.post("/console/projects/{project_id}/archive")
+async def archive_project(
+    projects: Projects, visitor: ManagesAllProjects, project_id: str
+) -> Response:
+    """Archive a project."""
+    await projects.archive(
+        visitor.tenant_id,
+        project_id,
+        grantor=visitor.principal.grant,
+        actor=visitor.principal.actor,
+    )
+    return redirect("/console/projects", done="archived")
+
+
+@router.post("/console/projects/{project_id}/activate")
+async def activate_project(
+    projects: Projects, visitor: ManagesAllProjects, project_id: str
+) -> Response:
+    """Activate an archived project."""
+    await projects.activate(
+        visitor.tenant_id,
+        project_id,
+        grantor=visitor.principal.grant,
+        actor=visitor.principal.actor,
+    )
+    return redirect("/console/projects", done="activated")
+
+
+@router.get("/console/members")
+async def list_members(
+    request: Request,
+    members: Members,
+    visitor: ManagesMembers,
+    after: AfterId = None,
+    done: Done = "",
+) -> Response:
+    """List members, oldest first, with the form that adds one."""
+    return await _members_page(request, members, visitor, after=after, done=done)
+
+
+@router.post("/console/members")
+async def add_member(
+    request: Request, members: Members, visitor: ManagesMembers, form: SentForm
+) -> Response:
+    """Add a member."""
+    try:
+        values: dict[str, Any] = {name: form[name] for name in ("subject", "role")}
+        body = checked(MemberAddition, values | {"name": form["name"] or None})
+        await members.add(
+            visitor.tenant_id,
+            subject=body.subject,
+            role=body.role,
+            name=body.name,
+            grantor=visitor.principal.grant,
+            actor=visitor.principal.actor,
+        )
+    except ApiError as error:
+        return await _members_page(request, members, visitor, form=form, error=error)
+    return redirect("/console/members", done="added")
+
+
+@router.get("/console/members/{member_id}")
+async def show_member(
+    request: Request, members: Members, visitor: ManagesMembers, member_id: str
+) -> Response:
+    """Show the forms that change a member's role and remove the member."""
+    member = await members.get(visitor.tenant_id, member_id)
+    return page(request, "member.html", member=member, roles=ROLES, error=None)
+
+
+@router.post("/console/members/{member_id}")
+async def change_member(
+    request: Request,
+    members: Members,
+    visitor: ManagesMembers,
+    *,
+    member_id: str,
+    form: SentForm,
+) -> Response:
+    """Change a member's role, or remove the member."""
+    member = await members.get(visitor.tenant_id, member_id)
+    rights: dict[str, Any] = {
+        "grantor": visitor.principal.grant,
+        "actor": visitor.principal.actor,
+    }
+    try:
+        if form["remove"] == "yes":
+            await members.remove(visitor.tenant_id, member.id, **rights)
+            return redirect("/console/members", done="removed")
+        role = checked(MemberChange, {"role": form["role"]}).role
+        await members.set_role(visitor.tenant_id, member.id, role=role, **rights)
+    except ApiError as error:
+        return page(
+            request, "member.html", status=error.status, member=member, roles=ROLES, error=error
+        )
+    return redirect("/console/members", done="role")
+
+
+def _project_form(
+    request: Request,
+    form: Form | dict[str, str],
+    project: Project | None = None,
+    error: ApiError | None = None,
+) -> Response:
+    return page(
+        request,
+        "project.html",
+        status=200 if error is None else error.status,
+        form=form,
+        project=project,
+        is_archived=project is not None and project.status is ProjectStatus.ARCHIVED,
+        limits=LABELS,
+        error=error,
+    )
+
+
+async def _members_page(
+    request: Request,
+    members: MemberService,
+    visitor: Visitor,
+    *,
+    after: str | None = None,
+    done: str = "",
+    form: Form | None = None,
+    error: ApiError | None = None,
+) -> Response:
+    found = await members.page(visitor.tenant_id, PageRequest(after, ROWS))
+    return page(
+        request,
+        "members.html",
+        status=200 if error is None else error.status,
+        members=found.entries,
+        roles=ROLES,
+        form=Form() if form is None else form,
+        error=error,
+        following=f"/console/members?after={found.entries[-1].id}" if found.has_more else None,
+        notice=NOTICES.get(done),
+    )

@@ -1,0 +1,133 @@
+"""Webhooks: register, test and remove, and the states of their deliveries."""
+
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+
+from gateway.console.forms import Form, checked
+from gateway.console.rendering import page
+from gateway.console.routing import CustomerRoute, SentForm, Visitor, needs, redirect
+from gateway.errors import ApiError
+from gateway.http.authorization import Context
+from gateway.management.webhooks.routes import WebhookId, webhook_service
+from gateway.management.webhooks.schemas import WebhookCreation
+from gateway.management.webhooks.service import WebhookService
+from gateway.tenancy.scopes import Scope
+
+EVENTS: Final = 50
+NOTICES: Final = {
+    "tested": "The test event is sent within seconds. Load the page again to see its state.",
+    "removed": "The webhook is removed and receives no more events.",
+}
+
+router = APIRouter(route_class=CustomerRoute, prefix="/console/webhooks", include_in_schema=False)
+
+ManagesWebhooks = Annotated[Visitor, Depends(needs(Scope.KEYS, whole=True))]
+Done = Annotated[str, Query(max_length=20)]
+
+
+def service_of(context: Context) -> WebhookService:
+    """Return the webhook service."""
+    return webhook_service(context)
+
+
+Webhooks = Annotated[WebhookService, Depends(service_of)]
+
+
+@router.get("")
+async def list_webhooks(
+    request: Request, webhooks: Webhooks, visitor: ManagesWebhooks, done: Done = ""
+) -> Response:
+    """List webhooks, with the form that registers one."""
+    found = await webhooks.list_of_tenant(visitor.tenant_id)
+    return page(
+        request,
+        "webhooks.html",
+        webhooks=found,
+        form=Form(),
+        error=None,
+        notice=NOTICES.get(done),
+    )
+
+
+@router.post("")
+async def create_webhook(
+    request: Request, webhooks: Webhooks, visitor: ManagesWebhooks, form: SentForm
+) -> Response:
+    """Register a webhook and show its secret, once."""
+    try:
+        values: dict[str, Any] = {"url": form["url"]}
+        if form["thresholds"]:
+            numbers = form.words("thresholds")
+            values["thresholds"] = [int(each) if each.isdecimal() else each for each in numbers]
+        body = checked(WebhookCreation, values)
+        created = await webhooks.create(
+            visitor.tenant_id,
+            body.url,
+            thresholds=body.thresholds,
+            actor=visitor.principal.actor,
+        )
+    except ApiError as error:
+        return page(
+            request,
+            "webhooks.html",
+            status=error.status,
+            webhooks=await webhooks.list_of_tenant(visitor.tenant_id),
+            form=form,
+            error=error,
+            notice=None,
+        )
+    return page(request, "webhook_secret.html", webhook=created)
+
+
+@router.get("/{webhook_id}")
+async def show_webhook(
+    request: Request,
+    webhooks: Webhooks,
+    visitor: ManagesWebhooks,
+    webhook_id: WebhookId,
+    done: Done = "",
+) -> Response:
+    """Show a webhook and its newest events."""
+    return page(
+        request,
+        "webhook.html",
+        webhook=await webhooks.get(visitor.tenant_id, webhook_id),
+        events=await webhooks.events(visitor.tenant_id, webhook_id, limit=EVENTS),
+        notice=NOTICES.get(done),
+    )
+
+
+@router.post("/{webhook_id}/test")
+async def try_webhook(
+    webhooks: Webhooks, visitor: ManagesWebhooks, webhook_id: WebhookId
+) -> Response:
+    """Send a test event."""
+    await webhooks.test(visitor.tenant_id, webhook_id)
+    return redirect(f"/console/webhooks/{webhook_id}", done="tested")
+
+
+@router.get("/{webhook_id}/remove")
+async def ask_to_remove(
+    request: Request, webhooks: Webhooks, visitor: ManagesWebhooks, webhook_id: WebhookId
+) -> Response:
+    """Ask for confirmation."""
+    webhook = await webhooks.get(visitor.tenant_id, webhook_id)
+    return page(
+        request,
+        "confirm.html",
+        title="Remove the webhook?",
+        text=f"{webhook.url} receives no more events, not even those that wait for an attempt.",
+        action=f"/console/webhooks/{webhook.id}/remove",
+        button="Remove the webhook",
+        back=f"/console/webhooks/{webhook.id}",
+    )
+
+
+@router.post("/{webhook_id}/remove")
+async def remove_webhook(
+    webhooks: Webhooks, visitor: ManagesWebhooks, webhook_id: WebhookId
+) -> Response:
+    """Remove a webhook."""
+    await webhooks.remove(visitor.tenant_id, webhook_id, actor=visitor.principal.actor)
+    return redirect("/console/webhooks", done="removed")
