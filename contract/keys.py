@@ -340,6 +340,11 @@ def idempotency(bucket: int, tenant: str, digest: str) -> str:
     return f"{bucket_prefix(bucket)}idempotency:{tenant}:{digest}"
 
 
+def refusals(tenant: str) -> str:
+    """List with expiry: the tenant's latest requests that a limit rejected, newest first."""
+    return f"{bucket_prefix(bucket_of(tenant))}refusals:{tenant}"
+
+
 def console_session(digest: str) -> str:
     """String with expiry: a session of the console; DIGEST is that of the cookie's token."""
     return f"console:session:{digest}"

@@ -453,19 +453,20 @@ class RefusingLimit:
 class _LimitError(ApiError):
     """A limit, a budget or the credit balance does not allow the request."""
 
-    _refusing: RefusingLimit | None = None
+    refusing: RefusingLimit | None = None
+    """The limit; None for a rejection that no limit of the account caused."""
     _headers: Mapping[str, str] = MappingProxyType({})
 
     def _refused_by(self, refusing: RefusingLimit, headers: Mapping[str, str]) -> None:
-        self._refusing = refusing
+        self.refusing = refusing
         self._headers = headers
 
     @override
     def body(self, style: ErrorStyle = ErrorStyle.OPENAI) -> dict[str, Any]:
         """Add the limit, its owner and its reset time."""
         body = super().body(style)
-        if self._refusing is not None:
-            body["error"] |= asdict(self._refusing)
+        if self.refusing is not None:
+            body["error"] |= asdict(self.refusing)
         return body
 
     @override

@@ -22,7 +22,12 @@ from gateway.auth.principal import Principal
 from gateway.dialects.native import native_settings
 from gateway.dialects.profile import ContextLengthBehavior
 from gateway.dispatch.generation import Generation
-from gateway.errors import OverloadedError, TenantQueueFullError
+from gateway.errors import (
+    InsufficientQuotaError,
+    OverloadedError,
+    RateLimitError,
+    TenantQueueFullError,
+)
 from gateway.generation.call import Call
 from gateway.generation.check import CheckedRequest, with_images
 from gateway.http.context import ProcessContext
@@ -125,17 +130,27 @@ async def submit(
 
 async def _reserve(call: Call, checked: CheckedRequest, record: UsageRecord) -> Admission:
     context, principal, most = call.context, call.principal, checked.most
-    with tracing.span(RESERVE):
-        admission = await context.reservations.reserve(
-            ReservationRequest.of(
-                record,
-                principal.limits,
-                prompt_tokens=most.prompt_tokens,
-                completion_tokens=most.completion_tokens,
-            ),
-            is_openai=call.profile.name is Dialect.OPENAI,
-            sees=principal.sees_use_of,
+    try:
+        with tracing.span(RESERVE):
+            admission = await context.reservations.reserve(
+                ReservationRequest.of(
+                    record,
+                    principal.limits,
+                    prompt_tokens=most.prompt_tokens,
+                    completion_tokens=most.completion_tokens,
+                ),
+                is_openai=call.profile.name is Dialect.OPENAI,
+                sees=principal.sees_use_of,
+            )
+    except (RateLimitError, InsufficientQuotaError) as error:
+        context.refusals.note(
+            record.tenant_id,
+            error,
+            credential_id=record.credential_id,
+            project_id=record.project_id,
+            model=record.model,
         )
+        raise
     telemetry.admitted(record.model, record.service_tier)
     return admission
 

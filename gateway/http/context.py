@@ -31,6 +31,7 @@ from gateway.ledger.balances import LedgerBalances
 from gateway.prompt.chat_templates import ChatTemplates
 from gateway.prompt.tokenizers import TokenizerStore
 from gateway.quota.price_book import PriceBook
+from gateway.quota.refusal_log import RefusalLog
 from gateway.quota.reservations import Reservations
 from gateway.quota.seeding import Seeder
 from gateway.quota.storage import Storage
@@ -76,6 +77,7 @@ class ProcessContext:
     quotas: QuotaStore
     seeder: Seeder
     reservations: Reservations
+    refusals: RefusalLog
     storage: Storage
     settlements: SettlementService
     responses: Responses
@@ -181,6 +183,7 @@ async def _open(settings: Settings, stack: AsyncExitStack) -> ProcessContext:
         quotas=quotas,
         seeder=seeder,
         reservations=reservations,
+        refusals=RefusalLog(executor),
         storage=storage,
         settlements=settlements,
         responses=responses,
@@ -212,6 +215,7 @@ async def _start(
         dispatcher,
         context.prices,
         context.adapters,
+        context.refusals,
         reservations,
         context.settlements,
         context.responses,

@@ -3,10 +3,11 @@
 import asyncio
 import re
 
-from gateway.tenancy.scopes import TENANT_SCOPES
+from gateway.tenancy.limits import LimitName
+from gateway.tenancy.scopes import TENANT_SCOPES, Scope
 from tests.console.conftest import HOSTILE, visiting
-from tests.gateway.conftest import gateway_client
-from tests.support.stack import Stack
+from tests.gateway.conftest import eventually, gateway_client
+from tests.support.stack import MODEL, Stack
 
 TENANT = "managed"
 
@@ -82,3 +83,31 @@ async def test_owner_manages_webhooks(stack: Stack) -> None:
         assert (twice.status_code, "this minute" in twice.text) in ((409, True), (303, False))
         await visit.send(f"{path}/remove")
         assert (await visit.get(path)).status_code == 404
+
+
+async def test_rejected_requests_and_their_reasons_are_listed(stack: Stack) -> None:
+    limits = {LimitName.REQUESTS_PER_MINUTE: 1}
+    limited = await asyncio.to_thread(
+        stack.key, TENANT, scopes=frozenset({Scope.COMPLETIONS}), limits=limits
+    )
+    neighbour = await asyncio.to_thread(stack.key, TENANT, scopes=frozenset({Scope.COMPLETIONS}))
+    owner = await asyncio.to_thread(stack.key, TENANT, scopes=TENANT_SCOPES)
+    body = {"model": MODEL, "prompt": "a", "max_tokens": 1}
+    async with gateway_client(stack.url, limited) as client:
+        statuses = [(await client.post("/v1/completions", json=body)).status_code for _ in range(4)]
+        assert statuses == [200, 429, 429, 429]
+
+        async def all_are_listed() -> bool:
+            data = (await client.get("/v1/limits/refusals")).json()["data"]
+            return [each["times"] for each in data] in ([3], [2, 1], [1, 2], [1, 1, 1])
+
+        await eventually(all_are_listed, what="rejections being listed")
+        [first, *_] = (await client.get("/v1/limits/refusals")).json()["data"]
+    assert (first["limit"], first["scope"], first["code"], first["model"]) == (
+        *("requests_per_minute", "key", "requests"),
+        MODEL,
+    )
+    for key, sees in ((limited, True), (owner, True), (neighbour, False)):
+        async with visiting(stack.url, key) as visit:
+            page = (await visit.get("/console/limits")).text
+            assert ("The limit of 1 requests per minute of the key" in page) == sees

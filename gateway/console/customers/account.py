@@ -13,7 +13,7 @@ from gateway.console.routing import AnyVisitor, CustomerRoute, Visitor, needs
 from gateway.http.authorization import Context
 from gateway.http.context import context_of
 from gateway.management.audit.routes import MAX_SEQUENCE, own_entries
-from gateway.management.limits.routes import own_limits
+from gateway.management.limits.routes import own_limits, own_refusals
 from gateway.tenancy.scopes import Scope
 
 ROWS: Final = 50
@@ -32,6 +32,7 @@ async def limits(request: Request, context: Context, visitor: AnyVisitor) -> Res
         request,
         "limits.html",
         report=await own_limits(context, visitor.principal),
+        refusals=await own_refusals(context, visitor.principal),
         labels=LABELS,
         shown_limit=shown_limit,
     )

@@ -9,7 +9,14 @@ from gateway.auth.principal import Principal
 from gateway.database.batch_tokens import tokens_in_batches
 from gateway.http.authorization import Context, requires
 from gateway.http.context import ProcessContext
-from gateway.management.limits.schemas import CreditsBody, LimitsReport, ScopeBody, is_seed_needed
+from gateway.management.limits.schemas import (
+    CreditsBody,
+    LimitsReport,
+    RefusalBody,
+    RefusalList,
+    ScopeBody,
+    is_seed_needed,
+)
 from gateway.management.tenants.service import TenantService
 from gateway.quota.replies import SubjectStatus
 from gateway.tenancy.limits import LimitScope, SubjectLimits
@@ -29,6 +36,27 @@ async def get_limits(context: Context, principal: AnyCaller) -> LimitsReport:
     credential, those of its tenant with the remaining prepaid credits.
     """
     return await own_limits(context, principal)
+
+
+@router.get("/v1/limits/refusals", summary="List requests that a limit rejected")
+async def list_refusals(context: Context, principal: AnyCaller) -> RefusalList:
+    """List up to 100 rejections of the last seven days, newest first.
+
+    With the scope `usage` you see those of your whole tenant, or of your project with a project
+    credential. Else you see those of the key itself. They appear within a second.
+    """
+    return RefusalList(data=await own_refusals(context, principal))
+
+
+async def own_refusals(context: ProcessContext, principal: Principal) -> list[RefusalBody]:
+    """Return the rejections that a credential may see. Raises RedisError."""
+    sees_others = Scope.USAGE in principal.scopes
+    found = await context.refusals.latest(
+        principal.tenant_id,
+        credential_id=None if sees_others else principal.credential_id,
+        project_id=principal.project_id,
+    )
+    return [RefusalBody.of(each) for each in found]
 
 
 async def own_limits(context: ProcessContext, principal: Principal) -> LimitsReport:

@@ -8,6 +8,7 @@ from pydantic import BaseModel, Field
 
 from contract.tier import ServiceTier
 from gateway.quota.periods import DAY_MS, day_start_ms, month_start_ms
+from gateway.quota.refusal_log import Refusal
 from gateway.quota.replies import SubjectStatus
 from gateway.tenancy.limits import LimitName, LimitScope, SubjectLimits
 from gateway.tenancy.records import Billing
@@ -77,6 +78,43 @@ class LimitsReport(BaseModel):
     billing: Billing
     scopes: list[ScopeBody] = Field(description="Key, project and tenant; a request must meet all.")
     credits: CreditsBody | None = Field(description="Null unless the tenant is prepaid.")
+
+
+class RefusalBody(BaseModel):
+    """Equal rejections by a limit within a second."""
+
+    object: Literal["refusal"] = "refusal"
+    at: datetime = Field(description="When the first one was sent.")
+    key: str = Field(description="Id of the key, or `jwt:SUBJECT`.")
+    project: str | None
+    model: str
+    code: str = Field(description="Code of the error.")
+    limit: str
+    scope: str = Field(description="Holder of the limit: key, project or tenant.")
+    message: str = Field(description="Message of the first error.")
+    times: int
+
+    @classmethod
+    def of(cls, refusal: Refusal) -> Self:
+        """Return the response body of an entry of the log."""
+        return cls(
+            at=to_time(refusal.at_ms),
+            key=refusal.credential_id,
+            project=refusal.project_id,
+            model=refusal.model,
+            code=refusal.code,
+            limit=refusal.limit,
+            scope=refusal.scope,
+            message=refusal.message,
+            times=refusal.times,
+        )
+
+
+class RefusalList(BaseModel):
+    """The latest rejections by limits, newest first."""
+
+    object: Literal["list"] = "list"
+    data: list[RefusalBody]
 
 
 def is_seed_needed(subject: SubjectLimits, status: SubjectStatus, *, is_prepaid: bool) -> bool:

@@ -1,0 +1,102 @@
+"""Write the screenshots of docs/console.md: docs/images/console-*.png.
+
+    .venv/bin/python scripts/console_screenshots.py
+
+Starts `sluice up` with the scripted engine in a temporary folder, sends some requests, and opens
+pages in Debian's Chromium.
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+from playwright.sync_api import Browser, Page, ViewportSize, sync_playwright
+
+ROOT = Path(__file__).resolve().parent.parent
+IMAGES = ROOT / "docs" / "images"
+SLUICE = [sys.executable, "-m", "gateway.cli"]
+START_SECONDS = 180
+REQUESTS = 40
+DESKTOP: ViewportSize = {"width": 1200, "height": 800}
+PHONE: ViewportSize = {"width": 390, "height": 844}
+
+
+@contextmanager
+def deployment(folder: Path) -> Iterator[tuple[str, str, str]]:
+    """Run `sluice up`, and give the links of both consoles and the demo key."""
+    log = folder / "up.txt"
+    with log.open("wb") as out:
+        up = subprocess.Popen([*SLUICE, "up", "--engine", "scripted"], cwd=folder, stdout=out)
+    try:
+        end = time.monotonic() + START_SECONDS
+        while "Try it:" not in (text := log.read_text()):
+            if up.poll() is not None or time.monotonic() > end:
+                sys.exit(f"sluice up does not start:\n{text}")
+            time.sleep(0.2)
+        customers, operators = re.findall(r"http\S+/console/enter\S+", text)
+        [key] = re.findall(r"API key +(\S+)", text)
+        yield customers, operators, key
+    finally:
+        up.terminate()
+        up.wait()
+
+
+def use(folder: Path, url: str, key: str) -> None:
+    """Set a price and a limit, and send requests."""
+    for command in (
+        ("prices", "add", "sluice-tiny", "--prompt", "15", "--completion", "60"),
+        ("tenants", "set", "demo", "--limit", "budget_micros=2000000"),
+        ("tenants", "create", "Acme", "--id", "acme", "--weight", "2"),
+    ):
+        subprocess.run([*SLUICE, *command], cwd=folder, check=True, capture_output=True)
+    with httpx.Client(base_url=url, headers={"authorization": f"Bearer {key}"}) as client:
+        for number in range(REQUESTS):
+            body = {"model": "sluice-tiny", "prompt": "Once upon a time", "max_tokens": 20 + number}
+            client.post("/v1/completions", json=body, timeout=60.0).raise_for_status()
+    time.sleep(3.0)  # The requests reach the ledger.
+
+
+def enter(browser: Browser, link: str, size: ViewportSize) -> Page:
+    """Log in."""
+    page = browser.new_context(viewport=size, color_scheme="light").new_page()
+    page.goto(link)
+    return page
+
+
+def main() -> None:
+    """Take the screenshots."""
+    chromium = shutil.which("chromium") or sys.exit("chromium is not installed")
+    with tempfile.TemporaryDirectory() as folder, deployment(Path(folder)) as links:
+        customers, operators, key = links
+        url = customers.partition("/console")[0]
+        use(Path(folder), url, key)
+        with sync_playwright() as playwright:
+            browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+            page = enter(browser, customers, DESKTOP)
+            page.screenshot(path=IMAGES / "console-overview.png")
+            page.goto(f"{url}/console/playground")
+            page.get_by_label("Prompt", exact=True).fill("Once upon a time")
+            page.get_by_label("Log-probabilities").check()
+            page.get_by_label("Maximum tokens").fill("60")
+            page.get_by_role("button", name="Send").click()
+            page.get_by_role("link", name="Receipt").wait_for()
+            page.screenshot(path=IMAGES / "console-playground.png")
+            page.context.set_default_timeout(10_000)
+            page.set_viewport_size(PHONE)
+            page.emulate_media(color_scheme="dark")
+            page.goto(f"{url}/console/limits")
+            page.screenshot(path=IMAGES / "console-phone.png")
+            page = enter(browser, operators, DESKTOP)
+            page.screenshot(path=IMAGES / "console-operators.png")
+            browser.close()
+
+
+if __name__ == "__main__":
+    main()
