@@ -1,6 +1,6 @@
 """What the usage pages of both audiences ask for, from their query."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
@@ -54,6 +54,11 @@ class Point:
 
 
 NOTHING: Final = UsageSums(0, 0, 0, 0, 0, 0)
+
+
+def add(parts: Iterable[UsageSums]) -> UsageSums:
+    """Return the sum of sums."""
+    return UsageSums(*map(sum, zip(NOTHING, *parts, strict=True)))
 
 
 class UsageQuery:

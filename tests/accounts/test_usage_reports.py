@@ -17,9 +17,11 @@ from gateway.database.engine import Database
 from gateway.database.ledger.rows import day_of, hour_of
 from gateway.database.tables import RollupPeriod, RollupRow
 from gateway.errors import NotFoundError, StoreUnavailableError
+from gateway.management.usage import service
 from gateway.management.usage.parts import Dimension, UsageFilter, UsageSums
 from gateway.management.usage.periods import DAY, HOUR, Bucket, Span
 from gateway.management.usage.service import (
+    Latency,
     ReportRequest,
     UsageReport,
     UsageService,
@@ -337,3 +339,22 @@ async def test_database_outage_is_one_error(tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailableError):
         await service.request(ACME, "cmpl-1")
     await database.aclose()
+
+
+async def test_latency_is_that_of_the_newest_requests_with_a_token(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "LATENCY_REQUESTS", 200)
+    times = [5000, *range(200, 0, -1)]  # The oldest one, which is too many, is the slowest.
+    records = [
+        record(NOON + timedelta(seconds=number), first_token_ms=time)
+        for number, time in enumerate(times)
+    ]
+    failed = record(NOON + timedelta(minutes=10), first_token_ms=0)
+    await add(database, [*records, failed, record(tenant_id="other", first_token_ms=9000)])
+    reports, day = UsageService(database), Span(NOON - DAY, NOON + DAY)
+    found = await reports.latency(UsageFilter(tenant_id="acme"), day)
+    assert found == Latency(200, p50_ms=100, p99_ms=198)
+    slow = await reports.latency(UsageFilter(tenant_id="other"), day)
+    assert slow == Latency(1, p50_ms=9000, p99_ms=9000)
+    assert await reports.latency(UsageFilter(tenant_id="nobody"), day) is None

@@ -28,18 +28,20 @@ async def overview(request: Request, context: Context, visitor: AnyVisitor) -> R
     now = utc_now()
     limits = await own_limits(context, visitor.principal)
     sees_usage = visitor.has(Scope.USAGE, Scope.COMPLETIONS)
-    month = NOTHING
+    month, latency = NOTHING, None
     points: list[Point] = []
     if sees_usage:
         wanted = own_usage(visitor.principal, UsageFilter(tenant_id=None))
         service = UsageService(context.database)
         month = await total(service, wanted, Span(month_start(now), now))
         points = await daily(service, wanted, last_days(now))
+        latency = await service.latency(wanted, last_days(now))
     return page(
         request,
         "overview.html",
         sees_usage=sees_usage,
         month=month,
+        latency=latency,
         month_name=f"{now:%B %Y}",
         budget=_budget(limits),
         limits=limits,

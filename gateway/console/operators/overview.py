@@ -1,5 +1,6 @@
 """The first page: revenue, the biggest tenants, and models."""
 
+import asyncio
 from typing import Final
 
 from fastapi import APIRouter, Request, Response
@@ -7,9 +8,8 @@ from fastapi import APIRouter, Request, Response
 from gateway.console.charts import bars
 from gateway.console.rendering import page
 from gateway.console.routing import OperatorRoute
-from gateway.console.usage_query import by_dimension, daily, last_days, total
+from gateway.console.usage_query import add, by_dimension, daily, last_days
 from gateway.database.ledger.partitions import month_start
-from gateway.database.ledger.rows import day_of
 from gateway.http.authorization import Context
 from gateway.management.usage.parts import Dimension, UsageFilter
 from gateway.management.usage.periods import Span
@@ -26,18 +26,25 @@ router = APIRouter(route_class=OperatorRoute, include_in_schema=False)
 async def overview(request: Request, context: Context) -> Response:
     """Show today, this month and the last thirty days."""
     now, everything = utc_now(), UsageFilter(tenant_id=None)
-    month = Span(month_start(now), now)
     service = UsageService(context.database)
-    tenants, _ = await by_dimension(
-        service, everything, month, Dimension.TENANT, after=None, limit=MOST_TENANTS
+    # Concurrent queries, from which all sums of the page follow.
+    (tenants, _), points = await asyncio.gather(
+        by_dimension(
+            service,
+            everything,
+            Span(month_start(now), now),
+            Dimension.TENANT,
+            after=None,
+            limit=MOST_TENANTS,
+        ),
+        daily(service, everything, last_days(now)),
     )
-    points = await daily(service, everything, last_days(now))
     return page(
         request,
         "operators/overview.html",
         month_name=f"{now:%B %Y}",
-        month=await total(service, everything, month),
-        today=await total(service, everything, Span(day_of(now), now)),
+        month=add(sums for _, sums in tenants),
+        today=points[-1].sums,
         tenants=len(tenants),
         top=sorted(tenants, key=lambda each: each[1].cost_micros, reverse=True)[:TOP],
         revenue=bars([point.of_cost() for point in points]),

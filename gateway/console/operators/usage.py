@@ -1,5 +1,6 @@
 """Usage and requests of all tenants, and their receipts."""
 
+import asyncio
 from typing import Final
 
 from fastapi import APIRouter, Request, Response
@@ -30,14 +31,16 @@ async def usage(request: Request, context: Context) -> Response:
     """Show sums of a period as charts and a table."""
     query, service = UsageQuery(request), UsageService(context.database)
     by = _dimension(query)
-    points = await daily(service, query.wanted, query.span)
-    rows, following = await by_dimension(
-        service,
-        query.wanted,
-        query.span,
-        by,
-        after=decode_cursor(query.after, parts=2),
-        limit=ROWS,
+    points, (rows, following) = await asyncio.gather(
+        daily(service, query.wanted, query.span),
+        by_dimension(
+            service,
+            query.wanted,
+            query.span,
+            by,
+            after=decode_cursor(query.after, parts=2),
+            limit=ROWS,
+        ),
     )
     return page(
         request,

@@ -19,7 +19,13 @@ from gateway.management.usage.query import (
     AskedSpan,
     WantedUsage,
 )
-from gateway.management.usage.schemas import ReceiptBody, ReceiptList, UsageList, receipt_fields
+from gateway.management.usage.schemas import (
+    LatencyBody,
+    ReceiptBody,
+    ReceiptList,
+    UsageList,
+    receipt_fields,
+)
 from gateway.management.usage.service import UsageService
 from gateway.tenancy.scopes import Scope
 
@@ -99,6 +105,20 @@ async def list_requests(
     service = UsageService(context.database)
     fields = await requests_page(service, own_usage(principal, wanted), span, page=page)
     return fields if isinstance(fields, Response) else ReceiptList(**fields)
+
+
+@router.get("/v1/usage/latency", summary="Report the time to the first token")
+async def latency(
+    context: Context, principal: CanSeeOwnUsage, *, span: AskedSpan, wanted: WantedUsage
+) -> LatencyBody:
+    """Report the time to the first token of the newest 1000 requests of a period.
+
+    Visibility is the same as for the sums.
+    """
+    found = await UsageService(context.database).latency(own_usage(principal, wanted), span)
+    if found is None:
+        return LatencyBody(requests=0, p50_ms=None, p99_ms=None)
+    return LatencyBody(requests=found.requests, p50_ms=found.p50_ms, p99_ms=found.p99_ms)
 
 
 @router.get("/v1/usage/requests/{request_id}", summary="Get the receipt of a request")

@@ -58,6 +58,15 @@ class AnyUsageList(_Report):
     data: list[AnyUsageBody]
 
 
+class LatencyBody(BaseModel):
+    """Time from the admission to the first token, of the newest requests."""
+
+    object: Literal["usage.latency"] = "usage.latency"
+    requests: int = Field(description="At most 1000; 0 if there was none with a token.")
+    p50_ms: int | None
+    p99_ms: int | None
+
+
 class Prices(BaseModel):
     """Prices that applied when the request was admitted."""
 

@@ -16,6 +16,8 @@ from gateway.tenancy.times import to_time
 from gateway.tenancy.usage_record import UsageRecord
 
 EXPORT_PAGE: Final = 1000
+LATENCY_REQUESTS: Final = 1000
+"""Requests of which the latency is reported. A bound on the rows that a report reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +47,15 @@ class UsageReport:
     slices: list[UsageSlice]
     next: tuple[str, ...] | None
     """Position after which the next page starts; None on the last page."""
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """Time from the admission to the first token, of some requests."""
+
+    requests: int
+    p50_ms: int
+    p99_ms: int
 
 
 class UsageService:
@@ -91,6 +102,15 @@ class UsageService:
             )
         return Page(records[:limit], len(records) > limit)
 
+    async def latency(self, wanted: UsageFilter, span: Span) -> Latency | None:
+        """Return the time to the first token of the newest requests; None if there are none."""
+        async with self._database.reading() as transaction:
+            times = await UsageStore(transaction).first_token_times(wanted, span, LATENCY_REQUESTS)
+        if not times:
+            return None
+        times.sort()
+        return Latency(len(times), p50_ms=_quantile(times, 50), p99_ms=_quantile(times, 99))
+
     async def request(self, wanted: UsageFilter, request_id: str) -> UsageRecord:
         """Return one request. Raises NotFoundError, also if it belongs to somebody else."""
         async with self._database.reading() as transaction:
@@ -109,6 +129,11 @@ class UsageService:
                 yield records
                 before = position(records[-1])
                 transaction.expunge_all()
+
+
+def _quantile(times: Sequence[int], percent: int) -> int:
+    """Return the smallest time that this percentage of the sorted times do not exceed."""
+    return times[-(-len(times) * percent // 100) - 1]
 
 
 def position(record: UsageRecord) -> tuple[datetime, str]:

@@ -131,6 +131,21 @@ class UsageStore:
         rows = await self._transaction.scalars(query.order_by(*map(desc, order)).limit(limit))
         return [_record(row) for row in rows]
 
+    async def first_token_times(self, wanted: UsageFilter, span: Span, limit: int) -> list[int]:
+        """Return the milliseconds to the first reply of the newest requests that had one."""
+        found = await self._transaction.scalars(
+            select(LedgerRow.first_token_ms)
+            .where(
+                *_conditions(LedgerRow, wanted),
+                LedgerRow.created_at >= span.start,
+                LedgerRow.created_at < span.end,
+                LedgerRow.first_token_ms > 0,
+            )
+            .order_by(desc(LedgerRow.created_at))
+            .limit(limit)
+        )
+        return list(found)
+
     async def record(self, wanted: UsageFilter, request_id: str) -> UsageRecord | None:
         """Return one request."""
         row = await self._transaction.scalar(
