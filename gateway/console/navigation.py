@@ -17,6 +17,8 @@ def _for_customers(principal: Principal) -> Iterator[tuple[str, str]]:
     if scopes & {Scope.COMPLETIONS, Scope.USAGE}:
         yield "/console/usage", "Usage"
         yield "/console/requests", "Requests"
+    if Scope.USAGE in scopes and is_whole:
+        yield "/console/invoices", "Invoices"
     yield "/console/limits", "Limits"
     if Scope.COMPLETIONS in scopes:
         yield "/console/playground", "Playground"

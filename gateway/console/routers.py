@@ -3,7 +3,16 @@
 from fastapi import APIRouter
 
 from gateway.console import assets
-from gateway.console.customers import account, keys, overview, people, playground, usage, webhooks
+from gateway.console.customers import (
+    account,
+    invoices,
+    keys,
+    overview,
+    people,
+    playground,
+    usage,
+    webhooks,
+)
 from gateway.console.login import login_router
 from gateway.console.operators import audit, models, tenants
 from gateway.console.operators import overview as all_overview
@@ -14,7 +23,11 @@ customers = APIRouter()
 operators = APIRouter()
 
 for router, audience, pages in (
-    (customers, Audience.CUSTOMERS, (overview, usage, playground, keys, people, webhooks, account)),
+    (
+        customers,
+        Audience.CUSTOMERS,
+        (overview, usage, invoices, playground, keys, people, webhooks, account),
+    ),
     (operators, Audience.OPERATORS, (all_overview, tenants, models, all_usage, audit)),
 ):
     router.include_router(assets.router)

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Depends
 from gateway.management.audit import admin_routes as any_audit
 from gateway.management.audit import routes as audit
 from gateway.management.credits import admin_routes as credit
+from gateway.management.invoices import routes as invoices
 from gateway.management.keys import routes as keys
 from gateway.management.limits import admin_routes as any_limits
 from gateway.management.limits import routes as limits
@@ -28,6 +29,7 @@ OF_BOTH = (
     (projects, own_tenant(Scope.KEYS)),
     (members, own_tenant(Scope.MEMBERS, of_tenant=True)),
     (webhooks, own_tenant(Scope.KEYS, of_tenant=True)),
+    (invoices, own_tenant(Scope.USAGE, of_tenant=True)),
 )
 """Resources with the same routes for both audiences, and what authorizes a tenant's credential."""
 

@@ -14,9 +14,12 @@ from sqlalchemy import update
 
 from contract.tier import ServiceTier
 from gateway.database.engine import Database
+from gateway.database.ledger.rollups import Rollups
 from gateway.database.ledger.rows import day_of, hour_of
 from gateway.database.tables import RollupPeriod, RollupRow
 from gateway.errors import NotFoundError, StoreUnavailableError
+from gateway.management.invoices.service import InvoiceService
+from gateway.management.tenants.service import TenantService
 from gateway.management.usage import service
 from gateway.management.usage.parts import Dimension, UsageFilter, UsageSums
 from gateway.management.usage.periods import DAY, HOUR, Bucket, Span
@@ -358,3 +361,36 @@ async def test_latency_is_that_of_the_newest_requests_with_a_token(
     slow = await reports.latency(UsageFilter(tenant_id="other"), day)
     assert slow == Latency(1, p50_ms=9000, p99_ms=9000)
     assert await reports.latency(UsageFilter(tenant_id="nobody"), day) is None
+
+
+@every_database
+async def test_statement_equals_the_rows_of_its_month(database: Database) -> None:
+    tenants = TenantService(database, announcer=None)  # type: ignore[arg-type] # Announces nothing.
+    await tenants.create("Acme", tenant_id="acme")
+    random_ = random.Random(7)
+    records = [
+        record(
+            NOON + timedelta(days=random_.randint(-40, 40), minutes=random_.randint(0, 700)),
+            model=random_.choice(["m1", "m2"]),
+            service_tier=random_.choice([ServiceTier.DEFAULT, ServiceTier.FLEX]),
+            cost_micros=random_.randint(0, 10**12),
+            tenant_id=random_.choice(["acme", "other"]),
+        )
+        for _ in range(300)
+    ]
+    await add(database, records[:200])
+    await Rollups(database).make_all()
+    await add(database, records[200:])
+    statement = await InvoiceService(database).statement("acme", "2026-11")
+    own = [
+        each
+        for each in records
+        if each.tenant_id == "acme" and to_time(each.created_ms).strftime("%Y-%m") == "2026-11"
+    ]
+    assert len(own) > 30
+    assert statement.total_micros == sum(each.cost_micros for each in own)
+    expected = defaultdict[tuple[str, str], int](int)
+    for each in own:
+        expected[each.model, each.service_tier] += each.cost_micros
+    lines = {(line.model, line.service_tier): line.sums.cost_micros for line in statement.lines}
+    assert lines == expected

@@ -31,7 +31,9 @@ from tests.support.redis_server import RedisServer
 from tests.support.secret_box import ENCRYPTION_KEY
 from tests.support.stack import REPOSITORY
 
-MANAGEMENT = re.compile(r"/v1/(keys|projects|members|webhooks|limits|usage|audit)\b|/admin/")
+MANAGEMENT = re.compile(
+    r"/v1/(keys|projects|members|webhooks|invoices|limits|usage|audit)\b|/admin/"
+)
 ROW = re.compile(r"^\| (other )?`(GET )?(/[^`]+)` \| ([^|]+(?:\| [^|]+){6}) \|$", re.MULTILINE)
 COLUMNS = ("completions", "usage", "keys", "members", "admin:read", "admin", "project")
 YES, NO = "yes", "no"

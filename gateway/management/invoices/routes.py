@@ -1,0 +1,111 @@
+"""Monthly statements.
+
+Tenants have these routes at `/v1/invoices`, operators at `/admin/tenants/{tenant_id}/invoices`.
+"""
+
+from datetime import datetime
+from typing import Annotated, Final, Literal, Self
+
+from fastapi import APIRouter, Path, Query, Response
+from pydantic import BaseModel, Field
+
+from gateway.http.authorization import Context
+from gateway.management.invoices.service import InvoiceService, Statement
+from gateway.management.shared.callers import CallerOfTenant
+from gateway.management.usage.csv_text import to_csv
+from gateway.tenancy.records import Billing
+
+COLUMNS: Final = (
+    "month",
+    "model",
+    "service_tier",
+    "requests",
+    "failed_requests",
+    "prompt_tokens",
+    "cached_tokens",
+    "completion_tokens",
+    "cost_micros",
+)
+
+router = APIRouter(prefix="/invoices", tags=["Usage"])
+
+Month = Annotated[str, Path(max_length=7, description="A UTC month, such as `2026-11`.")]
+
+
+class LineBody(BaseModel):
+    """Usage of one model in one service tier."""
+
+    model: str
+    service_tier: str
+    requests: int
+    failed_requests: int
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    cost_micros: int
+
+
+class StatementBody(BaseModel):
+    """What a tenant used in a month."""
+
+    object: Literal["invoice"] = "invoice"
+    tenant: str
+    tenant_name: str
+    month: str
+    start: datetime
+    end: datetime = Field(description="End of the month, exclusive.")
+    is_open: bool = Field(description="Whether the month has not ended yet.")
+    billing: Billing
+    lines: list[LineBody]
+    total_micros: int = Field(description="Micro-dollars: the sum of the ledger's rows.")
+
+    @classmethod
+    def of(cls, statement: Statement) -> Self:
+        """Return the response body of a statement."""
+        return cls(
+            tenant=statement.tenant_id,
+            tenant_name=statement.tenant_name,
+            month=statement.month,
+            start=statement.start,
+            end=statement.end,
+            is_open=statement.is_open,
+            billing=statement.billing,
+            lines=[
+                LineBody(model=line.model, service_tier=line.service_tier, **line.sums._asdict())
+                for line in statement.lines
+            ],
+            total_micros=statement.total_micros,
+        )
+
+
+@router.get(
+    "/{month}",
+    summary="Get the statement of a month",
+    response_model=StatementBody,
+    responses={200: {"content": {"text/csv": {"schema": {"type": "string"}}}}},
+)
+async def get_statement(
+    context: Context,
+    caller: CallerOfTenant,
+    month: Month,
+    format_: Annotated[Literal["json", "csv"], Query(alias="format")] = "json",
+) -> Response | StatementBody:
+    """Get the usage and cost of a month by model and service tier.
+
+    `/v1/invoices` needs the scope `usage` and a credential of the whole account. A request counts
+    in the month in which it was admitted.
+    """
+    statement = await InvoiceService(context.database).statement(caller.tenant_id, month)
+    if format_ == "csv":
+        return statement_csv(statement)
+    return StatementBody.of(statement)
+
+
+def statement_csv(statement: Statement) -> Response:
+    """Return a statement as CSV, one row for each line."""
+    rows = (
+        (statement.month, line.model, line.service_tier, *line.sums) for line in statement.lines
+    )
+    name = f"invoice-{statement.month}.csv"
+    headers = {"content-disposition": f'attachment; filename="{name}"'}
+    return Response(to_csv(COLUMNS, rows), media_type="text/csv", headers=headers)
