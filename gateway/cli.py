@@ -50,6 +50,10 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
         "List models, and remove those that are no longer served.",
     ),
     "adapters": ("gateway.adapters.command", "Add, list and delete LoRA adapters of tenants."),
+    "aliases": (
+        "gateway.management.aliases.command",
+        "Define, list and remove aliases: names that split their requests over models.",
+    ),
     "plans": (
         "gateway.management.plans.command",
         "Create, change and list plans: default limits for groups of tenants.",

@@ -16,7 +16,8 @@
     │   ├── AccountSuspendedError
     │   └── AddressNotAllowedError
     ├── NotFoundError 404
-    │   └── ModelNotFoundError
+    │   ├── ModelNotFoundError
+    │   └── ModelRetiredError
     ├── MethodNotAllowedError 405
     ├── RequestTimeoutError 408
     ├── ConflictError 409
@@ -319,6 +320,27 @@ class ModelNotFoundError(NotFoundError):
             f"The model {shown(model)} does not exist or you do not have access to it.",
             param="model",
         )
+
+
+class ModelRetiredError(NotFoundError):
+    """The sunset date of an alias has passed."""
+
+    code = "model_not_found"
+
+    def __init__(
+        self, alias: str, *, retired_at: str, replacement: str, headers: Mapping[str, str]
+    ) -> None:
+        super().__init__(
+            f"The model {shown(alias)} was retired at {retired_at}. "
+            f"Use {shown(replacement)} instead.",
+            param="model",
+        )
+        self._headers = headers
+
+    @override
+    def headers(self) -> Mapping[str, str]:
+        """Add the dates of the alias."""
+        return {**super().headers(), **self._headers}
 
 
 class MethodNotAllowedError(ApiError):

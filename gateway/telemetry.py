@@ -71,6 +71,11 @@ _ADMITTED_REQUESTS: Final = LightCounter(
     "Generation requests whose reservation was granted, by model and service tier.",
     ["model", "tier"],
 )
+_ALIAS_REQUESTS: Final = LightCounter(
+    "sluice_gateway_alias_requests_total",
+    "Generation requests for an alias whose reservation was granted, by the model that runs them.",
+    ["alias", "model"],
+)
 REFUSED_REQUESTS = Counter(
     "sluice_gateway_refused_requests_total",
     "Generation requests rejected before any work, by error code; model only if it has no worker.",
@@ -343,6 +348,11 @@ def responded(endpoint: str, status: int, code: str) -> None:
 def admitted(model: str, tier: str) -> None:
     """Count a generation request whose reservation was granted."""
     _ADMITTED_REQUESTS.labels(model, str(tier)).inc()
+
+
+def alias_admitted(alias: str, model: str) -> None:
+    """Count a generation request for an alias whose reservation was granted."""
+    _ALIAS_REQUESTS.labels(alias, model).inc()
 
 
 def request_took(model: str, seconds: float, exemplar: dict[str, str] | None) -> None:

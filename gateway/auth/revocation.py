@@ -29,6 +29,7 @@ class RevocationListener:
         redis: a client that returns bytes; the blocking read occupies one of its connections.
         authenticator: its cache is invalidated.
         on_prices_changed: called when the price table has grown, or may have grown.
+        on_aliases_changed: called when aliases of models have changed, or may have changed.
         on_lines_released: called when lines of batches are released, or may be.
         on_adapters_changed: called when the table of adapters has changed, or may have changed.
     """
@@ -39,12 +40,14 @@ class RevocationListener:
         authenticator: Authenticator,
         *,
         on_prices_changed: Callable[[], None] = lambda: None,
+        on_aliases_changed: Callable[[], None] = lambda: None,
         on_lines_released: Callable[[], None] = lambda: None,
         on_adapters_changed: Callable[[], None] = lambda: None,
     ) -> None:
         self._redis = redis
         self._authenticator = authenticator
         self._on_prices_changed = on_prices_changed
+        self._on_aliases_changed = on_aliases_changed
         self._on_lines_released = on_lines_released
         self._on_adapters_changed = on_adapters_changed
         self._last_id: bytes | None = None
@@ -90,6 +93,7 @@ class RevocationListener:
         self._last_id = newest[0][0] if newest else _BEFORE_ALL
         self._authenticator.expire_all()
         self._on_prices_changed()
+        self._on_aliases_changed()
         self._on_lines_released()
         self._on_adapters_changed()
 
@@ -111,6 +115,8 @@ class RevocationListener:
             self._authenticator.expire_all()
         if b"prices" in fields:
             self._on_prices_changed()
+        if b"aliases" in fields:
+            self._on_aliases_changed()
         if b"lines" in fields:
             self._on_lines_released()
         if b"adapters" in fields:

@@ -20,6 +20,7 @@ from gateway.database.locking import lock_tenant
 from gateway.dialects.profile import PROFILES
 from gateway.dialects.profile_choice import DEFAULT_MODEL
 from gateway.dispatch.adapter_book import AdapterBook
+from gateway.dispatch.alias_book import AliasBook
 from gateway.dispatch.catalogue import Catalogue
 from gateway.errors import (
     AuthenticationError,
@@ -53,6 +54,7 @@ class Validator:
         self._files = files
         self._catalogue = catalogue
         self._adapters = AdapterBook(database)
+        self._aliases = AliasBook(database)
         self._authenticator = authenticator
 
     async def run(self) -> int:
@@ -67,6 +69,7 @@ class Validator:
             return 0
         await self._catalogue.refresh()
         await self._adapters.refresh()
+        await self._aliases.refresh()
         claimed = [batch for batch in found if await self._claim(batch)]
         await asyncio.gather(*map(self._validate, claimed))
         return len(claimed)
@@ -84,7 +87,9 @@ class Validator:
         except (AuthenticationError, PermissionDeniedError, NotFoundError) as error:
             await self._fail(batch, [error_of(error.message, error.code, None, None)])
             return
-        refusal_of = _refusal_of(self._catalogue, self._adapters, principal, batch.dialect)
+        refusal_of = _refusal_of(
+            self._catalogue, self._adapters, self._aliases, principal, batch.dialect
+        )
         checker = FileChecker(batch.id, batch.endpoint, refusal_of=refusal_of)
         await self._read(batch, file, checker)
         if checker.errors:
@@ -155,13 +160,20 @@ async def _token_refusal(transaction: AsyncSession, principal: Principal, tokens
 
 
 def _refusal_of(
-    catalogue: Catalogue, adapters: AdapterBook, principal: Principal, dialect: Dialect | None
+    catalogue: Catalogue,
+    adapters: AdapterBook,
+    aliases: AliasBook,
+    principal: Principal,
+    dialect: Dialect | None,
 ) -> Callable[[str], str]:
     """Return a function that returns why a model may not be used, or an empty text."""
     takes_any_name = dialect is not None and PROFILES[dialect].takes_any_model_name
 
     def refusal(name: str) -> str:
         if name == DEFAULT_MODEL or takes_any_name:
+            return ""
+        alias = aliases.find(name)
+        if alias is not None and alias.is_allowed(principal.allows_model):
             return ""
         model = catalogue.known(name)
         own_name = name if model is None else model.card.model

@@ -27,6 +27,7 @@ from gateway.prompt.preparation import PreparedRequest, prepare
 from gateway.structure.sandbox.pool import TokenizerSource
 from gateway.structure.tools import has_tool_calls
 from gateway.tenancy.adapters import Adapter
+from gateway.tenancy.aliases import Alias
 from gateway.tenancy.usage_record import Counts
 
 TOKEN_BYTES: Final = 64
@@ -49,10 +50,16 @@ class CheckedRequest(msgspec.Struct, frozen=True):
     """How to parse the output of a chat."""
     adapter: Adapter | None = None
     """The adapter that the client selected instead of the model itself."""
+    alias: Alias | None = None
+    """The alias that the request named, if an operator has defined it."""
 
     @property
     def model(self) -> str:
-        """The model name that the client gave, else the model's own name."""
+        """The model name in the response.
+
+        It is the name that the client gave, or the model's own if there is none or an operator has
+        defined it as an alias.
+        """
         return self.request.model or self.card.model
 
     @property
@@ -81,13 +88,14 @@ class RenderedRequest(NamedTuple):
     chat: CheckedChat
     card: WorkerCard
     tokenizer: Tokenizer
+    alias: Alias | None
     adapter: Adapter | None
 
 
 async def check_request(call: Call, endpoint: Endpoint) -> CheckedRequest:
     """Check a request against its dialect, its model and the context window. Raises an ApiError."""
     context = call.context
-    chat, card, tokenizer, adapter = await render_request(call, endpoint)
+    chat, card, tokenizer, alias, adapter = await render_request(call, endpoint)
     request = chat.request
     prepared = await prepare(request, tokenizer, card, call.beside)
     _check_size(request, prepared, most_bytes=context.settings.max_held_bytes)
@@ -96,28 +104,30 @@ async def check_request(call: Call, endpoint: Endpoint) -> CheckedRequest:
     if call.line is not None:
         tier = ServiceTier.BATCH
     parsing = chat.parsing and _within(chat.parsing, request, prepared)
-    return CheckedRequest(endpoint, request, card, prepared, grammar, tier, parsing, adapter)
+    return CheckedRequest(endpoint, request, card, prepared, grammar, tier, parsing, adapter, alias)
 
 
 async def render_request(call: Call, endpoint: Endpoint) -> RenderedRequest:
     """Check a request against its dialect and its model, and render a chat. Raises an ApiError."""
     context, principal, body, profile = call.context, call.principal, call.body, call.profile
-    name, adapter = choose_allowed(
-        context, principal, require_model(body, profile), profile=profile
-    )
+    name = require_model(body, profile)
+    choice = choose_allowed(context, principal, name, profile=profile, body=body)
     read = partial(endpoint.read, body, profile, max_prompts=context.settings.max_prompts)
     request = await call.beside(read)
     if call.line is not None:
         request = _of_line(request)
+    if choice.alias is not None:
+        # The response names the model that runs.
+        request = msgspec.structs.replace(request, model=None)
     if principal.is_strict:
         reject_ignored(request.ignored_parameters)
     try:
-        card = (await context.catalogue.find(name)).card
+        card = (await context.catalogue.find(choice.model)).card
         tokenizer = await context.tokenizers.get(card.tokenizer_digest)
     except RedisError:
         raise queue_unavailable() from None
-    if adapter is not None:
-        _check_adapter(adapter, card)
+    if choice.adapter is not None:
+        _check_adapter(choice.adapter, card)
     request = check_supported(
         request,
         card.features,
@@ -128,7 +138,7 @@ async def render_request(call: Call, endpoint: Endpoint) -> RenderedRequest:
     chat = await check_chat(context, request, card, tokenizer, call.beside)
     if principal.is_strict:
         reject_ignored(chat.request.ignored_parameters)
-    return RenderedRequest(chat, card, tokenizer, adapter)
+    return RenderedRequest(chat, card, tokenizer, choice.alias, choice.adapter)
 
 
 def _check_adapter(adapter: Adapter, card: WorkerCard) -> None:

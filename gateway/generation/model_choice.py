@@ -1,7 +1,9 @@
 """Choose the model and the dialect of a request, among those that its caller may use."""
 
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
 from redis.exceptions import RedisError
 
@@ -14,6 +16,21 @@ from gateway.dispatch.catalogue import Catalogue, ServedModel
 from gateway.errors import MissingParameterError, ModelNotFoundError
 from gateway.http.context import ProcessContext
 from gateway.tenancy.adapters import SEPARATOR, Adapter
+from gateway.tenancy.aliases import Alias
+from gateway.tenancy.times import utc_now
+
+_EMPTY: Final[Mapping[str, Any]] = MappingProxyType({})
+
+
+class ModelChoice(NamedTuple):
+    """The model of a request."""
+
+    model: str
+    """Its name, or an alias that its workers announce; the base model of an adapter."""
+    alias: Alias | None = None
+    """The alias that the request named, if an operator has defined it."""
+    adapter: Adapter | None = None
+    """The adapter that the request named."""
 
 
 async def profile_of(
@@ -22,7 +39,7 @@ async def profile_of(
     """Return the profile for a body. Raises InvalidParameterError for an invalid header."""
     dialect = ""
     if header is None and principal.dialect is None:
-        dialect = await _dialect_of_model(context, principal, body.get("model"))
+        dialect = await _dialect_of_model(context, principal, body)
     return choose_profile(header, principal, model_dialect=dialect, settings=context.settings)
 
 
@@ -34,32 +51,42 @@ async def find_card(
     Raises the errors of `choose_allowed`, ModelLoadingError, NoWorkerError, and RedisError if no
     model is known.
     """
-    chosen, _ = choose_allowed(context, principal, name, profile=profile)
-    return (await context.catalogue.find(chosen)).card
+    choice = choose_allowed(context, principal, name, profile=profile)
+    return (await context.catalogue.find(choice.model)).card
 
 
 def choose_allowed(
-    context: ProcessContext, principal: Principal, name: str | None, *, profile: Profile
-) -> tuple[str, Adapter | None]:
-    """Return the name of the requested model; if `name` is None, of the principal's default.
+    context: ProcessContext,
+    principal: Principal,
+    name: str | None,
+    *,
+    profile: Profile,
+    body: Mapping[str, Any] = _EMPTY,
+) -> ModelChoice:
+    """Return the model for the requested name; if `name` is None, for the principal's default.
 
-    If the request names an adapter, return its base model and the adapter. Raises
-    MissingParameterError, and ModelNotFoundError both for an unknown model and for one that the
-    principal may not use.
+    An alias may depend on `user` in the body. Raises MissingParameterError, ModelRetiredError, and
+    ModelNotFoundError both for an unknown model and for one that the principal may not use.
     """
     catalogue = context.catalogue
     chosen = choose_model(name, principal, catalogue.names)
+    alias = context.aliases.find(chosen)
+    if alias is not None:
+        if not alias.is_allowed(principal.allows_model):
+            raise ModelNotFoundError(chosen)
+        alias.check_current(utc_now())
+        return ModelChoice(model_of(context, principal, alias, body), alias)
     model = catalogue.known(chosen)
     if model is None:
-        adapter = find_adapter(context.catalogue, context.adapters, principal, chosen)
+        adapter = find_adapter(catalogue, context.adapters, principal, chosen)
         if adapter is not None:
-            return adapter.base_model, adapter
+            return ModelChoice(adapter.base_model, adapter=adapter)
         if profile.takes_any_model_name:
             chosen = _only_model(principal, catalogue.names) or chosen
             model = catalogue.known(chosen)
     if not _is_allowed(principal, chosen, model):
         raise ModelNotFoundError(chosen)
-    return chosen, None
+    return ModelChoice(chosen)
 
 
 def find_adapter(
@@ -88,21 +115,50 @@ def allows_adapter(principal: Principal, adapter: Adapter) -> bool:
     return principal.allows_model(adapter.name) or principal.allows_model(adapter.full_name)
 
 
-async def _dialect_of_model(context: ProcessContext, principal: Principal, name: object) -> str:
+def model_of(
+    context: ProcessContext, principal: Principal, alias: Alias, body: Mapping[str, Any] = _EMPTY
+) -> str:
+    """Return the model that runs a request of the principal for an alias."""
+    user = body.get("user") or body.get("safety_identifier")
+    model = alias.choose(principal.tenant_id, user if isinstance(user, str) else "")
+    fallback = alias.fallback
+    if fallback is None or _is_ready(context, model) or not _is_ready(context, fallback):
+        return model
+    return fallback
+
+
+def _is_ready(context: ProcessContext, model: str) -> bool:
+    known = context.catalogue.known(model)
+    return known is not None and known.status.ready_workers > 0
+
+
+async def _dialect_of_model(
+    context: ProcessContext, principal: Principal, body: Mapping[str, Any]
+) -> str:
     """Return the dialect of the model that a body appears to request; empty if there is none."""
+    name = body.get("model")
     asked = name if isinstance(name, str) else None
     try:
         chosen = choose_model(asked, principal, context.catalogue.names)
         catalogue = context.catalogue
-        if catalogue.known(chosen) is None:
+        alias = context.aliases.find(chosen)
+        if alias is None and catalogue.known(chosen) is None:
             adapter = find_adapter(catalogue, context.adapters, principal, chosen)
             if adapter is not None:
                 model = await catalogue.look_up(adapter.base_model)
                 return model.card.dialect if model else ""
-        model = await catalogue.look_up(chosen)
+        model = await catalogue.look_up(
+            chosen if alias is None else model_of(context, principal, alias, body)
+        )
     except (MissingParameterError, RedisError):
         return ""
-    return model.card.dialect if model and _is_allowed(principal, chosen, model) else ""
+    if model is None:
+        return ""
+    if alias is not None:
+        is_allowed = alias.is_allowed(principal.allows_model)
+    else:
+        is_allowed = _is_allowed(principal, chosen, model)
+    return model.card.dialect if is_allowed else ""
 
 
 def _is_allowed(principal: Principal, name: str, model: ServedModel | None) -> bool:

@@ -14,12 +14,13 @@ from gateway.dialects.refused import REFUSED, REFUSED_IN_CHATS
 from gateway.dialects.support import supported_chat_parameters, supported_parameters
 from gateway.dispatch.catalogue import ServedModel
 from gateway.errors import ModelNotFoundError, ServiceUnavailableError, StoreUnavailableError
-from gateway.generation.model_choice import allows_adapter, find_adapter
+from gateway.generation.model_choice import allows_adapter, find_adapter, model_of
 from gateway.http.authorization import authorize
 from gateway.http.context import ProcessContext, context_of
 from gateway.prompt.infill import find_template
 from gateway.structure.tools import has_tool_calls
 from gateway.tenancy.adapters import Adapter
+from gateway.tenancy.aliases import Alias
 from gateway.tenancy.scopes import Scope
 from gateway.tenancy.times import utc_now
 
@@ -33,11 +34,22 @@ async def list_models(request: Request) -> dict[str, Any]:
 
 
 async def model_list(context: ProcessContext, principal: Principal) -> dict[str, Any]:
-    """Return the bodies of the announced models that a principal may use."""
-    catalogue = context.catalogue
-    visible = [model for model in catalogue.models if principal.allows_model(model.card.model)]
+    """Return the bodies of the models, aliases and adapters that a principal may use."""
+    catalogue, now = context.catalogue, utc_now()
+    visible = [
+        model
+        for model in catalogue.models
+        if principal.allows_model(model.card.model)
+        and context.aliases.find(model.card.model) is None
+    ]
     bodies = {model.card.model: await _body(context, principal, model) for model in visible}
     listed = [*bodies.values()]
+    for alias in context.aliases.aliases:
+        if not alias.is_allowed(principal.allows_model) or alias.is_over(now):
+            continue
+        model = catalogue.known(model_of(context, principal, alias))
+        if model is not None:
+            listed.append(await _body_of_alias(context, principal, alias, model))
     for adapter in context.adapters.visible_to(principal.tenant_id):
         base = catalogue.known(adapter.base_model)
         if base is None or not allows_adapter(principal, adapter):
@@ -52,14 +64,21 @@ async def model_list(context: ProcessContext, principal: Principal) -> dict[str,
 async def get_model(request: Request, model_id: str) -> dict[str, Any]:
     """Return one model by its id or an alias. Both may contain slashes."""
     context, principal = context_of(request), await authorize(request, Scope.COMPLETIONS)
+    alias = context.aliases.find(model_id)
+    if alias is not None and alias.is_allowed(principal.allows_model):
+        alias.check_current(utc_now())
+        model = context.catalogue.known(model_of(context, principal, alias))
+        if model is None:
+            raise ModelNotFoundError(model_id)
+        return await _body_of_alias(context, principal, alias, model)
     model = context.catalogue.known(model_id)
-    if model is None:
+    if alias is None and model is None:
         adapter = find_adapter(context.catalogue, context.adapters, principal, model_id)
         base = None if adapter is None else context.catalogue.known(adapter.base_model)
         if adapter is not None and base is not None:
             body = await _body(context, principal, base)
             return _body_of_adapter(context, adapter, base, body)
-    if model is None or not principal.allows_model(model.card.model):
+    if alias is not None or model is None or not principal.allows_model(model.card.model):
         raise ModelNotFoundError(model_id)
     return await _body(context, principal, model)
 
@@ -92,6 +111,19 @@ async def _body(
         "unsupported_chat_parameters": sorted(REFUSED_IN_CHATS),
         "pricing": _pricing(context, card.model),
         "ready": model.status.ready_workers > 0,
+    }
+
+
+async def _body_of_alias(
+    context: ProcessContext, principal: Principal, alias: Alias, model: ServedModel
+) -> dict[str, Any]:
+    """Return the body of the model that runs the tenant's requests, under the alias's name."""
+    body = await _body(context, principal, model)
+    return body | {
+        "id": alias.name,
+        "aliases": [],
+        "resolves_to": model.card.model,
+        "sunset_at": None if alias.sunset_at is None else alias.sunset_at.isoformat(),
     }
 
 

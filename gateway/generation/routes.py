@@ -87,7 +87,7 @@ async def _create(
     else:
         # Do not replay a stored response to a caller that may not use its model.
         name = require_model(call.body, call.profile)
-        choose_allowed(call.context, call.principal, name, profile=call.profile)
+        choose_allowed(call.context, call.principal, name, profile=call.profile, body=call.body)
         earlier = await find_earlier(call, idempotent, request_id)
         if earlier is not None:
             count_unpaid(request, is_fault=True)
@@ -192,6 +192,8 @@ def _shows_cost(request: Request, call: Call) -> bool:
 
 def _applied_headers(checked: CheckedRequest) -> Mapping[str, str]:
     headers = {"x-max-tokens-applied": str(checked.prepared.applied_max_tokens)}
+    if checked.alias is not None:
+        headers |= checked.alias.headers
     if checked.prepared.cut_tokens:
         headers["x-prompt-truncated"] = str(checked.prepared.cut_tokens)
     return headers | ignored_header(checked.request.ignored_parameters)

@@ -152,6 +152,8 @@ async def _reserve(call: Call, checked: CheckedRequest, record: UsageRecord) -> 
         )
         raise
     telemetry.admitted(record.model, record.service_tier)
+    if checked.alias is not None:
+        telemetry.alias_admitted(checked.alias.name, record.model)
     return admission
 
 

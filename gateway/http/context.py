@@ -20,6 +20,7 @@ from gateway.concurrency.large_work import LargeWork
 from gateway.database.engine import Database
 from gateway.database.schema import require_current_schema
 from gateway.dispatch.adapter_book import AdapterBook
+from gateway.dispatch.alias_book import AliasBook
 from gateway.dispatch.catalogue import Catalogue
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.heartbeat import Heartbeat
@@ -68,6 +69,7 @@ class ProcessContext:
     authenticator: Authenticator
     catalogue: Catalogue
     adapters: AdapterBook
+    aliases: AliasBook
     tokenizers: TokenizerStore
     chat_templates: ChatTemplates
     grammars: GrammarChecker
@@ -115,6 +117,8 @@ async def _open(settings: Settings, stack: AsyncExitStack) -> ProcessContext:
     stack.push_async_callback(redis.aclose)
     prices = PriceBook(database, batch_percent=settings.batch_price_percent)
     await prices.refresh()
+    aliases = AliasBook(database)
+    await aliases.refresh()
     lines_released = asyncio.Event()
     adapters = AdapterBook(database)
     await adapters.refresh()
@@ -122,6 +126,7 @@ async def _open(settings: Settings, stack: AsyncExitStack) -> ProcessContext:
         redis,
         authenticator,
         on_prices_changed=prices.refresh_soon,
+        on_aliases_changed=aliases.refresh_soon,
         on_lines_released=lines_released.set,
         on_adapters_changed=adapters.refresh_soon,
     )
@@ -174,6 +179,7 @@ async def _open(settings: Settings, stack: AsyncExitStack) -> ProcessContext:
         authenticator=authenticator,
         catalogue=catalogue,
         adapters=adapters,
+        aliases=aliases,
         tokenizers=TokenizerStore(catalogue.tokenizer),
         chat_templates=ChatTemplates(catalogue.chat_template, grammars.try_template),
         grammars=grammars,
@@ -216,6 +222,7 @@ async def _start(
         context.prices,
         context.adapters,
         context.refusals,
+        context.aliases,
         reservations,
         context.settlements,
         context.responses,

@@ -6,6 +6,7 @@ for operators, or both, where the audiences get different things.
 
 from fastapi import APIRouter, Depends
 
+from gateway.management.aliases import admin_routes as aliases
 from gateway.management.audit import admin_routes as any_audit
 from gateway.management.audit import routes as audit
 from gateway.management.credits import admin_routes as credit
@@ -36,7 +37,7 @@ OF_BOTH = (
 customers = APIRouter()
 operators = APIRouter(prefix="/admin")
 
-for every in (tenants, plans, prices, credit, any_limits, any_usage, any_audit):
+for every in (tenants, plans, prices, aliases, credit, any_limits, any_usage, any_audit):
     operators.include_router(every.router)
 for resource, authorize in OF_BOTH:
     customers.include_router(resource.router, prefix="/v1", dependencies=[Depends(authorize)])

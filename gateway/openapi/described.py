@@ -36,6 +36,8 @@ _RETRY_TEXT = {
 
 OTHER_TEXT: Final = {
     "x-cost": "Cost in dollars, if the account or the request enables it; not in streams.",
+    "sunset": "When requests for this alias begin to fail (RFC 8594), if the alias has a date.",
+    "deprecation": "When the alias got this date (RFC 9745).",
     "idempotent-replayed": "`true` for the response of an earlier request with the same "
     "Idempotency-Key.",
 }

@@ -367,7 +367,17 @@ MODEL: Schema = object_of(
             "description": "Micro-dollars per million tokens, by service tier: `prompt_micros`, "
             "`cached_micros`, `completion_micros`.",
         },
-    }
+    },
+    resolves_to={
+        "type": "string",
+        "description": "Of an alias that an operator has defined: the model that runs the "
+        "requests of this tenant.",
+    },
+    sunset_at={
+        "type": ["string", "null"],
+        "format": "date-time",
+        "description": "When requests for this alias begin to fail.",
+    },
 )
 
 MODEL_LIST: Schema = object_of(

@@ -1,7 +1,5 @@
 """In-memory copy of all prices, so that pricing a request needs no query."""
 
-import asyncio
-import logging
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -10,18 +8,14 @@ from datetime import datetime
 from typing import Final, NamedTuple
 
 from sqlalchemy import select
+from typing_extensions import override
 
 from contract.tier import ServiceTier
 from gateway.database.engine import Database
+from gateway.database.table_copy import TableCopy
 from gateway.database.tables import PriceRow
 from gateway.errors import StoreUnavailableError
 from gateway.tenancy.records import Price
-
-REFRESH_SECONDS: Final = 60.0
-RETRY_SECONDS: Final = 1.0
-"""Interval between attempts to load the table while loading fails."""
-
-logger = logging.getLogger(__name__)
 
 _ALL: Final = select(PriceRow).order_by(PriceRow.effective_at, PriceRow.id)
 
@@ -38,7 +32,7 @@ class _Course(NamedTuple):
         return self.prices[number - 1] if number else None
 
 
-class PriceBook:
+class PriceBook(TableCopy):
     """A copy of the price table: the last one that was loaded."""
 
     def __init__(self, database: Database, *, batch_percent: int) -> None:
@@ -47,11 +41,11 @@ class PriceBook:
         Lines of batches have `batch_percent` of the price in the default tier, unless the model has
         a price in their own tier.
         """
+        super().__init__(PriceRow.__tablename__)
         self._database = database
         self._batch_percent = batch_percent
         self._courses: Mapping[tuple[str, ServiceTier], _Course] = {}
         self._is_loaded = False
-        self._is_outdated = asyncio.Event()
 
     def find(self, model: str, tier: ServiceTier, at: datetime) -> Price | None:
         """Return the price of a model in a tier at a time; None means free.
@@ -81,10 +75,7 @@ class PriceBook:
         course = self._courses.get((model, tier))
         return None if course is None else course.at(at)
 
-    def refresh_soon(self) -> None:
-        """Reload the table at once, because it has grown or may have grown."""
-        self._is_outdated.set()
-
+    @override
     async def refresh(self) -> None:
         """Reload the table. Raises StoreUnavailableError, and then keeps the old copy."""
         async with self._database.reading() as transaction:
@@ -92,26 +83,6 @@ class PriceBook:
             prices = [row.to_record() for row in rows]
         self._courses = _courses(prices)
         self._is_loaded = True
-
-    async def run(self) -> None:
-        """Reload the table whenever it has grown, and every minute, until cancelled."""
-        while True:
-            # Clear the flag before the read: a change during the read then triggers another one.
-            self._is_outdated.clear()
-            try:
-                await self.refresh()
-            except StoreUnavailableError:
-                logger.warning("cannot read the price table; the previous one remains in use")
-                await asyncio.sleep(RETRY_SECONDS)
-            else:
-                await self._wait()
-
-    async def _wait(self) -> None:
-        try:
-            async with asyncio.timeout(REFRESH_SECONDS):
-                await self._is_outdated.wait()
-        except TimeoutError:
-            pass
 
 
 def _reduced(price: Price, percent: int) -> Price:

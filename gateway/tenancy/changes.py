@@ -43,6 +43,10 @@ class ChangeAnnouncer:
         """Announce that the price table has grown."""
         await self._announce({"prices": "all"})
 
+    async def aliases_changed(self) -> None:
+        """Announce that an alias was added, changed or removed."""
+        await self._announce({"aliases": "all"})
+
     async def lines_released(self) -> None:
         """Announce that gateways may claim lines of batches."""
         await self._announce({"lines": "released"})

@@ -11,10 +11,10 @@ from contract.tasks import end_task
 from contract.tier import ServiceTier
 from gateway.auth.authenticator import Authenticator
 from gateway.auth.revocation import RevocationListener
+from gateway.database import table_copy
 from gateway.database.engine import Database
 from gateway.errors import StoreUnavailableError
 from gateway.management.prices.service import PriceService
-from gateway.quota import price_book as price_books
 from gateway.quota.price_book import PriceBook
 from gateway.tenancy.changes import ChangeAnnouncer
 from gateway.tenancy.times import utc_now
@@ -116,7 +116,7 @@ async def test_table_is_loaded_as_soon_as_the_database_is_back(
     prices: PriceService,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(price_books, "RETRY_SECONDS", 0.02)
+    monkeypatch.setattr(table_copy, "RETRY_SECONDS", 0.02)
     await prices.add("m", prompt_micros=7, completion_micros=1)
     book = PriceBook(nowhere, batch_percent=50)
     task = asyncio.create_task(book.run())
@@ -134,7 +134,7 @@ async def test_table_is_loaded_as_soon_as_the_database_is_back(
 async def test_announced_price_applies_at_once(
     database: Database, prices: PriceService, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(price_books, "REFRESH_SECONDS", 2 * PATIENCE_SECONDS)
+    monkeypatch.setattr(table_copy, "REFRESH_SECONDS", 2 * PATIENCE_SECONDS)
     book = PriceBook(database, batch_percent=50)
     await book.refresh()
     authenticator = Authenticator(database, verifier=None, ttl_seconds=1, max_entries=1)
@@ -165,7 +165,7 @@ async def test_announced_price_applies_at_once(
 async def test_unannounced_price_applies_after_a_while(
     database: Database, prices: PriceService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(price_books, "REFRESH_SECONDS", 0.05)
+    monkeypatch.setattr(table_copy, "REFRESH_SECONDS", 0.05)
     book = PriceBook(database, batch_percent=50)
     task = asyncio.create_task(book.run())
     await asyncio.sleep(0.1)

@@ -25,6 +25,7 @@ from tests.batches.conftest import (
     upload,
     wait_for,
 )
+from tests.support.processes import wait_until
 from tests.support.stack import MODEL, Stack
 
 PROMPT_MICROS, COMPLETION_MICROS = 3_000_000, 7_000_000
@@ -146,6 +147,25 @@ def test_bad_lines_fail_the_batch_with_their_numbers(stack: Stack) -> None:
     for each, (_, _, message) in zip(found, BAD_LINES, strict=True):
         assert message in (each.message or "")
     assert batch.output_file_id is None
+
+
+def test_line_of_an_alias_runs_as_its_model(stack: Stack) -> None:
+    run_sluice(stack, "aliases", "set", "newest", f"{MODEL}=1")
+    key = stack.key("aliasing", allowed_models=["newest"])
+
+    def is_applied(url: str) -> bool:
+        headers = {"authorization": f"Bearer {key}"}
+        return httpx.get(f"{url}/v1/models/newest", headers=headers).is_success
+
+    wait_until(lambda: all(map(is_applied, stack.gateways)), what="the alias at every gateway")
+    with OpenAI(base_url=f"{stack.url}/v1", api_key=key, max_retries=0) as openai:
+        batch = wait_for(openai, create(openai, line("one", model="newest")).id)
+        assert batch.status == "completed", batch.errors
+        done = results(openai, batch.output_file_id)
+    assert done["one"]["response"]["body"]["model"] == MODEL
+    ledger(stack, batch.id, 1)
+    query = "SELECT model FROM usage_ledger WHERE tenant_id = 'aliasing'"
+    assert execute(stack, query) == [(MODEL,)]
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def _refusal(result: Result) -> str:
 
 def test_help_has_examples(sluice: Sluice) -> None:
     listed = sluice("--help").output
-    for group in ("plans", "prices", "credits", "webhooks"):
+    for group in ("plans", "prices", "credits", "webhooks", "aliases"):
         with case(group):
             result = sluice(group, "--help")
             assert result.exit_code == 0
@@ -78,6 +78,25 @@ def test_wrong_limit_is_refused(sluice: Sluice) -> None:
     for limit, message in WRONG_LIMITS:
         with case(limit[:40]):
             assert message in _refusal(sluice("plans", "create", "p", "--key-limit", limit))
+
+
+def test_alias_is_set_listed_and_removed(sluice: Sluice) -> None:
+    options = ("--sticky", "user", "--fallback", "m", "--sunset", "2999-01-01")
+    made = _json(sluice("aliases", "set", "chat", "m=95", "org/n=v=5", *options, "--json"))
+    assert isinstance(made, dict)
+    assert (made["weights"], made["replacement"]) == ({"m": 95, "org/n=v": 5}, "m")
+    assert sluice("aliases", "list").output.splitlines()[1].split() == (
+        ["chat", "m=95", "org/n=v=5", "user", "m", "2999-01-01", "00:00:00", "UTC"]
+    )
+    for models, message in (
+        (("m=x",), "'models' must be MODEL or MODEL=WEIGHT with an integer. Given: \"m=x\"."),
+        (("m", "m=2"), "'models' must name each model once. Given twice: \"m\"."),
+        (("m=0",), "'weights' must have a weight greater than 0."),
+    ):
+        assert message in _refusal(sluice("aliases", "set", "chat", *models))
+    removed = sluice("aliases", "remove", "chat")
+    assert removed.output == "Removed 'chat'. Gateways apply this within a second.\n"
+    assert _json(sluice("aliases", "list", "--json")) == []
 
 
 def test_prices_are_given_in_dollars_and_stored_in_micro_dollars(sluice: Sluice) -> None:

@@ -1,6 +1,7 @@
 """The SQL tables, by topic; importing this package registers all of them with the metadata."""
 
 from gateway.database.tables.adapters import AdapterRow
+from gateway.database.tables.aliases import AliasRow
 from gateway.database.tables.api_keys import ApiKeyRow
 from gateway.database.tables.audit_log import AuditRow
 from gateway.database.tables.base import Table
@@ -20,6 +21,7 @@ from gateway.database.tables.webhooks import WebhookEventRow, WebhookRow
 __all__ = [
     "FAILED_OUTCOMES",
     "AdapterRow",
+    "AliasRow",
     "ApiKeyRow",
     "AuditRow",
     "BatchChunkRow",

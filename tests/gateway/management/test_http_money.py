@@ -335,6 +335,10 @@ ADMIN_ROUTES = [
     ("PATCH", "/admin/plans/pro", {"name": "x"}),
     ("GET", "/admin/prices", None),
     ("POST", "/admin/prices", {"model": "m", "prompt_micros": 1, "completion_micros": 1}),
+    ("GET", "/admin/aliases", None),
+    ("PUT", "/admin/aliases/org/chat", {"weights": {"m": 1}}),
+    ("GET", "/admin/aliases/org/chat", None),
+    ("DELETE", "/admin/aliases/org/chat", None),
     ("GET", "/admin/tenants/acme/credits", None),
     ("POST", "/admin/tenants/acme/credits", {"amount_micros": 1}),
     ("GET", "/admin/tenants/acme/limits", None),
@@ -454,6 +458,29 @@ async def test_bad_input_is_refused_by_name(management: Management, admin: str) 
     # In one test, because preparing a database takes longer than all of them.
     for path, body, param in BAD_INPUT:
         assert await _refused(management, admin, "POST", path, body) == param, (path, body)
+
+
+async def test_alias_is_defined_listed_and_removed(management: Management, admin: str) -> None:
+    path, body = "/admin/aliases/org/chat", {"weights": {"m": 90, "n": 10}, "fallback": "m"}
+    made = await _ok(management, admin, "PUT", path, body | {"sunset_at": "2999-01-01T00:00:00Z"})
+    assert (made["name"], made["weights"], made["sticky"]) == (
+        *("org/chat", body["weights"]),
+        "tenant",
+    )
+    assert await _ok(management, admin, "GET", path) == made
+    assert (await _ok(management, admin, "GET", "/admin/aliases"))["data"] == [made]
+    bad: list[tuple[dict[str, Any], str]] = [
+        ({}, "weights"),
+        ({"weights": {"m": "1"}}, "weights.m"),
+        ({"weights": {"m": 0}}, "weights"),
+        ({"weights": {"m": 1}, "sticky": "key"}, "sticky"),
+        ({"weights": {"m": 1}, "sunset_at": "9999-12-31T23:59:59-10:00"}, "sunset_at"),
+    ]
+    for wrong, param in bad:
+        assert await _refused(management, admin, "PUT", path, wrong) == param, wrong
+    removed = await _ok(management, admin, "DELETE", path)
+    assert removed == {"object": "model_alias.deleted", "name": "org/chat", "deleted": True}
+    assert (await management.call(admin, "DELETE", path)).status_code == 404
 
 
 async def test_odd_ids_and_cursors_are_not_found_or_refused(

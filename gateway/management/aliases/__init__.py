@@ -1,0 +1,1 @@
+"""Aliases of models."""
