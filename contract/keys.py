@@ -10,6 +10,7 @@ Keys that one script uses share a hash tag, so that every script works on Redis 
 
 import zlib
 from functools import cache, lru_cache
+from typing import Final
 
 from contract.tier import Lane
 
@@ -200,6 +201,11 @@ def chat_template(digest: str) -> str:
 def adapter_modules(digest: str) -> str:
     """String with expiry: zlib-compressed JSON of `adapters.ModuleShapes`, by its SHA-256."""
     return f"adapter-modules:{digest}"
+REPLIES_SECONDS: Final = 600
+"""Lifetime of a reply stream after its gateway has died.
+
+Until then, a client that resumes gets the same events that the dead gateway sent.
+"""
 
 
 def replies(gateway: str) -> str:

@@ -369,6 +369,8 @@ class Frame(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     follows: list[Follow] = []
     grown: list[ResponseGrown] = []
     cancels: list[CancelResponse] = []
+    taken_over: list[int] = []
+    """Handles of jobs that the sender has taken over: later replies to them do not count."""
 
 
 class WorkerState(StrEnum):

@@ -234,6 +234,9 @@ class Dispatcher:
         self._replies.apply(frame)
         for lost in frame.lost:
             self._leases.lose(lost)
+        for handle in frame.taken_over:
+            if (ticket := self._jobs.tickets.get(handle)) is not None:
+                self._jobs.fail(ticket, FailureCode.TAKEN_OVER)
         self.notices.publish(frame)
 
 

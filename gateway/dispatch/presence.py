@@ -11,6 +11,8 @@ from contract import keys
 
 ALIVE_SECONDS = 6
 """Other processes consider a gateway dead after this long without a heartbeat."""
+LEFT_SECONDS = 60
+"""Lifetime of the reply stream of a gateway that has stopped."""
 
 logger = logging.getLogger(__name__)
 
@@ -65,14 +67,20 @@ class Presence:
         await self._announcement(client).execute()
 
     async def deregister(self) -> None:
-        """Remove this gateway's keys, so that workers stop its remaining jobs at once."""
+        """Remove the heartbeat, so that workers stop this gateway's remaining jobs at once.
+
+        The reply stream stays for LEFT_SECONDS: journals that could not be written lack the end.
+        """
+        pipeline = self._client.pipeline(transaction=False)
+        pipeline.execute_command("DEL", keys.gateway_alive(self.gateway))
+        pipeline.execute_command("EXPIRE", keys.replies(self.gateway), LEFT_SECONDS)
         try:
-            await self._client.delete(keys.gateway_alive(self.gateway), keys.replies(self.gateway))
+            await pipeline.execute()
         except RedisError as error:
             logger.warning("cannot deregister the gateway: %s", type(error).__name__)
 
     def _announcement(self, client: "Redis") -> Any:
         pipeline = client.pipeline(transaction=False)
         pipeline.execute_command("SET", keys.gateway_alive(self.gateway), 1, "EX", ALIVE_SECONDS)
-        pipeline.execute_command("EXPIRE", keys.replies(self.gateway), ALIVE_SECONDS * 10)
+        pipeline.execute_command("EXPIRE", keys.replies(self.gateway), keys.REPLIES_SECONDS)
         return pipeline

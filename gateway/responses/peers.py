@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import logging
-from typing import Any, Final
+from typing import Any
 
 from redis.exceptions import RedisError
 
@@ -12,9 +12,6 @@ from contract.messages import Frame, ResponseGrown
 from contract.scripts import CommandExecutor
 from contract.tasks import TaskSet
 from gateway.dispatch.dispatcher import Dispatcher
-
-NOTICE_SECONDS: Final = 60
-"""Lifetime of notices for a gateway that does not read them."""
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +64,7 @@ class Peers:
             await asyncio.gather(
                 execute("XADD", stream, "*", "f", frame),
                 # A dead gateway would never remove the notice.
-                execute("EXPIRE", stream, NOTICE_SECONDS),
+                execute("EXPIRE", stream, keys.REPLIES_SECONDS),
             )
         except RedisError as error:
             logger.warning("cannot notify gateway %s: %s", gateway, type(error).__name__)

@@ -97,7 +97,8 @@ class Responses:
         )
         self._owned.add(response)
         response.write_soon()
-        return StoredResponse(head, self.dispatcher.gateway, 1, status, 0, [])
+        gateway = self.dispatcher.gateway
+        return StoredResponse(head, gateway, 1, status, gateway, 0, [])
 
     def discard(self, request_id: str) -> None:
         """Delete a response whose jobs were not enqueued. Does nothing if it is not stored."""

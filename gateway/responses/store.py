@@ -54,7 +54,7 @@ class ResponseStatus(NamedTuple):
     settled: Counts
     """Token counts that earlier reservations were settled with."""
     handles: tuple[int, ...]
-    """Handles of the jobs that the owner follows; empty if it has not begun to."""
+    """Handles of the jobs that the owner follows, or the former one until this one has written."""
 
 
 class WriteResult(Enum):
@@ -69,6 +69,8 @@ class Page(NamedTuple):
     """A part of a response's journal."""
 
     status: ResponseStatus
+    follower: str
+    """The gateway whose reply stream has the replies to `status.handles`."""
     total_entries: int
     entries: list[bytes]
 
@@ -82,6 +84,8 @@ class StoredResponse(NamedTuple):
     term: int
     """Number of its owner, counted from 1 and incremented by each takeover."""
     status: ResponseStatus
+    follower: str
+    """The gateway whose reply stream has the replies to `status.handles`."""
     total_entries: int
     entries: list[bytes]
 
@@ -209,14 +213,14 @@ def _fields(status: ResponseStatus) -> list[Argument]:
 
 
 def _page(fields: Sequence[Any]) -> Page:
-    handles, reservation, state, settled, total_entries, entries = fields
+    handles, reservation, state, settled, follower, total_entries, entries = fields
     status = ResponseStatus(
         ResponseState(state.decode()),
         reservation.decode(),
         _decode_counts(settled),
         _decode_handles(handles),
     )
-    return Page(status, total_entries, entries)
+    return Page(status, follower.decode(), total_entries, entries)
 
 
 async def _packed(head: ResponseHead) -> bytes:

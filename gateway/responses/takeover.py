@@ -11,7 +11,7 @@ from redis.exceptions import RedisError
 
 from contract import clock, keys, messages
 from contract.dialect import Dialect
-from contract.messages import Follow, JobFailed, JobMessage, JobStarted
+from contract.messages import Follow, Frame, JobFailed, JobMessage, JobStarted
 from contract.outcomes import FailureCode
 from contract.tracing import TAKE_OVER
 from gateway import telemetry, tracing
@@ -27,6 +27,7 @@ from gateway.responses.owned import OwnedResponse, OwnedResponses
 from gateway.responses.settlement import Settlement
 from gateway.responses.store import (
     DEADLINE_GRACE_MS,
+    Page,
     ResponseState,
     ResponseStatus,
     StoredResponse,
@@ -152,10 +153,12 @@ class Takeovers:
         if not term:
             return
         # Writes of earlier owners are rejected from now on, so the journal is complete.
-        history, entries, through = await self._read_journal(head)
+        history, entries, through, page = await self._read_journal(head)
         unread: list[Received] = []
-        if is_running:
-            unread = history.add_unread(await self._read_replies(response, through))
+        if is_running and page is not None:
+            # Another gateway may have taken the response over, and written, since it was read.
+            response = response._replace(status=page.status)
+            unread = history.add_unread(await self._read_replies(page, through))
         generation = _generation(history, max_unread_bytes=self._max_unread_bytes)
         try:
             settlement, status = await self._settlement(response, term, history, generation)
@@ -201,27 +204,46 @@ class Takeovers:
 
     # -- its history -----------------------------------------------------------------------------
 
-    async def _read_journal(self, head: ResponseHead) -> tuple[History, list[bytes], str]:
-        """Return the history in the journal, its entries, and the id of the last reply in it."""
+    async def _read_journal(
+        self, head: ResponseHead
+    ) -> tuple[History, list[bytes], str, Page | None]:
+        """Return the history in the journal, its entries, the id of the last reply in it, and the
+        last page; None if Redis has lost the journal.
+        """
         history, through = History(head.jobs), ""
         entries: list[bytes] = []
         while True:
             page = await self._store.read_page(head.request_id, index=len(entries))
             if page is None or not page.entries:
-                return history, entries, through
+                return history, entries, through, page
             for entry in page.entries:
                 received, through = decode_entry(entry)
                 history.add(received)
                 entries.append(entry)
 
-    async def _read_replies(self, response: StoredResponse, through: str) -> list[Received]:
-        """Return replies missing from the journal, whether the owner read them or not."""
-        prompts = {handle: index for index, handle in enumerate(response.status.handles)}
+    async def _read_replies(self, page: Page, through: str) -> list[Received]:
+        """Return replies missing from the journal, whether the former owner read them or not.
+
+        That gateway may live, although it sent no heartbeat. It delivers no reply after the notice
+        that ends what is read here, so its clients received nothing else.
+        """
+        prompts = {handle: index for index, handle in enumerate(page.status.handles)}
+        if not prompts:
+            return []
+        stream = keys.replies(page.follower)
+        notice = messages.encode(Frame(self._dispatcher.gateway, 0, taken_over=list(prompts)))
+        pipeline = self._client.pipeline(transaction=False)
+        pipeline.execute_command("XADD", stream, "*", "f", notice)
+        pipeline.execute_command("EXPIRE", stream, keys.REPLIES_SECONDS)
+        end, _ = await pipeline.execute()
         received: list[Received] = []
         last = through
-        while prompts:
+        while True:
             found: Any = await self._client.xrange(
-                keys.replies(response.owner), min=f"({last}" if last else "-", count=FRAMES_AT_ONCE
+                stream,
+                min=f"({last}" if last else "-",
+                max=f"({end.decode()}",
+                count=FRAMES_AT_ONCE,
             )
             for entry_id, fields in found:
                 last = entry_id.decode()

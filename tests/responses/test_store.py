@@ -113,7 +113,26 @@ async def test_only_one_candidate_begins_the_next_term(store: ResponseStore) -> 
     assert await adopted(store, term=2) == 3
     stored = await store.read(ID)
     assert stored is not None
-    assert (stored.owner, stored.term, stored.status.handles) == ("b", 3, ())
+    assert (stored.owner, stored.term) == ("b", 3)
+
+
+async def test_handles_of_the_last_owner_that_wrote_stay_until_the_next_has_written(
+    store: ResponseStore,
+) -> None:
+    async def follower() -> tuple[str, tuple[int, ...]]:
+        page = await store.read_page(ID, index=0)
+        assert page is not None
+        return page.follower, page.status.handles
+
+    await opened(store)
+    await adopted(store, term=1)
+    await adopted(store, term=2)
+    assert await follower() == ("a", (1, 2))
+    await appended(store, index=0, term=3, status=RUNNING._replace(handles=(7,)))
+    assert await follower() == ("b", (7,))
+    await appended(store, index=0, term=3, status=RUNNING._replace(state=ResponseState.LEFT))
+    assert await adopted(store, term=3, state=ResponseState.LEFT) == 4
+    assert await follower() == ("b", ())
 
 
 @every_redis

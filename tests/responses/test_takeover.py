@@ -4,6 +4,7 @@ import asyncio
 import gc
 import weakref
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from redis.asyncio import Redis
@@ -15,7 +16,7 @@ from contract.outcomes import FailureCode
 from contract.queue import Claim
 from contract.tasks import end_task
 from gateway.dispatch import silence
-from gateway.errors import RateLimitError
+from gateway.errors import RateLimitError, StoreUnavailableError
 from gateway.quota.store import QuotaStore
 from gateway.redis_client import PipeliningExecutor
 from gateway.responses.store import ResponseState
@@ -73,6 +74,32 @@ async def test_response_continues_at_another_gateway_when_its_owner_dies(
     assert await settled(redis, request.id) == [("finished", 3, 4)]
     await state_is(second, request.id, ResponseState.FINISHED)
     assert await nothing_left(redis, "m")
+
+
+@pytest.mark.parametrize("at", ["gw2", "gw3"])
+async def test_takeover_that_failed_halfway_loses_no_reply(
+    open_house: OpenHouse, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    houses = {name: await open_house(name, journal_seconds=LATE) for name in ("gw1", "gw2", "gw3")}
+    request, _ = await begun(houses["gw1"], worker, "a", "b")
+    await houses["gw1"].kill()
+    with monkeypatch.context() as patch:
+        patch.setattr(QuotaStore, "take_over", AsyncMock(side_effect=RedisConnectionError))
+        with pytest.raises(StoreUnavailableError):
+            await houses["gw2"].attach(request.id)
+    if at == "gw3":
+        await houses["gw2"].kill()
+
+    reader = Reader((await houses[at].attach(request.id)).generation)
+    again = await worker.claim_one()
+
+    # The client may have received both, in events whose numbers depend on the messages.
+    await reader.until_text("ab")
+    assert again.job.resumption is not None
+    await worker.conclude(again, "c")
+    await reader.to_the_end()
+    assert [reply.message.text for reply in reader.replies[:2]] == ["a", "b"]  # type: ignore[union-attr]
+    assert reader.text == "abc"
 
 
 async def test_end_that_the_owner_did_not_write_is_delivered_and_settled(
@@ -210,10 +237,16 @@ async def test_unaware_former_owner_neither_settles_nor_cancels(
     monkeypatch.setattr(silence, "SILENCE_SECONDS", LATE)
     first = await open_house("gw1", journal_seconds=LATE)
     second = await open_house("gw2")
-    request, _ = await begun(first, worker)
+    request, claim = await begun(first, worker)
+    direct = Reader(request.generation)
     await redis.delete(keys.gateway_alive("gw1"))
     reader = Reader((await second.attach(request.id)).generation)
+    await worker.say(claim, "late")
     again = await worker.claim_one()
+    await direct.to_the_end()
+    assert not direct.text
+    assert direct.failure is not None
+    assert direct.failure.code is FailureCode.TAKEN_OVER
 
     first.responses.leave(request.settlement)
     await eventually(lambda: not first.responses._owned.by_id, what="the old owner's noticing")

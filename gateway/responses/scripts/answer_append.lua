@@ -11,6 +11,7 @@ if term ~= ARGV[1] then return 0 end
 local known = redis.call('LLEN', KEYS[2]) - ARGV[3]
 if known < 0 then return -1 end
 for i = 8 + known, #ARGV do redis.call('RPUSH', KEYS[2], ARGV[i]) end
+redis.call('HDEL', KEYS[1], 'unread_owner', 'unread_handles')
 redis.call('HSET', KEYS[1], 'handles', ARGV[4], 'reservation', ARGV[5], 'state', ARGV[6], 'settled', ARGV[7])
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
 redis.call('PEXPIRE', KEYS[2], ARGV[2])

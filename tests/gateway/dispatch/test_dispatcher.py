@@ -24,6 +24,7 @@ from contract.messages import (
 from contract.outcomes import FailureCode, FinishReason
 from contract.queue import JOBS_AT_ONCE, Claim, EnqueueReport, JobQueue, LeaseReport
 from gateway.dispatch.generation import Generation
+from gateway.dispatch.presence import LEFT_SECONDS
 from gateway.dispatch.retries import MAX_REVIVALS
 from gateway.errors import OverloadedError, TenantQueueFullError
 from tests.gateway.conftest import eventually, nothing_left
@@ -329,11 +330,15 @@ async def test_notices_of_gateways_do_not_count_as_frames(
     assert texts(await take(generation, 2)) == ["a", "b"]
 
 
-async def test_goodbye_removes_the_heartbeat(desk: Desk, redis: "Redis") -> None:
+async def test_goodbye_removes_the_heartbeat(
+    desk: Desk, worker: FakeWorker, redis: "Redis"
+) -> None:
+    await begun(desk, worker)
     assert await redis.exists(keys.gateway_alive(GATEWAY))
     await desk.close()
     await desk.dispatcher.aclose()
-    assert not await redis.exists(keys.gateway_alive(GATEWAY), keys.replies(GATEWAY))
+    assert not await redis.exists(keys.gateway_alive(GATEWAY))
+    assert 0 < await redis.ttl(keys.replies(GATEWAY)) <= LEFT_SECONDS
 
 
 @pytest.mark.parametrize("step", ["beat", "reclaim", "catalogue"])
