@@ -22,6 +22,9 @@ RETRY_SECONDS = 0.2
 
 _START = b"0-0"
 
+EntryId = tuple[int, int]
+"""Id of a stream entry: milliseconds by the clock of Redis, and a number."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -87,9 +90,9 @@ class ReplyReader:
             newest: bytes = info["last-generated-id"]
         except ResponseError:
             newest = _START
-        if _order(newest) < _order(self.last_entry):
+        if entry_id_of(newest) < entry_id_of(self.last_entry):
             logger.warning("the reply stream was reset: reading it from its start")
-            self._read_before = max(self._read_before, newest, key=_order)
+            self._read_before = max(self._read_before, newest, key=entry_id_of)
             self.last_entry = _START
         self._outages = outages
 
@@ -119,7 +122,7 @@ class ReplyReader:
         return True
 
     def _was_read(self, entry_id: bytes) -> bool:
-        return _order(entry_id) <= _order(self._read_before)
+        return entry_id_of(entry_id) <= entry_id_of(self._read_before)
 
 
 def _entries(reply: Any) -> list[tuple[bytes, dict[bytes, bytes]]]:
@@ -130,6 +133,7 @@ def _entries(reply: Any) -> list[tuple[bytes, dict[bytes, bytes]]]:
     return [entry for _, entries in streams for entry in entries]
 
 
-def _order(entry_id: bytes) -> tuple[int, int]:
+def entry_id_of(entry_id: bytes) -> EntryId:
+    """Return the id of a stream entry in a form that sorts."""
     milliseconds, _, number = entry_id.partition(b"-")
     return int(milliseconds), int(number)

@@ -1,7 +1,7 @@
 """History of a response: rebuilt from its journal and from replies that its owner did not read."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from contract.messages import (
@@ -133,14 +133,13 @@ class History:
         self.add(received)
 
 
-def frame_messages(frame: Frame, handles: Mapping[int, int]) -> Iterator[Received]:
-    """Yield the messages of a frame for some jobs; `handles` maps handles to prompt indexes."""
-    lists = (frame.started, frame.prompts, frame.deltas, frame.finished, frame.failed)
-    for messages in lists:
-        for message in messages:
-            index = handles.get(message.handle)
-            if index is not None:
-                yield Received(index, message)
+def frame_messages(frame: Frame) -> Iterator[JobMessage]:
+    """Yield the messages of a frame that belong into journals, in the order in which they count."""
+    yield from frame.started
+    yield from frame.prompts
+    yield from frame.deltas
+    yield from frame.finished
+    yield from frame.failed
 
 
 def _is_void(earlier: Received, later: Received) -> bool:

@@ -3,25 +3,26 @@
 import asyncio
 import logging
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from contract import clock, keys, messages
+from contract import clock
 from contract.dialect import Dialect
-from contract.messages import Follow, Frame, JobFailed, JobMessage, JobStarted
+from contract.messages import Follow, JobFailed, JobMessage, JobStarted
 from contract.outcomes import FailureCode
 from contract.tracing import TAKE_OVER
 from gateway import telemetry, tracing
 from gateway.dispatch.dispatcher import Adopted
 from gateway.dispatch.generation import Generation
+from gateway.dispatch.reader import entry_id_of
 from gateway.errors import ApiError, StoreUnavailableError
 from gateway.quota.replies import ReservationRequest, sees_key
 from gateway.quota.reservations import Admission
 from gateway.responses.head import ResponseHead
-from gateway.responses.history import History, frame_messages
+from gateway.responses.history import History
 from gateway.responses.journal import Received, decode_entry, encode_entry
 from gateway.responses.owned import OwnedResponse, OwnedResponses
 from gateway.responses.settlement import Settlement
@@ -32,11 +33,11 @@ from gateway.responses.store import (
     ResponseStatus,
     StoredResponse,
 )
+from gateway.responses.unread import UnreadReplies
 from gateway.tenancy.usage_record import Counts, UsageRecord
 
 MAX_CONCURRENT: Final = 8
 """Responses that are taken over concurrently when a gateway with many responses dies."""
-FRAMES_AT_ONCE: Final = 256
 
 for _state in ResponseState:
     if not _state.is_end:
@@ -58,6 +59,8 @@ class Takeovers:
         self._max_unread_bytes = max_unread_bytes
         self._turns = asyncio.Semaphore(MAX_CONCURRENT)
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._unread: dict[str, UnreadReplies] = {}
+        """By former owner, while responses are taken over."""
 
     async def keep_running(self, response: StoredResponse) -> str:
         """Ensure that a response has a live owner that follows its jobs; return that owner.
@@ -122,6 +125,8 @@ class Takeovers:
 
     def _done(self, request_id: str, task: "asyncio.Task[None]") -> None:
         del self._running[request_id]
+        if not self._running:
+            self._unread.clear()
         # If every waiter was cancelled, asyncio would log the error as never retrieved.
         if not task.cancelled():
             task.exception()
@@ -158,7 +163,7 @@ class Takeovers:
         if is_running and page is not None:
             # Another gateway may have taken the response over, and written, since it was read.
             response = response._replace(status=page.status)
-            unread = history.add_unread(await self._read_replies(page, through))
+            unread = history.add_unread(await self._read_replies(head, page, through))
         generation = _generation(history, max_unread_bytes=self._max_unread_bytes)
         try:
             settlement, status = await self._settlement(response, term, history, generation)
@@ -221,36 +226,18 @@ class Takeovers:
                 history.add(received)
                 entries.append(entry)
 
-    async def _read_replies(self, page: Page, through: str) -> list[Received]:
-        """Return replies missing from the journal, whether the former owner read them or not.
-
-        That gateway may live, although it sent no heartbeat. It delivers no reply after the notice
-        that ends what is read here, so its clients received nothing else.
-        """
-        prompts = {handle: index for index, handle in enumerate(page.status.handles)}
-        if not prompts:
+    async def _read_replies(self, head: ResponseHead, page: Page, through: str) -> list[Received]:
+        """Return replies missing from the journal, whether the former owner read them or not."""
+        if not page.status.handles:
             return []
-        stream = keys.replies(page.follower)
-        notice = messages.encode(Frame(self._dispatcher.gateway, 0, taken_over=list(prompts)))
-        pipeline = self._client.pipeline(transaction=False)
-        pipeline.execute_command("XADD", stream, "*", "f", notice)
-        pipeline.execute_command("EXPIRE", stream, keys.REPLIES_SECONDS)
-        end, _ = await pipeline.execute()
-        received: list[Received] = []
-        last = through
-        while True:
-            found: Any = await self._client.xrange(
-                stream,
-                min=f"({last}" if last else "-",
-                max=f"({end.decode()}",
-                count=FRAMES_AT_ONCE,
+        unread = self._unread.get(page.follower)
+        if unread is None:
+            unread = self._unread[page.follower] = UnreadReplies(
+                self._client, former=page.follower, gateway=self._dispatcher.gateway
             )
-            for entry_id, fields in found:
-                last = entry_id.decode()
-                received += _messages(fields, prompts)
-            if len(found) < FRAMES_AT_ONCE:
-                break
-        return received
+        # Both times are by the clock of Redis.
+        after = entry_id_of(through.encode()) if through else (head.record.created_ms - 1, 0)
+        return await unread.of(page.status.handles, after=after)
 
     # -- its reservation -------------------------------------------------------------------------
 
@@ -330,15 +317,6 @@ def _generation(history: History, *, max_unread_bytes: int) -> Generation:
     for index, message in history.received:
         generation.push(index, message)
     return generation
-
-
-def _messages(fields: dict[bytes, bytes], prompts: dict[int, int]) -> list[Received]:
-    try:
-        return list(frame_messages(messages.decode_frame(fields[b"f"]), prompts))
-    except (msgspec.MsgspecError, KeyError):
-        # The frame is lost; the job resumes after the output before it.
-        logger.exception("cannot decode a reply frame")
-        return []
 
 
 def _with_new_deadline(head: ResponseHead) -> ResponseHead:

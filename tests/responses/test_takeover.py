@@ -4,7 +4,7 @@ import asyncio
 import gc
 import weakref
 from typing import Any
-from unittest.mock import AsyncMock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 from redis.asyncio import Redis
@@ -19,6 +19,8 @@ from gateway.dispatch import silence
 from gateway.errors import RateLimitError, StoreUnavailableError
 from gateway.quota.store import QuotaStore
 from gateway.redis_client import PipeliningExecutor
+from gateway.responses import unread
+from gateway.responses.history import frame_messages
 from gateway.responses.store import ResponseState
 from gateway.tenancy.limits import Limits
 from gateway.tenancy.usage_record import UsageRecord
@@ -100,6 +102,30 @@ async def test_takeover_that_failed_halfway_loses_no_reply(
     await reader.to_the_end()
     assert [reply.message.text for reply in reader.replies[:2]] == ["a", "b"]  # type: ignore[union-attr]
     assert reader.text == "abc"
+
+
+async def test_reply_stream_of_a_dead_gateway_is_read_once_for_all_its_responses(
+    open_house: OpenHouse, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = await open_house("gw1", journal_seconds=LATE)
+    second = await open_house("gw2")
+    read = Mock(side_effect=frame_messages)
+    monkeypatch.setattr(unread, "frame_messages", read)
+    requests: list[Submitted] = []
+    for _ in range(4):
+        # The frames of earlier responses come before those that this one needs.
+        requests.append(await first.submit(prompts=2))
+        for claim in await worker.claim(2):
+            await worker.say(claim, "a", "b")
+        await asyncio.sleep(0.01)
+    await first.kill()
+
+    attachments = await asyncio.gather(*(second.attach(each.id) for each in reversed(requests)))
+
+    for attachment in attachments:
+        reader = Reader(attachment.generation)
+        await reader.until(lambda r: r.text_of(0) == r.text_of(1) == "ab")
+    assert sum(len(call.args[0].deltas) for call in read.call_args_list) == 16
 
 
 async def test_end_that_the_owner_did_not_write_is_delivered_and_settled(
