@@ -18,11 +18,13 @@ from contract.messages import (
     JobFailed,
     JobFinished,
     JobReturned,
+    JobStarted,
     ReturnReason,
 )
 from contract.outcomes import FailureCode, FinishReason
 from contract.queue import RequeueResult, Room
 from contract.sampling import SamplingSpec
+from contract.tasks import end_task
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.redis_server import RedisServer
 from tests.worker.conftest import (
@@ -45,8 +47,9 @@ from worker.engine.base import (
 )
 from worker.engine.scripted import Script, ScriptedEngine
 from worker.execution import watching
-from worker.queue import doorbells
+from worker.queue import doorbells, replies
 from worker.queue import gateways as gateways_module
+from worker.queue.replies import ReplyWriter
 
 STEADY = Script(step_seconds=0.01)
 LEASES = keys.leases(MODEL)
@@ -114,6 +117,26 @@ async def test_frames_come_in_order_numbered_and_complete(
         )
         assert end.generation_ms > end.prefill_ms > 0
     assert len(gateway.frames) < 60, "one frame has all sequences of a step"
+
+
+async def test_frames_stay_for_a_time_whatever_their_number(
+    redis: "Redis", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = ReplyWriter(redis, "w", most_pending_deltas=10, on_written=lambda *_: None)
+    running = asyncio.create_task(writer.run())
+
+    async def write(frames: int) -> int:
+        for _ in range(frames):
+            writer.outbox("g1").start(JobStarted(1, 1, 3, 0))
+            writer.flush()
+            await writer.drain(PATIENCE_SECONDS)
+        return await redis.xlen(keys.replies("g1"))
+
+    assert await write(150) == 150
+    monkeypatch.setattr(replies, "FRAMES_KEPT_MS", 50)
+    await asyncio.sleep(0.1)
+    assert 150 <= await write(150) <= 200  # Redis drops whole nodes of 100 entries.
+    await end_task(running)
 
 
 async def test_same_seed_gives_the_same_text_and_resumes(

@@ -27,8 +27,12 @@ from worker.retries import Retries
 
 _log = logging.getLogger(__name__)
 
-MOST_FRAMES_KEPT = 20_000
-"""Approximate length of a gateway's stream; older frames were read long ago."""
+FRAMES_KEPT_MS = 30_000
+"""How long frames stay in a gateway's stream, at least.
+
+The next owner of a dead gateway's responses needs those that no journal has: of the last four
+seconds before its death, and of the eleven until workers stop.
+"""
 
 MOST_DELTAS_IN_FRAME = 2_000
 """Deltas in one frame. More, collected while Redis is unavailable, are split into frames that a
@@ -187,6 +191,8 @@ class ReplyWriter:
         self.overflowed = asyncio.Event()
         """Set after a failed write if too many deltas are unwritten."""
         self._outboxes: dict[str, Outbox] = {}
+        self._newest_ms: dict[str, int] = {}
+        """When the last frame of each stream was written, by the clock of Redis."""
         self._has_messages = asyncio.Event()
         self._drained = asyncio.Event()
         self._drained.set()
@@ -206,6 +212,7 @@ class ReplyWriter:
     def remove(self, gateway: str) -> None:
         """Drop the outbox of a gateway that will not read again."""
         self._outboxes.pop(gateway, None)
+        self._newest_ms.pop(keys.replies(gateway), None)
 
     def flush(self) -> None:
         """Request that all outboxes are written."""
@@ -256,10 +263,17 @@ class ReplyWriter:
     async def _send(self, entries: list[Entry]) -> list[Any]:
         execute = self._executor.execute_command
         writes = (
-            execute("XADD", key, "MAXLEN", "~", MOST_FRAMES_KEPT, "*", "f", payload)
+            execute("XADD", key, "MINID", "~", self._oldest_ms(key), "*", "f", payload)
             for key, payload in entries
         )
-        return await asyncio.gather(*writes, return_exceptions=True)
+        results = await asyncio.gather(*writes, return_exceptions=True)
+        for (key, _), result in zip(entries, results, strict=True):
+            if isinstance(result, bytes):
+                self._newest_ms[key] = int(result.partition(b"-")[0])
+        return results
+
+    def _oldest_ms(self, key: str) -> int:
+        return max(self._newest_ms.get(key, 0) - FRAMES_KEPT_MS, 0)
 
     def _check_overflow(self) -> None:
         pending = sum(len(box.deltas) for box in self._outboxes.values())
