@@ -201,6 +201,8 @@ def chat_template(digest: str) -> str:
 def adapter_modules(digest: str) -> str:
     """String with expiry: zlib-compressed JSON of `adapters.ModuleShapes`, by its SHA-256."""
     return f"adapter-modules:{digest}"
+
+
 REPLIES_SECONDS: Final = 600
 """Lifetime of a reply stream after its gateway has died.
 
