@@ -469,6 +469,10 @@ class WorkerCard(msgspec.Struct, frozen=True, omit_defaults=True):
     """Most prompt tokens of one image; 0 if unknown."""
     cache_block_tokens: int = 0
     """Tokens of a block of the prefix cache; 0 if the worker does not publish what it holds."""
+    scales_to_zero: bool = False
+    """Whether a worker is started for waiting jobs if none runs."""
+    load_seconds: int = 0
+    """From the start of the worker until it was ready; 0 if unknown."""
 
 
 def _encodable(value: object) -> object:

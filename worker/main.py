@@ -114,6 +114,7 @@ class _Process:
             held=self._link.held,
             dialect=settings.dialect or "",
             aliases=settings.model_aliases,
+            scales_to_zero=settings.scales_to_zero,
         )
         self._adapter_files = AdapterFiles(
             settings.file_store, settings.adapter_folder, most_bytes=settings.adapter_folder_bytes

@@ -25,6 +25,8 @@ _log = logging.getLogger(__name__)
 ANNOUNCE_SECONDS = 1.0
 _MOST_FAILURE_CHARACTERS = 500
 _FILE_TTL_SECONDS = 600
+_SLEEPING_FILE_TTL_SECONDS = 365 * 86_400
+"""If workers are started by requests: gateways need the files of a model before its worker runs."""
 
 
 class Catalogue:
@@ -41,6 +43,7 @@ class Catalogue:
         held: HeldDigests,
         dialect: str = "",
         aliases: Sequence[str] = (),
+        scales_to_zero: bool = False,
     ) -> None:
         self._redis = redis
         self._queue = queue
@@ -56,6 +59,7 @@ class Catalogue:
             context_window=context_window(folder),
             dialect=dialect,
             aliases=list(aliases),
+            scales_to_zero=scales_to_zero,
         )
 
     @property
@@ -91,6 +95,9 @@ class Catalogue:
             max_images=info.max_images,
             image_tokens=info.image_tokens,
             cache_block_tokens=info.cache_block_tokens,
+            # Not after a restart of the engine, which loads faster than a worker starts.
+            load_seconds=self._card.load_seconds
+            or max(clock.now_seconds() - self._card.created, 1),
             chat=info.chat,
             adapters=adapters,
         )
@@ -137,9 +144,10 @@ class Catalogue:
         telemetry.STATE.state(self._card.state)
 
     async def _publish_files(self) -> None:
+        seconds = _SLEEPING_FILE_TTL_SECONDS if self._card.scales_to_zero else _FILE_TTL_SECONDS
         for key, content in self._files.items():
-            if not await self._redis.expire(key, _FILE_TTL_SECONDS):
-                await self._redis.set(key, content, ex=_FILE_TTL_SECONDS)
+            if not await self._redis.expire(key, seconds):
+                await self._redis.set(key, content, ex=seconds)
 
     async def withdraw(self) -> None:
         """Remove the worker's card."""

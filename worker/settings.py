@@ -78,6 +78,11 @@ class Settings(BaseSettings):
         default=(),
         description="Other names under which clients may ask for the model, comma-separated.",
     )
+    scales_to_zero: bool = Field(
+        default=False,
+        description="Whether waiting requests start a worker if none runs (KEDA, for example): "
+        "gateways then accept requests while no worker serves the model.",
+    )
     redis_url: Annotated[SecretStr, AfterValidator(_check_redis_url)] = Field(
         default=SecretStr("redis://127.0.0.1:6379/0"), description="Redis server of the queue."
     )

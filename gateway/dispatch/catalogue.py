@@ -34,6 +34,18 @@ class ServedModel:
     card: WorkerCard
     status: ModelStatus
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether a worker serves the model."""
+        return self.status.ready_workers > 0
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether no worker serves the model, but one is started for waiting jobs."""
+        card = self.card
+        # The card of a worker that was never ready lacks what gateways need to accept a request.
+        return not self.is_ready and card.scales_to_zero and card.state is WorkerState.READY
+
 
 class Catalogue:
     """A copy of the worker announcements, refreshed every second."""
@@ -168,7 +180,7 @@ class Catalogue:
         await self.refresh()
 
     async def find(self, name: str) -> ServedModel:
-        """Return a model that is ready, by its name or an alias.
+        """Return a model that is ready or asleep, by its name or an alias.
 
         Raises ModelNotFoundError, ModelLoadingError or NoWorkerError, and RedisError if the model
         cannot be looked up.
@@ -176,7 +188,7 @@ class Catalogue:
         model = await self.look_up(name)
         if model is None:
             raise ModelNotFoundError(name)
-        if model.status.ready_workers == 0:
+        if not (model.is_ready or model.is_asleep):
             own_name = model.card.model
             if model.card.state is WorkerState.LOADING:
                 raise ModelLoadingError(

@@ -20,7 +20,8 @@ from gateway.dispatch.ticket import Ticket
 SILENCE_SECONDS = 5.0
 """Redis is queried about a job after this long without a reply, and again after each interval."""
 UNSERVED_SECONDS = 15.0
-"""A job that no worker has begun fails after its model had no worker for this long.
+"""A job that no worker has begun fails after its model had no worker for this long, unless a
+worker is started for waiting jobs.
 
 Announcements expire after five seconds. A worker that was disconnected, stopped or restarted
 needs a few more seconds to announce its model again.
@@ -105,11 +106,14 @@ class SilentJobs:
             if ticket.job.deadline_ms <= clock.now_ms():
                 self._jobs.fail(ticket, FailureCode.DEADLINE_EXCEEDED)
             return
+        unserved_seconds = self._catalogue.unserved_seconds(ticket.model)
+        model = self._catalogue.known(ticket.model)
+        is_asleep = model is not None and model.is_asleep
         is_overdue = now - ticket.enqueued_at > self._queue_timeout_seconds
         if ticket.is_resumed:
             if is_overdue:
                 self._jobs.fail(ticket, FailureCode.WORKER_LOST)
-        elif is_overdue:
+        elif is_overdue and not is_asleep:
             self._jobs.fail(ticket, FailureCode.QUEUE_TIMEOUT)
-        elif self._catalogue.unserved_seconds(ticket.model) > UNSERVED_SECONDS:
+        elif is_overdue or (unserved_seconds > UNSERVED_SECONDS and not is_asleep):
             self._jobs.fail(ticket, FailureCode.NO_WORKER)

@@ -129,7 +129,7 @@ def model_of(
 
 def _is_ready(context: ProcessContext, model: str) -> bool:
     known = context.catalogue.known(model)
-    return known is not None and known.status.ready_workers > 0
+    return known is not None and known.is_ready
 
 
 async def _dialect_of_model(

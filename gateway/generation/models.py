@@ -6,14 +6,20 @@ from fastapi import APIRouter, Request
 from redis.exceptions import RedisError
 from tokenizers import Tokenizer
 
-from contract.messages import WorkerCard
+from contract.messages import WorkerCard, WorkerState
 from contract.tier import ServiceTier
 from gateway.auth.principal import Principal
 from gateway.dialects.profile_choice import choose_profile
 from gateway.dialects.refused import REFUSED, REFUSED_IN_CHATS
 from gateway.dialects.support import supported_chat_parameters, supported_parameters
 from gateway.dispatch.catalogue import ServedModel
-from gateway.errors import ModelNotFoundError, ServiceUnavailableError, StoreUnavailableError
+from gateway.errors import (
+    ModelLoadingError,
+    ModelNotFoundError,
+    NoWorkerError,
+    ServiceUnavailableError,
+    StoreUnavailableError,
+)
 from gateway.generation.model_choice import allows_adapter, find_adapter, model_of
 from gateway.http.authorization import authorize
 from gateway.http.context import ProcessContext, context_of
@@ -110,8 +116,24 @@ async def _body(
         "unsupported_parameters": sorted(REFUSED),
         "unsupported_chat_parameters": sorted(REFUSED_IN_CHATS),
         "pricing": _pricing(context, card.model),
-        "ready": model.status.ready_workers > 0,
+        "ready": model.is_ready,
+        "state": _state(model),
+        "loading_seconds": card.load_seconds or None,
     }
+
+
+def _state(model: ServedModel) -> str:
+    if model.is_ready:
+        return "ready"
+    if model.is_asleep:
+        status = model.status
+        return (
+            ModelLoadingError.code
+            if status.waiting_jobs + status.waiting_batch_jobs
+            else "sleeping"
+        )
+    is_loading = model.card.state is WorkerState.LOADING
+    return ModelLoadingError.code if is_loading else NoWorkerError.code
 
 
 async def _body_of_alias(

@@ -41,10 +41,10 @@ async def props(request: Request) -> Response:
     try:
         card = await find_card(context, principal, name, profile=profile)
         template = await _template(context, card)
-        status = context.catalogue.known(card.model)
+        model = context.catalogue.known(card.model)
     except RedisError:
         raise queue_unavailable() from None
-    ready = 0 if status is None else status.status.ready_workers
+    ready = 0 if model is None else model.status.ready_workers
     special = {} if card.chat is None else card.chat.special_tokens
     return _respond(
         {
@@ -61,7 +61,7 @@ async def props(request: Request) -> Response:
             "bos_token": special.get("bos_token", ""),
             "eos_token": special.get("eos_token", ""),
             "build_info": f"{_BUILD}, {card.engine}",
-            "is_sleeping": False,
+            "is_sleeping": model is not None and model.is_asleep,
         }
     )
 

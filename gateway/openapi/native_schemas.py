@@ -120,7 +120,7 @@ _PROPS: Schema = object_of(
         "bos_token": TEXT,
         "eos_token": TEXT,
         "build_info": TEXT,
-        "is_sleeping": {"const": False},
+        "is_sleeping": {"type": "boolean"},
     }
 )
 

@@ -339,6 +339,15 @@ MODEL: Schema = object_of(
         "context_window": {"type": "integer", "description": "Prompt and completion tokens."},
         "max_model_len": {"type": "integer", "description": "The same, under vLLM's name."},
         "ready": {"type": "boolean", "description": "Whether a worker currently serves it."},
+        "state": {
+            "enum": ["ready", "sleeping", "model_loading", "no_worker"],
+            "description": "`sleeping`: a request starts a worker and waits for it. "
+            "`model_loading`: a worker is being started. `no_worker`: requests get 503.",
+        },
+        "loading_seconds": {
+            "type": ["integer", "null"],
+            "description": "Seconds that the last worker took to load the model; null if unknown.",
+        },
         "dialect": _DIALECT,
         "features": {"type": "array", "items": TEXT},
         "supported_parameters": {

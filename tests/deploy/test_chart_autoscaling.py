@@ -45,10 +45,21 @@ def test_oldest_wait_adds_workers_in_proportion() -> None:
 
 def test_only_a_pool_that_scales_to_zero_is_woken() -> None:
     assert triggers("chat").keys() == {"jobs", "oldest-wait"}
+    # Its workers announce that requests may wait for them, and any waiting job starts one.
+    for pool, scales_to_zero in (("chat", False), ("chat-spot", True), ("rare", True)):
+        worker = named(case(AUTOSCALING), "Deployment", f"sluice-worker-{pool}")
+        (container,) = worker["spec"]["template"]["spec"]["containers"]
+        names = {each["name"]: each.get("value") for each in container["env"]}
+        assert (names.get("SLUICE_SCALES_TO_ZERO") == "true") == scales_to_zero
+        assert triggers(pool)["jobs"]["metadata"]["activationThreshold"] == "0"
     wake = triggers("chat-spot")["wake"]["metadata"]
     # Requests for other models do not wake it.
     refused = 'namespace="inference",model="llama-3.1-8b",reason=~"no_worker|model_loading"'
     assert f"increase(sluice_gateway_refused_requests_total{{{refused}}}[5m])" in wake["query"]
+    batches = (
+        'max(sluice_queue_waiting_batch_jobs{namespace="inference",model="llama-3.1-8b"} >= 0)'
+    )
+    assert batches in wake["query"]
     assert wake["threshold"] == "1"
     assert wake["activationThreshold"] == "0"
 

@@ -46,6 +46,18 @@ async def test_model_whose_worker_expired_has_no_worker(
     assert "retry-after" in caught.value.headers()
 
 
+async def test_only_a_model_that_was_ready_once_is_found_while_it_sleeps(
+    catalogue: Catalogue, redis: "Redis"
+) -> None:
+    await FakeWorker(redis, "asleep").announce(scales_to_zero=True, ttl_ms=1)
+    await FakeWorker(redis, "first").announce(WorkerState.LOADING, scales_to_zero=True)
+    await asyncio.sleep(0.01)
+    found = await catalogue.find("asleep")
+    assert (found.is_asleep, found.is_ready) == (True, False)
+    with pytest.raises(ModelLoadingError):
+        await catalogue.find("first")
+
+
 async def test_model_with_a_worker_is_found(catalogue: Catalogue, redis: "Redis") -> None:
     await FakeWorker(redis, "here").announce()
     model = await catalogue.find("here")

@@ -583,6 +583,25 @@ async def test_job_that_ended_for_another_gateway_is_dropped(
     assert await failure(generation) is FailureCode.TAKEN_OVER
 
 
+async def test_job_of_a_sleeping_model_waits_for_the_queue_timeout(
+    open_desk: Callable[..., Any], worker: FakeWorker, redis: "Redis"
+) -> None:
+    desk = await open_desk(queue_timeout_seconds=3600.0)
+    await worker.announce(scales_to_zero=True)
+    await redis.delete(keys.workers(MODEL))
+    await desk.catalogue.refresh()
+    held = await desk.request()
+    desk.catalogue._served_at[MODEL] -= 2 * UNSERVED_SECONDS
+    ticket = ticket_of(desk, held)
+    first_check = ticket.check_at
+    await eventually(lambda: ticket.check_at > first_check, what="the check of the waiting job")
+    await desk.look_after_jobs()
+    assert desk.dispatcher.jobs_in_flight == 1
+    desk.dispatcher._silent_jobs._queue_timeout_seconds = 0.0  # It has waited for so long.
+    assert await failure(held) is FailureCode.NO_WORKER
+    await eventually(lambda: nothing_left(redis, MODEL), what="the job being dropped")
+
+
 async def test_started_job_waits_for_a_worker_of_an_unserved_model(
     open_desk: Callable[..., Any], worker: FakeWorker, redis: "Redis"
 ) -> None:

@@ -29,7 +29,7 @@ Label matchers of gateways' metrics. Takes root, pool and more, a list of furthe
 {{- $jobs = printf "(%s) * %v" $jobs .pool.autoscaling.share -}}
 {{- end -}}
 {{- $oldestWait := printf "max(sluice_queue_oldest_wait_seconds{%s} >= 0) or vector(0)" $ofModel -}}
-{{- $wake := printf "clamp_max(sum(increase(sluice_gateway_refused_requests_total{%s}[5m])) or vector(0), 1)" $refused -}}
+{{- $wake := printf "clamp_max((max(sluice_queue_waiting_batch_jobs{%s} >= 0) or vector(0)) + (sum(increase(sluice_gateway_refused_requests_total{%s}[5m])) or vector(0)), 1)" $ofModel $refused -}}
 {{- toYaml (dict "jobs" $jobs "oldestWait" $oldestWait "wake" $wake) -}}
 {{- end -}}
 

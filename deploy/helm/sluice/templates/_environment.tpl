@@ -239,6 +239,10 @@ The mount path of the public keys: a folder, since a changed Secret does not upd
 - name: SLUICE_MODEL_ALIASES
   value: {{ join "," . | quote }}
 {{- end }}
+{{- if and $pool.autoscaling.enabled (eq (int $pool.autoscaling.minReplicas) 0) }}
+- name: SLUICE_SCALES_TO_ZERO
+  value: "true"
+{{- end }}
 {{- with $model.dialect }}
 - name: SLUICE_DIALECT
   value: {{ . | quote }}
