@@ -163,6 +163,11 @@ def worker_channel(model: str, worker: str) -> str:
     return worker_channel_prefix(model) + worker
 
 
+def host_start(model: str) -> str:
+    """String with expiry: the host that starts a worker of the model."""
+    return f"{{m:{model}}}:host-start"
+
+
 def worker_doorbell_prefix(model: str) -> str:
     """Prefix of the workers' own doorbells, to which the worker id is appended."""
     return f"{{m:{model}}}:worker-doorbell:"

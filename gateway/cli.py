@@ -24,6 +24,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "up": ("gateway.launch.up", "Start everything on this machine, to try it out."),
     "gateway": ("gateway.commands.gateway", "Run a gateway."),
     "worker": ("gateway.commands.worker", "Run a worker."),
+    "host": ("gateway.commands.host", "Run a host: serve several models in turns."),
     "jobs": (
         "gateway.commands.jobs",
         "Run background jobs: usage into the ledger, expiries, webhooks.",

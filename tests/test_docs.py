@@ -10,6 +10,7 @@ from pathlib import Path
 from pydantic_settings import BaseSettings
 
 import gateway.settings
+import worker.hosting.settings
 import worker.settings
 from gateway import errors
 from gateway.dialects.chat.request import ChatCompletionRequest
@@ -26,29 +27,37 @@ OUTSIDE_THE_SITE = sorted(
 )
 
 
-@all_cases(
-    "settings", [gateway.settings.Settings, worker.settings.Settings], ids=["gateway", "worker"]
-)
+SETTINGS: dict[str, type[BaseSettings]] = {
+    "gateway": gateway.settings.Settings,
+    "worker": worker.settings.Settings,
+    "host": worker.hosting.settings.HostSettings,
+}
+
+
+def variables(settings: type[BaseSettings]) -> set[str]:
+    prefix = settings.model_config["env_prefix"]
+    return {f"{prefix}{name}".upper() for name in settings.model_fields}
+
+
+@all_cases("settings", SETTINGS.values(), ids=SETTINGS)
 def test_every_setting_is_documented(settings: type[BaseSettings]) -> None:
     documented = (REPOSITORY / "docs" / "configuration.md").read_text()
-    missing = [
-        name for name in settings.model_fields if f"`SLUICE_{name.upper()}`" not in documented
-    ]
+    missing = [name for name in sorted(variables(settings)) if f"`{name}`" not in documented]
     assert missing == []
 
 
 def test_every_documented_setting_exists() -> None:
-    known = {*gateway.settings.Settings.model_fields, *worker.settings.Settings.model_fields}
+    known = set().union(*map(variables, SETTINGS.values()))
     named = set()
     for document in DOCUMENTS:
-        named |= set(re.findall(r"\bSLUICE_([A-Z_]+)\b", document.read_text()))
+        named |= set(re.findall(r"\bSLUICE_[A-Z_]+\b", document.read_text()))
     # Those of demo.env, and the option of the set-up.
-    assert named - {name.upper() for name in known} <= {
-        "URL",
-        "KEY",
-        "MODEL",
-        "ADMIN_KEY",
-        "DEVICE",
+    assert named - known <= {
+        "SLUICE_URL",
+        "SLUICE_KEY",
+        "SLUICE_MODEL",
+        "SLUICE_ADMIN_KEY",
+        "SLUICE_DEVICE",
     }
 
 

@@ -120,6 +120,7 @@ class _Process:
             settings.file_store, settings.adapter_folder, most_bytes=settings.adapter_folder_bytes
         )
         self._runner: Runner | None = None
+        self._start_units = settings.start_units
         self._stop_asked = asyncio.Event()
         self._supervisor = Supervisor(
             make_engine,
@@ -185,6 +186,7 @@ class _Process:
             affinity_seconds=self._settings.affinity_seconds,
             adapter_files=self._adapter_files,
             adapter_load_units=self._settings.adapter_load_units,
+            start_units=self._take_start_units(),
             on_adapters_changed=self._catalogue.adapters_changed,
         )
         _settle_memory()
@@ -203,6 +205,11 @@ class _Process:
             telemetry.MAX_SEQUENCES.set(0)
             await end_task(announced)
         return None
+
+    def _take_start_units(self) -> float:
+        """Return what a tenant is charged for the start; 0 for a later start of the engine."""
+        units, self._start_units = self._start_units, 0.0
+        return units
 
     def _on_engine_failure(self, failure: str) -> None:
         _log.error("%s", failure)

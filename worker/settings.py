@@ -31,7 +31,8 @@ def environment_name(field: str) -> str:
     return _PREFIX + field.upper()
 
 
-def _default_worker_id() -> str:
+def default_worker_id() -> str:
+    """Return a name for a worker process, unique among all machines."""
     return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
@@ -61,6 +62,9 @@ def _check_rank(rank: int) -> int:
     return rank
 
 
+RedisUrl = Annotated[SecretStr, AfterValidator(_check_redis_url)]
+
+
 class Settings(BaseSettings):
     """All settings of a worker."""
 
@@ -83,11 +87,11 @@ class Settings(BaseSettings):
         description="Whether waiting requests start a worker if none runs (KEDA, for example): "
         "gateways then accept requests while no worker serves the model.",
     )
-    redis_url: Annotated[SecretStr, AfterValidator(_check_redis_url)] = Field(
+    redis_url: RedisUrl = Field(
         default=SecretStr("redis://127.0.0.1:6379/0"), description="Redis server of the queue."
     )
     worker_id: str = Field(
-        default_factory=_default_worker_id,
+        default_factory=default_worker_id,
         min_length=1,
         description="Unique name of this worker process; generated if not given.",
     )
@@ -179,6 +183,12 @@ class Settings(BaseSettings):
         description="Time after which a worker without heartbeats loses its jobs: one that is "
         "stopped, or cut off from Redis. A worker whose event loop is blocked loses them "
         f"after {JOB_LEASES:d} times this time.",
+    )
+    start_units: float = Field(
+        default=0.0,
+        ge=0,
+        description="Service units that the tenant of the first job is charged. A host sets them "
+        "if it starts the worker in place of another one.",
     )
     drain_seconds: float = Field(
         default=30.0,

@@ -12,12 +12,20 @@ PROGRAM = (sys.executable, "-P", "-m", "worker")
 """With `-P`, Python does not import a folder called `worker` in the current folder by mistake."""
 
 
-@click.command(
-    "worker",
-    add_help_option=False,
-    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
-)
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def command(arguments: tuple[str, ...]) -> None:
-    """Run a worker; `sluice worker --help` lists its options."""
-    os.execv(PROGRAM[0], [*PROGRAM, *arguments])  # noqa: S606 - our own program, without a shell
+def program_command(name: str, program: tuple[str, ...]) -> click.Command:
+    """Return a command that becomes a program of the worker's code, with all its arguments."""
+
+    @click.command(
+        name,
+        help=f"Run a {name}; `sluice {name} --help` lists its options.",
+        add_help_option=False,
+        context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    )
+    @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+    def start(arguments: tuple[str, ...]) -> None:
+        os.execv(program[0], [*program, *arguments])  # noqa: S606 - our own program, without a shell
+
+    return start
+
+
+command = program_command("worker", PROGRAM)

@@ -99,6 +99,8 @@ MADE_BY_OTHER_VALUES = {
         "health_host",
         "health_port",
         "lease_seconds",
+        "scales_to_zero",
+        "start_units",
         "log_format",
         "max_sequences",
         "model_aliases",

@@ -10,6 +10,7 @@ from prometheus_client.metrics import MetricWrapperBase
 import gateway.jobs.telemetry
 import gateway.store_telemetry
 import gateway.telemetry
+import worker.hosting.telemetry
 import worker.telemetry
 from contract.health import HealthServer
 from contract.metrics import LightCounter, LightHistogram
@@ -20,7 +21,7 @@ from tests.telemetry.conftest import Observed
 from tests.telemetry.page import PREFIX, documented, fetch, scrape
 
 GATEWAY, QUEUE, STORES = "Gateway", "Queue", "Redis and database"
-TASKS, WORKER, EVERY = "Background jobs", "Worker", "Every process"
+TASKS, WORKER, HOST, EVERY = "Background jobs", "Worker", "Host", "Every process"
 SECTIONS_OF = {
     "gateway": {GATEWAY, QUEUE, STORES, EVERY},
     "worker": {WORKER, EVERY},
@@ -45,13 +46,19 @@ ROWS = documented()
 
 
 def test_every_table_of_the_page_is_parsed() -> None:
-    assert {row.section for row in ROWS} == {GATEWAY, QUEUE, STORES, TASKS, WORKER, EVERY}
+    assert {row.section for row in ROWS} == {GATEWAY, QUEUE, STORES, TASKS, WORKER, HOST, EVERY}
     assert len(ROWS) > 60
     assert len({row.name for row in ROWS}) == len(ROWS)
 
 
 def test_labels_of_the_page_equal_the_declared_ones() -> None:
-    modules = (gateway.telemetry, gateway.store_telemetry, gateway.jobs.telemetry, worker.telemetry)
+    modules = (
+        gateway.telemetry,
+        gateway.store_telemetry,
+        gateway.jobs.telemetry,
+        worker.telemetry,
+        worker.hosting.telemetry,
+    )
     assert all(module.__doc__ for module in modules)
     declared = {}
     for collector in list(REGISTRY._collector_to_names):

@@ -49,8 +49,11 @@ class Claimer:
         adapters: Adapters,
         preemption: Preemption,
         affinity_seconds: float,
+        start_units: float,
     ) -> None:
         self._link = link
+        self._start_units = start_units
+        """What the tenant of the next job is charged for the start of this worker."""
         self._engine = engine
         self._jobs = jobs
         self._submitter = submitter
@@ -114,6 +117,8 @@ class Claimer:
             telemetry.PASSED_JOBS.inc(result.passed_jobs)
             telemetry.KEPT_JOBS.inc(result.kept_jobs)
             await self._start(result.claims, asked_at)
+            if result.claims and self._start_units:
+                await self._charge_start(result.claims[0])
         if result.waits_for_slot:
             # Other workers need the doorbell, which rings for the job that waits.
             await self._doorbells.wait([], self._jobs.room_changed, seconds=SLOT_SECONDS)
@@ -130,6 +135,10 @@ class Claimer:
         self._has_rung = await self._doorbells.wait(
             lanes, self._jobs.room_changed, seconds=self._preemption.pause_seconds
         )
+
+    async def _charge_start(self, claim: Claim) -> None:
+        units, self._start_units = self._start_units, 0.0
+        await self._link.queue.charge(self._link.worker, claim.job.id, claim.attempt, units)
 
     async def _start(self, claims: list[Claim], asked_at: float) -> None:
         # Register all jobs before submitting any: if the engine dies, registered jobs are returned.

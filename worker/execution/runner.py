@@ -50,6 +50,7 @@ class Runner:
         adapter_files: AdapterFiles | None = None,
         adapter_load_units: float = 0.0,
         on_adapters_changed: Callable[[list[str]], None] = lambda _: None,
+        start_units: float = 0.0,
     ) -> None:
         self._link = link
         self._engine = engine
@@ -78,6 +79,7 @@ class Runner:
             adapters=self._adapters,
             preemption=preemption,
             affinity_seconds=affinity_seconds,
+            start_units=start_units,
         )
         self._watcher = Watcher(link, jobs, submitter)
         self._step_loop = StepLoop(

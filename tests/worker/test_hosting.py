@@ -1,0 +1,144 @@
+"""Worker hosts: which model is served when, and the swaps of a host process."""
+
+import asyncio
+import json
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from click.testing import CliRunner
+from redis.asyncio import Redis
+
+from contract import keys
+from contract.messages import ReturnReason
+from contract.queue import JobQueue, ModelStatus
+from tests.support.cases import all_cases
+from tests.support.patience import PROCESS_PATIENCE_SECONDS
+from tests.support.redis_server import RedisServer
+from tests.worker.conftest import MODEL_FOLDER, Gateway, make_job
+from worker.hosting.__main__ import command
+from worker.hosting.choice import Hysteresis, choose
+
+ROOT = Path(__file__).parents[2]
+KEPT = Hysteresis(least_seconds=10, ratio=2, longest_wait_seconds=30)
+SERVED, IDLE, BUSY = ModelStatus(1, 0, 3), ModelStatus(1, 0, 0), ModelStatus(1, 8, 3)
+
+
+def sleeping(jobs: int = 0, *, waits: float = 0.0, batch: int = 0) -> ModelStatus:
+    """Return the status of a model without a worker."""
+    return ModelStatus(0, jobs, 0, 1, waits, batch)
+
+
+CHOICES: dict[str, tuple[ModelStatus | None, list[ModelStatus], float, str | None]] = {
+    "nothing waits": (IDLE, [sleeping()], 99, None),
+    "first model": (None, [sleeping(1), sleeping(2)], 0, "m1"),
+    "an idle model is left at once": (IDLE, [sleeping(1), sleeping(2)], 0, "m1"),
+    "running jobs are kept": (SERVED, [sleeping(1)], 9, None),
+    "running jobs are left for waiting ones": (SERVED, [sleeping(1)], 10, "m0"),
+    "twice as many jobs are too few": (BUSY, [sleeping(16)], 11, None),
+    "more are enough": (BUSY, [sleeping(17)], 11, "m0"),
+    "not at first": (BUSY, [sleeping(17)], 9, None),
+    "jobs count for each worker": (BUSY, [ModelStatus(1, 17, 9)], 11, None),
+    "long wait": (BUSY, [sleeping(9, waits=1), sleeping(1, waits=31)], 11, "m1"),
+    "long wait for a worker that runs": (BUSY, [ModelStatus(1, 1, 9, 1, 31)], 11, None),
+    "another host serves the rest": (ModelStatus(2, 0, 3), [sleeping(1)], 0, "m0"),
+    "batch jobs in idle time": (IDLE, [sleeping(batch=5)], 0, "m0"),
+    "batch jobs interrupt nothing": (SERVED, [sleeping(batch=5)], 99, None),
+    "not even batch jobs": (ModelStatus(1, 0, 0, 0, 0, 2), [sleeping(batch=5)], 99, None),
+    "requests before batch jobs": (IDLE, [sleeping(batch=5), sleeping(1)], 0, "m1"),
+}
+
+
+@all_cases(("own", "others", "served_seconds", "chosen"), CHOICES.values(), ids=CHOICES)
+def test_model_is_chosen_by_waiting_work(
+    own: ModelStatus | None, others: list[ModelStatus], served_seconds: float, chosen: str | None
+) -> None:
+    statuses = {f"m{index}": status for index, status in enumerate(others)}
+    current = None
+    if own is not None:
+        current, statuses["own"] = "own", own
+    assert choose(current, statuses, served_seconds=served_seconds, hysteresis=KEPT) == chosen
+
+
+FAULTS: dict[str, Any] = {
+    "must be a JSON list": "{}",
+    "has no model": "[]",
+    "model 0: model_path: /missing has no config.json": [{"model_path": "/missing"}],
+    "model 0: speed: Extra inputs": [{"model_path": "a", "speed": 1}],
+    "model 0: the host sets worker_id": [{"model_path": "a", "worker_id": "w"}],
+    "model 1: a is given twice": [{"model_path": "x/a"}, {"model_path": "y/a"}],
+}
+
+
+@all_cases(("reason", "content"), FAULTS.items())
+def test_invalid_models_are_reported(tmp_path: Path, reason: str, content: Any) -> None:
+    path = tmp_path / "models.json"
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    result = CliRunner().invoke(command, ["--models", str(path)])
+    assert result.exit_code == 2
+    assert reason in result.output
+
+
+@asynccontextmanager
+async def host_process(
+    redis_server: RedisServer, folder: Path, *names: str
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Start a host of models with the scripted engine."""
+    shared = {
+        "engine": "scripted",
+        "model_path": str(MODEL_FOLDER),
+        "scripted_step_seconds": 0.01,
+        "drain_seconds": 0.2,
+    }
+    models = folder / "models.json"
+    models.write_text(json.dumps([shared | {"model_name": name} for name in names]))
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "worker.hosting", f"--models={models}", "--least-seconds=0.5"),
+        f"--redis-url={redis_server.url}",
+        cwd=ROOT,
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(PROCESS_PATIENCE_SECONDS):
+            await process.wait()
+
+
+async def serves(queue: JobQueue) -> None:
+    """Wait until a worker claims jobs of a model."""
+    async with asyncio.timeout(PROCESS_PATIENCE_SECONDS):
+        while not (await queue.status()).ready_workers:
+            await asyncio.sleep(0.02)
+
+
+async def test_host_swaps_and_a_job_resumes_after_two_swaps(
+    redis: Redis, redis_server: RedisServer, gateway: Gateway, tmp_path: Path
+) -> None:
+    one, two = JobQueue(redis, "one"), JobQueue(redis, "two")
+    async with host_process(redis_server, tmp_path, "one", "two") as process:
+        # Each model is started once, so that gateways know it.
+        await serves(one)
+        await serves(two)
+        assert set(await redis.hkeys(keys.MODELS)) == {b"one", b"two"}
+        long, short = make_job(max_tokens=2_000), make_job()
+        gateway.queue = two
+        await gateway.begin(long)
+        gateway.queue = one
+        await gateway.enqueue(short)
+        await gateway.finished(short, seconds=PROCESS_PATIENCE_SECONDS)
+        (returned,) = gateway.returned(long)
+        assert returned.reason is ReturnReason.DRAINING
+        assert not (await two.status()).ready_workers
+        later = make_job()
+        gateway.queue = two
+        await gateway.enqueue(later)
+        await gateway.finished(later, seconds=PROCESS_PATIENCE_SECONDS)
+        process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(PROCESS_PATIENCE_SECONDS):
+            assert await process.wait() == 0
+        assert not (await two.status()).ready_workers

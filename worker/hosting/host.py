@@ -1,0 +1,241 @@
+"""The host process: it runs the worker of one model at a time, and swaps to another model.
+
+A swap drains the worker: jobs that do not finish in its drain time are given back with their
+tokens, and resume when a worker of their model claims them. Then the worker of the other model
+starts. The workers announce that waiting jobs start them, so that gateways accept requests for
+models that sleep.
+"""
+
+import asyncio
+import logging
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import uvloop
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from contract import keys, messages
+from contract.health import HealthServer
+from contract.logs import configure_logs
+from contract.messages import WorkerCard, WorkerState
+from contract.metrics import begin_metrics
+from contract.queue import JobQueue
+from contract.redis_url import redis_client
+from contract.tasks import Backoff, end_task
+from worker.hosting import telemetry
+from worker.hosting.choice import Hysteresis, choose
+from worker.hosting.settings import HostSettings, read_models
+from worker.main import EXIT_STOPPED
+from worker.queue.link import REDIS_TIMEOUT_SECONDS
+from worker.retries import repeat
+from worker.settings import default_worker_id
+
+_log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 0.5
+_FIRST_PAUSE_SECONDS = 1.0
+_LONGEST_PAUSE_SECONDS = 60.0
+_FIRST_START_SECONDS = 120.0
+"""Assumed duration of the first start of a model. Other hosts wait up to twice the duration."""
+
+
+def run(settings: HostSettings) -> int:
+    """Run a host until a signal stops it. Return the exit code."""
+    configure_logs(settings.log_format, level=settings.log_level)
+    begin_metrics("host")
+    environments = read_models(settings.models)
+    return uvloop.run(_serve(settings, environments))
+
+
+async def _serve(settings: HostSettings, environments: Mapping[str, Mapping[str, str]]) -> int:
+    redis = redis_client(
+        settings.redis_url.get_secret_value(),
+        socket_timeout=REDIS_TIMEOUT_SECONDS,
+        socket_connect_timeout=REDIS_TIMEOUT_SECONDS,
+        retry=Retry(NoBackoff(), 0),
+    )
+    async with redis:
+        return await Host(settings, environments, redis).run()
+
+
+class Host:
+    """The models of a host, and the worker process of the one that it serves."""
+
+    def __init__(
+        self, settings: HostSettings, environments: Mapping[str, Mapping[str, str]], redis: Redis
+    ) -> None:
+        self._settings = settings
+        self._environments = environments
+        self._redis = redis
+        self._id = default_worker_id()
+        self._queues = {name: JobQueue(redis, name) for name in environments}
+        self._hysteresis = Hysteresis(
+            settings.least_seconds, settings.ratio, settings.longest_wait_seconds
+        )
+        self._stop_asked = asyncio.Event()
+        self._backoff = Backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
+        self._measured_seconds: dict[str, float] = {}
+        """Seconds that the last start of each model took."""
+        self._retry_at = dict.fromkeys(environments, 0.0)
+        """When a model whose worker has exited may be started again."""
+        self._starts = 0
+        self._model: str | None = None
+        self._worker = ""
+        self._process: asyncio.subprocess.Process | None = None
+        self._ready_at: float | None = None
+        """When the worker was first seen to claim jobs."""
+        self._began_at = 0.0
+
+    async def run(self) -> int:
+        """Serve models until a signal arrives."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+        settings = self._settings
+        health = (
+            HealthServer(
+                settings.health_host,
+                settings.health_port,
+                {"/healthz": lambda: True, "/readyz": lambda: self._ready_at is not None},
+            )
+            if settings.health_port
+            else None
+        )
+        serving = asyncio.create_task(repeat("serve the models of this host", self._step))
+        stopping = asyncio.create_task(self._stop_asked.wait())
+        try:
+            await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if serving.done():
+                serving.result()
+            return EXIT_STOPPED
+        finally:
+            await end_task(serving, stopping)
+            await self._stop_worker()
+            if health is not None:
+                health.close()
+
+    def _on_signal(self) -> None:
+        if self._stop_asked.is_set() and self._process is not None:
+            # The worker gives its jobs back at once.
+            self._process.send_signal(signal.SIGTERM)
+        self._stop_asked.set()
+
+    # -- one look at the queues ------------------------------------------------------------------
+
+    async def _step(self) -> None:
+        await self._check_worker()
+        for model in await self._choose():
+            if await self._take_turn(model):
+                await self._swap(model)
+                break
+        await asyncio.sleep(LOOK_SECONDS)
+
+    async def _known_models(self) -> set[str]:
+        """Return the models whose requests gateways accept while they sleep."""
+        cards = {name: _card(await self._redis.hget(keys.MODELS, name)) for name in self._queues}
+        return {name for name, card in cards.items() if card and card.scales_to_zero}
+
+    async def _check_worker(self) -> None:
+        """Note that the worker has become ready, or that it has exited."""
+        model, process, now = self._model, self._process, time.monotonic()
+        if model is None or process is None:
+            return
+        if process.returncode is not None:
+            _log.error("The worker of %s exited: %d", model, process.returncode)
+            telemetry.FAILURES.labels(model).inc()
+            self._retry_at[model] = now + self._backoff.next_seconds()
+            self._model = self._process = self._ready_at = None
+            telemetry.serves(None)
+        elif self._ready_at is None and await self._is_ready(model):
+            self._ready_at = now
+            self._measured_seconds[model] = now - self._began_at
+            self._backoff.reset()
+            await self._redis.delete(keys.host_start(model))
+            telemetry.START_SECONDS.labels(model).observe(now - self._began_at)
+            _log.info("Serving %s after %.1f s", model, now - self._began_at)
+
+    async def _is_ready(self, model: str) -> bool:
+        card = _card(await self._redis.get(keys.worker_card(model, self._worker)))
+        return card is not None and card.state is WorkerState.READY
+
+    async def _choose(self) -> list[str]:
+        """Return the models to swap to, the best one first; none to keep the current one."""
+        if self._process is not None and self._ready_at is None:
+            return []
+        now = time.monotonic()
+        usable = [name for name, at in self._retry_at.items() if at <= now]
+        # Gateways accept no request for a model before its first worker has announced it.
+        known = await self._known_models()
+        unknown = [name for name in usable if name not in known and name != self._model]
+        if unknown:
+            return unknown
+        statuses = {name: await self._queues[name].status() for name in usable}
+        served_seconds = 0.0 if self._ready_at is None else now - self._ready_at
+        chosen = choose(
+            self._model, statuses, served_seconds=served_seconds, hysteresis=self._hysteresis
+        )
+        if chosen is not None:
+            return [chosen]
+        return usable if self._model is None else []
+
+    async def _take_turn(self, model: str) -> bool:
+        """Return whether this host may start a model: hosts start it one after the other."""
+        seconds = 2 * self._measured_seconds.get(model, _FIRST_START_SECONDS)
+        return bool(
+            await self._redis.set(
+                keys.host_start(model), self._id, nx=True, px=round(seconds * 1000) + 1000
+            )
+        )
+
+    async def _swap(self, model: str) -> None:
+        began_at = time.monotonic()
+        if self._model is not None:
+            _log.info("Swapping from %s to %s", self._model, model)
+            telemetry.SWAPS.labels(model).inc()
+        is_swap = self._model is not None
+        await self._stop_worker()
+        await self._start_worker(model, began_at=began_at, is_swap=is_swap)
+
+    # -- the worker process ----------------------------------------------------------------------
+
+    async def _start_worker(self, model: str, *, began_at: float, is_swap: bool) -> None:
+        self._starts += 1
+        seconds = self._measured_seconds.get(model, 0.0) if is_swap else 0.0
+        self._model, self._worker = model, f"{self._id}-{self._starts}"
+        self._began_at = began_at
+        telemetry.serves(model)
+        self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "worker"),
+            env={
+                **self._environments[model],
+                "SLUICE_REDIS_URL": self._settings.redis_url.get_secret_value(),
+                "SLUICE_WORKER_ID": self._worker,
+                "SLUICE_SCALES_TO_ZERO": "true",
+                "SLUICE_START_UNITS": str(seconds * self._settings.swap_units),
+            },
+            # A terminal's Ctrl-C must not reach it: the host stops it.
+            start_new_session=True,
+        )
+
+    async def _stop_worker(self) -> None:
+        """Drain the worker and wait for its end."""
+        process, self._process, self._ready_at = self._process, None, None
+        if process is None or process.returncode is not None:
+            return
+        process.send_signal(signal.SIGTERM)
+        stopped = asyncio.create_task(process.wait())
+        try:
+            await asyncio.shield(stopped)
+        except asyncio.CancelledError:
+            process.send_signal(signal.SIGTERM)
+            await stopped
+            raise
+
+
+def _card(content: Any) -> WorkerCard | None:
+    return None if content is None else messages.decode_card(content)

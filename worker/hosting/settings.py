@@ -1,0 +1,102 @@
+"""Settings of a worker host: its own, and those of the worker of each model."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, SecretStr, TypeAdapter, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from contract.logs import LogFormat
+from worker.settings import RedisUrl, Settings, environment_name
+
+_OF_HOST = ("redis_url", "scales_to_zero", "start_units", "worker_id")
+"""Settings of a worker that the host decides."""
+
+
+class HostSettings(BaseSettings):
+    """Settings of a host, from the environment (prefix `SLUICE_HOST_`) or the command line.
+
+    Its workers inherit the environment, so `SLUICE_` variables are settings of every worker.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="SLUICE_HOST_", extra="forbid", frozen=True)
+
+    models: Path = Field(
+        description="JSON file with a list of the settings of each model's worker, such as "
+        '`[{"model_path": "/models/a"}, {"model_path": "/models/b", "max_sequences": 64}]`.',
+    )
+    redis_url: RedisUrl = Field(
+        default=SecretStr("redis://127.0.0.1:6379/0"), description="Redis server of the queue."
+    )
+    least_seconds: float = Field(
+        default=30.0,
+        ge=0,
+        description="Time for which a model with jobs is served before the host may swap.",
+    )
+    ratio: float = Field(
+        default=2.0,
+        ge=1,
+        description="The host leaves a model with jobs for one that has this many times as many "
+        "waiting jobs for each worker.",
+    )
+    longest_wait_seconds: float = Field(
+        default=60.0,
+        ge=0,
+        description="Wait of a request for a model without a worker after which the host swaps to "
+        "it in any case.",
+    )
+    swap_units: float = Field(
+        default=1000.0,
+        ge=0,
+        description="Service units that the tenant whose job is claimed first after a swap is "
+        "charged for each second of the swap, as last measured. A unit is a prompt token.",
+    )
+    health_host: str = Field(
+        default="127.0.0.1", description="Address of /metrics, /healthz and /readyz."
+    )
+    health_port: int = Field(
+        default=0, ge=0, le=65535, description="Port of the host's /metrics; 0 opens none."
+    )
+    log_level: str = Field(default="INFO", description="Minimum level of log messages.")
+    log_format: LogFormat = Field(default=LogFormat.TEXT, description="`text`, or `json`.")
+
+
+def read_models(path: Path) -> dict[str, dict[str, str]]:
+    """Return the environment of each model's worker, this process's included, by the model's name.
+
+    Raises ValueError, naming the model and the setting, for a file that is not valid.
+    """
+    try:
+        models = TypeAdapter(list[dict[str, Any]]).validate_json(path.read_bytes())
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}") from None
+    except ValidationError:
+        raise ValueError(f"{path} must be a JSON list with an object for each model") from None
+    if not models:
+        raise ValueError(f"{path} has no model")
+    environments: dict[str, dict[str, str]] = {}
+    for index, fields in enumerate(models):
+        if given := sorted(set(fields) & set(_OF_HOST)):
+            raise ValueError(f"{path}: model {index}: the host sets {', '.join(given)}")
+        try:
+            settings = Settings(**fields)
+        except ValidationError as error:
+            first = error.errors()[0]
+            name = ".".join(str(part) for part in first["loc"])
+            reason = first["msg"].removeprefix("Value error, ")
+            raise ValueError(
+                f"{path}: model {index}: {name + ': ' if name else ''}{reason}"
+            ) from None
+        if settings.served_name in environments:
+            raise ValueError(f"{path}: model {index}: {settings.served_name} is given twice")
+        own = {environment_name(name): _text(value) for name, value in fields.items()}
+        environments[settings.served_name] = {**os.environ, **own}
+    return environments
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    return value if isinstance(value, str) else json.dumps(value)
