@@ -20,6 +20,7 @@ from gateway.database.locking import lock_tenant
 from gateway.dialects.profile import PROFILES
 from gateway.dialects.profile_choice import DEFAULT_MODEL
 from gateway.dispatch.adapter_book import AdapterBook
+from gateway.dispatch.adapter_choice import find_adapter
 from gateway.dispatch.alias_book import AliasBook
 from gateway.dispatch.catalogue import Catalogue
 from gateway.errors import (
@@ -30,7 +31,6 @@ from gateway.errors import (
 )
 from gateway.files.service import FileService
 from gateway.files.store import Owner
-from gateway.generation.model_choice import find_adapter
 from gateway.tenancy.batches import Batch, BatchStatus, File
 from gateway.tenancy.times import utc_now
 

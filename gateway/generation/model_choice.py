@@ -11,11 +11,11 @@ from contract.messages import WorkerCard
 from gateway.auth.principal import Principal
 from gateway.dialects.profile import Profile
 from gateway.dialects.profile_choice import choose_model, choose_profile
-from gateway.dispatch.adapter_book import AdapterBook
-from gateway.dispatch.catalogue import Catalogue, ServedModel
+from gateway.dispatch.adapter_choice import find_adapter
+from gateway.dispatch.catalogue import ServedModel
 from gateway.errors import MissingParameterError, ModelNotFoundError
 from gateway.http.context import ProcessContext
-from gateway.tenancy.adapters import SEPARATOR, Adapter
+from gateway.tenancy.adapters import Adapter
 from gateway.tenancy.aliases import Alias
 from gateway.tenancy.times import utc_now
 
@@ -87,32 +87,6 @@ def choose_allowed(
     if not _is_allowed(principal, chosen, model):
         raise ModelNotFoundError(chosen)
     return ModelChoice(chosen)
-
-
-def find_adapter(
-    catalogue: Catalogue, adapters: AdapterBook, principal: Principal, name: str
-) -> Adapter | None:
-    """Return the adapter that a name selects: its own name, or that of its base model before it.
-
-    None if there is none that the principal may use.
-    """
-    base, separator, own_name = name.rpartition(SEPARATOR)
-    adapter = adapters.find(principal.tenant_id, own_name)
-    if adapter is None or not allows_adapter(principal, adapter):
-        return None
-    if separator:
-        model = catalogue.known(base)
-        if (base if model is None else model.card.model) != adapter.base_model:
-            return None
-    return adapter
-
-
-def allows_adapter(principal: Principal, adapter: Adapter) -> bool:
-    """Whether the credential may use and see an adapter: its list of models has one of its names.
-
-    A base model in the list allows none of its adapters.
-    """
-    return principal.allows_model(adapter.name) or principal.allows_model(adapter.full_name)
 
 
 def model_of(

@@ -12,6 +12,7 @@ from gateway.auth.principal import Principal
 from gateway.dialects.profile_choice import choose_profile
 from gateway.dialects.refused import REFUSED, REFUSED_IN_CHATS
 from gateway.dialects.support import supported_chat_parameters, supported_parameters
+from gateway.dispatch.adapter_choice import allows_adapter, find_adapter
 from gateway.dispatch.catalogue import ServedModel
 from gateway.errors import (
     ModelLoadingError,
@@ -20,7 +21,7 @@ from gateway.errors import (
     ServiceUnavailableError,
     StoreUnavailableError,
 )
-from gateway.generation.model_choice import allows_adapter, find_adapter, model_of
+from gateway.generation.model_choice import model_of
 from gateway.http.authorization import authorize
 from gateway.http.context import ProcessContext, context_of
 from gateway.prompt.infill import find_template
