@@ -1,6 +1,9 @@
 """Read a request body within limits of size, structure and time."""
 
 import asyncio
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from fastapi import Request
 from starlette.requests import ClientDisconnect
@@ -39,10 +42,12 @@ async def read_json_body(
     meter = StructureMeter(most_items=settings.max_body_items)
     body: bytes | bytearray = meter.text
     try:
-        async with asyncio.timeout(settings.body_timeout.total_seconds()):
+        async with asyncio.timeout(settings.body_timeout.total_seconds()) as deadline:
             part, has_more = await _receive(request)
             if has_more or len(part) > min(most, INLINE_SIZE):
-                await _read(request, part, context, sender, most, meter, has_more=has_more)
+                await _read(
+                    request, part, context, sender, most, meter, deadline, has_more=has_more
+                )
             else:
                 # Small, complete and thus within all limits.
                 body = part
@@ -74,6 +79,7 @@ async def _read(
     sender: str,
     most: int,
     meter: StructureMeter,
+    deadline: asyncio.Timeout,
     *,
     has_more: bool,
 ) -> None:
@@ -86,15 +92,29 @@ async def _read(
             if len(meter.text) + len(part) <= INLINE_SIZE:
                 meter.feed(part)
             else:
-                # Parse the parts of concurrent large bodies one at a time.
-                async with context.loop_turns.slice_of(sender):
-                    meter.feed(part)
-                while meter.is_in_doubt:
+                with _paused(deadline):
+                    # Parse the parts of concurrent large bodies one at a time.
                     async with context.loop_turns.slice_of(sender):
-                        meter.count()
+                        meter.feed(part)
+                    while meter.is_in_doubt:
+                        async with context.loop_turns.slice_of(sender):
+                            meter.count()
             if not has_more:
                 return
             part, has_more = await _receive(request)
+
+
+@contextmanager
+def _paused(deadline: asyncio.Timeout) -> Iterator[None]:
+    """Stop the clock while bytes that have arrived wait for their turn."""
+    if deadline.expired():
+        yield  # The next wait ends.
+        return
+    now, at = asyncio.get_running_loop().time, deadline.when()
+    left = math.inf if at is None else at - now()
+    deadline.reschedule(None)
+    yield
+    deadline.reschedule(now() + left)
 
 
 def _too_large(most: int) -> PayloadTooLargeError:

@@ -269,6 +269,13 @@ async def test_body_that_does_not_arrive_gets_408(stack: Stack, key: str) -> Non
         began = loop.time()
         response = await gateway.call(key, "POST", "/v1/completions", content=body())
         took = loop.time() - began
+        async with gateway.context.loop_turns.slice_of("another tenant"):
+            # The bytes that arrived wait longer for their turn than the client may take to send.
+            long = asyncio.create_task(
+                gateway.call(key, "POST", "/v1/completions", content=b" " * 100_000)
+            )
+            await asyncio.sleep(1)
+        assert (await long).status_code == 400
     message = message_of(response, status=408, kind="timeout_error", code="request_timeout")
     assert "0.5 seconds" in message
     assert took > 0.4
