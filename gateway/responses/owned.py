@@ -162,6 +162,9 @@ class OwnedResponse:
         self._is_cancelled = False
         self._is_lost = False
         self._is_stopping = False
+        self._is_unanswered = False
+        """Whether its client got an error without a failure of its jobs, and may have repeated the
+        request: it resumes if a client asks for it."""
         self._ended_at = 0.0
         self._lock = asyncio.Lock()
         self._finish_lock = asyncio.Lock()
@@ -226,7 +229,7 @@ class OwnedResponse:
     def must_resume(self) -> bool:
         """Whether it ended because of a slow reader, although it runs in the background."""
         is_left = self._status.state is ResponseState.LEFT and not self._is_lost
-        return is_left and self.head.is_background
+        return is_left and self.head.is_background and not self._is_unanswered
 
     def follow(self, follow: Follow) -> None:
         """Notify a follower of new messages for some seconds, or stop if `follow.is_over`."""
@@ -303,7 +306,7 @@ class OwnedResponse:
     def end(self, ending: Ending) -> None:
         """Settle a response that ends in any other way, in the background."""
         if self.settlement.begin_end():
-            self._on_ending(ending.outcome)
+            self._on_ending(ending)
             self._owned.tasks.start(self._settle(ending))
 
     def hand_over(self) -> None:
@@ -330,12 +333,15 @@ class OwnedResponse:
         else:
             self._on_settled(await self.settlement.settle(ending, is_stored=True))
 
-    def _on_ending(self, outcome: Outcome) -> None:
-        match outcome:
+    def _on_ending(self, ending: Ending) -> None:
+        self._is_unanswered = ending.is_temporary and self._failure is None
+        match ending.outcome:
             case Outcome.CANCELLED if self._is_cancelled:
                 self._fail_readers(FailureCode.CANCELLED)
                 self._end(ResponseState.CANCELLED)
-            case _ if outcome is Outcome.CANCELLED or self._is_stopping:
+            case Outcome.CANCELLED:
+                pass  # It may resume after its settlement.
+            case _ if self._is_stopping or self._is_unanswered:
                 pass  # It may resume after its settlement.
             case Outcome.TIMED_OUT:
                 self._fail_readers(FailureCode.DEADLINE_EXCEEDED)

@@ -141,7 +141,7 @@ class Responses:
         stored = await self.store.read(request_id, max_entries=0)
         if stored is None or stored.head.tenant_id != tenant_id:
             return None
-        if stored.head.is_background and stored.state is ResponseState.RUNNING:
+        if stored.head.is_background and not stored.state.is_end:
             self._takeovers.resume_soon(request_id)
         return stored
 

@@ -16,7 +16,7 @@ from contract.outcomes import FailureCode
 from contract.queue import Claim
 from contract.tasks import end_task
 from gateway.dispatch import silence
-from gateway.errors import RateLimitError, StoreUnavailableError
+from gateway.errors import RateLimitError, StoreUnavailableError, queue_unavailable
 from gateway.quota.store import QuotaStore
 from gateway.redis_client import PipeliningExecutor
 from gateway.responses import unread
@@ -490,6 +490,22 @@ async def test_background_response_that_ended_after_its_gateway_died_is_settled(
     await state_is(second, request.id, ResponseState.FINISHED)
     assert not await redis.exists(keys.background_responses("gw1"))
     assert not await redis.sismember(keys.BACKGROUND_OWNERS, "gw1")
+
+
+async def test_background_request_without_a_queue_runs_for_the_client_that_repeated_it(
+    first: House, second: House, worker: FakeWorker, redis: "Redis"
+) -> None:
+    request = await first.submit(is_background=True)
+    claim = await worker.claim_one()
+    # The first gateway does not know whether the queue has accepted the jobs.
+    first.responses.fail(request.settlement, queue_unavailable())
+    await worker.drop(claim, tokens=0)
+    await eventually(lambda: not first.responses._owned.by_id, what="the settlement")
+
+    await second.find(request.id)
+
+    await worker.conclude(await worker.claim_one(), "a")
+    await state_is(second, request.id, ResponseState.FINISHED)
 
 
 async def test_background_response_outlives_all_gateways(
