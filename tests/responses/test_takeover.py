@@ -181,6 +181,23 @@ async def test_line_of_a_batch_ends_when_its_settlement_is_confirmed(
     await state_is(second, request.id, ResponseState.FINISHED)
 
 
+async def test_line_that_is_reserved_again_keeps_its_time(
+    first: House, second: House, worker: FakeWorker, redis: "Redis"
+) -> None:
+    request, _ = await begun(first, worker, line="batch_1:1")
+    await first.kill()
+    await QuotaStore(PipeliningExecutor(redis)).release(TENANT, request.id)
+    attachment = await second.attach(request.id)
+    await worker.conclude(await worker.claim_one(), "b")
+    await Reader(attachment.generation).to_the_end()
+
+    (record,) = (await settled_records(redis, 1)).values()
+
+    # Otherwise a settlement by a third gateway is another row in the ledger.
+    assert record.request_id == f"{request.id}.2"
+    assert record.created_ms == request.settlement.record.created_ms
+
+
 async def test_concurrent_readers_take_a_response_over_once(
     open_house: OpenHouse, worker: FakeWorker, redis: "Redis"
 ) -> None:
