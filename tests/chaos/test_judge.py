@@ -6,7 +6,7 @@ import pytest
 
 from gateway.stream.tool_calls import call_id
 from gateway.tenancy.usage_record import Outcome
-from tests.chaos.faults import Fault, Kind, schedule
+from tests.chaos.faults import WEIGHTS, Fault, Kind, schedule
 from tests.chaos.history import Behaviour, Ending, History, Stretch
 from tests.chaos.judge import judge_behaviours, judge_growth, judge_histories, judge_rows
 from tests.chaos.machine import Standstill
@@ -387,7 +387,7 @@ def test_behaviour_without_a_completed_request_is_reported() -> None:
 
 def test_seed_determines_the_faults() -> None:
     def first(seed: int) -> list[Any]:
-        faults = schedule(seed, list(Kind))
+        faults = schedule(seed, list(WEIGHTS))
         return [next(faults) for _ in range(20)]
 
     assert first(1) == first(1)
