@@ -336,6 +336,14 @@ MODEL: Schema = object_of(
         "object": {"const": "model"},
         "created": INTEGER,
         "owned_by": TEXT,
+        "root": {
+            "type": "string",
+            "description": "The model; of an adapter, `sha256:` and the digest of its files.",
+        },
+        "parent": {
+            "type": ["string", "null"],
+            "description": "The base model of an adapter; null for other models.",
+        },
         "context_window": {"type": "integer", "description": "Prompt and completion tokens."},
         "max_model_len": {"type": "integer", "description": "The same, under vLLM's name."},
         "ready": {"type": "boolean", "description": "Whether a worker currently serves it."},

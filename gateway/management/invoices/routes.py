@@ -88,7 +88,9 @@ async def get_statement(
     context: Context,
     caller: CallerOfTenant,
     month: Month,
-    format_: Annotated[Literal["json", "csv"], Query(alias="format")] = "json",
+    format_: Annotated[
+        Literal["json", "csv"], Query(alias="format", description="Form of the statement.")
+    ] = "json",
 ) -> Response | StatementBody:
     """Get the usage and cost of a month by model and service tier.
 

@@ -32,7 +32,7 @@ from tests.support.secret_box import ENCRYPTION_KEY
 from tests.support.stack import REPOSITORY
 
 MANAGEMENT = re.compile(
-    r"/v1/(keys|projects|members|webhooks|invoices|limits|usage|audit)\b|/admin/"
+    r"/v1/(keys|projects|members|webhooks|adapters|invoices|limits|usage|audit)\b|/admin/"
 )
 ROW = re.compile(r"^\| (other )?`(GET )?(/[^`]+)` \| ([^|]+(?:\| [^|]+){6}) \|$", re.MULTILINE)
 COLUMNS = ("completions", "usage", "keys", "members", "admin:read", "admin", "project")
@@ -61,6 +61,9 @@ class Rule(NamedTuple):
         return path.startswith(self.prefix) and (not self.is_reading or method == "GET")
 
 
+NAME_IN_PATH = r"\{(\w+)(?::path)?\}"
+
+
 @dataclass(frozen=True)
 class Credential:
     """A credential, and what it may do."""
@@ -83,7 +86,7 @@ class World:
 
     async def status(self, credential: Credential, route: "Asked", things: dict[str, str]) -> int:
         """Send a request about some resources and return the status."""
-        path = re.sub(r"\{(\w+)\}", lambda each: things.get(each[1], "none_0"), route.path)
+        path = re.sub(NAME_IN_PATH, lambda each: things.get(each[1], "none_0"), route.path)
         body = BODIES.get((route.method, route.path), {})
         response = await self.management.call(
             credential.bearer,
@@ -267,7 +270,7 @@ async def _check(world: World, credential: Credential, route: Asked, cells: dict
     is_about_things = "{" in route.path or route.path.startswith("/v1/usage")
     if place == YES:
         status = await world.status(credential, route, elsewhere)
-        is_known = all(name in elsewhere for name in re.findall(r"\{(\w+)\}", route.path))
+        is_known = all(name in elsewhere for name in re.findall(NAME_IN_PATH, route.path))
         sees_all = any(cells[scope] == YES for scope in credential.scopes)
         if route.method == "GET" and is_known and sees_all:
             assert status in (200, 400)

@@ -3,6 +3,7 @@
 from contract.messages import ContextExcess, JobFailed
 from contract.outcomes import FailureCode
 from gateway.errors import (
+    AdapterFailedError,
     ApiError,
     BadRequestError,
     GatewayStoppingError,
@@ -12,6 +13,7 @@ from gateway.errors import (
     OverloadedError,
     PoisonousRequestError,
     RequestCancelledError,
+    TakenOverError,
 )
 from gateway.stream.failures import to_api_error
 from tests.support.cases import all_cases
@@ -26,8 +28,9 @@ EXPECTED: dict[FailureCode, tuple[type[ApiError], int, bool]] = {
     FailureCode.REPLIES_LOST: (GenerationFailedError, 503, True),
     FailureCode.POISONOUS: (PoisonousRequestError, 500, False),
     FailureCode.GATEWAY_STOPPING: (GatewayStoppingError, 503, True),
-    FailureCode.TAKEN_OVER: (GenerationFailedError, 503, True),
+    FailureCode.TAKEN_OVER: (TakenOverError, 503, True),
     FailureCode.SHED: (OverloadedError, 503, True),
+    FailureCode.ADAPTER_FAILED: (AdapterFailedError, 503, True),
     FailureCode.CANCELLED: (RequestCancelledError, 409, False),
 }
 
