@@ -352,7 +352,7 @@ def _systems(deployment: Deployment, *, against_vllm: bool) -> Iterator[list[Sys
 
 def _publish(report: Report, folder: Path) -> None:
     """Print and write the results; exit with a failure if a request failed."""
-    if not (report.loads or report.fairness or report.samplers):
+    if not (report.loads or report.fairness or report.samplers or report.batch):
         sys.exit(1)
     click.echo("\n" + report.markdown())
     click.echo(f"Written to {report.write(folder)}")
