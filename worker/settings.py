@@ -163,7 +163,7 @@ class Settings(BaseSettings):
         "a folder, `s3://BUCKET/PREFIX`, or `none`.",
     )
     adapter_folder: Path = Field(
-        default=Path(tempfile.gettempdir()) / "sluice-adapters",
+        default_factory=lambda: Path(tempfile.gettempdir()) / "sluice-adapters",
         description="Folder for copies of LoRA adapters, which workers of a machine may share.",
     )
     adapter_folder_bytes: int = Field(

@@ -181,7 +181,8 @@ class _Pipeline(asyncio.Protocol):
             notEnoughData=_INCOMPLETE,
         )
         self._transport = connection._writer.transport  # noqa: SLF001 - no public API
-        if self._transport.is_closing():
+        # An end that redis-py's protocol has received is not reported to the next protocol.
+        if self._transport.is_closing() or connection._reader.at_eof():  # noqa: SLF001
             raise RedisConnectionError(_CLOSED)
         # redis-py waits for the end of this protocol when it closes the connection.
         self._replaced = self._transport.get_protocol()
