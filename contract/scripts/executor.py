@@ -132,7 +132,12 @@ class SharedConnection:
                 for pipeline in [each for each in self._pipelines if each.is_closed]:
                     await self._release(pipeline)
                 connection = await self._pool.get_connection()
-            self._pipeline = _Pipeline(connection, self, self._timeout_seconds)
+            try:
+                self._pipeline = _Pipeline(connection, self, self._timeout_seconds)
+            except RedisConnectionError:
+                await connection.disconnect(nowait=True)
+                await self._pool.release(connection)
+                raise
             self._pipelines.add(self._pipeline)
         except TimeoutError:
             # Commands that were issued later have waited for the same connection.

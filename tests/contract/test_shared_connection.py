@@ -161,3 +161,21 @@ async def test_unconvertible_argument_fails_alone(shared: SharedConnection) -> N
     with pytest.raises(TypeError):
         _ = shared.execute_command("SET", "a", None)
     assert await shared.execute_command("PING")
+
+
+async def test_connection_that_has_ended_is_not_used(
+    client: "Redis", shared: SharedConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect: Any = client.connection_pool.get_connection
+
+    async def ended() -> Any:
+        monkeypatch.undo()
+        connection = await connect()
+        # The server ends it after redis-py has checked it.
+        connection._reader.feed_eof()
+        return connection
+
+    monkeypatch.setattr(client.connection_pool, "get_connection", ended)
+    with pytest.raises(RedisConnectionError):
+        await shared.execute_command("PING")
+    assert await shared.execute_command("PING")
