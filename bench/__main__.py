@@ -13,8 +13,9 @@ from urllib.parse import urlsplit
 
 import click
 
-from bench import admission, batch, fairness, peers, samplers, telemetry
+from bench import admission, affinity, batch, fairness, peers, samplers, telemetry
 from bench.admission import AdmissionMeasurement
+from bench.affinity import AffinityMeasurement
 from bench.batch import BatchMeasurement
 from bench.fairness import FairnessMeasurement, FairnessScenario
 from bench.measure import MeasureError, Measurement, measure_in_turns
@@ -41,6 +42,7 @@ NAMES = tuple(
             admission.NAME,
             telemetry.NAME,
             batch.NAME,
+            affinity.NAME,
             peers.NAME,
         ]
     )
@@ -60,6 +62,8 @@ Scenarios:
   telemetry   traces of everything, JSON logs and scraped metrics, beside none of it
   batch       a Poisson load at half of the capacity, 16 sequences: alone, beside a batch,
               and beside a batch without preemption; on vLLM, or scripted with --quick
+  affinity    chats of several turns on two workers with small caches, beside vLLM's server behind
+              vllm-router; only if named, because `make bench ARGS=affinity` installs the router
   peers       limits, ledger and metrics, beside nginx, vllm-router, smg and LiteLLM's proxy; only
               if named, because `make bench ARGS=peers` installs these
 
@@ -98,6 +102,7 @@ class Results:
     admission: list[AdmissionMeasurement] = field(default_factory=list)
     peers: list[PeersMeasurement] = field(default_factory=list)
     batch: list[BatchMeasurement] = field(default_factory=list)
+    affinity: list[AffinityMeasurement] = field(default_factory=list)
 
 
 @click.command("bench", epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
@@ -192,7 +197,7 @@ def main(
 ) -> None:
     """Measure Sluice, side by side with vLLM's own API server.
 
-    Without a name: every scenario but `peers`.
+    Without a name: every scenario but `affinity` and `peers`.
     """
     signal.signal(signal.SIGTERM, _interrupt)
     began, found = datetime.now(UTC), Results()
@@ -254,6 +259,12 @@ def main(
                 batch.measure(
                     beside_batch, Path(folder), found=found.batch[-1], progress=click.echo
                 )
+        if affinity.NAME in names:
+            click.echo("chats of several turns")
+            chats = affinity.Options(quick=quick, rounds=options.rounds, seed=seed)
+            with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
+                found.affinity.append(AffinityMeasurement())
+                affinity.measure(chats, Path(folder), found=found.affinity[-1], progress=click.echo)
         if peers.NAME in names:
             with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
                 found.peers.append(PeersMeasurement(quick))
@@ -270,6 +281,7 @@ def main(
             admission=found.admission,
             peers=found.peers,
             batch=found.batch,
+            affinity=found.affinity,
             began=began,
             command=_command_line(),
         ),
@@ -352,7 +364,8 @@ def _systems(deployment: Deployment, *, against_vllm: bool) -> Iterator[list[Sys
 
 def _publish(report: Report, folder: Path) -> None:
     """Print and write the results; exit with a failure if a request failed."""
-    if not (report.loads or report.fairness or report.samplers or report.batch):
+    found = (report.loads, report.fairness, report.samplers, report.batch, report.affinity)
+    if not any(found):
         sys.exit(1)
     click.echo("\n" + report.markdown())
     click.echo(f"Written to {report.write(folder)}")

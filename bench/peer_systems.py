@@ -107,11 +107,27 @@ def _nginx(folder: Path, backend: Backend) -> Iterator[Route]:
 def _vllm_router(folder: Path, backend: Backend) -> Iterator[Route]:
     port = free_port()
     command = [str(_ENVIRONMENTS / "vllm-router" / "bin" / "vllm-router")]
-    command += _router_options(port, backend)
+    command += _router_options(port, [backend.url])
     # Its log level has another name than that of smg.
     command += ["--log-level", "warning", "--prometheus-host", "127.0.0.1"]
     with _running("vllm-router", command, port, folder, backend) as route:
         yield route
+
+
+@contextmanager
+def running_router(folder: Path, backends: Sequence[str], *, policy: str) -> Iterator[str]:
+    """Run vllm-router in front of servers of vLLM within a block. Raises StartError."""
+    program, port = _ENVIRONMENTS / "vllm-router" / "bin" / "vllm-router", free_port()
+    _require(program)
+    command = [str(program), *_router_options(port, backends, policy=policy)]
+    command += ["--log-level", "warning", "--prometheus-host", "127.0.0.1"]
+    server = start(f"vllm-router {policy}", command, folder=folder, environment={})
+    url = f"http://127.0.0.1:{port}"
+    try:
+        server.wait_until_ready(f"{url}/health", seconds=60)
+        yield url
+    finally:
+        server.stop()
 
 
 @contextmanager
@@ -124,7 +140,7 @@ def _smg(folder: Path, backend: Backend) -> Iterator[Route]:
     policies.write_text(json.dumps({"default_policy": many, "tenants": tenants}))
     key, limited_key = _new_key(), _new_key()
     command = [str(_ENVIRONMENTS / "smg" / "bin" / "smg"), "launch"]
-    command += [*_router_options(port, backend), "--log-level", "warn"]
+    command += [*_router_options(port, [backend.url]), "--log-level", "warn"]
     command += ["--prometheus-host", "127.0.0.1", "--tenant-rate-limit-enabled"]
     command += ["--tenant-rate-limit-config", str(policies)]
     command += ["--tenant-api-key", f"many:{key}", "--tenant-api-key", f"few:{limited_key}"]
@@ -244,17 +260,19 @@ def _running(
         server.stop()
 
 
-def _router_options(port: int, backend: Backend) -> list[str]:
+def _router_options(
+    port: int, backends: Sequence[str], *, policy: str = "round_robin"
+) -> list[str]:
     """Return the options that both routers have."""
     options = {
         "host": "127.0.0.1",
         "port": str(port),
-        "worker-urls": backend.url,
-        "policy": "round_robin",
+        "policy": policy,
         "prometheus-port": str(free_port()),
         "max-concurrent-requests": "8192",
     }
-    return [text for name, value in options.items() for text in (f"--{name}", value)]
+    given = [text for name, value in options.items() for text in (f"--{name}", value)]
+    return [*given, "--worker-urls", *backends]
 
 
 def _require(program: Path) -> None:

@@ -13,6 +13,7 @@ from statistics import median
 
 from bench import admission_report, peers_report
 from bench.admission import AdmissionMeasurement
+from bench.affinity import AffinityMeasurement
 from bench.batch import BatchMeasurement
 from bench.fairness import FairnessMeasurement
 from bench.goals import GOALS
@@ -41,6 +42,7 @@ class Report:
     admission: Sequence[AdmissionMeasurement]
     peers: Sequence[PeersMeasurement]
     batch: Sequence[BatchMeasurement]
+    affinity: Sequence[AffinityMeasurement]
     began: datetime
     command: str
 
@@ -71,6 +73,7 @@ class Report:
             *map(admission_report.section, self.admission),
             *map(peers_report.section, self.peers),
             *map(_batch_section, self.batch),
+            *map(_affinity_section, self.affinity),
         ]
         if goals := [line for goal in GOALS for line in goal.judge(self.measurements)]:
             parts += ["## Goals\n", *table(["goal", "measured", "met"], goals), ""]
@@ -85,6 +88,7 @@ class Report:
         lines = [head, *map(asdict, self.measurements), *map(asdict, self.fairness)]
         lines += [*map(asdict, self.samplers), *map(asdict, self.admission)]
         lines += [*map(asdict, self.peers), *map(asdict, self.batch)]
+        lines += map(asdict, self.affinity)
         path.with_suffix(".jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         return path
 
@@ -239,6 +243,11 @@ def _batch_section(each: BatchMeasurement) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _affinity_section(each: AffinityMeasurement) -> str:
+    head = ["system", "cached prompt tokens", "first token p50 ms", "p99 ms", "requests"]
+    return "\n".join(["## affinity: chats of several turns\n", *table(head, each.rows()), ""])
 
 
 def _times(rounds: Sequence[Quantiles]) -> str:

@@ -1,7 +1,7 @@
 """vLLM's own OpenAI API server on the same model, with the engine flags of Sluice's worker."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -48,13 +48,18 @@ class VllmServer:
 
 
 @contextmanager
-def running_vllm_server(deployment: Deployment, folder: Path) -> Iterator[VllmServer]:
-    """Run the server within a block."""
+def running_vllm_server(
+    deployment: Deployment, folder: Path, *, flags: Sequence[str] = ()
+) -> Iterator[VllmServer]:
+    """Run the server within a block, with more flags."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--port", str(port)]
     server = start(
-        "vllm server", [*command, *_flags(deployment)], folder=folder, environment=_ENVIRONMENT
+        "vllm server",
+        [*command, *_flags(deployment), *flags],
+        folder=folder,
+        environment=_ENVIRONMENT,
     )
     try:
         server.wait_until_ready(f"{url}/health", seconds=_READY_SECONDS)
