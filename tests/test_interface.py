@@ -21,6 +21,7 @@ from gateway import cli, errors
 from gateway.jobs.app import create_app as create_celery
 from gateway.server.app import create_app, create_operator_app
 from gateway.settings import Settings
+from worker.hosting.settings import HostSettings
 from worker.settings import Settings as WorkerSettings
 
 RECORD = Path(__file__).parent / "interface.json"
@@ -29,6 +30,7 @@ WITH_METRICS = (
     "gateway.store_telemetry",
     "gateway.telemetry",
     "worker.telemetry",
+    "worker.hosting.telemetry",
 )
 PROSE = {"description", "summary", "title", "example", "examples"}
 
@@ -43,6 +45,7 @@ def describe() -> dict[str, Any]:
         "settings": {
             "gateway": dict(_settings(Settings)),
             "worker": dict(_settings(WorkerSettings)),
+            "host": dict(_settings(HostSettings)),
         },
         "metrics": dict(_metrics()),
         "errors": _errors(),
