@@ -19,7 +19,7 @@ from typing import Final
 
 import uvloop
 
-from bench.client import Answer, Lane, Load, Pace, Request
+from bench.client import Lane, Pace, Request, complete
 from bench.measure import TIMEOUT_SECONDS, MeasureError, Progress, Quantiles, quantiles
 from bench.peer_systems import running_router
 from bench.scenarios import prompts
@@ -192,14 +192,8 @@ def _vllm(deployment: Deployment, folder: Path) -> Iterator[dict[str, _System]]:
 
 async def _turn(name: str, system: _System, number: int, options: Options) -> Turn:
     before = system.counted("queries"), system.counted("hits")
-    load = Load(list(_lanes(system, f"{options.seed} {number}", options.seconds)))
-    try:
-        await load.open()
-        load.start()
-        await load.wait(TIMEOUT_SECONDS)
-    finally:
-        load.close()
-    answers: list[Answer] = load.answers
+    lanes = list(_lanes(system, f"{options.seed} {number}", options.seconds))
+    answers = await complete(lanes, timeout_seconds=TIMEOUT_SECONDS)
     if failures := [each.error for each in answers if each.error]:
         raise MeasureError(f"{len(failures)} requests failed: {failures[0]}")
     later = [each for each in answers if each.request.prompt.count("\nuser") > 1]

@@ -23,7 +23,7 @@ from typing import Final
 
 import uvloop
 
-from bench.client import Answer, Lane, Load, Pace, Request
+from bench.client import Answer, Lane, Load, Pace, Request, complete
 from bench.measure import TIMEOUT_SECONDS, MeasureError, Progress, Quantiles, quantiles
 from bench.scenarios import prompts
 from bench.sluice import Sluice, running_sluice
@@ -260,14 +260,9 @@ class _System:
         await asyncio.sleep(began + seconds - time.perf_counter())
         # A late client delays no measured time: the first token counts from the scheduled time.
         late = Pace(began + seconds - time.perf_counter(), 0.0)
-        load = Load([Lane(self._url, self._key, [request], _TENANT, late)])
-        try:
-            await load.open()
-            load.start()
-            await load.wait(TIMEOUT_SECONDS)
-        finally:
-            load.close()
-        return load.answers[0]
+        lane = Lane(self._url, self._key, [request], _TENANT, late)
+        (answer,) = await complete([lane], timeout_seconds=TIMEOUT_SECONDS)
+        return answer
 
     def _poisson(self, number: int, per_second: float) -> list[Arrival]:
         seed = f"{self._options.seed} {number}"

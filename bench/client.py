@@ -154,6 +154,18 @@ async def run(
         gc.enable()
 
 
+async def complete(lanes: Sequence[Lane], *, timeout_seconds: float) -> list[Answer]:
+    """Run lanes to their end and return their responses. Raises TimeoutError."""
+    load = Load(lanes)
+    try:
+        await load.open()
+        load.start()
+        await load.wait(timeout_seconds)
+    finally:
+        load.close()
+    return load.answers
+
+
 async def _connect(lane: Lane) -> "_Connection":
     loop = asyncio.get_running_loop()
     parts = urlsplit(lane.url)

@@ -14,7 +14,7 @@ from random import Random
 
 import uvloop
 
-from bench.client import Answer, Lane, Load, Request
+from bench.client import Answer, Lane, Load, Request, complete
 from bench.measure import TIMEOUT_SECONDS, Progress, Quantiles, quantiles
 from bench.scenarios import prompts
 from bench.starting import MODEL
@@ -128,14 +128,8 @@ class _Run:
     async def _probe(self, tenant: str, number: int) -> list[Answer]:
         """Send requests sequentially over one connection."""
         requests = [self._request(self._scenario.probe_tokens) for _ in range(number)]
-        load = Load([Lane(self._url, self._keys[tenant], requests)])
-        try:
-            await load.open()
-            load.start()
-            await load.wait(TIMEOUT_SECONDS)
-        finally:
-            load.close()
-        return load.answers
+        lane = Lane(self._url, self._keys[tenant], requests)
+        return await complete([lane], timeout_seconds=TIMEOUT_SECONDS)
 
     def _endless(self) -> Iterator[Request]:
         scenario = self._scenario
