@@ -15,14 +15,11 @@ from pathlib import Path
 
 import uvloop
 from redis.asyncio import Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from contract.health import HealthServer
 from contract.logs import configure_logs
 from contract.metrics import begin_metrics
-from contract.redis_url import redis_client
 from contract.tasks import end_task, in_background
 from worker import telemetry, tracing
 from worker.adapters.files import AdapterFiles
@@ -31,7 +28,8 @@ from worker.engine.base import Engine, EngineDeadError, EngineInfo
 from worker.engine.scripted import Script, ScriptedEngine
 from worker.execution.runner import Runner
 from worker.queue.heartbeat import Heartbeat
-from worker.queue.link import REDIS_TIMEOUT_SECONDS, Link
+from worker.queue.link import Link
+from worker.redis_client import connect
 from worker.registration import ANNOUNCE_SECONDS, Catalogue
 from worker.retries import repeat
 from worker.settings import Settings
@@ -77,13 +75,7 @@ def make_engine(settings: Settings) -> Engine:
 
 async def serve(settings: Settings, make_engine: Callable[[], Engine]) -> int:
     """Run one worker. `make_engine` makes its engine, and a new one each time an engine dies."""
-    redis = redis_client(
-        settings.redis_url.get_secret_value(),
-        socket_timeout=REDIS_TIMEOUT_SECONDS,
-        socket_connect_timeout=REDIS_TIMEOUT_SECONDS,
-        retry=Retry(NoBackoff(), 0),
-    )
-    async with redis:
+    async with connect(settings.redis_url.get_secret_value()) as redis:
         return await _Process(settings, make_engine, redis).run()
 
 

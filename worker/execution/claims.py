@@ -26,7 +26,8 @@ from worker.execution.preemption import Preemption
 from worker.execution.prefill import PrefillPace
 from worker.execution.submission import Submitter
 from worker.queue.doorbells import Doorbells
-from worker.queue.link import REDIS_TIMEOUT_SECONDS, Link
+from worker.queue.link import Link
+from worker.redis_client import REDIS_TIMEOUT_SECONDS
 
 _log = logging.getLogger(__name__)
 

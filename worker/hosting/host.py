@@ -16,8 +16,6 @@ from typing import Any
 
 import uvloop
 from redis.asyncio import Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 
 from contract import keys, messages
 from contract.health import HealthServer
@@ -25,13 +23,12 @@ from contract.logs import configure_logs
 from contract.messages import WorkerCard, WorkerState
 from contract.metrics import begin_metrics
 from contract.queue import JobQueue
-from contract.redis_url import redis_client
 from contract.tasks import Backoff, end_task
 from worker.hosting import telemetry
 from worker.hosting.choice import Hysteresis, choose
 from worker.hosting.settings import HostSettings, read_models
 from worker.main import EXIT_STOPPED
-from worker.queue.link import REDIS_TIMEOUT_SECONDS
+from worker.redis_client import connect
 from worker.retries import repeat
 from worker.settings import default_worker_id
 
@@ -53,13 +50,7 @@ def run(settings: HostSettings) -> int:
 
 
 async def _serve(settings: HostSettings, environments: Mapping[str, Mapping[str, str]]) -> int:
-    redis = redis_client(
-        settings.redis_url.get_secret_value(),
-        socket_timeout=REDIS_TIMEOUT_SECONDS,
-        socket_connect_timeout=REDIS_TIMEOUT_SECONDS,
-        retry=Retry(NoBackoff(), 0),
-    )
-    async with redis:
+    async with connect(settings.redis_url.get_secret_value()) as redis:
         return await Host(settings, environments, redis).run()
 
 

@@ -18,15 +18,13 @@ from typing import Any
 
 from redis.asyncio import Redis
 from redis.asyncio.client import PubSub
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.exceptions import NoPermissionError, RedisError
 
 from contract import keys
 from contract.loop_thread import LoopThread
 from contract.queue import JobQueue
-from contract.redis_url import redis_client
 from worker import telemetry
+from worker.redis_client import connect
 
 _log = logging.getLogger(__name__)
 
@@ -64,12 +62,7 @@ class Heartbeat:
     async def _run(self) -> None:
         # A heartbeat that gets no reply must leave time for another one.
         seconds = self._lease_ms / 1000 / 2
-        async with redis_client(
-            self._redis_url,
-            socket_timeout=seconds,
-            socket_connect_timeout=seconds,
-            retry=Retry(NoBackoff(), 0),
-        ) as redis:
+        async with connect(self._redis_url, timeout_seconds=seconds) as redis:
             queue = JobQueue(redis, self._model)
             try:
                 while not self._thread.is_closing:

@@ -5,7 +5,6 @@ returned jobs are released as soon as the last frame is written.
 """
 
 import asyncio
-from typing import Final
 
 from redis.asyncio import Redis
 
@@ -16,9 +15,8 @@ from worker.queue.gateways import GatewayWatch
 from worker.queue.held import HeldDigests
 from worker.queue.leases import Leases
 from worker.queue.replies import ReplyWriter
+from worker.redis_client import REDIS_TIMEOUT_SECONDS
 from worker.retries import repeat
-
-REDIS_TIMEOUT_SECONDS: Final = 5.0
 
 
 class Link:

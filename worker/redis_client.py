@@ -1,0 +1,21 @@
+"""The worker's connections to Redis."""
+
+from typing import Final
+
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from contract.redis_url import redis_client
+
+REDIS_TIMEOUT_SECONDS: Final = 5.0
+
+
+def connect(url: str, *, timeout_seconds: float = REDIS_TIMEOUT_SECONDS) -> Redis:
+    """Return a client that repeats no command: the worker decides what is tried again."""
+    return redis_client(
+        url,
+        socket_timeout=timeout_seconds,
+        socket_connect_timeout=timeout_seconds,
+        retry=Retry(NoBackoff(), 0),
+    )
