@@ -19,7 +19,7 @@ from gateway.dispatch.catalogue import RETRY_AFTER_SECONDS
 from gateway.errors import InvalidParameterError, NoWorkerError, queue_unavailable, shown
 from gateway.generation.call import Call
 from gateway.generation.chat import CheckedChat, check_chat
-from gateway.generation.model_choice import choose_allowed
+from gateway.generation.model_choice import ModelChoice, choose_allowed
 from gateway.http.context import ProcessContext
 from gateway.images.fetching import fetch_images
 from gateway.prompt.infill import find_template
@@ -88,14 +88,13 @@ class RenderedRequest(NamedTuple):
     chat: CheckedChat
     card: WorkerCard
     tokenizer: Tokenizer
-    alias: Alias | None
-    adapter: Adapter | None
+    choice: ModelChoice
 
 
 async def check_request(call: Call, endpoint: Endpoint) -> CheckedRequest:
     """Check a request against its dialect, its model and the context window. Raises an ApiError."""
     context = call.context
-    chat, card, tokenizer, alias, adapter = await render_request(call, endpoint)
+    chat, card, tokenizer, choice = await render_request(call, endpoint)
     request = chat.request
     prepared = await prepare(request, tokenizer, card, call.beside)
     _check_size(request, prepared, most_bytes=context.settings.max_held_bytes)
@@ -104,7 +103,9 @@ async def check_request(call: Call, endpoint: Endpoint) -> CheckedRequest:
     if call.line is not None:
         tier = ServiceTier.BATCH
     parsing = chat.parsing and _within(chat.parsing, request, prepared)
-    return CheckedRequest(endpoint, request, card, prepared, grammar, tier, parsing, adapter, alias)
+    return CheckedRequest(
+        endpoint, request, card, prepared, grammar, tier, parsing, choice.adapter, choice.alias
+    )
 
 
 async def render_request(call: Call, endpoint: Endpoint) -> RenderedRequest:
@@ -138,7 +139,7 @@ async def render_request(call: Call, endpoint: Endpoint) -> RenderedRequest:
     chat = await check_chat(context, request, card, tokenizer, call.beside)
     if principal.is_strict:
         reject_ignored(chat.request.ignored_parameters)
-    return RenderedRequest(chat, card, tokenizer, choice.alias, choice.adapter)
+    return RenderedRequest(chat, card, tokenizer, choice)
 
 
 def _check_adapter(adapter: Adapter, card: WorkerCard) -> None:
