@@ -7,25 +7,21 @@ from fastapi import APIRouter, Depends, Request, Response
 from gateway.console.charts import bars
 from gateway.console.rendering import page
 from gateway.console.routing import CustomerRoute, Visitor, needs
-from gateway.console.usage_query import UsageQuery, by_dimension, daily, requests_csv
+from gateway.console.usage_pages import ROWS, receipt_of, requests_file, requests_list, sums_file
+from gateway.console.usage_query import UsageQuery, by_dimension, daily
 from gateway.errors import InvalidParameterError, shown
 from gateway.http.authorization import Context
 from gateway.http.context import ProcessContext
 from gateway.management.keys.service import KeyService
-from gateway.management.usage.pages import report_page, requests_page
 from gateway.management.usage.parts import Dimension, UsageFilter
-from gateway.management.usage.periods import Bucket
-from gateway.management.usage.query import BucketsQuery, PageQuery, decode_cursor, encode_cursor
+from gateway.management.usage.query import decode_cursor, encode_cursor
 from gateway.management.usage.routes import RequestId, own_usage
-from gateway.management.usage.schemas import receipt_fields
 from gateway.management.usage.service import UsageService
 from gateway.tenancy.scopes import Scope
 
-ROWS: Final = 50
 VIEWS: Final = (Dimension.MODEL, Dimension.KEY, Dimension.PROJECT)
 """Dimensions of the table; it can also show days."""
 BY_DAY: Final = "day"
-CSV_SUMS: Final = 10_000
 
 router = APIRouter(route_class=CustomerRoute, include_in_schema=False)
 
@@ -71,45 +67,22 @@ async def usage_csv(request: Request, context: Context, visitor: SeesUsage) -> R
     """Return the sums of each day and each value of a dimension as CSV."""
     query = UsageQuery(request)
     by = query.form["by"] or Dimension.MODEL
-    found = await report_page(
-        UsageService(context.database),
-        own_usage(visitor.principal, query.wanted),
-        BucketsQuery(query.span, Bucket.DAY),
-        dimensions=() if by == BY_DAY else (_dimension(by),),
-        page=PageQuery(query.after, CSV_SUMS, as_csv=True),
-    )
-    response = found if isinstance(found, Response) else Response()
-    response.headers["content-disposition"] = 'attachment; filename="usage.csv"'
-    return response
+    dimensions = () if by == BY_DAY else (_dimension(by),)
+    return await sums_file(context, query, own_usage(visitor.principal, query.wanted), dimensions)
 
 
 @router.get("/console/requests")
 async def requests(request: Request, context: Context, visitor: SeesUsage) -> Response:
     """List single requests, newest first."""
     query = UsageQuery(request)
-    found = await requests_page(
-        UsageService(context.database),
-        own_usage(visitor.principal, query.wanted),
-        query.span,
-        page=PageQuery(query.after, ROWS, as_csv=False),
-    )
-    fields = {} if isinstance(found, Response) else found
-    following = fields["next"]
-    return page(
-        request,
-        "requests.html",
-        query=query,
-        receipts=fields["data"],
-        following=following and query.link("/console/requests", after=following),
-    )
+    return await requests_list(request, context, query, own_usage(visitor.principal, query.wanted))
 
 
 @router.get("/console/requests.csv")
 async def all_requests_csv(request: Request, context: Context, visitor: SeesUsage) -> Response:
     """Return all requests of a period as CSV, newest first."""
     query = UsageQuery(request)
-    wanted = own_usage(visitor.principal, query.wanted)
-    return requests_csv(UsageService(context.database), wanted, query.span, name="requests")
+    return requests_file(context, query, own_usage(visitor.principal, query.wanted))
 
 
 @router.get("/console/requests/{request_id}")
@@ -118,8 +91,7 @@ async def receipt(
 ) -> Response:
     """Show the receipt of one request."""
     wanted = own_usage(visitor.principal, UsageFilter(tenant_id=None))
-    record = await UsageService(context.database).request(wanted, request_id)
-    return page(request, "receipt.html", record=record, receipt=receipt_fields(record))
+    return await receipt_of(request, context, wanted, request_id)
 
 
 def _dimension(by: str) -> Dimension:

@@ -1,5 +1,6 @@
 """Models, their queues and workers, and prices."""
 
+import asyncio
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Query, Request, Response
@@ -28,7 +29,9 @@ router = APIRouter(route_class=OperatorRoute, include_in_schema=False)
 async def models(request: Request, context: Context) -> Response:
     """Show each model with its queue and its workers; htmx loads the page again and again."""
     known = context.catalogue.models
-    workers = {each.card.model: await context.catalogue.workers(each.card.model) for each in known}
+    names = [each.card.model for each in known]
+    found = await asyncio.gather(*map(context.catalogue.workers, names))
+    workers = dict(zip(names, found, strict=True))
     return page(request, "operators/models.html", models=known, workers=workers)
 
 

@@ -8,19 +8,15 @@ from fastapi import APIRouter, Request, Response
 from gateway.console.charts import bars
 from gateway.console.rendering import page
 from gateway.console.routing import OperatorRoute
-from gateway.console.usage_query import UsageQuery, by_dimension, daily, requests_csv
+from gateway.console.usage_pages import ROWS, receipt_of, requests_file, requests_list, sums_file
+from gateway.console.usage_query import UsageQuery, by_dimension, daily
 from gateway.errors import InvalidParameterError, shown
 from gateway.http.authorization import Context
-from gateway.management.usage.pages import report_page, requests_page
 from gateway.management.usage.parts import Dimension, UsageFilter
-from gateway.management.usage.periods import Bucket
-from gateway.management.usage.query import BucketsQuery, PageQuery, decode_cursor, encode_cursor
+from gateway.management.usage.query import decode_cursor, encode_cursor
 from gateway.management.usage.routes import RequestId
-from gateway.management.usage.schemas import receipt_fields
 from gateway.management.usage.service import UsageService
 
-ROWS: Final = 50
-CSV_SUMS: Final = 10_000
 VIEWS: Final = (Dimension.TENANT, Dimension.MODEL, Dimension.KEY, Dimension.PROJECT)
 
 router = APIRouter(route_class=OperatorRoute, include_in_schema=False)
@@ -60,51 +56,27 @@ async def usage(request: Request, context: Context) -> Response:
 async def usage_csv(request: Request, context: Context) -> Response:
     """Return the sums of each day and each value of a dimension as CSV."""
     query = UsageQuery(request)
-    found = await report_page(
-        UsageService(context.database),
-        query.wanted,
-        BucketsQuery(query.span, Bucket.DAY),
-        dimensions=(_dimension(query),),
-        page=PageQuery(query.after, CSV_SUMS, as_csv=True),
-    )
-    response = found if isinstance(found, Response) else Response()
-    response.headers["content-disposition"] = 'attachment; filename="usage.csv"'
-    return response
+    return await sums_file(context, query, query.wanted, (_dimension(query),))
 
 
 @router.get("/console/requests")
 async def requests(request: Request, context: Context) -> Response:
     """List single requests of all tenants, newest first."""
     query = UsageQuery(request)
-    found = await requests_page(
-        UsageService(context.database),
-        query.wanted,
-        query.span,
-        page=PageQuery(query.after, ROWS, as_csv=False),
-    )
-    fields = {} if isinstance(found, Response) else found
-    following = fields["next"]
-    return page(
-        request,
-        "requests.html",
-        query=query,
-        receipts=fields["data"],
-        following=following and query.link("/console/requests", after=following),
-    )
+    return await requests_list(request, context, query, query.wanted)
 
 
 @router.get("/console/requests.csv")
 async def all_requests_csv(request: Request, context: Context) -> Response:
     """Return all requests of a period as CSV, newest first."""
     query = UsageQuery(request)
-    return requests_csv(UsageService(context.database), query.wanted, query.span, name="requests")
+    return requests_file(context, query, query.wanted)
 
 
 @router.get("/console/requests/{request_id}")
 async def receipt(request: Request, context: Context, request_id: RequestId) -> Response:
     """Show the receipt of one request."""
-    record = await UsageService(context.database).request(UsageFilter(tenant_id=None), request_id)
-    return page(request, "receipt.html", record=record, receipt=receipt_fields(record))
+    return await receipt_of(request, context, UsageFilter(tenant_id=None), request_id)
 
 
 def _dimension(query: UsageQuery) -> Dimension:
