@@ -128,8 +128,8 @@ class Host:
 
     async def _known_models(self) -> set[str]:
         """Return the models whose requests gateways accept while they sleep."""
-        cards = {name: _card(await self._redis.hget(keys.MODELS, name)) for name in self._queues}
-        return {name for name, card in cards.items() if card and card.scales_to_zero}
+        cards = map(_card, await self._redis.hmget(keys.MODELS, list(self._queues)))
+        return {card.model for card in cards if card is not None and card.scales_to_zero}
 
     async def _check_worker(self) -> None:
         """Note that the worker has become ready, or that it has exited."""
@@ -139,9 +139,12 @@ class Host:
         if process.returncode is not None:
             _log.error("The worker of %s exited: %d", model, process.returncode)
             telemetry.FAILURES.labels(model).inc()
+            was_starting = self._ready_at is None
             self._retry_at[model] = now + self._backoff.next_seconds()
             self._model = self._process = self._ready_at = None
             telemetry.serves(None)
+            if was_starting:
+                await self._redis.delete(keys.host_start(model))
         elif self._ready_at is None and await self._is_ready(model):
             self._ready_at = now
             self._measured_seconds[model] = now - self._began_at
@@ -165,7 +168,8 @@ class Host:
         unknown = [name for name in usable if name not in known and name != self._model]
         if unknown:
             return unknown
-        statuses = {name: await self._queues[name].status() for name in usable}
+        found = await asyncio.gather(*(self._queues[name].status() for name in usable))
+        statuses = dict(zip(usable, found, strict=True))
         served_seconds = 0.0 if self._ready_at is None else now - self._ready_at
         chosen = choose(
             self._model, statuses, served_seconds=served_seconds, hysteresis=self._hysteresis
@@ -184,11 +188,10 @@ class Host:
         )
 
     async def _swap(self, model: str) -> None:
-        began_at = time.monotonic()
-        if self._model is not None:
+        began_at, is_swap = time.monotonic(), self._model is not None
+        if is_swap:
             _log.info("Swapping from %s to %s", self._model, model)
             telemetry.SWAPS.labels(model).inc()
-        is_swap = self._model is not None
         await self._stop_worker()
         await self._start_worker(model, began_at=began_at, is_swap=is_swap)
 
