@@ -56,7 +56,14 @@ class ReplyReader:
         self._read_before = _START
 
     async def run(self) -> None:
-        """Read until cancelled."""
+        """Read until cancelled, then close the connection."""
+        try:
+            await self._keep_reading()
+        finally:
+            # A connection that is being opened would otherwise outlive the client.
+            await self._blocking.aclose()
+
+    async def _keep_reading(self) -> None:
         while True:
             try:
                 if self._outages != self._presence.outages:

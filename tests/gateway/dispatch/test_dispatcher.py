@@ -23,14 +23,17 @@ from contract.messages import (
 )
 from contract.outcomes import FailureCode, FinishReason
 from contract.queue import JOBS_AT_ONCE, Claim, EnqueueReport, JobQueue, LeaseReport
+from contract.tasks import end_task
 from gateway.dispatch.generation import Generation
 from gateway.dispatch.presence import LEFT_SECONDS
 from gateway.dispatch.retries import MAX_REVIVALS
 from gateway.errors import OverloadedError, TenantQueueFullError
+from gateway.redis_client import connect
 from tests.gateway.conftest import eventually, nothing_left
 from tests.gateway.desk import GATEWAY, MODEL, Desk, begun, failure, take, texts
 from tests.support.fake_worker import FakeWorker, delta
 from tests.support.patience import PATIENCE_SECONDS
+from tests.support.redis_server import RedisServer
 
 
 async def test_replies_come_in_order_and_end_with_the_job(
@@ -366,3 +369,20 @@ async def test_loops_end_although_redis_swallows_the_cancellation(
     task.cancel()
     done, _ = await asyncio.wait({task}, timeout=PATIENCE_SECONDS)
     assert done
+
+
+async def test_no_connection_outlives_a_client_that_closes_at_once(
+    redis_server: RedisServer,
+) -> None:
+    client = connect(redis_server.url, max_connections=4)
+    dispatcher = Desk(client, GATEWAY).dispatcher
+    reading = asyncio.create_task(dispatcher._reader.run())
+    for _ in range(3):
+        await asyncio.sleep(0)
+    await end_task(reading)
+    await client.aclose()
+    pool: Any = client.connection_pool
+    connections = [*pool._in_use_connections, *pool._available_connections]
+    # Enough for a connection that is still being opened.
+    await asyncio.sleep(0.05)
+    assert not any(each.is_connected for each in connections)
