@@ -47,6 +47,15 @@ class Form(Mapping[str, str]):
         """Return the values of a field that can be chosen several times."""
         return [value for value in self._fields.get(name, ()) if value]
 
+    def confirmed(self, *names: str) -> dict[str, str]:
+        """Return the fields of the form that confirms this one."""
+        return {"confirmed": "yes", **{name: self[name] for name in names}}
+
+    @property
+    def is_confirmed(self) -> bool:
+        """Whether the visitor has confirmed the form."""
+        return self["confirmed"] == "yes"
+
     def words(self, name: str) -> list[str]:
         """Return the values of a field that separates them by commas, spaces or lines."""
         return self[name].replace(",", " ").split()

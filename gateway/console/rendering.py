@@ -3,6 +3,7 @@
 import secrets
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any, Final
 
 from fastapi import Request
@@ -31,7 +32,8 @@ def _number(value: int) -> str:
     return f"{value:,}"
 
 
-def _time(value: datetime | None, missing: str = "-") -> str:
+def show_time(value: datetime | None, missing: str = "-") -> str:
+    """Return a time in UTC."""
     return missing if value is None else value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
@@ -41,7 +43,7 @@ def _plain(value: object) -> str:
 
 
 def _unix(seconds: int) -> str:
-    return _time(datetime.fromtimestamp(seconds, UTC))
+    return show_time(datetime.fromtimestamp(seconds, UTC))
 
 
 def money_scale(micros: float) -> str:
@@ -75,7 +77,7 @@ _environment.filters |= {
     "dollars": show_dollars,
     "number": _number,
     "plain": _plain,
-    "time": _time,
+    "time": show_time,
     "unix": _unix,
 }
 _environment.globals |= {
@@ -99,6 +101,34 @@ def page(request: Request, template: str, /, *, status: int = 200, **values: Any
     )
     headers = {**SECURITY_HEADERS, "content-security-policy": _policy(nonce)}
     return HTMLResponse(content, status_code=status, headers=headers)
+
+
+def confirmation(
+    request: Request,
+    home: str,
+    action: str,
+    *,
+    title: str,
+    button: str,
+    text: str = "",
+    facts: Mapping[str, str] = MappingProxyType({}),
+    fields: Mapping[str, str] = MappingProxyType({}),
+) -> HTMLResponse:
+    """Return a page that asks before it sends a form with `fields` to HOME/ACTION.
+
+    Without the confirmation, the visitor returns to `home`.
+    """
+    return page(
+        request,
+        "confirm.html",
+        title=title,
+        text=text,
+        facts=facts,
+        action=f"{home}/{action}",
+        button=button,
+        back=home,
+        fields=fields,
+    )
 
 
 def _policy(nonce: str) -> str:

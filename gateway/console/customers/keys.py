@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 
 from gateway.console.forms import Form, checked
 from gateway.console.limit_fields import LABELS, fields_of, read_limits
-from gateway.console.rendering import page
+from gateway.console.rendering import confirmation, page
 from gateway.console.routing import CustomerRoute, SentForm, Visitor, needs, redirect
 from gateway.database.paging import PageRequest
 from gateway.errors import ApiError
@@ -173,14 +173,13 @@ async def ask_to_revoke(
 ) -> Response:
     """Ask for confirmation."""
     key = await keys.get(visitor.tenant_id, key_id, grantor=visitor.principal.grant)
-    return page(
+    return confirmation(
         request,
-        "confirm.html",
+        f"/console/keys/{key.id}",
+        "revoke",
         title=f"Revoke the key “{key.name}”?",
         text=f"All gateways reject sk-{key.prefix}-… within a second. This cannot be undone.",
-        action=f"/console/keys/{key.id}/revoke",
         button="Revoke the key",
-        back=f"/console/keys/{key.id}",
     )
 
 

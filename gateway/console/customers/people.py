@@ -6,7 +6,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 
 from gateway.console.forms import Form, checked
 from gateway.console.limit_fields import LABELS, fields_of, read_limits
-from gateway.console.rendering import page
+from gateway.console.rendering import confirmation, page
 from gateway.console.routing import CustomerRoute, SentForm, Visitor, needs, redirect
 from gateway.database.paging import PageRequest
 from gateway.errors import ApiError
@@ -138,14 +138,13 @@ async def ask_to_archive(
 ) -> Response:
     """Ask for confirmation."""
     project = await projects.get(visitor.tenant_id, project_id, grantor=visitor.principal.grant)
-    return page(
+    return confirmation(
         request,
-        "confirm.html",
+        f"/console/projects/{project.id}",
+        "archive",
         title=f"Archive the project “{project.name}”?",
         text="All gateways reject requests with its keys within a second, until it is activated.",
-        action=f"/console/projects/{project.id}/archive",
         button="Archive the project",
-        back=f"/console/projects/{project.id}",
     )
 
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Depends, Query, Request, Response
 
 from gateway.console.forms import Form, checked
-from gateway.console.rendering import page
+from gateway.console.rendering import confirmation, page
 from gateway.console.routing import CustomerRoute, SentForm, Visitor, needs, redirect
 from gateway.errors import ApiError
 from gateway.http.authorization import Context
@@ -113,14 +113,13 @@ async def ask_to_remove(
 ) -> Response:
     """Ask for confirmation."""
     webhook = await webhooks.get(visitor.tenant_id, webhook_id)
-    return page(
+    return confirmation(
         request,
-        "confirm.html",
+        f"/console/webhooks/{webhook.id}",
+        "remove",
         title="Remove the webhook?",
         text=f"{webhook.url} receives no more events, not even those that wait for an attempt.",
-        action=f"/console/webhooks/{webhook.id}/remove",
         button="Remove the webhook",
-        back=f"/console/webhooks/{webhook.id}",
     )
 
 

@@ -7,14 +7,14 @@ from fastapi import APIRouter, Query, Request, Response
 
 from contract.tier import ServiceTier
 from gateway.console.forms import Form, checked
-from gateway.console.rendering import page
+from gateway.console.rendering import confirmation, page, show_time
 from gateway.console.routing import AnyVisitor, OperatorRoute, SentForm, redirect
 from gateway.errors import ApiError, InvalidParameterError, shown
 from gateway.http.authorization import Context
 from gateway.http.context import ProcessContext
 from gateway.management.prices.schemas import PriceAddition
 from gateway.management.prices.service import PriceService
-from gateway.terminal.money import read_dollars
+from gateway.terminal.money import read_dollars, show_dollars
 
 PRICE_FIELDS: Final = (
     ("prompt_micros", "Prompt tokens"),
@@ -72,9 +72,18 @@ async def add_price(
     """Ask for confirmation, then add the price."""
     try:
         body = checked(PriceAddition, _price_values(form))
-        if form["confirmed"] != "yes":
-            return page(
-                request, "operators/price_confirm.html", body=body, form=form, fields=PRICE_FIELDS
+        if not form.is_confirmed:
+            return confirmation(
+                request,
+                "/console/prices",
+                "new",
+                title="Add this price?",
+                facts=_facts(body),
+                text="It cannot be removed, only followed by another.",
+                button="Add the price",
+                fields=form.confirmed(
+                    "model", "service_tier", *(name for name, _ in PRICE_FIELDS), "effective_at"
+                ),
             )
         await _prices(context).add(
             body.model,
@@ -88,6 +97,20 @@ async def add_price(
     except ApiError as error:
         return _price_form(request, context, {name: form[name] for name in form}, error=error)
     return redirect("/console/prices", model=body.model, history="true", done="true")
+
+
+def _facts(body: PriceAddition) -> dict[str, str]:
+    cached = body.prompt_micros if body.cached_micros is None else body.cached_micros
+    prices = (body.prompt_micros, cached, body.completion_micros)
+    at = body.effective_at
+    return {
+        "Model": f"{body.model}, tier {body.service_tier}",
+        **{
+            label: f"{show_dollars(micros)} per million"
+            for (_, label), micros in zip(PRICE_FIELDS, prices, strict=True)
+        },
+        "From": "at once" if at is None else f"{show_time(at)} UTC",
+    }
 
 
 def _price_form(

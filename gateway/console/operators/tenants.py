@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Request, Response
 from contract.tier import REQUEST_TIERS
 from gateway.console.forms import Form, checked
 from gateway.console.limit_fields import LABELS, fields_of, read_limits
-from gateway.console.rendering import page
+from gateway.console.rendering import confirmation, page
 from gateway.console.routing import AnyVisitor, OperatorRoute, SentForm, redirect
 from gateway.console.usage_query import total
 from gateway.database.ledger.partitions import month_start
@@ -150,14 +150,13 @@ async def change_tenant(
 async def ask_to_suspend(request: Request, tenants: Tenants, tenant_id: TenantId) -> Response:
     """Ask for confirmation."""
     tenant = await tenants.get(tenant_id)
-    return page(
+    return confirmation(
         request,
-        "confirm.html",
+        _path(tenant.id),
+        "suspend",
         title=f"Suspend the tenant “{tenant.name}”?",
         text="All gateways reject its requests within a second. Running requests continue.",
-        action=f"{_path(tenant.id)}/suspend",
         button="Suspend the tenant",
-        back=_path(tenant.id),
     )
 
 
@@ -189,14 +188,16 @@ async def change_credits(
     tenant = await tenants.get(tenant_id)
     micros = _amount(form["amount"])
     is_grant = form["kind"] == "grant"
-    if form["confirmed"] != "yes":
+    if not form.is_confirmed:
         what = "Grant" if is_grant else "Adjust by"
-        return page(
+        return confirmation(
             request,
-            "operators/credit_confirm.html",
+            _path(tenant.id),
+            "credits",
             title=f"{what} {show_dollars(micros)} to “{tenant.name}”?",
-            form=form,
-            home=_path(tenant.id),
+            facts={"Note": form["note"]} if form["note"] else {},
+            button="Change the balance",
+            fields=form.confirmed("kind", "amount", "note"),
         )
     credit, actor = CreditService(context.database, context.announcer), visitor.principal.actor
     if is_grant:
