@@ -544,6 +544,13 @@ class JobQueue:
         rows = await _RECEIPTS.run(self._executor, self._jobs(job_ids), [])
         return [JobReceipt(JobState(state), *counts) for state, *counts in rows]
 
+    async def holders_of(self, job_ids: Sequence[str]) -> set[str]:
+        """Return the workers that have leases of these jobs."""
+        workers: list[bytes | None] = await asyncio.gather(
+            *(self._executor.execute_command("HGET", key, "worker") for key in self._jobs(job_ids))
+        )
+        return {worker.decode() for worker in workers if worker}
+
     async def forget(self, job_ids: Sequence[str]) -> None:
         """Drop the receipts of settled jobs; jobs that have not ended will leave none."""
         await _FORGET.run(self._executor, self._jobs(job_ids), [])

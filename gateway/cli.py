@@ -67,6 +67,10 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     ),
     "files": ("gateway.files.command", "List and delete a tenant's files."),
     "batches": ("gateway.batches.command", "List, show and cancel a tenant's batches."),
+    "requests": (
+        "gateway.management.live.command",
+        "List and cancel the requests of a tenant that wait or run now.",
+    ),
     "usage": ("gateway.management.usage.command", "Show, list, export and reconcile usage."),
     "audit": (
         "gateway.management.audit.command",

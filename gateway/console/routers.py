@@ -14,7 +14,7 @@ from gateway.console.customers import (
     webhooks,
 )
 from gateway.console.login import login_router
-from gateway.console.operators import audit, models, tenants
+from gateway.console.operators import audit, live, models, tenants
 from gateway.console.operators import overview as all_overview
 from gateway.console.operators import usage as all_usage
 from gateway.console.sessions import Audience
@@ -28,7 +28,7 @@ for router, audience, pages in (
         Audience.CUSTOMERS,
         (overview, usage, invoices, playground, keys, people, webhooks, account),
     ),
-    (operators, Audience.OPERATORS, (all_overview, tenants, models, all_usage, audit)),
+    (operators, Audience.OPERATORS, (all_overview, tenants, live, models, all_usage, audit)),
 ):
     router.include_router(assets.router)
     router.include_router(login_router(audience))

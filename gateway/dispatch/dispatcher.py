@@ -205,6 +205,17 @@ class Dispatcher:
         for ticket in list(self._jobs.tickets.values()):
             self._jobs.fail(ticket, code)
 
+    def fail_request(self, request_id: str, code: FailureCode) -> bool:
+        """Fail the jobs in flight of a request with this code. Return whether there are any."""
+        tickets = [
+            ticket
+            for ticket in self._jobs.tickets.values()
+            if ticket.job.id.rpartition("-")[0] == request_id
+        ]
+        for ticket in tickets:
+            self._jobs.fail(ticket, code)
+        return bool(tickets)
+
     def give_up(self, generation: Generation) -> None:
         """Stop following a request that another gateway continues. Its jobs are left unchanged."""
         for job in generation.jobs:

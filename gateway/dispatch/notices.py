@@ -1,10 +1,14 @@
 """Notices about responses, which other gateways send to this one's reply stream."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Any
 
+from contract import keys, messages
 from contract.messages import CancelResponse, Follow, Frame, ResponseGrown
 from contract.queue import LostJob
+from contract.scripts import CommandExecutor
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,3 +49,16 @@ class ResponseNotices:
     async def offer_orphan(self, model: str, lost: LostJob) -> bool:
         """Offer a lost job of a dead gateway. Return whether it is taken over."""
         return self._callbacks is not None and await self._callbacks.on_orphan(model, lost)
+
+
+async def send_notices(
+    executor: CommandExecutor, gateway: str, *, sender: str, **notices: Any
+) -> None:
+    """Send notices, the fields of a `Frame`, to a gateway. Raises RedisError."""
+    frame = messages.encode(Frame(sender, 0, **notices))
+    stream, execute = keys.replies(gateway), executor.execute_command
+    await asyncio.gather(
+        execute("XADD", stream, "*", "f", frame),
+        # A dead gateway would never remove the notice.
+        execute("EXPIRE", stream, keys.REPLIES_SECONDS),
+    )

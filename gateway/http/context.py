@@ -62,6 +62,8 @@ class ProcessContext:
     unpaid: Allowance
     failed_logins: Allowance
     redis: "Redis"
+    executor: PipeliningExecutor
+    """The connection to Redis that requests share."""
     database: Database
     announcer: ChangeAnnouncer
     lines_released: asyncio.Event
@@ -173,6 +175,7 @@ async def _open(settings: Settings, stack: AsyncExitStack) -> ProcessContext:
         unpaid=Allowance.unpaid(settings.unpaid_requests_per_minute),
         failed_logins=Allowance.failed_logins(settings.failed_logins_per_minute),
         redis=redis,
+        executor=executor,
         database=database,
         announcer=ChangeAnnouncer(redis),
         lines_released=lines_released,

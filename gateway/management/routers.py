@@ -14,6 +14,7 @@ from gateway.management.invoices import routes as invoices
 from gateway.management.keys import routes as keys
 from gateway.management.limits import admin_routes as any_limits
 from gateway.management.limits import routes as limits
+from gateway.management.live import admin_routes as live
 from gateway.management.members import routes as members
 from gateway.management.plans import admin_routes as plans
 from gateway.management.prices import admin_routes as prices
@@ -37,7 +38,7 @@ OF_BOTH = (
 customers = APIRouter()
 operators = APIRouter(prefix="/admin")
 
-for every in (tenants, plans, prices, aliases, credit, any_limits, any_usage, any_audit):
+for every in (tenants, plans, prices, aliases, credit, live, any_limits, any_usage, any_audit):
     operators.include_router(every.router)
 for resource, authorize in OF_BOTH:
     customers.include_router(resource.router, prefix="/v1", dependencies=[Depends(authorize)])

@@ -147,6 +147,15 @@ class ExpiredReservation(NamedTuple):
     """Expiry of its lease, as Unix time by the Redis clock."""
 
 
+class LiveReservations(NamedTuple):
+    """The open reservations of a tenant."""
+
+    requests: list[tuple[int, str]]
+    """When each was admitted, as Unix time in milliseconds, and its request id; oldest first."""
+    is_complete: bool
+    """Whether all reservations of the tenant's bucket were read."""
+
+
 class AuditResult(NamedTuple):
     """Errors in open reservations that an audit found and corrected."""
 

@@ -18,6 +18,7 @@ from gateway.quota.replies import (
     Admitted,
     AuditResult,
     ExpiredReservation,
+    LiveReservations,
     Meter,
     NeedsSeed,
     Refused,
@@ -35,6 +36,10 @@ from gateway.tenancy.limits import (
 )
 from gateway.tenancy.usage_record import UsageRecord, encode_usage, readable_usage
 
+MOST_OPEN: Final = 20_000
+"""Open reservations of a bucket among which those of a tenant are looked for."""
+OPEN_AT_ONCE: Final = 500
+"""Of these, how many one script reads: more would delay other commands."""
 USAGE_PAGE: Final = 200
 """Usage records per read, so that reading many of them does not block other work."""
 
@@ -48,6 +53,7 @@ _UNSEED = LuaScript("quota_unseed", _PACKAGE)
 _STATUS = LuaScript("quota_status", _PACKAGE)
 _EXPIRED = LuaScript("quota_expired", _PACKAGE)
 _AUDIT_OPEN = LuaScript("quota_audit_open", _PACKAGE)
+_LIVE = LuaScript("quota_live", _PACKAGE)
 
 _METERED: tuple[LimitName | None, ...] = (*RESERVED_LIMITS[:4], LimitName.BUDGET, None)
 _STATUS_WIDTH = 6
@@ -238,6 +244,33 @@ class QuotaStore:
             ExpiredReservation(request_id.decode(), int(created_ms), record, int(expired_ms))
             for request_id, created_ms, record, expired_ms in _rows(reply, 4)
         ]
+
+    async def live(self, tenant_id: str) -> LiveReservations:
+        """Return the open reservations of a tenant, oldest first."""
+        bucket = keys.bucket_of(tenant_id)
+        open_reservations = keys.open_reservations(bucket)
+        # One more than is read shows whether there are more.
+        ids: list[bytes] = await self._executor.execute_command(
+            "ZRANGE", open_reservations, 0, MOST_OPEN
+        )
+        head = [keys.reservation_prefix(bucket), subject_of(LimitScope.TENANT, tenant_id)]
+        found: list[tuple[int, str]] = []
+        for start in range(0, min(len(ids), MOST_OPEN), OPEN_AT_ONCE):
+            some = ids[start : min(start + OPEN_AT_ONCE, MOST_OPEN)]
+            reply = await _LIVE.run(self._executor, [open_reservations], [*head, *some])
+            found += [(int(ms), request_id.decode()) for request_id, ms in _rows(reply, 2)]
+        return LiveReservations(sorted(found), is_complete=len(ids) <= MOST_OPEN)
+
+    async def draft(self, tenant_id: str, request_id: str) -> UsageRecord | None:
+        """Return the draft of an open reservation's record; None if the tenant has none."""
+        key = keys.reservation(keys.bucket_of(tenant_id), request_id)
+        created_ms, content = await self._executor.execute_command(
+            "HMGET", key, "created_ms", "record"
+        )
+        draft = readable_usage(content)
+        if created_ms is None or draft is None or draft.tenant_id != tenant_id:
+            return None
+        return msgspec.structs.replace(draft, request_id=request_id, created_ms=int(created_ms))
 
     async def audit_open(self, bucket: int) -> AuditResult:
         """Correct the amounts that subjects of a bucket hold for open reservations."""

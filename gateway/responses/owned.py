@@ -16,7 +16,12 @@ from gateway.responses.background import BackgroundIndex
 from gateway.responses.head import ResponseHead
 from gateway.responses.journal import MESSAGES_OF_ENTRY, Received, encode_entries
 from gateway.responses.peers import Peers
-from gateway.responses.settlement import Ending, Settlement, SettlementService
+from gateway.responses.settlement import (
+    CANCELLED_CODE,
+    Ending,
+    Settlement,
+    SettlementService,
+)
 from gateway.responses.store import (
     DEADLINE_GRACE_MS,
     ResponseState,
@@ -33,7 +38,6 @@ GIVE_UP_SECONDS: Final = 600.0
 """How long writing the end of a response is retried."""
 WRITE_SECONDS: Final = 0.25
 """How often the journal of a finished line is written until Redis has it."""
-CANCELLED_CODE: Final = "cancelled"
 CHECKS: Final = 4
 """Checks after which a response with few new messages is written."""
 MAX_CONCURRENT_WRITES: Final = 50

@@ -7,11 +7,12 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from contract import keys, messages
-from contract.messages import Frame, ResponseGrown
+from contract import keys
+from contract.messages import ResponseGrown
 from contract.scripts import CommandExecutor
 from contract.tasks import TaskSet
 from gateway.dispatch.dispatcher import Dispatcher
+from gateway.dispatch.notices import send_notices
 
 logger = logging.getLogger(__name__)
 
@@ -45,8 +46,7 @@ class Peers:
 
     def send(self, gateway: str, **notices: Any) -> None:
         """Send notices to another gateway. Lost notices are requested or sent again."""
-        frame = messages.encode(Frame(self._dispatcher.gateway, 0, **notices))
-        self._tasks.start(self._send(gateway, frame))
+        self._tasks.start(self._send(gateway, notices))
 
     async def is_alive(self, gateway: str) -> bool:
         """Whether another gateway is alive, or may be as far as is known. Raises RedisError."""
@@ -58,13 +58,8 @@ class Peers:
             return True
         return bool(await self._executor.execute_command("EXISTS", keys.gateway_alive(gateway)))
 
-    async def _send(self, gateway: str, frame: bytes) -> None:
-        stream, execute = keys.replies(gateway), self._executor.execute_command
+    async def _send(self, gateway: str, notices: dict[str, Any]) -> None:
         try:
-            await asyncio.gather(
-                execute("XADD", stream, "*", "f", frame),
-                # A dead gateway would never remove the notice.
-                execute("EXPIRE", stream, keys.REPLIES_SECONDS),
-            )
+            await send_notices(self._executor, gateway, sender=self._dispatcher.gateway, **notices)
         except RedisError as error:
             logger.warning("cannot notify gateway %s: %s", gateway, type(error).__name__)

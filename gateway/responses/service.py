@@ -304,7 +304,7 @@ class Responses:
         owned = self._owned.by_id.get(cancel.request_id)
         if owned is not None:
             owned.cancel()
-        else:
+        elif not self.dispatcher.fail_request(cancel.request_id, FailureCode.CANCELLED):
             self._takeovers.resume_soon(cancel.request_id)
 
     async def _on_orphan(self, _model: str, lost: LostJob) -> bool:

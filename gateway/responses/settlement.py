@@ -29,6 +29,7 @@ from gateway.errors import (
     ApiError,
     GenerationTimeoutError,
     InternalError,
+    RequestCancelledError,
     ServiceUnavailableError,
     SlowReaderError,
 )
@@ -47,6 +48,7 @@ DROP_BATCH: Final = 500
 MAX_RECEIPTS_TO_DROP: Final = 100_000
 """Receipts that wait to be dropped while Redis is unavailable; others expire."""
 CLOSE_SECONDS: Final = 5.0
+CANCELLED_CODE: Final = "cancelled"
 _OUR_FAULT: Final = 500
 """The lowest status of errors that are not the client's fault."""
 
@@ -69,6 +71,8 @@ class Ending(NamedTuple):
         """Return the end of a request that fails with this error."""
         if isinstance(error, SlowReaderError):
             return cls(Outcome.CANCELLED, error.code)
+        if isinstance(error, RequestCancelledError):
+            return cls(Outcome.CANCELLED, CANCELLED_CODE)
         if isinstance(error, GenerationTimeoutError):
             return cls(Outcome.TIMED_OUT, error.code)
         if isinstance(error, ApiError):

@@ -18,7 +18,7 @@ class Outcome(StrEnum):
     """How a request ended."""
 
     FINISHED = "finished"
-    CANCELLED = "cancelled"  # The client disconnected or stopped reading.
+    CANCELLED = "cancelled"  # The client disconnected or stopped reading, or it was cancelled.
     TIMED_OUT = "timed_out"  # It exceeded its time limit.
     FAILED = "failed"  # It ended with an error.
     LOST = "lost"  # Its gateway died.

@@ -18,8 +18,8 @@ from tests.support.stack import REPOSITORY, Stack
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 AXE: Final = REPOSITORY / "tests/clients/node_modules/axe-core/axe.min.js"
-# What axe-core finds is large, so that the page selects from it. Without `preload`, axe-core does not
-# load the stylesheet again, which only rules that are off by default need.
+# What axe-core finds is large, so that the page selects from it. Without `preload`, axe-core does
+# not load the stylesheet again, which only rules that are off by default need.
 _FIND_PROBLEMS: Final = """
 axe.run({resultTypes: ['violations'], preload: false}).then(found => found.violations
   .filter(each => ['serious', 'critical'].includes(each.impact))

@@ -1,10 +1,11 @@
 """What operators do in their console."""
 
 import asyncio
+import re
 
 from gateway.tenancy.scopes import TENANT_SCOPES
 from tests.console.conftest import HOSTILE, OTHER, TENANT, Visit, visiting
-from tests.gateway.conftest import gateway_client
+from tests.gateway.conftest import complete, eventually, gateway_client
 from tests.support.stack import MODEL, Stack
 
 
@@ -95,3 +96,29 @@ async def test_operator_sees_money_models_and_requests_of_all_tenants(
         assert f"/console/requests?tenant={tenant}" in usage
     requests = (await operator.get(f"/console/requests?tenant={OTHER}")).text
     assert ("$77.00" in requests, "$1.25" in requests) == (True, False)
+
+
+async def test_operator_cancels_a_live_request_after_a_confirmation(
+    stack: Stack, operator: Visit
+) -> None:
+    key = await asyncio.to_thread(stack.key, TENANT, scopes=TENANT_SCOPES)
+    home = f"/console/tenants/{TENANT}/live"
+    async with gateway_client(stack.url, key) as client:
+        running = asyncio.create_task(complete(client, max_tokens=1900))
+        # Its worker reports tokens with every extension of its lease.
+        pattern = (
+            r"(cmpl-\w+)</th><td[^>]*>running<.*<td class=\"num\">[1-9][0-9]*</td><td class=\"mono"
+        )
+
+        async def generates() -> bool:
+            return re.search(pattern, (await operator.get(home)).text) is not None
+
+        await eventually(generates, what="tokens of a live request")
+        [request_id] = re.findall(pattern, (await operator.get(home)).text)
+        asked = (await operator.get(f"{home}/{request_id}/cancel")).text
+        assert "Cancel the request?" in asked
+        cancelled = await operator.send(f"{home}/{request_id}/cancel")
+        assert cancelled.headers["location"] == f"{home}?done=cancelled"
+        assert (await running).status_code == 409
+        assert request_id not in (await operator.get(home)).text
+        assert (await operator.get(f"{home}/{request_id}/cancel")).status_code == 404

@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import pytest
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -14,12 +15,13 @@ from contract import keys
 from contract.tasks import end_task
 from gateway.errors import InsufficientQuotaError, RateLimitError, StoreUnavailableError
 from gateway.quota import endings, reservations
+from gateway.quota import store as store_module
 from gateway.quota.replies import ReservationRequest
 from gateway.quota.reservations import Admission, Reservations
 from gateway.quota.seeding import Seeder
 from gateway.quota.store import QuotaStore
 from gateway.redis_client import PipeliningExecutor
-from gateway.tenancy.limits import SubjectLimits
+from gateway.tenancy.limits import LimitScope, SubjectLimits
 from gateway.tenancy.usage_record import Outcome
 from tests.quota.building import (
     BUCKET,
@@ -31,6 +33,7 @@ from tests.quota.building import (
     open_ids,
     project_of,
     record,
+    subject,
     tenant_of,
     usage,
 )
@@ -472,3 +475,27 @@ async def test_no_reservation_and_no_task_remains(desk: GatewayDesk, any_redis: 
 
     await until(have_ended)
     assert not {k for k in await bucket_keys(any_redis) if "reservation" in k or "running" in k}
+
+
+async def test_live_requests_are_those_of_the_tenant_oldest_first(
+    desk: GatewayDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "OPEN_AT_ONCE", 2)
+    neighbour = next(name for name in map(str, range(10_000)) if keys.bucket_of(name) == BUCKET)
+    own, theirs = [f"r{number}" for number in range(5)], ["x0", "x1"]
+    for request_id in own:
+        await desk.reserve(request_id)
+    for request_id in theirs:
+        request = msgspec.structs.replace(
+            desk.request(request_id),
+            tenant_id=neighbour,
+            subjects=(subject(LimitScope.TENANT, neighbour),),
+        )
+        await desk.reservations.reserve(request, is_openai=False)
+    for tenant, expected in ((TENANT, own), (neighbour, theirs)):
+        found = await desk.store.live(tenant)
+        assert found.is_complete
+        assert sorted(request_id for _, request_id in found.requests) == expected
+        assert found.requests == sorted(found.requests)
+    monkeypatch.setattr(store_module, "MOST_OPEN", 6)
+    assert not (await desk.store.live(TENANT)).is_complete

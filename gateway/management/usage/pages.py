@@ -103,10 +103,19 @@ def _csv(
 
 
 def _read_position(after: str | None) -> tuple[datetime, str] | None:
+    cursor = read_cursor(after)
+    return None if cursor is None else (to_time(cursor[0]), cursor[1])
+
+
+def read_cursor(after: str | None) -> tuple[int, str] | None:
+    """Return the time, as Unix time in milliseconds, and the id at the end of a page of requests.
+
+    Raises InvalidParameterError.
+    """
     cursor = decode_cursor(after, parts=2)
     if cursor is None:
         return None
     time, request_id = cursor
     if not (time.isascii() and time.isdigit() and int(time) < MAX_CURSOR_MS):
         raise bad_cursor()
-    return to_time(int(time)), request_id
+    return int(time), request_id

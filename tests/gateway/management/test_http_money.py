@@ -342,6 +342,8 @@ ADMIN_ROUTES = [
     ("GET", "/admin/tenants/acme/credits", None),
     ("POST", "/admin/tenants/acme/credits", {"amount_micros": 1}),
     ("GET", "/admin/tenants/acme/limits", None),
+    ("GET", "/admin/tenants/acme/live-requests", None),
+    ("POST", "/admin/tenants/acme/live-requests/cmpl-0:cancel", None),
     ("GET", "/admin/tenants/acme/webhooks", None),
     ("POST", "/admin/tenants/acme/webhooks", {"url": HOOK}),
     ("DELETE", "/admin/tenants/acme/webhooks/whk_0", None),

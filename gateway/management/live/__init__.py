@@ -1,0 +1,1 @@
+"""Requests that wait or run now."""

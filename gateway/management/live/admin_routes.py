@@ -1,0 +1,63 @@
+"""Live requests of a tenant: `/admin/tenants/{tenant_id}/live-requests`."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+
+from gateway.http.authorization import CanAdminister, CanSeeEverything, Context
+from gateway.http.bounded_route import BoundedRoute
+from gateway.http.context import ProcessContext
+from gateway.management.live.schemas import CancelledRequest, LiveRequestList
+from gateway.management.live.service import LiveRequests
+from gateway.management.shared.parameters import (
+    MAX_CURSOR_CHARACTERS,
+    PRINTABLE,
+    PageSize,
+    TenantId,
+)
+from gateway.management.usage.pages import read_cursor
+from gateway.management.usage.routes import RequestId
+
+router = APIRouter(
+    prefix="/tenants/{tenant_id}/live-requests", tags=["Live requests"], route_class=BoundedRoute
+)
+
+AfterPosition = Annotated[
+    str | None,
+    Query(
+        min_length=1,
+        max_length=MAX_CURSOR_CHARACTERS,
+        pattern=PRINTABLE,
+        description="`next` of the previous page; absent: the first page.",
+    ),
+]
+
+
+@router.get("", summary="List a tenant's live requests")
+async def list_live_requests(
+    context: Context,
+    _principal: CanSeeEverything,
+    tenant_id: TenantId,
+    after: AfterPosition = None,
+    limit: PageSize = 20,
+) -> LiveRequestList:
+    """List the requests that wait or run now, oldest first."""
+    page = await live_requests(context).page(tenant_id, after=read_cursor(after), limit=limit)
+    return LiveRequestList.of(page)
+
+
+@router.post("/{request_id}:cancel", summary="Cancel a live request")
+async def cancel_live_request(
+    context: Context, principal: CanAdminister, tenant_id: TenantId, request_id: RequestId
+) -> CancelledRequest:
+    """Cancel a request. Its client gets `request_cancelled`; the tenant pays for the work so far.
+
+    The audit log records it. A line of a batch gets 409: cancel the batch.
+    """
+    has_ended = await live_requests(context).cancel(tenant_id, request_id, actor=principal.actor)
+    return CancelledRequest(id=request_id, has_ended=has_ended)
+
+
+def live_requests(context: ProcessContext) -> LiveRequests:
+    """Return the live requests of a deployment."""
+    return LiveRequests(context.database, context.executor)
