@@ -425,6 +425,7 @@ async def test_unedited_scripts_run(
     assert await store.expired(BUCKET) == []
     assert await store.take_over(desk.request("r1", cost=60), lease_ms=0)
     assert await store.audit_open(BUCKET) == (0, 0)
+    assert await store.live(TENANT) == ([(admitted.created_ms, "r1")], True)
     # Its lease had no length, so it has expired by the next millisecond.
     async with asyncio.timeout(PATIENCE_SECONDS):
         while not (expired := await store.expired(BUCKET)):
