@@ -122,6 +122,32 @@ def build() -> Dashboard:
             ),
         ),
         row(
+            "Aliases",
+            graph(
+                "Requests by alias",
+                "reqps",
+                "Admitted requests for aliases, by the model that runs them.",
+                Query(
+                    rate("sluice_gateway_alias_requests_total", MODEL, "alias", "model"),
+                    "{{alias}} {{model}}",
+                ),
+                is_stacked=True,
+            ),
+            graph(
+                "Share of each model in an alias",
+                "percentunit",
+                "Share of an alias's requests that a model runs. It differs from the weights if "
+                "few callers send many requests, or if the fallback runs some.",
+                Query(
+                    rate("sluice_gateway_alias_requests_total", MODEL, "alias", "model")
+                    + " / on (alias) group_left () ("
+                    + rate("sluice_gateway_alias_requests_total", NAMESPACE, "alias")
+                    + " > 0)",
+                    "{{alias}} {{model}}",
+                ),
+            ),
+        ),
+        row(
             "Latency of generation",
             heat(
                 "Time to first token",

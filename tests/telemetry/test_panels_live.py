@@ -1,5 +1,6 @@
 """Under load, every panel and recording rule has data in a real Prometheus."""
 
+import asyncio
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
@@ -9,6 +10,10 @@ from typing import NamedTuple
 import httpx
 import pytest
 
+from gateway.database.engine import Database
+from gateway.management.aliases.service import AliasService
+from gateway.redis_client import connect
+from gateway.tenancy.changes import ChangeAnnouncer
 from tests.gateway.conftest import asking
 from tests.support.certificates import self_signed
 from tests.support.patience import PATIENCE_SECONDS
@@ -20,7 +25,7 @@ from tests.support.prometheus_server import (
     running_prometheus,
 )
 from tests.support.redis_server import SYSTEM, Encryption, RedisServer
-from tests.support.stack import Stack, metric, running_stack
+from tests.support.stack import MODEL, Stack, metric, running_stack
 from tests.telemetry.background import start_background
 from tests.telemetry.load import load
 from tests.telemetry.panels import NEED_AN_ADAPTER, NEED_THE_REAL_ENGINE, Board, boards, with_values
@@ -94,6 +99,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
 
 def _start(stack: Stack, encrypted_redis: str) -> list[Target]:
     labels = {"namespace": NAMESPACE}
+    asyncio.run(_define_alias(stack))
     stack.start_gateway(
         SLUICE_METRICS_TENANTS="acme,unknown",
         SLUICE_MAX_WAITING_JOBS="4",
@@ -107,6 +113,16 @@ def _start(stack: Stack, encrypted_redis: str) -> list[Target]:
     background = start_background(stack)
     targets += [Target(url, f"sluice-{name}", labels) for name, url in background.items()]
     return targets
+
+
+async def _define_alias(stack: Stack) -> None:
+    """Hide the model behind an alias of its name, so that all requests are for an alias."""
+    database, redis = Database(stack.database_url), connect(stack.redis.url, max_connections=1)
+    try:
+        await AliasService(database, ChangeAnnouncer(redis)).put(MODEL, weights={MODEL: 1})
+    finally:
+        await redis.aclose()
+        await database.aclose()
 
 
 def _start_worker(stack: Stack, name: str, *, port: int) -> None:
