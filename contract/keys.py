@@ -358,6 +358,15 @@ def refusals(tenant: str) -> str:
     return f"{bucket_prefix(bucket_of(tenant))}refusals:{tenant}"
 
 
+def period_counts(series: str, period: str, number: int) -> str:
+    """Sorted set with expiry: what was counted -> how often in one period.
+
+    Periods are hours or days, numbered since the beginning of Unix time. See
+    `gateway.quota.period_counts`.
+    """
+    return f"console:counts:{series}:{period}:{number}"
+
+
 def console_session(digest: str) -> str:
     """String with expiry: a session of the console; DIGEST is that of the cookie's token."""
     return f"console:session:{digest}"

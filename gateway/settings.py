@@ -3,7 +3,7 @@
 import base64
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from enum import StrEnum
 from pathlib import Path
@@ -87,6 +87,22 @@ def _check_public_url(value: str | None) -> str | None:
     if parts.scheme not in ("http", "https") or not parts.hostname or "@" in value or not is_origin:
         raise ValueError("must have the form SCHEME://HOST[:PORT], with http or https")
     return value.rstrip("/")
+
+
+def _link(name: str) -> Callable[[str | None], str | None]:
+    """Return a check of the template of a link with one name in braces."""
+
+    def check(value: str | None) -> str | None:
+        if value is None:
+            return None
+        parts = urlsplit(value)
+        # Braces of other kinds, such as those of JSON in a query, must be percent-encoded.
+        is_template = value.count("{") == value.count("}") == value.count(f"{{{name}}}") > 0
+        if parts.scheme not in ("http", "https") or not parts.hostname or not is_template:
+            raise ValueError(f"must be an http or https URL with {{{name}}} and no other braces")
+        return value
+
+    return check
 
 
 def _read_host(value: object) -> object:
@@ -295,6 +311,14 @@ class Settings(BaseSettings):
     """How long a session of the console continues without a request."""
     console_session_timeout: Annotated[Duration, Field(gt=timedelta(0))] = timedelta(hours=12)
     """How long a session of the console continues at most."""
+
+    tenant_dashboard_url: Annotated[str | None, AfterValidator(_link("tenant"))] = None
+    """Link from the operators' console to a dashboard of a tenant, with `{tenant}` for its id."""
+    model_dashboard_url: Annotated[str | None, AfterValidator(_link("model"))] = None
+    """Link to a dashboard of a model, with `{model}` for its name."""
+    trace_url: Annotated[str | None, AfterValidator(_link("request_id"))] = None
+    """Link from a receipt to the trace of its request, with `{request_id}` for the response's id,
+    which traces have as `gen_ai.response.id`."""
 
     drain_delay: Duration = timedelta(0)
     """How long new requests are still served after SIGTERM while /readyz already fails."""

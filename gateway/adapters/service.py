@@ -1,8 +1,11 @@
 """Adapters: registered, validated, listed and deleted."""
 
+import asyncio
 import logging
 import re
 import secrets
+from collections import defaultdict
+from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -144,6 +147,25 @@ class AdapterService:
         """Return a page of the tenant's adapters, oldest first."""
         async with reading_of_tenant(self._database, tenant_id) as transaction:
             return await AdapterStore(transaction).page(tenant_id, wanted)
+
+    async def page_of_all(self, wanted: PageRequest) -> Page[Adapter]:
+        """Return a page of the adapters of all tenants."""
+        async with self._database.reading() as transaction:
+            return await AdapterStore(transaction).page(None, wanted)
+
+    async def loaded_on(self, adapters: Iterable[Adapter]) -> dict[str, list[str]]:
+        """Return the workers whose engines have loaded these adapters, by adapter id.
+
+        Raises RedisError.
+        """
+        adapters = list(adapters)
+        models = sorted({each.base_model for each in adapters})
+        cards = await asyncio.gather(*map(self._catalogue.workers, models))
+        workers: defaultdict[str, list[str]] = defaultdict(list)
+        for card in (card for some in cards for card in some):
+            for digest in () if card.adapters is None else card.adapters.loaded:
+                workers[digest].append(card.id)
+        return {each.id: workers.get(each.sha256, []) for each in adapters}
 
     async def delete(self, tenant_id: str, id_or_name: str, *, actor: str = SYSTEM) -> Adapter:
         """Delete an adapter. Requests that were admitted continue. Raises NotFoundError."""

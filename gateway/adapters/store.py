@@ -66,9 +66,11 @@ class AdapterStore:
         query = select(func.count()).where(AdapterRow.tenant_id == tenant_id, _IS_LIVE)
         return await self._transaction.scalar(query) or 0
 
-    async def page(self, tenant_id: str, wanted: PageRequest) -> Page[Adapter]:
-        """Return a page of the tenant's adapters that are not deleted, oldest first."""
-        conditions: list[ColumnElement[bool]] = [AdapterRow.tenant_id == tenant_id, _IS_LIVE]
+    async def page(self, tenant_id: str | None, wanted: PageRequest) -> Page[Adapter]:
+        """Return a page of adapters that are not deleted: of a tenant, or of all tenants."""
+        conditions: list[ColumnElement[bool]] = [_IS_LIVE]
+        if tenant_id is not None:
+            conditions.append(AdapterRow.tenant_id == tenant_id)
         page = await read_page(self._transaction, AdapterRow, wanted, *conditions)
         return Page([row.to_record() for row in page.entries], page.has_more)
 

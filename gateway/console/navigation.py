@@ -27,6 +27,7 @@ def _for_customers(principal: Principal) -> Iterator[tuple[str, str]]:
         yield "/console/projects", "Projects"
     if Scope.KEYS in scopes and is_whole:
         yield "/console/webhooks", "Webhooks"
+        yield "/console/adapters", "Adapters"
     if Scope.MEMBERS in scopes and is_whole:
         yield "/console/members", "Members"
         yield "/console/audit", "Audit log"
@@ -37,7 +38,11 @@ def _for_operators() -> Iterator[tuple[str, str]]:
     yield "/console", "Overview"
     yield "/console/tenants", "Tenants"
     yield "/console/models", "Models"
+    yield "/console/adapters", "Adapters"
+    yield "/console/aliases", "Aliases"
     yield "/console/usage", "Usage"
     yield "/console/requests", "Requests"
+    yield "/console/refusals", "Rejected"
+    yield "/console/money", "Money"
     yield "/console/prices", "Prices"
     yield "/console/audit", "Audit log"

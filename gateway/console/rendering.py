@@ -1,10 +1,13 @@
 """Render pages: templates, formats of values, and security headers."""
 
+import re
 import secrets
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
+from urllib.parse import quote
 
 from fastapi import Request
 from fastapi.responses import HTMLResponse
@@ -13,6 +16,8 @@ from msgspec import json
 
 from gateway.console.assets import PATHS
 from gateway.console.navigation import navigation
+from gateway.http.context import context_of
+from gateway.settings import Settings
 from gateway.tenancy.usage_record import MICRO
 from gateway.terminal.money import show_dollars
 
@@ -26,6 +31,7 @@ SECURITY_HEADERS: Final[Mapping[str, str]] = {
     "x-frame-options": "DENY",
 }
 """Headers of every response of the console except its files."""
+_PLACEHOLDER: Final = re.compile(r"\{\w+\}")
 
 
 def _number(value: int) -> str:
@@ -91,11 +97,12 @@ _environment.globals |= {
 
 def page(request: Request, template: str, /, *, status: int = 200, **values: Any) -> HTMLResponse:
     """Return a page. Templates see the request's visitor, if it has one, and `values`."""
-    nonce = secrets.token_urlsafe(16)
+    nonce, settings = secrets.token_urlsafe(16), context_of(request).settings
     content = _environment.get_template(template).render(
         request=request,
         path=request.url.path,
         nonce=nonce,
+        outside=partial(_outside, settings),
         visitor=getattr(request.state, "visitor", None),
         **values,
     )
@@ -113,10 +120,11 @@ def confirmation(
     text: str = "",
     facts: Mapping[str, str] = MappingProxyType({}),
     fields: Mapping[str, str] = MappingProxyType({}),
+    back: str = "",
 ) -> HTMLResponse:
     """Return a page that asks before it sends a form with `fields` to HOME/ACTION.
 
-    Without the confirmation, the visitor returns to `home`.
+    Without the confirmation, the visitor returns to `back`, by default `home`.
     """
     return page(
         request,
@@ -126,9 +134,15 @@ def confirmation(
         facts=facts,
         action=f"{home}/{action}",
         button=button,
-        back=home,
+        back=back or home,
         fields=fields,
     )
+
+
+def _outside(settings: Settings, name: str, value: str) -> str | None:
+    """Return a link of an operator to another system; None if its setting is empty."""
+    template: str | None = getattr(settings, name)
+    return template and _PLACEHOLDER.sub(lambda _match: quote(value, safe=""), template)
 
 
 def _policy(nonce: str) -> str:

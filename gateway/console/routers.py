@@ -5,6 +5,7 @@ from fastapi import APIRouter
 from gateway.console import assets
 from gateway.console.customers import (
     account,
+    adapters,
     invoices,
     keys,
     overview,
@@ -14,7 +15,8 @@ from gateway.console.customers import (
     webhooks,
 )
 from gateway.console.login import login_router
-from gateway.console.operators import audit, live, models, tenants
+from gateway.console.operators import adapters as all_adapters
+from gateway.console.operators import aliases, audit, live, models, money, refusals, tenants
 from gateway.console.operators import overview as all_overview
 from gateway.console.operators import usage as all_usage
 from gateway.console.sessions import Audience
@@ -22,13 +24,33 @@ from gateway.console.sessions import Audience
 customers = APIRouter()
 operators = APIRouter()
 
+CUSTOMER_PAGES = (
+    overview,
+    usage,
+    invoices,
+    playground,
+    keys,
+    people,
+    webhooks,
+    adapters,
+    account,
+)
+OPERATOR_PAGES = (
+    all_overview,
+    tenants,
+    live,
+    models,
+    all_adapters,
+    aliases,
+    money,
+    refusals,
+    all_usage,
+    audit,
+)
+
 for router, audience, pages in (
-    (
-        customers,
-        Audience.CUSTOMERS,
-        (overview, usage, invoices, playground, keys, people, webhooks, account),
-    ),
-    (operators, Audience.OPERATORS, (all_overview, tenants, live, models, all_usage, audit)),
+    (customers, Audience.CUSTOMERS, CUSTOMER_PAGES),
+    (operators, Audience.OPERATORS, OPERATOR_PAGES),
 ):
     router.include_router(assets.router)
     router.include_router(login_router(audience))

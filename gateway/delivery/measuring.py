@@ -57,8 +57,11 @@ class RequestMeasure:
             telemetry.TIME_TO_FIRST_TOKEN.labels(self._model).observe(elapsed, self._exemplar)
             self._span.set_attribute(GEN_AI_RESPONSE_TIME_TO_FIRST_CHUNK, elapsed)
 
-    def failed(self, error: BaseException, style: ErrorStyle = ErrorStyle.OPENAI) -> None:
-        """Record that the request ends with an error, in a style that decides its status."""
+    def failed(self, error: BaseException, style: ErrorStyle = ErrorStyle.OPENAI) -> str:
+        """Record that the request ends with an error, in a style that decides its status.
+
+        Return the error's code if the request is rejected before any work, else an empty string.
+        """
         failure = error if isinstance(error, ApiError) else InternalError()
         self._status, self._code = failure.status_for(style), failure.code
         if self._status >= 500:
@@ -68,6 +71,8 @@ class RequestMeasure:
         if self._generates and not self._model and not isinstance(failure, InternalError):
             model = failure.model if isinstance(failure, UnservedModelError) else ""
             telemetry.REFUSED_REQUESTS.labels(failure.code, model).inc()
+            return failure.code
+        return ""
 
     def disconnected(self) -> None:
         """Record that the client disconnected before the end."""

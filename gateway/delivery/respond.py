@@ -27,7 +27,10 @@ async def measured(
         measure.disconnected()
         response = Response(status_code=CLIENT_CLOSED_REQUEST)
     except BaseException as error:
-        measure.failed(error, error_style_of(request))
+        code = measure.failed(error, error_style_of(request))
+        if code:
+            tenant_id = getattr(request.state, "tenant_id", "")
+            context_of(request).counts.refused(tenant_id, code)
         measure.close()
         raise
     if not isinstance(response, StreamedCompletion):

@@ -154,6 +154,7 @@ async def _reserve(call: Call, checked: CheckedRequest, record: UsageRecord) -> 
     telemetry.admitted(record.model, record.service_tier)
     if checked.alias is not None:
         telemetry.alias_admitted(checked.alias.name, record.model)
+        context.counts.alias_admitted(checked.alias.name, record.model)
     return admission
 
 

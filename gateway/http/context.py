@@ -31,6 +31,7 @@ from gateway.images.fetcher import ImageFetcher
 from gateway.ledger.balances import LedgerBalances
 from gateway.prompt.chat_templates import ChatTemplates
 from gateway.prompt.tokenizers import TokenizerStore
+from gateway.quota.period_counts import PeriodCounts
 from gateway.quota.price_book import PriceBook
 from gateway.quota.refusal_log import RefusalLog
 from gateway.quota.reservations import Reservations
@@ -82,6 +83,7 @@ class ProcessContext:
     seeder: Seeder
     reservations: Reservations
     refusals: RefusalLog
+    counts: PeriodCounts
     storage: Storage
     settlements: SettlementService
     responses: Responses
@@ -193,6 +195,7 @@ async def _open(settings: Settings, stack: AsyncExitStack) -> ProcessContext:
         seeder=seeder,
         reservations=reservations,
         refusals=RefusalLog(executor),
+        counts=PeriodCounts(executor),
         storage=storage,
         settlements=settlements,
         responses=responses,
@@ -225,6 +228,7 @@ async def _start(
         context.prices,
         context.adapters,
         context.refusals,
+        context.counts,
         context.aliases,
         reservations,
         context.settlements,

@@ -13,6 +13,7 @@ from gateway.management.credits import admin_routes as credit
 from gateway.management.invoices import routes as invoices
 from gateway.management.keys import routes as keys
 from gateway.management.limits import admin_routes as any_limits
+from gateway.management.limits import refusals
 from gateway.management.limits import routes as limits
 from gateway.management.live import admin_routes as live
 from gateway.management.members import routes as members
@@ -38,7 +39,18 @@ OF_BOTH = (
 customers = APIRouter()
 operators = APIRouter(prefix="/admin")
 
-for every in (tenants, plans, prices, aliases, credit, live, any_limits, any_usage, any_audit):
+for every in (
+    tenants,
+    plans,
+    prices,
+    aliases,
+    credit,
+    live,
+    any_limits,
+    refusals,
+    any_usage,
+    any_audit,
+):
     operators.include_router(every.router)
 for resource, authorize in OF_BOTH:
     customers.include_router(resource.router, prefix="/v1", dependencies=[Depends(authorize)])

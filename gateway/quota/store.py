@@ -3,6 +3,7 @@
 All data of a tenant is in its bucket, so one script can check every limit of a request.
 """
 
+import asyncio
 import math
 import struct
 from collections.abc import Coroutine, Iterable, Iterator, Sequence
@@ -39,7 +40,8 @@ from gateway.tenancy.usage_record import UsageRecord, encode_usage, readable_usa
 MOST_OPEN: Final = 20_000
 """Open reservations of a bucket among which those of a tenant are looked for."""
 OPEN_AT_ONCE: Final = 500
-"""Of these, how many one script reads: more would delay other commands."""
+"""Reservations that one script reads, and accounts that are read at once: more would delay other
+commands."""
 USAGE_PAGE: Final = 200
 """Usage records per read, so that reading many of them does not block other work."""
 
@@ -232,6 +234,29 @@ class QuotaStore:
         script_keys = [key for s in subjects for key in _keys_of(bucket, s.subject)]
         now_ms, *rest = await _STATUS.run(self._executor, script_keys, [])
         return [SubjectStatus.from_reply(now_ms, row) for row in _rows(rest, _STATUS_WIDTH)]
+
+    async def credits(self, tenant_ids: Sequence[str]) -> dict[str, int]:
+        """Return the micro-dollars that prepaid tenants have left, minus what is reserved.
+
+        Tenants whose balance is not derived at the moment are absent: they sent no request lately.
+        """
+        found: dict[str, int] = {}
+        for start in range(0, len(tenant_ids), OPEN_AT_ONCE):
+            some = tenant_ids[start : start + OPEN_AT_ONCE]
+            accounts = (
+                keys.account(keys.bucket_of(each), subject_of(LimitScope.TENANT, each))
+                for each in some
+            )
+            replies = await asyncio.gather(
+                *(
+                    self._executor.execute_command("HMGET", account, "seeded", "credit", "cr")
+                    for account in accounts
+                )
+            )
+            for tenant_id, (seeded, credit, reserved) in zip(some, replies, strict=True):
+                if seeded is not None and credit is not None:
+                    found[tenant_id] = int(credit) - int(reserved or 0)
+        return found
 
     async def expired(self, bucket: int, *, most: int = 100) -> list[ExpiredReservation]:
         """Return open reservations whose lease has expired, longest expired first."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import secrets
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -21,9 +22,12 @@ from playwright.async_api import (
     async_playwright,
 )
 
+from gateway.adapters.store import AdapterStore
 from gateway.database.engine import Database
+from gateway.management.aliases.service import AliasService
 from gateway.management.tenants.service import TenantService
 from gateway.redis_client import connect
+from gateway.tenancy.adapters import Adapter, AdapterState
 from gateway.tenancy.changes import ChangeAnnouncer
 from gateway.tenancy.scopes import TENANT_SCOPES, Scope
 from gateway.tenancy.times import utc_now
@@ -31,7 +35,7 @@ from tests.support.ledger import use
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.processes import free_port
 from tests.support.secret_box import ENCRYPTION_KEY
-from tests.support.stack import Stack, running_stack
+from tests.support.stack import MODEL, Stack, running_stack
 
 CHROMIUM: Final = shutil.which("chromium")
 PATIENCE_MS: Final = 30_000
@@ -44,9 +48,19 @@ CSRF: Final = re.compile(r'name="csrf" value="([^"]+)"')
 def stack() -> Iterator[Stack]:
     """A gateway, a worker with the scripted engine, and two tenants with usage."""
     with running_stack() as stack:
-        settings = {"SLUICE_ENCRYPTION_KEYS": ENCRYPTION_KEY, "SLUICE_WEBHOOK_ALLOW_PRIVATE": "1"}
+        settings = {
+            "SLUICE_ENCRYPTION_KEYS": ENCRYPTION_KEY,
+            "SLUICE_WEBHOOK_ALLOW_PRIVATE": "1",
+            "SLUICE_TENANT_DASHBOARD_URL": "https://grafana.example/d/t?var-tenant={tenant}",
+            "SLUICE_MODEL_DASHBOARD_URL": "https://grafana.example/d/m?var-model={model}",
+            "SLUICE_TRACE_URL": "https://traces.example/find?id={request_id}",
+        }
         url = stack.launch_gateway("gateway", settings, port=free_port())
-        stack.start_worker(SLUICE_ENGINE="scripted", SLUICE_SCRIPTED_STEP_SECONDS="0.005")
+        stack.start_worker(
+            SLUICE_ENGINE="scripted",
+            SLUICE_SCRIPTED_STEP_SECONDS="0.005",
+            SLUICE_ADAPTER_SLOTS="2",
+        )
         stack.await_gateway("gateway", url)
         stack.key(TENANT, scopes=TENANT_SCOPES)
         stack.key(OTHER, scopes=TENANT_SCOPES)
@@ -55,7 +69,7 @@ def stack() -> Iterator[Stack]:
 
 
 async def _prepare(stack: Stack) -> None:
-    """Let both tenants have usage, and names that are hostile to pages."""
+    """Let both tenants have usage, and names and reasons that are hostile to pages."""
     database, redis = Database(stack.database_url), connect(stack.redis.url, max_connections=1)
     try:
         tenants = TenantService(database, ChangeAnnouncer(redis))
@@ -64,9 +78,39 @@ async def _prepare(stack: Stack) -> None:
             at = utc_now() - timedelta(days=days, minutes=5)
             await use(database, TENANT, 1_250_000 * (1 + days % 4), at=at, is_prepaid=False)
         await use(database, OTHER, 77_000_000, is_prepaid=False)
+        for tenant in (TENANT, OTHER):
+            await fail_adapter(database, tenant, "broken")
+        aliases = AliasService(database, ChangeAnnouncer(redis))
+        await aliases.put(f"alias {HOSTILE}", weights={HOSTILE: 1}, fallback=f"f {HOSTILE}")
     finally:
         await redis.aclose()
         await database.aclose()
+
+
+async def fail_adapter(database: Database, tenant_id: str, name: str) -> str:
+    """Store an adapter whose validation has failed; return its id."""
+    now = utc_now()
+    adapter = Adapter(
+        id=f"adp_{secrets.token_hex(8)}",
+        tenant_id=tenant_id,
+        name=name,
+        base_model=MODEL,
+        source="/nowhere",
+        is_shared=False,
+        state=AdapterState.VALIDATING,
+        reason="",
+        sha256="",
+        rank=0,
+        target_modules=(),
+        size=0,
+        created_at=now,
+        deleted_at=None,
+    )
+    async with database.writing() as transaction:
+        store = AdapterStore(transaction)
+        await store.add(adapter, claimed_until=now)
+        await store.change(adapter.id, state=AdapterState.FAILED, reason=f"Why {HOSTILE}")
+    return adapter.id
 
 
 @dataclass

@@ -3,9 +3,10 @@
 import asyncio
 import re
 
+from gateway.database.engine import Database
 from gateway.tenancy.limits import LimitName
 from gateway.tenancy.scopes import TENANT_SCOPES, Scope
-from tests.console.conftest import HOSTILE, visiting
+from tests.console.conftest import HOSTILE, fail_adapter, visiting
 from tests.gateway.conftest import eventually, gateway_client
 from tests.support.stack import MODEL, Stack
 
@@ -83,6 +84,21 @@ async def test_owner_manages_webhooks(stack: Stack) -> None:
         assert (twice.status_code, "this minute" in twice.text) in ((409, True), (303, False))
         await visit.send(f"{path}/remove")
         assert (await visit.get(path)).status_code == 404
+
+
+async def test_owner_sees_and_removes_adapters(stack: Stack) -> None:
+    key = await asyncio.to_thread(stack.key, TENANT, scopes=TENANT_SCOPES)
+    database = Database(stack.database_url)
+    adapter_id = await fail_adapter(database, TENANT, "failing")
+    await database.aclose()
+    async with visiting(stack.url, key) as visit:
+        listed = (await visit.get("/console/adapters")).text
+        assert (HOSTILE in listed, "Why &lt;script&gt;" in listed) == (False, True)
+        assert "/nowhere" not in listed
+        asked = (await visit.get(f"/console/adapters/{adapter_id}/remove")).text
+        assert "Requests for it get 404." in asked
+        await visit.send(f"/console/adapters/{adapter_id}/remove")
+        assert adapter_id not in (await visit.get("/console/adapters")).text
 
 
 async def test_rejected_requests_and_their_reasons_are_listed(stack: Stack) -> None:

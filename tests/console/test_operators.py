@@ -3,7 +3,7 @@
 import asyncio
 import re
 
-from gateway.tenancy.scopes import TENANT_SCOPES
+from gateway.tenancy.scopes import TENANT_SCOPES, Scope
 from tests.console.conftest import HOSTILE, OTHER, TENANT, Visit, visiting
 from tests.gateway.conftest import complete, eventually, gateway_client
 from tests.support.stack import MODEL, Stack
@@ -122,3 +122,124 @@ async def test_operator_cancels_a_live_request_after_a_confirmation(
         assert (await running).status_code == 409
         assert request_id not in (await operator.get(home)).text
         assert (await operator.get(f"{home}/{request_id}/cancel")).status_code == 404
+
+
+async def test_operator_registers_and_removes_adapters(operator: Visit) -> None:
+    fields = {"tenant": OTHER, "name": "poet", "base_model": MODEL, "source": "/loras/poet"}
+    asked = await operator.send("/console/adapters/new", **fields)
+    assert "Register this adapter?" in asked.text
+    assert "poet" not in (await operator.get("/console/adapters")).text
+    made = await operator.send("/console/adapters/new", **fields, confirmed="yes")
+    assert made.headers["location"] == "/console/adapters?done=registered"
+    refused = await operator.send("/console/adapters/new", **fields, confirmed="yes")
+    assert (refused.status_code, "already has an adapter" in refused.text) == (409, True)
+    everything = (await operator.get("/console/adapters")).text
+    assert HOSTILE not in everything
+    assert everything.count("Why &lt;script&gt;") >= 2
+    listed = (await operator.get(f"/console/adapters?tenant={OTHER}")).text
+    assert f"/console/tenants/{TENANT}" not in listed
+    [path] = re.findall(rf"(/console/tenants/{OTHER}/adapters/adp_\w+)/remove\" [^>]*:poet", listed)
+    removal = (await operator.get(f"{path}/remove")).text
+    assert f"Requests of the tenant {OTHER}" in removal
+    await operator.send(f"{path}/remove")
+    assert "poet" not in (await operator.get(f"/console/adapters?tenant={OTHER}")).text
+    log = (await operator.get(f"/console/audit?tenant={OTHER}")).text
+    assert ("adapter.register" in log, "adapter.delete" in log) == (True, True)
+
+
+async def test_operator_defines_aliases_and_sees_their_traffic(
+    stack: Stack, operator: Visit
+) -> None:
+    fields = {"name": "org/chat", "models": f"{MODEL}=3\n{HOSTILE}=1", "sticky": "user"}
+    refused = await operator.send("/console/aliases/edit", **(fields | {"models": "m=x"}))
+    assert (refused.status_code, "MODEL=WEIGHT" in refused.text) == (400, True)
+    fields["models"] = f"{MODEL}=3\nidle=0"
+    asked = await operator.send("/console/aliases/edit", **fields)
+    assert "Define the alias" in asked.text
+    assert "org/chat" not in (await operator.get("/console/aliases")).text
+    await operator.send("/console/aliases/edit", **fields, confirmed="yes")
+    form = (await operator.get("/console/aliases/edit?name=org/chat")).text
+    assert f"{MODEL}=3\nidle=0</textarea>" in form
+    key = await asyncio.to_thread(stack.key, TENANT, scopes=TENANT_SCOPES)
+    body = {"model": "org/chat", "prompt": "a", "max_tokens": 1}
+    async with gateway_client(stack.url, key) as client:
+
+        async def is_known() -> bool:
+            return (await client.post("/v1/completions", json=body)).status_code == 200
+
+        await eventually(is_known, what="the alias being known")
+
+    async def is_counted() -> bool:
+        listed = (await operator.get("/console/aliases")).text
+        assert HOSTILE not in listed
+        section = listed.partition('Models of org/chat"')[2].partition("</table>")[0]
+        numbers = re.findall(r'num">([^<]+)<', section)
+        assert (numbers[3:5], numbers[6:9]) == (["3", "100.0 %"], ["0", "0.0 %", "0"])
+        return numbers[5] == "1" and "100.0 % of the requests" in section
+
+    await eventually(is_counted, what="a request of an alias being counted")
+    removal = (await operator.get("/console/aliases/remove?name=org/chat")).text
+    assert "Remove the alias" in removal
+    await operator.send("/console/aliases/remove", name="org/chat")
+    assert (await operator.get("/console/aliases/edit?name=org/chat")).status_code == 404
+
+
+async def test_operator_sees_rejected_requests_and_used_up_credits(
+    stack: Stack, operator: Visit
+) -> None:
+    key = await asyncio.to_thread(stack.key, "unpaid", scopes=TENANT_SCOPES)
+    await operator.send("/console/tenants/unpaid/edit", name=f"U {HOSTILE}", billing="prepaid")
+    body = {"model": MODEL, "prompt": "a", "max_tokens": 1}
+    async with gateway_client(stack.url, key) as client:
+        for model in ("nothing", "nothing", MODEL):
+            await client.post("/v1/completions", json=body | {"model": model})
+
+        async def is_used_up() -> bool:
+            await client.post("/v1/completions", json=body)
+            money = (await operator.get("/console/money")).text
+            assert HOSTILE not in money
+            return "/console/tenants/unpaid" in money.partition("Statements")[0]
+
+        await eventually(is_used_up, what="a tenant without credits being listed")
+        credit = {"kind": "grant", "amount": "5", "note": "", "confirmed": "yes"}
+        await operator.send("/console/tenants/unpaid/credits", **credit)
+        await client.post("/v1/completions", json=body)
+    money = (await operator.get("/console/money")).text
+    assert "/console/tenants/unpaid" not in money.partition("Statements")[0]
+    assert f"/console/tenants/{OTHER}/invoices/" in money.partition("Statements")[2]
+
+    async def are_counted() -> bool:
+        listed = (await operator.get("/console/refusals")).text
+        return (
+            re.search(r'unpaid</a></th><td class="mono">model_not_found</td>.*>2<', listed)
+            is not None
+        )
+
+    await eventually(are_counted, what="rejected requests being counted")
+    page = (await operator.get("/console/refusals?tenant=unpaid&since=7d")).text
+    assert ("model_not_found" in page, f"/console/tenants/{TENANT}" in page) == (True, False)
+    staff = await asyncio.to_thread(stack.key, "staff", scopes=frozenset({Scope.ADMIN_READ}))
+    for sender, status in ((staff, 200), (key, 403)):
+        async with gateway_client(stack.operators, sender) as client:
+            response = await client.get("/admin/refusals", params={"tenant": "unpaid"})
+            assert response.status_code == status
+            assert ("model_not_found" in response.text) == (status == 200)
+    refused = await operator.get("/console/refusals?since=1y")
+    assert (refused.status_code, "since" in refused.text) == (400, True)
+
+
+async def test_pages_link_to_dashboards_traces_and_statements(operator: Visit) -> None:
+    tenant = (await operator.get(f"/console/tenants/{OTHER}")).text
+    assert f'href="https://grafana.example/d/t?var-tenant={OTHER}"' in tenant
+    models = (await operator.get("/console/models")).text
+    assert f'href="https://grafana.example/d/m?var-model={MODEL}"' in models
+    requests = (await operator.get(f"/console/requests?tenant={OTHER}")).text
+    [request_id, *_] = re.findall(r"/console/requests/([\w.-]+)", requests.partition("<tbody>")[2])
+    receipt = (await operator.get(f"/console/requests/{request_id}")).text
+    assert f'href="https://traces.example/find?id={request_id}"' in receipt
+    home = f"/console/tenants/{OTHER}/invoices"
+    months = (await operator.get(home)).text
+    [month, *_] = re.findall(rf'{home}/([\d-]+)"', months)
+    assert "$77.00" in (await operator.get(f"{home}/{month}")).text
+    assert "77000000" in (await operator.get(f"{home}/{month}.csv")).text
+    assert (await operator.get("/console/tenants/nobody/invoices")).status_code == 404

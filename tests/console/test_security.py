@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import secrets
 from collections.abc import AsyncIterator, Iterator
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -31,7 +32,15 @@ from gateway.settings import Settings
 from gateway.tenancy.changes import ChangeAnnouncer
 from gateway.tenancy.records import Role
 from gateway.tenancy.scopes import TENANT_SCOPES, Scope
-from tests.console.conftest import OTHER, TENANT, Visit, anonymous, log_in, visiting
+from tests.console.conftest import (
+    OTHER,
+    TENANT,
+    Visit,
+    anonymous,
+    fail_adapter,
+    log_in,
+    visiting,
+)
 from tests.gateway.management_api import running_management
 from tests.support.cases import all_cases
 from tests.support.redis_server import RedisServer
@@ -121,6 +130,7 @@ async def _ids_of_other(stack: Stack) -> dict[str, str]:
             UsageFilter(tenant_id=OTHER), read_span(None, None), before=None, limit=1
         )
         return {
+            "adapter_id": await fail_adapter(database, OTHER, secrets.token_hex(4)),
             "key_id": key.id,
             "project_id": project.id,
             "member_id": member.id,
@@ -175,6 +185,7 @@ async def test_pages_follow_the_scopes_of_the_key(stack: Stack) -> None:
             "/console/projects",
             "/console/projects/new",
             "/console/webhooks",
+            "/console/adapters",
         },
         Scope.MEMBERS: {"/console/audit", "/console/members"},
     }

@@ -1,13 +1,11 @@
 """`sluice aliases`: public names that split their requests over models."""
 
-from collections.abc import Iterable
 from datetime import datetime
 
 import click
 
-from gateway.errors import InvalidParameterError, shown
 from gateway.management.aliases.schemas import AliasBody
-from gateway.management.aliases.service import AliasService
+from gateway.management.aliases.service import AliasService, read_weights
 from gateway.tenancy.aliases import Alias, Sticky
 from gateway.terminal.entities import prints, table
 from gateway.terminal.money import Time
@@ -73,7 +71,7 @@ async def set_alias(
     """
     return await _service(stores).put(
         alias,
-        weights=_weights(models),
+        weights=read_weights(models),
         sticky=Sticky(sticky),
         fallback=fallback,
         sunset_at=sunset,
@@ -101,22 +99,3 @@ async def remove(stores: Stores, alias: str) -> None:
 
 def _service(stores: Stores) -> AliasService:
     return AliasService(stores.database, stores.announcer)
-
-
-def _weights(given: Iterable[str]) -> dict[str, int]:
-    weights: dict[str, int] = {}
-    for each in given:
-        model, separator, weight = each.rpartition("=")
-        if not separator:
-            model, weight = each, "1"
-        if not (weight.isascii() and weight.isdigit()):
-            raise InvalidParameterError(
-                f"'models' must be MODEL or MODEL=WEIGHT with an integer. Given: {shown(each)}.",
-                param="models",
-            )
-        if model in weights:
-            raise InvalidParameterError(
-                f"'models' must name each model once. Given twice: {shown(model)}.", param="models"
-            )
-        weights[model] = int(weight[:20])
-    return weights

@@ -1,6 +1,6 @@
 """Aliases of models: defined, replaced and removed by operators."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, Final
 
@@ -91,6 +91,26 @@ class AliasService:
         """Return all aliases, by name."""
         async with self._database.reading() as transaction:
             return await AliasStore(transaction).list_all()
+
+
+def read_weights(given: Iterable[str]) -> dict[str, int]:
+    """Parse weights given as MODEL or MODEL=WEIGHT. Raises InvalidParameterError."""
+    weights: dict[str, int] = {}
+    for each in given:
+        model, separator, weight = each.rpartition("=")
+        if not separator:
+            model, weight = each, "1"
+        if not (weight.isascii() and weight.isdigit()):
+            raise InvalidParameterError(
+                f"'models' must be MODEL or MODEL=WEIGHT with an integer. Given: {shown(each)}.",
+                param="models",
+            )
+        if model in weights:
+            raise InvalidParameterError(
+                f"'models' must name each model once. Given twice: {shown(model)}.", param="models"
+            )
+        weights[model] = int(weight[:20])
+    return weights
 
 
 def _check(

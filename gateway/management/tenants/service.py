@@ -92,6 +92,11 @@ class TenantService:
         async with self._database.reading() as transaction:
             return await TenantStore(transaction).page(wanted, text=text)
 
+    async def prepaid(self, *, limit: int) -> list[Tenant]:
+        """Return prepaid tenants, newest first."""
+        async with self._database.reading() as transaction:
+            return await TenantStore(transaction).prepaid(limit=limit)
+
     async def get(self, tenant_id: str) -> Tenant:
         """Return the tenant."""
         check_known(tenant_id, "tenant")

@@ -9,7 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.database.paging import Page, PageRequest, read_page
 from gateway.database.tables import PlanRow, TenantRow
-from gateway.tenancy.records import Tenant
+from gateway.tenancy.records import Billing, Tenant
 
 
 class TenantStore:
@@ -43,6 +43,16 @@ class TenantStore:
         """Return all tenants, oldest first."""
         rows = await self._transaction.scalars(
             select(TenantRow).order_by(TenantRow.created_at, TenantRow.id)
+        )
+        return [row.to_record() for row in rows]
+
+    async def prepaid(self, *, limit: int) -> list[Tenant]:
+        """Return prepaid tenants, newest first."""
+        rows = await self._transaction.scalars(
+            select(TenantRow)
+            .where(TenantRow.billing == Billing.PREPAID)
+            .order_by(TenantRow.created_at.desc(), TenantRow.id.desc())
+            .limit(limit)
         )
         return [row.to_record() for row in rows]
 

@@ -1,0 +1,66 @@
+"""Adapters of the tenant: list and remove. Operators register them."""
+
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+
+from gateway.adapters.routes import AdapterId, Adapters
+from gateway.console.rendering import confirmation, page
+from gateway.console.routing import CustomerRoute, Visitor, needs, redirect
+from gateway.database.paging import PageRequest
+from gateway.management.shared.parameters import AfterId
+from gateway.tenancy.scopes import Scope
+
+ROWS: Final = 50
+HOME: Final = "/console/adapters"
+NOTICES: Final = {"removed": "The adapter is removed from all gateways within a second."}
+
+router = APIRouter(route_class=CustomerRoute, prefix=HOME, include_in_schema=False)
+
+ManagesAdapters = Annotated[Visitor, Depends(needs(Scope.KEYS, whole=True))]
+
+
+@router.get("")
+async def list_adapters(
+    request: Request,
+    adapters: Adapters,
+    visitor: ManagesAdapters,
+    after: AfterId = None,
+    done: Annotated[str, Query(max_length=20)] = "",
+) -> Response:
+    """List the tenant's adapters, newest first."""
+    wanted = PageRequest(after, ROWS, is_newest_first=True)
+    found = await adapters.page(visitor.tenant_id, wanted)
+    return page(
+        request,
+        "adapters.html",
+        adapters=found.entries,
+        loaded=await adapters.loaded_on(found.entries),
+        following=f"{HOME}?after={found.entries[-1].id}" if found.has_more else None,
+        notice=NOTICES.get(done),
+    )
+
+
+@router.get("/{adapter_id}/remove")
+async def ask_to_remove(
+    request: Request, adapters: Adapters, visitor: ManagesAdapters, adapter_id: AdapterId
+) -> Response:
+    """Ask for confirmation."""
+    adapter = await adapters.get(visitor.tenant_id, adapter_id)
+    users = " of every tenant" if adapter.is_shared else ""
+    return confirmation(
+        request,
+        f"{HOME}/{adapter.id}",
+        "remove",
+        title=f"Remove the adapter “{adapter.full_name}”?",
+        text=f"Requests{users} for it get 404. Those that were admitted continue.",
+        button="Remove the adapter",
+        back=HOME,
+    )
+
+
+@router.post("/{adapter_id}/remove")
+async def remove(adapters: Adapters, visitor: ManagesAdapters, adapter_id: AdapterId) -> Response:
+    """Remove an adapter."""
+    await adapters.delete(visitor.tenant_id, adapter_id, actor=visitor.principal.actor)
+    return redirect(HOME, done="removed")

@@ -1,0 +1,162 @@
+"""Aliases of models: their weights and the traffic of each model; define and remove."""
+
+from collections import Counter
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+
+from gateway.console.forms import Form, checked
+from gateway.console.rendering import confirmation, page, show_time
+from gateway.console.routing import AnyVisitor, OperatorRoute, SentForm, redirect
+from gateway.errors import ApiError
+from gateway.http.authorization import Context
+from gateway.management.aliases.schemas import AliasDefinition
+from gateway.management.aliases.service import AliasService, read_weights
+from gateway.management.shared.parameters import MAX_TEXT_CHARACTERS
+from gateway.quota.period_counts import Period
+from gateway.tenancy.aliases import Alias, Sticky
+
+HOME: Final = "/console/aliases"
+NOTICES: Final = {
+    "defined": "The alias is defined on all gateways within a second.",
+    "removed": "The alias is removed from all gateways within a second.",
+}
+STICKY: Final = [
+    (Sticky.TENANT.value, "each tenant"),
+    (Sticky.USER.value, "each user of a tenant"),
+]
+_TIME: Final = "%Y-%m-%dT%H:%M:%S"
+
+router = APIRouter(route_class=OperatorRoute, prefix=HOME, include_in_schema=False)
+
+Name = Annotated[str, Query(max_length=MAX_TEXT_CHARACTERS)]
+
+
+def _service_of(context: Context) -> AliasService:
+    return AliasService(context.database, context.announcer)
+
+
+Aliases = Annotated[AliasService, Depends(_service_of)]
+
+
+@router.get("")
+async def list_aliases(
+    request: Request,
+    context: Context,
+    aliases: Aliases,
+    done: Annotated[str, Query(max_length=20)] = "",
+) -> Response:
+    """Show each alias with the weights of its models, and their traffic of the last 24 hours."""
+    traffic, sums = await context.counts.aliases(Period.HOUR), Counter[str]()
+    for (alias, _), count in traffic.counts.items():
+        sums[alias] += count
+    return page(
+        request,
+        "operators/aliases.html",
+        aliases=await aliases.list_all(),
+        traffic=traffic,
+        sums=sums,
+        notice=NOTICES.get(done),
+    )
+
+
+@router.get("/edit")
+async def edit_alias(request: Request, aliases: Aliases, name: Name = "") -> Response:
+    """Show the form of an alias, or of a new one."""
+    form = _fields(await aliases.get(name)) if name else {"sticky": Sticky.TENANT.value}
+    return _form_page(request, Form({field: [value] for field, value in form.items()}))
+
+
+@router.post("/edit")
+async def define(
+    request: Request, aliases: Aliases, visitor: AnyVisitor, form: SentForm
+) -> Response:
+    """Ask for confirmation, then define an alias."""
+    try:
+        body = checked(AliasDefinition, _values(form))
+        if not form.is_confirmed:
+            return confirmation(
+                request,
+                HOME,
+                "edit",
+                title=f"Define the alias “{form['name']}”?",
+                facts=_facts(body),
+                text="Callers that the weights move get another model from their next request on.",
+                button="Define the alias",
+                fields=form.confirmed(
+                    "name", "models", "sticky", "fallback", "sunset_at", "replacement"
+                ),
+            )
+        actor = visitor.principal.actor
+        values = {field: getattr(body, field) for field in AliasDefinition.model_fields}
+        await aliases.put(form["name"], **values, actor=actor)
+    except ApiError as error:
+        return _form_page(request, form, error)
+    return redirect(HOME, done="defined")
+
+
+@router.get("/remove")
+async def ask_to_remove(request: Request, aliases: Aliases, name: Name = "") -> Response:
+    """Ask for confirmation."""
+    alias = await aliases.get(name)
+    return confirmation(
+        request,
+        HOME,
+        "remove",
+        title=f"Remove the alias “{alias.name}”?",
+        text="Requests for it get 404 within a second. Those that were admitted continue.",
+        button="Remove the alias",
+        fields={"name": alias.name},
+    )
+
+
+@router.post("/remove")
+async def remove(aliases: Aliases, visitor: AnyVisitor, form: SentForm) -> Response:
+    """Remove an alias."""
+    await aliases.remove(form["name"], actor=visitor.principal.actor)
+    return redirect(HOME, done="removed")
+
+
+def _form_page(request: Request, form: Form, error: ApiError | None = None) -> Response:
+    return page(
+        request,
+        "operators/alias_form.html",
+        status=200 if error is None else error.status,
+        form=form,
+        sticky=STICKY,
+        error=error,
+    )
+
+
+def _values(form: Form) -> dict[str, Any]:
+    """Return the request body that a form stands for."""
+    sunset_at = form["sunset_at"]
+    return {
+        "weights": read_weights(form.words("models")),
+        "sticky": form["sticky"] or Sticky.TENANT.value,
+        "fallback": form["fallback"] or None,
+        "sunset_at": f"{sunset_at}Z" if sunset_at else None,
+        "replacement": form["replacement"] or None,
+    }
+
+
+def _fields(alias: Alias) -> dict[str, str]:
+    return {
+        "name": alias.name,
+        "models": "\n".join(f"{model}={weight}" for model, weight in alias.weights.items()),
+        "sticky": alias.sticky.value,
+        "fallback": alias.fallback or "",
+        "sunset_at": "" if alias.sunset_at is None else alias.sunset_at.strftime(_TIME),
+        "replacement": alias.replacement,
+    }
+
+
+def _facts(body: AliasDefinition) -> dict[str, str]:
+    weights = (f"{model}={weight}" for model, weight in body.weights.items())
+    return {
+        "Models": ", ".join(weights),
+        "Same model for": dict(STICKY)[body.sticky.value],
+        "Fallback": body.fallback or "none",
+        "Requests fail from": "never" if body.sunset_at is None else show_time(body.sunset_at),
+        "Replacement": body.replacement or "the model with the largest weight",
+    }
