@@ -1,9 +1,10 @@
 """Times of the console's pages with a large ledger on PostgreSQL: `python -m bench.console`.
 
 The database has a million ledger rows of 90 days, a thousand tenants and, in the largest tenant,
-a thousand keys, which sent 40 % of the requests. Every page is requested ten times over HTTP by a
-browser without a cache. Goal: less than 200 ms at the median, and no page that grows with the
-number of rows.
+a thousand keys, which sent 40 % of the requests. Redis has 5,000 live requests of that tenant, the
+balances of 999 prepaid tenants, and 5,000 counts of rejected requests. Every page is requested ten
+times over HTTP by a browser without a cache. Goal: less than 200 ms at the median, and no page that
+grows with the number of rows.
 """
 
 import asyncio
@@ -19,6 +20,7 @@ from typing import Any, Final
 
 import click
 import httpx
+import msgspec
 from redis.asyncio import Redis
 from sqlalchemy import text
 
@@ -26,18 +28,26 @@ from bench.postgres import running_postgres
 from bench.sluice import Sluice, running_sluice
 from bench.starting import MODEL
 from bench.systems import Deployment, Engine
+from contract import keys
 from gateway.database.engine import Database
 from gateway.database.ledger.partitions import make_partitions, month_start
 from gateway.database.ledger.rollups import Rollups
 from gateway.management.keys.service import KeyService
 from gateway.management.tenants.service import TenantService
+from gateway.quota.period_counts import PeriodCounts
+from gateway.quota.replies import ReservationRequest
+from gateway.quota.store import QuotaStore
+from gateway.redis_client import PipeliningExecutor
 from gateway.tenancy.changes import ChangeAnnouncer
-from gateway.tenancy.limits import LimitName
+from gateway.tenancy.limits import LimitName, Limits, LimitScope, SubjectLimits
 from gateway.tenancy.scopes import TENANT_SCOPES, Scope
 from gateway.tenancy.times import utc_now
+from gateway.tenancy.usage_record import UsageRecord
 
 BIG: Final = "big"
 GOAL_MS: Final = 200.0
+LIVE: Final = 5_000
+LIVE_MS: Final = 600_000
 TIMES: Final = 10
 DAYS: Final = 90
 CUSTOMERS: Final = (
@@ -52,6 +62,7 @@ CUSTOMERS: Final = (
     "/console/keys",
     "/console/keys/{key}",
     "/console/audit",
+    "/console/adapters",
     "/console/playground",
     "/console/start",
 )
@@ -60,10 +71,18 @@ OPERATORS: Final = (
     "/console/tenants",
     "/console/tenants?search=77",
     "/console/tenants/big",
+    "/console/tenants/big/live",
+    "/console/tenants/big/invoices/{month}",
     "/console/models",
+    "/console/adapters",
+    "/console/aliases",
     "/console/usage",
     "/console/usage?by=key",
     "/console/requests",
+    "/console/refusals",
+    "/console/refusals?since=7d",
+    "/console/refusals?tenant=big",
+    "/console/money",
     "/console/prices",
     "/console/audit",
 )
@@ -93,11 +112,11 @@ async def _fill(sluice: Sluice, rows: int) -> dict[str, str]:
     database = Database(sluice.database_url, statement_timeout_seconds=None)
     redis = Redis(port=sluice.redis_port)
     announcer = ChangeAnnouncer(redis)
-    tenants, keys = TenantService(database, announcer), KeyService(database, announcer)
+    tenants, made_keys = TenantService(database, announcer), KeyService(database, announcer)
     try:
         await tenants.create("Big", tenant_id=BIG, limits={LimitName.BUDGET: 10**12})
         made: dict[str, str] = {}
-        created = await keys.create(BIG, name="console", scopes=frozenset(Scope))
+        created = await made_keys.create(BIG, name="console", scopes=frozenset(Scope))
         made["secret"] = created.key.reveal()
         async with database.writing() as transaction:
             now = utc_now()
@@ -108,16 +127,18 @@ async def _fill(sluice: Sluice, rows: int) -> dict[str, str]:
             ]
             await transaction.execute(
                 text(
-                    "INSERT INTO tenants (id, name, weight, status, created_at) "
-                    "VALUES (:id, :name, 1, 'active', :at)"
+                    "INSERT INTO tenants (id, name, weight, status, created_at, billing) "
+                    "VALUES (:id, :name, 1, 'active', :at, 'prepaid')"
                 ),
                 values,
             )
             await transaction.execute(text(_FILL), {"rows": rows})
             await transaction.execute(text(_MARK))
         for number in range(999):
-            created = await keys.create(BIG, name=f"key {number}", scopes=TENANT_SCOPES)
+            created = await made_keys.create(BIG, name=f"key {number}", scopes=TENANT_SCOPES)
         made["key"], made["request"] = created.record.id, "cmpl-1"
+        made["month"] = f"{utc_now():%Y-%m}"
+        await _fill_redis(redis)
         await Rollups(database).make_all()
         async with database.engine.connect() as connection:
             for table in ("usage_ledger", "usage_rollups"):
@@ -127,6 +148,40 @@ async def _fill(sluice: Sluice, rows: int) -> dict[str, str]:
     finally:
         await redis.aclose()
         await database.aclose()
+
+
+async def _fill_redis(redis: Redis) -> None:
+    """Let Redis have live requests, balances and counts of rejected requests."""
+    executor = PipeliningExecutor(redis)
+    store, counts = QuotaStore(executor), PeriodCounts(executor)
+    try:
+        subjects = (SubjectLimits(LimitScope.TENANT, BIG, Limits()),)
+        draft = UsageRecord(
+            request_id="",
+            tenant_id=BIG,
+            project_id=None,
+            credential_id="key_1",
+            model=MODEL,
+            endpoint="completions",
+            dialect="openai",
+            gateway="gw-gone",
+        )
+        for number in range(LIVE):
+            record = msgspec.structs.replace(draft, request_id=f"cmpl-live{number}")
+            request = ReservationRequest.of(
+                record, subjects, prompt_tokens=100, completion_tokens=100
+            )
+            await store.reserve(request, lease_ms=LIVE_MS)
+        for number in range(999):
+            tenant = f"t{number}"
+            account = keys.account(keys.bucket_of(tenant), f"t:{tenant}")
+            credit = ("seeded", 1, "credit", 1000 * (number - 300), "cr", 0)
+            await executor.execute_command("HSET", account, *credit)
+            for code in ("requests", "tokens", "concurrency", "model_not_found", "budget_exceeded"):
+                counts.refused(tenant, code)
+        await counts.flush()
+    finally:
+        await executor.aclose()
 
 
 def _times(url: str, secret: str, paths: list[str]) -> dict[str, tuple[float, float]]:

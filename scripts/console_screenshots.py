@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import httpx
@@ -24,6 +24,7 @@ IMAGES = ROOT / "docs" / "images"
 SLUICE = [sys.executable, "-m", "gateway.cli"]
 START_SECONDS = 180
 REQUESTS = 40
+HELD = 5
 DESKTOP: ViewportSize = {"width": 1200, "height": 800}
 PHONE: ViewportSize = {"width": 390, "height": 844}
 
@@ -63,6 +64,20 @@ def use(folder: Path, url: str, key: str) -> None:
     time.sleep(3.0)  # The requests reach the ledger.
 
 
+@contextmanager
+def holding(url: str, key: str) -> Iterator[None]:
+    """Let requests run and wait for the length of a block."""
+    with ExitStack() as stack:
+        client = stack.enter_context(
+            httpx.Client(base_url=url, headers={"authorization": f"Bearer {key}"}, timeout=60.0)
+        )
+        body = {"model": "sluice-tiny", "prompt": "Once", "max_tokens": 1900, "stream": True}
+        for _ in range(HELD):
+            stack.enter_context(client.stream("POST", "/v1/completions", json=body))
+        time.sleep(2.0)  # Their worker reports tokens.
+        yield
+
+
 def enter(browser: Browser, link: str, size: ViewportSize) -> Page:
     """Log in."""
     page = browser.new_context(viewport=size, color_scheme="light").new_page()
@@ -95,6 +110,9 @@ def main() -> None:
             page.screenshot(path=IMAGES / "console-phone.png")
             page = enter(browser, operators, DESKTOP)
             page.screenshot(path=IMAGES / "console-operators.png")
+            with holding(url, key):
+                page.goto(f"{page.url.partition('/console')[0]}/console/tenants/demo/live")
+                page.screenshot(path=IMAGES / "console-live.png")
             browser.close()
 
 

@@ -106,9 +106,7 @@ async def test_operator_cancels_a_live_request_after_a_confirmation(
     async with gateway_client(stack.url, key) as client:
         running = asyncio.create_task(complete(client, max_tokens=1900))
         # Its worker reports tokens with every extension of its lease.
-        pattern = (
-            r"(cmpl-\w+)</th><td[^>]*>running<.*<td class=\"num\">[1-9][0-9]*</td><td class=\"mono"
-        )
+        pattern = rf'(cmpl-\w+)</span>.*>running<.*">[1-9][0-9,]*</td><td>{MODEL}<'
 
         async def generates() -> bool:
             return re.search(pattern, (await operator.get(home)).text) is not None
@@ -174,8 +172,8 @@ async def test_operator_defines_aliases_and_sees_their_traffic(
         assert HOSTILE not in listed
         section = listed.partition('Models of org/chat"')[2].partition("</table>")[0]
         numbers = re.findall(r'num">([^<]+)<', section)
-        assert (numbers[3:5], numbers[6:9]) == (["3", "100.0 %"], ["0", "0.0 %", "0"])
-        return numbers[5] == "1" and "100.0 % of the requests" in section
+        assert "3" in numbers
+        return numbers[4:] == ["3", "100.0 %", "1", "100.0 %", "0", "0.0 %", "0", "0.0 %"]
 
     await eventually(is_counted, what="a request of an alias being counted")
     removal = (await operator.get("/console/aliases/remove?name=org/chat")).text
