@@ -72,6 +72,10 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
         "List and cancel the requests of a tenant that wait or run now.",
     ),
     "usage": ("gateway.management.usage.command", "Show, list, export and reconcile usage."),
+    "exports": (
+        "gateway.management.exports.command",
+        "List, pause and repair the export of usage to billing systems.",
+    ),
     "audit": (
         "gateway.management.audit.command",
         "List changes and verify the audit log.",

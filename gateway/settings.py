@@ -12,7 +12,9 @@ from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
+    BaseModel,
     BeforeValidator,
+    ConfigDict,
     Field,
     IPvAnyNetwork,
     SecretStr,
@@ -132,6 +134,65 @@ class JwtAlgorithm(StrEnum):
     RS256 = "RS256"
     ES256 = "ES256"
     EDDSA = "EdDSA"
+
+
+class ExportKind(StrEnum):
+    """Protocols of systems to which the ledger is exported."""
+
+    OPENMETER = "openmeter"
+    CLOUDEVENTS = "cloudevents"
+    STRIPE = "stripe"
+
+
+STRIPE_URL = "https://api.stripe.com"
+EXPORT_RETRIES = {
+    # Stripe recognizes an identifier for at least 24 hours, OpenMeter by default for 32 days.
+    ExportKind.STRIPE: timedelta(hours=23),
+    ExportKind.OPENMETER: timedelta(days=30),
+    ExportKind.CLOUDEVENTS: timedelta(days=30),
+}
+
+
+class ExportSink(BaseModel):
+    """A billing system to which `sluice jobs` exports the ledger."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9-]{1,32}$")]
+    kind: ExportKind
+    url: str = ""
+    """Server of OpenMeter or Stripe; for `cloudevents` the URL that receives the events."""
+    event: Annotated[str, Field(min_length=1, max_length=100)] = "sluice.usage"
+    """`type` of the events; for Stripe the event name of the meter."""
+    source: Annotated[str, Field(min_length=1, max_length=200)] = "sluice"
+    """`source` of the events; different for each deployment."""
+    batch_size: Annotated[int, Field(ge=1, le=1000)] = 100
+    """Events of one request; Stripe always gets one."""
+    window: Annotated[Duration, Field(ge=timedelta(minutes=1), le=timedelta(hours=1))] = timedelta(
+        hours=1
+    )
+    """How often the usage of each tenant is summed up for Stripe."""
+    retry_for: Annotated[Duration | None, Field(gt=timedelta(0))] = None
+    """How long a batch with an unknown outcome is sent again: less than the time for which the
+    receiver recognizes an id."""
+
+    @model_validator(mode="after")
+    def _check_url(self) -> "ExportSink":
+        parts = urlsplit(self.url or (STRIPE_URL if self.kind is ExportKind.STRIPE else ""))
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"the sink '{self.name}' needs an http or https 'url'")
+        return self
+
+    @property
+    def retries_end_after(self) -> timedelta:
+        """`retry_for`, or its default for the kind."""
+        return self.retry_for or EXPORT_RETRIES[self.kind]
+
+
+def _check_sinks(sinks: tuple[ExportSink, ...]) -> tuple[ExportSink, ...]:
+    if len({sink.name for sink in sinks}) < len(sinks):
+        raise ValueError("must have different names")
+    return sinks
 
 
 class Settings(BaseSettings):
@@ -266,6 +327,11 @@ class Settings(BaseSettings):
     """Comma-separated keys, 32 bytes each in base64, that encrypt webhook secrets in the database.
     The first encrypts, all decrypt. Without a key no webhook can be registered."""
 
+    export_sinks: Annotated[tuple[ExportSink, ...], AfterValidator(_check_sinks)] = ()
+    """Billing systems to which `sluice jobs` exports the ledger: a JSON list."""
+    export_tokens: Annotated[tuple[SecretStr, ...], NoDecode] = ()
+    """Comma-separated `SINK=TOKEN`: the bearer tokens of the sinks."""
+
     file_store: Annotated[str, Field(min_length=1)] = str(LOCAL_FOLDER / "files")
     """Store of files and batch results: a folder that all gateways and `sluice jobs` share,
     `s3://BUCKET/PREFIX`, or `none`. The standard `AWS_` variables configure S3."""
@@ -335,6 +401,7 @@ class Settings(BaseSettings):
             "image_url_hosts",
             "metrics_tenants",
             "encryption_keys",
+            "export_tokens",
             "batch_windows",
         ):
             value = values.get(name)
@@ -371,6 +438,27 @@ class Settings(BaseSettings):
     def plain_encryption_keys(self) -> list[str]:
         """Return the keys as configured."""
         return [key.get_secret_value() for key in self.encryption_keys]
+
+    @property
+    def tokens_of_sinks(self) -> dict[str, str]:
+        """The bearer tokens by the names of their sinks."""
+        pairs = (token.get_secret_value().partition("=") for token in self.export_tokens)
+        return {name: token for name, _, token in pairs}
+
+    @model_validator(mode="after")
+    def _check_export_tokens(self) -> "Settings":
+        tokens = self.tokens_of_sinks
+        if not all(tokens.values()) or len(tokens) < len(self.export_tokens):
+            raise ValueError("SLUICE_EXPORT_TOKENS must be SINK=TOKEN, comma-separated")
+        if unknown := tokens.keys() - {sink.name for sink in self.export_sinks}:
+            raise ValueError(
+                f"SLUICE_EXPORT_TOKENS has a token of a sink that SLUICE_EXPORT_SINKS lacks: "
+                f"{len(unknown)} of {len(tokens)}"
+            )
+        for sink in self.export_sinks:
+            if sink.kind is ExportKind.STRIPE and sink.name not in tokens:
+                raise ValueError(f"SLUICE_EXPORT_TOKENS needs the key of the sink '{sink.name}'")
+        return self
 
     @model_validator(mode="after")
     def _check_jwt(self) -> "Settings":

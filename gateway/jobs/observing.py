@@ -17,6 +17,7 @@ from gateway.batches.store import BatchStore
 from gateway.database.engine import Database
 from gateway.errors import StoreUnavailableError
 from gateway.jobs import telemetry
+from gateway.management.exports.store import ExportStore
 from gateway.management.keys.expiry import count_expiring_keys
 from gateway.redis_client import observe_memory
 from gateway.tenancy.batches import BatchStatus
@@ -63,6 +64,7 @@ class Observer:
             self._keys_are_due_at = time.monotonic() + KEYS_SECONDS
             await self._update_keys()
         await self._update_batches()
+        await self._update_exports()
 
     async def _update_buckets(self) -> None:
         try:
@@ -116,6 +118,29 @@ class Observer:
         ]
         telemetry.BATCH_SLACK.set(min(slack, default=math.inf))
         telemetry.BATCH_STARVED.set(max(starved, default=0.0))
+
+    async def _update_exports(self) -> None:
+        try:
+            async with self._database.reading() as transaction:
+                states = await ExportStore(transaction).states()
+        except StoreUnavailableError:
+            states = []
+        # A sink that was removed, and one that cannot be read, has no values.
+        for gauge in (
+            telemetry.EXPORT_LAG_ROWS,
+            telemetry.EXPORT_LAG,
+            telemetry.EXPORT_BATCHES,
+            telemetry.EXPORT_HELD,
+        ):
+            gauge.clear()
+        now = utc_now()
+        for state in states:
+            lag = 0.0 if state.oldest_at is None else (now - state.oldest_at).total_seconds()
+            telemetry.EXPORT_LAG_ROWS.labels(state.name).set(state.lag_rows)
+            telemetry.EXPORT_LAG.labels(state.name).set(max(lag, 0.0))
+            telemetry.EXPORT_HELD.labels(state.name).set(state.held_micros)
+            for name, count in state.batches.items():
+                telemetry.EXPORT_BATCHES.labels(state.name, name).set(count)
 
     async def _update_keys(self) -> None:
         now = utc_now()

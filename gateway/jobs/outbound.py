@@ -1,14 +1,16 @@
-"""Outbound requests to customers' URLs, restricted to the public internet."""
+"""Outbound requests to URLs of customers (restricted to the public internet) and operators."""
 
 import asyncio
 import ssl
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
+import httpcore
 import httpx
 
 from gateway.outbound.addresses import is_public
-from gateway.outbound.client import OutboundClient, OutboundError
+from gateway.outbound.client import OutboundClient, OutboundError, ResponseTooLargeError
 from gateway.outbound.urls import HTTPS_PORTS
 
 TIMEOUT_SECONDS: Final = 5.0
@@ -16,7 +18,26 @@ TIMEOUT_SECONDS: Final = 5.0
 
 
 class DeliveryError(Exception):
-    """A request could not be delivered; the message gives the reason and no part of the URL."""
+    """A request could not be delivered; the message gives the reason and no part of the URL.
+
+    Args:
+        reason: the message.
+        was_sent: whether the receiver may have processed the request.
+    """
+
+    def __init__(self, reason: str, *, was_sent: bool = False) -> None:
+        super().__init__(reason)
+        self.was_sent = was_sent
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A response."""
+
+    status: int
+    headers: httpx.Headers
+    error: bytes
+    """The beginning of the body, if the status is 400 or more and it was requested."""
 
 
 class Outbound:
@@ -25,12 +46,20 @@ class Outbound:
     Args:
         allows_private: Whether plain http, private addresses and any port are allowed too.
         trust: Certificates to trust; the default ones if not given.
+        timeout_seconds: Timeout of a whole request.
     """
 
-    def __init__(self, *, allows_private: bool, trust: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        allows_private: bool,
+        trust: ssl.SSLContext | None = None,
+        timeout_seconds: float = TIMEOUT_SECONDS,
+    ) -> None:
         self._allows_private = allows_private
+        self._timeout_seconds = timeout_seconds
         self._client = OutboundClient(
-            timeout_seconds=TIMEOUT_SECONDS,
+            timeout_seconds=timeout_seconds,
             is_allowed=_is_any if allows_private else is_public,
             ports=None if allows_private else HTTPS_PORTS,
             trust=trust,
@@ -38,28 +67,49 @@ class Outbound:
 
     async def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> None:
         """Send `body`. Raises DeliveryError unless the response is a success (2xx)."""
-        try:
-            async with asyncio.timeout(TIMEOUT_SECONDS):
-                status = await self._post(_parse(url), body, headers)
-        except TimeoutError:
-            raise DeliveryError("no response in time") from None
-        except OutboundError as error:
-            raise DeliveryError(str(error)) from None
-        except DeliveryError:
-            raise
-        except Exception as error:  # No URL may block the events for the others.
-            raise DeliveryError(f"cannot be reached: {type(error).__name__}") from None
+        status = (await self.exchange(url, body, headers)).status
         if 300 <= status < 400:
             raise DeliveryError(f"responded with a redirect ({status}), which is not followed")
         if not 200 <= status < 300:
             raise DeliveryError(f"responded with status {status}")
 
-    async def _post(self, url: httpx.URL, body: bytes, headers: Mapping[str, str]) -> int:
+    async def exchange(
+        self, url: str, body: bytes, headers: Mapping[str, str], *, error_bytes: int = 0
+    ) -> Reply:
+        """Send `body` and return the response, with so many bytes of the body of an error.
+
+        Raises DeliveryError if there is no response.
+        """
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                return await self._post(_parse(url), body, headers, error_bytes)
+        except TimeoutError:
+            raise DeliveryError("no response in time", was_sent=True) from None
+        except OutboundError as error:
+            was_sent = isinstance(error, ResponseTooLargeError)
+            raise DeliveryError(str(error), was_sent=was_sent) from None
+        except DeliveryError:
+            raise
+        except Exception as error:  # No URL may block the events for the others.
+            is_unsent = isinstance(error, (httpcore.ConnectError, httpcore.ConnectTimeout))
+            raise DeliveryError(
+                f"cannot be reached: {type(error).__name__}", was_sent=not is_unsent
+            ) from None
+
+    async def _post(
+        self, url: httpx.URL, body: bytes, headers: Mapping[str, str], error_bytes: int
+    ) -> Reply:
         if url.scheme != "https" and not (self._allows_private and url.scheme == "http"):
             raise DeliveryError("is not an https URL")
-        # The response body is not read, however long it is.
         async with self._client.stream("POST", url, headers=headers, content=body) as reply:
-            return reply.status
+            error = b""
+            # The rest of the body is not read, however long it is.
+            if reply.status >= 400 and error_bytes:
+                async for piece in reply.pieces:
+                    error += piece
+                    if len(error) >= error_bytes:
+                        break
+            return Reply(reply.status, reply.headers, error[:error_bytes])
 
 
 def _is_any(_address: str) -> bool:

@@ -85,6 +85,11 @@ async def deliver(services: Services) -> None:
     await services.webhooks.run(seconds=5.0)
 
 
+async def export(services: Services) -> None:
+    """Export the ledger to billing systems."""
+    await services.exporter.run(seconds=5.0)
+
+
 async def encrypt(services: Services) -> None:
     """Encrypt webhook secrets that are plain text or encrypted under a key to be removed."""
     if changed := await encrypt_secrets(services.database, services.box):
@@ -123,6 +128,7 @@ TASKS: Final = (
     Task(name="sweep", run=sweep, schedule=5.0, expires_seconds=10.0, limit_seconds=60.0),
     Task(name="roll_up", run=roll_up, schedule=30.0, expires_seconds=60.0, limit_seconds=600.0),
     Task(name="deliver", run=deliver, schedule=5.0, expires_seconds=10.0, limit_seconds=60.0),
+    Task(name="export", run=export, schedule=5.0, expires_seconds=10.0, limit_seconds=120.0),
     Task(
         name="validate_batches",
         run=validate_batches,

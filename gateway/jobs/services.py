@@ -16,6 +16,7 @@ from gateway.database.ledger.rollups import Rollups
 from gateway.dispatch.catalogue import Catalogue
 from gateway.files.service import FileService
 from gateway.jobs.audit_heads import HeadKeeper
+from gateway.jobs.exports import Exporter
 from gateway.jobs.outbound import Outbound
 from gateway.jobs.webhooks import WebhookSender
 from gateway.ledger.connections import open_ledger
@@ -39,6 +40,7 @@ class Services:
     sweep: Sweep
     credits: CreditService
     webhooks: WebhookSender
+    exporter: Exporter
     validator: Validator
     feeder: Feeder
     finisher: Finisher
@@ -73,5 +75,6 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
             credits=CreditService(database, announcer),
             audit_heads=HeadKeeper.from_settings(settings, database),
             webhooks=WebhookSender(database, outbound, box),
+            exporter=Exporter.from_settings(settings, database),
             box=box,
         )

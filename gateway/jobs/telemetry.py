@@ -53,3 +53,27 @@ BATCH_STARVED: Final = Gauge(
 EXPIRING_KEYS: Final = Gauge(
     "sluice_keys_expiring", "Valid API keys that expire within 1d or 7d.", ["within"]
 )
+EXPORTED: Final = Counter(
+    "sluice_export_events_total",
+    "Events of an export by sink; outcome is delivered, rejected (put aside) or failed (an attempt "
+    "that is repeated).",
+    ["sink", "outcome"],
+)
+EXPORT_LAG_ROWS: Final = Gauge(
+    "sluice_export_lag_rows", "Ledger rows that are not exported to a sink yet.", ["sink"]
+)
+EXPORT_LAG: Final = Gauge(
+    "sluice_export_lag_seconds",
+    "Time since the end of the oldest request that is not exported to a sink; 0 if there is none.",
+    ["sink"],
+)
+EXPORT_BATCHES: Final = Gauge(
+    "sluice_export_batches",
+    "Batches of an export by sink; state is pending, held, rejected or uncertain.",
+    ["sink", "state"],
+)
+EXPORT_HELD: Final = Gauge(
+    "sluice_export_held_micros",
+    "Micro-dollars of tenants without a customer in the billing system of a sink.",
+    ["sink"],
+)

@@ -10,6 +10,7 @@ from gateway.management.aliases import admin_routes as aliases
 from gateway.management.audit import admin_routes as any_audit
 from gateway.management.audit import routes as audit
 from gateway.management.credits import admin_routes as credit
+from gateway.management.exports import admin_routes as exports
 from gateway.management.invoices import routes as invoices
 from gateway.management.keys import routes as keys
 from gateway.management.limits import admin_routes as any_limits
@@ -49,6 +50,7 @@ for every in (
     any_limits,
     refusals,
     any_usage,
+    exports,
     any_audit,
 ):
     operators.include_router(every.router)

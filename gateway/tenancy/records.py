@@ -72,6 +72,8 @@ class Tenant:
     """Whether responses contain their cost."""
     cors_origins: tuple[str, ...] = ()
     """Origins of web pages that may use the tenant's keys, or `*`."""
+    stripe_customer_id: str | None = None
+    """Customer in Stripe to whom sinks of the kind `stripe` export the tenant's usage."""
 
 
 class TenantOptions(TypedDict, total=False):
@@ -86,6 +88,7 @@ class TenantOptions(TypedDict, total=False):
     service_tier: ServiceTier
     shows_cost: bool
     cors_origins: tuple[str, ...]
+    stripe_customer_id: str | None
 
 
 class TenantChanges(TenantOptions, total=False):

@@ -176,6 +176,49 @@ def build() -> Dashboard:
             ),
         ),
         row(
+            "Export to billing systems",
+            graph(
+                "Export lag",
+                "s",
+                "Time since the end of the oldest request that a sink lacks. Sinks of the kind "
+                "stripe get sums once in each window, an hour by default.",
+                Query(highest("sluice_export_lag_seconds", NAMESPACE, "sink"), "{{sink}}"),
+                alert="SluiceExportStalled",
+            ),
+            graph(
+                "Exported events",
+                "cps",
+                "Events by outcome; failed attempts are repeated.",
+                Query(
+                    rate("sluice_export_events_total", NAMESPACE, "sink", "outcome"),
+                    "{{sink}} {{outcome}}",
+                ),
+                runbooks=["SluiceExportStalled"],
+            ),
+            graph(
+                "Rows that wait for the export",
+                "short",
+                "Rows of the ledger that a sink lacks.",
+                Query(highest("sluice_export_lag_rows", NAMESPACE, "sink"), "{{sink}}"),
+            ),
+            graph(
+                "Batches of exports",
+                "short",
+                "Batches that sinks have not confirmed. Held ones wait for a customer in Stripe.",
+                Query(
+                    highest("sluice_export_batches", NAMESPACE, "sink", "state"),
+                    "{{sink}} {{state}}",
+                ),
+                runbooks=["SluiceExportRejected"],
+            ),
+            number(
+                "Held for lack of a customer",
+                "short",
+                "Micro-dollars of tenants without a customer in Stripe.",
+                Query(highest("sluice_export_held_micros", NAMESPACE)),
+            ),
+        ),
+        row(
             "Background jobs",
             graph(
                 "Runs by outcome",

@@ -1,13 +1,19 @@
 """The commands that manage plans, prices, credits and webhooks."""
 
+import asyncio
 import json
+import os
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from click.testing import Result
 
+from gateway.database.engine import Database
+from gateway.management.exports.store import ExportStore
+from gateway.tenancy.times import utc_now
 from gateway.terminal.money import show_dollars
+from tests.support.billing import rejected_batch
 from tests.support.cases import case
 from tests.support.secret_box import ENCRYPTION_KEY
 
@@ -29,7 +35,7 @@ def _refusal(result: Result) -> str:
 
 def test_help_has_examples(sluice: Sluice) -> None:
     listed = sluice("--help").output
-    for group in ("plans", "prices", "credits", "webhooks", "aliases"):
+    for group in ("plans", "prices", "credits", "webhooks", "aliases", "exports"):
         with case(group):
             result = sluice(group, "--help")
             assert result.exit_code == 0
@@ -228,3 +234,37 @@ SHOWN = {
 
 def test_amounts_are_shown_exactly() -> None:
     assert {micros: show_dollars(micros) for micros in SHOWN} == SHOWN
+
+
+def test_exports_are_listed_paused_repaired_and_removed(sluice: Sluice) -> None:
+    async def register() -> None:
+        database = Database(os.environ["SLUICE_DATABASE_URL"])
+        async with database.writing() as transaction:
+            row = await ExportStore(transaction).register("meter", "openmeter", utc_now())
+            transaction.add(rejected_batch(row))
+        await database.aclose()
+
+    asyncio.run(register())
+    exports: Any = _json(sluice("exports", "list", "--json"))
+    [listed] = exports
+    assert (listed["name"], listed["kind"], listed["batches"]["rejected"]) == (
+        "meter",
+        "openmeter",
+        1,
+    )
+    batches: Any = _json(sluice("exports", "batches", "meter", "--state", "rejected", "--json"))
+    assert [each["identifier"] for each in batches] == ["cmpl-1"]
+    number = str(batches[0]["id"])
+    assert sluice("exports", "retry", "meter").output.startswith("1 batches")
+    assert "no rejected or uncertain batch" in _refusal(
+        sluice("exports", "discard", "meter", number)
+    )
+    assert sluice("exports", "pause", "meter").exit_code == 0
+    assert " paused " in sluice("exports", "list").output
+    assert sluice("exports", "resume", "meter").exit_code == 0
+    assert sluice("exports", "remove", "meter").exit_code == 0
+    assert "There is no sink" in _refusal(sluice("exports", "pause", "meter"))
+    assert _json(sluice("exports", "list", "--json")) == []
+    audited: Any = _json(sluice("audit", "list", "--json"))
+    actions = {each["action"] for each in audited}
+    assert {"export.retry", "export.pause", "export.resume", "export.remove"} <= actions

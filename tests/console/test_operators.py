@@ -20,6 +20,7 @@ async def test_operator_creates_finds_changes_and_suspends_a_tenant(
         id="made-here",
         weight="2.5",
         billing="prepaid",
+        stripe_customer_id="cus_of_made",
         limit_budget_micros="12.5",
     )
     assert created.headers["location"] == "/console/tenants/made-here?done=created"
@@ -30,6 +31,7 @@ async def test_operator_creates_finds_changes_and_suspends_a_tenant(
     assert "made-here" not in (await operator.get("/console/tenants?search=1_0")).text
     page = (await operator.get("/console/tenants/made-here")).text
     assert "Budget per month, in dollars: 12.50" in page
+    assert "cus_of_made" in page
     changed = await operator.send(
         "/console/tenants/made-here/edit", name="Made", weight="3", limit_budget_micros=""
     )

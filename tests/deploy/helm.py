@@ -37,6 +37,7 @@ SECRETS: Final = {
     "redis-worker-password": "made-up-6-worker",
     "redis-jobs-password": "made-up-6-jobs",
     "worker-redis-url": "redis://worker:made-up-1@redis.example.com:6379/0",
+    "export-tokens": "stripe=made-up-14",
     "audit-key": "made-up-11-which-has-at-least-32-bytes",
     "postgresql-password": "made-up-7",
     "jwt-secret": "made-up-8-which-has-at-least-32-bytes",

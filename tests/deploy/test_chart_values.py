@@ -58,6 +58,8 @@ MADE_BY_OTHER_VALUES = {
         "celery_broker_url",
         "cache_salt_secret",
         "encryption_keys",
+        "export_sinks",
+        "export_tokens",
         "database_url",
         "drain_delay",
         "drain_timeout",
@@ -269,13 +271,14 @@ def test_clients_of_encrypted_redis_trust_only_its_certificate() -> None:
     assert "--tls" in container["readinessProbe"]["exec"]["command"]
 
 
-def test_only_background_jobs_have_the_audit_key() -> None:
+@pytest.mark.parametrize("secret", ["SLUICE_AUDIT_KEY", "SLUICE_EXPORT_TOKENS"])
+def test_only_background_jobs_have_their_secrets(secret: str) -> None:
     manifests = case(CHART / "ci" / "network-policy-values.yaml")
     knowing = {
         pod.component
         for pod in pods(manifests)
         for container in pod.containers
-        if "SLUICE_AUDIT_KEY" in environment(container, manifests)
+        if secret in environment(container, manifests)
     }
     assert knowing == {"jobs"}
 

@@ -1,5 +1,7 @@
 """`sluice jobs` and `sluice beat` as real processes: killed, stopped, and during outages."""
 
+import asyncio
+import json
 import os
 import signal
 import sqlite3
@@ -15,7 +17,11 @@ import pytest
 import redis
 
 from contract import keys
+from gateway.database.engine import Database
+from gateway.management.exports.store import ExportStore
+from gateway.tenancy.times import EPOCH, utc_now
 from gateway.tenancy.usage_record import encode_usage
+from tests.support.billing import Billing, billing_in_thread
 from tests.support.processes import spawn, stop, wait_until
 from tests.support.redis_server import RedisServer, running_redis
 from tests.support.usage import usage_record
@@ -34,6 +40,7 @@ class Deployment:
 
     server: RedisServer
     folder: Path
+    settings: dict[str, str] = field(default_factory=dict)
     processes: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
 
     @property
@@ -45,6 +52,7 @@ class Deployment:
         environment = {
             "SLUICE_REDIS_URL": self.server.url,
             "SLUICE_DATABASE_URL": f"sqlite+aiosqlite:///{self.database}",
+            **self.settings,
         }
         with (self.folder / f"{command[0]}.log").open("ab") as log:
             process = spawn(
@@ -83,6 +91,24 @@ class Deployment:
         assert count == requests
         return int(count)
 
+    def cost(self) -> int:
+        """Return the cost of all rows."""
+        with closing(sqlite3.connect(self.database, timeout=END_SECONDS)) as connection:
+            row = connection.execute("SELECT sum(cost_micros) FROM usage_ledger").fetchone()
+        return int(row[0])
+
+    def register_sink(self, name: str) -> None:
+        """Register a sink, or end the lease of a process that was killed."""
+
+        async def register() -> None:
+            database = Database(f"sqlite+aiosqlite:///{self.database}")
+            async with database.writing() as transaction:
+                row = await ExportStore(transaction).register(name, "openmeter", utc_now())
+                row.leased_until = EPOCH
+            await database.aclose()
+
+        asyncio.run(register())
+
 
 @pytest.fixture
 def deployment(tmp_path: Path, copy_sqlite: Callable[[Path], str]) -> Iterator[Deployment]:
@@ -94,11 +120,23 @@ def deployment(tmp_path: Path, copy_sqlite: Callable[[Path], str]) -> Iterator[D
             stop(process)
 
 
-def test_worker_killed_during_a_drain_loses_and_duplicates_nothing(
-    deployment: Deployment, request: pytest.FixtureRequest
+@pytest.fixture
+def receiver() -> Iterator[Billing]:
+    with billing_in_thread() as receiver:
+        yield receiver
+
+
+def test_worker_killed_during_a_drain_or_an_export_loses_and_duplicates_nothing(
+    deployment: Deployment, receiver: Billing, request: pytest.FixtureRequest
 ) -> None:
     kills = 3 if request.config.getoption("--long") else 1
     total = met = 0
+    deployment.settings = {
+        "SLUICE_EXPORT_SINKS": json.dumps(
+            [{"name": "x", "kind": "openmeter", "url": receiver.url, "batch_size": 1000}]
+        )
+    }
+    deployment.register_sink("x")
     deployment.start("beat")
     # On a busy machine a drain may end before it is killed, which proves nothing.
     for _ in range(kills + MOST_LATE_KILLS):
@@ -114,9 +152,22 @@ def test_worker_killed_during_a_drain_loses_and_duplicates_nothing(
             break
     else:
         pytest.fail(f"{met} kills met a drain")
+    receiver.fates.append((True, -1, ""))
+
+    def kill() -> None:
+        deployment.processes["jobs"].kill()
+
+    receiver.on_request = kill
+    deployment.register_sink("x")
+    deployment.start("jobs").wait(END_SECONDS)
+    receiver.on_request = lambda: None
+    deployment.register_sink("x")
     deployment.start("jobs")
     wait_until(lambda: deployment.undrained() == 0, what="the end of the drain")
     assert deployment.rows() == total
+    wait_until(lambda: len(receiver.events) == total, what="the end of the export")
+    assert receiver.cost() == deployment.cost()
+    assert max(receiver.received.values()) > 1, "the batch of the killed process came again"
     assert "ERROR" not in deployment.log("jobs")
 
 

@@ -15,15 +15,19 @@ from redis.asyncio import Redis
 from contract import keys
 from gateway.commands.health import SIGNALS, serving_health
 from gateway.database.engine import Database
+from gateway.database.ledger.rows import row_of
+from gateway.database.ledger.store import LedgerStore
 from gateway.errors import StartupError
 from gateway.jobs.app import Heartbeat, create_app
 from gateway.jobs.observing import OVERDUE_MS, Observer
 from gateway.jobs.schedule import sweep
+from gateway.management.exports.service import ExportService
+from gateway.management.exports.store import ExportStore
 from gateway.management.keys.service import KeyService
 from gateway.management.tenants.service import TenantService
 from gateway.settings import Settings, load_settings
 from gateway.tenancy.changes import ChangeAnnouncer
-from gateway.tenancy.times import utc_now
+from gateway.tenancy.times import to_ms, utc_now
 from gateway.tenancy.usage_record import encode_usage
 from tests.support.processes import free_port
 from tests.support.redis_server import RedisServer, running_redis
@@ -84,6 +88,30 @@ async def test_keys_that_expire_soon_are_counted_until_they_expire(
     await Observer(redis, database).update()
     assert reported("sluice_keys_expiring", within="1d") == 2
     assert reported("sluice_keys_expiring", within="7d") == 3
+
+
+async def test_lag_of_an_export_is_that_of_its_oldest_request(
+    redis: Redis, database: Database
+) -> None:
+    now_ms = to_ms(utc_now())
+    async with database.writing() as transaction:
+        store = ExportStore(transaction)
+        await store.register("x", "openmeter", utc_now())
+        ended_ms = [now_ms - age * 1000 for age in (90, 40, 60)]
+        await LedgerStore(transaction).insert(
+            [row_of(usage_record(n, ended_ms=ms)) for n, ms in enumerate(ended_ms)]
+        )
+        sink = await store.register("x", "openmeter", utc_now())
+        await store.freeze_requests(sink, 2)
+    observer = Observer(redis, database)
+    await observer.update()
+    assert reported("sluice_export_lag_rows", sink="x") == 3
+    assert 90 <= reported("sluice_export_lag_seconds", sink="x") < 300
+    assert reported("sluice_export_batches", sink="x", state="pending") == 1
+    assert reported("sluice_export_held_micros", sink="x") == 0
+    await ExportService(database).remove("x")
+    await observer.update()
+    assert REGISTRY.get_sample_value("sluice_export_lag_rows", {"sink": "x"}) is None
 
 
 async def test_unreadable_values_are_not_reported_as_before(database: Database) -> None:

@@ -254,6 +254,7 @@ def _values(form: Form, *, is_new: bool) -> dict[str, Any]:
         "billing": form["billing"] or Billing.POSTPAID.value,
         "service_tier": form["service_tier"] or "default",
         "default_model": form["default_model"] or None,
+        "stripe_customer_id": form["stripe_customer_id"] or None,
         "limits": read_limits(form, is_new=is_new),
     }
     if is_new and form["id"]:
@@ -269,6 +270,7 @@ def _fields(tenant: Tenant) -> dict[str, str]:
         "billing": tenant.billing.value,
         "service_tier": tenant.service_tier.value,
         "default_model": tenant.default_model or "",
+        "stripe_customer_id": tenant.stripe_customer_id or "",
         **fields_of(tenant.limits),
     }
 

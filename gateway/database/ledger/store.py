@@ -4,13 +4,20 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import ColumnElement, and_, func, insert, select
+from sqlalchemy import ColumnElement, and_, exists, func, insert, select, text
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.database.ledger.partitions import make_partitions, month_start
 from gateway.database.ledger.rows import hour_of
-from gateway.database.tables import CreditRow, DirtyHourRow, LedgerRow, Table
+from gateway.database.tables import (
+    CreditRow,
+    DirtyHourRow,
+    ExportSinkRow,
+    LedgerRow,
+    PositionRow,
+    Table,
+)
 from gateway.tenancy.limits import LimitScope
 from gateway.tenancy.usage_record import Outcome
 
@@ -20,6 +27,9 @@ LATE: Final = ".late"
 """Suffix of the id of usage settled after its request was settled as lost."""
 ASKED_AT_ONCE: Final = 5_000
 """Request ids per query; databases limit the number of parameters."""
+
+POSITION_LOCK: Final = 7_585_427
+"""PostgreSQL advisory lock under which rows get their positions, until the commit."""
 
 _LEDGER = Table.metadata.tables[LedgerRow.__tablename__]
 
@@ -55,7 +65,25 @@ class LedgerStore:
         late = await self._add(await self._late(again))
         times = [*added.values(), *late.values()]
         await self.mark_dirty({hour_of(time) for time in times})
+        await self._number({**added, **late})
         return len(times)
+
+    async def lock_positions(self) -> None:
+        """Block other transactions that number rows, until this one ends."""
+        # On SQLite the transaction holds the write lock from the start.
+        if self._transaction.get_bind().dialect.name == "postgresql":
+            await self._transaction.execute(
+                text("SELECT pg_advisory_xact_lock(:key)"), {"key": POSITION_LOCK}
+            )
+
+    async def _number(self, added: Mapping[str, datetime]) -> None:
+        """Give new rows their positions, if a sink exports the ledger."""
+        rows = [{"request_id": id_, "created_at": time} for id_, time in added.items()]
+        if not rows:
+            return
+        await self.lock_positions()
+        if await self._transaction.scalar(select(exists(select(ExportSinkRow.name)))):
+            await self._transaction.execute(insert(PositionRow), rows)
 
     async def _add(self, rows: Mapping[str, Mapping[str, Any]]) -> dict[str, datetime]:
         """Insert the rows that are new. Return their times by request id."""

@@ -80,6 +80,7 @@ class TenantRow(Table):
     )
     shows_cost: Mapped[bool] = mapped_column(server_default=false())
     cors_origins: Mapped[tuple[str, ...]] = mapped_column(OriginsColumn, nullable=True)
+    stripe_customer_id: Mapped[str | None] = mapped_column(String(255))
 
     def to_record(self) -> Tenant:
         """Return the row as a record for other packages."""
@@ -98,6 +99,7 @@ class TenantRow(Table):
             service_tier=self.service_tier,
             shows_cost=self.shows_cost,
             cors_origins=self.cors_origins,
+            stripe_customer_id=self.stripe_customer_id,
         )
 
 

@@ -36,6 +36,7 @@ Examples:
   sluice tenants set acme --limit requests_per_minute=600 --limit budget_micros=none
   sluice tenants set acme --billing prepaid --service-tier priority --show-cost
   sluice tenants set acme --cors-origin https://app.example.com
+  sluice tenants set acme --stripe-customer cus_NciAYcXfLnqBoz
   sluice tenants list
   sluice tenants show acme
   sluice tenants suspend acme
@@ -62,6 +63,12 @@ _origin_option: Decorator = click.option(
     multiple=True,
     metavar="ORIGIN",
     help="Origin of web pages that may use the tenant's keys, repeatable; *: any; none: none.",
+)
+_customer_option: Decorator = click.option(
+    "--stripe-customer",
+    "stripe_customer_id",
+    metavar="ID",
+    help="Customer in Stripe to whom the usage is exported; none removes it.",
 )
 _strict_option: Decorator = click.option(
     "--strict/--no-strict",
@@ -128,6 +135,7 @@ def command() -> None:
 @_tier_option
 @_cost_option
 @_origin_option
+@_customer_option
 @_prints
 @with_stores
 async def create(stores: Stores, name: str, tenant_id: str | None, **given: Any) -> Tenant:
@@ -154,6 +162,7 @@ async def create(stores: Stores, name: str, tenant_id: str | None, **given: Any)
 @_tier_option
 @_cost_option
 @_origin_option
+@_customer_option
 @_prints
 @with_stores
 async def set_options(stores: Stores, tenant: str, **given: Any) -> Tenant:
@@ -199,7 +208,7 @@ async def activate(stores: Stores, tenant: str) -> Tenant:
 def _changes(given: dict[str, Any]) -> dict[str, Any]:
     """Return the given options; `none` removes a value."""
     options = {name: value for name, value in given.items() if value not in (None, ())}
-    for name in ("default_model", "plan_id"):
+    for name in ("default_model", "plan_id", "stripe_customer_id"):
         if options.get(name) == NONE:
             options[name] = None
     if options.get("cors_origins") == (NONE,):

@@ -15,7 +15,7 @@ from gateway.management.shared.fields import (
     Name,
     RecordBody,
 )
-from gateway.management.tenants.service import MAX_WEIGHT, MIN_WEIGHT
+from gateway.management.tenants.service import MAX_WEIGHT, MIN_WEIGHT, STRIPE_CUSTOMER
 from gateway.origins import MAX_ORIGIN_CHARACTERS, MAX_ORIGINS
 from gateway.tenancy.records import Billing, TenantStatus
 
@@ -45,6 +45,15 @@ CorsOrigins = Annotated[
         examples=[["https://app.example.com"]],
     ),
 ]
+StripeCustomer = Annotated[
+    str | None,
+    Field(
+        max_length=255,
+        pattern=STRIPE_CUSTOMER,
+        description="Customer in Stripe to whom the tenant's usage is exported.",
+        examples=["cus_NciAYcXfLnqBoz"],
+    ),
+]
 
 
 class TenantCreation(BodyWithLimits):
@@ -70,6 +79,7 @@ class TenantCreation(BodyWithLimits):
     )
     shows_cost: bool = Field(default=False, description="Whether responses include their cost.")
     cors_origins: CorsOrigins = Field(default_factory=list)
+    stripe_customer_id: StripeCustomer = None
 
 
 class TenantChange(BodyWithLimits):
@@ -86,6 +96,7 @@ class TenantChange(BodyWithLimits):
     service_tier: RequestTier = Field(default_factory=lambda: ServiceTier.DEFAULT)
     shows_cost: bool = Field(default_factory=bool)
     cors_origins: CorsOrigins = Field(default_factory=list)
+    stripe_customer_id: StripeCustomer = None
 
 
 class TenantBody(RecordBody):
@@ -105,6 +116,7 @@ class TenantBody(RecordBody):
     service_tier: ServiceTier
     shows_cost: bool
     cors_origins: list[str]
+    stripe_customer_id: str | None
     created_at: datetime
 
 

@@ -26,6 +26,7 @@ from gateway.tenancy.times import utc_now
 
 MIN_WEIGHT: Final = 0.001
 MAX_WEIGHT: Final = 1000.0
+STRIPE_CUSTOMER: Final = r"^[A-Za-z0-9_]{1,255}$"
 
 _TENANT_ID = re.compile(r"[a-z0-9-]{1,63}")
 _ACTIONS: Final = {
@@ -173,6 +174,13 @@ def _checked(options: TenantChanges) -> TenantChanges:
     model = options.get("default_model")
     if model is not None:
         check_name(model, param="default_model")
+    customer = options.get("stripe_customer_id")
+    if customer is not None and re.fullmatch(STRIPE_CUSTOMER, customer) is None:
+        raise InvalidParameterError(
+            "'stripe_customer_id' must have 1 to 255 letters, digits and '_'. "
+            f"Given: {shown(customer)}.",
+            param="stripe_customer_id",
+        )
     if "cors_origins" not in options:
         return options
     try:

@@ -42,6 +42,7 @@ async def test_tenant_is_created_and_changed_with_all_options(operator: httpx.As
         "service_tier": "priority",
         "shows_cost": True,
         "cors_origins": ["https://app.example.com"],
+        "stripe_customer_id": "cus_1",
     }
     made = (await operator.post("/admin/tenants", json=body)).json()
     assert made == body | {
@@ -91,6 +92,7 @@ async def _all(client: httpx.AsyncClient, path: str) -> list[dict[str, Any]]:
         ({"name": "x", "plan_id": "\x00"}, "plan_id"),
         ({"name": "x", "default_model": "\x00"}, "default_model"),
         ({"name": "x", "billing": "never"}, "billing"),
+        ({"name": "x", "stripe_customer_id": "cus-1"}, "stripe_customer_id"),
         ({"name": "x", "service_tier": "first"}, "service_tier"),
         ({"name": "x", "limits": {"requests_per_minute": "some"}}, "limits.requests_per_minute"),
         ({"name": "x", "status": "suspended"}, "status"),

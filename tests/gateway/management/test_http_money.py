@@ -10,9 +10,12 @@ import httpx
 import pytest
 from pydantic import SecretStr
 from redis.asyncio import Redis
+from sqlalchemy import update
 
 from gateway.database.engine import Database
+from gateway.database.tables import BatchState, ExportBatchRow
 from gateway.management.audit.log import AuditLog
+from gateway.management.exports.store import ExportStore
 from gateway.management.tenants.service import TenantService
 from gateway.quota.replies import Admitted, ReservationRequest
 from gateway.settings import Settings
@@ -23,6 +26,7 @@ from gateway.tenancy.times import utc_now
 from tests.gateway.conftest import eventually, serve
 from tests.gateway.http_calls import message_of
 from tests.gateway.management_api import Management, running_management
+from tests.support.billing import rejected_batch
 from tests.support.ledger import use
 from tests.support.redis_server import RedisServer
 from tests.support.secret_box import ENCRYPTION_KEY
@@ -505,3 +509,31 @@ async def test_audit_log_has_no_webhook_secret(management: Management, owner: st
     kept = json.dumps([dict(entry.details) for entry in entries])
     assert "example.com" in kept
     assert made["secret"] not in kept
+
+
+async def test_operator_pauses_and_repairs_an_export(management: Management, admin: str) -> None:
+    async with management.context.database.writing() as transaction:
+        row = await ExportStore(transaction).register("meter", "openmeter", utc_now())
+        batch = rejected_batch(row)
+        transaction.add(batch)
+    [listed] = (await _ok(management, admin, "GET", "/admin/exports"))["data"]
+    assert (listed["name"], listed["batches"]["rejected"]) == ("meter", 1)
+    path = "/admin/exports/meter"
+    assert (await _ok(management, admin, "POST", f"{path}:pause"))["paused_at"]
+    assert (await _ok(management, admin, "POST", f"{path}:resume"))["paused_at"] is None
+    found = await _ok(management, admin, "GET", f"{path}/batches?state=rejected")
+    assert [each["identifier"] for each in found["data"]] == ["cmpl-1"]
+    one = f"{path}/batches/{batch.id}"
+    assert (await _ok(management, admin, "POST", f"{one}:retry"))["batches"] == 1
+    assert (await _ok(management, admin, "POST", f"{path}:retry"))["batches"] == 0
+    for method, wrong in (
+        ("DELETE", one),  # It is pending again.
+        ("POST", "/admin/exports/other:pause"),
+        ("GET", "/admin/exports/other/batches"),
+    ):
+        assert (await management.call(admin, method, wrong)).status_code == 404
+    async with management.context.database.writing() as transaction:
+        await transaction.execute(update(ExportBatchRow).values(state=BatchState.UNCERTAIN))
+    assert (await _ok(management, admin, "DELETE", one))["id"] == batch.id
+    assert (await _ok(management, admin, "DELETE", path))["deleted"]
+    assert (await _ok(management, admin, "GET", "/admin/exports"))["data"] == []

@@ -94,6 +94,20 @@ key. Takes the root.
 {{- end -}}
 {{- end -}}
 
+{{/* Billing systems to which background jobs export the ledger, and their tokens. Takes the root. */}}
+{{- define "sluice.exportsEnvironment" -}}
+{{- with .Values.exports -}}
+{{- if .sinks -}}
+- name: SLUICE_EXPORT_SINKS
+  value: {{ .sinks | toJson | quote }}
+{{- if .existingSecret }}
+- name: SLUICE_EXPORT_TOKENS
+  {{- include "sluice.secretKeyRef" (dict "secret" .existingSecret "secretKey" .existingSecretKey) | nindent 2 }}
+{{- end }}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{/* The URL of Celery's broker, if that is another Redis. Takes the root. */}}
 {{- define "sluice.brokerEnvironment" -}}
 {{- with .Values.redis.brokerExistingSecret -}}

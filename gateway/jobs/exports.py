@@ -1,0 +1,245 @@
+"""Export of the ledger to billing systems: frozen batches, sent until the receiver has them."""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final
+from urllib.parse import urlencode
+
+import msgspec
+
+from gateway.database.engine import Database
+from gateway.database.tables import LedgerRow
+from gateway.jobs import telemetry
+from gateway.jobs.outbound import DeliveryError, Outbound, Reply
+from gateway.management.exports.store import LEASE, Batch, ExportStore
+from gateway.settings import STRIPE_URL, ExportKind, ExportSink, Settings
+from gateway.tenancy.times import to_ms, utc_now
+
+TIMEOUT_SECONDS: Final = 30.0
+"""Of one request; less than a lease."""
+AT_ONCE: Final = 8
+"""Sums that are sent concurrently, each of another customer."""
+FIRST_PAUSE: Final = timedelta(seconds=5)
+"""Pause after a failure; twice as long after each further one."""
+LONGEST_PAUSE: Final = timedelta(minutes=5)
+LONGEST_RETRY_AFTER: Final = timedelta(hours=1)
+ERROR_BYTES: Final = 2000
+REJECTIONS: Final = (400, 413, 422)
+"""Statuses that concern the events; others concern the sink, such as a wrong token."""
+
+_PATHS: Final = {
+    ExportKind.OPENMETER: "/api/v1/events",
+    ExportKind.CLOUDEVENTS: "",
+    ExportKind.STRIPE: "/v1/billing/meter_events",
+}
+_DUPLICATE: Final = b"An event already exists with identifier"
+"""Stripe responds with 400 to an identifier that it has stored."""
+
+logger = logging.getLogger(__name__)
+
+
+class Exporter:
+    """Exports the ledger to all sinks.
+
+    Args:
+        database: has the ledger, and how far it is exported.
+        sinks: the billing systems.
+        tokens: their bearer tokens by the name of the sink.
+    """
+
+    def __init__(
+        self, database: Database, sinks: Sequence[ExportSink], tokens: Mapping[str, str]
+    ) -> None:
+        self._database = database
+        self._sinks = sinks
+        self._tokens = tokens
+        self._outbound = Outbound(allows_private=True, timeout_seconds=TIMEOUT_SECONDS)
+
+    @classmethod
+    def from_settings(cls, settings: Settings, database: Database) -> "Exporter":
+        """Return the exporter for the settings."""
+        return cls(database, settings.export_sinks, settings.tokens_of_sinks)
+
+    async def run(self, *, seconds: float) -> None:
+        """Export until nothing is left, an attempt fails or `seconds` are over.
+
+        Raises StoreUnavailableError. Processes that run at once take turns.
+        """
+        if not self._sinks:
+            return
+        deadline = time.monotonic() + seconds
+        results = await asyncio.gather(
+            *(self._export(sink, deadline) for sink in self._sinks), return_exceptions=True
+        )
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        async with self._database.writing() as transaction:
+            await ExportStore(transaction).remove_exported()
+
+    async def _export(self, sink: ExportSink, deadline: float) -> None:
+        lease = secrets.token_hex(16)
+        while batches := await self._freeze(sink, lease):
+            results = await asyncio.gather(*(self._send(sink, batch) for batch in batches))
+            if not all(results) or time.monotonic() > deadline:
+                break
+        async with self._database.writing() as transaction:
+            await ExportStore(transaction).release(sink.name, lease)
+
+    async def _freeze(self, sink: ExportSink, lease: str) -> list[Batch]:
+        """Take the lease, and commit what is sent next before it is sent."""
+        now = utc_now()
+        async with self._database.writing() as transaction:
+            store = ExportStore(transaction)
+            row = await store.register(sink.name, sink.kind, now)
+            if row.kind != sink.kind:
+                logger.error(
+                    "the sink %s is of the kind %s: remove it (`sluice exports remove`), or give "
+                    "the new one another name",
+                    sink.name,
+                    row.kind,
+                )
+                return []
+            is_leased = row.lease != lease and row.leased_until > now
+            if row.paused_at is not None or is_leased or row.next_attempt_at > now:
+                return []
+            row.lease, row.leased_until = lease, now + LEASE
+            if sink.kind is ExportKind.STRIPE:
+                await store.freeze_sums(row, now, sink.window)
+                await store.release_held(row, now)
+            else:
+                await store.freeze_requests(row, sink.batch_size)
+            for batch_id in await store.stop_uncertain(sink.name, now - sink.retries_end_after):
+                logger.error(
+                    "batch %d of the sink %s is no longer sent: the sink may have stored it and "
+                    "not recognize it",
+                    batch_id,
+                    sink.name,
+                )
+            return await store.take(sink.name, now, AT_ONCE)
+
+    async def _send(self, sink: ExportSink, batch: Batch) -> bool:
+        """Send a batch and record the outcome. Return whether the sink may get the next one."""
+        body, content_type = _body(sink, batch)
+        headers = {"content-type": content_type, "user-agent": "sluice-exports"}
+        if token := self._tokens.get(sink.name):
+            headers["authorization"] = f"Bearer {token}"
+        url = (sink.url or STRIPE_URL).rstrip("/") + _PATHS[sink.kind]
+        try:
+            reply = await self._outbound.exchange(url, body, headers, error_bytes=ERROR_BYTES)
+        except DeliveryError as error:
+            return await self._failed(sink, batch, str(error), is_certain=not error.was_sent)
+        if 200 <= reply.status < 300 or _is_duplicate(sink, reply):
+            return await self._delivered(sink, batch)
+        if reply.status in REJECTIONS:
+            return await self._rejected(sink, batch, reply)
+        return await self._failed(
+            sink,
+            batch,
+            f"responded with status {reply.status}",
+            # A server may have stored the events before an error of its own.
+            is_certain=reply.status < 500,
+            retry_after=reply.headers.get("retry-after", ""),
+        )
+
+    async def _delivered(self, sink: ExportSink, batch: Batch) -> bool:
+        async with self._database.writing() as transaction:
+            await ExportStore(transaction).delivered(sink.name, batch.id)
+        telemetry.EXPORTED.labels(sink.name, "delivered").inc(len(batch.requests) or 1)
+        return True
+
+    async def _rejected(self, sink: ExportSink, batch: Batch, reply: Reply) -> bool:
+        reason = f"{reply.status}: {reply.error.decode(errors='replace')}".replace("\0", "")
+        async with self._database.writing() as transaction:
+            is_aside = await ExportStore(transaction).rejected(sink.name, batch, reason)
+        if is_aside:
+            logger.warning("batch %d of the sink %s was rejected: %s", batch.id, sink.name, reason)
+            telemetry.EXPORTED.labels(sink.name, "rejected").inc()
+        return True
+
+    async def _failed(
+        self,
+        sink: ExportSink,
+        batch: Batch,
+        reason: str,
+        *,
+        is_certain: bool,
+        retry_after: str = "",
+    ) -> bool:
+        now = utc_now()
+        async with self._database.writing() as transaction:
+            store = ExportStore(transaction)
+            row = await store.lock_sink(sink.name)
+            failures = 0 if row is None else row.failures
+            pause = min(FIRST_PAUSE * 2 ** min(failures, 30), LONGEST_PAUSE)
+            await store.failed(
+                sink.name,
+                batch,
+                reason,
+                is_certain=is_certain,
+                next_attempt_at=now + max(pause, _seconds(retry_after)),
+            )
+        telemetry.EXPORTED.labels(sink.name, "failed").inc(len(batch.requests) or 1)
+        return False
+
+
+def _body(sink: ExportSink, batch: Batch) -> tuple[bytes, str]:
+    """Return the body of a request and its content type."""
+    if sink.kind is ExportKind.STRIPE:
+        fields = {
+            "event_name": sink.event,
+            "identifier": batch.identifier,
+            "timestamp": to_ms(batch.occurred_at) // 1000,
+            "payload[stripe_customer_id]": batch.customer,
+            "payload[value]": batch.cost_micros,
+        }
+        return urlencode(fields).encode(), "application/x-www-form-urlencoded"
+    events = [_event(sink, row) for row in batch.requests]
+    return msgspec.json.encode(events), "application/cloudevents-batch+json"
+
+
+def _event(sink: ExportSink, row: LedgerRow) -> dict[str, Any]:
+    return {
+        "specversion": "1.0",
+        "id": row.request_id,
+        "source": sink.source,
+        "type": sink.event,
+        "subject": row.tenant_id,
+        "time": _rfc3339(row.created_at),
+        "datacontenttype": "application/json",
+        "data": {
+            "model": row.model,
+            "endpoint": row.endpoint,
+            "service_tier": row.service_tier,
+            "project": row.project_id,
+            "key": row.credential_id,
+            "outcome": row.outcome,
+            "prepaid": row.is_prepaid,
+            "prompt_tokens": row.prompt_tokens,
+            "cached_tokens": row.cached_tokens,
+            "completion_tokens": row.completion_tokens,
+            "free_prompt_tokens": row.free_prompt_tokens,
+            "free_cached_tokens": row.free_cached_tokens,
+            "free_completion_tokens": row.free_completion_tokens,
+            "cost_micros": row.cost_micros,
+        },
+    }
+
+
+def _rfc3339(moment: datetime) -> str:
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _is_duplicate(sink: ExportSink, reply: Reply) -> bool:
+    is_stripes = sink.kind is ExportKind.STRIPE and reply.status == REJECTIONS[0]
+    return is_stripes and _DUPLICATE in reply.error
+
+
+def _seconds(retry_after: str) -> timedelta:
+    if not (retry_after.isascii() and retry_after.isdigit()):
+        return timedelta(0)
+    return min(timedelta(seconds=int(retry_after[:9])), LONGEST_RETRY_AFTER)

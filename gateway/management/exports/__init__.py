@@ -1,0 +1,1 @@
+"""Exports: the ledger as events in billing systems."""

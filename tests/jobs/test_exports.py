@@ -1,0 +1,354 @@
+"""Export of the ledger: at the end, the receiver's distinct events equal the ledger's rows."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from redis.asyncio import Redis
+from sqlalchemy import func, select, update
+
+from gateway.cli import main
+from gateway.database.engine import Database
+from gateway.database.ledger.rows import row_of
+from gateway.database.ledger.store import LedgerStore
+from gateway.database.tables import (
+    BatchState,
+    ExportBatchRow,
+    ExportSinkRow,
+    LedgerRow,
+    PositionRow,
+)
+from gateway.errors import NotFoundError
+from gateway.jobs import exports as exports_module
+from gateway.jobs.exports import Exporter
+from gateway.jobs.schedule import export
+from gateway.management.exports import store as store_module
+from gateway.management.exports.service import ExportService
+from gateway.management.exports.store import ExportState, ExportStore
+from gateway.management.tenants.service import TenantService
+from gateway.settings import load_settings
+from gateway.tenancy.changes import ChangeAnnouncer
+from gateway.tenancy.times import EPOCH, utc_now
+from gateway.tenancy.usage_record import Outcome, UsageRecord
+from tests.support.billing import Billing, Fate, running_billing
+from tests.support.cases import all_cases
+from tests.support.kinds import every_database
+from tests.support.usage import HOUR_MS, NOON_MS, usage_record
+
+SINK = "billing"
+UNKNOWN: list[Fate] = [
+    (True, 500, ""),
+    (True, 0, ""),
+    (True, -1, ""),
+    (False, 0, ""),
+    (False, 503, ""),
+]
+"""Fates after which the sender cannot know whether the events are stored."""
+
+
+@pytest.fixture
+async def billing() -> AsyncIterator[Billing]:
+    async with running_billing() as billing:
+        yield billing
+
+
+@pytest.fixture(autouse=True)
+def _short_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exports_module, "TIMEOUT_SECONDS", 0.3)
+
+
+def _exporter(database: Database, billing: Billing, kind: str, **options: Any) -> Exporter:
+    sink = {"name": SINK, "kind": kind, "url": billing.url, **options}
+    settings = load_settings(export_sinks=[sink], export_tokens=f"{SINK}=token")  # type: ignore[arg-type]
+    return Exporter.from_settings(settings, database)
+
+
+async def _run(exporter: Exporter) -> None:
+    """Run the scheduled job."""
+    services: Any = SimpleNamespace(exporter=exporter)
+    await export(services)
+
+
+async def _insert(database: Database, *records: UsageRecord) -> None:
+    async with database.writing() as transaction:
+        await LedgerStore(transaction).insert([row_of(record) for record in records])
+
+
+async def _ledger_cost(database: Database) -> int:
+    async with database.reading() as transaction:
+        return int(await transaction.scalar(select(func.sum(LedgerRow.cost_micros))) or 0)
+
+
+async def _state(database: Database) -> ExportState:
+    async with database.reading() as transaction:
+        [state] = await ExportStore(transaction).states()
+    return state
+
+
+async def _make_due(database: Database) -> None:
+    """Let the time pass that a failure, a lease or a window lasts."""
+    async with database.writing() as transaction:
+        await transaction.execute(
+            update(ExportSinkRow).values(next_attempt_at=EPOCH, leased_until=EPOCH, closed_at=EPOCH)
+        )
+
+
+async def _finish(database: Database, *exporters: Exporter) -> None:
+    """Export until nothing is pending."""
+    for _ in range(60):
+        await _make_due(database)
+        await asyncio.gather(*map(_run, exporters))
+        if not (await _state(database)).lag_rows:
+            return
+    pytest.fail(f"the export does not end: {await _state(database)}")
+
+
+@asynccontextmanager
+async def _dying_before_the_acknowledgement(patch: pytest.MonkeyPatch) -> AsyncIterator[None]:
+    """Let a process die after the response and before its transaction."""
+
+    async def die(*_arguments: object) -> None:
+        raise asyncio.CancelledError
+
+    with patch.context() as context:
+        context.setattr(ExportStore, "delivered", die)
+        with pytest.raises(asyncio.CancelledError):
+            yield
+
+
+async def _tenants(database: Database, redis: Redis, **customers: str | None) -> TenantService:
+    service = TenantService(database, ChangeAnnouncer(redis))
+    for tenant_id, customer in customers.items():
+        await service.create(tenant_id, tenant_id=tenant_id, stripe_customer_id=customer)
+    return service
+
+
+@every_database
+async def test_events_equal_the_ledger_after_failures_and_deaths(
+    database: Database, billing: Billing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    random = Random(7)
+    one, other = (_exporter(database, billing, "openmeter", batch_size=7) for _ in range(2))
+    await _insert(database, usage_record(0))
+    await _run(one)
+    assert not billing.events, "a new sink begins with what enters the ledger from now on"
+    before = await _ledger_cost(database)
+
+    async def insert_some(first: int) -> None:
+        for number in range(first, first + 4):
+            await _insert(database, *(usage_record(10 * number + n) for n in range(3)))
+
+    # Transactions commit out of the order in which they began, while two processes export.
+    billing.fates.extend(random.sample(UNKNOWN, len(UNKNOWN)))
+    inserts = [insert_some(first) for first in range(1, 17, 4)]
+    await asyncio.gather(*inserts, _finish(database, one, other))
+    await _insert(database, usage_record(900), usage_record(901, outcome=Outcome.LOST))
+    async with _dying_before_the_acknowledgement(monkeypatch):
+        await _make_due(database)
+        await _run(one)
+    # A gateway settles a request again that was settled as lost: the difference is one more event.
+    await _insert(database, usage_record(901, cost_micros=5000))
+    await _finish(database, other)
+
+    assert billing.cost() == await _ledger_cost(database) - before
+    assert billing.received["cmpl-000900"] == 2
+    assert billing.most_in_flight == 1
+    async with database.reading() as transaction:
+        assert await transaction.scalar(select(func.count()).select_from(PositionRow)) == 0
+        assert set(billing.events) == {
+            id_
+            for id_ in await transaction.scalars(select(LedgerRow.request_id))
+            if id_ != "cmpl-000000"
+        }
+    first, headers = billing.requests[0]
+    assert first == "POST /api/v1/events HTTP/1.1"
+    assert headers["content-type"] == "application/cloudevents-batch+json"
+    assert headers["authorization"] == "Bearer token"
+    event = billing.events["cmpl-000901.late"]
+    assert (event["specversion"], event["source"], event["type"], event["subject"]) == (
+        "1.0",
+        "sluice",
+        "sluice.usage",
+        "acme",
+    )
+    assert event["time"] == "2026-11-20T12:00:00.901Z"
+    assert event["data"]["cost_micros"] == 5000 - 1001
+
+
+async def test_a_rejected_event_is_put_aside_alone_and_can_be_retried(
+    database: Database, billing: Billing
+) -> None:
+    exporter = _exporter(database, billing, "cloudevents", batch_size=50)
+    service = ExportService(database)
+    await _run(exporter)
+    billing.poison = {"cmpl-000013"}
+    await _insert(database, *(usage_record(number) for number in range(20)))
+    await _finish(database, exporter)
+    assert len(billing.events) == 19
+    [rejected] = await service.batches(SINK, BatchState.REJECTED)
+    assert (rejected.identifier, rejected.tenant_id) == ("cmpl-000013", "acme")
+    assert "no such event cmpl-000013" in rejected.last_error
+    billing.poison = set()
+    with pytest.raises(NotFoundError):
+        await service.retry(SINK, rejected.id + 1)
+    assert await service.retry(SINK, rejected.id) == 1
+    await _finish(database, exporter)
+    assert billing.cost() == await _ledger_cost(database)
+    assert (await _state(database)).batches[BatchState.REJECTED] == 0
+
+
+async def test_receiver_decides_when_it_gets_the_next_request(
+    database: Database, billing: Billing
+) -> None:
+    exporter = _exporter(database, billing, "cloudevents")
+    await _run(exporter)
+    await _insert(database, usage_record(1))
+    billing.fates.extend([(False, 429, "retry-after: 600\r\n"), (False, 401, "")])
+    begin = utc_now()
+    await _run(exporter)
+    await _run(exporter)
+    assert len(billing.requests) == 1, "not before retry-after is over"
+    state = await _state(database)
+    assert state.next_attempt_at is not None
+    assert state.next_attempt_at - begin >= timedelta(seconds=600)
+    assert state.last_error == "responded with status 429"
+    # A wrong token concerns no single event.
+    await _make_due(database)
+    await _run(exporter)
+    state = await _state(database)
+    assert state.batches[BatchState.PENDING] == 1
+    assert state.failures == 2
+    service = ExportService(database)
+    await service.pause(SINK)
+    await _make_due(database)
+    await _run(exporter)
+    assert not billing.events
+    await service.resume(SINK)
+    await _run(exporter)
+    assert billing.cost() == await _ledger_cost(database)
+
+
+@every_database
+async def test_sums_for_stripe_equal_the_ledger_after_failures_and_deaths(
+    database: Database,
+    redis: Redis,
+    billing: Billing,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(store_module, "ROWS_OF_WINDOW", 25)
+    await _tenants(database, redis, acme="cus_1", other="cus_2", unpaid=None)
+    exporter = _exporter(database, billing, "stripe", event="cost")
+    await _run(exporter)
+
+    def record(number: int, **more: Any) -> UsageRecord:
+        tenant = ("acme", "other", "unpaid")[number % 3]
+        created_ms = NOON_MS + number * HOUR_MS // 20
+        return usage_record(number, tenant_id=tenant, created_ms=created_ms, **more)
+
+    await _insert(database, *(record(number) for number in range(60)))
+    prepaid = usage_record(500, is_prepaid=True)
+    await _insert(database, prepaid, usage_record(501, cost_micros=0))
+    await _run(exporter)
+    assert not billing.requests, "the window is open"
+    async with _dying_before_the_acknowledgement(monkeypatch):
+        await _make_due(database)
+        await _run(exporter)
+    billing.fates.extend(UNKNOWN)
+    await _finish(database, exporter)
+    await _insert(database, *(record(number) for number in range(60, 70)))
+    await _finish(database, exporter)
+
+    state = await _state(database)
+    assert state.batches == {**dict.fromkeys(BatchState, 0), BatchState.HELD: 1}
+    expected = await _ledger_cost(database) - prepaid.cost_micros
+    assert billing.cost() + state.held_micros == expected
+    assert max(billing.received.values()) > 1
+    by_customer: dict[str, int] = {}
+    for event in billing.events.values():
+        customer = event["payload[stripe_customer_id]"]
+        by_customer[customer] = by_customer.get(customer, 0) + int(event["cost"])
+        # The event belongs to the hour of its requests, so to the right month of the invoice.
+        hour = event["id"].split(":")[1]
+        moment = EPOCH + timedelta(seconds=int(event["timestamp"]))
+        assert f"{moment:%Y%m%d%H}" == hour
+        assert len(event["id"]) <= 100
+    rows = [record(number) for number in range(70)]
+    assert by_customer["cus_1"] == sum(r.cost_micros for r in rows if r.tenant_id == "acme")
+    first, headers = billing.requests[0]
+    assert first == "POST /v1/billing/meter_events HTTP/1.1"
+    assert headers["content-type"] == "application/x-www-form-urlencoded"
+
+    await TenantService(database, ChangeAnnouncer(redis)).update(
+        "unpaid", stripe_customer_id="cus_3"
+    )
+    await _finish(database, exporter)
+    assert billing.cost() == expected
+    assert (await _state(database)).held_micros == 0
+
+
+async def test_a_sum_with_an_unknown_outcome_is_not_sent_after_stripe_drops_its_id(
+    database: Database, redis: Redis, billing: Billing
+) -> None:
+    await _tenants(database, redis, acme="cus_1", other="cus_2")
+    exporter = _exporter(database, billing, "stripe", retry_for="3600")
+    await _run(exporter)
+    await _insert(database, usage_record(1), usage_record(2, tenant_id="other"))
+    billing.fates.extend([(False, 429, ""), (True, 500, "")])
+    await _make_due(database)
+    await _run(exporter)
+    async with database.writing() as transaction:
+        await transaction.execute(
+            update(ExportBatchRow)
+            .where(ExportBatchRow.uncertain_since.is_not(None))
+            .values(uncertain_since=utc_now() - timedelta(seconds=3601))
+        )
+    await _finish_all_but_uncertain(database, exporter)
+    service = ExportService(database)
+    [uncertain] = await service.batches(SINK, BatchState.UNCERTAIN)
+    assert billing.received[uncertain.identifier] == 1, "a second event could charge twice"
+    assert len(billing.events) == 2, "the batch that was certainly not stored is sent on"
+    assert await service.retry(SINK) == 0, "only an operator who names it may send it again"
+    await service.discard(SINK, uncertain.id)
+    assert billing.cost() == await _ledger_cost(database)
+    with pytest.raises(NotFoundError):
+        await service.discard(SINK, uncertain.id)
+
+
+async def _finish_all_but_uncertain(database: Database, exporter: Exporter) -> None:
+    for _ in range(3):
+        await _make_due(database)
+        await _run(exporter)
+
+
+@all_cases(
+    ("sinks", "tokens", "expected"),
+    [
+        ([{"name": "A", "kind": "openmeter", "url": "http://x"}], "", "EXPORT_SINKS_0_NAME"),
+        ([{"name": "a", "kind": "kafka", "url": "http://x"}], "", "EXPORT_SINKS_0_KIND"),
+        ([{"name": "a", "kind": "openmeter"}], "", "needs an http or https 'url'"),
+        ([{"name": "a", "kind": "cloudevents", "url": "ftp://x"}], "", "needs an http"),
+        ([{"name": "a", "kind": "stripe", "window": 59}], "a=t", "EXPORT_SINKS_0_WINDOW"),
+        ([{"name": "a", "kind": "stripe", "window": 3601}], "a=t", "EXPORT_SINKS_0_WINDOW"),
+        ([{"name": "a", "kind": "stripe"}] * 2, "a=t", "must have different names"),
+        ([{"name": "a", "kind": "stripe"}], "", "needs the key of the sink 'a'"),
+        ([{"name": "a", "kind": "stripe"}], "a=t,b=secret", "that SLUICE_EXPORT_SINKS lacks"),
+        ([{"name": "a", "kind": "stripe"}], "a=", "must be SINK=TOKEN"),
+        ([{"name": "a", "kind": "stripe", "batch_size": 1001}], "a=t", "BATCH_SIZE"),
+    ],
+)
+def test_wrong_sink_is_refused_without_its_secrets(
+    sinks: list[dict[str, Any]], tokens: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLUICE_EXPORT_SINKS", json.dumps(sinks))
+    monkeypatch.setenv("SLUICE_EXPORT_TOKENS", tokens)
+    result = CliRunner().invoke(main, ["jobs"])
+    assert result.exit_code == 1
+    assert expected in result.output
+    assert "secret" not in result.output
