@@ -37,9 +37,11 @@ class ExportService:
         limit: int = MAX_BATCHES,
     ) -> list[ExportBatchRow]:
         """Return the batches of a sink, oldest first. Raises NotFoundError."""
-        async with self._database.writing() as transaction:
+        check_known(name, "sink")
+        async with self._database.reading() as transaction:
             store = ExportStore(transaction)
-            await _lock(store, name)
+            if not await store.has_sink(name):
+                raise _no_sink(name)
             return await store.batches(name, state, after=after, limit=limit)
 
     async def pause(self, name: str, *, actor: str = SYSTEM) -> None:
@@ -101,7 +103,11 @@ class ExportService:
 async def _lock(store: ExportStore, name: str) -> None:
     check_known(name, "sink")
     if await store.lock_sink(name) is None:
-        raise NotFoundError(f"There is no sink {shown(name)}.")
+        raise _no_sink(name)
+
+
+def _no_sink(name: str) -> NotFoundError:
+    return NotFoundError(f"There is no sink {shown(name)}.")
 
 
 def _no_batch(batch_id: int) -> NotFoundError:

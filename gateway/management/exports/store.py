@@ -103,6 +103,10 @@ class ExportStore:
             select(ExportSinkRow).where(ExportSinkRow.name == name).with_for_update()
         )
 
+    async def has_sink(self, name: str) -> bool:
+        """Whether the sink exists."""
+        return await self._transaction.get(ExportSinkRow, name) is not None
+
     async def register(self, name: str, kind: str, now: datetime) -> ExportSinkRow:
         """Return the locked sink. A new one exports what enters the ledger from now on."""
         if (row := await self.lock_sink(name)) is not None:
@@ -250,7 +254,12 @@ class ExportStore:
         """
         row = await self._transaction.scalar(
             select(ExportBatchRow)
-            .where(ExportBatchRow.id == batch.id, _is(name, BatchState.PENDING))
+            .where(
+                ExportBatchRow.id == batch.id,
+                # Another process may have divided it, if this one has lost its lease.
+                ExportBatchRow.upto == batch.upto,
+                _is(name, BatchState.PENDING),
+            )
             .with_for_update()
         )
         if row is None:
