@@ -377,6 +377,11 @@ def console_signed_out(subject: str) -> str:
     return f"console:signed-out:{subject}"
 
 
+def console_attempt(digest: str) -> str:
+    """String with expiry: a login at the identity provider; DIGEST is that of its `state`."""
+    return f"console:attempt:{digest}"
+
+
 def console_link(digest: str) -> str:
     """String with expiry: what a link that logs in once stands for."""
     return f"console:link:{digest}"

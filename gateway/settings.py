@@ -42,6 +42,7 @@ ENCRYPTION_KEY_BYTES = 32
 MIN_JWT_SECRET_BYTES = 32
 """Output length of HMAC-SHA-256; a shorter secret would weaken the signature (RFC 7518)."""
 
+MAX_ISSUER_CHARACTERS = 255
 MIN_CACHE_SALT_CHARACTERS = 16
 MIN_AUDIT_KEY_CHARACTERS = 32
 AUDIT_LOG_SINK = "log"
@@ -105,6 +106,20 @@ def _link(name: str) -> Callable[[str | None], str | None]:
         return value
 
     return check
+
+
+def _check_issuer(value: str | None) -> str | None:
+    if value is None:
+        return None
+    parts = urlsplit(value)
+    is_local = parts.scheme == "http" and parts.hostname in ("127.0.0.1", "::1", "localhost")
+    if not (parts.scheme == "https" or is_local) or not parts.hostname:
+        raise ValueError("must be an https URL, or an http URL of this machine")
+    if "@" in parts.netloc or parts.query or parts.fragment or len(value) > MAX_ISSUER_CHARACTERS:
+        raise ValueError(
+            f"must have at most {MAX_ISSUER_CHARACTERS} characters and no user, query or fragment"
+        )
+    return value
 
 
 def _read_host(value: object) -> object:
@@ -377,6 +392,24 @@ class Settings(BaseSettings):
     """How long a session of the console continues without a request."""
     console_session_timeout: Annotated[Duration, Field(gt=timedelta(0))] = timedelta(hours=12)
     """How long a session of the console continues at most."""
+    console_key_login: bool = True
+    """Whether API keys log in to the console, also next to an identity provider."""
+    operator_public_url: Annotated[str | None, AfterValidator(_check_public_url)] = None
+    """URL under which operators reach the operators' listener, if a proxy is in front of it."""
+
+    oidc_issuer: Annotated[str | None, AfterValidator(_check_issuer)] = None
+    """OpenID provider at which people log in to the console, by its `iss`; none by default."""
+    oidc_client_id: str | None = None
+    oidc_client_secret: SecretStr | None = None
+    """Secret of the client; without one, the client is public and only PKCE protects the code."""
+    oidc_scopes: Annotated[tuple[str, ...], NoDecode] = ("openid", "email", "profile")
+    """Comma-separated scopes that a login requests."""
+    oidc_operator_claim: str | None = None
+    """Claim that makes a person an operator if it has one of the values below; none by default."""
+    oidc_operator_values: Annotated[tuple[str, ...], NoDecode] = ()
+    """Comma-separated claim values, or entries of its list, that grant the scope `admin`."""
+    oidc_operator_reader_values: Annotated[tuple[str, ...], NoDecode] = ()
+    """Comma-separated claim values, or entries of its list, that grant the scope `admin:read`."""
 
     tenant_dashboard_url: Annotated[str | None, AfterValidator(_link("tenant"))] = None
     """Link from the operators' console to a dashboard of a tenant, with `{tenant}` for its id."""
@@ -403,6 +436,9 @@ class Settings(BaseSettings):
             "encryption_keys",
             "export_tokens",
             "batch_windows",
+            "oidc_scopes",
+            "oidc_operator_values",
+            "oidc_operator_reader_values",
         ):
             value = values.get(name)
             if isinstance(value, str):
@@ -490,6 +526,30 @@ class Settings(BaseSettings):
                 "SLUICE_JWT_OPERATOR_CLAIM must not be a claim about a tenant: "
                 f"{', '.join(TENANTS_CLAIMS)} or the claim that SLUICE_JWT_TENANT_CLAIM names"
             )
+
+    @model_validator(mode="after")
+    def _check_oidc(self) -> "Settings":
+        if (self.oidc_issuer is None) != (self.oidc_client_id is None):
+            raise ValueError("SLUICE_OIDC_ISSUER and SLUICE_OIDC_CLIENT_ID require each other")
+        values = self.oidc_operator_values + self.oidc_operator_reader_values
+        if bool(values) != (self.oidc_operator_claim is not None):
+            raise ValueError(
+                "SLUICE_OIDC_OPERATOR_CLAIM is required with SLUICE_OIDC_OPERATOR_VALUES or "
+                "SLUICE_OIDC_OPERATOR_READER_VALUES, and needs one of them"
+            )
+        if self.oidc_issuer is None and (values or not self.console_key_login):
+            raise ValueError(
+                "SLUICE_OIDC_ISSUER is required with SLUICE_OIDC_OPERATOR_CLAIM and with "
+                "SLUICE_CONSOLE_KEY_LOGIN=false"
+            )
+        if "openid" not in self.oidc_scopes:
+            raise ValueError("SLUICE_OIDC_SCOPES must contain openid")
+        return self
+
+    @property
+    def member_issuer(self) -> str | None:
+        """The issuer of JWTs, and of members that were added without an issuer."""
+        return self.jwt_issuer or self.oidc_issuer
 
 
 def load_settings(**given: str | None) -> Settings:

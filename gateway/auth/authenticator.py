@@ -1,7 +1,7 @@
 """Authenticate requests: map an Authorization header to a Principal."""
 
 import hmac
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Final, TypedDict
@@ -33,6 +33,7 @@ from gateway.tenancy.limits import Limits, LimitScope, SubjectLimits
 from gateway.tenancy.records import (
     Billing,
     KeyRecord,
+    Person,
     Plan,
     Project,
     ProjectStatus,
@@ -40,6 +41,7 @@ from gateway.tenancy.records import (
     TenantStatus,
 )
 from gateway.tenancy.roles import ROLE_SCOPES
+from gateway.tenancy.scopes import Scope
 from gateway.tenancy.times import to_ms
 
 MAX_CREDENTIAL_CHARACTERS: Final = 8192
@@ -59,6 +61,7 @@ class Authenticator:
     Args:
         database: stores keys and tenants.
         verifier: verifies JWTs; None rejects all of them.
+        member_issuer: the issuer of JWTs, and of members that were added without an issuer.
         ttl_seconds: how long a cached key or tenant is valid without a database query.
         max_entries: maximum number of cached keys, and of cached tenants of JWTs.
     """
@@ -70,16 +73,18 @@ class Authenticator:
         verifier: JwtVerifier | None,
         ttl_seconds: float,
         max_entries: int,
+        member_issuer: str | None = None,
     ) -> None:
         self._database = database
         self._verifier = verifier
+        self._member_issuer = member_issuer
         self._keys = LookupCache[bytes, _KnownKey](
             ttl_seconds=ttl_seconds, max_entries=max_entries, subjects=_subjects_of_key
         )
         self._keys_by_id = LookupCache[str, _KnownKey](
             ttl_seconds=ttl_seconds, max_entries=max_entries, subjects=_subjects_of_key
         )
-        self._callers = LookupCache[tuple[str, str, str | None], Caller](
+        self._callers = LookupCache[tuple[str, Person, str | None], Caller](
             ttl_seconds=ttl_seconds, max_entries=max_entries, subjects=_subjects_of_caller
         )
         self._origins = LookupCache[str, frozenset[str]](
@@ -94,6 +99,7 @@ class Authenticator:
             verifier=JwtVerifier.from_settings(settings),
             ttl_seconds=settings.key_cache_ttl.total_seconds(),
             max_entries=settings.key_cache_size,
+            member_issuer=settings.member_issuer,
         )
 
     async def authenticate(
@@ -146,7 +152,24 @@ class Authenticator:
 
         Raises the errors of `authenticate`.
         """
-        return _principal_of_token(claims, await self._caller_of(claims))
+        return await self._principal_of_claims(claims)
+
+    def person(self, issuer: str | None, subject: str) -> Person:
+        """Return the person whom an issuer has authenticated."""
+        return Person(issuer, subject, issuer == self._member_issuer)
+
+    async def principal_of_member(self, tenant_id: str, person: Person) -> Principal:
+        """Return the principal of a person in a tenant, with the rights of the member's role.
+
+        Raises AuthenticationError if the person is not a member, and the errors of `authenticate`.
+        """
+        caller = await self._caller_of(tenant_id, person, project_id=None)
+        if caller.member is None:
+            raise AuthenticationError(f"You are not a member of the account '{tenant_id}'.")
+        _check(_refusal(caller.tenant, None))
+        return _principal_of_caller(
+            caller, subject=person.subject, scopes=ROLE_SCOPES[caller.member.role]
+        )
 
     def has_cached(self, authorization: str | None) -> bool:
         """Whether the cache has a fresh entry in which the header's key is valid.
@@ -208,23 +231,27 @@ class Authenticator:
     async def _authenticate_jwt(self, token: str) -> Principal:
         if self._verifier is None:
             raise AuthenticationError("JWTs are not accepted. Use an API key (sk-...).")
-        claims = self._verifier.verify(token)
-        return _principal_of_token(claims, await self._caller_of(claims))
+        return await self._principal_of_claims(self._verifier.verify(token))
 
-    async def _caller_of(self, claims: TokenClaims) -> Caller:
+    async def _principal_of_claims(self, claims: TokenClaims) -> Principal:
+        person = self.person(self._member_issuer, claims.subject)
+        caller = await self._caller_of(claims.tenant_id, person, project_id=claims.project_id)
+        return _principal_of_token(claims, caller)
+
+    async def _caller_of(self, tenant_id: str, person: Person, *, project_id: str | None) -> Caller:
         caller = await self._callers.get(
-            (claims.tenant_id, claims.subject, claims.project_id),
-            partial(self._load_caller, claims),
+            (tenant_id, person, project_id),
+            partial(self._load_caller, tenant_id, person, project_id),
         )
         if caller is None:
             raise AuthenticationError("The token's tenant does not exist.")
         return caller
 
-    async def _load_caller(self, claims: TokenClaims) -> Caller | None:
+    async def _load_caller(
+        self, tenant_id: str, person: Person, project_id: str | None
+    ) -> Caller | None:
         async with self._database.reading() as transaction:
-            return await find_caller(
-                transaction, claims.tenant_id, subject=claims.subject, project_id=claims.project_id
-            )
+            return await find_caller(transaction, tenant_id, person, project_id=project_id)
 
 
 def _bearer_credential(authorization: str | None) -> str:
@@ -300,13 +327,25 @@ def _principal_of_token(claims: TokenClaims, caller: Caller) -> Principal:
         # Rights of the member's role, unless the token names fewer scopes.
         granted = ROLE_SCOPES[member.role]
         scopes = granted & scopes if claims.names_scopes else granted
-    return Principal(
-        **_tenant_options(tenant),
-        credential_id=f"jwt:{claims.subject}",
-        scopes=scopes | claims.operator_scopes,
+    principal = _principal_of_caller(
+        caller, subject=claims.subject, scopes=scopes | claims.operator_scopes
+    )
+    return replace(
+        principal,
         allowed_models=claims.allowed_models,
         dialect=claims.dialect or tenant.dialect,
-        project_id=claims.project_id,
+    )
+
+
+def _principal_of_caller(caller: Caller, *, subject: str, scopes: frozenset[Scope]) -> Principal:
+    tenant, project = caller.tenant, caller.project
+    return Principal(
+        **_tenant_options(tenant),
+        credential_id=f"jwt:{subject}",
+        scopes=scopes,
+        allowed_models=None,
+        dialect=tenant.dialect,
+        project_id=None if project is None else project.id,
         limits=_limits(tenant, caller.plan, project=project, key=None),
     )
 

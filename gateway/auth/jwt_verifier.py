@@ -145,7 +145,7 @@ class JwtVerifier:
     def _read_claims(self, claims: Mapping[str, Any]) -> TokenClaims:
         return TokenClaims(
             tenant_id=_claim(claims, self.tenant_claim, str),
-            subject=_subject(claims),
+            subject=subject_of(claims),
             scopes=_scopes(claims),
             operator_scopes=self._operator_scopes(claims),
             names_scopes="scope" in claims,
@@ -164,7 +164,8 @@ class JwtVerifier:
         return frozenset(scope for value, scope in self.operator_values.items() if value in values)
 
 
-def _subject(claims: Mapping[str, Any]) -> str:
+def subject_of(claims: Mapping[str, Any]) -> str:
+    """Return the claim `sub`; empty without one. Raises AuthenticationError."""
     if "sub" not in claims:
         return ""
     subject: str = _claim(claims, "sub", str)

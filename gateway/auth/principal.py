@@ -20,7 +20,7 @@ class Principal:
     tenant_id: str
     tenant_weight: float
     credential_id: str
-    """Id of the API key, or `jwt:` and the token's subject."""
+    """Id of the API key, or `jwt:` and the token's subject, or `oidc:` and an operator's."""
     scopes: frozenset[Scope]
     allowed_models: frozenset[str] | None
     """None means all models."""
@@ -51,7 +51,7 @@ class Principal:
     def actor(self) -> str:
         """The name that the audit log stores for changes by this principal."""
         kind = "operator:" if self.is_operator else ""
-        if self.credential_id.startswith("jwt:"):
+        if self.credential_id.startswith(("jwt:", "oidc:")):
             return f"{kind}{self.credential_id}"
         return f"{kind}key:{self.credential_id}"
 

@@ -8,7 +8,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
 from gateway.database.tables import ApiKeyRow, MemberRow, PlanRow, ProjectRow, TenantRow
-from gateway.tenancy.records import KeyRecord, Member, Plan, Project, Tenant
+from gateway.tenancy.records import KeyRecord, Member, Person, Plan, Project, Tenant
 
 
 class KeyOwner(NamedTuple):
@@ -21,7 +21,7 @@ class KeyOwner(NamedTuple):
 
 
 class Caller(NamedTuple):
-    """A tenant, and the member and project that a token of one of its people names."""
+    """A tenant, and the member and project that one of its people is and uses."""
 
     tenant: Tenant
     plan: Plan | None
@@ -70,17 +70,28 @@ async def find_origins(transaction: AsyncSession) -> frozenset[str]:
     return frozenset(chain.from_iterable(found))
 
 
+def is_person(person: Person) -> ColumnElement[bool]:
+    """Return the condition that a row of the members is a person.
+
+    The same subject of another issuer is another person.
+    """
+    is_of_issuer = MemberRow.issuer == person.issuer
+    if person.is_of_deployment:
+        is_of_issuer = or_(is_of_issuer, MemberRow.issuer.is_(None))
+    return and_(MemberRow.subject == person.subject, is_of_issuer)
+
+
 async def find_caller(
-    transaction: AsyncSession, tenant_id: str, *, subject: str, project_id: str | None
+    transaction: AsyncSession, tenant_id: str, person: Person, *, project_id: str | None
 ) -> Caller | None:
-    """Return the caller that a token identifies, or None if the tenant does not exist."""
+    """Return the caller that a person is, or None if the tenant does not exist."""
     of_tenant = MemberRow.tenant_id == TenantRow.id
     anybody = aliased(MemberRow)
     has_members = exists().where(anybody.tenant_id == TenantRow.id)
     found = await transaction.execute(
         select(TenantRow, PlanRow, MemberRow, ProjectRow, has_members)
         .outerjoin(PlanRow, PlanRow.id == TenantRow.plan_id)
-        .outerjoin(MemberRow, and_(of_tenant, MemberRow.subject == subject))
+        .outerjoin(MemberRow, and_(of_tenant, is_person(person)))
         .outerjoin(
             ProjectRow,
             and_(ProjectRow.tenant_id == TenantRow.id, ProjectRow.id == project_id),

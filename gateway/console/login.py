@@ -12,19 +12,31 @@ from gateway.console.forms import Form, read_form
 from gateway.console.rendering import page
 from gateway.console.routing import (
     LOGIN,
-    AnyVisitor,
-    CustomerRoute,
-    OperatorRoute,
+    CurrentSession,
+    CustomerSessionRoute,
+    OperatorSessionRoute,
     PageRoute,
     address_of,
     admitted_principal,
     cookie_name,
+    delete_cookie,
     is_secure,
+    origin_of,
+    principal_of,
     redirect,
+    require_key_login,
     sessions_of,
     set_cookie,
 )
-from gateway.console.sessions import LINK_PATH, Audience, KeyLogin, use_link
+from gateway.console.sessions import (
+    LINK_PATH,
+    Audience,
+    KeyLogin,
+    PersonLogin,
+    Session,
+    open_id_token,
+    use_link,
+)
 from gateway.errors import ApiError, AuthenticationError, PermissionDeniedError
 from gateway.http.allowances import network_of
 from gateway.http.authorization import Context
@@ -33,20 +45,23 @@ from gateway.http.context import context_of
 HOME: Final = "/console"
 _OWN_PAGE: Final = re.compile(r"/console(/[A-Za-z0-9._~:@%/-]*)?(\?[A-Za-z0-9._~:@%/&=+*,-]*)?")
 _MAX_TOKEN: Final = 200
-_ROUTES: Final = {Audience.CUSTOMERS: CustomerRoute, Audience.OPERATORS: OperatorRoute}
+SESSION_ROUTES: Final = {
+    Audience.CUSTOMERS: CustomerSessionRoute,
+    Audience.OPERATORS: OperatorSessionRoute,
+}
 
 
 def login_router(audience: Audience) -> APIRouter:
     """Return the routes with which one audience logs in and out."""
     router = APIRouter(include_in_schema=False)
     public = APIRouter(route_class=PageRoute)
-    own = APIRouter(route_class=_ROUTES[audience])
+    own = APIRouter(route_class=SESSION_ROUTES[audience])
 
     @public.get(LOGIN)
     async def show_login(
         request: Request, next_: Annotated[str, Query(alias="next", max_length=2000)] = HOME
     ) -> Response:
-        return _login_page(request, audience, following=next_)
+        return login_page(request, audience, following=next_)
 
     @public.post(LOGIN)
     async def log_in(request: Request) -> Response:
@@ -56,8 +71,8 @@ def login_router(audience: Audience) -> APIRouter:
             _require_own_form(request, form, audience)
             login, subject = await _check_key(request, form["key"], audience)
         except ApiError as error:
-            return _login_page(request, audience, following=following, error=error)
-        return await _begin(request, audience, login, subject, following=following)
+            return login_page(request, audience, following=following, error=error)
+        return await begin(request, audience, login, subject, following=following)
 
     @public.get(LINK_PATH)
     async def enter(
@@ -68,25 +83,22 @@ def login_router(audience: Audience) -> APIRouter:
         login = await use_link(context.redis, token)
         if login is None:
             error = AuthenticationError("The link has been used or has expired. Log in with a key.")
-            return _login_page(request, audience, following=HOME, error=error)
-        principal = await context.authenticator.principal_of_digest(
-            login.prefix, login.digest, address=address_of(request)
-        )
+            return login_page(request, audience, following=HOME, error=error)
+        principal = await principal_of(request, login, audience)
         subject = admitted_principal(principal, audience).actor
-        return await _begin(request, audience, login, subject, following=HOME)
+        return await begin(request, audience, login, subject, following=HOME)
 
     @own.post("/console/logout")
-    async def log_out(request: Request, context: Context) -> Response:
-        name = cookie_name(request, audience)
-        await sessions_of(context).end(request.cookies[name])
-        return _logged_out(request, name)
+    async def log_out(request: Request, context: Context, session: CurrentSession) -> Response:
+        await sessions_of(context).end(request.cookies[cookie_name(request, audience)])
+        return await _logged_out(request, session)
 
     @own.post("/console/logout-everywhere")
     async def log_out_everywhere(
-        request: Request, context: Context, visitor: AnyVisitor
+        request: Request, context: Context, session: CurrentSession
     ) -> Response:
-        await sessions_of(context).sign_out_everywhere(visitor.session.subject)
-        return _logged_out(request, cookie_name(request, audience))
+        await sessions_of(context).sign_out_everywhere(session.subject)
+        return await _logged_out(request, session)
 
     router.include_router(public)
     router.include_router(own)
@@ -99,9 +111,11 @@ def safe_page(path: str) -> str:
     return path if is_own else HOME
 
 
-def _login_page(
+def login_page(
     request: Request, audience: Audience, *, following: str, error: ApiError | None = None
 ) -> Response:
+    """Return the page on which people choose how to log in, with the reason why they must again."""
+    context = context_of(request)
     name = _form_cookie(request, audience)
     token = request.cookies.get(name) or secrets.token_urlsafe(32)
     response = page(
@@ -111,6 +125,8 @@ def _login_page(
         audience=audience,
         token=token,
         following=safe_page(following),
+        has_provider=context.oidc is not None,
+        has_keys=context.settings.console_key_login,
         error=error,
     )
     set_cookie(request, response, name, token)
@@ -131,6 +147,7 @@ def _require_own_form(request: Request, form: Form, audience: Audience) -> None:
 async def _check_key(request: Request, text: str, audience: Audience) -> tuple[KeyLogin, str]:
     """Return the login of a key, and whose it is. Raises the errors of authentication."""
     context, address = context_of(request), address_of(request)
+    require_key_login(context)
     network = network_of(address or "")
     context.failed_logins.require(network)
     try:
@@ -150,21 +167,36 @@ async def _check_key(request: Request, text: str, audience: Audience) -> tuple[K
     return KeyLogin(key.prefix, key.digest()), subject
 
 
-async def _begin(
-    request: Request, audience: Audience, login: KeyLogin, subject: str, *, following: str
+async def begin(
+    request: Request,
+    audience: Audience,
+    login: KeyLogin | PersonLogin,
+    subject: str,
+    *,
+    following: str,
+    id_token: str = "",
 ) -> Response:
     """Begin a session under a new token, which no one else can know, and end the earlier one."""
     sessions, name = sessions_of(context_of(request)), cookie_name(request, audience)
     if (earlier := request.cookies.get(name)) is not None:
         await sessions.end(earlier)
-    token = await sessions.begin(audience, login, subject)
+    token = await sessions.begin(audience, login, subject, id_token=id_token)
     response = redirect(safe_page(following))
     set_cookie(request, response, name, token)
-    response.delete_cookie(_form_cookie(request, audience), path="/", secure=is_secure(request))
+    delete_cookie(request, response, _form_cookie(request, audience))
     return response
 
 
-def _logged_out(request: Request, name: str) -> Response:
-    response = redirect(LOGIN)
-    response.delete_cookie(name, path="/", secure=is_secure(request), httponly=True)
+async def _logged_out(request: Request, session: Session) -> Response:
+    """Delete the cookie. A person's browser then ends the session at the identity provider."""
+    name, provider = cookie_name(request, session.audience), context_of(request).oidc
+    target = None
+    if provider is not None and isinstance(session.login, PersonLogin):
+        target = await provider.logout_url(
+            id_token=open_id_token(session, request.cookies[name]),
+            redirect_uri=f"{origin_of(request, session.audience)}{LOGIN}",
+        )
+    # No redirect: the policy of the page with the form forbids forms that lead to other sites.
+    response = redirect(LOGIN) if target is None else page(request, "left.html", target=target)
+    delete_cookie(request, response, name)
     return response

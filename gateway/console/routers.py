@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter
 
-from gateway.console import assets
+from gateway.console import assets, provider_login
 from gateway.console.customers import (
     account,
     adapters,
@@ -54,5 +54,8 @@ for router, audience, pages in (
 ):
     router.include_router(assets.router)
     router.include_router(login_router(audience))
+    router.include_router(provider_login.provider_router(audience))
     for each in pages:
         router.include_router(each.router)
+
+customers.include_router(provider_login.accounts)

@@ -1,9 +1,10 @@
 """Routes of the console: who is logged in, protection of forms, and errors as pages."""
 
+import re
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, ClassVar, Final
 from urllib.parse import urlencode, urlsplit
 
 from fastapi import Depends, Request, Response
@@ -17,7 +18,7 @@ from typing_extensions import override
 from gateway.auth.principal import Principal
 from gateway.console.forms import Form, read_form
 from gateway.console.rendering import SECURITY_HEADERS, page
-from gateway.console.sessions import Audience, Session, Sessions
+from gateway.console.sessions import Audience, KeyLogin, PersonLogin, Session, Sessions
 from gateway.errors import (
     ApiError,
     AuthenticationError,
@@ -32,8 +33,10 @@ from gateway.http.error_handlers import on_exception
 from gateway.tenancy.scopes import OPERATOR_SCOPES, TENANT_SCOPES, Scope
 
 LOGIN: Final = "/console/login"
+ACCOUNTS: Final = "/console/accounts"
 CSRF_FIELD: Final = "csrf"
 CSRF_HEADER: Final = "x-csrf-token"
+_PLAIN_HOST: Final = re.compile(r"([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD"})
 _SCOPES: Final = {Audience.CUSTOMERS: TENANT_SCOPES, Audience.OPERATORS: OPERATOR_SCOPES}
 """Scopes of which a credential needs one to log in."""
@@ -57,6 +60,17 @@ class Visitor:
     def csrf(self) -> str:
         """The token for forms."""
         return self.session.csrf
+
+    @property
+    def name(self) -> str:
+        """The person's e-mail or subject, or the id of the key."""
+        login = self.session.login
+        return login.name if isinstance(login, PersonLogin) else self.principal.credential_id
+
+    @property
+    def is_person(self) -> bool:
+        """Whether this is a person, not a key."""
+        return isinstance(self.session.login, PersonLogin)
 
     @property
     def is_operator(self) -> bool:
@@ -104,24 +118,32 @@ class PageRoute(APIRoute):
 class _SessionRoute(PageRoute):
     """A route for those who are logged in; without a session it redirects to the login page."""
 
-    audience: Audience
+    audience: ClassVar[Audience]
+    needs_rights: ClassVar[bool] = True
+    """Whether the page needs a credential with rights; otherwise only a session."""
 
     @override
     async def admitted(self, request: Request, handle: Handler) -> Response:
         is_safe = request.method in _SAFE_METHODS
         if not is_safe:
             require_same_origin(request)
-        try:
-            visitor = await find_visitor(request, self.audience)
-        except AuthenticationError:
-            visitor = None
-        if visitor is None:
+        session = await _find_session(request, self.audience)
+        if session is None:
             return _to_login(request)
-        request.state.visitor = visitor
-        request.state.tenant_id = visitor.tenant_id
+        request.state.session = session
+        visitor = None
+        if self.needs_rights:
+            if _lacks_account(session):
+                return redirect(ACCOUNTS)
+            try:
+                visitor = await _find_visitor(request, session)
+            except AuthenticationError:
+                return _to_login(request)
+            request.state.visitor = visitor
+            request.state.tenant_id = visitor.tenant_id
         if not is_safe:
-            await _require_token(request, visitor)
-            if self.audience is Audience.OPERATORS:
+            await _require_token(request, session)
+            if visitor is not None and self.audience is Audience.OPERATORS:
                 visitor.principal.require_scope(Scope.ADMIN)
         return await handle(request)
 
@@ -138,6 +160,18 @@ class OperatorRoute(_SessionRoute):
     audience = Audience.OPERATORS
 
 
+class CustomerSessionRoute(CustomerRoute):
+    """A page for customers with any session, also of an account that is suspended."""
+
+    needs_rights = False
+
+
+class OperatorSessionRoute(OperatorRoute):
+    """A page for operators with any session."""
+
+    needs_rights = False
+
+
 def sessions_of(context: ProcessContext) -> Sessions:
     """Return the sessions of a deployment."""
     settings = context.settings
@@ -148,23 +182,48 @@ def sessions_of(context: ProcessContext) -> Sessions:
     )
 
 
-async def find_visitor(request: Request, audience: Audience) -> Visitor | None:
-    """Return who is logged in.
-
-    The rights are those that the credential has now. Raises AuthenticationError if it has been
-    revoked or has expired, and PermissionDeniedError if it may not be used here any more.
-    """
+async def _find_session(request: Request, audience: Audience) -> Session | None:
     token = request.cookies.get(cookie_name(request, audience))
-    if token is None:
-        return None
+    return None if token is None else await sessions_of(context_of(request)).find(token, audience)
+
+
+def _lacks_account(session: Session) -> bool:
+    login, is_customer = session.login, session.audience is Audience.CUSTOMERS
+    return is_customer and isinstance(login, PersonLogin) and not login.tenant_id
+
+
+async def _find_visitor(request: Request, session: Session) -> Visitor:
+    principal = await principal_of(request, session.login, session.audience)
+    return Visitor(admitted_principal(principal, session.audience), session)
+
+
+async def principal_of(
+    request: Request, login: KeyLogin | PersonLogin, audience: Audience
+) -> Principal:
+    """Return the principal of a session, with the rights that it has now.
+
+    Raises AuthenticationError if the key or member has none any more, or if the deployment no
+    longer accepts such logins.
+    """
     context = context_of(request)
-    session = await sessions_of(context).find(token, audience)
-    if session is None:
-        return None
-    principal = await context.authenticator.principal_of_digest(
-        session.login.prefix, session.login.digest, address=address_of(request)
-    )
-    return Visitor(admitted_principal(principal, audience), session)
+    if isinstance(login, KeyLogin):
+        require_key_login(context)
+        return await context.authenticator.principal_of_digest(
+            login.prefix, login.digest, address=address_of(request)
+        )
+    provider = context.oidc
+    if provider is None or provider.issuer != login.issuer:
+        raise AuthenticationError("The identity provider of the session is not in use any more.")
+    if audience is Audience.OPERATORS:
+        return provider.operator(login.subject, login.operator_values)
+    person = context.authenticator.person(login.issuer, login.subject)
+    return await context.authenticator.principal_of_member(login.tenant_id, person)
+
+
+def require_key_login(context: ProcessContext) -> None:
+    """Raise AuthenticationError if keys do not log in here."""
+    if not context.settings.console_key_login:
+        raise AuthenticationError("This console accepts no keys (SLUICE_CONSOLE_KEY_LOGIN).")
 
 
 def admitted_principal(principal: Principal, audience: Audience) -> Principal:
@@ -179,17 +238,45 @@ def cookie_name(request: Request, audience: Audience) -> str:
     return f"__Host-{name}" if is_secure(request) else name
 
 
-def set_cookie(request: Request, response: Response, name: str, value: str) -> None:
-    """Set a cookie that scripts cannot read and no other site can send with a form."""
+def set_cookie(
+    request: Request, response: Response, name: str, value: str, *, max_age: int | None = None
+) -> None:
+    """Set a cookie that scripts cannot read and no other site can send with a form.
+
+    By default the browser deletes it when it ends; `max_age` is in seconds.
+    """
     response.set_cookie(
-        name, value, path="/", secure=is_secure(request), httponly=True, samesite="lax"
+        name,
+        value,
+        max_age=max_age,
+        path="/",
+        secure=is_secure(request),
+        httponly=True,
+        samesite="lax",
     )
+
+
+def delete_cookie(request: Request, response: Response, name: str) -> None:
+    """Delete a cookie."""
+    response.delete_cookie(name, path="/", secure=is_secure(request), httponly=True)
 
 
 def is_secure(request: Request) -> bool:
     """Whether the browser uses https, directly or to a proxy."""
-    public = context_of(request).settings.public_url or ""
-    return request.url.scheme == "https" or public.startswith("https:")
+    settings = context_of(request).settings
+    urls = (settings.public_url, settings.operator_public_url)
+    return request.url.scheme == "https" or any(url and url.startswith("https:") for url in urls)
+
+
+def origin_of(request: Request, audience: Audience) -> str:
+    """Return the URL of a listener: the configured one, else that of this request."""
+    settings = context_of(request).settings
+    is_customers = audience is Audience.CUSTOMERS
+    configured = settings.public_url if is_customers else settings.operator_public_url
+    if configured is not None:
+        return configured
+    host = request.headers.get("host", "")
+    return f"{request.url.scheme}://{host if _PLAIN_HOST.fullmatch(host) else 'HOST'}"
 
 
 def address_of(request: Request) -> str | None:
@@ -207,12 +294,12 @@ def require_same_origin(request: Request) -> None:
         raise PermissionDeniedError("The form was sent by a page of another site.")
 
 
-async def _require_token(request: Request, visitor: Visitor) -> None:
+async def _require_token(request: Request, session: Session) -> None:
     given = request.headers.get(CSRF_HEADER)
     if given is None:
         request.state.form = await read_form(request)
         given = request.state.form[CSRF_FIELD]
-    if not secrets.compare_digest(given.encode(), visitor.csrf.encode()):
+    if not secrets.compare_digest(given.encode(), session.csrf.encode()):
         raise PermissionDeniedError("The form is from another session. Load the page again.")
 
 
@@ -257,6 +344,11 @@ def error_page(request: Request, error: Exception) -> Response:
     return response
 
 
+def _session_of(request: Request) -> Session:
+    session: Session = request.state.session
+    return session
+
+
 def _form_of(request: Request) -> Form:
     form: Form = request.state.form
     return form
@@ -279,5 +371,6 @@ def needs(*scopes: Scope, whole: bool = False) -> Callable[[Request], Awaitable[
     return dependency
 
 
+CurrentSession = Annotated[Session, Depends(_session_of)]
 SentForm = Annotated[Form, Depends(_form_of)]
 AnyVisitor = Annotated[Visitor, Depends(needs(*Scope))]

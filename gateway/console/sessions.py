@@ -1,12 +1,15 @@
-"""Sessions of the console in Redis, and links that log in once."""
+"""Sessions of the console in Redis, and what leads to them: links and logins at a provider."""
 
+import base64
 import hashlib
+import hmac
 import secrets
 from datetime import timedelta
 from enum import StrEnum
 from typing import Any, Final
 
 import msgspec
+from cryptography.fernet import Fernet
 from redis.asyncio import Redis
 
 from contract import clock, keys
@@ -15,6 +18,8 @@ from gateway.redis_client import converting_errors
 TOKEN_BYTES: Final = 32
 LINK_PATH: Final = "/console/enter"
 LINK_VALID: Final = timedelta(hours=1)
+ATTEMPT_VALID: Final = timedelta(minutes=10)
+"""How long a login at the identity provider may take."""
 
 
 class Audience(StrEnum):
@@ -24,7 +29,7 @@ class Audience(StrEnum):
     OPERATORS = "operators"
 
 
-class KeyLogin(msgspec.Struct, frozen=True):
+class KeyLogin(msgspec.Struct, frozen=True, tag="key"):
     """An API key that logged in, without its secret."""
 
     prefix: str
@@ -32,11 +37,42 @@ class KeyLogin(msgspec.Struct, frozen=True):
     """SHA-256 of the key."""
 
 
+class PersonLogin(msgspec.Struct, frozen=True, tag="person"):
+    """A person who logged in at the identity provider."""
+
+    issuer: str
+    subject: str
+    name: str
+    """The verified e-mail, or else the subject."""
+    tenant_id: str = ""
+    """The account that a customer has chosen; empty before the choice, and for operators."""
+    operator_values: tuple[str, ...] = ()
+    """Values of a claim that the settings map to rights of operators."""
+
+    @property
+    def owner(self) -> str:
+        """Whose sessions `sign_out_everywhere` ends together."""
+        return f"oidc:{self.issuer} {self.subject}"
+
+
+class Attempt(msgspec.Struct, frozen=True):
+    """A login at the identity provider that has begun."""
+
+    audience: Audience
+    browser: str
+    """Digest of the cookie of the browser in which it began."""
+    nonce: str
+    code_verifier: str
+    redirect_uri: str
+    following: str
+    """The page to show after the login."""
+
+
 class Session(msgspec.Struct, frozen=True):
     """One login in one browser."""
 
     audience: Audience
-    login: KeyLogin
+    login: KeyLogin | PersonLogin
     subject: str
     """Whose sessions `sign_out_everywhere` ends together."""
     csrf: str
@@ -44,6 +80,8 @@ class Session(msgspec.Struct, frozen=True):
     created_ms: int
     ends_ms: int
     """When the session ends however much it is used."""
+    id_token: bytes = b""
+    """The person's ID token, sealed with the token of the cookie; empty for a key."""
 
 
 class Sessions:
@@ -62,7 +100,14 @@ class Sessions:
         self._idle_ms = int(idle.total_seconds() * 1000)
         self._longest_ms = int(longest.total_seconds() * 1000)
 
-    async def begin(self, audience: Audience, login: KeyLogin, subject: str) -> str:
+    async def begin(
+        self,
+        audience: Audience,
+        login: KeyLogin | PersonLogin,
+        subject: str,
+        *,
+        id_token: str = "",
+    ) -> str:
         """Begin a session and return the token for its cookie."""
         token, now_ms = secrets.token_urlsafe(TOKEN_BYTES), clock.now_ms()
         session = Session(
@@ -72,6 +117,7 @@ class Sessions:
             csrf=secrets.token_urlsafe(TOKEN_BYTES),
             created_ms=now_ms,
             ends_ms=now_ms + self._longest_ms,
+            id_token=_box(token).encrypt(id_token.encode()) if id_token else b"",
         )
         with converting_errors(self._redis):
             await self._redis.set(
@@ -88,13 +134,30 @@ class Sessions:
             content: Any = await self._redis.getex(key, px=self._idle_ms)
             if content is None:
                 return None
-            session = msgspec.msgpack.decode(content, type=Session)
+            try:
+                session = msgspec.msgpack.decode(content, type=Session)
+            except msgspec.ValidationError:
+                return None  # Of another release.
             signed_out = await self._redis.get(keys.console_signed_out(session.subject))
         has_ended = clock.now_ms() >= session.ends_ms
         if has_ended or session.audience is not audience:
             return None
         is_signed_out = signed_out is not None and session.created_ms <= int(signed_out)
         return None if is_signed_out else session
+
+    async def choose(self, token: str, session: Session, login: PersonLogin) -> None:
+        """Let a session continue with another account; forms of the former one become invalid."""
+        changed = msgspec.structs.replace(
+            session, login=login, csrf=secrets.token_urlsafe(TOKEN_BYTES)
+        )
+        with converting_errors(self._redis):
+            # A session that has ended stays so.
+            await self._redis.set(
+                keys.console_session(_digest(token)),
+                msgspec.msgpack.encode(changed),
+                px=self._idle_ms,
+                xx=True,
+            )
 
     async def end(self, token: str) -> None:
         """End one session."""
@@ -127,6 +190,59 @@ async def use_link(redis: "Redis", token: str) -> KeyLogin | None:
     with converting_errors(redis):
         content: Any = await redis.getdel(keys.console_link(_digest(token)))
     return None if content is None else msgspec.msgpack.decode(content, type=KeyLogin)
+
+
+async def begin_attempt(
+    redis: "Redis", audience: Audience, *, redirect_uri: str, following: str
+) -> tuple[str, str, Attempt]:
+    """Begin a login at the identity provider.
+
+    Return its state, the token for the cookie of the browser, and what is stored. Raises
+    StoreUnavailableError.
+    """
+    state, browser, nonce = (secrets.token_urlsafe(TOKEN_BYTES) for _ in range(3))
+    attempt = Attempt(
+        audience=audience,
+        browser=_digest(browser),
+        nonce=nonce,
+        code_verifier=secrets.token_urlsafe(TOKEN_BYTES),
+        redirect_uri=redirect_uri,
+        following=following,
+    )
+    with converting_errors(redis):
+        await redis.set(
+            keys.console_attempt(_digest(state)),
+            msgspec.msgpack.encode(attempt),
+            px=ATTEMPT_VALID,
+        )
+    return state, browser, attempt
+
+
+async def use_attempt(
+    redis: "Redis", audience: Audience, *, state: str, browser: str
+) -> Attempt | None:
+    """Return the login that began with this state in this browser, and end it.
+
+    Return None if there is none any more. Raises StoreUnavailableError.
+    """
+    with converting_errors(redis):
+        content: Any = await redis.getdel(keys.console_attempt(_digest(state)))
+    if content is None:
+        return None
+    attempt = msgspec.msgpack.decode(content, type=Attempt)
+    is_same = hmac.compare_digest(attempt.browser, _digest(browser))
+    return attempt if is_same and attempt.audience is audience else None
+
+
+def open_id_token(session: Session, token: str) -> str | None:
+    """Return the ID token of a session with its cookie's token; None for a key's session."""
+    return _box(token).decrypt(session.id_token).decode() if session.id_token else None
+
+
+def _box(token: str) -> Fernet:
+    """Return the cipher of a session: Redis alone cannot decrypt what it encrypts."""
+    secret = hashlib.sha256(f"id-token {token}".encode()).digest()
+    return Fernet(base64.urlsafe_b64encode(secret))
 
 
 def _digest(token: str) -> str:

@@ -14,6 +14,7 @@ from redis.exceptions import RedisError
 from contract.tasks import end_task
 from gateway import telemetry
 from gateway.auth.authenticator import Authenticator
+from gateway.auth.oidc import OidcProvider
 from gateway.auth.revocation import RevocationListener
 from gateway.concurrency.fair_turns import LoopTurns
 from gateway.concurrency.large_work import LargeWork
@@ -70,6 +71,8 @@ class ProcessContext:
     lines_released: asyncio.Event
     """Set when lines of batches may be released."""
     authenticator: Authenticator
+    oidc: OidcProvider | None
+    """The identity provider of the console."""
     catalogue: Catalogue
     adapters: AdapterBook
     aliases: AliasBook
@@ -182,6 +185,7 @@ async def _open(settings: Settings, stack: AsyncExitStack) -> ProcessContext:
         announcer=ChangeAnnouncer(redis),
         lines_released=lines_released,
         authenticator=authenticator,
+        oidc=OidcProvider.from_settings(settings),
         catalogue=catalogue,
         adapters=adapters,
         aliases=aliases,

@@ -9,6 +9,7 @@ from gateway.errors import InvalidParameterError, NotFoundError, shown
 
 MAX_NAME_CHARACTERS: Final = 200
 
+_EMAIL = re.compile(r"[!-?A-~]+@[A-Za-z0-9.-]+")
 _ID = re.compile(r"[A-Za-z0-9_-]{1,63}")
 _UNPRINTABLE: Final = ("Cc", "Cs")
 """Unicode categories of control characters, which corrupt tables and logs, and of surrogates."""
@@ -33,6 +34,20 @@ def check_name(name: str, *, param: str = "name") -> None:
         raise InvalidParameterError(
             f"'{param}' must not contain control characters. Given: {shown(name)}.", param=param
         )
+
+
+def checked_email(email: str) -> str:
+    """Return an e-mail address in lower case. Raises InvalidParameterError.
+
+    It must be ASCII: lower case maps other letters, such as the Kelvin sign, to letters of ASCII.
+    """
+    if len(email) > MAX_NAME_CHARACTERS or _EMAIL.fullmatch(email) is None:
+        raise InvalidParameterError(
+            f"'email' must be an address of at most {MAX_NAME_CHARACTERS} ASCII characters, such "
+            f"as ada@example.com. Given: {shown(email)}.",
+            param="email",
+        )
+    return email.lower()
 
 
 def check_not_empty(options: Mapping[str, object]) -> None:

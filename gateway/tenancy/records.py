@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from ipaddress import IPv4Network, IPv6Network
-from typing import TypedDict
+from typing import NamedTuple, TypedDict
 
 from contract.dialect import Dialect
 from contract.tier import ServiceTier
@@ -129,15 +129,28 @@ class ProjectChanges(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """A person of a tenant, who authenticates with a JWT."""
+    """A person of a tenant, who authenticates at an identity provider."""
 
     id: str
     tenant_id: str
-    subject: str
-    """The claim `sub` of the person's tokens."""
+    subject: str | None
+    """The claim `sub` of the person's tokens; None until an invited person has logged in."""
+    issuer: str | None
+    """The issuer that uses this subject; None stands for the deployment's identity provider."""
+    email: str | None
+    """The address under which the person was invited, in lower case."""
     name: str
     role: Role
     created_at: datetime
+
+
+class Person(NamedTuple):
+    """A person whom an identity provider has authenticated."""
+
+    issuer: str | None
+    subject: str
+    is_of_deployment: bool
+    """Whether members without an issuer are people of this issuer."""
 
 
 class _KeyOptions(TypedDict, total=False):

@@ -83,7 +83,13 @@ def _url(stack: Stack, page: Page) -> str:
 
 async def test_pages_without_a_session_lead_to_the_login_page(stack: Stack) -> None:
     public = {page.path for page in PAGES if not page.needs_session}
-    assert public == {"/console/static/{name}", "/console/login", "/console/enter"}
+    assert public == {
+        "/console/static/{name}",
+        "/console/login",
+        "/console/login/provider",
+        "/console/login/callback",
+        "/console/enter",
+    }
     for page in OWN:
         async with anonymous(_url(stack, page)) as client:
             response = await client.request(page.method, page.filled({}))

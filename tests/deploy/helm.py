@@ -40,6 +40,7 @@ SECRETS: Final = {
     "export-tokens": "stripe=made-up-14",
     "audit-key": "made-up-11-which-has-at-least-32-bytes",
     "postgresql-password": "made-up-7",
+    "oidc-client-secret": "made-up-oidc",
     "jwt-secret": "made-up-8-which-has-at-least-32-bytes",
     "token": "made-up-9",
     "otlp-headers": "authorization=made-up-10",

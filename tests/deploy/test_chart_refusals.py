@@ -45,6 +45,18 @@ NOT_TOGETHER = {
         {"jwt.algorithms[0]": "RS256", "jwt.audience": "sluice", "jwt.issuer": "https://login"},
         "jwt: set jwt.existingSecret to a Secret with the HS256 secret or the public keys.",
     ),
+    "OpenID provider without a client": (
+        {"oidc.issuer": "https://login"},
+        "oidc: oidc.issuer and oidc.clientId require each other.",
+    ),
+    "claim of operators without a value": (
+        {"oidc.issuer": "https://login", "oidc.clientId": "x", "oidc.operatorClaim": "groups"},
+        "oidc: oidc.operatorClaim requires oidc.operatorValues or oidc.operatorReaderValues",
+    ),
+    "neither keys nor a provider": (
+        {"oidc.keyLogin": "false"},
+        "oidc: oidc.operatorClaim and oidc.keyLogin=false require oidc.issuer.",
+    ),
     "signed heads without a key": (
         {"audit.sink": "https://audit.example.com/heads"},
         "audit: set audit.existingSecret to a Secret with the signing key",

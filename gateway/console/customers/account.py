@@ -1,6 +1,5 @@
 """Limits, the audit log, and how to start."""
 
-import re
 import shlex
 from typing import Annotated, Final
 
@@ -9,16 +8,15 @@ from msgspec import json
 
 from gateway.console.limit_fields import LABELS, shown_limit
 from gateway.console.rendering import page
-from gateway.console.routing import AnyVisitor, CustomerRoute, Visitor, needs
+from gateway.console.routing import AnyVisitor, CustomerRoute, Visitor, needs, origin_of
+from gateway.console.sessions import Audience
 from gateway.http.authorization import Context
-from gateway.http.context import context_of
 from gateway.management.audit.routes import MAX_SEQUENCE, own_entries
 from gateway.management.limits.routes import own_limits, own_refusals
 from gateway.tenancy.scopes import Scope
 
 ROWS: Final = 50
 _HELLO: Final = {"messages": [{"role": "user", "content": "Hello!"}]}
-_PLAIN_HOST: Final = re.compile(r"([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
 
 router = APIRouter(route_class=CustomerRoute, include_in_schema=False)
 
@@ -71,9 +69,5 @@ async def start(request: Request, context: Context, visitor: AnyVisitor) -> Resp
 
 
 def base_url(request: Request) -> str:
-    """Return the URL of the API: the configured one, else that of this request."""
-    settings = context_of(request).settings
-    if settings.public_url is not None:
-        return f"{settings.public_url}/v1"
-    host = request.headers.get("host", "")
-    return f"{request.url.scheme}://{host if _PLAIN_HOST.fullmatch(host) else 'HOST'}/v1"
+    """Return the URL of the API."""
+    return f"{origin_of(request, Audience.CUSTOMERS)}/v1"

@@ -194,13 +194,12 @@ async def add_member(
 ) -> Response:
     """Add a member."""
     try:
-        values: dict[str, Any] = {name: form[name] for name in ("subject", "role")}
-        body = checked(MemberAddition, values | {"name": form["name"] or None})
+        values: dict[str, Any] = {name: form[name] for name in ("subject", "email", "name")}
+        values = {name: value or None for name, value in values.items()}
+        body = checked(MemberAddition, values | {"role": form["role"]})
         await members.add(
             visitor.tenant_id,
-            subject=body.subject,
-            role=body.role,
-            name=body.name,
+            **body.given(),
             grantor=visitor.principal.grant,
             actor=visitor.principal.actor,
         )

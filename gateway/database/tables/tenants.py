@@ -133,11 +133,16 @@ class MemberRow(Table):
     """A person of a tenant."""
 
     __tablename__ = "members"
-    __table_args__ = (UniqueConstraint("tenant_id", "subject"),)
+    __table_args__ = (
+        UniqueConstraint("tenant_id", "subject"),
+        UniqueConstraint("tenant_id", "email", name="uq_members_email"),
+    )
 
     id: Mapped[str] = mapped_column(String(32), primary_key=True)
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id", ondelete="RESTRICT"))
-    subject: Mapped[str] = mapped_column(String(200))
+    subject: Mapped[str | None] = mapped_column(String(255), index=True)
+    issuer: Mapped[str | None] = mapped_column(String(255))
+    email: Mapped[str | None] = mapped_column(String(200), index=True)
     name: Mapped[str] = mapped_column(String(200))
     role: Mapped[Role] = mapped_column(enum_column(Role, "role"))
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
@@ -148,6 +153,8 @@ class MemberRow(Table):
             id=self.id,
             tenant_id=self.tenant_id,
             subject=self.subject,
+            issuer=self.issuer,
+            email=self.email,
             name=self.name,
             role=self.role,
             created_at=self.created_at,

@@ -12,6 +12,7 @@ from gateway.terminal.output import show_time
 EPILOG = """\
 \b
 Examples:
+  sluice members add --tenant acme --email ada@acme.example --role owner
   sluice members add --tenant acme "auth0|0123" --role owner --name "Ada Lovelace"
   sluice members set --tenant acme "auth0|0123" --role developer
   sluice members list --tenant acme
@@ -27,7 +28,13 @@ _role_option: Decorator = click.option(
 
 
 def _to_row(member: Member) -> tuple[str, ...]:
-    return (member.id, member.subject, member.name, member.role, show_time(member.created_at))
+    return (
+        member.id,
+        member.subject or member.email or "",
+        member.name,
+        member.role,
+        show_time(member.created_at),
+    )
 
 
 _prints = prints(table(("ID", "SUBJECT", "NAME", "ROLE", "ADDED"), _to_row), MemberBody.of)
@@ -40,17 +47,28 @@ def command() -> None:
 
 @command.command()
 @tenant_option
-@click.argument("subject")
+@click.argument("subject", required=False)
+@click.option("--email", help="E-mail of the person, instead of SUBJECT.")
 @_role_option
-@click.option("--name", help="Display name.  [default: the subject]")
+@click.option("--name", help="Display name.  [default: the subject or e-mail]")
 @_prints
 @with_stores
 async def add(
-    stores: Stores, tenant_id: str, subject: str, *, role: str, name: str | None
+    stores: Stores,
+    tenant_id: str,
+    *,
+    subject: str | None,
+    email: str | None,
+    role: str,
+    name: str | None,
 ) -> Member:
-    """Add the person whose tokens have SUBJECT as their `sub` claim as a member."""
+    """Add the person whose tokens have SUBJECT as their `sub` claim as a member.
+
+    With --email, the member is the person who first logs in to the console with this address,
+    verified by the identity provider.
+    """
     return await _service(stores).add(
-        tenant_id, subject=subject, role=Role(role), name=name, actor=stores.actor
+        tenant_id, subject=subject, email=email, role=Role(role), name=name, actor=stores.actor
     )
 
 
@@ -61,7 +79,7 @@ async def add(
 @_prints
 @with_stores
 async def set_role(stores: Stores, tenant_id: str, member: str, *, role: str) -> Member:
-    """Change the role of MEMBER (id or subject); the last owner keeps its role."""
+    """Change the role of MEMBER (id, subject or e-mail); the last owner keeps its role."""
     return await _service(stores).set_role(tenant_id, member, role=Role(role), actor=stores.actor)
 
 
@@ -79,9 +97,9 @@ async def list_members(stores: Stores, tenant_id: str) -> list[Member]:
 @click.argument("member")
 @with_stores
 async def remove(stores: Stores, tenant_id: str, member: str) -> None:
-    """Remove MEMBER (id or subject) from the tenant; the last owner stays."""
+    """Remove MEMBER (id, subject or e-mail) from the tenant; the last owner stays."""
     removed = await _service(stores).remove(tenant_id, member, actor=stores.actor)
-    click.echo(f"Removed {removed.id} ({removed.subject}).")
+    click.echo(f"Removed {removed.id} ({removed.subject or removed.email}).")
 
 
 def _service(stores: Stores) -> MemberService:

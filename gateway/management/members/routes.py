@@ -30,7 +30,7 @@ def member_service(context: Context) -> MemberService:
 
 
 Members = Annotated[MemberService, Depends(member_service)]
-MemberId = Annotated[str, Path(description="Id of the member, or the `sub` claim of its tokens.")]
+MemberId = Annotated[str, Path(description="Id, subject or e-mail of the member.")]
 
 
 @router.get("", summary="List members")

@@ -12,9 +12,14 @@ from gateway.tenancy.records import Role
 class MemberAddition(RequestBody):
     """A member to add."""
 
-    subject: Name = Field(description="The `sub` claim of the person's tokens.")
+    subject: Name | None = Field(None, description="The `sub` claim of the person's tokens.")
+    email: Name | None = Field(
+        None,
+        description="Instead of a subject: the person who first logs in to the console with this "
+        "e-mail, verified by the identity provider, becomes the member.",
+    )
     role: Role
-    name: Name | None = Field(None, description="Display name. Default: the subject.")
+    name: Name | None = Field(None, description="Display name. Default: the subject or e-mail.")
 
 
 class MemberChange(RequestBody):
@@ -29,7 +34,11 @@ class MemberBody(RecordBody):
     object: Literal["member"] = "member"
     id: str
     tenant_id: str
-    subject: str
+    subject: str | None = Field(description="Null until an invited person has logged in.")
+    issuer: str | None = Field(
+        description="The issuer that uses this subject. Null: the deployment's identity provider."
+    )
+    email: str | None
     name: str
     role: Role
     created_at: datetime

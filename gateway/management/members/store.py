@@ -2,12 +2,14 @@
 
 from dataclasses import asdict
 
-from sqlalchemy import delete, func, or_, select, update
+from sqlalchemy import delete, exists, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import aliased
 
+from gateway.auth.store import is_person
 from gateway.database.paging import Page, PageRequest, read_page
-from gateway.database.tables import MemberRow
-from gateway.tenancy.records import Member, Role
+from gateway.database.tables import MemberRow, TenantRow
+from gateway.tenancy.records import Member, Person, Role
 
 
 class MemberStore:
@@ -17,19 +19,61 @@ class MemberStore:
         self._transaction = transaction
 
     async def add(self, member: Member) -> None:
-        """Insert a member; the subject must be unused in its tenant."""
+        """Insert a member; the subject and the e-mail must be unused in its tenant."""
         self._transaction.add(MemberRow(**asdict(member)))
         await self._transaction.flush()
 
-    async def find(self, tenant_id: str, id_or_subject: str) -> Member | None:
-        """Return the tenant's member; a match by id takes precedence."""
+    async def find(self, tenant_id: str, given: str) -> Member | None:
+        """Return the tenant's member with this id, else this subject, else this e-mail."""
         rows = await self._transaction.scalars(
             select(MemberRow)
             .where(MemberRow.tenant_id == tenant_id)
-            .where(or_(MemberRow.id == id_or_subject, MemberRow.subject == id_or_subject))
+            .where(
+                or_(
+                    MemberRow.id == given,
+                    MemberRow.subject == given,
+                    MemberRow.email == given.lower(),
+                )
+            )
         )
         members = [row.to_record() for row in rows]
-        return min(members, key=lambda member: member.id != id_or_subject, default=None)
+        return min(
+            members, key=lambda member: (member.id != given, member.subject != given), default=None
+        )
+
+    async def invited(self, email: str) -> list[Member]:
+        """Return the members of all tenants with this e-mail who have not logged in yet."""
+        rows = await self._transaction.scalars(
+            select(MemberRow).where(MemberRow.email == email, MemberRow.subject.is_(None))
+        )
+        return [row.to_record() for row in rows]
+
+    async def identify(self, member: Member, person: Person) -> bool:
+        """Set the subject of an invited member.
+
+        Return False if the member has one, or if another member of the tenant has this one.
+        """
+        other = aliased(MemberRow)
+        is_used = exists().where(
+            other.tenant_id == member.tenant_id, other.subject == person.subject
+        )
+        found = await self._transaction.execute(
+            update(MemberRow)
+            .where(MemberRow.id == member.id, MemberRow.subject.is_(None), ~is_used)
+            .values(subject=person.subject, issuer=person.issuer)
+            .returning(MemberRow.id)
+        )
+        return found.first() is not None
+
+    async def of_person(self, person: Person) -> list[tuple[Member, str]]:
+        """Return a person's memberships with the names of the tenants, sorted by these."""
+        rows = await self._transaction.execute(
+            select(MemberRow, TenantRow.name)
+            .join(TenantRow, TenantRow.id == MemberRow.tenant_id)
+            .where(is_person(person))
+            .order_by(TenantRow.name, TenantRow.id)
+        )
+        return [(row.to_record(), name) for row, name in rows]
 
     async def count(self, tenant_id: str, role: Role) -> int:
         """Return how many members of the tenant have the role."""

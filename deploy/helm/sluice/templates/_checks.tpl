@@ -60,6 +60,16 @@ root.
 {{- $problems = append $problems "jwt: set jwt.existingSecret to a Secret with the HS256 secret or the public keys." -}}
 {{- end -}}
 {{- end -}}
+{{- $oidc := .Values.oidc -}}
+{{- if ne (empty $oidc.issuer) (empty $oidc.clientId) -}}
+{{- $problems = append $problems "oidc: oidc.issuer and oidc.clientId require each other." -}}
+{{- end -}}
+{{- if ne (empty $oidc.operatorClaim) (and (empty $oidc.operatorValues) (empty $oidc.operatorReaderValues)) -}}
+{{- $problems = append $problems "oidc: oidc.operatorClaim requires oidc.operatorValues or oidc.operatorReaderValues, and either of them requires oidc.operatorClaim." -}}
+{{- end -}}
+{{- if and (not $oidc.issuer) (or $oidc.operatorClaim (not $oidc.keyLogin)) -}}
+{{- $problems = append $problems "oidc: oidc.operatorClaim and oidc.keyLogin=false require oidc.issuer." -}}
+{{- end -}}
 {{- if and .Values.tracing.enabled (not .Values.tracing.endpoint) -}}
 {{- $problems = append $problems "tracing: set tracing.endpoint to the address of the collector." -}}
 {{- end -}}

@@ -182,7 +182,7 @@ root.
 {{- end -}}
 
 {{/*
-Settings of gateways for JWTs and the cache salt. Background jobs would require these secrets for
+Settings of gateways for JWTs, the identity provider and the cache salt. Background jobs would require these secrets for
 nothing. Takes the root.
 */}}
 {{- define "sluice.gatewayAccess" -}}
@@ -221,7 +221,39 @@ nothing. Takes the root.
 - name: SLUICE_JWT_SECRET
   {{- include "sluice.secretKeyRef" (dict "secret" .Values.jwt.existingSecret "secretKey" .Values.jwt.existingSecretKey) | nindent 2 }}
 {{- end }}
+{{- include "sluice.identityProvider" . }}
 {{- include "sluice.tracingSecret" . }}
+{{- end -}}
+
+{{/* Settings of gateways for the OpenID provider of the console. Takes the root. */}}
+{{- define "sluice.identityProvider" -}}
+{{- $oidc := .Values.oidc }}
+{{- with $oidc.issuer }}
+- name: SLUICE_OIDC_ISSUER
+  value: {{ . | quote }}
+- name: SLUICE_OIDC_CLIENT_ID
+  value: {{ $oidc.clientId | quote }}
+- name: SLUICE_OIDC_SCOPES
+  value: {{ join "," $oidc.scopes | quote }}
+{{- with $oidc.operatorClaim }}
+- name: SLUICE_OIDC_OPERATOR_CLAIM
+  value: {{ . | quote }}
+{{- end }}
+{{- with $oidc.operatorValues }}
+- name: SLUICE_OIDC_OPERATOR_VALUES
+  value: {{ join "," . | quote }}
+{{- end }}
+{{- with $oidc.operatorReaderValues }}
+- name: SLUICE_OIDC_OPERATOR_READER_VALUES
+  value: {{ join "," . | quote }}
+{{- end }}
+- name: SLUICE_CONSOLE_KEY_LOGIN
+  value: {{ $oidc.keyLogin | quote }}
+{{- if $oidc.existingSecret }}
+- name: SLUICE_OIDC_CLIENT_SECRET
+  {{- include "sluice.secretKeyRef" (dict "secret" $oidc.existingSecret "secretKey" $oidc.existingSecretKey) | nindent 2 }}
+{{- end }}
+{{- end }}
 {{- end -}}
 
 {{/* Whether JWTs are verified with public keys. Takes the root. */}}

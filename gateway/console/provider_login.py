@@ -1,0 +1,255 @@
+"""Log in at the identity provider, and choose one of a person's accounts."""
+
+import re
+from typing import Annotated, Final
+from urllib.parse import urlencode
+
+import msgspec
+from fastapi import APIRouter, Query, Request, Response
+
+from gateway.auth.oidc import Identity, OidcProvider
+from gateway.console.login import HOME, SESSION_ROUTES, begin, login_page, safe_page
+from gateway.console.rendering import page
+from gateway.console.routing import (
+    ACCOUNTS,
+    LOGIN,
+    CurrentSession,
+    PageRoute,
+    SentForm,
+    address_of,
+    admitted_principal,
+    cookie_name,
+    delete_cookie,
+    is_secure,
+    origin_of,
+    principal_of,
+    redirect,
+    sessions_of,
+    set_cookie,
+)
+from gateway.console.sessions import (
+    ATTEMPT_VALID,
+    Attempt,
+    Audience,
+    PersonLogin,
+    Session,
+    begin_attempt,
+    use_attempt,
+)
+from gateway.errors import (
+    ApiError,
+    AuthenticationError,
+    BadRequestError,
+    NotFoundError,
+    PermissionDeniedError,
+    shown,
+)
+from gateway.http.allowances import network_of
+from gateway.http.authorization import Context
+from gateway.http.context import ProcessContext, context_of
+from gateway.management.members.service import MemberService
+from gateway.tenancy.records import Member
+
+PROVIDER_LOGIN: Final = f"{LOGIN}/provider"
+CALLBACK: Final = f"{LOGIN}/callback"
+_ERROR: Final = re.compile(r"[a-z_]{1,50}")
+
+Next = Annotated[str, Query(alias="next", max_length=2000)]
+Parameter = Annotated[str, Query(max_length=4096)]
+
+
+def provider_router(audience: Audience) -> APIRouter:
+    """Return the routes with which people of one audience log in at the identity provider."""
+    router = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+    @router.get(PROVIDER_LOGIN)
+    async def begin_login(request: Request, following: Next = HOME) -> Response:
+        try:
+            return await _to_provider(request, audience, following)
+        except ApiError as error:
+            return login_page(request, audience, following=following, error=error)
+
+    @router.get(CALLBACK)
+    async def finish_login(
+        request: Request,
+        *,
+        state: Parameter = "",
+        code: Parameter = "",
+        iss: Annotated[str | None, Query(max_length=4096)] = None,
+        error: Parameter = "",
+    ) -> Response:
+        following = HOME
+        try:
+            provider = _provider_of(context_of(request))
+            attempt = await _use_attempt(request, audience, state)
+            following = attempt.following
+            if error or not code:
+                reason = error if _ERROR.fullmatch(error) else "no code"
+                raise AuthenticationError(
+                    f"The identity provider did not log you in ({reason}). Log in again."
+                )
+            identity = await provider.redeem(
+                code,
+                issuer=iss,
+                redirect_uri=attempt.redirect_uri,
+                nonce=attempt.nonce,
+                code_verifier=attempt.code_verifier,
+            )
+            response = await _begin_session(request, provider, attempt, identity)
+        except ApiError as failure:
+            response = login_page(request, audience, following=following, error=failure)
+        delete_cookie(request, response, _attempt_cookie(request, state))
+        return response
+
+    return router
+
+
+accounts = APIRouter(route_class=SESSION_ROUTES[Audience.CUSTOMERS], include_in_schema=False)
+
+
+@accounts.get(ACCOUNTS)
+async def list_accounts(
+    request: Request, context: Context, session: CurrentSession, following: Next = HOME
+) -> Response:
+    """Let a person choose one of the accounts of which the person is a member."""
+    login = _person_of(session)
+    return page(
+        request,
+        "accounts.html",
+        name=login.name,
+        memberships=await _memberships(context, login),
+        current=login.tenant_id,
+        csrf=session.csrf,
+        following=safe_page(following),
+    )
+
+
+@accounts.post(ACCOUNTS)
+async def choose_account(
+    request: Request, context: Context, session: CurrentSession, form: SentForm
+) -> Response:
+    """Continue the session with another account."""
+    login, wanted = _person_of(session), form["tenant"]
+    if wanted not in {member.tenant_id for member, _ in await _memberships(context, login)}:
+        raise PermissionDeniedError(f"You are not a member of the account {shown(wanted)}.")
+    token = request.cookies[cookie_name(request, session.audience)]
+    await sessions_of(context).choose(
+        token, session, msgspec.structs.replace(login, tenant_id=wanted)
+    )
+    return redirect(safe_page(form["next"]))
+
+
+def _provider_of(context: ProcessContext) -> OidcProvider:
+    if context.oidc is None:
+        raise NotFoundError("This deployment has no identity provider (SLUICE_OIDC_ISSUER).")
+    return context.oidc
+
+
+async def _to_provider(request: Request, audience: Audience, following: str) -> Response:
+    context = context_of(request)
+    provider, network = _provider_of(context), network_of(address_of(request) or "")
+    # Each beginning is stored: without a limit, one client could fill the memory of Redis.
+    context.failed_logins.require(network)
+    context.failed_logins.use(network)
+    redirect_uri = f"{origin_of(request, audience)}{CALLBACK}"
+    state, browser, attempt = await begin_attempt(
+        context.redis, audience, redirect_uri=redirect_uri, following=safe_page(following)
+    )
+    response = redirect(
+        await provider.login_url(
+            redirect_uri=redirect_uri,
+            state=state,
+            nonce=attempt.nonce,
+            code_verifier=attempt.code_verifier,
+        )
+    )
+    seconds = int(ATTEMPT_VALID.total_seconds())
+    set_cookie(request, response, _attempt_cookie(request, state), browser, max_age=seconds)
+    return response
+
+
+def _attempt_cookie(request: Request, state: str) -> str:
+    """Return the name of a login's cookie, so that several tabs can log in at the same time."""
+    part = "".join(each for each in state[:8] if each.isascii() and each.isalnum())
+    return ("__Host-" if is_secure(request) else "") + f"sluice-attempt-{part}"
+
+
+async def _use_attempt(request: Request, audience: Audience, state: str) -> Attempt:
+    attempt = await use_attempt(
+        context_of(request).redis,
+        audience,
+        state=state,
+        browser=request.cookies.get(_attempt_cookie(request, state), ""),
+    )
+    if attempt is None:
+        raise BadRequestError(
+            "This login has expired, is complete, or began in another browser. Log in again."
+        )
+    return attempt
+
+
+async def _begin_session(
+    request: Request, provider: OidcProvider, attempt: Attempt, identity: Identity
+) -> Response:
+    context, following = context_of(request), attempt.following
+    login = PersonLogin(
+        issuer=provider.issuer,
+        subject=identity.subject,
+        name=identity.email or identity.subject,
+        operator_values=identity.operator_values,
+    )
+    if attempt.audience is Audience.OPERATORS:
+        if not identity.operator_values:
+            raise PermissionDeniedError(
+                f"You are not an operator. Your subject is {shown(identity.subject)}."
+            )
+        admitted_principal(await principal_of(request, login, attempt.audience), attempt.audience)
+    else:
+        login, has_choice = await _customer(context, login, identity)
+        if has_choice:
+            following = f"{ACCOUNTS}?{urlencode({'next': following})}"
+    response = await begin(
+        request,
+        attempt.audience,
+        login,
+        login.owner,
+        following=following,
+        id_token=identity.id_token,
+    )
+    context.failed_logins.use(network_of(address_of(request) or ""), -1)
+    return response
+
+
+async def _customer(
+    context: ProcessContext, login: PersonLogin, identity: Identity
+) -> tuple[PersonLogin, bool]:
+    """Return the login with the person's account, and whether the person has several.
+
+    Raises PermissionDeniedError for a person without one.
+    """
+    person = context.authenticator.person(login.issuer, login.subject)
+    found = await _members(context).log_in(person, identity.email)
+    if not found:
+        email = "no verified e-mail" if identity.email is None else f"the e-mail {identity.email}"
+        raise PermissionDeniedError(
+            "You are not a member of any account. Ask an owner of your account to add you. "
+            f"Your subject is {shown(identity.subject)}, with {email}."
+        )
+    if len(found) > 1:
+        return login, True
+    return msgspec.structs.replace(login, tenant_id=found[0][0].tenant_id), False
+
+
+def _person_of(session: Session) -> PersonLogin:
+    if isinstance(session.login, PersonLogin):
+        return session.login
+    raise NotFoundError("Only people who logged in at the identity provider have accounts.")
+
+
+async def _memberships(context: ProcessContext, login: PersonLogin) -> list[tuple[Member, str]]:
+    person = context.authenticator.person(login.issuer, login.subject)
+    return await _members(context).of_person(person)
+
+
+def _members(context: ProcessContext) -> MemberService:
+    return MemberService(context.database, context.announcer)
