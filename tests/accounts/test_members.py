@@ -18,7 +18,7 @@ from gateway.errors import (
 )
 from gateway.management.members.service import MemberService
 from gateway.management.tenants.service import TenantService
-from gateway.tenancy.records import Role
+from gateway.tenancy.records import Person, Role
 from gateway.tenancy.scopes import Scope
 from tests.accounts.changes import announced, audited, grant
 from tests.support.cases import all_cases
@@ -158,3 +158,27 @@ async def test_subject_out_of_bounds_is_refused(members: MemberService, subject:
     assert caught.value.param == "subject"
     with pytest.raises(NotFoundError):
         await members.get("acme", subject)
+
+
+@every_database
+async def test_invitation_is_accepted_by_one_person_once(members: MemberService) -> None:
+    ada, eve = (Person("https://login.example", subject, False) for subject in ("ada", "eve"))
+    email = "ada@acme.example"
+    invited = await members.add("acme", email="Ada@Acme.example", role=Role.OWNER)
+    with pytest.raises(ConflictError, match="is already a member"):
+        await members.add("acme", email=email, role=Role.VIEWER)
+    assert await members.log_in(ada, None) == []
+    both = await asyncio.gather(members.log_in(ada, email), members.log_in(eve, email))
+    [[(joined, tenant)]] = [found for found in both if found]
+    assert (joined.id, joined.email, tenant) == (invited.id, email, "Acme")
+    assert joined.issuer == "https://login.example"
+    # Who is a member already does not become a second one.
+    await members.add("acme", email="other@acme.example", role=Role.VIEWER)
+    person = ada if joined.subject == "ada" else eve
+    assert [each for each, _ in await members.log_in(person, "other@acme.example")] == [joined]
+    for wrong in ("", "ada", "ada@", "a da@acme.example", "\N{KELVIN SIGN}im@acme.example"):
+        with pytest.raises(InvalidParameterError, match="'email' must be an address"):
+            await members.add("acme", email=wrong, role=Role.VIEWER)
+    for subject, given in ((None, None), ("x", email)):
+        with pytest.raises(InvalidParameterError, match="either 'subject' or 'email'"):
+            await members.add("acme", subject=subject, email=given, role=Role.VIEWER)
