@@ -8,7 +8,9 @@ import asyncio
 import contextlib
 import gc
 import logging
+import os
 import signal
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -125,6 +127,8 @@ class _Process:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
+        if self._settings.ends_with_input:
+            loop.add_reader(sys.stdin.fileno(), self._on_input)
         health = self._open_health()
         announcing = asyncio.create_task(repeat("announce this worker", self._announce))
         linking = asyncio.create_task(self._link.run())
@@ -243,6 +247,18 @@ class _Process:
         self._stop_asked.set()
         if self._runner is not None:
             in_background(self._drain(self._runner))
+
+    def _on_input(self) -> None:
+        """Return all jobs and exit if the host that wrote to standard input has ended."""
+        descriptor = sys.stdin.fileno()
+        if os.read(descriptor, 1):
+            return
+        asyncio.get_running_loop().remove_reader(descriptor)
+        _log.error("Standard input has ended")
+        self._on_signal()
+        if self._runner is not None:
+            # Without a drain: the next host of this machine needs the memory.
+            self._runner.stop()
 
     async def _drain(self, runner: Runner) -> None:
         self._catalogue.draining()

@@ -87,6 +87,10 @@ class Settings(BaseSettings):
         description="Whether waiting requests start a worker if none runs (KEDA, for example): "
         "gateways then accept requests while no worker serves the model.",
     )
+    ends_with_input: bool = Field(
+        default=False,
+        description="Whether the worker returns its jobs and exits when its standard input ends.",
+    )
     redis_url: RedisUrl = Field(
         default=SecretStr("redis://127.0.0.1:6379/0"), description="Redis server of the queue."
     )

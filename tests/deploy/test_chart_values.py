@@ -103,6 +103,7 @@ MADE_BY_OTHER_VALUES = {
         "dialect",
         "drain_seconds",
         "enforce_eager",
+        "ends_with_input",  # Its host sets it.
         "engine",
         "engine_arguments",
         "file_store",

@@ -170,6 +170,11 @@ class Stack:
         url = f"http://127.0.0.1:{variables['SLUICE_HEALTH_PORT']}"
         self.environment[f"url of {name}"] = url
 
+    def launch_host(self, name: str, *options: str) -> None:
+        """Start a host of several models without waiting for it."""
+        redis = f"--redis-url={self.redis.url}"
+        self._start(name, [sys.executable, "-m", "worker.hosting", redis, *options], {})
+
     def await_worker(self, name: str = "worker") -> None:
         """Wait until a launched worker is ready."""
         url = self.worker_url(name)

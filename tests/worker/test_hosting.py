@@ -5,7 +5,7 @@ import json
 import signal
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from contract.messages import ReturnReason
 from contract.queue import JobQueue, ModelStatus
 from tests.support.cases import all_cases
 from tests.support.patience import PROCESS_PATIENCE_SECONDS
+from tests.support.processes import children, is_alive
 from tests.support.redis_server import RedisServer
 from tests.worker.conftest import MODEL_FOLDER, Gateway, make_job
 from worker.hosting.__main__ import command
@@ -103,7 +104,7 @@ async def host_process(
     try:
         yield process
     finally:
-        if process.returncode is None:
+        with suppress(ProcessLookupError):
             process.send_signal(signal.SIGTERM)
         async with asyncio.timeout(PROCESS_PATIENCE_SECONDS):
             await process.wait()
@@ -142,3 +143,20 @@ async def test_host_swaps_and_a_job_resumes_after_two_swaps(
         async with asyncio.timeout(PROCESS_PATIENCE_SECONDS):
             assert await process.wait() == 0
         assert not (await two.status()).ready_workers
+
+
+async def test_worker_of_a_killed_host_returns_its_jobs_and_ends(
+    redis: Redis, redis_server: RedisServer, gateway: Gateway, tmp_path: Path
+) -> None:
+    gateway.queue = queue = JobQueue(redis, "orphan")
+    async with host_process(redis_server, tmp_path, "orphan") as process:
+        await serves(queue)
+        (worker,) = children(process.pid)
+        job = make_job(max_tokens=2_000)
+        await gateway.begin(job)
+        process.kill()
+        await gateway.read_until(lambda: gateway.returned(job))
+        assert gateway.returned(job)[0].reason is ReturnReason.DRAINING
+        async with asyncio.timeout(PROCESS_PATIENCE_SECONDS):
+            while is_alive(worker):
+                await asyncio.sleep(0.02)

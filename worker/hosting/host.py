@@ -7,6 +7,7 @@ models that sleep.
 """
 
 import asyncio
+import contextlib
 import logging
 import signal
 import sys
@@ -16,6 +17,7 @@ from typing import Any
 
 import uvloop
 from redis.asyncio import Redis
+from redis.exceptions import RedisError
 
 from contract import keys, messages
 from contract.health import HealthServer
@@ -39,6 +41,9 @@ _FIRST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 60.0
 _FIRST_START_SECONDS = 120.0
 """Assumed duration of the first start of a model. Other hosts wait up to twice the duration."""
+_TURN_MS = 5_000
+"""Time after which another host may start the model of a host that was killed."""
+_RENEW_SECONDS = 1.0
 
 
 def run(settings: HostSettings) -> int:
@@ -74,6 +79,8 @@ class Host:
         """Seconds that the last start of each model took."""
         self._retry_at = dict.fromkeys(environments, 0.0)
         """When a model whose worker has exited may be started again."""
+        self._turn: asyncio.Task[None] | None = None
+        """Keeps other hosts from starting the model that this one starts."""
         self._starts = 0
         self._model: str | None = None
         self._worker = ""
@@ -107,6 +114,7 @@ class Host:
         finally:
             await end_task(serving, stopping)
             await self._stop_worker()
+            await self._end_turn()
             if health is not None:
                 health.close()
 
@@ -139,17 +147,15 @@ class Host:
         if process.returncode is not None:
             _log.error("The worker of %s exited: %d", model, process.returncode)
             telemetry.FAILURES.labels(model).inc()
-            was_starting = self._ready_at is None
             self._retry_at[model] = now + self._backoff.next_seconds()
             self._model = self._process = self._ready_at = None
             telemetry.serves(None)
-            if was_starting:
-                await self._redis.delete(keys.host_start(model))
+            await self._end_turn()
         elif self._ready_at is None and await self._is_ready(model):
             self._ready_at = now
             self._measured_seconds[model] = now - self._began_at
             self._backoff.reset()
-            await self._redis.delete(keys.host_start(model))
+            await self._end_turn()
             telemetry.START_SECONDS.labels(model).observe(now - self._began_at)
             _log.info("Serving %s after %.1f s", model, now - self._began_at)
 
@@ -180,12 +186,32 @@ class Host:
 
     async def _take_turn(self, model: str) -> bool:
         """Return whether this host may start a model: hosts start it one after the other."""
-        seconds = 2 * self._measured_seconds.get(model, _FIRST_START_SECONDS)
-        return bool(
-            await self._redis.set(
-                keys.host_start(model), self._id, nx=True, px=round(seconds * 1000) + 1000
-            )
-        )
+        key = keys.host_start(model)
+        if not await self._redis.set(key, self._id, nx=True, px=_TURN_MS):
+            return False
+        self._turn = asyncio.create_task(self._keep_turn(key, model))
+        return True
+
+    async def _keep_turn(self, key: str, model: str) -> None:
+        """Let no other host start a model, until its start has taken too long."""
+
+        async def renew() -> None:
+            await self._redis.set(key, self._id, px=_TURN_MS)
+            await asyncio.sleep(_RENEW_SECONDS)
+
+        try:
+            async with asyncio.timeout(2 * self._measured_seconds.get(model, _FIRST_START_SECONDS)):
+                await repeat("keep the turn to start a model", renew)
+        finally:
+            # If this fails, the key expires after a few seconds.
+            with contextlib.suppress(RedisError, OSError):
+                await self._redis.delete(key)
+
+    async def _end_turn(self) -> None:
+        """Let other hosts start the model that this host has started."""
+        turn, self._turn = self._turn, None
+        if turn is not None:
+            await end_task(turn)
 
     async def _swap(self, model: str) -> None:
         began_at, is_swap = time.monotonic(), self._model is not None
@@ -207,11 +233,14 @@ class Host:
             *(sys.executable, "-m", "worker"),
             env={
                 **self._environments[model],
+                "SLUICE_ENDS_WITH_INPUT": "true",
                 "SLUICE_REDIS_URL": self._settings.redis_url.get_secret_value(),
                 "SLUICE_WORKER_ID": self._worker,
                 "SLUICE_SCALES_TO_ZERO": "true",
                 "SLUICE_START_UNITS": str(seconds * self._settings.swap_units),
             },
+            # Its input ends when this process does, however that happens.
+            stdin=asyncio.subprocess.PIPE,
             # A terminal's Ctrl-C must not reach it: the host stops it.
             start_new_session=True,
         )

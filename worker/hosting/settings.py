@@ -11,7 +11,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from contract.logs import LogFormat
 from worker.settings import RedisUrl, Settings, environment_name
 
-_OF_HOST = ("redis_url", "scales_to_zero", "start_units", "worker_id")
+_OF_HOST = ("ends_with_input", "redis_url", "scales_to_zero", "start_units", "worker_id")
 """Settings of a worker that the host decides."""
 
 
