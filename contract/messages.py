@@ -482,10 +482,27 @@ def _encodable(value: object) -> object:
 
 
 encode = msgspec.msgpack.Encoder(enc_hook=_encodable).encode
-decode_job = msgspec.msgpack.Decoder(GenerationJob).decode
+_job_decoder: msgspec.msgpack.Decoder[GenerationJob | tuple[GenerationJob]] = (
+    msgspec.msgpack.Decoder(GenerationJob | tuple[GenerationJob])
+)
 decode_frame = msgspec.msgpack.Decoder(Frame).decode
 _decode_logprobs = msgspec.msgpack.Decoder(list[TokenLogprob]).decode
 decode_card = msgspec.msgpack.Decoder(WorkerCard).decode
+
+
+def encode_job(job: GenerationJob) -> bytes:
+    """Encode a job for a worker.
+
+    A worker of release 0.2.0 would run the base model for a job with an adapter. It cannot decode
+    an array, so the lease of such a job expires.
+    """
+    return encode(job if job.adapter is None else (job,))
+
+
+def decode_job(encoded: bytes | msgspec.Raw) -> GenerationJob:
+    """Decode a job, from whichever release. Raises msgspec.MsgspecError."""
+    decoded = _job_decoder.decode(encoded)
+    return decoded[0] if isinstance(decoded, tuple) else decoded
 
 
 def encode_logprobs(logprobs: Sequence[TokenLogprob]) -> bytes:

@@ -314,7 +314,7 @@ class JobQueue:
                 needed_tokens(job),
                 job.gateway,
                 job.handle,
-                messages.encode(job),
+                messages.encode_job(job),
                 job.affinity,
                 adapter_of(job),
             ]
@@ -484,7 +484,7 @@ class JobQueue:
                 attempt,
                 int(is_returned),
                 needed_tokens(job),
-                messages.encode(job),
+                messages.encode_job(job),
                 *received_counts(job),
             ],
         )
@@ -506,7 +506,7 @@ class JobQueue:
                 job.tenant,
                 attempt,
                 needed_tokens(job),
-                messages.encode(job),
+                messages.encode_job(job),
                 weight * TIER_BOOSTS[tier],
                 TIER_RANKS[tier],
                 len(job.prompt_token_ids),

@@ -117,6 +117,7 @@ def build() -> Dashboard:
                 "used than stay loaded (SLUICE_LOADED_ADAPTERS).",
                 Query(rate("sluice_worker_adapter_loads_total", POOL, "outcome"), "{{outcome}}"),
                 Query(rate("sluice_worker_adapter_evictions_total", POOL), "evicted"),
+                runbooks=["SluiceAdapterLoadsFail"],
             ),
             graph(
                 "Mean time of a load",

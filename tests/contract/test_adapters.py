@@ -1,11 +1,15 @@
 """Claims of jobs with adapters: workers have slots for some of them, or none."""
 
+from itertools import count
+
+import msgspec
 import pytest
+from msgspec import defstruct
 from redis.asyncio import Redis
 
 from contract import keys
-from contract.messages import AdapterRef, GenerationJob
-from contract.queue import AdapterRoom, JobQueue
+from contract.messages import AdapterRef, GenerationJob, encode_job
+from contract.queue import AdapterRoom, JobQueue, LeaseReport
 from tests.contract.test_queue import LEASE_MS, MODEL, PLENTY, claim_ids, enqueue, job
 
 
@@ -75,3 +79,54 @@ async def test_load_is_charged_to_the_tenant_of_a_leased_job(
     assert await queue.charge("w1", "a1", 1, 300)
     after = float(await any_redis.hget(keys.service_counters(MODEL), "a") or 0)
     assert after - before == 150
+
+
+async def test_release_without_adapters_cannot_run_their_jobs(queue: JobQueue) -> None:
+    decode = msgspec.msgpack.Decoder(defstruct("Older", [("id", str)])).decode
+    assert decode(encode_job(job("a1", "a"))).id == "a1"  # type: ignore[attr-defined]
+    red = adapted("a1", "a", "red")
+    with pytest.raises(msgspec.ValidationError, match="Expected `object`, got `array`"):
+        decode(encode_job(red))
+    await enqueue(queue, red)
+    result = await queue.claim(
+        "w1", PLENTY, most_jobs=1, lease_ms=LEASE_MS, adapters=AdapterRoom([], 1)
+    )
+    assert [each.job for each in result.claims] == [red]
+
+
+async def test_flood_overtakes_a_job_only_until_those_with_its_slot_end(queue: JobQueue) -> None:
+    tokens, sequences = 6, 4
+    ids = count()
+    running: dict[str, int] = {}
+
+    async def flood() -> None:
+        # New tenants start at the lowest counter, that of the waiting one, whose name goes first.
+        number = next(ids)
+        await enqueue(queue, adapted(f"blue{number}", f"c{number}", "blue"))
+        await enqueue(queue, *(job(f"base{number}-{each}", "b") for each in range(sequences)))
+
+    async def step() -> None:
+        await flood()
+        for job_id in [each for each, left in running.items() if left == 1]:
+            assert await queue.finish("w1", LeaseReport(job_id, 1, tokens))
+        for job_id in running:
+            running[job_id] -= 1
+        for job_id in [each for each, left in running.items() if not left]:
+            del running[job_id]
+        users = [each for each in running if not each.startswith("base")]
+        adapters = AdapterRoom(["blue"] if users else [], 0 if users else 1)
+        room = PLENTY._replace(sequences=sequences - len(running))
+        result = await queue.claim("w1", room, most_jobs=16, lease_ms=LEASE_MS, adapters=adapters)
+        running.update((each.job.id, tokens) for each in result.claims)
+
+    await step()
+    await enqueue(queue, adapted("red", "a", "red"))
+    holders = {each for each in running if each.startswith("blue")}
+    assert holders
+    steps = 0
+    while "red" not in running:
+        await step()
+        steps += 1
+        assert {each for each in running if each.startswith("blue")} <= holders
+    assert 1 < steps <= tokens
+    assert any(each.startswith("base") for each in running)

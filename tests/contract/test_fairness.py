@@ -14,11 +14,12 @@ from redis.asyncio import Redis
 
 from contract import keys
 from contract.affinity import DIGEST_BYTES, boundaries, prefix_affinity
-from contract.messages import GenerationJob
+from contract.messages import AdapterRef, GenerationJob
 from contract.queue import (
     AFFINITY_QUANTUM,
     COMPLETION_COST,
     PROMPT_COST,
+    AdapterRoom,
     Affinity,
     JobQueue,
     LeaseReport,
@@ -46,6 +47,7 @@ ACTIONS = {
 }
 WORKERS = ("w1", "w2", "w3")
 CHATS = 4
+ADAPTERS = ("red", "blue")
 BLOCK = 16
 PATIENCE_MS = 100
 CANDIDATES = 16
@@ -71,6 +73,7 @@ class Entry(NamedTuple):
     need: int
     tier: ServiceTier
     chat: int
+    adapter: str
 
     @property
     def steps(self) -> list[int]:
@@ -110,6 +113,19 @@ class Index:
     now_ms: int = 0
     keeps_jobs: bool = True
     is_used: bool = False
+    adapters: set[str] = field(default_factory=set)
+    free_slots: int = -1
+    waits_for_slot: bool = False
+
+    def take_slot(self, adapter: str) -> bool:
+        if not adapter or self.waits_for_slot or self.free_slots < 0:
+            return not adapter
+        if adapter not in self.adapters:
+            if not self.free_slots:
+                return False
+            self.free_slots -= 1
+            self.adapters.add(adapter)
+        return True
 
     def cached(self, entry: Entry) -> int:
         held = (step for step in entry.steps if (entry.chat, step) in self.held[self.worker])
@@ -208,7 +224,11 @@ class LaneModel:
                 index.keeps_jobs = False
                 return self.next(index, room)
             if entry := index.choose(self.queues[tenant], room):
-                return entry
+                if entry.need > room or index.take_slot(entry.adapter):
+                    return entry
+                # Others go first, but none with an adapter.
+                index.waits_for_slot = True
+                continue
             ceiling = min(ceiling, self.counters[tenant] + AFFINITY_QUANTUM)
         return None
 
@@ -231,11 +251,18 @@ class Model:
         return [entry for lane in self.lanes.values() for entry in lane.entries()]
 
     def enqueue(
-        self, job_id: str, tenant: str, tier: ServiceTier, prompt: int, need: int, chat: int
+        self,
+        job_id: str,
+        tenant: str,
+        tier: ServiceTier,
+        prompt: int,
+        need: int,
+        chat: int,
+        adapter: str,
     ) -> Entry:
         weight, rank = TENANTS[tenant] * TIER_BOOSTS[tier], TIER_RANKS[tier]
         number = next(self.numbers)
-        entry = Entry(rank, True, number, job_id, tenant, weight, prompt, need, tier, chat)
+        entry = Entry(rank, True, number, job_id, tenant, weight, prompt, need, tier, chat, adapter)
         self.put(entry)
         return entry
 
@@ -243,11 +270,21 @@ class Model:
         self.lanes[entry.lane].put(entry)
 
     def claim(
-        self, most: int, room: Room, worker: str, *, prefill_us: float, now_ms: int
+        self,
+        most: int,
+        room: Room,
+        worker: str,
+        *,
+        prefill_us: float,
+        now_ms: int,
+        adapters: AdapterRoom | None,
     ) -> list[str]:
         index = self.index
         index.worker, index.prefill_us, index.now_ms = worker, prefill_us, now_ms
         index.keeps_jobs, index.is_used = True, bool(index.holders)
+        index.adapters = set() if adapters is None else {*adapters.used}
+        index.free_slots = -1 if adapters is None else adapters.free_slots
+        index.waits_for_slot = False
         requests = self._claim(Lane.REQUESTS, most, room.tokens + room.preemptible_tokens)
         if self.lanes[Lane.REQUESTS].active():
             return requests
@@ -336,8 +373,8 @@ class History:
         rng, job_id = self.rng, f"j{next(self.ids)}"
         tenant, tier = rng.choice(list(TENANTS)), rng.choice(list(ServiceTier))
         prompt, new = rng.randint(1, 300), rng.randint(1, 40)
-        chat = rng.randrange(CHATS)
-        entry = self.model.enqueue(job_id, tenant, tier, prompt, prompt + new, chat)
+        chat, adapter = rng.randrange(CHATS), rng.choice(["", "", "", *ADAPTERS])
+        entry = self.model.enqueue(job_id, tenant, tier, prompt, prompt + new, chat, adapter)
         await enqueue(self.queue, _job(entry), weight=TENANTS[tenant])
 
     async def claim(self) -> None:
@@ -351,17 +388,26 @@ class History:
             batch_prompt_tokens=rng.randint(0, 200),
         )
         worker, prefill_us = rng.choice(WORKERS), rng.choice([0, 100, 500])
+        used = rng.sample(ADAPTERS, rng.randrange(2))
+        adapters = rng.choice([None, AdapterRoom(used, 0), AdapterRoom(used, 1)])
         result = await self.queue.claim(
             worker,
             room,
             most_jobs=most,
             lease_ms=LEASE_MS,
             affinity=Affinity(PATIENCE_MS, prefill_us),
+            adapters=adapters,
         )
         expected = self.model.claim(
-            most, room, worker, prefill_us=prefill_us, now_ms=self.clock.now_ms
+            most,
+            room,
+            worker,
+            prefill_us=prefill_us,
+            now_ms=self.clock.now_ms,
+            adapters=adapters,
         )
         assert [each.job.id for each in result.claims] == expected
+        assert result.waits_for_slot is self.model.index.waits_for_slot
 
     async def hold(self) -> None:
         """Let a worker hold the prefixes of some chats, and no others."""
@@ -474,6 +520,7 @@ def _job(entry: Entry) -> GenerationJob:
         max_tokens=entry.need - entry.prompt,
         service_tier=entry.tier,
         affinity=prefix_affinity("salt", [entry.chat] * entry.prompt, BLOCK),
+        adapter=AdapterRef(entry.adapter, 8, 1000) if entry.adapter else None,
     )
 
 

@@ -122,7 +122,7 @@ async def test_other_tasks_run_between_long_prompts(
             turns += 1
             await asyncio.sleep(0)
 
-    for name in ("encode", "decode_job"):
+    for name in ("encode_job", "decode_job"):
         monkeypatch.setattr(messages, name, begins(getattr(messages, name)))
     monkeypatch.setattr(queue_module, "LONG_PROMPT_TOKENS", 9)
     other = asyncio.create_task(other_task())
