@@ -1,10 +1,18 @@
 """File stores: the same files in a folder and in S3."""
 
+import zlib
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
+from contract.adapters import FILES, WEIGHTS_FILE, encode_shapes
+from contract.messages import AdapterRef, AdapterSupport
+from gateway.adapters.checks import InvalidAdapterError
+from gateway.adapters.copying import AdapterCopier
 from gateway.database.engine import Database
 from gateway.errors import BadRequestError, ConflictError, StoreUnavailableError
 from gateway.files.blobs import Blobs, MissingBlobError
@@ -14,7 +22,9 @@ from gateway.management.tenants.service import TenantService
 from gateway.tenancy.batches import File
 from gateway.tenancy.changes import ChangeAnnouncer
 from tests.batches.s3_server import BUCKET
+from tests.support.adapters import FEATURES, Q_PROJ, RANK, write_adapter
 from tests.support.kinds import every_database
+from worker.adapters.files import AdapterFiles, StoreFailedError
 
 ACME = Owner("acme")
 
@@ -122,3 +132,27 @@ async def test_store_that_cannot_be_reached_is_named_without_credentials(
 async def test_deployment_without_a_store_refuses_uploads() -> None:
     with pytest.raises(BadRequestError, match="SLUICE_FILE_STORE"):
         Blobs("none").require()
+
+
+async def test_adapter_passes_from_its_source_through_the_store_to_a_worker(
+    place: str, tmp_path: Path
+) -> None:
+    source, local = f"{place}-source", Path(write_adapter(tmp_path / "adapter"))
+    for name in FILES:
+        await Blobs(source).put(name, (local / name).read_bytes())
+    card = SimpleNamespace(model="base", adapters=AdapterSupport(RANK, "digest"))
+    shapes = zlib.compress(encode_shapes({Q_PROJ: (FEATURES, FEATURES)}))
+    catalogue: Any = SimpleNamespace(
+        known=lambda _: SimpleNamespace(card=card), adapter_modules=AsyncMock(return_value=shapes)
+    )
+    copier = AdapterCopier(Blobs(place), catalogue, max_bytes=10**6)
+    copied = await copier.copy(source, "base")
+    adapter = AdapterRef(copied.sha256, RANK, copied.size)
+    folder = await AdapterFiles(place, tmp_path / "one", most_bytes=10**6).get(adapter, kept=[])
+    assert (folder / WEIGHTS_FILE).read_bytes() == (local / WEIGHTS_FILE).read_bytes()
+    await copier.remove(copied.sha256)
+    with pytest.raises(StoreFailedError, match="is missing in the store"):
+        await AdapterFiles(place, tmp_path / "two", most_bytes=10**6).get(adapter, kept=[])
+    await Blobs(source).delete([WEIGHTS_FILE])
+    with pytest.raises(InvalidAdapterError, match="The source must contain"):
+        await copier.copy(source, "base")
