@@ -13,11 +13,12 @@ from urllib.parse import urlsplit
 
 import click
 
-from bench import admission, affinity, batch, fairness, peers, samplers, telemetry
+from bench import admission, affinity, batch, fairness, hosts, peers, samplers, telemetry
 from bench.admission import AdmissionMeasurement
 from bench.affinity import AffinityMeasurement
 from bench.batch import BatchMeasurement
 from bench.fairness import FairnessMeasurement, FairnessScenario
+from bench.hosts import HostsMeasurement
 from bench.measure import MeasureError, Measurement, measure_in_turns
 from bench.peer_systems import REQUESTS_PER_MINUTE
 from bench.peers import PeersMeasurement
@@ -43,6 +44,7 @@ NAMES = tuple(
             telemetry.NAME,
             batch.NAME,
             affinity.NAME,
+            hosts.NAME,
             peers.NAME,
         ]
     )
@@ -64,6 +66,8 @@ Scenarios:
               and beside a batch without preemption; on vLLM, or scripted with --quick
   affinity    chats of several turns on two workers with small caches, beside vLLM's server behind
               vllm-router; only if named, because `make bench ARGS=affinity` installs the router
+  hosts       bursts for three models in turn on two hosts, which swap engines; only if named,
+              because a swap on a CPU takes half a minute; scripted with --quick
   peers       limits, ledger and metrics, beside nginx, vllm-router, smg and LiteLLM's proxy; only
               if named, because `make bench ARGS=peers` installs these
 
@@ -103,6 +107,7 @@ class Results:
     peers: list[PeersMeasurement] = field(default_factory=list)
     batch: list[BatchMeasurement] = field(default_factory=list)
     affinity: list[AffinityMeasurement] = field(default_factory=list)
+    hosts: list[HostsMeasurement] = field(default_factory=list)
 
 
 @click.command("bench", epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
@@ -197,7 +202,7 @@ def main(
 ) -> None:
     """Measure Sluice, side by side with vLLM's own API server.
 
-    Without a name: every scenario but `affinity` and `peers`.
+    Without a name: every scenario but `affinity`, `hosts` and `peers`.
     """
     signal.signal(signal.SIGTERM, _interrupt)
     began, found = datetime.now(UTC), Results()
@@ -265,6 +270,17 @@ def main(
             with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
                 found.affinity.append(AffinityMeasurement())
                 affinity.measure(chats, Path(folder), found=found.affinity[-1], progress=click.echo)
+        if hosts.NAME in names:
+            click.echo("three models on two hosts")
+            bursts = hosts.Options(
+                engine=Engine.SCRIPTED if quick else Engine.VLLM,
+                bursts=6 if quick else 4,
+                seconds=4.0 if quick else 20.0,
+                seed=seed,
+            )
+            with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
+                found.hosts.append(HostsMeasurement())
+                hosts.measure(bursts, Path(folder), found=found.hosts[-1], progress=click.echo)
         if peers.NAME in names:
             with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
                 found.peers.append(PeersMeasurement(quick))
@@ -282,6 +298,7 @@ def main(
             peers=found.peers,
             batch=found.batch,
             affinity=found.affinity,
+            hosts=found.hosts,
             began=began,
             command=_command_line(),
         ),
@@ -364,7 +381,14 @@ def _systems(deployment: Deployment, *, against_vllm: bool) -> Iterator[list[Sys
 
 def _publish(report: Report, folder: Path) -> None:
     """Print and write the results; exit with a failure if a request failed."""
-    found = (report.loads, report.fairness, report.samplers, report.batch, report.affinity)
+    found = (
+        report.loads,
+        report.fairness,
+        report.samplers,
+        report.batch,
+        report.affinity,
+        report.hosts,
+    )
     if not any(found):
         sys.exit(1)
     click.echo("\n" + report.markdown())

@@ -17,6 +17,7 @@ from bench.affinity import AffinityMeasurement
 from bench.batch import BatchMeasurement
 from bench.fairness import FairnessMeasurement
 from bench.goals import GOALS
+from bench.hosts import HostsMeasurement
 from bench.measure import Measurement, Quantiles
 from bench.peers import PeersMeasurement
 from bench.samplers import SamplerMeasurement
@@ -43,6 +44,7 @@ class Report:
     peers: Sequence[PeersMeasurement]
     batch: Sequence[BatchMeasurement]
     affinity: Sequence[AffinityMeasurement]
+    hosts: Sequence[HostsMeasurement]
     began: datetime
     command: str
 
@@ -74,6 +76,7 @@ class Report:
             *map(peers_report.section, self.peers),
             *map(_batch_section, self.batch),
             *map(_affinity_section, self.affinity),
+            *map(_hosts_section, self.hosts),
         ]
         if goals := [line for goal in GOALS for line in goal.judge(self.measurements)]:
             parts += ["## Goals\n", *table(["goal", "measured", "met"], goals), ""]
@@ -88,7 +91,7 @@ class Report:
         lines = [head, *map(asdict, self.measurements), *map(asdict, self.fairness)]
         lines += [*map(asdict, self.samplers), *map(asdict, self.admission)]
         lines += [*map(asdict, self.peers), *map(asdict, self.batch)]
-        lines += map(asdict, self.affinity)
+        lines += [*map(asdict, self.affinity), *map(asdict, self.hosts)]
         path.with_suffix(".jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         return path
 
@@ -248,6 +251,15 @@ def _batch_section(each: BatchMeasurement) -> str:
 def _affinity_section(each: AffinityMeasurement) -> str:
     head = ["system", "cached prompt tokens", "first token p50 ms", "p99 ms", "requests"]
     return "\n".join(["## affinity: chats of several turns\n", *table(head, each.rows()), ""])
+
+
+def _hosts_section(each: HostsMeasurement) -> str:
+    head = ["model", "first token p50 s", "p99 s"]
+    swaps = (
+        f"{each.swaps} swaps of {each.start_seconds:.1f} s, {each.charged_units:,.0f} units charged"
+    )
+    title = f"## hosts: {each.engine} engine, {each.requests} requests, {each.lost} lost, {swaps}\n"
+    return "\n".join([title, *table(head, each.rows()), ""])
 
 
 def _times(rounds: Sequence[Quantiles]) -> str:
