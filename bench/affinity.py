@@ -1,49 +1,87 @@
-"""Prefix affinity: chats of several turns on two engines whose caches cannot each hold all of them.
+"""Prefix affinity: chats of several turns on two engines whose caches hold half of them each.
 
 Users of a tenant share the start of their prompts. Each turn repeats the turns before it. Sluice
-with affinity and without it takes turns with vLLM's own server, twice, behind `vllm-router` with
-two policies, and with one worker of Sluice that has twice the cache. All get the same requests at
-the same times in a round.
+with affinity and without it takes turns with one worker of Sluice that has twice the cache, and
+with two servers of vLLM behind `vllm-router` with two policies. Each starts anew in each round, so
+that only two engines run at a time, and all get the same requests at the same times.
+
+The model has random weights: prompts of a few thousand tokens must cost much more than a step.
+Engines use one thread each.
+
+Then all tenants of Sluice have jobs waiting for some seconds, some with cached prompts and some
+without. Their services in that time are compared with the bound of docs/queue.md.
 """
 
+import asyncio
+import json
 import re
+import shutil
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from itertools import islice
+from functools import partial
+from itertools import combinations, islice
 from pathlib import Path
+from random import Random
 from statistics import median
-from typing import Final
+from typing import Any, Final
 
 import uvloop
+from redis.asyncio import Redis
+from tokenizers import Tokenizer
 
-from bench.client import Lane, Pace, Request, complete
+from bench.client import Lane, Load, Pace, Request, complete
 from bench.measure import TIMEOUT_SECONDS, MeasureError, Progress, Quantiles, quantiles
 from bench.peer_systems import running_router
 from bench.scenarios import prompts
 from bench.sluice import running_sluice
-from bench.starting import MODEL
+from bench.starting import CHECKPOINT, MODEL
 from bench.systems import Deployment, Engine
 from bench.vllm_server import running_vllm_server
+from contract import keys
+from contract.queue import AFFINITY_QUANTUM, COMPLETION_COST, PROMPT_COST
 
 NAME: Final = "affinity"
 WITH: Final = "Sluice"
 WITHOUT: Final = "Sluice, `SLUICE_AFFINITY_SECONDS=0`"
 DOUBLE: Final = "Sluice, one worker with twice the cache"
 ROUND_ROBIN: Final = "vLLM's server, vllm-router, round robin"
-PREFIX_AWARE: Final = "vLLM's server, vllm-router, prefix-aware"
+PREFIX_AWARE: Final = "vLLM's server, vllm-router, cache-aware"
 
-_TENANTS: Final = 6
+_TENANTS: Final = tuple(f"tenant-{number}" for number in range(6))
 _USERS: Final = 30
 _TURNS: Final = 6
-_SHARED_WORDS: Final = 130
-_TURN_WORDS: Final = 65
-_TOKENS: Final = 32
+_SECONDS: Final = 4.0
+"""Mean time between two turns of a user."""
+_SHARED_WORDS: Final = 700
+_OWN_WORDS: Final = 700
+"""Of the document with which each user starts."""
+_TURN_WORDS: Final = 60
+_TOKENS: Final = 16
+_SEQUENCES: Final = 4
+"""Of each engine, so that jobs wait."""
 _BLOCK_TOKENS: Final = 32
-_BLOCKS: Final = 376
-"""KV cache of each of the two engines: all prompts of a round take about 1.6 times as much."""
+_BLOCKS: Final = 1_000
+"""KV cache of each of the two engines: half of what the last turns of all users have."""
+_CONNECTIONS: Final = 8
+"""Of each tenant, so that it always has jobs waiting."""
+_BACKLOG_SECONDS: Final = 8.0
+_SAMPLE_SECONDS: Final = 0.02
+
+_MODEL: Final = {
+    "hidden_size": 512,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "max_position_embeddings": 4096,
+}
+_ONE_THREAD: Final = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
+"""By default, vLLM binds the thread of both engines to the same core."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +91,6 @@ class Options:
     quick: bool
     rounds: int
     seed: str
-    seconds: float = 2.5
-    """Time between two turns of a user."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,11 +106,25 @@ class Turn:
     """Of all turns of all users but their first ones."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backlog:
+    """What tenants with waiting jobs were served in one round, in service units."""
+
+    system: str
+    round: int
+    requests_per_second: float
+    served: Mapping[str, float]
+    worst_difference: float
+    """Between two tenants, over any time in which both had jobs waiting."""
+    bound: float
+
+
 @dataclass(slots=True)
 class AffinityMeasurement:
     """All rounds."""
 
     turns: list[Turn] = field(default_factory=list)
+    backlogs: list[Backlog] = field(default_factory=list)
 
     def rows(self) -> list[list[str]]:
         """Return a row for each system: medians over the rounds."""
@@ -86,20 +136,37 @@ class AffinityMeasurement:
                 [
                     name,
                     f"{100 * median(shares):.1f} %",
-                    f"{median(each.ttft.p50 for each in turns):.1f}",
-                    f"{median(each.ttft.p99 for each in turns):.1f}",
+                    f"{median(each.ttft.p50 for each in turns):.0f}",
+                    f"{median(each.ttft.p99 for each in turns):.0f}",
                     str(sum(each.requests for each in turns)),
                 ]
             )
         return rows
 
+    def backlog_rows(self) -> list[list[str]]:
+        """Return a row for each backlog."""
+        return [
+            [
+                each.system,
+                str(each.round),
+                f"{each.requests_per_second:.1f}",
+                f"{min(each.served.values()):,.0f} to {max(each.served.values()):,.0f}",
+                f"{each.worst_difference:,.0f}",
+                f"{each.bound:,.0f}",
+            ]
+            for each in self.backlogs
+        ]
+
 
 @dataclass(frozen=True, slots=True)
 class _System:
+    name: str
     url: str
     keys: Mapping[str, str]
     metrics: Sequence[str]
     """Of the engines."""
+    redis_port: int = 0
+    """Of Sluice."""
 
     def counted(self, name: str) -> int:
         """Return a counter of vLLM, summed over the engines."""
@@ -112,93 +179,138 @@ def measure(
     options: Options, folder: Path, *, found: AffinityMeasurement, progress: Progress
 ) -> None:
     """Run all rounds; the results are added to `found`. Raises MeasureError or StartError."""
-    with ExitStack() as stack:
-        systems: dict[str, _System] = {}
-        for name, starting in _systems(options, folder):
-            progress(f"  starting {name} ...")
-            systems |= stack.enter_context(starting)
-        for number in range(1, options.rounds + 1):
-            order = list(systems.items())
-            for name, system in order if number % 2 else reversed(order):
-                turn = uvloop.run(_turn(name, system, number, options))
-                found.turns.append(turn)
-                share = turn.cached_tokens / turn.prompt_tokens
-                progress(
-                    f"  round {number}, {name}: {100 * share:.1f} % cached, "
-                    f"first token {turn.ttft.p50:.1f} / {turn.ttft.p99:.1f} ms"
-                )
-                time.sleep(2)
-
-
-def _systems(
-    options: Options, folder: Path
-) -> Iterator[tuple[str, AbstractContextManager[dict[str, _System]]]]:
-    deployment = Deployment(engine=Engine.VLLM, max_sequences=32, context_window=1024)
-    yield WITH, _sluice(WITH, deployment, folder, workers=2)
-    yield WITHOUT, _sluice(WITHOUT, deployment, folder, workers=2, affinity="0")
+    checkpoint = folder / "model"
+    _write_model(checkpoint)
+    deployment = Deployment(
+        engine=Engine.VLLM,
+        max_sequences=_SEQUENCES,
+        context_window=_MODEL["max_position_embeddings"],
+        checkpoint=checkpoint,
+    )
+    running = [
+        partial(_running_sluice, WITH, deployment),
+        partial(_running_sluice, WITHOUT, deployment, affinity="0"),
+    ]
     if not options.quick:
-        yield DOUBLE, _sluice(DOUBLE, deployment, folder, workers=1, blocks=2 * _BLOCKS)
-        yield "vLLM's server", _vllm(deployment, folder)
+        running += [
+            partial(_running_sluice, DOUBLE, deployment, workers=1, blocks=2 * _BLOCKS),
+            partial(_running_vllm, deployment),
+        ]
+    for number in range(1, options.rounds + 1):
+        for place, start in enumerate(running if number % 2 else reversed(running)):
+            own = folder / f"{number}-{place}"
+            own.mkdir()
+            with start(own) as systems:
+                for system in systems:
+                    _measure(system, number, options, found, progress)
+
+
+def _measure(
+    system: _System,
+    number: int,
+    options: Options,
+    found: AffinityMeasurement,
+    progress: Progress,
+) -> None:
+    turn = uvloop.run(_turns(system, number, options))
+    found.turns.append(turn)
+    share = turn.cached_tokens / turn.prompt_tokens
+    progress(
+        f"  round {number}, {system.name}: {100 * share:.1f} % cached, "
+        f"first token {turn.ttft.p50:.0f} / {turn.ttft.p99:.0f} ms"
+    )
+    if system.redis_port and len(system.metrics) > 1:
+        backlog = uvloop.run(_backlog(system, number, options))
+        found.backlogs.append(backlog)
+        progress(
+            f"  round {number}, {system.name}: services of tenants differed by "
+            f"{backlog.worst_difference:,.0f}, the bound is {backlog.bound:,.0f}"
+        )
+
+
+def _write_model(folder: Path) -> None:
+    """Write a model with random weights and the tokenizer of the demo model."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    shutil.copytree(CHECKPOINT, folder)
+    torch.manual_seed(0)
+    config = LlamaConfig.from_pretrained(CHECKPOINT, **_MODEL)
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
 
 
 @contextmanager
-def _sluice(
+def _running_sluice(
     name: str,
     deployment: Deployment,
     folder: Path,
     *,
-    workers: int,
+    workers: int = 2,
     blocks: int = _BLOCKS,
     affinity: str = "1",
-) -> Iterator[dict[str, _System]]:
-    own = folder / re.sub(r"\W+", "-", name)
-    own.mkdir()
+) -> Iterator[Iterable[_System]]:
+    arguments = {"block_size": _BLOCK_TOKENS, "num_gpu_blocks_override": blocks}
     settings = {
         "SLUICE_AFFINITY_SECONDS": affinity,
-        "SLUICE_ENGINE_ARGUMENTS": f'{{"block_size": {_BLOCK_TOKENS}, '
-        f'"num_gpu_blocks_override": {blocks}}}',
+        "SLUICE_ENGINE_ARGUMENTS": json.dumps(arguments),
+        **_ONE_THREAD,
     }
-    with running_sluice(deployment, own, settings=settings) as sluice:
-        others = [sluice.start_worker(deployment) for _ in range(workers - 1)]
-        try:
-            [url] = sluice.urls(1)
-            metrics = [sluice.metrics_urls()[0], *(url for _, url in others)]
-            tenants = {name: sluice.key(name) for name in _tenants()}
-            yield {name: _System(url, tenants, [f"{each}/metrics" for each in metrics])}
-        finally:
-            for server, _ in others:
-                server.stop()
+    with running_sluice(deployment, folder, settings=settings, workers=workers) as sluice:
+        [url] = sluice.urls(1)
+        *metrics, _ = sluice.metrics_urls()
+        tenants = {name: sluice.key(name) for name in _TENANTS}
+        yield [_System(name, url, tenants, metrics, sluice.redis_port)]
 
 
 @contextmanager
-def _vllm(deployment: Deployment, folder: Path) -> Iterator[dict[str, _System]]:
+def _running_vllm(deployment: Deployment, folder: Path) -> Iterator[Iterable[_System]]:
     flags = [f"--block-size={_BLOCK_TOKENS}", f"--num-gpu-blocks-override={_BLOCKS}"]
+    environment = {"VLLM_SERVER_DEV_MODE": "1", **_ONE_THREAD}
+    policies = {ROUND_ROBIN: "round_robin", PREFIX_AWARE: "cache_aware"}
+    folders = [folder / name for name in ("1", "2", *policies.values())]
+    for each in folders:
+        each.mkdir()
     with ExitStack() as stack:
-        urls = []
-        for number in ("1", "2"):
-            own = folder / f"vllm-{number}"
-            own.mkdir()
-            server = stack.enter_context(running_vllm_server(deployment, own, flags=flags))
-            urls += server.urls(1)
-        systems = {}
-        for name, policy in ((ROUND_ROBIN, "round_robin"), (PREFIX_AWARE, "cache_aware")):
-            own = folder / policy
-            own.mkdir()
-            url = stack.enter_context(running_router(own, urls, policy=policy))
-            keys = dict.fromkeys(_tenants(), "")
-            systems[name] = _System(url, keys, [f"{each}/metrics" for each in urls])
-        yield systems
+        # A server ends with the thread that started it.
+        threads = stack.enter_context(ThreadPoolExecutor(2))
+
+        def start(own: Path) -> str:
+            running = running_vllm_server(deployment, own, flags=flags, environment=environment)
+            [url] = stack.enter_context(running).urls(1)
+            return url
+
+        urls = list(threads.map(start, folders[:2]))
+        none = dict.fromkeys(_TENANTS, "")
+        yield _behind_routers(stack, policies, urls, folders[2:], none)
 
 
-async def _turn(name: str, system: _System, number: int, options: Options) -> Turn:
+def _behind_routers(
+    stack: ExitStack,
+    policies: Mapping[str, str],
+    urls: Sequence[str],
+    folders: Sequence[Path],
+    tenants: Mapping[str, str],
+) -> Iterator[_System]:
+    """Yield the same servers behind one router after the other, each time with empty caches."""
+    for (name, policy), own in zip(policies.items(), folders, strict=True):
+        for url in urls:
+            reset = urllib.request.Request(  # noqa: S310 - ours
+                f"{url}/reset_prefix_cache", method="POST"
+            )
+            with urllib.request.urlopen(reset, timeout=10):  # noqa: S310
+                pass
+        url = stack.enter_context(running_router(own, urls, policy=policy))
+        yield _System(name, url, tenants, urls)
+
+
+async def _turns(system: _System, number: int, options: Options) -> Turn:
+    seed = f"{options.seed} {number}"
+    await _run(list(_warm_up(system, seed)))
     before = system.counted("queries"), system.counted("hits")
-    lanes = list(_lanes(system, f"{options.seed} {number}", options.seconds))
-    answers = await complete(lanes, timeout_seconds=TIMEOUT_SECONDS)
-    if failures := [each.error for each in answers if each.error]:
-        raise MeasureError(f"{len(failures)} requests failed: {failures[0]}")
+    answers = await _run(list(_chats(system, seed)))
     later = [each for each in answers if each.request.prompt.count("\nuser") > 1]
     return Turn(
-        system=name,
+        system=system.name,
         round=number,
         requests=len(answers),
         prompt_tokens=system.counted("queries") - before[0],
@@ -207,32 +319,129 @@ async def _turn(name: str, system: _System, number: int, options: Options) -> Tu
     )
 
 
-def _lanes(system: _System, seed: str, seconds: float) -> Iterator[Lane]:
+async def _run(lanes: Sequence[Lane]) -> list[Any]:
+    answers = await complete(lanes, timeout_seconds=TIMEOUT_SECONDS)
+    if failures := [each.error for each in answers if each.error]:
+        raise MeasureError(f"{len(failures)} requests failed: {failures[0]}")
+    return answers
+
+
+def _request(prompt: str) -> Request:
+    return Request(
+        model=MODEL, prompt=prompt, completion_tokens=_TOKENS, streamed=True, temperature=0.0
+    )
+
+
+def _warm_up(system: _System, seed: str) -> Iterator[Lane]:
+    for tenant in _TENANTS:
+        texts = islice(prompts(f"{seed} {tenant} warm-up", 2 * _TURN_WORDS), 4)
+        yield Lane(system.url, system.keys[tenant], map(_request, texts), tenant)
+
+
+def _shared(seed: str, tenant: str) -> str:
+    return next(prompts(f"{seed} {tenant}", _SHARED_WORDS))
+
+
+def _chats(system: _System, seed: str) -> Iterator[Lane]:
+    rng = Random(seed)
     for user in range(_USERS):
-        tenant = _tenants()[user % _TENANTS]
-        [shared] = islice(prompts(f"{seed} {tenant}", _SHARED_WORDS), 1)
-        says, text, requests = prompts(f"{seed} {user}", _TURN_WORDS), shared, []
+        tenant = _TENANTS[user % len(_TENANTS)]
+        own = next(prompts(f"{seed} {user} own", _OWN_WORDS))
+        text = f"{_shared(seed, tenant)}\n{own}"
+        says, requests = prompts(f"{seed} {user}", _TURN_WORDS), list[Request]()
         for _ in range(_TURNS):
             text += f"\nuser {user}: {next(says)}"
-            requests.append(
-                Request(
-                    model=MODEL,
-                    prompt=text,
-                    completion_tokens=_TOKENS,
-                    streamed=True,
-                    temperature=0.0,
-                )
-            )
-        pace = Pace(seconds * user / _USERS, seconds)
+            requests.append(_request(text))
+        every = _SECONDS * rng.uniform(0.8, 1.2)
+        pace = Pace(rng.uniform(0.0, 2 * every), every)
         yield Lane(system.url, system.keys[tenant], requests, tenant, pace)
 
 
-def _tenants() -> list[str]:
-    return [f"tenant-{number}" for number in range(_TENANTS)]
+async def _backlog(system: _System, number: int, options: Options) -> Backlog:
+    """Let all tenants have jobs waiting, and sample what they were served."""
+    seed = f"{options.seed} {number}"
+    lanes = [
+        Lane(system.url, system.keys[tenant], _endless(seed, place, connection), tenant)
+        for place, tenant in enumerate(_TENANTS)
+        for connection in range(_CONNECTIONS)
+    ]
+    load = Load(lanes)
+    services = _Services()
+    redis = Redis(port=system.redis_port)
+    try:
+        await load.open()
+        load.start()
+        end = time.monotonic() + _BACKLOG_SECONDS
+        while time.monotonic() < end:
+            await services.sample(redis)
+            await asyncio.sleep(_SAMPLE_SECONDS)
+        if failures := [each.error for each in load.answers if each.error]:
+            raise MeasureError(f"{len(failures)} requests failed: {failures[0]}")
+        tokenizer = Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json"))
+        longest = max(len(tokenizer.encode(each.request.prompt).ids) for each in load.answers)
+    finally:
+        load.close()
+        await redis.aclose()
+    batch = len(system.metrics) * _SEQUENCES * _TOKENS
+    bound = 2 * (max(PROMPT_COST * longest, COMPLETION_COST * batch) + AFFINITY_QUANTUM)
+    return Backlog(
+        system=system.name,
+        round=number,
+        requests_per_second=len(load.answers) / _BACKLOG_SECONDS,
+        served=services.served(),
+        worst_difference=services.worst,
+        bound=bound,
+    )
+
+
+def _endless(seed: str, place: int, connection: int) -> Iterator[Request]:
+    """Yield requests: every other tenant repeats a long prefix, the others repeat nothing."""
+    words = _OWN_WORDS // 2 if place % 2 else 2 * _TURN_WORDS
+    says = prompts(f"{seed} {place} {connection} backlog", words)
+    start = "" if place % 2 else _shared(seed, _TENANTS[place])
+    for text in says:
+        yield _request(f"{start}\n{text}")
+
+
+class _Services:
+    """Services of tenants, from samples of their counters and waiting jobs.
+
+    A tenant had jobs waiting between two samples if one job waited at both.
+    """
+
+    def __init__(self) -> None:
+        self.worst = 0.0
+        self._first: dict[str, float] = {}
+        self._last: dict[str, float] = {}
+        self._waiting: dict[str, set[bytes]] = {}
+        self._ranges: dict[tuple[str, str], tuple[float, float]] = {}
+        """Lowest and highest difference of two counters while both tenants have jobs waiting."""
+
+    async def sample(self, redis: "Redis") -> None:
+        pipeline = redis.pipeline(transaction=True)
+        pipeline.execute_command("HGETALL", keys.service_counters(MODEL))
+        for tenant in _TENANTS:
+            pipeline.execute_command("ZRANGE", keys.queue(MODEL, tenant), 0, -1)
+        found, *queues = await pipeline.execute()
+        counters = {tenant: float(found.get(tenant.encode(), 0)) for tenant in _TENANTS}
+        waiting = {tenant: set(jobs) for tenant, jobs in zip(_TENANTS, queues, strict=True)}
+        stayed = {each for each in _TENANTS if waiting[each] & self._waiting.get(each, set())}
+        for pair in combinations(_TENANTS, 2):
+            difference = counters[pair[0]] - counters[pair[1]]
+            low = high = difference
+            if stayed.issuperset(pair):
+                low, high = self._ranges[pair]
+            self._ranges[pair] = low, high = min(low, difference), max(high, difference)
+            self.worst = max(self.worst, high - low)
+        self._waiting, self._last = waiting, counters
+        self._first = self._first or counters
+
+    def served(self) -> dict[str, float]:
+        return {tenant: self._last[tenant] - self._first[tenant] for tenant in _TENANTS}
 
 
 def _counter(url: str, name: str) -> float:
-    with urllib.request.urlopen(url, timeout=10) as response:  # noqa: S310 - ours
+    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as response:  # noqa: S310 - ours
         text = response.read().decode()
     found = re.findall(rf"^{name}(?:\{{.*\}})? (\S+)$", text, re.MULTILINE)
     if not found:

@@ -79,7 +79,7 @@ def _gaps(url: str) -> dict[str, int]:
 
 def _run(sluice: Sluice, worker_urls: list[str], minutes: float) -> bool:
     """Run the load, print its figures, and return whether there was no alarm."""
-    _, gateway = sluice.metrics_urls()
+    *_, gateway = sluice.metrics_urls()
     [url], key = sluice.urls(1), sluice.key(_TENANT)
     until, responses, errors = time.monotonic() + 60 * minutes, 0, list[str]()
     while (left := until - time.monotonic()) > 0:
@@ -119,14 +119,12 @@ def main(*, minutes: float, engine: str, busy: int) -> None:
     deployment = Deployment(engine=Engine(engine), max_sequences=64, context_window=1024)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sluice-bench-")))
-        sluice = stack.enter_context(running_sluice(deployment, folder))
-        first, _ = sluice.metrics_urls()
-        worker, second = sluice.start_worker(deployment)
-        stack.callback(worker.stop)
+        sluice = stack.enter_context(running_sluice(deployment, folder, workers=2))
+        *workers, _ = sluice.metrics_urls()
         for place in range(busy):
             spin = [sys.executable, "-c", "while True: pass"]
             stack.callback(start(f"busy {place}", spin, folder=folder, environment={}).stop)
-        is_quiet = _run(sluice, [first, second], minutes)
+        is_quiet = _run(sluice, workers, minutes)
     if not is_quiet:
         sys.exit(1)
 

@@ -250,7 +250,16 @@ def _batch_section(each: BatchMeasurement) -> str:
 
 def _affinity_section(each: AffinityMeasurement) -> str:
     head = ["system", "cached prompt tokens", "first token p50 ms", "p99 ms", "requests"]
-    return "\n".join(["## affinity: chats of several turns\n", *table(head, each.rows()), ""])
+    backlog = ["system", "round", "requests/s", "service of each", "largest difference", "bound"]
+    return "\n".join(
+        [
+            "## affinity: chats of several turns\n",
+            *table(head, each.rows()),
+            "\nService units of tenants while all of them have jobs waiting:\n",
+            *table(backlog, each.backlog_rows()),
+            "",
+        ]
+    )
 
 
 def _hosts_section(each: HostsMeasurement) -> str:

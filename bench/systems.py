@@ -3,7 +3,10 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Protocol
+
+from bench.starting import CHECKPOINT
 
 ENGINE_GROUP = "engine"
 """Group of an engine's own processes, which both systems share; excluded from sums."""
@@ -27,6 +30,8 @@ class Deployment:
     """Tokens."""
     step_seconds: float = 0.0
     """Scripted engine: time between two steps."""
+    checkpoint: Path = CHECKPOINT
+    """Folder of the model."""
 
 
 class System(Protocol):

@@ -1,12 +1,13 @@
 """vLLM's own OpenAI API server on the same model, with the engine flags of Sluice's worker."""
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 
 from bench.processes import descendants
-from bench.starting import CHECKPOINT, MODEL, Server, free_port, start
+from bench.starting import MODEL, Server, free_port, start
 from bench.systems import ENGINE_GROUP, Deployment
 
 _READY_SECONDS = 240.0
@@ -49,9 +50,13 @@ class VllmServer:
 
 @contextmanager
 def running_vllm_server(
-    deployment: Deployment, folder: Path, *, flags: Sequence[str] = ()
+    deployment: Deployment,
+    folder: Path,
+    *,
+    flags: Sequence[str] = (),
+    environment: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[VllmServer]:
-    """Run the server within a block, with more flags."""
+    """Run the server within a block, with more flags and environment variables."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--port", str(port)]
@@ -59,7 +64,7 @@ def running_vllm_server(
         "vllm server",
         [*command, *_flags(deployment), *flags],
         folder=folder,
-        environment=_ENVIRONMENT,
+        environment={**_ENVIRONMENT, **environment},
     )
     try:
         server.wait_until_ready(f"{url}/health", seconds=_READY_SECONDS)
@@ -71,7 +76,7 @@ def running_vllm_server(
 def _flags(deployment: Deployment) -> list[str]:
     options = {
         "host": "127.0.0.1",
-        "model": str(CHECKPOINT),
+        "model": str(deployment.checkpoint),
         "served-model-name": MODEL,
         "generation-config": "vllm",
         "max-num-seqs": str(deployment.max_sequences),
