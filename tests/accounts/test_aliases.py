@@ -67,6 +67,10 @@ def test_user_decides_only_if_the_alias_is_sticky_by_user() -> None:
     by_user = replace(ALIAS, sticky=Sticky.USER)
     assert len({by_user.choose("acme", user) for user in users}) == 3
     assert by_user.choose("acme", "\ud800") in ALIAS.weights
+    # 5 % of the smaller share.
+    by_user = replace(by_user, weights={"a": 90, "b": 10})
+    found = Counter(by_user.choose("acme", f"user {number}") for number in range(10_000))
+    assert found["b"] == pytest.approx(1_000, rel=0.05)
 
 
 @every_database

@@ -617,6 +617,7 @@ async def test_service_of_two_backlogged_tenants_stays_within_the_bound(
 SLOTS, TOKENS, PROMPT, PREFIX = 4, 32, 400, 384
 """Sequences of a worker, most tokens of a completion, tokens of a prompt and of its last digest."""
 QUANTUM = 256
+WEIGHTS = {"a": 2.0, "b": 1.0}
 
 
 @dataclass
@@ -631,13 +632,14 @@ class Pool:
     waiting: dict[str, list[str]] = field(default_factory=lambda: {"a": [], "b": []})
     passed_at: dict[str, int] = field(default_factory=dict)
     served: dict[str, float] = field(default_factory=lambda: {"a": 0.0, "b": 0.0})
+    """Service units, divided by the weight."""
     hits: int = 0
 
     async def enqueue(self, job_id: str, tenant: str, chat: int) -> None:
         self.waiting[tenant].append(job_id)
         affinity = prefix_affinity("salt", [chat] * PROMPT, BLOCK)
         sent = job(job_id, tenant, prompt_tokens=PROMPT, affinity=affinity, handle=chat)
-        await enqueue(self.queue, sent)
+        await enqueue(self.queue, sent, weight=WEIGHTS[tenant])
 
     async def publish(self) -> None:
         for worker, chats in self.cached.items():
@@ -652,7 +654,7 @@ class Pool:
         for worker, running in self.running.items():
             for each in running:
                 each[2] += 1
-                self.served[each[0].tenant] += COMPLETION_COST
+                self._serve(each[0].tenant, COMPLETION_COST)
             reports = [LeaseReport(each.id, 1, tokens) for each, _, tokens in running]
             assert await self.queue.extend(worker, reports, lease_ms=LEASE_MS) == []
             for each in [each for each in running if each[2] == each[1]]:
@@ -669,11 +671,14 @@ class Pool:
             found = PREFIX if chat in chats else 0
             self.cached[worker] = [*[each for each in chats if each != chat][-2:], chat]
             self.hits += bool(found)
-            self.served[claim.job.tenant] += PROMPT_COST * (PROMPT - found)
+            self._serve(claim.job.tenant, PROMPT_COST * (PROMPT - found))
             report = LeaseReport(claim.job.id, 1, 0, PROMPT, found)
             await self.queue.extend(worker, [report], lease_ms=LEASE_MS)
             self.running[worker].append([claim.job, self.rng.randint(1, TOKENS), 0])
         return bool(result.claims)
+
+    def _serve(self, tenant: str, units: int) -> None:
+        self.served[tenant] += units / WEIGHTS[tenant]
 
     def _note_order(self, job: GenerationJob) -> None:
         waiting = self.waiting[job.tenant]
@@ -687,7 +692,10 @@ class Pool:
 async def test_no_prefixes_win_more_service_than_the_bound(
     any_redis: "Redis", clock: TestClock, monkeypatch: pytest.MonkeyPatch, attack: str
 ) -> None:
-    """|W_a - W_b| <= 2 (max(w_p L, w_q M) + Q), where W counts uncached prompt tokens only."""
+    """|W_a - W_b| <= 2 (max(w_p L, w_q M) + Q), where W counts uncached prompt tokens only.
+
+    The services have the ratio of the weights, within 5 %.
+    """
     monkeypatch.setattr("contract.queue.AFFINITY_QUANTUM", QUANTUM)
     rng = random.Random(3)
     pool = Pool(JobQueue(any_redis, MODEL), clock, rng)
@@ -709,5 +717,6 @@ async def test_no_prefixes_win_more_service_than_the_bound(
         await pool.step()
         worst = max(worst, abs(pool.served["a"] - pool.served["b"]))
     assert 0 < worst <= bound
+    assert pool.served["a"] == pytest.approx(pool.served["b"], rel=0.05)
     assert pool.passed_at
     assert pool.hits
