@@ -104,6 +104,7 @@ def test_tenant_is_created_listed_suspended_and_activated(sluice: Sluice) -> Non
         "service_tier": "default",
         "shows_cost": False,
         "cors_origins": [],
+        "stripe_customer_id": None,
         "created_at": None,
     }
     assert tenant["created_at"].endswith("Z")

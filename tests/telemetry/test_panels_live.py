@@ -1,6 +1,7 @@
 """Under load, every panel and recording rule has data in a real Prometheus."""
 
 import asyncio
+import json
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
@@ -15,6 +16,7 @@ from gateway.management.aliases.service import AliasService
 from gateway.redis_client import connect
 from gateway.tenancy.changes import ChangeAnnouncer
 from tests.gateway.conftest import asking
+from tests.support.billing import billing_in_thread
 from tests.support.certificates import self_signed
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.processes import free_port, wait_until
@@ -81,8 +83,9 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
     self_signed("localhost", folder, lifetime=timedelta(days=90))
     encryption = Encryption(free_port(), folder / "server.pem")
     redis = RedisServer(SYSTEM, options=encryption.options)
-    with running_stack(redis=redis) as stack:
-        targets = _start(stack, encryption.url)
+    # The receiver closes first: a request that ends halfway would be an error.
+    with running_stack(redis=redis) as stack, billing_in_thread() as billing:
+        targets = _start(stack, encryption.url, sink=billing.url)
         keys = [stack.key(tenant) for tenant in ("acme", "other")]
         with (
             running_prometheus(PROMETHEUS, targets, RULES) as server,
@@ -97,7 +100,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
             yield Seen(server, since)
 
 
-def _start(stack: Stack, encrypted_redis: str) -> list[Target]:
+def _start(stack: Stack, encrypted_redis: str, *, sink: str) -> list[Target]:
     labels = {"namespace": NAMESPACE}
     asyncio.run(_define_alias(stack))
     stack.start_gateway(
@@ -110,7 +113,8 @@ def _start(stack: Stack, encrypted_redis: str) -> list[Target]:
         _start_worker(stack, name, port=free_port())
         worker = labels | {"pool": "scripted"}
         targets.append(Target(stack.worker_url(name), "sluice-worker", worker))
-    background = start_background(stack)
+    sinks = json.dumps([{"name": "billing", "kind": "openmeter", "url": sink}])
+    background = start_background(stack, SLUICE_EXPORT_SINKS=sinks)
     targets += [Target(url, f"sluice-{name}", labels) for name, url in background.items()]
     return targets
 

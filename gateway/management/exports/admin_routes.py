@@ -45,7 +45,7 @@ async def list_batches(
     _principal: CanSeeEverything,
     name: SinkName,
     *,
-    state: BatchState | None = None,
+    state: Annotated[BatchState | None, Query(description="Only batches in this state.")] = None,
     after: Annotated[int, Query(ge=0, lt=2**63, description="`id` of the last one.")] = 0,
     limit: PageSize = 20,
 ) -> ExportBatchList:
