@@ -78,8 +78,8 @@ class Claimer:
         self._jobs.room_changed.set()
         self._doorbells.cancel()
 
-    async def wait_stopped(self) -> None:
-        """Wait until a claim in progress has ended."""
+    async def wait_claimed(self) -> None:
+        """Wait until a claim in progress has ended and its jobs are registered."""
         async with self._claiming:
             return
 

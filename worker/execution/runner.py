@@ -81,7 +81,7 @@ class Runner:
             affinity_seconds=affinity_seconds,
             start_units=start_units,
         )
-        self._watcher = Watcher(link, jobs, submitter)
+        self._watcher = Watcher(link, jobs, submitter, wait_claimed=self._claimer.wait_claimed)
         self._step_loop = StepLoop(
             engine,
             jobs,
@@ -135,7 +135,7 @@ class Runner:
         self._claimer.stop()
         try:
             async with asyncio.timeout(grace_seconds):
-                await self._claimer.wait_stopped()
+                await self._claimer.wait_claimed()
                 _log.info("Draining: %d jobs to finish", len(self._jobs.by_id))
                 await self._jobs.idle.wait()
         except TimeoutError:
@@ -158,7 +158,7 @@ class Runner:
         self.stop()
         # Wait for a claim that is in progress, unless the engine blocks it for good.
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._claimer.wait_stopped(), _RETURN_SECONDS)
+            await asyncio.wait_for(self._claimer.wait_claimed(), _RETURN_SECONDS)
         jobs = self._jobs
         for generation in list(jobs.by_id.values()):
             # A job that was not submitted to the engine did not cause its death.

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from contract import clock, keys
@@ -22,16 +23,30 @@ _CHECK_SECONDS = 1.0
 class Watcher:
     """Ends jobs that must not run any longer. Each method does one round, to be repeated."""
 
-    def __init__(self, link: Link, jobs: RunningJobs, submitter: Submitter) -> None:
+    def __init__(
+        self,
+        link: Link,
+        jobs: RunningJobs,
+        submitter: Submitter,
+        *,
+        wait_claimed: Callable[[], Awaitable[None]],
+    ) -> None:
         self._link = link
         self._jobs = jobs
         self._submitter = submitter
+        self._wait_claimed = wait_claimed
 
     async def watch_cancellations(self) -> None:
         """Wait for the next cancellation on the control list and drop its job."""
         key = keys.control(self._link.queue.model, self._link.worker)
         entry: Any = await self._link.redis.blpop([key], timeout=_CONTROL_TIMEOUT_SECONDS)
-        if entry is not None and (generation := self._jobs.by_id.get(entry[1].decode())):
+        if entry is None:
+            return
+        job_id = entry[1].decode()
+        if job_id not in self._jobs.by_id:
+            # The reply to the claim of this job may still be on its way.
+            await self._wait_claimed()
+        if (generation := self._jobs.by_id.get(job_id)) is not None:
             # The client pays for a prompt in progress; otherwise disconnecting would be free.
             generation.count_prompt()
             self._jobs.drop(generation, FailureCode.CANCELLED.value)
