@@ -9,6 +9,7 @@ import pytest
 import pytest_asyncio
 
 from contract.messages import GenerationJob, ReturnReason, decode_logprobs
+from contract.queue import RequeueResult
 from contract.sampling import SamplingSpec
 from contract.tier import ServiceTier
 from tests.support.redis_server import RedisServer
@@ -36,20 +37,28 @@ async def engine(engine_slot: EngineSlot) -> VllmEngine:
 
 async def interrupt(gateway: Gateway, lines: list[GenerationJob]) -> int:
     """Send requests until all lines have finished, and requeue preempted lines."""
-    current, requeued = {line.handle: line for line in lines}, set[tuple[int, int]]()
-    async with asyncio.timeout(120):
-        while not set(current) <= gateway.ended_handles():
-            request = make_job(max_tokens=4, sampling=GREEDY)
-            await gateway.enqueue(request)
-            while request.handle not in gateway.ended_handles():
-                await gateway.read()
-                for line in lines:
-                    for back in gateway.returned(line):
-                        if (back.handle, back.attempt) not in requeued:
-                            requeued.add((back.handle, back.attempt))
-                            assert back.reason is ReturnReason.PREEMPTED
-                            again = resumed(gateway, line)
-                            await gateway.queue.requeue(again, back.attempt, is_returned=True)
+    handles, requeued = {line.handle for line in lines}, set[tuple[int, int]]()
+    request = make_job(max_tokens=4, sampling=GREEDY)
+    try:
+        async with asyncio.timeout(120):
+            while not handles <= gateway.ended_handles():
+                request = make_job(max_tokens=4, sampling=GREEDY)
+                await gateway.enqueue(request)
+                while request.handle not in gateway.ended_handles():
+                    await gateway.read()
+                    for line in lines:
+                        for back in gateway.returned(line):
+                            if (back.handle, back.attempt) not in requeued:
+                                requeued.add((back.handle, back.attempt))
+                                assert back.reason is ReturnReason.PREEMPTED
+                                again = resumed(gateway, line)
+                                result = await gateway.queue.requeue(
+                                    again, back.attempt, is_returned=True
+                                )
+                                assert result is RequeueResult.REQUEUED
+    except TimeoutError:
+        waiting = {*handles, request.handle} - gateway.ended_handles()
+        pytest.fail(f"no end of {waiting} after {requeued}: {gateway.frames[-8:]}")
     return len(requeued)
 
 
