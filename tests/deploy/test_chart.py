@@ -314,6 +314,7 @@ def test_grace_periods_cover_the_drains() -> None:
     worker = pod_of(manifests, "worker", pool="llama-70b").spec
     assert worker["terminationGracePeriodSeconds"] == 630
     assert pod_of(manifests, "worker", pool="cpu").spec["terminationGracePeriodSeconds"] == 330
+    assert pod_of(manifests, "worker", pool="shared").spec["terminationGracePeriodSeconds"] == 50
 
 
 def test_replicas_are_left_to_autoscalers() -> None:
@@ -374,7 +375,7 @@ def test_pools_have_their_gpus_and_defaults() -> None:
 
 def test_model_volumes() -> None:
     manifests = case(GPU_POOLS)
-    (claim,) = of_kind(manifests, "PersistentVolumeClaim")
+    claim, _ = of_kind(manifests, "PersistentVolumeClaim")
     assert claim["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
 
     def volume(pool: str) -> Any:
@@ -394,7 +395,7 @@ def test_chat_template_is_passed_unchanged() -> None:
     text = (
         "{%- for message in messages %}<|{{ message.role }}|>{{ message.content }}{%- endfor %}\n"
     )
-    assert config["data"] == {"chat_template.jinja": text}
+    assert [*config["data"].values()] == [text]
 
 
 def test_no_pool_installs_gateways_alone() -> None:
@@ -509,10 +510,15 @@ def test_links_use_the_configured_runbook_url() -> None:
 def test_series_of_workers_have_labels_of_pool_and_model() -> None:
     manifests = case(CHART / "ci" / "monitoring-values.yaml")
     monitor = named(manifests, "PodMonitor", "sluice-worker")
-    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
-    assert {each["targetLabel"] for each in endpoint["relabelings"]} == {"job", "pool", "model"}
+    labels = {
+        endpoint["port"]: {each["targetLabel"] for each in endpoint["relabelings"]}
+        for endpoint in monitor["spec"]["podMetricsEndpoints"]
+    }
+    assert labels == {"health": {"job", "pool", "model"}, "hosted": {"job", "pool"}}
     pod = pod_of(manifests, "worker", pool="chat")
     assert pod.annotations["sluice.io/model"] == "Llama-3.1-8B-Instruct"
+    # The model of a host changes.
+    assert "sluice.io/model" not in pod_of(manifests, "worker", pool="shared").annotations
 
 
 def test_job_labels_equal_those_of_the_rules() -> None:
@@ -529,7 +535,12 @@ def test_job_labels_equal_those_of_the_rules() -> None:
         if rule["targetLabel"] == "job"
     }
     component = "__meta_kubernetes_pod_label_app_kubernetes_io_component"
-    assert given == {"sluice-gateway": None, "sluice-worker": None, "sluice-$1": [component]}
+    assert given == {
+        "sluice-gateway": None,
+        "sluice-worker": None,
+        "hosted-worker": None,
+        "sluice-$1": [component],
+    }
     rules = str(of_kind(manifests, "PrometheusRule"))
     assert set(re.findall(r'job="(sluice-[^"]+)"', rules)) == {"sluice-gateway", "sluice-worker"}
 
@@ -583,6 +594,18 @@ def test_network_policies_are_on_by_default_and_restrict_ports(file: Path) -> No
     for each in policies:
         for rule in (*each["spec"]["ingress"], *each["spec"]["egress"]):
             assert rule["ports"], each["metadata"]["name"]
+    opened = {
+        (pod.component, port["containerPort"])
+        for pod in pods(manifests)
+        for container in pod.containers
+        for port in container.get("ports", [])
+    }
+    assert opened == {
+        (each["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/component"], port["port"])
+        for each in policies
+        for rule in each["spec"]["ingress"]
+        for port in rule["ports"]
+    }
 
 
 def test_metrics_and_admin_api_are_open_to_the_configured_clients() -> None:

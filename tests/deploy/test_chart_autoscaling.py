@@ -2,6 +2,7 @@
 
 import math
 import re
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -9,6 +10,7 @@ import yaml
 from gateway.errors import ModelLoadingError, NoWorkerError
 from tests.deploy.helm import CHART, case, named, of_kind, render
 from tests.support.stack import REPOSITORY
+from tests.telemetry.test_rules import needs_promtool, promtool
 
 AUTOSCALING = CHART / "ci" / "autoscaling-values.yaml"
 METRICS = (REPOSITORY / "docs" / "metrics.md").read_text()
@@ -24,16 +26,56 @@ def triggers(pool: str) -> dict[str, Any]:
 
 def test_demand_counts_waiting_and_running_jobs_of_the_model() -> None:
     jobs = triggers("chat")["jobs"]
-    of_model = '{namespace="inference",model="llama-3.1-8b"}'
+    of_model = r'{namespace="inference",model=~"llama-3\\.1-8b"}'
     assert jobs["metadata"]["query"] == (
-        f"(max(sluice_queue_waiting_jobs{of_model} >= 0)"
-        f" + max(sluice_queue_leased_jobs{of_model} >= 0)) * 0.75"
+        f"(sum(max by (model) (sluice_queue_waiting_jobs{of_model} >= 0))"
+        f" + sum(max by (model) (sluice_queue_leased_jobs{of_model} >= 0))) * 0.75"
     )
     assert jobs["metricType"] == "AverageValue"
     # Four fifths of the batch; a missing reply does not count as no demand.
     assert jobs["metadata"]["threshold"] == str(MOST_SEQUENCES * 4 // 5)
     assert jobs["metadata"]["ignoreNullValues"] == "false"
     assert triggers("chat-spot")["jobs"]["metadata"]["threshold"] == "100"
+
+
+@needs_promtool
+def test_demand_of_a_host_is_that_of_all_its_models(tmp_path: Path) -> None:
+    def of(name: str, model: str, **values: int) -> list[dict[str, str]]:
+        # The gateway `blind` cannot read Redis.
+        return [
+            {
+                "series": f"{name}{{namespace='inference',model='{model}',pod='{pod}'}}",
+                "values": f"{value} {value}",
+            }
+            for pod, value in {**values, "blind": "NaN"}.items()
+        ]
+
+    waiting, leased = "sluice_queue_waiting_jobs", "sluice_queue_leased_jobs"
+    rare = 'a "rare" one (2.0)'
+    series = [
+        *of(waiting, "qwen3-8b", one=3, other=4),
+        *of(waiting, rare, one=20, other=20),
+        *of(waiting, "qwen3-8b-other", one=500),
+        *of(leased, "qwen3-8b", one=100, other=100),
+        *of(leased, rare, one=0, other=0),
+        *of("sluice_queue_oldest_wait_seconds", "qwen3-8b", one=1),
+        *of("sluice_queue_oldest_wait_seconds", rare, one=45),
+        *of("sluice_queue_waiting_batch_jobs", rare, one=7),
+    ]
+    expected = {"jobs": 124, "oldest-wait": 45, "wake": 1}
+    samples = [
+        {
+            "expr": triggers("shared")[name]["metadata"]["query"],
+            "eval_time": "1m",
+            "exp_samples": [{"labels": "{}", "value": value}],
+        }
+        for name, value in expected.items()
+    ]
+    file = tmp_path / "queries.yaml"
+    file.write_text(yaml.dump({"tests": [{"input_series": series, "promql_expr_test": samples}]}))
+    promtool("test", "rules", file)
+    # Four fifths of the smaller batch.
+    assert triggers("shared")["jobs"]["metadata"]["threshold"] == "40"
 
 
 def test_oldest_wait_adds_workers_in_proportion() -> None:
@@ -45,6 +87,7 @@ def test_oldest_wait_adds_workers_in_proportion() -> None:
 
 def test_only_a_pool_that_scales_to_zero_is_woken() -> None:
     assert triggers("chat").keys() == {"jobs", "oldest-wait"}
+    assert triggers("shared").keys() == {"jobs", "oldest-wait", "wake"}
     # Its workers announce that requests may wait for them, and any waiting job starts one.
     for pool, scales_to_zero in (("chat", False), ("chat-spot", True), ("rare", True)):
         worker = named(case(AUTOSCALING), "Deployment", f"sluice-worker-{pool}")
@@ -54,10 +97,10 @@ def test_only_a_pool_that_scales_to_zero_is_woken() -> None:
         assert triggers(pool)["jobs"]["metadata"]["activationThreshold"] == "0"
     wake = triggers("chat-spot")["wake"]["metadata"]
     # Requests for other models do not wake it.
-    refused = 'namespace="inference",model="llama-3.1-8b",reason=~"no_worker|model_loading"'
+    refused = r'namespace="inference",model=~"llama-3\\.1-8b",reason=~"no_worker|model_loading"'
     assert f"increase(sluice_gateway_refused_requests_total{{{refused}}}[5m])" in wake["query"]
     batches = (
-        'max(sluice_queue_waiting_batch_jobs{namespace="inference",model="llama-3.1-8b"} >= 0)'
+        r'max(sluice_queue_waiting_batch_jobs{namespace="inference",model=~"llama-3\\.1-8b"} >= 0)'
     )
     assert batches in wake["query"]
     assert wake["threshold"] == "1"
@@ -66,13 +109,13 @@ def test_only_a_pool_that_scales_to_zero_is_woken() -> None:
 
 def test_queries_have_the_labels_of_the_configured_prometheus() -> None:
     query = triggers("rare")["jobs"]["metadata"]["query"]
-    matchers = 'kubernetes_namespace="inference",cluster="eu-1",model="a \\"rare\\" one"'
-    assert query.startswith(f"max(sluice_queue_waiting_jobs{{{matchers}}} >= 0)")
+    matchers = 'kubernetes_namespace="inference",cluster="eu-1",model=~"a \\"rare\\" one"'
+    assert query.startswith(f"sum(max by (model) (sluice_queue_waiting_jobs{{{matchers}}} >= 0))")
     assert triggers("rare")["jobs"]["authenticationRef"] == {"name": "prometheus"}
 
 
 def test_every_metric_of_a_query_is_documented() -> None:
-    for pool in ("chat", "chat-spot", "rare"):
+    for pool in ("chat", "chat-spot", "rare", "shared"):
         for trigger in triggers(pool).values():
             names = re.findall(r"\bsluice_\w+", trigger["metadata"]["query"])
             assert names

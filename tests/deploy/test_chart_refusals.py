@@ -133,6 +133,21 @@ NOT_TOGETHER = {
         {f"{POOL}.leaseSeconds": "5"},
         "leaseSeconds (5) must be less than config.resumeAfter (5), or gateways resume jobs",
     ),
+    "pool with a model and a host": (
+        {"worker.pools[1].name": "both", "worker.pools[1].model.path": "m"}
+        | {"worker.pools[1].host.models[0].model.path": "m"},
+        "worker.pools, both: only one of model and host can be used.",
+    ),
+    "two models of one name": (
+        {"worker.pools[1].name": "twice", "worker.pools[1].host.models[0].model.path": "a/m"}
+        | {"worker.pools[1].host.models[1].model.path": "b/m"},
+        "worker.pools, twice: host.models, m: the model's name is not unique.",
+    ),
+    "host's model on too few GPUs": (
+        {"worker.pools[1].name": "split", "worker.pools[1].host.models[0].model.path": "a/m"}
+        | {"worker.pools[1].host.models[0].engine.arguments.pipeline_parallel_size": "2"},
+        "worker.pools, split: host.models, m: gpu.count is 1, but the model is split over 2 GPUs",
+    ),
     "autoscaling without Prometheus": (
         {f"{POOL}.autoscaling.enabled": "true"},
         "autoscaling.prometheus.serverAddress is required: KEDA reads the number of jobs",
@@ -236,6 +251,26 @@ OUT_OF_RANGE = {
     "digest": ("gateway.image.digest", "sha256:1234", "gateway.image.digest: Does not match"),
     "pool without model": ("worker.pools[1].name", "other", "worker.pools.1: model is required"),
     "pool without name": ("worker.pools[1].model.path", "/m", "worker.pools.1: name is required"),
+    "host without models": (
+        "worker.pools[1].host.config.ratio",
+        "2",
+        "worker.pools.1.host: models is required",
+    ),
+    "host's model without model": (
+        f"{POOL}.host.models[0].engine.kind",
+        "vllm",
+        "worker.pools.0.host.models.0: model is required",
+    ),
+    "host's setting": (
+        "worker.pools[1].host.config.ratio",
+        "0.5",
+        "worker.pools.1.host.config.ratio: Must be greater than or equal to 1",
+    ),
+    "setting that the host makes": (
+        f"{POOL}.host.config.healthPort",
+        "1",
+        "worker.pools.0.host.config: Additional property healthPort",
+    ),
     "pool's name": (f"{POOL}.name", "Small", "worker.pools.0.name: Does not match"),
     "pool's long name": (
         f"{POOL}.name",

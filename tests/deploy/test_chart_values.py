@@ -14,8 +14,9 @@ from pydantic_settings import BaseSettings
 import gateway.settings
 import worker.settings
 from scripts import chart
-from tests.deploy.helm import CASES, CHART, case, environment, pods, render
+from tests.deploy.helm import CASES, CHART, case, environment, named, pods, render
 from tests.support.stack import CHECKPOINT, REPOSITORY
+from worker.hosting.settings import HostSettings, read_models
 
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
@@ -49,7 +50,7 @@ OTHER_PROGRAMS = {
     "NCCL_DEBUG",  # extraEnv of ci/scheduling-values.yaml.
     "TZ",
 }
-PROCESSES = {"gateway", "worker", "jobs", "beat", "migration"}
+PROCESSES = {"gateway", "worker", "host", "jobs", "beat", "migration"}
 
 MADE_BY_OTHER_VALUES = {
     "gateway": {
@@ -123,12 +124,20 @@ MADE_BY_OTHER_VALUES = {
         "traces",
         "worker_id",  # Each process generates its own.
     },
+    "host": {"health_host", "health_port", "log_format", "models", "redis_url"},
 }
 
 
 def settings_of(component: str) -> type[BaseSettings]:
     """Return the settings class of a component."""
+    if component == "host":
+        return HostSettings
     return worker.settings.Settings if component == "worker" else gateway.settings.Settings
+
+
+def process_of(container: Mapping[str, Any], component: str) -> str:
+    """Return the kind of a container's process: that of a worker's pod may be a host."""
+    return "host" if container.get("args") == ["host"] else component
 
 
 @pytest.mark.parametrize("file", CASES, ids=lambda file: file.name)
@@ -137,11 +146,14 @@ def test_every_environment_variable_is_a_setting_that_is_accepted(
 ) -> None:
     manifests = case(file)
     for pod in pods(manifests):
-        if pod.component not in PROCESSES:
-            continue
-        known = settings_of(pod.component)
-        names = {f"SLUICE_{name.upper()}" for name in known.model_fields}
         for container in pod.containers:
+            if (process := process_of(container, pod.component)) not in PROCESSES:
+                continue
+            known = settings_of(process)
+            prefix = known.model_config["env_prefix"]
+            names = {f"{prefix}{name.upper()}" for name in known.model_fields}
+            if process == "host":  # Its workers inherit the environment.
+                names |= {f"SLUICE_{name.upper()}" for name in settings_of("worker").model_fields}
             variables = environment(container, manifests)
             unknown = variables.keys() - names - TELEMETRY - OTHER_PROGRAMS
             assert unknown == set(), pod.owner
@@ -149,9 +161,25 @@ def test_every_environment_variable_is_a_setting_that_is_accepted(
                 for name, value in on_this_machine(variables, tmp_path).items():
                     patch.setenv(name, value)
                 read = known()
+                if process == "host":
+                    config = named(manifests, "ConfigMap", pod.owner.removeprefix("Deployment "))
+                    assert_models_are_accepted(config["data"], tmp_path)
             for name in known.model_fields:
-                is_given = f"SLUICE_{name.upper()}" in variables
+                is_given = f"{prefix}{name.upper()}" in variables
                 assert not is_given or name in read.model_fields_set, name
+
+
+def assert_models_are_accepted(files: Mapping[str, str], folder: Path) -> None:
+    """Check a host's models, with the tiny model and the folder of these files."""
+    for name, content in files.items():
+        (folder / name).write_text(content.replace("/etc/sluice/model", str(folder)))
+    models = json.loads((folder / "models.json").read_text())
+    names = [each["model_name"] for each in models]
+    for each in models:
+        if each["model_path"].startswith("/") or "adapter_slots" in each:
+            each["model_path"] = str(CHECKPOINT)
+    (folder / "models.json").write_text(json.dumps(models))
+    assert [*read_models(folder / "models.json")] == names
 
 
 def on_this_machine(variables: Mapping[str, str], folder: Path) -> dict[str, str]:
@@ -191,8 +219,15 @@ def test_every_setting_can_be_set() -> None:
     keys = {
         "gateway": SCHEMA["definitions"]["settings"]["properties"],
         "worker": SCHEMA["definitions"]["workerSettings"]["properties"],
+        "host": SCHEMA["definitions"]["poolHost"]["properties"]["config"]["properties"],
     }
-    used = {"gateway": given["config"], "worker": given["worker"]["pools"][0]["config"]}
+    pools = yaml.safe_load((CHART / "ci" / "gpu-pools-values.yaml").read_text())["worker"]["pools"]
+    (host,) = [pool["host"] for pool in pools if "host" in pool]
+    used = {
+        "gateway": given["config"],
+        "worker": given["worker"]["pools"][0]["config"],
+        "host": host["config"],
+    }
     for component, others in MADE_BY_OTHER_VALUES.items():
         fields = settings_of(component).model_fields.keys()
         by_config = {camel(name) for name in fields - others}
@@ -213,6 +248,8 @@ def test_split_and_arguments_of_the_engine() -> None:
         if pod.component == "worker":
             text = environment(pod.containers[0], manifests).get("SLUICE_ENGINE_ARGUMENTS", "{}")
             found[pod.labels["sluice.io/pool"]] = json.loads(text)
+    shared = named(manifests, "ConfigMap", "sluice-worker-shared")["data"]["models.json"]
+    found["shared"] = [each["engine_arguments"] for each in json.loads(shared)]
     assert found == {
         "llama-70b": {
             "tensor_parallel_size": 4,
@@ -221,6 +258,11 @@ def test_split_and_arguments_of_the_engine() -> None:
         },
         "deepseek": {"tensor_parallel_size": 8, "pipeline_parallel_size": 2},
         "cpu": {},
+        # The arguments of a host's model add to those of the pool.
+        "shared": [
+            {"tensor_parallel_size": 2, "max_num_batched_tokens": 8192},
+            {"pipeline_parallel_size": 2, "max_num_batched_tokens": 8192},
+        ],
     }
 
 

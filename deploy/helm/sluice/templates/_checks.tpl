@@ -115,16 +115,20 @@ root.
 {{- define "sluice.problemsOfPool" -}}
 {{- $problems := list -}}
 {{- $pool := .pool -}}
-{{- $gpus := int $pool.gpu.count -}}
-{{- $split := int (include "sluice.tensorParallelSize" $pool) -}}
-{{- $others := int (include "sluice.otherParallelism" $pool) -}}
-{{- if hasKey $pool.engine.arguments "tensor_parallel_size" -}}
-{{- $problems = append $problems "set gpu.tensorParallelSize instead of engine.arguments.tensor_parallel_size." -}}
-{{- else if and (gt $gpus 0) (ne (mul $split $others) (int64 $gpus)) -}}
-{{- $problems = append $problems (printf "gpu.count is %d, but the model is split over %d GPUs (tensorParallelSize %d, times %d by engine.arguments)." $gpus (mul $split $others) $split $others) -}}
+{{- if and $pool.host $pool.model -}}
+{{- $problems = append $problems "only one of model and host can be used." -}}
 {{- end -}}
-{{- if and (eq $pool.engine.kind "scripted") (gt $gpus 0) -}}
-{{- $problems = append $problems "the scripted engine uses no GPU: set gpu.count to 0." -}}
+{{- $names := list -}}
+{{- range fromYamlArray (include "sluice.workers" $pool) -}}
+{{- $name := include "sluice.modelName" . -}}
+{{- $where := ternary (printf "host.models, %s: " $name) "" (not (empty $pool.host)) -}}
+{{- if has $name $names -}}
+{{- $problems = append $problems (printf "%sthe model's name is not unique." $where) -}}
+{{- end -}}
+{{- $names = append $names $name -}}
+{{- range $problem := fromYamlArray (include "sluice.problemsOfEngine" .) -}}
+{{- $problems = append $problems (printf "%s%s" $where $problem) -}}
+{{- end -}}
 {{- end -}}
 {{- if ge (float64 $pool.leaseSeconds) (float64 .resumeAfter) -}}
 {{- $problems = append $problems (printf "leaseSeconds (%v) must be less than config.resumeAfter (%v), or gateways resume jobs that workers still hold." $pool.leaseSeconds .resumeAfter) -}}
@@ -139,8 +143,9 @@ root.
 {{- $problems = append $problems (printf "autoscaling.minReplicas (%d) must not be more than maxReplicas (%d)." (int $autoscaling.minReplicas) (int $autoscaling.maxReplicas)) -}}
 {{- end -}}
 {{- with $autoscaling.jobsPerReplica -}}
-{{- if gt (int .) (int $pool.engine.maxSequences) -}}
-{{- $problems = append $problems (printf "autoscaling.jobsPerReplica (%d) must not be more than engine.maxSequences (%d), or a full worker does not start another one." (int .) (int $pool.engine.maxSequences)) -}}
+{{- $least := int (include "sluice.leastSequences" $pool) -}}
+{{- if gt (int .) $least -}}
+{{- $problems = append $problems (printf "autoscaling.jobsPerReplica (%d) must not be more than engine.maxSequences (%d), or a full worker does not start another one." (int .) $least) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -156,6 +161,22 @@ root.
 {{- end -}}
 {{- if and (eq (toString $pool.maxSurge) "0") (eq (toString $pool.maxUnavailable) "0") -}}
 {{- $problems = append $problems "maxSurge and maxUnavailable cannot both be 0: no worker could be replaced." -}}
+{{- end -}}
+{{- toYaml $problems -}}
+{{- end -}}
+
+{{- define "sluice.problemsOfEngine" -}}
+{{- $problems := list -}}
+{{- $gpus := int .gpu.count -}}
+{{- $split := int (include "sluice.tensorParallelSize" .) -}}
+{{- $others := int (include "sluice.otherParallelism" .) -}}
+{{- if hasKey .engine.arguments "tensor_parallel_size" -}}
+{{- $problems = append $problems "set gpu.tensorParallelSize instead of engine.arguments.tensor_parallel_size." -}}
+{{- else if and (gt $gpus 0) (ne (mul $split $others) (int64 $gpus)) -}}
+{{- $problems = append $problems (printf "gpu.count is %d, but the model is split over %d GPUs (tensorParallelSize %d, times %d by engine.arguments)." $gpus (mul $split $others) $split $others) -}}
+{{- end -}}
+{{- if and (eq .engine.kind "scripted") (gt $gpus 0) -}}
+{{- $problems = append $problems "the scripted engine uses no GPU: set gpu.count to 0." -}}
 {{- end -}}
 {{- toYaml $problems -}}
 {{- end -}}

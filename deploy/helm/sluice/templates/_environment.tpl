@@ -266,68 +266,95 @@ The mount path of the public keys: a folder, since a changed Secret does not upd
 */}}
 {{- define "sluice.jwksFolder" -}}/etc/sluice/jwt{{- end -}}
 
-{{/* Environment variables of a worker. Takes root and pool. */}}
-{{- define "sluice.workerEnvironment" -}}
-{{- $pool := .pool -}}
-{{- $model := $pool.model -}}
-{{- $engine := $pool.engine -}}
+{{/*
+Settings that depend on the model by their names in camel case, as YAML. Takes one of the pool's
+workers.
+*/}}
+{{- define "sluice.modelSettings" -}}
+{{- $model := .model -}}
+{{- $engine := .engine -}}
 {{- $arguments := deepCopy $engine.arguments -}}
-{{- $split := int (include "sluice.tensorParallelSize" $pool) -}}
+{{- $split := int (include "sluice.tensorParallelSize" .) -}}
 {{- if gt $split 1 -}}
 {{- $_ := set $arguments "tensor_parallel_size" $split -}}
 {{- end -}}
+{{- $settings := dict "modelPath" $model.path "modelName" (include "sluice.modelName" .) "engine" $engine.kind "maxSequences" $engine.maxSequences "cpuKvCacheGib" $engine.cpuKvCacheGib -}}
+{{- range $key, $value := dict "modelAliases" $model.aliases "dialect" $model.dialect "toolParser" $model.toolParser "reasoningParser" $model.reasoningParser "engineArguments" $arguments -}}
+{{- if $value -}}{{- $_ := set $settings $key $value -}}{{- end -}}
+{{- end -}}
+{{- range $key, $value := dict "contextWindow" $engine.contextWindow "enforceEager" $engine.enforceEager -}}
+{{- if not (kindIs "invalid" $value) -}}{{- $_ := set $settings $key $value -}}{{- end -}}
+{{- end -}}
+{{- with $model.chatTemplate -}}
+{{- $_ := set $settings "chatTemplate" (printf "%s/%s" (include "sluice.modelFolder" $) (include "sluice.chatTemplateFile" .)) -}}
+{{- end -}}
+{{- toYaml (mustMerge $settings .config) -}}
+{{- end -}}
+
+{{/* The mount path of the files of a pool's models. */}}
+{{- define "sluice.modelFolder" -}}/etc/sluice/model{{- end -}}
+
+{{/* The file name of a chat template, which differs for each of a host. Takes the text. */}}
+{{- define "sluice.chatTemplateFile" -}}chat_template_{{ sha256sum . | trunc 8 }}.jinja{{- end -}}
+
+{{/*
+Files of a pool's models by name, as JSON: chat templates that replace the models' own, and a host's
+models. Takes the pool.
+*/}}
+{{- define "sluice.modelFiles" -}}
+{{- $files := dict -}}
+{{- $models := list -}}
+{{- range fromYamlArray (include "sluice.workers" .) -}}
+{{- with .model.chatTemplate -}}
+{{- $_ := set $files (include "sluice.chatTemplateFile" .) . -}}
+{{- end -}}
+{{- $fields := dict -}}
+{{- range $key, $value := fromYaml (include "sluice.modelSettings" .) -}}
+{{- $_ := set $fields (include "sluice.variable" $key | trimPrefix "SLUICE_" | lower) $value -}}
+{{- end -}}
+{{- $models = append $models $fields -}}
+{{- end -}}
+{{- if .host -}}
+{{- $_ := set $files "models.json" (toPrettyJson $models) -}}
+{{- end -}}
+{{- toJson $files -}}
+{{- end -}}
+
+{{/* Environment variables of a worker or a host. Takes root and pool. */}}
+{{- define "sluice.workerEnvironment" -}}
+{{- $pool := .pool -}}
+{{- $telemetry := fromYaml (include "sluice.telemetrySettings" .root) -}}
 {{ include "sluice.redisEnvironment" (dict "root" .root "role" "worker") }}
-- name: SLUICE_MODEL_PATH
-  value: {{ $model.path | quote }}
-- name: SLUICE_MODEL_NAME
-  value: {{ include "sluice.modelName" $pool | quote }}
-{{- with $model.aliases }}
-- name: SLUICE_MODEL_ALIASES
-  value: {{ join "," . | quote }}
+{{- if $pool.host }}
+- name: SLUICE_HOST_REDIS_URL
+  value: $(SLUICE_REDIS_URL)
+- name: SLUICE_HOST_MODELS
+  value: {{ include "sluice.modelFolder" . }}/models.json
+- name: SLUICE_HOST_LOG_FORMAT
+  value: {{ $telemetry.SLUICE_LOG_FORMAT | quote }}
+- name: SLUICE_HOST_HEALTH_HOST
+  value: {{ .root.Values.listenAddress | quote }}
+- name: SLUICE_HOST_HEALTH_PORT
+  value: "9465"
+{{- range $key, $value := $pool.host.config }}
+- name: {{ include "sluice.variable" $key | replace "SLUICE_" "SLUICE_HOST_" }}
+  value: {{ include "sluice.text" $value | quote }}
+{{- end }}
+{{- else }}
+{{- range $key, $value := fromYaml (include "sluice.modelSettings" $pool) }}
+- name: {{ include "sluice.variable" $key }}
+  value: {{ include "sluice.text" $value | quote }}
 {{- end }}
 {{- if and $pool.autoscaling.enabled (eq (int $pool.autoscaling.minReplicas) 0) }}
 - name: SLUICE_SCALES_TO_ZERO
   value: "true"
 {{- end }}
-{{- with $model.dialect }}
-- name: SLUICE_DIALECT
-  value: {{ . | quote }}
-{{- end }}
-{{- with $model.toolParser }}
-- name: SLUICE_TOOL_PARSER
-  value: {{ . | quote }}
-{{- end }}
-{{- with $model.reasoningParser }}
-- name: SLUICE_REASONING_PARSER
-  value: {{ . | quote }}
-{{- end }}
-{{- if $model.chatTemplate }}
-- name: SLUICE_CHAT_TEMPLATE
-  value: /etc/sluice/model/chat_template.jinja
-{{- end }}
-- name: SLUICE_ENGINE
-  value: {{ $engine.kind | quote }}
-- name: SLUICE_MAX_SEQUENCES
-  value: {{ include "sluice.text" $engine.maxSequences | quote }}
-{{- if not (kindIs "invalid" $engine.contextWindow) }}
-- name: SLUICE_CONTEXT_WINDOW
-  value: {{ include "sluice.text" $engine.contextWindow | quote }}
-{{- end }}
-{{- if not (kindIs "invalid" $engine.enforceEager) }}
-- name: SLUICE_ENFORCE_EAGER
-  value: {{ include "sluice.text" $engine.enforceEager | quote }}
-{{- end }}
-- name: SLUICE_CPU_KV_CACHE_GIB
-  value: {{ include "sluice.text" $engine.cpuKvCacheGib | quote }}
-{{- with $arguments }}
-- name: SLUICE_ENGINE_ARGUMENTS
-  value: {{ toJson . | quote }}
 {{- end }}
 - name: SLUICE_LEASE_SECONDS
   value: {{ include "sluice.text" $pool.leaseSeconds | quote }}
 - name: SLUICE_DRAIN_SECONDS
   value: {{ include "sluice.text" $pool.drainSeconds | quote }}
-{{- range $name, $value := fromYaml (include "sluice.telemetrySettings" .root) }}
+{{- range $name, $value := $telemetry }}
 - name: {{ $name }}
   value: {{ $value | quote }}
 {{- end }}
@@ -335,13 +362,9 @@ The mount path of the public keys: a folder, since a changed Secret does not upd
 - name: SLUICE_HEALTH_HOST
   value: {{ .root.Values.listenAddress | quote }}
 - name: SLUICE_HEALTH_PORT
-  value: "9465"
-{{- if $pool.config.adapterSlots }}
+  value: {{ empty $pool.host | ternary "9465" "9466" | quote }}
+{{- if include "sluice.usesAdapters" $pool }}
 {{ include "sluice.filesEnvironment" .root }}
-{{- end }}
-{{- range $key, $value := $pool.config }}
-- name: {{ include "sluice.variable" $key }}
-  value: {{ include "sluice.text" $value | quote }}
 {{- end }}
 {{- $cache := $pool.modelCache }}
 {{- /*

@@ -137,12 +137,13 @@ topologySpreadConstraints:
 {{- end -}}
 
 {{/*
-A number or text as the value of an environment variable; large numbers are written without
-exponent.
+A setting as the value of an environment variable; large numbers are written without exponent.
 */}}
 {{- define "sluice.text" -}}
 {{- if kindIs "slice" . -}}
 {{- join "," . -}}
+{{- else if kindIs "map" . -}}
+{{- toJson . -}}
 {{- else if and (kindIs "float64" .) (eq (floor .) .) -}}
 {{- printf "%d" (int64 .) -}}
 {{- else -}}
@@ -183,9 +184,42 @@ ignores. Free-form maps of `over` (selectors, settings, engine arguments) add to
 {{- toYaml $base -}}
 {{- end -}}
 
-{{/* Name under which a pool's model is served. Takes the pool. */}}
+{{/*
+The pool once for each of its models, as YAML: a host's models override parts of the pool. Takes the
+pool.
+*/}}
+{{- define "sluice.workers" -}}
+{{- if .host -}}
+{{- range .host.models }}
+- {{- include "sluice.overlay" (dict "base" (omit $ "host" | deepCopy) "over" .) | nindent 2 }}
+{{- end }}
+{{- else -}}
+{{- list . | toYaml -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Name under which a model is served. Takes one of the pool's workers. */}}
 {{- define "sluice.modelName" -}}
 {{- .model.name | default (base .model.path) -}}
+{{- end -}}
+
+{{/* Names of the models of a pool, as YAML. Takes the pool. */}}
+{{- define "sluice.modelNames" -}}
+{{- range fromYamlArray (include "sluice.workers" .) }}
+- {{ include "sluice.modelName" . | quote }}
+{{- end }}
+{{- end -}}
+
+{{/* Whether a worker of the pool has adapters, which are in the file store. Takes the pool. */}}
+{{- define "sluice.usesAdapters" -}}
+{{- range fromYamlArray (include "sluice.workers" .) -}}
+{{- if .config.adapterSlots -}}true{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Whether a pool is a host. Takes the root. */}}
+{{- define "sluice.hasHosts" -}}
+{{- range .Values.worker.pools -}}{{- if .host -}}true{{- end -}}{{- end -}}
 {{- end -}}
 
 {{/* Number of GPUs among which a pool's model is split. Takes the pool. */}}
