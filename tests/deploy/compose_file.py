@@ -30,7 +30,7 @@ FILLED_IN: Final = {
 
 PROCESSES: Final = ("gateway", "celery", "beat", "worker")
 """Sluice's services without a profile."""
-OURS: Final = (*PROCESSES, "migrate", "seed", "worker-cpu", "worker-gpu")
+OURS: Final = (*PROCESSES, "migrate", "seed", "worker-cpu", "worker-gpu", "worker-host")
 
 _VARIABLE: Final = re.compile(r"\$\$|\$\{(?P<name>\w+)(?:(?P<kind>:-|:\?)(?P<text>[^}]*))?\}")
 

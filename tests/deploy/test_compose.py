@@ -36,6 +36,7 @@ from tests.deploy.compose_file import (
 )
 from tests.support.cases import all_cases
 from tests.support.stack import CHECKPOINT, REPOSITORY
+from worker.hosting.settings import HostSettings, read_models
 
 SERVICES = list(services().values())
 VERSION = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
@@ -172,7 +173,12 @@ def test_profiles_are_those_of_engines_and_of_the_demo_key() -> None:
     profiles = {
         each.name: each.options["profiles"] for each in SERVICES if "profiles" in each.options
     }
-    assert profiles == {"worker-cpu": ["cpu"], "worker-gpu": ["gpu"], "seed": ["seed"]}
+    assert profiles == {
+        "worker-cpu": ["cpu"],
+        "worker-gpu": ["gpu"],
+        "worker-host": ["host"],
+        "seed": ["seed"],
+    }
 
 
 def test_only_the_gpu_worker_reserves_gpus() -> None:
@@ -211,7 +217,7 @@ def test_networks_connect_only_services_that_need_each_other() -> None:
     for service in SERVICES:
         for name in service.options["networks"]:
             members[name].add(service.name)
-    workers = {"worker", "worker-cpu", "worker-gpu"}
+    workers = {"worker", "worker-cpu", "worker-gpu", "worker-host"}
     processes = {"gateway", "celery", "beat", *workers}
     assert members == {
         "customers": {"gateway"},
@@ -261,23 +267,32 @@ def test_watched_paths_exist(service: Service) -> None:
 USERS = {
     **dict.fromkeys(("gateway", "seed"), "gateway:g4teway"),
     **dict.fromkeys(("celery", "beat"), "jobs:j0bs"),
-    **dict.fromkeys(("worker", "worker-cpu", "worker-gpu"), "worker:w0rker"),
+    **dict.fromkeys(("worker", "worker-cpu", "worker-gpu", "worker-host"), "worker:w0rker"),
 }
 """The Redis users of services."""
 
 
 def settings_of(service: Service) -> type[BaseSettings]:
+    if service.name == "worker-host":
+        return HostSettings
     is_worker = service.name.startswith("worker")
     return worker.settings.Settings if is_worker else gateway.settings.Settings
 
 
+def variables(settings: type[BaseSettings]) -> set[str]:
+    prefix = settings.model_config["env_prefix"]
+    return {f"{prefix}{name.upper()}" for name in settings.model_fields}
+
+
 @every_own_service
 def test_environment_has_only_settings_of_the_process(service: Service) -> None:
-    known = {f"SLUICE_{name.upper()}" for name in settings_of(service).model_fields}
+    known = variables(settings_of(service))
+    if service.name == "worker-host":  # Its workers inherit the environment.
+        known |= variables(worker.settings.Settings)
     known |= {name for name in vars(environment_variables) if name.startswith("OTEL_")}
     if service.name.startswith("worker-"):
         known.add("HF_TOKEN")  # Hugging Face's own.
-    if service.name in ("gateway", "celery", "worker-cpu", "worker-gpu"):
+    if service.name in ("gateway", "celery") or service.name.startswith("worker-"):
         known |= {f"AWS_{name}" for name in ("ENDPOINT_URL", "REGION", "ACCESS_KEY_ID")}
         known.add("AWS_SECRET_ACCESS_KEY")
     assert service.options.get("environment", {}).keys() <= known
@@ -285,11 +300,16 @@ def test_environment_has_only_settings_of_the_process(service: Service) -> None:
 
 @every_own_service
 def test_environment_makes_valid_settings(
-    service: Service, monkeypatch: pytest.MonkeyPatch
+    service: Service, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with monkeypatch.context() as patch:
         _set_environment(patch, service)
         settings: Any = settings_of(service)()
+        if service.name == "worker-host":
+            (source,) = [each for each, to in service.mounts if to == str(settings.models)]
+            models = tmp_path / "models.json"
+            models.write_text(_on_this_machine((REPOSITORY / source).read_text()))
+            assert len(read_models(models)) == 2
     redis_url = settings.redis_url
     if service.name != "migrate":
         text = redis_url if isinstance(redis_url, str) else redis_url.get_secret_value()
@@ -304,8 +324,12 @@ def _set_environment(monkeypatch: pytest.MonkeyPatch, service: Service) -> None:
         if name.startswith("SLUICE_"):
             monkeypatch.delenv(name)
     for name, value in service.environment.items():
-        # The path of the model is in the image.
-        monkeypatch.setenv(name, value.replace("/app/demo-model", str(CHECKPOINT)))
+        monkeypatch.setenv(name, _on_this_machine(value))
+
+
+def _on_this_machine(text: str) -> str:
+    # The path of the model is in the image.
+    return text.replace("/app/demo-model", str(CHECKPOINT))
 
 
 @every_own_service
@@ -326,7 +350,8 @@ def test_stop_grace_period_covers_the_drain(
         needed = launch_plan.BEAT_STOP_SECONDS
     else:
         # As in `sluice up`, for the default setting.
-        needed = launch_plan.WORKER_STOP_SECONDS - 30.0 + settings.drain_seconds
+        drain_seconds = float(service.environment["SLUICE_DRAIN_SECONDS"])
+        needed = launch_plan.WORKER_STOP_SECONDS - 30.0 + drain_seconds
     assert needed <= service.stop_seconds <= needed + 10
 
 
@@ -347,8 +372,7 @@ def test_override_changes_only_existing_services_and_settings() -> None:
     for name, options in load(OVERRIDE)["services"].items():
         service = services()[name]
         if name in OURS:
-            known = {f"SLUICE_{field.upper()}" for field in settings_of(service).model_fields}
-            assert options.get("environment", {}).keys() <= known
+            assert options.get("environment", {}).keys() <= variables(settings_of(service))
         for source, target in Service(name, options).mounts:
             assert (REPOSITORY / source).is_dir()
             assert target == f"/opt/sluice/lib/python3.11/site-packages/{Path(source).name}"

@@ -74,20 +74,25 @@ def test_prometheus_starts_with_the_arguments_of_the_service(prometheus: str) ->
 
 
 def test_every_process_is_scraped_where_it_listens() -> None:
-    ports = {"gateway": 9463, "celery": 9464, "beat": 9464}
-    ports |= dict.fromkeys(("worker", "worker-cpu", "worker-gpu"), 9465)
-    scraped: dict[str, tuple[str, int]] = {}
+    ports = {"gateway": {9463}, "celery": {9464}, "beat": {9464}, "worker-host": {9465, 9466}}
+    ports |= {name: {9465} for name in ("worker", "worker-cpu", "worker-gpu")}
+    scraped: dict[str, set[int]] = {}
+    jobs = set()
     for job in read(PROMETHEUS)["scrape_configs"]:
         for found in job.get("dns_sd_configs", []):
-            scraped |= dict.fromkeys(found["names"], (job["job_name"], found["port"]))
-    assert {name: port for name, (_, port) in scraped.items()} == ports
+            jobs.add(job["job_name"])
+            for name in found["names"]:
+                scraped.setdefault(name, set()).add(found["port"])
+    assert scraped == ports
     settings = {"SLUICE_OPERATOR_PORT", "SLUICE_METRICS_PORT", "SLUICE_HEALTH_PORT"}
-    for name, port in ports.items():
+    settings.add("SLUICE_HOST_HEALTH_PORT")
+    for name, own in ports.items():
         environment = services()[name].environment
-        assert {environment[key] for key in settings & environment.keys()} == {str(port)}
-    assert {job for job, _ in scraped.values()} == {
+        assert {int(environment[key]) for key in settings & environment.keys()} == own
+    assert jobs == {
         "sluice-gateway",
         "sluice-worker",
+        "hosted-worker",
         "sluice-jobs",
         "sluice-beat",
     }
