@@ -19,7 +19,7 @@ from contract.tier import ServiceTier
 from gateway.dispatch.catalogue import Catalogue
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.generation import Generation
-from gateway.redis_client import PipeliningExecutor, connect
+from gateway.redis_client import MeasuredConnection, connect
 
 _TENANT = "batches"
 _DEADLINE_MS = 3_600_000
@@ -81,7 +81,7 @@ async def _main(
     redis_url: str, *, window: int, prompt_tokens: int, tokens: int, lines: int
 ) -> None:
     redis = connect(redis_url, max_connections=64)
-    catalogue = Catalogue(PipeliningExecutor(redis))
+    catalogue = Catalogue(MeasuredConnection(redis))
     dispatcher = Dispatcher(
         gateway=f"batches-{secrets.token_hex(4)}",
         client=redis,

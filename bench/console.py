@@ -37,7 +37,7 @@ from gateway.management.tenants.service import TenantService
 from gateway.quota.period_counts import PeriodCounts
 from gateway.quota.replies import ReservationRequest
 from gateway.quota.store import QuotaStore
-from gateway.redis_client import PipeliningExecutor
+from gateway.redis_client import MeasuredConnection
 from gateway.tenancy.changes import ChangeAnnouncer
 from gateway.tenancy.limits import LimitName, Limits, LimitScope, SubjectLimits
 from gateway.tenancy.scopes import TENANT_SCOPES, Scope
@@ -152,7 +152,7 @@ async def _fill(sluice: Sluice, rows: int) -> dict[str, str]:
 
 async def _fill_redis(redis: Redis) -> None:
     """Let Redis have live requests, balances and counts of rejected requests."""
-    executor = PipeliningExecutor(redis)
+    executor = MeasuredConnection(redis)
     store, counts = QuotaStore(executor), PeriodCounts(executor)
     try:
         subjects = (SubjectLimits(LimitScope.TENANT, BIG, Limits()),)

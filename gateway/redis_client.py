@@ -127,7 +127,7 @@ class _MeasuredPipeline(Pipeline):
         return replies
 
 
-class PipeliningExecutor(SharedConnection):
+class MeasuredConnection(SharedConnection):
     """A shared connection that fails fast and records the duration and failures of its commands."""
 
     def __init__(self, client: "Redis", *, timeout_seconds: float | None = None) -> None:

@@ -11,7 +11,7 @@ from gateway.adapters.service import AdapterService
 from gateway.database.paging import MAX_PAGE, PageRequest
 from gateway.dispatch.catalogue import Catalogue
 from gateway.errors import ServiceUnavailableError
-from gateway.redis_client import PipeliningExecutor, connect, converting_errors
+from gateway.redis_client import MeasuredConnection, connect, converting_errors
 from gateway.tenancy.adapters import Adapter, AdapterState
 from gateway.terminal.entities import prints, table, tenant_option
 from gateway.terminal.options import Stores, with_stores
@@ -119,11 +119,11 @@ def _absolute(folder: str) -> str:
 @asynccontextmanager
 async def _service(stores: Stores) -> AsyncIterator[AdapterService]:
     settings = stores.settings
-    # The commands of a pipelining executor take a connection of their own.
+    # The commands of a shared connection take one of their own from the pool.
     redis = connect(settings.redis_url, max_connections=1)
     try:
         with converting_errors(redis):
-            catalogue = Catalogue(PipeliningExecutor(redis))
+            catalogue = Catalogue(MeasuredConnection(redis))
             await catalogue.refresh()
             yield AdapterService.of(settings, stores.database, stores.announcer, catalogue)
     finally:

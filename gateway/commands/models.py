@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from gateway.dispatch.catalogue import Catalogue, ServedModel
-from gateway.redis_client import PipeliningExecutor, connect, converting_errors
+from gateway.redis_client import MeasuredConnection, connect, converting_errors
 from gateway.terminal.options import command_settings, json_option, runs_async
 from gateway.terminal.output import print_json, print_table
 
@@ -79,7 +79,7 @@ async def _catalogue(redis_url: str | None) -> AsyncIterator[Catalogue]:
     redis = connect(settings.redis_url, max_connections=1)
     try:
         with converting_errors(redis):
-            catalogue = Catalogue(PipeliningExecutor(redis))
+            catalogue = Catalogue(MeasuredConnection(redis))
             await catalogue.refresh()
             yield catalogue
     finally:

@@ -14,7 +14,7 @@ from contract.messages import Frame
 from contract.tasks import raise_if_cancelled
 from gateway import telemetry
 from gateway.dispatch.presence import Presence
-from gateway.redis_client import COMMAND_TIMEOUT_SECONDS, PipeliningExecutor
+from gateway.redis_client import COMMAND_TIMEOUT_SECONDS, MeasuredConnection
 
 READ_BLOCK_MS = 1_000
 READ_ENTRIES = 256
@@ -44,7 +44,7 @@ class ReplyReader:
         self.last_entry = _START
         """The last entry whose frame was delivered."""
         self._client = client
-        self._blocking = PipeliningExecutor(client, timeout_seconds=COMMAND_TIMEOUT_SECONDS)
+        self._blocking = MeasuredConnection(client, timeout_seconds=COMMAND_TIMEOUT_SECONDS)
         """A connection of its own: nothing else is sent while a read waits for entries."""
         self._stream = stream
         self._presence = presence

@@ -39,7 +39,7 @@ from gateway.quota.reservations import Reservations
 from gateway.quota.seeding import Seeder
 from gateway.quota.storage import Storage
 from gateway.quota.store import QuotaStore
-from gateway.redis_client import PipeliningExecutor, connect, describe
+from gateway.redis_client import MeasuredConnection, connect, describe
 from gateway.responses.service import Responses
 from gateway.responses.settlement import SettlementService
 from gateway.settings import Settings
@@ -64,7 +64,7 @@ class ProcessContext:
     unpaid: Allowance
     failed_logins: Allowance
     redis: "Redis"
-    executor: PipeliningExecutor
+    executor: MeasuredConnection
     """The connection to Redis that requests share."""
     database: Database
     announcer: ChangeAnnouncer
@@ -139,7 +139,7 @@ async def _open(settings: Settings, stack: AsyncExitStack) -> ProcessContext:
     )
     listener.start()
     stack.push_async_callback(listener.stop)
-    executor = PipeliningExecutor(redis)
+    executor = MeasuredConnection(redis)
     stack.push_async_callback(executor.aclose)
     catalogue = Catalogue(executor)
     dispatcher = Dispatcher(

@@ -24,7 +24,7 @@ from gateway.ledger.drain import Drain
 from gateway.ledger.sweep import Sweep
 from gateway.management.credits.service import CreditService
 from gateway.management.webhooks.secret_box import SecretBox
-from gateway.redis_client import PipeliningExecutor
+from gateway.redis_client import MeasuredConnection
 from gateway.settings import Settings
 from gateway.tenancy.changes import ChangeAnnouncer
 
@@ -58,7 +58,7 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
     outbound = Outbound(allows_private=settings.webhook_allow_private)
     async with open_ledger(settings) as (redis, database):
         files = FileService.of(settings, database)
-        catalogue = Catalogue(PipeliningExecutor(redis))
+        catalogue = Catalogue(MeasuredConnection(redis))
         announcer = ChangeAnnouncer(redis)
         authenticator = Authenticator.from_settings(settings, database)
         yield Services(

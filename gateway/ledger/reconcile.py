@@ -22,7 +22,7 @@ from gateway.database.ledger.store import LedgerStore
 from gateway.ledger.drain import FIELD
 from gateway.quota.periods import DAY_MS
 from gateway.quota.store import QuotaStore
-from gateway.redis_client import PipeliningExecutor
+from gateway.redis_client import MeasuredConnection
 from gateway.tenancy.limits import LimitScope, subject_of
 from gateway.tenancy.times import to_ms, to_time, utc_now
 from gateway.tenancy.usage_record import UsageRecord, readable_usage
@@ -129,7 +129,7 @@ async def reconcile(
 class _Reconciler:
     def __init__(self, redis: Redis, database: Database, report: ReconcileReport) -> None:
         self._redis = redis
-        self._executor = PipeliningExecutor(redis)
+        self._executor = MeasuredConnection(redis)
         self._database = database
         self._report = report
         self._store = QuotaStore(self._executor)

@@ -19,7 +19,7 @@ from contract.queue import JobQueue
 from contract.receipts import JobReceipt, JobState
 from gateway.quota.replies import ExpiredReservation
 from gateway.quota.store import QuotaStore
-from gateway.redis_client import PipeliningExecutor
+from gateway.redis_client import MeasuredConnection
 from gateway.tenancy.usage_record import Counts, Outcome, UsageRecord, readable_usage
 
 PATIENCE_MS: Final = 600_000
@@ -44,7 +44,7 @@ class Sweep:
     """Finds and settles abandoned reservations in all buckets."""
 
     def __init__(self, redis: Redis) -> None:
-        self._executor = PipeliningExecutor(redis)
+        self._executor = MeasuredConnection(redis)
         self._store = QuotaStore(self._executor)
 
     async def run(self) -> int:

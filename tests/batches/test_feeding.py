@@ -19,7 +19,7 @@ from gateway.database.engine import Database
 from gateway.database.tables import BatchChunkRow, BatchFeedRow
 from gateway.dispatch.catalogue import Catalogue
 from gateway.management.tenants.service import TenantService
-from gateway.redis_client import PipeliningExecutor
+from gateway.redis_client import MeasuredConnection
 from gateway.stream.failures import to_api_error
 from gateway.tenancy.batches import Batch, BatchStatus, Chunk, ChunkState
 from gateway.tenancy.changes import ChangeAnnouncer
@@ -41,7 +41,7 @@ async def _tenants(database: Database, redis: "Redis") -> None:
 @pytest.fixture
 def feeder(database: Database, redis: "Redis") -> Feeder:
     """A feeder of an idle queue."""
-    catalogue = Catalogue(PipeliningExecutor(redis))
+    catalogue = Catalogue(MeasuredConnection(redis))
     return Feeder(redis, database, catalogue, ChangeAnnouncer(redis))
 
 

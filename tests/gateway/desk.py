@@ -18,7 +18,7 @@ from gateway.dispatch.catalogue import Catalogue
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.generation import Generation
 from gateway.dispatch.ticket import Ticket
-from gateway.redis_client import PipeliningExecutor
+from gateway.redis_client import MeasuredConnection
 from tests.support.fake_worker import FakeWorker
 from tests.support.patience import PATIENCE_SECONDS
 
@@ -30,7 +30,7 @@ class Desk:
     """One gateway's dispatcher, and requests made through it."""
 
     def __init__(self, redis: "Redis", gateway: str, **settings: Any) -> None:
-        self.catalogue = Catalogue(PipeliningExecutor(redis))
+        self.catalogue = Catalogue(MeasuredConnection(redis))
         known: dict[str, Any] = {
             "max_waiting_jobs": 100,
             "max_waiting_jobs_of_tenant": 50,

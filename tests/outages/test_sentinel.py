@@ -8,14 +8,14 @@ from redis.exceptions import RedisError
 
 from contract import keys
 from contract.redis_url import redis_client
-from gateway.redis_client import PipeliningExecutor, connect
+from gateway.redis_client import MeasuredConnection, connect
 from gateway.tenancy.usage_record import encode_usage
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.sentinels import WatchedRedis
 from tests.support.usage import usage_record
 
 
-async def until_written(executor: PipeliningExecutor, key: str) -> None:
+async def until_written(executor: MeasuredConnection, key: str) -> None:
     """Write until it succeeds. Raises TimeoutError."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
@@ -30,7 +30,7 @@ async def until_written(executor: PipeliningExecutor, key: str) -> None:
 async def test_client_follows_the_master_when_it_dies(watched: WatchedRedis) -> None:
     await asyncio.to_thread(watched.await_replica)
     client = connect(watched.url, max_connections=8)
-    executor = PipeliningExecutor(client)
+    executor = MeasuredConnection(client)
     await executor.execute_command("SET", "before", 1)
     old = watched.master
     while not await client.wait(1, 1000):
@@ -52,7 +52,7 @@ async def test_client_follows_the_master_when_it_dies(watched: WatchedRedis) -> 
 async def test_clients_and_background_jobs_abandon_a_frozen_master(watched: WatchedRedis) -> None:
     await asyncio.to_thread(watched.await_replica)
     clients = [connect(watched.url, max_connections=8) for _ in range(2)]
-    executors = [PipeliningExecutor(client) for client in clients]
+    executors = [MeasuredConnection(client) for client in clients]
     for executor in executors:
         await executor.execute_command("SET", "before", 1)
     await drained(watched, 1)

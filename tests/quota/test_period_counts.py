@@ -6,7 +6,7 @@ from redis.asyncio import Redis
 from contract import clock
 from gateway.quota import period_counts
 from gateway.quota.period_counts import Period, PeriodCounts
-from gateway.redis_client import PipeliningExecutor
+from gateway.redis_client import MeasuredConnection
 
 HOUR = 3600
 NOON = 1_800_014_400
@@ -15,7 +15,7 @@ NOON = 1_800_014_400
 async def test_counts_of_all_gateways_add_up_until_their_period_has_left(
     redis: "Redis", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    executor = PipeliningExecutor(redis)
+    executor = MeasuredConnection(redis)
     gateways = [PeriodCounts(executor) for _ in range(2)]
 
     async def at(seconds: int) -> None:
@@ -52,7 +52,7 @@ async def test_counts_of_all_gateways_add_up_until_their_period_has_left(
 
 async def test_pending_counts_are_bounded(redis: "Redis", monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(period_counts, "MOST_PENDING", 4)
-    executor = PipeliningExecutor(redis)
+    executor = MeasuredConnection(redis)
     counts = PeriodCounts(executor)
     for number in range(10):
         counts.refused(f"t{number}", "requests")

@@ -20,7 +20,7 @@ from gateway.quota.replies import ReservationRequest
 from gateway.quota.reservations import Admission, Reservations
 from gateway.quota.seeding import Seeder
 from gateway.quota.store import QuotaStore
-from gateway.redis_client import PipeliningExecutor
+from gateway.redis_client import MeasuredConnection
 from gateway.tenancy.limits import LimitScope, SubjectLimits
 from gateway.tenancy.usage_record import Outcome
 from tests.quota.building import (
@@ -45,7 +45,7 @@ class Line:
     """The connection to Redis, which a test can cut before or after a command arrives."""
 
     def __init__(self, redis: "Redis") -> None:
-        self._executor = PipeliningExecutor(redis)
+        self._executor = MeasuredConnection(redis)
         self.is_cut = False
         self.loses_answers = False
         self.may_go_on = asyncio.Event()

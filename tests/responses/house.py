@@ -27,7 +27,7 @@ from gateway.quota.reservations import Reservations
 from gateway.quota.seeding import Seeder
 from gateway.quota.storage import Storage
 from gateway.quota.store import QuotaStore
-from gateway.redis_client import PipeliningExecutor
+from gateway.redis_client import MeasuredConnection
 from gateway.responses.head import ResponseHead
 from gateway.responses.reader import ResponseReader
 from gateway.responses.service import Responses
@@ -64,7 +64,7 @@ class House:
     """One gateway process."""
 
     def __init__(self, redis: "Redis", name: str, *, journal_seconds: float) -> None:
-        executor = PipeliningExecutor(redis)
+        executor = MeasuredConnection(redis)
         self.redis = redis
         self.name = name
         self.catalogue = Catalogue(executor)

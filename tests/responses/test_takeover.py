@@ -18,7 +18,7 @@ from contract.tasks import end_task
 from gateway.dispatch import silence
 from gateway.errors import RateLimitError, StoreUnavailableError, queue_unavailable
 from gateway.quota.store import QuotaStore
-from gateway.redis_client import PipeliningExecutor
+from gateway.redis_client import MeasuredConnection
 from gateway.responses import unread
 from gateway.responses.history import frame_messages
 from gateway.responses.store import ResponseState
@@ -175,7 +175,7 @@ async def test_line_of_a_batch_ends_when_its_settlement_is_confirmed(
     await first.kill()
     await end_task(finishing)
     # Since no gateway renews it, the sweep releases the reservation without a record.
-    await QuotaStore(PipeliningExecutor(redis)).release(TENANT, request.id)
+    await QuotaStore(MeasuredConnection(redis)).release(TENANT, request.id)
     await waiting
     assert await settled(redis, request.id) == [("finished", 3, 2)]
     await state_is(second, request.id, ResponseState.FINISHED)
@@ -186,7 +186,7 @@ async def test_line_that_is_reserved_again_keeps_its_time(
 ) -> None:
     request, _ = await begun(first, worker, line="batch_1:1")
     await first.kill()
-    await QuotaStore(PipeliningExecutor(redis)).release(TENANT, request.id)
+    await QuotaStore(MeasuredConnection(redis)).release(TENANT, request.id)
     attachment = await second.attach(request.id)
     await worker.conclude(await worker.claim_one(), "b")
     await Reader(attachment.generation).to_the_end()

@@ -16,7 +16,7 @@ from contract.scripts import CommandExecutor, LuaScript
 from gateway import store_telemetry
 from gateway.database.engine import Database
 from gateway.database.measuring import operation_of
-from gateway.redis_client import PipeliningExecutor, connect
+from gateway.redis_client import MeasuredConnection, connect
 from tests.support.cases import all_cases
 from tests.support.certificates import self_signed
 from tests.support.processes import free_port
@@ -76,7 +76,7 @@ async def test_commands_are_timed_by_name_and_blocking_ones_are_not(
 async def test_commands_that_share_a_round_trip_are_timed_one_by_one(
     measured: Redis, growth: Growth
 ) -> None:
-    executor = PipeliningExecutor(measured)
+    executor = MeasuredConnection(measured)
     await executor.execute_command("SET", "a", 1)
     script = LuaScript("model_status")
     await measured.script_flush()
@@ -94,7 +94,7 @@ async def test_commands_that_share_a_round_trip_are_timed_one_by_one(
 async def test_failures_are_counted_by_the_command_that_failed(
     measured: Redis, growth: Growth
 ) -> None:
-    executor = PipeliningExecutor(measured)
+    executor = MeasuredConnection(measured)
     await measured.set("a", "text")
     clients: tuple[CommandExecutor, ...] = (measured, executor)
     for client in clients:
@@ -133,7 +133,7 @@ def encrypted_redis(tmp_path: Path) -> Iterator[str]:
 
 async def test_certificate_expiry_of_redis_is_reported(encrypted_redis: str) -> None:
     async with connect(encrypted_redis, max_connections=1) as client:
-        assert await PipeliningExecutor(client).execute_command("PING")
+        assert await MeasuredConnection(client).execute_command("PING")
     assert_an_hour(reported("sluice_certificate_expiry_timestamp_seconds", peer="redis"))
 
 

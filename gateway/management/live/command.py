@@ -6,7 +6,7 @@ import click
 
 from gateway.management.live.schemas import LiveRequestBody
 from gateway.management.live.service import LivePage, LiveRequest, LiveRequests
-from gateway.redis_client import PipeliningExecutor, converting_errors
+from gateway.redis_client import MeasuredConnection, converting_errors
 from gateway.terminal.entities import prints, table
 from gateway.terminal.options import Stores, with_stores
 
@@ -57,7 +57,7 @@ def command() -> None:
 async def list_requests(stores: Stores, tenant: str, *, limit: int) -> list[LiveRequest]:
     """List the oldest live requests of TENANT (its id)."""
     page: LivePage
-    executor = PipeliningExecutor(stores.redis)
+    executor = MeasuredConnection(stores.redis)
     try:
         with converting_errors(stores.redis):
             page = await LiveRequests(stores.database, executor).page(
@@ -76,7 +76,7 @@ async def list_requests(stores: Stores, tenant: str, *, limit: int) -> list[Live
 @with_stores
 async def cancel(stores: Stores, tenant: str, request: str) -> None:
     """Cancel REQUEST (its id) of TENANT; the tenant pays for the work so far."""
-    executor = PipeliningExecutor(stores.redis)
+    executor = MeasuredConnection(stores.redis)
     try:
         with converting_errors(stores.redis):
             has_ended = await LiveRequests(stores.database, executor).cancel(

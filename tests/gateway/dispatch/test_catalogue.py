@@ -10,14 +10,14 @@ from contract import keys
 from contract.messages import WorkerState
 from gateway.dispatch.catalogue import Catalogue
 from gateway.errors import ModelLoadingError, ModelNotFoundError, NoWorkerError
-from gateway.redis_client import PipeliningExecutor
+from gateway.redis_client import MeasuredConnection
 from tests.support.fake_worker import FakeWorker
 
 
 @pytest.fixture
 def catalogue(redis: "Redis") -> Catalogue:
     """A catalogue before its first refresh."""
-    return Catalogue(PipeliningExecutor(redis))
+    return Catalogue(MeasuredConnection(redis))
 
 
 async def test_model_without_announcement_is_unknown(catalogue: Catalogue, redis: "Redis") -> None:
@@ -87,7 +87,7 @@ class Slow:
     """Holds the first cards that it reads until the test releases them."""
 
     def __init__(self, redis: "Redis") -> None:
-        self._executor = PipeliningExecutor(redis)
+        self._executor = MeasuredConnection(redis)
         self.has_read, self.may_return = asyncio.Event(), asyncio.Event()
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
@@ -156,7 +156,7 @@ async def test_model_stays_known_when_redis_is_restarted_empty(
 
 
 async def test_removed_model_is_dropped_by_every_gateway(redis: "Redis") -> None:
-    first, second = (Catalogue(PipeliningExecutor(redis)) for _ in range(2))
+    first, second = (Catalogue(MeasuredConnection(redis)) for _ in range(2))
     for name in ("gone", "stays"):
         await FakeWorker(redis, name).announce(WorkerState.DRAINING)
     for catalogue in (first, second):
