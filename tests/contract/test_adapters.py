@@ -1,5 +1,7 @@
 """Claims of jobs with adapters: workers have slots for some of them, or none."""
 
+from collections import Counter
+from dataclasses import dataclass, field
 from itertools import count
 
 import msgspec
@@ -94,39 +96,110 @@ async def test_release_without_adapters_cannot_run_their_jobs(queue: JobQueue) -
     assert [each.job for each in result.claims] == [red]
 
 
-async def test_flood_overtakes_a_job_only_until_those_with_its_slot_end(queue: JobQueue) -> None:
-    tokens, sequences = 6, 4
-    ids = count()
-    running: dict[str, int] = {}
+TOKENS = 6
+"""Completion tokens of jobs with an adapter, and steps that they run."""
 
-    async def flood() -> None:
-        # New tenants start at the lowest counter, that of the waiting one, whose name goes first.
-        number = next(ids)
-        await enqueue(queue, adapted(f"blue{number}", f"c{number}", "blue"))
-        await enqueue(queue, *(job(f"base{number}-{each}", "b") for each in range(sequences)))
+
+@dataclass
+class Engine:
+    """A worker with one slot and four sequences that reports each step."""
+
+    queue: JobQueue
+    base_tokens: int
+    """Completion tokens of other jobs."""
+    left: dict[str, int] = field(default_factory=dict)
+    """Steps left of running jobs."""
+    slot: str = ""
+    """The adapter of the last job that had one."""
+    ids: "count[int]" = field(default_factory=count)
+
+    def tokens(self, job_id: str) -> int:
+        """Return the completion tokens of a job."""
+        return self.base_tokens if job_id.startswith("base") else TOKENS
+
+    def holders(self) -> set[str]:
+        """Return the running jobs with an adapter."""
+        return {each for each in self.left if not each.startswith("base")}
+
+    async def add(self, tenant: str, adapter: str = "") -> None:
+        """Enqueue a job."""
+        job_id = f"{adapter or 'base'}{next(self.ids)}"
+        await enqueue(
+            self.queue, adapted(job_id, tenant, adapter) if adapter else job(job_id, tenant)
+        )
+
+    async def step(self) -> None:
+        """Run a step, and claim what fits."""
+        reports = []
+        for job_id in [*self.left]:
+            self.left[job_id] -= 1
+            report = LeaseReport(job_id, 1, self.tokens(job_id) - self.left[job_id])
+            if self.left[job_id]:
+                reports.append(report)
+            else:
+                del self.left[job_id]
+                assert await self.queue.finish("w1", report)
+        assert await self.queue.extend("w1", reports, lease_ms=LEASE_MS) == []
+        used = [self.slot] if self.holders() else []
+        result = await self.queue.claim(
+            "w1",
+            PLENTY._replace(sequences=4 - len(self.left)),
+            most_jobs=16,
+            lease_ms=LEASE_MS,
+            adapters=AdapterRoom(used, 1 - len(used)),
+        )
+        for each in result.claims:
+            self.left[each.job.id] = self.tokens(each.job.id)
+            self.slot = each.job.adapter.digest if each.job.adapter else self.slot
+
+
+async def test_flood_overtakes_a_job_only_until_those_with_its_slot_end(queue: JobQueue) -> None:
+    engine = Engine(queue, base_tokens=2)
 
     async def step() -> None:
-        await flood()
-        for job_id in [each for each, left in running.items() if left == 1]:
-            assert await queue.finish("w1", LeaseReport(job_id, 1, tokens))
-        for job_id in running:
-            running[job_id] -= 1
-        for job_id in [each for each, left in running.items() if not left]:
-            del running[job_id]
-        users = [each for each in running if not each.startswith("base")]
-        adapters = AdapterRoom(["blue"] if users else [], 0 if users else 1)
-        room = PLENTY._replace(sequences=sequences - len(running))
-        result = await queue.claim("w1", room, most_jobs=16, lease_ms=LEASE_MS, adapters=adapters)
-        running.update((each.job.id, tokens) for each in result.claims)
+        # New tenants start at the lowest counter, that of the waiting one, whose name goes first.
+        await engine.add(f"c{next(engine.ids)}", "blue")
+        for _ in range(4):
+            await engine.add("b")
+        await engine.step()
 
     await step()
-    await enqueue(queue, adapted("red", "a", "red"))
-    holders = {each for each in running if each.startswith("blue")}
+    await engine.add("a", "red")
+    holders = engine.holders()
     assert holders
     steps = 0
-    while "red" not in running:
+    while engine.slot != "red":
         await step()
         steps += 1
-        assert {each for each in running if each.startswith("blue")} <= holders
-    assert 1 < steps <= tokens
-    assert any(each.startswith("base") for each in running)
+        assert engine.slot == "red" or engine.holders() <= holders
+    assert 1 < steps <= TOKENS
+    assert any(each.startswith("base") for each in engine.left)
+
+
+async def test_tenants_before_the_waiting_one_hold_its_slot_within_the_bound(
+    queue: JobQueue,
+) -> None:
+    """The wait is at most `L + n (3 U + Q + 4 E) / 2` steps; here, `Q` and `E` are 0."""
+    engine, tenants = Engine(queue, base_tokens=40), ("A", "B", "C")
+    # `a` has had far more than the others, and gets more while it waits.
+    await enqueue(queue, job("ended", "a"), weight=0.001)
+    assert await claim(queue, free=1) == (["ended"], False)
+    assert await queue.finish("w1", LeaseReport("ended", 1, 0))
+    await engine.add("a")
+    await engine.step()
+    await engine.add("A", "blue")
+    await engine.step()
+    await engine.add("a", "red")
+    served = Counter[str]()
+    steps = 0
+    while engine.slot != "red":
+        # Each goes before `a` at the same counter, and comes when the slot would be free.
+        if not any(engine.left[each] > 1 for each in engine.holders()):
+            tenant = min(tenants, key=lambda each: served[each])
+            served[tenant] += 1
+            await engine.add(tenant, "blue")
+        await engine.step()
+        steps += 1
+        longest_batch = engine.base_tokens + 3 * TOKENS
+        assert steps <= TOKENS + len(tenants) * 3 * (2 * longest_batch) / 2
+    assert steps > TOKENS * len(tenants)
