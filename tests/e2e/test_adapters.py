@@ -1,13 +1,17 @@
 """Trained adapters of the demo model: every answer is its adapter's, whatever else runs."""
 
 import asyncio
+from collections import Counter
 from typing import Final
 
 import httpx
 import pytest
 from openai import AsyncOpenAI
+from redis import Redis
 
+from contract import keys
 from tests.batches.conftest import run_sluice
+from tests.support.deployment import MAX_SEQUENCES
 from tests.support.patience import PROCESS_PATIENCE_SECONDS
 from tests.support.processes import wait_until
 from tests.support.stack import MODEL, Stack
@@ -15,7 +19,7 @@ from worker.demo_model import ADAPTERS
 
 pytestmark = pytest.mark.e2e
 
-NAMES: Final = ("red", "blue", "green")
+NAMES: Final = ("red", "blue", "green", "white", "black")
 """More than the worker has slots for."""
 PROMPTS: Final = ("Once upon a time", "The capital of France is", "1, 2, 3, 4,")
 
@@ -36,6 +40,12 @@ def key(stack: Stack) -> str:
 
     wait_until(are_listed, seconds=PROCESS_PATIENCE_SECONDS, what="the adapters")
     return key
+
+
+@pytest.fixture(scope="module")
+def base(stack: Stack) -> str:
+    """A key of a tenant without adapters."""
+    return stack.key("steady")
 
 
 async def test_each_answer_is_its_adapters_while_others_load_and_run(
@@ -65,3 +75,41 @@ async def test_each_answer_is_its_adapters_while_others_load_and_run(
             temperature=0,
         )
         assert (chat.choices[0].message.content or "").strip().startswith("The fox is blue.")
+
+
+async def test_tenant_that_alternates_between_adapters_takes_no_turns_of_others(
+    stack: Stack, key: str, base: str, store: Redis
+) -> None:
+    """Both have jobs of the same tokens, and the services differ by at most `U + 2 E`."""
+    turns, at_once = 24, 2
+    sequences = MAX_SEQUENCES // at_once
+    ended: list[str] = []
+
+    async def take_turn(key: str, model: str) -> None:
+        async with AsyncOpenAI(base_url=f"{stack.url}/v1", api_key=key, max_retries=0) as client:
+            completion = await client.completions.create(
+                model=model,
+                prompt="Once",
+                n=sequences,
+                max_tokens=4,
+                extra_body={"ignore_eos": True},
+            )
+        assert len(completion.choices) == sequences
+        ended.append(key)
+
+    models = [NAMES[number % len(NAMES)] for number in range(turns)]
+    alternating = asyncio.gather(*(take_turn(key, model) for model in models))
+    while store.zscore(keys.active_tenants(MODEL), "painters") is None:
+        assert not alternating.done()
+        await asyncio.sleep(0.01)
+    # The other tenant starts at the same counter.
+    await asyncio.gather(alternating, *(take_turn(base, MODEL) for _ in range(turns)))
+    # `U` and `E` are the jobs that fill the engine. As many ran before the other tenant started.
+    most = at_once + 2 * at_once + at_once
+    counts = Counter[str]()
+    for tenant in ended:
+        counts[tenant] += 1
+        if counts[base] == turns - at_once:
+            break
+        assert counts[key] - counts[base] <= most, ended
+    assert counts[key] > len(NAMES)
