@@ -100,7 +100,7 @@ def test_services_exist_in_compose() -> None:
 @pytest.mark.skipif(not HELM.exists(), reason="helm is not installed")
 def test_shown_values_are_accepted_by_the_chart(tmp_path: Path) -> None:
     blocks = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     command: list[str | Path] = [
         HELM,
         "template",

@@ -94,7 +94,7 @@ def known_series() -> dict[str, frozenset[str]]:
     known = dict.fromkeys(OF_THE_CLIENT_LIBRARY, OF_WORKERS)
     known |= {name: labels | OF_WORKERS for name, labels in OF_PROMETHEUS.items()}
     for row in documented():
-        of_worker = row.section in {"Worker", "Every process"}
+        of_worker = row.section in {"Worker", "Host", "Every process"}
         labels = row.labels | (OF_WORKERS if of_worker else OF_TARGETS)
         known |= dict.fromkeys(_samples(row.name, row.type), labels)
         if row.type == "histogram":
