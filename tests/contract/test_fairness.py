@@ -116,6 +116,8 @@ class Index:
     adapters: set[str] = field(default_factory=set)
     free_slots: int = -1
     waits_for_slot: bool = False
+    slotless: set[str] = field(default_factory=set)
+    """Tenants that wait for a slot. A call looks at them once, even if its room shrinks."""
 
     def take_slot(self, adapter: str) -> bool:
         if not adapter or self.waits_for_slot or self.free_slots < 0:
@@ -128,6 +130,8 @@ class Index:
         return True
 
     def cached(self, entry: Entry) -> int:
+        if not self.is_used:
+            return 0
         held = (step for step in entry.steps if (entry.chat, step) in self.held[self.worker])
         return next(held, 0)
 
@@ -170,7 +174,8 @@ class Index:
             if not free:
                 return None
             fitting = free[:1] + [each for each in free[1:] if each.need <= room]
-            due = [each for each in free if self.is_due(each)]
+            # A worker that holds nothing takes the oldest job, without a look at the others.
+            due = [each for each in free if self.is_due(each) and self.held[self.worker]]
             best = due[0] if due else max(fitting, key=self.cached)
             if best.is_fresh and best.lane is Lane.REQUESTS and self.keep(best):
                 continue
@@ -207,7 +212,7 @@ class LaneModel:
                 lift = min(self.counters[t] for t in self.active())
             else:
                 lift = self.counters.get(self.last, 0.0) if self.last else 0.0
-            self.counters[tenant] = max(self.counters.get(tenant, 0.0), lift)
+            self.counters[tenant] = max(self.counters.get(tenant, lift), lift)
         insort(self.queues.setdefault(tenant, []), entry)
 
     def remove(self, entry: Entry) -> None:
@@ -215,19 +220,23 @@ class LaneModel:
         if not self.queues[entry.tenant]:
             self.last = entry.tenant
 
-    def next(self, index: Index, room: int) -> Entry | None:
+    def next(self, index: Index, room: int, *, is_full: bool) -> Entry | None:
         """Return the next job; None if none waits, or all that may go are kept."""
         ceiling = math.inf
         # Redis breaks ties between equal scores by name.
         for tenant in sorted(self.active(), key=lambda t: (self.counters[t], t)):
             if self.counters[tenant] > ceiling:
                 index.keeps_jobs = False
-                return self.next(index, room)
+                index.slotless.clear()
+                return self.next(index, room, is_full=is_full)
+            if tenant in index.slotless:
+                continue
             if entry := index.choose(self.queues[tenant], room):
-                if entry.need > room or index.take_slot(entry.adapter):
+                if is_full or entry.need > room or index.take_slot(entry.adapter):
                     return entry
                 # Others go first, but none with an adapter.
                 index.waits_for_slot = True
+                index.slotless.add(tenant)
                 continue
             ceiling = min(ceiling, self.counters[tenant] + AFFINITY_QUANTUM)
         return None
@@ -294,8 +303,11 @@ class Model:
 
     def _claim(self, lane: Lane, most: int, room: int, prompt_room: float = math.inf) -> list[str]:
         taken: list[str] = []
-        while len(taken) < most and (entry := self.lanes[lane].next(self.index, room)):
-            if entry.need > room or prompt_room <= 0:
+        self.index.slotless.clear()
+        while len(taken) < most:
+            is_full = prompt_room <= 0
+            entry = self.lanes[lane].next(self.index, room, is_full=is_full)
+            if entry is None or is_full or entry.need > room:
                 break
             room, prompt_room = room - entry.need, prompt_room - entry.prompt
             attempt = self.attempts[entry.job_id] = self.attempts.get(entry.job_id, 0) + 1
@@ -313,12 +325,12 @@ class Model:
         job_id, total = report.job_id, report.completion_tokens
         running, charged = self.running[job_id], self.charged.get(job_id, 0)
         running.completion = total
-        cost = COMPLETION_COST * max(total - charged, 0)
+        new, prompt = max(total - charged, 0), 0
         if report.prompt_tokens and job_id in self.uncached:
-            uncached = report.prompt_tokens - report.cached_tokens
-            cost += PROMPT_COST * (uncached - self.uncached.pop(job_id))
+            prompt = report.prompt_tokens - report.cached_tokens - self.uncached.pop(job_id)
         counters, tenant = self.lanes[running.entry.lane].counters, running.entry.tenant
-        if cost:
+        if new or prompt:
+            cost = COMPLETION_COST * new + PROMPT_COST * prompt
             counters[tenant] = counters.get(tenant, 0.0) + cost / running.entry.weight
         self.charged[job_id] = max(charged, total)
 
