@@ -41,6 +41,7 @@ _log = logging.getLogger(__name__)
 
 EXIT_STOPPED = 0
 EXIT_NOT_STARTED = 1
+EXIT_ENGINE_DIED = 2
 
 
 def run(settings: Settings) -> int:
@@ -168,6 +169,10 @@ class _Process:
             failure = await self._serve(engine)
             if failure is None:
                 break
+            if self._settings.ends_with_input:
+                # Its host starts another worker, which may be of another model.
+                _log.error("%s", failure)
+                return EXIT_ENGINE_DIED
             engine = await self._supervisor.restart(failure)
         return EXIT_STOPPED
 

@@ -89,7 +89,8 @@ class Settings(BaseSettings):
     )
     ends_with_input: bool = Field(
         default=False,
-        description="Whether the worker returns its jobs and exits when its standard input ends.",
+        description="Whether the worker returns its jobs and exits when its standard input ends or "
+        "its engine dies.",
     )
     redis_url: RedisUrl = Field(
         default=SecretStr("redis://127.0.0.1:6379/0"), description="Redis server of the queue."

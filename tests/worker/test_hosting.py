@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -93,6 +94,7 @@ async def host_process(
         "model_path": str(MODEL_FOLDER),
         "scripted_step_seconds": 0.01,
         "drain_seconds": 0.2,
+        "scripted_dies_on_signal": True,
     }
     models = folder / "models.json"
     models.write_text(json.dumps([shared | {"model_name": name} for name in names]))
@@ -145,11 +147,17 @@ async def test_host_swaps_and_a_job_resumes_after_two_swaps(
         assert not (await two.status()).ready_workers
 
 
-async def test_worker_of_a_killed_host_returns_its_jobs_and_ends(
+async def test_worker_ends_when_its_engine_dies_or_its_host_is_killed(
     redis: Redis, redis_server: RedisServer, gateway: Gateway, tmp_path: Path
 ) -> None:
     gateway.queue = queue = JobQueue(redis, "orphan")
     async with host_process(redis_server, tmp_path, "orphan") as process:
+        await serves(queue)
+        (first,) = children(process.pid)
+        os.kill(first, signal.SIGUSR1)
+        async with asyncio.timeout(PROCESS_PATIENCE_SECONDS):
+            while is_alive(first):
+                await asyncio.sleep(0.02)
         await serves(queue)
         (worker,) = children(process.pid)
         job = make_job(max_tokens=2_000)
