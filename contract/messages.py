@@ -261,6 +261,8 @@ class JobFinished(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tr
     """Time from the first token to the end."""
     chosen: list[int] = []
     """The returned sequences, the best first, if sequences are ranked; else empty."""
+    engine: str = ""
+    """Name and version of the engine, as in `WorkerCard.engine`."""
 
 
 class ContextExcess(msgspec.Struct, frozen=True, array_like=True):

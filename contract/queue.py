@@ -336,10 +336,12 @@ class JobQueue:
         lease_ms: int,
         affinity: Affinity = NO_AFFINITY,
         adapters: AdapterRoom | None = None,
+        engine: str = "",
     ) -> ClaimResult:
         """Lease waiting jobs in fair order, as long as they fit into `room`.
 
-        Without `adapters`, jobs with an adapter are left to other workers.
+        Without `adapters`, jobs with an adapter are left to other workers. Receipts name the
+        `engine`.
         """
         (
             blocked,
@@ -372,6 +374,7 @@ class JobQueue:
                 affinity.patience_ms,
                 affinity.prefill_us,
                 AFFINITY_QUANTUM,
+                engine,
                 -1 if adapters is None else adapters.free_slots,
                 *(() if adapters is None else adapters.used),
             ],
@@ -542,7 +545,10 @@ class JobQueue:
     async def receipts(self, job_ids: Sequence[str]) -> list[JobReceipt]:
         """Return the states and token counts of jobs, in the order of `job_ids`."""
         rows = await _RECEIPTS.run(self._executor, self._jobs(job_ids), [])
-        return [JobReceipt(JobState(state), *counts) for state, *counts in rows]
+        return [
+            JobReceipt(JobState(state), completion, prompt, cached, engine.decode())
+            for state, completion, prompt, cached, engine in rows
+        ]
 
     async def holders_of(self, job_ids: Sequence[str]) -> set[str]:
         """Return the workers that have leases of these jobs."""

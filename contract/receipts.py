@@ -32,3 +32,5 @@ class JobReceipt(NamedTuple):
     """0 until the engine has processed the prompt."""
     cached_tokens: int = 0
     """Prompt tokens that the engine found in its prefix cache."""
+    engine: str = ""
+    """Name and version of the last worker's engine; empty if no worker claimed the job."""

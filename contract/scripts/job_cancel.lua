@@ -14,12 +14,12 @@
 -- Output 0 unknown or ended, 1 was waiting and is deleted, 2 is leased, 3 was lost and has ended
 local leases, key = KEYS[1], KEYS[2]
 local job = redis.call('HMGET', key, 'worker', 'cancelled', 'settled', 'completion', 'prompt',
-  'cached', 'gateway', 'attempt', 'place')
+  'cached', 'gateway', 'attempt', 'place', 'engine')
 local worker = job[1]
 if not worker then return 0 end
 
 local function end_with_receipt()
-  leave_receipt(key, job[3], job[4], job[5], job[6], job[7], job[8])
+  leave_receipt(key, job[3], job[4], job[5], job[6], job[7], job[8], job[10])
 end
 
 if worker == '' then

@@ -40,8 +40,9 @@
 -- ARGV[20] most milliseconds from when a job is first passed over or kept; 0: no affinity
 -- ARGV[21] microseconds in which this worker processes a prompt token; 0: keep no job
 -- ARGV[22] quantum, in service units
--- ARGV[23] free slots for adapters; -1: the worker has none
--- ARGV[24..] digests of the adapters that have a slot
+-- ARGV[23] name of the engine, for receipts
+-- ARGV[24] free slots for adapters; -1: the worker has none
+-- ARGV[25..] digests of the adapters that have a slot
 -- Output {blocked, claimed requests, milliseconds until a kept job may be claimed, jobs first passed
 -- over by this call, jobs kept by this call, 1 if a job waits for a slot, else 0, id, attempt,
 -- milliseconds that it waited, payload, ...}:
@@ -85,8 +86,9 @@ local patience, prefill_us, quantum = tonumber(ARGV[20]), tonumber(ARGV[21]), to
 local uses_affinity = patience > 0 and redis.call('EXISTS', holders) == 1
 local holds_any = uses_affinity and redis.call('EXISTS', held_prefix .. worker) == 1
 local most_candidates, most_kept_tenants, doorbell_expiry_ms = 16, 8, 10000
-local free_slots, most_slotless_tenants, has_slot = tonumber(ARGV[23]), 100, {}
-for i = 24, #ARGV do has_slot[ARGV[i]] = true end
+local engine = ARGV[23]
+local free_slots, most_slotless_tenants, has_slot = tonumber(ARGV[24]), 100, {}
+for i = 25, #ARGV do has_slot[ARGV[i]] = true end
 local digest_bytes, record_bytes, adds = 8, 12, 2 ^ 31
 local seen, keeps_jobs = {}, true
 
@@ -276,10 +278,10 @@ local function claim_from(lane, queue_prefix, pace_prefix, prompt_room, blocked)
     local attempt = redis.call('HINCRBY', key, 'attempt', 1)
     if attempt == 1 then
       local uncached = job[3] - cached
-      redis.call('HSET', key, 'worker', worker, 'uncached', uncached)
+      redis.call('HSET', key, 'worker', worker, 'engine', engine, 'uncached', uncached)
       charge(active, counters, tenant, prompt_cost * uncached / job[4])
     else
-      redis.call('HSET', key, 'worker', worker)
+      redis.call('HSET', key, 'worker', worker, 'engine', engine)
     end
     if job[6] then redis.call('HDEL', key, 'reported') end
     redis.call('ZADD', leases, expiry, id)

@@ -12,7 +12,7 @@
 -- Output 1 finished, 0 no longer leased to this worker (nothing is changed)
 local leases, key = KEYS[1], KEYS[2]
 local job = redis.call('HMGET', key, 'worker', 'attempt', 'tenant', 'weight', 'charged', 'settled',
-  'gateway', 'place', 'uncached')
+  'gateway', 'place', 'uncached', 'engine')
 if job[1] ~= ARGV[2] or job[2] ~= ARGV[3] then return 0 end
 local new_tokens = math.max(ARGV[5] - job[5], 0)
 local prompt = uncharged_prompt(job[9], ARGV[6], ARGV[7])
@@ -21,5 +21,5 @@ if new_tokens > 0 or prompt ~= 0 then
   charge(KEYS[lane], KEYS[lane + 1], job[3], (ARGV[4] * new_tokens + ARGV[8] * prompt) / job[4])
 end
 redis.call('ZREM', leases, ARGV[1])
-leave_receipt(key, job[6], ARGV[5], ARGV[6], ARGV[7], job[7], ARGV[3])
+leave_receipt(key, job[6], ARGV[5], ARGV[6], ARGV[7], job[7], ARGV[3], job[10])
 return 1

@@ -60,11 +60,12 @@ end
 
 -- Replace a job with its receipt, which keeps the job's expiry; delete it if its gateway has
 -- already settled it.
-local function leave_receipt(key, settled, completion, prompt, cached, gateway, attempt)
+local function leave_receipt(key, settled, completion, prompt, cached, gateway, attempt, engine)
   local expiry = redis.call('PTTL', key)
   redis.call('DEL', key)
   if settled then return end
   redis.call('HSET', key, 'ended', 1, 'completion', completion or 0, 'prompt', prompt or 0,
-    'cached', cached or 0, 'gateway', gateway, 'attempt', attempt)
+    'cached', cached or 0, 'gateway', gateway, 'attempt', attempt,
+    'engine', engine or '')
   redis.call('PEXPIRE', key, expiry)
 end

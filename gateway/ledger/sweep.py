@@ -138,4 +138,10 @@ def _settled(draft: UsageRecord, receipts: Sequence[JobReceipt]) -> UsageRecord:
         sum(receipt.cached_tokens for receipt in receipts),
         sum(receipt.completion_tokens for receipt in receipts),
     )
-    return draft.ended(counts, free=counts, outcome=Outcome.LOST, code=LOST_CODE)
+    return draft.ended(
+        counts,
+        free=counts,
+        outcome=Outcome.LOST,
+        code=LOST_CODE,
+        engines=[receipt.engine for receipt in receipts],
+    )

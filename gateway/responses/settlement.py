@@ -203,7 +203,8 @@ class Settlement:
             Counts(each.prompt_tokens, each.cached_tokens, each.completion_tokens)
             for each in finished
         ]
-        record = await self._settle(Outcome.FINISHED, "", counts, free=Counts())
+        engines = [each.engine for each in finished]
+        record = await self._settle(Outcome.FINISHED, "", counts, free=Counts(), engines=engines)
         self._service.drop_receipts(record.model, record.job_ids)
         self.generation.release()
 
@@ -234,13 +235,21 @@ class Settlement:
         recorded if it runs again.
         """
         await self._service.dispatcher.cancel(self.generation)
-        counts = await self._counts()
+        receipts = await self._receipts(self.record.job_ids)
+        counts = [self._counts_of(index, each) for index, each in enumerate(receipts)]
+        engines = [each.engine for each in receipts]
+        engines += [each.engine for each in self.generation.finished.values()]
         free = self._undelivered(counts, is_stored=is_stored) if ending.is_our_fault else Counts()
         runs_again = False
         if self.record.line:
             free, runs_again = _total(counts), ending.is_temporary
         record = await self._settle(
-            ending.outcome, ending.code, counts, free=free, is_recorded=not runs_again
+            ending.outcome,
+            ending.code,
+            counts,
+            free=free,
+            engines=engines,
+            is_recorded=not runs_again,
         )
         if is_stored:
             # A stored response may soon resume with jobs of the same ids.
@@ -260,6 +269,7 @@ class Settlement:
         counts: Sequence[Counts],
         *,
         free: Counts,
+        engines: Sequence[str],
         is_recorded: bool = True,
     ) -> UsageRecord:
         record = self.record.ended(
@@ -268,6 +278,7 @@ class Settlement:
             outcome=outcome,
             code=code,
             first_token_ms=self._first_token_ms,
+            engines=engines,
         )
         telemetry.tokens_used(
             record.model,
@@ -318,11 +329,6 @@ class Settlement:
             return counts
         return Counts(completion_tokens=counts.completion_tokens - delivered)
 
-    async def _counts(self) -> list[Counts]:
-        """Return the engine's counts of each job, but at least the tokens received of it."""
-        receipts = await self._receipts(self.record.job_ids)
-        return [self._counts_of(index, receipt) for index, receipt in enumerate(receipts)]
-
     async def _receipts(self, job_ids: list[str]) -> list[JobReceipt]:
         queue = self._service.catalogue.queue(self.record.model)
         receipts = [JobReceipt(JobState.ABSENT)] * len(job_ids)
@@ -339,6 +345,7 @@ class Settlement:
         return receipts
 
     def _counts_of(self, index: int, receipt: JobReceipt) -> Counts:
+        """Return the engine's counts of a job, but at least the tokens received of it."""
         finished = self.generation.finished.get(index)
         if finished is not None:
             return Counts(

@@ -1,5 +1,6 @@
 """Usage records: one record per admitted request, however it ends."""
 
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Final, NamedTuple
 
@@ -84,6 +85,11 @@ class UsageRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     cost_micros: int = 0
     first_token_ms: int = 0
     """Milliseconds from the admission to the first reply of a worker; 0 if there was none."""
+    engine: str = ""
+    """Name and version of the engine that ran it; empty if unknown or if none did.
+
+    Several ones are separated by commas, as after a resumption on a worker of another release.
+    """
 
     @property
     def full_model(self) -> str:
@@ -107,11 +113,18 @@ class UsageRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
         )
 
     def ended(
-        self, total: Counts, *, free: Counts, outcome: Outcome, code: str, first_token_ms: int = 0
+        self,
+        total: Counts,
+        *,
+        free: Counts,
+        outcome: Outcome,
+        code: str,
+        first_token_ms: int = 0,
+        engines: Iterable[str] = (),
     ) -> "UsageRecord":
         """Return the record of a draft that ends now.
 
-        Its jobs have used `total`. The tenant does not pay for the tokens `free`.
+        Its jobs have used `total`, on these engines. The tenant does not pay for the tokens `free`.
         """
         own = self.used(total)
         if any(free):
@@ -135,6 +148,7 @@ class UsageRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
             code=code,
             ended_ms=clock.now_ms(),
             first_token_ms=first_token_ms,
+            engine=", ".join(sorted({each for each in engines if each})),
         )
 
     @property

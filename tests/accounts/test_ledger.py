@@ -53,6 +53,7 @@ async def test_row_has_every_field_of_the_record(database: Database) -> None:
         outcome=Outcome.TIMED_OUT,
         code="generation_timeout",
         first_token_ms=42,
+        engine="vllm 0.32.0",
     )
     assert await _insert(database, record) == 1
     async with database.reading() as transaction:

@@ -41,14 +41,14 @@ async def report(
     return await queue.extend(worker, [LeaseReport("j1", attempt, *counts)], lease_ms=lease_ms)
 
 
-def running(*counts: int) -> JobReceipt:
+def running(completion: int = 0, prompt: int = 0, cached: int = 0) -> JobReceipt:
     """Completion, prompt and cached tokens so far."""
-    return JobReceipt(JobState.RUNNING, *counts)
+    return JobReceipt(JobState.RUNNING, completion, prompt, cached)
 
 
-def ended(*counts: int) -> JobReceipt:
+def ended(completion: int = 0, prompt: int = 0, cached: int = 0) -> JobReceipt:
     """Completion, prompt and cached tokens at the end."""
-    return JobReceipt(JobState.ENDED, *counts)
+    return JobReceipt(JobState.ENDED, completion, prompt, cached)
 
 
 async def test_receipts_follow_a_job_from_its_queue_to_its_end(queue: JobQueue) -> None:
@@ -134,6 +134,25 @@ async def test_lost_job_that_was_never_reported_ends_with_nothing(queue: JobQueu
     await queue.claim("w1", PLENTY, most_jobs=1, lease_ms=0)
     await queue.cancel("j1", "a")
     assert await receipt(queue) == ended()
+
+
+async def test_receipt_names_the_engine_of_the_last_claim(queue: JobQueue) -> None:
+    names = ["finished", "cancelled", "lost"]
+    await enqueue(queue, *map(job, names))
+    await queue.claim("w1", PLENTY, most_jobs=3, lease_ms=LEASE_MS, engine="vllm 0.31.0")
+    assert {each.engine for each in await queue.receipts(names)} == {"vllm 0.31.0"}
+    await queue.extend("w1", [LeaseReport(name, 1, 0) for name in names], lease_ms=0)
+    assert await queue.requeue(job("finished"), 1) is RequeueResult.REQUEUED
+    await queue.claim("w2", PLENTY, most_jobs=1, lease_ms=LEASE_MS, engine="vllm 0.32.0")
+    await queue.finish("w2", LeaseReport("finished", 2, 5, 10))
+    await queue.cancel("cancelled", "a")
+    await queue.extend("w1", [LeaseReport("lost", 1, 0)], lease_ms=LEASE_MS)
+    await queue.cancel("lost", "a")
+    await queue.extend("w1", [LeaseReport("lost", 1, 0)], lease_ms=0)
+    await queue.reclaim()
+    receipts = await queue.receipts(names)
+    assert [each.state for each in receipts] == [JobState.ENDED] * 3
+    assert [each.engine for each in receipts] == ["vllm 0.32.0", "vllm 0.31.0", "vllm 0.31.0"]
 
 
 async def test_worker_that_returns_too_late_changes_no_receipt(queue: JobQueue) -> None:

@@ -15,7 +15,7 @@ from gateway.quota.replies import Admitted, ReservationRequest
 from gateway.quota.store import QuotaStore
 from gateway.tenancy.limits import Limits, LimitScope, SubjectLimits
 from gateway.tenancy.usage_record import Outcome, UsageRecord, decode_usage, encode_usage
-from tests.contract.test_queue import claim_ids, enqueue, job
+from tests.contract.test_queue import LEASE_MS, PLENTY, claim_ids, enqueue, job
 from tests.jobs.conftest import command
 from tests.support.redis_server import RedisServer
 from tests.support.usage import usage_record
@@ -82,8 +82,9 @@ async def test_lost_request_is_settled_with_the_counts_of_its_receipts(redis: Re
     admitted_ms = await _admit(redis, draft)
     ids = [f"{draft.request_id}-{index}" for index in range(3)]
     await enqueue(queue, *(job(id_, "acme") for id_ in ids))
-    for place, id_ in enumerate(await claim_ids(queue)):
-        await queue.finish("w1", LeaseReport(id_, 1, 5 + place, 10, 4))
+    for place, engine in enumerate(("vllm 0.32.0", "vllm 0.31.0", "vllm 0.32.0")):
+        claimed = await queue.claim("w1", PLENTY, most_jobs=1, lease_ms=LEASE_MS, engine=engine)
+        await queue.finish("w1", LeaseReport(claimed.claims[0].job.id, 1, 5 + place, 10, 4))
     assert await Sweep(redis).run() == 1
     [record] = await _records(redis)
     assert (record.request_id, record.created_ms) == (draft.request_id, admitted_ms)
@@ -93,6 +94,7 @@ async def test_lost_request_is_settled_with_the_counts_of_its_receipts(redis: Re
     free = (record.free_prompt_tokens, record.free_cached_tokens, record.free_completion_tokens)
     assert free == counts
     assert record.ended_ms >= admitted_ms
+    assert record.engine == "vllm 0.31.0, vllm 0.32.0"
     assert await _states(queue, *ids) == [JobState.ABSENT] * 3, "the receipts are dropped"
     assert await _open(redis) == 0
     assert await Sweep(redis).run() == 0

@@ -30,6 +30,7 @@ from tests.support.patience import PATIENCE_SECONDS
 from tests.support.stack import CHECKPOINT
 
 ROOM = Room(tokens=10**9, sequences=10**6, most_sequences=10**6, empty=False)
+ENGINE = "fake 1.2"
 CONTEXT_WINDOW = 2048
 VOCABULARY_SIZE = 2048
 
@@ -68,7 +69,7 @@ class FakeWorker:
     def card(self, state: WorkerState = WorkerState.READY, **fields: Any) -> WorkerCard:
         """The card that the worker publishes."""
         known: dict[str, Any] = {
-            "engine": "fake",
+            "engine": ENGINE,
             "created": 1,
             "context_window": CONTEXT_WINDOW,
             "vocabulary_size": VOCABULARY_SIZE,
@@ -105,7 +106,11 @@ class FakeWorker:
         async with asyncio.timeout(PATIENCE_SECONDS):
             while len(claims) < number:
                 result = await self.queue.claim(
-                    self.name, ROOM, most_jobs=number - len(claims), lease_ms=self._lease_ms
+                    self.name,
+                    ROOM,
+                    most_jobs=number - len(claims),
+                    lease_ms=self._lease_ms,
+                    engine=ENGINE,
                 )
                 claims += result.claims
                 if not result.claims:
@@ -156,7 +161,9 @@ class FakeWorker:
         """End the job: last frame, then lease. `tokens` defaults to what was sent."""
         job, prompt_tokens = claim.job, len(claim.job.prompt_token_ids)
         counted = self.sent_tokens(claim) if tokens is None else tokens
-        finished = JobFinished(job.handle, claim.attempt, prompt_tokens, counted, cached, **fields)
+        finished = JobFinished(
+            job.handle, claim.attempt, prompt_tokens, counted, cached, engine=ENGINE, **fields
+        )
         await self.send(job.gateway, finished=[finished])
         await self.drop(claim, tokens=counted, cached=cached)
 

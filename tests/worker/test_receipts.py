@@ -111,12 +111,14 @@ class Bench:
         self.gateway = gateway
 
     async def receipt(self, job: GenerationJob) -> JobReceipt:
-        """Wait until a job has ended, in Redis and in the engine; return its receipt."""
+        """Wait until a job has ended, in Redis and in the engine; return its receipt's counts."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             while True:
                 (receipt,) = await self.gateway.queue.receipts([job.id])
+                if receipt.state is JobState.ENDED:
+                    assert receipt.engine == self.engine.info.name
                 if receipt.state in (JobState.ENDED, JobState.ABSENT):
-                    return receipt
+                    return receipt._replace(engine="")
                 await asyncio.sleep(0.005)
 
     async def sampled(self, job: GenerationJob, tokens: int) -> None:
@@ -174,7 +176,7 @@ async def test_finished_job(run: Callable[..., Any], changes: dict[str, Any], fa
     counts = (end.completion_tokens, end.prompt_tokens, end.cached_tokens)
     assert receipt == JobReceipt(JobState.ENDED, *counts)
     # One greedy sequence serves all choices, and is charged for each of them.
-    assert receipt[1:] == (bench.engine.sampled[job.id] * factor, 3, 2)
+    assert receipt[1:4] == (bench.engine.sampled[job.id] * factor, 3, 2)
     assert receipt.completion_tokens > 0
 
 
@@ -203,7 +205,7 @@ async def test_job_cancelled_while_running(
     await bench.sampled(job, 20)
     await bench.cancel(job)
     receipt = await bench.receipt(job)
-    assert receipt == (JobState.ENDED, bench.engine.sampled[job.id] * factor, 3, 2)
+    assert receipt == JobReceipt(JobState.ENDED, bench.engine.sampled[job.id] * factor, 3, 2)
     assert bench.engine.sampled[job.id] >= 20
     assert (await bench.gateway.queue.status()).leased_jobs == 0
     await bench.gateway.read()
@@ -229,7 +231,7 @@ async def test_cancelled_job_whose_worker_missed_the_cancellation(
     # As if the reply with its id from the control list had been lost.
     await redis.hset(keys.job(MODEL, job.id), "cancelled", "1")
     receipt = await bench.receipt(job)
-    assert receipt == (JobState.ENDED, bench.engine.sampled[job.id], 3, 0)
+    assert receipt == JobReceipt(JobState.ENDED, bench.engine.sampled[job.id], 3, 0)
 
 
 async def test_job_whose_deadline_passes(
@@ -240,7 +242,7 @@ async def test_job_whose_deadline_passes(
     await bench.sampled(job, 5)
     monkeypatch.setattr(clock, "now_ms", lambda: job.deadline_ms)
     receipt = await bench.receipt(job)
-    assert receipt == (JobState.ENDED, bench.engine.sampled[job.id], 3, 0)
+    assert receipt == JobReceipt(JobState.ENDED, bench.engine.sampled[job.id], 3, 0)
     assert receipt.completion_tokens > 0
     await bench.gateway.read()
     assert isinstance(bench.gateway.end(job), JobFailed)
@@ -270,7 +272,7 @@ async def test_job_of_a_gateway_that_dies(
     await bench.sampled(job, 5)
     await redis.delete(keys.gateway_alive("g1"))
     receipt = await bench.receipt(job)
-    assert receipt == (JobState.ENDED, bench.engine.sampled[job.id], 3, 0)
+    assert receipt == JobReceipt(JobState.ENDED, bench.engine.sampled[job.id], 3, 0)
 
 
 async def test_job_that_is_settled_already(run: Callable[..., Any], redis: "Redis") -> None:
@@ -308,7 +310,7 @@ async def test_job_that_is_handed_back(run: Callable[..., Any]) -> None:
     await bench.gateway.lost(running, cancelled)
     await bench.cancel(cancelled)
     receipt = await bench.receipt(cancelled)
-    assert receipt == (JobState.ENDED, bench.engine.sampled[cancelled.id], 3, 0)
+    assert receipt == JobReceipt(JobState.ENDED, bench.engine.sampled[cancelled.id], 3, 0)
     await bench.gateway.read()
     again = resumed(bench.gateway, running)
     assert await bench.gateway.queue.requeue(again, 1) is RequeueResult.REQUEUED
@@ -318,7 +320,7 @@ async def test_job_that_is_handed_back(run: Callable[..., Any]) -> None:
     await second.sampled(running, 5)
     await second.cancel(running)
     receipt = await second.receipt(running)
-    assert receipt == (JobState.ENDED, first + second.engine.sampled[running.id], 3, 0)
+    assert receipt == JobReceipt(JobState.ENDED, first + second.engine.sampled[running.id], 3, 0)
 
 
 async def test_job_that_ends_before_its_second_attempt_begins(
@@ -364,7 +366,7 @@ async def test_waiting_end_of_an_old_attempt_does_not_affect_the_new_one(
         assert bench.runner._jobs.by_id[job.id] is generation
     await bench.cancel(job)
     receipt = await bench.receipt(job)
-    assert receipt == (JobState.ENDED, bench.engine.sampled[job.id], 3, 0)
+    assert receipt == JobReceipt(JobState.ENDED, bench.engine.sampled[job.id], 3, 0)
 
 
 @pytest.mark.parametrize("seed", range(3))

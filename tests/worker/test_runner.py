@@ -113,7 +113,14 @@ async def test_frames_come_in_order_numbered_and_complete(
         end = gateway.end(job)
         assert isinstance(end, JobFinished)
         assert end == JobFinished(
-            job.handle, 1, 3, 60, 0, prefill_ms=end.prefill_ms, generation_ms=end.generation_ms
+            job.handle,
+            1,
+            3,
+            60,
+            0,
+            prefill_ms=end.prefill_ms,
+            generation_ms=end.generation_ms,
+            engine=engine.info.name,
         )
         assert end.generation_ms > end.prefill_ms > 0
     assert len(gateway.frames) < 60, "one frame has all sequences of a step"

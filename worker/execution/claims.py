@@ -110,6 +110,7 @@ class Claimer:
                     lease_ms=link.lease_ms,
                     affinity=Affinity(self._patience_ms, self._prefill_pace.microseconds),
                     adapters=self._adapters.room(),
+                    engine=self._engine.info.name,
                 )
             except msgspec.MsgspecError:
                 # The leases expire and the gateways decide what happens; all other jobs continue.
@@ -201,6 +202,7 @@ class Claimer:
                 self._link.writer.outbox(job.gateway),
                 tokenizer=self._tokenizer,
                 texts=self._texts,
+                engine=self._engine.info.name,
                 parsers=self._engine.parsers,
                 asked_at=asked_at,
                 on_prefilled=self._jobs.room_changed.set if claim.is_preemptible else None,

@@ -89,18 +89,22 @@ class Generation:
         *,
         tokenizer: Tokenizer,
         texts: TokenTexts,
+        engine: str = "",
         parsers: Parsers = NO_PARSERS,
         asked_at: float | None = None,
         on_prefilled: Callable[[], None] | None = None,
         prefill_pace: PrefillPace | None = None,
     ) -> None:
-        """`asked_at` is the `time.monotonic` time of the claim call; defaults to now."""
+        """`engine` is the engine's name. `asked_at` is the `time.monotonic` time of the claim call;
+        it defaults to now.
+        """
         self.job = job = claim.job
         self.attempt = claim.attempt
         self.waited_seconds = claim.waited_seconds
         self.is_preemptible = claim.is_preemptible
         self.adapter: EngineAdapter | None = None
         """The job's adapter, once it is loaded."""
+        self._engine = engine
         self._on_prefilled = on_prefilled
         self._prefill_pace = prefill_pace
         self.outbox = outbox
@@ -439,6 +443,7 @@ class Generation:
             prefill_ms=(first_token_at - self.claimed_at) * 1000,
             generation_ms=earlier_ms + (time.monotonic() - first_token_at) * 1000,
             chosen=self._chosen() if self._is_ranked else [],
+            engine=self._engine,
         )
         self.outbox.finish(finished, self.report)
 

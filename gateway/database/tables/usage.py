@@ -94,6 +94,7 @@ class LedgerRow(Table):
     free_completion_tokens: Mapped[int] = mapped_column(BigInteger, server_default="0")
     cost_micros: Mapped[int] = mapped_column(BigInteger)
     first_token_ms: Mapped[int] = mapped_column(BigInteger)
+    engine: Mapped[str] = mapped_column(String, server_default="")
 
 
 class RollupRow(Table):

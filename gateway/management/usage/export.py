@@ -15,6 +15,7 @@ _CELLS: Final[Mapping[str, Callable[[UsageRecord], Cell]]] = {
     "project": lambda record: record.project_id,
     "key": lambda record: record.credential_id,
     "model": lambda record: record.model,
+    "engine": lambda record: record.engine,
     "endpoint": lambda record: record.endpoint,
     "dialect": lambda record: record.dialect,
     "service_tier": lambda record: record.service_tier,

@@ -84,6 +84,10 @@ class ReceiptBody(BaseModel):
     ended_at: datetime
     first_token_ms: int = Field(description="Milliseconds to the first reply; 0 if there was none.")
     model: str
+    engine: str | None = Field(
+        description="Name and version of the engine that ran it, such as `vllm 0.32.0`. Several "
+        "ones are separated by commas. Null if none ran it, and in records of earlier releases."
+    )
     key: str
     project: str | None
     endpoint: str
@@ -147,6 +151,7 @@ def receipt_fields(record: UsageRecord) -> dict[str, Any]:
         "tenant": record.tenant_id,
         "gateway": record.gateway,
         "model": record.model,
+        "engine": record.engine or None,
         "key": record.credential_id,
         "project": record.project_id,
         "endpoint": record.endpoint,

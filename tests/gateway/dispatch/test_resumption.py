@@ -36,7 +36,7 @@ from gateway.dispatch.silence import UNSERVED_SECONDS
 from gateway.dispatch.ticket import MAX_KEPT
 from tests.gateway.conftest import eventually, nothing_left
 from tests.gateway.desk import GATEWAY, MODEL, Desk, begun, failure, take, texts, ticket_of
-from tests.support.fake_worker import FakeWorker
+from tests.support.fake_worker import ENGINE, FakeWorker
 
 STOP = FinishReason.STOP
 GREEDY = SamplingSpec(seed=1, temperature=0.0)
@@ -84,7 +84,7 @@ async def test_another_worker_resumes_after_the_received_tokens(
     assert again.job.resumption == rest
     assert not again.job.is_suspect
     (receipt,) = await other.queue.receipts([claim.job.id])
-    assert receipt == JobReceipt(JobState.RUNNING, 2, 3, 2)
+    assert receipt == JobReceipt(JobState.RUNNING, 2, 3, 2, ENGINE)
     # Tokens that the next attempt repeats are dropped.
     await other.send(GATEWAY, started=[JobStarted(claim.job.handle, 2, 3, 3)])
     await other.conclude(again, "c")

@@ -33,6 +33,7 @@ from tests.gateway.conftest import (
     serve,
 )
 from tests.gateway.tenants import all_have_received_changes, change_tenant
+from tests.support.fake_worker import ENGINE
 from tests.support.processes import wait_until
 from tests.support.stack import MODEL, Stack, metric
 
@@ -155,7 +156,7 @@ async def test_usage_record_matches_the_response(
     assert record.credential_id.startswith("key_")
     assert 0 < record.created_ms <= record.ended_ms
     assert 0 < record.first_token_ms <= record.ended_ms - record.created_ms + 5
-    assert record.code == ""
+    assert (record.code, record.engine) == ("", "scripted")
 
 
 async def test_record_is_written_before_the_response_ends(customer: Customer) -> None:
@@ -266,7 +267,7 @@ async def test_disconnected_client_pays_for_generated_tokens(
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     [record] = await customer.records(1)
-    assert record.outcome is Outcome.CANCELLED
+    assert (record.outcome, record.engine) == (Outcome.CANCELLED, "scripted")
     assert record.prompt_tokens > 0
     assert 0 < record.completion_tokens < 2000
     usage = {
@@ -290,6 +291,7 @@ async def test_client_that_disconnects_in_the_queue_pays_nothing(customer: Custo
     [record] = await customer.records(1)
     assert record.outcome is Outcome.CANCELLED
     assert (record.prompt_tokens, record.completion_tokens, record.cost_micros) == (0, 0, 0)
+    assert record.engine == ""
 
 
 @pytest.mark.parametrize(
@@ -323,7 +325,7 @@ async def test_failed_request_is_recorded_with_the_engines_counts(
     await worker.drop(claim, tokens=3)
     assert (await task).status_code == status
     [record] = await customer.records(1)
-    assert (record.outcome, record.code) == (Outcome.FAILED, error)
+    assert (record.outcome, record.code, record.engine) == (Outcome.FAILED, error, ENGINE)
     prompt_tokens = len(claim.job.prompt_token_ids)
     assert (record.prompt_tokens, record.completion_tokens) == (prompt_tokens, 3)
     assert record.free_prompt_tokens == (prompt_tokens if free_tokens else 0)

@@ -48,6 +48,7 @@ def records(stack: Stack) -> list[UsageRecord]:
             model="@SUM(A1)",
             outcome=Outcome.FAILED,
             code="engine_dead",
+            engine="vllm 0.32.0",
             free_completion_tokens=3,
         ),
         record(NOON + 2 * DAY, tenant_id=TENANT, credential_id="jwt:-ann", is_prepaid=True),
@@ -201,6 +202,7 @@ async def test_receipt_has_every_field_of_a_request(
         "ended_at": "2026-11-11T12:00:01.500000Z",
         "first_token_ms": 120,
         "model": "@SUM(A1)",
+        "engine": "vllm 0.32.0",
         "key": records[3].credential_id,
         "project": None,
         "endpoint": "completions",
@@ -228,6 +230,7 @@ async def test_receipt_has_every_field_of_a_request(
         True,
         records[4].cost_micros,
     )
+    assert prepaid.json()["engine"] is None
 
 
 async def test_requests_of_other_tenants_are_hidden(
