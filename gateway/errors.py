@@ -693,6 +693,17 @@ class GenerationTimeoutError(ApiError):
     code = "generation_timeout"
 
 
+def codes_of_clients() -> frozenset[str]:
+    """Return the codes that only errors of clients have, not failures of the service."""
+    is_ours: dict[str, bool] = {}
+    classes = [ApiError]
+    while classes:
+        each = classes.pop()
+        is_ours[each.code] = is_ours.get(each.code, False) or each.status >= InternalError.status
+        classes += each.__subclasses__()
+    return frozenset(code for code, ours in is_ours.items() if not ours)
+
+
 def queue_unavailable() -> StoreUnavailableError:
     """Return the error for when Redis does not respond."""
     return StoreUnavailableError("The queue cannot be reached.", retry_after_seconds=1.0)

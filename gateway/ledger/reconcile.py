@@ -16,7 +16,8 @@ from redis.asyncio import Redis
 from contract import keys
 from gateway.database.engine import Database
 from gateway.database.ledger.holders import HolderStore
-from gateway.database.ledger.rollups import Rollups
+from gateway.database.ledger.rollups import DAY, Rollups
+from gateway.database.ledger.rows import day_of
 from gateway.database.ledger.snapshot import snapshot
 from gateway.database.ledger.store import LedgerStore
 from gateway.ledger.drain import FIELD
@@ -146,13 +147,16 @@ class _Reconciler:
 
     async def compare_rollups(self, days: int) -> None:
         rollups, now = Rollups(self._database), utc_now()
-        wrong = await rollups.wrong_hours(since=now - timedelta(days=days - 1), until=now)
-        if not wrong:
-            return
-        async with self._database.writing() as transaction:
-            await LedgerStore(transaction).mark_dirty(wrong)
-        await rollups.make_all()
-        self._report.wrong_hours += wrong
+        # Day by day: reports read the rows of marked hours, and one transaction sums them up.
+        for age in reversed(range(days)):
+            day = day_of(now - timedelta(days=age))
+            wrong = await rollups.wrong_hours(since=day, until=min(day + DAY, now))
+            if not wrong:
+                continue
+            async with self._database.writing() as transaction:
+                await LedgerStore(transaction).mark_dirty(wrong)
+            await rollups.make_all()
+            self._report.wrong_hours += wrong
 
     async def _holders(self, bucket: int, subjects: Sequence[str]) -> list[_Holder]:
         """Return the holders of these names, without those that the database does not have."""

@@ -1,6 +1,7 @@
 """Sums of the ledger equal its rows, also under concurrent inserts."""
 
 import asyncio
+from bisect import bisect_left
 from collections import defaultdict
 from datetime import UTC, datetime, timedelta
 from random import Random
@@ -17,11 +18,17 @@ from gateway.database.ledger.rows import day_of, hour_of, row_of
 from gateway.database.ledger.store import LedgerStore
 from gateway.database.tables import (
     FAILED_OUTCOMES,
+    FIRST_TOKENS,
+    AdapterRow,
     DirtyHourRow,
     LedgerRow,
     RollupPeriod,
     RollupRow,
+    ServiceRollupRow,
 )
+from gateway.management.tenants.service import TenantService
+from gateway.tenancy.adapters import AdapterState
+from gateway.tenancy.first_tokens import BOUNDS_MS
 from gateway.tenancy.usage_record import Outcome, UsageRecord
 from tests.support.kinds import every_database
 from tests.support.usage import HOUR_MS, NOON_MS, usage_record
@@ -35,9 +42,10 @@ async def _insert(database: Database, *records: UsageRecord) -> None:
         await LedgerStore(transaction).insert([row_of(record) for record in records])
 
 
-def _sums_of(rows: list[LedgerRow]) -> dict[tuple[Any, ...], list[int]]:
+def _sums_of(rows: list[LedgerRow]) -> dict[tuple[Any, ...], list[int | None]]:
     """The expected sums, added row by row."""
-    sums: dict[tuple[Any, ...], list[int]] = defaultdict(lambda: [0] * 6)
+    sums: dict[tuple[Any, ...], list[int | None]]
+    sums = defaultdict(lambda: [0] * 6 + [None] * len(FIRST_TOKENS))
     for row in rows:
         for period, start in (
             (RollupPeriod.HOUR, hour_of(row.created_at)),
@@ -55,19 +63,74 @@ def _sums_of(rows: list[LedgerRow]) -> dict[tuple[Any, ...], list[int]]:
                     row.cost_micros,
                 )
             ):
-                total[place] += number
+                total[place] = (total[place] or 0) + number
+            _count_first_token(total, 6, row)
+    return dict(sums)
+
+
+def _count_first_token(total: list[int | None], offset: int, row: LedgerRow) -> None:
+    if row.first_token_ms:
+        place = offset + bisect_left(BOUNDS_MS, row.first_token_ms)
+        total[place] = (total[place] or 0) + 1
+
+
+def _service_of(rows: list[LedgerRow]) -> dict[tuple[Any, ...], list[int | None]]:
+    """The expected sums for the status page, added row by row."""
+    sums: dict[tuple[Any, ...], list[int | None]]
+    sums = defaultdict(lambda: [0] * 2 + [None] * len(FIRST_TOKENS))
+    for row in rows:
+        has_failed = row.outcome in (Outcome.LOST, Outcome.TIMED_OUT) or (
+            row.outcome is Outcome.FAILED and row.code != "invalid_value"
+        )
+        counts = row.outcome is Outcome.FINISHED or has_failed
+        for period, start in (
+            (RollupPeriod.HOUR, hour_of(row.created_at)),
+            (RollupPeriod.DAY, day_of(row.created_at)),
+        ):
+            if row.service_tier is not ServiceTier.BATCH:
+                total = sums[period, start, row.model.removesuffix(":poet")]
+                total[:2] = [(total[0] or 0) + counts, (total[1] or 0) + has_failed]
+                _count_first_token(total, 2, row)
     return dict(sums)
 
 
 async def _check(database: Database) -> None:
     async with database.reading() as transaction:
-        expected = _sums_of(list(await transaction.scalars(select(LedgerRow))))
-        columns = RollupRow.__table__.c.values()
-        found = {
-            tuple(row[:7]): list(row[7:]) for row in await transaction.execute(select(*columns))
-        }
-        assert found == expected
+        rows = list(await transaction.scalars(select(LedgerRow)))
+        for table, expected, width in (
+            (RollupRow, _sums_of(rows), 7),
+            (ServiceRollupRow, _service_of(rows), 3),
+        ):
+            sums = await transaction.execute(select(*table.__table__.c.values()))
+            assert {tuple(row[:width]): list(row[width:]) for row in sums} == expected
         assert await transaction.scalar(select(func.count()).select_from(DirtyHourRow)) == 0
+
+
+async def _add_adapters(database: Database) -> None:
+    """Add an adapter of each model of `_random_record`."""
+    tenants = TenantService(database, announcer=None)  # type: ignore[arg-type] # Announces nothing.
+    await tenants.create("Acme", tenant_id="acme")
+    async with database.writing() as transaction:
+        transaction.add_all(
+            AdapterRow(
+                id=f"adapter_{number}",
+                tenant_id="acme",
+                name="poet",
+                base_model=model,
+                source="",
+                is_shared=False,
+                state=AdapterState.DELETED,
+                reason="",
+                sha256="",
+                rank=8,
+                target_modules=[],
+                size=0,
+                is_stored=False,
+                created_at=NOON,
+                claimed_until=NOON,
+            )
+            for number, model in enumerate(["m", "org/n:8b", "m"])
+        )
 
 
 def _random_record(random: Random, number: int) -> UsageRecord:
@@ -76,9 +139,12 @@ def _random_record(random: Random, number: int) -> UsageRecord:
         tenant_id=random.choice(["acme", "other"]),
         project_id=random.choice(["prj_1", "prj_2", None]),
         credential_id=random.choice(["key_1", "key_2", "jwt:bob"]),
-        model=random.choice(["m", "n"]),
+        model=random.choice(["m", "org/n:8b"]),
+        adapter=random.choice(["", "", "poet"]),
         service_tier=random.choice(list(ServiceTier)),
         outcome=random.choice(list(Outcome)),
+        code=random.choice(["engine_dead", "invalid_value"]),
+        first_token_ms=random.choice([0, 1, 8, 9, 250, 10**9]),
         created_ms=NOON_MS + random.randrange(-6 * 24, 6 * 24) * HOUR_MS // 4,
     )
 
@@ -87,6 +153,7 @@ def _random_record(random: Random, number: int) -> UsageRecord:
 @pytest.mark.parametrize("times", [2, pytest.param(12, marks=pytest.mark.long)])
 async def test_sums_equal_the_rows_including_late_ones(database: Database, times: int) -> None:
     random, rollups = Random(5), Rollups(database)
+    await _add_adapters(database)
     for start in range(0, times * 50, 50):
         await _insert(database, *(_random_record(random, start + n) for n in range(50)))
         assert await rollups.make_all() > 0
@@ -110,6 +177,7 @@ async def test_row_on_the_hour_belongs_to_the_hour_that_begins(database: Databas
 @every_database
 async def test_rows_added_during_a_rollup_are_never_missed(database: Database) -> None:
     random, rollups = Random(6), Rollups(database)
+    await _add_adapters(database)
 
     async def insert_some(offset: int) -> None:
         for number in range(offset, offset + 25):
@@ -176,8 +244,15 @@ async def test_wrong_sums_are_detected_unless_they_are_marked(database: Database
                 RollupRow.start_at == NOON + timedelta(hours=2),
             )
         )
+        # Another release's process has summed this one.
+        await transaction.execute(
+            delete(ServiceRollupRow).where(
+                ServiceRollupRow.period == RollupPeriod.HOUR,
+                ServiceRollupRow.start_at == NOON + timedelta(hours=1),
+            )
+        )
     wrong = await rollups.wrong_hours(since=NOON, until=NOON + timedelta(hours=3))
-    assert wrong == [NOON, NOON + timedelta(hours=2)]
+    assert wrong == [NOON + timedelta(hours=number) for number in range(3)]
     async with database.writing() as transaction:
         await LedgerStore(transaction).mark_dirty(wrong)
     assert await rollups.wrong_hours(since=NOON, until=NOON + timedelta(hours=3)) == []

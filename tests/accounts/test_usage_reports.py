@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
@@ -16,11 +17,10 @@ from contract.tier import ServiceTier
 from gateway.database.engine import Database
 from gateway.database.ledger.rollups import Rollups
 from gateway.database.ledger.rows import day_of, hour_of
-from gateway.database.tables import RollupPeriod, RollupRow
+from gateway.database.tables import FIRST_TOKENS, RollupPeriod, RollupRow
 from gateway.errors import NotFoundError, StoreUnavailableError
 from gateway.management.invoices.service import InvoiceService
 from gateway.management.tenants.service import TenantService
-from gateway.management.usage import service
 from gateway.management.usage.parts import Dimension, UsageFilter, UsageSums
 from gateway.management.usage.periods import DAY, HOUR, Bucket, Span
 from gateway.management.usage.service import (
@@ -32,6 +32,7 @@ from gateway.management.usage.service import (
     position,
 )
 from gateway.management.usage.store import UsageStore
+from gateway.tenancy.first_tokens import BOUNDS_MS, quantile_ms
 from gateway.tenancy.times import to_time
 from gateway.tenancy.usage_record import Outcome, UsageRecord
 from tests.accounts.ledger_rows import NOON, add, record, sum_up, totals
@@ -344,23 +345,47 @@ async def test_database_outage_is_one_error(tmp_path: Path) -> None:
     await database.aclose()
 
 
-async def test_latency_is_that_of_the_newest_requests_with_a_token(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(service, "LATENCY_REQUESTS", 200)
-    times = [5000, *range(200, 0, -1)]  # The oldest one, which is too many, is the slowest.
+@every_database
+async def test_latency_is_that_of_all_requests_with_a_token(database: Database) -> None:
+    random_ = random.Random(9)
+    times = [random_.randint(0, 3) and int(random_.lognormvariate(6, 1.5)) for _ in range(1500)]
     records = [
-        record(NOON + timedelta(seconds=number), first_token_ms=time)
-        for number, time in enumerate(times)
+        record(NOON + timedelta(minutes=random_.randint(-9000, 9000)), first_token_ms=time)
+        for time in times
     ]
-    failed = record(NOON + timedelta(minutes=10), first_token_ms=0)
-    await add(database, [*records, failed, record(tenant_id="other", first_token_ms=9000)])
-    reports, day = UsageService(database), Span(NOON - DAY, NOON + DAY)
-    found = await reports.latency(UsageFilter(tenant_id="acme"), day)
-    assert found == Latency(200, p50_ms=100, p99_ms=198)
-    slow = await reports.latency(UsageFilter(tenant_id="other"), day)
-    assert slow == Latency(1, p50_ms=9000, p99_ms=9000)
-    assert await reports.latency(UsageFilter(tenant_id="nobody"), day) is None
+    batch = record(first_token_ms=10**8, service_tier=ServiceTier.BATCH)
+    slow = record(tenant_id="other", first_token_ms=10**8)
+    reports, whole = UsageService(database), Span(NOON - 7 * DAY, NOON + 7 * DAY)
+    await add(database, [*records[:1000], batch, slow])
+    await Rollups(database).make_all()
+    # These are read from the ledger.
+    await add(database, records[1000:])
+    found = await reports.latency(UsageFilter(tenant_id="acme"), whole)
+    measured = sorted(time for time in times if time)
+    assert found.requests == len(measured)
+    for percent, shown in ((50, found.p50_ms), (99, found.p99_ms)):
+        assert shown == pytest.approx(measured[len(measured) * percent // 100], rel=0.2)
+    longest = await reports.latency(UsageFilter(tenant_id="other"), whole)
+    assert longest == Latency(1, p50_ms=BOUNDS_MS[-1], p99_ms=BOUNDS_MS[-1])
+    nothing = await reports.latency(UsageFilter(tenant_id="nobody"), whole)
+    assert nothing == Latency(0, p50_ms=None, p99_ms=None)
+
+
+@pytest.mark.parametrize(
+    ("times", "percent", "shown"),
+    [
+        ([8], 50, 4),
+        ([9, 11], 50, 10),  # Half of the bucket from 8 to 11.
+        ([1000] * 99 + [5000], 99, 1024),
+        ([1000] * 98 + [5000] * 2, 99, 4944),
+        ([10**7], 1, BOUNDS_MS[-1]),
+    ],
+)
+def test_quantile_is_interpolated_in_its_bucket(times: list[int], percent: int, shown: int) -> None:
+    counts = [0] * len(FIRST_TOKENS)
+    for time in times:
+        counts[bisect_left(BOUNDS_MS, time)] += 1
+    assert quantile_ms(counts, percent) == shown
 
 
 @every_database

@@ -1,13 +1,14 @@
 """Rollups: hourly and daily sums of the ledger, derived from rows and never corrected."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from sqlalchemy import (
     BigInteger,
     ColumnElement,
     Select,
+    and_,
     case,
     cast,
     delete,
@@ -15,21 +16,30 @@ from sqlalchemy import (
     insert,
     literal,
     literal_column,
+    or_,
     select,
     text,
 )
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from contract.tier import ServiceTier
 from gateway.database.engine import Database
 from gateway.database.ledger.rows import day_of
 from gateway.database.ledger.snapshot import snapshot
 from gateway.database.tables import (
     FAILED_OUTCOMES,
+    FIRST_TOKENS,
+    AdapterRow,
     DirtyHourRow,
     LedgerRow,
     RollupPeriod,
     RollupRow,
+    ServiceRollupRow,
 )
+from gateway.errors import codes_of_clients
+from gateway.tenancy.adapters import SEPARATOR
+from gateway.tenancy.first_tokens import BOUNDS_MS
+from gateway.tenancy.usage_record import Outcome
 
 ROLLUP_LOCK: Final = 7_585_426
 """PostgreSQL advisory lock for the summation: two processes at once would write the same rows."""
@@ -38,18 +48,20 @@ MARKS: Final = 5_000
 HOUR: Final = timedelta(hours=1)
 DAY: Final = timedelta(days=1)
 
-_KEY = ("tenant_id", "project_id", "credential_id", "model", "service_tier")
-_SUMS = (
-    "requests",
-    "failed_requests",
-    "prompt_tokens",
-    "cached_tokens",
-    "completion_tokens",
-    "cost_micros",
-)
+_CLIENT_CODES: Final = sorted(codes_of_clients())
 
 Sums = Mapping[tuple[str, ...], tuple[int, ...]]
-"""Tenant, project, credential, model and tier -> the numbers of a `RollupRow`."""
+"""The key of a sum -> its numbers."""
+
+
+class _Kind(NamedTuple):
+    """A table of sums."""
+
+    table: type[RollupRow] | type[ServiceRollupRow]
+    key: tuple[str, ...]
+    sums: tuple[str, ...]
+    of_rows: Callable[[datetime], Select[Any]]
+    """Returns the query for the key and the sums of an hour's ledger rows."""
 
 
 class Rollups:
@@ -90,26 +102,41 @@ class Rollups:
             )
             found = [(id_, hour) for id_, hour in marks]
             hours = {hour for _, hour in found}
-            for hour in sorted(hours):
-                await _replace(transaction, RollupPeriod.HOUR, hour, _sums_of_rows(hour))
-            for day in sorted({day_of(hour) for hour in hours}):
-                await _replace(transaction, RollupPeriod.DAY, day, _sums_of_hours(day))
+            for kind in _KINDS:
+                for hour in sorted(hours):
+                    await _replace(transaction, kind, RollupPeriod.HOUR, hour, kind.of_rows(hour))
+                for day in sorted({day_of(hour) for hour in hours}):
+                    await _replace(
+                        transaction, kind, RollupPeriod.DAY, day, _sums_of_hours(kind, day)
+                    )
             await _remove_marks(transaction, [id_ for id_, _ in found])
         return len(hours)
 
 
+def first_token_sums(time: Any) -> dict[str, ColumnElement[Any]]:
+    """Return the columns of `FIRST_TOKENS` for rows with this time to the first token."""
+    buckets = zip(FIRST_TOKENS, (0, *BOUNDS_MS), (*BOUNDS_MS, None), strict=True)
+    return {
+        name: func.sum(case((time > low if high is None else and_(time > low, time <= high), 1)))
+        for name, low, high in buckets
+    }
+
+
 async def _replace(
-    transaction: AsyncSession, period: RollupPeriod, start: datetime, sums: Select[Any]
+    transaction: AsyncSession,
+    kind: _Kind,
+    period: RollupPeriod,
+    start: datetime,
+    sums: Select[Any],
 ) -> None:
-    await transaction.execute(
-        delete(RollupRow).where(RollupRow.period == period, RollupRow.start_at == start)
-    )
-    columns = RollupRow.__table__.c
+    table = kind.table
+    await transaction.execute(delete(table).where(table.period == period, table.start_at == start))
+    columns = table.__table__.c
     rows = sums.add_columns(
         literal(period, columns.period.type), literal(start, columns.start_at.type)
     )
     await transaction.execute(
-        insert(RollupRow).from_select([*_KEY, *_SUMS, "period", "start_at"], rows)
+        insert(table).from_select([*kind.key, *kind.sums, "period", "start_at"], rows)
     )
 
 
@@ -117,40 +144,91 @@ async def _remove_marks(transaction: AsyncSession, marks: Collection[int]) -> No
     await transaction.execute(delete(DirtyHourRow).where(DirtyHourRow.id.in_(marks)))
 
 
-def _sums_of_rows(hour: datetime) -> Select[Any]:
+def _usage_of_rows(hour: datetime) -> Select[Any]:
     columns = LedgerRow.__table__.c
     # A literal, since PostgreSQL cannot see that two parameters have the same value.
     project = func.coalesce(columns.project_id, literal_column("''"))
-    key = [project if name == "project_id" else columns[name] for name in _KEY]
+    key = [project if name == "project_id" else columns[name] for name in _USAGE.key]
     counts = {
         "requests": func.count(),
         "failed_requests": _sum(case((columns.outcome.in_(FAILED_OUTCOMES), 1), else_=0)),
+        **first_token_sums(columns.first_token_ms),
     }
+    sums = (counts[name] if name in counts else _sum(columns[name]) for name in _USAGE.sums)
     return (
-        select(*key, *(counts[name] if name in counts else _sum(columns[name]) for name in _SUMS))
+        select(*key, *sums)
         .where(LedgerRow.created_at >= hour, LedgerRow.created_at < hour + HOUR)
         .group_by(*key)
     )
 
 
-def _sums_of_hours(day: datetime) -> Select[Any]:
-    columns = RollupRow.__table__.c
-    key = [columns[name] for name in _KEY]
-    return (
-        select(*key, *(_sum(columns[name]) for name in _SUMS))
-        .where(
-            RollupRow.period == RollupPeriod.HOUR,
-            RollupRow.start_at >= day,
-            RollupRow.start_at < day + DAY,
+def _service_of_rows(hour: datetime) -> Select[Any]:
+    has_failed = or_(
+        LedgerRow.outcome.in_((Outcome.LOST, Outcome.TIMED_OUT)),
+        and_(LedgerRow.outcome == Outcome.FAILED, LedgerRow.code.not_in(_CLIENT_CODES)),
+    )
+    counts = {
+        "requests": case((or_(LedgerRow.outcome == Outcome.FINISHED, has_failed), 1), else_=0),
+        "failed_requests": case((has_failed, 1), else_=0),
+    }
+    rows = (
+        select(
+            LedgerRow.model.label("full_model"),
+            *(func.sum(value).label(name) for name, value in counts.items()),
+            *(
+                value.label(name)
+                for name, value in first_token_sums(LedgerRow.first_token_ms).items()
+            ),
         )
+        .where(
+            LedgerRow.created_at >= hour,
+            LedgerRow.created_at < hour + HOUR,
+            LedgerRow.service_tier != ServiceTier.BATCH,
+        )
+        .group_by(LedgerRow.model)
+        .subquery()
+    )
+    full_name = AdapterRow.base_model + SEPARATOR + AdapterRow.name
+    base = select(func.min(AdapterRow.base_model)).where(full_name == rows.c.full_model)
+    model = func.coalesce(base.scalar_subquery(), rows.c.full_model).label("model")
+    columns: list[Any] = [model, *(_sum(rows.c[name]) for name in _SERVICE.sums)]
+    return select(*columns).group_by(model)
+
+
+_USAGE: Final = _Kind(
+    RollupRow,
+    ("tenant_id", "project_id", "credential_id", "model", "service_tier"),
+    (
+        "requests",
+        "failed_requests",
+        "prompt_tokens",
+        "cached_tokens",
+        "completion_tokens",
+        "cost_micros",
+        *FIRST_TOKENS,
+    ),
+    _usage_of_rows,
+)
+_SERVICE: Final = _Kind(
+    ServiceRollupRow, ("model",), ("requests", "failed_requests", *FIRST_TOKENS), _service_of_rows
+)
+_KINDS: Final = (_USAGE, _SERVICE)
+
+
+def _sums_of_hours(kind: _Kind, day: datetime) -> Select[Any]:
+    table, columns = kind.table, kind.table.__table__.c
+    key = [columns[name] for name in kind.key]
+    return (
+        select(*key, *(_sum(columns[name]) for name in kind.sums))
+        .where(table.period == RollupPeriod.HOUR, table.start_at >= day, table.start_at < day + DAY)
         .group_by(*key)
     )
 
 
-def _kept_sums(period: RollupPeriod, start: datetime) -> Select[Any]:
-    columns = RollupRow.__table__.c
-    return select(*(columns[name] for name in (*_KEY, *_SUMS))).where(
-        RollupRow.period == period, RollupRow.start_at == start
+def _kept_sums(kind: _Kind, period: RollupPeriod, start: datetime) -> Select[Any]:
+    table, columns = kind.table, kind.table.__table__.c
+    return select(*(columns[name] for name in (*kind.key, *kind.sums))).where(
+        table.period == period, table.start_at == start
     )
 
 
@@ -166,21 +244,27 @@ async def _wrong_hours_of(transaction: AsyncSession, day: datetime) -> set[datet
     marked = set(marks)
     wrong = set()
     for hour in (day + number * HOUR for number in range(24)):
-        if hour not in marked and await _differ(
-            transaction, _sums_of_rows(hour), _kept_sums(RollupPeriod.HOUR, hour)
-        ):
-            wrong.add(hour)
-    if not (wrong or marked) and await _differ(
-        transaction, _sums_of_hours(day), _kept_sums(RollupPeriod.DAY, day)
-    ):
-        wrong.add(day)
+        if hour in marked:
+            continue
+        for kind in _KINDS:
+            kept = _kept_sums(kind, RollupPeriod.HOUR, hour)
+            if await _differ(transaction, kind, kind.of_rows(hour), kept):
+                wrong.add(hour)
+    if not (wrong or marked):
+        for kind in _KINDS:
+            kept = _kept_sums(kind, RollupPeriod.DAY, day)
+            if await _differ(transaction, kind, _sums_of_hours(kind, day), kept):
+                wrong.add(day)
     return wrong
 
 
-async def _differ(transaction: AsyncSession, one: Select[Any], other: Select[Any]) -> bool:
-    return _read(await transaction.execute(one)) != _read(await transaction.execute(other))
+async def _differ(
+    transaction: AsyncSession, kind: _Kind, one: Select[Any], other: Select[Any]
+) -> bool:
+    width = len(kind.key)
+    first, second = await transaction.execute(one), await transaction.execute(other)
+    return _read(first, width) != _read(second, width)
 
 
-def _read(rows: Iterable[Any]) -> Sums:
-    width = len(_KEY)
+def _read(rows: Iterable[Any], width: int) -> Sums:
     return {tuple(row[:width]): tuple(row[width:]) for row in rows}

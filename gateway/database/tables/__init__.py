@@ -17,15 +17,19 @@ from gateway.database.tables.money import CreditRow, PriceRow
 from gateway.database.tables.tenants import MemberRow, PlanRow, ProjectRow, TenantRow
 from gateway.database.tables.usage import (
     FAILED_OUTCOMES,
+    FIRST_TOKENS,
     DirtyHourRow,
     LedgerRow,
+    RejectionRow,
     RollupPeriod,
     RollupRow,
+    ServiceRollupRow,
 )
 from gateway.database.tables.webhooks import WebhookEventRow, WebhookRow
 
 __all__ = [
     "FAILED_OUTCOMES",
+    "FIRST_TOKENS",
     "AdapterRow",
     "AliasRow",
     "ApiKeyRow",
@@ -46,8 +50,10 @@ __all__ = [
     "PositionRow",
     "PriceRow",
     "ProjectRow",
+    "RejectionRow",
     "RollupPeriod",
     "RollupRow",
+    "ServiceRollupRow",
     "Table",
     "TenantRow",
     "WebhookEventRow",

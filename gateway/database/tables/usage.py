@@ -1,4 +1,8 @@
-"""Tables `usage_ledger`, `usage_rollups` and `usage_dirty_hours`: usage and its sums."""
+"""Usage and its sums.
+
+Tables `usage_ledger`, `usage_rollups`, `usage_dirty_hours`, `service_rollups` and
+`service_rejections`.
+"""
 
 from datetime import datetime
 from enum import StrEnum
@@ -9,6 +13,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from contract.tier import ServiceTier
 from gateway.database.tables.base import Table, TierName, UtcDateTime
+from gateway.tenancy.first_tokens import BOUNDS_MS
 from gateway.tenancy.usage_record import Outcome
 
 FAILED_OUTCOMES: Final = (Outcome.FAILED, Outcome.LOST, Outcome.TIMED_OUT)
@@ -17,12 +22,27 @@ FAILED_OUTCOMES: Final = (Outcome.FAILED, Outcome.LOST, Outcome.TIMED_OUT)
 SUMMED: Final = ("prompt_tokens", "completion_tokens", "cost_micros")
 """Columns in the PostgreSQL indexes, so that monthly usage is summed with index-only scans."""
 
+FIRST_TOKENS: Final = (*(f"first_token_le_{bound}" for bound in BOUNDS_MS), "first_token_more")
+"""Columns of sums: requests by their time to the first token in milliseconds; null for none.
+
+Most buckets of most sums are empty, and a null takes no space.
+"""
+
 
 class RollupPeriod(StrEnum):
     """Length of a sum's period."""
 
     HOUR = "hour"
     DAY = "day"  # A UTC day.
+
+
+_PERIOD: Final = Enum(
+    RollupPeriod,
+    name="period",
+    native_enum=False,
+    length=32,
+    values_callable=lambda members: [member.value for member in members],
+)
 
 
 class LedgerRow(Table):
@@ -103,16 +123,7 @@ class RollupRow(Table):
     __tablename__ = "usage_rollups"
     __table_args__ = (Index("ix_usage_rollups_tenant_id", "tenant_id", "period", "start_at"),)
 
-    period: Mapped[RollupPeriod] = mapped_column(
-        Enum(
-            RollupPeriod,
-            name="period",
-            native_enum=False,
-            length=32,
-            values_callable=lambda members: [member.value for member in members],
-        ),
-        primary_key=True,
-    )
+    period: Mapped[RollupPeriod] = mapped_column(_PERIOD, primary_key=True)
     start_at: Mapped[datetime] = mapped_column(UtcDateTime, primary_key=True)
     tenant_id: Mapped[str] = mapped_column(String, primary_key=True)
     project_id: Mapped[str] = mapped_column(String, primary_key=True)
@@ -127,6 +138,39 @@ class RollupRow(Table):
     cached_tokens: Mapped[int] = mapped_column(BigInteger)
     completion_tokens: Mapped[int] = mapped_column(BigInteger)
     cost_micros: Mapped[int] = mapped_column(BigInteger)
+
+
+class ServiceRollupRow(Table):
+    """Requests of all tenants to one model, without lines of batches, for the public status page.
+
+    Requests to an adapter count for its base model. The sums are derived like those of `RollupRow`.
+    """
+
+    __tablename__ = "service_rollups"
+
+    period: Mapped[RollupPeriod] = mapped_column(_PERIOD, primary_key=True)
+    start_at: Mapped[datetime] = mapped_column(UtcDateTime, primary_key=True)
+    model: Mapped[str] = mapped_column(String, primary_key=True)
+    requests: Mapped[int] = mapped_column(BigInteger)
+    """Requests that finished or that the service failed: not cancelled ones and client errors."""
+    failed_requests: Mapped[int] = mapped_column(BigInteger)
+    """Those that the service failed."""
+
+
+class RejectionRow(Table):
+    """Requests of one hour that the service rejected before any work; they have no ledger row."""
+
+    __tablename__ = "service_rejections"
+
+    hour: Mapped[datetime] = mapped_column(UtcDateTime, primary_key=True)
+    model: Mapped[str] = mapped_column(String, primary_key=True)
+    """Empty if the request was rejected before its model was known."""
+    requests: Mapped[int] = mapped_column(BigInteger)
+
+
+for _table in (RollupRow, ServiceRollupRow):
+    for _name in FIRST_TOKENS:
+        setattr(_table, _name, mapped_column(BigInteger, nullable=True))
 
 
 class DirtyHourRow(Table):

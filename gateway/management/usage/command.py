@@ -10,7 +10,7 @@ import click
 from gateway.database.schema import require_current_schema
 from gateway.ledger.connections import open_ledger
 from gateway.ledger.drain import Drain
-from gateway.ledger.reconcile import ReconcileReport, reconcile
+from gateway.ledger.reconcile import ROLLUP_DAYS, ReconcileReport, reconcile
 from gateway.management.tenants.service import TenantService
 from gateway.management.usage.csv_text import to_csv
 from gateway.management.usage.export import RECEIPT_COLUMNS, receipt_row
@@ -37,6 +37,7 @@ from gateway.terminal.options import (
 from gateway.terminal.output import print_json, print_table, show_time
 
 MAX_SHOWN: Final = 10_000
+MAX_DAYS: Final = 4_000
 
 EPILOG = """\
 \b
@@ -207,11 +208,20 @@ async def export(stores: Stores, *, tenant: str, month: str, output: TextIO) -> 
 
 
 @command.command("reconcile")
+@click.option(
+    "--days",
+    type=click.IntRange(1, MAX_DAYS),
+    default=ROLLUP_DAYS,
+    show_default=True,
+    help="Days whose sums are compared with the ledger, today included.",
+)
 @prints(_print_report, lambda report: asdict(report) | {"is_clean": report.is_clean})
 @database_option
 @redis_option
 @runs_async
-async def reconcile_all(*, database_url: str | None, redis_url: str | None) -> ReconcileReport:
+async def reconcile_all(
+    *, days: int, database_url: str | None, redis_url: str | None
+) -> ReconcileReport:
     """Write pending usage records to the ledger; then find and repair differences.
 
     The command compares the counters of limits in Redis with the ledger, and the ledger's sums with
@@ -222,7 +232,7 @@ async def reconcile_all(*, database_url: str | None, redis_url: str | None) -> R
         with converting_errors(redis):
             await require_current_schema(database)
             await Drain(redis, database).run()
-            return await reconcile(redis, database)
+            return await reconcile(redis, database, rollup_days=days)
 
 
 async def _write(pages: AsyncIterator[Sequence[UsageRecord]], file: TextIO) -> int:

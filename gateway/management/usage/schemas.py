@@ -59,10 +59,10 @@ class AnyUsageList(_Report):
 
 
 class LatencyBody(BaseModel):
-    """Time from the admission to the first token, of the newest requests."""
+    """Time from the admission to the first token."""
 
     object: Literal["usage.latency"] = "usage.latency"
-    requests: int = Field(description="At most 1000; 0 if there was none with a token.")
+    requests: int = Field(description="Requests that had a first token.")
     p50_ms: int | None
     p99_ms: int | None
 

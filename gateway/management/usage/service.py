@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final
+from typing import Final, Self
 
 from gateway.database.engine import Database
 from gateway.database.ledger.snapshot import snapshot
@@ -12,12 +12,11 @@ from gateway.errors import NotFoundError, shown
 from gateway.management.usage.parts import Dimension, UsageFilter, UsageGroup, UsageSums
 from gateway.management.usage.periods import Bucket, Span, bucket_span, choose_sources
 from gateway.management.usage.store import UsageStore
+from gateway.tenancy.first_tokens import quantile_ms
 from gateway.tenancy.times import to_time
 from gateway.tenancy.usage_record import UsageRecord
 
 EXPORT_PAGE: Final = 1000
-LATENCY_REQUESTS: Final = 1000
-"""Requests of which the latency is reported. A bound on the rows that a report reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +50,16 @@ class UsageReport:
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Time from the admission to the first token, of some requests."""
+    """Time from the admission to the first token; None without requests that had one."""
 
     requests: int
-    p50_ms: int
-    p99_ms: int
+    p50_ms: int | None
+    p99_ms: int | None
+
+    @classmethod
+    def of(cls, first_tokens: Sequence[int]) -> Self:
+        """Return the latency of requests, given by their numbers in each bucket."""
+        return cls(sum(first_tokens), quantile_ms(first_tokens, 50), quantile_ms(first_tokens, 99))
 
 
 class UsageService:
@@ -102,14 +106,13 @@ class UsageService:
             )
         return Page(records[:limit], len(records) > limit)
 
-    async def latency(self, wanted: UsageFilter, span: Span) -> Latency | None:
-        """Return the time to the first token of the newest requests; None if there are none."""
-        async with self._database.reading() as transaction:
-            times = await UsageStore(transaction).first_token_times(wanted, span, LATENCY_REQUESTS)
-        if not times:
-            return None
-        times.sort()
-        return Latency(len(times), p50_ms=_quantile(times, 50), p99_ms=_quantile(times, 99))
+    async def latency(self, wanted: UsageFilter, span: Span) -> Latency:
+        """Return the time to the first token, without lines of batches."""
+        async with snapshot(self._database) as transaction:
+            store = UsageStore(transaction)
+            dirty = await store.dirty_hours(span)
+            sources = choose_sources(span, dirty, by_hour=False)
+            return Latency.of(await store.first_tokens(wanted, sources))
 
     async def request(self, wanted: UsageFilter, request_id: str) -> UsageRecord:
         """Return one request. Raises NotFoundError, also if it belongs to somebody else."""
@@ -129,11 +132,6 @@ class UsageService:
                 yield records
                 before = position(records[-1])
                 transaction.expunge_all()
-
-
-def _quantile(times: Sequence[int], percent: int) -> int:
-    """Return the smallest time that this percentage of the sorted times do not exceed."""
-    return times[-(-len(times) * percent // 100) - 1]
 
 
 def position(record: UsageRecord) -> tuple[datetime, str]:

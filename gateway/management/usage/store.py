@@ -23,9 +23,12 @@ from sqlalchemy import (
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 
+from contract.tier import ServiceTier
+from gateway.database.ledger.rollups import first_token_sums
 from gateway.database.ledger.rows import hour_of
 from gateway.database.tables import (
     FAILED_OUTCOMES,
+    FIRST_TOKENS,
     DirtyHourRow,
     LedgerRow,
     RollupPeriod,
@@ -131,20 +134,22 @@ class UsageStore:
         rows = await self._transaction.scalars(query.order_by(*map(desc, order)).limit(limit))
         return [_record(row) for row in rows]
 
-    async def first_token_times(self, wanted: UsageFilter, span: Span, limit: int) -> list[int]:
-        """Return the milliseconds to the first reply of the newest requests that had one."""
-        found = await self._transaction.scalars(
-            select(LedgerRow.first_token_ms)
-            .where(
-                *_conditions(LedgerRow, wanted),
-                LedgerRow.created_at >= span.start,
-                LedgerRow.created_at < span.end,
-                LedgerRow.first_token_ms > 0,
+    async def first_tokens(self, wanted: UsageFilter, sources: Sources) -> list[int]:
+        """Return the requests in each bucket of `BOUNDS_MS`, without lines of batches."""
+        parts = union_all(
+            *(
+                select(*(value.label(name) for name, value in source.first_tokens.items())).where(
+                    source.condition,
+                    source.table.service_tier != ServiceTier.BATCH,
+                    *_conditions(source.table, wanted),
+                )
+                for source in _sources(sources)
             )
-            .order_by(desc(LedgerRow.created_at))
-            .limit(limit)
+        ).subquery()
+        found = await self._transaction.execute(
+            select(*(func.sum(parts.c[name]) for name in FIRST_TOKENS))
         )
-        return list(found)
+        return [int(requests or 0) for requests in found.one()]
 
     async def record(self, wanted: UsageFilter, request_id: str) -> UsageRecord | None:
         """Return one request."""
@@ -182,11 +187,17 @@ class _Source(NamedTuple):
     """Column of the start time."""
     condition: ColumnElement[bool]
     sums: dict[str, ColumnElement[Any]]
+    first_tokens: dict[str, ColumnElement[Any]]
+    """Requests by their time to the first token."""
 
 
 def _sources(chosen: Sources) -> list[_Source]:
     sums: dict[str, ColumnElement[Any]] = {
         name: func.sum(getattr(RollupRow, name)) for name in UsageSums._fields
+    }
+    columns = RollupRow.__table__.c
+    first_tokens: dict[str, ColumnElement[Any]] = {
+        name: func.sum(columns[name]) for name in FIRST_TOKENS
     }
     days, hours = (
         _Source(
@@ -194,6 +205,7 @@ def _sources(chosen: Sources) -> list[_Source]:
             RollupRow.start_at,
             and_(RollupRow.period == period, _within(RollupRow.start_at, spans)),
             sums,
+            first_tokens,
         )
         for period, spans in (
             (RollupPeriod.DAY, chosen.days),
@@ -201,7 +213,11 @@ def _sources(chosen: Sources) -> list[_Source]:
         )
     )
     rows = _Source(
-        LedgerRow, LedgerRow.created_at, _within(LedgerRow.created_at, chosen.rows), _row_sums()
+        LedgerRow,
+        LedgerRow.created_at,
+        _within(LedgerRow.created_at, chosen.rows),
+        _row_sums(),
+        first_token_sums(LedgerRow.first_token_ms),
     )
     return [days, hours, rows]
 
