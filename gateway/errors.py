@@ -117,6 +117,8 @@ class ApiError(Exception):
     code: str = "internal_error"
     should_retry: bool | None = None
     """Whether a retry can succeed; None if the status already determines it."""
+    is_recorded: bool = False
+    """Whether a usage record has the failure of the request."""
 
     def __init__(
         self, message: str, *, param: str | None = None, retry_after_seconds: float | None = None

@@ -385,6 +385,8 @@ class Settings(BaseSettings):
 
     console: bool = True
     """Whether the console is served at /console, on each of the two ports for its audience."""
+    status_page: bool = True
+    """Whether everybody may read the state of the service at /status, on the customers' port."""
     public_url: Annotated[str | None, AfterValidator(_check_public_url)] = None
     """URL under which customers reach gateways, such as `https://api.example.com`. By default the
     console shows the one in the address bar."""

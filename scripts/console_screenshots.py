@@ -6,6 +6,7 @@ Starts `sluice up` with the scripted engine in a temporary folder, sends some re
 pages in Debian's Chromium.
 """
 
+import asyncio
 import re
 import shutil
 import subprocess
@@ -13,20 +14,31 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from datetime import timedelta
 from pathlib import Path
 
 import httpx
 from playwright.sync_api import Browser, Page, ViewportSize, sync_playwright
+
+from gateway.database.engine import Database
+from gateway.database.ledger.rollups import Rollups
+from gateway.database.ledger.rows import row_of
+from gateway.database.ledger.store import LedgerStore
+from gateway.tenancy.times import to_ms, utc_now
+from gateway.tenancy.usage_record import Outcome, UsageRecord
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES = ROOT / "docs" / "images"
 SLUICE = [sys.executable, "-m", "gateway.cli"]
 START_SECONDS = 180
 REQUESTS = 40
+DAYS = 75
 HELD = 5
 DESKTOP: ViewportSize = {"width": 1200, "height": 800}
 PHONE: ViewportSize = {"width": 390, "height": 844}
+STATUS: ViewportSize = {"width": 960, "height": 560}
 
 
 @contextmanager
@@ -64,6 +76,34 @@ def use(folder: Path, url: str, key: str) -> None:
     time.sleep(3.0)  # The requests reach the ledger.
 
 
+async def remember(path: Path) -> None:
+    """Let the ledger have requests of some days, of which the service failed a few."""
+    now, rows = utc_now(), []
+    for number in range(DAYS * 60):
+        at_ms = to_ms(now - timedelta(days=1 + number / 60))
+        has_failed = number // 60 in (9, 23, 24, 51) and number % 30 == 0
+        record = UsageRecord(
+            request_id=f"cmpl-{number}",
+            tenant_id="acme",
+            project_id=None,
+            credential_id="key_1",
+            model="sluice-tiny",
+            endpoint="completions",
+            dialect="openai",
+            created_ms=at_ms,
+            ended_ms=at_ms + 900,
+            outcome=Outcome.LOST if has_failed else Outcome.FINISHED,
+            first_token_ms=0 if has_failed else 40 + number * 7 % 61,
+        )
+        rows.append(row_of(record))
+    database = Database(f"sqlite+aiosqlite:///{path}")
+    async with database.writing() as transaction:
+        for start in range(0, len(rows), 500):
+            await LedgerStore(transaction).insert(rows[start : start + 500])
+    await Rollups(database).make_all()
+    await database.aclose()
+
+
 @contextmanager
 def holding(url: str, key: str) -> Iterator[None]:
     """Let requests run and wait for the length of a block."""
@@ -92,6 +132,7 @@ def main() -> None:
         customers, operators, key = links
         url = customers.partition("/console")[0]
         use(Path(folder), url, key)
+        [database] = Path(folder).glob("**/sluice.db")
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
             page = enter(browser, customers, DESKTOP)
@@ -113,6 +154,12 @@ def main() -> None:
             with holding(url, key):
                 page.goto(f"{page.url.partition('/console')[0]}/console/tenants/demo/live")
                 page.screenshot(path=IMAGES / "console-live.png")
+            # An event loop is running here: the browser's.
+            with ThreadPoolExecutor() as thread:
+                thread.submit(asyncio.run, remember(database)).result()
+            page.set_viewport_size(STATUS)
+            page.goto(f"{url}/status")
+            page.screenshot(path=IMAGES / "console-status.png")
             browser.close()
 
 

@@ -95,18 +95,25 @@ _environment.globals |= {
 }
 
 
+def render(template: str, /, **values: Any) -> str:
+    """Return the content of a page."""
+    return _environment.get_template(template).render(**values)
+
+
 def page(request: Request, template: str, /, *, status: int = 200, **values: Any) -> HTMLResponse:
     """Return a page. Templates see the request's visitor, if it has one, and `values`."""
     nonce, settings = secrets.token_urlsafe(16), context_of(request).settings
-    content = _environment.get_template(template).render(
+    content = render(
+        template,
         request=request,
         path=request.url.path,
         nonce=nonce,
         outside=partial(_outside, settings),
+        has_status_page=settings.status_page,
         visitor=getattr(request.state, "visitor", None),
         **values,
     )
-    headers = {**SECURITY_HEADERS, "content-security-policy": _policy(nonce)}
+    headers = {**SECURITY_HEADERS, "content-security-policy": policy(nonce)}
     return HTMLResponse(content, status_code=status, headers=headers)
 
 
@@ -145,8 +152,10 @@ def _outside(settings: Settings, name: str, value: str) -> str | None:
     return template and _PLACEHOLDER.sub(lambda _match: quote(value, safe=""), template)
 
 
-def _policy(nonce: str) -> str:
+def policy(nonce: str | None) -> str:
+    """Return the content security policy of a page; without a nonce it allows no scripts."""
+    scripts = "'none'" if nonce is None else f"'nonce-{nonce}'"
     return (
-        f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'self'; img-src 'self' data:; "
+        f"default-src 'none'; script-src {scripts}; style-src 'self'; img-src 'self' data:; "
         "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
     )

@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter
 
-from gateway.console import assets, provider_login
+from gateway.console import assets, provider_login, status_page
 from gateway.console.customers import (
     account,
     adapters,
@@ -23,6 +23,8 @@ from gateway.console.sessions import Audience
 
 customers = APIRouter()
 operators = APIRouter()
+status = status_page.router
+files = assets.router
 
 CUSTOMER_PAGES = (
     overview,
@@ -52,7 +54,6 @@ for router, audience, pages in (
     (customers, Audience.CUSTOMERS, CUSTOMER_PAGES),
     (operators, Audience.OPERATORS, OPERATOR_PAGES),
 ):
-    router.include_router(assets.router)
     router.include_router(login_router(audience))
     router.include_router(provider_login.provider_router(audience))
     for each in pages:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterable
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from opentelemetry.semconv.attributes.error_attributes import ERROR_TYPE
 from starlette.datastructures import State
@@ -12,6 +12,9 @@ from contract.tracing import GEN_AI_RESPONSE_TIME_TO_FIRST_CHUNK
 from gateway import telemetry, tracing
 from gateway.dispatch.generation import Reply
 from gateway.errors import ApiError, ErrorStyle, InternalError, UnservedModelError
+
+_OUR_FAULT: Final = 500
+"""The lowest status of failures of the service."""
 
 
 class RequestMeasure:
@@ -31,7 +34,7 @@ class RequestMeasure:
         self._state = state
         self._generates = generates
         self._started_at = time.perf_counter()
-        self._model = ""
+        self._model = self._checked_model = ""
         self.waits_for_token = False
         """Whether the first token is still to be measured."""
         self._status, self._code = 200, "ok"
@@ -43,6 +46,10 @@ class RequestMeasure:
     def elapsed_ms(self) -> int:
         """Return the milliseconds since the request arrived."""
         return int((time.perf_counter() - self._started_at) * 1000)
+
+    def checked(self, model: str) -> None:
+        """Record the model of a request that is valid."""
+        self._checked_model = model
 
     def accepted(self, model: str) -> None:
         """Record that the jobs are queued. A request that reads another's response has no jobs."""
@@ -73,6 +80,17 @@ class RequestMeasure:
             telemetry.REFUSED_REQUESTS.labels(failure.code, model).inc()
             return failure.code
         return ""
+
+    def unserved_model(self, error: Exception) -> str | None:
+        """Return the model of a request that the service rejects before any work, else None.
+
+        It is empty if the model is not known.
+        """
+        if not self._generates or self._model:
+            return None
+        if isinstance(error, ApiError) and (error.status < _OUR_FAULT or error.is_recorded):
+            return None
+        return error.model if isinstance(error, UnservedModelError) else self._checked_model
 
     def disconnected(self) -> None:
         """Record that the client disconnected before the end."""

@@ -28,9 +28,11 @@ async def measured(
         response = Response(status_code=CLIENT_CLOSED_REQUEST)
     except BaseException as error:
         code = measure.failed(error, error_style_of(request))
+        context = context_of(request)
         if code:
-            tenant_id = getattr(request.state, "tenant_id", "")
-            context_of(request).counts.refused(tenant_id, code)
+            context.counts.refused(getattr(request.state, "tenant_id", ""), code)
+        if isinstance(error, Exception) and (model := measure.unserved_model(error)) is not None:
+            context.rejections.count(model)
         measure.close()
         raise
     if not isinstance(response, StreamedCompletion):

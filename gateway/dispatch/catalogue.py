@@ -148,6 +148,11 @@ class Catalogue:
         await self._executor.execute_command("SADD", keys.REMOVED_MODELS, name)
         await self._executor.execute_command("HDEL", keys.MODELS, name)
 
+    @property
+    def age_seconds(self) -> float:
+        """Time since the last refresh that succeeded; infinite before the first one."""
+        return time.monotonic() - self._refreshed_at
+
     def unserved_seconds(self, name: str) -> float:
         """Return how long the model had no worker at the last refresh; 0 for an unknown model."""
         served_at = self._served_at.get(name)

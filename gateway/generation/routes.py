@@ -83,7 +83,7 @@ async def _create(
     has_ids = read_event_ids(request, default=may_resume)
     request_id = endpoint.new_id()
     if idempotent is None:
-        submission = await _submit(request, call, endpoint, request_id=request_id)
+        submission = await _submit(request, call, endpoint, measure, request_id=request_id)
     else:
         # Do not replay a stored response to a caller that may not use its model.
         name = require_model(call.body, call.profile)
@@ -93,7 +93,7 @@ async def _create(
             count_unpaid(request, is_fault=True)
             return await _replay(request, call, endpoint, earlier, measure, has_ids=has_ids)
         submission = await _submit_with_key(
-            request, call, endpoint, idempotent, request_id=request_id
+            request, call, endpoint, idempotent, measure, request_id=request_id
         )
     measure.accepted(submission.checked.card.model)
     # Each paid request allows one more failure.
@@ -105,12 +105,14 @@ async def _submit(
     request: Request,
     call: Call,
     endpoint: Endpoint,
+    measure: RequestMeasure,
     *,
     request_id: str,
     is_idempotent: bool = False,
 ) -> Submission:
     with tracing.span(PLAN):
         checked = await check_request(call, endpoint)
+    measure.checked(checked.card.model)
     note_request(checked, request_id)
     return await submit(
         call,
@@ -126,12 +128,15 @@ async def _submit_with_key(
     call: Call,
     endpoint: Endpoint,
     idempotent: IdempotentRequest,
+    measure: RequestMeasure,
     *,
     request_id: str,
 ) -> Submission:
     """Submit a request under its Idempotency-Key, and free the key if that fails."""
     try:
-        return await _submit(request, call, endpoint, request_id=request_id, is_idempotent=True)
+        return await _submit(
+            request, call, endpoint, measure, request_id=request_id, is_idempotent=True
+        )
     except BaseException:
         await asyncio.shield(release(call, idempotent, request_id))
         raise

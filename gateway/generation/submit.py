@@ -23,6 +23,7 @@ from gateway.dialects.native import native_settings
 from gateway.dialects.profile import ContextLengthBehavior
 from gateway.dispatch.generation import Generation
 from gateway.errors import (
+    ApiError,
     InsufficientQuotaError,
     OverloadedError,
     RateLimitError,
@@ -124,6 +125,8 @@ async def submit(
     except BaseException as error:
         # The queue may have accepted the jobs, and a worker may have started them.
         context.responses.fail(settlement, error)
+        if isinstance(error, ApiError):
+            error.is_recorded = True
         raise
     return Submission(checked, completion, generation, settlement, response)
 

@@ -30,6 +30,8 @@ from gateway.http.intake import Intake
 from gateway.idempotency.registry import IdempotencyRegistry
 from gateway.images.fetcher import ImageFetcher
 from gateway.ledger.balances import LedgerBalances
+from gateway.ledger.history import ServiceHistory
+from gateway.ledger.rejections import Rejections
 from gateway.prompt.chat_templates import ChatTemplates
 from gateway.prompt.tokenizers import TokenizerStore
 from gateway.quota.period_counts import PeriodCounts
@@ -87,6 +89,8 @@ class ProcessContext:
     reservations: Reservations
     refusals: RefusalLog
     counts: PeriodCounts
+    rejections: Rejections
+    history: ServiceHistory
     storage: Storage
     settlements: SettlementService
     responses: Responses
@@ -200,6 +204,8 @@ async def _open(settings: Settings, stack: AsyncExitStack) -> ProcessContext:
         reservations=reservations,
         refusals=RefusalLog(executor),
         counts=PeriodCounts(executor),
+        rejections=Rejections(database),
+        history=ServiceHistory(database),
         storage=storage,
         settlements=settlements,
         responses=responses,
@@ -233,6 +239,7 @@ async def _start(
         context.adapters,
         context.refusals,
         context.counts,
+        context.rejections,
         context.aliases,
         reservations,
         context.settlements,
@@ -241,6 +248,7 @@ async def _start(
         task = asyncio.create_task(part.run())
         task.add_done_callback(report_failure)
         stack.push_async_callback(end_task, task)
+    stack.push_async_callback(context.rejections.write)
     # Settle the requests that end at shutdown while the loops still run.
     stack.push_async_callback(reservations.aclose)
     stack.push_async_callback(context.settlements.aclose)

@@ -62,9 +62,11 @@ _LINK: Final = '<dt><a href="{path}">{path}</a></dt><dd>{text}</dd>'
 _PLAIN_HOST: Final = re.compile(r"([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
 """Hosts without characters that a shell interprets."""
 _CONSOLE: Final = "/console"
+_STATUS: Final = "/status"
 _CUSTOMERS_LINKS: Final = {
     _CONSOLE: "usage, keys and limits of your account",
     "/docs": "all endpoints and parameters",
+    _STATUS: "availability of the models",
     "/health": "whether the gateway is ready",
     "/v1/models": "models that your key may use",
 }
@@ -86,8 +88,9 @@ _OPERATORS_EXAMPLE: Final = """curl {url}/admin/tenants \\
 def _router(known: Mapping[str, str], example: str) -> APIRouter:
     async def get_front_page(request: Request) -> Response:
         version, accepted = request.app.version, request.headers.get("accept", "")
-        has_console = context_of(request).settings.console
-        links = {path: text for path, text in known.items() if has_console or path != _CONSOLE}
+        settings = context_of(request).settings
+        absent = {_CONSOLE: not settings.console, _STATUS: not settings.status_page}
+        links = {path: text for path, text in known.items() if not absent.get(path)}
         if "application/json" in accepted and "text/html" not in accepted:
             paths = {path.rpartition("/")[2]: path for path in links}
             body = {"name": request.app.title, "version": version, **paths}

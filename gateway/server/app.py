@@ -27,6 +27,7 @@ from gateway.http.draining import Drain, DrainMiddleware
 from gateway.http.error_handlers import install_error_handlers
 from gateway.http.front import FrontMiddleware
 from gateway.management import routers as management
+from gateway.management.status import routes as status
 from gateway.openapi.described import RESPONSE_HEADERS
 from gateway.openapi.document import GENERATION_TAGS, install_documentation
 from gateway.settings import Settings
@@ -72,7 +73,13 @@ def create_app(settings: Settings) -> FastAPI:
             tracing.stop()
 
     # Last: the router tries routes in order, and the API's come first.
-    own = (console.customers,) if settings.console else ()
+    own: list[APIRouter] = []
+    if settings.status_page:
+        own += [status.router, console.status]
+    if settings.console:
+        own.append(console.customers)
+    if own:
+        own.append(console.files)
     app = _application("Sluice", (*CUSTOMER_ROUTERS, *own), generates=True, lifespan=lifespan)
     app.state.drain = drain
     app.state.metrics_link = None
@@ -97,7 +104,7 @@ def create_operator_app(settings: Settings, customers: FastAPI) -> FastAPI:
 
     It does not drain: it serves until every customer request has ended.
     """
-    own = (console.operators,) if settings.console else ()
+    own = (console.operators, console.files) if settings.console else ()
     app = _application("Sluice for operators", (*OPERATOR_ROUTERS, *own), generates=False)
     app.state = customers.state
     app.middleware_stack = FrontMiddleware(

@@ -14,6 +14,7 @@ from contract import keys
 from contract.queue import JobQueue
 from tests.contract.test_shedding import set_pace
 from tests.support.fake_worker import FakeWorker
+from tests.support.ledger import rejected
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.stack import Stack, running_stack
 
@@ -206,6 +207,11 @@ async def test_request_that_would_time_out_in_the_queue_is_refused_at_once(
         for claim in await worker.claim(LET_IN):
             await worker.conclude(claim, "served")
         assert {(await each).status_code for each in asking} == {200}
+    # They are failures of the service, which have no usage record.
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while await rejected(deployment.database_url, LATE) < REFUSED:
+            await asyncio.sleep(0.1)
+    assert await rejected(deployment.database_url, LATE) == REFUSED
 
 
 def _code(response: httpx.Response) -> str:

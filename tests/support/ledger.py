@@ -3,10 +3,13 @@
 import secrets
 from datetime import datetime
 
+from sqlalchemy import func, select
+
 from gateway.database.engine import Database
 from gateway.database.ledger.rollups import Rollups
 from gateway.database.ledger.rows import row_of
 from gateway.database.ledger.store import LedgerStore
+from gateway.database.tables import RejectionRow
 from gateway.tenancy.times import to_ms, utc_now
 from gateway.tenancy.usage_record import Outcome, UsageRecord
 
@@ -40,3 +43,14 @@ async def use(
     async with database.writing() as transaction:
         await LedgerStore(transaction).insert([row_of(record)])
     await Rollups(database).make_all()
+
+
+async def rejected(database_url: str, model: str) -> int:
+    """Return how many requests to a model the gateways rejected, as written to SQL."""
+    database = Database(database_url)
+    async with database.reading() as transaction:
+        found = await transaction.scalar(
+            select(func.sum(RejectionRow.requests)).where(RejectionRow.model == model)
+        )
+    await database.aclose()
+    return found or 0

@@ -72,6 +72,10 @@ async def test_database_outage_is_reported_and_service_resumes(
                 response, status=503, kind="service_unavailable", code="store_unavailable"
             )
             assert message == "The database cannot be reached at the moment."
+        status = await client.get("/status.json")
+        assert (status.status_code, status.json()["is_history_known"]) == (200, False)
+        shown = await client.get("/status")
+        assert (shown.status_code, "The history cannot be read" in shown.text) == (200, True)
         # A cached key stays valid.
         assert (await client.get("/v1/models")).status_code == 200
     finally:

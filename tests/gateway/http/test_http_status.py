@@ -1,0 +1,96 @@
+"""The status page: for everybody, of all models, and with nothing of tenants."""
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+from redis.asyncio import Redis
+
+from contract.messages import WorkerState
+from gateway.server.app import create_app
+from gateway.settings import Settings
+from tests.gateway.conftest import complete, eventually, gateway_client, serve
+from tests.gateway.http_calls import message_of
+from tests.support.cases import all_cases
+from tests.support.ledger import rejected
+from tests.support.stack import MODEL, Stack
+
+UNSERVED = "status:loading"
+
+
+async def test_everybody_sees_all_models_and_nobody_sees_tenants(
+    stack: Stack, client: httpx.AsyncClient, store: Redis
+) -> None:
+    await serve(store, UNSERVED, WorkerState.LOADING)
+    assert (await complete(client)).status_code == 200
+
+    async with gateway_client(stack.url, None) as anonymous:
+
+        async def shown() -> dict[str, Any]:
+            # For some seconds it is the response to an earlier test.
+            response = await anonymous.get("/status.json", params={"days": 7})
+            assert response.headers["cache-control"] == "public, max-age=10"
+            body: dict[str, Any] = response.json()
+            return body
+
+        async def is_listed() -> bool:
+            return UNSERVED in {model["model"] for model in (await shown())["models"]}
+
+        await eventually(is_listed, what="the new model")
+        status, page = await shown(), await anonymous.get("/status")
+    states = {model["model"]: model["state"] for model in status["models"]}
+    assert (states[MODEL], states[UNSERVED]) == ("operational", "no_worker")
+    assert status["state"] == "degraded"
+    assert {len(each["days"]) for each in (status, *status["models"])} == {7}
+    [model] = [each for each in status["models"] if each["model"] == MODEL]
+    assert model.keys() == {"model", "state", "availability", "p50_ms", "p99_ms", "days"}
+    assert model["days"][0].keys() == {"date", "availability", "p50_ms", "p99_ms"}
+    assert page.status_code == 200
+    assert "acme" not in page.text
+    assert "<script" not in page.text
+    assert page.text.count('<svg class="strip"') == 1 + len(status["models"])
+    assert "script-src 'none'" in page.headers["content-security-policy"]
+
+
+@all_cases("given", ["0", "91", "-1", "1.5", "x", ""])
+async def test_other_number_of_days_is_an_error_that_names_it(
+    client: httpx.AsyncClient, given: str
+) -> None:
+    response = await client.get("/status.json", params={"days": given})
+    message = message_of(
+        response, status=400, kind="invalid_request_error", code="invalid_value", param="days"
+    )
+    assert message.startswith("'days': Input should be ")
+
+
+async def test_rejections_of_the_service_reach_sql_and_those_of_clients_do_not(
+    stack: Stack, client: httpx.AsyncClient, store: Redis
+) -> None:
+    await serve(store, UNSERVED, WorkerState.LOADING)
+    before = {name: await rejected(stack.database_url, name) for name in (MODEL, UNSERVED)}
+    refused = await asyncio.gather(
+        complete(client, model=UNSERVED),
+        complete(client, model=UNSERVED, stream=True),
+        complete(client, temperature=9),
+        complete(client, prompt=[5] * 5000),
+        complete(client, model="unknown"),
+    )
+    assert [each.status_code for each in refused] == [503, 503, 400, 400, 404]
+
+    async def is_written() -> bool:
+        return await rejected(stack.database_url, UNSERVED) == before[UNSERVED] + 2
+
+    await eventually(is_written, what="the count of rejected requests")
+    assert await rejected(stack.database_url, MODEL) == before[MODEL]
+
+
+@pytest.mark.parametrize("console", [False, True])
+def test_status_can_be_switched_off(console: bool) -> None:
+    def paths(status_page: bool) -> set[str]:
+        app = create_app(Settings(console=console, status_page=status_page))
+        return {getattr(route, "path", "") for route in app.routes}
+
+    assert paths(True) - paths(False) >= {"/status", "/status.json"}
+    assert "/console/static/{name}" in paths(True)
+    assert ("/console/static/{name}" in paths(False)) is console
