@@ -20,11 +20,12 @@ from gateway.database.locking import lock_tenant
 from gateway.dialects.profile import PROFILES
 from gateway.dialects.profile_choice import DEFAULT_MODEL
 from gateway.dispatch.adapter_book import AdapterBook
-from gateway.dispatch.adapter_choice import find_adapter
 from gateway.dispatch.alias_book import AliasBook
 from gateway.dispatch.catalogue import Catalogue
+from gateway.dispatch.model_access import find_allowed
 from gateway.errors import (
     AuthenticationError,
+    ModelNotFoundError,
     NotFoundError,
     PermissionDeniedError,
     StoreUnavailableError,
@@ -172,15 +173,10 @@ def _refusal_of(
     def refusal(name: str) -> str:
         if name == DEFAULT_MODEL or takes_any_name:
             return ""
-        alias = aliases.find(name)
-        if alias is not None and alias.is_allowed(principal.allows_model):
-            return ""
-        model = catalogue.known(name)
-        own_name = name if model is None else model.card.model
-        if not name or (model and any(map(principal.allows_model, (name, own_name)))):
-            return ""
-        if model is None and find_adapter(catalogue, adapters, principal, name):
-            return ""
-        return f"The model '{name}' does not exist, or the credential may not use it."
+        try:
+            found = find_allowed(catalogue, adapters, aliases, principal, name)
+        except ModelNotFoundError as error:
+            return error.message
+        return "" if found is not None else ModelNotFoundError(name).message
 
     return refusal

@@ -12,7 +12,7 @@ from gateway.auth.principal import Principal
 from gateway.dialects.profile import Profile
 from gateway.dialects.profile_choice import choose_model, choose_profile
 from gateway.dispatch.adapter_choice import find_adapter
-from gateway.dispatch.catalogue import ServedModel
+from gateway.dispatch.model_access import allows_served, find_allowed
 from gateway.errors import MissingParameterError, ModelNotFoundError
 from gateway.http.context import ProcessContext
 from gateway.tenancy.adapters import Adapter
@@ -70,22 +70,17 @@ def choose_allowed(
     """
     catalogue = context.catalogue
     chosen = choose_model(name, principal, catalogue.names)
-    alias = context.aliases.find(chosen)
-    if alias is not None:
-        if not alias.is_allowed(principal.allows_model):
-            raise ModelNotFoundError(chosen)
-        alias.check_current(utc_now())
-        return ModelChoice(model_of(context, principal, alias, body), alias)
-    model = catalogue.known(chosen)
-    if model is None:
-        adapter = find_adapter(catalogue, context.adapters, principal, chosen)
-        if adapter is not None:
-            return ModelChoice(adapter.base_model, adapter=adapter)
+    found = find_allowed(catalogue, context.adapters, context.aliases, principal, chosen)
+    if isinstance(found, Alias):
+        found.check_current(utc_now())
+        return ModelChoice(model_of(context, principal, found, body), found)
+    if isinstance(found, Adapter):
+        return ModelChoice(found.base_model, adapter=found)
+    if found is None:
         if profile.takes_any_model_name:
             chosen = _only_model(principal, catalogue.names) or chosen
-            model = catalogue.known(chosen)
-    if not _is_allowed(principal, chosen, model):
-        raise ModelNotFoundError(chosen)
+        if not principal.allows_model(chosen):
+            raise ModelNotFoundError(chosen)
     return ModelChoice(chosen)
 
 
@@ -131,14 +126,8 @@ async def _dialect_of_model(
     if alias is not None:
         is_allowed = alias.is_allowed(principal.allows_model)
     else:
-        is_allowed = _is_allowed(principal, chosen, model)
+        is_allowed = allows_served(principal, chosen, model)
     return model.card.dialect if is_allowed else ""
-
-
-def _is_allowed(principal: Principal, name: str, model: ServedModel | None) -> bool:
-    return principal.allows_model(name) or (
-        model is not None and principal.allows_model(model.card.model)
-    )
 
 
 def _only_model(principal: Principal, served: AbstractSet[str]) -> str | None:

@@ -115,9 +115,9 @@ BAD_LINES: list[tuple[bytes, str, str]] = [
     (jsonl(line("good"))[:-1], "duplicate_custom_id", 'custom_id "good" occurs in an earlier'),
     (jsonl(line("chat", CHATS))[:-1], "mismatched_url", f"endpoint of the batch, {COMPLETIONS}."),
     (jsonl(line("url", "/v1/embeddings"))[:-1], "mismatched_url", 'Given: "/v1/embeddings".'),
-    (jsonl(line("model", model="gpt-4"))[:-1], "model_not_found", "The model 'gpt-4' does not"),
+    (jsonl(line("model", model="gpt-4"))[:-1], "model_not_found", 'The model "gpt-4" does not'),
     # It exists, but the key may not use it.
-    (jsonl(line("foreign", model=MODEL))[:-1], "model_not_found", f"The model '{MODEL}' does not"),
+    (jsonl(line("foreign", model=MODEL))[:-1], "model_not_found", f'The model "{MODEL}" does not'),
     (jsonl(line("stream", stream=True))[:-1], "invalid_body", "'body.stream' must be false."),
     (b'{"custom_id":"m","method":"GET","url":"x","body":{}}', "invalid_parameter", "'method' is"),
     (b'{"custom_id":"n","method":"POST","url":"x"}', "missing_required_parameter", "'body'"),
