@@ -41,6 +41,12 @@ MOST_SEEDINGS: Final = 5
 
 Counters may be unseeded again, or a new day may begin.
 """
+SEED_PATIENCE_SECONDS: Final = 3.0
+"""How long a request waits for the counters of its subjects.
+
+Each attempt to derive them takes several queries, and settlements of other requests, such as the
+lines of batches, make attempts void. Seeding continues after a request has stopped waiting.
+"""
 CONFIRM_SECONDS: Final = 0.25
 """How often a settlement that has to be confirmed is tried again."""
 WATCH_SECONDS: Final = 1.0
@@ -212,10 +218,15 @@ class Reservations:
         ask: Callable[[ReservationRequest], Awaitable[ReserveReply]],
     ) -> ReserveReply:
         """Seed subjects with incomplete counters, and call `ask` again."""
+        deadline = asyncio.get_running_loop().time() + SEED_PATIENCE_SECONDS
         for _ in range(MOST_SEEDINGS):
             if not isinstance(reply, NeedsSeed):
                 break
-            await self._seeder.seed(request.tenant_id, reply.subjects)
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self._seeder.seed(request.tenant_id, reply.subjects)
+            except TimeoutError:
+                raise _unavailable() from None
             reply = await ask(request)
         return reply
 

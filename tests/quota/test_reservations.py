@@ -234,7 +234,10 @@ async def test_without_redis_limits_fail_closed(desk: GatewayDesk, line: Line) -
 
 
 async def test_without_the_ledger_durable_limits_fail_closed_and_others_do_not(
-    desk: GatewayDesk, ledger: FakeLedger, any_redis: "Redis"
+    desk: GatewayDesk,
+    ledger: FakeLedger,
+    any_redis: "Redis",
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ledger.is_away = True
     await desk.reserve("r1")
@@ -243,7 +246,17 @@ async def test_without_the_ledger_durable_limits_fail_closed_and_others_do_not(
         await desk.reserve("r2")
     assert await open_ids(any_redis) == {"r1"}
     ledger.is_away = False
+    may_respond = asyncio.Event()
+    ledger.meanwhile = may_respond.wait
+    monkeypatch.setattr(reservations, "SEED_PATIENCE_SECONDS", 0.05)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        with pytest.raises(StoreUnavailableError, match="limits cannot be checked"):
+            await desk.reserve("r3")
+    monkeypatch.undo()
+    may_respond.set()
     await desk.reserve("r2")
+    # The seeding that the refused request began served the next one.
+    assert ledger.questions == 2
 
 
 async def test_reserve_with_a_lost_reply_is_released(
