@@ -113,6 +113,28 @@ async def test_batch_jobs_leave_room_for_a_request(
         assert not any(gateway.returned(line) for line in lines)
 
 
+async def test_the_engine_processes_one_batch_prompt_at_once_beside_requests(
+    redis_server: RedisServer, gateway: Gateway
+) -> None:
+    # The engine processes 64 prompt tokens at once beside a request, and otherwise 2,048.
+    lines = [batch_job(max_tokens=1, prompt_token_ids=[300] * 100) for _ in range(6)]
+    request = make_job(max_tokens=ENDLESS)
+    eight = Script(step_seconds=0.002, max_sequences=8)
+    async with running_worker(redis_server, eight, engine_type=Stepwise) as (_, engine, _):
+        assert isinstance(engine, Stepwise)
+        await gateway.enqueue(*lines[:3])
+        await until(partial(reached, engine, 3))
+        engine.allow(1)
+        await gateway.finished(*lines[:3])
+        await gateway.enqueue(request)
+        await until(partial(reached, engine, 1))
+        await gateway.enqueue(*lines[3:])
+        for ended in range(4, 7):
+            await until(partial(reached, engine, 2))
+            engine.allow(1)
+            await gateway.finished(*lines[:ended])
+
+
 async def test_batch_jobs_also_give_up_their_kv_cache(
     redis_server: RedisServer, gateway: Gateway
 ) -> None:

@@ -17,7 +17,15 @@ from worker.execution.jobs import RunningJobs
 BATCH_PROMPT_TOKENS = 2_048
 """Prompt tokens of batch jobs that the engine processes at once.
 
-A request that arrives meanwhile waits for them. A longer prompt is processed alone.
+A longer prompt is processed alone.
+"""
+
+BATCH_PROMPT_TOKENS_BESIDE_REQUESTS = 8
+"""The same for each sequence of the engine while requests run, because the first token of another
+request waits for these prompts.
+
+This keeps the sequences full of batch jobs whose prompts have up to eight times as many tokens as
+their completions.
 """
 
 FREE_SHARE = 8
@@ -64,7 +72,7 @@ class Preemption:
             empty=len(candidates) == len(jobs.by_id),
             preemptible_tokens=sum(each.held_tokens for each in candidates),
             preemptible_sequences=preemptible + kept_free,
-            batch_prompt_tokens=BATCH_PROMPT_TOKENS - unprocessed,
+            batch_prompt_tokens=self._batch_prompt_tokens - unprocessed,
         )
 
     def make_room(self, started: Sequence[Generation]) -> None:
@@ -101,6 +109,13 @@ class Preemption:
             allowance -= len(generation.open_sequences)
             candidates.append(generation)
         return candidates
+
+    @property
+    def _batch_prompt_tokens(self) -> int:
+        if len(self._jobs.batch) == len(self._jobs.by_id):
+            return BATCH_PROMPT_TOKENS
+        beside = BATCH_PROMPT_TOKENS_BESIDE_REQUESTS * self._info.max_sequences
+        return min(beside, BATCH_PROMPT_TOKENS)
 
     @property
     def _most_sequences(self) -> int:
