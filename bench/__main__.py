@@ -254,7 +254,7 @@ def main(
         if not names or batch.NAME in names:
             beside_batch = batch.Options(
                 engine=Engine.SCRIPTED if quick else Engine.VLLM,
-                seconds=5.0 if quick else batch.SECONDS,
+                turns=1 if quick else batch.TURNS,
                 rounds=options.rounds,
                 seed=seed,
             )

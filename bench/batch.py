@@ -1,23 +1,29 @@
 """Interactive latency beside a batch: first tokens of a Poisson load, alone and beside batch jobs.
 
 The load takes half of the capacity, the rate at which a full engine generates the tokens of these
-requests. Beside it, `bench.batch_feeder` keeps batch jobs waiting. The same is measured with a
-worker that preempts no batch job. The three take turns, with the same requests in a round.
+requests. Beside it, `bench.batch_feeder` keeps batch jobs waiting. The two alternate in short
+turns, so that a change in the machine's speed affects both, and quantiles are those of all turns
+together. Once in a round, a worker that preempts no batch job gets the same load.
+
+vLLM's processes have all cores but the last, on which everything else runs. So they do not take
+turns on a core with the client, which would measure its own wait.
 
 The idle capacity is the rest of the engine's time, at the rate at which batch jobs alone generate
-tokens.
+tokens just before the load of each turn.
 """
 
 import asyncio
+import os
 import re
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from random import Random
-from statistics import median
+from statistics import fmean
 from sys import executable
 from typing import Final
 
@@ -25,17 +31,18 @@ import uvloop
 
 from bench.client import Answer, Lane, Load, Pace, Request, complete
 from bench.measure import TIMEOUT_SECONDS, MeasureError, Progress, Quantiles, quantiles
+from bench.processes import pin
 from bench.scenarios import prompts
 from bench.sluice import Sluice, running_sluice
 from bench.starting import MODEL, start
-from bench.systems import Deployment, Engine
+from bench.systems import ENGINE_GROUP, Deployment, Engine
 
 NAME: Final = "batch"
 ALONE: Final = "alone"
 BESIDE: Final = "beside a batch"
 UNPROTECTED: Final = "beside a batch, without preemption"
-SECONDS: Final = 15.0
-"""Time in which requests arrive, in each turn."""
+TURNS: Final = 6
+"""Turns alone, and turns beside a batch, in a round."""
 PATIENCE_SECONDS: Final = 60.0
 
 _TENANT: Final = "interactive"
@@ -46,9 +53,16 @@ _LINE_TOKENS: Final = 128
 _LINES: Final = 10_000
 _LOAD: Final = 0.5
 """Share of the capacity that the interactive load takes."""
-_FILL_SECONDS: Final = 3.0
+_FILL_SECONDS: Final = 2.0
 """Time after which the engine is full of jobs in all stages."""
+_WARM_UP_SECONDS: Final = 1.0
+"""Time at the start of a turn in which requests arrive that do not count."""
+_SECONDS: Final = 5.0
+"""Time after that in which they count."""
 _CAPACITY_SECONDS: Final = 5.0
+_BATCH_CAPACITY_SECONDS: Final = 2.0
+_SAMPLES: Final = 1_000
+"""Samples of the bootstrap, each of as many turns as there are."""
 _OFF: Final = {"SLUICE_PREEMPTED_SHARE": "0"}
 
 
@@ -63,21 +77,22 @@ class Options:
     engine: Engine
     max_sequences: int = 16
     context_window: int = 1024
-    seconds: float
-    """Time in which requests arrive, in each turn."""
+    turns: int
+    """Turns of each load in a round."""
     rounds: int
     seed: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One load in one round."""
+    """One load for some seconds."""
 
     kind: str
-    round: int
-    requests: int
-    ttft: Quantiles
+    number: int
+    ttft_seconds: list[float]
     tokens_per_second: float
+    batch_capacity: float
+    """Tokens per second of an engine that is full of batch jobs, just before; 0 without a batch."""
     batch_tokens_per_second: float
     preempted_sequences: int
 
@@ -89,39 +104,43 @@ class BatchMeasurement:
     max_sequences: int
     capacity: float = 0.0
     """Tokens per second of an engine that is full of requests."""
-    batch_capacity: float = 0.0
-    """Tokens per second of an engine that is full of batch jobs."""
     turns: list[Turn] = field(default_factory=list)
 
     def rows(self) -> list[list[str]]:
-        """Return a row for each kind of turn: medians over the rounds."""
+        """Return a row for each kind of turn, over all its turns."""
         rows = []
         alone = self._of(ALONE)
         for kind in (ALONE, BESIDE, UNPROTECTED):
             turns = self._of(kind)
             if not turns:
                 continue
-            p50, p99 = (median(_times(turns, name)) for name in ("p50", "p99"))
-            base50, base99 = (median(_times(alone, name)) for name in ("p50", "p99"))
-            used = median(map(self._used, turns))
+            latency = _pooled(turns)
+            ranges = [""] * 2 if kind == ALONE else _ranges(turns, alone)
+            batch = fmean(each.batch_tokens_per_second for each in turns)
             rows.append(
                 [
                     kind,
-                    f"{p50:.1f} ({p50 / base50:.2f})",
-                    f"{p99:.1f} ({p99 / base99:.2f})",
-                    str(sum(each.requests for each in turns)),
-                    f"{median(each.tokens_per_second for each in turns):.0f}",
-                    f"{median(each.batch_tokens_per_second for each in turns):.0f}",
-                    f"{100 * used:.0f} %",
+                    f"{latency.p50:.1f}{ranges[0]}",
+                    f"{latency.p99:.1f}{ranges[1]}",
+                    str(latency.number),
+                    f"{fmean(each.tokens_per_second for each in turns):.0f}",
+                    f"{batch:.0f}",
+                    "" if kind == ALONE else f"{100 * self._used(turns):.0f} %",
                     str(sum(each.preempted_sequences for each in turns)),
                 ]
             )
         return rows
 
-    def _used(self, turn: Turn) -> float:
+    @property
+    def batch_capacity(self) -> float:
+        """Tokens per second of an engine that is full of batch jobs."""
+        return fmean(each.batch_capacity for each in self._of(BESIDE))
+
+    def _used(self, turns: Sequence[Turn]) -> float:
         """Return the share of the idle capacity that the batch used."""
-        idle = 1 - turn.tokens_per_second / self.capacity
-        return turn.batch_tokens_per_second / self.batch_capacity / idle
+        idle = 1 - fmean(each.tokens_per_second for each in turns) / self.capacity
+        batch = fmean(each.batch_tokens_per_second for each in turns)
+        return batch / fmean(each.batch_capacity for each in turns) / idle
 
     def _of(self, kind: str) -> list[Turn]:
         return [each for each in self.turns if each.kind == kind]
@@ -142,24 +161,42 @@ def measure(options: Options, folder: Path, *, found: BatchMeasurement, progress
             own.mkdir()
             sluice = stack.enter_context(running_sluice(deployment, own, settings=settings))
             systems[name] = _System(sluice, own, options)
+        if options.engine is Engine.VLLM:
+            stack.enter_context(_own_cores([each.groups() for each in systems.values()]))
+        found.capacity = fmean(each.capacity() for each in systems.values())
+        progress(f"  capacity: {found.capacity:.0f} tokens/s of requests")
         systems[ALONE] = systems[BESIDE]
-        for each in (systems[BESIDE], systems[UNPROTECTED]):
-            found.capacity = max(found.capacity, each.capacity())
-            found.batch_capacity = max(found.batch_capacity, each.batch_capacity())
-        progress(
-            f"  capacity: {found.capacity:.0f} tokens/s of requests, "
-            f"{found.batch_capacity:.0f} tokens/s of batch jobs"
-        )
-        for number in range(1, options.rounds + 1):
-            kinds = (ALONE, BESIDE, UNPROTECTED)
-            for kind in kinds if number % 2 else reversed(kinds):
+        for number in range(options.rounds * options.turns):
+            kinds = [ALONE, BESIDE] if number % 2 else [BESIDE, ALONE]
+            if number % options.turns == 0:
+                kinds.append(UNPROTECTED)
+            for kind in kinds:
                 turn = systems[kind].turn(kind, number, found.capacity)
                 found.turns.append(turn)
+                latency = _pooled([turn])
                 progress(
-                    f"  round {number}, {kind}: first token {turn.ttft.p50:.1f} / "
-                    f"{turn.ttft.p99:.1f} ms, batch {turn.batch_tokens_per_second:.0f} tokens/s, "
-                    f"{turn.preempted_sequences} preempted"
+                    f"  turn {number + 1}, {kind}: first token {latency.p50:.1f} / "
+                    f"{latency.p99:.1f} ms, batch {turn.batch_tokens_per_second:.0f} of "
+                    f"{turn.batch_capacity:.0f} tokens/s, {turn.preempted_sequences} preempted"
                 )
+
+
+@contextmanager
+def _own_cores(systems: Sequence[dict[str, list[int]]]) -> Iterator[None]:
+    """Give the engines all cores but the last within a block, and that one to everything else.
+
+    vLLM reserves the last core for other processes, too.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    for groups in systems:
+        for name, pids in groups.items():
+            for pid in pids:
+                pin(pid, cores[:-1] if name == ENGINE_GROUP else cores[-1:])
+    pin(os.getpid(), cores[-1:])
+    try:
+        yield
+    finally:
+        pin(os.getpid(), cores)
 
 
 class _System:
@@ -173,6 +210,10 @@ class _System:
         [self._url] = sluice.urls(1)
         self._metrics = f"{sluice.metrics_urls()[0]}/metrics"
 
+    def groups(self) -> dict[str, list[int]]:
+        """Return the process ids of each part."""
+        return self._sluice.groups(1)
+
     def capacity(self) -> float:
         """Return the tokens per second of an engine that is full of requests."""
         return uvloop.run(self._capacity())
@@ -185,47 +226,51 @@ class _System:
             await load.open()
             load.start()
             await asyncio.sleep(_FILL_SECONDS)
-            before, began = self._counted("completion_tokens"), time.perf_counter()
-            await asyncio.sleep(_CAPACITY_SECONDS)
-            tokens = self._counted("completion_tokens") - before
-            return tokens / (time.perf_counter() - began)
+            return await self._tokens_per_second(_CAPACITY_SECONDS)
         finally:
             load.close()
 
-    def batch_capacity(self) -> float:
-        """Return the tokens per second of an engine that is full of batch jobs."""
-        with self._batch():
-            before, began = self._counted("completion_tokens"), time.perf_counter()
-            time.sleep(_CAPACITY_SECONDS)
-            tokens = self._counted("completion_tokens") - before
-            return tokens / (time.perf_counter() - began)
+    async def _tokens_per_second(self, seconds: float) -> float:
+        before, began = self._counted("completion_tokens"), time.perf_counter()
+        await asyncio.sleep(seconds)
+        tokens = self._counted("completion_tokens") - before
+        return tokens / (time.perf_counter() - began)
 
     def turn(self, kind: str, number: int, capacity: float) -> Turn:
-        """Send the Poisson load of a round, beside a batch unless `kind` is ALONE."""
-        arrivals = self._poisson(number, _LOAD * capacity / _TOKENS)
-        with ExitStack() as stack:
-            if kind != ALONE:
-                stack.enter_context(self._batch())
-            return uvloop.run(self._turn(kind, number, arrivals))
+        """Send the Poisson load of a turn, beside a batch unless `kind` is ALONE."""
+        arrivals = self._poisson(kind, number, _LOAD * capacity / _TOKENS)
+        if kind == ALONE:
+            return uvloop.run(self._turn(kind, number, arrivals, 0.0))
+        with self._batch():
+            batch_capacity = uvloop.run(self._tokens_per_second(_BATCH_CAPACITY_SECONDS))
+            return uvloop.run(self._turn(kind, number, arrivals, batch_capacity))
 
-    async def _turn(self, kind: str, number: int, arrivals: Sequence[Arrival]) -> Turn:
+    async def _turn(
+        self, kind: str, number: int, arrivals: Sequence[Arrival], batch_capacity: float
+    ) -> Turn:
         names = ("completion_tokens", "batch_preempted_sequences")
-        before, began = [self._counted(name) for name in names], time.perf_counter()
+        started = time.perf_counter()
         async with asyncio.TaskGroup() as tasks:
-            sent = [tasks.create_task(self._send(began, each)) for each in arrivals]
-            await asyncio.sleep(self._options.seconds)
+            sent = [tasks.create_task(self._send(started, each)) for each in arrivals]
+            await asyncio.sleep(_WARM_UP_SECONDS)
+            before, began = [self._counted(name) for name in names], time.perf_counter()
+            await asyncio.sleep(_SECONDS)
             after, ended = [self._counted(name) for name in names], time.perf_counter()
         answers = [each.result() for each in sent]
         if failures := [each.error for each in answers if each.error]:
             raise MeasureError(f"{len(failures)} requests failed: {failures[0]}")
         tokens, preempted = (late - early for late, early in zip(after, before, strict=True))
-        own = sum(_tokens_until(ended, each) for each in answers)
+        own = sum(_tokens_until(ended, each) - _tokens_until(began, each) for each in answers)
         return Turn(
             kind=kind,
-            round=number,
-            requests=len(answers),
-            ttft=quantiles(each.ttft_seconds for each in answers),
+            number=number,
+            ttft_seconds=[
+                answer.ttft_seconds
+                for (seconds, _), answer in zip(arrivals, answers, strict=True)
+                if seconds >= _WARM_UP_SECONDS
+            ],
             tokens_per_second=own / (ended - began),
+            batch_capacity=batch_capacity,
             batch_tokens_per_second=max(tokens - own, 0.0) / (ended - began),
             preempted_sequences=round(preempted),
         )
@@ -264,11 +309,12 @@ class _System:
         (answer,) = await complete([lane], timeout_seconds=TIMEOUT_SECONDS)
         return answer
 
-    def _poisson(self, number: int, per_second: float) -> list[Arrival]:
+    def _poisson(self, kind: str, number: int, per_second: float) -> list[Arrival]:
+        """Return arrivals at the same times for each kind, with prompts that no cache holds."""
         seed = f"{self._options.seed} {number}"
-        random, texts, at = Random(seed), prompts(seed, _PROMPT_WORDS), 0.0
+        random, texts, at = Random(seed), prompts(f"{seed} {kind}", _PROMPT_WORDS), 0.0
         arrivals = []
-        while (at := at + random.expovariate(per_second)) < self._options.seconds:
+        while (at := at + random.expovariate(per_second)) < _WARM_UP_SECONDS + _SECONDS:
             arrivals.append((at, _request(next(texts))))
         return arrivals
 
@@ -294,5 +340,28 @@ def _tokens_until(at: float, answer: Answer) -> float:
     return answer.completion_tokens * min(max(share, 0.0), 1.0)
 
 
-def _times(turns: Sequence[Turn], name: str) -> list[float]:
-    return [getattr(each.ttft, name) for each in turns]
+def _pooled(turns: Iterable[Turn]) -> Quantiles:
+    return quantiles(chain.from_iterable(each.ttft_seconds for each in turns))
+
+
+def _ranges(turns: Sequence[Turn], alone: Sequence[Turn]) -> list[str]:
+    """Return the ratios of p50 and p99, each with the range of nine tenths of its bootstrap.
+
+    Whole turns are drawn, because the requests of one turn share its disturbances.
+    """
+    random = Random(0)
+
+    def ratios(some: Iterable[Turn], others: Iterable[Turn]) -> tuple[float, float]:
+        ours, theirs = _pooled(some), _pooled(others)
+        return ours.p50 / theirs.p50, ours.p99 / theirs.p99
+
+    drawn = [
+        ratios(random.choices(turns, k=len(turns)), random.choices(alone, k=len(alone)))
+        for _ in range(_SAMPLES)
+    ]
+    texts = []
+    for ratio, values in zip(ratios(turns, alone), zip(*drawn, strict=True), strict=True):
+        ordered = sorted(values)
+        low, high = ordered[_SAMPLES // 20], ordered[-_SAMPLES // 20]
+        texts.append(f" ({ratio:.2f}; {low:.2f} to {high:.2f})")
+    return texts

@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -97,6 +98,13 @@ def descendants(pid: int) -> list[int]:
         found.append(waiting.pop())
         waiting += children.get(found[-1], ())
     return found
+
+
+def pin(pid: int, cores: Sequence[int]) -> None:
+    """Let all threads of a process run on these cores only, as well as those that they start."""
+    for thread in (_PROC / str(pid) / "task").iterdir():
+        with suppress(ProcessLookupError):
+            os.sched_setaffinity(int(thread.name), cores)
 
 
 def _stat(pid: int) -> list[str]:

@@ -231,8 +231,8 @@ def _sampler_section(each: SamplerMeasurement) -> str:
 def _batch_section(each: BatchMeasurement) -> str:
     head = [
         "interactive load",
-        "first token p50 ms (ratio)",
-        "p99 ms (ratio)",
+        "first token p50 ms (ratio; its range)",
+        "p99 ms (ratio; its range)",
         "requests",
         "tokens/s",
         "batch tokens/s",
