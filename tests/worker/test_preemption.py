@@ -97,18 +97,26 @@ async def test_preemption_is_bounded(
     assert len(gateway.ended_handles()) == (3 if replaced else 0)
 
 
-async def test_batch_jobs_leave_room_for_a_request(
-    redis_server: RedisServer, gateway: Gateway
+@pytest.mark.parametrize(
+    ("requests", "beside"), [(0, 7), (2, 4), (3, 3)], ids=["least", "as-much", "most"]
+)
+async def test_batch_jobs_leave_as_much_room_as_requests_use(
+    redis_server: RedisServer, gateway: Gateway, requests: int, beside: int
 ) -> None:
+    earlier = [make_job(max_tokens=ENDLESS) for _ in range(requests)]
     lines = [batch_job(max_tokens=ENDLESS) for _ in range(8)]
-    request = make_job(max_tokens=1)
+    later = [make_job(max_tokens=1) for _ in range(8 - requests - beside)]
     eight = Script(step_seconds=0.002, max_sequences=8)
     async with running_worker(redis_server, eight) as (_, engine, _):
+        for request in earlier:
+            await gateway.begin(request)
         await gateway.enqueue(*lines)
-        await gateway.read_until(lambda: sum(bool(gateway.deltas(line)) for line in lines) == 7)
-        await gateway.enqueue(request)
-        await gateway.finished(request)
-        assert running(engine) == 7
+        await gateway.read_until(
+            lambda: sum(bool(gateway.deltas(line)) for line in lines) == beside
+        )
+        await gateway.enqueue(*later)
+        await gateway.finished(*later)
+        assert running(engine) == requests + beside
         await gateway.read()
         assert not any(gateway.returned(line) for line in lines)
 

@@ -28,8 +28,11 @@ This keeps the sequences full of batch jobs whose prompts have up to eight times
 their completions.
 """
 
-FREE_SHARE = 8
-"""Batch jobs leave one of so many sequences free, so that most requests preempt none."""
+LEAST_FREE_SHARE, MOST_FREE_SHARE = 8, 4
+"""Batch jobs leave as many sequences free as requests use, so that most requests preempt none.
+
+One of so many sequences is free at least, and at most.
+"""
 
 
 class Preemption:
@@ -63,7 +66,10 @@ class Preemption:
             for each in jobs.batch.values()
             if each.first_token_at is None
         )
-        kept_free = most_sequences // FREE_SHARE
+        of_requests = jobs.sequences - sum(len(e.open_sequences) for e in jobs.batch.values())
+        kept_free = min(
+            max(of_requests, most_sequences // LEAST_FREE_SHARE), most_sequences // MOST_FREE_SHARE
+        )
         preemptible = sum(len(each.open_sequences) for each in candidates)
         return Room(
             tokens=self._free_tokens(),
