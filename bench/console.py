@@ -65,6 +65,8 @@ CUSTOMERS: Final = (
     "/console/adapters",
     "/console/playground",
     "/console/start",
+    "/status",
+    "/status.json",
 )
 OPERATORS: Final = (
     "/console",

@@ -41,7 +41,8 @@ async def _problems(tab: Tab) -> list[str]:
 async def _reachable(tab: Tab) -> list[str]:
     """Return the pages that links lead to, without files and without pages of other ids."""
     links: list[str] = await tab.page.evaluate(
-        "[...document.querySelectorAll('a[href^=\"/console\"]')].map(a => a.getAttribute('href'))"
+        '[...document.querySelectorAll(\'a[href^="/console"], a[href="/status"]\')]'
+        ".map(a => a.getAttribute('href'))"
     )
     return [link for link in links if ".csv" not in link]
 
@@ -86,6 +87,7 @@ async def test_every_page_is_accessible_at_every_size(
         found += await _reachable(tab)
         assert len(seen) < MAX_PAGES
     assert len(seen) > 8
+    assert ("/status" in seen) is not is_operator
 
 
 async def _add_hostile_names(stack: Stack) -> None:
@@ -191,6 +193,10 @@ async def test_forms_work_without_javascript(stack: Stack, open_tab: OpenTab) ->
     await tab.page.get_by_text(TENANT, exact=True).first.click()
     await tab.page.get_by_role("button", name="Log out", exact=True).click()
     await tab.page.get_by_role("button", name="Log in").wait_for()
+    await tab.page.get_by_role("link", name="Status of the service").click()
+    await tab.page.get_by_role("heading", name="All requests").wait_for()
+    strip = tab.page.get_by_role("img", name=re.compile("Availability of 90 days")).first
+    assert await strip.locator("rect").count() == 90
 
 
 async def test_playground_streams_estimates_and_writes_code(

@@ -39,6 +39,7 @@ async def use(
         ended_ms=admitted_ms + 10,
         outcome=Outcome.FINISHED,
         cost_micros=cost_micros,
+        engine="vllm 0.32.0",
     )
     async with database.writing() as transaction:
         await LedgerStore(transaction).insert([row_of(record)])
