@@ -18,3 +18,6 @@ class Dialect(StrEnum):
     MISTRALRS = "mistralrs"
     OMLX = "omlx"
     VLLM = "vllm"
+
+    # Enum computes the hash in Python, several times for each request.
+    __hash__ = str.__hash__

@@ -20,6 +20,7 @@ the rate at which jobs are claimed.
 import asyncio
 from collections.abc import Iterable, Sequence
 from enum import Enum
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from contract import clock, keys, messages
@@ -251,6 +252,7 @@ class JobQueue:
             lane: (keys.queue_prefix(model, lane), keys.pace_prefix(model, lane)) for lane in Lane
         }
         """Of the tenants' queues and paces in every lane."""
+        self._enqueue_keys = lru_cache(maxsize=10_000)(self._keys_to_enqueue)
         self._held_prefix = keys.held_prefix(model)
         self._worker_doorbell_prefix = keys.worker_doorbell_prefix(model)
 
@@ -288,11 +290,8 @@ class JobQueue:
         deadline_ms = max(job.deadline_ms for job in jobs)
         most_waiting, most_waiting_of_tenant, longest_wait_ms = bounds
         script_keys = [
-            *self._keys_of(tenant, lane),
-            self._sequence,
-            keys.promises(self.model, lane),
-            keys.tenant_promises(self.model, tenant, lane),
-            *(self._job_prefix + job.id for job in jobs),
+            *self._enqueue_keys(tenant, lane),
+            *[self._job_prefix + job.id for job in jobs],
         ]
         arguments: list[str | bytes | int | float] = [
             tenant,
@@ -662,6 +661,15 @@ class JobQueue:
     def _keys_of(self, tenant: str, lane: Lane) -> list[str]:
         """Return the keys of a lane, then those of a tenant in it."""
         return [*self._lanes[lane], *(prefix + tenant for prefix in self._prefixes[lane])]
+
+    def _keys_to_enqueue(self, tenant: str, lane: Lane) -> tuple[str, ...]:
+        """Return the keys that `job_enqueue` uses, except for those of the jobs."""
+        return (
+            *self._keys_of(tenant, lane),
+            self._sequence,
+            keys.promises(self.model, lane),
+            keys.tenant_promises(self.model, tenant, lane),
+        )
 
     def _jobs(self, job_ids: Sequence[str]) -> list[str]:
         return [self._job_prefix + job_id for job_id in job_ids]

@@ -14,6 +14,9 @@ class ServiceTier(StrEnum):
     DEFAULT = "default"
     PRIORITY = "priority"
 
+    # Enum computes the hash in Python, several times for each request.
+    __hash__ = str.__hash__
+
 
 RequestTier = Literal[ServiceTier.FLEX, ServiceTier.DEFAULT, ServiceTier.PRIORITY]
 """A tier that a request or a tenant may select. Only batches use the other one."""
@@ -28,6 +31,8 @@ class Lane(Enum):
 
     REQUESTS = ""
     BATCH = "batch:"
+
+    __hash__ = object.__hash__
 
 
 def lane_of(tier: ServiceTier) -> Lane:

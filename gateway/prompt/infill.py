@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from tokenizers import Tokenizer
 
@@ -80,6 +81,7 @@ class InfillTemplate:
         )
 
 
+@lru_cache(maxsize=64)
 def find_template(tokenizer: Tokenizer) -> InfillTemplate | None:
     """Return the infill template for a tokenizer, or None if it lacks the infill tokens."""
     for family in _FAMILIES:
