@@ -3,7 +3,8 @@
 The load takes half of the capacity, the rate at which a full engine generates the tokens of these
 requests. Beside it, `bench.batch_feeder` keeps batch jobs waiting. The two alternate in short
 turns, so that a change in the machine's speed affects both, and quantiles are those of all turns
-together. Once in a round, a worker that preempts no batch job gets the same load.
+together. Once in a round, the capacity is measured, and a worker that preempts no batch job gets
+the same load.
 
 vLLM's processes have all cores but the last, on which everything else runs. So they do not take
 turns on a core with the client, which would measure its own wait.
@@ -41,7 +42,7 @@ NAME: Final = "batch"
 ALONE: Final = "alone"
 BESIDE: Final = "beside a batch"
 UNPROTECTED: Final = "beside a batch, without preemption"
-TURNS: Final = 6
+TURNS: Final = 5
 """Turns alone, and turns beside a batch, in a round."""
 PATIENCE_SECONDS: Final = 60.0
 
@@ -89,6 +90,8 @@ class Turn:
 
     kind: str
     number: int
+    capacity: float
+    """Tokens per second of an engine that is full of requests, in this round."""
     ttft_seconds: list[float]
     tokens_per_second: float
     batch_capacity: float
@@ -99,23 +102,22 @@ class Turn:
 
 @dataclass(slots=True)
 class BatchMeasurement:
-    """All turns, and the capacity that they share."""
+    """All turns."""
 
     max_sequences: int
-    capacity: float = 0.0
-    """Tokens per second of an engine that is full of requests."""
     turns: list[Turn] = field(default_factory=list)
 
     def rows(self) -> list[list[str]]:
         """Return a row for each kind of turn, over all its turns."""
         rows = []
-        alone = self._of(ALONE)
+        alone = {each.number: each for each in self._of(ALONE)}
         for kind in (ALONE, BESIDE, UNPROTECTED):
             turns = self._of(kind)
             if not turns:
                 continue
             latency = _pooled(turns)
-            ranges = [""] * 2 if kind == ALONE else _ranges(turns, alone)
+            pairs = [(each, alone[each.number]) for each in turns]
+            ranges = [""] * 2 if kind == ALONE else _ranges(pairs)
             batch = fmean(each.batch_tokens_per_second for each in turns)
             rows.append(
                 [
@@ -132,13 +134,18 @@ class BatchMeasurement:
         return rows
 
     @property
+    def capacity(self) -> float:
+        """Tokens per second of an engine that is full of requests."""
+        return fmean(each.capacity for each in self.turns)
+
+    @property
     def batch_capacity(self) -> float:
         """Tokens per second of an engine that is full of batch jobs."""
         return fmean(each.batch_capacity for each in self._of(BESIDE))
 
     def _used(self, turns: Sequence[Turn]) -> float:
         """Return the share of the idle capacity that the batch used."""
-        idle = 1 - fmean(each.tokens_per_second for each in turns) / self.capacity
+        idle = 1 - fmean(each.tokens_per_second / each.capacity for each in turns)
         batch = fmean(each.batch_tokens_per_second for each in turns)
         return batch / fmean(each.batch_capacity for each in turns) / idle
 
@@ -163,15 +170,19 @@ def measure(options: Options, folder: Path, *, found: BatchMeasurement, progress
             systems[name] = _System(sluice, own, options)
         if options.engine is Engine.VLLM:
             stack.enter_context(_own_cores([each.groups() for each in systems.values()]))
-        found.capacity = fmean(each.capacity() for each in systems.values())
-        progress(f"  capacity: {found.capacity:.0f} tokens/s of requests")
         systems[ALONE] = systems[BESIDE]
+        # The first load of each kind is slower than all others.
+        for each in (systems[BESIDE], systems[UNPROTECTED]):
+            capacity = each.capacity()
+            each.turn(BESIDE, -1, capacity)
         for number in range(options.rounds * options.turns):
             kinds = [ALONE, BESIDE] if number % 2 else [BESIDE, ALONE]
             if number % options.turns == 0:
                 kinds.append(UNPROTECTED)
+                capacity = systems[BESIDE].capacity()
+                progress(f"  capacity: {capacity:.0f} tokens/s of requests")
             for kind in kinds:
-                turn = systems[kind].turn(kind, number, found.capacity)
+                turn = systems[kind].turn(kind, number, capacity)
                 found.turns.append(turn)
                 latency = _pooled([turn])
                 progress(
@@ -226,9 +237,11 @@ class _System:
             await load.open()
             load.start()
             await asyncio.sleep(_FILL_SECONDS)
-            return await self._tokens_per_second(_CAPACITY_SECONDS)
+            capacity = await self._tokens_per_second(_CAPACITY_SECONDS)
         finally:
             load.close()
+        _refuse_failures(load.answers)
+        return capacity
 
     async def _tokens_per_second(self, seconds: float) -> float:
         before, began = self._counted("completion_tokens"), time.perf_counter()
@@ -240,13 +253,18 @@ class _System:
         """Send the Poisson load of a turn, beside a batch unless `kind` is ALONE."""
         arrivals = self._poisson(kind, number, _LOAD * capacity / _TOKENS)
         if kind == ALONE:
-            return uvloop.run(self._turn(kind, number, arrivals, 0.0))
+            return uvloop.run(self._turn(kind, number, arrivals, capacity, 0.0))
         with self._batch():
             batch_capacity = uvloop.run(self._tokens_per_second(_BATCH_CAPACITY_SECONDS))
-            return uvloop.run(self._turn(kind, number, arrivals, batch_capacity))
+            return uvloop.run(self._turn(kind, number, arrivals, capacity, batch_capacity))
 
     async def _turn(
-        self, kind: str, number: int, arrivals: Sequence[Arrival], batch_capacity: float
+        self,
+        kind: str,
+        number: int,
+        arrivals: Sequence[Arrival],
+        capacity: float,
+        batch_capacity: float,
     ) -> Turn:
         names = ("completion_tokens", "batch_preempted_sequences")
         started = time.perf_counter()
@@ -257,13 +275,13 @@ class _System:
             await asyncio.sleep(_SECONDS)
             after, ended = [self._counted(name) for name in names], time.perf_counter()
         answers = [each.result() for each in sent]
-        if failures := [each.error for each in answers if each.error]:
-            raise MeasureError(f"{len(failures)} requests failed: {failures[0]}")
+        _refuse_failures(answers)
         tokens, preempted = (late - early for late, early in zip(after, before, strict=True))
         own = sum(_tokens_until(ended, each) - _tokens_until(began, each) for each in answers)
         return Turn(
             kind=kind,
             number=number,
+            capacity=capacity,
             ttft_seconds=[
                 answer.ttft_seconds
                 for (seconds, _), answer in zip(arrivals, answers, strict=True)
@@ -333,6 +351,11 @@ def _request(prompt: str) -> Request:
     )
 
 
+def _refuse_failures(answers: Iterable[Answer]) -> None:
+    if failures := [each.error for each in answers if each.error]:
+        raise MeasureError(f"{len(failures)} requests failed: {failures[0]}")
+
+
 def _tokens_until(at: float, answer: Answer) -> float:
     """Return how many tokens of a response had arrived at a time."""
     first = answer.sent + answer.ttft_seconds
@@ -344,23 +367,21 @@ def _pooled(turns: Iterable[Turn]) -> Quantiles:
     return quantiles(chain.from_iterable(each.ttft_seconds for each in turns))
 
 
-def _ranges(turns: Sequence[Turn], alone: Sequence[Turn]) -> list[str]:
+def _ranges(pairs: Sequence[tuple[Turn, Turn]]) -> list[str]:
     """Return the ratios of p50 and p99, each with the range of nine tenths of its bootstrap.
 
-    Whole turns are drawn, because the requests of one turn share its disturbances.
+    Each pair is a turn and the one alone with the same arrivals. Whole pairs are drawn, because a
+    burst of requests or a slow machine affects both.
     """
     random = Random(0)
 
-    def ratios(some: Iterable[Turn], others: Iterable[Turn]) -> tuple[float, float]:
-        ours, theirs = _pooled(some), _pooled(others)
+    def ratios(some: Sequence[tuple[Turn, Turn]]) -> tuple[float, float]:
+        ours, theirs = (_pooled(turns) for turns in zip(*some, strict=True))
         return ours.p50 / theirs.p50, ours.p99 / theirs.p99
 
-    drawn = [
-        ratios(random.choices(turns, k=len(turns)), random.choices(alone, k=len(alone)))
-        for _ in range(_SAMPLES)
-    ]
+    drawn = [ratios(random.choices(pairs, k=len(pairs))) for _ in range(_SAMPLES)]
     texts = []
-    for ratio, values in zip(ratios(turns, alone), zip(*drawn, strict=True), strict=True):
+    for ratio, values in zip(ratios(pairs), zip(*drawn, strict=True), strict=True):
         ordered = sorted(values)
         low, high = ordered[_SAMPLES // 20], ordered[-_SAMPLES // 20]
         texts.append(f" ({ratio:.2f}; {low:.2f} to {high:.2f})")
