@@ -27,7 +27,7 @@ from tests.gateway.desk import (
     texts,
     ticket_of,
 )
-from tests.support.fake_worker import FakeWorker
+from tests.support.fake_worker import ENGINE, FakeWorker
 
 
 async def test_job_lost_before_its_first_token_is_claimed_again(
@@ -72,7 +72,7 @@ async def test_job_lost_repeatedly_without_a_token_fails(
         await worker.lose(claim)
     assert await failure(generation) is FailureCode.WORKER_LOST
     await eventually(lambda: nothing_left(redis, MODEL), what="the job being dropped")
-    assert await worker.queue.receipts([claim.job.id]) == [JobReceipt(JobState.ENDED)]
+    assert await worker.queue.receipts([claim.job.id]) == [JobReceipt(JobState.ENDED, engine=ENGINE)]
 
 
 async def test_loss_of_a_job_that_its_worker_still_holds_does_not_count(
@@ -187,7 +187,7 @@ async def test_job_that_ended_without_a_reply_resumes_after_the_received_tokens(
     await worker.finish(again)
     assert texts(await take(generation, 3)) == ["a", "b"]
     (receipt,) = await worker.queue.receipts([claim.job.id])
-    assert receipt == JobReceipt(JobState.ENDED, 2, 3, 0)
+    assert receipt == JobReceipt(JobState.ENDED, 2, 3, 0, ENGINE)
 
 
 async def test_silent_leased_job_continues(
@@ -262,7 +262,7 @@ async def test_lease_of_a_failed_job_is_dropped_by_any_gateway(
     assert await failure(generation) is FailureCode.ENGINE_ERROR
     await worker.lose(claim)
     await eventually(lambda: nothing_left(redis, MODEL), what="the lease being dropped")
-    assert await worker.queue.receipts([claim.job.id]) == [JobReceipt(JobState.ENDED)]
+    assert await worker.queue.receipts([claim.job.id]) == [JobReceipt(JobState.ENDED, engine=ENGINE)]
 
 
 async def test_lost_job_that_another_gateway_owns_is_left_to_it(
@@ -279,7 +279,7 @@ async def test_lost_job_that_another_gateway_owns_is_left_to_it(
     await worker.send("gw-owner", lost=[lost])
     await owner.catch_up()
     await owner.look_after_jobs()
-    assert await worker.queue.receipts([job.id]) == [JobReceipt(JobState.RUNNING)]
+    assert await worker.queue.receipts([job.id]) == [JobReceipt(JobState.RUNNING, engine=ENGINE)]
 
 
 async def test_lease_of_a_dead_gateways_job_is_cleaned_up_by_another(

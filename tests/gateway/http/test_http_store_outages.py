@@ -93,7 +93,7 @@ async def test_database_outage_is_reported_and_service_resumes(
 
 
 async def test_all_waits_for_a_connection_end_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "TIMEOUT_SECONDS", 2.0)
+    monkeypatch.setattr(engine, "TIMEOUT_SECONDS", 3.0)
 
     async def ignore(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
@@ -111,7 +111,7 @@ async def test_all_waits_for_a_connection_end_together(monkeypatch: pytest.Monke
         # Twice as many as may connect at once: none waits for the place of another one, and then as
         # long again for its own connection.
         await asyncio.gather(*(refused(database) for _ in range(4 * engine.POOL_SIZE)))
-        assert time.monotonic() - began < 3.5
+        assert time.monotonic() - began < 5.5
         await database.aclose()
 
 
