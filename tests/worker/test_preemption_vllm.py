@@ -73,22 +73,18 @@ async def test_preempted_lines_equal_their_undisturbed_outputs(
         )
         for job in alike
     ]
-    async with (
-        connect(redis_server) as redis,
-        running_engine(
-            redis_server,
-            engine,
-            gather_seconds=0.0,
-            stall_seconds=60.0,
-            preempted_share=100.0,
-        ),
-    ):
-        gateway = Gateway(redis)
-        await gateway.live()
-        await gateway.enqueue(*alike)
-        await gateway.finished(*alike)
-        await gateway.enqueue(*lines)
-        assert await interrupt(gateway, lines) > 2
+    async with connect(redis_server) as redis:
+        # A large batch job that an earlier test left would wait for an empty engine.
+        await redis.flushall()
+        async with running_engine(
+            redis_server, engine, gather_seconds=0.0, stall_seconds=60.0, preempted_share=100.0
+        ):
+            gateway = Gateway(redis)
+            await gateway.live()
+            await gateway.enqueue(*alike)
+            await gateway.finished(*alike)
+            await gateway.enqueue(*lines)
+            assert await interrupt(gateway, lines) > 2
     for line, job in zip(lines, alike, strict=True):
         for choice in range(job.n):
             assert gateway.token_ids(line, choice) == gateway.token_ids(job, choice)
