@@ -20,8 +20,9 @@ async def wait_until_ready(port: int) -> None:
 
 
 async def wait_until_serving(port: int, key: str, model: str) -> None:
-    """Return once the gateway lists the model and completes a prompt with it."""
-    await _until(lambda: _lists(port, key, model))
+    """Return once a worker serves the model and the gateway completes a prompt with it."""
+    # Requests before that are rejected, and would count as failures on the status page.
+    await _until(lambda: _is_served(port, key, model))
     await _until(lambda: _completes(port, key, model))
 
 
@@ -32,19 +33,19 @@ async def _until(is_true: Callable[[], bool]) -> None:
         await asyncio.sleep(POLL_SECONDS)
 
 
-def _lists(port: int, key: str, model: str) -> bool:
+def _is_served(port: int, key: str, model: str) -> bool:
     status, reply = _request(port, "GET", "/v1/models", key=key)
     if status in (401, 403):
         raise StartupError(f"The demo key is rejected with status {status}: {_text(reply)}")
     if status != 200 or not isinstance(reply, dict):
         return False
-    return any(each.get("id") == model for each in reply.get("data", []))
+    return any(each.get("id") == model and each.get("ready") for each in reply.get("data", []))
 
 
 def _completes(port: int, key: str, model: str) -> bool:
     body = {"model": model, "prompt": "Hello", "max_tokens": 1}
     status, reply = _request(port, "POST", "/v1/completions", key=key, body=body)
-    # Before the worker is ready, the model is unknown or not served yet.
+    # The worker may end again, or be busy.
     if status not in (0, 200, 404, 503):
         raise StartupError(f"A trial completion failed with status {status}: {_text(reply)}")
     return status == 200

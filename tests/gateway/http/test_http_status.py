@@ -8,13 +8,14 @@ import pytest
 from redis.asyncio import Redis
 
 from contract.messages import WorkerState
+from gateway.launch.probe import wait_until_serving
 from gateway.server.app import create_app
 from gateway.settings import Settings
 from tests.gateway.conftest import complete, eventually, gateway_client, serve
 from tests.gateway.http_calls import message_of
 from tests.support.cases import all_cases
 from tests.support.ledger import rejected
-from tests.support.stack import MODEL, Stack
+from tests.support.stack import MODEL, Stack, metric
 
 UNSERVED = "status:loading"
 
@@ -83,6 +84,33 @@ async def test_rejections_of_the_service_reach_sql_and_those_of_clients_do_not(
 
     await eventually(is_written, what="the count of rejected requests")
     assert await rejected(stack.database_url, MODEL) == before[MODEL]
+
+
+async def test_start_of_a_deployment_has_no_rejected_requests(
+    stack: Stack, client: httpx.AsyncClient, key: str, store: Redis
+) -> None:
+    def sent(name: str) -> float:
+        return metric(stack.operators, f"sluice_gateway_{name}")
+
+    async def is_listed() -> bool:
+        models = (await client.get("/v1/models")).json()["data"]
+        return UNSERVED in {model["id"] for model in models}
+
+    refusals = f'refused_requests_total{{model="{UNSERVED}",reason="model_loading"}}'
+    polls = 'http_requests_total{method="GET",route="/v1/models",status="200"}'
+    await serve(store, UNSERVED, WorkerState.LOADING)
+    await eventually(is_listed, what="the new model")
+    before = await asyncio.to_thread(sent, refusals)
+    polled = await asyncio.to_thread(sent, polls)
+    # The probe of `sluice up`.
+    probe = asyncio.create_task(wait_until_serving(httpx.URL(stack.url).port or 0, key, UNSERVED))
+
+    async def has_polled() -> bool:
+        return await asyncio.to_thread(sent, polls) > polled + 2
+
+    await eventually(has_polled, what="polls while the model is loading")
+    probe.cancel()
+    assert await asyncio.to_thread(sent, refusals) == before
 
 
 @pytest.mark.parametrize("console", [False, True])
