@@ -135,12 +135,7 @@ class MeasuredConnection(SharedConnection):
 
     @override
     def replied(self, args: tuple[Any, ...], began: float) -> None:
-        # Scripts are most of the commands of requests.
-        if args[0] == "EVALSHA":
-            name = LuaScript.names.get(args[1], "evalsha")
-            store_telemetry.redis_replied(name, began)
-        else:
-            _note_reply(args, began)
+        _note_reply(args, began)
 
     @override
     def failed(self, args: tuple[Any, ...], error: Exception) -> None:
