@@ -116,10 +116,11 @@ class Rollups:
 def first_token_sums(time: Any) -> dict[str, ColumnElement[Any]]:
     """Return the columns of `FIRST_TOKENS` for rows with this time to the first token."""
     buckets = zip(FIRST_TOKENS, (0, *BOUNDS_MS), (*BOUNDS_MS, None), strict=True)
-    return {
-        name: func.sum(case((time > low if high is None else and_(time > low, time <= high), 1)))
-        for name, low, high in buckets
-    }
+    sums: dict[str, ColumnElement[Any]] = {}
+    for name, low, high in buckets:
+        is_within = time > low if high is None else and_(time > low, time <= high)
+        sums[name] = func.sum(case((is_within, 1))).label(name)
+    return sums
 
 
 async def _replace(
@@ -175,10 +176,7 @@ def _service_of_rows(hour: datetime) -> Select[Any]:
         select(
             LedgerRow.model.label("full_model"),
             *(func.sum(value).label(name) for name, value in counts.items()),
-            *(
-                value.label(name)
-                for name, value in first_token_sums(LedgerRow.first_token_ms).items()
-            ),
+            *first_token_sums(LedgerRow.first_token_ms).values(),
         )
         .where(
             LedgerRow.created_at >= hour,

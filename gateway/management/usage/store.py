@@ -138,7 +138,7 @@ class UsageStore:
         """Return the requests in each bucket of `BOUNDS_MS`, without lines of batches."""
         parts = union_all(
             *(
-                select(*(value.label(name) for name, value in source.first_tokens.items())).where(
+                select(*source.first_tokens.values()).where(
                     source.condition,
                     source.table.service_tier != ServiceTier.BATCH,
                     *_conditions(source.table, wanted),
@@ -197,7 +197,7 @@ def _sources(chosen: Sources) -> list[_Source]:
     }
     columns = RollupRow.__table__.c
     first_tokens: dict[str, ColumnElement[Any]] = {
-        name: func.sum(columns[name]) for name in FIRST_TOKENS
+        name: func.sum(columns[name]).label(name) for name in FIRST_TOKENS
     }
     days, hours = (
         _Source(
