@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import httpx
 import pytest
@@ -181,6 +181,17 @@ class Tab:
     async def open(self, path: str) -> None:
         """Open a page."""
         await self.page.goto(f"{self.url}{path}")
+
+    async def press(self, role: Literal["button", "link"], text: str, /, **fields: str) -> None:
+        """Fill in fields by their names, then press a link or button, with the keyboard alone."""
+        for field_name, value in fields.items():
+            await self.page.locator(f'main [name="{field_name}"]').focus()
+            # In a list, typing selects the option that begins so.
+            await self.page.keyboard.type(value)
+        target = self.page.get_by_role(role, name=text, exact=True)
+        await target.focus()
+        async with self.page.expect_event("load"):
+            await self.page.keyboard.press("Enter")
 
     async def log_in(self, key: str) -> None:
         """Fill in the login form with the keyboard alone."""

@@ -11,8 +11,11 @@ from typing import Final
 import pytest
 from playwright.async_api import ViewportSize
 
+from gateway.tenancy.records import Role
+from gateway.tenancy.roles import ROLE_SCOPES
 from gateway.tenancy.scopes import TENANT_SCOPES, Scope
 from tests.console.conftest import HOSTILE, TENANT, Tab, visiting
+from tests.gateway.conftest import complete, gateway_client
 from tests.support.stack import REPOSITORY, Stack
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -153,6 +156,109 @@ async def test_owner_makes_rotates_and_revokes_a_key_with_the_keyboard(
     await page.get_by_role("link", name="Audit log").click()
     actions = await page.locator("tbody td:nth-child(4)").all_text_contents()
     assert actions[:3] == ["key.revoke", "key.rotate", "key.create"]
+
+
+async def test_owner_manages_projects_members_and_webhooks_with_the_keyboard(
+    stack: Stack, open_tab: OpenTab
+) -> None:
+    key = await asyncio.to_thread(stack.key, "flows", scopes=TENANT_SCOPES)
+    tab = await open_tab(stack.url)
+    await tab.log_in(key)
+    press, row = tab.press, tab.page.locator("tbody tr")
+
+    await press("link", "Projects")
+    await press("link", "Create a project")
+    await press("button", "Create the project", name="Shop", limit_tokens_per_day="5000")
+    await press("link", "Shop")
+    assert await tab.page.get_by_label("Tokens per day").input_value() == "5000"
+    await press("link", "Archive")
+    await press("button", "Archive the project")
+    assert "archived" in (await row.all_text_contents())[0]
+
+    await press("link", "Members")
+    for subject, role in (("flora", "owner"), ("fred", "viewer")):
+        await press("button", "Add the member", subject=subject, name=subject, role=role)
+    await press("link", "fred")
+    await press("button", "Change the role", role="billing")
+    assert "billing" in await row.filter(has_text="fred").inner_text()
+    await press("link", "fred")
+    await tab.page.get_by_text("Remove the member").focus()
+    await tab.page.keyboard.press("Enter")
+    await press("button", "Remove fred")
+    assert await row.filter(has_text="fred").count() == 0
+
+    await press("link", "Webhooks")
+    await press("button", "Register", url="http://127.0.0.1:9/hook", thresholds="50 90")
+    await press("link", "To the webhook")
+    await press("button", "Send a test event")
+    assert "webhook.test" in (await row.all_text_contents())[0]
+    await press("link", "Remove")
+    await press("button", "Remove the webhook")
+    await tab.page.get_by_text("There is no webhook.").wait_for()
+
+
+async def test_viewer_sees_usage_and_nothing_else(stack: Stack, open_tab: OpenTab) -> None:
+    scopes = ROLE_SCOPES[Role.VIEWER]
+    key = await asyncio.to_thread(stack.key, TENANT, scopes=scopes)
+    tab = await open_tab(stack.url)
+    await tab.log_in(key)
+    menu = tab.page.get_by_role("navigation", name="Pages").get_by_role("link")
+    names = await menu.all_text_contents()
+    assert names == [
+        *("Overview", "Usage", "Requests", "Invoices", "Limits", "Getting started", "Status")
+    ]
+    for name in names:
+        await tab.press("link", name)
+        # Filters only read, and everybody may log out.
+        actions = await tab.page.locator('form[method="post"]').evaluate_all(
+            "forms => forms.map(form => form.getAttribute('action'))"
+        )
+        assert set(actions) <= {"/console/logout", "/console/logout-everywhere"}, name
+        await tab.open("/console")
+    await tab.press("link", "Requests")
+    await tab.page.locator("tbody a").first.focus()
+    await tab.page.keyboard.press("Enter")
+    await tab.page.get_by_role("heading", name="Receipt").wait_for()
+
+
+async def test_operator_manages_a_tenant_with_the_keyboard(stack: Stack, open_tab: OpenTab) -> None:
+    key = await asyncio.to_thread(stack.key, "staff", scopes=frozenset({Scope.ADMIN}))
+    tab = await open_tab(stack.operators)
+    await tab.log_in(key)
+    press, content = tab.press, tab.page.locator("main")
+
+    await press("link", "Tenants")
+    await press("link", "Create a tenant")
+    await press("button", "Create the tenant", name="Keyboard", id="by-keyboard", billing="prepaid")
+    await press("button", "Continue", amount="12.50", note="welcome")
+    assert "Grant $12.50 to" in await content.inner_text()
+    await press("button", "Change the balance")
+    assert "$12.50 granted" in await content.inner_text()
+
+    customer = await asyncio.to_thread(stack.key, "by-keyboard", scopes=TENANT_SCOPES)
+    async with gateway_client(stack.url, customer) as client:
+        running = asyncio.create_task(complete(client, max_tokens=1900))
+        await press("link", "live requests")
+        await content.get_by_role("link", name="Cancel").focus()
+        await tab.page.keyboard.press("Enter")
+        await press("button", "Cancel the request")
+        assert (await running).status_code == 409
+    await tab.open("/console/tenants/by-keyboard")
+    await press("link", "Suspend")
+    await press("button", "Suspend the tenant")
+    assert await tab.page.locator("dd.bad").text_content() == "suspended"
+    await press("button", "Activate")
+
+    await press("link", "Prices")
+    await press("link", "Add a price")
+    price = {"model": "by-keyboard", "prompt_micros": "0.15", "completion_micros": "0.60"}
+    await press("button", "Continue", **price)
+    await press("button", "Add the price")
+    await press("link", "Audit log")
+    actions = await tab.page.locator("tbody td:nth-child(4)").all_text_contents()
+    assert actions[:4] == ["price.add", "tenant.activate", "tenant.suspend", "request.cancel"]
+    await press("button", "Verify the chain")
+    await tab.page.get_by_text("entries are intact").wait_for()
 
 
 async def test_filters_replace_the_results_without_loading_the_page(
