@@ -1,5 +1,6 @@
 """Connections to the SQL database: an SQLite file, or PostgreSQL."""
 
+import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -27,7 +28,7 @@ from gateway.store_errors import cause_of, lacks_permission
 POOL_SIZE: Final = 5
 """Connections per gateway: keys are cached, so many more would only burden the database."""
 TIMEOUT_SECONDS: Final = 5.0
-"""Timeout for connecting, for waiting for a pooled connection or a lock, and for one statement."""
+"""Timeout for taking a connection, for waiting for a lock, and for one statement."""
 POSTGRESQL_PORT: Final = 5432
 
 _BEGIN = "sluice_begin"
@@ -43,13 +44,24 @@ class Database:
         measure(self.engine.sync_engine)
         self.writer = self.engine.execution_options(**{_BEGIN: "BEGIN IMMEDIATE"})
         """The same connections; on SQLite a transaction takes the write lock when it begins."""
+        is_postgresql = self.engine.dialect.name == "postgresql"
+        self._connection_seconds = TIMEOUT_SECONDS if is_postgresql else None
+        self._snapshots = self.engine
+        # A transaction of SQLite is always a snapshot.
+        if is_postgresql:
+            self._snapshots = self.engine.execution_options(isolation_level="REPEATABLE READ")
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[AsyncSession]:
         """Open a read-only transaction."""
-        with self.converting_errors():
-            async with AsyncSession(self.engine, expire_on_commit=False) as transaction:
-                yield transaction
+        async with self._reading(self.engine) as transaction:
+            yield transaction
+
+    @asynccontextmanager
+    async def snapshot(self) -> AsyncIterator[AsyncSession]:
+        """Open a read-only transaction that sees nothing committed after its first query."""
+        async with self._reading(self._snapshots) as transaction:
+            yield transaction
 
     @asynccontextmanager
     async def writing(self) -> AsyncIterator[AsyncSession]:
@@ -59,6 +71,7 @@ class Database:
                 AsyncSession(self.writer, expire_on_commit=False) as transaction,
                 transaction.begin(),
             ):
+                await self._take_connection(transaction)
                 yield transaction
 
     @contextmanager
@@ -75,6 +88,20 @@ class Database:
                 detail=f"{describe(self.engine.url)}: {cause_of(error)}.",
                 retry_after_seconds=1.0,
             ) from error
+
+    @asynccontextmanager
+    async def _reading(self, engine: AsyncEngine) -> AsyncIterator[AsyncSession]:
+        with self.converting_errors():
+            async with AsyncSession(engine, expire_on_commit=False) as transaction:
+                await self._take_connection(transaction)
+                yield transaction
+
+    async def _take_connection(self, transaction: AsyncSession) -> None:
+        # The wait for the pool, the check of a pooled connection, its end and a new connection have
+        # a timeout each, which add up while the database does not respond.
+        if self._connection_seconds is not None:
+            async with asyncio.timeout(self._connection_seconds):
+                _ = await transaction.connection()
 
     async def aclose(self) -> None:
         """Close all connections."""

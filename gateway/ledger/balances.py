@@ -6,7 +6,6 @@ from typing_extensions import override
 
 from gateway.database.engine import Database
 from gateway.database.ledger.rows import MAX_MS
-from gateway.database.ledger.snapshot import snapshot
 from gateway.database.ledger.store import LedgerStore
 from gateway.quota.seeding import Balances, BalanceSource
 from gateway.tenancy.limits import LimitScope, SubjectLimits
@@ -32,7 +31,7 @@ class LedgerBalances(BalanceSource):
         request_ids: Collection[str],
     ) -> Balances:
         """See `BalanceSource`."""
-        async with snapshot(self._database) as transaction:
+        async with self._database.snapshot() as transaction:
             store = LedgerStore(transaction)
             today, month = [
                 await store.usage_between(

@@ -17,7 +17,6 @@ from sqlalchemy import and_, or_, select
 from gateway.database.engine import Database
 from gateway.database.ledger.rollups import DAY, HOUR
 from gateway.database.ledger.rows import day_of, hour_of
-from gateway.database.ledger.snapshot import snapshot
 from gateway.database.tables import FIRST_TOKENS, RejectionRow, RollupPeriod, ServiceRollupRow
 from gateway.errors import StoreUnavailableError
 from gateway.tenancy.first_tokens import quantile_ms
@@ -125,7 +124,7 @@ class ServiceHistory:
         first_day, last_hour = day_of(now) - (DAYS - 1) * DAY, hour_of(now) - HOUR
         columns = ServiceRollupRow.__table__.c
         numbers = ("requests", "failed_requests", *FIRST_TOKENS)
-        async with snapshot(self._database) as transaction:
+        async with self._database.snapshot() as transaction:
             sums = await transaction.execute(
                 select(
                     ServiceRollupRow.period,

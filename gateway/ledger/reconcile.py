@@ -18,7 +18,6 @@ from gateway.database.engine import Database
 from gateway.database.ledger.holders import HolderStore
 from gateway.database.ledger.rollups import DAY, Rollups
 from gateway.database.ledger.rows import day_of
-from gateway.database.ledger.snapshot import snapshot
 from gateway.database.ledger.store import LedgerStore
 from gateway.ledger.drain import FIELD
 from gateway.quota.periods import DAY_MS
@@ -238,7 +237,7 @@ class _Reconciler:
         """Return the correct values of the counters, for their day and month."""
         day = (to_time(counters.day * DAY_MS), to_time((counters.day + 1) * DAY_MS))
         month = _month_span(counters.month)
-        async with snapshot(self._database) as transaction:
+        async with self._database.snapshot() as transaction:
             store = LedgerStore(transaction)
             of_day, of_month = [
                 await store.usage_between(*holder, start=start, end=end)

@@ -25,7 +25,6 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from contract.tier import ServiceTier
 from gateway.database.engine import Database
 from gateway.database.ledger.rows import day_of
-from gateway.database.ledger.snapshot import snapshot
 from gateway.database.tables import (
     FAILED_OUTCOMES,
     FIRST_TOKENS,
@@ -85,7 +84,7 @@ class Rollups:
         wrong: set[datetime] = set()
         day = day_of(since)
         while day < until:
-            async with snapshot(self._database) as transaction:
+            async with self._database.snapshot() as transaction:
                 wrong |= await _wrong_hours_of(transaction, day)
             day += DAY
         return sorted(wrong)

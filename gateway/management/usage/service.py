@@ -6,7 +6,6 @@ from datetime import datetime
 from typing import Final, Self
 
 from gateway.database.engine import Database
-from gateway.database.ledger.snapshot import snapshot
 from gateway.database.paging import Page
 from gateway.errors import NotFoundError, shown
 from gateway.management.usage.parts import Dimension, UsageFilter, UsageGroup, UsageSums
@@ -73,7 +72,7 @@ class UsageService:
     ) -> UsageReport:
         """Return sums that equal those over the ledger's rows at this moment."""
         by_hour = asked.bucket is Bucket.HOUR
-        async with snapshot(self._database) as transaction:
+        async with self._database.snapshot() as transaction:
             store = UsageStore(transaction)
             dirty = await store.dirty_hours(asked.span)
             groups = await store.groups(
@@ -108,7 +107,7 @@ class UsageService:
 
     async def latency(self, wanted: UsageFilter, span: Span) -> Latency:
         """Return the time to the first token, without lines of batches."""
-        async with snapshot(self._database) as transaction:
+        async with self._database.snapshot() as transaction:
             store = UsageStore(transaction)
             dirty = await store.dirty_hours(span)
             sources = choose_sources(span, dirty, by_hour=False)
@@ -125,7 +124,7 @@ class UsageService:
     async def export(self, wanted: UsageFilter, span: Span) -> AsyncIterator[Sequence[UsageRecord]]:
         """Return all requests of one ledger snapshot in batches, newest first."""
         before = None
-        async with snapshot(self._database) as transaction:
+        async with self._database.snapshot() as transaction:
             while records := await UsageStore(transaction).records(
                 wanted, span, before=before, limit=EXPORT_PAGE
             ):

@@ -1,6 +1,7 @@
 """The management API while the database or Redis is away."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
@@ -8,7 +9,10 @@ import httpx
 import pytest
 from pydantic import SecretStr
 from redis.asyncio import Redis
+from sqlalchemy import text
 
+from gateway.database import engine
+from gateway.errors import StoreUnavailableError
 from gateway.settings import Settings
 from gateway.tenancy.scopes import Scope
 from tests.gateway.callers import caller, status_with
@@ -86,6 +90,29 @@ async def test_database_outage_is_reported_and_service_resumes(
 
     await eventually(is_back, what="the database being found again")
     assert (await client.get("/v1/keys", params={"limit": 100})).json() == before
+
+
+async def test_all_waits_for_a_connection_end_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "TIMEOUT_SECONDS", 3.0)
+
+    async def ignore(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    async def refused(database: engine.Database) -> None:
+        with pytest.raises(StoreUnavailableError):
+            async with database.reading() as transaction:
+                await transaction.execute(text("SELECT 1"))
+
+    async with await asyncio.start_server(ignore, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        database = engine.Database(f"postgresql+asyncpg://postgres@127.0.0.1:{port}/x?ssl=disable")
+        began = time.monotonic()
+        # Twice as many as may connect at once: none waits for the place of another one, and then as
+        # long again for its own connection.
+        await asyncio.gather(*(refused(database) for _ in range(4 * engine.POOL_SIZE)))
+        assert time.monotonic() - began < 5.5
+        await database.aclose()
 
 
 async def test_control_characters_do_not_reach_postgresql(
