@@ -1,10 +1,14 @@
 """Interactive latency beside a batch: first tokens of a Poisson load, alone and beside batch jobs.
 
-The load takes half of the capacity, the rate at which a full engine generates the tokens of these
+The load takes half of the capacity, the rate at which a full engine generates the tokens of such
 requests. Beside it, `bench.batch_feeder` keeps batch jobs waiting. The two alternate in short
 turns, so that a change in the machine's speed affects both, and quantiles are those of all turns
 together. Once in a round, the capacity is measured, and a worker that preempts no batch job gets
 the same load.
+
+The completions of the requests that measure the capacity, and of batch jobs, have different
+lengths. With equal ones, those that begin together would end together, and the next ones would
+share the steps of their prompts, which the arrivals of a Poisson load do not.
 
 vLLM's processes have all cores but the last, on which everything else runs. So they do not take
 turns on a core with the client, which would measure its own wait.
@@ -173,13 +177,13 @@ def measure(options: Options, folder: Path, *, found: BatchMeasurement, progress
         systems[ALONE] = systems[BESIDE]
         # The first load of each kind is slower than all others.
         for each in (systems[BESIDE], systems[UNPROTECTED]):
-            capacity = each.capacity()
+            capacity = each.capacity(-1)
             each.turn(BESIDE, -1, capacity)
         for number in range(options.rounds * options.turns):
             kinds = [ALONE, BESIDE] if number % 2 else [BESIDE, ALONE]
             if number % options.turns == 0:
                 kinds.append(UNPROTECTED)
-                capacity = systems[BESIDE].capacity()
+                capacity = systems[BESIDE].capacity(number)
                 progress(f"  capacity: {capacity:.0f} tokens/s of requests")
             for kind in kinds:
                 turn = systems[kind].turn(kind, number, capacity)
@@ -225,14 +229,15 @@ class _System:
         """Return the process ids of each part."""
         return self._sluice.groups(1)
 
-    def capacity(self) -> float:
+    def capacity(self, number: int) -> float:
         """Return the tokens per second of an engine that is full of requests."""
-        return uvloop.run(self._capacity())
+        return uvloop.run(self._capacity(number))
 
-    async def _capacity(self) -> float:
-        texts = prompts(f"{self._options.seed} capacity", _PROMPT_WORDS)
-        endless = [map(_request, texts) for _ in range(2 * self._options.max_sequences)]
-        load = Load([Lane(self._url, self._key, requests) for requests in endless])
+    async def _capacity(self, number: int) -> float:
+        seed = f"{self._options.seed} {number} capacity"
+        random, texts = Random(seed), prompts(seed, _PROMPT_WORDS)
+        requests = (_request(text, random.randint(1, 2 * _TOKENS - 1)) for text in texts)
+        load = Load([Lane(self._url, self._key, requests)] * (2 * self._options.max_sequences))
         try:
             await load.open()
             load.start()
@@ -345,9 +350,9 @@ class _System:
         return float(found[1])
 
 
-def _request(prompt: str) -> Request:
+def _request(prompt: str, tokens: int = _TOKENS) -> Request:
     return Request(
-        model=MODEL, prompt=prompt, completion_tokens=_TOKENS, streamed=True, temperature=0.0
+        model=MODEL, prompt=prompt, completion_tokens=tokens, streamed=True, temperature=0.0
     )
 
 

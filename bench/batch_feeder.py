@@ -1,7 +1,7 @@
 """Feeds batch jobs: `python -m bench.batch_feeder REDIS_URL WINDOW PROMPT_TOKENS TOKENS LINES`.
 
 It follows its jobs as a gateway does, and requeues those that are returned. A window of jobs is in
-flight at any time.
+flight at any time. Completions have between half and one and a half times TOKENS.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ class _Feeder:
                 if isinstance(message, JobFailed):
                     raise SystemExit(f"a line failed: {message.code} {message.message}")
                 if isinstance(message, JobFinished):
-                    if message.completion_tokens != self._tokens:
+                    if message.completion_tokens != job.max_tokens:
                         raise SystemExit(f"a line has {message.completion_tokens} tokens")
                     return
 
@@ -70,7 +70,7 @@ class _Feeder:
             tenant=_TENANT,
             cache_salt=_TENANT,
             prompt_token_ids=prompt,
-            max_tokens=self._tokens,
+            max_tokens=self._random.randint(self._tokens // 2, self._tokens * 3 // 2),
             sampling=SamplingSpec(seed=handle, temperature=0.0, ignore_eos=True),
             deadline_ms=clock.now_ms() + _DEADLINE_MS,
             service_tier=ServiceTier.BATCH,
