@@ -9,7 +9,8 @@ The model has random weights: prompts of a few thousand tokens must cost much mo
 Engines use one thread each.
 
 Then all tenants of Sluice have jobs waiting for some seconds, some with cached prompts and some
-without. Their services in that time are compared with the bound of docs/queue.md.
+without. Their services in that time are compared with the bound of docs/queue.md, without its part
+for what workers have not reported.
 """
 
 import asyncio
@@ -117,6 +118,7 @@ class Backlog:
     worst_difference: float
     """Between two tenants, over any time in which both had jobs waiting."""
     bound: float
+    """If workers have reported everything: `E` of docs/queue.md is 0."""
 
 
 @dataclass(slots=True)

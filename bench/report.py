@@ -250,7 +250,14 @@ def _batch_section(each: BatchMeasurement) -> str:
 
 def _affinity_section(each: AffinityMeasurement) -> str:
     head = ["system", "cached prompt tokens", "first token p50 ms", "p99 ms", "requests"]
-    backlog = ["system", "round", "requests/s", "service of each", "largest difference", "bound"]
+    backlog = [
+        "system",
+        "round",
+        "requests/s",
+        "service of each",
+        "largest difference",
+        "bound if E = 0",
+    ]
     return "\n".join(
         [
             "## affinity: chats of several turns\n",

@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 _RETURN_SECONDS = 5.0
 _ABORT_SECONDS = 1.0
-_PUBLISH_SECONDS = 0.5
+_PUBLISH_SECONDS = 0.1
 """Time for which Redis may lag behind what the engine has cached."""
 
 
