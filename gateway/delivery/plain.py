@@ -10,6 +10,7 @@ from gateway.delivery.keep_alive import KeepAlive
 from gateway.dispatch.generation import Generation
 from gateway.dispatch.output import JobOutput
 from gateway.http.connection import DirectConnection
+from gateway.responses.journal import encode_message
 from gateway.stream.sse import ChunkRenderer
 
 
@@ -57,7 +58,7 @@ class PlainDelivery:
         output.latency.observe((now - last_at) / tokens)
         generation.received_tokens[prompt_index] += tokens
         if generation.journal is not None:
-            generation.journal.append((prompt_index, delta))
+            generation.journal.append(encode_message(prompt_index, delta))
         if event:
             connection.write(event)
             self._alive.sent = True

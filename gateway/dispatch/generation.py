@@ -74,8 +74,8 @@ class Generation:
         """Whether replies were dropped because the consumer was too slow."""
         self.on_reply: Callable[[int, JobMessage], None] | None = None
         """Called with the prompt and each message that is pushed, even if it is later dropped."""
-        self.journal: list[tuple[int, JobMessage]] | None = None
-        """Where `take` records deltas, in place of `on_reply`."""
+        self.journal: list[msgspec.Raw] | None = None
+        """Where `take` records encoded deltas, in place of `on_reply`."""
         self.take: Take | None = None
         """Set while the consumer waits and has processed everything before."""
         self._may_take = True

@@ -50,23 +50,27 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(_Entry).decode
 
 
-def encode_entry(received: Sequence[tuple[int, JobMessage]], through: str) -> bytes:
-    """Return an entry for some `Received`.
+def encode_message(prompt_index: int, message: JobMessage) -> msgspec.Raw:
+    """Return one message for one of the request's prompts, for `encode_entries`.
+
+    Encode each message when it arrives: the decoded messages of all streams take megabytes, and
+    would evict what every token needs from the processor's caches.
+    """
+    return msgspec.Raw(_encode((prompt_index, _KIND_OF[type(message)], message)))
+
+
+def encode_entries(received: Sequence[msgspec.Raw], through: str) -> list[bytes]:
+    """Return the entries for the messages received since the last write, to be written together.
 
     `through` is the last entry of the owner's reply stream that has been applied.
     """
-    content = _encode(
-        (through, [(index, _KIND_OF[type(message)], message) for index, message in received])
-    )
+    starts = range(0, len(received), MESSAGES_OF_ENTRY)
+    return [_entry(received[start : start + MESSAGES_OF_ENTRY], through) for start in starts]
+
+
+def _entry(received: Sequence[msgspec.Raw], through: str) -> bytes:
+    content = _encode((through, received))
     return content if len(content) > LARGE_BYTES else compressed(content)
-
-
-def encode_entries(received: Sequence[tuple[int, JobMessage]], through: str) -> list[bytes]:
-    """Return the entries for the messages received since the last write, to be written together."""
-    return [
-        encode_entry(received[start : start + MESSAGES_OF_ENTRY], through)
-        for start in range(0, len(received), MESSAGES_OF_ENTRY)
-    ]
 
 
 def compressed(content: bytes) -> bytes:

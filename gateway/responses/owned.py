@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
+import msgspec
 from redis.exceptions import RedisError
 
 from contract import clock
@@ -14,7 +15,7 @@ from contract.outcomes import FailureCode
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.responses.background import BackgroundIndex
 from gateway.responses.head import ResponseHead
-from gateway.responses.journal import MESSAGES_OF_ENTRY, Received, encode_entries
+from gateway.responses.journal import MESSAGES_OF_ENTRY, Received, encode_entries, encode_message
 from gateway.responses.peers import Peers
 from gateway.responses.settlement import (
     CANCELLED_CODE,
@@ -153,7 +154,7 @@ class OwnedResponse:
         self._status = status
         self._entries = list(entries)
         """The whole journal, from which it is restored if Redis loses it."""
-        self._pending: list[tuple[int, JobMessage]] = []
+        self._pending: list[msgspec.Raw] = []
         """Messages received since the last entry."""
         self._written: int | None = len(entries) if term > 1 else None
         """Entries stored in Redis; None if Redis may not have the response at all."""
@@ -187,7 +188,7 @@ class OwnedResponse:
         if type(message) is not Delta:
             self._on_rare_reply(prompt_index, message)
             return
-        self._pending.append((prompt_index, message))
+        self._pending.append(encode_message(prompt_index, message))
         if self._followers:
             self.write_soon()
 
@@ -195,7 +196,7 @@ class OwnedResponse:
         if isinstance(message, JobFailed) and message.code in _RESUMABLE:
             self._stop(message.code)
             return
-        self._pending.append((prompt_index, message))
+        self._pending.append(encode_message(prompt_index, message))
         if self._followers:
             self.write_soon()
         self._count_end(message)
@@ -206,7 +207,7 @@ class OwnedResponse:
         """Apply messages from before the takeover; `unread` are those missing from the journal."""
         for _, message in received:
             self._count_end(message)
-        self._pending += unread
+        self._pending += [encode_message(*each) for each in unread]
 
     def _count_end(self, message: JobMessage) -> None:
         if isinstance(message, JobFinished):
@@ -368,7 +369,7 @@ class OwnedResponse:
     def _fail_readers(self, code: FailureCode) -> None:
         if self._failure is None:
             self._failure = JobFailed(0, 0, code, "")
-            self._pending.append((0, self._failure))
+            self._pending.append(encode_message(0, self._failure))
 
     def _end(self, state: ResponseState) -> None:
         self.has_ended = True

@@ -24,7 +24,7 @@ from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.notices import ResponseCallbacks
 from gateway.responses.background import BackgroundIndex
 from gateway.responses.head import ResponseHead
-from gateway.responses.journal import Received, encode_entry
+from gateway.responses.journal import encode_entries, encode_message
 from gateway.responses.owned import OwnedResponse, OwnedResponses
 from gateway.responses.peers import Peers
 from gateway.responses.reader import ResponseReader
@@ -211,12 +211,12 @@ class Responses:
             ttl_ms=head.retention_ms,
         )
         if term:
-            cancelled = Received(0, JobFailed(0, 0, FailureCode.CANCELLED, ""))
+            cancelled = encode_message(0, JobFailed(0, 0, FailureCode.CANCELLED, ""))
             await self.store.append(
                 head.request_id,
                 term=term,
                 index=stored.total_entries,
-                entries=[encode_entry([cancelled], "")],
+                entries=encode_entries([cancelled], ""),
                 status=stored.status._replace(state=ResponseState.CANCELLED, handles=()),
                 ttl_ms=head.retention_ms,
             )

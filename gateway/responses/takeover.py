@@ -23,7 +23,7 @@ from gateway.quota.replies import ReservationRequest, sees_key
 from gateway.quota.reservations import Admission
 from gateway.responses.head import ResponseHead
 from gateway.responses.history import History
-from gateway.responses.journal import Received, decode_entry, encode_entry
+from gateway.responses.journal import Received, decode_entry, encode_entries, encode_message
 from gateway.responses.owned import OwnedResponse, OwnedResponses
 from gateway.responses.settlement import Settlement
 from gateway.responses.store import (
@@ -300,7 +300,7 @@ class Takeovers:
             response.id,
             term=term,
             index=len(entries),
-            entries=[encode_entry(unread, "")] if unread else [],
+            entries=encode_entries([encode_message(*each) for each in unread], ""),
             status=ResponseStatus(ResponseState.LEFT, status.reservation, settled, ()),
             ttl_ms=response.head.retention_ms,
         )

@@ -14,7 +14,7 @@ from contract.messages import (
 from contract.outcomes import FailureCode
 from contract.sampling import SamplingSpec
 from gateway.responses.history import History, frame_messages
-from gateway.responses.journal import Received, decode_entry, encode_entry
+from gateway.responses.journal import Received, decode_entry, encode_entries, encode_message
 
 
 def job(**fields: Any) -> GenerationJob:
@@ -56,7 +56,8 @@ def test_entry_decodes_to_its_input() -> None:
         ended(1, 2),
         Received(1, JobFailed(8, 1, FailureCode.SHED, "so")),
     ]
-    assert decode_entry(encode_entry(received, "5-1")) == (received, "5-1")
+    [entry] = encode_entries([encode_message(*each) for each in received], "5-1")
+    assert decode_entry(entry) == (received, "5-1")
 
 
 def test_frame_gives_replies_in_order() -> None:

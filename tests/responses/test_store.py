@@ -17,6 +17,7 @@ from gateway.responses.journal import (
     decode_entry,
     decode_slices,
     encode_entries,
+    encode_message,
 )
 from gateway.responses.store import ResponseState, ResponseStatus, ResponseStore, WriteResult
 from gateway.tenancy.usage_record import Counts
@@ -169,7 +170,7 @@ async def test_large_heads_and_entries_are_compressed(
     head = msgspec.structs.replace(HEAD, jobs=[large])
     await store.open(head, owner="a", term=1, status=RUNNING, ttl_ms=60_000)
     delta = Delta(1, 1, 0, 0, "a" * 100_000, [1])
-    [entry] = encode_entries([(0, delta)], "1-0")
+    [entry] = encode_entries([encode_message(0, delta)], "1-0")
     await appended(store, entry, index=0)
 
     stored = await store.read(ID)
@@ -202,7 +203,7 @@ def test_an_entry_is_read_in_slices_by_its_bytes() -> None:
     text = "a" * (SLICE_BYTES // 3)
     deltas = [(0, Delta(1, 1, 0, start, text, [1])) for start in range(5)]
     deltas.insert(3, (0, Delta(1, 1, 0, 9, "b" * SLICE_BYTES, [1])))
-    [entry] = encode_entries(deltas, "1-0")
+    [entry] = encode_entries([encode_message(*each) for each in deltas], "1-0")
     slices = list(decode_slices(entry))
     assert [len(each) for each in slices] == [2, 1, 1, 2]
     assert [tuple(received) for each in slices for received in each] == deltas
@@ -210,7 +211,8 @@ def test_an_entry_is_read_in_slices_by_its_bytes() -> None:
 
 def test_replies_are_written_in_entries_of_bounded_length() -> None:
     deltas = [(0, Delta(1, 1, 0, start, "a", [1])) for start in range(MESSAGES_OF_ENTRY + 1)]
-    entries = [decode_entry(each) for each in encode_entries(deltas, "1-0")]
+    encoded = encode_entries([encode_message(*each) for each in deltas], "1-0")
+    entries = [decode_entry(each) for each in encoded]
     assert [len(received) for received, _ in entries] == [MESSAGES_OF_ENTRY, 1]
     assert [tuple(each) for received, _ in entries for each in received] == deltas
     assert {through for _, through in entries} == {"1-0"}
