@@ -3,21 +3,23 @@
 import asyncio
 
 from gateway.dispatch.generation import Generation
+from gateway.stream.sse import ChunkRenderer
 
 
 class KeepAlive:
-    """Wakes a stream after a silent interval."""
+    """Wakes a stream after each interval without an event."""
 
-    def __init__(self, generation: Generation, seconds: float) -> None:
-        self.sent = False
+    def __init__(self, generation: Generation, renderer: ChunkRenderer, seconds: float) -> None:
         self.due = False
         self._generation = generation
+        self._renderer = renderer
+        self._number = renderer.number
         self._seconds = seconds
         self._timer = asyncio.get_running_loop().call_later(seconds, self._tick)
 
     def _tick(self) -> None:
-        self.due = not self.sent
-        self.sent = False
+        number = self._renderer.number
+        self.due, self._number = number == self._number, number
         if self.due:
             self._generation.wake()
         self._timer = asyncio.get_running_loop().call_later(self._seconds, self._tick)

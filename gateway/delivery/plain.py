@@ -6,7 +6,6 @@ another (docs/decisions/0035-write-from-the-reply-reader.md).
 """
 
 from contract.messages import Delta
-from gateway.delivery.keep_alive import KeepAlive
 from gateway.dispatch.generation import Generation
 from gateway.dispatch.output import JobOutput
 from gateway.http.connection import DirectConnection
@@ -17,26 +16,21 @@ from gateway.stream.sse import ChunkRenderer
 class PlainDelivery:
     """Takes the deltas of one stream while its task waits for replies."""
 
-    __slots__ = ("_alive", "_connection", "_generation", "_render")
+    __slots__ = ("_connection", "_generation", "_renderer")
 
     def __init__(
-        self,
-        generation: Generation,
-        renderer: ChunkRenderer,
-        connection: DirectConnection,
-        alive: KeepAlive,
+        self, generation: Generation, renderer: ChunkRenderer, connection: DirectConnection
     ) -> None:
-        self._alive = alive
         self._connection = connection
         self._generation = generation
-        self._render = renderer.render_plain
+        self._renderer = renderer
 
     def take(self, prompt_index: int, output: JobOutput, delta: Delta, now: float) -> bool:
         """Apply, record, render and write a delta, as `gateway.dispatch.generation.Take`."""
         connection, generation = self._connection, self._generation
         if (
             delta.finish_reason is not None
-            or connection.flow.write_paused
+            or connection.is_paused
             or not 0 <= delta.choice < len(output.choices)
         ):
             return False
@@ -49,7 +43,7 @@ class PlainDelivery:
             received.fromlist(delta.token_ids)
         except OverflowError:
             return False
-        event = self._render(prompt_index, delta)
+        event = self._renderer.render_plain(prompt_index, delta)
         if event is None:
             del received[delta.start :]
             return False
@@ -61,5 +55,4 @@ class PlainDelivery:
             generation.journal.append(encode_message(prompt_index, delta))
         if event:
             connection.write(event)
-            self._alive.sent = True
         return True

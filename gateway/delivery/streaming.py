@@ -146,8 +146,8 @@ class StreamedCompletion(Response):
 
     async def _send_events(self, send: Send, connection: DirectConnection | None) -> None:
         renderer, watch = self._renderer, self._watch
-        alive = KeepAlive(self._generation, self._keep_alive_seconds)
-        take = self._take_with(connection, alive)
+        alive = KeepAlive(self._generation, renderer, self._keep_alive_seconds)
+        take = self._take_with(connection)
         events = self._events
         try:
             while not watch.disconnected:
@@ -166,7 +166,6 @@ class StreamedCompletion(Response):
                     return
                 if events:
                     await _send(send, events, more=True)
-                    alive.sent = True
                 # The task measures the first token.
                 events = await self._next_events(None if self._measure.waits_for_token else take)
                 if not events and alive.due:
@@ -175,7 +174,7 @@ class StreamedCompletion(Response):
         finally:
             alive.stop()
 
-    def _take_with(self, connection: DirectConnection | None, alive: KeepAlive) -> Take | None:
+    def _take_with(self, connection: DirectConnection | None) -> Take | None:
         """Return a function that delivers a plain delta at once.
 
         Returns None if the server has no `DirectConnection`, or if the request has so many choices
@@ -183,7 +182,7 @@ class StreamedCompletion(Response):
         """
         if connection is None or self._subscription.completion.choices >= REPLIES_AT_ONCE:
             return None
-        return PlainDelivery(self._generation, self._renderer, connection, alive).take
+        return PlainDelivery(self._generation, self._renderer, connection).take
 
     def _leave(self) -> None:
         failure = self._failure()

@@ -62,7 +62,8 @@ class JobOutput:
 
     def __init__(self, job: GenerationJob, model: str) -> None:
         self._job = job
-        self.choices = [ChoiceOutput() for _ in range(job.n if job.is_replicated else job.best_of)]
+        choices = job.n if job.is_replicated else job.best_of
+        self.choices = tuple(ChoiceOutput() for _ in range(choices))
         """The choices, or the candidates if sequences are ranked. Replicated ones are all equal."""
         self.latency = telemetry.INTER_TOKEN_LATENCY.labels(model)
         self._first_token_at: float | None = None

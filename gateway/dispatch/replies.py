@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Sequence
 
 from contract.logs import about
 from contract.messages import (
@@ -43,8 +44,7 @@ class Replies:
             self._receive(worker, started, now)
         for scored in frame.prompts:
             self._receive(worker, scored, now)
-        for delta in frame.deltas:
-            self._receive_delta(worker, delta, now)
+        self._receive_deltas(worker, frame.deltas, now)
         for finished in frame.finished:
             self._receive(worker, finished, now)
         for failed in frame.failed:
@@ -65,24 +65,28 @@ class Replies:
             if ticket.recovery is not None and ticket.recovery.worker in {None, worker}:
                 ticket.recovery.has_gap = True
 
-    def _receive_delta(self, worker: str, delta: Delta, now: float) -> None:
-        """Receive a delta. Like `_receive`, but on the hot path: it runs for every token."""
-        ticket = self._tickets.get(delta.handle)
-        if ticket is None:
-            return
-        if (delta.attempt != ticket.attempt or worker != ticket.worker) and not self._is_current(
-            ticket, worker, delta
-        ):
-            return
-        ticket.last_reply_at = now
-        generation, output, prompt_index = ticket.generation, ticket.output, ticket.prompt_index
-        if (
-            generation.take is not None
-            and ticket.state is GENERATING
-            and ticket.paused_at is None
-            and generation.take(prompt_index, output, delta, now)
-        ):
-            return
+    def _receive_deltas(self, worker: str, deltas: Sequence[Delta], now: float) -> None:
+        """Receive deltas. Like `_receive`, but on the hot path: it runs for every token."""
+        for delta in deltas:
+            ticket = self._tickets.get(delta.handle)
+            if ticket is None or (
+                (delta.attempt != ticket.attempt or worker != ticket.worker)
+                and not self._is_current(ticket, worker, delta)
+            ):
+                continue
+            ticket.last_reply_at = now
+            take = ticket.generation.take
+            if not (
+                take is not None
+                and ticket.state is GENERATING
+                and ticket.paused_at is None
+                and take(ticket.prompt_index, ticket.output, delta, now)
+            ):
+                self._push(ticket, worker, delta, now)
+
+    def _push(self, ticket: Ticket, worker: str, delta: Delta, now: float) -> None:
+        """Apply a delta that the consumer does not take at once."""
+        generation, output = ticket.generation, ticket.output
         if not output.add(delta):
             self._reject_inconsistent(ticket, worker)
             return
@@ -93,7 +97,7 @@ class Replies:
         if ticket.paused_at is not None and ticket.state is GENERATING:
             telemetry.RESUMPTION_PAUSE.observe(now - ticket.paused_at, ticket.spans.exemplar())
             ticket.paused_at = None
-        if not generation.push(prompt_index, delta):
+        if not generation.push(ticket.prompt_index, delta):
             in_background(self._jobs.cancel(generation))
 
     def _receive(
@@ -133,7 +137,7 @@ class Replies:
         if isinstance(message, JobReturned):
             self._take_back(worker, message, now)
         elif isinstance(message, Delta):
-            self._receive_delta(worker, message, now)
+            self._receive_deltas(worker, [message], now)
         else:
             self._receive(worker, message, now)
 

@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
 CONNECTION: Final = "sluice.connection"
@@ -49,15 +48,15 @@ class Outbox:
 class DirectConnection:
     """The connection of a client, for the one request that it serves at a time."""
 
-    __slots__ = ("_on_lost", "_outbox", "_part", "_transport", "cycle", "flow")
+    __slots__ = ("_on_lost", "_outbox", "_part", "_transport", "cycle", "is_paused")
 
-    def __init__(self, outbox: Outbox, transport: asyncio.Transport, flow: FlowControl) -> None:
+    def __init__(self, outbox: Outbox, transport: asyncio.Transport) -> None:
         self.cycle: RequestResponseCycle | None = None
         """The request that is being served."""
         self._outbox = outbox
         self._transport = transport
-        self.flow = flow
-        """`write_paused` while the client's send buffer is full: use `send`, which waits."""
+        self.is_paused = False
+        """Whether the client's send buffer is full: use `send`, which waits."""
         self._part = b""
         self._on_lost: Callable[[], None] | None = None
 
@@ -95,7 +94,7 @@ class DirectConnection:
         if (
             cycle is None
             or cycle.disconnected
-            or self.flow.write_paused
+            or self.is_paused
             or len(body) > MOST_WHOLE_BYTES
             or _CLOSE in headers
         ):

@@ -92,7 +92,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         _bound_unsent(transport)
-        self._direct = DirectConnection(self.outbox, transport, self.flow)
+        self._direct = DirectConnection(self.outbox, transport)
         excess = len(self.connections) - self.bounds.most_connections
         if excess > SPARE_CONNECTIONS:
             transport.abort()
@@ -132,11 +132,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     @override
     def pause_writing(self) -> None:
         super().pause_writing()
+        self._direct.is_paused = True
         self._start_send_timer()
 
     @override
     def resume_writing(self) -> None:
         super().resume_writing()
+        self._direct.is_paused = False
         if self._send_timer is not None:
             self._send_timer.cancel()
             self._send_timer = None

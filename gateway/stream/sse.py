@@ -70,7 +70,7 @@ class ChunkRenderer:
         self._completion = completion
         self._n = request.n
         self._skip = skip
-        self._number = 0
+        self.number = 0
         """Number of the last event."""
         self._id = b"\nid: %s:" % completion.id.encode() if has_ids else b""
         self.keep_alive = KEEP_ALIVE_WITH_IDS if has_ids else KEEP_ALIVE
@@ -99,24 +99,16 @@ class ChunkRenderer:
         self._head = b"data: " + _json(completion.head(is_chunk=True))[:-1] + b","
         self._is_chat = request.chat is not None
         self._may_be_plain = _may_be_plain(request)
-        begins_plain = (
-            self._may_be_plain
-            and not self._is_chat
-            and not request.echo
-            and request.prompt_logprobs is None
-        )
-        self._is_plain = [begins_plain] * completion.choices
-        """Whether the next delta of a choice can be rendered as plain text, if it has only text."""
-        starts = [
-            self._head + b'"choices":[{"index":%d' % index for index in range(completion.choices)
-        ]
-        self._plain_heads = [[start + self._choice_type.PLAIN_START] for start in starts]
-        """For each choice, the bytes before each copy of the text."""
-        reasoning_starts = self._choice_type.plain_reasoning_starts(request)
-        self._reasoning_heads = [
-            [start + each if at == 0 else each for at, each in enumerate(reasoning_starts)]
-            for start in starts
-        ]
+        self._plain_heads: list[bytes] = [b""] * completion.choices
+        """For each choice, the bytes before the text of its next delta, if that has only text.
+
+        Empty if that delta cannot be rendered as plain text.
+        """
+        self._reasoning_heads: list[list[bytes]] = [[] for _ in range(completion.choices)]
+        """For each choice, the bytes before each copy of its reasoning."""
+        if not self._is_chat and not request.echo and request.prompt_logprobs is None:
+            for index in range(completion.choices):
+                self._become_plain(index)
         usage = b',"usage":null' if request.include_usage else b""
         event_end = self._id or _EVENT_END
         self._plain_end = self._choice_type.PLAIN_END + b"]" + usage + _END + event_end
@@ -149,24 +141,23 @@ class ChunkRenderer:
         None, changing nothing, for any other delta.
         """
         index = prompt_index * self._n + delta.choice
-        if delta.finish_reason is not None or not self._is_plain[index]:
+        head, text = self._plain_heads[index], delta.text
+        if delta.finish_reason is not None or not head:
             return None
         if self._is_chat and (delta.reasoning_tokens or delta.reasoning or delta.calls):
             heads, text = self._reasoning_heads[index], delta.reasoning
             if not (heads and text) or delta.text or delta.calls:
                 return None
             self.usage.add_reasoning(delta)
-        else:
-            heads, text = self._plain_heads[index], delta.text
+            head = _json(text).join(heads)
         self._received[prompt_index] += len(delta.token_ids)
         if not text:
             return b""
-        self._number += 1
-        if self._number <= self._skip:
+        self.number += 1
+        if self.number <= self._skip:
             return b""
-        encoded = _json(text)
-        event = encoded.join(heads) + encoded + self._plain_end
-        return b"%b%d\n\n" % (event, self._number) if self._id else event
+        event = b"".join((head, _json(text), self._plain_end))
+        return b"%b%d\n\n" % (event, self.number) if self._id else event
 
     def render_failure(self, error: ApiError) -> bytes:
         """Return the events that end a failed stream, LAST_EVENTS included.
@@ -198,7 +189,7 @@ class ChunkRenderer:
             for event in events:
                 self._add_event(event, parts)
         else:
-            last_number = max(self._number, self._skip)
+            last_number = max(self.number, self._skip)
             for event in events:
                 parts += (event, self._event_end(last_number))
         return b"".join(parts)
@@ -243,7 +234,7 @@ class ChunkRenderer:
             self._add_event(self._chunk([choice.without_tokens()], members), parts)
             if self._is_chat:
                 # The chunk has sent the role.
-                self._is_plain[prompt_index * self._n] = self._may_be_plain
+                self._become_plain(prompt_index * self._n)
 
     def _add_delta(self, index: int, delta: Delta, parts: list[bytes]) -> None:
         if self._tokens:
@@ -261,7 +252,15 @@ class ChunkRenderer:
         for chunk in self._choice(index).chunks(delta):
             self._add_choice(index, chunk, timings, parts)
             # The first chunk has sent the echo, or the role.
-            self._is_plain[index] = self._may_be_plain
+            self._become_plain(index)
+
+    def _become_plain(self, index: int) -> None:
+        """Render the next deltas of a choice as plain text, if the request allows it."""
+        if self._may_be_plain and not self._plain_heads[index]:
+            start = self._head + b'"choices":[{"index":%d' % index
+            self._plain_heads[index] = start + self._choice_type.PLAIN_START
+            heads = self._choice_type.plain_reasoning_starts(self._completion.request)
+            self._reasoning_heads[index] = [start + heads[0], *heads[1:]] if heads else []
 
     def _add_choice(
         self, index: int, chunk: dict[str, Any], timings: dict[str, Any], parts: list[bytes]
@@ -317,9 +316,9 @@ class ChunkRenderer:
             self._add_event(event, parts)
 
     def _add_event(self, data: bytes, parts: list[bytes]) -> None:
-        self._number += 1
-        if self._number > self._skip:
-            parts += (data, self._event_end(self._number))
+        self.number += 1
+        if self.number > self._skip:
+            parts += (data, self._event_end(self.number))
 
     def _event_end(self, number: int) -> bytes:
         return b"%b%d\n\n" % (self._id, number) if self._id else _EVENT_END

@@ -39,6 +39,7 @@ class Client(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.flow = FlowControl(self)
+        self.direct = DirectConnection(Outbox(), self)
         self.parts: list[tuple[str, bytes]] = []
         self.has_left = asyncio.Event()
         self._is_closing = False
@@ -61,6 +62,16 @@ class Client(asyncio.Transport):
     async def receive(self) -> Any:
         await self.has_left.wait()
         return {"type": "http.disconnect"}
+
+    def pause(self) -> None:
+        """Stop reading."""
+        self.flow.pause_writing()
+        self.direct.is_paused = True
+
+    def resume(self) -> None:
+        """Read again."""
+        self.flow.resume_writing()
+        self.direct.is_paused = False
 
     def leave(self) -> None:
         """Disconnect."""
@@ -108,8 +119,7 @@ async def streaming(
         headers={},
     )
     measure.accepted("m")
-    writer = DirectConnection(Outbox(), client, client.flow)
-    scope = {"type": "http", "extensions": {CONNECTION: {"connection": writer}}}
+    scope = {"type": "http", "extensions": {CONNECTION: {"connection": client.direct}}}
     job.push(TEXTS[0])
     await response.begin(timeout_seconds=PATIENCE_SECONDS)
     task = asyncio.create_task(response(scope, client.receive, client.send))
@@ -137,11 +147,11 @@ async def test_plain_deltas_are_written_in_order_between_the_first_event_and_the
             job.push(reply)
         await settled()
         job.push(TEXTS[3])
-        client.flow.pause_writing()
+        client.pause()
         job.push(TEXTS[4])
         await settled()
         assert kinds(client) == ["sent", "written", "written"]
-        client.flow.resume_writing()
+        client.resume()
         await settled()
         job.push(TEXTS[5])
         job.push(LAST)
@@ -154,11 +164,11 @@ async def test_plain_deltas_are_written_in_order_between_the_first_event_and_the
 async def test_client_that_does_not_read_is_not_written_to_beyond_the_bound() -> None:
     client = Client()
     async with streaming(client) as job:
-        client.flow.pause_writing()
+        client.pause()
         while job.push(said("x" * 100)):
             await asyncio.sleep(0)
         assert kinds(client) == ["sent"]
-        client.flow.resume_writing()
+        client.resume()
     assert b"too slowly" in client.parts[-1][1]
 
 
