@@ -156,6 +156,32 @@ def build() -> Dashboard:
             ),
         ),
         row(
+            "Hosts of several models",
+            graph(
+                "Models served",
+                "short",
+                "Hosts that serve each model now, or start its worker.",
+                Query(total("sluice_host_serves", POOL, "model"), "{{model}}"),
+                is_stacked=True,
+            ),
+            graph(
+                "Swaps",
+                "cps",
+                "Swaps to each model, and workers that exited although the host did not stop "
+                "them. If there are many swaps, raise SLUICE_HOST_LEAST_SECONDS.",
+                Query(rate("sluice_host_swaps_total", POOL, "model"), "to {{model}}"),
+                Query(rate("sluice_host_worker_exits_total", POOL, "model"), "{{model}} exited"),
+                runbooks=["SluiceEngineCrashLoop"],
+            ),
+            graph(
+                "Mean time of a start",
+                "s",
+                "Mean time from the decision to serve a model until its worker claims jobs, with "
+                "the drain of the model before.",
+                Query(mean("sluice_host_start_seconds", POOL, "model"), "{{model}}"),
+            ),
+        ),
+        row(
             "Throughput",
             graph(
                 "Completion tokens",

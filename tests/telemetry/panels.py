@@ -23,6 +23,16 @@ NEED_THE_REAL_ENGINE: Final = {
 NEED_AN_ADAPTER: Final = {"sluice-engine/Adapters/Mean time of a load"}
 """Panels without data until an adapter is loaded, which no test does while Prometheus scrapes."""
 
+NEED_A_HOST: Final = {
+    "sluice-engine/Hosts of several models/Models served",
+    "sluice-engine/Hosts of several models/Swaps",
+    "sluice-engine/Hosts of several models/Mean time of a start",
+}
+"""Panels of `sluice host`, whose metrics tests/worker/test_hosting.py reads."""
+
+WITHOUT_DATA: Final = NEED_THE_REAL_ENGINE | NEED_AN_ADAPTER | NEED_A_HOST
+"""Panels that a deployment of scripted workers leaves empty."""
+
 
 @dataclass(frozen=True, slots=True)
 class Query:

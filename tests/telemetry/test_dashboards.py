@@ -15,6 +15,7 @@ from ops.dashboards.frame import to_json
 from ops.dashboards.limits import RUNBOOKS as ADDRESS
 from ops.dashboards.limits import Limit, alert_limit, alerts
 from tests.support.cases import all_cases
+from tests.telemetry.page import documented
 from tests.telemetry.panels import Board, Panel, boards, with_values
 from tests.telemetry.promql import LEVELS, PROMTOOL, RUNBOOKS, selectors_of, unknown
 
@@ -30,6 +31,15 @@ UNITS = {
     "suffix:x",
 }
 COLUMNS = 24
+WITHOUT_PANEL = {
+    "sluice_gateway_batch_lines_running",
+    "sluice_gateway_gone_workers_total",
+    "sluice_jobs_task_duration_seconds",
+    "sluice_batches",
+    "sluice_batch_starved_seconds",
+    "sluice_worker_heartbeat_gap_seconds",
+}
+"""Metrics for alerts, runbooks and queries by hand."""
 PANELS = [panel for board in boards() for panel in board.panels]
 each_panel = all_cases("panel", PANELS, ids=lambda panel: panel.name)
 each_board = all_cases("board", boards(), ids=lambda board: board.uid)
@@ -62,6 +72,12 @@ def test_panel_has_title_description_unit_and_queries(panel: Panel) -> None:
 def test_panel_uses_only_existing_series(panel: Panel) -> None:
     wrong = [each for query in panel.queries for each in unknown(with_values(query.expr))]
     assert wrong == []
+
+
+def test_every_metric_has_a_panel() -> None:
+    drawn = " ".join(query.expr for panel in PANELS for query in panel.queries)
+    names = {row.name for row in documented() if row.family not in drawn}
+    assert names - {"sluice_build_info"} == WITHOUT_PANEL
 
 
 @each_panel
