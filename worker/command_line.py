@@ -59,4 +59,4 @@ def _describe(error: ValidationError) -> str:
     for each in error.errors():
         name = ".".join(str(part) for part in each["loc"]).replace("_", "-")
         lines.append(f"{f'--{name}: ' if name else ''}{each['msg'].removeprefix('Value error, ')}")
-    return "\\n".join(lines)
+    return "\n".join(lines)

@@ -284,6 +284,7 @@ def test_help_names_every_setting_and_its_environment_variable() -> None:
         (["--model-aliases=one, two,one"], "Given twice: one"),
         (["--model-aliases=one", "--model-name=one"], "Given twice: one"),
         (["--lease-seconds=0"], "--lease-seconds: Input should be greater than or equal to 0.3"),
+        (["--max-sequences=many", "--lease-seconds=0"], "an integer\n--lease-seconds: "),
     ],
     ids=lambda value: str(value)[:30],
 )
