@@ -43,7 +43,7 @@ async def list_models(*, as_json: bool, redis_url: str | None) -> None:
     if as_json:
         print_json([_to_json(model) for model in models])
     else:
-        headings = ("MODEL", "ALIASES", "WORKERS", "WAITING", "RUNNING")
+        headings = ("MODEL", "ALIASES", "STATE", "WORKERS", "WAITING", "RUNNING")
         print_table(headings, [_to_row(model) for model in models])
 
 
@@ -89,13 +89,16 @@ async def _catalogue(redis_url: str | None) -> AsyncIterator[Catalogue]:
 def _to_row(model: ServedModel) -> list[str]:
     status = model.status
     numbers = (status.ready_workers, status.waiting_jobs, status.leased_jobs)
-    return [model.card.model, " ".join(model.card.aliases) or "-", *map(str, numbers)]
+    aliases = " ".join(model.card.aliases) or "-"
+    return [model.card.model, aliases, model.state, *map(str, numbers)]
 
 
 def _to_json(model: ServedModel) -> dict[str, Any]:
     return {
         "model": model.card.model,
         "aliases": list(model.card.aliases),
+        "state": model.state,
+        "loading_seconds": model.card.load_seconds or None,
         "ready_workers": model.status.ready_workers,
         "waiting_jobs": model.status.waiting_jobs,
         "leased_jobs": model.status.leased_jobs,

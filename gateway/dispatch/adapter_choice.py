@@ -1,5 +1,6 @@
 """Selection of an adapter by the `model` of a request."""
 
+from contract.messages import WorkerCard
 from gateway.auth.principal import Principal
 from gateway.dispatch.adapter_book import AdapterBook
 from gateway.dispatch.catalogue import Catalogue
@@ -30,3 +31,9 @@ def allows_adapter(principal: Principal, adapter: Adapter) -> bool:
     A base model in the list allows none of its adapters.
     """
     return principal.allows_model(adapter.name) or principal.allows_model(adapter.full_name)
+
+
+def is_runnable(adapter: Adapter, card: WorkerCard) -> bool:
+    """Whether the workers of its base model, which announce `card`, can run an adapter."""
+    support = card.adapters
+    return support is not None and support.max_rank >= adapter.rank

@@ -46,6 +46,17 @@ class ServedModel:
         # The card of a worker that was never ready lacks what gateways need to accept a request.
         return not self.is_ready and card.scales_to_zero and card.state is WorkerState.READY
 
+    @property
+    def state(self) -> str:
+        """`ready`, `sleeping`, or the code of the error that describes the model best."""
+        if self.is_ready:
+            return "ready"
+        waiting_jobs = self.status.waiting_jobs + self.status.waiting_batch_jobs
+        if self.is_asleep and not waiting_jobs:
+            return "sleeping"
+        is_loading = self.is_asleep or self.card.state is WorkerState.LOADING
+        return ModelLoadingError.code if is_loading else NoWorkerError.code
+
 
 class Catalogue:
     """A copy of the worker announcements, refreshed every second."""

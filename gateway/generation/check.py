@@ -15,6 +15,7 @@ from gateway.dialects.bodies import require_model
 from gateway.dialects.endpoint import Endpoint
 from gateway.dialects.request import GenerationRequest
 from gateway.dialects.support import check_supported, reject_ignored
+from gateway.dispatch.adapter_choice import is_runnable
 from gateway.dispatch.catalogue import RETRY_AFTER_SECONDS
 from gateway.errors import InvalidParameterError, NoWorkerError, queue_unavailable, shown
 from gateway.generation.call import Call
@@ -144,8 +145,7 @@ async def render_request(call: Call, endpoint: Endpoint) -> RenderedRequest:
 
 def _check_adapter(adapter: Adapter, card: WorkerCard) -> None:
     """Raise NoWorkerError if no worker can run an adapter."""
-    support = card.adapters
-    if support is None or support.max_rank < adapter.rank:
+    if not is_runnable(adapter, card):
         raise NoWorkerError(
             f"No worker serves the adapter '{adapter.full_name}' at the moment.",
             retry_after_seconds=RETRY_AFTER_SECONDS,

@@ -1,21 +1,22 @@
 """Models that workers announce: `GET /v1/models` and `GET /v1/models/{id}`."""
 
-from typing import Any
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
 
 from fastapi import APIRouter, Request
 from redis.exceptions import RedisError
 from tokenizers import Tokenizer
 
-from contract.messages import WorkerCard, WorkerState
+from contract.messages import WorkerCard
 from contract.tier import ServiceTier
 from gateway.auth.principal import Principal
 from gateway.dialects.profile_choice import choose_profile
 from gateway.dialects.refused import REFUSED, REFUSED_IN_CHATS
 from gateway.dialects.support import supported_chat_parameters, supported_parameters
-from gateway.dispatch.adapter_choice import allows_adapter, find_adapter
+from gateway.dispatch.adapter_choice import allows_adapter, find_adapter, is_runnable
 from gateway.dispatch.catalogue import ServedModel
 from gateway.errors import (
-    ModelLoadingError,
     ModelNotFoundError,
     NoWorkerError,
     ServiceUnavailableError,
@@ -32,6 +33,11 @@ from gateway.tenancy.scopes import Scope
 from gateway.tenancy.times import utc_now
 
 router = APIRouter(tags=["Models"])
+
+_UNSERVED: Final[Mapping[str, Any]] = MappingProxyType(
+    {"ready": False, "state": NoWorkerError.code}
+)
+"""What differs for an adapter that the workers of its base model cannot run."""
 
 
 @router.get("/v1/models", summary="List available models")
@@ -118,23 +124,9 @@ async def _body(
         "unsupported_chat_parameters": sorted(REFUSED_IN_CHATS),
         "pricing": _pricing(context, card.model),
         "ready": model.is_ready,
-        "state": _state(model),
+        "state": model.state,
         "loading_seconds": card.load_seconds or None,
     }
-
-
-def _state(model: ServedModel) -> str:
-    if model.is_ready:
-        return "ready"
-    if model.is_asleep:
-        status = model.status
-        return (
-            ModelLoadingError.code
-            if status.waiting_jobs + status.waiting_batch_jobs
-            else "sleeping"
-        )
-    is_loading = model.card.state is WorkerState.LOADING
-    return ModelLoadingError.code if is_loading else NoWorkerError.code
 
 
 async def _body_of_alias(
@@ -154,6 +146,7 @@ def _body_of_adapter(
     context: ProcessContext, adapter: Adapter, base: ServedModel, body: dict[str, Any]
 ) -> dict[str, Any]:
     """Return the body of an adapter: `body`, that of its base model, with what differs."""
+    unserved = {} if is_runnable(adapter, base.card) else _UNSERVED
     return body | {
         "id": adapter.name,
         "aliases": [f"{name}:{adapter.name}" for name in (base.card.model, *base.card.aliases)],
@@ -162,7 +155,7 @@ def _body_of_adapter(
         "root": f"sha256:{adapter.sha256}",
         "parent": base.card.model,
         "pricing": _pricing(context, adapter.id, base.card.model),
-        "ready": body["ready"] and base.card.adapters is not None,
+        **unserved,
     }
 
 

@@ -1,5 +1,6 @@
 """LoRA adapters with the scripted engine: registered, chosen, listed, charged and deleted."""
 
+import asyncio
 import time
 from pathlib import Path
 from typing import Any
@@ -7,10 +8,15 @@ from typing import Any
 import httpx
 import pytest
 from openai import OpenAI
+from redis.asyncio import Redis
 
+from contract import keys, messages
+from contract.messages import AdapterSupport
+from gateway.dispatch.catalogue import Catalogue
 from gateway.tenancy.scopes import Scope
 from tests.batches.conftest import create, execute, line, results, run_sluice, wait_for
 from tests.support.adapters import write_adapter
+from tests.support.fake_worker import FakeWorker
 from tests.support.patience import PROCESS_PATIENCE_SECONDS
 from tests.support.stack import MODEL, Stack, metric
 
@@ -196,6 +202,33 @@ def test_batch_runs_with_an_adapter(stack: Stack, api: Api, openai: OpenAI) -> N
     assert done["choices"][0]["text"] == api.text(stack.key(), "poet")
     refused = wait_for(openai, create(openai, line("a", model="poets")).id)
     assert refused.status == "failed"
+
+
+@pytest.mark.usefixtures("poet")
+def test_adapter_that_no_worker_runs_is_listed_as_unserved(
+    stack: Stack, api: Api, tmp_path: Path
+) -> None:
+    async def announce(max_rank: int) -> None:
+        async with Redis.from_url(stack.redis.url) as redis:
+            card = messages.decode_card(await redis.hget(keys.MODELS, MODEL))
+            assert card.adapters is not None
+            support = AdapterSupport(max_rank, card.adapters.modules_digest)
+            await FakeWorker(redis, "narrow").announce(adapters=support)
+
+    async def remove() -> None:
+        async with Redis.from_url(stack.redis.url) as redis:
+            await Catalogue(redis).remove("narrow")
+
+    asyncio.run(announce(max_rank=8))
+    source = write_adapter(tmp_path / "wide", alpha=5)
+    wide = api.register("acme", "wide", source, base_model="narrow")
+    assert (wide["state"], wide["rank"]) == ("ready", 4), wide
+    asyncio.run(announce(max_rank=1))
+    assert api.eventually(stack.key(), "wide", 503).json()["error"]["code"] == "no_worker"
+    page = api.call("GET", "/v1/models/wide", stack.key()).json()
+    assert (page["ready"], page["state"]) == (False, "no_worker")
+    assert api.call("GET", "/v1/models/narrow", stack.key()).json()["ready"] is True
+    asyncio.run(remove())
 
 
 def test_invalid_adapter_fails_with_its_reason(stack: Stack, api: Api, tmp_path: Path) -> None:

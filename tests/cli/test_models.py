@@ -17,12 +17,14 @@ Sluice = Callable[..., Result]
 
 @pytest.fixture
 def announced(redis_server: RedisServer) -> None:
-    """A model with a worker, and one without."""
+    """A model with a worker, one without, and one whose worker is started for waiting jobs."""
 
     async def announce() -> None:
         async with Redis.from_url(redis_server.url) as redis:
             await redis.flushall()
             await FakeWorker(redis, "served").announce()
+            sleep = {"scales_to_zero": True, "load_seconds": 7, "ttl_ms": 1}
+            await FakeWorker(redis, "asleep").announce(**sleep)
             await FakeWorker(redis, "gone").announce(WorkerState.DRAINING)
 
     asyncio.run(announce())
@@ -32,13 +34,15 @@ def announced(redis_server: RedisServer) -> None:
 def test_models_are_listed_with_their_workers(sluice: Sluice) -> None:
     shown = sluice("models", "list")
     assert [line.split() for line in shown.output.splitlines()] == [
-        ["MODEL", "ALIASES", "WORKERS", "WAITING", "RUNNING"],
-        ["gone", "-", "0", "0", "0"],
-        ["served", "-", "1", "0", "0"],
+        ["MODEL", "ALIASES", "STATE", "WORKERS", "WAITING", "RUNNING"],
+        ["asleep", "-", "sleeping", "0", "0", "0"],
+        ["gone", "-", "no_worker", "0", "0", "0"],
+        ["served", "-", "ready", "1", "0", "0"],
     ]
     reported = json.loads(sluice("models", "list", "--json").stdout)
-    assert [each["model"] for each in reported] == ["gone", "served"]
-    assert reported[1]["ready_workers"] == 1
+    assert [each["model"] for each in reported] == ["asleep", "gone", "served"]
+    assert [each["loading_seconds"] for each in reported] == [7, None, None]
+    assert reported[2]["ready_workers"] == 1
 
 
 @pytest.mark.usefixtures("announced")
