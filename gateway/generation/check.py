@@ -124,7 +124,7 @@ async def render_request(call: Call, endpoint: Endpoint) -> RenderedRequest:
     if principal.is_strict:
         reject_ignored(request.ignored_parameters)
     try:
-        card = (await context.catalogue.find(choice.model)).card
+        card = (await choice.find(context.catalogue)).card
         tokenizer = await context.tokenizers.get(card.tokenizer_digest)
     except RedisError:
         raise queue_unavailable() from None

@@ -12,6 +12,7 @@ from gateway.auth.principal import Principal
 from gateway.dialects.profile import Profile
 from gateway.dialects.profile_choice import choose_model, choose_profile
 from gateway.dispatch.adapter_choice import find_adapter
+from gateway.dispatch.catalogue import Catalogue, ServedModel
 from gateway.dispatch.model_access import allows_served, find_allowed
 from gateway.errors import MissingParameterError, ModelNotFoundError
 from gateway.http.context import ProcessContext
@@ -31,6 +32,14 @@ class ModelChoice(NamedTuple):
     """The alias that the request named, if an operator has defined it."""
     adapter: Adapter | None = None
     """The adapter that the request named."""
+
+    async def find(self, catalogue: Catalogue) -> ServedModel:
+        """Return the model, which is ready or asleep. Raises as `Catalogue.find` does."""
+        try:
+            return await catalogue.find(self.model)
+        except ModelNotFoundError:
+            # The caller does not know which models an alias has.
+            raise ModelNotFoundError(self.alias.name if self.alias else self.model) from None
 
 
 async def profile_of(
@@ -52,7 +61,7 @@ async def find_card(
     model is known.
     """
     choice = choose_allowed(context, principal, name, profile=profile)
-    return (await context.catalogue.find(choice.model)).card
+    return (await choice.find(context.catalogue)).card
 
 
 def choose_allowed(

@@ -88,14 +88,17 @@ def test_wrong_limit_is_refused(sluice: Sluice) -> None:
 
 def test_alias_is_set_listed_and_removed(sluice: Sluice) -> None:
     options = ("--sticky", "user", "--fallback", "m", "--sunset", "2999-01-01")
-    made = _json(sluice("aliases", "set", "chat", "m=95", "org/n=v=5", *options, "--json"))
+    result = sluice("aliases", "set", "chat", "m=95", "org/n=v=5", *options, "--json")
+    assert 'Warning: No worker has announced "m", "org/n=v".' in result.stderr
+    made = _json(result)
     assert isinstance(made, dict)
     assert (made["weights"], made["replacement"]) == ({"m": 95, "org/n=v": 5}, "m")
     assert sluice("aliases", "list").output.splitlines()[1].split() == (
         ["chat", "m=95", "org/n=v=5", "user", "m", "2999-01-01", "00:00:00", "UTC"]
     )
     for models, message in (
-        (("m=x",), "'models' must be MODEL or MODEL=WEIGHT with an integer. Given: \"m=x\"."),
+        (("m=-1",), 'an integer from 0 to 1000000. Given: "m=-1".'),
+        (("m=x",), "'models' must be MODEL or MODEL=WEIGHT with an integer from 0 to 1000000."),
         (("m", "m=2"), "'models' must name each model once. Given twice: \"m\"."),
         (("m=0",), "'weights' must have a weight greater than 0."),
     ):

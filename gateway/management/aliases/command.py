@@ -4,8 +4,11 @@ from datetime import datetime
 
 import click
 
+from gateway.dispatch.catalogue import Catalogue
+from gateway.errors import shown
 from gateway.management.aliases.schemas import AliasBody
 from gateway.management.aliases.service import AliasService, read_weights
+from gateway.redis_client import MeasuredConnection, converting_errors
 from gateway.tenancy.aliases import Alias, Sticky
 from gateway.terminal.entities import prints, table
 from gateway.terminal.money import Time
@@ -69,7 +72,7 @@ async def set_alias(
 
     Callers are divided over the models by weight, by default 1.
     """
-    return await _service(stores).put(
+    made = await _service(stores).put(
         alias,
         weights=read_weights(models),
         sticky=Sticky(sticky),
@@ -78,6 +81,16 @@ async def set_alias(
         replacement=replacement,
         actor=stores.actor,
     )
+    catalogue = Catalogue(MeasuredConnection(stores.redis))
+    with converting_errors(stores.redis):
+        await catalogue.refresh()
+    if unknown := [model for model in made.models if catalogue.known(model) is None]:
+        click.echo(
+            f"Warning: No worker has announced {', '.join(map(shown, unknown))}. "
+            "Until one does, requests for that model get 404.",
+            err=True,
+        )
+    return made
 
 
 @command.command("list")

@@ -102,7 +102,8 @@ def read_weights(given: Iterable[str]) -> dict[str, int]:
             model, weight = each, "1"
         if not (weight.isascii() and weight.isdigit()):
             raise InvalidParameterError(
-                f"'models' must be MODEL or MODEL=WEIGHT with an integer. Given: {shown(each)}.",
+                "'models' must be MODEL or MODEL=WEIGHT with an integer from 0 to "
+                f"{MAX_WEIGHT}. Given: {shown(each)}.",
                 param="models",
             )
         if model in weights:

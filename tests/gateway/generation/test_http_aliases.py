@@ -33,7 +33,7 @@ class Aliases:
         self._clients = clients
 
     async def define(self, name: str, *, is_over: bool = False, **options: Any) -> None:
-        """Define an alias; `is_over` if its sunset date has passed."""
+        """Define an alias; `is_over` if requests for it get 404."""
         await self._service.put(name, **options)
 
         async def is_applied() -> bool:
@@ -99,6 +99,18 @@ async def test_fallback_runs_what_an_unserved_model_cannot(
     await aliases.define("unsafe", weights={ASLEEP: 1}, fallback="nobody's")
     response = await complete(client, model="unsafe")
     message_of(response, status=503, kind="service_unavailable", code="no_worker")
+
+
+async def test_error_for_a_target_that_no_worker_has_announced_names_the_alias(
+    aliases: Aliases, client: httpx.AsyncClient
+) -> None:
+    await aliases.define("dangling", weights={MODEL: 1})
+    await aliases.define("dangling", weights={"nobody's": 1}, is_over=True)
+    for path in ("/v1/completions", "/tokenize"):
+        response = await client.post(path, json={"model": "dangling", "prompt": "a"})
+        expected = {"kind": "invalid_request_error", "code": "model_not_found", "param": "model"}
+        message = message_of(response, status=404, **expected)
+        assert '"dangling" does not exist' in message
 
 
 async def test_users_of_a_tenant_are_divided_by_weight(
