@@ -29,6 +29,7 @@ from worker.engine.adapters import adapter_limits
 from worker.engine.base import Engine, EngineDeadError, EngineInfo
 from worker.engine.scripted import Script, ScriptedEngine
 from worker.execution.runner import Runner
+from worker.health import open_health
 from worker.queue.heartbeat import Heartbeat
 from worker.queue.link import Link
 from worker.redis_client import connect
@@ -230,9 +231,7 @@ class _Process:
 
     def _open_health(self) -> HealthServer | None:
         settings = self._settings
-        if not settings.health_port:
-            return None
-        return HealthServer(
+        return open_health(
             settings.health_host,
             settings.health_port,
             {

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -82,6 +83,16 @@ def test_invalid_models_are_reported(tmp_path: Path, reason: str, content: Any) 
     result = CliRunner().invoke(command, ["--models", str(path)])
     assert result.exit_code == 2
     assert reason in result.output
+
+
+def test_health_port_in_use_is_reported(tmp_path: Path) -> None:
+    path = tmp_path / "models.json"
+    path.write_text(json.dumps([{"model_path": str(MODEL_FOLDER), "engine": "scripted"}]))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = CliRunner().invoke(command, ["--models", str(path), f"--health-port={port}"])
+    assert result.exit_code == 2
+    assert f"--health-port: cannot listen on 127.0.0.1:{port} (Address already" in result.output
 
 
 @asynccontextmanager

@@ -20,12 +20,12 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from contract import keys, messages
-from contract.health import HealthServer
 from contract.logs import configure_logs
 from contract.messages import WorkerCard, WorkerState
 from contract.metrics import begin_metrics
 from contract.queue import JobQueue
 from contract.tasks import Backoff, end_task
+from worker.health import open_health
 from worker.hosting import telemetry
 from worker.hosting.choice import Hysteresis, choose
 from worker.hosting.settings import HostSettings, read_models
@@ -95,14 +95,10 @@ class Host:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
         settings = self._settings
-        health = (
-            HealthServer(
-                settings.health_host,
-                settings.health_port,
-                {"/healthz": lambda: True, "/readyz": lambda: self._ready_at is not None},
-            )
-            if settings.health_port
-            else None
+        health = open_health(
+            settings.health_host,
+            settings.health_port,
+            {"/healthz": lambda: True, "/readyz": lambda: self._ready_at is not None},
         )
         serving = asyncio.create_task(repeat("serve the models of this host", self._step))
         stopping = asyncio.create_task(self._stop_asked.wait())
