@@ -220,6 +220,10 @@ def test_adapter_that_no_worker_runs_is_listed_as_unserved(
             await Catalogue(redis).remove("narrow")
 
     asyncio.run(announce(max_rank=8))
+    deadline = time.monotonic() + PROCESS_PATIENCE_SECONDS
+    while api.call("GET", "/v1/models/narrow", stack.key()).status_code != 200:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
     source = write_adapter(tmp_path / "wide", alpha=5)
     wide = api.register("acme", "wide", source, base_model="narrow")
     assert (wide["state"], wide["rank"]) == ("ready", 4), wide

@@ -38,6 +38,7 @@ WITHOUT_PANEL = {
     "sluice_batches",
     "sluice_batch_starved_seconds",
     "sluice_worker_heartbeat_gap_seconds",
+    "sluice_worker_ready",
 }
 """Metrics for alerts, runbooks and queries by hand."""
 PANELS = [panel for board in boards() for panel in board.panels]
