@@ -210,7 +210,8 @@ def test_adapter_that_no_worker_runs_is_listed_as_unserved(
 ) -> None:
     async def announce(max_rank: int) -> None:
         async with Redis.from_url(stack.redis.url) as redis:
-            card = messages.decode_card(await redis.hget(keys.MODELS, MODEL))
+            announced: Any = await redis.hget(keys.MODELS, MODEL)
+            card = messages.decode_card(announced)
             assert card.adapters is not None
             support = AdapterSupport(max_rank, card.adapters.modules_digest)
             await FakeWorker(redis, "narrow").announce(adapters=support)
@@ -228,10 +229,16 @@ def test_adapter_that_no_worker_runs_is_listed_as_unserved(
     wide = api.register("acme", "wide", source, base_model="narrow")
     assert (wide["state"], wide["rank"]) == ("ready", 4), wide
     asyncio.run(announce(max_rank=1))
-    assert api.eventually(stack.key(), "wide", 503).json()["error"]["code"] == "no_worker"
-    page = api.call("GET", "/v1/models/wide", stack.key()).json()
+    while (page := api.call("GET", "/v1/models/wide", stack.key()).json()).get("state") in (
+        None,
+        "ready",
+    ):
+        assert time.monotonic() < deadline, page
+        time.sleep(0.05)
     assert (page["ready"], page["state"]) == (False, "no_worker")
     assert api.call("GET", "/v1/models/narrow", stack.key()).json()["ready"] is True
+    refused = api.complete(stack.key(), "wide")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "no_worker")
     asyncio.run(remove())
 
 
