@@ -23,8 +23,8 @@ def announced(redis_server: RedisServer) -> None:
         async with Redis.from_url(redis_server.url) as redis:
             await redis.flushall()
             await FakeWorker(redis, "served").announce()
-            sleep = {"scales_to_zero": True, "load_seconds": 7, "ttl_ms": 1}
-            await FakeWorker(redis, "asleep").announce(**sleep)
+            asleep = FakeWorker(redis, "asleep")
+            await asleep.announce(scales_to_zero=True, load_seconds=7, ttl_ms=1)
             await FakeWorker(redis, "gone").announce(WorkerState.DRAINING)
 
     asyncio.run(announce())
