@@ -8,7 +8,11 @@ from typing import Any, Final
 
 from fastapi import Request
 from python_multipart.exceptions import MultipartParseError
-from python_multipart.multipart import MultipartParser, parse_options_header
+from python_multipart.multipart import (
+    MAX_BOUNDARY_LENGTH,
+    MultipartParser,
+    parse_options_header,
+)
 from starlette.requests import ClientDisconnect
 
 from gateway.concurrency.large_work import INLINE_SIZE, Beside
@@ -273,6 +277,12 @@ def _boundary(request: Request) -> bytes:
     if kind != b"multipart/form-data" or not boundary:
         raise UnsupportedMediaTypeError(
             "'Content-Type' must be multipart/form-data with a boundary."
+        )
+    if len(boundary) > MAX_BOUNDARY_LENGTH:
+        raise InvalidParameterError(
+            f"The boundary in 'Content-Type' must have at most {MAX_BOUNDARY_LENGTH} bytes. "
+            f"Given: {len(boundary)}.",
+            param="Content-Type",
         )
     return boundary
 

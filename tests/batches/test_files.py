@@ -146,7 +146,11 @@ async def test_bad_upload_is_refused_and_leaves_nothing(
 async def test_upload_that_is_no_form_is_refused(client: httpx.AsyncClient) -> None:
     async with client:
         response = await client.post("/v1/files", json={})
+        long = {"content-type": f"multipart/form-data; boundary={'b' * 257}"}
+        refused = await client.post("/v1/files", content=b"", headers=long)
     assert response.status_code == 415
+    assert refused.status_code == 400
+    assert "must have at most 256 bytes. Given: 257." in refused.json()["error"]["message"]
 
 
 async def test_upload_that_breaks_off_leaves_nothing(stack: Stack) -> None:
