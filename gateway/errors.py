@@ -23,7 +23,8 @@
     ├── ConflictError 409
     │   ├── IdempotencyConflictError
     │   ├── IdempotencyInProgressError
-    │   └── RequestCancelledError
+    │   ├── RequestCancelledError
+    │   └── StateConflictError
     ├── PayloadTooLargeError 413
     ├── TargetTooLongError 414
     ├── HeadersTooLargeError 431
@@ -372,6 +373,13 @@ class ConflictError(ApiError):
     status = 409
     type = "conflict"
     code = "already_exists"
+
+
+class StateConflictError(ConflictError):
+    """The state of a resource does not allow the change."""
+
+    code = "conflict"
+    should_retry = False
 
 
 class RequestCancelledError(ConflictError):

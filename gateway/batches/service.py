@@ -11,7 +11,7 @@ from gateway.batches.principals import TOKEN_PREFIX
 from gateway.batches.store import BatchStore
 from gateway.database.engine import Database
 from gateway.database.paging import Page, PageRequest
-from gateway.errors import ConflictError, InvalidParameterError, NotFoundError, shown
+from gateway.errors import InvalidParameterError, NotFoundError, StateConflictError, shown
 from gateway.files.service import FileService, is_id, read_retention
 from gateway.files.store import Owner
 from gateway.tenancy.batches import Batch, BatchStatus, FilePurpose
@@ -124,8 +124,8 @@ class BatchService:
     async def cancel(self, owner: Owner, batch_id: str) -> Batch:
         """Cancel a batch; lines that have ended stay in its result files.
 
-        A batch that is being cancelled stays as it is. Raises NotFoundError, and ConflictError if
-        the batch has ended.
+        A batch that is being cancelled stays as it is. Raises NotFoundError, and
+        StateConflictError if the batch has ended.
         """
         await self.get(owner, batch_id)
         async with self._database.writing() as transaction:
@@ -136,7 +136,7 @@ class BatchService:
                 await store.change(batch_id, status=BatchStatus.CANCELLING, cancelling_at=now)
                 batch = await store.lock(batch_id)
         if batch.status is not BatchStatus.CANCELLING and batch.status is not BatchStatus.CANCELLED:
-            raise ConflictError(
+            raise StateConflictError(
                 f"The batch {shown(batch_id)} cannot be cancelled: it is {batch.status}."
             )
         return batch

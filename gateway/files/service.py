@@ -10,7 +10,7 @@ from typing import Final
 from gateway.database.engine import Database
 from gateway.database.locking import lock_tenant
 from gateway.database.paging import Page, PageRequest
-from gateway.errors import ConflictError, InvalidParameterError, NotFoundError, shown
+from gateway.errors import InvalidParameterError, NotFoundError, StateConflictError, shown
 from gateway.files.blobs import Blobs
 from gateway.files.reader import FileReader
 from gateway.files.store import FileStore, Owner
@@ -88,12 +88,12 @@ class FileService:
             return await FileStore(transaction).page(owner, wanted, purpose=purpose)
 
     async def delete(self, owner: Owner, file_id: str) -> None:
-        """Delete a file. Raises NotFoundError, and ConflictError if a batch still uses it."""
+        """Delete a file. Raises NotFoundError, and StateConflictError if a batch still uses it."""
         await self.get(owner, file_id)
         async with self._database.writing() as transaction:
             store = FileStore(transaction)
             if await store.is_in_use(file_id):
-                raise ConflictError(
+                raise StateConflictError(
                     f"The file {shown(file_id)} belongs to a batch that has not ended. "
                     "Cancel the batch first."
                 )
@@ -103,7 +103,7 @@ class FileService:
     async def require_room(self, tenant_id: str) -> tuple[int, int]:
         """Return the bytes and lines that the tenant's next file may have.
 
-        Raises ConflictError if the tenant has the maximum already.
+        Raises StateConflictError if the tenant has the maximum already.
         """
         self._blobs.require()
         async with self._database.reading() as transaction:
@@ -114,8 +114,8 @@ class FileService:
             raise self._full(used.size, used.lines)
         return min(size, self.limits.size), min(lines, self.limits.lines)
 
-    def _full(self, size: int, lines: int) -> ConflictError:
-        return ConflictError(
+    def _full(self, size: int, lines: int) -> StateConflictError:
+        return StateConflictError(
             f"The files of an account must have at most {self.limits.size_of_tenant} bytes and "
             f"{self.limits.lines_of_tenant} lines. Given: {size} bytes, {lines} lines. "
             "Delete files first."
@@ -159,7 +159,7 @@ class FileService:
         lines: int,
         retention: timedelta | None,
     ) -> File:
-        """Make an uploaded file visible, with these objects. Raises ConflictError."""
+        """Make an uploaded file visible, with these objects. Raises StateConflictError."""
         retention = self.limits.retention if retention is None else retention
         async with self._database.writing() as transaction:
             await lock_tenant(transaction, file.tenant_id)
