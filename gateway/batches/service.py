@@ -56,7 +56,7 @@ class BatchService:
         if output_seconds is not None:
             read_retention(output_seconds, param="output_expires_after.seconds")
         owner = Owner(principal.tenant_id, principal.project_id)
-        file = await self._files.get(owner, input_file_id)
+        file = await self._files.get(owner, input_file_id, param="input_file_id")
         if file.purpose is not FilePurpose.BATCH:
             raise InvalidParameterError(
                 f"'input_file_id' must be a file with the purpose {FilePurpose.BATCH}. "
@@ -154,15 +154,20 @@ def _check_labels(labels: dict[str, str] | None) -> None:
         len(name) <= MAX_LABEL_NAME and len(value) <= MAX_LABEL_VALUE
         for name, value in labels.items()
     )
-    # PostgreSQL cannot store NUL.
-    is_plain = all("\0" not in text for pair in labels.items() for text in pair)
-    if len(labels) > MAX_LABELS or not fits or not is_plain:
+    if len(labels) > MAX_LABELS or not fits:
         raise InvalidParameterError(
             f"'metadata' must have at most {MAX_LABELS} pairs, with names of at most "
             f"{MAX_LABEL_NAME} and values of at most {MAX_LABEL_VALUE} characters. "
             f"Given: {shown(labels)}.",
             param="metadata",
         )
+    for name, value in labels.items():
+        # PostgreSQL cannot store it.
+        if "\0" in name + value:
+            raise InvalidParameterError(
+                f"'metadata' must not contain the character U+0000. Given: {shown({name: value})}.",
+                param="metadata",
+            )
 
 
 def _unknown(param: str, known: Collection[str], given: str) -> InvalidParameterError:

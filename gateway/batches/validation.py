@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from gateway.batches.lines import MAX_CUSTOM_ID_CHARACTERS, InputLine, decode_line
-from gateway.errors import shown
+from gateway.errors import MissingParameterError, shown
 from gateway.tenancy.batches import Chunk
 
 CHUNK_LINES: Final = 32
@@ -17,6 +17,7 @@ CHUNK_BYTES: Final = 256 * 1024
 MAX_ERRORS: Final = 100
 """Errors after which the validation stops."""
 MAX_MODELS: Final = 16
+METHOD: Final = "POST"
 BYTES_OF_TOKEN: Final = 4
 """Bytes of a request for each of its tokens, to estimate them before they are counted."""
 DIGEST_BYTES: Final = 15
@@ -128,6 +129,12 @@ class FileChecker:
                 "custom_id",
             )
         self._custom_ids.add(digest)
+        if found.method != METHOD:
+            raise LineError(
+                "invalid_parameter",
+                f"'method' must be {METHOD}. Given: {shown(found.method)}.",
+                "method",
+            )
         if found.url != self._url:
             raise LineError(
                 "mismatched_url",
@@ -150,6 +157,8 @@ class FileChecker:
         if model in self.models:
             return
         if reason := self._refusal_of(model):
+            if body.model is None:
+                raise _missing("body.model")
             raise LineError("model_not_found", reason, "body.model")
         if len(self.models) == MAX_MODELS:
             raise LineError(
@@ -163,6 +172,11 @@ def error_of(message: str, code: str, param: str | None, line: int | None) -> di
     return {"code": code, "message": message, "param": param, "line": line}
 
 
+def _missing(param: str) -> LineError:
+    error = MissingParameterError(param)
+    return LineError(error.code, error.message, param)
+
+
 def _read(line: bytes) -> InputLine:
     if not line.strip():
         raise LineError("empty_line", "The line is empty.")
@@ -171,11 +185,7 @@ def _read(line: bytes) -> InputLine:
     except msgspec.ValidationError as error:
         missing = _MISSING.search(str(error))
         if missing is not None:
-            raise LineError(
-                "missing_required_parameter",
-                f"The required parameter '{missing[1]}' is missing.",
-                missing[1],
-            ) from None
+            raise _missing(missing[1]) from None
         field = _FIELD.search(str(error))
         param = None if field is None else field[1]
         if param is None:

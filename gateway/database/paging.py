@@ -16,7 +16,7 @@ from gateway.database.tables import (
     ProjectRow,
     TenantRow,
 )
-from gateway.errors import InvalidParameterError
+from gateway.errors import InvalidParameterError, shown
 
 MAX_PAGE: Final = 100
 
@@ -74,7 +74,8 @@ async def read_page(
         last = await transaction.scalar(query.where(table.id == wanted.after)) if is_id else None
         if last is None:
             raise InvalidParameterError(
-                "'after' must be the id of an entry of this list.", param="after"
+                f"'after' must be the id of an entry of this list. Given: {shown(wanted.after)}.",
+                param="after",
             )
         time, id_ = table.created_at, table.id
         is_later = time < last.created_at if wanted.is_newest_first else time > last.created_at

@@ -54,6 +54,27 @@ class FileLimits:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """The most bytes or lines that a file may have."""
+
+    most: int
+    message: str
+    """Names the limit: that of a file, or that of all files of the tenant."""
+
+    @classmethod
+    def of(cls, unit: str, most: int, *, of_tenant: int, used: int) -> "Bound":
+        """Return the smaller one of a file's limit and of what is left to its tenant."""
+        left = of_tenant - used
+        if left < most:
+            return cls(
+                left,
+                f"The files of an account must have at most {of_tenant} {unit}, "
+                f"of which {left} are left.",
+            )
+        return cls(most, f"The file must have at most {most} {unit}.")
+
+
 class FileService:
     """Files of all tenants. All methods raise StoreUnavailableError."""
 
@@ -70,14 +91,17 @@ class FileService:
 
     # -- for customers ---------------------------------------------------------------------------
 
-    async def get(self, owner: Owner, file_id: str) -> File:
-        """Return a file. Raises NotFoundError."""
+    async def get(self, owner: Owner, file_id: str, *, param: str | None = None) -> File:
+        """Return a file. Raises NotFoundError, which names the parameter that has the id."""
         file = None
         if is_id(file_id):
             async with self._database.reading() as transaction:
                 file = await FileStore(transaction).find(owner, file_id)
         if file is None:
-            raise NotFoundError(f"The file {shown(file_id)} does not exist or has expired.")
+            of_param = "" if param is None else f" in '{param}'"
+            raise NotFoundError(
+                f"The file {shown(file_id)}{of_param} does not exist or has expired.", param=param
+            )
         return file
 
     async def page(
@@ -100,19 +124,20 @@ class FileService:
             await store.change(file_id, is_visible=False)
         await self.remove(file_id)
 
-    async def require_room(self, tenant_id: str) -> tuple[int, int]:
-        """Return the bytes and lines that the tenant's next file may have.
+    async def require_room(self, tenant_id: str) -> tuple[Bound, Bound]:
+        """Return the bounds of the bytes and lines of the tenant's next file.
 
         Raises StateConflictError if the tenant has the maximum already.
         """
         self._blobs.require()
         async with self._database.reading() as transaction:
             used = await FileStore(transaction).use_of(tenant_id)
-        size = self.limits.size_of_tenant - used.size
-        lines = self.limits.lines_of_tenant - used.lines
-        if size <= 0 or lines <= 0:
+        limits = self.limits
+        size = Bound.of("bytes", limits.size, of_tenant=limits.size_of_tenant, used=used.size)
+        lines = Bound.of("lines", limits.lines, of_tenant=limits.lines_of_tenant, used=used.lines)
+        if size.most <= 0 or lines.most <= 0:
             raise self._full(used.size, used.lines)
-        return min(size, self.limits.size), min(lines, self.limits.lines)
+        return size, lines
 
     def _full(self, size: int, lines: int) -> StateConflictError:
         return StateConflictError(

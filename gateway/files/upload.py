@@ -25,7 +25,7 @@ from gateway.errors import (
     UnsupportedMediaTypeError,
     shown,
 )
-from gateway.files.service import FileService, read_retention
+from gateway.files.service import Bound, FileService, read_retention
 from gateway.files.store import Owner
 from gateway.http.context import ProcessContext
 from gateway.tenancy.batches import File, FilePurpose
@@ -46,10 +46,10 @@ _ANCHOR: Final = "created_at"
 class LineChecker:
     """Checks the lines of a file while it arrives. `feed` raises InvalidParameterError."""
 
-    def __init__(self, *, most_lines: int, most_bytes_of_line: int) -> None:
+    def __init__(self, bound: Bound, *, most_bytes_of_line: int) -> None:
         self.lines = 0
         """Lines so far, with the one that has not ended."""
-        self._most_lines = most_lines
+        self._bound = bound
         self._most_bytes = most_bytes_of_line
         self._ended = 0
         self._bytes_of_line = 0
@@ -79,11 +79,9 @@ class LineChecker:
         self._bytes_of_line += len(content) - start
         self._check(self._bytes_of_line)
         self.lines = self._ended + (self._bytes_of_line > 0)
-        if self.lines > self._most_lines:
+        if self.lines > self._bound.most:
             raise InvalidParameterError(
-                f"The file must have at most {self._most_lines} lines. Line {self._most_lines + 1} "
-                "is one too many.",
-                param=_FILE,
+                f"{self._bound.message} Line {self._bound.most + 1} is one too many.", param=_FILE
             )
 
     def finish(self) -> None:
@@ -173,7 +171,9 @@ class Form:
         self._value += data[start:end]
         if len(self._value) > MAX_FIELD_BYTES:
             raise InvalidParameterError(
-                f"'{self._field}' must have at most {MAX_FIELD_BYTES} bytes.", param=self._field
+                f"'{self._field}' must have at most {MAX_FIELD_BYTES} bytes. "
+                f"Given: {shown(self._value.decode(errors='replace'))}.",
+                param=self._field,
             )
 
     def _end_part(self) -> None:
@@ -192,14 +192,14 @@ async def receive_upload(
     Raises an ApiError or ClientDisconnect.
     """
     form = Form(_boundary(request))
-    most_bytes, most_lines = await files.require_room(owner.tenant_id)
-    checker = LineChecker(most_lines=most_lines, most_bytes_of_line=context.settings.max_body_bytes)
+    bytes_bound, lines_bound = await files.require_room(owner.tenant_id)
+    checker = LineChecker(lines_bound, most_bytes_of_line=context.settings.max_body_bytes)
     with context.intake.body_of(owner.tenant_id) as hold:
         # An upload holds this much, however long it is.
         hold(PART_BYTES)
         file = await files.begin_upload(owner)
         try:
-            parts = await _store(request, context, files, file, form, checker, most_bytes)
+            parts = await _store(request, context, files, file, form, checker, bytes_bound)
             _check_fields(form)
             checker.finish()
             retention = _read_retention(form.fields)
@@ -218,7 +218,7 @@ async def _store(
     file: File,
     form: Form,
     checker: LineChecker,
-    most_bytes: int,
+    bound: Bound,
 ) -> list[tuple[str, int]]:
     """Store the file of a form in objects; return their keys and sizes."""
     parts: list[tuple[str, int]] = []
@@ -227,8 +227,8 @@ async def _store(
     async for content in _body(request, context):
         found = form.feed(content)
         size += len(found)
-        if size > most_bytes:
-            raise PayloadTooLargeError(f"The file must have at most {most_bytes} bytes.")
+        if size > bound.most:
+            raise PayloadTooLargeError(bound.message)
         held += found
         if len(held) >= PART_BYTES:
             await _put(files, file, bytes(held), parts, checker, beside)

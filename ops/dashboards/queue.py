@@ -4,7 +4,7 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from ops.dashboards.frame import dashboard, row
 from ops.dashboards.panels import Query, graph, heat
-from ops.dashboards.promql import MODEL, NAMESPACE, POOL, highest, quantile, rate
+from ops.dashboards.promql import MODEL, NAMESPACE, POOL, highest, quantile, rate, total
 
 TOKENS = "sluice_gateway_tenant_tokens_total"
 COMPLETIONS = f'{NAMESPACE}, kind="completion"'
@@ -141,11 +141,24 @@ def build() -> Dashboard:
         row(
             "Batches",
             graph(
+                "Batches by status",
+                "short",
+                "Batches that have not ended.",
+                Query(highest("sluice_batches", NAMESPACE, "status"), "{{status}}"),
+                is_stacked=True,
+            ),
+            graph(
                 "Lines of batches",
                 "short",
                 "Lines of running batches: waiting, released to gateways, or done.",
                 Query(highest("sluice_batch_lines", NAMESPACE, "state"), "{{state}}"),
                 is_stacked=True,
+            ),
+            graph(
+                "Lines that gateways run",
+                "short",
+                "Lines of batches that gateways run at the moment.",
+                Query(total("sluice_gateway_batch_lines_running", NAMESPACE), "running"),
             ),
             graph(
                 "Lines that end",
@@ -165,6 +178,13 @@ def build() -> Dashboard:
                     "slack",
                 ),
                 runbooks=["SluiceBatchLate"],
+            ),
+            graph(
+                "Time without an ended line",
+                "s",
+                "Longest time for which no line of a running batch has ended.",
+                Query(highest("sluice_batch_starved_seconds", NAMESPACE), "longest"),
+                runbooks=["SluiceBatchStarved"],
             ),
         ),
     )

@@ -119,7 +119,13 @@ BAD_LINES: list[tuple[bytes, str, str]] = [
     # It exists, but the key may not use it.
     (jsonl(line("foreign", model=MODEL))[:-1], "model_not_found", f'The model "{MODEL}" does not'),
     (jsonl(line("stream", stream=True))[:-1], "invalid_body", "'body.stream' must be false."),
-    (b'{"custom_id":"m","method":"GET","url":"x","body":{}}', "invalid_parameter", "'method' is"),
+    (
+        b'{"custom_id":"m","method":"GET","url":"x","body":{}}',
+        "invalid_parameter",
+        'POST. Given: "GET"',
+    ),
+    (jsonl(line("o") | {"url": 5})[:-1], "mismatched_url", f"batch, {COMPLETIONS}. Given: 5."),
+    (jsonl(line("p", model=None))[:-1], "missing_required_parameter", "parameter: 'body.model'"),
     (b'{"custom_id":"n","method":"POST","url":"x"}', "missing_required_parameter", "'body'"),
     (b'{"custom_id":"","method":"POST","url":"x","body":{}}', "invalid_custom_id", "Given: 0."),
     (b'{"custom_id":1,"method":"POST","url":"x","body":{}}', "invalid_parameter", "'custom_id'"),
@@ -169,19 +175,24 @@ def test_line_of_an_alias_runs_as_its_model(stack: Stack) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "param"),
+    ("changes", "param", "message"),
     [
-        ({"endpoint": "/v1/embeddings"}, "endpoint"),
-        ({"completion_window": "1h"}, "completion_window"),
-        ({"metadata": {str(number): "" for number in range(17)}}, "metadata"),
-        ({"metadata": {"a": "b" * 513}}, "metadata"),
-        ({"output_expires_after": {"anchor": "created_at", "seconds": 1}}, "output_expires_after"),
-        ({"input_file_id": 5}, "input_file_id"),
-        ({"color": "red"}, "color"),
+        ({"endpoint": "/v1/embeddings"}, "endpoint", 'Given: "/v1/embeddings".'),
+        ({"completion_window": "1h"}, "completion_window", 'Given: "1h".'),
+        ({"metadata": {str(number): "" for number in range(17)}}, "metadata", "16 pairs"),
+        ({"metadata": {"a": "b" * 513}}, "metadata", "values of at most 512"),
+        ({"metadata": {"a": "\0"}}, "metadata", "must not contain the character U+0000"),
+        (
+            {"output_expires_after": {"anchor": "created_at", "seconds": 1}},
+            "output_expires_after",
+            "Given: 1.",
+        ),
+        ({"input_file_id": 5}, "input_file_id", "input_file_id"),
+        ({"color": "red"}, "color", "color"),
     ],
 )
 async def test_bad_request_for_a_batch_is_refused_by_name(
-    client: httpx.AsyncClient, changes: dict[str, Any], param: str
+    client: httpx.AsyncClient, changes: dict[str, Any], param: str, message: str
 ) -> None:
     async with client:
         file = await client.post("/v1/files", files={"file": jsonl(line("a"))}, data=PURPOSE)
@@ -192,7 +203,9 @@ async def test_bad_request_for_a_batch_is_refused_by_name(
         }
         response = await client.post("/v1/batches", json=body | changes)
     assert response.status_code == 400
-    assert response.json()["error"]["param"].startswith(param)
+    error = response.json()["error"]
+    assert error["param"].startswith(param)
+    assert message in error["message"]
 
 
 PURPOSE = {"purpose": "batch"}

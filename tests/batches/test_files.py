@@ -118,6 +118,11 @@ BAD: dict[str, tuple[bytes, int, str]] = {
     "no file name": (form(CONTENT, name="file"), 400, "'file' must be a file."),
     "no purpose": (form(CONTENT, purpose=""), 400, "Missing required parameter: 'purpose'."),
     "purpose": (form(CONTENT, purpose="vision"), 400, "'purpose' must be batch."),
+    "long purpose": (
+        form(CONTENT, purpose="p" * 1025),
+        400,
+        "'purpose' must have at most 1024 bytes. Given: \"ppp",
+    ),
     "unknown field": (form(CONTENT, color="red"), 400, 'unknown field "color"'),
     "expiry": (
         form(CONTENT, **{"expires_after[anchor]": "created_at", "expires_after[seconds]": "60"}),
@@ -226,8 +231,11 @@ async def test_only_the_owner_sees_files_and_batches(
                     for after in (ended.id, ended.input_file_id, "missing")
                 ]
                 assert {each.status_code for each in answers} == {400}
+                assert 'Given: "missing".' in answers[-1].json()["error"]["message"]
                 assert len(set(map(message_of, answers))) == 1
-        assert (await stranger.post("/v1/batches", json=body)).status_code == 404
+        refused = await stranger.post("/v1/batches", json=body)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (404, "input_file_id")
+        assert f"\"{ended.input_file_id}\" in 'input_file_id'" in refused.text.replace("\\", "")
     assert tried == len(ids["file_id"]) * 3 + 2
     # Nothing of it was deleted.
     assert openai.files.content(ended.output_file_id or "").content

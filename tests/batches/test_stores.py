@@ -16,7 +16,7 @@ from gateway.adapters.copying import AdapterCopier
 from gateway.database.engine import Database
 from gateway.errors import BadRequestError, ConflictError, StoreUnavailableError
 from gateway.files.blobs import Blobs, MissingBlobError
-from gateway.files.service import FileLimits, FileService
+from gateway.files.service import Bound, FileLimits, FileService
 from gateway.files.store import FileStore, Owner
 from gateway.management.tenants.service import TenantService
 from gateway.tenancy.batches import File
@@ -95,7 +95,10 @@ async def test_file_is_read_across_its_parts_while_they_are_merged(files: FileSe
 
 async def test_file_beyond_the_limits_of_the_tenant_is_refused(files: FileService) -> None:
     await uploaded(files, b"x" * 60)
-    assert await files.require_room("acme") == (40, 10)
+    assert await files.require_room("acme") == (
+        Bound(40, "The files of an account must have at most 100 bytes, of which 40 are left."),
+        Bound(10, "The file must have at most 10 lines."),
+    )
     with pytest.raises(ConflictError, match="at most 100 bytes and 10 lines"):
         await uploaded(files, b"x" * 50)
 

@@ -32,11 +32,8 @@ UNITS = {
 }
 COLUMNS = 24
 WITHOUT_PANEL = {
-    "sluice_gateway_batch_lines_running",
     "sluice_gateway_gone_workers_total",
     "sluice_jobs_task_duration_seconds",
-    "sluice_batches",
-    "sluice_batch_starved_seconds",
     "sluice_worker_heartbeat_gap_seconds",
     "sluice_worker_ready",
 }
