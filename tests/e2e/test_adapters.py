@@ -85,26 +85,36 @@ async def test_tenant_that_alternates_between_adapters_takes_no_turns_of_others(
     sequences = MAX_SEQUENCES // at_once
     ended: list[str] = []
 
-    async def take_turn(key: str, model: str) -> None:
-        async with AsyncOpenAI(base_url=f"{stack.url}/v1", api_key=key, max_retries=0) as client:
-            completion = await client.completions.create(
-                model=model,
-                prompt="Once",
-                n=sequences,
-                max_tokens=4,
-                extra_body={"ignore_eos": True},
-            )
+    async def take_turn(client: AsyncOpenAI, model: str) -> None:
+        completion = await client.completions.create(
+            model=model,
+            prompt="Once",
+            n=sequences,
+            max_tokens=4,
+            extra_body={"ignore_eos": True},
+        )
         assert len(completion.choices) == sequences
-        ended.append(key)
+        ended.append(client.api_key)
+
+    async def have_jobs(tenant: str, all_turns: asyncio.Future[list[None]]) -> None:
+        while store.zscore(keys.active_tenants(MODEL), tenant) is None:
+            assert not all_turns.done()
+            await asyncio.sleep(0.01)
 
     models = [NAMES[number % len(NAMES)] for number in range(turns)]
-    alternating = asyncio.gather(*(take_turn(key, model) for model in models))
-    while store.zscore(keys.active_tenants(MODEL), "painters") is None:
-        assert not alternating.done()
-        await asyncio.sleep(0.01)
-    # The other tenant starts at the same counter.
-    await asyncio.gather(alternating, *(take_turn(base, MODEL) for _ in range(turns)))
-    # `U` and `E` are the jobs that fill the engine. As many ran before the other tenant started.
+    url = f"{stack.url}/v1"
+    async with (
+        AsyncOpenAI(base_url=url, api_key=key, max_retries=0) as painters,
+        AsyncOpenAI(base_url=url, api_key=base, max_retries=0) as steady,
+    ):
+        alternating = asyncio.gather(*(take_turn(painters, model) for model in models))
+        await have_jobs("painters", alternating)
+        # The other tenant starts at the same counter.
+        others = asyncio.gather(*(take_turn(steady, MODEL) for _ in range(turns)))
+        await have_jobs("steady", others)
+        ended.clear()
+        await asyncio.gather(alternating, others)
+    # `U` and `E` are the jobs that fill the engine. As many ran when the other tenant started.
     most = at_once + 2 * at_once + at_once
     counts = Counter[str]()
     for tenant in ended:
