@@ -54,7 +54,7 @@ class AdapterCopier:
 
     async def support_of(self, base_model: str) -> AdapterSupport:
         """Return which adapters the workers of a model serve. Raises NoWorkerError, RedisError."""
-        served = self._catalogue.known(base_model)
+        served = await self._catalogue.look_up(base_model)
         if served is None or served.card.model != base_model or served.card.adapters is None:
             raise NoWorkerError(
                 f"No worker announces the model {shown(base_model)} with adapters. "

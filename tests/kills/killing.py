@@ -12,7 +12,9 @@ from http.client import SERVICE_UNAVAILABLE
 from typing import Any
 
 import uvloop
+from redis import Redis
 
+from contract import keys
 from tests.chaos.client import DONE, Event, Reply, talk
 from tests.chaos.run import RESUMED, keep_logs
 from tests.chaos.transcript import Transcript
@@ -165,12 +167,19 @@ async def kill_repeatedly(stack: Stack, kills: int, rng: random.Random) -> None:
 
 async def stop_and_continue(stack: Stack, worker: str) -> None:
     """Stop a worker's process, but not its engine, until gateways find it gone."""
-    gone, pid = metric(stack.operators, GONE), stack.processes[worker].pid
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        await until(lambda: metric(stack.operators, GONE) > gone, what=f"{worker} being gone")
-    finally:
-        os.kill(pid, signal.SIGCONT)
+    pid, watched = stack.processes[worker].pid, keys.watched_workers(MODEL)
+    with Redis.from_url(stack.redis.url) as store:
+
+        def is_gone() -> bool:
+            names: list[bytes] = store.zrange(watched, 0, -1)
+            return not any(f"-{pid}-" in name.decode() for name in names)
+
+        await until(lambda: not is_gone(), what=f"a heartbeat of {worker}")
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            await until(is_gone, what=f"{worker} being gone")
+        finally:
+            os.kill(pid, signal.SIGCONT)
     # Its late replies and reports are rejected.
     await asyncio.sleep(STOPPED_SECONDS)
 
