@@ -28,10 +28,10 @@ This keeps the sequences full of batch jobs whose prompts have up to eight times
 their completions.
 """
 
-LEAST_FREE_SHARE, MOST_FREE_SHARE = 8, 4
+LEAST_FREE_SHARE, MOST_FREE_SHARE = 1 / 8, 5 / 16
 """Batch jobs leave as many sequences free as requests use, so that most requests preempt none.
 
-One of so many sequences is free at least, and at most.
+These are the least and the most, as shares of the engine's sequences.
 """
 
 
@@ -67,9 +67,8 @@ class Preemption:
             if each.first_token_at is None
         )
         of_requests = jobs.sequences - sum(len(e.open_sequences) for e in jobs.batch.values())
-        kept_free = min(
-            max(of_requests, most_sequences // LEAST_FREE_SHARE), most_sequences // MOST_FREE_SHARE
-        )
+        least, most = (int(e * most_sequences) for e in (LEAST_FREE_SHARE, MOST_FREE_SHARE))
+        kept_free = min(max(of_requests, least), most)
         preemptible = sum(len(each.open_sequences) for each in candidates)
         return Room(
             tokens=self._free_tokens(),
