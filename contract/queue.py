@@ -27,7 +27,7 @@ from contract import clock, keys, messages
 from contract.affinity import MOST_HELD
 from contract.messages import GenerationJob, WorkerCard, WorkerState
 from contract.receipts import JobReceipt, JobState
-from contract.scripts import CommandExecutor, LuaScript
+from contract.scripts import Argument, CommandExecutor, LuaScript
 from contract.tier import TIER_BOOSTS, TIER_RANKS, Lane, ServiceTier, lane_of
 
 PROMPT_COST = 1
@@ -293,7 +293,7 @@ class JobQueue:
             *self._enqueue_keys(tenant, lane),
             *[self._job_prefix + job.id for job in jobs],
         ]
-        arguments: list[str | bytes | int | float] = [
+        arguments: list[Argument] = [
             tenant,
             weight * TIER_BOOSTS[tier],
             most_waiting,
@@ -397,7 +397,7 @@ class JobQueue:
 
         A lease of 0 ms returns the jobs: they count as lost immediately.
         """
-        arguments: list[str | bytes | int | float] = [
+        arguments: list[Argument] = [
             self._job_prefix,
             worker,
             COMPLETION_COST,
@@ -409,26 +409,20 @@ class JobQueue:
         lost = await _EXTEND.run(self._executor, [self._leases, *self._counters], arguments)
         return [job_id.decode() for job_id in lost]
 
-    async def finish(self, worker: str, report: LeaseReport) -> bool:
-        """End a leased job and store its receipt.
+    async def finish(self, worker: str, *reports: LeaseReport) -> bool:
+        """End leased jobs and store their receipts.
 
-        Return False and change nothing if another worker holds the lease or the job has ended.
+        Return False if another worker holds the lease of one of them or it has ended. That job is
+        unchanged.
         """
+        arguments: list[Argument] = [worker, COMPLETION_COST, PROMPT_COST]
+        for report in reports:
+            arguments += report
+        jobs = [self._job_prefix + report.job_id for report in reports]
         finished = await _FINISH.run(
-            self._executor,
-            [self._leases, self._job_prefix + report.job_id, *self._counters],
-            [
-                report.job_id,
-                worker,
-                report.attempt,
-                COMPLETION_COST,
-                report.completion_tokens,
-                report.prompt_tokens,
-                report.cached_tokens,
-                PROMPT_COST,
-            ],
+            self._executor, [self._leases, *self._counters, *jobs], arguments
         )
-        return bool(finished)
+        return bool(finished == len(reports))
 
     async def charge(self, worker: str, job_id: str, attempt: int, units: float) -> bool:
         """Charge the tenant of a leased job for service units besides its tokens.

@@ -13,7 +13,7 @@
 -- ARGV[1] id  ARGV[2] tenant  ARGV[3] control prefix
 -- Output 0 unknown or ended, 1 was waiting and is deleted, 2 is leased, 3 was lost and has ended
 local leases, key = KEYS[1], KEYS[2]
-local job = redis.call('HMGET', key, 'worker', 'cancelled', 'settled', 'completion', 'prompt',
+local job = call('HMGET', key, 'worker', 'cancelled', 'settled', 'completion', 'prompt',
   'cached', 'gateway', 'attempt', 'place', 'engine')
 local worker = job[1]
 if not worker then return 0 end
@@ -26,35 +26,35 @@ if worker == '' then
   if tonumber(job[4] or '0') + tonumber(job[5] or '0') > 0 then
     end_with_receipt()
   else
-    redis.call('DEL', key)
+    call('DEL', key)
   end
   local lane = is_batch(job[9]) and 13 or 3
   local active, last, waiting = KEYS[lane], KEYS[lane + 2], KEYS[lane + 3]
   local queue = KEYS[lane + 8]
-  local place = redis.call('ZSCORE', queue, ARGV[1])
+  local place = call('ZSCORE', queue, ARGV[1])
   if place then
-    redis.call('ZREM', queue, ARGV[1])
-    redis.call('ZREM', KEYS[lane + 7], ARGV[1])
-    redis.call('DECR', waiting)
+    call('ZREM', queue, ARGV[1])
+    call('ZREM', KEYS[lane + 7], ARGV[1])
+    call('DECR', waiting)
     -- As on a claim, the number of jobs that can be shed may change.
     recount(KEYS[lane + 5], queue, ARGV[2], math.floor(place / tier_span))
   end
-  if redis.call('ZCARD', queue) == 0 and redis.call('ZREM', active, ARGV[2]) == 1 then
-    redis.call('SET', last, ARGV[2])
-    redis.call('HDEL', KEYS[lane + 9], 'at', 'given')
-    if redis.call('ZCARD', active) == 0 then redis.call('HDEL', KEYS[lane + 6], 'at', 'given') end
+  if call('ZCARD', queue) == 0 and call('ZREM', active, ARGV[2]) == 1 then
+    call('SET', last, ARGV[2])
+    call('HDEL', KEYS[lane + 9], 'at', 'given')
+    if call('ZCARD', active) == 0 then call('HDEL', KEYS[lane + 6], 'at', 'given') end
   end
   return 1
 end
 
 if not job[2] then
-  redis.call('HSET', key, 'cancelled', 1)
-  redis.call('RPUSH', ARGV[3] .. worker, ARGV[1])
-  redis.call('PEXPIRE', ARGV[3] .. worker, 60000)
+  call('HSET', key, 'cancelled', 1)
+  call('RPUSH', ARGV[3] .. worker, ARGV[1])
+  call('PEXPIRE', ARGV[3] .. worker, 60000)
 end
-local lease = tonumber(redis.call('ZSCORE', leases, ARGV[1]) or '0')
+local lease = tonumber(call('ZSCORE', leases, ARGV[1]) or '0')
 if lease > now_ms() then return 2 end
 
-redis.call('ZREM', leases, ARGV[1])
+call('ZREM', leases, ARGV[1])
 end_with_receipt()
 return 3

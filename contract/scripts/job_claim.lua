@@ -60,7 +60,7 @@ local out, taken = {0, 0, 0, 0, 0, 0}, 0
 local memory_seconds, pace_expiry_ms = 30, 600000
 
 local function note_pace(key, number, has_more)
-  local pace = redis.call('HMGET', key, 'claims', 'squares', 'seconds', 'at')
+  local pace = call('HMGET', key, 'claims', 'squares', 'seconds', 'at')
   local claimed, squares, seconds = tonumber(pace[1] or '0'), tonumber(pace[2] or '0'),
     tonumber(pace[3] or '0')
   if pace[4] then
@@ -74,17 +74,19 @@ local function note_pace(key, number, has_more)
     local kept = 1 / math.max(seconds, 1)
     claimed, squares, seconds = claimed * kept, squares * kept, seconds * kept
   end
-  redis.call('HSET', key, 'claims', string.format('%.6f', claimed),
+  call('HSET', key, 'claims', string.format('%.6f', claimed),
     'squares', string.format('%.9f', squares), 'seconds', string.format('%.6f', seconds),
     'at', string.format('%.0f', now))
-  redis.call('PEXPIRE', key, pace_expiry_ms)
-  if not has_more then redis.call('HDEL', key, 'at', 'given') end
+  call('PEXPIRE', key, pace_expiry_ms)
+  if not has_more then call('HDEL', key, 'at', 'given') end
 end
 
 local holders, held_prefix, doorbell_prefix = KEYS[18], ARGV[18], ARGV[19]
 local patience, prefill_us, quantum = tonumber(ARGV[20]), tonumber(ARGV[21]), tonumber(ARGV[22])
-local uses_affinity = patience > 0 and redis.call('EXISTS', holders) == 1
-local holds_any = uses_affinity and redis.call('EXISTS', held_prefix .. worker) == 1
+-- One command for two keys that often are absent: published digests, and batch jobs.
+local extras = call('EXISTS', holders, KEYS[10])
+local uses_affinity = patience > 0 and extras > 0 and call('EXISTS', holders) == 1
+local holds_any = uses_affinity and call('EXISTS', held_prefix .. worker) == 1
 local most_candidates, most_kept_tenants, doorbell_expiry_ms = 16, 8, 10000
 local engine = ARGV[23]
 local free_slots, most_slotless_tenants, has_slot = tonumber(ARGV[24]), 100, {}
@@ -110,7 +112,7 @@ end
 -- Note what of a job the worker holds: prompt tokens in its cache, and their sum with other tokens.
 local function match(job)
   if not holds_any then return end
-  job.is_held = redis.call('SMISMEMBER', held_prefix .. worker, unpack(job.digests))
+  job.is_held = call('SMISMEMBER', held_prefix .. worker, unpack(job.digests))
   job.is_complete = job.is_held[1] == 1
   for record = #job.digests, 1, -1 do
     if job.is_held[record] == 1 then
@@ -128,7 +130,7 @@ end
 local function look_at(id)
   local job = seen[id]
   if job then return job end
-  local fields = redis.call('HMGET', job_prefix .. id, 'need_tokens', 'sequences', 'affinity',
+  local fields = call('HMGET', job_prefix .. id, 'need_tokens', 'sequences', 'affinity',
     'passed_at', 'kept_for', 'kept_until')
   job = {key = job_prefix .. id, exists = fields[1], score = 0, cached = 0, passed_at = fields[4],
     kept_for = fields[5], kept_until = fields[6] and tonumber(fields[6])}
@@ -150,7 +152,7 @@ end
 local function note_passed(job)
   if job.passed_at then return false end
   job.passed_at = now
-  redis.call('HSET', job.key, 'passed_at', now)
+  call('HSET', job.key, 'passed_at', now)
   return true
 end
 
@@ -159,25 +161,25 @@ local function keep(job)
   local may_wait = keeps_jobs and prefill_us > 0 and job.digests
   if not may_wait or job.is_complete or job.is_due or job.kept_until then return false end
   local patience_left = job.passed_at and patience - (now - job.passed_at) or patience
-  for record, holder in ipairs(redis.call('HMGET', holders, unpack(job.digests))) do
+  for record, holder in ipairs(call('HMGET', holders, unpack(job.digests))) do
     local digest, tokens, is_added = job.digests[record], tokens_of(job.affinity, record)
     local is_held = job.is_held and job.is_held[record] == 1
     local gain = is_held and 0 or is_added and tokens or tokens - job.cached
     local wait = math.min(math.floor(gain * prefill_us / 1000), patience_left)
     if holder and holder ~= worker and wait >= 1 then
-      if redis.call('SISMEMBER', held_prefix .. holder, digest) == 1 then
+      if call('SISMEMBER', held_prefix .. holder, digest) == 1 then
         job.kept_for, job.kept_until = holder, now + wait
-        redis.call('HSET', job.key, 'kept_for', holder, 'kept_until', job.kept_until)
+        call('HSET', job.key, 'kept_for', holder, 'kept_until', job.kept_until)
         note_passed(job)
         out[5] = out[5] + 1
         local doorbell = doorbell_prefix .. holder
-        if redis.call('LLEN', doorbell) == 0 then
-          redis.call('RPUSH', doorbell, 1)
-          redis.call('PEXPIRE', doorbell, doorbell_expiry_ms)
+        if call('LLEN', doorbell) == 0 then
+          call('RPUSH', doorbell, 1)
+          call('PEXPIRE', doorbell, doorbell_expiry_ms)
         end
         return true
       end
-      redis.call('HDEL', holders, digest)
+      call('HDEL', holders, digest)
     end
   end
   return false
@@ -195,13 +197,13 @@ end
 -- Choose the next job of a tenant's queue. Return its id, its place, whether the queue has no other
 -- job, and its prompt tokens in the worker's cache; nil, nil and false if all candidates are kept.
 local function choose(queue, may_keep)
-  local entries = redis.call('ZRANGE', queue, 0, 1, 'WITHSCORES')
+  local entries = call('ZRANGE', queue, 0, 1, 'WITHSCORES')
   local first, is_last = entries[1] and uses_affinity and look_at(entries[1]), not entries[3]
   if not first or not first.affinity or first.is_due or first.is_complete and not is_kept(first) then
     return entries[1], tonumber(entries[2]), is_last, first and first.cached or 0
   end
   if not is_last then
-    entries = redis.call('ZRANGE', queue, 0, most_candidates - 1, 'WITHSCORES')
+    entries = call('ZRANGE', queue, 0, most_candidates - 1, 'WITHSCORES')
   end
   -- Candidates have the first one's tier, and have started before like it, or not. A job that has
   -- started is not kept.
@@ -240,7 +242,8 @@ local function claim_from(lane, queue_prefix, pace_prefix, prompt_room, blocked)
   local active, counters, last = KEYS[lane], KEYS[lane + 1], KEYS[lane + 2]
   local waiting, doorbell, sheddable = KEYS[lane + 3], KEYS[lane + 4], KEYS[lane + 5]
   local pace, arrivals = KEYS[lane + 6], KEYS[lane + 7]
-  local claims, visits, taken_before, has_more = {}, 0, taken, true
+  local claims, visits, taken_before, has_more = {}, 0, taken, nil
+  local leased, removed, places, changed = {}, {}, {}, {}
 
   -- Return whether a job with this adapter has a slot, or gets one.
   local function take_slot(adapter)
@@ -254,11 +257,11 @@ local function claim_from(lane, queue_prefix, pace_prefix, prompt_room, blocked)
 
   -- Lease a job of which the worker's cache has these tokens. Return false if claiming stops, nil if
   -- the job waits for a slot.
-  local function lease(id, tenant, cached)
+  local function lease(id, tenant, cached, is_last)
     local key = job_prefix .. id
     -- A job without a hash has expired: its id is dropped without a charge.
-    local job = redis.call('HMGET', key, 'need_tokens', 'sequences', 'prompt_tokens', 'weight',
-      'payload', 'reported', 'adapter')
+    local job = call('HMGET', key, 'need_tokens', 'sequences', 'prompt_tokens', 'weight',
+      'payload', 'reported', 'adapter', 'attempt')
     if not job[1] then return true end
     local tokens, sequences = tonumber(job[1]), math.min(tonumber(job[2]), most_sequences)
     local fits = tokens <= room_tokens and sequences <= room_sequences
@@ -275,22 +278,23 @@ local function claim_from(lane, queue_prefix, pace_prefix, prompt_room, blocked)
     end
     prompt_room = prompt_room - job[3]
     room_tokens, room_sequences = room_tokens - tokens, room_sequences - sequences
-    local attempt = redis.call('HINCRBY', key, 'attempt', 1)
+    local attempt = job[8] + 1
     if attempt == 1 then
       local uncached = job[3] - cached
-      redis.call('HSET', key, 'worker', worker, 'engine', engine, 'uncached', uncached)
-      charge(active, counters, tenant, prompt_cost * uncached / job[4])
+      call('HSET', key, 'attempt', '1', 'worker', worker, 'engine', engine, 'uncached', uncached)
+      charge(not is_last and active, counters, tenant, prompt_cost * uncached / job[4])
     else
-      redis.call('HSET', key, 'worker', worker, 'engine', engine)
+      call('HSET', key, 'attempt', attempt, 'worker', worker, 'engine', engine)
     end
-    if job[6] then redis.call('HDEL', key, 'reported') end
-    redis.call('ZADD', leases, expiry, id)
+    if job[6] then call('HDEL', key, 'reported') end
+    leased[#leased + 1] = expiry
+    leased[#leased + 1] = id
     taken, prompt_tokens = taken + 1, prompt_tokens + job[3]
     claims[tenant] = (claims[tenant] or 0) + 1
-    local arrived = redis.call('ZSCORE', arrivals, id)
     out[#out + 1] = id
     out[#out + 1] = attempt
-    out[#out + 1] = arrived and math.max(now - arrived, 0) or -1
+    out[#out + 1] = -1
+    places[#removed + 1] = #out
     out[#out + 1] = job[5]
     return true
   end
@@ -300,18 +304,19 @@ local function claim_from(lane, queue_prefix, pace_prefix, prompt_room, blocked)
   local index, kept, slotless, ceiling, only_kept = 0, 0, 0, math.huge, false
   while taken < most_jobs and visits < 1000 do
     visits = visits + 1
-    local tenant, counter = unpack(redis.call('ZRANGE', active, index, index, 'WITHSCORES'))
+    local nearest = call('ZRANGE', active, index, index + 1, 'WITHSCORES')
+    local tenant, counter, is_only = nearest[1], nearest[2], index == 0 and not nearest[3]
     if not tenant or slotless == most_slotless_tenants then
       has_more, only_kept = index > 0, index > 0 and slotless == 0
       break
     end
     if keeps_jobs and (tonumber(counter) > ceiling or kept == most_kept_tenants) then
       index, kept, slotless, keeps_jobs, out[3] = 0, 0, 0, false, 0
-      tenant = redis.call('ZRANGE', active, 0, 0)[1]
+      tenant, is_only = call('ZRANGE', active, 0, 0)[1], false
     end
     local queue = queue_prefix .. tenant
     local id, place, is_last, cached = choose(queue, lane == 2)
-    local is_leased = id and lease(id, tenant, cached)
+    local is_leased = id and lease(id, tenant, cached, is_last)
     if not id and not is_last then
       if kept == 0 then ceiling = counter + quantum end
       index, kept = index + 1, kept + 1
@@ -320,27 +325,38 @@ local function claim_from(lane, queue_prefix, pace_prefix, prompt_room, blocked)
     else
       if id then
         if not is_leased then break end
-        redis.call('ZREM', queue, id)
-        redis.call('ZREM', arrivals, id)
-        redis.call('DECR', waiting)
+        call('ZREM', queue, id)
+        removed[#removed + 1] = id
         local rank = math.floor(place / tier_span)
-        if is_last then
-          redis.call('ZREM', sheddable, rank .. ' ' .. tenant)
-        else
-          recount(sheddable, queue, tenant, rank)
-        end
+        local fresh = rank .. ' ' .. tenant
+        if is_last then call('ZREM', sheddable, fresh) end
+        changed[fresh] = not is_last and {queue, tenant, rank} or nil
       end
+      has_more = true
       if is_last then
-        redis.call('ZREM', active, tenant)
-        redis.call('SET', last, tenant)
+        call('ZREM', active, tenant)
+        call('SET', last, tenant)
         note_pace(pace_prefix .. tenant, claims[tenant] or 0, false)
         claims[tenant] = nil
+        if is_only then
+          has_more = false
+          break
+        end
       end
     end
   end
 
+  if #leased > 0 then call('ZADD', leases, unpack(leased)) end
+  if #removed > 0 then
+    for i, arrived in ipairs(call('ZMSCORE', arrivals, unpack(removed))) do
+      if arrived and places[i] then out[places[i]] = math.max(now - arrived, 0) end
+    end
+    call('ZREM', arrivals, unpack(removed))
+    call('DECRBY', waiting, #removed)
+    for _, each in pairs(changed) do recount(sheddable, unpack(each)) end
+  end
   for tenant, number in pairs(claims) do note_pace(pace_prefix .. tenant, number, true) end
-  has_more = has_more and redis.call('ZCARD', active) > 0
+  if has_more == nil then has_more = call('ZCARD', active) > 0 end
   local is_backlog = has_more and not only_kept
   if taken > taken_before or not is_backlog then
     note_pace(pace, taken - taken_before, is_backlog)
@@ -348,16 +364,16 @@ local function claim_from(lane, queue_prefix, pace_prefix, prompt_room, blocked)
 
   -- If jobs remain, wake the next worker; else remove the wake-up tokens. This worker claims again
   -- when a kept job is free. If it may then be full, because it has claimed others, so does the next.
-  if not is_backlog then redis.call('DEL', doorbell) end
+  if not is_backlog then call('DEL', doorbell) end
   if is_backlog or only_kept and taken > taken_before then
-    if redis.call('LLEN', doorbell) == 0 then redis.call('RPUSH', doorbell, 1) end
+    if call('LLEN', doorbell) == 0 then call('RPUSH', doorbell, 1) end
   end
   return has_more
 end
 
 local has_more = claim_from(2, ARGV[14], ARGV[15], math.huge, 1)
 out[2] = taken
-if not has_more and redis.call('EXISTS', KEYS[10]) == 1 then
+if not has_more and extras > 0 and call('EXISTS', KEYS[10]) == 1 then
   room_tokens, room_sequences = room_tokens - ARGV[11], room_sequences - ARGV[12]
   empty = empty and ARGV[11] == '0'
   claim_from(10, ARGV[16], ARGV[17], tonumber(ARGV[13]), 2)

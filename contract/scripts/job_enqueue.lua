@@ -45,18 +45,20 @@ local jobs, admitted = #KEYS - first_job, tonumber(ARGV[11])
 local is_later_part = admitted == 0
 local least_promised_ms, most_promised_ms, promise_grace_ms, enough_seconds = 1000, 60000, 2000, 5
 local most_rings = 256
-local depth = tonumber(redis.call('GET', waiting) or '0')
-local tenant_depth = redis.call('ZCARD', queue)
+local depth = tonumber(call('GET', waiting) or '0')
+local tenant_depth = call('ZCARD', queue)
 local now = now_ms()
 
-if redis.call('EXISTS', KEYS[first_job + 1]) == 1 then return {0, depth, 0} end
+-- One command for three keys that usually are absent.
+local has_promises = call('EXISTS', KEYS[first_job + 1], model_promises, tenant_promises) > 0
+if has_promises and call('EXISTS', KEYS[first_job + 1]) == 1 then return {0, depth, 0} end
 
 -- Returns claims per millisecond, the gap between claim calls in milliseconds, and the seconds of
 -- measurement. The gap is the mean over time, computed from the squares: the mean length of the gap
 -- that contains a random moment. Calls come in bursts when many sequences end at once, so this is
 -- much longer than the mean over calls.
 local function pace_of(key)
-  local pace = redis.call('HMGET', key, 'claims', 'squares', 'seconds')
+  local pace = call('HMGET', key, 'claims', 'squares', 'seconds')
   local claims, seconds = tonumber(pace[1] or '0'), tonumber(pace[3] or '0')
   if claims == 0 then return nil, 0, 0 end
   return claims / math.max(seconds, 1) / 1000, (pace[2] or 0) / math.max(seconds, 0.001) * 1000,
@@ -66,7 +68,7 @@ end
 local function pace_of_tenant()
   local rate, gap, seconds = pace_of(tenant_pace)
   local model_rate, model_gap, model_seconds = pace_of(model_pace)
-  local share = model_rate and model_rate / math.max(redis.call('ZCARD', active), 1)
+  local share = model_rate and model_rate / math.max(call('ZCARD', active), 1)
   if not share or (rate and rate > share) then return rate, gap, seconds end
   return share, model_gap, model_seconds
 end
@@ -75,34 +77,34 @@ end
 local function promise(key, promises, number, rate, gap)
   if not rate then return 0 end
   local soonest = now + math.max(least_promised_ms - gap, 0)
-  local given = math.max(tonumber(redis.call('HGET', key, 'given') or '0'), soonest) + number / rate
+  local given = math.max(tonumber(call('HGET', key, 'given') or '0'), soonest) + number / rate
   local due = given + gap
   if due > now + most_promised_ms then return most_promised_ms end
-  redis.call('HSET', key, 'given', string.format('%.3f', given))
+  call('HSET', key, 'given', string.format('%.3f', given))
   local due_at = string.format('%.3f', due)
   for i = 1, number do
-    redis.call('ZADD', promises, due_at, ARGV[first_argument] .. ' ' .. i)
+    call('ZADD', promises, due_at, ARGV[first_argument] .. ' ' .. i)
   end
-  redis.call('PEXPIRE', promises, most_promised_ms + promise_grace_ms)
+  call('PEXPIRE', promises, most_promised_ms + promise_grace_ms)
   return math.ceil(due - now)
 end
 
 -- Returns the places that are held for other requests. It is 0 for a request that takes a due
 -- promise. The promise is then used up, whether the request finds room or not.
 local function promised(key, promises, most)
-  redis.call('ZREMRANGEBYSCORE', promises, '-inf', now - promise_grace_ms)
-  local due = redis.call('ZRANGEBYSCORE', promises, '-inf', now, 'LIMIT', 0, admitted)
+  call('ZREMRANGEBYSCORE', promises, '-inf', now - promise_grace_ms)
+  local due = call('ZRANGEBYSCORE', promises, '-inf', now, 'LIMIT', 0, admitted)
   if #due > 0 then
-    redis.call('ZREM', promises, unpack(due))
+    call('ZREM', promises, unpack(due))
     return 0
   end
   local _, gap = pace_of(key)
-  return math.min(redis.call('ZCOUNT', promises, '-inf', now + gap), math.floor(most / 2))
+  return math.min(call('ZCOUNT', promises, '-inf', now + gap), math.floor(most / 2))
 end
 local held, tenant_held, excess, tenant_excess = 0, 0, 0, 0
 
 if not is_later_part then
-  if redis.call('EXISTS', model_promises, tenant_promises) > 0 then
+  if has_promises then
     held = promised(model_pace, model_promises, ARGV[3])
     tenant_held = promised(tenant_pace, tenant_promises, ARGV[4])
   end
@@ -113,14 +115,14 @@ end
 local function count_own(lowest)
   local own = 0
   for tier = lowest, rank + 1, -1 do
-    own = own + redis.call('ZCOUNT', queue, tier * tier_span + begun_span,
+    own = own + call('ZCOUNT', queue, tier * tier_span + begun_span,
       (tier + 1) * tier_span - 1)
   end
   return own
 end
 local lowest = -1
 if excess + held > 0 or tenant_excess + tenant_held > 0 then
-  local bottom = redis.call('ZREVRANGE', sheddable, 0, 0, 'WITHSCORES')[2]
+  local bottom = call('ZREVRANGE', sheddable, 0, 0, 'WITHSCORES')[2]
   lowest = bottom and math.floor(bottom / tier_span) or -1
 end
 -- Held places do not reject a request that could shed a job.
@@ -129,7 +131,7 @@ if tenant_excess + tenant_held > 0 and count_own(lowest) < math.max(tenant_exces
 end
 if excess + held > 0 then
   local found, needed = 0, math.max(excess, 1)
-  local entries = redis.call('ZREVRANGEBYSCORE', sheddable, '+inf', (rank + 1) * tier_span,
+  local entries = call('ZREVRANGEBYSCORE', sheddable, '+inf', (rank + 1) * tier_span,
     'WITHSCORES', 'LIMIT', 0, needed)
   for i = 2, #entries, 2 do found = found + entries[i] % tier_span end
   if found < needed then
@@ -141,7 +143,7 @@ end
 -- measured pace.
 local ahead = 0
 if tenant_depth > 0 and not is_later_part then
-  ahead = redis.call('ZCOUNT', queue, '-inf', (rank + 1) * tier_span - 1)
+  ahead = call('ZCOUNT', queue, '-inf', (rank + 1) * tier_span - 1)
 end
 if ahead > 0 then
   local rate, gap, seconds = pace_of_tenant()
@@ -152,21 +154,21 @@ end
 local out = {1, 0, 0}
 local function shed(owner, tier)
   local its_queue = queue_prefix .. owner
-  local newest = redis.call('ZREVRANGEBYSCORE', its_queue, (tier + 1) * tier_span - 1,
+  local newest = call('ZREVRANGEBYSCORE', its_queue, (tier + 1) * tier_span - 1,
     tier * tier_span + begun_span, 'LIMIT', 0, 1)[1]
   if not newest then
     recount(sheddable, its_queue, owner, tier)
     return false
   end
-  local victim = redis.call('HMGET', job_prefix .. newest, 'gateway', 'handle')
-  redis.call('DEL', job_prefix .. newest)
-  redis.call('ZREM', its_queue, newest)
-  redis.call('ZREM', arrivals, newest)
-  redis.call('DECR', waiting)
+  local victim = call('HMGET', job_prefix .. newest, 'gateway', 'handle')
+  call('DEL', job_prefix .. newest)
+  call('ZREM', its_queue, newest)
+  call('ZREM', arrivals, newest)
+  call('DECR', waiting)
   recount(sheddable, its_queue, owner, tier)
-  if redis.call('ZCARD', its_queue) == 0 and redis.call('ZREM', active, owner) == 1 then
-    redis.call('SET', last, owner)
-    redis.call('HDEL', pace_prefix .. owner, 'at', 'given')
+  if call('ZCARD', its_queue) == 0 and call('ZREM', active, owner) == 1 then
+    call('SET', last, owner)
+    call('HDEL', pace_prefix .. owner, 'at', 'given')
   end
   if victim[1] then
     out[#out + 1] = victim[1]
@@ -180,39 +182,39 @@ while tenant_excess > 0 and lowest > rank do
   if shed(tenant, lowest) then tenant_excess = tenant_excess - 1 else lowest = lowest - 1 end
 end
 while excess > 0 do
-  local most = redis.call('ZREVRANGE', sheddable, 0, 0)[1]
+  local most = call('ZREVRANGE', sheddable, 0, 0)[1]
   local tier, owner = string.match(most or '0 ', '^(%d+) (.*)$')
   if tonumber(tier) <= rank then break end
   shed(owner, tonumber(tier))
 end
 
 -- Shed jobs may have been this tenant's own.
-local was_empty = tenant_depth == 0 or redis.call('ZCARD', queue) == 0
+local was_empty = tenant_depth == 0 or call('ZCARD', queue) == 0
 if was_empty then begin_waiting(active, counters, last, tenant) end
 
-local before = rank * tier_span + redis.call('INCRBY', KEYS[11], jobs) - jobs
+local before = rank * tier_span + call('INCRBY', KEYS[11], jobs) - jobs
 for i = 1, jobs do
   local a = first_argument + (i - 1) * fields
   -- A job that returns to the queue goes before all jobs that never started.
   local key, place = KEYS[first_job + i], string.format('%.0f', before + i)
-  redis.call('HSET', key, 'tenant', tenant, 'weight', weight, 'prompt_tokens', ARGV[a + 1],
+  call('HSET', key, 'tenant', tenant, 'weight', weight, 'prompt_tokens', ARGV[a + 1],
     'sequences', ARGV[a + 2], 'need_tokens', ARGV[a + 3], 'gateway', ARGV[a + 4],
     'handle', ARGV[a + 5], 'payload', ARGV[a + 6],
-    'place', place, 'attempt', 0, 'charged', 0, 'worker', '')
-  if ARGV[a + 7] ~= '' then redis.call('HSET', key, 'affinity', ARGV[a + 7]) end
-  if ARGV[a + 8] ~= '' then redis.call('HSET', key, 'adapter', ARGV[a + 8]) end
-  redis.call('PEXPIRE', key, ARGV[5])
-  redis.call('ZADD', queue, before + begun_span + i, ARGV[a])
-  redis.call('ZADD', arrivals, now, ARGV[a])
+    'place', place, 'attempt', '0', 'charged', '0', 'worker', '')
+  if ARGV[a + 7] ~= '' then call('HSET', key, 'affinity', ARGV[a + 7]) end
+  if ARGV[a + 8] ~= '' then call('HSET', key, 'adapter', ARGV[a + 8]) end
+  call('PEXPIRE', key, ARGV[5])
+  call('ZADD', queue, before + begun_span + i, ARGV[a])
+  call('ZADD', arrivals, now, ARGV[a])
 end
 if was_empty then
-  redis.call('ZADD', sheddable, rank * tier_span + jobs, rank .. ' ' .. tenant)
+  call('ZADD', sheddable, rank * tier_span + jobs, rank .. ' ' .. tenant)
 else
   recount(sheddable, queue, tenant, rank)
 end
-redis.call('INCRBY', waiting, jobs)
-if redis.call('RPUSH', doorbell, 1) > most_rings then
-  redis.call('LTRIM', doorbell, 0, most_rings - 1)
+call('INCRBY', waiting, jobs)
+if call('RPUSH', doorbell, 1) > most_rings then
+  call('LTRIM', doorbell, 0, most_rings - 1)
 end
 out[2] = depth + jobs
 if #out > 3 then

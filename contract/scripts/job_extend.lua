@@ -17,7 +17,7 @@ local expiry = now_ms() + ARGV[4]
 local lost = {}
 for i = 6, #ARGV, 5 do
   local id, key = ARGV[i], ARGV[1] .. ARGV[i]
-  local job = redis.call('HMGET', key, 'worker', 'attempt', 'tenant', 'weight', 'charged',
+  local job = call('HMGET', key, 'worker', 'attempt', 'tenant', 'weight', 'charged',
     'cancelled', 'place', 'uncached')
   local is_held = job[1] == ARGV[2] and job[2] == ARGV[i + 1]
   if is_held then
@@ -28,10 +28,10 @@ for i = 6, #ARGV, 5 do
       charge(KEYS[lane], KEYS[lane + 1], job[3], (ARGV[3] * tokens + ARGV[5] * prompt) / job[4])
       charged = charged + tokens
     end
-    redis.call('HSET', key, 'charged', charged, 'completion', ARGV[i + 2], 'prompt', ARGV[i + 3],
+    call('HSET', key, 'charged', charged, 'completion', ARGV[i + 2], 'prompt', ARGV[i + 3],
       'cached', ARGV[i + 4])
-    redis.call('HDEL', key, 'reported', ARGV[i + 3] == '0' and 'reported' or 'uncached')
-    redis.call('ZADD', leases, expiry, id)
+    call('HDEL', key, 'reported', ARGV[i + 3] == '0' and 'reported' or 'uncached')
+    call('ZADD', leases, expiry, id)
   end
   if not is_held or job[6] then lost[#lost + 1] = id end
 end

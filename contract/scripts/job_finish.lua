@@ -1,25 +1,36 @@
--- End a leased job: charge what is left (see job_extend) and leave a receipt, the final counts, for
--- its gateway.
+-- End leased jobs of a worker: charge what is left (see job_extend) and leave receipts, the final
+-- counts, for their gateways.
 --
 -- A receipt has no worker field, so checks for the lease holder fail; gateway and attempt identify
 -- what ended.
 --
--- KEYS[1] leases  KEYS[2] job
--- KEYS[3..4] of requests: active tenants, service counters  KEYS[5..6] the same of batch jobs
--- ARGV[1] id  ARGV[2] worker  ARGV[3] attempt  ARGV[4] cost of a completion token
--- ARGV[5] completion tokens in all  ARGV[6] prompt tokens  ARGV[7] cached tokens
--- ARGV[8] cost of a prompt token
--- Output 1 finished, 0 no longer leased to this worker (nothing is changed)
-local leases, key = KEYS[1], KEYS[2]
-local job = redis.call('HMGET', key, 'worker', 'attempt', 'tenant', 'weight', 'charged', 'settled',
-  'gateway', 'place', 'uncached', 'engine')
-if job[1] ~= ARGV[2] or job[2] ~= ARGV[3] then return 0 end
-local new_tokens = math.max(ARGV[5] - job[5], 0)
-local prompt = uncharged_prompt(job[9], ARGV[6], ARGV[7])
-if new_tokens > 0 or prompt ~= 0 then
-  local lane = is_batch(job[8]) and 5 or 3
-  charge(KEYS[lane], KEYS[lane + 1], job[3], (ARGV[4] * new_tokens + ARGV[8] * prompt) / job[4])
+-- KEYS[1] leases
+-- KEYS[2..3] of requests: active tenants, service counters  KEYS[4..5] the same of batch jobs
+-- KEYS[6..] one job hash for each job
+-- ARGV[1] worker  ARGV[2] cost of a completion token  ARGV[3] cost of a prompt token
+-- ARGV[4..] for each job: id, attempt, completion tokens in all, prompt tokens, cached tokens
+-- Output how many jobs were finished; jobs no longer leased to this worker do not change
+local worker, completion_cost, prompt_cost = ARGV[1], ARGV[2], ARGV[3]
+local ended, costs = {}, {[2] = {}, [4] = {}}
+for i = 1, #KEYS - 5 do
+  local key, a = KEYS[5 + i], 5 * i - 1
+  local attempt, completion, tokens, cached = ARGV[a + 1], ARGV[a + 2], ARGV[a + 3], ARGV[a + 4]
+  local job = call('HMGET', key, 'worker', 'attempt', 'tenant', 'weight', 'charged', 'settled',
+    'gateway', 'place', 'uncached', 'engine')
+  if job[1] == worker and job[2] == attempt then
+    local new_tokens = math.max(completion - job[5], 0)
+    local prompt = uncharged_prompt(job[9], tokens, cached)
+    if new_tokens > 0 or prompt ~= 0 then
+      local lane = costs[is_batch(job[8]) and 4 or 2]
+      local cost = (completion_cost * new_tokens + prompt_cost * prompt) / job[4]
+      lane[job[3]] = (lane[job[3]] or 0) + cost
+    end
+    leave_receipt(key, job[6], completion, tokens, cached, job[7], attempt, job[10])
+    ended[#ended + 1] = ARGV[a]
+  end
 end
-redis.call('ZREM', leases, ARGV[1])
-leave_receipt(key, job[6], ARGV[5], ARGV[6], ARGV[7], job[7], ARGV[3], job[10])
-return 1
+for lane, tenants in pairs(costs) do
+  for tenant, cost in pairs(tenants) do charge(KEYS[lane], KEYS[lane + 1], tenant, cost) end
+end
+if #ended > 0 then call('ZREM', KEYS[1], unpack(ended)) end
+return #ended

@@ -1,6 +1,9 @@
 -- Functions that several scripts of the queue share. It is prepended to each script that names it
 -- as its prelude.
 
+-- Globals are slow to look up.
+local call = redis.call
+
 -- A place in a tenant's queue is `rank * tier_span`, plus `begun_span` if the job never started,
 -- plus a sequence number. The spans are so large that sequence numbers never overlap; a double
 -- represents every place exactly.
@@ -19,12 +22,12 @@ end
 
 -- Store how many of a tenant's waiting jobs of a tier never started: these can be shed.
 local function recount(sheddable, queue, tenant, rank)
-  local fresh = redis.call('ZCOUNT', queue, rank * tier_span + begun_span,
+  local fresh = call('ZCOUNT', queue, rank * tier_span + begun_span,
     (rank + 1) * tier_span - 1)
   if fresh > 0 then
-    redis.call('ZADD', sheddable, rank * tier_span + fresh, rank .. ' ' .. tenant)
+    call('ZADD', sheddable, rank * tier_span + fresh, rank .. ' ' .. tenant)
   else
-    redis.call('ZREM', sheddable, rank .. ' ' .. tenant)
+    call('ZREM', sheddable, rank .. ' ' .. tenant)
   end
 end
 
@@ -32,23 +35,24 @@ end
 -- time earns no credit (VTC, OSDI'24). If no tenant is active, it is raised to that of the tenant
 -- that was active last.
 local function begin_waiting(active, counters, last, tenant)
-  local counter = redis.call('HGET', counters, tenant)
-  local lift = redis.call('ZRANGE', active, 0, 0, 'WITHSCORES')[2]
+  local counter = call('HGET', counters, tenant)
+  local lift = call('ZRANGE', active, 0, 0, 'WITHSCORES')[2]
   if not lift then
-    local leaver = redis.call('GET', last)
-    lift = leaver and leaver ~= tenant and redis.call('HGET', counters, leaver) or '0'
+    local leaver = call('GET', last)
+    lift = leaver and leaver ~= tenant and call('HGET', counters, leaver) or '0'
   end
   if not counter or tonumber(lift) > tonumber(counter) then
     counter = lift
-    redis.call('HSET', counters, tenant, counter)
+    call('HSET', counters, tenant, counter)
   end
-  redis.call('ZADD', active, counter, tenant)
+  call('ZADD', active, counter, tenant)
 end
 
--- Charge a tenant for its service, whether it has waiting jobs or not.
+-- Charge a tenant for its service, whether it has waiting jobs or not. A caller that removes it from
+-- the active tenants passes false for them.
 local function charge(active, counters, tenant, cost)
-  local score = redis.call('HINCRBYFLOAT', counters, tenant, string.format('%.17g', cost))
-  redis.call('ZADD', active, 'XX', score, tenant)
+  local score = call('HINCRBYFLOAT', counters, tenant, string.format('%.17g', cost))
+  if active then call('ZADD', active, 'XX', score, tenant) end
 end
 
 -- Return the prompt tokens to charge when a worker reports a job's prompt, of which `cached` were in
@@ -61,11 +65,11 @@ end
 -- Replace a job with its receipt, which keeps the job's expiry; delete it if its gateway has
 -- already settled it.
 local function leave_receipt(key, settled, completion, prompt, cached, gateway, attempt, engine)
-  local expiry = redis.call('PTTL', key)
-  redis.call('DEL', key)
+  local expiry = call('PTTL', key)
+  call('DEL', key)
   if settled then return end
-  redis.call('HSET', key, 'ended', 1, 'completion', completion or 0, 'prompt', prompt or 0,
+  call('HSET', key, 'ended', 1, 'completion', completion or 0, 'prompt', prompt or 0,
     'cached', cached or 0, 'gateway', gateway, 'attempt', attempt,
     'engine', engine or '')
-  redis.call('PEXPIRE', key, expiry)
+  call('PEXPIRE', key, expiry)
 end

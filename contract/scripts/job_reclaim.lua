@@ -12,17 +12,17 @@
 local leases = KEYS[1]
 local now = now_ms()
 local out = {}
-for _, id in ipairs(redis.call('ZRANGEBYSCORE', leases, '-inf', now, 'LIMIT', 0, ARGV[2])) do
+for _, id in ipairs(call('ZRANGEBYSCORE', leases, '-inf', now, 'LIMIT', 0, ARGV[2])) do
   local key = ARGV[1] .. id
-  local job = redis.call('HMGET', key, 'tenant', 'gateway', 'handle', 'attempt', 'reported',
+  local job = call('HMGET', key, 'tenant', 'gateway', 'handle', 'attempt', 'reported',
     'cancelled', 'settled', 'completion', 'prompt', 'cached', 'engine')
   if not job[1] then
-    redis.call('ZREM', leases, id)
+    call('ZREM', leases, id)
   elseif job[6] then
-    redis.call('ZREM', leases, id)
+    call('ZREM', leases, id)
     leave_receipt(key, job[7], job[8], job[9], job[10], job[2], job[4], job[11])
   elseif not job[5] or now - job[5] >= tonumber(ARGV[3]) then
-    redis.call('HSET', key, 'reported', now)
+    call('HSET', key, 'reported', now)
     out[#out + 1] = id
     for field = 1, 4 do out[#out + 1] = job[field] end
   end

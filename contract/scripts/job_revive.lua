@@ -15,34 +15,34 @@
 -- ARGV[17] digest of its adapter; empty: none
 -- Output the last attempt that is over: the next claim is the one after it
 local leases, key = KEYS[1], KEYS[2]
-local job = redis.call('HMGET', key, 'attempt', 'place', 'charged', 'ended', 'completion', 'weight',
+local job = call('HMGET', key, 'attempt', 'place', 'charged', 'ended', 'completion', 'weight',
   'uncached')
 -- An ended job has been charged completely; an unknown one must have been charged for what was
 -- received.
 local charged = math.max(tonumber(job[4] and job[5] or job[3] or '0'), tonumber(ARGV[13]))
 local over = math.max(tonumber(job[1] or '0'), tonumber(ARGV[3]))
-local place = job[2] or string.format('%.0f', ARGV[7] * tier_span + redis.call('INCR', KEYS[23]))
+local place = job[2] or string.format('%.0f', ARGV[7] * tier_span + call('INCR', KEYS[23]))
 local lane = is_batch(place) and 13 or 3
 local active, waiting, queue = KEYS[lane], KEYS[lane + 3], KEYS[lane + 8]
-redis.call('ZREM', leases, ARGV[1])
-if redis.call('ZREM', queue, ARGV[1]) == 1 then redis.call('DECR', waiting) end
-redis.call('DEL', key)
-redis.call('HSET', key, 'tenant', ARGV[2], 'weight', job[6] or ARGV[6], 'prompt_tokens', ARGV[8],
+call('ZREM', leases, ARGV[1])
+if call('ZREM', queue, ARGV[1]) == 1 then call('DECR', waiting) end
+call('DEL', key)
+call('HSET', key, 'tenant', ARGV[2], 'weight', job[6] or ARGV[6], 'prompt_tokens', ARGV[8],
   'sequences', ARGV[9], 'need_tokens', ARGV[4], 'gateway', ARGV[10], 'handle', ARGV[11],
   'payload', ARGV[5], 'place', place, 'attempt', over, 'charged', charged, 'worker', '',
   'completion', ARGV[13], 'prompt', ARGV[14], 'cached', ARGV[15])
-if job[7] then redis.call('HSET', key, 'uncached', job[7]) end
-if ARGV[16] ~= '' then redis.call('HSET', key, 'affinity', ARGV[16]) end
-if ARGV[17] ~= '' then redis.call('HSET', key, 'adapter', ARGV[17]) end
-redis.call('PEXPIRE', key, ARGV[12])
+if job[7] then call('HSET', key, 'uncached', job[7]) end
+if ARGV[16] ~= '' then call('HSET', key, 'affinity', ARGV[16]) end
+if ARGV[17] ~= '' then call('HSET', key, 'adapter', ARGV[17]) end
+call('PEXPIRE', key, ARGV[12])
 -- As on arrival (see job_enqueue), a job that never started goes after all that have, and can be
 -- shed.
-redis.call('ZADD', queue, over > 0 and place or place + begun_span, ARGV[1])
-redis.call('ZADD', KEYS[lane + 7], now_ms(), ARGV[1])
+call('ZADD', queue, over > 0 and place or place + begun_span, ARGV[1])
+call('ZADD', KEYS[lane + 7], now_ms(), ARGV[1])
 recount(KEYS[lane + 5], queue, ARGV[2], math.floor(place / tier_span))
-if not redis.call('ZSCORE', active, ARGV[2]) then
+if not call('ZSCORE', active, ARGV[2]) then
   begin_waiting(active, KEYS[lane + 1], KEYS[lane + 2], ARGV[2])
 end
-redis.call('INCR', waiting)
-redis.call('RPUSH', KEYS[lane + 4], 1)
+call('INCR', waiting)
+call('RPUSH', KEYS[lane + 4], 1)
 return over

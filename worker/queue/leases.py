@@ -60,7 +60,7 @@ class Leases:
                 await self._queue.extend(self._worker, reports, lease_ms=0)
             else:
                 reports = list(self._to_end.values())
-                await asyncio.gather(*(self._queue.finish(self._worker, each) for each in reports))
+                await self._queue.finish(self._worker, *reports)
             self._remove(reports)
         self._has_work.clear()
         if not self._ending:
