@@ -34,6 +34,7 @@ from gateway.database.ledger.partitions import make_partitions, month_start
 from gateway.database.ledger.rollups import Rollups
 from gateway.management.keys.service import KeyService
 from gateway.management.tenants.service import TenantService
+from gateway.quota.accounts import FIELD, AccountNumbers
 from gateway.quota.period_counts import PeriodCounts
 from gateway.quota.replies import ReservationRequest
 from gateway.quota.store import QuotaStore
@@ -177,7 +178,8 @@ async def _fill_redis(redis: Redis) -> None:
         for number in range(999):
             tenant = f"t{number}"
             account = keys.account(keys.bucket_of(tenant), f"t:{tenant}")
-            credit = ("seeded", 1, "credit", 1000 * (number - 300), "cr", 0)
+            numbers = AccountNumbers(credit_micros=1000 * (number - 300))
+            credit = ("seeded", 1, FIELD, numbers.encode())
             await executor.execute_command("HSET", account, *credit)
             for code in ("requests", "tokens", "concurrency", "model_not_found", "budget_exceeded"):
                 counts.refused(tenant, code)

@@ -296,23 +296,26 @@ def running(bucket: int, subject: str) -> str:
 
 @cache
 def window_prefix(bucket: int) -> str:
-    """Prefix of the usage windows, to which the subject is appended."""
-    return f"{bucket_prefix(bucket)}window:"
+    """Prefix of the slots of the last minute, to which the subject is appended."""
+    return f"{bucket_prefix(bucket)}minute:"
 
 
 def window(bucket: int, subject: str) -> str:
-    """Hash: the subject's usage in the last minute."""
+    """Hash with expiry: slot of 250 ms -> the subject's usage, without the current slot."""
     return window_prefix(bucket) + subject
 
 
 @cache
 def account_prefix(bucket: int) -> str:
     """Prefix of the accounts, to which the subject is appended."""
-    return f"{bucket_prefix(bucket)}account:"
+    return f"{bucket_prefix(bucket)}subject:"
 
 
 def account(bucket: int, subject: str) -> str:
-    """Hash: the subject's usage of today and this month, and its credits; see `gateway.quota`."""
+    """Hash: the subject's usage of the minute, day and month, and its credits.
+
+    See `quota_reserve.lua` and `gateway.quota.accounts`.
+    """
     return account_prefix(bucket) + subject
 
 

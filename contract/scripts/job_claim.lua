@@ -261,7 +261,7 @@ local function claim_from(lane, queue_prefix, pace_prefix, prompt_room, blocked)
     local key = job_prefix .. id
     -- A job without a hash has expired: its id is dropped without a charge.
     local job = call('HMGET', key, 'need_tokens', 'sequences', 'prompt_tokens', 'weight',
-      'payload', 'reported', 'adapter', 'attempt')
+      'payload', 'reported', 'adapter')
     if not job[1] then return true end
     local tokens, sequences = tonumber(job[1]), math.min(tonumber(job[2]), most_sequences)
     local fits = tokens <= room_tokens and sequences <= room_sequences
@@ -278,13 +278,13 @@ local function claim_from(lane, queue_prefix, pace_prefix, prompt_room, blocked)
     end
     prompt_room = prompt_room - job[3]
     room_tokens, room_sequences = room_tokens - tokens, room_sequences - sequences
-    local attempt = job[8] + 1
+    local attempt = call('HINCRBY', key, 'attempt', 1)
     if attempt == 1 then
       local uncached = job[3] - cached
-      call('HSET', key, 'attempt', '1', 'worker', worker, 'engine', engine, 'uncached', uncached)
+      call('HSET', key, 'worker', worker, 'engine', engine, 'uncached', uncached)
       charge(not is_last and active, counters, tenant, prompt_cost * uncached / job[4])
     else
-      call('HSET', key, 'attempt', attempt, 'worker', worker, 'engine', engine)
+      call('HSET', key, 'worker', worker, 'engine', engine)
     end
     if job[6] then call('HDEL', key, 'reported') end
     leased[#leased + 1] = expiry

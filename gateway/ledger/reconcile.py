@@ -20,6 +20,8 @@ from gateway.database.ledger.rollups import DAY, Rollups
 from gateway.database.ledger.rows import day_of
 from gateway.database.ledger.store import LedgerStore
 from gateway.ledger.drain import FIELD
+from gateway.quota import accounts
+from gateway.quota.accounts import AccountNumbers
 from gateway.quota.periods import DAY_MS
 from gateway.quota.store import QuotaStore
 from gateway.redis_client import MeasuredConnection
@@ -39,7 +41,6 @@ MOST_UNDRAINED: Final = 20_000
 ROLLUP_DAYS: Final = 3
 """Days whose rollups are compared with their rows."""
 
-_FIELDS = ("seeded", "day", "q", "t", "month", "s", "credit")
 _SCOPES = {subject_of(scope, "")[0]: scope for scope in LimitScope}
 
 
@@ -200,22 +201,23 @@ class _Reconciler:
         """Return the counters; None if not seeded, or with too many undrained records."""
         # Both keys are in one bucket: a transaction reads them at the same moment.
         pipeline = self._redis.pipeline(transaction=True)
-        pipeline.execute_command("HMGET", keys.account(bucket, holder.subject), *_FIELDS)
+        account = keys.account(bucket, holder.subject)
+        pipeline.execute_command("HMGET", account, "seeded", accounts.FIELD)
         pipeline.execute_command("XRANGE", keys.usage(bucket), "-", "+", "COUNT", MOST_UNDRAINED)
         values, entries = await pipeline.execute()
-        if values[0] is None or len(entries) == MOST_UNDRAINED:
+        if None in values or len(entries) == MOST_UNDRAINED:
             return None
-        numbers = dict(zip(_FIELDS, values, strict=True))
+        numbers = AccountNumbers.decode(values[1])
         known = {
-            "requests_of_day": numbers["q"],
-            "tokens_of_day": numbers["t"],
-            "cost_of_month": numbers["s"],
-            "credit": numbers["credit"] if holder.scope is LimitScope.TENANT else None,
+            "requests_of_day": numbers.requests,
+            "tokens_of_day": numbers.tokens,
+            "cost_of_month": numbers.cost_micros,
+            "credit": numbers.credit_micros if holder.scope is LimitScope.TENANT else None,
         }
         return _Counters(
-            int(numbers["day"]),
-            int(numbers["month"]),
-            {name: int(value) for name, value in known.items() if value is not None},
+            numbers.day,
+            numbers.month,
+            {name: value for name, value in known.items() if value is not None},
             list(_records_of(holder, entries)),
         )
 

@@ -6,6 +6,7 @@ from typing import NamedTuple, cast
 
 import msgspec
 
+from gateway.quota.accounts import AccountNumbers
 from gateway.quota.periods import day_of, month_of
 from gateway.tenancy.limits import LimitName, LimitScope, SubjectLimits
 from gateway.tenancy.usage_record import UsageRecord, encode_usage
@@ -190,10 +191,11 @@ class SubjectStatus:
     def from_reply(cls, now_ms: int, reply: Sequence[int | list[bytes | None]]) -> "SubjectStatus":
         """Parse one subject's part of the script's reply."""
         requests, prompt, completion, reset, running = cast("Sequence[int]", reply[:5])
-        seeded, *rest = cast("list[bytes | None]", reply[5])
-        numbers = [int(value or 0) for value in rest]
-        version, day, q, t, qo, to, month, s, r, credit, cr = numbers
-        is_today, is_this_month = day == day_of(now_ms), month == month_of(now_ms)
+        seeded, version, packed = cast("list[bytes | None]", reply[5])
+        account = AccountNumbers() if packed is None else AccountNumbers.decode(packed)
+        is_today = account.day == day_of(now_ms)
+        is_this_month = account.month == month_of(now_ms)
+        credit = account.credit_micros
         return cls(
             now_ms=now_ms,
             requests_of_minute=requests,
@@ -202,11 +204,11 @@ class SubjectStatus:
             minute_reset_ms=None if reset == -1 else reset,
             concurrent_requests=running,
             is_seeded=seeded is not None,
-            version=version,
-            requests_today=q + qo if is_today else 0,
-            tokens_today=t + to if is_today else 0,
-            cost_this_month=s + r if is_this_month else 0,
-            credit_micros=None if rest[-2] is None else credit - cr,
+            version=int(version or 0),
+            requests_today=account.requests + account.reserved_requests if is_today else 0,
+            tokens_today=account.tokens + account.reserved_tokens if is_today else 0,
+            cost_this_month=account.cost_micros + account.reserved_micros if is_this_month else 0,
+            credit_micros=None if credit is None else credit - account.reserved_credit_micros,
         )
 
     def used(self, name: LimitName) -> int:

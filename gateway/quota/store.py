@@ -15,6 +15,7 @@ import msgspec
 
 from contract import keys
 from contract.scripts import Argument, CommandExecutor, LuaScript
+from gateway.quota.accounts import FIELD, AccountNumbers
 from gateway.quota.replies import (
     Admitted,
     AuditResult,
@@ -84,7 +85,6 @@ class QuotaStore:
             request.prompt_tokens,
             request.completion_tokens,
             request.cost_micros,
-            int(request.is_prepaid),
             request.record,
             keys.window_prefix(bucket),
             keys.running_prefix(bucket),
@@ -249,13 +249,16 @@ class QuotaStore:
             )
             replies = await asyncio.gather(
                 *(
-                    self._executor.execute_command("HMGET", account, "seeded", "credit", "cr")
+                    self._executor.execute_command("HMGET", account, "seeded", FIELD)
                     for account in accounts
                 )
             )
-            for tenant_id, (seeded, credit, reserved) in zip(some, replies, strict=True):
-                if seeded is not None and credit is not None:
-                    found[tenant_id] = int(credit) - int(reserved or 0)
+            for tenant_id, (seeded, packed) in zip(some, replies, strict=True):
+                if seeded is None or packed is None:
+                    continue
+                account = AccountNumbers.decode(packed)
+                if account.credit_micros is not None:
+                    found[tenant_id] = account.credit_micros - account.reserved_credit_micros
         return found
 
     async def expired(self, bucket: int, *, most: int = 100) -> list[ExpiredReservation]:
@@ -335,16 +338,19 @@ def _keys_of(bucket: int, subject: str) -> tuple[str, str, str]:
 @lru_cache(maxsize=10_000)
 def _packed(subjects: tuple[SubjectLimits, ...], *, is_prepaid: bool) -> tuple[bytes, ...]:
     """Return the arguments that describe subjects and limits: packed numbers cost Redis least."""
-    names = msgspec.msgpack.encode([each.subject for each in subjects])
     limits = [each.limits for each in subjects]
-    return (
-        names,
+    described = (
+        [each.subject for each in subjects],
         _flags(any(value is not None for value in each.reserved()[:4]) for each in limits),
         _flags(
             each.limits.is_durable or (is_prepaid and each.scope is LimitScope.TENANT)
             for each in subjects
         ),
         _flags(each.concurrent_requests is not None for each in limits),
+        is_prepaid,
+    )
+    return (
+        msgspec.msgpack.encode(described),
         *(
             struct.pack(">8d", *(math.inf if value is None else value for value in each.reserved()))
             for each in limits
@@ -352,8 +358,8 @@ def _packed(subjects: tuple[SubjectLimits, ...], *, is_prepaid: bool) -> tuple[b
     )
 
 
-def _flags(values: Iterable[bool]) -> bytes:
-    return b"".join(b"%d" % value for value in values)
+def _flags(values: Iterable[bool]) -> str:
+    return "".join(str(int(value)) for value in values)
 
 
 def _reserve_reply(request: ReservationRequest, reply: list[int]) -> ReserveReply:

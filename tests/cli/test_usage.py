@@ -19,6 +19,7 @@ from contract import keys
 from gateway.database.engine import Database
 from gateway.management.audit.log import AuditLog
 from gateway.management.audit.signing import HeadSigner, SignedHead
+from gateway.quota.accounts import FIELD, AccountNumbers
 from gateway.tenancy.usage_record import Outcome, UsageRecord, encode_usage
 from tests.accounts.ledger_rows import NOON, add, record
 from tests.support.cases import case
@@ -145,10 +146,10 @@ def test_reconcile_corrects_differences_and_finds_none_the_second_time(
     async def disturb() -> None:
         redis = Redis.from_url(redis_server.url)
         await redis.flushall()
-        numbers = {"seeded": 1, "v": 1, "day": int(now.timestamp()) // 86_400, "q": 5, "t": 0}
-        numbers |= {"month": int(f"{now:%Y%m}"), "s": 0}
-        for name, number in numbers.items():
-            await redis.hset(keys.account(bucket, "t:idle"), name, str(number))
+        today = int(now.timestamp()) // 86_400
+        numbers = AccountNumbers(day=today, month=int(f"{now:%Y%m}"), requests=5)
+        account = keys.account(bucket, "t:idle")
+        await redis.execute_command("HSET", account, "seeded", 1, "v", 1, FIELD, numbers.encode())
         await redis.sadd(keys.accounts(bucket), "t:idle")
         late = record(NOON, request_id="cmpl-late")
         await redis.xadd(keys.usage(keys.bucket_of("acme")), {"u": encode_usage(late)})

@@ -20,6 +20,7 @@ from gateway.ledger.reconcile import reconcile
 from gateway.management.credits.service import CreditService
 from gateway.management.keys.service import KeyService
 from gateway.management.tenants.service import TenantService
+from gateway.quota.accounts import FIELD, AccountNumbers
 from gateway.quota.seeding import Seeder
 from gateway.quota.store import QuotaStore
 from gateway.tenancy.changes import ChangeAnnouncer
@@ -27,6 +28,7 @@ from gateway.tenancy.limits import Limits, LimitScope, SubjectLimits
 from gateway.tenancy.times import to_ms, utc_now
 from gateway.tenancy.usage_record import UsageRecord, encode_usage
 from tests.jobs.conftest import Append, command
+from tests.support.accounts import plant
 from tests.support.kinds import every_database
 from tests.support.usage import HOUR_MS, usage_record
 
@@ -59,9 +61,8 @@ async def _seed(database: Database, redis: Redis, *subjects: SubjectLimits) -> N
     await Seeder(QuotaStore(redis), LedgerBalances(database)).seed("acme", subjects)
 
 
-async def _plant(redis: Redis, subject: SubjectLimits, field: str, by: int) -> None:
-    account = keys.account(BUCKET, subject.subject)
-    await command(redis, "HINCRBY", account, field, by)
+async def _plant(redis: Redis, subject: SubjectLimits, **by: int) -> None:
+    await command(redis, *plant(keys.account(BUCKET, subject.subject), **by))
 
 
 async def _is_seeded(redis: Redis, subject: SubjectLimits) -> bool:
@@ -85,12 +86,12 @@ async def test_consistent_data_has_no_differences(
 
 
 NUMBERS = {
-    "q": "requests_of_day",
-    "t": "tokens_of_day",
-    "s": "cost_of_month",
-    "credit": "credit",
+    "requests": "requests_of_day",
+    "tokens": "tokens_of_day",
+    "cost_micros": "cost_of_month",
+    "credit_micros": "credit",
 }
-"""Differences of an account, by their fields in Redis."""
+"""Differences of an account, by their fields in `AccountNumbers`."""
 
 
 @pytest.mark.parametrize(
@@ -98,7 +99,7 @@ NUMBERS = {
     [
         pytest.param([*NUMBERS], id="all"),
         *(
-            pytest.param([field], id=field, marks=() if field == "credit" else pytest.mark.long)
+            pytest.param([field], id=field, marks=() if field == "credit_micros" else pytest.mark.long)
             for field in NUMBERS
         ),
     ],
@@ -110,7 +111,7 @@ async def test_planted_differences_are_reported_and_corrected(
     await append(*records)
     await _seed(database, redis, key, TENANT)
     for field in fields:
-        await _plant(redis, TENANT, field, -7)
+        await _plant(redis, TENANT, **{field: -7})
     report = await reconcile(redis, database, rollup_days=1)
     expected = {
         "requests_of_day": 4,
@@ -135,7 +136,7 @@ async def test_wrong_account_of_a_key_is_found_while_usage_comes_in(
     database: Database, redis: Redis, append: Append, key: SubjectLimits
 ) -> None:
     await _seed(database, redis, key, TENANT)
-    await _plant(redis, key, "q", 5)
+    await _plant(redis, key, requests=5)
     stop = asyncio.Event()
 
     async def settle_and_drain() -> None:
@@ -149,8 +150,8 @@ async def test_wrong_account_of_a_key_is_found_while_usage_comes_in(
             tokens = record.prompt_tokens + record.completion_tokens
             for subject in (key, TENANT):
                 account = keys.account(BUCKET, subject.subject)
-                for name, by in (("q", 1), ("t", tokens), ("s", record.cost_micros)):
-                    pipeline.execute_command("HINCRBY", account, name, by)
+                usage = {"requests": 1, "tokens": tokens, "cost_micros": record.cost_micros}
+                pipeline.execute_command(*plant(account, **usage))
             await pipeline.execute()
             if number % 5 == 0:
                 await Drain(redis, database).run()
@@ -187,8 +188,7 @@ async def test_usage_drained_between_two_reads_is_no_difference(
             await append(*records)
             tokens = sum(r.prompt_tokens + r.completion_tokens for r in records)
             cost = sum(r.cost_micros for r in records)
-            for name, by in (("q", len(records)), ("t", tokens), ("s", cost)):
-                await _plant(redis, key, name, by)
+            await _plant(redis, key, requests=len(records), tokens=tokens, cost_micros=cost)
             await Drain(redis, database).run()
         return await derive(*args)
 
@@ -208,21 +208,19 @@ async def test_numbers_of_former_days_and_months_are_compared(
     account = keys.account(BUCKET, key.subject)
     moment = utc_now() - timedelta(days=40)
     record = _record(1, key)
-    fields: dict[str, int] = {
-        "seeded": 1,
-        "day": old_ms // (24 * HOUR_MS),
-        "month": moment.year * 100 + moment.month,
-        "q": 1,
-        "t": record.prompt_tokens + record.completion_tokens,
-        "s": record.cost_micros,
-    }
-    for name, value in fields.items():
-        await command(redis, "HSET", account, name, value)
+    numbers = AccountNumbers(
+        day=old_ms // (24 * HOUR_MS),
+        month=moment.year * 100 + moment.month,
+        requests=1,
+        tokens=record.prompt_tokens + record.completion_tokens,
+        cost_micros=record.cost_micros,
+    )
+    await command(redis, "HSET", account, "seeded", 1, FIELD, numbers.encode())
     await command(redis, "SADD", keys.accounts(BUCKET), key.subject)
     report = await reconcile(redis, database, rollup_days=1)
     assert report.is_clean, report
     assert report.compared_accounts == 1
-    await _plant(redis, key, "s", 1)
+    await _plant(redis, key, cost_micros=1)
     assert [
         each.number for each in (await reconcile(redis, database, rollup_days=1)).differences
     ] == ["cost_of_month"]
@@ -232,8 +230,7 @@ async def test_reserved_amounts_without_a_reservation_are_corrected(
     database: Database, redis: Redis, key: SubjectLimits
 ) -> None:
     await _seed(database, redis, key)
-    await _plant(redis, key, "qo", 3)
-    await _plant(redis, key, "r", 99)
+    await _plant(redis, key, reserved_requests=3, reserved_micros=99)
     await command(redis, "ZADD", keys.running(BUCKET, key.subject), 9e12, "cmpl-gone")
     report = await reconcile(redis, database, rollup_days=1)
     assert (report.corrected_reservations, report.forgotten_requests) == (1, 1)

@@ -12,6 +12,7 @@ from sqlalchemy import text
 
 from contract import keys
 from gateway.database.engine import Database
+from gateway.quota.accounts import FIELD, AccountNumbers
 from gateway.redis_client import connect
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.stack import MODEL, Stack
@@ -93,9 +94,11 @@ class Books:
             found += [f"reservation: {name}"] * (not is_mark)
         for name in await self._keys("{b:*}:running:*"):
             found += [f"{name}: {each!r}" for each in await self.redis.zrange(name, 0, -1)]
-        for name in await self._keys("{b:*}:account:*"):
-            held = await self.redis.hmget(name, ["qo", "to", "r", "cr"])
-            found += [f"{name} holds {held}"] * any(int(value or 0) for value in held)
+        for name in await self._keys("{b:*}:subject:*"):
+            packed: Any = await self.redis.hget(name, FIELD)
+            account = AccountNumbers() if packed is None else AccountNumbers.decode(packed)
+            held = (*account[5:8], account.reserved_credit_micros)
+            found += [f"{name} holds {held}"] * any(held)
         return found + await self._jobs()
 
     async def _jobs(self) -> list[str]:

@@ -18,7 +18,7 @@ from contract import keys
 from tests.support.stack import MODEL
 
 _RESERVATION = re.compile(r"\{b:\d\d\}:reservation:(.+)")
-_ACCOUNT: Final = ":account:"
+_ACCOUNT: Final = ":subject:"
 _USAGE: Final = ":usage"
 _JOB_PREFIX = keys.job_prefix(MODEL)
 _CHANNEL = "__keyspace@0__:"

@@ -33,6 +33,7 @@ from tests.quota.building import (
     usage,
 )
 from tests.quota.fake_ledger import FakeLedger
+from tests.support.accounts import plant
 from tests.support.patience import PATIENCE_SECONDS
 
 KEY = key_of(requests_per_day=1000, tokens_per_day=10**6, budget_micros=10**6)
@@ -305,8 +306,11 @@ async def test_audit_corrects_the_reserved_amounts_of_accounts(
     await one.admit("r1", cost=100)
     await one.admit("r2", cost=100)
     statuses = await store.status(TENANT, one.subjects)
-    await any_redis.hincrby(keys.account(BUCKET, KEY.subject), "qo", 7)
-    await any_redis.hset(keys.account(BUCKET, TENANTS.subject), "cr", 0)
+    execute: Any = any_redis.execute_command
+    account = keys.account(BUCKET, KEY.subject)
+    await execute(*plant(account, reserved_requests=7))
+    payer = keys.account(BUCKET, TENANTS.subject)
+    await execute(*plant(payer, reserved_credit_micros=-200))
     await any_redis.zadd(keys.running(BUCKET, TENANTS.subject), {"nobody": NOON + 10**9})
     assert await store.audit_open(BUCKET) == AuditResult(2, 1)
     assert await store.status(TENANT, one.subjects) == statuses
@@ -317,7 +321,7 @@ async def test_audit_corrects_the_reserved_amounts_of_accounts(
     # Accounts without a reservation are checked too, and missing accounts are dropped.
     for request_id in ("r1", "r2"):
         assert await one.settle(request_id)
-    await any_redis.hincrby(keys.account(BUCKET, KEY.subject), "r", 5)
+    await execute(*plant(account, reserved_micros=5))
     await any_redis.delete(keys.account(BUCKET, project_of().subject))
     assert await store.audit_open(BUCKET) == AuditResult(1, 0)
     assert await any_redis.smembers(keys.accounts(BUCKET)) == {

@@ -8,39 +8,48 @@
 -- Output {number of corrected accounts, number of removed concurrent requests}
 local reservation_prefix, running_prefix, account_prefix = ARGV[1], ARGV[2], ARGV[3]
 local subjects, corrected, removed = {}, 0, 0
+local NUMBERS, HELD = '>dddddddddd', {6, 7, 8, 10}
 
 local function account_of(name)
   if not subjects[name] then
-    local seen = redis.call('HMGET', account_prefix .. name,
-      'seeded', 'day', 'month', 'qo', 'to', 'r', 'cr')
-    subjects[name] = {seen = seen, known = {0, 0, 0, 0}, late = {0, 0, 0, 0}}
+    local seen = redis.call('HMGET', account_prefix .. name, 'seeded', 'n')
+    local numbers = seen[2] and {struct.unpack(NUMBERS, seen[2])}
+      or {0, 0, 0, 0, 0, 0, 0, 0, math.huge, 0}
+    subjects[name] = {is_seeded = seen[1], numbers = numbers, known = {0, 0, 0, 0}, late = {0, 0, 0, 0}}
   end
   return subjects[name]
 end
 
 local function add(id)
   local key = reservation_prefix .. id
-  local fields = redis.call('HMGET', key,
-    'subjects', 'held', 'day', 'month', 'prompt', 'completion', 'cost', 'prepaid')
+  local fields = redis.call('HMGET', key, 'created_ms', 'request', 'amounts')
   if not fields[1] then
     redis.call('ZREM', KEYS[1], id)
     return
   end
+  if not fields[3] then return end
+  local request = cmsgpack.unpack(fields[2])
+  local names, held_before, is_prepaid = request[1], request[3], request[5]
+  local _, day, month, prompt, completion, cost = struct.unpack('>dddddd', fields[3])
   local held = ''
-  for i, name in ipairs(cmsgpack.unpack(fields[1])) do
+  for i, name in ipairs(names) do
     local a = account_of(name)
-    local is_held = a.seen[1] or string.sub(fields[2], i, i) == '1'
+    local is_held_before = string.sub(held_before, i, i) == '1'
+    local is_held = a.is_seeded or is_held_before
     held = held .. (is_held and '1' or '0')
     if is_held then
-      local sums = string.sub(fields[2], i, i) == '1' and a.known or a.late
-      if a.seen[2] == fields[3] then
-        sums[1], sums[2] = sums[1] + 1, sums[2] + fields[5] + fields[6]
+      local sums = is_held_before and a.known or a.late
+      if a.numbers[1] == day then
+        sums[1], sums[2] = sums[1] + 1, sums[2] + prompt + completion
       end
-      if a.seen[3] == fields[4] then sums[3] = sums[3] + fields[7] end
-      if fields[8] == '1' and string.sub(name, 1, 2) == 't:' then sums[4] = sums[4] + fields[7] end
+      if a.numbers[2] == month then sums[3] = sums[3] + cost end
+      if is_prepaid and string.sub(name, 1, 2) == 't:' then sums[4] = sums[4] + cost end
     end
   end
-  if held ~= fields[2] then redis.call('HSET', key, 'held', held) end
+  if held ~= held_before then
+    request[3] = held
+    redis.call('HSET', key, 'request', cmsgpack.pack(request))
+  end
 end
 
 local function is_open(id) return redis.call('EXISTS', reservation_prefix .. id) == 1 end
@@ -54,16 +63,15 @@ for _, name in ipairs(redis.call('SMEMBERS', KEYS[2])) do
   end
 end
 for name, a in pairs(subjects) do
-  local update, is_wrong = {'HSET', account_prefix .. name}, false
-  for i, field in ipairs({'qo', 'to', 'r', 'cr'}) do
-    local is = tonumber(a.seen[i + 3] or '0')
-    if is ~= a.known[i] then is_wrong = true end
-    if is ~= a.known[i] + a.late[i] then
-      update[#update + 1] = field
-      update[#update + 1] = string.format('%d', a.known[i] + a.late[i])
-    end
+  local numbers, is_wrong, is_changed = a.numbers, false, false
+  for i, place in ipairs(HELD) do
+    local sum = a.known[i] + a.late[i]
+    if numbers[place] ~= a.known[i] then is_wrong = true end
+    if numbers[place] ~= sum then numbers[place], is_changed = sum, true end
   end
-  if #update > 2 then redis.call(unpack(update)) end
+  if is_changed then
+    redis.call('HSET', account_prefix .. name, 'n', struct.pack(NUMBERS, unpack(numbers, 1, 10)))
+  end
   if is_wrong then corrected = corrected + 1 end
   local running = running_prefix .. name
   for _, id in ipairs(redis.call('ZRANGE', running, 0, -1)) do

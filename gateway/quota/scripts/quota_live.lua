@@ -5,9 +5,9 @@
 -- Output {request id, creation in Unix milliseconds, ...}
 local out = {}
 for i = 3, #ARGV do
-  local fields = redis.call('HMGET', ARGV[1] .. ARGV[i], 'created_ms', 'subjects')
-  if fields[1] then
-    for _, name in ipairs(cmsgpack.unpack(fields[2])) do
+  local fields = redis.call('HMGET', ARGV[1] .. ARGV[i], 'created_ms', 'request')
+  if fields[2] then
+    for _, name in ipairs(cmsgpack.unpack(fields[2])[1]) do
       if name == ARGV[2] then
         out[#out + 1] = ARGV[i]
         out[#out + 1] = fields[1]

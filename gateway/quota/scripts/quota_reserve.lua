@@ -4,15 +4,21 @@
 -- For a request that is already admitted, nothing changes and the reply is that of the first call.
 -- If the counters of an account are incomplete, the script reports it before any decision.
 --
+-- A subject's usage is packed into big-endian doubles, in two fields of its account, because fields
+-- and texts of numbers cost Redis most of its time: `n`, see `gateway.quota.accounts`, and `w`:
+--   requests, prompt and completion tokens of the last minute; the slot before which nothing counts;
+--   the current slot; the same three numbers of that slot
+-- Those of earlier slots are in the window.
+--
 -- KEYS[1] reservation  KEYS[2] open reservations
 -- ARGV[1] request id  ARGV[2] lease in milliseconds
 -- ARGV[3] prompt tokens  ARGV[4] completion tokens  ARGV[5] cost in micro-dollars
--- ARGV[6] 1 if the tenant is prepaid  ARGV[7] draft of the usage record
--- ARGV[8] window prefix  ARGV[9] running prefix  ARGV[10] account prefix
--- ARGV[11] msgpack: the names of the subjects
--- ARGV[12] 1 for each subject with limits per minute, else 0  ARGV[13] the same for subjects with
---   limits per day, a budget or credit  ARGV[14] the same for limits of concurrent requests
--- ARGV[15..] for each subject its limits as big-endian doubles, infinite where there is none:
+-- ARGV[6] draft of the usage record
+-- ARGV[7] window prefix  ARGV[8] running prefix  ARGV[9] account prefix
+-- ARGV[10] msgpack: 1. the names of the subjects  2. `1` for each subject with limits per minute,
+--   else `0`  3. the same for subjects with limits per day, a budget or credit  4. the same for
+--   limits of concurrent requests  5. whether the tenant is prepaid
+-- ARGV[11..] for each subject its limits as big-endian doubles, infinite where there is none:
 --   requests, tokens, prompt tokens and completion tokens per minute; requests and tokens per day;
 --   concurrent requests; budget
 -- Output {1, ms, remaining...} admitted;
@@ -30,15 +36,17 @@ local METERED = {1, 2, 3, 4, BUDGET, CREDIT}
 local FEW_SLOTS = 16
 -- Globals are slow to look up, and `ipairs` to iterate with.
 local call, match, format, byte = redis.call, string.match, string.format, string.byte
-local floor, huge = math.floor, math.huge
+local floor, min, huge = math.floor, math.min, math.huge
+local pack, read = struct.pack, struct.unpack
+local NUMBERS, MINUTE = '>dddddddddd', '>dddddddd'
 local ONE = byte('1')
 local known = call('HMGET', KEYS[1], 'created_ms', 'released')
 if known[2] then return {-2} end
 
 local id, prompt, completion = ARGV[1], tonumber(ARGV[3]), tonumber(ARGV[4])
-local cost, tokens, is_prepaid = tonumber(ARGV[5]), prompt + completion, ARGV[6] == '1'
+local cost, tokens = tonumber(ARGV[5]), prompt + completion
 local wanted = {1, tokens, prompt, completion, 1, tokens, 1, cost, cost}
-local names, windows, held, slots_held = cmsgpack.unpack(ARGV[11]), ARGV[12], ARGV[13], ARGV[14]
+local names, windows, held, slots_held, is_prepaid = unpack(cmsgpack.unpack(ARGV[10]))
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local slot, day = floor(now / SLOT_MS), floor(now / DAY_MS)
@@ -54,7 +62,6 @@ local function month_of(number)
   return month < 10 and year * 100 + month + 3 or (year + 1) * 100 + month - 9
 end
 local month, oldest = month_of(day), slot - MINUTE_SLOTS
-local field, day_text, month_text = format('%d', slot), format('%d', day), format('%d', month)
 
 -- Remove the slots that have left a window from it, and return the sums of the others.
 local function trim(key, head, r, p, c)
@@ -63,8 +70,7 @@ local function trim(key, head, r, p, c)
     for number = head, oldest - 1 do gone[#gone + 1] = format('%d', number) end
   else
     for _, name in ipairs(call('HKEYS', key)) do
-      local number = tonumber(name)
-      if number and number < oldest then gone[#gone + 1] = name end
+      if tonumber(name) < oldest then gone[#gone + 1] = name end
     end
   end
   if #gone > 0 then
@@ -76,70 +82,76 @@ local function trim(key, head, r, p, c)
     end
     call('HDEL', key, unpack(gone))
   end
-  call('HSET', key, 'sums', format('%d %d %d %d', r, p, c, oldest))
   return r, p, c
 end
 
--- The sums of the last minute, `head`, and the share of this slot. No slot of a window is older than
--- its `head`, so nothing is removed before that slot is due.
-local function load_window(key)
-  local seen = call('HMGET', key, 'sums', field)
-  if not seen[1] then return 0, 0, 0, slot end
-  local r, p, c, head = match(seen[1], '(%d+) (%d+) (%d+) (%d+)')
-  r, p, c, head = tonumber(r), tonumber(p), tonumber(c), tonumber(head)
-  -- The last case is a clock that moved back by more than a minute: the window is then invalid.
-  if slot - head > 2 * MINUTE_SLOTS or head - slot > MINUTE_SLOTS then
+-- The numbers of the last minute, with this slot as the current one.
+local function load_minute(key, packed)
+  if not packed then return {r = 0, p = 0, c = 0, head = slot, sr = 0, sp = 0, sc = 0} end
+  local r, p, c, head, current, sr, sp, sc = read(MINUTE, packed)
+  -- No slot counts any more, or the clock moved back by more than a minute.
+  if current < oldest or head - slot > MINUTE_SLOTS then
     call('DEL', key)
-    return 0, 0, 0, slot
+    return load_minute(key)
   end
   if head < oldest then
     r, p, c = trim(key, head, r, p, c)
     head = oldest
   end
-  return r, p, c, head, seen[2]
+  if current ~= slot then
+    call('HSET', key, format('%d', current), format('%d %d %d', sr, sp, sc))
+    call('PEXPIRE', key, WINDOW_MS)
+    sr, sp, sc = 0, 0, 0
+    -- After the clock has moved back, this slot may have numbers.
+    local share = call('HGET', key, format('%d', slot))
+    if share then
+      sr, sp, sc = match(share, '(%d+) (%d+) (%d+)')
+      call('HDEL', key, format('%d', slot))
+    end
+  end
+  return {
+    r = r, p = p, c = c, head = min(head, slot), sr = sr, sp = sp, sc = sc,
+    has_moved = head == oldest or current ~= slot
+  }
 end
 
 -- Settled and held amounts of this day and month; nil if they must be derived again.
-local function load_account(key, is_payer)
-  local seen = call('HMGET', key, 'seeded', 'day', 'month', 'q', 't', 's', 'qo', 'to', 'r',
-    'credit', 'cr')
-  if not seen[1] then return nil end
-  local is_new = seen[2] ~= day_text or seen[3] ~= month_text
-  if is_new or (is_payer and not seen[10]) then
-    local old_day, old_month = tonumber(seen[2]), tonumber(seen[3])
-    if old_day > day or old_month > month or (is_payer and not seen[10]) then
-      call('HDEL', key, 'seeded')
-      return nil
-    end
-    if old_day < day then seen[4], seen[5], seen[7], seen[8] = 0, 0, 0, 0 end
-    if old_month < month then seen[6], seen[9] = 0, 0 end
+local function load_account(key, seen, is_payer)
+  if not (seen[1] and seen[2]) then return nil end
+  local old_day, old_month, q, t, s, qo, to, r, credit, cr = read(NUMBERS, seen[2])
+  if old_day > day or old_month > month or (is_payer and credit == huge) then
+    call('HDEL', key, 'seeded')
+    return nil
   end
+  if old_day < day then q, t, qo, to = 0, 0, 0, 0 end
+  if old_month < month then s, r = 0, 0 end
   return {
-    key = key, is_new = is_new, is_payer = is_payer, q = seen[4], t = seen[5], s = seen[6],
-    qo = tonumber(seen[7] or 0), to = tonumber(seen[8] or 0), r = tonumber(seen[9] or 0),
-    credit = tonumber(seen[10] or 0), cr = tonumber(seen[11] or 0)
+    is_new = old_day ~= day, is_payer = is_payer, q = q, t = t, s = s, qo = qo, to = to, r = r,
+    credit = credit, cr = cr
   }
 end
 
 local function load_subject(number)
-  local name, limits = names[number], {struct.unpack('>dddddddd', ARGV[14 + number])}
+  local name, limits = names[number], {read('>dddddddd', ARGV[10 + number])}
   limits[CREDIT] = huge
   local r, p, c, q, t, running, s, cr = 0, 0, 0, 0, 0, 0, 0, 0
-  local window, head, share, account, concurrent
-  if byte(windows, number) == ONE then
-    window = ARGV[8] .. name
-    r, p, c, head, share = load_window(window)
+  local minute, account, concurrent, seen
+  local key, window = ARGV[9] .. name, ARGV[7] .. name
+  local is_minute, is_durable = byte(windows, number) == ONE, byte(held, number) == ONE
+  if is_minute or is_durable then seen = call('HMGET', key, 'seeded', 'n', 'w', 'v') end
+  if is_minute then
+    minute = load_minute(window, seen[3])
+    r, p, c = minute.r, minute.p, minute.c
   end
-  local is_durable = byte(held, number) == ONE
   if is_durable then
-    local a = load_account(ARGV[10] .. name, is_prepaid and match(name, '^t:'))
+    local a = load_account(key, seen, is_prepaid and match(name, '^t:'))
     if a then
       account, q, t, s = a, a.q + a.qo, a.t + a.to, a.s + a.r
       if a.is_payer then limits[CREDIT], cr = a.credit, a.cr end
     end
   end
   if byte(slots_held, number) == ONE then
-    concurrent = ARGV[9] .. name
+    concurrent = ARGV[8] .. name
     running = call('ZCARD', concurrent)
     -- Requests whose leases have expired are in the set, but do not count.
     if running >= limits[CONCURRENT] then
@@ -147,8 +159,9 @@ local function load_subject(number)
     end
   end
   return {
-    limits = limits, used = {r, p + c, p, c, q, t, running, s, cr}, window = window, head = head,
-    share = share, is_unseeded = is_durable and not account, account = account, running = concurrent
+    key = key, limits = limits, used = {r, p + c, p, c, q, t, running, s, cr}, window = window,
+    minute = minute, is_unseeded = is_durable and not account, account = account,
+    running = concurrent, lasts = seen and (seen[2] or seen[3] or seen[4])
   }
 end
 
@@ -157,7 +170,9 @@ local function window_wait(s, limit)
   local shares, need = {}, s.used[limit] + wanted[limit] - s.limits[limit]
   local fields = call('HGETALL', s.window)
   for i = 1, #fields, 2 do shares[fields[i]] = fields[i + 1] end
-  for number = s.head, slot do
+  local minute = s.minute
+  shares[format('%d', slot)] = format('%d %d %d', minute.sr, minute.sp, minute.sc)
+  for number = minute.head, slot do
     local share = shares[format('%d', number)]
     if share then
       local r, p, c = match(share, '(%d+) (%d+) (%d+)')
@@ -186,13 +201,26 @@ local function append_remaining(out, s, taken)
   end
 end
 
+-- Store what has left the windows, and the current slot, for a request that reserves nothing.
+local function save_minutes(subjects)
+  for _, s in ipairs(subjects) do
+    local m = s.minute
+    if m and m.has_moved then
+      call('HSET', s.key, 'w', pack(MINUTE, m.r, m.p, m.c, m.head, slot, m.sr, m.sp, m.sc))
+    end
+  end
+end
+
 local subjects, unseeded = {}, {0}
 for number = 1, #names do
   local s = load_subject(number)
   subjects[number] = s
   if s.is_unseeded then unseeded[#unseeded + 1] = number end
 end
-if #unseeded > 1 and not known[1] then return unseeded end
+if #unseeded > 1 and not known[1] then
+  save_minutes(subjects)
+  return unseeded
+end
 
 local refusal, longest
 if not known[1] then
@@ -212,6 +240,7 @@ if not known[1] then
   end
 end
 if refusal then
+  save_minutes(subjects)
   for _, s in ipairs(subjects) do append_remaining(refusal, s, 0) end
   return refusal
 end
@@ -224,37 +253,33 @@ for number, s in ipairs(subjects) do
     append_remaining(out, s, known[1] and 0 or 1)
   end
 end
-if known[1] then return out end
+if known[1] then
+  save_minutes(subjects)
+  return out
+end
 
 local expiry = format('%d', now + ARGV[2])
 for number = 1, #subjects do
   local s = subjects[number]
-  local used, a = s.used, s.account
-  if s.window then
-    local r, p, c = 0, 0, 0
-    if s.share then r, p, c = match(s.share, '(%d+) (%d+) (%d+)') end
-    call('HSET', s.window,
-      'sums', format('%d %d %d %d', used[1] + 1, used[3] + prompt, used[4] + completion, s.head),
-      field, format('%d %d %d', r + 1, p + prompt, c + completion))
-    -- Once per slot is enough for a window to outlive its slots.
-    if not s.share then call('PEXPIRE', s.window, WINDOW_MS) end
-  end
+  local a, m, n, w = s.account, s.minute, nil, nil
   if a then
-    if a.is_new then
-      call('HSET', a.key, 'day', day_text, 'q', a.q, 't', a.t, 'month', month_text, 's', a.s)
-      call('PEXPIRE', a.key, ACCOUNT_MS)
-    end
-    if a.is_payer then
-      call('HSET', a.key, 'qo', a.qo + 1, 'to', a.to + tokens, 'r', a.r + cost, 'cr', a.cr + cost)
-    else
-      call('HSET', a.key, 'qo', a.qo + 1, 'to', a.to + tokens, 'r', a.r + cost)
-    end
+    n = pack(NUMBERS, day, month, a.q, a.t, a.s, a.qo + 1, a.to + tokens, a.r + cost, a.credit,
+      a.is_payer and a.cr + cost or a.cr)
   end
+  if m then
+    w = pack(MINUTE, m.r + 1, m.p + prompt, m.c + completion, m.head, slot, m.sr + 1,
+      m.sp + prompt, m.sc + completion)
+  end
+  if n and w then
+    call('HSET', s.key, 'n', n, 'w', w)
+  elseif n or w then
+    call('HSET', s.key, n and 'n' or 'w', n or w)
+  end
+  -- An account in use outlives its numbers if its expiry changes once a day.
+  if a and a.is_new or w and not s.lasts then call('PEXPIRE', s.key, ACCOUNT_MS) end
   if s.running then call('ZADD', s.running, expiry, id) end
 end
-call('HSET', KEYS[1], 'created_ms', now, 'slot', field, 'day', day_text, 'month', month_text,
-  'prompt', ARGV[3], 'completion', ARGV[4], 'cost', ARGV[5], 'subjects', ARGV[11],
-  'windows', windows, 'held', held, 'slots_held', slots_held, 'prepaid', ARGV[6],
-  'record', ARGV[7])
+call('HSET', KEYS[1], 'created_ms', format('%d', now), 'request', ARGV[10],
+  'amounts', pack('>dddddd', slot, day, month, prompt, completion, cost), 'record', ARGV[6])
 call('ZADD', KEYS[2], expiry, id)
 return out

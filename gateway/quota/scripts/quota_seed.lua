@@ -8,13 +8,19 @@
 -- ARGV[8] credit, empty if it has none
 -- Output 1 if written, 0 if it is already seeded or the version differs
 local ACCOUNT_MS = 3456000000
-local seen = redis.call('HMGET', KEYS[1], 'seeded', 'v', 'day', 'month')
+local NUMBERS = '>dddddddddd'
+local seen = redis.call('HMGET', KEYS[1], 'seeded', 'v', 'n')
 if seen[1] or (seen[2] or '0') ~= ARGV[2] then return 0 end
-if seen[3] ~= ARGV[3] then redis.call('HDEL', KEYS[1], 'qo', 'to') end
-if seen[4] ~= ARGV[6] then redis.call('HDEL', KEYS[1], 'r') end
-redis.call('HSET', KEYS[1],
-  'seeded', 1, 'day', ARGV[3], 'q', ARGV[4], 't', ARGV[5], 'month', ARGV[6], 's', ARGV[7])
-if ARGV[8] ~= '' then redis.call('HSET', KEYS[1], 'credit', ARGV[8]) end
+local day, month, qo, to, r, cr, credit, _ = tonumber(ARGV[3]), tonumber(ARGV[6]), 0, 0, 0, 0,
+  math.huge, nil
+if seen[3] then
+  local old_day, old_month
+  old_day, old_month, _, _, _, qo, to, r, credit, cr = struct.unpack(NUMBERS, seen[3])
+  if old_day ~= day then qo, to = 0, 0 end
+  if old_month ~= month then r = 0 end
+end
+redis.call('HSET', KEYS[1], 'seeded', 1, 'n', struct.pack(NUMBERS, day, month, tonumber(ARGV[4]),
+  tonumber(ARGV[5]), tonumber(ARGV[7]), qo, to, r, tonumber(ARGV[8]) or credit, cr))
 redis.call('PEXPIRE', KEYS[1], ACCOUNT_MS)
 redis.call('SADD', KEYS[2], ARGV[1])
 return 1
