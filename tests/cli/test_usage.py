@@ -149,7 +149,8 @@ def test_reconcile_corrects_differences_and_finds_none_the_second_time(
         today = int(now.timestamp()) // 86_400
         numbers = AccountNumbers(day=today, month=int(f"{now:%Y%m}"), requests=5)
         account = keys.account(bucket, "t:idle")
-        await redis.execute_command("HSET", account, "seeded", 1, "v", 1, FIELD, numbers.encode())
+        execute: Any = redis.execute_command
+        await execute("HSET", account, "seeded", 1, "v", 1, FIELD, numbers.encode())
         await redis.sadd(keys.accounts(bucket), "t:idle")
         late = record(NOON, request_id="cmpl-late")
         await redis.xadd(keys.usage(keys.bucket_of("acme")), {"u": encode_usage(late)})

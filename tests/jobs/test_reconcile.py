@@ -99,7 +99,9 @@ NUMBERS = {
     [
         pytest.param([*NUMBERS], id="all"),
         *(
-            pytest.param([field], id=field, marks=() if field == "credit_micros" else pytest.mark.long)
+            pytest.param(
+                [field], id=field, marks=() if field == "credit_micros" else pytest.mark.long
+            )
             for field in NUMBERS
         ),
     ],
