@@ -39,8 +39,13 @@ GIVE_UP_SECONDS: Final = 600.0
 """How long writing the end of a response is retried."""
 WRITE_SECONDS: Final = 0.25
 """How often the journal of a finished line is written until Redis has it."""
-CHECKS: Final = 4
-"""Checks after which a response with few new messages is written."""
+UNWRITTEN_SECONDS: Final = 12.0
+"""How long a response with few new messages waits for its next write.
+
+Until then, they are only in this gateway's reply stream, which keeps frames for 30 seconds
+(`worker.queue.replies`). Eleven of them may pass between the death of this gateway and the last
+frame.
+"""
 MAX_CONCURRENT_WRITES: Final = 50
 """Responses that are written before the event loop runs other tasks."""
 _RESUMABLE: Final = (FailureCode.TAKEN_OVER, FailureCode.GATEWAY_STOPPING)
@@ -113,10 +118,10 @@ class OwnedResponses:
 
     async def check(self) -> None:
         """End the responses that no client reads, and write those whose messages are due."""
-        responses = list(self.by_id.values())
+        responses, now = list(self.by_id.values()), time.monotonic()
         for response in responses:
             response.end_if_abandoned()
-        await self._write([each for each in responses if each.is_write_due()])
+        await self._write([each for each in responses if each.is_write_due(now)])
 
     async def write(self) -> None:
         """Write the new messages of all responses."""
@@ -174,8 +179,7 @@ class OwnedResponse:
         self._lock = asyncio.Lock()
         self._finish_lock = asyncio.Lock()
         self._is_writing_soon = False
-        self._checks = 0
-        """Checks since the last write."""
+        self._written_at = time.monotonic()
         self.generation.on_reply = self.on_reply
         self.generation.journal = self._pending
 
@@ -416,16 +420,12 @@ class OwnedResponse:
             or self._written_status != self._status
         )
 
-    def is_write_due(self) -> bool:
-        """Whether a check writes: messages alone wait until they fill an entry, or for CHECKS.
-
-        Until they are written, they are in the reply stream of this gateway.
-        """
-        self._checks += 1
+    def is_write_due(self, now: float) -> bool:
+        """Whether a check writes: messages alone wait until they fill an entry, or some seconds."""
         has_only_messages = (
             self._written == len(self._entries) and self._written_status == self._status
         )
-        if has_only_messages and self._checks < CHECKS:
+        if has_only_messages and now - self._written_at < UNWRITTEN_SECONDS:
             return len(self._pending) >= MESSAGES_OF_ENTRY
         return self.needs_write
 
@@ -439,7 +439,7 @@ class OwnedResponse:
         """Write pending messages. If Redis fails, they wait for the next write."""
         async with self._lock:
             self._is_writing_soon = False
-            self._checks = 0
+            self._written_at = time.monotonic()
             while self.needs_write and not self._is_lost:
                 try:
                     if not await self._write():

@@ -30,8 +30,8 @@ _log = logging.getLogger(__name__)
 FRAMES_KEPT_MS = 30_000
 """How long frames stay in a gateway's stream, at least.
 
-The next owner of a dead gateway's responses needs those that no journal has: of the last four
-seconds before its death, and of the eleven until workers stop.
+The next owner of a dead gateway's responses needs those that no journal has: of the last 13
+seconds before its death (`gateway.responses.owned`), and of the eleven until workers stop.
 """
 
 MOST_DELTAS_IN_FRAME = 2_000
