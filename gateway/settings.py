@@ -285,7 +285,7 @@ class Settings(BaseSettings):
     idempotency_retention: Annotated[Duration, Field(gt=timedelta(0))] = timedelta(hours=24)
     """How long an Idempotency-Key maps to its response, and background responses stay readable."""
     journal_interval: Duration = timedelta(seconds=1)
-    """How often new stream output is checked: Redis has all of it twelve seconds and a check later."""
+    """How often new output is checked: Redis has all of it after twelve seconds and a check."""
 
     key_cache_ttl: Duration = timedelta(seconds=60)
     """How long a key from the database is cached; revocation takes effect without this delay."""

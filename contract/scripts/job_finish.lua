@@ -32,5 +32,5 @@ end
 for lane, tenants in pairs(costs) do
   for tenant, cost in pairs(tenants) do charge(KEYS[lane], KEYS[lane + 1], tenant, cost) end
 end
-if #ended > 0 then call('ZREM', KEYS[1], unpack(ended)) end
+call_in_parts('ZREM', KEYS[1], ended)
 return #ended

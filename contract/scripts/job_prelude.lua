@@ -55,6 +55,11 @@ local function charge(active, counters, tenant, cost)
   if active then call('ZADD', active, 'XX', score, tenant) end
 end
 
+-- Run a command on a key with any number of words, of which an even number fits into one call.
+local function call_in_parts(command, key, words)
+  for i = 1, #words, 1000 do call(command, key, unpack(words, i, math.min(i + 999, #words))) end
+end
+
 -- Return the prompt tokens to charge when a worker reports a job's prompt, of which `cached` were in
 -- its cache: the claim has charged `uncached`, an estimate. It is nil after the first report.
 local function uncharged_prompt(uncached, prompt, cached)
