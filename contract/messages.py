@@ -382,6 +382,7 @@ class WorkerState(StrEnum):
     READY = "ready"  # Claims jobs.
     DRAINING = "draining"  # Finishes its jobs and claims no more.
     RESTARTING = "restarting"  # The engine died and is restarting.
+    SLEEPING = "sleeping"  # Its host uses the engine's memory for another model.
 
 
 class Feature(StrEnum):
@@ -474,7 +475,8 @@ class WorkerCard(msgspec.Struct, frozen=True, omit_defaults=True):
     scales_to_zero: bool = False
     """Whether a worker is started for waiting jobs if none runs."""
     load_seconds: int = 0
-    """From the start of the worker until it was ready; 0 if unknown."""
+    """From the start of the worker until it was ready; 0 if unknown. A host announces how long its
+    last swap to the model took, drain included."""
 
 
 def _encodable(value: object) -> object:

@@ -2,6 +2,9 @@
 
 Exit codes: 0 after a signal, 1 if the first start of the engine fails. The worker restarts an
 engine that dies.
+
+The worker of a host ends with its standard input, and 2 is its code if its engine dies. The host
+writes lines to that input: see `SLEEP`, `WAKE` and `LOADED`.
 """
 
 import asyncio
@@ -11,7 +14,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 
@@ -44,6 +47,15 @@ EXIT_STOPPED = 0
 EXIT_NOT_STARTED = 1
 EXIT_ENGINE_DIED = 2
 
+SLEEP = b"sleep"
+"""Drain, and put the engine to sleep; exit if it cannot sleep."""
+WAKE = b"wake"
+"""Wake the engine and claim jobs. Argument: service units that the first job's tenant is charged.
+"""
+LOADED = b"loaded"
+"""Announce how long the host's swap to this worker took. Argument: the seconds."""
+_INPUT_BYTES = 4_096
+
 
 def run(settings: Settings) -> int:
     """Run a worker until a signal stops it. Return the exit code."""
@@ -73,6 +85,7 @@ def make_engine(settings: Settings) -> Engine:
         dies_on_signal=settings.scripted_dies_on_signal,
         chat_template=settings.chat_template,
         adapters=adapter_limits(settings),
+        can_sleep=settings.may_sleep,
     )
     return ScriptedEngine(Path(settings.model_path), script)
 
@@ -117,7 +130,9 @@ class _Process:
         )
         self._runner: Runner | None = None
         self._start_units = settings.start_units
+        self._health: HealthServer | None = None
         self._stop_asked = asyncio.Event()
+        self._wake_asked = asyncio.Event()
         self._supervisor = Supervisor(
             make_engine,
             stopping=self._stop_asked,
@@ -131,7 +146,7 @@ class _Process:
             loop.add_signal_handler(number, self._on_signal)
         if self._settings.ends_with_input:
             loop.add_reader(sys.stdin.fileno(), self._on_input)
-        health = self._open_health()
+        self._health = self._open_health()
         announcing = asyncio.create_task(repeat("announce this worker", self._announce))
         linking = asyncio.create_task(self._link.run())
         try:
@@ -149,8 +164,7 @@ class _Process:
             await end_task(announcing, linking)
             await self._withdraw()
             await self._supervisor.aclose()
-            if health is not None:
-                health.close()
+            self._close_health()
             _log.info("Stopped")
 
     async def _load_and_serve(self) -> int:
@@ -178,7 +192,25 @@ class _Process:
         return EXIT_STOPPED
 
     async def _serve(self, engine: Engine) -> str | None:
-        """Run jobs until shutdown, or until the engine dies. Return the cause of its death."""
+        """Run jobs until shutdown, or until the engine dies. Return the cause of its death.
+
+        While the host has put the engine to sleep, wait. An engine that cannot sleep is shut down.
+        """
+        try:
+            while not self._stop_asked.is_set():
+                runner = await self._run_jobs(engine)
+                if self._stop_asked.is_set() or not engine.info.can_sleep:
+                    break
+                await self._sleep(engine, runner)
+        except EngineDeadError as error:
+            return f"The engine died: {error}"
+        return None
+
+    async def _run_jobs(self, engine: Engine) -> Runner:
+        """Run jobs until shutdown, or until the engine shall sleep. Return the runner, stopped.
+
+        Raises EngineDeadError.
+        """
         runner = self._runner = Runner(
             self._link,
             engine,
@@ -199,14 +231,45 @@ class _Process:
         announced = asyncio.create_task(self._announce_once())
         try:
             await runner.run()
-        except EngineDeadError as error:
-            return f"The engine died: {error}"
         finally:
             self._runner = None
             telemetry.READY.set(0)
             telemetry.MAX_SEQUENCES.set(0)
             await end_task(announced)
-        return None
+        return runner
+
+    async def _sleep(self, engine: Engine, runner: Runner) -> None:
+        """Keep the engine asleep until the host wakes it, or until shutdown.
+
+        Raises EngineDeadError.
+        """
+        self._wake_asked.clear()
+        await self._within_stall(runner.sleep(), "fall asleep")
+        # The worker that the host runs meanwhile has the same port.
+        await asyncio.to_thread(self._close_health)
+        self._catalogue.sleeping()
+        await self._announce_once()
+        _log.info("Sleeping")
+        endings = (self._wake_asked.wait(), self._stop_asked.wait(), _until_dead(engine))
+        tasks = [asyncio.create_task(each) for each in endings]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            await end_task(*tasks)
+        if not self._stop_asked.is_set():
+            await self._within_stall(engine.wake(), "wake up")
+            telemetry.begin_again()
+            self._health = self._open_health()
+
+    async def _within_stall(self, action: Awaitable[None], what: str) -> None:
+        """Wait for an action of the engine. Raises EngineDeadError, also if it takes too long."""
+        seconds = self._settings.stall_seconds
+        try:
+            await asyncio.wait_for(action, seconds)
+        except TimeoutError:
+            raise EngineDeadError(f"it did not {what} within {seconds:g} s") from None
 
     def _take_start_units(self) -> float:
         """Return what a tenant is charged for the start; 0 for a later start of the engine."""
@@ -252,10 +315,18 @@ class _Process:
         if self._runner is not None:
             in_background(self._drain(self._runner))
 
+    def _close_health(self) -> None:
+        health, self._health = self._health, None
+        if health is not None:
+            health.close()
+
     def _on_input(self) -> None:
-        """Return all jobs and exit if the host that wrote to standard input has ended."""
+        """Obey the host, or return all jobs and exit if it has ended."""
         descriptor = sys.stdin.fileno()
-        if os.read(descriptor, 1):
+        if lines := os.read(descriptor, _INPUT_BYTES):
+            # A short write to a pipe is never divided.
+            for line in lines.splitlines():
+                self._obey(*line.split())
             return
         asyncio.get_running_loop().remove_reader(descriptor)
         _log.error("Standard input has ended")
@@ -263,6 +334,15 @@ class _Process:
         if self._runner is not None:
             # Without a drain: the next host of this machine needs the memory.
             self._runner.stop()
+
+    def _obey(self, command: bytes, argument: bytes = b"") -> None:
+        if command == LOADED:
+            self._catalogue.loaded(float(argument))
+        elif command == WAKE:
+            self._start_units = float(argument)
+            self._wake_asked.set()
+        elif command == SLEEP and self._runner is not None and not self._stop_asked.is_set():
+            in_background(self._drain(self._runner))
 
     async def _drain(self, runner: Runner) -> None:
         self._catalogue.draining()
@@ -284,6 +364,12 @@ class _Process:
         # If this fails, the card expires after a few seconds.
         with contextlib.suppress(RedisError, OSError):
             await self._catalogue.withdraw()
+
+
+async def _until_dead(engine: Engine) -> None:
+    """Wait while an engine sleeps, in which it makes no steps. Raises EngineDeadError."""
+    while True:
+        await engine.step()
 
 
 def _settle_memory() -> None:

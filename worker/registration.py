@@ -1,5 +1,6 @@
 """The worker's catalogue entry in Redis: its card, the model's tokenizer and chat templates."""
 
+import asyncio
 import hashlib
 import logging
 import zlib
@@ -50,6 +51,7 @@ class Catalogue:
         self._held = held
         self._files: dict[str, bytes] = {}
         self._announced: WorkerState | None = None
+        self._announcing = asyncio.Lock()
         self._card = WorkerCard(
             id=worker,
             model=queue.model,
@@ -123,15 +125,29 @@ class Catalogue:
         self._announced = None
         self._change(state=WorkerState.DRAINING)
 
+    def sleeping(self) -> None:
+        """Mark the worker as sleeping from the next `announce`."""
+        self._change(state=WorkerState.SLEEPING)
+
+    def loaded(self, seconds: float) -> None:
+        """Announce how long it took to swap to this worker from the next `announce`."""
+        self._change(load_seconds=max(round(seconds), 1))
+
     async def announce(self) -> None:
         """Publish the card with a lifetime of a few seconds."""
+        # One after the other, so that no card replaces a later one.
+        async with self._announcing:
+            await self._publish()
+
+    async def _publish(self) -> None:
         # The card may change during the awaits below. Publish the files before a ready card.
         card = self._card
         if card.state is WorkerState.READY:
             await self._publish_files()
             await self._redis.hset(keys.MODELS, card.model, messages.encode(card))
-        else:
+        elif card.state is not WorkerState.SLEEPING:
             # Do not overwrite a card of this model: another worker's card has more information.
+            # If Redis has lost it, the host wakes a sleeping worker, so that gateways get it again.
             await self._redis.hsetnx(keys.MODELS, card.model, messages.encode(card))
         known = await self._queue.announce(card, ttl_ms=CARD_TTL_MS)
         if card.state is WorkerState.READY:

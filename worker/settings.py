@@ -92,6 +92,10 @@ class Settings(BaseSettings):
         description="Whether the worker returns its jobs and exits when its standard input ends or "
         "its engine dies.",
     )
+    may_sleep: bool = Field(
+        default=False,
+        description="Whether the host may put the engine to sleep, which vLLM does on GPUs.",
+    )
     redis_url: RedisUrl = Field(
         default=SecretStr("redis://127.0.0.1:6379/0"), description="Redis server of the queue."
     )
@@ -244,7 +248,7 @@ class Settings(BaseSettings):
         default=120.0,
         gt=0,
         description="Time without an engine step while jobs run, "
-        "after which the engine is restarted.",
+        "after which the engine is restarted. An engine must also fall asleep and wake up in it.",
     )
     restart_pause_seconds: float = Field(
         default=60.0,

@@ -3,6 +3,7 @@
 import time
 
 from prometheus_client import Counter, Enum, Gauge, Histogram
+from prometheus_client.metrics import MetricWrapperBase
 
 from contract.messages import WorkerState
 from worker.engine.base import EngineStep
@@ -101,6 +102,18 @@ _NEXT_START = Gauge(
 def next_start_at(at: float) -> None:
     """Set the time of the next engine start, in seconds of `time.monotonic`."""
     _NEXT_START.set_function(lambda: max(at - time.monotonic(), 0.0))
+
+
+def begin_again() -> None:
+    """Set all metrics to their first values.
+
+    Workers of a host have one port, one after the other. If the counters of an earlier one came
+    back, their increases would count again.
+    """
+    for metric in (each for each in globals().values() if isinstance(each, MetricWrapperBase)):
+        for each in (metric, *getattr(metric, "_metrics", {}).values()):
+            if each._is_observable():  # noqa: SLF001 - prometheus-client resets only counters
+                each._metric_init()  # noqa: SLF001 - as above
 
 
 def adapter_load(outcome: str, seconds: float) -> None:

@@ -91,6 +91,7 @@ async def test_each_job_runs_with_its_adapter_and_the_oldest_is_evicted(
         texts = [gateway.text(job) for job in (plain, *jobs)]
         assert len({*texts}) == 5
         assert len(engine._adapters) == 3
+        last = max(each.number for each in engine._adapters)
         again = [make_job(adapter=each, **same) for each in reversed(adapters)]
         await gateway.enqueue(*again)
         await gateway.finished(*again)
@@ -103,7 +104,7 @@ async def test_each_job_runs_with_its_adapter_and_the_oldest_is_evicted(
         while not await is_published():
             await gateway.read()
     # No number was used again: an engine that still has an adapter must not take it for another.
-    assert max(numbers) > 4
+    assert max(numbers) > last
 
 
 async def test_running_jobs_never_use_more_adapters_than_slots(

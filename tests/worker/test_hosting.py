@@ -14,14 +14,14 @@ from typing import Any
 from click.testing import CliRunner
 from redis.asyncio import Redis
 
-from contract import keys
-from contract.messages import ReturnReason
-from contract.queue import JobQueue, ModelStatus
+from contract import keys, messages
+from contract.messages import ReturnReason, WorkerState
+from contract.queue import JobQueue, ModelStatus, RequeueResult
 from tests.support.cases import all_cases
 from tests.support.patience import PROCESS_PATIENCE_SECONDS
 from tests.support.processes import children, is_alive
 from tests.support.redis_server import RedisServer
-from tests.worker.conftest import MODEL_FOLDER, Gateway, make_job
+from tests.worker.conftest import MODEL_FOLDER, Gateway, make_job, resumed
 from worker.hosting.__main__ import command
 from worker.hosting.choice import Hysteresis, choose
 
@@ -97,7 +97,7 @@ def test_health_port_in_use_is_reported(tmp_path: Path) -> None:
 
 @asynccontextmanager
 async def host_process(
-    redis_server: RedisServer, folder: Path, *names: str
+    redis_server: RedisServer, folder: Path, *names: str, sleeping: int = 0
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     """Start a host of models with the scripted engine."""
     shared = {
@@ -111,7 +111,7 @@ async def host_process(
     models.write_text(json.dumps([shared | {"model_name": name} for name in names]))
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "worker.hosting", f"--models={models}", "--least-seconds=0.5"),
-        f"--redis-url={redis_server.url}",
+        *(f"--redis-url={redis_server.url}", f"--sleeping-models={sleeping}"),
         cwd=ROOT,
     )
     try:
@@ -128,6 +128,42 @@ async def serves(queue: JobQueue) -> None:
     async with asyncio.timeout(PROCESS_PATIENCE_SECONDS):
         while not (await queue.status()).ready_workers:
             await asyncio.sleep(0.02)
+
+
+async def ends(pid: int) -> None:
+    """Wait until a process has ended."""
+    async with asyncio.timeout(PROCESS_PATIENCE_SECONDS):
+        while is_alive(pid):
+            await asyncio.sleep(0.02)
+
+
+async def states(redis: Redis, *names: str) -> dict[str, WorkerState]:
+    """Return the state of each model's worker that announces one."""
+    found = {}
+    for name in names:
+        async for key in redis.scan_iter(keys.worker_card(name, "*")):
+            card: Any = await redis.get(key)
+            if card is not None:
+                found[name] = messages.decode_card(card).state
+    return found
+
+
+async def falls_asleep(redis: Redis, name: str) -> None:
+    """Wait until the worker of a model sleeps."""
+    async with asyncio.timeout(PROCESS_PATIENCE_SECONDS):
+        while (await states(redis, name)).get(name) is not WorkerState.SLEEPING:
+            await asyncio.sleep(0.02)
+
+
+def processes(host: asyncio.subprocess.Process, *names: str) -> dict[str, int]:
+    """Return the process of each model's worker that the host has."""
+    found: dict[str, int] = {}
+    for pid in children(host.pid):
+        environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        found |= {
+            name: pid for name in names if f"SLUICE_MODEL_NAME={name}".encode() in environment
+        }
+    return found
 
 
 async def test_host_swaps_and_a_job_resumes_after_two_swaps(
@@ -166,9 +202,7 @@ async def test_worker_ends_when_its_engine_dies_or_its_host_is_killed(
         await serves(queue)
         (first,) = children(process.pid)
         os.kill(first, signal.SIGUSR1)
-        async with asyncio.timeout(PROCESS_PATIENCE_SECONDS):
-            while is_alive(first):
-                await asyncio.sleep(0.02)
+        await ends(first)
         await serves(queue)
         (worker,) = children(process.pid)
         job = make_job(max_tokens=2_000)
@@ -176,6 +210,81 @@ async def test_worker_ends_when_its_engine_dies_or_its_host_is_killed(
         process.kill()
         await gateway.read_until(lambda: gateway.returned(job))
         assert gateway.returned(job)[0].reason is ReturnReason.DRAINING
+        await ends(worker)
+
+
+async def test_workers_sleep_within_the_bound_and_a_job_resumes_in_the_same_process(
+    redis: Redis, redis_server: RedisServer, gateway: Gateway, tmp_path: Path
+) -> None:
+    names = ("one", "two", "three")
+    one, two, three = (JobQueue(redis, name) for name in names)
+    async with host_process(redis_server, tmp_path, *names, sleeping=1) as host:
+        await serves(three)
+        # The first one had to end for the second one.
+        assert set(before := processes(host, *names)) == {"two", "three"}
+        long, short = make_job(max_tokens=400), make_job()
+        gateway.queue = three
+        await gateway.begin(long)
+        gateway.queue = two
+        await gateway.enqueue(short)
+        await gateway.finished(short, seconds=PROCESS_PATIENCE_SECONDS)
+        (returned,) = gateway.returned(long)
+        assert returned.reason is ReturnReason.DRAINING
+        await falls_asleep(redis, "three")
+        # To gateways, the model has no worker, and one is started for its jobs.
+        assert not (await three.status()).ready_workers
+        known: Any = await redis.hget(keys.MODELS, "three")
+        assert messages.decode_card(known).state is WorkerState.READY
+        assert not await three.gone_workers()
+        again = resumed(gateway, long)
+        assert await three.requeue(again, 1, is_returned=True) is RequeueResult.REQUEUED
+        await gateway.finished(long, seconds=PROCESS_PATIENCE_SECONDS)
+        assert len(gateway.token_ids(long)) == 400
+        assert await states(redis, *names) == {
+            "two": WorkerState.SLEEPING,
+            "three": WorkerState.READY,
+        }
+        assert processes(host, *names) == before
+        host.send_signal(signal.SIGTERM)
         async with asyncio.timeout(PROCESS_PATIENCE_SECONDS):
-            while is_alive(worker):
-                await asyncio.sleep(0.02)
+            assert await host.wait() == 0
+        assert not any(map(is_alive, before.values()))
+        assert await states(redis, *names) == {}
+        assert not (await one.status()).ready_workers
+
+
+async def test_host_survives_workers_that_die_asleep_or_before(
+    redis: Redis, redis_server: RedisServer, gateway: Gateway, tmp_path: Path
+) -> None:
+    names = ("early", "late")
+    early, late = (JobQueue(redis, name) for name in names)
+    async with host_process(redis_server, tmp_path, *names, sleeping=1) as host:
+        await serves(late)
+        first = processes(host, *names)
+        # The engine of a sleeping worker dies.
+        os.kill(first["early"], signal.SIGUSR1)
+        await ends(first["early"])
+        stuck, job = make_job(max_tokens=2_000), make_job()
+        gateway.queue = late
+        await gateway.begin(stuck)
+        gateway.queue = early
+        await gateway.enqueue(job)
+        # The other worker is killed while it drains, or just after.
+        async with asyncio.timeout(PROCESS_PATIENCE_SECONDS):
+            while (await states(redis, "late")).get("late") is WorkerState.READY:
+                await asyncio.sleep(0.01)
+        os.kill(first["late"], signal.SIGKILL)
+        await gateway.finished(job, seconds=PROCESS_PATIENCE_SECONDS)
+        second = processes(host, *names)
+        assert set(second) == {"early"}
+        assert second["early"] != first["early"]
+        later = make_job()
+        gateway.queue = late
+        await gateway.enqueue(later)
+        await gateway.finished(later, seconds=PROCESS_PATIENCE_SECONDS)
+        await falls_asleep(redis, "early")
+        workers = processes(host, *names)
+        host.kill()
+        for worker in workers.values():
+            await ends(worker)
+        assert not (await early.status()).ready_workers

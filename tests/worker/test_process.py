@@ -5,6 +5,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import signal
 import sys
 import urllib.error
@@ -25,13 +26,21 @@ from contract import keys, messages
 from contract.messages import Feature, GenerationJob, JobFinished, WorkerCard, WorkerState
 from tests.support.cases import all_cases
 from tests.support.patience import PATIENCE_SECONDS, PROCESS_PATIENCE_SECONDS
-from tests.support.processes import free_port
+from tests.support.processes import free_port, is_free
 from tests.support.redis_server import RedisServer
 from tests.worker.conftest import MODEL, MODEL_FOLDER, Gateway, make_job
 from worker.__main__ import command
 from worker.chat_format import folder_templates
+from worker.engine.base import EngineDeadError
 from worker.engine.scripted import Script, ScriptedEngine
-from worker.main import EXIT_NOT_STARTED, serve
+from worker.main import (
+    EXIT_ENGINE_DIED,
+    EXIT_NOT_STARTED,
+    LOADED,
+    SLEEP,
+    WAKE,
+    serve,
+)
 from worker.settings import Settings
 
 ROOT = Path(__file__).parents[2]
@@ -262,6 +271,101 @@ async def test_signal_while_loading_stops_the_process(
     assert card.aliases == ["vendor/one", "two"]
     os.kill(os.getpid(), signal.SIGTERM)
     assert await asyncio.wait_for(serving, PATIENCE_SECONDS) == 0
+
+
+class SleepsBadly(ScriptedEngine):
+    """Hangs or fails where the test says: `hangs asleep`, `fails awake` or another pair."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__(MODEL_FOLDER, Script(can_sleep=fault != "cannot sleep"))
+        self._fault = fault
+
+    @override
+    async def sleep(self) -> None:
+        await self._misbehave("asleep")
+
+    @override
+    async def wake(self) -> None:
+        await self._misbehave("awake")
+
+    async def _misbehave(self, when: str) -> None:
+        if self._fault == f"hangs {when}":
+            await asyncio.Event().wait()
+        elif self._fault == f"fails {when}":
+            raise EngineDeadError("no memory")
+
+
+SLEEPS: dict[str, tuple[bool, int]] = {
+    "cannot sleep": (False, 0),
+    "fails asleep": (False, EXIT_ENGINE_DIED),
+    "hangs asleep": (False, EXIT_ENGINE_DIED),
+    "fails awake": (True, EXIT_ENGINE_DIED),
+    "hangs awake": (True, EXIT_ENGINE_DIED),
+    "nothing": (True, 0),
+}
+
+
+@all_cases(("fault", "sleeps", "code"), [(fault, *rest) for fault, rest in SLEEPS.items()])
+async def test_hosts_worker_exits_if_it_cannot_sleep_or_wake(
+    redis_server: RedisServer,
+    redis: Redis,
+    gateway: Gateway,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: str,
+    sleeps: bool,
+    code: int,
+) -> None:
+    port = free_port()
+    settings = Settings(
+        model_path=str(MODEL_FOLDER),
+        model_name=MODEL,
+        worker_id="w1",
+        redis_url=SecretStr(redis_server.url),
+        ends_with_input=True,
+        stall_seconds=0.2,
+        health_port=port,
+    )
+
+    async def announces(state: WorkerState) -> WorkerCard:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while (card := await card_of(redis)) is None or card.state is not state:
+                await asyncio.sleep(0.01)
+        return card
+
+    async def claimed() -> int:
+        page = (await get(port, "/metrics"))[1]
+        (count,) = re.findall(r"^sluice_worker_jobs_claimed_total (\S+)$", page, re.MULTILINE)
+        return int(float(count))
+
+    reading, writing = os.pipe()
+    with os.fdopen(reading) as read_end, os.fdopen(writing, "wb", buffering=0) as host:
+        monkeypatch.setattr(sys, "stdin", read_end)
+        serving = asyncio.create_task(serve(settings, lambda: SleepsBadly(fault)))
+        await announces(WorkerState.READY)
+        job = make_job()
+        await gateway.enqueue(job)
+        await gateway.finished(job)
+        assert await claimed()
+        host.write(SLEEP + b"\n")
+        if sleeps:
+            await announces(WorkerState.SLEEPING)
+            assert is_free(port)
+            host.write(WAKE + b" 70.5\n")
+        if fault == "nothing":
+            await announces(WorkerState.READY)
+            # Of another worker that had this port meanwhile, Prometheus has seen a smaller count.
+            assert await claimed() == 0
+            host.write(LOADED + b" 7.6\n")
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                while (await announces(WorkerState.READY)).load_seconds != 8:
+                    await asyncio.sleep(0.01)
+            another = make_job(tenant="charged")
+            await gateway.enqueue(another)
+            await gateway.finished(another)
+            counters: Any = await redis.hgetall(keys.service_counters(MODEL))
+            assert float(counters[b"charged"]) >= 70.5
+            host.close()
+        assert await asyncio.wait_for(serving, PATIENCE_SECONDS) == code
 
 
 def test_help_names_every_setting_and_its_environment_variable() -> None:

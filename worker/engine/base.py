@@ -185,6 +185,8 @@ class EngineInfo:
     """Tokens of a block of the prefix cache; 0 if the engine does not report what is in it."""
     adapters: AdapterLimits | None = None
     """None if the engine runs the base model only."""
+    can_sleep: bool = False
+    """Whether the engine can free the memory of its device and keep its process."""
 
 
 class Held(Protocol):
@@ -241,3 +243,12 @@ class Engine(Protocol):
 
     async def read_cache(self, held: Held, /) -> None:
         """Note the prefixes that the cache has gained and lost since the last call."""
+
+    async def sleep(self) -> None:
+        """Move the weights to the machine's memory, and free the KV cache with all that it holds.
+
+        The engine must have no sequences and no adapters. Raises EngineDeadError.
+        """
+
+    async def wake(self) -> None:
+        """Take the memory of the device again, after `sleep`. Raises EngineDeadError."""

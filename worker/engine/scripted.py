@@ -82,6 +82,7 @@ class Script:
     """File with the chat template; None uses the model's."""
     adapters: AdapterLimits | None = None
     """None runs no adapters."""
+    can_sleep: bool = False
     claimed_features: list[Feature] = field(default_factory=list)
     """Features that the engine claims without implementing them, for tests of other components."""
 
@@ -153,6 +154,7 @@ class ScriptedEngine:
                 *self._script.claimed_features,
             ],
             adapters=self._script.adapters,
+            can_sleep=self._script.can_sleep,
             chat=chat,
             chat_templates=templates,
         )
@@ -220,6 +222,15 @@ class ScriptedEngine:
 
     async def read_cache(self, _held: Held, /) -> None:
         """Note nothing: the engine has no cache."""
+
+    async def sleep(self) -> None:
+        """Free nothing: the engine has no weights. Raises EngineDeadError."""
+        if self._dead:
+            raise EngineDeadError("the scripted engine died as configured")
+
+    async def wake(self) -> None:
+        """Continue. Raises EngineDeadError."""
+        await self.sleep()
 
     def die(self) -> None:
         """Fail like an engine whose process was killed."""

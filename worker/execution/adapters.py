@@ -25,6 +25,10 @@ from worker.queue.held import HeldDigests
 
 _log = logging.getLogger(__name__)
 
+_numbers = count(1)
+"""Never used twice: an engine that still has something of an unloaded adapter must not take it for
+another one, even after it has slept."""
+
 RETRY_SECONDS = 5.0
 """Time after a failure of the object store in which the worker loads no other adapter."""
 
@@ -73,9 +77,6 @@ class Adapters:
         self._loading: dict[str, asyncio.Task[EngineAdapter]] = {}
         self._changing = asyncio.Lock()
         self._retry_at = 0.0
-        # Never used twice: an engine that still has something of an unloaded adapter must not
-        # take it for another one.
-        self._numbers = count(1)
 
     def room(self) -> AdapterRoom | None:
         """Return which adapters further jobs may use; None if the engine has no adapters."""
@@ -153,7 +154,7 @@ class Adapters:
         # One at a time, so that no more are loaded than the engine keeps.
         async with self._changing:
             await self._make_room(limits.loaded)
-            loaded = EngineAdapter(next(self._numbers), adapter.digest, str(folder))
+            loaded = EngineAdapter(next(_numbers), adapter.digest, str(folder))
             await self._engine.load_adapter(loaded)
             self._loaded[adapter.digest] = loaded
             self._held.add(resource_digest(adapter.digest))
@@ -172,6 +173,13 @@ class Adapters:
                 telemetry.ADAPTER_EVICTIONS.inc()
                 self._changed()
                 await self._engine.unload_adapter(unloaded)
+
+    async def unload(self) -> None:
+        """Unload all adapters, which no job uses any more. Raises EngineDeadError."""
+        while self._loaded:
+            _, unloaded = self._loaded.popitem()
+            await self._engine.unload_adapter(unloaded)
+        self._changed()
 
     def _used(self) -> set[str]:
         jobs = (each.job for each in self._jobs.by_id.values())

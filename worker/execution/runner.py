@@ -130,6 +130,11 @@ class Runner:
         if not self._claimer.is_stopping:
             await self._link.held.publish()
 
+    async def sleep(self) -> None:
+        """Unload all adapters and put the engine to sleep, after `run`. Raises EngineDeadError."""
+        await self._adapters.unload()
+        await self._engine.sleep()
+
     async def drain(self, grace_seconds: float) -> None:
         """Stop claiming jobs, let running jobs finish, then stop."""
         self._claimer.stop()

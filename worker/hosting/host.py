@@ -1,16 +1,16 @@
-"""The host process: it runs the worker of one model at a time, and swaps to another model.
+"""The host process: it serves one model at a time, and swaps to another model.
 
 A swap drains the worker: jobs that do not finish in its drain time are given back with their
-tokens, and resume when a worker of their model claims them. Then the worker of the other model
-starts. The workers announce that waiting jobs start them, so that gateways accept requests for
-models that sleep.
+tokens, and resume when a worker of their model claims them. Then the worker stops, or its engine
+sleeps, and the worker of the other model starts or wakes. The workers announce that waiting jobs
+start them, so that gateways accept requests for models that sleep.
 """
 
 import asyncio
 import contextlib
+import json
 import logging
 import signal
-import sys
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -28,6 +28,7 @@ from contract.tasks import Backoff, end_task
 from worker.health import open_health
 from worker.hosting import telemetry
 from worker.hosting.choice import Hysteresis, choose
+from worker.hosting.process import HostedWorker
 from worker.hosting.settings import HostSettings, read_models
 from worker.main import EXIT_STOPPED
 from worker.redis_client import connect
@@ -60,7 +61,7 @@ async def _serve(settings: HostSettings, environments: Mapping[str, Mapping[str,
 
 
 class Host:
-    """The models of a host, and the worker process of the one that it serves."""
+    """The models of a host, the worker process of the one that it serves, and sleeping ones."""
 
     def __init__(
         self, settings: HostSettings, environments: Mapping[str, Mapping[str, str]], redis: Redis
@@ -75,19 +76,22 @@ class Host:
         )
         self._stop_asked = asyncio.Event()
         self._backoff = Backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
-        self._measured_seconds: dict[str, float] = {}
-        """Seconds that the last start of each model took."""
+        self._measured_seconds: dict[tuple[str, bool], float] = {}
+        """Seconds that the last swap to each model took, by whether its worker was asleep."""
         self._retry_at = dict.fromkeys(environments, 0.0)
         """When a model whose worker has exited may be started again."""
         self._turn: asyncio.Task[None] | None = None
         """Keeps other hosts from starting the model that this one starts."""
         self._starts = 0
         self._model: str | None = None
-        self._worker = ""
-        self._process: asyncio.subprocess.Process | None = None
+        """The model whose worker runs or starts. All other workers sleep."""
+        self._workers: dict[str, HostedWorker] = {}
+        """By model, the least recently served one first."""
         self._ready_at: float | None = None
         """When the worker was first seen to claim jobs."""
         self._began_at = 0.0
+        self._is_woken = False
+        """Whether its engine slept before."""
 
     async def run(self) -> int:
         """Serve models until a signal arrives."""
@@ -109,15 +113,16 @@ class Host:
             return EXIT_STOPPED
         finally:
             await end_task(serving, stopping)
-            await self._stop_worker()
+            await asyncio.gather(*(each.stop() for each in self._workers.values()))
             await self._end_turn()
             if health is not None:
                 health.close()
 
     def _on_signal(self) -> None:
-        if self._stop_asked.is_set() and self._process is not None:
+        if self._stop_asked.is_set():
             # The worker gives its jobs back at once.
-            self._process.send_signal(signal.SIGTERM)
+            for worker in self._workers.values():
+                worker.terminate()
         self._stop_asked.set()
 
     # -- one look at the queues ------------------------------------------------------------------
@@ -137,31 +142,30 @@ class Host:
 
     async def _check_worker(self) -> None:
         """Note that the worker has become ready, or that it has exited."""
-        model, process, now = self._model, self._process, time.monotonic()
-        if model is None or process is None:
+        self._drop_exited()
+        model, now = self._model, time.monotonic()
+        if model is None:
             return
-        if process.returncode is not None:
-            _log.error("The worker of %s exited: %d", model, process.returncode)
-            telemetry.FAILURES.labels(model).inc()
+        worker = self._workers.get(model)
+        if worker is None:
             self._retry_at[model] = now + self._backoff.next_seconds()
-            self._model = self._process = self._ready_at = None
+            self._model = self._ready_at = None
             telemetry.serves(None)
             await self._end_turn()
-        elif self._ready_at is None and await self._is_ready(model):
+        elif self._ready_at is None and await worker.state() is WorkerState.READY:
+            seconds = now - self._began_at
             self._ready_at = now
-            self._measured_seconds[model] = now - self._began_at
+            self._measured_seconds[model, self._is_woken] = seconds
             self._backoff.reset()
             await self._end_turn()
-            telemetry.START_SECONDS.labels(model).observe(now - self._began_at)
-            _log.info("Serving %s after %.1f s", model, now - self._began_at)
-
-    async def _is_ready(self, model: str) -> bool:
-        card = _card(await self._redis.get(keys.worker_card(model, self._worker)))
-        return card is not None and card.state is WorkerState.READY
+            worker.loaded(seconds)
+            source = "sleep" if self._is_woken else "disk"
+            telemetry.START_SECONDS.labels(model, source).observe(seconds)
+            _log.info("Serving %s after %.1f s", model, seconds)
 
     async def _choose(self) -> list[str]:
         """Return the models to swap to, the best one first; none to keep the current one."""
-        if self._process is not None and self._ready_at is None:
+        if self._model is not None and self._ready_at is None:
             return []
         now = time.monotonic()
         usable = [name for name, at in self._retry_at.items() if at <= now]
@@ -196,7 +200,8 @@ class Host:
             await asyncio.sleep(_RENEW_SECONDS)
 
         try:
-            async with asyncio.timeout(2 * self._measured_seconds.get(model, _FIRST_START_SECONDS)):
+            seconds = self._measured_seconds.get((model, False), _FIRST_START_SECONDS)
+            async with asyncio.timeout(2 * seconds):
                 await repeat("keep the turn to start a model", renew)
         finally:
             # If this fails, the key expires after a few seconds.
@@ -210,50 +215,67 @@ class Host:
             await end_task(turn)
 
     async def _swap(self, model: str) -> None:
-        began_at, is_swap = time.monotonic(), self._model is not None
-        if is_swap:
-            _log.info("Swapping from %s to %s", self._model, model)
+        before, self._model, self._ready_at = self._model, None, None
+        self._began_at = time.monotonic()
+        if before is not None:
+            _log.info("Swapping from %s to %s", before, model)
             telemetry.SWAPS.labels(model).inc()
-        await self._stop_worker()
-        await self._start_worker(model, began_at=began_at, is_swap=is_swap)
-
-    # -- the worker process ----------------------------------------------------------------------
-
-    async def _start_worker(self, model: str, *, began_at: float, is_swap: bool) -> None:
-        self._starts += 1
-        seconds = self._measured_seconds.get(model, 0.0) if is_swap else 0.0
-        self._model, self._worker = model, f"{self._id}-{self._starts}"
-        self._began_at = began_at
+            await self._free_device(before, wanted=model)
+            self._drop_exited()
+        self._model = model
         telemetry.serves(model)
-        self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "worker"),
-            env={
-                **self._environments[model],
-                "SLUICE_ENDS_WITH_INPUT": "true",
-                "SLUICE_REDIS_URL": self._settings.redis_url.get_secret_value(),
-                "SLUICE_WORKER_ID": self._worker,
-                "SLUICE_SCALES_TO_ZERO": "true",
-                "SLUICE_START_UNITS": str(seconds * self._settings.swap_units),
-            },
-            # Its input ends when this process does, however that happens.
-            stdin=asyncio.subprocess.PIPE,
-            # A terminal's Ctrl-C must not reach it: the host stops it.
-            start_new_session=True,
-        )
+        worker = self._workers.pop(model, None)
+        self._is_woken = worker is not None
+        seconds = self._measured_seconds.get((model, self._is_woken), 0.0) if before else 0.0
+        units = seconds * self._settings.swap_units
+        if worker is None:
+            worker = await self._start_worker(model, units=units)
+        else:
+            worker.wake(units=units)
+        self._workers[model] = worker
 
-    async def _stop_worker(self) -> None:
-        """Drain the worker and wait for its end."""
-        process, self._process, self._ready_at = self._process, None, None
-        if process is None or process.returncode is not None:
+    # -- the worker processes --------------------------------------------------------------------
+
+    async def _free_device(self, model: str, *, wanted: str) -> None:
+        """Put the worker of a model to sleep, or stop it, so that the wanted one gets its place.
+
+        First, stop the sleeping workers that were not served for longest, if there are too many.
+        """
+        most = self._settings.sleeping_models
+        if most:
+            others = [each for name, each in self._workers.items() if name not in (model, wanted)]
+            for each in others[: max(len(others) + 1 - most, 0)]:
+                _log.info("Stopping the sleeping worker of %s", each.model)
+                await self._stop_worker(each)
+        worker = self._workers[model]
+        if most and await worker.sleep():
             return
-        process.send_signal(signal.SIGTERM)
-        stopped = asyncio.create_task(process.wait())
-        try:
-            await asyncio.shield(stopped)
-        except asyncio.CancelledError:
-            process.send_signal(signal.SIGTERM)
-            await stopped
-            raise
+        if most:
+            _log.warning("The worker of %s exited, code %s: no sleep", model, worker.exit_code)
+        await self._stop_worker(worker)
+
+    async def _start_worker(self, model: str, *, units: float) -> HostedWorker:
+        self._starts += 1
+        environment = {
+            **self._environments[model],
+            "SLUICE_REDIS_URL": self._settings.redis_url.get_secret_value(),
+            "SLUICE_START_UNITS": str(units),
+            "SLUICE_MAY_SLEEP": json.dumps(bool(self._settings.sleeping_models)),
+        }
+        worker = f"{self._id}-{self._starts}"
+        return await HostedWorker.start(model, worker, environment, self._redis)
+
+    async def _stop_worker(self, worker: HostedWorker) -> None:
+        await worker.stop()
+        del self._workers[worker.model]
+
+    def _drop_exited(self) -> None:
+        """Report and drop the workers that have exited."""
+        for model, worker in list(self._workers.items()):
+            if worker.exit_code is not None:
+                _log.error("The worker of %s exited: %d", model, worker.exit_code)
+                telemetry.FAILURES.labels(model).inc()
+                del self._workers[model]
 
 
 def _card(content: Any) -> WorkerCard | None:

@@ -11,7 +11,14 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from contract.logs import LogFormat
 from worker.settings import RedisUrl, Settings, environment_name
 
-_OF_HOST = ("ends_with_input", "redis_url", "scales_to_zero", "start_units", "worker_id")
+_OF_HOST = (
+    "ends_with_input",
+    "may_sleep",
+    "redis_url",
+    "scales_to_zero",
+    "start_units",
+    "worker_id",
+)
 """Settings of a worker that the host decides."""
 
 
@@ -52,6 +59,12 @@ class HostSettings(BaseSettings):
         ge=0,
         description="Service units that the tenant whose job is claimed first after a swap is "
         "charged for each second of the swap, as last measured. A unit is a prompt token.",
+    )
+    sleeping_models: int = Field(
+        default=0,
+        ge=0,
+        description="Maximum number of models whose workers sleep beside the one that is served, "
+        "with their weights in the machine's memory; 0 ends the worker at each swap. Needs a GPU.",
     )
     health_host: str = Field(
         default="127.0.0.1", description="Address of /metrics, /healthz and /readyz."

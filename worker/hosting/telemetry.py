@@ -5,8 +5,9 @@ from prometheus_client import Counter, Gauge, Histogram
 SWAPS = Counter("sluice_host_swaps", "Swaps from another model to this one.", ["model"])
 START_SECONDS = Histogram(
     "sluice_host_start_seconds",
-    "Time from the decision to serve a model until its worker claims jobs, drain included.",
-    ["model"],
+    "Time from the decision to serve a model until its worker claims jobs, drain included. The "
+    "worker was started (from disk) or woken (from sleep).",
+    ["model", "source"],
     buckets=(1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600),
 )
 FAILURES = Counter(

@@ -43,8 +43,13 @@ _FIXED = {
 _CPU_FIXED = {"enable_chunked_prefill", "max_num_batched_tokens"}
 
 
-def engine_arguments(settings: Settings, engine_args: Any, *, is_cpu: bool) -> Any:
-    """Return vLLM's engine arguments (an instance of `engine_args`) for these settings."""
+def engine_arguments(
+    settings: Settings, engine_args: Any, *, is_cpu: bool, can_sleep: bool = False
+) -> Any:
+    """Return vLLM's engine arguments (an instance of `engine_args`) for these settings.
+
+    `can_sleep` is whether vLLM has its sleep mode on this platform.
+    """
     more = settings.engine_arguments
     _check_names(more, {field.name for field in fields(engine_args)}, is_cpu=is_cpu)
     arguments: dict[str, Any] = {
@@ -62,6 +67,7 @@ def engine_arguments(settings: Settings, engine_args: Any, *, is_cpu: bool) -> A
         "mm_processor_cache_gb": 0,
         **({} if settings.context_window is None else {"max_model_len": settings.context_window}),
         **({} if settings.max_sequences is None else {"max_num_seqs": settings.max_sequences}),
+        **({"enable_sleep_mode": True} if settings.may_sleep and can_sleep else {}),
         **_adapters(settings),
         **more,
         "limit_mm_per_prompt": {

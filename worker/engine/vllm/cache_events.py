@@ -118,6 +118,16 @@ def _is_plain(keys: Any, lora_name: str | None) -> bool:
     return not keys or tuple(keys) == (lora_name,)
 
 
+class _Nothing:
+    """Holds no digest."""
+
+    def add(self, digest: bytes) -> None:
+        """Ignore a digest."""
+
+    def remove(self, digest: bytes) -> None:
+        """Ignore a digest."""
+
+
 class CacheEvents:
     """The subscription to the events of one engine."""
 
@@ -157,6 +167,15 @@ class CacheEvents:
                 self._prefixes.apply(event, held)
             if not count % _MESSAGES_AT_ONCE:
                 await asyncio.sleep(0)
+
+    async def clear(self) -> None:
+        """Drop all blocks, and the messages that have arrived.
+
+        vLLM reports with its next step that it has cleared its cache.
+        """
+        nothing = _Nothing()
+        await self.read(nothing)
+        self._prefixes.clear(nothing)
 
     def close(self) -> None:
         """Unsubscribe."""

@@ -71,6 +71,7 @@ def describe(
         chat_templates=templates,
         cache_block_tokens=cache.block_size if publishes_cache else 0,
         adapters=adapter_limits(settings),
+        can_sleep=config.model_config.enable_sleep_mode,
     )
 
 

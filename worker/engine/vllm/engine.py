@@ -190,6 +190,27 @@ class VllmEngine:
         if self._cache_events is not None:
             await self._cache_events.read(held)
 
+    async def sleep(self) -> None:
+        """Move the weights to the machine's memory and free the KV cache. Raises EngineDeadError.
+
+        On a CPU, vLLM clears its caches and keeps the memory.
+        """
+        try:
+            await self._llm.sleep(level=1)
+        except Exception as error:  # What failed in a process of the engine leaves it in no state.
+            raise EngineDeadError(f"cannot sleep: {error}") from None
+        if self._cache_events is not None:
+            await self._cache_events.clear()
+
+    async def wake(self) -> None:
+        """Load the weights into the device again. Raises EngineDeadError."""
+        try:
+            is_awake = await self._llm.wake_up()
+        except Exception as error:  # As above.
+            raise EngineDeadError(f"cannot wake up: {error}") from None
+        if not is_awake:
+            raise EngineDeadError("cannot wake up")
+
     # --- starting ------------------------------------------------------------------------------
 
     def _start(self) -> None:
@@ -214,7 +235,12 @@ class VllmEngine:
         from vllm.v1.structured_output.backend_guidance import GuidanceBackend
 
         is_cpu = current_platform.is_cpu()
-        arguments = engine_arguments(self._settings, AsyncEngineArgs, is_cpu=is_cpu)
+        arguments = engine_arguments(
+            self._settings,
+            AsyncEngineArgs,
+            is_cpu=is_cpu,
+            can_sleep=current_platform.is_sleep_mode_available(),
+        )
         parsers = parser_format(
             self._settings,
             lambda: cached_tokenizer_from_config(arguments.create_model_config()),

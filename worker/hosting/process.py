@@ -1,0 +1,105 @@
+"""The worker process of one model of a host: started, put to sleep, woken and stopped."""
+
+import asyncio
+import contextlib
+import signal
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from contract import keys, messages
+from contract.messages import WorkerState
+from worker.main import LOADED, SLEEP, WAKE
+
+_LOOK_SECONDS = 0.1
+
+
+class HostedWorker:
+    """A worker process, and what it announces."""
+
+    def __init__(
+        self, model: str, worker: str, process: asyncio.subprocess.Process, redis: Redis
+    ) -> None:
+        self.model = model
+        self._key = keys.worker_card(model, worker)
+        self._process = process
+        self._redis = redis
+
+    @classmethod
+    async def start(
+        cls, model: str, worker: str, environment: Mapping[str, str], redis: Redis
+    ) -> "HostedWorker":
+        """Start the worker of a model under the id `worker`."""
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "worker"),
+            env={
+                **environment,
+                "SLUICE_ENDS_WITH_INPUT": "true",
+                "SLUICE_SCALES_TO_ZERO": "true",
+                "SLUICE_WORKER_ID": worker,
+            },
+            # Its input ends when this process does, however that happens.
+            stdin=asyncio.subprocess.PIPE,
+            # A terminal's Ctrl-C must not reach it: the host stops it.
+            start_new_session=True,
+        )
+        return cls(model, worker, process, redis)
+
+    @property
+    def exit_code(self) -> int | None:
+        """The code with which the process has exited; None while it runs."""
+        return self._process.returncode
+
+    async def state(self) -> WorkerState | None:
+        """Return the state that the worker announces; None if it announces none.
+
+        Raises RedisError.
+        """
+        content: Any = await self._redis.get(self._key)
+        return None if content is None else messages.decode_card(content).state
+
+    async def sleep(self) -> bool:
+        """Drain the worker and put its engine to sleep. Return False if it exits instead.
+
+        Waits while Redis is unavailable: another engine needs the memory that this one frees.
+        """
+        self._send(SLEEP)
+        while self.exit_code is None:
+            with contextlib.suppress(RedisError, OSError):
+                if await self.state() is WorkerState.SLEEPING:
+                    return True
+            await asyncio.sleep(_LOOK_SECONDS)
+        return False
+
+    def wake(self, *, units: float) -> None:
+        """Let a sleeping worker claim jobs; the tenant of the first one is charged the units."""
+        self._send(WAKE, units)
+
+    def loaded(self, seconds: float) -> None:
+        """Let the worker announce how long the swap to it took."""
+        self._send(LOADED, seconds)
+
+    def _send(self, command: bytes, *arguments: float) -> None:
+        # A process that has exited gets nothing: the next look at it finds its exit code.
+        if self._process.stdin is not None and not self._process.stdin.is_closing():
+            words = [command, *(b"%f" % each for each in arguments)]
+            self._process.stdin.write(b" ".join(words) + b"\n")
+
+    def terminate(self) -> None:
+        """Send the signal to stop; a second one makes the worker give its jobs back at once."""
+        if self.exit_code is None:
+            self._process.send_signal(signal.SIGTERM)
+
+    async def stop(self) -> None:
+        """Drain the worker and wait for its end."""
+        self.terminate()
+        stopped = asyncio.create_task(self._process.wait())
+        try:
+            await asyncio.shield(stopped)
+        except asyncio.CancelledError:
+            self.terminate()
+            await stopped
+            raise
