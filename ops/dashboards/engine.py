@@ -177,8 +177,11 @@ def build() -> Dashboard:
                 "Mean time of a start",
                 "s",
                 "Mean time from the decision to serve a model until its worker claims jobs, with "
-                "the drain of the model before.",
-                Query(mean("sluice_host_start_seconds", POOL, "model"), "{{model}}"),
+                "the drain of the model before. Its weights come from disk, or its worker slept.",
+                Query(
+                    mean("sluice_host_start_seconds", POOL, "model", "source"),
+                    "{{model}} from {{source}}",
+                ),
             ),
         ),
         row(

@@ -114,6 +114,7 @@ MADE_BY_OTHER_VALUES = {
         "scales_to_zero",
         "start_units",
         "log_format",
+        "may_sleep",  # Its host sets it.
         "max_sequences",
         "model_aliases",
         "model_name",

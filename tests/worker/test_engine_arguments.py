@@ -41,14 +41,15 @@ class EngineArgs:
     logits_processors: list[str] | None = None
     speculative_config: dict[str, Any] | None = None
     scheduling_policy: str = "fcfs"
+    enable_sleep_mode: bool = False
 
     def create_model_config(self) -> ModelConfig:
         return ModelConfig(self.max_model_len or 8192)
 
 
-def arguments(*, is_cpu: bool, **changes: Any) -> EngineArgs:
+def arguments(*, is_cpu: bool, can_sleep: bool = True, **changes: Any) -> EngineArgs:
     settings = Settings(model_path=str(MODEL_FOLDER), **changes)
-    made = engine_arguments(settings, EngineArgs, is_cpu=is_cpu)
+    made = engine_arguments(settings, EngineArgs, is_cpu=is_cpu, can_sleep=can_sleep)
     assert isinstance(made, EngineArgs)
     return made
 
@@ -66,6 +67,15 @@ def test_gpu_keeps_vllms_defaults() -> None:
     assert not made.enforce_eager
     assert made.tensor_parallel_size == 2
     assert made.generation_config == "vllm"
+    assert not made.enable_sleep_mode
+
+
+def test_sleep_mode_is_for_hosts_where_vllm_has_it() -> None:
+    assert arguments(is_cpu=False, may_sleep=True).enable_sleep_mode
+    assert not arguments(is_cpu=False, may_sleep=True, can_sleep=False).enable_sleep_mode
+    never = {"enable_sleep_mode": False}
+    made = arguments(is_cpu=False, may_sleep=True, engine_arguments=never)
+    assert not made.enable_sleep_mode
 
 
 def test_grammars_have_one_backend_and_chains_their_processor() -> None:

@@ -664,6 +664,30 @@ async def test_engine_reports_the_prefixes_in_its_cache(engine: VllmEngine) -> N
     assert len(held.digests) == 1
 
 
+async def test_sleep_empties_the_cache_and_the_same_tokens_follow(engine: VllmEngine) -> None:
+    size, held = engine.info.cache_block_tokens, Held()
+    same: dict[str, Any] = {
+        "prompt_token_ids": [320 + index % 700 for index in range(2 * size + 1)],
+        "max_tokens": 20,
+        "cache_salt": "slept",
+        "seed": 3,
+    }
+
+    async def run() -> tuple[int, list[int]]:
+        results = await run_jobs(engine, [make_job(**same)])
+        return results.outboxes[0].finished[0].cached_tokens, results.token_ids(0)
+
+    _, tokens = await run()
+    assert await run() == (2 * size, tokens)
+    await engine.sleep()
+    await engine.wake()
+    # What was cached before is not reported later.
+    await engine.read_cache(held)
+    assert held.digests == set()
+    assert await run() == (0, tokens)
+    await read_cache(engine, held, lambda: bool(held.tokens(make_job(**same), size)))
+
+
 async def test_engine_reports_its_features(engine: VllmEngine) -> None:
     assert engine.info.features == [each for each in Feature if each is not Feature.IMAGES]
     assert engine.info.chat_templates == folder_templates(MODEL_FOLDER)

@@ -1,1 +1,1 @@
-"""A worker host: serves several models in turns, with one worker process at a time."""
+"""A worker host: serves several models in turns, with one worker awake at a time."""

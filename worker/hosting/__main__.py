@@ -8,7 +8,7 @@ command = settings_command(
     "host",
     HostSettings,
     run,
-    description="Run a host: serve several models in turns, with one worker at a time.",
+    description="Run a host: serve several models in turns, with one worker awake at a time.",
 )
 
 if __name__ == "__main__":

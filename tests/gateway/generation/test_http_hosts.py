@@ -31,7 +31,9 @@ async def hosts(stack: Stack, tmp_path: Path) -> AsyncIterator[tuple[str, ...]]:
     }
     models = tmp_path / "models.json"
     models.write_text(json.dumps([shared | {"model_name": name} for name in MODELS]))
-    options = (f"--models={models}", "--least-seconds=0.5", "--longest-wait-seconds=2")
+    # One of the two other models sleeps in each host, so some swaps wake a worker.
+    bounds = ("--least-seconds=0.5", "--longest-wait-seconds=2", "--sleeping-models=1")
+    options = (f"--models={models}", *bounds)
     for name in HOSTS:
         stack.launch_host(name, *options)
     yield options
