@@ -11,6 +11,10 @@ from pydantic import SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings
 
+_MAY_BE_SECRET = (SecretStr, dict[str, Any])
+"""Types of settings whose values are not shown. Engine arguments may hold a token."""
+_MOST_SHOWN_CHARACTERS = 100
+
 S = TypeVar("S", bound=BaseSettings)
 
 
@@ -25,7 +29,7 @@ def settings_command(
                 **{name: value for name, value in given.items() if value is not None}
             )
         except ValidationError as error:
-            raise click.UsageError(_describe(error)) from None
+            raise click.UsageError(_describe(error, settings_type)) from None
         try:
             code = run(settings)
         except ValueError as error:
@@ -54,9 +58,26 @@ def _option(prefix: str, name: str, field: FieldInfo) -> click.Option:
     return click.Option([f"--{name.replace('_', '-')}", name], help=text, metavar="VALUE")
 
 
-def _describe(error: ValidationError) -> str:
-    lines = []
+def reasons(error: ValidationError, settings_type: type[BaseSettings]) -> list[tuple[str, str]]:
+    """Return the name of each invalid setting, or nothing, and what is wrong with its value.
+
+    Values of settings that may hold secrets are left out.
+    """
+    found = []
     for each in error.errors():
-        name = ".".join(str(part) for part in each["loc"]).replace("_", "-")
-        lines.append(f"{f'--{name}: ' if name else ''}{each['msg'].removeprefix('Value error, ')}")
-    return "\n".join(lines)
+        name = ".".join(map(str, each["loc"]))
+        reason, value = each["msg"].removeprefix("Value error, "), each["input"]
+        field = settings_type.model_fields.get(name)
+        # Not of an unknown setting: it may be a secret whose name is misspelled.
+        is_public = field is not None and field.annotation not in _MAY_BE_SECRET
+        if is_public and isinstance(value, (str, int, float)):
+            reason += f". Given: {str(value)[:_MOST_SHOWN_CHARACTERS]!r}"
+        found.append((name, reason))
+    return found
+
+
+def _describe(error: ValidationError, settings_type: type[BaseSettings]) -> str:
+    return "\n".join(
+        f"--{name.replace('_', '-')}: {reason}" if name else reason
+        for name, reason in reasons(error, settings_type)
+    )

@@ -71,6 +71,9 @@ FAULTS: dict[str, Any] = {
     "has no model": "[]",
     "model 0: model_path: /missing has no config.json": [{"model_path": "/missing"}],
     "model 0: speed: Extra inputs": [{"model_path": "a", "speed": 1}],
+    "model 0: max_sequences: Input should be greater than or equal to 1. Given: '0'": [
+        {"model_path": "a", "max_sequences": 0}
+    ],
     "model 0: the host sets worker_id": [{"model_path": "a", "worker_id": "w"}],
     "model 1: a is given twice": [{"model_path": "x/a"}, {"model_path": "y/a"}],
 }

@@ -382,13 +382,18 @@ def test_help_names_every_setting_and_its_environment_variable() -> None:
     [
         (["--max-sequences=many"], "--max-sequences: Input should be a valid integer"),
         (["--model-path=/nowhere"], "/nowhere has no config.json"),
-        (["--engine-arguments={"], "--engine-arguments: must be a JSON object"),
+        (["--engine-arguments={"], "--engine-arguments: must be a JSON object\n"),
+        (["--redis-url=redis://:pw@h:x"], "--redis-url: a port must be a number from 0 to 65535\n"),
         (["--engine=other"], "--engine: Input should be 'vllm' or 'scripted'"),
         (["--model-aliases=one,,two"], "model_aliases: a name must not be empty"),
         (["--model-aliases=one, two,one"], "Given twice: one"),
         (["--model-aliases=one", "--model-name=one"], "Given twice: one"),
-        (["--lease-seconds=0"], "--lease-seconds: Input should be greater than or equal to 0.3"),
-        (["--max-sequences=many", "--lease-seconds=0"], "an integer\n--lease-seconds: "),
+        (["--lease-seconds=0"], "should be greater than or equal to 0.3. Given: '0'"),
+        (["--max-adapter-rank=3"], "256, 320, 512. Given: '3'"),
+        (
+            ["--max-sequences=many", "--lease-seconds=0"],
+            "an integer. Given: 'many'\n--lease-seconds: ",
+        ),
     ],
     ids=lambda value: str(value)[:30],
 )

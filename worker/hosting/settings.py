@@ -9,6 +9,7 @@ from pydantic import Field, SecretStr, TypeAdapter, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from contract.logs import LogFormat
+from worker.command_line import reasons
 from worker.settings import RedisUrl, Settings, environment_name
 
 _OF_HOST = (
@@ -96,9 +97,7 @@ def read_models(path: Path) -> dict[str, dict[str, str]]:
         try:
             settings = Settings(**fields)
         except ValidationError as error:
-            first = error.errors()[0]
-            name = ".".join(str(part) for part in first["loc"])
-            reason = first["msg"].removeprefix("Value error, ")
+            name, reason = reasons(error, Settings)[0]
             raise ValueError(
                 f"{path}: model {index}: {name + ': ' if name else ''}{reason}"
             ) from None
