@@ -155,6 +155,8 @@ class ClaimResult(NamedTuple):
     """Jobs that this call began to keep for other workers."""
     waits_for_slot: bool = False
     """Whether the next job of a tenant needs an adapter for which this worker has no slot."""
+    affinity_seconds: float = 0.0
+    """Time that the claimed jobs waited, all together, since each was first passed over or kept."""
 
 
 class Room(NamedTuple):
@@ -349,6 +351,7 @@ class JobQueue:
             passed_jobs,
             kept_jobs,
             waits_for_slot,
+            affinity_ms,
             *rows,
         ) = await _CLAIM.run(
             self._executor,
@@ -385,7 +388,13 @@ class JobQueue:
             claims.append(Claim(job, int(attempt), waited_seconds, number >= requests))
             await let_others_run(job)
         return ClaimResult(
-            claims, _BLOCKED[blocked], kept_ms / 1000, passed_jobs, kept_jobs, bool(waits_for_slot)
+            claims,
+            _BLOCKED[blocked],
+            kept_ms / 1000,
+            passed_jobs,
+            kept_jobs,
+            bool(waits_for_slot),
+            affinity_ms / 1000,
         )
 
     async def extend(

@@ -54,6 +54,11 @@ KEPT_JOBS = Counter(
     "sluice_worker_affinity_kept_jobs",
     "Jobs that this worker left for a worker that had cached more of their prompts.",
 )
+AFFINITY_WAIT = Counter(
+    "sluice_worker_affinity_wait_seconds",
+    "Time that claimed jobs waited after they were first passed over, or left for another worker, "
+    "at most SLUICE_AFFINITY_SECONDS each.",
+)
 HELD_DIGESTS = Gauge(
     "sluice_worker_held_digests",
     "Prefixes in this worker's cache, and other things, that claims compare with jobs.",

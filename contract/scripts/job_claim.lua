@@ -44,8 +44,8 @@
 -- ARGV[24] free slots for adapters; -1: the worker has none
 -- ARGV[25..] digests of the adapters that have a slot
 -- Output {blocked, claimed requests, milliseconds until a kept job may be claimed, jobs first passed
--- over by this call, jobs kept by this call, 1 if a job waits for a slot, else 0, id, attempt,
--- milliseconds that it waited, payload, ...}:
+-- over by this call, jobs kept by this call, 1 if a job waits for a slot, else 0, milliseconds that
+-- claimed jobs waited because of affinity, id, attempt, milliseconds that it waited, payload, ...}:
 -- blocked is 1 if the next job does not fit and is a request, 2 if it is a batch job, else 0;
 -- 0 milliseconds if no job is kept; requests come first; -1 milliseconds if the process that
 -- enqueued the job records no arrivals
@@ -56,7 +56,7 @@ local empty, prompt_cost = ARGV[7] == '1', tonumber(ARGV[9])
 local now = now_ms()
 local expiry = now + ARGV[8]
 local most_prompt_tokens, prompt_tokens = tonumber(ARGV[10]), 0
-local out, taken = {0, 0, 0, 0, 0, 0}, 0
+local out, taken = {0, 0, 0, 0, 0, 0, 0}, 0
 local memory_seconds, pace_expiry_ms = 30, 600000
 
 local function note_pace(key, number, has_more)
@@ -291,6 +291,8 @@ local function claim_from(lane, queue_prefix, pace_prefix, prompt_room, blocked)
     leased[#leased + 1] = id
     taken, prompt_tokens = taken + 1, prompt_tokens + job[3]
     claims[tenant] = (claims[tenant] or 0) + 1
+    local passed_at = seen[id] and seen[id].passed_at
+    if passed_at then out[7] = out[7] + math.min(now - passed_at, patience) end
     out[#out + 1] = id
     out[#out + 1] = attempt
     out[#out + 1] = -1

@@ -148,6 +148,19 @@ def build() -> Dashboard:
                 Query(rate("sluice_worker_affinity_kept_jobs_total", POOL, "pool"), "{{pool}}"),
             ),
             graph(
+                "Mean wait",
+                "s",
+                "Mean time that a claimed job waited because it was passed over or kept. Other jobs "
+                "count with 0.",
+                Query(
+                    ratio(
+                        rate("sluice_worker_affinity_wait_seconds_total", POOL, "pool"),
+                        rate("sluice_worker_jobs_claimed_total", POOL, "pool"),
+                    ),
+                    "{{pool}}",
+                ),
+            ),
+            graph(
                 "Digests held",
                 "short",
                 "Digests of cached prefixes that the workers of each pool publish, at most 16,384 "

@@ -113,8 +113,11 @@ async def test_worker_gets_the_job_of_which_it_holds_most(
     assert await queue.finish("w1", LeaseReport("j3-again", 1, 1, 200, 199))
     assert await counters(any_redis) == {"a": 210 + 1 + 2}
     # j2 matches up to 96 tokens, but the first job was passed over long enough.
-    await clock.advance(PATIENCE_MS)
-    assert await claim_ids(queue, "w1", most_jobs=3) == ["j1", "j2", "plain"]
+    await clock.advance(PATIENCE_MS + 1)
+    late = await claim(queue, "w1", most_jobs=3)
+    assert [each.job.id for each in late.claims] == ["j1", "j2", "plain"]
+    # j3-again went before the plain job too.
+    assert late.affinity_seconds == 3 * PATIENCE_MS / 1000
 
 
 async def test_job_waits_once_for_the_worker_that_holds_more(
@@ -132,7 +135,8 @@ async def test_job_waits_once_for_the_worker_that_holds_more(
     again = await claim(queue, "w2", prefill_us=500)
     assert (again.claims, again.kept_seconds, again.kept_jobs) == ([], 0.001, 0)
     await clock.advance(1)
-    assert await claim_ids(queue, "w2", prefill_us=500) == ["j1"]
+    after = await claim(queue, "w2", prefill_us=500)
+    assert ([each.job.id for each in after.claims], after.affinity_seconds) == (["j1"], 0.048)
 
     await enqueue(queue, chat("j2", 1))
     assert await claim_ids(queue, "w2", prefill_us=500) == []

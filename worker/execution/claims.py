@@ -118,6 +118,7 @@ class Claimer:
                 return
             telemetry.PASSED_JOBS.inc(result.passed_jobs)
             telemetry.KEPT_JOBS.inc(result.kept_jobs)
+            telemetry.AFFINITY_WAIT.inc(result.affinity_seconds)
             await self._start(result.claims, asked_at)
             if result.claims and self._start_units:
                 await self._charge_start(result.claims[0])

@@ -43,9 +43,7 @@ _FIXED = {
 _CPU_FIXED = {"enable_chunked_prefill", "max_num_batched_tokens"}
 
 
-def engine_arguments(
-    settings: Settings, engine_args: Any, *, is_cpu: bool, can_sleep: bool
-) -> Any:
+def engine_arguments(settings: Settings, engine_args: Any, *, is_cpu: bool, can_sleep: bool) -> Any:
     """Return vLLM's engine arguments (an instance of `engine_args`) for these settings.
 
     `can_sleep` is whether vLLM has its sleep mode on this platform.
