@@ -150,8 +150,8 @@ def build() -> Dashboard:
             graph(
                 "Mean wait",
                 "s",
-                "Mean time that a claimed job waited because it was passed over or kept. Other jobs "
-                "count with 0.",
+                "Mean time that a claimed job waited because it was passed over or kept. All other "
+                "jobs count with 0.",
                 Query(
                     ratio(
                         rate("sluice_worker_affinity_wait_seconds_total", POOL, "pool"),

@@ -107,6 +107,21 @@ async def test_each_job_runs_with_its_adapter_and_the_oldest_is_evicted(
     assert max(numbers) > last
 
 
+async def test_sleep_unloads_all_adapters(gateway: Gateway, worker: Any, store: Store) -> None:
+    adapters = [store.add(number) for number in range(2)]
+    changes: list[list[str]] = []
+    async with worker(on_adapters_changed=changes.append) as (runner, engine, task):
+        jobs = [make_job(adapter=each) for each in adapters]
+        await gateway.enqueue(*jobs)
+        await gateway.finished(*jobs)
+        assert len(engine._adapters) == 2
+        runner.stop()
+        await task
+        await runner.sleep()
+        assert engine._adapters == set()
+    assert changes[-1] == []
+
+
 async def test_running_jobs_never_use_more_adapters_than_slots(
     gateway: Gateway, worker: Any, store: Store
 ) -> None:
