@@ -146,7 +146,8 @@ async def test_adapter_passes_from_its_source_through_the_store_to_a_worker(
     card = SimpleNamespace(model="base", adapters=AdapterSupport(RANK, "digest"))
     shapes = zlib.compress(encode_shapes({Q_PROJ: (FEATURES, FEATURES)}))
     catalogue: Any = SimpleNamespace(
-        known=lambda _: SimpleNamespace(card=card), adapter_modules=AsyncMock(return_value=shapes)
+        look_up=AsyncMock(return_value=SimpleNamespace(card=card)),
+        adapter_modules=AsyncMock(return_value=shapes),
     )
     copier = AdapterCopier(Blobs(place), catalogue, max_bytes=10**6)
     copied = await copier.copy(source, "base")
