@@ -8,7 +8,7 @@ a wake-up of the task (docs/decisions/0035-write-from-the-reply-reader.md).
 import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
@@ -22,6 +22,12 @@ from gateway.dispatch.generation import REPLIES_AT_ONCE, Generation, Take, in_sl
 from gateway.errors import ApiError, SlowReaderError
 from gateway.http.connection import DirectConnection, connection_of
 from gateway.stream.native_events import event_renderer
+
+_HEADERS: Final = (
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+)
 
 
 class DisconnectWatch:
@@ -63,6 +69,9 @@ class DisconnectWatch:
 class StreamedCompletion(Response):
     """The events of a response, except the first `skip`, which the client already has."""
 
+    status_code = 200
+    background = None
+
     def __init__(
         self,
         subscription: Subscription,
@@ -74,12 +83,12 @@ class StreamedCompletion(Response):
         keep_alive_seconds: float,
         headers: Mapping[str, str],
     ) -> None:
-        super().__init__(
-            media_type="text/event-stream",
-            headers={**headers, "cache-control": "no-cache", "x-accel-buffering": "no"},
-        )
-        # A stream has no length; the server sends it in chunks.
-        del self.headers["content-length"]
+        # Starlette's own __init__ would add the length of a body. The server sends a stream in
+        # chunks.
+        self.raw_headers = [
+            *((name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()),
+            *_HEADERS,
+        ]
         self._subscription = subscription
         self._generation = subscription.generation
         self._skip = skip
@@ -123,7 +132,7 @@ class StreamedCompletion(Response):
     async def abandon(self) -> None:
         """Stop reading; send no response if nothing was sent."""
         self._watch.stop()
-        await asyncio.shield(self._subscription.aclose())
+        await self._subscription.aclose()
 
     @override
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -203,6 +212,9 @@ class StreamedCompletion(Response):
         if replies:
             self._subscription.replied()
             self._measure.replied(replies)
+        request = self._subscription.completion.request
+        if len(replies) < REPLIES_AT_ONCE and request.scored_alternatives is None:
+            return self._renderer.render(replies)
         parts = []
         for some in in_slices(replies):
             await self._renderer.prompt_logprobs.prepare(some, self._generation.turn)
