@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import compress
+from operator import attrgetter, is_not
 from typing import Any, Final
 
 import msgspec
@@ -33,7 +35,12 @@ def _stored(field: FieldInfo) -> tuple[str, Any] | tuple[str, Any, Any]:
 _StoredRequest = msgspec.defstruct(
     "_StoredRequest", [_stored(each) for each in _FIELDS], kw_only=True
 )
-_DEFAULTS: Final = {each.name: each.default for each in _FIELDS if not each.required}
+_LEFT_OUT: Final = frozenset({"structure", "bias_texts", "infill_files"})
+_CUT: Final = frozenset({"profile", "prompts", "chat", "images", "image_params", "tool_use"})
+_WHOLE: Final = [each for each in _FIELDS if each.name not in _LEFT_OUT | _CUT]
+_NAMES: Final = tuple(each.name for each in _WHOLE)
+_DEFAULTS: Final = tuple(each.default for each in _WHOLE)
+_values_of: Final = attrgetter(*_NAMES)
 
 
 class ResponseHead(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -95,25 +102,20 @@ class ResponseHead(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
         Prompts, infill, messages, images, tools, structure and biases are left out of the request:
         the jobs contain them, or they were only needed to make the jobs.
         """
-        chat, use = completion.request.chat, completion.request.tool_use
-        request = msgspec.structs.replace(
-            completion.request,
-            prompts=[""] * len(completion.request.prompts),
-            chat=None if chat is None else _format_of(chat),
-            images=[[] for _ in completion.request.images],
-            image_params=[],
-            structure=None,
-            tool_use=None if use is None else replace(use, tools=[]),
-            bias_texts={},
-            infill_files=None,
-        )
+        request = completion.request
+        values = _values_of(request)
         # Defaults are mostly constants, so their identity suffices.
-        fields = {
-            name: value
-            for name, value in msgspec.structs.asdict(request).items()
-            if value is not _DEFAULTS.get(name, msgspec.UNSET)
-        }
+        fields: dict[str, Any] = dict(
+            compress(zip(_NAMES, values, strict=True), map(is_not, values, _DEFAULTS))
+        )
         fields["profile"] = request.profile.name
+        fields["prompts"] = [""] * len(request.prompts)
+        fields["images"] = [[] for _ in request.images]
+        fields["image_params"] = []
+        if request.chat is not None:
+            fields["chat"] = _format_of(request.chat)
+        if request.tool_use is not None:
+            fields["tool_use"] = replace(request.tool_use, tools=[])
         return cls(
             request_id=completion.id,
             model=completion.model,
