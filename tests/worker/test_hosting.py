@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from redis.asyncio import Redis
 
 from contract import keys, messages
-from contract.messages import ReturnReason, WorkerState
+from contract.messages import ReturnReason, WorkerCard, WorkerState
 from contract.queue import JobQueue, ModelStatus, RequeueResult
 from tests.support.cases import all_cases
 from tests.support.patience import PROCESS_PATIENCE_SECONDS
@@ -261,6 +261,9 @@ async def test_host_survives_workers_that_die_asleep_or_before(
 ) -> None:
     names = ("early", "late")
     early, late = (JobQueue(redis, name) for name in names)
+    # What a worker leaves whose first start fails.
+    left = WorkerCard("gone", "late", WorkerState.LOADING, "scripted", 0, 1, scales_to_zero=True)
+    await redis.hset(keys.MODELS, "late", messages.encode(left))
     async with host_process(redis_server, tmp_path, *names, sleeping=1) as host:
         await serves(late)
         first = processes(host, *names)

@@ -75,11 +75,13 @@ class Host:
             settings.least_seconds, settings.ratio, settings.longest_wait_seconds
         )
         self._stop_asked = asyncio.Event()
-        self._backoff = Backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
+        self._backoffs = {
+            name: Backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS) for name in environments
+        }
         self._measured_seconds: dict[tuple[str, bool], float] = {}
         """Seconds that the last swap to each model took, by whether its worker was asleep."""
         self._retry_at = dict.fromkeys(environments, 0.0)
-        """When a model whose worker has exited may be started again."""
+        """When a model whose worker has exited may be started again; 0 if none has."""
         self._turn: asyncio.Task[None] | None = None
         """Keeps other hosts from starting the model that this one starts."""
         self._starts = 0
@@ -138,7 +140,12 @@ class Host:
     async def _known_models(self) -> set[str]:
         """Return the models whose requests gateways accept while they sleep."""
         cards = map(_card, await self._redis.hmget(keys.MODELS, list(self._queues)))
-        return {card.model for card in cards if card is not None and card.scales_to_zero}
+        return {
+            card.model
+            for card in cards
+            # A worker whose first start failed leaves a card that is not ready.
+            if card is not None and card.scales_to_zero and card.state is WorkerState.READY
+        }
 
     async def _check_worker(self) -> None:
         """Note that the worker has become ready, or that it has exited."""
@@ -148,7 +155,7 @@ class Host:
             return
         worker = self._workers.get(model)
         if worker is None:
-            self._retry_at[model] = now + self._backoff.next_seconds()
+            self._retry_at[model] = now + self._backoffs[model].next_seconds()
             self._model = self._ready_at = None
             telemetry.serves(None)
             await self._end_turn()
@@ -156,7 +163,7 @@ class Host:
             seconds = now - self._began_at
             self._ready_at = now
             self._measured_seconds[model, self._is_woken] = seconds
-            self._backoff.reset()
+            self._backoffs[model].reset()
             await self._end_turn()
             worker.loaded(seconds)
             source = "sleep" if self._is_woken else "disk"
@@ -172,8 +179,8 @@ class Host:
         # Gateways accept no request for a model before its first worker has announced it.
         known = await self._known_models()
         unknown = [name for name in usable if name not in known and name != self._model]
-        if unknown:
-            return unknown
+        if first_starts := [name for name in unknown if not self._retry_at[name]]:
+            return first_starts
         found = await asyncio.gather(*(self._queues[name].status() for name in usable))
         statuses = dict(zip(usable, found, strict=True))
         served_seconds = 0.0 if self._ready_at is None else now - self._ready_at
@@ -182,7 +189,11 @@ class Host:
         )
         if chosen is not None:
             return [chosen]
-        return usable if self._model is None else []
+        if self._model is None:
+            return usable
+        # A start that has failed may fail again, so it interrupts no jobs.
+        own = statuses[self._model]
+        return [] if own.waiting_jobs or own.waiting_batch_jobs or own.leased_jobs else unknown
 
     async def _take_turn(self, model: str) -> bool:
         """Return whether this host may start a model: hosts start it one after the other."""
