@@ -161,6 +161,13 @@ def test_resumption_after_every_cut_gives_the_undisturbed_text(
         assert all(delta.attempt == 2 for delta in outbox.deltas)
 
 
+def test_streamed_job_reports_its_start_with_its_end(start: Start) -> None:
+    generation, outbox = start(make_job(max_tokens=1, stream=True))
+    feed(generation, [400], is_first=True)
+    assert generation.is_done
+    assert outbox.started == [JobStarted(generation.job.handle, 1, 3, 2)]
+
+
 def test_start_is_reported_once_the_prompt_is_processed_but_not_with_the_end(start: Start) -> None:
     generation, outbox = start(make_job(max_tokens=3))
     feed(generation, [400], is_first=True)

@@ -445,7 +445,7 @@ class Generation:
             chosen=self._chosen() if self._is_ranked else [],
             engine=self._engine,
         )
-        self.outbox.finish(finished, self.report)
+        self.outbox.finish(finished, self.report, is_streamed=self.job.stream)
 
     def _chosen(self) -> list[int]:
         """Return the chosen sequences, best first; of equal ones, the lower index first."""

@@ -87,7 +87,7 @@ class Outbox:
 
     @property
     def started(self) -> list[JobStarted]:
-        """Jobs whose prompts were processed, except those that have already ended."""
+        """Jobs whose prompts were processed, except those that have ended and are not streamed."""
         return list(self._started.values())
 
     @property
@@ -106,9 +106,13 @@ class Outbox:
         """Report that the prompt of a job was processed."""
         self._started[started.handle] = started
 
-    def finish(self, finished: JobFinished, report: LeaseReport) -> None:
-        """Report that a job finished; its lease ends once the message is written."""
-        self._started.pop(finished.handle, None)
+    def finish(self, finished: JobFinished, report: LeaseReport, *, is_streamed: bool) -> None:
+        """Report that a job finished; its lease ends once the message is written.
+
+        A stream may show that the prompt was processed, even if the same frame has the end.
+        """
+        if not is_streamed:
+            self._started.pop(finished.handle, None)
         self.finished.append(finished)
         self.to_end.append(report)
 
