@@ -169,13 +169,13 @@ def test_streamed_job_reports_its_start_with_its_end(start: Start) -> None:
 
 
 def test_start_is_reported_once_the_prompt_is_processed_but_not_with_the_end(start: Start) -> None:
-    generation, outbox = start(make_job(max_tokens=3))
+    generation, outbox = start(make_job(max_tokens=3, stream=False))
     feed(generation, [400], is_first=True)
     assert outbox.started == [JobStarted(generation.job.handle, 1, 3, 2)]
     feed(generation, [400, 400], is_first=False)
     assert generation.is_done
     assert not outbox.started
-    generation, outbox = start(cut(make_job(max_tokens=3), outbox.deltas[:1]), attempt=2)
+    generation, outbox = start(cut(make_job(max_tokens=5), outbox.deltas), attempt=2)
     feed(generation, [400], is_first=True)
     assert not outbox.started, "the first attempt has reported it"
 
