@@ -15,22 +15,14 @@ local ended, costs = {}, {[2] = {}, [4] = {}}
 for i = 1, #KEYS - 5 do
   local key, a = KEYS[5 + i], 5 * i - 1
   local attempt, completion, tokens, cached = ARGV[a + 1], ARGV[a + 2], ARGV[a + 3], ARGV[a + 4]
-  local job = call('HMGET', key, 'worker', 'attempt', 'tenant', 'weight', 'charged', 'settled',
-    'gateway', 'place', 'uncached', 'engine')
+  local job = call('HMGET', key, 'worker', 'attempt', 'tenant', 'weight', 'charged', 'place',
+    'uncached', 'settled', 'gateway', 'engine')
   if job[1] == worker and job[2] == attempt then
-    local new_tokens = math.max(completion - job[5], 0)
-    local prompt = uncharged_prompt(job[9], tokens, cached)
-    if new_tokens > 0 or prompt ~= 0 then
-      local lane = costs[is_batch(job[8]) and 4 or 2]
-      local cost = (completion_cost * new_tokens + prompt_cost * prompt) / job[4]
-      lane[job[3]] = (lane[job[3]] or 0) + cost
-    end
-    leave_receipt(key, job[6], completion, tokens, cached, job[7], attempt, job[10])
+    add_cost(costs, job, completion, tokens, cached, completion_cost, prompt_cost)
+    leave_receipt(key, job[8], completion, tokens, cached, job[9], attempt, job[10])
     ended[#ended + 1] = ARGV[a]
   end
 end
-for lane, tenants in pairs(costs) do
-  for tenant, cost in pairs(tenants) do charge(KEYS[lane], KEYS[lane + 1], tenant, cost) end
-end
+charge_all(costs)
 call_in_parts('ZREM', KEYS[1], ended)
 return #ended

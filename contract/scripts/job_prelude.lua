@@ -67,6 +67,27 @@ local function uncharged_prompt(uncached, prompt, cached)
   return prompt - cached - uncached
 end
 
+-- Add what a worker's report leaves to charge to `costs`, by lane and tenant. The lane is the place of
+-- its active tenants in KEYS. The job is its worker, attempt, tenant, weight, charged completion
+-- tokens, place and uncached prompt tokens. Return the completion tokens that are charged then.
+local function add_cost(costs, job, completion, prompt, cached, completion_cost, prompt_cost)
+  local new_tokens = math.max(completion - job[5], 0)
+  local new_prompt = uncharged_prompt(job[7], prompt, cached)
+  if new_tokens > 0 or new_prompt ~= 0 then
+    local tenants = costs[is_batch(job[6]) and 4 or 2]
+    local cost = (completion_cost * new_tokens + prompt_cost * new_prompt) / job[4]
+    tenants[job[3]] = (tenants[job[3]] or 0) + cost
+  end
+  return job[5] + new_tokens
+end
+
+-- Charge each tenant once for all its jobs.
+local function charge_all(costs)
+  for lane, tenants in pairs(costs) do
+    for tenant, cost in pairs(tenants) do charge(KEYS[lane], KEYS[lane + 1], tenant, cost) end
+  end
+end
+
 -- Replace a job with its receipt, which keeps the job's expiry; delete it if its gateway has
 -- already settled it.
 local function leave_receipt(key, settled, completion, prompt, cached, gateway, attempt, engine)
