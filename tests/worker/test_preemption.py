@@ -2,6 +2,7 @@
 
 import asyncio
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from tests.worker.conftest import (
 )
 from tests.worker.test_runner import running, until
 from worker.engine.scripted import Script, ScriptedEngine
+from worker.engine.vllm.batch_hold import MOST_HELD_STEPS, BatchHold
 from worker.queue.doorbells import Doorbells
 
 FOUR = Script(step_seconds=0.002, max_sequences=4)
@@ -168,3 +170,46 @@ async def test_an_interrupted_wait_keeps_its_ring(redis: Redis) -> None:
     async with asyncio.timeout(PATIENCE_SECONDS):
         assert await doorbells.wait([Lane.REQUESTS])
     await doorbells.aclose()
+
+
+class Waiting(list[Any]):
+    """The part of vLLM's queue that a hold uses."""
+
+    def peek_request(self) -> Any:
+        return self[0]
+
+    def remove_requests(self, some: list[Any]) -> None:
+        self[:] = [each for each in self if each not in some]
+
+    add_request = list.append
+
+
+def test_batch_progresses_though_each_step_has_a_prompt_of_a_request() -> None:
+    def sequence(priority: int, *, is_prompt: bool = False) -> Any:
+        return SimpleNamespace(
+            priority=priority, is_prefill_chunk=is_prompt, next_decode_eligible_step=0
+        )
+
+    hold, batch, decoding = BatchHold(), sequence(1), sequence(0)
+    scheduler = SimpleNamespace(current_step=0, waiting=Waiting(), running=[batch, decoding])
+
+    def step() -> bool:
+        """Return whether batch jobs take part in the next step."""
+        with hold.of_next_step(scheduler):
+            scheduler.current_step += 1
+            waits = [each for each in scheduler.waiting if each.priority]
+            assert decoding.next_decode_eligible_step == 0
+            takes_part: bool = scheduler.current_step >= batch.next_decode_eligible_step
+            assert takes_part or not waits
+        return takes_part
+
+    scheduler.waiting[:] = [sequence(1)]
+    assert step(), "no request has a prompt"
+    scheduler.waiting[:] = [sequence(0), sequence(1)]
+    held = [step() for _ in range(2 * MOST_HELD_STEPS + 2)]
+    assert held == [*[False] * MOST_HELD_STEPS, True] * 2
+    assert [each.priority for each in scheduler.waiting] == [0, 1]
+    scheduler.waiting.clear()
+    assert step()
+    scheduler.running.append(sequence(0, is_prompt=True))
+    assert not step(), "the rest of a long prompt is processed"

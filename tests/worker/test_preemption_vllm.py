@@ -14,7 +14,7 @@ from contract.sampling import SamplingSpec
 from contract.tier import ServiceTier
 from tests.support.redis_server import RedisServer
 from tests.worker.conftest import Gateway, connect, make_job, resumed, running_engine
-from tests.worker.real_engine import EXACT, MARKS, EngineSlot
+from tests.worker.real_engine import EXACT, MARKS, EngineSlot, generation_of
 from worker.engine.vllm.engine import VllmEngine
 
 pytestmark = MARKS
@@ -33,6 +33,27 @@ LINES: dict[str, dict[str, Any]] = {
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def engine(engine_slot: EngineSlot) -> VllmEngine:
     return await engine_slot.engine(**EXACT)
+
+
+async def test_first_token_waits_for_no_batch_job(engine: VllmEngine) -> None:
+    jobs = [make_job(max_tokens=tokens, sampling=GREEDY) for tokens in (200, 1)]
+    [line], [request] = (generation_of(engine, job).requests() for job in jobs)
+
+    async def sampled() -> list[str]:
+        """Return the sequences of the next step that has outputs."""
+        while not (outputs := (await engine.step()).outputs):
+            pass
+        return [output.sequence_id for output in outputs]
+
+    await engine.submit([replace(line, is_preemptible=True)])
+    for _ in range(3):
+        assert await sampled() == [line.id]
+    await engine.submit([request])
+    while (together := await sampled()) == [line.id]:
+        pass
+    assert together == [request.id]
+    assert await sampled() == [line.id]
+    await engine.abort([line.id])
 
 
 async def interrupt(gateway: Gateway, lines: list[GenerationJob]) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 
 from contract.grammar import PARSER_LIMITS
 from worker.engine.vllm.base_rows import prepare_base_rows
+from worker.engine.vllm.batch_hold import prepare_batch_hold
 from worker.engine.vllm.resumption import prepare_resumption
 from worker.engine.vllm.thinking_budget import prepare_thinking_budget
 from worker.samplers.reported import prepare_reported_rows
@@ -28,6 +29,7 @@ def prepare() -> None:
     prepare_thinking_budget()
     prepare_base_rows()
     prepare_reported_rows()
+    prepare_batch_hold()
     _end_with_parent()
     # vLLM does not prepare forks of a prepared process. On GPUs it forks the engine core.
     register_after_fork(prepare, _take_over)

@@ -1,0 +1,66 @@
+"""Batch hold: steps that process prompts of requests leave out batch jobs.
+
+A first token waits for the step of its prompt, which each further sequence makes longer. vLLM's
+scheduler is private, so this module fits one version of it.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+MOST_HELD_STEPS = 8
+"""Batch jobs take part in the step after this many that left them out, so that they progress even
+if each step has a prompt of a request, or if such a prompt cannot begin."""
+
+
+class BatchHold:
+    """Leaves batch jobs out of some steps of one scheduler of vLLM."""
+
+    def __init__(self) -> None:
+        self._held_steps = 0
+
+    @contextmanager
+    def of_next_step(self, scheduler: Any) -> Iterator[None]:
+        """Leave batch jobs out of the step that is scheduled within this block, if they must wait.
+
+        Args:
+            scheduler: vLLM's scheduler with the priority policy: requests have priority 0.
+        """
+        if not self._must_hold(scheduler):
+            self._held_steps = 0
+            yield
+            return
+        self._held_steps += 1
+        # Scheduling begins by counting the step.
+        after_next = scheduler.current_step + 2
+        for each in scheduler.running:
+            if each.priority:
+                each.next_decode_eligible_step = max(each.next_decode_eligible_step, after_next)
+        waiting = [each for each in scheduler.waiting if each.priority]
+        scheduler.waiting.remove_requests(waiting)
+        try:
+            yield
+        finally:
+            for each in waiting:
+                scheduler.waiting.add_request(each)
+
+    def _must_hold(self, scheduler: Any) -> bool:
+        if self._held_steps == MOST_HELD_STEPS:
+            return False
+        waiting, running = scheduler.waiting, scheduler.running
+        if waiting and not waiting.peek_request().priority:
+            return True
+        return any(each.is_prefill_chunk and not each.priority for each in running)
+
+
+def prepare_batch_hold() -> None:
+    """Patch this vLLM process, which has one scheduler."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    hold, schedule = BatchHold(), Scheduler.schedule
+
+    def schedule_with_hold(scheduler: Any, *args: Any, **options: Any) -> Any:
+        with hold.of_next_step(scheduler):
+            return schedule(scheduler, *args, **options)
+
+    Scheduler.schedule = schedule_with_hold
