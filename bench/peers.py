@@ -179,7 +179,7 @@ def measure(options: Options, folder: Path, *, found: PeersMeasurement, progress
             run.loads([REQUESTS, FULL_SPEED], systems)
             run.half_loads(systems)
             run.quotas(systems)
-        with run.phase("steady", _STEP_SECONDS, SHORT.streams) as systems:
+        with run.phase("steady", _STEP_SECONDS, SHORT.streams, gathers=(False, True)) as systems:
             run.loads([SHORT, LONG], systems)
         with run.phase("idle", _IDLE_STEP_SECONDS, options.idle_streams) as systems:
             run.memory(systems)
@@ -205,8 +205,18 @@ class _Run:
         self._progress = progress
 
     @contextmanager
-    def phase(self, name: str, step_seconds: float, sequences: int) -> Iterator[list[Route]]:
-        """Run all systems at a pace within a block: the backend itself, peers, Sluice, foreign."""
+    def phase(
+        self,
+        name: str,
+        step_seconds: float,
+        sequences: int,
+        *,
+        gathers: Sequence[bool] = (False,),
+    ) -> Iterator[list[Route]]:
+        """Run all systems at a pace within a block: the backend itself, peers, Sluice, foreign.
+
+        There is one Sluice for each value of `gathers`, which is that of its deployment.
+        """
         self._progress(f"Starting all gateways, one step of the upstream in {step_seconds} s ...")
         self._backend.set_pace(step_seconds)
         deployment = Deployment(
@@ -224,12 +234,15 @@ class _Run:
                     systems.append(stack.enter_context(running(folder, self._backend)))
                 except StartError as error:
                     self._skip(f"{peer} is left out: {error}")
-            folder = self._folder / name / f"sluice_{name}"
-            folder.mkdir(parents=True)
-            sluice = governed_sluice(deployment, folder, self._postgres)
-            systems.append(stack.enter_context(sluice))
-            if (own := self._options.foreign) is not None:
-                systems.append(foreign(own.url, own.key, own.limited_key, own.pids, self._backend))
+            for each in gathers:
+                folder = self._folder / name / (f"sluice_{name}" + "_gathers" * each)
+                folder.mkdir(parents=True)
+                own = replace(deployment, gathers=each)
+                sluice = governed_sluice(own, folder, self._postgres)
+                systems.append(stack.enter_context(sluice))
+            if (their := self._options.foreign) is not None:
+                other = foreign(their.url, their.key, their.limited_key, their.pids, self._backend)
+                systems.append(other)
             yield systems
 
     def loads(self, loads: Sequence[Scenario], systems: Sequence[Route]) -> None:

@@ -110,7 +110,7 @@ class Sluice:
             "scripted-step-seconds": str(deployment.step_seconds),
             "health-port": str(port),
         }
-        if deployment.engine is Engine.SCRIPTED:
+        if deployment.engine is Engine.SCRIPTED and not deployment.gathers:
             # Send every token by itself, to measure the cost of a single token.
             options["gather-seconds"] = "0"
         arguments = [text for name, value in options.items() for text in (f"--{name}", value)]

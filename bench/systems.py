@@ -30,6 +30,8 @@ class Deployment:
     """Tokens."""
     step_seconds: float = 0.0
     """Scripted engine: time between two steps."""
+    gathers: bool = False
+    """Scripted engine: whether new text is gathered over several steps, as by default."""
     checkpoint: Path = CHECKPOINT
     """Folder of the model."""
 
