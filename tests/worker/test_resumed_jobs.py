@@ -168,16 +168,24 @@ def test_streamed_job_reports_its_start_with_its_end(start: Start) -> None:
     assert outbox.started == [JobStarted(generation.job.handle, 1, 3, 2)]
 
 
-def test_start_is_reported_once_the_prompt_is_processed_but_not_with_the_end(start: Start) -> None:
+def test_start_is_reported_once_the_prompt_is_processed_but_not_with_the_end(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     generation, outbox = start(make_job(max_tokens=3, stream=False))
     feed(generation, [400], is_first=True)
     assert outbox.started == [JobStarted(generation.job.handle, 1, 3, 2)]
+    was_due = outbox.is_due
     feed(generation, [400, 400], is_first=False)
+    assert (was_due, outbox.is_due) == (False, True), "a short job needs one frame"
     assert generation.is_done
     assert not outbox.started
     generation, outbox = start(cut(make_job(max_tokens=5), outbox.deltas), attempt=2)
     feed(generation, [400], is_first=True)
     assert not outbox.started, "the first attempt has reported it"
+    monkeypatch.setattr("worker.queue.replies.UNSTREAMED_START_SECONDS", 0.0)
+    generation, outbox = start(make_job(max_tokens=3, stream=False))
+    feed(generation, [400], is_first=True)
+    assert outbox.is_due, "the start of a long job is reported on its own"
 
 
 def test_missing_counts_of_the_first_attempt_are_reported(start: Start) -> None:

@@ -386,7 +386,8 @@ class Generation:
                 uncached = self.prompt_tokens - self._cached_tokens
                 self._prefill_pace.note(uncached, self.first_token_at - self.claimed_at)
             self.outbox.start(
-                JobStarted(self.job.handle, self.attempt, self.prompt_tokens, self._cached_tokens)
+                JobStarted(self.job.handle, self.attempt, self.prompt_tokens, self._cached_tokens),
+                is_streamed=self.job.stream,
             )
         if output.prompt_logprobs is not None:
             entries = prompt_logprobs(

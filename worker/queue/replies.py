@@ -7,6 +7,8 @@ Redis accepts it; gateways drop a frame number that they have already received.
 
 import asyncio
 import logging
+import math
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -34,6 +36,10 @@ The next owner of a dead gateway's responses needs those that no journal has: of
 seconds before its death (`gateway.responses.owned`), and of the eleven until workers stop.
 """
 
+UNSTREAMED_START_SECONDS = 0.05
+"""How long the start of a job that is not streamed waits for other messages. Most short jobs end
+before, and need one frame."""
+
 MOST_DELTAS_IN_FRAME = 2_000
 """Deltas in one frame. More, collected while Redis is unavailable, are split into frames that a
 gateway reads at once. Each log-probability in a delta counts as one more delta."""
@@ -58,6 +64,7 @@ class Outbox:
 
     __slots__ = (
         "_started",
+        "_started_due_at",
         "deltas",
         "failed",
         "finished",
@@ -78,6 +85,7 @@ class Outbox:
         self.failed: list[JobFailed] = []
         self.returned: list[JobReturned] = []
         self._started: dict[int, JobStarted] = {}
+        self._started_due_at = math.inf
         self.to_end: list[LeaseReport] = []
         """Leases of the finished and failed jobs above; they end once these messages are
         written."""
@@ -91,19 +99,25 @@ class Outbox:
         return list(self._started.values())
 
     @property
-    def is_empty(self) -> bool:
-        """Whether there is nothing to send."""
-        return not (
+    def is_due(self) -> bool:
+        """Whether there is something to send now."""
+        return bool(
             self.deltas
             or self.prompts
             or self.finished
             or self.failed
-            or self._started
             or self.to_release
+            or (self._started and time.monotonic() >= self._started_due_at)
         )
 
-    def start(self, started: JobStarted) -> None:
-        """Report that the prompt of a job was processed."""
+    def start(self, started: JobStarted, *, is_streamed: bool) -> None:
+        """Report that the prompt of a job was processed.
+
+        If the job is not streamed, this waits for other messages for up to
+        `UNSTREAMED_START_SECONDS`, and then for the next `flush`.
+        """
+        due_at = 0.0 if is_streamed else time.monotonic() + UNSTREAMED_START_SECONDS
+        self._started_due_at = min(self._started_due_at, due_at)
         self._started[started.handle] = started
 
     def finish(self, finished: JobFinished, report: LeaseReport, *, is_streamed: bool) -> None:
@@ -141,7 +155,7 @@ class Outbox:
     def take(self, worker: str) -> Taken:
         """Remove the next frame and the leases that belong to it."""
         self.number += 1
-        started, self._started = self.started, {}
+        started, self._started, self._started_due_at = self.started, {}, math.inf
         prompts, self.prompts = self.prompts, []
         cut = self._cut()
         deltas, self.deltas = self.deltas[:cut], self.deltas[cut:]
@@ -219,9 +233,10 @@ class ReplyWriter:
         self._newest_ms.pop(keys.replies(gateway), None)
 
     def flush(self) -> None:
-        """Request that all outboxes are written."""
-        self._has_messages.set()
-        self._drained.clear()
+        """Request that all outboxes are written that have something to send now."""
+        if self._is_any_due:
+            self._has_messages.set()
+            self._drained.clear()
 
     async def drain(self, timeout_seconds: float) -> None:
         """Wait until everything is written, up to a timeout."""
@@ -235,7 +250,7 @@ class ReplyWriter:
         while True:
             await self._has_messages.wait()
             self._has_messages.clear()
-            taken = [box.take(self._worker) for box in self._outboxes.values() if not box.is_empty]
+            taken = [box.take(self._worker) for box in self._outboxes.values() if box.is_due]
             if taken:
                 await self._write(
                     [(keys.replies(each.gateway), messages.encode(each.frame)) for each in taken]
@@ -244,10 +259,14 @@ class ReplyWriter:
                     [report for each in taken for report in each.to_end],
                     [report for each in taken for report in each.to_release],
                 )
-            if all(box.is_empty for box in self._outboxes.values()):
-                self._drained.set()
-            else:
+            if self._is_any_due:
                 self._has_messages.set()
+            else:
+                self._drained.set()
+
+    @property
+    def _is_any_due(self) -> bool:
+        return any(box.is_due for box in self._outboxes.values())
 
     async def _write(self, entries: list[Entry]) -> None:
         retries = Retries("write replies")
