@@ -193,7 +193,7 @@ def test_batch_progresses_though_each_step_has_a_prompt_of_a_request() -> None:
     hold, batch, decoding = BatchHold(), sequence(1), sequence(0)
     scheduler = SimpleNamespace(current_step=0, waiting=Waiting(), running=[batch, decoding])
 
-    def step() -> bool:
+    def step(*, begins: bool = True) -> bool:
         """Return whether batch jobs take part in the next step."""
         with hold.of_next_step(scheduler):
             scheduler.current_step += 1
@@ -201,14 +201,20 @@ def test_batch_progresses_though_each_step_has_a_prompt_of_a_request() -> None:
             assert decoding.next_decode_eligible_step == 0
             takes_part: bool = scheduler.current_step >= batch.next_decode_eligible_step
             assert takes_part or not waits
+            if begins and not waits:
+                scheduler.waiting.clear()
         return takes_part
 
     scheduler.waiting[:] = [sequence(1)]
     assert step(), "no request has a prompt"
-    scheduler.waiting[:] = [sequence(0), sequence(1)]
-    held = [step() for _ in range(2 * MOST_HELD_STEPS + 2)]
+    held = []
+    for _ in range(2 * MOST_HELD_STEPS + 2):
+        scheduler.waiting[:] = [sequence(0), sequence(1)]
+        held.append(step())
+        assert scheduler.waiting[-1].priority == 1
     assert held == [*[False] * MOST_HELD_STEPS, True] * 2
-    assert [each.priority for each in scheduler.waiting] == [0, 1]
+    scheduler.waiting[:] = [sequence(0)]
+    assert [step(begins=False) for _ in range(3)] == [False, True, True]
     scheduler.waiting.clear()
     assert step()
     scheduler.running.append(sequence(0, is_prompt=True))

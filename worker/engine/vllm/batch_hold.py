@@ -10,7 +10,7 @@ from typing import Any
 
 MOST_HELD_STEPS = 8
 """Batch jobs take part in the step after this many that left them out, so that they progress even
-if each step has a prompt of a request, or if such a prompt cannot begin."""
+if each step has a prompt of a request."""
 
 
 class BatchHold:
@@ -18,6 +18,9 @@ class BatchHold:
 
     def __init__(self) -> None:
         self._held_steps = 0
+        self._refused: Any = None
+        """The request whose prompt did not begin in the last held step, for lack of memory or of
+        its grammar."""
 
     @contextmanager
     def of_next_step(self, scheduler: Any) -> Iterator[None]:
@@ -41,16 +44,24 @@ class BatchHold:
         try:
             yield
         finally:
+            self._refused = _first_request(scheduler)
             for each in waiting:
                 scheduler.waiting.add_request(each)
 
     def _must_hold(self, scheduler: Any) -> bool:
         if self._held_steps == MOST_HELD_STEPS:
             return False
-        waiting, running = scheduler.waiting, scheduler.running
-        if waiting and not waiting.peek_request().priority:
+        # Batch jobs may use the memory that a refused request waits for.
+        first = _first_request(scheduler)
+        if first is not None and first is not self._refused:
             return True
-        return any(each.is_prefill_chunk and not each.priority for each in running)
+        return any(each.is_prefill_chunk and not each.priority for each in scheduler.running)
+
+
+def _first_request(scheduler: Any) -> Any:
+    """Return the request whose prompt begins next, unless only batch jobs wait."""
+    first = scheduler.waiting.peek_request() if scheduler.waiting else None
+    return None if first is None or first.priority else first
 
 
 def prepare_batch_hold() -> None:
