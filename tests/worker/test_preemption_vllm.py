@@ -36,7 +36,7 @@ async def engine(engine_slot: EngineSlot) -> VllmEngine:
 
 
 async def test_first_token_waits_for_no_batch_job(engine: VllmEngine) -> None:
-    jobs = [make_job(max_tokens=tokens, sampling=GREEDY) for tokens in (200, 1)]
+    jobs = [make_job(max_tokens=tokens, sampling=GREEDY) for tokens in (900, 1)]
     [line], [request] = (generation_of(engine, job).requests() for job in jobs)
 
     async def sampled() -> list[str]:
@@ -52,7 +52,6 @@ async def test_first_token_waits_for_no_batch_job(engine: VllmEngine) -> None:
     while (together := await sampled()) == [line.id]:
         pass
     assert together == [request.id]
-    assert await sampled() == [line.id]
     await engine.abort([line.id])
 
 
