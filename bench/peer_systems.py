@@ -209,7 +209,7 @@ def governed_sluice(deployment: Deployment, folder: Path, postgres: Postgres) ->
                 return {**sluice.groups(1), "jobs": jobs, "postgres": postgres.pids}
 
             yield Route(
-                name=credential.name + ", gathering" * deployment.gathers,
+                name=f"{credential.name}, gathering" if deployment.gathers else credential.name,
                 url=base_url,
                 api_key=credential.api_key,
                 limited_key=key,

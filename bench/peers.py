@@ -235,14 +235,13 @@ class _Run:
                 except StartError as error:
                     self._skip(f"{peer} is left out: {error}")
             for each in gathers:
-                folder = self._folder / name / (f"sluice_{name}" + "_gathers" * each)
+                folder = self._folder / name / f"sluice_{name}{'_gathers' if each else ''}"
                 folder.mkdir(parents=True)
-                own = replace(deployment, gathers=each)
-                sluice = governed_sluice(own, folder, self._postgres)
+                variant = replace(deployment, gathers=each)
+                sluice = governed_sluice(variant, folder, self._postgres)
                 systems.append(stack.enter_context(sluice))
-            if (their := self._options.foreign) is not None:
-                other = foreign(their.url, their.key, their.limited_key, their.pids, self._backend)
-                systems.append(other)
+            if (own := self._options.foreign) is not None:
+                systems.append(foreign(own.url, own.key, own.limited_key, own.pids, self._backend))
             yield systems
 
     def loads(self, loads: Sequence[Scenario], systems: Sequence[Route]) -> None:

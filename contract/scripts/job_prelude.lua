@@ -67,8 +67,8 @@ local function uncharged_prompt(uncached, prompt, cached)
   return prompt - cached - uncached
 end
 
--- Add what a worker's report leaves to charge to `costs`, by lane and tenant. The lane is the place of
--- its active tenants in KEYS. The job is its worker, attempt, tenant, weight, charged completion
+-- Add what a worker's report leaves to charge to `costs`, by lane and tenant. The lane is the place
+-- of its active tenants in KEYS. The job is its worker, attempt, tenant, weight, charged completion
 -- tokens, place and uncached prompt tokens. Return the completion tokens that are charged then.
 local function add_cost(costs, job, completion, prompt, cached, completion_cost, prompt_cost)
   local new_tokens = math.max(completion - job[5], 0)
