@@ -9,8 +9,8 @@ import pytest
 from openai import AsyncOpenAI
 from redis import Redis
 
-from contract import keys
 from tests.batches.conftest import run_sluice
+from tests.e2e.test_disconnect import FILLING_TOKENS, waiting
 from tests.support.deployment import MAX_SEQUENCES
 from tests.support.patience import PROCESS_PATIENCE_SECONDS
 from tests.support.processes import wait_until
@@ -48,6 +48,12 @@ def base(stack: Stack) -> str:
     return stack.key("steady")
 
 
+@pytest.fixture(scope="module")
+def filling(stack: Stack) -> str:
+    """A key of a tenant whose requests fill the engine."""
+    return stack.key("crowd")
+
+
 async def test_each_answer_is_its_adapters_while_others_load_and_run(
     stack: Stack, key: str
 ) -> None:
@@ -78,7 +84,7 @@ async def test_each_answer_is_its_adapters_while_others_load_and_run(
 
 
 async def test_tenant_that_alternates_between_adapters_takes_no_turns_of_others(
-    stack: Stack, key: str, base: str, store: Redis
+    stack: Stack, key: str, base: str, filling: str, store: Redis
 ) -> None:
     """Both have jobs of the same tokens, and the services differ by at most `U + 2 E`."""
     turns, at_once = 24, 2
@@ -96,26 +102,34 @@ async def test_tenant_that_alternates_between_adapters_takes_no_turns_of_others(
         assert len(completion.choices) == sequences
         ended.append(client.api_key)
 
-    async def have_jobs(tenant: str, all_turns: asyncio.Future[list[None]]) -> None:
-        while store.zscore(keys.active_tenants(MODEL), tenant) is None:
-            assert not all_turns.done()
-            await asyncio.sleep(0.01)
+    def all_wait() -> bool:
+        return waiting(store) == 2 * turns
 
     models = [NAMES[number % len(NAMES)] for number in range(turns)]
     url = f"{stack.url}/v1"
     async with (
         AsyncOpenAI(base_url=url, api_key=key, max_retries=0) as painters,
         AsyncOpenAI(base_url=url, api_key=base, max_retries=0) as steady,
+        AsyncOpenAI(base_url=url, api_key=filling, max_retries=0) as crowd,
     ):
-        alternating = asyncio.gather(*(take_turn(painters, model) for model in models))
-        await have_jobs("painters", alternating)
-        # The other tenant starts at the same counter.
-        others = asyncio.gather(*(take_turn(steady, MODEL) for _ in range(turns)))
-        await have_jobs("steady", others)
-        ended.clear()
+        filler = await crowd.completions.create(
+            model=MODEL,
+            prompt="Once",
+            n=MAX_SEQUENCES,
+            max_tokens=FILLING_TOKENS,
+            stream=True,
+            extra_body={"ignore_eos": True},
+        )
+        async with filler:
+            await anext(aiter(filler))
+            alternating = asyncio.gather(*(take_turn(painters, model) for model in models))
+            others = asyncio.gather(*(take_turn(steady, MODEL) for _ in range(turns)))
+            # Neither queue becomes empty before the other: both tenants start at one counter.
+            await asyncio.to_thread(wait_until, all_wait, what="all jobs waiting")
+            assert not ended
         await asyncio.gather(alternating, others)
-    # `U` and `E` are the jobs that fill the engine. As many ran when the other tenant started.
-    most = at_once + 2 * at_once + at_once
+    # `U` and `E` are the jobs that fill the engine.
+    most = at_once + 2 * at_once
     counts = Counter[str]()
     for tenant in ended:
         counts[tenant] += 1
