@@ -1,15 +1,18 @@
 """`sluice jobs` and `sluice beat` as real processes: killed, stopped, and during outages."""
 
 import asyncio
+import itertools
 import json
 import os
 import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +21,10 @@ import redis
 
 from contract import keys
 from gateway.database.engine import Database
+from gateway.jobs.app import MOST_WAITING, QUEUE, BoundedScheduler, create_app
+from gateway.jobs.schedule import TASKS
 from gateway.management.exports.store import ExportStore
+from gateway.settings import load_settings
 from gateway.tenancy.times import EPOCH, utc_now
 from gateway.tenancy.usage_record import encode_usage
 from tests.support.billing import Billing, billing_in_thread
@@ -175,22 +181,44 @@ def _has_grown(deployment: Deployment, before: int) -> bool:
     return deployment.rows() > before
 
 
-def test_runs_do_not_accumulate_without_a_worker(deployment: Deployment) -> None:
-    from gateway.jobs import app as app_module
-    from gateway.settings import load_settings
+@pytest.fixture
+def scheduler(deployment: Deployment) -> Iterator[BoundedScheduler]:
+    """The scheduler of `sluice beat`, without a process that runs it."""
+    app = create_app(load_settings(redis_url=deployment.server.url))
+    scheduler = BoundedScheduler(app)
+    yield scheduler
+    scheduler.close()
+    app.close()
 
-    app = app_module.create_app(load_settings(redis_url=deployment.server.url))
+
+def test_runs_do_not_accumulate_without_a_worker(
+    deployment: Deployment, scheduler: BoundedScheduler
+) -> None:
     with redis.Redis.from_url(deployment.server.url) as client:
-        client.rpush(app_module.QUEUE, *(["x"] * (app_module.MOST_WAITING - 2)))
-        scheduler = app_module.BoundedScheduler(app)
-        try:
-            for _ in range(3):
-                for entry in list(scheduler.schedule.values()):
-                    scheduler.apply_async(entry, advance=False)
-            assert client.llen(app_module.QUEUE) == app_module.MOST_WAITING
-        finally:
-            scheduler.close()
-            app.close()
+        client.rpush(QUEUE, *(["x"] * (MOST_WAITING - 2)))
+        for _ in range(3):
+            for entry in list(scheduler.schedule.values()):
+                scheduler.apply_async(entry, advance=False)
+        assert client.llen(QUEUE) == MOST_WAITING
+
+
+def test_scheduler_sleeps_between_runs(scheduler: BoundedScheduler) -> None:
+    ticks = 0
+    until = time.monotonic() + 2.5
+    while time.monotonic() < until:
+        time.sleep(max(0.0, scheduler.tick()))
+        ticks += 1
+    runs = sum(entry.total_run_count for entry in scheduler.schedule.values())
+    assert runs >= 5
+    assert ticks <= 3 * runs + 5
+
+
+def test_jobs_of_one_period_do_not_start_at_once(scheduler: BoundedScheduler) -> None:
+    every_second = [task.name for task in TASKS if task.schedule == 1.0]
+    starts = sorted(scheduler.schedule[name].last_run_at for name in every_second)
+    assert len(starts) > 1
+    least = timedelta(milliseconds=50)
+    assert all(later - start >= least for start, later in itertools.pairwise(starts))
 
 
 def test_redis_outage_is_logged_once_and_sigterm_drains_all_usage(
