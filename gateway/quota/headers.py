@@ -1,26 +1,28 @@
 """Rate limit headers that the clients of OpenAI and Fireworks read, and the remaining money."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from functools import lru_cache
-from operator import attrgetter
-from typing import Final
+from itertools import chain
+from typing import Final, NamedTuple
 
-from gateway.quota.replies import Admitted, Meter, Refused, SeesUse, sees_all
-from gateway.tenancy.limits import LimitName
+from gateway.quota.replies import METERED, NO_LIMIT, Admitted, Refused, SeesUse, sees_all
+from gateway.tenancy.limits import LimitName, LimitScope, SubjectLimits
 from gateway.tenancy.usage_record import MICRO
 
 WINDOW_MS: Final = 60_250
 """A minute and one slot of the window: after this time, all current usage has left the window."""
 
 _FAMILIES: Final = (
-    ("requests", (LimitName.REQUESTS_PER_MINUTE,)),
-    ("tokens", (LimitName.TOKENS_PER_MINUTE,)),
+    ("requests", ((LimitName.REQUESTS_PER_MINUTE,),)),
     (
         "tokens",
-        (LimitName.PROMPT_TOKENS_PER_MINUTE, LimitName.COMPLETION_TOKENS_PER_MINUTE),
+        (
+            (LimitName.TOKENS_PER_MINUTE,),
+            (LimitName.PROMPT_TOKENS_PER_MINUTE, LimitName.COMPLETION_TOKENS_PER_MINUTE),
+        ),
     ),
 )
-"""Limits that provide `x-ratelimit-*-FAMILY`; the first one that is set represents its family."""
+"""Limits that provide `x-ratelimit-*-FAMILY`: the first of these groups in which one is set."""
 
 _DETAILS: Final = (
     ("tokens-prompt", LimitName.PROMPT_TOKENS_PER_MINUTE),
@@ -32,7 +34,16 @@ _FAMILY_OF_DAY: Final = {
     LimitName.TOKENS_PER_DAY: "tokens",
 }
 _MONEY: Final = (LimitName.BUDGET, None)
-_remaining_of = attrgetter("remaining")
+
+
+class _Shown(NamedTuple):
+    """The headers of one minute limit, and where its remainders are."""
+
+    limit_header: str
+    remaining_header: str
+    reset_header: str | None
+    places: tuple[tuple[int, int], ...]
+    """Index of a remainder, and the limit; at least one."""
 
 
 def headers_of(reply: Admitted | Refused, sees: SeesUse = sees_all) -> dict[str, str]:
@@ -41,18 +52,22 @@ def headers_of(reply: Admitted | Refused, sees: SeesUse = sees_all) -> dict[str,
     They show the tightest limit among key, project and tenant, and for money the tightest that the
     caller may see. The headers of a rejection show the limit that rejected the request.
     """
-    tightest = _tightest(reply.meters, sees)
+    subjects, left = reply.remaining
+    limits, money = _shown(subjects)
     headers: dict[str, str] = {}
-    if not reply.meters and isinstance(reply, Admitted):
-        return headers
-    for family, names in reversed(_FAMILIES):
-        if meter := _least(tightest, names):
-            headers |= _family(family, meter)
-    for suffix, name in _DETAILS:
-        if meter := tightest.get(name):
-            headers |= _limit_and_remaining(suffix, meter.value, meter.remaining)
-    if money := _least(tightest, _MONEY):
-        headers["x-budget-remaining"] = dollars(money.remaining)
+    for limit_header, remaining_header, reset_header, places in limits:
+        at, limit = places[0]
+        remaining = left[at]
+        for at, other in places:
+            if left[at] < remaining:
+                remaining, limit = left[at], other
+        headers[limit_header] = str(limit)
+        headers[remaining_header] = str(remaining)
+        if reset_header is not None:
+            headers[reset_header] = duration(0 if remaining == limit else WINDOW_MS)
+    balances = [left[at] for at, scope in money if left[at] != NO_LIMIT and sees(scope)]
+    if balances:
+        headers["x-budget-remaining"] = dollars(min(balances))
     if isinstance(reply, Refused):
         headers |= _refusing(reply)
     return headers
@@ -78,51 +93,55 @@ def dollars(micros: int) -> str:
     return f"-{text}" if micros < 0 else text
 
 
-def _tightest(meters: Iterable[Meter], sees: SeesUse) -> dict[LimitName | None, Meter]:
-    """Return the meter of each limit with the least remaining quota."""
-    tightest: dict[LimitName | None, Meter] = {}
-    for meter in meters:
-        subject, limit, remaining = meter
-        known = tightest.get(limit)
-        if (known is None or remaining < known.remaining) and (
-            limit not in _MONEY or sees(subject.scope)
-        ):
-            tightest[limit] = meter
-    return tightest
+@lru_cache(maxsize=10_000)
+def _shown(
+    subjects: tuple[SubjectLimits, ...],
+) -> tuple[tuple[_Shown, ...], tuple[tuple[int, LimitScope], ...]]:
+    """Return the minute limits to show, and the indexes and scopes of money that may remain."""
+    shown = []
+    for family, groups in _FAMILIES:
+        found = (_places(subjects, names) for names in groups)
+        if places := next(filter(None, found), None):
+            shown.append(_Shown(*_names(family), f"x-ratelimit-reset-{family}", places))
+    for suffix, name in _DETAILS:
+        if places := _places(subjects, (name,)):
+            shown.append(_Shown(*_names(suffix), None, places))
+    money = [
+        (number * len(METERED) + METERED.index(name), subject.scope)
+        for number, subject in enumerate(subjects)
+        for name in _MONEY
+    ]
+    return tuple(shown), tuple(money)
 
 
-def _least(
-    tightest: Mapping[LimitName | None, Meter], names: Sequence[LimitName | None]
-) -> Meter | None:
-    known = [tightest[name] for name in names if name in tightest]
-    return min(known, key=_remaining_of, default=None)
+def _places(
+    subjects: tuple[SubjectLimits, ...], names: Iterable[LimitName]
+) -> tuple[tuple[int, int], ...]:
+    return tuple(
+        (number * len(METERED) + METERED.index(name), limit)
+        for name in names
+        for number, subject in enumerate(subjects)
+        if (limit := subject.limits.get(name)) is not None
+    )
 
 
-def _family(family: str, meter: Meter) -> dict[str, str]:
-    limit, remaining = meter.value, meter.remaining
-    headers = _limit_and_remaining(family, limit, remaining)
-    headers[f"x-ratelimit-reset-{family}"] = duration(0 if remaining == limit else WINDOW_MS)
-    return headers
+def _names(suffix: str) -> tuple[str, str]:
+    return f"x-ratelimit-limit-{suffix}", f"x-ratelimit-remaining-{suffix}"
 
 
 def _refusing(refused: Refused) -> dict[str, str]:
     family = _family_of(refused.limit)
     if family is None or refused.is_too_large or refused.retry_ms is None:
         return {}
-    remaining = max(refused.value - refused.used, 0)
-    return _limit_and_remaining(family, refused.value, remaining) | {
-        f"x-ratelimit-reset-{family}": duration(refused.retry_ms)
+    limit_header, remaining_header = _names(family)
+    return {
+        limit_header: str(refused.value),
+        remaining_header: str(max(refused.value - refused.used, 0)),
+        f"x-ratelimit-reset-{family}": duration(refused.retry_ms),
     }
 
 
 def _family_of(limit: LimitName | None) -> str | None:
     if limit in _FAMILY_OF_DAY:
         return _FAMILY_OF_DAY[limit]
-    return next((family for family, names in _FAMILIES if limit in names), None)
-
-
-def _limit_and_remaining(suffix: str, limit: int, remaining: int) -> dict[str, str]:
-    return {
-        f"x-ratelimit-limit-{suffix}": str(limit),
-        f"x-ratelimit-remaining-{suffix}": str(remaining),
-    }
+    return next((family for family, groups in _FAMILIES if limit in chain(*groups)), None)

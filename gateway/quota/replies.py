@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, cast
+from typing import Final, NamedTuple, cast
 
 import msgspec
 
 from gateway.quota.accounts import AccountNumbers
 from gateway.quota.periods import day_of, month_of
-from gateway.tenancy.limits import LimitName, LimitScope, SubjectLimits
+from gateway.tenancy.limits import RESERVED_LIMITS, LimitName, LimitScope, SubjectLimits
 from gateway.tenancy.usage_record import UsageRecord, encode_usage
 
 
@@ -78,19 +78,18 @@ def sees_key(scope: LimitScope) -> bool:
     return scope is LimitScope.KEY
 
 
-class Meter(NamedTuple):
-    """Remaining quota of one limit."""
+METERED: Final[tuple[LimitName | None, ...]] = (*RESERVED_LIMITS[:4], LimitName.BUDGET, None)
+"""Limits whose remainders are reported: those per minute, the budget, and None for the credit."""
+NO_LIMIT: Final = -1
+"""The remainder where there is no limit."""
 
-    subject: SubjectLimits
-    limit: LimitName | None
-    """None means the tenant's prepaid credit, of which only `remaining` is known."""
-    remaining: int
 
-    @property
-    def value(self) -> int:
-        """The limit; for the credit, the remaining amount."""
-        value = None if self.limit is None else self.subject.limits.get(self.limit)
-        return self.remaining if value is None else value
+class Remaining(NamedTuple):
+    """Remaining quota of the METERED limits of each subject."""
+
+    subjects: tuple[SubjectLimits, ...]
+    left: Sequence[int]
+    """The values of the first subject, then those of the next ones."""
 
 
 class Admitted(NamedTuple):
@@ -98,8 +97,7 @@ class Admitted(NamedTuple):
 
     created_ms: int
     """Unix time of the admission in milliseconds, by the Redis clock."""
-    meters: tuple[Meter, ...]
-    """Remaining quota of the per-minute limits and of money."""
+    remaining: Remaining
 
 
 class Refused(NamedTuple):
@@ -116,7 +114,7 @@ class Refused(NamedTuple):
 
     This assumes that nothing else is admitted.
     """
-    meters: tuple[Meter, ...]
+    remaining: Remaining = Remaining((), ())
 
     @property
     def is_too_large(self) -> bool:

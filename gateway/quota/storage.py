@@ -71,7 +71,7 @@ class Storage:
             raise queue_unavailable() from None
         if refusing:
             holder, limit = counted[refusing - 1], limits[refusing - 1]
-            refused = Refused(holder, LimitName.STORED_BYTES, limit, used[0], size, None, ())
+            refused = Refused(holder, LimitName.STORED_BYTES, limit, used[0], size, None)
             raise refusal_error(refused, is_openai=False)
 
     async def settle(

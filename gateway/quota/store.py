@@ -8,7 +8,6 @@ import math
 import struct
 from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from functools import lru_cache
-from itertools import product
 from typing import Any, Final
 
 import msgspec
@@ -21,9 +20,9 @@ from gateway.quota.replies import (
     AuditResult,
     ExpiredReservation,
     LiveReservations,
-    Meter,
     NeedsSeed,
     Refused,
+    Remaining,
     ReservationRequest,
     ReserveReply,
     SubjectStatus,
@@ -31,7 +30,6 @@ from gateway.quota.replies import (
 )
 from gateway.tenancy.limits import (
     RESERVED_LIMITS,
-    LimitName,
     LimitScope,
     SubjectLimits,
     subject_of,
@@ -58,7 +56,6 @@ _EXPIRED = LuaScript("quota_expired", _PACKAGE)
 _AUDIT_OPEN = LuaScript("quota_audit_open", _PACKAGE)
 _LIVE = LuaScript("quota_live", _PACKAGE)
 
-_METERED: tuple[LimitName | None, ...] = (*RESERVED_LIMITS[:4], LimitName.BUDGET, None)
 _STATUS_WIDTH = 6
 _ADMITTED, _NEEDS_SEED, _REFUSED = 1, 0, -1
 
@@ -366,7 +363,7 @@ def _reserve_reply(request: ReservationRequest, reply: list[int]) -> ReserveRepl
     code, *rest = reply
     subjects = request.subjects
     if code == _ADMITTED:
-        return Admitted(rest[0], _meters(subjects, rest[1:]))
+        return Admitted(rest[0], Remaining(subjects, rest[1:]))
     if code == _NEEDS_SEED:
         return NeedsSeed(tuple(subjects[number - 1] for number in rest))
     if code == _REFUSED:
@@ -384,14 +381,7 @@ def _refused(request: ReservationRequest, reply: list[int]) -> Refused:
         used,
         request.wanted(limit),
         None if wait == -1 else wait,
-        _meters(request.subjects, remaining),
-    )
-
-
-def _meters(subjects: Sequence[SubjectLimits], remaining: Sequence[int]) -> tuple[Meter, ...]:
-    places = product(subjects, _METERED)
-    return tuple(
-        [Meter(*place, left) for place, left in zip(places, remaining, strict=True) if left != -1]
+        Remaining(request.subjects, remaining),
     )
 
 

@@ -4,6 +4,7 @@ import copy
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 from redis.asyncio import Redis
@@ -11,7 +12,14 @@ from redis.asyncio import Redis
 from contract import keys
 from contract.scripts import CommandExecutor, LuaScript
 from gateway.quota import store as store_module
-from gateway.quota.replies import Admitted, Refused, ReservationRequest
+from gateway.quota.replies import (
+    METERED,
+    NO_LIMIT,
+    Admitted,
+    Refused,
+    Remaining,
+    ReservationRequest,
+)
 from gateway.quota.store import QuotaStore
 from gateway.tenancy.limits import LimitName, Limits, LimitScope, SubjectLimits
 from gateway.tenancy.usage_record import Outcome, UsageRecord
@@ -195,9 +203,21 @@ def month_of(now_ms: int) -> int:
     return moment.tm_year * 100 + moment.tm_mon
 
 
+def remaining(values: Mapping[SubjectLimits, Mapping[LimitName | None, int]]) -> Remaining:
+    """Return the remainders of a reply."""
+    places = product(values.values(), METERED)
+    return Remaining((*values,), [own.get(limit, NO_LIMIT) for own, limit in places])
+
+
 def left(answer: Admitted | Refused, scope: LimitScope) -> Mapping[LimitName | None, int]:
     """Return the remaining limits of a subject in a reply."""
-    return {meter.limit: meter.remaining for meter in answer.meters if meter.subject.scope is scope}
+    subjects, values = answer.remaining
+    places = zip(product(subjects, METERED), values, strict=True)
+    return {
+        limit: value
+        for (subject, limit), value in places
+        if subject.scope is scope and value != NO_LIMIT
+    }
 
 
 async def usage(redis: "Redis", bucket: int = BUCKET) -> list[UsageRecord]:

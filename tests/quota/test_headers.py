@@ -3,12 +3,13 @@
 from gateway.errors import ErrorStyle, InsufficientQuotaError, RateLimitError, RefusingLimit
 from gateway.quota.headers import dollars, duration, headers_of
 from gateway.quota.refusals import refusal_error
-from gateway.quota.replies import Admitted, Meter, Refused, sees_all, sees_key
+from gateway.quota.replies import Admitted, Refused, Remaining, sees_all, sees_key
 from gateway.tenancy.limits import LimitName, SubjectLimits
-from tests.quota.building import NOON, key_of, project_of, tenant_of
+from tests.quota.building import NOON, key_of, project_of, remaining, tenant_of
 from tests.support.cases import all_cases
 
 NAMES = {name.value: 100 for name in LimitName}
+NOTHING = Remaining((), ())
 
 
 def refused(
@@ -19,10 +20,10 @@ def refused(
     used: int = 100,
     wanted: int = 1,
     retry_ms: int | None = None,
-    meters: tuple[Meter, ...] = (),
+    left: Remaining = NOTHING,
 ) -> Refused:
     one = subject or key_of(**NAMES)
-    return Refused(one, limit, value, used, wanted, retry_ms, meters)
+    return Refused(one, limit, value, used, wanted, retry_ms, left)
 
 
 @all_cases(
@@ -55,21 +56,24 @@ def test_money_is_exact(micros: int, text: str) -> None:
 
 
 def test_headers_without_limits_are_empty() -> None:
-    assert headers_of(Admitted(NOON, ())) == {}
+    assert headers_of(Admitted(NOON, NOTHING)) == {}
 
 
 def test_tightest_limit_of_key_project_and_tenant_is_reported() -> None:
     key = key_of(requests_per_minute=50, tokens_per_minute=1000)
     tenant = tenant_of(requests_per_minute=60, tokens_per_minute=5000, budget_micros=10)
-    meters = (
-        Meter(key, LimitName.REQUESTS_PER_MINUTE, 49),
-        Meter(key, LimitName.TOKENS_PER_MINUTE, 900),
-        Meter(tenant, LimitName.REQUESTS_PER_MINUTE, 7),
-        Meter(tenant, LimitName.TOKENS_PER_MINUTE, 4000),
-        Meter(tenant, LimitName.BUDGET, 2_500_000),
-        Meter(tenant, None, 1_250_000),
+    left = remaining(
+        {
+            key: {LimitName.REQUESTS_PER_MINUTE: 49, LimitName.TOKENS_PER_MINUTE: 900},
+            tenant: {
+                LimitName.REQUESTS_PER_MINUTE: 7,
+                LimitName.TOKENS_PER_MINUTE: 4000,
+                LimitName.BUDGET: 2_500_000,
+                None: 1_250_000,
+            },
+        }
     )
-    assert headers_of(Admitted(NOON, meters)) == {
+    assert headers_of(Admitted(NOON, left)) == {
         "x-ratelimit-limit-requests": "60",
         "x-ratelimit-remaining-requests": "7",
         "x-ratelimit-reset-requests": "1m0.25s",
@@ -82,11 +86,11 @@ def test_tightest_limit_of_key_project_and_tenant_is_reported() -> None:
 
 def test_prompt_and_completion_limits_fill_token_headers_without_a_token_limit() -> None:
     project = project_of(prompt_tokens_per_minute=40, completion_tokens_per_minute=30)
-    meters = (
-        Meter(project, LimitName.PROMPT_TOKENS_PER_MINUTE, 40),
-        Meter(project, LimitName.COMPLETION_TOKENS_PER_MINUTE, 5),
-    )
-    assert headers_of(Admitted(NOON, meters)) == {
+    values: dict[LimitName | None, int] = {
+        LimitName.PROMPT_TOKENS_PER_MINUTE: 40,
+        LimitName.COMPLETION_TOKENS_PER_MINUTE: 5,
+    }
+    assert headers_of(Admitted(NOON, remaining({project: values}))) == {
         "x-ratelimit-limit-tokens": "30",
         "x-ratelimit-remaining-tokens": "5",
         "x-ratelimit-reset-tokens": "1m0.25s",
@@ -95,14 +99,16 @@ def test_prompt_and_completion_limits_fill_token_headers_without_a_token_limit()
         "x-ratelimit-limit-tokens-generated": "30",
         "x-ratelimit-remaining-tokens-generated": "5",
     }
-    unused = headers_of(Admitted(NOON, meters[:1]))
+    other = project_of(prompt_tokens_per_minute=40)
+    left = remaining({other: {LimitName.PROMPT_TOKENS_PER_MINUTE: 40}})
+    unused = headers_of(Admitted(NOON, left))
     assert unused["x-ratelimit-reset-tokens"] == "0s"
 
 
 def test_refusal_reports_the_limit_that_refused_instead_of_the_tightest() -> None:
     tenant = tenant_of(requests_per_minute=60)
-    meters = (Meter(tenant, LimitName.REQUESTS_PER_MINUTE, 3),)
-    answer = refused(LimitName.REQUESTS_PER_DAY, retry_ms=3_600_000, meters=meters)
+    left = remaining({tenant: {LimitName.REQUESTS_PER_MINUTE: 3}})
+    answer = refused(LimitName.REQUESTS_PER_DAY, retry_ms=3_600_000, left=left)
     assert headers_of(answer) == {
         "x-ratelimit-limit-requests": "100",
         "x-ratelimit-remaining-requests": "0",
@@ -212,7 +218,7 @@ def test_request_above_the_whole_budget_is_reported_as_such() -> None:
 def test_lack_of_credit_is_reported_with_the_balance() -> None:
     tenant = tenant_of()
     answer = refused(
-        None, subject=tenant, value=500, used=600, wanted=10, meters=(Meter(tenant, None, 0),)
+        None, subject=tenant, value=500, used=600, wanted=10, left=remaining({tenant: {None: 0}})
     )
     error = refusal_error(answer, is_openai=False)
     body = error.body()["error"]
@@ -224,14 +230,14 @@ def test_lack_of_credit_is_reported_with_the_balance() -> None:
 
 def test_money_of_the_tenant_is_hidden_from_credentials_of_one_key() -> None:
     key, tenant = key_of(budget_micros=9), tenant_of(budget_micros=1_900_000)
-    meters = (Meter(key, LimitName.BUDGET, 5), Meter(tenant, LimitName.BUDGET, 3))
+    budgets = remaining({key: {LimitName.BUDGET: 5}, tenant: {LimitName.BUDGET: 3}})
     for sees, left in ((sees_all, "0.000003"), (sees_key, "0.000005")):
-        assert headers_of(Admitted(NOON, meters), sees) == {"x-budget-remaining": left}
-    credit = (Meter(tenant, None, 3),)
+        assert headers_of(Admitted(NOON, budgets), sees) == {"x-budget-remaining": left}
+    credit = remaining({tenant: {None: 3}})
     assert headers_of(Admitted(NOON, credit), sees_key) == {}
     for limit in (LimitName.BUDGET, None):
         answer = refused(
-            limit, subject=tenant, value=1_900_000, used=1_800_000, wanted=250_000, meters=credit
+            limit, subject=tenant, value=1_900_000, used=1_800_000, wanted=250_000, left=credit
         )
         error = refusal_error(answer, is_openai=False, sees=sees_key)
         body = error.body()["error"]

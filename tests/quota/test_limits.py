@@ -22,6 +22,7 @@ from tests.quota.building import (
     key_of,
     left,
     project_of,
+    remaining,
     seed,
     tenant_of,
     usage,
@@ -42,7 +43,7 @@ async def test_requests_without_limits_are_admitted_and_leave_only_reservations(
     store: QuotaStore, clock: TestClock, any_redis: "Redis"
 ) -> None:
     answer = await desk(store).admit("r1", prompt=10**9, completion=10**9, cost=10**12)
-    assert answer == Admitted(NOON, ())
+    assert answer == Admitted(NOON, remaining({one: {} for one in NONE}))
     assert await bucket_keys(any_redis) == {
         keys.reservation(BUCKET, "r1"),
         keys.open_reservations(BUCKET),

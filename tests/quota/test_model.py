@@ -25,6 +25,7 @@ from tests.quota.building import (
     Desk,
     TestClock,
     key_of,
+    left,
     month_of,
     open_ids,
     project_of,
@@ -194,7 +195,11 @@ def reported(answer: ReserveReply) -> tuple[object, ...]:
     if isinstance(answer, NeedsSeed):
         return ("seed", {s.subject for s in answer.subjects})
     assert isinstance(answer, (Admitted, Refused))
-    remaining = {(m.subject.subject, m.limit): m.remaining for m in answer.meters}
+    remaining = {
+        (one.subject, limit): value
+        for one in answer.remaining.subjects
+        for limit, value in left(answer, one.scope).items()
+    }
     if isinstance(answer, Admitted):
         return ("admitted", answer.created_ms, remaining)
     what = (answer.subject.subject, answer.limit, answer.value, answer.used, answer.retry_ms)
