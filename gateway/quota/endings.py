@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections import OrderedDict
 from typing import Final
 
 import msgspec
@@ -50,9 +51,10 @@ class Endings:
 
     def __init__(self, store: QuotaStore) -> None:
         self._store = store
-        self._pending: dict[str, Ending] = {}
+        # A plain dictionary finds its oldest key more slowly, the more were removed before it.
+        self._pending: OrderedDict[str, Ending] = OrderedDict()
         self._attempts: dict[str, asyncio.Task[None]] = {}
-        self._confirmed: dict[str, tuple[float, Ending]] = {}
+        self._confirmed: OrderedDict[str, tuple[float, Ending]] = OrderedDict()
         self._followers = TaskSet()
         self._is_failing = False
 
@@ -75,7 +77,7 @@ class Endings:
 
         Each one still counts once.
         """
-        confirmed, self._confirmed = self._confirmed, {}
+        confirmed, self._confirmed = self._confirmed, OrderedDict()
         for _, ending in confirmed.values():
             self.begin(ending)
 
@@ -134,8 +136,7 @@ class Endings:
         if ending.record is None and len(self._pending) >= MOST_RELEASES:
             return
         if len(self._pending) >= MOST_ENDINGS:
-            dropped = next(iter(self._pending))
-            del self._pending[dropped]
+            self._pending.popitem(last=False)
             logger.error("too many unconfirmed endings: dropped one, its reservation will expire")
         self._pending[ending.request_id] = ending
 
@@ -168,7 +169,7 @@ class Endings:
         if ending.request_id not in self._confirmed:
             self._confirmed[ending.request_id] = (time.monotonic(), ending)
         if len(self._confirmed) > MOST_CONFIRMED:
-            del self._confirmed[next(iter(self._confirmed))]
+            self._confirmed.popitem(last=False)
 
     async def _follow(self, ending: Ending) -> None:
         while True:
