@@ -76,7 +76,7 @@ async def test_key_in_llamacpps_header_is_accepted_in_its_dialects_only(
     assert (await send(plain, SPOKEN)).status_code == 200
     assert (await send(plain, MODEL)).status_code == 401
     assert (await send(plain)).status_code == 401
-    invalid = await send(f"{own[:-1]}x", MODEL)
+    invalid = await send(f"{own[:-1]}-", MODEL)
     assert (invalid.status_code, "malformed" in invalid.text) == (401, True)
     # Authorization takes precedence, valid or not.
     assert (await send("x", MODEL, authorization=f"Bearer {plain}")).status_code == 200
