@@ -162,6 +162,13 @@ def timeouts_of_redis() -> dict[str, float]:
     return timeouts
 
 
+@pytest.fixture(scope="module", autouse=True)
+def nothing_is_left_open() -> Iterator[None]:
+    """Let what is left open fail the module that opened it, not a later one of its process."""
+    yield
+    gc.collect()
+
+
 @pytest.fixture
 def frozen_redis_is_left(
     timeouts_of_redis: dict[str, float], monkeypatch: pytest.MonkeyPatch
