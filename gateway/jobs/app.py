@@ -3,7 +3,6 @@
 import logging
 import time
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -17,7 +16,6 @@ from contract.redis_url import SentinelAddress, blocking_redis_client, sentinel_
 from gateway.jobs.runner import Runner
 from gateway.jobs.schedule import TASKS, Task
 from gateway.settings import Settings
-from gateway.tenancy.times import utc_now
 
 QUEUE: Final = "sluice"
 VISIBILITY_SECONDS: Final = 3600
@@ -63,9 +61,7 @@ def create_app(settings: Settings) -> Celery:
         },
         beat_scheduler=BoundedScheduler,
         beat_max_loop_interval=1,
-        beat_schedule={
-            task.name: _entry(task, number / len(TASKS)) for number, task in enumerate(TASKS)
-        },
+        beat_schedule={task.name: _entry(task) for task in TASKS},
         sluice_broker=url,
         sluice_heartbeat=Heartbeat(),
     )
@@ -187,16 +183,12 @@ def _task(runner: Runner, task: Task) -> Callable[[], None]:
     return run
 
 
-def _entry(task: Task, delay_seconds: float) -> dict[str, Any]:
-    """Return an entry of the schedule. The delay keeps jobs of one period apart."""
-    entry = {
+def _entry(task: Task) -> dict[str, Any]:
+    return {
         "task": _name(task),
         "schedule": task.schedule,
         "options": {"expires": task.expires_seconds},
     }
-    if isinstance(task.schedule, float):
-        entry["last_run_at"] = utc_now() + timedelta(seconds=delay_seconds)
-    return entry
 
 
 def _name(task: Task) -> str:

@@ -1,7 +1,6 @@
 """`sluice jobs` and `sluice beat` as real processes: killed, stopped, and during outages."""
 
 import asyncio
-import itertools
 import json
 import os
 import signal
@@ -12,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
@@ -22,7 +20,6 @@ import redis
 from contract import keys
 from gateway.database.engine import Database
 from gateway.jobs.app import MOST_WAITING, QUEUE, BoundedScheduler, create_app
-from gateway.jobs.schedule import TASKS
 from gateway.management.exports.store import ExportStore
 from gateway.settings import load_settings
 from gateway.tenancy.times import EPOCH, utc_now
@@ -211,14 +208,6 @@ def test_scheduler_sleeps_between_runs(scheduler: BoundedScheduler) -> None:
     runs = sum(entry.total_run_count for entry in scheduler.schedule.values())
     assert runs >= 5
     assert ticks <= 3 * runs + 5
-
-
-def test_jobs_of_one_period_do_not_start_at_once(scheduler: BoundedScheduler) -> None:
-    every_second = [task.name for task in TASKS if task.schedule == 1.0]
-    starts = sorted(scheduler.schedule[name].last_run_at for name in every_second)
-    assert len(starts) > 1
-    least = timedelta(milliseconds=50)
-    assert all(later - start >= least for start, later in itertools.pairwise(starts))
 
 
 def test_redis_outage_is_logged_once_and_sigterm_drains_all_usage(
