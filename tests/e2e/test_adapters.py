@@ -83,6 +83,7 @@ async def test_each_answer_is_its_adapters_while_others_load_and_run(
         assert (chat.choices[0].message.content or "").strip().startswith("The fox is blue.")
 
 
+@pytest.mark.usefixtures("alone")
 async def test_tenant_that_alternates_between_adapters_takes_no_turns_of_others(
     stack: Stack, key: str, base: str, filling: str, store: Redis
 ) -> None:
