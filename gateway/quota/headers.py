@@ -1,6 +1,6 @@
 """Rate limit headers that the clients of OpenAI and Fireworks read, and the remaining money."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from itertools import chain
 from typing import Final, NamedTuple
@@ -42,8 +42,8 @@ class _Shown(NamedTuple):
     limit_header: str
     remaining_header: str
     reset_header: str | None
-    places: tuple[tuple[int, int], ...]
-    """Index of a remainder, and the limit; at least one."""
+    places: Mapping[int, int]
+    """Index of a remainder -> the limit; at least one."""
 
 
 def headers_of(reply: Admitted | Refused, sees: SeesUse = sees_all) -> dict[str, str]:
@@ -56,11 +56,8 @@ def headers_of(reply: Admitted | Refused, sees: SeesUse = sees_all) -> dict[str,
     limits, money = _shown(subjects)
     headers: dict[str, str] = {}
     for limit_header, remaining_header, reset_header, places in limits:
-        at, limit = places[0]
-        remaining = left[at]
-        for at, other in places:
-            if left[at] < remaining:
-                remaining, limit = left[at], other
+        at = min(places, key=left.__getitem__)
+        limit, remaining = places[at], left[at]
         headers[limit_header] = str(limit)
         headers[remaining_header] = str(remaining)
         if reset_header is not None:
@@ -114,15 +111,13 @@ def _shown(
     return tuple(shown), tuple(money)
 
 
-def _places(
-    subjects: tuple[SubjectLimits, ...], names: Iterable[LimitName]
-) -> tuple[tuple[int, int], ...]:
-    return tuple(
-        (number * len(METERED) + METERED.index(name), limit)
+def _places(subjects: tuple[SubjectLimits, ...], names: Iterable[LimitName]) -> dict[int, int]:
+    return {
+        number * len(METERED) + METERED.index(name): limit
         for name in names
         for number, subject in enumerate(subjects)
         if (limit := subject.limits.get(name)) is not None
-    )
+    }
 
 
 def _names(suffix: str) -> tuple[str, str]:
