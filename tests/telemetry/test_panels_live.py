@@ -4,7 +4,7 @@ import asyncio
 import json
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -40,11 +40,8 @@ pytestmark = [
     ),
 ]
 
-ANSWERED = 20
-"""Requests after which a worker dies under load."""
 CLIENTS = 6
-PLACES = 2
-"""Of a worker's batch."""
+WORKERS = ("first", "second")
 NAMESPACE = "live"
 
 PANELS = [panel for board in boards() for panel in board.panels]
@@ -76,7 +73,7 @@ class Seen(NamedTuple):
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
-    """A deployment under load in which a worker dies, and a Prometheus that has scraped it."""
+    """A deployment under load whose workers die, and a Prometheus that has scraped it."""
     assert PROMETHEUS is not None
     assert SYSTEM is not None
     folder = tmp_path_factory.mktemp("certificates")
@@ -87,17 +84,11 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
     with running_stack(redis=redis) as stack, billing_in_thread() as billing:
         targets = _start(stack, encryption.url, sink=billing.url)
         keys = [stack.key(tenant) for tenant in ("acme", "other")]
-        with (
-            running_prometheus(PROMETHEUS, targets, RULES) as server,
-            load(stack.url, keys, clients=CLIENTS),
-        ):
+        with running_prometheus(PROMETHEUS, targets, RULES) as server:
             since = time.time()
-            wait_until(
-                lambda: metric(stack.operators, "sluice_gateway_requests_total") > ANSWERED,
-                what="the load",
-            )
-            _let_a_worker_die(stack, keys[0])
-            yield Seen(server, since)
+            with _long_stream(stack, keys[0]), load(stack.url, keys, clients=CLIENTS):
+                _let_workers_die(stack)
+                yield Seen(server, since)
 
 
 def _start(stack: Stack, encrypted_redis: str, *, sink: str) -> list[Target]:
@@ -109,7 +100,7 @@ def _start(stack: Stack, encrypted_redis: str, *, sink: str) -> list[Target]:
         SLUICE_REDIS_URL=encrypted_redis,
     )
     targets = [Target(stack.operators, "sluice-gateway", labels)]
-    for name in ("steady", "mortal"):
+    for name in WORKERS:
         _start_worker(stack, name, port=free_port())
         worker = labels | {"pool": "scripted"}
         targets.append(Target(stack.worker_url(name), "sluice-worker", worker))
@@ -134,44 +125,36 @@ def _start_worker(stack: Stack, name: str, *, port: int) -> None:
         name,
         SLUICE_ENGINE="scripted",
         SLUICE_SCRIPTED_STEP_SECONDS="0.02",
-        SLUICE_MAX_SEQUENCES=str(PLACES),
+        SLUICE_MAX_SEQUENCES="2",
         SLUICE_HEALTH_PORT=str(port),
     )
 
 
-def _let_a_worker_die(stack: Stack, key: str) -> None:
-    """Kill a worker under load, wait until its jobs have resumed, and restart it."""
+@contextmanager
+def _long_stream(stack: Stack, key: str) -> Iterator[None]:
+    """Receive the first token of a stream of 30 s."""
+    body = asking(stream=True, max_tokens=1_500, ignore_eos=True)
     headers = {"authorization": f"Bearer {key}"}
-    with (
-        httpx.Client(base_url=stack.url, headers=headers, timeout=PATIENCE_SECONDS) as client,
-        ExitStack() as streams,
-    ):
-        # One more than the other worker can run.
-        for _ in range(PLACES + 1):
-            _open_stream(client, streams)
-        # On a busy machine, the first streams may have ended before the last one began.
-        wait_until(
-            lambda: metric(stack.worker_url("mortal"), "sluice_worker_jobs_running") > 0,
-            what="a job of the worker that dies",
-        )
-        stack.kill("mortal")
-        wait_until(
-            lambda: metric(stack.operators, "sluice_gateway_resumption_pause_seconds_count") > 0,
-            what="a job resuming on another worker",
-        )
-    port = stack.worker_url("mortal").rpartition(":")[2]
-    _start_worker(stack, "mortal", port=int(port))
+    with httpx.stream(
+        "POST", f"{stack.url}/v1/completions", json=body, headers=headers, timeout=PATIENCE_SECONDS
+    ) as response:
+        # The variable keeps the stream open: a collected iterator closes its response.
+        lines = response.iter_lines()
+        assert next(lines).startswith("data: ")
+        yield
 
 
-def _open_stream(client: httpx.Client, streams: ExitStack) -> None:
-    """Receive the first token of a long stream. The queue may be full at first."""
-    while True:
-        body = asking(stream=True, max_tokens=1_500, ignore_eos=True)
-        response = streams.enter_context(client.stream("POST", "/v1/completions", json=body))
-        if response.status_code == httpx.codes.OK:
-            next(response.iter_lines())
-            return
-        time.sleep(float(response.headers["retry-after-ms"]) / 1000)
+def _let_workers_die(stack: Stack) -> None:
+    """Kill all workers, restart them, and wait until a stream has resumed."""
+    for name in WORKERS:
+        stack.kill(name)
+    for name in WORKERS:
+        port = stack.worker_url(name).rpartition(":")[2]
+        _start_worker(stack, name, port=int(port))
+    wait_until(
+        lambda: metric(stack.operators, "sluice_gateway_resumption_pause_seconds_count") > 0,
+        what="a stream resuming on another worker",
+    )
 
 
 def test_every_panel_has_data(seen: Seen) -> None:
