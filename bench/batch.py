@@ -3,8 +3,8 @@
 The load takes half of the capacity, the rate at which a full engine generates the tokens of such
 requests. Beside it, `bench.batch_feeder` keeps batch jobs waiting. The two alternate in short
 turns, so that a change in the machine's speed affects both, and quantiles are those of all turns
-together. Once in a round, the capacity is measured, and a worker that preempts no batch job gets
-the same load.
+together. The capacity is measured before each turn of both. Once in a round, a worker that
+preempts no batch job gets the same load.
 
 The completions of the requests that measure the capacity, and of batch jobs, have different
 lengths. With equal ones, those that begin together would end together, and the next ones would
@@ -95,7 +95,7 @@ class Turn:
     kind: str
     number: int
     capacity: float
-    """Tokens per second of an engine that is full of requests, in this round."""
+    """Tokens per second of an engine that is full of requests, just before."""
     ttft_seconds: list[float]
     tokens_per_second: float
     batch_capacity: float
@@ -183,8 +183,8 @@ def measure(options: Options, folder: Path, *, found: BatchMeasurement, progress
             kinds = [ALONE, BESIDE] if number % 2 else [BESIDE, ALONE]
             if number % options.turns == 0:
                 kinds.append(UNPROTECTED)
-                capacity = systems[BESIDE].capacity(number)
-                progress(f"  capacity: {capacity:.0f} tokens/s of requests")
+            capacity = systems[BESIDE].capacity(number)
+            progress(f"  capacity: {capacity:.0f} tokens/s of requests")
             for kind in kinds:
                 turn = systems[kind].turn(kind, number, capacity)
                 found.turns.append(turn)
