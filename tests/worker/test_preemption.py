@@ -184,14 +184,16 @@ class Waiting(list[Any]):
     add_request = list.append
 
 
-def test_batch_progresses_though_each_step_has_a_prompt_of_a_request() -> None:
+def test_batch_progresses_though_it_is_left_out_for_requests() -> None:
     def sequence(priority: int, *, is_prompt: bool = False) -> Any:
         return SimpleNamespace(
             priority=priority, is_prefill_chunk=is_prompt, next_decode_eligible_step=0
         )
 
     hold, batch, decoding = BatchHold(), sequence(1), sequence(0)
-    scheduler = SimpleNamespace(current_step=0, waiting=Waiting(), running=[batch, decoding])
+    scheduler = SimpleNamespace(
+        current_step=0, waiting=Waiting(), running=[batch, decoding], max_num_running_reqs=4
+    )
 
     def step(*, begins: bool = True) -> bool:
         """Return whether batch jobs take part in the next step."""
@@ -219,3 +221,8 @@ def test_batch_progresses_though_each_step_has_a_prompt_of_a_request() -> None:
     assert step()
     scheduler.running.append(sequence(0, is_prompt=True))
     assert not step(), "the rest of a long prompt is processed"
+    scheduler.running[-1:] = [sequence(0) for _ in range(3)]
+    left_out = [*[False] * (MOST_HELD_STEPS - 1), True]
+    assert [step() for _ in left_out] == left_out, "requests use most of the sequences"
+    scheduler.waiting[:] = [sequence(0)]
+    assert [step(begins=False) for _ in range(3)] == [False, True, True]

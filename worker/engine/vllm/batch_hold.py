@@ -1,7 +1,8 @@
-"""Batch hold: steps that process prompts of requests leave out batch jobs.
+"""Batch hold: steps leave out batch jobs while requests would wait for them.
 
-A first token waits for the step of its prompt, which each further sequence makes longer. vLLM's
-scheduler is private, so this module fits one version of it.
+A first token waits for the step of its prompt, which each further sequence makes longer. In a
+burst, longer steps also keep the sequences busy that the next requests wait for. vLLM's scheduler
+is private, so this module fits one version of it.
 """
 
 from collections.abc import Iterator
@@ -11,6 +12,8 @@ from typing import Any
 MOST_HELD_STEPS = 8
 """Batch jobs take part in the step after this many that left them out, so that they progress even
 if each step has a prompt of a request."""
+MOST_REQUESTS_SHARE = 3 / 4
+"""Steps leave out batch jobs while requests use more than this share of the sequences."""
 
 
 class BatchHold:
@@ -51,11 +54,15 @@ class BatchHold:
     def _must_hold(self, scheduler: Any) -> bool:
         if self._held_steps == MOST_HELD_STEPS:
             return False
-        # Batch jobs may use the memory that a refused request waits for.
         first = _first_request(scheduler)
         if first is not None and first is not self._refused:
             return True
-        return any(each.is_prefill_chunk and not each.priority for each in scheduler.running)
+        requests = [each for each in scheduler.running if not each.priority]
+        if any(each.is_prefill_chunk for each in requests):
+            return True
+        # Batch jobs may use the memory that a refused request waits for.
+        most_requests = MOST_REQUESTS_SHARE * scheduler.max_num_running_reqs
+        return first is None and len(requests) > most_requests
 
 
 def _first_request(scheduler: Any) -> Any:
