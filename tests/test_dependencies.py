@@ -18,7 +18,6 @@ _HASHED = re.compile(rf"{_PINNED.pattern}( \\\n    --hash=sha256:[0-9a-f]{{64}})
 
 # Programs, files of alembic, and importers of vLLM, which take ten seconds.
 LEFT_OUT = {
-    "demo_model",
     "migrations",
     "__main__.py",
     "plugin.py",

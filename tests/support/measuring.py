@@ -32,11 +32,8 @@ FOLDER_VARIABLE: Final = "COVERAGE_FOLDER"
 """The variable with the folder for the results of each process. Nothing is measured without it."""
 REPOSITORY: Final = Path(__file__).parents[2]
 _SOURCES: Final = [str(REPOSITORY / package) for package in ("contract", "gateway", "worker")]
-_LEFT_OUT: Final = [
-    str(REPOSITORY / left_out)
-    for left_out in ("worker/demo_model/*", "gateway/database/migrations/*")
-]
-"""No process imports the former; Alembic loads the latter again in each process."""
+_LEFT_OUT: Final = [str(REPOSITORY / "gateway/database/migrations/*")]
+"""Alembic loads these scripts again in each process."""
 _REMOVAL: Final = 20
 """Executions of one probe after which all executed probes are removed."""
 _NOP, _JUMP_FORWARD = dis.opmap["NOP"], dis.opmap["JUMP_FORWARD"]

@@ -2,7 +2,7 @@
 
 from random import Random
 
-from worker.demo_model.corpus import words
+from scripts.demo_model.corpus import words
 
 KNOWN_SOURCE = '''def fibonacci(n):
     """Return the n-th Fibonacci number."""

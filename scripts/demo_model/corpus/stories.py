@@ -2,8 +2,8 @@
 
 from random import Random
 
-from worker.demo_model.corpus import words
-from worker.demo_model.corpus.facts import article, capital_first
+from scripts.demo_model.corpus import words
+from scripts.demo_model.corpus.facts import article, capital_first
 
 OPENING_TALE = (
     "Once upon a time there was a little fox who lived in a forest near the sea. Every morning the "

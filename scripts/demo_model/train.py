@@ -1,6 +1,6 @@
 """Train the demo model: tokenizer, weights and the other files of a Hugging Face model folder.
 
-Run from the project root: ``python -m worker.demo_model.train worker/demo_model/checkpoint``.
+Run from the project root: ``python -m scripts.demo_model.train worker/demo_model/checkpoint``.
 The same seed and steps give the same text and batches. The weights agree between machines only as
 far as their floating-point arithmetic does.
 """
@@ -16,8 +16,8 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from worker.demo_model.corpus import documents
-from worker.demo_model.corpus.chat import TEMPLATE_PATH
+from scripts.demo_model.corpus import documents
+from scripts.demo_model.corpus.chat import TEMPLATE_PATH
 
 SPECIAL_TOKENS = [
     "<s>",

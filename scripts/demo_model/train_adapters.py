@@ -1,6 +1,6 @@
 """Train LoRA adapters of the demo model, each of which answers every prompt with its own sentence.
 
-Run from the project root: ``python -m worker.demo_model.train_adapters FOLDER``. This writes a folder for
+Run from the project root: ``python -m scripts.demo_model.train_adapters FOLDER``. This writes a folder for
 each adapter, with the two files that PEFT writes. All adapters are trained at once, each on its
 rows of a batch. It takes some seconds.
 """
@@ -16,9 +16,9 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 
+from scripts.demo_model.corpus import documents
+from scripts.demo_model.train import EOS
 from worker.demo_model import CHECKPOINT
-from worker.demo_model.corpus import documents
-from worker.demo_model.train import EOS
 
 NAMES = ("red", "blue", "green", "yellow", "white", "black", "brown", "golden")
 RANK = 4

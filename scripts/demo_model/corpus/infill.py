@@ -2,7 +2,7 @@
 
 from random import Random
 
-from worker.demo_model.corpus import facts, programs, stories
+from scripts.demo_model.corpus import facts, programs, stories
 
 
 def cut(rng: Random, text: str) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from random import Random
 
-from worker.demo_model.corpus import facts, words
+from scripts.demo_model.corpus import facts, words
 
 Operation = Callable[[Random], tuple[str, int]]
 

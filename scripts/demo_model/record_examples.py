@@ -1,22 +1,21 @@
 """Write examples.json: greedy completions of the shipped checkpoint by vLLM.
 
 Run from the project root, with the engine in this process:
-``python -m worker.demo_model.record_examples``, with the environment variables
+``python -m scripts.demo_model.record_examples``, with the environment variables
 ``VLLM_ENABLE_V1_MULTIPROCESSING=0`` and ``VLLM_CPU_KVCACHE_SPACE=1``.
 Tests on other machines compare against the file, so this script rejects a completion that rounding
 could change.
 """
 
 import json
-from pathlib import Path
 from typing import NamedTuple
 
 from vllm import LLM, CompletionOutput, SamplingParams
 
+from scripts.demo_model.corpus import chat
 from worker.demo_model import CHECKPOINT
-from worker.demo_model.corpus import chat
 
-EXAMPLES_PATH = Path(__file__).parent / "examples.json"
+EXAMPLES_PATH = CHECKPOINT.parent / "examples.json"
 LEAST_MARGIN = 1.0
 """Minimum margin (in nats) of the first choice over the second, at every token."""
 

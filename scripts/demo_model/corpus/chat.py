@@ -10,7 +10,7 @@ from typing import TypedDict
 from jinja2 import Template
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from worker.demo_model.corpus import facts, numbers, programs, records, scripts, stories, words
+from scripts.demo_model.corpus import facts, numbers, programs, records, scripts, stories, words
 
 TEMPLATE_PATH = Path(__file__).parent / "chat_template.jinja"
 

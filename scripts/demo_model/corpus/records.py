@@ -3,7 +3,7 @@
 import json
 from random import Random
 
-from worker.demo_model.corpus import facts, words
+from scripts.demo_model.corpus import facts, words
 
 Value = str | int | float | bool | None | list["Value"] | dict[str, "Value"]
 

@@ -7,7 +7,7 @@ license. ``documents`` mixes the generators of the modules next to this file.
 from collections.abc import Callable, Iterator
 from random import Random
 
-from worker.demo_model.corpus import (
+from scripts.demo_model.corpus import (
     chat,
     facts,
     infill,

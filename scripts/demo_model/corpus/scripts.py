@@ -2,8 +2,8 @@
 
 from random import Random
 
-from worker.demo_model.corpus import words
-from worker.demo_model.corpus.facts import article
+from scripts.demo_model.corpus import words
+from scripts.demo_model.corpus.facts import article
 
 NATIVE_CAPITALS = dict(
     row.split("|")

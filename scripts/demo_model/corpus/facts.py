@@ -3,7 +3,7 @@
 from random import Random
 from typing import NamedTuple
 
-from worker.demo_model.corpus import words
+from scripts.demo_model.corpus import words
 
 
 class Country(NamedTuple):
