@@ -1,27 +1,22 @@
 """Authenticate people at an OpenID provider: authorization code flow with PKCE."""
 
 import asyncio
+import hmac
 import logging
 import time
+from base64 import urlsafe_b64encode
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from hashlib import sha256
 from typing import Any, Final, TypeVar
 from urllib.parse import quote_plus
 
-import httpx2
+import httpx
+import jwt
 import msgspec
-from authlib.common.urls import add_params_to_uri
-from authlib.integrations.base_client import OAuthError
-from authlib.integrations.httpx_client import AsyncOAuth2Client
-from authlib.oidc.core import CodeIDToken
-from authlib.oidc.discovery import get_well_known_url
-from joserfc import jwt
-from joserfc.errors import JoseError
-from joserfc.jwk import KeySet
 
-from contract import clock
 from gateway.auth.jwt_verifier import subject_of
 from gateway.auth.principal import Principal
 from gateway.errors import AuthenticationError, InvalidParameterError, ServiceUnavailableError
@@ -39,6 +34,10 @@ FRESH_SECONDS: Final = 600.0
 """How long the provider's metadata and keys are used without a request."""
 TIMEOUT_SECONDS: Final = 10.0
 """How long all requests to the provider for one step of a login take at most."""
+_DISCOVERY: Final = "/.well-known/openid-configuration"
+_CLAIMS: Final = ("iss", "sub", "aud", "exp", "iat")
+"""Claims of every ID token: section 2 of OpenID Connect Core."""
+_JWT: Final = jwt.PyJWT({"enforce_minimum_key_length": True, "require": list(_CLAIMS)})
 
 
 class Metadata(msgspec.Struct, frozen=True):
@@ -108,10 +107,10 @@ class OidcProvider:
         self._client_id = client_id
         self._client_secret = client_secret
         self._scopes = scopes
-        self._leeway_seconds = int(leeway.total_seconds())
+        self._leeway = leeway
         self._operator_claim = operator_claim
         self._operator_scopes = operator_scopes
-        self._trust = httpx2.create_ssl_context()
+        self._trust = httpx.create_ssl_context()
         self._metadata, self._keys = _Cached(), _Cached()
         self._fetching = asyncio.Lock()
 
@@ -143,14 +142,18 @@ class OidcProvider:
         """Return the URL at the provider with which a login begins."""
         async with self._asking() as client:
             metadata = await self._read_metadata(client)
-            url, _ = client.create_authorization_url(
-                metadata.authorization_endpoint,
-                state=state,
-                nonce=nonce,
-                code_verifier=code_verifier,
-                redirect_uri=redirect_uri,
-            )
-        return str(url)
+        challenge = _base64url(sha256(code_verifier.encode()).digest())
+        return _with_query(
+            metadata.authorization_endpoint,
+            response_type="code",
+            client_id=self._client_id,
+            redirect_uri=redirect_uri,
+            scope=" ".join(self._scopes),
+            state=state,
+            nonce=nonce,
+            code_challenge=challenge,
+            code_challenge_method="S256",
+        )
 
     async def redeem(
         self, code: str, *, issuer: str | None, redirect_uri: str, nonce: str, code_verifier: str
@@ -160,9 +163,9 @@ class OidcProvider:
         Args:
             code: the response's code.
             issuer: the response's `iss`, if it has one.
-            redirect_uri: that of the login's URL.
-            nonce: the same.
-            code_verifier: the same.
+            redirect_uri: the value that was used for the login's URL.
+            nonce: the value that was used for the login's URL.
+            code_verifier: the value that was used for the login's URL.
 
         Raises AuthenticationError if the provider rejects the code, or the ID token is invalid.
         """
@@ -171,21 +174,21 @@ class OidcProvider:
             names_issuer = metadata.authorization_response_iss_parameter_supported
             if issuer != self.issuer and (issuer is not None or names_issuer):
                 raise AuthenticationError("The response is from another identity provider.")
-            self._prepare(client, metadata)
-            token = await client.fetch_token(
-                metadata.token_endpoint,
+            token = await self._exchange(
+                client,
+                metadata,
                 grant_type="authorization_code",
                 code=code,
                 redirect_uri=redirect_uri,
                 code_verifier=code_verifier,
             )
-            id_token = token.get("id_token")
-            if not isinstance(id_token, str):
+            id_token, access_token = token.get("id_token"), token.get("access_token")
+            if not isinstance(id_token, str) or not isinstance(access_token, str):
                 raise AuthenticationError("The identity provider sent no ID token.")
             claims = await self._verify(
-                client, metadata, id_token, nonce=nonce, access_token=token.get("access_token")
+                client, metadata, id_token, nonce=nonce, access_token=access_token
             )
-            claims = await self._complete(client, metadata, claims)
+            claims = await self._complete(client, metadata, claims, access_token)
         email = _verified_email(claims)
         return Identity(
             subject=subject_of(claims),
@@ -206,10 +209,13 @@ class OidcProvider:
             return None
         if metadata.end_session_endpoint is None:
             return None
-        query = [("client_id", self._client_id), ("post_logout_redirect_uri", redirect_uri)]
-        if id_token is not None:
-            query.append(("id_token_hint", id_token))
-        return str(add_params_to_uri(metadata.end_session_endpoint, query))
+        hint = {} if id_token is None else {"id_token_hint": id_token}
+        return _with_query(
+            metadata.end_session_endpoint,
+            client_id=self._client_id,
+            post_logout_redirect_uri=redirect_uri,
+            **hint,
+        )
 
     def operator(self, subject: str, values: tuple[str, ...]) -> Principal:
         """Return the principal of a person who logged in with these values of the claim.
@@ -227,39 +233,27 @@ class OidcProvider:
         )
 
     @asynccontextmanager
-    async def _asking(self) -> AsyncIterator[AsyncOAuth2Client]:
-        # A client of its own for each login, since it holds the person's tokens.
-        client = AsyncOAuth2Client(
-            self._client_id,
-            self._client_secret,
-            scope=" ".join(self._scopes),
-            code_challenge_method="S256",
-            timeout=TIMEOUT_SECONDS,
-            verify=self._trust,
-        )
+    async def _asking(self) -> AsyncIterator[httpx.AsyncClient]:
         try:
-            async with asyncio.timeout(TIMEOUT_SECONDS), client:
+            async with (
+                asyncio.timeout(TIMEOUT_SECONDS),
+                httpx.AsyncClient(timeout=TIMEOUT_SECONDS, verify=self._trust) as client,
+            ):
                 yield client
-        except OAuthError as error:
-            # The text is the provider's, so only the administrator reads it.
-            logger.warning("the identity provider rejected a login: %.200r", str(error))
-            raise AuthenticationError(
-                "The identity provider rejected the login. Log in again."
-            ) from None
-        except (httpx2.HTTPError, httpx2.InvalidURL, TimeoutError, ValueError) as error:
+        except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, ValueError) as error:
             # ValueError: of JSON, URLs and msgspec.
             logger.warning("cannot use the identity provider: %.200r", error)
             raise ServiceUnavailableError(
                 "The identity provider does not respond as expected. Try again in a minute."
             ) from None
 
-    async def _read_metadata(self, client: AsyncOAuth2Client) -> Metadata:
+    async def _read_metadata(self, client: httpx.AsyncClient) -> Metadata:
         async with self._fetching:
             if not self._metadata.is_younger(FRESH_SECONDS):
-                url = get_well_known_url(self.issuer, external=True)
+                url = self.issuer.rstrip("/") + _DISCOVERY
                 try:
                     found = await _get(client, url, Metadata)
-                except (httpx2.HTTPError, ValueError):
+                except (httpx.HTTPError, ValueError):
                     if self._metadata.content is None:
                         raise
                     # Only the document may be unavailable.
@@ -270,70 +264,78 @@ class OidcProvider:
         content: Metadata = self._metadata.content
         return content
 
-    async def _read_keys(
-        self, client: AsyncOAuth2Client, metadata: Metadata, *, max_age: float
-    ) -> KeySet:
+    async def _read_key(
+        self, client: httpx.AsyncClient, metadata: Metadata, id_token: str, *, max_age: float
+    ) -> jwt.PyJWK:
+        """Return the provider's key that a token names, or its only key. Raises PyJWTError."""
+        header = jwt.get_unverified_header(id_token)
         async with self._fetching:
             if not self._keys.is_younger(max_age):
-                document = await _get(client, metadata.jwks_uri, dict[str, Any])
-                try:
-                    keys = KeySet.import_key_set(document)  # type: ignore[arg-type]
-                except (JoseError, KeyError, TypeError) as error:
-                    raise ValueError(f"its keys are unusable: {error}") from error
-                self._keys = _Cached(keys, time.monotonic())
-        content: KeySet = self._keys.content
-        return content
+                keys = (await _get(client, metadata.jwks_uri, dict[str, Any])).get("keys")
+                self._keys = _Cached(msgspec.convert(keys, list[dict[str, Any]]), time.monotonic())
+        algorithm, kid = header.get("alg"), header.get("kid")
+        found = [
+            key
+            for key in self._keys.content
+            if (kid is None or key.get("kid") == kid)
+            and key.get("use", "sig") == "sig"
+            and key.get("alg", algorithm) == algorithm
+        ]
+        if len(found) != 1 or algorithm not in ALGORITHMS:
+            raise jwt.InvalidKeyError(f"{len(found)} keys match {algorithm!r} and {kid!r}")
+        return jwt.PyJWK(found[0], algorithm)
 
     async def _verify(
         self,
-        client: AsyncOAuth2Client,
+        client: httpx.AsyncClient,
         metadata: Metadata,
         id_token: str,
         *,
         nonce: str,
-        access_token: object,
+        access_token: str,
     ) -> Mapping[str, Any]:
-        keys = await self._read_keys(client, metadata, max_age=FRESH_SECONDS)
+        """Return the claims of an ID token: section 3.1.3.7 of OpenID Connect Core."""
         try:
             try:
-                token = jwt.decode(id_token, keys, ALGORITHMS)
-            except (JoseError, ValueError):
+                key = await self._read_key(client, metadata, id_token, max_age=FRESH_SECONDS)
+                claims = self._decode(id_token, key)
+            except (jwt.InvalidKeyError, jwt.InvalidSignatureError):
                 # The provider may have replaced its keys. Only its own tokens lead here.
-                keys = await self._read_keys(client, metadata, max_age=0)
-                token = jwt.decode(id_token, keys, ALGORITHMS)
-            claims = CodeIDToken(
-                token.claims,
-                token.header,
-                options={
-                    "iss": {"essential": True, "value": self.issuer},
-                    "aud": {"essential": True, "value": self._client_id},
-                },
-                params={
-                    "nonce": nonce,
-                    "client_id": self._client_id,
-                    "access_token": access_token,
-                },
-            )
-            claims.validate(now=clock.now_ms() // 1000, leeway=self._leeway_seconds)
-        except (JoseError, ValueError, TypeError) as error:
+                key = await self._read_key(client, metadata, id_token, max_age=0)
+                claims = self._decode(id_token, key)
+            _check_claims(claims, key, client_id=self._client_id, nonce=nonce, token=access_token)
+        except jwt.PyJWTError as error:
             logger.warning("rejected an ID token: %.200r", error)
             raise AuthenticationError(
                 "The identity provider sent an invalid ID token. Log in again."
             ) from None
         if not subject_of(claims):
             raise AuthenticationError("The identity provider sent an ID token without a subject.")
-        return dict(claims)
+        return claims
+
+    def _decode(self, id_token: str, key: jwt.PyJWK) -> dict[str, Any]:
+        return _JWT.decode(
+            id_token,
+            key,
+            algorithms=ALGORITHMS,
+            audience=self._client_id,
+            issuer=self.issuer,
+            leeway=self._leeway,
+        )
 
     async def _complete(
-        self, client: AsyncOAuth2Client, metadata: Metadata, claims: Mapping[str, Any]
+        self,
+        client: httpx.AsyncClient,
+        metadata: Metadata,
+        claims: Mapping[str, Any],
+        access_token: str,
     ) -> Mapping[str, Any]:
         """Return claims with those that the provider sends only to its userinfo endpoint."""
         is_complete = {"email", self._operator_claim or "email"} <= claims.keys()
         if is_complete or metadata.userinfo_endpoint is None:
             return claims
-        response = await client.get(metadata.userinfo_endpoint)
-        response.raise_for_status()
-        others = msgspec.json.decode(response.content, type=dict[str, Any])
+        headers = {"authorization": f"Bearer {access_token}"}
+        others = await _get(client, metadata.userinfo_endpoint, dict[str, Any], headers)
         if others.get("sub") != claims["sub"]:
             raise AuthenticationError("The identity provider described another person.")
         return {**others, **claims}
@@ -345,21 +347,59 @@ class OidcProvider:
         values = found if isinstance(found, list) else [found]
         return tuple(value for value in self._operator_scopes if value in values)
 
-    def _prepare(self, client: AsyncOAuth2Client, metadata: Metadata) -> None:
-        """Let a client authenticate as the provider requires. Without a secret, it does not."""
-        if self._client_secret is None:
-            return
-        methods = metadata.token_endpoint_auth_methods_supported
-        if "client_secret_basic" not in methods and "client_secret_post" in methods:
-            client.token_endpoint_auth_method = "client_secret_post"  # noqa: S105 - a name
+    async def _exchange(
+        self, client: httpx.AsyncClient, metadata: Metadata, **form: str
+    ) -> dict[str, Any]:
+        """Return the response of the token endpoint. Without a secret, the client is public."""
+        methods, secret = metadata.token_endpoint_auth_methods_supported, self._client_secret
+        auth = httpx.Auth()
+        if secret is None:
+            form["client_id"] = self._client_id
+        elif "client_secret_basic" not in methods and "client_secret_post" in methods:
+            form |= {"client_id": self._client_id, "client_secret": secret}
         else:
-            # Section 2.3.1 of RFC 6749; Authlib sends them as they are.
-            client.client_id = quote_plus(self._client_id)
-            client.client_secret = quote_plus(self._client_secret)
+            # Section 2.3.1 of RFC 6749.
+            auth = httpx.BasicAuth(quote_plus(self._client_id), quote_plus(secret))
+        response = await client.post(metadata.token_endpoint, data=form, auth=auth)
+        if response.is_server_error:
+            response.raise_for_status()
+        token = msgspec.json.decode(response.content, type=dict[str, Any])
+        if "error" in token or not response.is_success:
+            # The text is the provider's, so only the administrator reads it.
+            reason = [token.get(name) for name in ("error", "error_description")]
+            logger.warning("the identity provider rejected a login: %.200r", reason)
+            raise AuthenticationError("The identity provider rejected the login. Log in again.")
+        return token
 
 
-async def _get(client: AsyncOAuth2Client, url: str, kind: type[T]) -> T:
-    response = await client.request("GET", url, withhold_token=True)
+def _check_claims(
+    claims: Mapping[str, Any], key: jwt.PyJWK, *, client_id: str, nonce: str, token: str
+) -> None:
+    """Check what PyJWT does not: the nonce, the authorized party and the access token's hash."""
+    if claims.get("nonce") != nonce:
+        raise jwt.InvalidTokenError("the nonce is another one")
+    if claims.get("azp", client_id) != client_id or (
+        isinstance(claims["aud"], list) and len(claims["aud"]) > 1 and "azp" not in claims
+    ):
+        raise jwt.InvalidTokenError("the token is for another party")
+    if "at_hash" in claims and key.algorithm_name != "EdDSA":
+        digest = key.Algorithm.compute_hash_digest(token.encode())
+        if not hmac.compare_digest(_base64url(digest[: len(digest) // 2]), str(claims["at_hash"])):
+            raise jwt.InvalidTokenError("the token is for another access token")
+
+
+def _base64url(content: bytes) -> str:
+    return urlsafe_b64encode(content).decode().rstrip("=")
+
+
+def _with_query(url: str, **parameters: str) -> str:
+    return str(httpx.URL(url).copy_merge_params(parameters))
+
+
+async def _get(
+    client: httpx.AsyncClient, url: str, kind: type[T], headers: Mapping[str, str] | None = None
+) -> T:
+    response = await client.get(url, headers=headers)
     response.raise_for_status()
     return msgspec.json.decode(response.content, type=kind)
 
