@@ -18,10 +18,13 @@ the rate at which jobs are claimed.
 """
 
 import asyncio
+import logging
 from collections.abc import Iterable, Sequence
 from enum import Enum
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
+
+import msgspec
 
 from contract import clock, keys, messages
 from contract.affinity import MOST_HELD
@@ -29,6 +32,8 @@ from contract.messages import GenerationJob, WorkerCard, WorkerState
 from contract.receipts import JobReceipt, JobState
 from contract.scripts import Argument, CommandExecutor, LuaScript
 from contract.tier import TIER_BOOSTS, TIER_RANKS, Lane, ServiceTier, lane_of
+
+_log = logging.getLogger(__name__)
 
 PROMPT_COST = 1
 """Service units for each prompt token."""
@@ -383,7 +388,12 @@ class JobQueue:
         )
         claims = []
         for number, (_, attempt, waited_ms, payload) in enumerate(_grouped(rows, 4)):
-            job = messages.decode_job(payload)
+            try:
+                job = messages.decode_job(payload)
+            except msgspec.MsgspecError:
+                # The lease expires and the gateway decides what happens; all other jobs run.
+                _log.exception("Claimed a job that this version cannot decode")
+                continue
             waited_seconds = None if waited_ms < 0 else waited_ms / 1000
             claims.append(Claim(job, int(attempt), waited_seconds, number >= requests))
             await let_others_run(job)

@@ -192,7 +192,7 @@ class _Process:
         return EXIT_STOPPED
 
     async def _serve(self, engine: Engine) -> str | None:
-        """Run jobs until shutdown, or until the engine dies. Return the cause of its death.
+        """Run jobs until shutdown or a failure. Return the cause for which to restart the engine.
 
         While the host has put the engine to sleep, wait. An engine that cannot sleep is shut down.
         """
@@ -204,6 +204,9 @@ class _Process:
                 await self._sleep(engine, runner)
         except EngineDeadError as error:
             return f"The engine died: {error}"
+        except Exception as error:
+            _log.exception("The worker failed")
+            return f"The worker failed: {type(error).__name__}"
         return None
 
     async def _run_jobs(self, engine: Engine) -> Runner:

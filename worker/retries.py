@@ -1,4 +1,4 @@
-"""Retries with exponential backoff while Redis is unavailable."""
+"""Retries with exponential backoff, while Redis is unavailable and after bugs."""
 
 import asyncio
 import logging
@@ -23,7 +23,9 @@ class Retries:
 
     async def pause(self, error: Exception) -> None:
         """Wait before the next attempt."""
-        if not self._backoff.last_seconds:
+        if not isinstance(error, (RedisError, OSError)):
+            _log.error("Could not %s, retrying", self._action, exc_info=error)
+        elif not self._backoff.last_seconds:
             _log.warning("Could not %s, retrying: %s", self._action, error)
         await asyncio.sleep(self._backoff.next_seconds())
 
@@ -34,12 +36,22 @@ class Retries:
             self._backoff.reset()
 
 
-async def repeat(name: str, action: Callable[[], Awaitable[None]]) -> None:
-    """Repeat an action until cancelled, retrying after Redis errors."""
+async def repeat(
+    name: str,
+    action: Callable[[], Awaitable[None]],
+    *,
+    on_bug: Callable[[Exception], Awaitable[None]] | None = None,
+) -> None:
+    """Repeat an action until cancelled, retrying after errors.
+
+    `on_bug` is called with each error that is not one of Redis. It may raise to end the loop.
+    """
     retries = Retries(name)
     while True:
         try:
             await action()
             retries.recovered()
-        except (RedisError, OSError) as error:
+        except Exception as error:  # A loop must not end for one bad item.
+            if on_bug is not None and not isinstance(error, (RedisError, OSError)):
+                await on_bug(error)
             await retries.pause(error)

@@ -52,10 +52,13 @@ class Hanging(ScriptedEngine):
     def __init__(self, folder: Path, script: Script) -> None:
         super().__init__(folder, script)
         self.hangs = False
+        self.fails = False
         self.is_closed = False
 
     @override
     async def step(self) -> EngineStep:
+        if self.fails:
+            raise RuntimeError("a bug")
         if self.hangs:
             await asyncio.Event().wait()
         return await super().step()
@@ -151,9 +154,21 @@ async def returned(gateway: Gateway, job: Any) -> JobReturned:
     return gateway.returned(job)[-1]
 
 
-@pytest.mark.parametrize("how", ["dies", "hangs"])
+@pytest.mark.parametrize(
+    ("how", "reason", "failure"),
+    [
+        ("dies", ReturnReason.ENGINE_DIED, "The engine died: "),
+        ("hangs", ReturnReason.ENGINE_DIED, "The engine died: "),
+        ("fails", ReturnReason.DRAINING, "The worker failed: RuntimeError"),
+    ],
+)
 async def test_job_continues_after_an_engine_restart(
-    redis: Redis, redis_server: RedisServer, gateway: Gateway, how: str
+    redis: Redis,
+    redis_server: RedisServer,
+    gateway: Gateway,
+    how: str,
+    reason: ReturnReason,
+    failure: str,
 ) -> None:
     factory = Factory(SLOW)
     job = make_job(max_tokens=400, seed=9)
@@ -165,13 +180,15 @@ async def test_job_continues_after_an_engine_restart(
         factory.may_start.clear()
         if how == "dies":
             factory.made[0].die()
-        else:
+        elif how == "hangs":
             factory.made[0].hangs = True
+        else:
+            factory.made[0].fails = True
         back = await returned(gateway, job)
-        assert (back.reason, back.has_progressed) == (ReturnReason.ENGINE_DIED, True)
+        assert (back.reason, back.has_progressed) == (reason, True)
         card = await announced(redis, WorkerState.RESTARTING)
         assert card.engine_restarts == 1
-        assert card.last_failure.startswith("The engine died: ")
+        assert card.last_failure.startswith(failure)
         assert [lost.job_id for lost in await gateway.queue.reclaim()] == [job.id]
         again = resumed(gateway, job)
         requeued = await gateway.queue.requeue(again, 1, is_returned=True)

@@ -519,6 +519,29 @@ async def test_no_request_kills_the_engine(engine: VllmEngine) -> None:
     assert not any(str(MODEL_FOLDER) in message for message in refused.values())
 
 
+async def test_message_that_cannot_be_read_is_not_the_death_of_the_engine(
+    engine: VllmEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = engine._llm.engine_core.resources.output_queue_task
+    receiver = task.get_coro().cr_frame.f_locals["self"]
+    decode, errors = receiver._decode, [ValueError("not a message")]
+
+    def decode_or_fail(frames: Any) -> Any:
+        if errors:
+            raise errors.pop()
+        return decode(frames)
+
+    monkeypatch.setattr(receiver, "_decode", decode_or_fail)
+    lost = raw(id="lost", max_tokens=500, sampling=spec(ignore_eos=True))
+    await engine.submit([lost])
+    with pytest.raises(ValueError, match="not a message"):
+        while True:
+            await engine.step()
+    await engine.abort([lost.id])
+    after = await run_jobs(engine, [make_job(prompt_token_ids=DEF, max_tokens=4)])
+    assert after.outboxes[0].finished
+
+
 AMBIGUOUS = """%llguidance {"no_forcing": true}
 start: e
 e: e e e | e e | "a" | "b" | ""

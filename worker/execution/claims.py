@@ -5,7 +5,6 @@ import logging
 import time
 from collections.abc import Iterable
 
-import msgspec
 from tokenizers import Tokenizer
 
 from contract import clock
@@ -20,13 +19,14 @@ from worker.execution import tracing
 from worker.execution.adapters import Adapters
 from worker.execution.checks import check_job
 from worker.execution.generation import Generation, report_before
-from worker.execution.jobs import DEADLINE_MESSAGE, UNDECODABLE_MESSAGE, RunningJobs
+from worker.execution.jobs import DEADLINE_MESSAGE, RunningJobs
 from worker.execution.logprobs import TokenTexts
 from worker.execution.preemption import Preemption
 from worker.execution.prefill import PrefillPace
 from worker.execution.submission import Submitter
 from worker.queue.doorbells import Doorbells
 from worker.queue.link import Link
+from worker.queue.replies import UNDECODABLE_MESSAGE
 from worker.redis_client import REDIS_TIMEOUT_SECONDS
 
 _log = logging.getLogger(__name__)
@@ -102,20 +102,15 @@ class Claimer:
             if self.is_stopping:
                 return
             link, asked_at = self._link, time.monotonic()
-            try:
-                result = await link.queue.claim(
-                    link.worker,
-                    room,
-                    most_jobs=MOST_JOBS_PER_CLAIM,
-                    lease_ms=link.lease_ms,
-                    affinity=Affinity(self._patience_ms, self._prefill_pace.microseconds),
-                    adapters=self._adapters.room(),
-                    engine=self._engine.info.name,
-                )
-            except msgspec.MsgspecError:
-                # The leases expire and the gateways decide what happens; all other jobs continue.
-                _log.exception("Claimed jobs that this version cannot decode")
-                return
+            result = await link.queue.claim(
+                link.worker,
+                room,
+                most_jobs=MOST_JOBS_PER_CLAIM,
+                lease_ms=link.lease_ms,
+                affinity=Affinity(self._patience_ms, self._prefill_pace.microseconds),
+                adapters=self._adapters.room(),
+                engine=self._engine.info.name,
+            )
             telemetry.PASSED_JOBS.inc(result.passed_jobs)
             telemetry.KEPT_JOBS.inc(result.kept_jobs)
             telemetry.AFFINITY_WAIT.inc(result.affinity_seconds)
@@ -150,9 +145,14 @@ class Claimer:
             telemetry.JOBS_CLAIMED.inc()
             if claim.waited_seconds is not None and not claim.is_preemptible:
                 telemetry.QUEUE_WAIT.observe(claim.waited_seconds)
-            if not await self._link.gateways.is_alive(claim.job.gateway):
-                self._abandon(claim)
-            elif (generation := self._begin(claim, asked_at)) is not None:
+            try:
+                generation = await self._begin(claim, asked_at)
+            except Exception:  # One job's bytes must not end all jobs.
+                job = claim.job
+                _log.exception("Job %s: could not begin it", job.id, extra=about(job))
+                self._fail(claim, FailureCode.ENGINE_ERROR, UNDECODABLE_MESSAGE)
+                continue
+            if generation is not None:
                 started.append(generation)
             if claim.job.resumption is not None:
                 # Replaying a resumption may take long: let running sequences proceed between jobs.
@@ -173,8 +173,11 @@ class Claimer:
         else:
             self._link.leases.end([report_before(claim)])
 
-    def _begin(self, claim: Claim, asked_at: float) -> Generation | None:
+    async def _begin(self, claim: Claim, asked_at: float) -> Generation | None:
         """Return the generation of a claimed job; None if the job has ended already."""
+        if not await self._link.gateways.is_alive(claim.job.gateway):
+            self._abandon(claim)
+            return None
         if earlier := self._jobs.by_id.get(claim.job.id):
             # The lease expired, and the same worker claimed the job again.
             self._jobs.drop(earlier, tracing.LOST)
@@ -211,9 +214,6 @@ class Claimer:
             )
         except InvalidRequestError as error:
             self._fail(claim, FailureCode.INVALID_REQUEST, str(error), param=error.param)
-        except Exception:  # One job's bytes must not end all jobs.
-            _log.exception("Job %s: could not decode its tokens", job.id, extra=about(job))
-            self._fail(claim, FailureCode.ENGINE_ERROR, UNDECODABLE_MESSAGE)
         return None
 
     def _fail(

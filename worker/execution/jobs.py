@@ -11,11 +11,11 @@ from worker.engine.base import SequenceOutput
 from worker.execution import tracing
 from worker.execution.generation import Generation, Stage
 from worker.queue.leases import Leases
+from worker.queue.replies import UNDECODABLE_MESSAGE
 
 _log = logging.getLogger(__name__)
 
 DEADLINE_MESSAGE = "The request was not finished before its deadline."
-UNDECODABLE_MESSAGE = "The output could not be decoded."
 
 
 class RunningJobs:
@@ -88,17 +88,26 @@ class RunningJobs:
         self._leases.hold_until_written(report)
         self._remove(generation, code.value)
 
-    def fail_undecodable(self, generation: Generation) -> None:
-        """End a job whose output raised the current exception."""
-        job = generation.job
-        _log.exception("Job %s: could not decode its output", job.id, extra=about(job))
-        self.fail(generation, FailureCode.ENGINE_ERROR, UNDECODABLE_MESSAGE)
+    def fail_broken(self, generation: Generation, message: str = UNDECODABLE_MESSAGE) -> None:
+        """End a job that raised the current exception, unless it has ended."""
+        _log.exception("Job %s: %s", generation.job.id, message, extra=about(generation.job))
+        if not generation.has_ended:
+            self.fail(generation, FailureCode.ENGINE_ERROR, message)
 
     def return_job(self, generation: Generation, reason: ReturnReason) -> None:
         """End a job here and return it to its gateway, which requeues it."""
         generation.return_job(reason)
         self._leases.hold_until_written(generation.report)
         self._remove(generation, tracing.RETURNED)
+
+    def return_all(self, reason: ReturnReason) -> None:
+        """Return all jobs. `ENGINE_DIED` blames only those that the engine had."""
+        for generation in list(self.by_id.values()):
+            is_to_blame = any(map(self.by_sequence.get, generation.open_sequences))
+            try:
+                self.return_job(generation, reason if is_to_blame else ReturnReason.DRAINING)
+            except Exception:  # One job must not keep all others.
+                self.fail_broken(generation)
 
     def drop(self, generation: Generation, outcome: str) -> None:
         """End a job without a reply; its receipt has the counts if this worker holds the lease."""
@@ -126,9 +135,9 @@ class RunningJobs:
         del self.by_id[generation.job.id]
         if self.batch.pop(generation.job.id, None) is not None:
             telemetry.BATCH_JOBS_RUNNING.set(len(self.batch))
-        for sequence_id in generation.open_sequences:
-            self.by_sequence.pop(sequence_id, None)
-            self.to_abort.append(sequence_id)
+        for sequence in generation.sequences:
+            if self.by_sequence.pop(sequence.id, None) is not None:
+                self.to_abort.append(sequence.id)
         telemetry.JOBS_ENDED.labels(outcome).inc()
         telemetry.JOBS_RUNNING.set(len(self.by_id))
         telemetry.JOB_SECONDS.observe(generation.age_seconds)

@@ -58,8 +58,7 @@ class ParserThread:
                 if not generation.has_ended:
                     self._send(outputs, generation)
             except Exception:  # One job's bytes must not end all jobs.
-                if not generation.has_ended:
-                    self._jobs.fail_undecodable(generation)
+                self._jobs.fail_broken(generation)
             self._writer.flush()
             await self._submitter.apply_ends()
         generation.is_parsing = False

@@ -7,14 +7,17 @@ worker costs nothing. Timeouts are a safety net for lost events.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from functools import partial
 
 from redis.exceptions import RedisError
 
 from contract.messages import ReturnReason
 from contract.tasks import TaskSet, end_task
 from worker.adapters.files import AdapterFiles
-from worker.engine.base import Engine
+from worker.engine.base import Engine, EngineDeadError
 from worker.execution.adapters import Adapters
 from worker.execution.claims import Claimer
 from worker.execution.generation import Generation
@@ -31,6 +34,9 @@ _log = logging.getLogger(__name__)
 
 _RETURN_SECONDS = 5.0
 _ABORT_SECONDS = 1.0
+_MOST_BUGS = 5
+_BUGS_SECONDS = 60.0
+"""The run ends with the last of `_MOST_BUGS` bugs in so many seconds."""
 _PUBLISH_SECONDS = 0.1
 """Time for which Redis may lag behind what the engine has cached."""
 
@@ -91,30 +97,38 @@ class Runner:
             gather_seconds=gather_seconds,
         )
         self._stopped = asyncio.Event()
+        self._bugs: deque[float] = deque(maxlen=_MOST_BUGS)
+        """`time.monotonic` times of the last bugs in loops."""
 
     async def run(self) -> None:
         """Run jobs until stopped or until the engine dies, then return the remaining jobs.
 
-        Raises EngineDeadError, also if the engine hangs.
+        Raises EngineDeadError, also if the engine hangs. Raises other errors if loops fail too
+        often.
         """
         watcher = self._watcher
-        loops = (
-            self._step_loop.run(),
-            self._step_loop.watch_stalls(self._stall_seconds),
-            repeat("extend leases", watcher.extend_leases),
-            repeat("check gateways and deadlines", watcher.check_jobs),
-            repeat("receive cancellations", watcher.watch_cancellations),
-            repeat("claim jobs", self._claimer.claim),
-            repeat("drop jobs", watcher.watch_overflow),
-            repeat("publish what is cached", self._publish_cache),
-        )
-        tasks = [asyncio.create_task(loop) for loop in loops]
+        loops: dict[str, Callable[[], Awaitable[None]]] = {
+            "step the engine": self._step_loop.step,
+            "watch for stalls": partial(self._step_loop.watch_stalls, self._stall_seconds),
+            "extend leases": watcher.extend_leases,
+            "check gateways and deadlines": watcher.check_jobs,
+            "receive cancellations": watcher.watch_cancellations,
+            "claim jobs": self._claimer.claim,
+            "drop jobs": watcher.watch_overflow,
+            "publish what is cached": self._publish_cache,
+        }
+        tasks = [
+            asyncio.create_task(repeat(name, action, on_bug=self._on_bug))
+            for name, action in loops.items()
+        ]
         stopped = asyncio.create_task(self._stopped.wait())
         try:
             done, _ = await asyncio.wait([*tasks, stopped], return_when=asyncio.FIRST_COMPLETED)
-            await self._return_jobs(is_engine_dead=done != {stopped})
-            for task in done:
-                task.result()
+            errors = [error for task in done if (error := task.exception()) is not None]
+            death = next((each for each in errors if isinstance(each, EngineDeadError)), None)
+            await self._return_jobs(is_engine_dead=death is not None)
+            if errors:
+                raise death or errors[0]
         finally:
             await end_task(*tasks, stopped)
             await self._claimer.aclose()
@@ -145,7 +159,8 @@ class Runner:
                 await self._jobs.idle.wait()
         except TimeoutError:
             _log.info("Grace period over: returning %d jobs", len(self._jobs.by_id))
-        self.stop()
+        finally:
+            self.stop()
 
     def stop(self) -> None:
         """Stop immediately."""
@@ -159,19 +174,26 @@ class Runner:
         except (RedisError, OSError) as error:
             _log.warning("Cannot charge the load of an adapter: %s", type(error).__name__)
 
+    async def _on_bug(self, error: Exception) -> None:
+        """Return all jobs, of which the failed round of a loop may have lost something.
+
+        Raises the error if the engine is dead, or after too many bugs.
+        """
+        bugs, now = self._bugs, time.monotonic()
+        bugs.append(now)
+        is_often = len(bugs) == _MOST_BUGS and now - bugs[0] < _BUGS_SECONDS
+        if is_often or isinstance(error, EngineDeadError):
+            raise error
+        self._jobs.return_all(ReturnReason.DRAINING)
+        self._link.writer.flush()
+        await self._submitter.apply_ends()
+
     async def _return_jobs(self, *, is_engine_dead: bool) -> None:
         self.stop()
         # Wait for a claim that is in progress, unless the engine blocks it for good.
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._claimer.wait_claimed(), _RETURN_SECONDS)
-        jobs = self._jobs
-        for generation in list(jobs.by_id.values()):
-            # A job that was not submitted to the engine did not cause its death.
-            is_to_blame = is_engine_dead and any(
-                map(jobs.by_sequence.get, generation.open_sequences)
-            )
-            reason = ReturnReason.ENGINE_DIED if is_to_blame else ReturnReason.DRAINING
-            jobs.return_job(generation, reason)
+        self._jobs.return_all(ReturnReason.ENGINE_DIED if is_engine_dead else ReturnReason.DRAINING)
         self._link.writer.flush()
         if not is_engine_dead:
             # Not `wait_for`, which would let the engine make another step first.

@@ -38,15 +38,14 @@ class StepLoop:
         self._pace = Pace(gather_seconds)
         self._steps = 0
 
-    async def run(self) -> None:
-        """Step the engine until cancelled. Raises EngineDeadError."""
-        while True:
-            step = await self._engine.step()
-            self._steps += 1
-            self._apply(step)
-            self._writer.flush()
-            if self._submitter.has_work:
-                await self._submitter.apply_ends()
+    async def step(self) -> None:
+        """Wait for the engine's next step and send its outputs. Raises EngineDeadError."""
+        step = await self._engine.step()
+        self._steps += 1
+        self._apply(step)
+        self._writer.flush()
+        if self._submitter.has_work:
+            await self._submitter.apply_ends()
 
     async def watch_stalls(self, stall_seconds: float) -> None:
         """Raise EngineDeadError if the engine has sequences but makes no step for this long."""
@@ -68,7 +67,10 @@ class StepLoop:
         for output in step.outputs:
             generation = by_sequence.get(output.sequence_id)
             if generation is not None:
-                self._receive(output, generation, is_due=is_due)
+                try:
+                    self._receive(output, generation, is_due=is_due)
+                except Exception:  # One job's bytes must not end all jobs.
+                    self._jobs.fail_broken(generation)
         if step.stats is not None:
             self._jobs.kv_usage = step.stats.kv_usage
 
@@ -82,13 +84,7 @@ class StepLoop:
                 return
         if generation.is_slow_to_parse:
             self._parser_thread.defer(output, generation)
-            return
-        try:
-            has_ended = generation.receive(output, is_due=is_due)
-        except Exception:  # One job's bytes must not end all jobs.
-            self._jobs.fail_undecodable(generation)
-            return
-        if has_ended:
+        elif generation.receive(output, is_due=is_due):
             self._jobs.end_sequence(output, generation)
 
 

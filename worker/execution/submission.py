@@ -1,21 +1,17 @@
 """Submission of claimed jobs to the engine, and abortion of the sequences of ended jobs."""
 
-import contextlib
-import logging
+from contextlib import suppress
 
-from contract.logs import about
 from contract.messages import ReturnReason
 from contract.outcomes import FailureCode
 from contract.queue import let_others_run
 from contract.tasks import TaskSet
-from worker.engine.base import Engine, EngineDeadError, InvalidRequestError
+from worker.engine.base import Engine, EngineDeadError, EngineRequest, InvalidRequestError
 from worker.execution.adapters import AdapterFailedError, Adapters
 from worker.execution.generation import Generation, Stage
 from worker.execution.jobs import RunningJobs
 from worker.execution.suspects import Suspects
 from worker.queue.replies import ReplyWriter
-
-_log = logging.getLogger(__name__)
 
 
 class Submitter:
@@ -67,16 +63,22 @@ class Submitter:
             self._tasks.start(self._submit_alone(suspect))
         to_abort, self._jobs.to_abort = self._jobs.to_abort, []
         if to_abort:
-            # The step loop raises the same error when the engine dies.
-            with contextlib.suppress(EngineDeadError):
+            try:
                 await self._engine.abort(to_abort)
+            except EngineDeadError:
+                return  # The step loop raises the same error.
+            except Exception:
+                self._jobs.to_abort += to_abort
+                raise
 
     async def _submit(self, generation: Generation) -> None:
-        if generation.job.adapter is not None and not await self._load_adapter(generation):
-            return
-        requests, jobs = generation.requests(), self._jobs
-        jobs.by_sequence.update((request.id, generation) for request in requests)
+        """Submit a job, which alone fails if that is impossible. Raises EngineDeadError."""
+        jobs, requests = self._jobs, list[EngineRequest]()
         try:
+            if generation.job.adapter is not None and not await self._load_adapter(generation):
+                return
+            requests = generation.requests()
+            jobs.by_sequence.update((request.id, generation) for request in requests)
             await self._engine.submit(requests)
             generation.advance(Stage.SUBMITTED)
             generation.release_images()
@@ -84,6 +86,10 @@ class Submitter:
             if not generation.has_ended:
                 code = FailureCode.INVALID_REQUEST
                 jobs.fail(generation, code, str(error), param=error.param, excess=error.excess)
+        except EngineDeadError:
+            raise
+        except Exception:  # One job must not end all jobs.
+            jobs.fail_broken(generation, "The engine could not accept the job.")
         if generation.has_ended:
             # The job ended when the engine did not have all of its sequences yet.
             jobs.to_abort += [each.id for each in requests if each.id not in jobs.by_sequence]
@@ -100,16 +106,9 @@ class Submitter:
         return not generation.has_ended
 
     async def _submit_alone(self, generation: Generation) -> None:
-        try:
-            if not generation.has_ended:
+        if not generation.has_ended:
+            # The step loop raises the same error and ends all jobs.
+            with suppress(EngineDeadError):
                 await self._submit(generation)
-        except EngineDeadError:
-            return  # The step loop raises the same error and ends all jobs.
-        except Exception:  # One job must not end all jobs.
-            job = generation.job
-            _log.exception("Job %s could not be submitted", job.id, extra=about(job))
-            if not generation.has_ended:
-                message = "The engine could not accept the job."
-                self._jobs.fail(generation, FailureCode.ENGINE_ERROR, message)
         await self.apply_ends()
         self._writer.flush()

@@ -84,8 +84,8 @@ class Heartbeat:
                     await subscription.get_message(timeout=self._lease_ms / 1000 / BEATS_PER_LEASE)
             cause = "Redis does not show the subscription to the worker's channel"
             pause_seconds = _UNWATCHED_SECONDS
-        except (RedisError, OSError) as error:
-            cause = str(error)
+        except Exception as error:
+            cause = repr(error)
             if isinstance(error, NoPermissionError):
                 pause_seconds = _UNWATCHED_SECONDS
             # If only the subscription failed, the worker must not count as gone.

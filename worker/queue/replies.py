@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import msgspec
+
 from contract import keys, messages
 from contract.messages import (
     Delta,
@@ -22,6 +24,7 @@ from contract.messages import (
     JobStarted,
     PromptScored,
 )
+from contract.outcomes import FailureCode
 from contract.queue import LeaseReport
 from contract.scripts import CommandExecutor
 from worker import telemetry
@@ -45,6 +48,10 @@ MOST_DELTAS_IN_FRAME = 2_000
 gateway reads at once. Each log-probability in a delta counts as one more delta."""
 BYTES_OF_LOGPROB = 16
 """Approximate size of one log-probability: a short text and a number."""
+
+UNDECODABLE_MESSAGE = "The output could not be decoded."
+_OF_JOBS = ("started", "prompts", "deltas", "finished", "failed", "returned")
+"""The lists in a frame of a worker."""
 
 Entry = tuple[str, bytes]
 """A stream key and an encoded frame."""
@@ -253,7 +260,7 @@ class ReplyWriter:
             taken = [box.take(self._worker) for box in self._outboxes.values() if box.is_due]
             if taken:
                 await self._write(
-                    [(keys.replies(each.gateway), messages.encode(each.frame)) for each in taken]
+                    [(keys.replies(each.gateway), _encoded(each.frame)) for each in taken]
                 )
                 self._on_written(
                     [report for each in taken for report in each.to_end],
@@ -302,3 +309,32 @@ class ReplyWriter:
         pending = sum(len(box.deltas) for box in self._outboxes.values())
         if pending > self._most_pending_deltas:
             self.overflowed.set()
+
+
+def _encoded(frame: Frame) -> bytes:
+    """Encode a frame, without the jobs whose messages cannot be encoded: they fail."""
+    try:
+        return messages.encode(frame)
+    except Exception:  # One job's bytes must not end all jobs.
+        _log.exception("Cannot encode a frame")
+    lists = {name: getattr(frame, name) for name in _OF_JOBS}
+    broken = {
+        each.handle: each.attempt
+        for entries in lists.values()
+        for each in entries
+        if not _can_encode(each)
+    }
+    kept = {name: [e for e in lists[name] if e.handle not in broken] for name in _OF_JOBS}
+    kept["failed"] += [
+        JobFailed(handle, attempt, FailureCode.ENGINE_ERROR, UNDECODABLE_MESSAGE)
+        for handle, attempt in broken.items()
+    ]
+    return messages.encode(msgspec.structs.replace(frame, **kept))
+
+
+def _can_encode(message: Any) -> bool:
+    try:
+        messages.encode(message)
+    except Exception:
+        return False
+    return True

@@ -177,10 +177,14 @@ class VllmEngine:
 
     async def step(self) -> EngineStep:
         """Wait for the outputs of the next step. Raises EngineDeadError."""
+        core = self._llm.engine_core
         try:
-            outputs = await self._llm.engine_core.get_output_async()
-        except Exception as error:  # Any error ends the stream of outputs.
-            raise EngineDeadError(str(error)) from None
+            outputs = await core.get_output_async()
+        except Exception as error:
+            # Without the task that receives outputs there will be none.
+            if isinstance(error, self._dead_errors) or core.resources.output_queue_task.done():
+                raise EngineDeadError(str(error)) from None
+            raise
         preemptions = self._metrics.note(outputs)
         step = step_of(outputs)
         return EngineStep(self._resumed.own(step.outputs), step.stats, preemptions)

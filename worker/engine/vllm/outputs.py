@@ -1,8 +1,11 @@
 """Conversion of vLLM's engine core outputs into the worker's types."""
 
+import logging
 from typing import Any
 
 from worker.engine.base import EngineStats, EngineStep, SequenceEnd, SequenceOutput, TokenScores
+
+_log = logging.getLogger(__name__)
 
 _ENDS = {
     "stop": SequenceEnd.STOP,
@@ -26,6 +29,14 @@ def _stats(stats: Any) -> EngineStats | None:
 
 
 def _output(output: Any) -> SequenceOutput:
+    try:
+        return _converted(output)
+    except Exception:  # One sequence's output must not end all jobs.
+        _log.exception("Cannot convert an output of the engine")
+        return SequenceOutput(output.request_id, [], SequenceEnd.ERROR)
+
+
+def _converted(output: Any) -> SequenceOutput:
     reason, prefill = output.finish_reason, output.prefill_stats
     prompt_scores = output.new_prompt_logprobs_tensors
     if reason is prefill is prompt_scores is output.new_logprobs is None:

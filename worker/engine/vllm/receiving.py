@@ -53,17 +53,21 @@ class _Receiver:
             self._queue.put_nowait(self._dead_error())
 
     def _receive(self) -> None:
-        """Receive all messages that have arrived."""
-        try:
-            while True:
+        """Receive all messages that have arrived. `get_output_async` raises what fails here."""
+        while True:
+            try:
                 frames = self._socket.recv_multipart(self._no_wait, copy=False)
+            except self._empty_error:
+                return
+            except Exception as error:
+                self._queue.put_nowait(error)
+                return
+            try:
                 self._check_alive(frames)
                 outputs = self._decode(frames)
                 if outputs.utility_output:
                     self._end_call(outputs.utility_output, self._calls)
                 elif outputs.outputs or outputs.scheduler_stats:
                     self._queue.put_nowait(outputs)
-        except self._empty_error:
-            return
-        except Exception as error:  # `get_output_async` raises it.
-            self._queue.put_nowait(error)
+            except Exception as error:
+                self._queue.put_nowait(error)
