@@ -4,6 +4,7 @@ The ranges are the union of those that the served APIs document and those that v
 The gateway validates requests against them and documents them; the worker relies on them.
 """
 
+import math
 from collections.abc import Mapping
 from enum import StrEnum
 from types import MappingProxyType
@@ -207,3 +208,14 @@ class SamplingSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     def is_greedy(self) -> bool:
         """Whether all sequences would be equal."""
         return self.temperature == 0.0
+
+    @property
+    def bans(self) -> list[str]:
+        """Names of the parameters that forbid tokens."""
+        found = {
+            "allowed_token_ids": self.allowed_token_ids,
+            "bad_words": self.bad_words,
+            "logit_bias": -math.inf in self.logit_bias.values(),
+            "min_tokens": self.min_tokens,
+        }
+        return [name for name, forbids in found.items() if forbids]

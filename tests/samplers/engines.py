@@ -80,6 +80,7 @@ class Request:
             "temperature": 0.0 if spec.is_greedy else 1.0,
             "grammar": self.grammar,
             "allowed_token_ids": spec.allowed_token_ids or None,
+            "logit_bias": spec.logit_bias or None,
             "thinking_token_budget": spec.thinking_budget,
             "extra_args": self.extra_args or output_arguments(resumed),
         }

@@ -296,6 +296,20 @@ def test_chain_never_restores_tokens_forbidden_by_a_grammar(side: Side) -> None:
     assert [text for text in texts if not (text.isdigit() and text.isascii())] == []
 
 
+def test_token_is_forbidden_if_all_are_and_the_batch_does_not_change(side: Side) -> None:
+    """So the engine finds a forbidden token and ends the sequence (`worker.engine.vllm.bans`)."""
+    others = [Request(prompt=PROMPT, max_tokens=4, sampling=spec) for spec in UNCHAINED]
+    alone = side.generate(others)
+    nothing = {"allowed_token_ids": [7], "logit_bias": {7: -math.inf}}
+    stuck = [
+        Request(prompt=PROMPT, max_tokens=4, sampling=replace(spec, **nothing))
+        for spec in (*UNCHAINED, *CHAINED)
+    ]
+    together = side.generate([*others, *stuck])
+    assert [each.tokens for each in together[: len(others)]] == [each.tokens for each in alone]
+    assert all(0 <= token < VOCABULARY for each in together for token in each.tokens)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -1,6 +1,7 @@
 """The worker's loops with the scripted engine and a real Redis."""
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -681,13 +682,13 @@ async def test_job_that_cannot_be_submitted_fails_alone(
 class GivesUp(ScriptedEngine):
     """Aborts sequences where they should end for their length."""
 
+    end = SequenceEnd.ERROR
+
     @override
     async def step(self) -> EngineStep:
         step = await super().step()
         outputs = [
-            msgspec.structs.replace(each, end=SequenceEnd.ERROR)
-            if each.end is SequenceEnd.LENGTH
-            else each
+            msgspec.structs.replace(each, end=self.end) if each.end is SequenceEnd.LENGTH else each
             for each in step.outputs
         ]
         return step._replace(outputs=outputs)
@@ -709,6 +710,23 @@ async def test_job_that_the_engine_aborts_fails_alone(
         (JobFailed, FailureCode.ENGINE_ERROR),
     ]
     assert "The grammar became too complex, or it and" in getattr(ends[0], "message", "")
+
+
+async def test_job_that_forbids_every_next_token_fails_with_its_parameters(
+    redis_server: RedisServer, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(GivesUp, "end", SequenceEnd.STUCK)
+    sampling = SamplingSpec(seed=1, bad_words=["word"], logit_bias={5: -math.inf, 6: 1.0})
+    job = make_job(grammar="start: /a/", sampling=sampling, max_tokens=3, n=2)
+    async with running_worker(redis_server, STRUCTURED, engine_type=GivesUp) as (_, engine, _):
+        await gateway.enqueue(job)
+        await gateway.finished(job)
+        assert running(engine) == 0
+    end = gateway.end(job)
+    assert isinstance(end, JobFailed)
+    assert end.code is FailureCode.INVALID_REQUEST
+    assert end.message == "No next token was left by the grammar and bad_words and logit_bias."
+    assert gateway.token_ids(job), "what was sampled before is sent"
 
 
 async def test_stop_tokens_and_min_tokens(redis_server: RedisServer, gateway: Gateway) -> None:

@@ -5,10 +5,12 @@ import math
 import re
 import time
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import pytest
 import pytest_asyncio
+from msgspec.structs import replace
 from tokenizers import Tokenizer
 
 from contract.messages import Feature, GenerationJob, decode_logprobs
@@ -359,9 +361,13 @@ async def test_abort_frees_the_engine_within_one_step(
     assert running[-1] == 0
 
 
+_numbers = count(1)
+
+
 def raw(**changes: Any) -> EngineRequest:
     """A request that skips the worker's checks."""
     fields: dict[str, Any] = {
+        "id": f"raw-{next(_numbers)}",
         "prompt_token_ids": DEF,
         "max_tokens": 4,
         "sampling": SamplingSpec(seed=1),
@@ -519,6 +525,11 @@ async def test_no_request_kills_the_engine(engine: VllmEngine) -> None:
     assert not any(str(MODEL_FOLDER) in message for message in refused.values())
 
 
+async def _step_until_it_fails(engine: VllmEngine) -> None:
+    while True:
+        await engine.step()
+
+
 async def test_message_that_cannot_be_read_is_not_the_death_of_the_engine(
     engine: VllmEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -535,8 +546,7 @@ async def test_message_that_cannot_be_read_is_not_the_death_of_the_engine(
     lost = raw(id="lost", max_tokens=500, sampling=spec(ignore_eos=True))
     await engine.submit([lost])
     with pytest.raises(ValueError, match="not a message"):
-        while True:
-            await engine.step()
+        await _step_until_it_fails(engine)
     await engine.abort([lost.id])
     after = await run_jobs(engine, [make_job(prompt_token_ids=DEF, max_tokens=4)])
     assert after.outboxes[0].finished
@@ -626,6 +636,82 @@ async def test_bad_words_are_excluded_with_and_without_a_space(
     texts = [results.text(0, choice) for choice in range(16 if temperature else 1)]
     assert all(texts)
     assert not any("jumps" in text for text in texts)
+
+
+THE = TOKENIZER.token_to_id("Ġthe")
+DIGIT = ids_of("1")
+CHAIN = SamplerChain(order=list(DEFAULT_SAMPLERS))
+SAMPLED: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "sampled": {},
+    "truncated": {"top_k": 5, "top_p": 0.5, "min_p": 0.1},
+    "penalties": {"presence_penalty": 1.0, "repetition_penalty": 1.2},
+    "chain": {"chain": replace(CHAIN, typical_p=0.5, top_n_sigma=1.0, xtc=Xtc(0.5, 0.1))},
+    "greedy chain": {"chain": CHAIN, "temperature": 0.0},
+    "mirostat": {"chain": replace(CHAIN, mirostat=Mirostat(2, 5.0, 0.1))},
+}
+NOTHING_LEFT: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "bad word": ({"allowed_token_ids": [THE], "bad_words": ["the"]}, ["allowed_", "bad_words"]),
+    "bias": (
+        {"allowed_token_ids": [THE], "logit_bias": {THE: -math.inf}},
+        ["allowed_", "logit_bias"],
+    ),
+    "end of text": ({"allowed_token_ids": [EOS], "min_tokens": 2}, ["allowed_", "min_tokens"]),
+    "stop": (
+        {"allowed_token_ids": [THE], "min_tokens": 2, "stop_token_ids": [THE]},
+        ["allowed_", "min_tokens"],
+    ),
+    "all": (
+        {
+            "allowed_token_ids": [THE, EOS, 500],
+            "min_tokens": 1,
+            "logit_bias": {500: -math.inf},
+            "bad_words": ["the"],
+        },
+        ["allowed_", "bad_words", "logit_bias", "min_tokens"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("changes", "names"), NOTHING_LEFT.values(), ids=NOTHING_LEFT)
+async def test_request_that_leaves_no_first_token_is_refused(
+    engine: VllmEngine, changes: dict[str, Any], names: list[str]
+) -> None:
+    for sampled in SAMPLED.values():
+        with pytest.raises(InvalidRequestError, match=".* and ".join(names)) as refused:
+            await engine.submit([raw(sampling=spec(**sampled, **changes))])
+        assert refused.value.param == "allowed_token_ids"
+
+
+@pytest.mark.parametrize("sampled", SAMPLED.values(), ids=SAMPLED)
+async def test_sequence_to_which_no_token_is_left_ends(
+    engine: VllmEngine, sampled: dict[str, Any]
+) -> None:
+    bans = spec(**sampled, allowed_token_ids=DIGIT, bad_words=["11111"])
+    for output in ([], DIGIT * 3):
+        request = raw(sampling=bans, max_tokens=9, logprobs=2, output_token_ids=output)
+        await engine.submit([request])
+        outputs = list[SequenceOutput]()
+        while not outputs or outputs[-1].end is None:
+            outputs += [e for e in (await engine.step()).outputs if e.sequence_id == request.id]
+        await engine.abort([request.id])
+        assert outputs[-1].end is SequenceEnd.STUCK
+        tokens = [token for each in outputs for token in each.token_ids]
+        assert output + tokens == DIGIT * 4
+
+
+@pytest.mark.parametrize("sampled", SAMPLED.values(), ids=SAMPLED)
+async def test_last_token_that_is_left_is_sampled(
+    engine: VllmEngine, sampled: dict[str, Any]
+) -> None:
+    for changes in (
+        {"allowed_token_ids": [THE, 500], "bad_words": ["the"]},
+        {"allowed_token_ids": [500]},
+        {"allowed_token_ids": [EOS, 500, THE], "min_tokens": 9, "logit_bias": {THE: -math.inf}},
+    ):
+        job = make_job(sampling=spec(**sampled, **changes), max_tokens=5, n=2)
+        results = await run_jobs(engine, [job])
+        assert results.token_ids(0, 0) == [500] * 5
 
 
 @pytest.mark.parametrize("prompts", [10, pytest.param(48, marks=pytest.mark.long)])

@@ -75,6 +75,7 @@ class SequenceEnd(StrEnum):
     LENGTH = "length"  # max_tokens, or the context window, was reached.
     ABORTED = "aborted"  # The engine is stopping; another worker can resume the sequence.
     ERROR = "error"  # The engine gave up on this sequence.
+    STUCK = "stuck"  # The request forbids every next token. The caller must abort the sequence.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -79,8 +79,8 @@ class StepLoop:
             if output.end is SequenceEnd.ABORTED:
                 self._jobs.return_job(generation, ReturnReason.DRAINING)
                 return
-            if output.end is SequenceEnd.ERROR:
-                self._jobs.fail(generation, *_failure(generation.job))
+            if output.end in (SequenceEnd.ERROR, SequenceEnd.STUCK):
+                self._jobs.fail(generation, *_failure(generation.job, output.end))
                 return
         if generation.is_slow_to_parse:
             self._parser_thread.defer(output, generation)
@@ -88,9 +88,13 @@ class StepLoop:
             self._jobs.end_sequence(output, generation)
 
 
-def _failure(job: GenerationJob) -> tuple[FailureCode, str]:
+def _failure(job: GenerationJob, end: SequenceEnd) -> tuple[FailureCode, str]:
     """Return the error of a job of which the engine ended a sequence."""
+    names = [*["the grammar"] * bool(job.grammar), *job.sampling.bans]
+    if end is SequenceEnd.STUCK:
+        return FailureCode.INVALID_REQUEST, f"No next token was left by {' and '.join(names)}."
     if not job.grammar:
         return FailureCode.ENGINE_ERROR, "The engine gave up on this prompt."
-    message = "The grammar became too complex, or it and the forbidden tokens left no next token."
+    bans = " and ".join(job.sampling.bans) or "the forbidden tokens"
+    message = f"The grammar became too complex, or it and {bans} left no next token."
     return FailureCode.INVALID_REQUEST, message

@@ -34,6 +34,7 @@ from worker.engine.vllm.arguments import (
     environment_variables,
     publishes_cache,
 )
+from worker.engine.vllm.bans import BannedOutputs, Bans
 from worker.engine.vllm.cache_events import CacheEvents
 from worker.engine.vllm.description import describe
 from worker.engine.vllm.metrics import EngineMetrics
@@ -64,6 +65,7 @@ class VllmEngine:
         self._starting: asyncio.Future[None] | None = None
         self._processes = EngineProcesses()
         self._resumed = ResumedSequences()
+        self._banned = BannedOutputs()
         self._parsers: Parsers = NO_PARSERS
         self._cache_events: CacheEvents | None = None
         # vLLM's tokenizer is not thread-safe, so one thread does everything that
@@ -130,10 +132,10 @@ class VllmEngine:
         """
         executor = self._executor_for(requests[0])
         if executor is None:
-            core_requests = self._check(requests)
+            core_requests, bans = self._check(requests)
         else:
             loop = asyncio.get_running_loop()
-            core_requests = await loop.run_in_executor(executor, self._check, requests)
+            core_requests, bans = await loop.run_in_executor(executor, self._check, requests)
         for request, core_request in zip(requests, core_requests, strict=True):
             if request.output_token_ids:
                 self._resumed.add(
@@ -141,12 +143,13 @@ class VllmEngine:
                     prompt_tokens=len(core_request.prompt_token_ids),
                     replayed_tokens=len(replayed_token_ids(request)),
                 )
+            self._banned.add(request, bans)
             await self._add(core_request)
 
     async def abort(self, sequence_ids: Sequence[str]) -> None:
         """End sequences immediately, without further output. Unknown ids are ignored."""
-        self._resumed.remove(sequence_ids)
-        self._metrics.remove(sequence_ids)
+        for followers in (self._resumed, self._banned, self._metrics):
+            followers.remove(sequence_ids)
         try:
             await self._llm.engine_core.abort_requests_async(list(sequence_ids))
         except self._dead_errors as error:
@@ -187,7 +190,8 @@ class VllmEngine:
             raise
         preemptions = self._metrics.note(outputs)
         step = step_of(outputs)
-        return EngineStep(self._resumed.own(step.outputs), step.stats, preemptions)
+        outputs = self._banned.ended(self._resumed.own(step.outputs))
+        return EngineStep(outputs, step.stats, preemptions)
 
     async def read_cache(self, held: Held, /) -> None:
         """Note the prefixes that the cache has gained and lost since the last call."""
@@ -303,6 +307,9 @@ class VllmEngine:
             # of the throughput of a full batch. Its GPU runner draws all sequences alike.
             seeds_cost_time=is_cpu,
         )
+        # A thinking budget forces this token whatever else is forbidden.
+        end = self._llm.tokenizer.convert_tokens_to_ids(parsers.reasoning_end or [])
+        self._forced = {end} if isinstance(end, int) else set()
 
     async def _warm_up(self) -> None:
         """Run one request of every kind, because first requests take seconds.
@@ -335,7 +342,7 @@ class VllmEngine:
             return self._compiling
         return None
 
-    def _check(self, requests: Sequence[EngineRequest]) -> list[Any]:
+    def _check(self, requests: Sequence[EngineRequest]) -> tuple[list[Any], Bans]:
         """Check a job with vLLM before it reaches the engine's processes."""
         first, *others = requests
         try:
@@ -359,7 +366,15 @@ class VllmEngine:
             _log.info("Rejected a request: %s", error)
             raise InvalidRequestError(str(error.args[0]) if error.args else "refused") from None
         self._parameters.forbid_words(made.sampling_params)
-        return [made, *(self._sibling(made, each) for each in others)]
+        is_bounded = first.sampling.thinking_budget is not None
+        bans = Bans(first, made.sampling_params, forced=self._forced if is_bounded else ())
+        if not bans.leave_any(self._info.vocabulary_size):
+            names = first.sampling.bans
+            raise InvalidRequestError(
+                f"{' and '.join(names)} must allow at least one token to begin with.",
+                param=names[0],
+            )
+        return [made, *(self._sibling(made, each) for each in others)], bans
 
     def _check_output(self, request: EngineRequest, prompt_tokens: int, max_tokens: int) -> None:
         """Reject earlier tokens that would break vLLM's processes. Raises InvalidRequestError."""
