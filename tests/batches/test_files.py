@@ -13,6 +13,7 @@ from openai import APIStatusError, NotFoundError, OpenAI
 
 from gateway.batches.routes import router as batches_router
 from gateway.files.routes import router as files_router
+from gateway.files.upload import Form
 from tests.batches.conftest import (
     MAX_BODY_BYTES,
     MOST_LINES,
@@ -114,7 +115,11 @@ BAD: dict[str, tuple[bytes, int, str]] = {
     ),
     "many lines": (form(b"{}\n" * (MOST_LINES + 1)), 400, f"at most {MOST_LINES} lines"),
     "empty": (form(b""), 400, "The file is empty."),
-    "no file": (form(b"x", name="purpose"), 400, "Missing required parameter: 'file'."),
+    "no file": (
+        form(b"x", name="expires_after[anchor]"),
+        400,
+        "Missing required parameter: 'file'.",
+    ),
     "no file name": (form(CONTENT, name="file"), 400, "'file' must be a file."),
     "no purpose": (form(CONTENT, purpose=""), 400, "Missing required parameter: 'purpose'."),
     "purpose": (form(CONTENT, purpose="vision"), 400, "'purpose' must be batch."),
@@ -132,6 +137,33 @@ BAD: dict[str, tuple[bytes, int, str]] = {
     "anchor": (form(CONTENT, **{"expires_after[seconds]": "7200"}), 400, "must be created_at"),
     "half a form": (form(CONTENT)[:-20], 400, "The form is incomplete."),
     "no form": (b"--" + CONTENT, 400, "The form is malformed"),
+    "field twice": (form(b"batch", name="purpose"), 400, "has more than one 'purpose'."),
+    "file twice": (
+        form(CONTENT)[:-4] + b"\r\n" + form(CONTENT, purpose=""),
+        400,
+        "more than one 'file'.",
+    ),
+    "boundary in a line": (
+        form(CONTENT + f"\r\n--{BOUNDARY}x".encode()),
+        400,
+        "a boundary does not end its line",
+    ),
+    "headers": (
+        f"--{BOUNDARY}\r\n".encode() + b"a: b\r\n" * 10_000,
+        400,
+        "the headers of a part have more than 4096 bytes",
+    ),
+    "much besides the file": (b"\r\n" * 40_000, 413, "at most 65536 bytes besides the file"),
+    "encoding of the file name": (
+        form(CONTENT).replace(b"input", b"\xff"),
+        400,
+        "'file' must be UTF-8",
+    ),
+    "control character in the file name": (
+        form(CONTENT).replace(b"input", b"\x1b"),
+        400,
+        'printable characters. Given: "\\u001b',
+    ),
 }
 
 
@@ -156,6 +188,17 @@ async def test_upload_that_is_no_form_is_refused(client: httpx.AsyncClient) -> N
     assert response.status_code == 415
     assert refused.status_code == 400
     assert "must have at most 256 bytes. Given: 257." in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("boundary", [b"b", b"-" * 70], ids=["short", "dashes"])
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+def test_form_is_parsed_however_it_is_cut_into_pieces(boundary: bytes, size: int) -> None:
+    content = b"\r\n--\r\n-" + b"\r\n--" + boundary[:-1] + b"\r\n\r"
+    whole = form(content).replace(BOUNDARY.encode(), boundary) + b"epilogue"
+    parsed = Form(boundary)
+    pieces = [parsed.feed(whole[at : at + size]) for at in range(0, len(whole), size)]
+    assert (b"".join(pieces), parsed.is_complete) == (content, True)
+    assert (parsed.fields, parsed.name) == ({"purpose": "batch"}, "input.jsonl")
 
 
 async def test_upload_that_breaks_off_leaves_nothing(stack: Stack) -> None:
