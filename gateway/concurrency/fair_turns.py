@@ -4,9 +4,10 @@ import asyncio
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from typing import Final, NamedTuple
+from itertools import islice
+from typing import Final, NamedTuple, TypeVar
 
 from gateway.errors import OverloadedError, TenantQueueFullError
 
@@ -14,6 +15,12 @@ RETRY_AFTER_SECONDS: Final = 1.0
 MOST_TENANTS: Final = 1_000
 """Tenants whose used time is stored. Beyond them, idle tenants that used no more than others are
 dropped."""
+
+ROWS_OF_SLICE: Final = 250
+"""Rows of a table that a slice writes as JSON or CSV."""
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class _Waiting(NamedTuple):
@@ -175,3 +182,16 @@ class LoopTurns:
             yield
         finally:
             self._turns.give_back(tenant_id, seconds=time.perf_counter() - began)
+
+    async def write(
+        self, tenant_id: str, rows: Iterable[T], written: Callable[[Sequence[T]], R]
+    ) -> AsyncIterator[R]:
+        """Yield what `written` makes of the rows, part by part, in a tenant's turns."""
+        rest = iter(rows)
+        while True:
+            async with self.slice_of(tenant_id):
+                part = list(islice(rest, ROWS_OF_SLICE))
+                content = written(part)
+            if not part:
+                return
+            yield content

@@ -3,67 +3,104 @@
 The caller restricts `wanted` to what the visitor may see.
 """
 
-from typing import Any, Final, cast
+from collections.abc import AsyncIterator, Iterable, Sequence
+from functools import partial
+from typing import Final
 
 from fastapi import Request, Response
+from fastapi.responses import StreamingResponse
 
 from gateway.console.rendering import page
-from gateway.console.usage_query import UsageQuery, requests_csv
+from gateway.console.usage_query import UsageQuery
+from gateway.database.paging import PART
 from gateway.http.context import ProcessContext
-from gateway.management.usage.pages import report_page, requests_page
+from gateway.management.usage.csv_text import Cell, to_csv
+from gateway.management.usage.export import RECEIPT_COLUMNS, receipt_row
+from gateway.management.usage.pages import (
+    USAGE_COLUMNS,
+    Writer,
+    columns_of,
+    read_requests,
+    usage_row,
+    writer_of,
+)
 from gateway.management.usage.parts import Dimension, UsageFilter
 from gateway.management.usage.periods import Bucket
-from gateway.management.usage.query import BucketsQuery, PageQuery
-from gateway.management.usage.schemas import receipt_fields
-from gateway.management.usage.service import UsageService
+from gateway.management.usage.query import MAX_USAGE_PAGE
+from gateway.management.usage.schemas import receipt_fields, usage_fields
+from gateway.management.usage.service import ReportRequest, UsageService, position
 
 ROWS: Final = 50
-_CSV_SUMS: Final = 10_000
 
 
-async def sums_file(
+def sums_file(
     context: ProcessContext,
     query: UsageQuery,
     wanted: UsageFilter,
     dimensions: tuple[Dimension, ...],
 ) -> Response:
     """Return the sums of each day and each value of the dimensions as CSV."""
-    found = await report_page(
-        UsageService(context.database),
-        wanted,
-        BucketsQuery(query.span, Bucket.DAY),
-        dimensions=dimensions,
-        page=PageQuery(query.after, _CSV_SUMS, as_csv=True),
-    )
-    response = cast("Response", found)
-    response.headers["content-disposition"] = 'attachment; filename="usage.csv"'
-    return response
+    service, columns = UsageService(context.database), columns_of(USAGE_COLUMNS, wanted)
+    asked = ReportRequest(wanted=wanted, span=query.span, bucket=Bucket.DAY, dimensions=dimensions)
+
+    async def rows() -> AsyncIterator[Iterable[list[Cell]]]:
+        after, has_more = None, True
+        while has_more:
+            report = await service.report(asked, after=after, limit=MAX_USAGE_PAGE)
+            yield (usage_row(usage_fields(each), columns) for each in report.slices)
+            after, has_more = report.next, report.next is not None
+
+    return _csv_file("usage", writer_of(context, wanted), columns, rows())
 
 
 async def requests_list(
     request: Request, context: ProcessContext, query: UsageQuery, wanted: UsageFilter
 ) -> Response:
     """List single requests, newest first."""
-    found = await requests_page(
-        UsageService(context.database),
-        wanted,
-        query.span,
-        page=PageQuery(query.after, ROWS, as_csv=False),
+    found, following = await read_requests(
+        UsageService(context.database), wanted, query.span, after=query.after, limit=ROWS
     )
-    fields = cast("dict[str, Any]", found)
-    following = fields["next"]
     return page(
         request,
         "requests.html",
         query=query,
-        receipts=fields["data"],
+        receipts=map(receipt_fields, found),
         following=following and query.link("/console/requests", after=following),
     )
 
 
 def requests_file(context: ProcessContext, query: UsageQuery, wanted: UsageFilter) -> Response:
     """Return all requests of a period as CSV, newest first."""
-    return requests_csv(UsageService(context.database), wanted, query.span, name="requests")
+    service, columns = UsageService(context.database), columns_of(RECEIPT_COLUMNS, wanted)
+
+    async def rows() -> AsyncIterator[Iterable[list[Cell]]]:
+        before, has_more = None, True
+        while has_more:
+            found = await service.requests(wanted, query.span, before=before, limit=PART)
+            yield (receipt_row(each, columns) for each in found.entries)
+            has_more = found.has_more
+            if has_more:
+                before = position(found.entries[-1])
+
+    return _csv_file("requests", writer_of(context, wanted), columns, rows())
+
+
+def _csv_file(
+    name: str, write: Writer, columns: Sequence[str], pages: AsyncIterator[Iterable[list[Cell]]]
+) -> Response:
+    """Return a CSV file that is read page by page.
+
+    Each page has its own transaction: a slow client holds no connection of the database.
+    """
+
+    async def content() -> AsyncIterator[str]:
+        yield to_csv(columns, ())
+        async for rows in pages:
+            async for part in write(rows, partial(to_csv, None)):
+                yield part
+
+    headers = {"content-disposition": f'attachment; filename="{name}.csv"'}
+    return StreamingResponse(content(), media_type="text/csv", headers=headers)
 
 
 async def receipt_of(

@@ -1,31 +1,26 @@
 """What the usage pages of both audiences ask for, from their query."""
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 from urllib.parse import parse_qs, urlencode
 
 from fastapi import Request
-from fastapi.responses import StreamingResponse
 
 from gateway.console.forms import MAX_FIELDS, Form
 from gateway.database.ledger.rows import day_of
 from gateway.errors import InvalidParameterError, shown
 from gateway.management.shared.parameters import MAX_CURSOR_CHARACTERS, MAX_TEXT_CHARACTERS
-from gateway.management.usage.csv_text import to_csv
-from gateway.management.usage.export import RECEIPT_COLUMNS, receipt_row
 from gateway.management.usage.input import read_span
 from gateway.management.usage.parts import Dimension, UsageFilter, UsageSums
 from gateway.management.usage.periods import DAY, Bucket, Span
-from gateway.management.usage.service import ReportRequest, UsageService, position
+from gateway.management.usage.service import ReportRequest, UsageService
 from gateway.tenancy.checks import is_storable
 from gateway.terminal.money import show_dollars
 
 DAYS: Final = 30
 """Days of the chart on the first page."""
-CSV_ROWS: Final = 1000
-"""Requests that one transaction of an export reads."""
 _MOST_DAYS: Final = 400
 
 
@@ -155,27 +150,6 @@ async def by_dimension(
     asked = ReportRequest(wanted=wanted, span=span, bucket=Bucket.TOTAL, dimensions=(dimension,))
     report = await service.report(asked, after=after, limit=limit)
     return [(each.values[dimension], each.sums) for each in report.slices], report.next
-
-
-def requests_csv(
-    service: UsageService, wanted: UsageFilter, span: Span, *, name: str
-) -> StreamingResponse:
-    """Return all requests of a period as a CSV file, newest first."""
-    columns = [each for each in RECEIPT_COLUMNS if each != "tenant" or wanted.tenant_id is None]
-
-    async def parts() -> AsyncIterator[str]:
-        yield to_csv(columns, ())
-        before, has_more = None, True
-        # One transaction for each part: a slow client holds no connection of the database.
-        while has_more:
-            found = await service.requests(wanted, span, before=before, limit=CSV_ROWS)
-            yield to_csv(None, (receipt_row(each, columns) for each in found.entries))
-            has_more = found.has_more
-            if has_more:
-                before = position(found.entries[-1])
-
-    headers = {"content-disposition": f'attachment; filename="{name}.csv"'}
-    return StreamingResponse(parts(), media_type="text/csv", headers=headers)
 
 
 def _days(span: Span) -> list[str]:

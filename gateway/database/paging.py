@@ -19,6 +19,8 @@ from gateway.database.tables import (
 from gateway.errors import InvalidParameterError, shown
 
 MAX_PAGE: Final = 100
+PART: Final = 250
+"""Rows that one query reads: their conversion takes a few milliseconds of the event loop."""
 
 T = TypeVar("T")
 Row = TypeVar(
@@ -63,11 +65,12 @@ async def read_page(
 
     Raises InvalidParameterError for `after`.
     """
-    order = table.created_at, table.id
+    time, id_ = order = table.created_at, table.id
     query = select(table).where(*conditions)
     query = query.order_by(
         *(column.desc() if wanted.is_newest_first else column for column in order)
     )
+    last = None
     if wanted.after is not None:
         # Text that cannot be an id is not sent to the database: PostgreSQL rejects some characters.
         is_id = wanted.after.isascii() and wanted.after.isprintable()
@@ -77,9 +80,16 @@ async def read_page(
                 f"'after' must be the id of an entry of this list. Given: {shown(wanted.after)}.",
                 param="after",
             )
-        time, id_ = table.created_at, table.id
-        is_later = time < last.created_at if wanted.is_newest_first else time > last.created_at
-        follows = id_ < last.id if wanted.is_newest_first else id_ > last.id
-        query = query.where(or_(is_later, and_(time == last.created_at, follows)))
-    rows = list(await transaction.scalars(query.limit(wanted.limit + 1)))
+    rows: list[Row] = []
+    while (missing := wanted.limit + 1 - len(rows)) > 0:
+        part = query.limit(min(missing, PART))
+        if last is not None:
+            is_later = time < last.created_at if wanted.is_newest_first else time > last.created_at
+            follows = id_ < last.id if wanted.is_newest_first else id_ > last.id
+            part = part.where(or_(is_later, and_(time == last.created_at, follows)))
+        found = list(await transaction.scalars(part))
+        rows += found
+        if len(found) < min(missing, PART):
+            break
+        last = found[-1]
     return Page(rows[: wanted.limit], len(rows) > wanted.limit)

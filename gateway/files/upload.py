@@ -140,7 +140,7 @@ class Form:
             self._read = self._read_boundary
         return is_whole
 
-    def _read_boundary(self, _: list[bytes]) -> bool:
+    def _read_boundary(self, _found: list[bytes]) -> bool:
         """Read what follows a delimiter: the end of the form, or of the line."""
         mark = self._rest[:2]
         self.is_complete = mark == b"--"
@@ -152,7 +152,7 @@ class Form:
         self._read = self._read_headers
         return True
 
-    def _read_headers(self, _: list[bytes]) -> bool:
+    def _read_headers(self, _found: list[bytes]) -> bool:
         end = self._rest.find(b"\r\n\r\n")
         if (len(self._rest) if end < 0 else end) > MAX_HEADER_BYTES:
             raise _malformed(f"the headers of a part have more than {MAX_HEADER_BYTES} bytes")

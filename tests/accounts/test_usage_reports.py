@@ -321,7 +321,7 @@ async def test_one_request_is_found_by_its_tenant_only(database: Database) -> No
 async def test_export_has_every_request_once(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.management.usage.service.EXPORT_PAGE", 7)
+    monkeypatch.setattr("gateway.management.usage.service.PART", 7)
     records = [record(NOON + number % 5 * HOUR) for number in range(30)]
     await add(database, records)
     seen: list[UsageRecord] = []

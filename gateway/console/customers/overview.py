@@ -6,7 +6,7 @@ from gateway.console.charts import bars
 from gateway.console.limit_fields import LABELS, shown_limit
 from gateway.console.rendering import page
 from gateway.console.routing import AnyVisitor, CustomerRoute
-from gateway.console.usage_query import NOTHING, Point, daily, last_days, total
+from gateway.console.usage_query import DAYS, NOTHING, Point, add, daily, last_days
 from gateway.database.ledger.partitions import month_start
 from gateway.http.authorization import Context
 from gateway.management.limits.routes import own_limits
@@ -33,8 +33,10 @@ async def overview(request: Request, context: Context, visitor: AnyVisitor) -> R
     if sees_usage:
         wanted = own_usage(visitor.principal, UsageFilter(tenant_id=None))
         service = UsageService(context.database)
-        month = await total(service, wanted, Span(month_start(now), now))
-        points = await daily(service, wanted, last_days(now))
+        # One report: a month may begin a day before the chart.
+        first = month_start(now)
+        points = await daily(service, wanted, Span(min(first, last_days(now).start), now))
+        month = add(each.sums for each in points if each.day >= f"{first:%Y-%m-%d}")
         latency = await service.latency(wanted, last_days(now))
     return page(
         request,
@@ -46,8 +48,8 @@ async def overview(request: Request, context: Context, visitor: AnyVisitor) -> R
         budget=_budget(limits),
         limits=limits,
         used=list(_used(limits)),
-        spend=bars([point.of_cost() for point in points]),
-        tokens=bars([point.of_tokens() for point in points]),
+        spend=bars([point.of_cost() for point in points[-DAYS:]]),
+        tokens=bars([point.of_tokens() for point in points[-DAYS:]]),
         labels=LABELS,
         shown_limit=shown_limit,
         is_whole=visitor.has_whole(Scope.USAGE),

@@ -68,7 +68,7 @@ async def usage_csv(request: Request, context: Context, visitor: SeesUsage) -> R
     query = UsageQuery(request)
     by = query.form["by"] or Dimension.MODEL
     dimensions = () if by == BY_DAY else (_dimension(by),)
-    return await sums_file(context, query, own_usage(visitor.principal, query.wanted), dimensions)
+    return sums_file(context, query, own_usage(visitor.principal, query.wanted), dimensions)
 
 
 @router.get("/console/requests")

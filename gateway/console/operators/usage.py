@@ -56,7 +56,7 @@ async def usage(request: Request, context: Context) -> Response:
 async def usage_csv(request: Request, context: Context) -> Response:
     """Return the sums of each day and each value of a dimension as CSV."""
     query = UsageQuery(request)
-    return await sums_file(context, query, query.wanted, (_dimension(query),))
+    return sums_file(context, query, query.wanted, (_dimension(query),))
 
 
 @router.get("/console/requests")

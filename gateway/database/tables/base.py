@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import JSON, DateTime, Enum, MetaData, String
 from sqlalchemy import Dialect as Database
@@ -74,6 +74,9 @@ class DialectName(TypeDecorator[Dialect]):
         return Dialect(value) if value in set(Dialect) else None
 
 
+_TIERS: Final = {tier.value: tier for tier in ServiceTier}
+
+
 class TierName(TypeDecorator[ServiceTier]):
     """A service tier; one that only a later release supports reads as the default tier."""
 
@@ -86,9 +89,7 @@ class TierName(TypeDecorator[ServiceTier]):
 
     @override
     def process_result_value(self, value: str | None, dialect: Database) -> ServiceTier | None:
-        if value is None:
-            return None
-        return ServiceTier(value) if value in set(ServiceTier) else ServiceTier.DEFAULT
+        return None if value is None else _TIERS.get(value, ServiceTier.DEFAULT)
 
 
 class LimitsColumn(TypeDecorator[LimitValues]):

@@ -21,6 +21,7 @@ from gateway.management.usage.routes import DIMENSIONS, RequestId, group_by
 from gateway.management.usage.schemas import (
     AnyReceiptBody,
     AnyReceiptList,
+    AnyUsageBody,
     AnyUsageList,
     receipt_fields,
 )
@@ -48,16 +49,16 @@ async def report(
     page: AskedPage,
     tenant: TenantFilter = None,
     groups: Annotated[list[str] | None, group_by(ALL_DIMENSIONS)] = None,
-) -> Response | AnyUsageList:
+) -> Response:
     """Report requests, tokens and cost of one tenant or of all tenants, from the ledger."""
-    fields = await report_page(
-        UsageService(context.database),
+    return await report_page(
+        context,
         replace(wanted, tenant_id=tenant),
         buckets,
         dimensions=read_dimensions(groups or (), ALL_DIMENSIONS),
         page=page,
+        body=AnyUsageBody,
     )
-    return fields if isinstance(fields, Response) else AnyUsageList(**fields)
 
 
 @router.get(
@@ -74,11 +75,10 @@ async def list_requests(
     wanted: WantedUsage,
     page: AskedPage,
     tenant: TenantFilter = None,
-) -> Response | AnyReceiptList:
+) -> Response:
     """List requests of one tenant or of all tenants, newest first."""
-    service = UsageService(context.database)
-    fields = await requests_page(service, replace(wanted, tenant_id=tenant), span, page=page)
-    return fields if isinstance(fields, Response) else AnyReceiptList(**fields)
+    wanted = replace(wanted, tenant_id=tenant)
+    return await requests_page(context, wanted, span, page=page, body=AnyReceiptBody)
 
 
 @router.get("/usage/requests/{request_id}", summary="Get the receipt of a request")

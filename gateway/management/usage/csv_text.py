@@ -23,10 +23,8 @@ def to_csv(headings: Sequence[str] | None, rows: Iterable[Sequence[Cell]]) -> st
 
 
 def _cell(value: Cell) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, datetime):
-        return value.isoformat().replace("+00:00", "Z")
+    if isinstance(value, str):
+        return f"'{value}" if value.startswith(FORMULA_SIGNS) else value
     if isinstance(value, int):
         return str(value)
-    return f"'{value}" if value.startswith(FORMULA_SIGNS) else value
+    return "" if value is None else value.isoformat().replace("+00:00", "Z")

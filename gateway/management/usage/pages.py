@@ -1,11 +1,16 @@
 """Pages of usage as JSON or CSV, for customers and operators."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any, Final
 
+import msgspec
 from fastapi.responses import Response
+from msgspec.json import encode
+from pydantic import BaseModel
 
+from gateway.http.context import ProcessContext
 from gateway.management.usage.csv_text import Cell, to_csv
 from gateway.management.usage.export import RECEIPT_COLUMNS, receipt_row
 from gateway.management.usage.parts import Dimension, UsageFilter
@@ -20,6 +25,9 @@ from gateway.management.usage.query import (
 from gateway.management.usage.schemas import receipt_fields, usage_fields
 from gateway.management.usage.service import ReportRequest, UsageService, position
 from gateway.tenancy.times import to_ms, to_time
+from gateway.tenancy.usage_record import UsageRecord
+
+Writer = Callable[[Iterable[Any], Callable[[Sequence[Any]], Any]], AsyncIterator[Any]]
 
 NEXT_PAGE_HEADER: Final = "x-next-page"
 MAX_CURSOR_MS: Final = 4 * 10**13
@@ -43,63 +51,107 @@ USAGE_COLUMNS: Final = (
 
 
 async def report_page(
-    service: UsageService,
+    context: ProcessContext,
     wanted: UsageFilter,
     buckets: BucketsQuery,
     *,
     dimensions: tuple[Dimension, ...],
     page: PageQuery,
-) -> Response | dict[str, Any]:
-    """Return a page of a report as CSV, or as the members of its list."""
+    body: type[BaseModel],
+) -> Response:
+    """Return a page of a report as CSV, or as a list of bodies."""
     asked = ReportRequest(
         wanted=wanted, span=buckets.span, bucket=buckets.bucket, dimensions=dimensions
     )
     after = decode_cursor(page.after, parts=1 + len(dimensions))
+    service = UsageService(context.database)
     report = await service.report(asked, after=after, limit=page.limit)
     following = None if report.next is None else encode_cursor(*report.next)
-    data = [usage_fields(each) for each in report.slices]
+    data = map(usage_fields, report.slices)
     if page.as_csv:
-        columns = _columns(USAGE_COLUMNS, wanted)
-        return _csv(columns, ([each[name] for name in columns] for each in data), following)
-    return {
-        "start": asked.span.start,
-        "end": asked.span.end,
-        "bucket": asked.bucket,
-        **_list(data, following),
-    }
+        columns = columns_of(USAGE_COLUMNS, wanted)
+        rows = (usage_row(each, columns) for each in data)
+        return await _csv(writer_of(context, wanted), columns, rows, following)
+    span = {"start": asked.span.start, "end": asked.span.end, "bucket": asked.bucket}
+    return await _list(writer_of(context, wanted), body, data, following, **span)
 
 
 async def requests_page(
-    service: UsageService, wanted: UsageFilter, span: Span, *, page: PageQuery
-) -> Response | dict[str, Any]:
-    """Return a page of requests as CSV, or as the members of its list."""
-    found = await service.requests(
-        wanted, span, before=_read_position(page.after), limit=page.limit
+    context: ProcessContext,
+    wanted: UsageFilter,
+    span: Span,
+    *,
+    page: PageQuery,
+    body: type[BaseModel],
+) -> Response:
+    """Return a page of requests as CSV, or as a list of bodies."""
+    service = UsageService(context.database)
+    found, following = await read_requests(
+        service, wanted, span, after=page.after, limit=page.limit
     )
-    following = None
-    if found.has_more:
-        time, request_id = position(found.entries[-1])
-        following = encode_cursor(str(to_ms(time)), request_id)
     if page.as_csv:
-        columns = _columns(RECEIPT_COLUMNS, wanted)
-        return _csv(columns, (receipt_row(each, columns) for each in found.entries), following)
-    return _list([receipt_fields(each) for each in found.entries], following)
+        columns = columns_of(RECEIPT_COLUMNS, wanted)
+        rows = (receipt_row(each, columns) for each in found)
+        return await _csv(writer_of(context, wanted), columns, rows, following)
+    return await _list(writer_of(context, wanted), body, map(receipt_fields, found), following)
 
 
-def _list(data: Sequence[Mapping[str, Any]], following: str | None) -> dict[str, Any]:
-    return {"data": data, "has_more": following is not None, "next": following}
+async def read_requests(
+    service: UsageService, wanted: UsageFilter, span: Span, *, after: str | None, limit: int
+) -> tuple[list[UsageRecord], str | None]:
+    """Return a page of requests, and the cursor of the next page if there is one."""
+    found = await service.requests(wanted, span, before=_read_position(after), limit=limit)
+    if not found.has_more:
+        return found.entries, None
+    time, request_id = position(found.entries[-1])
+    return found.entries, encode_cursor(str(to_ms(time)), request_id)
 
 
-def _columns(names: Sequence[str], wanted: UsageFilter) -> list[str]:
+async def _list(
+    write: Writer,
+    body: type[BaseModel],
+    data: Iterable[Mapping[str, Any]],
+    following: str | None,
+    **more: Any,
+) -> Response:
+    """Return a list as JSON. pydantic would take ten times as long as msgspec for the bodies."""
+    names = tuple(body.model_fields)
+
+    def written(part: Sequence[Mapping[str, Any]]) -> bytes:
+        return encode([{name: each[name] for name in names} for each in part])[1:-1]
+
+    parts = [part async for part in write(data, written)]
+    content = {
+        "object": "list",
+        **more,
+        "data": msgspec.Raw(b"[" + b",".join(parts) + b"]"),
+        "has_more": following is not None,
+        "next": following,
+    }
+    return Response(encode(content), media_type="application/json")
+
+
+def writer_of(context: ProcessContext, wanted: UsageFilter) -> Writer:
+    """Return `LoopTurns.write` for the tenant of a filter."""
+    return partial(context.loop_turns.write, wanted.tenant_id or "")
+
+
+def usage_row(fields: Mapping[str, Any], columns: Sequence[str]) -> list[Cell]:
+    """Return the cells of the sums of a group."""
+    return [fields[name] for name in columns]
+
+
+def columns_of(names: Sequence[str], wanted: UsageFilter) -> list[str]:
     """Return the columns of a table; customers get no tenant column."""
     return [name for name in names if name != "tenant" or wanted.tenant_id is None]
 
 
-def _csv(
-    headings: Sequence[str], rows: Iterable[Sequence[Cell]], following: str | None
+async def _csv(
+    write: Writer, headings: Sequence[str], rows: Iterable[Sequence[Cell]], following: str | None
 ) -> Response:
     headers = {} if following is None else {NEXT_PAGE_HEADER: following}
-    return Response(to_csv(headings, rows), media_type="text/csv", headers=headers)
+    parts = [part async for part in write(rows, partial(to_csv, None))]
+    return Response(to_csv(headings, ()) + "".join(parts), media_type="text/csv", headers=headers)
 
 
 def _read_position(after: str | None) -> tuple[datetime, str] | None:

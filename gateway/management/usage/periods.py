@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from functools import lru_cache
 from itertools import pairwise
 from typing import Final
 
@@ -56,6 +57,7 @@ def next_month(time: datetime) -> datetime:
     return month_start(month_start(time) + 31 * DAY)
 
 
+@lru_cache(maxsize=1024)
 def bucket_span(bucket: Bucket, label: str, whole: Span) -> Span:
     """Return the period of a bucket by its label: its start as truncated ISO 8601; '' means all."""
     if bucket is Bucket.TOTAL:

@@ -23,6 +23,7 @@ from gateway.management.usage.schemas import (
     LatencyBody,
     ReceiptBody,
     ReceiptList,
+    UsageBody,
     UsageList,
     receipt_fields,
 )
@@ -71,20 +72,20 @@ async def report(
     wanted: WantedUsage,
     page: AskedPage,
     groups: Annotated[list[str] | None, group_by(DIMENSIONS)] = None,
-) -> Response | UsageList:
+) -> Response:
     """Report requests, tokens and cost. The ledger records a request about a second after its end.
 
     With the scope `usage` you see your whole tenant, or your project with a project credential.
     With only `completions` you see the usage of the key itself.
     """
-    fields = await report_page(
-        UsageService(context.database),
+    return await report_page(
+        context,
         own_usage(principal, wanted),
         buckets,
         dimensions=read_dimensions(groups or (), DIMENSIONS),
         page=page,
+        body=UsageBody,
     )
-    return fields if isinstance(fields, Response) else UsageList(**fields)
 
 
 @router.get(
@@ -100,11 +101,10 @@ async def list_requests(
     span: AskedSpan,
     wanted: WantedUsage,
     page: AskedPage,
-) -> Response | ReceiptList:
+) -> Response:
     """List requests, newest first. Visibility is the same as for the sums."""
-    service = UsageService(context.database)
-    fields = await requests_page(service, own_usage(principal, wanted), span, page=page)
-    return fields if isinstance(fields, Response) else ReceiptList(**fields)
+    wanted = own_usage(principal, wanted)
+    return await requests_page(context, wanted, span, page=page, body=ReceiptBody)
 
 
 @router.get("/v1/usage/latency", summary="Report the time to the first token")

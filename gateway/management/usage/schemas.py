@@ -138,12 +138,14 @@ class AnyReceiptList(BaseModel):
 def usage_fields(each: UsageSlice) -> dict[str, Any]:
     """Return the members of an AnyUsageBody, which include those of a UsageBody."""
     named = {dimension.value: each.values.get(dimension) or None for dimension in Dimension}
-    return {"start": each.span.start, "end": each.span.end, **named, **each.sums._asdict()}
+    span = {"start": each.span.start, "end": each.span.end}
+    return {"object": "usage", **span, **named, **each.sums._asdict()}
 
 
 def receipt_fields(record: UsageRecord) -> dict[str, Any]:
     """Return the members of an AnyReceiptBody, which include those of a ReceiptBody."""
     return {
+        "object": "usage.request",
         "id": record.request_id,
         "created_at": to_time(record.created_ms),
         "ended_at": to_time(record.ended_ms),

@@ -1,12 +1,15 @@
 """Usage reports: sums by time, key, model and so on, and single requests."""
 
+import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final, Self
+from typing import Self
+
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.database.engine import Database
-from gateway.database.paging import Page
+from gateway.database.paging import PART, Page
 from gateway.errors import NotFoundError, shown
 from gateway.management.usage.parts import Dimension, UsageFilter, UsageGroup, UsageSums
 from gateway.management.usage.periods import Bucket, Span, bucket_span, choose_sources
@@ -14,8 +17,6 @@ from gateway.management.usage.store import UsageStore
 from gateway.tenancy.first_tokens import quantile_ms
 from gateway.tenancy.times import to_time
 from gateway.tenancy.usage_record import UsageRecord
-
-EXPORT_PAGE: Final = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,10 +100,10 @@ class UsageService:
         limit: int,
     ) -> Page[UsageRecord]:
         """Return single requests, newest first; `before` is the last one of the previous page."""
+        records: list[UsageRecord] = []
         async with self._database.reading() as transaction:
-            records = await UsageStore(transaction).records(
-                wanted, span, before=before, limit=limit + 1
-            )
+            async for part in _parts(transaction, wanted, span, before=before, limit=limit + 1):
+                records += part
         return Page(records[:limit], len(records) > limit)
 
     async def latency(self, wanted: UsageFilter, span: Span) -> Latency:
@@ -123,14 +124,27 @@ class UsageService:
 
     async def export(self, wanted: UsageFilter, span: Span) -> AsyncIterator[Sequence[UsageRecord]]:
         """Return all requests of one ledger snapshot in batches, newest first."""
-        before = None
         async with self._database.snapshot() as transaction:
-            while records := await UsageStore(transaction).records(
-                wanted, span, before=before, limit=EXPORT_PAGE
-            ):
-                yield records
-                before = position(records[-1])
-                transaction.expunge_all()
+            async for part in _parts(transaction, wanted, span):
+                yield part
+
+
+async def _parts(
+    transaction: AsyncSession,
+    wanted: UsageFilter,
+    span: Span,
+    *,
+    before: tuple[datetime, str] | None = None,
+    limit: int = sys.maxsize,
+) -> AsyncIterator[list[UsageRecord]]:
+    while limit > 0 and (
+        part := await UsageStore(transaction).records(
+            wanted, span, before=before, limit=min(limit, PART)
+        )
+    ):
+        yield part
+        limit -= len(part) if len(part) == PART else limit
+        before = position(part[-1])
 
 
 def position(record: UsageRecord) -> tuple[datetime, str]:
