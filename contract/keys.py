@@ -375,6 +375,11 @@ def console_session(digest: str) -> str:
     return f"console:session:{digest}"
 
 
+def console_sessions(subject: str) -> str:
+    """Sorted set with expiry: digests of the latest sessions of a person or key, by their begin."""
+    return f"console:sessions:{subject}"
+
+
 def console_signed_out(subject: str) -> str:
     """String with expiry: when every session of a person or key was ended, in Unix ms."""
     return f"console:signed-out:{subject}"

@@ -39,7 +39,7 @@ from gateway.console.sessions import (
 )
 from gateway.errors import ApiError, AuthenticationError, PermissionDeniedError
 from gateway.http.allowances import network_of
-from gateway.http.authorization import Context
+from gateway.http.authorization import Context, allow_unpaid
 from gateway.http.context import context_of
 
 HOME: Final = "/console"
@@ -163,6 +163,7 @@ async def _check_key(request: Request, text: str, audience: Audience) -> tuple[K
     except AuthenticationError:
         context.failed_logins.use(network)
         raise
+    allow_unpaid(request, principal)
     subject = admitted_principal(principal, audience).actor
     return KeyLogin(key.prefix, key.digest()), subject
 

@@ -18,6 +18,8 @@ from gateway.redis_client import converting_errors
 TOKEN_BYTES: Final = 32
 LINK_PATH: Final = "/console/enter"
 LINK_VALID: Final = timedelta(hours=1)
+MOST_SESSIONS: Final = 20
+"""Sessions of one person or key. A new one ends the oldest, so that logins fill no memory."""
 ATTEMPT_VALID: Final = timedelta(minutes=10)
 """How long a login at the identity provider may take."""
 
@@ -119,9 +121,16 @@ class Sessions:
             ends_ms=now_ms + self._longest_ms,
             id_token=_box(token).encrypt(id_token.encode()) if id_token else b"",
         )
+        digest, latest = _digest(token), keys.console_sessions(subject)
         with converting_errors(self._redis):
+            await self._redis.zadd(latest, {digest: now_ms})
+            await self._redis.pexpire(latest, self._longest_ms)
+            oldest: Any = await self._redis.zrange(latest, 0, -MOST_SESSIONS - 1)
+            for each in oldest:
+                await self._redis.delete(keys.console_session(each.decode()))
+                await self._redis.zrem(latest, each)
             await self._redis.set(
-                keys.console_session(_digest(token)),
+                keys.console_session(digest),
                 msgspec.msgpack.encode(session),
                 px=min(self._idle_ms, self._longest_ms),
             )
@@ -131,13 +140,9 @@ class Sessions:
         """Return the session of a cookie, which then continues; None if it has ended."""
         key = keys.console_session(_digest(token))
         with converting_errors(self._redis):
-            content: Any = await self._redis.getex(key, px=self._idle_ms)
-            if content is None:
+            session = _decode(await self._redis.getex(key, px=self._idle_ms))
+            if session is None:
                 return None
-            try:
-                session = msgspec.msgpack.decode(content, type=Session)
-            except msgspec.ValidationError:
-                return None  # Of another release.
             signed_out = await self._redis.get(keys.console_signed_out(session.subject))
         has_ended = clock.now_ms() >= session.ends_ms
         if has_ended or session.audience is not audience:
@@ -161,8 +166,11 @@ class Sessions:
 
     async def end(self, token: str) -> None:
         """End one session."""
+        digest = _digest(token)
         with converting_errors(self._redis):
-            await self._redis.delete(keys.console_session(_digest(token)))
+            session = _decode(await self._redis.getdel(keys.console_session(digest)))
+            if session is not None:
+                await self._redis.zrem(keys.console_sessions(session.subject), digest)
 
     async def sign_out_everywhere(self, subject: str) -> None:
         """End every session that a person or key has begun so far."""
@@ -170,6 +178,13 @@ class Sessions:
             await self._redis.set(
                 keys.console_signed_out(subject), clock.now_ms(), px=self._longest_ms
             )
+
+
+def _decode(content: Any) -> Session | None:
+    try:
+        return None if content is None else msgspec.msgpack.decode(content, type=Session)
+    except msgspec.ValidationError:
+        return None  # Of another release.
 
 
 async def make_link(redis: "Redis", login: KeyLogin) -> str:

@@ -1,6 +1,7 @@
 """What protects the console: sessions, forms, headers, and other tenants' data."""
 
 import asyncio
+import itertools
 import re
 import secrets
 from collections.abc import AsyncIterator, Iterator
@@ -15,7 +16,14 @@ from redis.asyncio import Redis
 from contract import clock
 from gateway.console.login import safe_page
 from gateway.console.routing import CustomerRoute, OperatorRoute
-from gateway.console.sessions import Audience, KeyLogin, Sessions, make_link, use_link
+from gateway.console.sessions import (
+    MOST_SESSIONS,
+    Audience,
+    KeyLogin,
+    Sessions,
+    make_link,
+    use_link,
+)
 from gateway.database.engine import Database
 from gateway.management.keys.service import KeyService
 from gateway.management.members.service import MemberService
@@ -341,6 +349,28 @@ async def test_sessions_time_out(
     began = clock.now_ms()
     monkeypatch.setattr(clock, "now_ms", lambda: began + 12 * 3_600_000)
     assert await sessions.find(token, Audience.CUSTOMERS) is None
+
+
+async def test_only_the_latest_sessions_of_a_key_continue(
+    sessions: Sessions, redis: "Redis", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = itertools.count(clock.now_ms())
+    monkeypatch.setattr(clock, "now_ms", lambda: next(times))
+
+    async def began(subject: str, number: int) -> list[str]:
+        return [await sessions.begin(Audience.CUSTOMERS, LOGIN, subject) for _ in range(number)]
+
+    async def going(tokens: list[str]) -> list[bool]:
+        return [await sessions.find(each, Audience.CUSTOMERS) is not None for each in tokens]
+
+    other, tokens = await began("key:2", 1), await began("key:1", MOST_SESSIONS)
+    # A session that ended leaves its place.
+    await sessions.end(tokens[0])
+    tokens += await began("key:1", 4)
+    assert await going(other + tokens) == [True, *[False] * 4, *[True] * MOST_SESSIONS]
+    stored = [key async for key in redis.scan_iter("console:*")]
+    assert len(stored) == 1 + MOST_SESSIONS + 2
+    assert 0 < await redis.pttl("console:sessions:key:1") <= 12 * 3_600_000
 
 
 async def test_links_log_in_once(redis: "Redis") -> None:
