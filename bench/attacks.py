@@ -1,12 +1,13 @@
-"""Effect of one hostile key on other tenants of a gateway: `python -m bench.attacks [NAME...]`.
+"""Effect of one hostile client on other tenants of a gateway: `python -m bench.attacks [NAME...]`.
 
-One tenant sends the same hostile requests repeatedly from its own process, while another one
-requests one token at a time. The output shows the other tenant's time to first token and its
-rejections. It also shows the memory of the gateway before the attack, at its peak and after the
-attack. Goals: p99 under 50 ms, no rejections, and memory back to within 20 %.
+One client sends the same hostile requests repeatedly from its own process, with a key or without,
+while another tenant requests one token at a time. The output shows the other tenant's time to first
+token and its rejections. It also shows the memory of the gateway before the attack, at its peak and
+after the attack. Goals: p99 under 50 ms, no rejections, and memory back to within 20 %.
 """
 
 import asyncio
+import contextlib
 import itertools
 import json
 import multiprocessing
@@ -14,9 +15,8 @@ import os
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from statistics import quantiles
@@ -38,8 +38,6 @@ BODY_BYTES: Final = 8_000_000
 CONTEXT_WINDOW: Final = 2_048
 BEGIN_SECONDS: Final = 60.0
 """How long the attacker may take to start; this time is not measured."""
-AFTER_SECONDS: Final = 20.0
-"""How long after an attack its memory must be free. Accepted requests have ended by then."""
 PAUSE_SECONDS: Final = 0.01
 """Pause between two requests of the other tenant, and after a rejection of the attacker."""
 _RESPONSE_SECONDS: Final = 120.0
@@ -47,15 +45,129 @@ _COMPLETIONS: Final = "/v1/completions"
 
 
 @dataclass(frozen=True, slots=True)
+class Target:
+    """What one attacking process attacks."""
+
+    url: str
+    key: str
+    has_begun: Event
+    """Set it with the first hostile request."""
+
+    def client(self, *, connections: int) -> httpx.AsyncClient:
+        """Return a client that sends the attacker's key."""
+        return _client(self.url, self.key, connections=connections)
+
+
+Work = Callable[[Target], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
 class Attack:
     """One kind of attack."""
 
     name: str
-    connections: int
-    bodies: Callable[[], Iterator[bytes]]
-    """Yields the request bodies of one connection, in order."""
-    path: str = _COMPLETIONS
+    run: Work
+    """Attacks until it is cancelled."""
     context_window: int = CONTEXT_WINDOW
+
+
+def posts(
+    connections: int, bodies: Callable[[], Iterator[bytes]], path: str = _COMPLETIONS
+) -> Work:
+    """Return an attack whose connections each post `bodies()` in order."""
+
+    async def run(target: Target) -> None:
+        async with target.client(connections=connections) as client:
+
+            async def connection() -> None:
+                for body in bodies():
+                    target.has_begun.set()
+                    try:
+                        response = await client.post(path, content=body)
+                        is_refused = response.status_code != httpx.codes.OK
+                    except httpx.HTTPError:
+                        is_refused = True
+                    if is_refused:
+                        await asyncio.sleep(PAUSE_SECONDS)
+
+            await asyncio.gather(*(connection() for _ in range(connections)))
+
+    return run
+
+
+def requests(
+    connections: int,
+    line: str,
+    *headers: str,
+    body: bytes = b"",
+    has_key: bool = False,
+    at_once: int = 1,
+) -> Work:
+    """Return an attack whose connections repeat one request without a pause.
+
+    Each connection pipelines `at_once` of them.
+    """
+
+    async def run(target: Target) -> None:
+        content = _head(target, line, f"content-length: {len(body)}", *headers, has_key=has_key)
+        content += body
+
+        async def exchange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            while True:
+                writer.write(content * at_once)
+                target.has_begun.set()
+                for _ in range(at_once):
+                    head = (await reader.readuntil(b"\r\n\r\n")).lower()
+                    size = int(head.partition(b"content-length: ")[2].partition(b"\r\n")[0])
+                    await reader.readexactly(size)
+
+        await _connected(target, connections, exchange)
+
+    return run
+
+
+def endless(connections: int, line: str, part: bytes, *, has_key: bool = False) -> Work:
+    """Return an attack whose connections send a chunked body that repeats `part` for ever."""
+
+    async def run(target: Target) -> None:
+        head = _head(target, line, "transfer-encoding: chunked", has_key=has_key)
+
+        async def exchange(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(head)
+            target.has_begun.set()
+            while True:
+                writer.write(part)
+                await writer.drain()
+
+        await _connected(target, connections, exchange)
+
+    return run
+
+
+def _head(target: Target, line: str, *headers: str, has_key: bool) -> bytes:
+    own = (f"authorization: Bearer {target.key}",) if has_key else ()
+    return "\r\n".join([f"{line} HTTP/1.1", "host: a", *own, *headers, "", ""]).encode()
+
+
+async def _connected(
+    target: Target,
+    connections: int,
+    exchange: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+) -> None:
+    """Run an exchange on each connection; open one again that the gateway has closed."""
+    address = httpx.URL(target.url)
+
+    async def connection() -> None:
+        while True:
+            with contextlib.suppress(OSError, asyncio.IncompleteReadError, ValueError):
+                reader, writer = await asyncio.open_connection(address.host, address.port)
+                try:
+                    await exchange(reader, writer)
+                finally:
+                    writer.close()
+            await asyncio.sleep(PAUSE_SECONDS)
+
+    await asyncio.gather(*(connection() for _ in range(connections)))
 
 
 def _same(**body: Any) -> Callable[[], Iterator[bytes]]:
@@ -95,25 +207,6 @@ _LONG_TEXT: Final = "word " * LONG_TOKENS
 _PIECES: Final[list[str | int]] = ["a", 5]
 _WORDS: Final = "word " * 1_500
 
-ATTACKS: Final = (
-    Attack("lists", 2, _empty_lists),
-    Attack("members", 2, _members),
-    Attack("pieces", 12, _same(prompt=_PIECES * 300_000)),
-    Attack("text", 3, _same(prompt="a b c\n" * (BODY_BYTES // 7))),
-    Attack(
-        "chat",
-        12,
-        _same(messages=[{"role": "user", "content": "word " * 18_000}], max_tokens=1),
-        "/v1/chat/completions",
-    ),
-    Attack("grammars", 70, _grammars),
-    Attack("background", 4, _same(prompt=[_WORDS] * 1_000, background=True, max_tokens=1)),
-    Attack("long", 16, _long_prompts, context_window=65_536),
-)
-READERS: Final = "readers"
-NAMES: Final = (*(attack.name for attack in ATTACKS), READERS)
-_KEPT: Final = {"prompt": "a", "n": 128, "logprobs": 20, "max_tokens": 200, "background": True}
-
 
 @dataclass(slots=True)
 class Seen:
@@ -130,35 +223,8 @@ class Seen:
         return f"{cuts[49]:.1f} | {cuts[98]:.1f} | {max(self.first_token_ms):.1f}"
 
 
-def attack(name: str, url: str, key: str, has_begun: Event) -> None:
-    """Attack until this process is terminated."""
-    # Real attackers use their own machines, so their work must not take processors from the
-    # deployment.
-    os.nice(19)
-    work = _read_again if name == READERS else partial(_send, name)
-    asyncio.run(work(url, key, has_begun))
-
-
-async def _send(name: str, url: str, key: str, has_begun: Event) -> None:
-    chosen = next(each for each in ATTACKS if each.name == name)
-    async with _client(url, key, connections=chosen.connections) as client:
-
-        async def connection() -> None:
-            for body in chosen.bodies():
-                has_begun.set()
-                try:
-                    response = await client.post(chosen.path, content=body)
-                    is_refused = response.status_code != httpx.codes.OK
-                except httpx.HTTPError:
-                    is_refused = True
-                if is_refused:
-                    await asyncio.sleep(PAUSE_SECONDS)
-
-        await asyncio.gather(*(connection() for _ in range(chosen.connections)))
-
-
-async def _read_again(url: str, key: str, has_begun: Event) -> None:
-    async with _client(url, key, connections=8) as client:
+async def _read_again(target: Target) -> None:
+    async with target.client(connections=8) as client:
         begun = await client.post(_COMPLETIONS, json={"model": MODEL} | _KEPT)
         kept = f"{_COMPLETIONS}/{begun.raise_for_status().json()['id']}"
         # The engine's own work for it is not the subject of the measurement.
@@ -170,7 +236,7 @@ async def _read_again(url: str, key: str, has_begun: Event) -> None:
         path = f"{kept}?stream=true"
 
         async def reader() -> None:
-            has_begun.set()
+            target.has_begun.set()
             while True:
                 async with client.stream("GET", path) as response:
                     async for _ in response.aiter_raw():
@@ -178,6 +244,58 @@ async def _read_again(url: str, key: str, has_begun: Event) -> None:
                 await asyncio.sleep(PAUSE_SECONDS)
 
         await asyncio.gather(*(reader() for _ in range(8)))
+
+
+_CHAT: Final = [{"role": "user", "content": "word " * 18_000}]
+_KEPT: Final = {"prompt": "a", "n": 128, "logprobs": 20, "max_tokens": 200, "background": True}
+_BYTES: Final = b"1\r\nx\r\n" * 40_000
+_FORM: Final = "content-type: application/x-www-form-urlencoded"
+_JSON: Final = "content-type: application/json"
+_LARGE: Final = tuple(f"x-{number}: {'a' * 600}" for number in range(80))
+
+ATTACKS: Final = (
+    Attack("lists", posts(2, _empty_lists)),
+    Attack("members", posts(2, _members)),
+    Attack("pieces", posts(12, _same(prompt=_PIECES * 300_000))),
+    Attack("text", posts(3, _same(prompt="a b c\n" * (BODY_BYTES // 7)))),
+    Attack("texts", posts(8, _same(prompt="a b c\n" * (BODY_BYTES // 7)))),
+    Attack("chat", posts(12, _same(messages=_CHAT, max_tokens=1), "/v1/chat/completions")),
+    Attack("grammars", posts(70, _grammars)),
+    Attack("background", posts(4, _same(prompt=[_WORDS] * 1_000, background=True, max_tokens=1))),
+    Attack("long", posts(16, _long_prompts), context_window=65_536),
+    Attack("readers", _read_again),
+    # Without a key, except those that say so.
+    Attack("chunks-1", endless(1, "POST /nope", _BYTES)),
+    Attack("chunks-4", endless(4, "POST /nope", _BYTES)),
+    Attack("chunks-64", endless(64, "POST /nope", _BYTES)),
+    Attack("chunks-get", endless(4, "GET /healthz", _BYTES)),
+    Attack("chunks-login", endless(4, "POST /console/login", _BYTES)),
+    Attack("chunks-anonymous", endless(4, f"POST {_COMPLETIONS}", _BYTES)),
+    Attack("chunks-key", endless(4, f"POST {_COMPLETIONS}", _BYTES, has_key=True)),
+    Attack("openapi", requests(4, "GET /openapi.json")),
+    Attack("openapi-pipelined", requests(8, "GET /openapi.json", at_once=8)),
+    Attack("logins", requests(16, "POST /console/login", _FORM, body=b"key=sk-wrong")),
+    Attack("login-page", requests(32, "GET /console/login")),
+    Attack("gets", requests(64, "GET /healthz")),
+    Attack("headers", requests(32, "GET /healthz", *_LARGE)),
+    Attack("bad-keys", requests(64, "GET /v1/models", "authorization: Bearer sk-wrong")),
+    Attack("rejected", requests(64, f"POST {_COMPLETIONS}", _JSON, body=b"{}", has_key=True)),
+    Attack("models", requests(64, "GET /v1/models", has_key=True)),
+)
+NAMES: Final = tuple(attack.name for attack in ATTACKS)
+
+
+def attack(name: str, target: Target) -> None:
+    """Attack until this process is terminated."""
+    # Real attackers use their own machines, so their work must not take processors from the
+    # deployment.
+    os.nice(19)
+    chosen = next(each for each in ATTACKS if each.name == name)
+
+    async def run() -> None:
+        await chosen.run(target)
+
+    asyncio.run(run())
 
 
 def _client(url: str, key: str, *, connections: int) -> httpx.AsyncClient:
@@ -212,7 +330,7 @@ async def ask(url: str, key: str, *, seconds: float, look: Callable[[], None]) -
     return seen
 
 
-def measure(sluice: Sluice, name: str, *, seconds: float) -> bool:
+def measure(sluice: Sluice, name: str, *, seconds: float, after_seconds: float) -> bool:
     """Attack a deployment, print a table row, and return whether the goals were met."""
     (url,) = sluice.urls(1)
     (gateway,) = sluice.groups(1)["gateway"]
@@ -228,7 +346,7 @@ def measure(sluice: Sluice, name: str, *, seconds: float) -> bool:
     before = most = resident_mib(gateway)
     context = multiprocessing.get_context("spawn")
     has_begun = context.Event()
-    process = context.Process(target=attack, args=(name, url, own, has_begun))
+    process = context.Process(target=attack, args=(name, Target(url, own, has_begun)))
     process.start()
     try:
         if not has_begun.wait(BEGIN_SECONDS):
@@ -237,7 +355,7 @@ def measure(sluice: Sluice, name: str, *, seconds: float) -> bool:
     finally:
         process.kill()
         process.join()
-    time.sleep(AFTER_SECONDS)
+    time.sleep(after_seconds)
     after = resident_mib(gateway)
     refused = sum(seen.refused.values())
     click.echo(f"| {name} | {seen.row()} | {refused} | {before:.0f} | {most:.0f} | {after:.0f} |")
@@ -251,11 +369,18 @@ def measure(sluice: Sluice, name: str, *, seconds: float) -> bool:
 @click.argument("names", nargs=-1, type=click.Choice(NAMES))
 @click.option("--seconds", default=20.0, show_default=True, help="Length of each attack.")
 @click.option(
+    "--after",
+    default=20.0,
+    show_default=True,
+    help="Seconds after an attack until its memory must be free. Accepted requests have ended by "
+    "then.",
+)
+@click.option(
     "--unlimited",
     is_flag=True,
     help="Measure what rejected requests cost without the limit that a key has for them.",
 )
-def main(*, names: tuple[str, ...], seconds: float, unlimited: bool) -> None:
+def main(*, names: tuple[str, ...], seconds: float, after: float, unlimited: bool) -> None:
     """Attack a gateway with the scripted engine, with all attacks or with the named ones."""
     settings = {"SLUICE_UNPAID_REQUESTS_PER_MINUTE": "0"} if unlimited else {}
     click.echo("| attack | p50 ms | p99 ms | most ms | refused | MiB before | most | after |")
@@ -273,7 +398,7 @@ def main(*, names: tuple[str, ...], seconds: float, unlimited: bool) -> None:
             tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder,
             running_sluice(deployment, Path(folder), settings=settings) as sluice,
         ):
-            if not measure(sluice, name, seconds=seconds):
+            if not measure(sluice, name, seconds=seconds, after_seconds=after):
                 missed.append(name)
     if missed:
         raise click.ClickException(f"goals missed: {', '.join(missed)}")
