@@ -30,19 +30,22 @@ class JobsInFlight:
         """Register jobs."""
         self.tickets.update((ticket.job.handle, ticket) for ticket in tickets)
 
-    def end(self, ticket: Ticket, message: JobFinished | JobFailed) -> None:
-        """Deliver the final message of a job."""
-        del self.tickets[ticket.job.handle]
+    def end(self, ticket: Ticket, message: JobFinished | JobFailed) -> bool:
+        """Deliver the final message of a job. Return False, changing nothing, if it has ended."""
+        if self.tickets.pop(ticket.job.handle, None) is None:
+            # The end of another job of its request has ended it.
+            return False
         if isinstance(message, JobFinished):
             ticket.end("finished")
         else:
             ticket.end(message.code.value, is_failure=True)
         ticket.generation.push(ticket.prompt_index, message)
+        return True
 
     def fail(self, ticket: Ticket, code: FailureCode) -> None:
         """End a job on the gateway's side, whatever its worker does."""
-        self.end(ticket, JobFailed(ticket.job.handle, ticket.attempt, code, ""))
-        if code is not FailureCode.TAKEN_OVER:
+        failed = JobFailed(ticket.job.handle, ticket.attempt, code, "")
+        if self.end(ticket, failed) and code is not FailureCode.TAKEN_OVER:
             in_background(self.drop(ticket))
 
     def withdraw(

@@ -8,6 +8,7 @@ gateway that attaches a reader takes the response over.
 import asyncio
 import logging
 from collections.abc import Coroutine
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Final
 
@@ -28,7 +29,7 @@ from gateway.responses.journal import encode_entries, encode_message
 from gateway.responses.owned import OwnedResponse, OwnedResponses
 from gateway.responses.peers import Peers
 from gateway.responses.reader import ResponseReader
-from gateway.responses.settlement import Ending, Settlement, SettlementService
+from gateway.responses.settlement import CLOSE_SECONDS, Ending, Settlement, SettlementService
 from gateway.responses.store import ResponseState, ResponseStatus, ResponseStore, StoredResponse
 from gateway.responses.takeover import Takeovers
 from gateway.tenancy.usage_record import Counts, Outcome
@@ -258,10 +259,15 @@ class Responses:
                 response.hand_over()
 
     async def aclose(self) -> None:
-        """Leave unfinished responses to other gateways, and write all journals."""
+        """Leave unfinished responses to other gateways, and write all journals.
+
+        This takes at most CLOSE_SECONDS. What is not written then is in the reply stream.
+        """
         for response in list(self._owned.by_id.values()):
             response.hand_over()
-        await self._owned.write()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await self._owned.write()
 
     async def take_over_background(self) -> None:
         """Take over the background responses of dead gateways. Raises RedisError."""

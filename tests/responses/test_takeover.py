@@ -542,10 +542,10 @@ async def test_background_response_outlives_all_gateways(
 async def test_stopping_gateway_hands_its_responses_over_unsettled(
     first: House, second: House, worker: FakeWorker, redis: "Redis"
 ) -> None:
-    request = await first.submit(is_background=True)
+    request = await first.submit(prompts=2, is_background=True)
     first.responses.leave(request.settlement)
     followed = await first.submit()
-    claims = await worker.claim(2)
+    claims = await worker.claim(3)
     for claim in claims:
         await worker.say(claim, "a")
     attachment = await second.attach(followed.id)
@@ -556,18 +556,20 @@ async def test_stopping_gateway_hands_its_responses_over_unsettled(
     )
     first.responses.leave(followed.settlement)
 
+    # The first of two jobs that fail hands the response over, which ends the other one.
+    first.dispatcher.fail_all(FailureCode.GATEWAY_STOPPING)
     await first.leave()
     assert not await usage_records(redis)
     for claim in claims:
         await worker.lose(claim, tokens=1)
-    for claim in await worker.claim(2):
+    for claim in await worker.claim(3):
         await worker.conclude(claim, "b")
 
     await reader.to_the_end()
     assert reader.text == "ab"
     records = await settled_records(redis, 2)
     assert {id_: counts_of(record) for id_, record in records.items()} == {
-        request.id: ("finished", 3, 2),
+        request.id: ("finished", 6, 4),
         followed.id: ("finished", 3, 2),
     }
 
