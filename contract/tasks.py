@@ -21,11 +21,12 @@ class TaskSet:
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    def start(self, work: Coroutine[Any, Any, object]) -> None:
+    def start(self, work: Coroutine[Any, Any, object]) -> "asyncio.Task[Any]":
         """Run a coroutine as a task. A failure is logged."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
+        return task
 
     async def finish(self, timeout_seconds: float) -> None:
         """Wait for all tasks, and for those that they start, at most `timeout_seconds`."""

@@ -150,8 +150,9 @@ class StreamedCompletion(Response):
             self._subscription.fail(error)
             raise
         finally:
-            await self.abandon()
+            # First, because waiting may be cancelled.
             self._measure.close()
+            await self.abandon()
 
     async def _send_events(self, send: Send, connection: DirectConnection | None) -> None:
         renderer, watch = self._renderer, self._watch
@@ -176,9 +177,9 @@ class StreamedCompletion(Response):
                 if events:
                     await _send(send, events, more=True)
                 # The task measures the first token.
-                events = await self._next_events(None if self._measure.waits_for_token else take)
-                if not events and alive.due:
-                    events = renderer.keep_alive
+                events = alive.after(
+                    await self._next_events(None if self._measure.waits_for_token else take)
+                )
             self._leave()
         finally:
             alive.stop()

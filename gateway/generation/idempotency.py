@@ -11,6 +11,7 @@ import msgspec
 from fastapi import Request
 from redis.exceptions import RedisError
 
+from contract.tasks import Backoff, wait_for_end
 from gateway.delivery.routes import may_read
 from gateway.errors import (
     IdempotencyConflictError,
@@ -20,7 +21,7 @@ from gateway.errors import (
     shown,
 )
 from gateway.generation.call import Call
-from gateway.idempotency.registry import Claim, IdempotentRequest
+from gateway.idempotency.registry import Claim, IdempotencyRegistry, IdempotentRequest
 from gateway.responses.store import ResponseState, StoredResponse
 
 HEADER: Final = "Idempotency-Key"
@@ -30,6 +31,9 @@ ADMISSION_SECONDS: Final = 60.0
 """Maximum time to admit a request, if it is unknown whether its gateway is alive."""
 WAIT_SECONDS: Final = 2.0
 """How long a request waits while another one with its key is being admitted."""
+RELEASE_SECONDS: Final = 0.25
+"""How long a rejected request waits until its key is free, and the first pause between attempts."""
+LONGEST_PAUSE_SECONDS: Final = 5.0
 _POLL_SECONDS: Final = 0.05
 
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
@@ -95,8 +99,12 @@ async def find_earlier(
                 raise IdempotencyInProgressError
             else:
                 await asyncio.sleep(_POLL_SECONDS)
-    except RedisError:
-        raise queue_unavailable() from None
+    except (RedisError, asyncio.CancelledError) as error:
+        # Redis may have mapped the key to this request, or may still do so.
+        await release(call, idempotent, request_id)
+        if isinstance(error, RedisError):
+            raise queue_unavailable() from None
+        raise
 
 
 async def _is_withdrawn(call: Call, claim: Claim) -> bool:
@@ -116,9 +124,26 @@ async def _is_withdrawn(call: Call, claim: Claim) -> bool:
 async def release(call: Call, idempotent: IdempotentRequest, request_id: str) -> None:
     """Free the key of a request that was not admitted.
 
-    If Redis does not respond, the key becomes free later.
+    If Redis does not respond, or does not know of the claim yet, this continues in the background.
     """
-    try:
-        await call.context.idempotency.release(idempotent, request_id)
-    except RedisError as error:
-        logger.warning("cannot free an Idempotency-Key: %s", type(error).__name__)
+    releasing = call.context.settlements.tasks.start(
+        _release(call.context.idempotency, idempotent, request_id)
+    )
+    await wait_for_end(releasing, timeout_seconds=RELEASE_SECONDS)
+
+
+async def _release(
+    registry: IdempotencyRegistry, idempotent: IdempotentRequest, request_id: str
+) -> None:
+    """Free a key. If its claim is not found, try once more, because it may still arrive."""
+    backoff = Backoff(RELEASE_SECONDS, LONGEST_PAUSE_SECONDS)
+    deadline = time.monotonic() + ADMISSION_SECONDS
+    tries = 2
+    while tries and time.monotonic() < deadline:
+        try:
+            if await registry.release(idempotent, request_id):
+                return
+            tries -= 1
+        except RedisError as error:
+            logger.warning("cannot free an Idempotency-Key: %s", type(error).__name__)
+        await asyncio.sleep(backoff.next_seconds())

@@ -1,6 +1,5 @@
 """Generation endpoints, each with an `:estimate` endpoint for a dry run."""
 
-import asyncio
 from collections.abc import Mapping
 from functools import partial
 from typing import Final
@@ -138,7 +137,7 @@ async def _submit_with_key(
             request, call, endpoint, measure, request_id=request_id, is_idempotent=True
         )
     except BaseException:
-        await asyncio.shield(release(call, idempotent, request_id))
+        await release(call, idempotent, request_id)
         raise
 
 

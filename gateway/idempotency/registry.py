@@ -63,9 +63,9 @@ class IdempotencyRegistry:
         )
         return Claim(claimed.decode(), body_digest.decode(), int(age_ms), gateway.decode())
 
-    async def release(self, request: IdempotentRequest, request_id: str) -> None:
-        """Free the key if it maps to `request_id`."""
-        await _RELEASE.run(self._executor, [_entry(request)], [request_id, 0])
+    async def release(self, request: IdempotentRequest, request_id: str) -> bool:
+        """Free the key if it maps to `request_id`. Return whether it did."""
+        return bool(await _RELEASE.run(self._executor, [_entry(request)], [request_id, 0]))
 
     async def retire(self, request: IdempotentRequest, request_id: str) -> None:
         """Free the key in a minute if it maps to `request_id`, whose response is deleted.

@@ -3,18 +3,26 @@
 import asyncio
 import hashlib
 from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from redis.asyncio import Redis
 
 from contract import keys
+from contract.tasks import TaskSet
+from gateway.errors import StoreUnavailableError
+from gateway.generation import idempotency
+from gateway.generation.idempotency import find_earlier
 from gateway.idempotency.registry import (
     RETIRED_MS,
     Claim,
     IdempotencyRegistry,
     IdempotentRequest,
 )
+from gateway.redis_client import MeasuredConnection
 from tests.support.kinds import every_redis
+from tests.support.patience import PATIENCE_SECONDS
 
 RETENTION = timedelta(hours=24)
 ASKED = IdempotentRequest("acme", None, "order-17", "digest-1")
@@ -107,3 +115,25 @@ async def test_claim_returns_its_age(registry: IdempotencyRegistry) -> None:
     await registry.claim(ASKED, "cmpl-1")
     await asyncio.sleep(0.05)
     assert (await registry.claim(ASKED, "cmpl-2")).age_ms >= 40
+
+
+async def test_claim_that_redis_executes_after_its_timeout_frees_the_key(
+    any_redis: "Redis", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(idempotency, "RELEASE_SECONDS", 0.05)
+    executor = MeasuredConnection(any_redis, timeout_seconds=0.2)
+    registry = IdempotencyRegistry(executor, gateway="gw-1", retention=RETENTION)
+    tasks = TaskSet()
+    call: Any = SimpleNamespace(
+        context=SimpleNamespace(
+            idempotency=registry, responses=None, settlements=SimpleNamespace(tasks=tasks)
+        )
+    )
+    await any_redis.execute_command("CLIENT", "PAUSE", "500", "WRITE")
+    with pytest.raises(StoreUnavailableError):
+        await find_earlier(call, ASKED, "cmpl-1")
+
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await tasks.finish(PATIENCE_SECONDS)
+    assert await find_earlier(call, ASKED, "cmpl-2") is None, "the key stands for the next request"
+    await executor.aclose()
