@@ -73,38 +73,44 @@ async def find_earlier(
     different request, IdempotencyInProgressError if that request is not admitted soon, and
     StoreUnavailableError.
     """
-    deadline = time.monotonic() + WAIT_SECONDS
-    unusable_id = withdrawn_id = ""
-    registry, responses = call.context.idempotency, call.context.responses
     try:
-        while True:
-            claim = await registry.claim(idempotent, request_id, in_place_of=unusable_id)
-            if claim.request_id == request_id:
-                return None
-            if claim.body_digest != idempotent.body_digest:
-                raise IdempotencyConflictError
-            response = await responses.find(claim.request_id, tenant_id=idempotent.tenant_id)
-            if response is not None and response.state is not ResponseState.FAILED:
-                if not may_read(call.principal, response):
-                    # A request without a model in its body uses the default of this credential.
-                    raise IdempotencyConflictError
-                return response
-            is_late = claim.age_ms > ADMISSION_SECONDS * 1000
-            if response is not None or is_late or claim.request_id == withdrawn_id:
-                unusable_id = claim.request_id
-            elif await _is_withdrawn(call, claim):
-                # Its gateway may have stored the response since it was looked for.
-                withdrawn_id = claim.request_id
-            elif time.monotonic() > deadline:
-                raise IdempotencyInProgressError
-            else:
-                await asyncio.sleep(_POLL_SECONDS)
+        return await _find_earlier(call, idempotent, request_id)
     except (RedisError, asyncio.CancelledError) as error:
         # Redis may have mapped the key to this request, or may still do so.
         await release(call, idempotent, request_id)
         if isinstance(error, RedisError):
             raise queue_unavailable() from None
         raise
+
+
+async def _find_earlier(
+    call: Call, idempotent: IdempotentRequest, request_id: str
+) -> StoredResponse | None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    unusable_id = withdrawn_id = ""
+    registry, responses = call.context.idempotency, call.context.responses
+    while True:
+        claim = await registry.claim(idempotent, request_id, in_place_of=unusable_id)
+        if claim.request_id == request_id:
+            return None
+        if claim.body_digest != idempotent.body_digest:
+            raise IdempotencyConflictError
+        response = await responses.find(claim.request_id, tenant_id=idempotent.tenant_id)
+        if response is not None and response.state is not ResponseState.FAILED:
+            if not may_read(call.principal, response):
+                # A request without a model in its body uses the default of this credential.
+                raise IdempotencyConflictError
+            return response
+        is_late = claim.age_ms > ADMISSION_SECONDS * 1000
+        if response is not None or is_late or claim.request_id == withdrawn_id:
+            unusable_id = claim.request_id
+        elif await _is_withdrawn(call, claim):
+            # Its gateway may have stored the response since it was looked for.
+            withdrawn_id = claim.request_id
+        elif time.monotonic() > deadline:
+            raise IdempotencyInProgressError
+        else:
+            await asyncio.sleep(_POLL_SECONDS)
 
 
 async def _is_withdrawn(call: Call, claim: Claim) -> bool:

@@ -4,7 +4,8 @@ import base64
 import hashlib
 import hmac
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from functools import lru_cache, partial
 from typing import Any, Final
@@ -83,52 +84,59 @@ async def submit(
         delivers_starts=checked.request.reports_progress,
     )
     record = draft_record(call, checked, request_id)
-    admission = await _reserve(call, checked, record)
     retention = _retention(context.settings, checked, is_idempotent=is_idempotent)
-    try:
+    response = None
+    async with _reserving(call, checked, record, generation) as settlement:
         # Fetch images only now: a request without permission to run must not fetch any or delay
         # others.
         checked = await with_images(call, checked)
-        settlement = context.settlements.open(record, admission, generation)
         jobs = _jobs(call, checked, completion_id=request_id)
         stored = await _take_storage(context, principal, settlement, jobs, retention)
-    except BaseException:
-        await context.reservations.release(record.tenant_id, request_id)
-        raise
-    completion = _completion(checked, request_id, cost_of=cost_by(record) if shows_cost else None)
-    response = None
-    if retention:
-        head = ResponseHead.of(
-            completion,
-            jobs=jobs,
-            record=settlement.record,
-            subjects=principal.limits,
-            most=checked.most,
-            weight=principal.tenant_weight,
-            is_background=checked.request.is_background,
-            retention_ms=int(retention.total_seconds() * 1000),
-            stored_bytes=stored,
-        )
-        response = context.responses.open(head, settlement)
-    try:
-        await context.dispatcher.enqueue(
-            checked.card.model, jobs, weight=principal.tenant_weight, generation=generation
-        )
-    except (OverloadedError, TenantQueueFullError):
-        context.responses.discard(request_id)
-        await context.reservations.release(record.tenant_id, request_id)
-        if stored:
-            await context.storage.settle(
-                record.tenant_id, principal.limits, request_id, 0, live_ms=0
+        cost_of = cost_by(record) if shows_cost else None
+        completion = _completion(checked, request_id, cost_of=cost_of)
+        if retention:
+            head = ResponseHead.of(
+                completion,
+                jobs=jobs,
+                record=settlement.record,
+                subjects=principal.limits,
+                most=checked.most,
+                weight=principal.tenant_weight,
+                is_background=checked.request.is_background,
+                retention_ms=int(retention.total_seconds() * 1000),
+                stored_bytes=stored,
             )
-        raise
-    except BaseException as error:
-        # The queue may have accepted the jobs, and a worker may have started them.
-        context.responses.fail(settlement, error)
-        if isinstance(error, ApiError):
-            error.is_recorded = True
-        raise
+            response = context.responses.open(head, settlement)
+        try:
+            await context.dispatcher.enqueue(
+                checked.card.model, jobs, weight=principal.tenant_weight, generation=generation
+            )
+        except (OverloadedError, TenantQueueFullError):
+            raise
+        except BaseException as error:
+            # The queue may have accepted the jobs, and a worker may have started them.
+            context.responses.fail(settlement, error)
+            if isinstance(error, ApiError):
+                error.is_recorded = True
+            raise
     return Submission(checked, completion, generation, settlement, response)
+
+
+@asynccontextmanager
+async def _reserving(
+    call: Call, checked: CheckedRequest, record: UsageRecord, generation: Generation
+) -> AsyncIterator[Settlement]:
+    """Reserve the usage of a request, and withdraw it if the block fails without settling it."""
+    context = call.context
+    admission = await _reserve(call, checked, record)
+    settlement = context.settlements.open(record, admission, generation)
+    try:
+        yield settlement
+    except BaseException:
+        if not settlement.has_ended:
+            context.responses.discard(record.request_id)
+            await settlement.withdraw()
+        raise
 
 
 async def _reserve(call: Call, checked: CheckedRequest, record: UsageRecord) -> Admission:
@@ -188,8 +196,7 @@ async def _take_storage(
         size,
         live_ms=live_ms + DEADLINE_GRACE_MS,
     )
-    if not retention:
-        settlement.free_storage_at_end(principal.limits)
+    settlement.count_storage(principal.limits, is_kept=bool(retention))
     return size
 
 

@@ -172,10 +172,20 @@ class Settlement:
         self.has_ended = False
         """Whether it is settled, or being settled."""
         self._storage_subjects: tuple[SubjectLimits, ...] | None = None
+        self._is_storage_kept = False
 
-    def free_storage_at_end(self, subjects: tuple[SubjectLimits, ...]) -> None:
-        """Stop counting the request's stored bytes towards these subjects when it ends."""
-        self._storage_subjects = subjects
+    def count_storage(self, subjects: tuple[SubjectLimits, ...], *, is_kept: bool) -> None:
+        """Note that the request's stored bytes count towards these subjects.
+
+        They stop counting when it ends, unless its response `is_kept`.
+        """
+        self._storage_subjects, self._is_storage_kept = subjects, is_kept
+
+    async def withdraw(self) -> None:
+        """End a request whose jobs were not enqueued: nothing of it counts, or is recorded."""
+        self.has_ended, self._is_storage_kept = True, False
+        self._free_storage()
+        await self._service.reservations.release(self.record.tenant_id, self.record.request_id)
 
     def hand_over(self) -> None:
         """Leave the request to another gateway, which settles it."""
@@ -218,14 +228,17 @@ class Settlement:
         if self.has_ended:
             return False
         self.has_ended = True
-        if self._storage_subjects is not None:
-            record = self.record
+        self._free_storage()
+        return True
+
+    def _free_storage(self) -> None:
+        if self._storage_subjects is not None and not self._is_storage_kept:
+            record, storage = self.record, self._service.storage
             self._service.tasks.start(
-                self._service.storage.settle(
+                storage.settle(
                     record.tenant_id, self._storage_subjects, record.request_id, 0, live_ms=0
                 )
             )
-        return True
 
     async def settle(self, ending: Ending, *, is_stored: bool = False) -> UsageRecord:
         """Cancel the jobs of an ended request, wait for the engine's counts, and settle.

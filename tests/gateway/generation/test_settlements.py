@@ -2,13 +2,16 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import msgspec
 import pytest
+from pydantic import SecretStr
 from redis.asyncio import Redis
 
 from contract import keys
@@ -17,10 +20,14 @@ from contract.outcomes import FailureCode
 from contract.tier import ServiceTier
 from gateway.database.engine import Database
 from gateway.management.prices.service import PriceService
+from gateway.management.tenants.service import TenantService
 from gateway.redis_client import connect
+from gateway.responses.head import ResponseHead
+from gateway.settings import Settings
 from gateway.tenancy.changes import ChangeAnnouncer
 from gateway.tenancy.limits import LimitName
 from gateway.tenancy.records import Billing
+from gateway.tenancy.scopes import Scope
 from gateway.tenancy.usage_record import Outcome, UsageRecord, decode_usage
 from tests.gateway.conftest import (
     MOST_WAITING_OF_TENANT,
@@ -32,9 +39,11 @@ from tests.gateway.conftest import (
     nothing_left,
     serve,
 )
+from tests.gateway.management_api import running_management
 from tests.gateway.tenants import all_have_received_changes, change_tenant
-from tests.support.fake_worker import ENGINE
+from tests.support.fake_worker import ENGINE, FakeWorker
 from tests.support.processes import wait_until
+from tests.support.redis_server import RedisServer
 from tests.support.stack import MODEL, Stack, metric
 
 PROMPT_MICROS, CACHED_MICROS, COMPLETION_MICROS = 3_000_001, 1_000_000, 7_000_003
@@ -363,6 +372,29 @@ async def test_request_refused_by_the_queue_is_not_recorded_and_uses_no_limit(
         assert refused.json()["error"]["code"] == "concurrency"
     await customer.records(0)
     assert (await complete(customer.client)).status_code == 200
+
+
+async def test_request_that_fails_before_the_queue_holds_nothing(
+    copy_sqlite: Callable[[Path], str],
+    redis: "Redis",
+    redis_server: RedisServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ResponseHead, "of", Mock(side_effect=ArithmeticError("a bug")))
+    worker = FakeWorker(redis, MODEL)
+    await worker.announce()
+    settings = Settings(
+        database_url=SecretStr(copy_sqlite(tmp_path / "bug.db")), redis_url=redis_server.url
+    )
+    async with running_management(settings) as gateway:
+        context = gateway.context
+        await TenantService(context.database, context.announcer).create("acme", tenant_id="acme")
+        key = await gateway.key("acme", Scope.COMPLETIONS)
+        body = asking(prompt="a b " * 900, stream=True)
+        assert (await gateway.call(key, "POST", "/v1/completions", body)).status_code == 500
+        assert not context.reservations.open_requests
+    assert not await redis.keys("{b:*}:open*") + await redis.keys("{b:*}:stored*")
 
 
 async def test_invalid_request_uses_no_limit(customer: Customer) -> None:
