@@ -28,5 +28,6 @@ class FailureCode(StrEnum):
     POISONOUS = "poisonous"  # Engines died while running the job; no other one runs it.
     GATEWAY_STOPPING = "gateway_stopping"  # The gateway shuts down and its drain time is over.
     TAKEN_OVER = "taken_over"  # Another gateway resumed the job.
+    STORED_BYTES = "stored_bytes"  # Redis would hold more of the tenant's output than allowed.
     CANCELLED = "cancelled"  # A cancellation was requested.
     SHED = "shed"  # The queue was full, and a job of a higher tier replaced this one.

@@ -31,6 +31,7 @@
     ├── UnsupportedMediaTypeError 415
     ├── RangeNotSatisfiableError 416
     ├── RateLimitError 429
+    ├── StorageFullError 429
     ├── TenantQueueFullError 429
     ├── TooManyUnpaidError 429
     ├── InternalError 500
@@ -552,6 +553,14 @@ class RateLimitError(_LimitError):
         self._refused_by(refusing, headers)
         self.code = code
         self.should_retry = is_retryable
+
+
+class StorageFullError(ApiError):
+    """A running response would exceed the limit of stored bytes, and has ended."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "stored_bytes"
 
 
 class TenantQueueFullError(ApiError):

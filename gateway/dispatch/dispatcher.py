@@ -113,6 +113,19 @@ class Dispatcher:
         """The last entry of this gateway's reply stream whose messages were delivered."""
         return self._reader.last_entry
 
+    @property
+    def read_bytes(self) -> int:
+        """Bytes of all frames that were read from this gateway's reply stream."""
+        return self._reader.read_bytes
+
+    async def trim_replies(self, oldest: bytes) -> None:
+        """Remove the entries before `oldest` from this gateway's reply stream. Raises RedisError.
+
+        Another gateway that takes a response over needs those that its journal lacks.
+        """
+        stream = keys.replies(self.gateway)
+        await self._client.execute_command("XTRIM", stream, "MINID", "~", oldest)
+
     def next_handle(self) -> int:
         """Return a handle for a new job, unique within this process."""
         return next(self._handles)

@@ -43,6 +43,8 @@ class ReplyReader:
         """`on_gap` gets the worker of a lost frame."""
         self.last_entry = _START
         """The last entry whose frame was delivered."""
+        self.read_bytes = 0
+        """Bytes of all frames that were read."""
         self._client = client
         self._blocking = MeasuredConnection(client, timeout_seconds=COMMAND_TIMEOUT_SECONDS)
         """A connection of its own: nothing else is sent while a read waits for entries."""
@@ -105,7 +107,9 @@ class ReplyReader:
 
     def _read(self, entry_id: bytes, fields: dict[bytes, bytes]) -> None:
         try:
-            frame = messages.decode_frame(fields[b"f"])
+            content = fields[b"f"]
+            self.read_bytes += len(content)
+            frame = messages.decode_frame(content)
         except (msgspec.MsgspecError, KeyError):
             # The worker's next frame reveals the gap.
             logger.exception("cannot decode a reply frame")

@@ -1,9 +1,10 @@
 """Storage quota: bytes in Redis of waiting and running requests and of stored responses."""
 
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from redis.exceptions import RedisError
 
@@ -16,6 +17,11 @@ from gateway.tenancy.limits import LimitName, LimitScope, SubjectLimits
 
 SMALL_BYTES: Final = 16_384
 """Smaller requests are not counted unless they are stored for long: their number is bounded."""
+
+TENANTS_IN_MEMORY: Final = 4
+"""A tenant without its own limit never holds more than this part of Redis's maximum memory."""
+LOOK_SECONDS: Final = 10.0
+"""How often the maximum memory of Redis is read, which operators may change."""
 
 _NO_LIMIT: Final = -1
 _KEEP = LuaScript("quota_keep", "gateway.quota.scripts")
@@ -31,9 +37,13 @@ class Storage:
     """
 
     def __init__(self, executor: CommandExecutor, *, most_of_tenant: int) -> None:
-        """Limit each tenant without its own limit to `most_of_tenant` bytes."""
+        """Limit each tenant without its own limit to `most_of_tenant` bytes.
+
+        It is limited to a quarter of Redis's maximum memory if that is less.
+        """
         self._executor = executor
-        self._most_of_tenant = most_of_tenant
+        self._most_of_tenant = self._set_most = most_of_tenant
+        self._look_at = 0.0
 
     def in_force(self, subject: SubjectLimits) -> SubjectLimits:
         """Return a subject with its effective `stored_bytes`: a tenant always has a limit."""
@@ -61,9 +71,10 @@ class Storage:
         Raises RateLimitError, and counts nothing, if one of the subjects would exceed its limit.
         Raises StoreUnavailableError.
         """
-        counted = self._counted(subjects)
-        limits = [_limit_of(each) for each in counted]
         try:
+            await self._look_at_memory()
+            counted = self._counted(subjects)
+            limits = [_limit_of(each) for each in counted]
             refusing, *used = await self._keep(
                 tenant_id, counted, request_id, size, live_ms=live_ms, limits=limits
             )
@@ -103,6 +114,14 @@ class Storage:
         _, *used = await self._keep(tenant_id, counted, "", 0, live_ms=0)
         by_subject = dict(zip((each.subject for each in counted), used, strict=True))
         return [by_subject.get(each.subject, 0) for each in subjects]
+
+    async def _look_at_memory(self) -> None:
+        if (now := time.monotonic()) < self._look_at:
+            return
+        self._look_at = now + LOOK_SECONDS
+        memory: Any = await self._executor.execute_command("INFO", "memory")
+        share = memory["maxmemory"] // TENANTS_IN_MEMORY
+        self._most_of_tenant = min(self._set_most, share or self._set_most)
 
     async def _keep(
         self,

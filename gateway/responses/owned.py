@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Sequence
 from typing import Final
@@ -13,6 +14,9 @@ from contract import clock
 from contract.messages import Delta, Follow, JobFailed, JobFinished, JobMessage
 from contract.outcomes import FailureCode
 from gateway.dispatch.dispatcher import Dispatcher
+from gateway.dispatch.reader import entry_id_of
+from gateway.errors import RateLimitError, StoreUnavailableError
+from gateway.quota.storage import SMALL_BYTES
 from gateway.responses.background import BackgroundIndex
 from gateway.responses.head import ResponseHead
 from gateway.responses.journal import MESSAGES_OF_ENTRY, Received, encode_entries, encode_message
@@ -46,6 +50,13 @@ Until then, they are only in this gateway's reply stream, which keeps frames for
 (`worker.queue.replies`). Eleven of them may pass between the death of this gateway and the last
 frame.
 """
+TRIM_BYTES: Final = 8_388_608
+"""Bytes of replies after which all journals are written, so that these replies can be removed.
+
+Workers remove replies after 30 seconds, which may be hundreds of megabytes.
+"""
+TAKEOVER_SECONDS: Final = 60.0
+"""How long no reply is removed after another gateway may have begun to take a response over."""
 MAX_CONCURRENT_WRITES: Final = 50
 """Responses that are written before the event loop runs other tasks."""
 _RESUMABLE: Final = (FailureCode.TAKEN_OVER, FailureCode.GATEWAY_STOPPING)
@@ -75,6 +86,9 @@ class OwnedResponses:
         self.by_id: dict[str, OwnedResponse] = {}
         self.interrupted: asyncio.Queue[str] = asyncio.Queue()
         """Background responses that ended because of a slow reader, and must resume."""
+        self._trimmed_bytes = 0
+        """`Dispatcher.read_bytes` when the reply stream was last trimmed."""
+        self._trims_after = -math.inf
 
     def of(self, settlement: Settlement) -> "OwnedResponse | None":
         """Return the response that has this settlement; None if it is not stored, or has ended."""
@@ -93,15 +107,12 @@ class OwnedResponses:
         if self.by_id.get(head.request_id) is not response:
             return
         del self.by_id[head.request_id]
-        if head.stored_bytes:
-            # Count the stored bytes in place of those that the request reserved.
+        if response.counted_bytes or response.stored_bytes >= SMALL_BYTES:
+            # A line's response is deleted as soon as its result is stored.
+            size = 0 if head.record.line else response.stored_bytes
             self.tasks.start(
                 self.settlements.storage.settle(
-                    head.tenant_id,
-                    head.subjects,
-                    head.request_id,
-                    response.stored_bytes,
-                    live_ms=head.retention_ms,
+                    head.tenant_id, head.subjects, head.request_id, size, live_ms=head.retention_ms
                 )
             )
         if response.must_resume:
@@ -121,7 +132,26 @@ class OwnedResponses:
         responses, now = list(self.by_id.values()), time.monotonic()
         for response in responses:
             response.end_if_abandoned()
-        await self._write([each for each in responses if each.is_write_due(now)])
+        read_bytes = self.dispatcher.read_bytes
+        trims = read_bytes - self._trimmed_bytes > TRIM_BYTES and now > self._trims_after
+        await self._write([each for each in responses if trims or each.is_write_due(now)])
+        if trims and now > self._trims_after:
+            await self._trim()
+            self._trimmed_bytes = read_bytes
+
+    def keep_replies(self) -> None:
+        """Keep the reply stream for a gateway that takes a response over."""
+        self._trims_after = time.monotonic() + TAKEOVER_SECONDS
+
+    async def _trim(self) -> None:
+        """Remove the replies that all journals have."""
+        unwritten = [each.through for each in self.by_id.values() if each.needs_write]
+        try:
+            await self.dispatcher.trim_replies(
+                min((self.dispatcher.last_entry, *unwritten), key=entry_id_of)
+            )
+        except RedisError as error:
+            logger.warning("cannot trim the reply stream: %s", type(error).__name__)
 
     async def write(self) -> None:
         """Write the new messages of all responses."""
@@ -180,6 +210,11 @@ class OwnedResponse:
         self._finish_lock = asyncio.Lock()
         self._is_writing_soon = False
         self._written_at = time.monotonic()
+        self._entry_bytes = sum(map(len, self._entries))
+        self.counted_bytes = head.stored_bytes
+        """Bytes in Redis that count towards the limits of the tenant."""
+        self.through = owned.dispatcher.last_entry
+        """The last entry of the reply stream whose messages the stored journal has."""
         self.generation.on_reply = self.on_reply
         self.generation.journal = self._pending
 
@@ -322,6 +357,7 @@ class OwnedResponse:
         """Leave the response to the gateway that takes it over, because this one stops."""
         if not self.settlement.has_ended:
             self._is_stopping = True
+            self._owned.keep_replies()
             self._owned.dispatcher.give_up(self.generation)
             self.settlement.hand_over()
 
@@ -398,6 +434,7 @@ class OwnedResponse:
         self._is_lost = self.has_ended = True
         self.generation.forbid_take()
         logger.warning("another gateway took response %s over", self.head.request_id)
+        self._owned.keep_replies()
         self._owned.dispatcher.give_up(self.generation)
         if not self.settlement.has_ended:
             self.settlement.hand_over()
@@ -408,7 +445,7 @@ class OwnedResponse:
     @property
     def stored_bytes(self) -> int:
         """Approximate bytes stored in Redis: its request and its journal."""
-        return self.head.stored_bytes + sum(map(len, self._entries))
+        return self.head.stored_bytes + self._entry_bytes
 
     @property
     def needs_write(self) -> bool:
@@ -457,12 +494,14 @@ class OwnedResponse:
 
     async def _write(self) -> bool:
         """Write everything. Return False if another gateway has taken the response over."""
-        owned, status = self._owned, self._status
+        owned, status, through = self._owned, self._status, self._owned.dispatcher.last_entry
         if self._pending:
-            through = owned.dispatcher.last_entry.decode()
-            self._entries += encode_entries(self._pending, through)
+            entries = encode_entries(self._pending, through.decode())
             self._pending.clear()
-        entries = len(self._entries)
+            self._entries += entries
+            self._entry_bytes += sum(map(len, entries))
+            await self._count()
+        written = len(self._entries)
         if self._written is None:
             result = await owned.store.open(
                 self.head,
@@ -489,8 +528,26 @@ class OwnedResponse:
             await owned.dispatcher.beat()
             self._written = None
             return True
-        self._written, self._written_status = entries, status
+        self._written, self._written_status, self.through = written, status, through
         return True
+
+    async def _count(self) -> None:
+        """Count the stored bytes of a response that has grown; end it if they exceed a limit."""
+        size, head, storage = self.stored_bytes, self.head, self._owned.settlements.storage
+        if size - self.counted_bytes < SMALL_BYTES or self.has_ended:
+            return
+        count = storage.settle if head.record.line else storage.take
+        try:
+            await count(
+                head.tenant_id, head.subjects, head.request_id, size, live_ms=self._ttl_ms()
+            )
+            self.counted_bytes = size
+        except RateLimitError as error:
+            if not self.has_ended:
+                failed = JobFailed(0, 0, FailureCode.STORED_BYTES, str(error))
+                self.generation.push(0, failed)
+        except StoreUnavailableError:
+            pass  # Then Redis does not take the journal either.
 
     def _ttl_ms(self) -> int:
         if self.has_ended:

@@ -15,6 +15,7 @@ from gateway.errors import (
     OverloadedError,
     PoisonousRequestError,
     RequestCancelledError,
+    StorageFullError,
     TakenOverError,
 )
 from gateway.prompt.window import too_long
@@ -23,7 +24,7 @@ RETRY_AFTER_SECONDS = 1.0
 OVERLOADED_RETRY_AFTER_SECONDS = 5.0
 
 
-def to_api_error(failed: JobFailed) -> ApiError:  # noqa: C901, PLR0911  (one for each code)
+def to_api_error(failed: JobFailed) -> ApiError:  # noqa: C901, PLR0911, PLR0912  (one for each)
     """Return the error that the client receives."""
     match failed.code:
         case FailureCode.INVALID_REQUEST:
@@ -50,6 +51,8 @@ def to_api_error(failed: JobFailed) -> ApiError:  # noqa: C901, PLR0911  (one fo
                 "The gateway is shutting down. Retry the request.",
                 retry_after_seconds=RETRY_AFTER_SECONDS,
             )
+        case FailureCode.STORED_BYTES:
+            return StorageFullError(failed.message)
         case FailureCode.CANCELLED:
             return RequestCancelledError("The request was cancelled.")
         case FailureCode.ADAPTER_FAILED:

@@ -32,6 +32,7 @@ COUNTED = 5
 OURS: Final = frozenset(FailureCode) - {
     FailureCode.INVALID_REQUEST,
     FailureCode.DEADLINE_EXCEEDED,
+    FailureCode.STORED_BYTES,
     # These end no request: another gateway settles it, or its client has ended it.
     FailureCode.TAKEN_OVER,
     FailureCode.CANCELLED,
@@ -60,6 +61,7 @@ def leave(house: House, request: Submitted) -> None:
 THEIRS: Mapping[str, End] = {
     "rejected": failing(to_api_error(JobFailed(0, 0, FailureCode.INVALID_REQUEST, ""))),
     "timed out": failing(to_api_error(JobFailed(0, 0, FailureCode.DEADLINE_EXCEEDED, ""))),
+    "stored bytes": failing(to_api_error(JobFailed(0, 0, FailureCode.STORED_BYTES, ""))),
     "slow reader": failing(SlowReaderError("")),
     "left": leave,
     "cancelled": cancel,

@@ -145,6 +145,9 @@ async def test_frames_stay_for_a_time_whatever_their_number(
     await asyncio.sleep(0.1)
     # The second frame drops those that were old at the first. Redis drops whole nodes of 100.
     assert await write(2) == 52
+    monkeypatch.setattr(replies, "FRAMES_KEPT_MS", 600_000)
+    monkeypatch.setattr(replies, "MAX_KEPT_BYTES", 100)
+    assert await write(250) < 150
     await end_task(running)
 
 

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import math
 import time
+from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -39,6 +40,10 @@ The next owner of a dead gateway's responses needs those that no journal has: of
 seconds before its death (`gateway.responses.owned`), and of the eleven until workers stop.
 """
 
+MAX_KEPT_BYTES = 67_108_864
+"""Frames of this worker that a gateway's stream keeps at most. A gateway removes what it has read
+and stored; one that is this far behind loses frames, and its jobs resume after them."""
+
 UNSTREAMED_START_SECONDS = 0.05
 """How long the start of a job that is not streamed waits for other messages. Most short jobs end
 before, and need one frame."""
@@ -52,6 +57,33 @@ BYTES_OF_LOGPROB = 16
 UNDECODABLE_MESSAGE = "The output could not be decoded."
 _OF_JOBS = ("started", "prompts", "deltas", "finished", "failed", "returned")
 """The lists in a frame of a worker."""
+
+class KeptFrames:
+    """Times and sizes of the frames in one stream that this worker wrote and that are kept."""
+
+    def __init__(self) -> None:
+        self._frames: deque[tuple[int, int]] = deque()
+        self._bytes = 0
+
+    @property
+    def oldest_ms(self) -> int:
+        """When the oldest frame to keep was written, by the clock of Redis; 0 without any."""
+        return self._frames[0][0] if self._frames else 0
+
+    def add(self, written_ms: int, size: int) -> None:
+        """Add a frame. Drop those that are too old, or too large together."""
+        if self._frames and written_ms < self._frames[-1][0]:
+            # Another Redis has another clock, and a new stream.
+            self._frames.clear()
+            self._bytes = 0
+        self._frames.append((written_ms, size))
+        self._bytes += size
+        oldest_ms = written_ms - FRAMES_KEPT_MS
+        while self._frames[0][0] < oldest_ms or (
+            self._bytes > MAX_KEPT_BYTES and len(self._frames) > 1
+        ):
+            self._bytes -= self._frames.popleft()[1]
+
 
 Entry = tuple[str, bytes]
 """A stream key and an encoded frame."""
@@ -216,8 +248,8 @@ class ReplyWriter:
         self.overflowed = asyncio.Event()
         """Set after a failed write if too many deltas are unwritten."""
         self._outboxes: dict[str, Outbox] = {}
-        self._newest_ms: dict[str, int] = {}
-        """When the last frame of each stream was written, by the clock of Redis."""
+        self._kept: defaultdict[str, KeptFrames] = defaultdict(KeptFrames)
+        """By stream."""
         self._has_messages = asyncio.Event()
         self._drained = asyncio.Event()
         self._drained.set()
@@ -237,7 +269,7 @@ class ReplyWriter:
     def remove(self, gateway: str) -> None:
         """Drop the outbox of a gateway that will not read again."""
         self._outboxes.pop(gateway, None)
-        self._newest_ms.pop(keys.replies(gateway), None)
+        self._kept.pop(keys.replies(gateway), None)
 
     def flush(self) -> None:
         """Request that all outboxes are written that have something to send now."""
@@ -293,17 +325,14 @@ class ReplyWriter:
     async def _send(self, entries: list[Entry]) -> list[Any]:
         execute = self._executor.execute_command
         writes = (
-            execute("XADD", key, "MINID", "~", self._oldest_ms(key), "*", "f", payload)
+            execute("XADD", key, "MINID", "~", self._kept[key].oldest_ms, "*", "f", payload)
             for key, payload in entries
         )
         results = await asyncio.gather(*writes, return_exceptions=True)
-        for (key, _), result in zip(entries, results, strict=True):
+        for (key, payload), result in zip(entries, results, strict=True):
             if isinstance(result, bytes):
-                self._newest_ms[key] = int(result.partition(b"-")[0])
+                self._kept[key].add(int(result.partition(b"-")[0]), len(payload))
         return results
-
-    def _oldest_ms(self, key: str) -> int:
-        return max(self._newest_ms.get(key, 0) - FRAMES_KEPT_MS, 0)
 
     def _check_overflow(self) -> None:
         pending = sum(len(box.deltas) for box in self._outboxes.values())
