@@ -8,8 +8,9 @@ from urllib.parse import quote
 
 import redis
 from celery import Celery
-from celery.beat import Scheduler
+from celery.beat import Scheduler, SchedulingError
 from celery.signals import setup_logging, worker_shutting_down
+from celery.worker.consumer import Consumer
 from typing_extensions import override
 
 from contract.redis_url import SentinelAddress, blocking_redis_client, sentinel_address
@@ -26,6 +27,8 @@ BROKER_SECONDS: Final = 5.0
 """Timeout of the broker, and interval of its health checks."""
 SENTINEL_SECONDS: Final = 1.0
 """Timeout of a sentinel before the next one is tried."""
+FULL_SECONDS: Final = 1.0
+"""Pause before a full broker is tried again."""
 SILENT_SECONDS: Final = 60.0
 """After this long without a tick, the scheduler counts as stuck."""
 
@@ -51,6 +54,9 @@ def create_app(settings: Settings) -> Celery:
         worker_send_task_events=False,
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,
+        # A full Redis must not end the process.
+        broker_channel_error_retry=True,
+        worker_consumer=PatientConsumer,
         broker_transport_options={
             "visibility_timeout": VISIBILITY_SECONDS,
             "socket_keepalive": True,
@@ -117,6 +123,28 @@ def run_beat(app: Celery) -> None:
     beat.run()
 
 
+class PatientConsumer(Consumer):  # type: ignore[misc]
+    """Takes runs from the broker. It waits while a full Redis rejects writes, and logs that once."""
+
+    _is_full = False
+
+    @override
+    def on_connection_error_before_connected(self, exc: Exception) -> None:
+        if not isinstance(exc, redis.exceptions.OutOfMemoryError):
+            super().on_connection_error_before_connected(exc)
+            return
+        if not self._is_full:
+            logger.warning("the broker rejects writes: %s", type(exc).__name__)
+        self._is_full = True
+        time.sleep(FULL_SECONDS)
+
+    @override
+    def on_connection_error_after_connected(self, exc: Exception) -> None:
+        # This logs the error.
+        super().on_connection_error_after_connected(exc)
+        self._is_full = isinstance(exc, redis.exceptions.OutOfMemoryError)
+
+
 class BoundedScheduler(Scheduler):  # type: ignore[misc]
     """Keeps its schedule in memory, and skips runs while too many are waiting."""
 
@@ -138,18 +166,19 @@ class BoundedScheduler(Scheduler):  # type: ignore[misc]
 
     @override
     def apply_async(self, entry: Any, **options: Any) -> Any:
-        return super().apply_async(entry, **options) if self._has_room() else None
-
-    def _has_room(self) -> bool:
         try:
             waiting: Any = self._broker.llen(QUEUE)
-        except redis.RedisError as error:
+            sent = super().apply_async(entry, **options) if waiting < MOST_WAITING else None
+        except (redis.RedisError, SchedulingError) as error:
             if not self._is_away:
-                logger.warning("the broker cannot be reached: %s", type(error).__name__)
+                is_full = isinstance(error, SchedulingError)
+                problem = "rejects writes" if is_full else "cannot be reached"
+                cause = error.__context__ if is_full else error
+                logger.warning("the broker %s: %s", problem, type(cause).__name__)
             self._is_away = True
-            return False
+            return None
         self._is_away = False
-        return bool(waiting < MOST_WAITING)
+        return sent
 
 
 def _leave_logs_alone(**_details: object) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -19,7 +20,7 @@ import redis
 
 from contract import keys
 from gateway.database.engine import Database
-from gateway.jobs.app import MOST_WAITING, QUEUE, BoundedScheduler, create_app
+from gateway.jobs.app import FULL_SECONDS, MOST_WAITING, QUEUE, BoundedScheduler, create_app
 from gateway.management.exports.store import ExportStore
 from gateway.settings import load_settings
 from gateway.tenancy.times import EPOCH, utc_now
@@ -210,16 +211,30 @@ def test_scheduler_sleeps_between_runs(scheduler: BoundedScheduler) -> None:
     assert ticks <= 3 * runs + 5
 
 
-def test_redis_outage_is_logged_once_and_sigterm_drains_all_usage(
+def test_full_and_stopped_redis_are_logged_once_and_sigterm_drains_all_usage(
     deployment: Deployment,
 ) -> None:
     jobs, beat = deployment.start("jobs"), deployment.start("beat")
     _drain(deployment, 0)
+    # A full one rejects the start of runs, and what ends those that run.
+    deployment.append(5, RECORDS)
+    wait_until(lambda: deployment.rows() > 5, what="a drain", longest_pause=0.01)
+    deployment.server.command("CONFIG SET maxmemory 1")
+    wait_until(lambda: "rejects writes" in deployment.log("beat"), what="the complaint")
+    time.sleep(3 * FULL_SECONDS)
+    deployment.server.command("CONFIG SET maxmemory 0")
+    _drain(deployment, 5 + RECORDS)
+    assert (jobs.poll(), beat.poll()) == (None, None)
+    for name in ("jobs", "beat"):
+        assert "Traceback" not in deployment.log(name)
+        assert len(re.findall("OutOfMemory|rejects writes", deployment.log(name))) <= 1
+
     deployment.server.stop()
     complaint = "the broker cannot be reached"
     wait_until(lambda: complaint in deployment.log("beat"), what="the complaint")
     deployment.server.start()
-    _drain(deployment, 5)
+    rows = deployment.rows()
+    _drain(deployment, rows)
     assert (jobs.poll(), beat.poll()) == (None, None)
     assert deployment.log("jobs").count("job drain failed and is retried") <= 1
     assert deployment.log("beat").count(complaint) == 1
@@ -228,11 +243,11 @@ def test_redis_outage_is_logged_once_and_sigterm_drains_all_usage(
 
     beat.send_signal(signal.SIGTERM)
     assert beat.wait(END_SECONDS) == 0
-    deployment.append(10, 10)
+    deployment.append(rows + 5, 10)
     jobs.send_signal(signal.SIGTERM)
     assert jobs.wait(END_SECONDS) == 0
     assert deployment.undrained() == 0
-    assert deployment.rows() == 20
+    assert deployment.rows() == rows + 15
     assert "Traceback" not in deployment.log("jobs").removeprefix(reported) + deployment.log("beat")
 
 
