@@ -16,7 +16,7 @@ from contract import clock, logs
 from contract.adapters import LOAD_TOKENS, cache_salt_of
 from contract.affinity import prefix_affinity, resource_affinity
 from contract.dialect import Dialect
-from contract.messages import AdapterRef, GenerationJob
+from contract.messages import AdapterRef, GenerationJob, Ranking
 from contract.tracing import RESERVE
 from gateway import telemetry, tracing
 from gateway.auth.principal import Principal
@@ -212,6 +212,7 @@ def draft_record(call: Call, checked: CheckedRequest, request_id: str) -> UsageR
     """
     principal, model = call.principal, checked.card.model
     prices, tier, adapter = call.context.prices, checked.service_tier, checked.adapter
+    request = checked.request
     if adapter is None:
         price = prices.find(model, tier, utc_now())
     else:
@@ -224,9 +225,10 @@ def draft_record(call: Call, checked: CheckedRequest, request_id: str) -> UsageR
         model=model,
         adapter="" if adapter is None else adapter.name,
         endpoint=checked.endpoint.name,
-        dialect=checked.request.profile.name,
+        dialect=request.profile.name,
         service_tier=tier,
-        is_streamed=checked.request.stream,
+        is_streamed=request.stream,
+        is_ranked=request.best_of > request.n or request.ranking is Ranking.SUM,
         is_prepaid=principal.is_prepaid,
         gateway=call.context.dispatcher.gateway,
         line="" if call.line is None else call.line.id,

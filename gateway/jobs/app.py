@@ -124,7 +124,7 @@ def run_beat(app: Celery) -> None:
 
 
 class PatientConsumer(Consumer):  # type: ignore[misc]
-    """Takes runs from the broker. It waits while a full Redis rejects writes, and logs that once."""
+    """Takes runs from the broker. Waits while a full Redis rejects writes, and logs that once."""
 
     _is_full = False
 

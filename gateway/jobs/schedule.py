@@ -44,7 +44,12 @@ async def roll_up(services: Services) -> None:
 
 async def sweep(services: Services) -> None:
     """Settle requests whose gateway died."""
-    if settled := await services.sweep.run():
+    before = services.sweep.lost_micros
+    try:
+        settled = await services.sweep.run()
+    finally:
+        telemetry.LOST_MICROS.inc(services.sweep.lost_micros - before)
+    if settled:
         telemetry.SWEPT_RESERVATIONS.inc(settled)
         logger.warning("%d requests of dead gateways were settled as lost", settled)
 

@@ -35,6 +35,10 @@ OVERDUE_RESERVATIONS: Final = Gauge(
 SWEPT_RESERVATIONS: Final = Counter(
     "sluice_quota_swept_reservations_total", "Abandoned reservations that the sweep has ended."
 )
+LOST_MICROS: Final = Counter(
+    "sluice_ledger_lost_micros_total",
+    "Cost in micro-dollars of tokens that requests of dead gateways used and that nobody pays for.",
+)
 BATCHES: Final = Gauge("sluice_batches", "Batches that have not ended, by status.", ["status"])
 BATCH_LINES: Final = Gauge(
     "sluice_batch_lines",

@@ -1,13 +1,14 @@
 """Settlement sweep: settle requests of dead gateways, whose reservations are no longer renewed.
 
 The sweep cancels their jobs, reads the engine's counts from the receipts and settles the requests
-as lost. A gateway that returns may settle the same requests: the first settlement counts. A gateway
-that takes a request over renews its reservation first; then the sweep does not settle it.
+as lost. A stream pays for its tokens: clients have received them, or can resume it. A gateway that
+returns may settle the same requests: the first settlement counts. A gateway that takes a request
+over renews its reservation first; then the sweep does not settle it.
 """
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -46,6 +47,8 @@ class Sweep:
     def __init__(self, redis: Redis) -> None:
         self._executor = MeasuredConnection(redis)
         self._store = QuotaStore(self._executor)
+        self.lost_micros = 0
+        """Cost in micro-dollars of all tokens that were settled free of charge."""
 
     async def run(self) -> int:
         """Settle abandoned requests whose jobs have ended, and cancel the jobs of the others.
@@ -97,7 +100,9 @@ class Sweep:
                 record.tenant_id, record.request_id, expired_ms=expired_ms
             )
         else:
-            is_settled = await self._store.settle(_settled(record, receipts), expired_ms=expired_ms)
+            settled = _settled(record, receipts)
+            is_settled = await self._store.settle(settled, expired_ms=expired_ms)
+            self.lost_micros += is_settled * _free_micros(settled)
         if is_settled:
             await queue.forget(job_ids)
         return is_settled
@@ -132,15 +137,26 @@ def _has_ended(receipt: JobReceipt) -> bool:
     return receipt.state in (JobState.ENDED, JobState.ABSENT)
 
 
-def _settled(draft: UsageRecord, receipts: Sequence[JobReceipt]) -> UsageRecord:
-    counts = Counts(
-        sum(receipt.prompt_tokens for receipt in receipts),
-        sum(receipt.cached_tokens for receipt in receipts),
-        sum(receipt.completion_tokens for receipt in receipts),
+def _counts(receipts: Iterable[JobReceipt]) -> Counts:
+    counts = [(each.prompt_tokens, each.cached_tokens, each.completion_tokens) for each in receipts]
+    return Counts(*map(sum, zip(*counts, strict=True)))
+
+
+def _free_micros(record: UsageRecord) -> int:
+    return record.cost_of(
+        prompt_tokens=record.free_prompt_tokens,
+        cached_tokens=record.free_cached_tokens,
+        completion_tokens=record.free_completion_tokens,
     )
+
+
+def _settled(draft: UsageRecord, receipts: Sequence[JobReceipt]) -> UsageRecord:
+    def is_free(receipt: JobReceipt) -> bool:
+        return draft.is_whole or not receipt.completion_tokens
+
     return draft.ended(
-        counts,
-        free=counts,
+        _counts(receipts),
+        free=_counts(filter(is_free, receipts)),
         outcome=Outcome.LOST,
         code=LOST_CODE,
         engines=[receipt.engine for receipt in receipts],

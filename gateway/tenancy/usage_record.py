@@ -52,6 +52,8 @@ class UsageRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     dialect: str
     service_tier: ServiceTier = ServiceTier.DEFAULT
     is_streamed: bool = False
+    is_ranked: bool = False
+    """Whether its tokens arrive at the end, when the best sequences are known, even if streamed."""
     is_prepaid: bool = False
     """Whether the cost is taken from the tenant's credits."""
     gateway: str = ""
@@ -101,6 +103,11 @@ class UsageRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
         """Ids of the request's jobs, one for each prompt."""
         first_id = self.request_id.partition(".")[0]
         return [f"{first_id}-{index}" for index in range(self.jobs)]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether a client receives nothing before the end."""
+        return self.is_ranked or not self.is_streamed
 
     def used(self, total: Counts) -> Counts:
         """Return the tokens that the record of a draft has, if its jobs have used `total`."""

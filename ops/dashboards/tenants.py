@@ -246,8 +246,10 @@ def build() -> Dashboard:
             graph(
                 "Abandoned reservations swept",
                 "cps",
-                "Reservations of dead gateways that the sweep settled as lost.",
+                "Reservations of dead gateways that the sweep settled as lost, and the cost in "
+                "micro-dollars of their tokens that nobody pays for.",
                 Query(rate("sluice_quota_swept_reservations_total", NAMESPACE), "swept"),
+                Query(rate("sluice_ledger_lost_micros_total", NAMESPACE), "lost micro-dollars"),
             ),
         ),
     )

@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from gateway.database.ledger.store import LATE
 from gateway.tenancy.usage_record import Outcome
 from tests.chaos.faults import Fault, Kind
 from tests.chaos.history import Behaviour, Ending, History, Stretch
@@ -129,13 +130,44 @@ def judge_rows(
         name for name, times in Counter(row["request_id"] for row in rows).items() if times > 1
     ]
     found = [Violation("one record", f"{name} has several rows") for name in twice]
+    found += [
+        Violation("money", f"{row['request_id']} costs {row['cost_micros']} instead of {cost}")
+        for row in rows
+        # The cost of a later difference is a difference of two rounded costs.
+        if not row["request_id"].endswith(LATE) and row["cost_micros"] != (cost := cost_of(row))
+    ]
     for history in histories:
         if history.request_id:
             own = by_request.get(history.request_id, [])
             found += [
                 Violation("one record", what, history) for what in _judge_row(history, own, faults)
             ]
+            if what := _unpaid(history, own):
+                found.append(Violation("money", what, history))
     return found
+
+
+def cost_of(row: Row) -> int:
+    """Return the price of the tokens in a row that are not free, in micro-dollars."""
+    prompt, cached, completion = (
+        row[f"{kind}_tokens"] - row[f"free_{kind}_tokens"]
+        for kind in ("prompt", "cached", "completion")
+    )
+    cost = (prompt - cached) * row["prompt_price"] + cached * row["cached_price"]
+    return -(-(cost + completion * row["completion_price"]) // 1_000_000)
+
+
+def _unpaid(history: History, rows: Sequence[Row]) -> str:
+    """Return how many of the tokens that a client received are in no row that it pays for.
+
+    A gateway's death is the operator's loss, as far as no receipt of a worker is left.
+    """
+    outcomes = [row["outcome"] for row in rows]
+    paid = sum(row["completion_tokens"] - row["free_completion_tokens"] for row in rows)
+    received = history.transcript.tokens
+    if Outcome.LOST in outcomes or not rows or paid >= received:
+        return ""
+    return f"its client received {received} tokens and pays for {paid} ({outcomes})"
 
 
 def _judge_row(history: History, rows: Sequence[Row], faults: Sequence[Fault]) -> list[str]:

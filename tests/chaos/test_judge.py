@@ -8,7 +8,13 @@ from gateway.stream.tool_calls import call_id
 from gateway.tenancy.usage_record import Outcome
 from tests.chaos.faults import WEIGHTS, Fault, Kind, schedule
 from tests.chaos.history import Behaviour, Ending, History, Stretch
-from tests.chaos.judge import judge_behaviours, judge_growth, judge_histories, judge_rows
+from tests.chaos.judge import (
+    cost_of,
+    judge_behaviours,
+    judge_growth,
+    judge_histories,
+    judge_rows,
+)
 from tests.chaos.machine import Standstill
 from tests.chaos.transcript import Transcript
 
@@ -304,8 +310,12 @@ def test_slow_refusal_without_redis_is_reported(
 
 
 def row(outcome: Outcome = Outcome.FINISHED, **fields: Any) -> dict[str, Any]:
-    counts = {"prompt_tokens": 2, "completion_tokens": 3}
-    return {"request_id": "cmpl-1", "outcome": outcome, **counts, **fields}
+    """Return a row that costs what its fields say; a dollar a token."""
+    counts = {"prompt_tokens": 2, "cached_tokens": 0, "completion_tokens": 3}
+    free = {f"free_{name}": 0 for name in counts}
+    prices = dict.fromkeys(("prompt_price", "cached_price", "completion_price"), 10**12)
+    found = {"request_id": "cmpl-1", "outcome": outcome, **counts, **free, **prices, **fields}
+    return {"cost_micros": cost_of(found)} | found
 
 
 def complete() -> History:
@@ -366,11 +376,21 @@ def test_only_a_gateway_that_died_without_redis_may_skip_settlement(
     assert [each.invariant for each in found] == ([] if is_excused else ["one record"])
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [row(cost_micros=3_000_000), row(free_completion_tokens=1)],
+    ids=["another cost", "unpaid"],
+)
+def test_unpaid_tokens_are_reported(wrong: dict[str, Any]) -> None:
+    assert [each.invariant for each in judge_rows([complete()], [wrong])] == ["money"]
+
+
 def test_disconnected_client_is_charged_at_least_what_it_received() -> None:
     left = history(Ending.LEFT)
     left.transcript.add(chunk("one two", [1, 2]))
     assert judge_rows([left], [row(Outcome.CANCELLED, completion_tokens=2)]) == []
-    assert len(judge_rows([left], [row(Outcome.CANCELLED, completion_tokens=1)])) == 1
+    found = judge_rows([left], [row(Outcome.CANCELLED, completion_tokens=1)])
+    assert {each.invariant for each in found} == {"one record", "money"}
 
 
 def test_growth_beyond_its_allowance_is_reported() -> None:

@@ -129,7 +129,7 @@ async def test_claim_that_redis_executes_after_its_timeout_frees_the_key(
             idempotency=registry, responses=None, settlements=SimpleNamespace(tasks=tasks)
         )
     )
-    await any_redis.execute_command("CLIENT", "PAUSE", "500", "WRITE")
+    await any_redis.client_pause(500, all=False)
     with pytest.raises(StoreUnavailableError):
         await find_earlier(call, ASKED, "cmpl-1")
 

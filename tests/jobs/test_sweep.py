@@ -21,6 +21,7 @@ from tests.support.redis_server import RedisServer
 from tests.support.usage import usage_record
 
 MODEL = "m"
+STREAM = {"is_streamed": True}
 BUCKET = keys.bucket_of("acme")
 SUBJECTS = (
     SubjectLimits(LimitScope.KEY, "key_1", Limits(concurrent_requests=1)),
@@ -39,6 +40,7 @@ def _draft(number: int, **fields: Any) -> UsageRecord:
         "completion_tokens": 0,
         "cost_micros": 0,
         "prompt_price": 1_000_000,
+        "cached_price": 0,
         "completion_price": 1_000_000,
     }
     return usage_record(number, **(nothing | fields))
@@ -77,27 +79,37 @@ async def _states(queue: JobQueue, *job_ids: str) -> list[JobState]:
     return [receipt.state for receipt in await queue.receipts(job_ids)]
 
 
-async def test_lost_request_is_settled_with_the_counts_of_its_receipts(redis: Redis) -> None:
-    draft, queue = _draft(1, jobs=3), JobQueue(redis, MODEL)
+@pytest.mark.parametrize("kind", [{}, {"is_streamed": True, "is_ranked": True}, STREAM], ids=str)
+async def test_lost_request_is_settled_with_the_counts_of_its_receipts(
+    redis: Redis, kind: dict[str, bool]
+) -> None:
+    draft, queue = _draft(1, jobs=4, **({"is_streamed": False} | kind)), JobQueue(redis, MODEL)
     admitted_ms = await _admit(redis, draft)
-    ids = [f"{draft.request_id}-{index}" for index in range(3)]
+    ids = [f"{draft.request_id}-{index}" for index in range(4)]
     await enqueue(queue, *(job(id_, "acme") for id_ in ids))
     for place, engine in enumerate(("vllm 0.32.0", "vllm 0.31.0", "vllm 0.32.0")):
         claimed = await queue.claim("w1", PLENTY, most_jobs=1, lease_ms=LEASE_MS, engine=engine)
         await queue.finish("w1", LeaseReport(claimed.claims[0].job.id, 1, 5 + place, 10, 4))
-    assert await Sweep(redis).run() == 1
+    # One of them has sent no token.
+    await queue.claim("w1", PLENTY, most_jobs=1, lease_ms=LEASE_MS, engine="")
+    await queue.finish("w1", LeaseReport(ids[3], 1, 0, 20, 0))
+    sweep = Sweep(redis)
+    assert await sweep.run() == 1
     [record] = await _records(redis)
     assert (record.request_id, record.created_ms) == (draft.request_id, admitted_ms)
-    assert (record.outcome, record.code, record.cost_micros) == (Outcome.LOST, "gateway_lost", 0)
+    assert (record.outcome, record.code) == (Outcome.LOST, "gateway_lost")
     counts = (record.prompt_tokens, record.cached_tokens, record.completion_tokens)
-    assert counts == (30, 12, 5 + 6 + 7)
+    assert counts == (50, 12, 5 + 6 + 7)
     free = (record.free_prompt_tokens, record.free_cached_tokens, record.free_completion_tokens)
-    assert free == counts
+    # Clients have received the tokens of a stream, or can resume it.
+    assert free == ((20, 0, 0) if kind is STREAM else counts)
+    assert record.cost_micros + sweep.lost_micros == 50 - 12 + 5 + 6 + 7
+    assert sweep.lost_micros == (20 if kind is STREAM else 56)
     assert record.ended_ms >= admitted_ms
     assert record.engine == "vllm 0.31.0, vllm 0.32.0"
-    assert await _states(queue, *ids) == [JobState.ABSENT] * 3, "the receipts are dropped"
+    assert await _states(queue, *ids) == [JobState.ABSENT] * 4, "the receipts are dropped"
     assert await _open(redis) == 0
-    assert await Sweep(redis).run() == 0
+    assert await sweep.run() == 0
 
 
 async def test_swept_reservation_frees_its_amounts(redis: Redis) -> None:

@@ -85,6 +85,7 @@ def _body(rng: random.Random) -> dict[str, Any]:
         # A ranked response (`best_of`) cannot be streamed.
         **({} if stream else {"best_of": n + rng.choice((0, 0, 0, 2))}),
         "stream": stream,
+        **({"return_token_ids": True} if stream else {}),
         "ignore_eos": rng.random() < 0.5,
         **({"stop": [" a", " the"]} if rng.random() < 0.2 else {}),
         "seed": rng.randint(0, 1_000_000),

@@ -137,7 +137,7 @@ def test_row_costs_its_tokens_unless_its_outcome_is_free(
         free = (row["free_prompt_tokens"], row["free_completion_tokens"])
         if row["outcome"] in CHARGED:
             assert free == (0, 0), row
-        elif row["outcome"] == Outcome.LOST:
+        elif row["outcome"] == Outcome.LOST and not row["is_streamed"]:
             assert free == (row["prompt_tokens"], row["completion_tokens"]), row
         assert row["cached_tokens"] == 0
         paid = (row["prompt_tokens"] - free[0], row["completion_tokens"] - free[1])
@@ -147,6 +147,24 @@ def test_row_costs_its_tokens_unless_its_outcome_is_free(
     assert alive
     assert {row["outcome"] for row in alive} <= {Outcome.CANCELLED, Outcome.FINISHED}
     assert all(row["completion_tokens"] > 0 for row in left)
+
+
+def test_clients_pay_for_all_tokens_that_they_received(evidence: Evidence) -> None:
+    rows = by_id(evidence.rows)
+    cut = 0
+    for wish, answer in evidence.served:
+        if not wish.body["stream"] or answer.request_id is None:
+            continue
+        received = sum(
+            len(choice.get("token_ids") or ())
+            for event in answer.events
+            for choice in event.get("choices", ())
+        )
+        row = rows[answer.request_id]
+        # A worker lives, so each lost request has receipts.
+        assert received <= row["completion_tokens"] - row["free_completion_tokens"], row
+        cut += received > 0 and row["outcome"] == Outcome.LOST
+    assert cut, "no kill of a gateway met a stream"
 
 
 def test_nothing_is_left_in_redis(evidence: Evidence) -> None:

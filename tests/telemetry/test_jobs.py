@@ -139,11 +139,14 @@ async def test_unreadable_values_are_not_reported_as_before(database: Database) 
 
 async def test_requests_ended_by_the_sweep_are_counted() -> None:
     async def end_three() -> int:
+        services.sweep.lost_micros += 5
         return 3
 
-    services: Any = SimpleNamespace(sweep=SimpleNamespace(run=end_three))
+    services: Any = SimpleNamespace(sweep=SimpleNamespace(run=end_three, lost_micros=7))
     before = reported("sluice_quota_swept_reservations_total")
+    lost = reported("sluice_ledger_lost_micros_total")
     await sweep(services)
+    assert reported("sluice_ledger_lost_micros_total") - lost == 5
     assert reported("sluice_quota_swept_reservations_total") - before == 3
 
 
