@@ -21,12 +21,11 @@ class TaskSet:
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    def start(self, work: Coroutine[Any, Any, object]) -> "asyncio.Task[Any]":
+    def start(self, work: Coroutine[Any, Any, object]) -> None:
         """Run a coroutine as a task. A failure is logged."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
-        return task
 
     async def finish(self, timeout_seconds: float) -> None:
         """Wait for all tasks, and for those that they start, at most `timeout_seconds`."""

@@ -123,8 +123,7 @@ class Dispatcher:
 
         Another gateway that takes a response over needs those that its journal lacks.
         """
-        stream = keys.replies(self.gateway)
-        await self._client.execute_command("XTRIM", stream, "MINID", "~", oldest)
+        await self._client.xtrim(keys.replies(self.gateway), minid=oldest.decode())
 
     def next_handle(self) -> int:
         """Return a handle for a new job, unique within this process."""

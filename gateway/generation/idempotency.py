@@ -132,9 +132,10 @@ async def release(call: Call, idempotent: IdempotentRequest, request_id: str) ->
 
     If Redis does not respond, or does not know of the claim yet, this continues in the background.
     """
-    releasing = call.context.settlements.tasks.start(
-        _release(call.context.idempotency, idempotent, request_id)
-    )
+    context = call.context
+    releasing = asyncio.create_task(_release(context.idempotency, idempotent, request_id))
+    # A gateway that stops waits for it.
+    context.settlements.tasks.start(wait_for_end(releasing, timeout_seconds=ADMISSION_SECONDS))
     await wait_for_end(releasing, timeout_seconds=RELEASE_SECONDS)
 
 

@@ -150,11 +150,12 @@ def judge_rows(
 def cost_of(row: Row) -> int:
     """Return the price of the tokens in a row that are not free, in micro-dollars."""
     prompt, cached, completion = (
-        row[f"{kind}_tokens"] - row[f"free_{kind}_tokens"]
+        int(row[f"{kind}_tokens"] - row[f"free_{kind}_tokens"])
         for kind in ("prompt", "cached", "completion")
     )
-    cost = (prompt - cached) * row["prompt_price"] + cached * row["cached_price"]
-    return -(-(cost + completion * row["completion_price"]) // 1_000_000)
+    cost: int = (prompt - cached) * row["prompt_price"] + cached * row["cached_price"]
+    cost += completion * row["completion_price"]
+    return -(-cost // 1_000_000)
 
 
 def _unpaid(history: History, rows: Sequence[Row]) -> str:

@@ -29,7 +29,7 @@ async def flood(worker: FakeWorker, claim: Claim, size: int) -> int:
     while size > 0:
         # Compression gains little.
         scores = [
-            TokenLogprob(number, draw.randbytes(12).decode("latin-1"), -draw.random())
+            TokenLogprob(draw.randbytes(12).decode("latin-1"), -draw.random(), number)
             for number in range(50)
         ]
         delta = worker.next_delta(claim, "x", logprobs=scores)

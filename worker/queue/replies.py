@@ -58,6 +58,7 @@ UNDECODABLE_MESSAGE = "The output could not be decoded."
 _OF_JOBS = ("started", "prompts", "deltas", "finished", "failed", "returned")
 """The lists in a frame of a worker."""
 
+
 class KeptFrames:
     """Times and sizes of the frames in one stream that this worker wrote and that are kept."""
 
