@@ -223,6 +223,11 @@ class Seen:
         return f"{cuts[49]:.1f} | {cuts[98]:.1f} | {max(self.first_token_ms):.1f}"
 
 
+async def _nothing(target: Target) -> None:
+    target.has_begun.set()
+    await asyncio.Event().wait()
+
+
 async def _read_again(target: Target) -> None:
     async with target.client(connections=8) as client:
         begun = await client.post(_COMPLETIONS, json={"model": MODEL} | _KEPT)
@@ -254,6 +259,7 @@ _JSON: Final = "content-type: application/json"
 _LARGE: Final = tuple(f"x-{number}: {'a' * 600}" for number in range(80))
 
 ATTACKS: Final = (
+    Attack("alone", _nothing),
     Attack("lists", posts(2, _empty_lists)),
     Attack("members", posts(2, _members)),
     Attack("pieces", posts(12, _same(prompt=_PIECES * 300_000))),

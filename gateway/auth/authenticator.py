@@ -171,16 +171,16 @@ class Authenticator:
             caller, subject=person.subject, scopes=ROLE_SCOPES[caller.member.role]
         )
 
-    def has_cached(self, authorization: str | None) -> bool:
-        """Whether the cache has a fresh entry in which the header's key is valid.
+    def cached_tenant(self, authorization: str | None) -> str | None:
+        """Return the tenant of the header's key if the cache has a fresh entry for it.
 
         Does not query the database.
         """
         try:
-            credential = _bearer_credential(authorization)
+            known = self._keys.fresh(digest(_bearer_credential(authorization)))
         except AuthenticationError:
-            return False
-        return self._keys.fresh(digest(credential)) is not None
+            return None
+        return None if known is None else known.principal.tenant_id
 
     async def allows_origin(self, origin: str) -> bool:
         """Whether any tenant allows web pages of this origin to use its keys.

@@ -1,13 +1,14 @@
 """Fair scheduling of processor time between tenants, by the time that each has used."""
 
 import asyncio
-import sys
+import math
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from itertools import islice
-from typing import Final, NamedTuple, TypeVar
+from types import coroutine
+from typing import Any, Final, NamedTuple, TypeVar
 
 from gateway.errors import OverloadedError, TenantQueueFullError
 
@@ -15,6 +16,16 @@ RETRY_AFTER_SECONDS: Final = 1.0
 MOST_TENANTS: Final = 1_000
 """Tenants whose used time is stored. Beyond them, idle tenants that used no more than others are
 dropped."""
+SHARE: Final = 0.2
+"""Part of the event loop's time that a caller may use without waiting for turns."""
+BURST_SECONDS: Final = 0.02
+"""How much loop time a caller may use at once."""
+MOST_DEBT_SECONDS: Final = 0.4
+"""The most that a caller's used time exceeds its share by; then it waits for two more seconds."""
+SHARED_SECONDS: Final = 10.0
+"""How long after the use by another caller the loop counts as shared."""
+MOST_ENTERING: Final = 1_000
+"""Requests of one caller that may wait for their first turn."""
 
 ROWS_OF_SLICE: Final = 250
 """Rows of a table that a slice writes as JSON or CSV."""
@@ -161,27 +172,129 @@ class FairTurns:
         self._used[tenant_id] = max(self._used.get(tenant_id, 0.0), self._floor)
 
 
-class LoopTurns:
-    """Turns for long work in the event loop, done in slices of about a millisecond.
+class LoopAccount:
+    """The loop time that a caller has used, which drains at `SHARE` of the time that passes."""
 
-    One slice runs at a time, however many requests a tenant has. After each slice, the loop serves
-    everything else for as long as the slice took.
+    __slots__ = ("_grace", "caller", "drained_at")
+
+    def __init__(self, caller: str, *, burst_seconds: float = BURST_SECONDS) -> None:
+        """Start without use; `burst_seconds` may be used at once."""
+        self.caller = caller
+        self.drained_at = 0.0
+        """When the account is empty, on the clock of `time.perf_counter`."""
+        self._grace = burst_seconds / SHARE
+
+    def charge(self, seconds: float, now: float) -> None:
+        """Add loop time that the caller used until `now`."""
+        drained_at = max(self.drained_at, now) + seconds / SHARE
+        self.drained_at = min(drained_at, now + MOST_DEBT_SECONDS / SHARE)
+
+    def is_over(self, now: float) -> bool:
+        """Whether the caller has used more than its share."""
+        return self.drained_at > now + self._grace
+
+
+class _Turn:
+    """One request, while its steps run."""
+
+    __slots__ = ("account", "has_slice", "is_entering")
+
+    def __init__(self, account: LoopAccount) -> None:
+        self.account = account
+        self.is_entering = False
+        self.has_slice = False
+        """Whether its code has a slice or waits for one."""
+
+
+class LoopTurns:
+    """Divides the event loop's time between callers: tenants, and networks before authentication.
+
+    `run` measures each step of a request, which lasts until the request next waits. A caller that
+    has used more than `SHARE` of the loop waits for a turn before each further step, if others use
+    the loop too. One such step runs at a time, and the caller that has used the least is next.
+    After each step, the loop serves everything else for as long as the step took.
+
+    Long work takes its turns itself, in slices of about a millisecond.
     """
 
     def __init__(self) -> None:
         self._turns = FairTurns(
-            1, most_waiting_size=sys.maxsize, wait_seconds=None, what="slices", rests=True
+            1, most_waiting_size=MOST_ENTERING, wait_seconds=None, what="requests", rests=True
         )
+        self._accounts: dict[str, LoopAccount] = {}
+        self._most_accounts = MOST_TENANTS
+        self._nobody = self._last = LoopAccount("")
+        self._shared_at = -math.inf
+        """When another caller than before last used the loop."""
+        self._current: _Turn | None = None
+
+    def is_over(self, caller: str) -> bool:
+        """Whether a caller's requests have to wait for turns."""
+        account, now = self._accounts.get(caller), time.perf_counter()
+        return account is not None and self._must_wait(account, now)
+
+    def charge(self, caller: str, seconds: float, now: float) -> None:
+        """Add loop time that a caller used outside of `run`, until `now` of `perf_counter`."""
+        self._charge(self._account(caller), seconds, now)
+
+    async def enter(self, caller: str) -> None:
+        """Charge the rest of the request that runs to a caller, which may have to wait.
+
+        Raises TenantQueueFullError if too many requests of the caller are waiting.
+        """
+        turn = self._current
+        if turn is None:
+            return  # A task beside the requests.
+        turn.account = self._account(caller)
+        if self._must_wait(turn.account, time.perf_counter()):
+            turn.is_entering = True
+            await asyncio.sleep(0)
+
+    @coroutine
+    def run(self, request: Coroutine[Any, Any, None]) -> Generator[Any, Any, None]:
+        """Run a request, whose steps wait for their turns from its first `enter` on."""
+        turn, failure = _Turn(self._nobody), None
+        while True:
+            taken = None
+            began = time.perf_counter()
+            if self._must_wait(turn.account, began) and not turn.has_slice:
+                size, turn.is_entering = int(turn.is_entering), False
+                try:
+                    yield from self._turns.take(turn.account.caller, size=size).__await__()
+                    taken = turn.account.caller
+                except BaseException as error:
+                    failure = error
+                began = time.perf_counter()
+            self._current = turn
+            try:
+                future = request.send(None) if failure is None else request.throw(failure)
+            except StopIteration:
+                return
+            finally:
+                failure = self._current = None
+                now = time.perf_counter()
+                self._charge(turn.account, now - began, now)
+                if taken is not None:
+                    self._turns.give_back(taken, seconds=now - began)
+            try:
+                yield future
+            except BaseException as error:
+                failure = error
 
     @asynccontextmanager
     async def slice_of(self, tenant_id: str) -> AsyncIterator[None]:
         """Wait for a tenant's turn. The block is the slice and awaits at most a thread for it."""
-        await self._turns.take(tenant_id)
-        began = time.perf_counter()
+        turn = self._current or _Turn(self._nobody)
+        turn.has_slice = True
         try:
-            yield
+            await self._turns.take(tenant_id, size=0)
+            began = time.perf_counter()
+            try:
+                yield
+            finally:
+                self._turns.give_back(tenant_id, seconds=time.perf_counter() - began)
         finally:
-            self._turns.give_back(tenant_id, seconds=time.perf_counter() - began)
+            turn.has_slice = False
 
     async def write(
         self, tenant_id: str, rows: Iterable[T], written: Callable[[Sequence[T]], R]
@@ -195,3 +308,23 @@ class LoopTurns:
             if not part:
                 return
             yield content
+
+    def _must_wait(self, account: LoopAccount, now: float) -> bool:
+        return account.is_over(now) and now < self._shared_at + SHARED_SECONDS
+
+    def _charge(self, account: LoopAccount, seconds: float, now: float) -> None:
+        account.charge(seconds, now)
+        if account is not self._last:
+            self._last, self._shared_at = account, now
+
+    def _account(self, caller: str) -> LoopAccount:
+        account = self._accounts.get(caller)
+        if account is None:
+            if len(self._accounts) >= self._most_accounts:
+                now = time.perf_counter()
+                self._accounts = {
+                    name: used for name, used in self._accounts.items() if used.drained_at > now
+                }
+                self._most_accounts = max(MOST_TENANTS, 2 * len(self._accounts))
+            account = self._accounts[caller] = LoopAccount(caller)
+        return account

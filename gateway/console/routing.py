@@ -141,6 +141,7 @@ class _SessionRoute(PageRoute):
                 return _to_login(request)
             request.state.visitor = visitor
             request.state.tenant_id = visitor.tenant_id
+            await context_of(request).loop_turns.enter(visitor.tenant_id)
         if not is_safe:
             await _require_token(request, session)
             if visitor is not None and self.audience is Audience.OPERATORS:

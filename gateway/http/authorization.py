@@ -1,6 +1,6 @@
 """Authorize a request: the first step of every route."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Annotated, Final
 
@@ -46,13 +46,10 @@ async def authorize(request: Request, *scopes: Scope, model_decides: bool = Fals
     """
     context, client, state = context_of(request), request.client, request.state
     address = None if client is None else client.host
-    key = None
-    authorization = request.headers.get("authorization")
-    if authorization is None and (key := request.headers.get(API_KEY_HEADER)):
-        authorization = f"Bearer {key}"
+    authorization = credential_of(request.headers)
     network = network_of(address or "")
     # Accept a known key even while an attacker uses the same address.
-    if not context.failed_logins.is_left(network) and not context.authenticator.has_cached(
+    if not context.failed_logins.is_left(network) and not context.authenticator.cached_tenant(
         authorization
     ):
         context.failed_logins.require(network)
@@ -64,7 +61,8 @@ async def authorize(request: Request, *scopes: Scope, model_decides: bool = Fals
             raise
         state.tenant_id = principal.tenant_id
         state.cors_origins = principal.cors_origins
-        if key is not None:
+        await context.loop_turns.enter(principal.tenant_id)
+        if "authorization" not in request.headers:
             dialect = dialect_of(request.headers.get(DIALECT_HEADER, "")) or principal.dialect
             if dialect is not None or not model_decides:
                 default = context.settings.default_dialect
@@ -72,6 +70,14 @@ async def authorize(request: Request, *scopes: Scope, model_decides: bool = Fals
         principal.require_scope(*scopes)
     tracing.note({TENANT_ID: principal.tenant_id})
     return principal
+
+
+def credential_of(headers: Mapping[str, str]) -> str | None:
+    """Return the header Authorization, or what it would be for the header X-Api-Key."""
+    authorization = headers.get("authorization")
+    if authorization is None and (key := headers.get(API_KEY_HEADER)):
+        return f"Bearer {key}"
+    return authorization
 
 
 def require_header_of(request: Request, profile: Profile) -> None:

@@ -22,8 +22,13 @@ from typing_extensions import override
 
 from contract import logs
 from gateway import telemetry
+from gateway.concurrency.fair_turns import LoopTurns
+from gateway.errors import TenantQueueFullError
 from gateway.heartbeat import served
+from gateway.http.allowances import network_of
+from gateway.http.authorization import credential_of
 from gateway.http.connection import connection_of
+from gateway.http.context import context_of
 from gateway.http.draining import Drain
 from gateway.http.error_handlers import EXPECTED_ERRORS, on_exception
 from gateway.http.tracing import traced
@@ -65,12 +70,15 @@ class FrontMiddleware:
         self._traces = traces
         self._drain = drain
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request (ASGI)."""
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        """Serve a request (ASGI). Whatever its path, it shares the event loop with others."""
         scope["app"] = self._application
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+            return self._app(scope, receive, send)
+        turns: LoopTurns = self._application.state.context.loop_turns
+        return turns.run(self._serve(scope, receive, send, turns))
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send, turns: LoopTurns) -> None:
         began = time.perf_counter()
         status = 0  # Until the response starts.
         request_id, has_origin = _read_headers(scope)
@@ -94,6 +102,7 @@ class FrontMiddleware:
             app = traced(app, scope)
         route = self._route(scope) if app is plain else None
         try:
+            await turns.enter(_caller(scope, turns))
             if route is None:
                 await app(scope, receive, note_and_send)
             else:
@@ -106,7 +115,8 @@ class FrontMiddleware:
             if not status:
                 response = await on_exception(Request(scope), error)
                 await response(scope, receive, note_and_send)
-            raise  # The server logs it.
+            if not isinstance(error, TenantQueueFullError):
+                raise  # The server logs it.
         finally:
             seconds = time.perf_counter() - began
             del served[task]
@@ -128,6 +138,21 @@ class FrontMiddleware:
     def _route(self, scope: Scope) -> Route | None:
         """Return the direct route of a request, if it has one."""
         return self._direct.get(scope["path"]) if scope["method"] == "POST" else None
+
+
+def _caller(scope: Scope, turns: LoopTurns) -> str:
+    """Return who uses the loop: the client's network, until `authorize` knows the tenant.
+
+    The tenants of a network that uses the loop too much need not wait with it.
+    """
+    network = network_of(scope["client"][0] if scope["client"] else "")
+    if turns.is_over(network):
+        headers = Headers(scope=scope)
+        return (
+            context_of(Request(scope)).authenticator.cached_tenant(credential_of(headers))
+            or network
+        )
+    return network
 
 
 def _read_headers(scope: Scope) -> tuple[bytes, bool]:

@@ -12,13 +12,17 @@ import re
 import resource
 import secrets
 import socket
+import time
+from collections.abc import Callable
 from itertools import chain
 from typing import Any, ClassVar, Final, NamedTuple, cast
 
 from typing_extensions import override
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from gateway import telemetry
+from gateway.concurrency.fair_turns import LoopAccount, LoopTurns
 from gateway.dialects.profile import PROFILES
 from gateway.errors import (
     ApiError,
@@ -30,6 +34,7 @@ from gateway.errors import (
     TargetTooLongError,
     shown,
 )
+from gateway.http.allowances import network_of
 from gateway.http.connection import CONNECTION, DirectConnection, Outbox
 from gateway.settings import KIBIBYTE, Settings
 
@@ -41,6 +46,15 @@ MAX_PIPELINED: Final = 16
 """Requests that one connection may send before the response to the first is complete."""
 LINGER_SECONDS: Final = 3.0
 """How long to drop the rest of an unwanted request, so that the client sees the response."""
+MAX_LINGERING_BYTES: Final = 64 * KIBIBYTE
+"""How much of it is parsed, so that the connection can serve another request after it."""
+PARSE_BYTES: Final = 16 * KIBIBYTE
+"""Received bytes that are parsed at a time; in chunks of one byte they take a millisecond."""
+PARSE_SECONDS: Final = 0.001
+PARSE_BURST_SECONDS: Final = 0.002
+"""How much loop time the parser of one connection may use without waiting for turns."""
+READ_SECONDS_OF_BYTE: Final = 2.5e-10
+"""Loop time for the system to copy a received byte."""
 LEAST_PROGRESS_BYTES: Final = 16 * KIBIBYTE
 """How much of a full send buffer a client must read within the send timeout."""
 UNSENT_BYTES: Final = 64 * KIBIBYTE
@@ -72,6 +86,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     """One client connection."""
 
     bounds: ClassVar[HttpBounds]
+    turns: ClassVar[Callable[[], LoopTurns]]
     outbox: ClassVar[Outbox]
 
     _refusal: ApiError | None = None
@@ -85,6 +100,18 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     _linger_timer: asyncio.TimerHandle | None = None
     _send_timer: asyncio.TimerHandle | None = None
     _unsent_bytes = 0
+    _lingering_bytes = 0
+    _waiting = b""
+    """Received bytes that wait for a turn to be parsed."""
+    _parsing: asyncio.Task[None] | None = None
+
+    @override
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._parts: list[bytes] = []
+        # The parser finds it here. A body may come in chunks of one byte, for each of which a
+        # method in Python takes ten times as long.
+        self.on_body = self._parts.append  # type: ignore[assignment, method-assign]
+        super().__init__(*args, **kwargs)
 
     # -- the connection ----------------------------------------------------------------------------
 
@@ -92,6 +119,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         _bound_unsent(transport)
+        self.flow = self._flow = _HeldFlow(transport)
+        self._account = LoopAccount("", burst_seconds=PARSE_BURST_SECONDS)
+        self._turns = type(self).turns()
+        self._network = network_of(self.client[0] if self.client else "")
         self._direct = DirectConnection(self.outbox, transport)
         excess = len(self.connections) - self.bounds.most_connections
         if excess > SPARE_CONNECTIONS:
@@ -108,6 +139,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     @override
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timers()
+        if self._parsing is not None:
+            self._parsing.cancel()
         super().connection_lost(exc)
         self._direct.lose()
         # Break the reference cycle, which would keep body data until the garbage collector runs.
@@ -115,19 +148,63 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     @override
     def data_received(self, data: bytes) -> None:
-        if self._drops_input:
-            return
+        if self._waiting or self._account.is_over(time.perf_counter()):
+            self._waiting += data
+        else:
+            self._waiting = self._parse_some(data)
+        if self._waiting and self._parsing is None:
+            self._flow.hold()
+            self._parsing = self.loop.create_task(self._parse_in_turns())
+
+    async def _parse_in_turns(self) -> None:
+        """Parse what waits. Meanwhile the connection reads nothing."""
+        while self._waiting and not self.transport.is_closing():
+            async with self._turns.slice_of(self._network):
+                self._waiting = self._parse_some(self._waiting)
+        self._parsing = None
+        self._flow.release()
+
+    def _parse_some(self, data: bytes) -> bytes:
+        """Parse data for about a millisecond; return the rest."""
+        began = now = time.perf_counter()
+        start = 0
+        while start < len(data) and now - began < PARSE_SECONDS and not self.transport.is_closing():
+            if self._drops_input:
+                start = len(data)
+            else:
+                self._parse(data if len(data) <= PARSE_BYTES else data[start : start + PARSE_BYTES])
+                start += PARSE_BYTES
+            now = time.perf_counter()
+        seconds = now - began + min(start, len(data)) * READ_SECONDS_OF_BYTE
+        self._account.charge(seconds, now)
+        self._turns.charge(self._network, seconds, now)
+        return data[start:]
+
+    def _parse(self, data: bytes) -> None:
         self._silent_bytes += len(data)
+        if self._linger_timer is not None:
+            self._lingering_bytes += len(data)
         super().data_received(data)
-        if self.transport.is_closing():
+        if self._parts:
+            self._take_parts()
+        if self.transport.is_closing() or self._drops_input:
             return
         if self._silent_bytes > MAX_HEAD_BYTES:
             self._refuse(_headers_too_large())
         elif self._is_in_head and self._has_no_version(data):
             self._refuse(BadRequestError(_fault("0.9", [])))
+        elif self._lingering_bytes > MAX_LINGERING_BYTES:
+            self.close_after_response()
         elif self._is_in_head or (self._silent_bytes and self._is_idle()):
             # Empty lines between requests start no request and must not keep the connection open.
             self._start_head_timer()
+
+    def _take_parts(self) -> None:
+        """Hand the parts of the body that the parser found to the request."""
+        body = b"".join(self._parts)
+        self._parts.clear()
+        self._silent_bytes = 0
+        super().on_body(body)
 
     @override
     def pause_writing(self) -> None:
@@ -193,18 +270,16 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     @override
-    def on_body(self, body: bytes) -> None:
-        self._silent_bytes = 0
-        super().on_body(body)
-
-    @override
     def on_message_complete(self) -> None:
+        if self._parts:
+            self._take_parts()
         self._is_in_body = False
         self._silent_bytes = 0
         super().on_message_complete()
         if self._linger_timer is not None:
             self._linger_timer.cancel()
             self._linger_timer = None
+            self._lingering_bytes = 0
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
@@ -340,6 +415,34 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         return bool(self.pipeline) or is_under_way
 
 
+class _HeldFlow(FlowControl):
+    """Flow control that reads nothing while received bytes wait to be parsed."""
+
+    _is_held = _is_paused = False
+
+    def hold(self) -> None:
+        """Read nothing until `release`."""
+        self._is_held = True
+        super().pause_reading()
+
+    def release(self) -> None:
+        """Read again, unless the request has paused it."""
+        self._is_held = False
+        if not self._is_paused:
+            super().resume_reading()
+
+    @override
+    def pause_reading(self) -> None:
+        self._is_paused = True
+        super().pause_reading()
+
+    @override
+    def resume_reading(self) -> None:
+        self._is_paused = False
+        if not self._is_held:
+            super().resume_reading()
+
+
 class _ResponseTransport:
     """Transport for a response; closing it still lets the client read the response.
 
@@ -376,8 +479,14 @@ class _ResponseTransport:
             self._write(head)
 
 
-def http_protocol(settings: Settings, *, most_connections: int) -> type[BoundedHttpProtocol]:
-    """Return the protocol class of a listener with at most this many connections."""
+def http_protocol(
+    settings: Settings, *, turns: Callable[[], LoopTurns], most_connections: int
+) -> type[BoundedHttpProtocol]:
+    """Return the protocol class of a listener with at most this many connections.
+
+    `turns` returns the turns of the event loop, once connections are made.
+    """
+    loop_turns = turns
 
     class Configured(BoundedHttpProtocol):
         bounds = HttpBounds(
@@ -386,6 +495,7 @@ def http_protocol(settings: Settings, *, most_connections: int) -> type[BoundedH
             most_connections=most_connections,
             error_style=PROFILES[settings.default_dialect].error_style,
         )
+        turns = staticmethod(loop_turns)
         outbox = Outbox()
 
     return Configured

@@ -13,6 +13,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 
 from contract.messages import Delta, Frame, GenerationJob, JobFinished
 from contract.sampling import SamplingSpec
+from gateway.concurrency.fair_turns import LoopTurns
 from gateway.delivery.measuring import RequestMeasure
 from gateway.delivery.streaming import DisconnectWatch, StreamedCompletion
 from gateway.delivery.subscription import Subscription
@@ -214,7 +215,7 @@ async def test_keep_alives_are_for_silence_alone() -> None:
 @asynccontextmanager
 async def serving(app: Any) -> AsyncIterator[str]:
     """Serve an application with the gateway's protocol, and give its URL."""
-    protocol = http_protocol(Settings(), most_connections=1)
+    protocol = http_protocol(Settings(), turns=LoopTurns, most_connections=1)
     config = uvicorn.Config(app, http=protocol, lifespan="off")
     config.load()
     server = await asyncio.get_running_loop().create_server(

@@ -9,6 +9,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from contract.dialect import Dialect
 from gateway import errors
+from gateway.concurrency.fair_turns import LoopTurns
 from gateway.dialects.profile import PROFILES
 from gateway.errors import (
     ApiError,
@@ -231,6 +232,8 @@ async def test_failures_outside_of_routes_have_the_style_too(
 
 async def test_bug_after_the_route_chose_its_style_has_that_style() -> None:
     app = make_app()
+    settings = SimpleNamespace(default_dialect=Dialect.OPENAI)
+    app.state.context = SimpleNamespace(settings=settings, loop_turns=LoopTurns())
     app.add_middleware(FrontMiddleware, application=app, wrap=lambda inner: inner, drain=Drain())
 
     @app.get("/late")
