@@ -280,6 +280,8 @@ class LoopTurns:
                 yield future
             except BaseException as error:
                 failure = error
+            # Its exception may refer to this frame; the cycle would keep the request's body.
+            del future
 
     @asynccontextmanager
     async def slice_of(self, tenant_id: str) -> AsyncIterator[None]:

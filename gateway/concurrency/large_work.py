@@ -83,7 +83,11 @@ class LargeWork:
 
         # Cancelling the caller does not stop the thread, so the thread frees the slot when it ends.
         future.add_done_callback(ended)
-        return await asyncio.wrap_future(future)
+        try:
+            return await asyncio.wrap_future(future)
+        finally:
+            # Its exception refers to this frame; the cycle would keep the request's body.
+            del future
 
     def close(self) -> None:
         """Stop accepting work."""

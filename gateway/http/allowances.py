@@ -71,7 +71,7 @@ class Allowance:
             raise TooManyUnpaidError(
                 f"{self._what} are limited to {self._most} per minute.",
                 code=self._code,
-                retry_after_seconds=60 / self._most,
+                retry_after_seconds=(self._now_used(caller) - self._most + 1) * 60 / self._most,
             )
 
     def use(self, caller: str, times: int = 1) -> None:
@@ -82,7 +82,8 @@ class Allowance:
         if used <= 0:
             self._used.pop(caller, None)
             return
-        self._used[caller] = (min(used, self._most), self._monotonic())
+        # Also what exceeds the limit, such as the bytes of a large body, has to drain.
+        self._used[caller] = (used, self._monotonic())
         self._used.move_to_end(caller)
         if len(self._used) > MAX_CALLERS:
             self._used.popitem(last=False)

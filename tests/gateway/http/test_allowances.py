@@ -58,6 +58,11 @@ def test_allowance_of_a_minute_refills_gradually() -> None:
     some.require("a")
     some.use("a")
     assert not some.is_left("a")
+    # What exceeded the limit at once is a debt.
+    some.use("a", 12)
+    with pytest.raises(TooManyUnpaidError) as caught:
+        some.require("a")
+    assert caught.value.retry_after_seconds == pytest.approx(130.0)
     # The allowance is at most a minute's, however long it was idle.
     clock.now += 3600.0
     for _ in range(6):
