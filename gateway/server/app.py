@@ -3,11 +3,14 @@
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Final
 
+import msgspec
 from fastapi import APIRouter, FastAPI
+from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi_offline import FastAPIOffline
 from starlette.datastructures import State
+from starlette.routing import Route
 from starlette.types import ASGIApp
 from typing_extensions import override
 
@@ -25,6 +28,7 @@ from gateway.http.context import open_context
 from gateway.http.cors import CorsMiddleware
 from gateway.http.draining import Drain, DrainMiddleware
 from gateway.http.error_handlers import install_error_handlers
+from gateway.http.fixed_page import FixedPage
 from gateway.http.front import FrontMiddleware
 from gateway.management import routers as management
 from gateway.management.status import routes as status
@@ -32,6 +36,8 @@ from gateway.openapi.described import RESPONSE_HEADERS
 from gateway.openapi.document import GENERATION_TAGS, install_documentation
 from gateway.settings import Settings
 
+_OPENAPI: Final = "/openapi.json"
+_STATIC: Final = "/static-offline-docs"
 CUSTOMER_ROUTERS = (
     generation.router,
     kept_responses.router,
@@ -124,9 +130,12 @@ def _application(
     generates: bool,
     lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]] | None = None,
 ) -> FastAPI:
-    # FastAPIOffline: the /docs page loads nothing from other servers.
+    # FastAPIOffline: the files of the /docs page, which loads nothing from other servers.
     app = FastAPIOffline(
+        docs_url=None,
         title=title,
+        openapi_url=_OPENAPI,
+        static_url=_STATIC,
         version=version("sluice"),
         description="A multi-tenant completions gateway with batched GPU workers.",
         lifespan=lifespan,
@@ -134,15 +143,36 @@ def _application(
         # A redirect would contain the host name from the client's Host header.
         redirect_slashes=False,
         openapi_tags=[{"name": tag} for tag in GENERATION_TAGS] if generates else None,
-        # Show request bodies as parameter lists with descriptions instead of examples.
-        swagger_ui_parameters={"defaultModelRendering": "model", "defaultModelExpandDepth": 2},
     )
     app.state = _PlainState()
     install_error_handlers(app)
     for router in routers:
         app.include_router(router)
     install_documentation(app, generates=generates)
+    document = FixedPage(lambda: msgspec.json.encode(app.openapi()), media_type="application/json")
+    docs = FixedPage(lambda: _docs(title), media_type="text/html")
+    # FastAPI's own route encodes the document for each request.
+    app.router.routes[:] = [
+        Route(_OPENAPI, document.respond, include_in_schema=False)
+        if getattr(route, "path", "") == _OPENAPI
+        else route
+        for route in app.routes
+    ]
+    app.add_route("/docs", docs.respond, include_in_schema=False)
     return app
+
+
+def _docs(title: str) -> bytes:
+    page = get_swagger_ui_html(
+        openapi_url=_OPENAPI,
+        title=f"{title} - Swagger UI",
+        swagger_js_url=f"{_STATIC}/swagger-ui-bundle.js",
+        swagger_css_url=f"{_STATIC}/swagger-ui.css",
+        swagger_favicon_url=f"{_STATIC}/favicon.png",
+        # Show request bodies as parameter lists with descriptions instead of examples.
+        swagger_ui_parameters={"defaultModelRendering": "model", "defaultModelExpandDepth": 2},
+    )
+    return bytes(page.body)
 
 
 class _PlainState(State):

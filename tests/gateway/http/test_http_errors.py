@@ -1,6 +1,7 @@
 """Errors have the dialect's envelope, and the right status, code and headers."""
 
 import asyncio
+import gc
 import json
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
@@ -15,7 +16,13 @@ from contract.messages import WorkerState
 from gateway.auth.api_key import ApiKey
 from gateway.dialects.profile import PROFILES
 from gateway.dialects.wire import MAX_MEMBERS
-from gateway.errors import AuthenticationError, ErrorStyle, InvalidJsonError, InvalidParameterError
+from gateway.errors import (
+    ApiError,
+    AuthenticationError,
+    ErrorStyle,
+    InvalidJsonError,
+    InvalidParameterError,
+)
 from gateway.settings import Settings
 from tests.gateway.callers import let_expire
 from tests.gateway.conftest import (
@@ -279,6 +286,25 @@ async def test_body_that_does_not_arrive_gets_408(stack: Stack, key: str) -> Non
     message = message_of(response, status=408, kind="timeout_error", code="request_timeout")
     assert "0.5 seconds" in message
     assert took > 0.4
+
+
+@all_cases("temperature", [1, 9])
+async def test_body_of_a_refused_request_is_freed_at_once(
+    stack: Stack, key: str, temperature: int
+) -> None:
+    body = {"model": MODEL, "prompt": "a b c " * 20_000, "temperature": temperature}
+    settings = Settings(database_url=SecretStr(stack.database_url), redis_url=stack.redis.url)
+    async with running_management(settings) as gateway:
+        gc.disable()
+        try:
+            refused = await gateway.call(key, "POST", "/v1/completions", body)
+            await asyncio.sleep(0.1)  # The task of this test refers to what it awaited last.
+            # A cycle of an error and a frame would keep the body until the collector runs.
+            left = [str(each) for each in gc.get_objects() if isinstance(each, ApiError)]
+        finally:
+            gc.enable()
+        assert refused.status_code == 400
+        assert refused.json()["error"]["message"] not in left
 
 
 async def test_tenant_with_a_full_queue_gets_429_and_others_do_not(

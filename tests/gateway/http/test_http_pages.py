@@ -216,6 +216,20 @@ async def test_probes_need_no_key(stack: Stack) -> None:
         assert set(allowed.split(", ")) == {"GET", "HEAD", "POST"}
 
 
+@all_cases("path", ["/openapi.json", "/docs"])
+async def test_documents_are_not_sent_again_to_those_who_have_them(stack: Stack, path: str) -> None:
+    async with gateway_client(stack.url, None) as anonymous:
+        page = await anonymous.get(path)
+        head = await anonymous.head(path)
+        assert (head.status_code, head.content) == (200, b"")
+        assert int(head.headers["content-length"]) == len(page.content)
+        tag = head.headers["etag"]
+        again = await anonymous.get(path, headers={"if-none-match": f'"other", {tag}'})
+        assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", tag)
+        changed = await anonymous.get(path, headers={"if-none-match": '"other"'})
+        assert (changed.status_code, changed.content) == (200, page.content)
+
+
 async def test_operators_have_a_separate_listener(stack: Stack) -> None:
     key = await asyncio.to_thread(stack.key, "operators", scopes=frozenset(Scope))
     async with gateway_client(stack.url, key) as customers:
