@@ -223,7 +223,8 @@ class LoopTurns:
         )
         self._accounts: dict[str, LoopAccount] = {}
         self._most_accounts = MOST_TENANTS
-        self._nobody = self._last = LoopAccount("")
+        self._nobody = LoopAccount("")
+        self._last: LoopAccount | None = None
         self._shared_at = -math.inf
         """When another caller than before last used the loop."""
         self._current: _Turn | None = None
@@ -235,7 +236,7 @@ class LoopTurns:
 
     def charge(self, caller: str, seconds: float, now: float) -> None:
         """Add loop time that a caller used outside of `run`, until `now` of `perf_counter`."""
-        self._charge(self._account(caller), seconds, now)
+        self._account(caller).charge(seconds, now)
 
     async def enter(self, caller: str) -> None:
         """Charge the rest of the request that runs to a caller, which may have to wait.
@@ -273,7 +274,11 @@ class LoopTurns:
             finally:
                 failure = self._current = None
                 now = time.perf_counter()
-                self._charge(turn.account, now - began, now)
+                turn.account.charge(now - began, now)
+                if turn.account is not self._last:
+                    if self._last is not None:
+                        self._shared_at = now
+                    self._last = turn.account
                 if taken is not None:
                     self._turns.give_back(taken, seconds=now - began)
             try:
@@ -313,11 +318,6 @@ class LoopTurns:
 
     def _must_wait(self, account: LoopAccount, now: float) -> bool:
         return account.is_over(now) and now < self._shared_at + SHARED_SECONDS
-
-    def _charge(self, account: LoopAccount, seconds: float, now: float) -> None:
-        account.charge(seconds, now)
-        if account is not self._last:
-            self._last, self._shared_at = account, now
 
     def _account(self, caller: str) -> LoopAccount:
         account = self._accounts.get(caller)

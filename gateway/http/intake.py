@@ -1,4 +1,4 @@
-"""Limit the memory of request bodies that a gateway is reading, per sender."""
+"""Limit the memory of request bodies that a gateway is reading, per sender and in total."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -8,15 +8,21 @@ from typing import Final
 from gateway.errors import TenantQueueFullError
 
 RETRY_AFTER_SECONDS: Final = 1.0
+SENDERS: Final = 4
+"""Senders that may hold their most at the same time. Beyond, each gets less."""
 
 
 class Intake:
     """The bodies being read, with a byte limit per sender."""
 
     def __init__(self, *, most_bytes: int) -> None:
-        """Limit the bodies of each sender to `most_bytes` in total."""
+        """Limit the bodies of each sender to `most_bytes` in total.
+
+        A sender may also hold no more than what is free, so that another one always finds some.
+        """
         self._most_bytes = most_bytes
         self._held: Counter[str] = Counter()
+        self._total = 0
 
     @contextmanager
     def body_of(self, sender: str) -> Iterator[Callable[[int], None]]:
@@ -29,18 +35,21 @@ class Intake:
 
         def add(more: int) -> None:
             nonlocal size
-            if self._held[sender] + more > self._most_bytes:
+            most = min(self._most_bytes, SENDERS * self._most_bytes - self._total)
+            if self._held[sender] + more > most:
                 raise TenantQueueFullError(
-                    f"Bodies of concurrent requests must have at most {self._most_bytes} bytes in "
+                    f"Bodies of concurrent requests must have at most {most} bytes in "
                     f"total. Given: {self._held[sender] + more}.",
                     retry_after_seconds=RETRY_AFTER_SECONDS,
                 )
             self._held[sender] += more
+            self._total += more
             size += more
 
         try:
             yield add
         finally:
             self._held[sender] -= size
+            self._total -= size
             if not self._held[sender]:
                 del self._held[sender]

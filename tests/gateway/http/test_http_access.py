@@ -3,16 +3,20 @@
 import asyncio
 import functools
 import time
+from contextlib import AsyncExitStack
 from typing import Any
 
 import httpx
 import jwt
 import pytest
+from pydantic import SecretStr
 from redis.asyncio import Redis
 
+from gateway.concurrency.fair_turns import MOST_ENTERING
 from gateway.database.engine import Database
 from gateway.management.keys.service import KeyService
 from gateway.management.tenants.service import TenantService
+from gateway.settings import Settings
 from gateway.tenancy.changes import ChangeAnnouncer
 from tests.gateway.conftest import (
     JWT_AUDIENCE,
@@ -23,6 +27,7 @@ from tests.gateway.conftest import (
     gateway_client,
 )
 from tests.gateway.http_calls import message_of
+from tests.gateway.management_api import running_management
 from tests.support.stack import MODEL, Stack
 
 
@@ -186,3 +191,39 @@ async def test_no_credential_is_ever_logged(stack: Stack, key: str) -> None:
     assert "gateway" in logs or "worker" in logs
     for secret in (key[16:], signed, wrong, signed.rpartition(".")[2]):
         assert secret not in logs
+
+
+async def test_every_route_shares_the_event_loop(stack: Stack, key: str) -> None:
+    """No route, page or error is served to a caller above its share before its turn."""
+    settings = Settings(database_url=SecretStr(stack.database_url), redis_url=stack.redis.url)
+    async with running_management(settings) as gateway, AsyncExitStack() as exits:
+        turns = gateway.context.loop_turns
+        tenant = (await gateway.context.authenticator.authenticate(f"Bearer {key}")).tenant_id
+        callers = ("127.0.0.1", tenant)  # Before and after authentication.
+        for other in ("sk-other", key):
+            await gateway.call(other, "GET", "/healthz")
+            await gateway.call(other, "GET", "/v1/models")
+        await exits.enter_async_context(turns.slice_of("other"))
+        for caller in callers:
+            waiting = asyncio.create_task(turns._turns.take(caller, size=MOST_ENTERING))
+            exits.callback(waiting.cancel)
+        asked, served = 0, []
+        for app in (gateway.app, gateway.operators):
+            calls = [("GET", "/nope"), ("PATCH", "/healthz")]
+            for route in app.routes:
+                methods = getattr(route, "methods", None) or {"GET"}
+                calls += [(method, getattr(route, "path", "")) for method in methods]
+            transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+            headers = {"authorization": f"Bearer {key}"}
+            async with httpx.AsyncClient(
+                transport=transport, base_url="http://gateway", headers=headers
+            ) as client:
+                for method, path in calls:
+                    for caller in callers:
+                        turns.charge(caller, 1.0, time.perf_counter())
+                    response = await client.request(method, path)
+                    asked += 1
+                    if response.status_code != 429 or int(response.headers["retry-after"]) < 1:
+                        served.append(f"{method} {path}: {response.status_code}")
+        assert asked > 200
+        assert not served

@@ -4,11 +4,12 @@ import asyncio
 import itertools
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack, suppress
 
 import pytest
 
-from gateway.concurrency.fair_turns import FairTurns, LoopTurns
+from gateway.concurrency.fair_turns import MOST_ENTERING, FairTurns, LoopTurns
 from gateway.concurrency.large_work import INLINE_SIZE, LargeWork
 from gateway.errors import InvalidParameterError, OverloadedError, TenantQueueFullError
 from gateway.http.intake import Intake
@@ -258,3 +259,133 @@ async def test_bodies_of_a_client_are_bounded_together() -> None:
             with pytest.raises(TenantQueueFullError, match=r"at most 10 bytes .* Given: 11"):
                 first(1)
         first(4)
+
+
+async def test_bodies_of_all_clients_are_bounded_and_another_one_always_finds_room() -> None:
+    intake = Intake(most_bytes=16)
+    with ExitStack() as stack:
+        adds = [stack.enter_context(intake.body_of(str(number))) for number in range(20)]
+        held = 0
+        for add in adds:
+            size = 0
+            with suppress(TenantQueueFullError):
+                for _ in range(16):
+                    add(1)
+                    size += 1
+            held += size
+            assert size > 0 or held > 60
+        assert held <= 64
+    with intake.body_of(ONE) as add:
+        add(16)
+
+
+class Requests:
+    """Requests that `LoopTurns` runs, and the order of their steps."""
+
+    def __init__(self) -> None:
+        self.turns = LoopTurns()
+        self.steps: list[str] = []
+
+    async def request(self, caller: str, *, steps: int = 1, seconds: float = 0.002) -> None:
+        """Run a request whose steps hold the loop."""
+
+        async def work() -> None:
+            await self.turns.enter(caller)
+            for _ in range(steps):
+                self.steps.append(caller)
+                time.sleep(seconds)  # noqa: ASYNC251 - it holds the loop, as such work does
+                await asyncio.sleep(0)
+
+        await self.turns.run(work())
+
+    async def exhaust(self, caller: str) -> None:
+        """Use more than a caller's share."""
+        await self.request(caller, steps=1, seconds=0.5)
+
+
+async def test_steps_of_a_caller_above_its_share_do_not_delay_others() -> None:
+    requests = Requests()
+    await requests.request(OTHER, seconds=0)
+    await requests.exhaust(ONE)
+    requests.steps.clear()
+    many = [asyncio.create_task(requests.request(ONE, steps=3)) for _ in range(20)]
+    await asyncio.sleep(0.001)
+    await requests.request(OTHER, steps=5, seconds=0)
+    before = requests.steps.copy()
+    await asyncio.gather(*many)
+    # Between two steps of the other caller, at most one of the sixty runs.
+    assert before.count(OTHER) == 5
+    assert before.count(ONE) <= 10
+    assert requests.steps.count(ONE) == 60
+
+
+async def test_caller_that_has_the_loop_for_itself_waits_for_no_turns() -> None:
+    requests = Requests()
+    await requests.exhaust(ONE)
+    assert not requests.turns.is_over(ONE)
+    await requests.request(OTHER)
+    assert requests.turns.is_over(ONE)
+    assert not requests.turns.is_over(OTHER)
+
+
+async def test_requests_that_wait_to_begin_are_bounded_and_others_may_begin() -> None:
+    requests = Requests()
+    await requests.request(OTHER, seconds=0)
+    await requests.exhaust(ONE)
+    async with requests.turns.slice_of(OTHER):
+        waiting = [
+            asyncio.create_task(requests.request(ONE, seconds=0)) for _ in range(MOST_ENTERING)
+        ]
+        await asyncio.sleep(0.01)
+        with pytest.raises(TenantQueueFullError, match=str(MOST_ENTERING)):
+            await requests.request(ONE)
+        await requests.request(OTHER, seconds=0)
+        for task in waiting[1:]:
+            task.cancel()
+    await waiting[0]
+    # A step that has begun waits too, but it is never refused.
+    await requests.request(ONE, steps=3, seconds=0)
+
+
+async def test_slices_of_a_caller_above_its_share_take_one_turn_each() -> None:
+    requests = Requests()
+    await requests.request(OTHER, seconds=0)
+    await requests.exhaust(ONE)
+
+    async def work() -> None:
+        await requests.turns.enter(ONE)
+        for _ in range(3):
+            async with requests.turns.slice_of(ONE):
+                await asyncio.sleep(0.001)
+
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await requests.turns.run(work())
+
+
+async def test_failures_and_cancellations_reach_the_request_that_waits() -> None:
+    requests = Requests()
+    seen: list[str] = []
+
+    async def work(future: asyncio.Future[None]) -> None:
+        try:
+            await future
+        except BaseException as error:
+            seen.append(type(error).__name__)
+            raise
+
+    loop = asyncio.get_running_loop()
+    for error in (ValueError(), None):
+        future = loop.create_future()
+        task = asyncio.create_task(_awaited(requests.turns.run(work(future))))
+        await asyncio.sleep(0)
+        if error is None:
+            task.cancel()
+        else:
+            future.set_exception(error)
+        await asyncio.wait([task])
+    assert seen == ["ValueError", "CancelledError"]
+    assert task.cancelled()
+
+
+async def _awaited(request: Awaitable[None]) -> None:
+    await request
