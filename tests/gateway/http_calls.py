@@ -8,7 +8,11 @@ from typing import Any
 
 import httpx
 import msgspec
+import uvicorn
 
+from gateway.concurrency.fair_turns import LoopTurns
+from gateway.server.protocol import http_protocol
+from gateway.settings import Settings
 from tests.support.patience import PATIENCE_SECONDS
 
 _REQUEST_ID = re.compile(r"req_[0-9a-f]{24}")
@@ -48,6 +52,24 @@ def head(key: str, *headers: str, path: str = "/v1/completions") -> bytes:
         *headers,
     ]
     return "\r\n".join([*lines, "", ""]).encode()
+
+
+@asynccontextmanager
+async def serving(app: Any) -> AsyncIterator[str]:
+    """Serve an application with the gateway's protocol, and give its URL."""
+    turns = LoopTurns()
+    protocol = http_protocol(Settings(), turns=lambda: turns, most_connections=1)
+    config = uvicorn.Config(app, http=protocol, lifespan="off")
+    config.load()
+    state = uvicorn.server.ServerState()
+    server = await asyncio.get_running_loop().create_server(
+        lambda: protocol(config, state, {}), "127.0.0.1", 0
+    )
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while state.connections:
+            await asyncio.sleep(0.01)
 
 
 @asynccontextmanager

@@ -1,7 +1,9 @@
 """Bounds of HTTP: slow, endless and oversized headers and bodies, and many connections."""
 
 import asyncio
+import time
 from contextlib import AsyncExitStack, suppress
+from typing import Any
 
 import httpx
 import pytest
@@ -13,7 +15,7 @@ from gateway.server.protocol import (
     MAX_PIPELINED,
     MAX_TARGET_BYTES,
 )
-from tests.gateway.http_calls import connection, head, message_of, post, read_response
+from tests.gateway.http_calls import connection, head, message_of, post, read_response, serving
 from tests.overload.conftest import HEADER_SECONDS, MAX_BODY_BYTES, MOST_CONNECTIONS
 from tests.support.processes import free_port
 from tests.support.stack import MODEL, Stack
@@ -352,6 +354,40 @@ async def test_largest_body_in_small_chunks_is_read(bounded: Stack, key: str) ->
         writer.write(b"".join(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks))
         writer.write(b"0\r\n\r\n")
         assert (await read_response(reader)).status_code == 404
+
+
+@pytest.mark.parametrize("reads", [False, True], ids=["unread", "read"])
+async def test_chunks_of_a_byte_never_hold_the_event_loop(reads: bool) -> None:
+    size = 300_000
+
+    async def app(_scope: Any, receive: Any, send: Any) -> None:
+        found, has_more = 0, reads
+        while has_more:
+            message = await receive()
+            found, has_more = found + len(message["body"]), message["more_body"]
+        body = str(found).encode()
+        headers = [(b"content-length", b"%d" % len(body))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    longest = 0.0
+    body = b"1\r\nx\r\n" * size + b"0\r\n\r\n"
+
+    async def watch() -> None:
+        nonlocal longest
+        while True:
+            began = time.thread_time()
+            await asyncio.sleep(0)
+            longest = max(longest, time.thread_time() - began)
+
+    async with serving(app) as url, connection(url) as (reader, writer):
+        watching = asyncio.create_task(watch())
+        writer.write(head("key", "transfer-encoding: chunked") + body)
+        response = await read_response(reader)
+        watching.cancel()
+    assert response.text == (str(size) if reads else "0")
+    # A turn of the loop parses for about a millisecond; the test itself also needs time.
+    assert longest < 0.02
 
 
 # -- many requests -------------------------------------------------------------------------------

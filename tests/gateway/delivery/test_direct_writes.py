@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
-import uvicorn
 from msgspec.structs import replace
 from starlette.datastructures import State
 from typing_extensions import override
@@ -13,7 +12,6 @@ from uvicorn.protocols.http.flow_control import FlowControl
 
 from contract.messages import Delta, Frame, GenerationJob, JobFinished
 from contract.sampling import SamplingSpec
-from gateway.concurrency.fair_turns import LoopTurns
 from gateway.delivery.measuring import RequestMeasure
 from gateway.delivery.streaming import DisconnectWatch, StreamedCompletion
 from gateway.delivery.subscription import Subscription
@@ -23,10 +21,8 @@ from gateway.dispatch.jobs import JobsInFlight
 from gateway.dispatch.replies import Replies
 from gateway.dispatch.ticket import Ticket
 from gateway.http.connection import CONNECTION, DirectConnection, Outbox
-from gateway.server.protocol import http_protocol
-from gateway.settings import Settings
 from gateway.stream.sse import KEEP_ALIVE, ChunkRenderer
-from tests.gateway.http_calls import connection, post
+from tests.gateway.http_calls import connection, post, serving
 from tests.gateway.replies import STOP, completion, ended, said
 from tests.support.patience import PATIENCE_SECONDS
 
@@ -210,19 +206,6 @@ async def test_keep_alives_are_for_silence_alone() -> None:
         await settled()
         assert kinds(client)[-1] == "written"
         client.leave()
-
-
-@asynccontextmanager
-async def serving(app: Any) -> AsyncIterator[str]:
-    """Serve an application with the gateway's protocol, and give its URL."""
-    protocol = http_protocol(Settings(), turns=LoopTurns, most_connections=1)
-    config = uvicorn.Config(app, http=protocol, lifespan="off")
-    config.load()
-    server = await asyncio.get_running_loop().create_server(
-        lambda: protocol(config, uvicorn.server.ServerState(), {}), "127.0.0.1", 0
-    )
-    async with server:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
 
 async def test_server_gives_every_request_a_writer_in_the_order_of_its_response() -> None:
