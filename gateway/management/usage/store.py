@@ -260,9 +260,7 @@ def _conditions(table: Rows, wanted: UsageFilter) -> list[ColumnElement[bool]]:
 
 
 _NAMES: Final = tuple(
-    name
-    for name in UsageRecord.__struct_fields__
-    if name not in ("created_ms", "ended_ms", "line", "adapter")
+    name for name in UsageRecord.__struct_fields__ if name in LedgerRow.__table__.c
 )
 _RECORD: Final = [LedgerRow.__table__.c[name] for name in ("created_at", "ended_at", *_NAMES)]
 """Columns instead of rows of the ORM, which take three times as long."""
