@@ -15,7 +15,7 @@ import worker.settings
 from gateway import errors
 from gateway.dialects.chat.request import ChatCompletionRequest
 from gateway.dialects.completions import CompletionRequest
-from gateway.dialects.refused import REFUSALS, accepted_values
+from gateway.dialects.parameters import PARAMETERS
 from tests.support.cases import all_cases
 from tests.support.stack import REPOSITORY
 
@@ -192,17 +192,24 @@ def test_every_conflict_names_tests_of_its_number() -> None:
         assert f"::test_conflict_{number:02}_" in tests
 
 
-def test_every_refused_parameter_is_in_the_table_once() -> None:
-    documented = [row for row in rows(4) if row[1] in ("both", "completions", "chats")]
-    assert documented == [
-        [
-            f"`{name}`",
-            (refusal.endpoints.name or "").lower(),
-            accepted_values(refusal) or "-",
-            re.sub(r"'(\w[\w.]*)'", r"`\1`", refusal.reason),
-        ]
-        for name, refusal in REFUSALS.items()
-    ]
+TABLE = re.compile(r"(?<=\n\n)\| parameters \| rejected by \|.*?\n(?=\n)", re.DOTALL)
+
+
+def table_of_parameters() -> str:
+    """Return the table of docs/api.md with the parameters that are rejected or have no effect."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for name, row in PARAMETERS.items():
+        accepted = f" (except {row.accepted_json})" if row.accepted else ""
+        group = ((row.endpoints.name or "").lower(), row.markdown)
+        groups.setdefault(group, []).append(f"`{name}`{accepted}")
+    lines = [f"| {', '.join(names)} | {by} | {why} |" for (by, why), names in groups.items()]
+    head = ["| parameters | rejected by | reason, and what to use instead |", "|---|---|---|"]
+    return "\n".join([*head, *lines, ""])
+
+
+def test_table_of_parameters_is_that_of_the_code() -> None:
+    """`python -m tests.test_docs` writes it."""
+    assert TABLE.findall(API) == [table_of_parameters()]
 
 
 LESSONS = (REPOSITORY / "docs" / "lessons.md").read_text()
@@ -218,3 +225,8 @@ def test_every_lesson_names_tests_that_exist() -> None:
         assert named, number
         for path, name in named:
             assert name in names_of_tests(REPOSITORY / "tests" / path), f"{path}::{name}"
+
+
+if __name__ == "__main__":
+    path = REPOSITORY / "docs" / "api.md"
+    path.write_text(TABLE.sub(lambda _: table_of_parameters(), API))

@@ -14,11 +14,11 @@ from gateway.delivery.measuring import RequestMeasure
 from gateway.delivery.respond import measured, respond_streamed, respond_whole
 from gateway.delivery.subscription import StoredSubscription
 from gateway.dialects.endpoint import ENDPOINTS, Endpoint
+from gateway.dialects.parameters import ignored_header
 from gateway.dialects.profile import PROFILES
 from gateway.errors import ApiError, ErrorStyle, NotFoundError, shown
 from gateway.http.authorization import allow_unpaid, authorize, read_body
 from gateway.http.context import ProcessContext, context_of
-from gateway.http.ignored_parameters import ignored_header
 from gateway.responses.store import ResponseState, StoredResponse
 from gateway.stream.assembler import collect
 from gateway.tenancy.scopes import Scope

@@ -12,8 +12,8 @@ from gateway.dialects.lengths import (
     read_repetition_detection,
     read_stop_token_ids,
 )
+from gateway.dialects.parameters import unread
 from gateway.dialects.profile import Profile
-from gateway.dialects.refused import nested_extra
 from gateway.dialects.request import GenerationRequest
 from gateway.dialects.sampling.chain import read_sampling
 from gateway.dialects.sampling.chain_parameters import ChainParameters
@@ -86,23 +86,20 @@ def shared_extra(body: SharedParameters) -> list[str]:
     """Return the paths of entries in shared parameters that have no effect here."""
     ignored: list[str] = []
     if (options := body.stream_options) is not None:
-        ignored += nested_extra("stream_options", options.model_extra)
+        ignored += unread(options.model_extra, path="stream_options.")
         if options.continuous_usage_stats and options.include_usage is False:
             ignored.append("stream_options.continuous_usage_stats")
-    if body.repetition_detection is not None:
-        ignored += nested_extra("repetition_detection", body.repetition_detection.model_extra)
+    if (detection := body.repetition_detection) is not None:
+        ignored += unread(detection.model_extra, path="repetition_detection.")
     if body.return_progress and not body.stream:
         ignored.append("return_progress")
-    ignored += nested_extra("structured_outputs", unknown_options(body.structured_outputs))
+    ignored += unread(unknown_options(body.structured_outputs), path="structured_outputs.")
     return ignored
 
 
-def check_end_is_free(request: GenerationRequest, *, tools_param: str) -> None:
-    """Raise InvalidParameterError for parameters that conflict with the end of constrained text.
-
-    `tools_param` is the parameter that errors name if tools constrain the text.
-    """
-    constraint = _constraint(request, tools_param)
+def check_end_is_free(request: GenerationRequest) -> None:
+    """Raise InvalidParameterError for parameters that conflict with the end of constrained text."""
+    constraint = _constraint(request)
     if constraint is None:
         return
     ends = "constrained text ends as soon as it is complete."
@@ -121,9 +118,9 @@ def check_end_is_free(request: GenerationRequest, *, tools_param: str) -> None:
             )
 
 
-def _constraint(request: GenerationRequest, tools_param: str) -> str | None:
+def _constraint(request: GenerationRequest) -> str | None:
     """Return the parameter that constrains the text, or None."""
     if request.structure is not None:
         return request.structure.param
     is_tool_forced = request.tool_use is not None and request.tool_use.is_constraint
-    return tools_param if is_tool_forced else None
+    return request.tools_param if is_tool_forced else None

@@ -51,6 +51,21 @@ class SharedChoiceParameters(Parameters):
         description="Whether to omit special tokens from the text; end-of-text and stop tokens are "
         "always omitted. Default: true.",
     )
+    logprobs: Any = Field(
+        default=None,
+        description="Return log-probabilities of the sampled tokens and of this many likeliest "
+        "tokens; true means 1, in chats 0. At most 5 in dialects openai (chats: 20) and fireworks, "
+        "20 in others.",
+        json_schema_extra=_LOGPROBS_SCHEMA,
+    )
+    top_logprobs: Annotated[int, bounded(LOGPROBS), INTEGRAL] | None = Field(
+        default=None, description="The number of likeliest tokens if `logprobs` is true."
+    )
+    n_probs: Annotated[int, bounded(COUNT), INTEGRAL] | None = Field(
+        default=None,
+        description="Another name of `top_logprobs` that does not require `logprobs`; 0 returns "
+        "none.",
+    )
 
 
 class ChoiceParameters(SharedChoiceParameters):
@@ -62,36 +77,6 @@ class ChoiceParameters(SharedChoiceParameters):
         "mean log-probability; all are billed. Cannot be streamed if larger than `n`. In dialect "
         "mistralrs: sample `n` and return this many (at most `n`), the likeliest first. Default: "
         "n.",
-    )
-    logprobs: Any = Field(
-        default=None,
-        description="Return log-probabilities of the sampled token and of this many likeliest "
-        "tokens; true means 1. At most 5 in dialects openai and fireworks, 20 in others.",
-        json_schema_extra=_LOGPROBS_SCHEMA,
-    )
-    n_probs: Annotated[int, bounded(COUNT), INTEGRAL] | None = Field(
-        default=None, description="Another name of `logprobs`; 0 returns none."
-    )
-
-
-class ChatChoiceParameters(SharedChoiceParameters):
-    """The number of choices of a chat, and the details about their tokens."""
-
-    logprobs: Any = Field(
-        default=None,
-        description="Whether to return log-probabilities of the sampled tokens; a number means "
-        "true and sets `top_logprobs`. Default: false.",
-        json_schema_extra=_LOGPROBS_SCHEMA,
-    )
-    top_logprobs: Annotated[int, bounded(LOGPROBS), INTEGRAL] | None = Field(
-        default=None,
-        description="Also return this many likeliest tokens if `logprobs` is true. At most 5 in "
-        "dialect fireworks. Default: 0.",
-    )
-    n_probs: Annotated[int, bounded(COUNT), INTEGRAL] | None = Field(
-        default=None,
-        description="Another name of `top_logprobs` that does not require `logprobs`; 0 returns "
-        "none.",
     )
 
 
@@ -133,11 +118,43 @@ def _best_of_kept(best_of: int, n: int) -> int:
     return best_of
 
 
-def read_logprobs(body: ChoiceParameters, profile: Profile) -> int | None:
-    """Return the number of alternatives per token, or None for no log-probabilities."""
-    count = agreed(logprobs=_logprobs(body.logprobs, profile), n_probs=body.n_probs or None)
-    name = "logprobs" if body.logprobs is not None else "n_probs"
-    return _checked_count(count, name, most=profile.most_logprobs)
+def read_logprobs(body: SharedChoiceParameters, *, by_default: int, most: int) -> int | None:
+    """Return the number of alternatives per token, or None for no log-probabilities.
+
+    `by_default` is the number if only `logprobs` true is given, and `most` the largest. Raises
+    InvalidParameterError.
+    """
+    is_on, count = _read_logprobs(body.logprobs)
+    if body.top_logprobs and not (is_on or body.n_probs):
+        raise InvalidParameterError(
+            f"'top_logprobs' requires 'logprobs' true. Given: {body.top_logprobs}.",
+            param="top_logprobs",
+        )
+    given = {
+        "logprobs": count,
+        "top_logprobs": body.top_logprobs if is_on or body.n_probs else None,
+        "n_probs": body.n_probs or None,
+    }
+    name = next((name for name, value in given.items() if value is not None), "logprobs")
+    count = agreed(**given)
+    if count is not None and not 0 <= count <= most:
+        comparison, bound = ("at least", 0) if count < 0 else ("at most", most)
+        raise InvalidParameterError(
+            f"'{name}' must be {comparison} {bound}. Given: {count}.", param=name
+        )
+    return by_default if count is None and is_on else count
+
+
+def _read_logprobs(value: object) -> tuple[bool, int | None]:
+    """Return whether log-probabilities are requested, and how many if a number specifies it."""
+    if value is None or isinstance(value, bool):
+        return bool(value), None
+    count = integer(value)
+    if count is None:
+        raise InvalidParameterError(
+            f"'logprobs' must be an integer or a boolean. Given: {shown(value)}.", param="logprobs"
+        )
+    return True, count
 
 
 def read_prompt_logprobs(body: SharedChoiceParameters, *, is_streamed: bool) -> int | None:
@@ -160,60 +177,3 @@ def read_chat_n(body: SharedChoiceParameters, *, most: int) -> int:
     if n > most:
         raise InvalidParameterError(f"'n' must be at most {most}. Given: {n}.", param="n")
     return n
-
-
-def read_top_logprobs(body: ChatChoiceParameters, profile: Profile) -> int | None:
-    """Return the number of alternatives per token, or None for no log-probabilities.
-
-    Raises InvalidParameterError.
-    """
-    is_on, count = _chat_logprobs(body.logprobs)
-    if body.top_logprobs and not (is_on or body.n_probs):
-        raise InvalidParameterError(
-            f"'top_logprobs' requires 'logprobs' true. Given: {body.top_logprobs}.",
-            param="top_logprobs",
-        )
-    given = {
-        "logprobs": count,
-        "top_logprobs": body.top_logprobs if is_on or body.n_probs else None,
-        "n_probs": body.n_probs or None,
-    }
-    name = next((name for name, value in given.items() if value is not None), "logprobs")
-    count = _checked_count(agreed(**given), name, most=profile.most_top_logprobs)
-    return 0 if count is None and is_on else count
-
-
-def _chat_logprobs(value: object) -> tuple[bool, int | None]:
-    """Return whether log-probabilities are requested, and how many if a number specifies it."""
-    if value is None or isinstance(value, bool):
-        return bool(value), None
-    count = integer(value)
-    if count is None:
-        raise _not_logprobs(value)
-    return True, count
-
-
-def _checked_count(count: int | None, name: str, *, most: int) -> int | None:
-    if count is not None and not 0 <= count <= most:
-        comparison, bound = ("at least", 0) if count < 0 else ("at most", most)
-        raise InvalidParameterError(
-            f"'{name}' must be {comparison} {bound}. Given: {count}.", param=name
-        )
-    return count
-
-
-def _logprobs(value: object, profile: Profile) -> int | None:
-    if value is None or value is False:
-        return None
-    if value is True:
-        return profile.logprobs_true
-    count = integer(value)
-    if count is None:
-        raise _not_logprobs(value)
-    return count
-
-
-def _not_logprobs(value: object) -> InvalidParameterError:
-    return InvalidParameterError(
-        f"'logprobs' must be an integer or a boolean. Given: {shown(value)}.", param="logprobs"
-    )

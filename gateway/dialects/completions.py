@@ -28,6 +28,7 @@ from gateway.dialects.lengths import (
     read_max_tokens,
     read_stop,
 )
+from gateway.dialects.parameters import REJECTED, unread
 from gateway.dialects.profile import Profile
 from gateway.dialects.prompts import (
     PromptParameters,
@@ -38,7 +39,6 @@ from gateway.dialects.prompts import (
     read_suffix,
     unused_truncation,
 )
-from gateway.dialects.refused import read_extra
 from gateway.dialects.request import GenerationRequest, Prompt
 from gateway.dialects.sampling.logit_bias import read_logit_bias
 from gateway.dialects.sampling.parameters import new_seed
@@ -120,7 +120,8 @@ def to_generation_request(
     n, best_of, ranking = read_fan_out(body, profile, is_streamed=bool(body.stream))
     _check_fan_out(prompts, best_of, max_prompts=max_prompts)
     max_tokens = read_max_tokens(body, profile, is_echoed=is_echoed)
-    logprobs = read_logprobs(body, profile)
+    most = profile.most_logprobs
+    logprobs = read_logprobs(body, by_default=profile.logprobs_true, most=most)
     options = read_stream_options(body, profile)
     structure, tool_use = read_structure(body), read_tool_use(body)
     bias = read_logit_bias(body.logit_bias)
@@ -132,6 +133,7 @@ def to_generation_request(
         images=images,
         image_params=image_params(images),
         adds_special_tokens=body.add_special_tokens is not False,
+        parses_special_tokens=not body.safe_tokenization,
         prompt_tokens_kept=read_prompt_tokens_kept(body),
         keeps_prompt_start=keeps_prompt_start(body),
         max_tokens=max_tokens,
@@ -172,8 +174,8 @@ def to_generation_request(
 
 
 def _ignored(body: CompletionRequest) -> tuple[str, ...]:
-    ignored = read_extra(body.model_extra or {}) + shared_extra(body) + unused_truncation(body)
-    return tuple(sorted(ignored))
+    ignored = unread(body.model_extra, REJECTED) + shared_extra(body)
+    return tuple(sorted(ignored + unused_truncation(body)))
 
 
 def _check_fan_out(prompts: list[Prompt], best_of: int, *, max_prompts: int) -> None:
@@ -186,6 +188,11 @@ def _check_fan_out(prompts: list[Prompt], best_of: int, *, max_prompts: int) -> 
 
 
 def _check_combinations(request: GenerationRequest) -> None:
+    if any(request.images) and not request.parses_special_tokens:
+        raise InvalidParameterError(
+            "'safe_tokenization' cannot be combined with 'images', which special tokens stand for.",
+            param="safe_tokenization",
+        )
     if request.scored_alternatives is not None and any(request.images):
         scores = "'echo' and 'logprobs'" if request.echoes_logprobs else "'prompt_logprobs'"
         raise InvalidParameterError(
@@ -198,4 +205,4 @@ def _check_combinations(request: GenerationRequest) -> None:
             f"'{structure.param}' cannot be combined with tools that constrain the text.",
             param=structure.param,
         )
-    check_end_is_free(request, tools_param="tools")
+    check_end_is_free(request)

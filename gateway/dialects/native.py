@@ -11,9 +11,9 @@ import msgspec
 
 from contract.sampling import DEFAULT_SAMPLERS, SamplerChain, SamplingSpec
 from gateway.dialects.completions import CompletionRequest, to_generation_request
-from gateway.dialects.fields import read_list
+from gateway.dialects.fields import read_list, read_strings
+from gateway.dialects.parameters import is_nothing, unread
 from gateway.dialects.profile import Profile
-from gateway.dialects.refused import is_nothing, nested_extra
 from gateway.dialects.request import GenerationRequest, StructureKind
 from gateway.dialects.sampling.chain import with_reported_probabilities
 from gateway.dialects.sampling.logit_bias import FORBIDDEN
@@ -22,6 +22,9 @@ from gateway.dialects.wire import validate
 from gateway.errors import InvalidParameterError, MissingParameterError, shown
 
 MAX_FILES: Final = 256
+MAX_FIELDS: Final = 64
+MAX_FIELD: Final = 256
+"""Maximum characters of a path in `response_fields`."""
 RANDOM_SEED: Final = 2**32 - 1
 """The seed that llama.cpp reports if the request has none."""
 NO_NAME: Final = "tmp"
@@ -41,6 +44,7 @@ _WITHOUT_EFFECT: Final = frozenset(
     }
 )
 _POST_SAMPLING: Final = "post_sampling_probs"
+_FIELDS: Final = "response_fields"
 _OF_INFILL: Final = ("input_prefix", "input_suffix", "input_extra")
 
 
@@ -55,6 +59,7 @@ def read_native_completion(
         raise InvalidParameterError(
             f"'{_POST_SAMPLING}' must be a boolean. Given: {shown(is_post)}.", param=_POST_SAMPLING
         )
+    fields = read_strings(rest.pop(_FIELDS, None), _FIELDS, most=MAX_FIELDS, longest=MAX_FIELD)
     wire = validate(CompletionRequest, rest)
     request = to_generation_request(wire, profile, max_prompts=max_prompts)
     if is_post and request.logprobs is not None:
@@ -62,7 +67,9 @@ def read_native_completion(
     elif is_post:
         dropped.append(_POST_SAMPLING)
     ignored = tuple(sorted({*request.ignored_parameters, *dropped}))
-    return msgspec.structs.replace(request, is_native=True, ignored_parameters=ignored)
+    return msgspec.structs.replace(
+        request, is_native=True, response_fields=tuple(fields), ignored_parameters=ignored
+    )
 
 
 def read_native_infill(
@@ -203,5 +210,5 @@ def _files(value: object) -> tuple[list[tuple[str, str]], list[str]]:
                 )
         files.append((values.pop("filename"), values.pop("text")))
         if not ignored:
-            ignored += nested_extra(path, values)
+            ignored += unread(values, path=f"{path}.")
     return files, ignored

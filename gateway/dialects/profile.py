@@ -91,6 +91,8 @@ class Profile:
     allows_empty_completion: bool = False
     """Whether `max_tokens` 0 is accepted without `echo`."""
     allows_stream_options_without_stream: bool = False
+    separates_thinking: bool = False
+    """Whether a chat cannot have both `thinking` and `reasoning_effort`."""
     takes_any_role: bool = False
     """Whether the role of a chat message may be any text, which only the chat template checks."""
     rejects_empty_values: bool = False
@@ -122,6 +124,7 @@ _FIREWORKS = Profile(
     most_logprobs=5,
     most_top_logprobs=5,
     includes_stop=True,
+    separates_thinking=True,
     allows_stream_options_without_stream=True,
     keeps_usage_in_final_chunk=True,
     ends_choices_with_error=True,

@@ -6,12 +6,19 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from gateway.dialects.fields import COUNT, Parameters, bounded
+from gateway.dialects.parameters import unread
 from gateway.dialects.profile import Profile
 from gateway.dialects.request import FIT, Prompt
 from gateway.dialects.wire import INTEGRAL
 from gateway.errors import InvalidParameterError, MissingParameterError, shown
 
+_TEXT = "prompt_string"
 _TOKEN_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+_PROMPT_OBJECT = {
+    "type": "object",
+    "required": [_TEXT],
+    "properties": {_TEXT: {"type": "string"}},
+}
 
 PROMPT_SCHEMA: dict[str, Any] = {
     "anyOf": [
@@ -20,6 +27,8 @@ PROMPT_SCHEMA: dict[str, Any] = {
         _TOKEN_IDS,
         {"type": "array", "items": _TOKEN_IDS},
         {"type": "array", "items": {"anyOf": [{"type": "string"}, {"type": "integer"}]}},
+        _PROMPT_OBJECT,
+        {"type": "array", "items": {"anyOf": [{"type": "string"}, _TOKEN_IDS, _PROMPT_OBJECT]}},
     ]
 }
 
@@ -56,14 +65,20 @@ class PromptParameters(TruncationParameters):
 
     prompt: Any = Field(
         default=None,
-        description="Text, a list of token ids, a list that mixes both, or a list of such prompts. "
-        "Required except in dialect openai, whose default is the model's begin-of-text token.",
+        description="Text, a list of token ids, a list that mixes both, llama.cpp's "
+        "`{prompt_string}`, or a list of such prompts. Required except in dialect openai, whose "
+        "default is the model's begin-of-text token.",
         json_schema_extra=PROMPT_SCHEMA,
     )
     add_special_tokens: bool | None = Field(
         default=None,
         description="Whether to add the tokenizer's own tokens, such as begin-of-text, to text "
         "prompts. Default: true.",
+    )
+    safe_tokenization: bool | None = Field(
+        default=None,
+        description="Whether the text of a special token in a prompt is text, and not that token. "
+        "Default: false.",
     )
     suffix: str | None = Field(
         default=None,
@@ -90,17 +105,9 @@ def read_prompts(body: PromptParameters, profile: Profile, *, max_prompts: int) 
         if not profile.allows_missing_prompt:
             raise MissingParameterError("prompt")
         return [""]
-    if isinstance(value, str):
-        return [value]
-    if not isinstance(value, list):
-        raise InvalidParameterError(
-            f"'prompt' must be a string or an array. Given: {shown(value)}.", param="prompt"
-        )
-    if not value:
-        raise InvalidParameterError("'prompt' must not be empty.", param="prompt")
     # A list may have millions of entries, so collect their types without a Python loop.
-    kinds = set(map(type, value))
-    if list not in kinds and kinds != {str}:
+    kinds = set(map(type, value)) if isinstance(value, list) else set()
+    if kinds.isdisjoint((list, dict)) and kinds != {str}:
         return [_one_prompt(value, "prompt")]
     if len(value) > max_prompts:
         raise InvalidParameterError(
@@ -111,6 +118,14 @@ def read_prompts(body: PromptParameters, profile: Profile, *, max_prompts: int) 
 
 
 def _one_prompt(value: object, path: str) -> Prompt:
+    if isinstance(value, dict):
+        others = unread({name: value[name] for name in value if name != _TEXT}, path="prompt.")
+        if others or not isinstance(value.get(_TEXT), str):
+            raise InvalidParameterError(
+                f"'{path}' must have only the text '{_TEXT}'. Given: {shown(value)}.",
+                param="prompt",
+            )
+        value = value[_TEXT]
     if isinstance(value, str):
         return value
     if not isinstance(value, list):

@@ -8,7 +8,6 @@ import msgspec
 
 from contract.messages import Ranking
 from contract.sampling import SamplingSpec
-from contract.tier import ServiceTier
 from gateway.dialects.profile import ContextLengthBehavior, Profile
 
 Prompt = str | list[str | int]
@@ -168,12 +167,16 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Name and text of each file before the prefix, in llama.cpp's `/infill`; None elsewhere."""
     is_native: bool = False
     """Whether the response has llama.cpp's own form (`gateway.stream.native`), not OpenAI's."""
+    response_fields: tuple[str, ...] = ()
+    """Paths of the only members of a native response, such as `timings/prompt_n`; empty for all."""
     images: list[list[bytes]]
     """Image files for each prompt."""
     image_params: list[list[str]]
     """The place of each image in the body."""
     adds_special_tokens: bool = True
     """Whether text prompts get the tokenizer's own tokens, such as begin-of-text."""
+    parses_special_tokens: bool = True
+    """Whether the text of a special token in a prompt is that token."""
     prompt_tokens_kept: int | None = None
     """Tokens to keep of a prompt that is too long; FIT, or None to reject the prompt."""
     keeps_prompt_start: bool = False
@@ -221,8 +224,9 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     reports_progress: bool = False
     """Whether a stream reports when the prompt was processed (llama.cpp's `return_progress`)."""
     max_predict_ms: int = 0
-    service_tier: ServiceTier | None = None
-    """None means the tenant's."""
+    service_tier: str | None = None
+    """The ServiceTier that the response names, or `auto` before it is known; None: the tenant's,
+    which the response does not name."""
     is_background: bool = False
     """Whether the request continues to run after the client disconnects."""
     ignored_parameters: tuple[str, ...]
@@ -233,6 +237,16 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
         """Whether log-probabilities are those after the samplers (`post_sampling_probs`)."""
         chain = self.sampling.chain
         return chain is not None and chain.reports_probabilities
+
+    @property
+    def tools_param(self) -> str:
+        """The parameter that contains the tools."""
+        return "functions" if self.chat and self.chat.uses_legacy_functions else "tools"
+
+    @property
+    def tool_choice_param(self) -> str:
+        """The parameter that selects which tool is called."""
+        return "tool_choice" if self.tools_param == "tools" else "function_call"
 
     @property
     def infill_param(self) -> str:

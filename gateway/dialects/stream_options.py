@@ -4,7 +4,7 @@ from typing import Final
 
 from pydantic import Field
 
-from contract.tier import REQUEST_TIERS, ServiceTier
+from contract.tier import REQUEST_TIERS
 from gateway.dialects.fields import Parameters, agreed
 from gateway.dialects.profile import Profile
 from gateway.errors import InvalidParameterError, shown
@@ -87,7 +87,8 @@ class DeliveryParameters(Parameters):
     service_tier: str | None = Field(
         default=None,
         description="Priority of the request, at the tier's price: `flex` (when capacity is free), "
-        "`default` or `priority` (first). `auto` and null: the account's tier.",
+        "`default` or `priority` (first). `auto` and null: the account's tier. The response "
+        "names the tier, unless it is null.",
     )
     user: str | None = Field(
         default=None, description="Id of the client's end user, for abuse tracking."
@@ -108,21 +109,19 @@ def read_stream_options(body: DeliveryParameters, profile: Profile) -> StreamOpt
     return _NO_OPTIONS
 
 
-def read_service_tier(body: DeliveryParameters) -> ServiceTier | None:
-    """Return the requested tier, or None for the account's own.
+def read_service_tier(body: DeliveryParameters) -> str | None:
+    """Return the requested tier; None and `auto` request the account's own.
 
     Raises InvalidParameterError.
     """
     name = body.service_tier
-    if name in (None, AUTO_TIER):
-        return None
-    if name not in REQUEST_TIERS:
+    if name not in (None, AUTO_TIER, *REQUEST_TIERS):
         raise InvalidParameterError(
             f"'service_tier' must be one of {', '.join((AUTO_TIER, *REQUEST_TIERS))}. "
             f"Given: {shown(name)}.",
             param="service_tier",
         )
-    return ServiceTier(name)
+    return name
 
 
 def read_cache_isolation_key(body: DeliveryParameters, profile: Profile) -> str:

@@ -7,6 +7,7 @@ from contract.messages import Feature, Parsing, WorkerCard
 from gateway.concurrency.large_work import Beside
 from gateway.dialects.chat.template_arguments import unread_parameters
 from gateway.dialects.request import GenerationRequest, Reasoning, ToolMode, ToolUse
+from gateway.errors import UnsupportedParameterError
 from gateway.http.context import ProcessContext
 from gateway.prompt.chat import render_chat
 
@@ -43,6 +44,18 @@ async def check_chat(
     assert form is not None  # noqa: S101 - nothing is rendered without it
     read = chat.template_arguments.keys() - {*rendered.ignored_template_arguments}
     ignored = unread_parameters(chat, read)
+    switch = chat.argument_params.get("enable_thinking", "")
+    if (
+        switch in ignored
+        and not switch.startswith("chat_template_kwargs")
+        and not chat.template_arguments["enable_thinking"]
+        and Feature.REASONING in card.features
+    ):
+        raise UnsupportedParameterError(
+            f"'{switch}' cannot turn off the reasoning of this model. Use 'include_reasoning' "
+            "false to hide it.",
+            param=switch,
+        )
     use = request.tool_use if form.tool_parser else None
     enforced = use if use is not None and _can_be_enforced(request, use, card) else None
     parsing = Parsing(

@@ -13,8 +13,9 @@ from contract.tracing import FETCH_IMAGES
 from gateway import tracing
 from gateway.dialects.bodies import require_model
 from gateway.dialects.endpoint import Endpoint
+from gateway.dialects.parameters import check_supported, reject_ignored
 from gateway.dialects.request import GenerationRequest
-from gateway.dialects.support import check_supported, reject_ignored
+from gateway.dialects.stream_options import AUTO_TIER
 from gateway.dispatch.adapter_choice import is_runnable
 from gateway.dispatch.catalogue import RETRY_AFTER_SECONDS
 from gateway.errors import InvalidParameterError, NoWorkerError, queue_unavailable, shown
@@ -100,9 +101,12 @@ async def check_request(call: Call, endpoint: Endpoint) -> CheckedRequest:
     prepared = await prepare(request, tokenizer, card, call.beside)
     _check_size(request, prepared, most_bytes=context.settings.max_held_bytes)
     grammar = await _grammar(context, chat, card, call.principal.tenant_id)
-    tier = request.service_tier or call.principal.service_tier
-    if call.line is not None:
-        tier = ServiceTier.BATCH
+    tier = call.principal.service_tier if call.line is None else ServiceTier.BATCH
+    if request.service_tier == AUTO_TIER:
+        # The response names the tier that was used.
+        request = msgspec.structs.replace(request, service_tier=tier)
+    elif request.service_tier is not None:
+        tier = ServiceTier(request.service_tier)
     parsing = chat.parsing and _within(chat.parsing, request, prepared)
     return CheckedRequest(
         endpoint, request, card, prepared, grammar, tier, parsing, choice.adapter, choice.alias
@@ -125,7 +129,9 @@ async def render_request(call: Call, endpoint: Endpoint) -> RenderedRequest:
         reject_ignored(request.ignored_parameters)
     try:
         card = (await choice.find(context.catalogue)).card
-        tokenizer = await context.tokenizers.get(card.tokenizer_digest)
+        tokenizers = context.tokenizers
+        get = tokenizers.get if request.parses_special_tokens else tokenizers.get_literal
+        tokenizer = await get(card.tokenizer_digest)
     except RedisError:
         raise queue_unavailable() from None
     if choice.adapter is not None:
@@ -176,7 +182,7 @@ def _of_line(request: GenerationRequest) -> GenerationRequest:
     """
     if request.stream:
         raise InvalidParameterError("'stream' must be false in a batch.", param="stream")
-    if request.service_tier is not None:
+    if request.service_tier not in (None, AUTO_TIER):
         raise InvalidParameterError(
             "'service_tier' must be absent or auto in a batch. "
             f"Given: {shown(request.service_tier)}.",

@@ -11,9 +11,15 @@ from tokenizers import Tokenizer
 from contract.messages import WorkerCard
 from contract.tier import ServiceTier
 from gateway.auth.principal import Principal
+from gateway.dialects.chat.request import ChatCompletionRequest
+from gateway.dialects.completions import CompletionRequest
+from gateway.dialects.parameters import (
+    REJECTED,
+    REJECTED_BY_CHATS,
+    supported_chat_parameters,
+    supported_parameters,
+)
 from gateway.dialects.profile_choice import choose_profile
-from gateway.dialects.refused import REFUSED, REFUSED_IN_CHATS
-from gateway.dialects.support import supported_chat_parameters, supported_parameters
 from gateway.dispatch.adapter_choice import allows_adapter, find_adapter, is_runnable
 from gateway.dispatch.catalogue import ServedModel
 from gateway.errors import (
@@ -115,13 +121,16 @@ async def _body(
         "dialect": profile.name,
         "features": card.features,
         "supported_parameters": supported_parameters(
+            CompletionRequest.model_fields,
             card.features,
             has_infill=tokenizer is not None and find_template(tokenizer) is not None,
             has_tools=tokenizer is not None and has_tool_calls(tokenizer),
         ),
-        "supported_chat_parameters": supported_chat_parameters(card.features),
-        "unsupported_parameters": sorted(REFUSED),
-        "unsupported_chat_parameters": sorted(REFUSED_IN_CHATS),
+        "supported_chat_parameters": supported_chat_parameters(
+            ChatCompletionRequest.model_fields, card.features
+        ),
+        "unsupported_parameters": sorted(REJECTED),
+        "unsupported_chat_parameters": sorted(REJECTED_BY_CHATS),
         "pricing": _pricing(context, card.model),
         "ready": model.is_ready,
         "state": model.state,

@@ -11,6 +11,7 @@ from contract.messages import WorkerCard
 from gateway.auth.principal import Principal
 from gateway.dialects.endpoint import CHATS
 from gateway.dialects.native import default_settings
+from gateway.dialects.parameters import ignored_header
 from gateway.dialects.profile import Profile
 from gateway.dialects.profile_choice import DIALECT_HEADER
 from gateway.errors import queue_unavailable
@@ -20,7 +21,6 @@ from gateway.generation.model_choice import find_card, profile_of
 from gateway.generation.models import model_list
 from gateway.http.authorization import authorize, require_header_of
 from gateway.http.context import ProcessContext, context_of
-from gateway.http.ignored_parameters import ignored_header
 from gateway.tenancy.scopes import Scope
 
 router = APIRouter()

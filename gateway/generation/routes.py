@@ -17,6 +17,7 @@ from gateway.delivery.routes import continue_stream, resend, status_response
 from gateway.delivery.subscription import InitialSubscription
 from gateway.dialects.bodies import require_model
 from gateway.dialects.endpoint import ENDPOINTS, NATIVE_ENDPOINTS, Endpoint
+from gateway.dialects.parameters import ignored_header
 from gateway.generation.call import Call, read_call
 from gateway.generation.check import CheckedRequest, check_request
 from gateway.generation.estimate import estimate
@@ -30,7 +31,6 @@ from gateway.generation.model_choice import choose_allowed
 from gateway.generation.submit import Submission, submit
 from gateway.generation.tracing import note_request
 from gateway.http.authorization import count_unpaid
-from gateway.http.ignored_parameters import ignored_header
 from gateway.idempotency.registry import IdempotentRequest
 from gateway.responses.store import StoredResponse
 

@@ -15,13 +15,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from contract.messages import WorkerCard
 from gateway.dialects.chat.template_arguments import unread_parameters
 from gateway.dialects.endpoint import CHATS
+from gateway.dialects.parameters import ignored_header, reject_ignored
 from gateway.dialects.profile import Dialect
-from gateway.dialects.support import reject_ignored
 from gateway.dialects.wire import validate
 from gateway.errors import InvalidParameterError, UnsupportedParameterError, shown
 from gateway.generation.call import Call, read_call, read_query
 from gateway.generation.model_choice import find_card
-from gateway.http.ignored_parameters import ignored_header
 from gateway.prompt.chat import render_chat
 from gateway.prompt.tokenization import llamacpp_tokens, tokenizer_config, vllm_tokens
 from gateway.prompt.tokenizers import PromptEncoder

@@ -1,6 +1,5 @@
 """OpenAPI descriptions of endpoints that read their bodies without FastAPI."""
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -13,7 +12,7 @@ from contract.dialect import Dialect
 from gateway.dialects.chat.request import ChatCompletionRequest
 from gateway.dialects.completions import CompletionRequest
 from gateway.dialects.endpoint import CHATS, COMPLETIONS
-from gateway.dialects.refused import Endpoints, accepted_values, refused_by
+from gateway.dialects.parameters import Endpoints, rejected_by
 from gateway.openapi.chat_schemas import CHAT_COMPONENTS
 from gateway.openapi.described import (
     HEADER_TEXT,
@@ -187,11 +186,9 @@ def _json_response(description: str, name: str) -> dict[str, Any]:
 def _refusals(endpoint: Endpoints) -> str:
     """Return the parameters that an endpoint rejects, as Markdown."""
     lines = ["Parameters that are rejected with `unsupported_parameter`:", ""]
-    for name, refusal in refused_by(endpoint).items():
-        accepted = accepted_values(refusal)
-        values = f" other than `{accepted}`" if accepted else ""
-        reason = re.sub(r"'(\w[\w.]*)'", r"`\1`", refusal.reason)
-        lines.append(f"- `{name}`{values}: {reason}")
+    for name, row in rejected_by(endpoint).items():
+        values = f" other than `{row.accepted_json}`" if row.accepted else ""
+        lines.append(f"- `{name}`{values}: {row.markdown}")
     return "\n".join(lines)
 
 

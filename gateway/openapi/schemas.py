@@ -3,7 +3,7 @@
 from typing import Any
 
 from contract.dialect import Dialect
-from contract.tier import REQUEST_TIERS
+from contract.tier import ServiceTier
 from gateway.dialects.chat.messages import MESSAGES_SCHEMA
 from gateway.dialects.chat.template_arguments import KWARGS_SCHEMA
 from gateway.dialects.fields import array_schema
@@ -237,7 +237,7 @@ ESTIMATE: Schema = object_of(
         },
         "ignored_parameters": {"type": "array", "items": TEXT},
         "context_window": INTEGER,
-        "service_tier": {"type": "string", "enum": [each.value for each in REQUEST_TIERS]},
+        "service_tier": {"type": "string", "enum": [each.value for each in ServiceTier]},
         "cost": object_of(
             {
                 "prompt_micros": {"type": "integer", "description": "Cost of the prompt alone."},

@@ -127,7 +127,8 @@ class NativeChoice(Choice):
         }
         if self._probabilities:
             body["completion_probabilities"] = self._probabilities
-        return body
+        fields = self._request.response_fields
+        return {path: value for path in fields for value in _at(body, path)} if fields else body
 
     def _partial(self, content: str, token_ids: list[int]) -> dict[str, Any]:
         prompt = self._completion.prompt_token_ids[self._index // self._request.n]
@@ -167,6 +168,15 @@ class NativeChoice(Choice):
             # The engine gives its own reason for a repetitive choice.
             return "word" if end.stop_reason in self._request.stop else "limit"
         return "eos"
+
+
+def _at(body: Any, path: str) -> list[Any]:
+    """Return the value at a path of names, or nothing if there is none."""
+    for name in path.split("/"):
+        if not isinstance(body, dict) or name not in body:
+            return []
+        body = body[name]
+    return [body]
 
 
 def _scored(

@@ -5,7 +5,16 @@ from typing import Any
 from tests.fuzz.values import BOOLEANS, INT64, ODD, PIXEL, SCHEMA, SOUND, TOOL
 
 _ONLY_COMPLETIONS = frozenset(
-    {"prompt", "suffix", "images", "echo", "echo_last", "best_of", "add_special_tokens"}
+    {
+        "prompt",
+        "suffix",
+        "images",
+        "echo",
+        "echo_last",
+        "best_of",
+        "add_special_tokens",
+        "safe_tokenization",
+    }
 )
 _LOOSE_TOOL = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
 _CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
@@ -33,7 +42,9 @@ CHAT_SOUND: dict[str, tuple[Any, ...]] = {
     "top_logprobs": (0, 1, 5),
     "functions": ([], [{"name": "f", "parameters": SCHEMA}]),
     "function_call": ("none", "auto"),
-    "reasoning_effort": ("none", "low", "max", True, 100),
+    "reasoning_effort": ("none", "low", "max", True, 100, "default"),
+    "reasoning": ({}, {"effort": "low"}, {"enabled": False, "exclude": True}, {"max_tokens": 1}),
+    "enable_thinking": BOOLEANS,
     "thinking": ({"type": "enabled", "budget_tokens": 1}, {"type": "disabled"}),
     "thinking_budget": (-1, 0, 1),
     "thinking_token_budget": (0, 2),

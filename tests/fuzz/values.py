@@ -19,7 +19,8 @@ def _beyond(low: float, high: float, step: float = 0.01) -> tuple[Any, ...]:
 
 
 SOUND: dict[str, tuple[Any, ...]] = {
-    "prompt": ("Once upon a time", [5, 6], ["a", "b"], [5, "x"], "<image> 日本 🚀", [[5], [6, 7]]),
+    "prompt": ("Once upon a time", [5, 6], ["a", "b"], [5, "x"], "<image> 日本 🚀", [[5], [6, 7]])
+    + ({"prompt_string": "a"}, ["a", {"prompt_string": "b"}]),
     "suffix": ("", " end", "\n    return result"),
     "images": ([], [PIXEL], [[PIXEL]]),
     "echo": BOOLEANS,
@@ -80,6 +81,7 @@ SOUND: dict[str, tuple[Any, ...]] = {
     "prompt_logprobs": (0, 1, 5),
     "return_tokens_as_token_ids": BOOLEANS,
     "n_probs": (0, 1, 3),
+    "top_logprobs": (0,),
     "grammar": (GBNF, {"type": "regex", "value": "[ab]+"}, {"type": "lark", "value": 'start: "a"'}),
     "grammar_syntax": ("gbnf", "lark"),
     "json_schema": (SCHEMA, {}),
@@ -88,11 +90,12 @@ SOUND: dict[str, tuple[Any, ...]] = {
         {"type": "json_object"},
         {"type": "json_object", "schema": SCHEMA},
         {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}},
+        {"type": "json_schema", "value": SCHEMA},
         {"type": "grammar", "grammar": GBNF},
     ),
     "structured_outputs": ({"choice": ["a", "b"]}, {"regex": "a+"}, {"json": SCHEMA}),
     "tools": ([], [TOOL]),
-    "tool_choice": ("none", "auto", "required", {"type": "function", "function": {"name": "f"}}),
+    "tool_choice": ("none", "auto", "required", {"type": "function", "name": "f"}),
     "parallel_tool_calls": BOOLEANS,
     "stream": (True, True, False),
     "background": (False, False, False, True),
@@ -106,6 +109,7 @@ SOUND: dict[str, tuple[Any, ...]] = {
     "return_tokens": BOOLEANS,
     "skip_special_tokens": BOOLEANS,
     "add_special_tokens": BOOLEANS,
+    "safe_tokenization": BOOLEANS,
     "return_progress": BOOLEANS,
     "timings_per_token": BOOLEANS,
     "perf_metrics_in_response": BOOLEANS,

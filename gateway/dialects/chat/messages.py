@@ -15,7 +15,7 @@ from pydantic import Field
 
 from gateway.dialects.fields import Parameters, read_list
 from gateway.dialects.images import MAX_IMAGES, decoded_image
-from gateway.dialects.refused import MAX_NAMED_ENTRIES, is_nothing
+from gateway.dialects.parameters import MAX_NAMED, is_nothing
 from gateway.dialects.request import ImageSource
 from gateway.dialects.wire import MAX_DEPTH, parse_object
 from gateway.errors import (
@@ -182,7 +182,7 @@ class Conversation:
 
     def ignore(self, path: str, extra: Iterable[str]) -> None:
         """Record entries at `path` that have no effect."""
-        room = MAX_NAMED_ENTRIES - len(self.ignored)
+        room = MAX_NAMED - len(self.ignored)
         self.ignored += (f"{path}.{key}" for key in islice(extra, room))
 
 

@@ -28,13 +28,19 @@ from gateway.dialects.chat.template_arguments import (
     read_continues_last,
     read_template_arguments,
 )
-from gateway.dialects.chat.thinking import Thinking, ThinkingParameters, read_thinking
+from gateway.dialects.chat.thinking import (
+    REASONING_MEMBERS,
+    THINKING_MEMBERS,
+    Thinking,
+    ThinkingParameters,
+    read_thinking,
+)
 from gateway.dialects.chat.tools import ChatToolParameters, ChatTools, read_chat_tools
 from gateway.dialects.choices import (
-    ChatChoiceParameters,
+    SharedChoiceParameters,
     read_chat_n,
+    read_logprobs,
     read_prompt_logprobs,
-    read_top_logprobs,
 )
 from gateway.dialects.fields import Parameters
 from gateway.dialects.lengths import (
@@ -44,6 +50,7 @@ from gateway.dialects.lengths import (
     read_includes_stop,
     read_stop,
 )
+from gateway.dialects.parameters import REJECTED_BY_CHATS, unread
 from gateway.dialects.profile import Profile
 from gateway.dialects.prompts import (
     TruncationParameters,
@@ -51,7 +58,6 @@ from gateway.dialects.prompts import (
     read_prompt_tokens_kept,
     unused_truncation,
 )
-from gateway.dialects.refused import REFUSED_IN_CHATS, nested_extra, read_extra
 from gateway.dialects.request import ChatRequest, GenerationRequest, ToolMode
 from gateway.dialects.sampling.logit_bias import read_logit_bias
 from gateway.dialects.stream_options import (
@@ -99,7 +105,7 @@ class ChatCompletionRequest(
     LabelParameters,
     ThinkingParameters,
     ChatToolParameters,
-    ChatChoiceParameters,
+    SharedChoiceParameters,
     ChatLengthParameters,
     SharedParameters,
     TruncationParameters,
@@ -120,7 +126,7 @@ def to_chat_generation_request(
     _check_metadata(body.metadata)
     conversation = read_messages(body.messages, takes_any_role=profile.takes_any_role)
     ignored = _ignored(body, conversation)
-    thinking, tools = read_thinking(body), read_chat_tools(body, profile)
+    thinking, tools = read_thinking(body, profile), read_chat_tools(body, profile)
     n = read_chat_n(body, most=max_prompts)
     max_tokens = read_chat_max_tokens(body, profile)
     options = read_stream_options(body, profile)
@@ -142,7 +148,7 @@ def to_chat_generation_request(
         best_of=n,
         stop=read_stop(body, profile),
         includes_stop=read_includes_stop(body, profile),
-        logprobs=read_top_logprobs(body, profile),
+        logprobs=read_logprobs(body, by_default=0, most=profile.most_top_logprobs),
         prompt_logprobs=read_prompt_logprobs(body, is_streamed=bool(body.stream)),
         names_tokens_by_id=bool(body.return_tokens_as_token_ids),
         echo=False,
@@ -194,19 +200,22 @@ def _chat(
         template_arguments=arguments,
         argument_params=params,
         continues_last_message=continues,
-        shows_reasoning=body.include_reasoning is not False,
+        shows_reasoning=thinking.is_shown,
         uses_legacy_functions=tools.is_legacy,
         thinking_budget_param=thinking.budget_param,
     )
 
 
 def _ignored(body: ChatCompletionRequest, conversation: Conversation) -> tuple[str, ...]:
-    ignored = read_extra(body.model_extra or {}, REFUSED_IN_CHATS) + shared_extra(body)
+    ignored = unread(body.model_extra, REJECTED_BY_CHATS) + shared_extra(body)
     ignored += unused_truncation(body)
-    if isinstance(body.thinking, dict):
-        known = {"type", "budget_tokens"}
-        others = {name: value for name, value in body.thinking.items() if name not in known}
-        ignored += nested_extra("thinking", others)
+    for path, value, known in (
+        ("thinking.", body.thinking, THINKING_MEMBERS),
+        ("reasoning.", body.reasoning, REASONING_MEMBERS),
+    ):
+        if isinstance(value, dict):
+            others = {name: value[name] for name in value if name not in known}
+            ignored += unread(others, path=path)
     return tuple(sorted(ignored + conversation.ignored))
 
 
@@ -241,7 +250,7 @@ def _check_combinations(request: GenerationRequest) -> None:
     structure, use = request.structure, request.tool_use
     if structure is not None and use is not None and use.mode is not ToolMode.AUTO:
         raise InvalidParameterError(
-            f"'{structure.param}' cannot be combined with a '{tool_choice_param(request)}' that "
+            f"'{structure.param}' cannot be combined with a '{request.tool_choice_param}' that "
             "forces a call: a text can have only one structure.",
             param=structure.param,
         )
@@ -250,15 +259,4 @@ def _check_combinations(request: GenerationRequest) -> None:
             "'prompt_logprobs' cannot be combined with images, which have no log-probabilities.",
             param="prompt_logprobs",
         )
-    check_end_is_free(request, tools_param=tools_param(request))
-
-
-def tools_param(request: GenerationRequest) -> str:
-    """Return the parameter that contains the tools of a chat."""
-    is_legacy = request.chat is not None and request.chat.uses_legacy_functions
-    return "functions" if is_legacy else "tools"
-
-
-def tool_choice_param(request: GenerationRequest) -> str:
-    """Return the parameter that selects which tool is called."""
-    return "function_call" if tools_param(request) == "functions" else "tool_choice"
+    check_end_is_free(request)

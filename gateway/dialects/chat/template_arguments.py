@@ -126,7 +126,7 @@ def read_template_arguments(
         params["enable_thinking"] = thinking.switch_param
     if thinking.effort is not None:
         arguments["reasoning_effort"] = thinking.effort
-        params["reasoning_effort"] = "reasoning_effort"
+        params["reasoning_effort"] = thinking.effort_param
         _check_equal("reasoning_effort", thinking.effort, given)
     if body.verbosity is not None:
         arguments["verbosity"] = body.verbosity

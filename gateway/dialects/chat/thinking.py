@@ -1,5 +1,6 @@
 """Reasoning parameters: budget, effort, and whether the response includes the reasoning."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
@@ -7,6 +8,7 @@ from pydantic import Field
 
 from contract.sampling import Range
 from gateway.dialects.fields import Parameters, agreed, bounded, integer
+from gateway.dialects.profile import Profile
 from gateway.dialects.wire import INTEGRAL
 from gateway.errors import InvalidParameterError, shown
 
@@ -15,37 +17,28 @@ UNLIMITED: Final = -1
 
 EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 NO_EFFORT: Final = "none"
+DEFAULT_EFFORT: Final = "default"
+"""The template's own effort, as if none was given."""
 
-_SWITCHES: Final = {"enabled": True, "disabled": False}
-
-EFFORT_SCHEMA: dict[str, Any] = {
-    "anyOf": [
-        {"enum": list(EFFORTS)},
-        {"type": "boolean"},
-        {
-            "type": "integer",
-            "minimum": THINKING_BUDGET.minimum,
-            "maximum": THINKING_BUDGET.maximum,
-        },
-        {"type": "null"},
-    ]
+_SWITCHES: Final = {"enabled": True, "disabled": False, "adaptive": None}
+_BUDGET_SCHEMA: Final[dict[str, Any]] = {
+    "type": ["integer", "null"],
+    "minimum": THINKING_BUDGET.minimum,
+    "maximum": THINKING_BUDGET.maximum,
 }
 
-THINKING_SCHEMA: dict[str, Any] = {
-    "anyOf": [
-        {
-            "type": "object",
-            "properties": {
-                "type": {"enum": [*_SWITCHES, None]},
-                "budget_tokens": {
-                    "type": ["integer", "null"],
-                    "minimum": THINKING_BUDGET.minimum,
-                    "maximum": THINKING_BUDGET.maximum,
-                },
-            },
-        },
-        {"type": "null"},
-    ]
+EFFORT_SCHEMA: dict[str, Any] = {
+    "anyOf": [{"enum": [*EFFORTS, DEFAULT_EFFORT]}, {"type": "boolean"}, _BUDGET_SCHEMA]
+}
+THINKING_MEMBERS: dict[str, Any] = {
+    "type": {"enum": [*_SWITCHES, None]},
+    "budget_tokens": _BUDGET_SCHEMA,
+}
+REASONING_MEMBERS: dict[str, Any] = {
+    "effort": EFFORT_SCHEMA,
+    "enabled": {"type": ["boolean", "null"]},
+    "max_tokens": _BUDGET_SCHEMA,
+    "exclude": {"type": ["boolean", "null"]},
 }
 
 
@@ -56,13 +49,14 @@ class ThinkingParameters(Parameters):
         default=None,
         description=f"Amount of reasoning: {', '.join(EFFORTS)}. Sets the variables "
         "`reasoning_effort` and `enable_thinking` of the chat template, if it reads them. true and "
-        "false only turn reasoning on and off; a number is the same as `thinking_budget`.",
+        "false only turn reasoning on and off; a number is the same as `thinking_budget`, and "
+        f"{DEFAULT_EFFORT} as null.",
         json_schema_extra=EFFORT_SCHEMA,
     )
     thinking_budget: Annotated[int, bounded(THINKING_BUDGET), INTEGRAL] | None = Field(
         default=None,
         description="Maximum tokens of reasoning, after which its end is forced; 0: at once, -1: "
-        "no limit. No effect if the model or its engine does not support it. Default: -1.",
+        "no limit. No effect if the model does not reason. Default: -1.",
     )
     thinking_token_budget: Annotated[int, bounded(THINKING_BUDGET), INTEGRAL] | None = Field(
         default=None, description="Another name of `thinking_budget`."
@@ -73,8 +67,22 @@ class ThinkingParameters(Parameters):
     thinking: Any = Field(
         default=None,
         description="`{type, budget_tokens}`: `type` enabled or disabled sets the template's "
-        "variable `enable_thinking`; `budget_tokens` is another name of `thinking_budget`.",
-        json_schema_extra=THINKING_SCHEMA,
+        "variable `enable_thinking`, adaptive does not; `budget_tokens` is another name of "
+        "`thinking_budget`. Dialect fireworks rejects it together with `reasoning_effort`.",
+        json_schema_extra={
+            "anyOf": [{"type": "object", "properties": THINKING_MEMBERS}, {"type": "null"}]
+        },
+    )
+    enable_thinking: bool | None = Field(
+        default=None, description="Whether to reason, as `reasoning_effort` true or false."
+    )
+    reasoning: Any = Field(
+        default=None,
+        description="`{effort, enabled, max_tokens, exclude}`: other names of `reasoning_effort`, "
+        "`enable_thinking` and `thinking_budget`, and the opposite of `include_reasoning`.",
+        json_schema_extra={
+            "anyOf": [{"type": "object", "properties": REASONING_MEMBERS}, {"type": "null"}]
+        },
     )
     include_reasoning: bool | None = Field(
         default=None,
@@ -85,82 +93,112 @@ class ThinkingParameters(Parameters):
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """The reasoning settings of a request."""
+    """The reasoning settings of a request. A parameter is empty if none gave its setting."""
 
     budget: int | None
     """Maximum reasoning tokens; None means no limit."""
     budget_param: str
-    """The parameter that gave the budget; empty without one."""
     effort: str | None
+    effort_param: str
     is_enabled: bool | None
     """Whether the model should reason; None leaves the decision to its template."""
     switch_param: str
-    """The parameter that gave `is_enabled`; empty if none did."""
+    is_shown: bool
+    """Whether the response includes the reasoning."""
 
 
-def read_thinking(body: ThinkingParameters) -> Thinking:
+def read_thinking(body: ThinkingParameters, profile: Profile) -> Thinking:
     """Return the reasoning settings of a request. Raises InvalidParameterError."""
-    effort, effort_budget, is_effort = _effort(body.reasoning_effort)
-    switch, switch_budget = _thinking(body.thinking)
-    if None not in (switch, is_effort) and switch is not is_effort:
+    if profile.separates_thinking and None not in (body.thinking, body.reasoning_effort):
         raise InvalidParameterError(
-            "'thinking.type' and 'reasoning_effort' must both enable or both disable reasoning. "
-            f"Given: {shown(body.thinking['type'])} and {shown(body.reasoning_effort)}.",
-            param="thinking.type",
+            "'thinking' cannot be combined with 'reasoning_effort' in this dialect.",
+            param="thinking",
         )
+    effort, effort_budget, is_effort = _effort(body.reasoning_effort, "reasoning_effort")
+    reasoning = _object(body.reasoning, "reasoning")
+    other_effort, other_budget, is_other_effort = _effort(
+        reasoning.get("effort"), "reasoning.effort"
+    )
+    switch, switch_budget = _thinking(body.thinking)
+    excludes = _flag(reasoning, "exclude")
+    if excludes and body.include_reasoning:
+        raise InvalidParameterError(
+            "'reasoning.exclude' must not be true if 'include_reasoning' is true.",
+            param="reasoning.exclude",
+        )
+    efforts = {"reasoning_effort": effort, "reasoning.effort": other_effort}
+    switches = {
+        "reasoning_effort": is_effort,
+        "reasoning.effort": is_other_effort,
+        "reasoning.enabled": _flag(reasoning, "enabled"),
+        "thinking.type": switch,
+        "enable_thinking": body.enable_thinking,
+    }
     budgets = {
         "thinking_budget": body.thinking_budget,
         "thinking_token_budget": body.thinking_token_budget,
         "reasoning_budget_tokens": body.reasoning_budget_tokens,
         "thinking.budget_tokens": switch_budget,
+        "reasoning.max_tokens": _budget(reasoning.get("max_tokens"), "reasoning.max_tokens"),
         "reasoning_effort": effort_budget,
+        "reasoning.effort": other_budget,
     }
     budget = agreed(**budgets)
-    switches = {"reasoning_effort": is_effort, "thinking.type": switch}
     is_limited = budget is not None and budget != UNLIMITED
     return Thinking(
         budget=budget if is_limited else None,
-        budget_param=next(name for name in budgets if budgets[name] == budget)
-        if is_limited
-        else "",
-        effort=effort,
-        is_enabled=switch if is_effort is None else is_effort,
-        switch_param=next((name for name, is_on in switches.items() if is_on is not None), ""),
+        budget_param=_param_of(budgets) if is_limited else "",
+        effort=agreed(**efforts),
+        effort_param=_param_of(efforts),
+        is_enabled=_agreed_switch(switches),
+        switch_param=_param_of(switches),
+        is_shown=body.include_reasoning is not False and not excludes,
     )
 
 
-def _effort(value: object) -> tuple[str | None, int | None, bool | None]:
+def _param_of(given: Mapping[str, object]) -> str:
+    return next((name for name, value in given.items() if value is not None), "")
+
+
+def _agreed_switch(switches: Mapping[str, bool | None]) -> bool | None:
+    first = _param_of(switches)
+    is_on = switches.get(first)
+    for name, other in switches.items():
+        if other is not None and other is not is_on:
+            given, earlier = ("enables", "disables") if other else ("disables", "enables")
+            raise InvalidParameterError(
+                f"'{name}' {given} reasoning, but '{first}' {earlier} it.", param=name
+            )
+    return is_on
+
+
+def _effort(value: object, path: str) -> tuple[str | None, int | None, bool | None]:
     """Return the effort, the budget, and whether to reason, each None if unspecified."""
-    if value is None:
+    if value is None or value == DEFAULT_EFFORT:
         return None, None, None
     if isinstance(value, bool):
         return None, None, value
     if isinstance(value, str) and value in EFFORTS:
         return value, None, value != NO_EFFORT
     if isinstance(value, int | float):
-        return None, _budget(value, "reasoning_effort"), None
+        return None, _budget(value, path), None
     raise InvalidParameterError(
-        f"'reasoning_effort' must be one of {', '.join(EFFORTS)}, a boolean or an integer. "
+        f"'{path}' must be one of {', '.join(EFFORTS)}, a boolean or an integer. "
         f"Given: {shown(value)}.",
-        param="reasoning_effort",
+        param=path,
     )
 
 
 def _thinking(value: object) -> tuple[bool | None, int | None]:
     """Return whether to reason, and the budget."""
-    if value is None:
-        return None, None
-    if not isinstance(value, dict):
-        raise InvalidParameterError(
-            f"'thinking' must be an object. Given: {shown(value)}.", param="thinking"
-        )
-    kind, given = value.get("type"), value.get("budget_tokens")
+    thinking = _object(value, "thinking")
+    kind = thinking.get("type")
     if kind is not None and not (isinstance(kind, str) and kind in _SWITCHES):
         raise InvalidParameterError(
             f"'thinking.type' must be one of {', '.join(_SWITCHES)}. Given: {shown(kind)}.",
             param="thinking.type",
         )
-    budget = None if given is None else _budget(given, "thinking.budget_tokens")
+    budget = _budget(thinking.get("budget_tokens"), "thinking.budget_tokens")
     if kind == "disabled" and budget is not None:
         raise InvalidParameterError(
             f"'thinking.budget_tokens' requires 'thinking.type' enabled. Given: {budget}.",
@@ -169,7 +207,27 @@ def _thinking(value: object) -> tuple[bool | None, int | None]:
     return None if kind is None else _SWITCHES[kind], budget
 
 
-def _budget(value: object, path: str) -> int:
+def _object(value: object, name: str) -> dict[str, Any]:
+    if not isinstance(value, dict | None):
+        raise InvalidParameterError(
+            f"'{name}' must be an object. Given: {shown(value)}.", param=name
+        )
+    return value or {}
+
+
+def _flag(reasoning: dict[str, Any], name: str) -> bool | None:
+    value = reasoning.get(name)
+    if not isinstance(value, bool | None):
+        raise InvalidParameterError(
+            f"'reasoning.{name}' must be a boolean. Given: {shown(value)}.",
+            param=f"reasoning.{name}",
+        )
+    return value
+
+
+def _budget(value: object, path: str) -> int | None:
+    if value is None:
+        return None
     budget = integer(value)
     if budget is None:
         raise InvalidParameterError(

@@ -9,6 +9,8 @@ from gateway.dialects.fields import array_schema, read_list
 from gateway.dialects.profile import Profile
 from gateway.dialects.request import Tool, ToolMode, ToolUse
 from gateway.dialects.structured.tools import (
+    CHOICE_SCHEMAS,
+    FLAT_SCHEMA,
     FUNCTION_SCHEMA,
     MAX_TOOLS,
     NAMED_SCHEMA,
@@ -27,16 +29,7 @@ _ALLOWED_MEMBERS: dict[str, Any] = {
     "mode": {"enum": ["auto", "required"]},
     "tools": {
         "type": "array",
-        "items": {
-            "anyOf": [
-                NAMED_SCHEMA,
-                {
-                    "type": "object",
-                    "required": ["type", "name"],
-                    "properties": {"type": {"const": "function"}, "name": {"type": "string"}},
-                },
-            ]
-        },
+        "items": {"anyOf": [NAMED_SCHEMA, FLAT_SCHEMA]},
         "minItems": 1,
         "maxItems": MAX_TOOLS,
     },
@@ -61,14 +54,6 @@ _ALLOWED_SCHEMAS: list[dict[str, Any]] = [
     },
 ]
 """OpenAI's form, and that of mistral.rs."""
-CHAT_TOOL_CHOICE_SCHEMA: dict[str, Any] = {
-    "anyOf": [
-        {"enum": ["none", "auto", "required"]},
-        NAMED_SCHEMA,
-        *_ALLOWED_SCHEMAS,
-        {"type": "null"},
-    ]
-}
 FUNCTION_CALL_SCHEMA: dict[str, Any] = {
     "anyOf": [
         {"enum": ["none", "auto"]},
@@ -95,12 +80,12 @@ class ChatToolParameters(ToolParameters):
     tool_choice: Any = Field(
         default=None,
         description="`none` (the prompt describes the tools, but the response is text), `auto`, "
-        "`required` (at least one call), `{type: function, function: {name}}`, `{type: "
-        "allowed_tools, allowed_tools: {mode, tools}}` or, as in mistral.rs, `{type: "
-        "allowed_tools, mode, tools}`. With `allowed_tools`, the prompt describes all tools, but "
-        "the model may (`mode` auto) or must (required) call only those. Default: auto if there "
-        "are tools, else none.",
-        json_schema_extra=CHAT_TOOL_CHOICE_SCHEMA,
+        "`required` or `any` (at least one call), `{type: function, function: {name}}` or `{type: "
+        "function, name}`, `{type: allowed_tools, allowed_tools: {mode, tools}}` or, as in "
+        "mistral.rs, `{type: allowed_tools, mode, tools}`. With `allowed_tools`, the "
+        "prompt describes all tools, but the model may (`mode` auto) or must (required) call only "
+        "those. Default: auto if there are tools, else none.",
+        json_schema_extra={"anyOf": [*CHOICE_SCHEMAS, *_ALLOWED_SCHEMAS]},
     )
     functions: Any = Field(
         default=None,

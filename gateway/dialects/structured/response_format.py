@@ -2,13 +2,15 @@
 
 from typing import Any
 
-from gateway.dialects.refused import REFUSALS
+from gateway.dialects.parameters import PARAMETERS
 from gateway.dialects.request import Structure, StructureKind
 from gateway.dialects.structured.schemas import checked_schema
 from gateway.errors import InvalidParameterError, UnsupportedParameterError, shown
 
 _NAME = "response_format"
 _TYPES = ("text", "json_object", "json_schema", "grammar")
+_WRAPPER = {"name", "description", "strict"}
+"""Members of OpenAI's `json_schema` besides the schema; other objects are schemas themselves."""
 
 RESPONSE_FORMAT_SCHEMA: dict[str, Any] = {
     "anyOf": [
@@ -19,7 +21,7 @@ RESPONSE_FORMAT_SCHEMA: dict[str, Any] = {
                 "type": {"enum": list(_TYPES)},
                 "schema": {"type": ["object", "boolean", "null"]},
                 "value": {"type": ["object", "boolean", "null"]},
-                "json_schema": {"type": ["object", "null"]},
+                "json_schema": {"type": ["object", "boolean", "null"]},
                 "grammar": {"type": ["string", "null"]},
             },
         },
@@ -40,15 +42,15 @@ def read_response_format(value: object) -> Structure | None:
         case "text":
             return None
         case "json_object":
-            return _json_object(value)
+            return _json(value, needs_schema=False)
         case "json_schema":
-            return _json_schema(value)
+            return _json(value, needs_schema=True)
         case "grammar":
             return _grammar(value)
         case "structural_tag":
             raise UnsupportedParameterError(
                 f"'{_NAME}' of type structural_tag is not supported. "
-                f"{REFUSALS['structural_tag'].reason}",
+                f"{PARAMETERS['structural_tag'].reason}",
                 param=_NAME,
             )
         case _:
@@ -59,30 +61,21 @@ def read_response_format(value: object) -> Structure | None:
             )
 
 
-def _json_object(value: dict[str, Any]) -> Structure:
+def _json(value: dict[str, Any], *, needs_schema: bool) -> Structure:
     # Hugging Face's client sends every schema as TGI expects it, in `value`.
-    member = "value" if value.get("schema") is None else "schema"
-    if value.get(member) is None:
+    members = ("json_schema", "schema", "value")
+    member = next((each for each in members if value.get(each) is not None), members[0])
+    schema = value.get(member)
+    if schema is None and not needs_schema:
         return Structure(StructureKind.JSON_OBJECT, None, _NAME)
-    return _bare_schema(value, member)
-
-
-def _bare_schema(value: dict[str, Any], member: str = "schema") -> Structure:
-    schema = checked_schema(value.get(member), f"{_NAME}.{member}")
-    return Structure(StructureKind.JSON_SCHEMA, schema, _NAME, f".{member}")
-
-
-def _json_schema(value: dict[str, Any]) -> Structure:
-    wrapper = value.get("json_schema")
-    if wrapper is None and value.get("schema") is not None:
-        return _bare_schema(value)
-    if not isinstance(wrapper, dict):
-        raise InvalidParameterError(
-            f"'{_NAME}.json_schema' must be an object with 'schema'. Given: {shown(wrapper)}.",
-            param=f"{_NAME}.json_schema",
-        )
-    schema = checked_schema(wrapper.get("schema"), f"{_NAME}.json_schema.schema")
-    return Structure(StructureKind.JSON_SCHEMA, schema, _NAME, ".json_schema")
+    place = f"{_NAME}.{member}"
+    if (
+        member != "schema"
+        and isinstance(schema, dict)
+        and ("schema" in schema or schema.keys() <= _WRAPPER)
+    ):
+        place, schema = f"{place}.schema", schema.get("schema")
+    return Structure(StructureKind.JSON_SCHEMA, checked_schema(schema, place), _NAME, f".{member}")
 
 
 def _grammar(value: dict[str, Any]) -> Structure:

@@ -6,7 +6,8 @@ from gateway.dialects.wire import parse_object
 from gateway.errors import InvalidJsonError, InvalidParameterError, shown
 
 SCHEMA_SCHEMA: dict[str, Any] = {
-    "anyOf": [{"type": "object"}, {"type": "boolean"}, {"type": "null"}]
+    "type": ["object", "boolean", "string", "null"],
+    "pattern": r"^\s*\{",
 }
 
 

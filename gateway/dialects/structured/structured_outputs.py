@@ -3,10 +3,9 @@
 from typing import Any
 
 from gateway.dialects.fields import read_strings
-from gateway.dialects.refused import REFUSALS
 from gateway.dialects.request import Structure, StructureKind
 from gateway.dialects.structured.schemas import decoded_schema
-from gateway.errors import InvalidParameterError, UnsupportedParameterError, shown
+from gateway.errors import InvalidParameterError, shown
 
 MAX_CHOICES = 1024
 MAX_CHOICE_CHARACTERS = 4096
@@ -45,11 +44,6 @@ def read_structured_outputs(value: object) -> Structure | None:
         raise InvalidParameterError(
             f"'{_NAME}' must be an object. Given: {shown(value)}.", param=_NAME
         )
-    if value.get("structural_tag") is not None:
-        raise UnsupportedParameterError(
-            f"'{_NAME}.structural_tag' is not supported. {REFUSALS['structural_tag'].reason}",
-            param=f"{_NAME}.structural_tag",
-        )
     _check_json_object(value.get("json_object"))
     given = [name for name in CONSTRAINTS if value.get(name) is not None]
     if "json_object" in given and value["json_object"] is False:
@@ -67,8 +61,7 @@ def unknown_options(value: object) -> dict[str, Any]:
     """Return the options without effect here, such as those of one backend."""
     if not isinstance(value, dict):
         return {}
-    known = {*CONSTRAINTS, "structural_tag"}
-    return {name: option for name, option in value.items() if name not in known}
+    return {name: option for name, option in value.items() if name not in CONSTRAINTS}
 
 
 def _check_json_object(value: object) -> None:

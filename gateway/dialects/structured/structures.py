@@ -9,7 +9,7 @@ from pydantic import Field
 from gateway.dialects.fields import Parameters
 from gateway.dialects.request import Structure, StructureKind
 from gateway.dialects.structured.response_format import RESPONSE_FORMAT_SCHEMA, read_response_format
-from gateway.dialects.structured.schemas import SCHEMA_SCHEMA, checked_schema
+from gateway.dialects.structured.schemas import SCHEMA_SCHEMA, checked_schema, decoded_schema
 from gateway.dialects.structured.structured_outputs import (
     STRUCTURED_OUTPUTS_SCHEMA,
     read_structured_outputs,
@@ -59,13 +59,14 @@ class StructureParameters(Parameters):
     )
     json_schema: Any = Field(
         default=None,
-        description="A JSON schema that the text must match; {} matches any JSON.",
+        description="A JSON schema that the text must match, or its text; {} matches any JSON.",
         json_schema_extra=SCHEMA_SCHEMA,
     )
     response_format: Any = Field(
         default=None,
         description="`{type: text}`, `{type: json_object}` with an optional `schema`, `{type: "
-        "json_schema, json_schema: {schema}}`, or `{type: grammar, grammar}`. Default: text.",
+        "json_schema, json_schema: {schema}}` (or the schema itself there or in `value`), or "
+        "`{type: grammar, grammar}`. Default: text.",
         json_schema_extra=RESPONSE_FORMAT_SCHEMA,
     )
     structured_outputs: Any = Field(
@@ -91,7 +92,7 @@ def read_structure(body: StructureParameters) -> Structure | None:
 def _all_structures(body: StructureParameters) -> Iterable[Structure | None]:
     yield _grammar(body.grammar, body.grammar_syntax)
     if body.json_schema is not None:
-        schema = checked_schema(body.json_schema, "json_schema")
+        schema = decoded_schema(body.json_schema, "json_schema")
         yield Structure(StructureKind.JSON_SCHEMA, schema, "json_schema")
     yield read_response_format(body.response_format)
     yield read_structured_outputs(body.structured_outputs)

@@ -45,9 +45,16 @@ NAMED_SCHEMA: dict[str, Any] = {
     },
 }
 
-TOOL_CHOICE_SCHEMA: dict[str, Any] = {
-    "anyOf": [{"enum": ["none", "auto", "required"]}, NAMED_SCHEMA, {"type": "null"}]
+FLAT_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["type", "name"],
+    "properties": {"type": {"const": "function"}, "name": {"type": "string"}},
 }
+CHOICE_SCHEMAS: list[Any] = [
+    {"enum": ["none", "auto", "required", "any", None]},
+    NAMED_SCHEMA,
+    FLAT_SCHEMA,
+]
 
 
 class ToolParameters(Parameters):
@@ -61,9 +68,10 @@ class ToolParameters(Parameters):
     )
     tool_choice: Any = Field(
         default=None,
-        description="`none`, `auto`, `required` (at least one call), or `{type: function, "
-        "function: {name}}`. Default: auto if there are tools, else none.",
-        json_schema_extra=TOOL_CHOICE_SCHEMA,
+        description="`none`, `auto`, `required` or `any` (at least one call), `{type: function, "
+        "function: {name}}` or `{type: function, name}`. Default: auto if there are tools, else "
+        "none.",
+        json_schema_extra={"anyOf": CHOICE_SCHEMAS},
     )
     parallel_tool_calls: bool | None = Field(
         default=None,
@@ -156,14 +164,17 @@ def read_tool_choice(value: object) -> tuple[ToolMode | None, str | None]:
             return ToolMode.AUTO, None
         case "none":
             return None, None
-        case "required":
+        case "required" | "any":
             return ToolMode.REQUIRED, None
-        case {"type": "function", "function": {"name": str(name)}}:
+        case {"type": "function", "function": {"name": str(name)}} | {
+            "type": "function",
+            "name": str(name),
+        }:
             return ToolMode.NAMED, name
         case _:
             raise InvalidParameterError(
-                "'tool_choice' must be none, auto, required, or an object of type function with "
-                f"the name of a function. Given: {shown(value)}.",
+                "'tool_choice' must be none, auto, required, any, or an object of type function "
+                f"with the name of a function. Given: {shown(value)}.",
                 param="tool_choice",
             )
 

@@ -33,6 +33,7 @@ BUDGETS: dict[str, dict[str, Any]] = {
     "reasoning_budget_tokens": {"reasoning_budget_tokens": 10},
     "thinking": {"thinking": {"type": "enabled", "budget_tokens": 10}},
     "reasoning_effort": {"reasoning_effort": 10},
+    "reasoning": {"reasoning": {"max_tokens": 10}},
 }
 
 
@@ -43,6 +44,9 @@ BUDGETS: dict[str, dict[str, Any]] = {
         {"reasoning_effort": "high"},
         {"reasoning_effort": True},
         {"thinking": {"type": "enabled"}},
+        {"enable_thinking": True},
+        {"reasoning": {"effort": "high"}},
+        {"reasoning": {"enabled": True}},
     ],
 )
 def test_reasoning_is_separate_from_the_content(client: OpenAI, how: dict[str, Any]) -> None:
@@ -66,7 +70,16 @@ def test_stream_sends_reasoning_first(client: OpenAI) -> None:
     assert last == {}
 
 
-@each_at_once("how", [{}, {"reasoning_effort": "none"}, {"thinking": {"type": "disabled"}}])
+@each_at_once(
+    "how",
+    [
+        {},
+        {"reasoning_effort": "none"},
+        {"reasoning_effort": "default"},
+        {"thinking": {"type": "disabled"}},
+        {"reasoning": {"enabled": False}},
+    ],
+)
 def test_model_reasons_only_on_request(client: OpenAI, how: dict[str, Any]) -> None:
     answer = chat_both_ways(client, SUM, max_tokens=60, **how)
 

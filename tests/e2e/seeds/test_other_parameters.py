@@ -411,6 +411,18 @@ def test_special_tokens_are_returned_on_request(caller: Caller) -> None:
     assert (hidden, shown) == ("", "<|user|><|user|>")
 
 
+def test_safe_tokenization_reads_special_tokens_as_text(caller: Caller) -> None:
+    body: Body = {"prompt": "Hello<|user|>", "max_tokens": 1, "return_token_ids": True}
+    bodies = body, body | {"safe_tokenization": True}
+    parsed, plain = (
+        caller.complete("fireworks", each)["choices"][0]["prompt_token_ids"] for each in bodies
+    )
+    [special] = ids_of("<|user|>")
+    assert special in parsed
+    assert special not in plain
+    assert len(plain) > len(parsed)
+
+
 @each_at_once("value", [True, False])
 def test_token_ids_equal_those_of_the_tokenizer(caller: Caller, value: bool) -> None:
     """This model's tokenizer adds no tokens around a text."""

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from gateway.dialects.completions import read_completion
+from gateway.dialects.parameters import Row
 from gateway.dialects.profile import PROFILES, Dialect, Profile
-from gateway.dialects.refused import Refusal, accepted_values
 from gateway.dialects.request import GenerationRequest
 from gateway.errors import BadRequestError
 
@@ -45,15 +45,14 @@ def refusal(profile: Profile = OPENAI, /, **parameters: Any) -> BadRequestError:
     return caught.value
 
 
-def unsupported(name: str, value: Any, refusal: Refusal) -> str:
+def unsupported(name: str, value: Any, row: Row) -> str:
     """Return the message for a parameter that is not served, or not with every value."""
     given = json.dumps(value, separators=(",", ":"))
-    if not refusal.accepted:
-        return f"'{name}' is not supported. {refusal.reason}"
-    values = accepted_values(refusal)
+    if not row.accepted:
+        return f"'{name}' is not supported. {row.reason}"
     return (
-        f"'{name}' must be {values}; other values are not supported. Given: {given}. "
-        f"{refusal.reason}"
+        f"'{name}' must be {row.accepted_json}; other values are not supported. Given: {given}. "
+        f"{row.reason}"
     )
 
 

@@ -16,10 +16,9 @@ from gateway.dialects.completions import (
     read_completion,
     to_generation_request,
 )
+from gateway.dialects.parameters import REJECTED, check_supported, reject_ignored
 from gateway.dialects.profile import PROFILES, Dialect, Profile
-from gateway.dialects.refused import REFUSED
 from gateway.dialects.request import GenerationRequest
-from gateway.dialects.support import check_supported, reject_ignored
 from gateway.dialects.wire import validate
 from gateway.errors import BadRequestError
 from tests.gateway.dialects.reading import at_once
@@ -72,7 +71,7 @@ VALUES = st.recursive(
     lambda children: st.lists(children, max_size=4) | st.dictionaries(KEYS, children, max_size=3),
     max_leaves=8,
 )
-NAMES = st.sampled_from([*sorted(CompletionRequest.model_fields), *sorted(REFUSED), "zeta"])
+NAMES = st.sampled_from([*sorted(CompletionRequest.model_fields), *sorted(REJECTED), "zeta"])
 PLAUSIBLE = st.fixed_dictionaries(
     {"model": st.just("m"), "prompt": st.sampled_from(["x", "<image>", ["a", "b"], [1, 2]])}
 )

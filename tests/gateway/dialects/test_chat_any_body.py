@@ -13,10 +13,9 @@ from gateway.dialects.bodies import require_model
 from gateway.dialects.chat.messages import ROLES
 from gateway.dialects.chat.request import ChatCompletionRequest
 from gateway.dialects.effective import effective_parameters
+from gateway.dialects.parameters import REJECTED_BY_CHATS, check_supported, reject_ignored
 from gateway.dialects.profile import PROFILES, Profile
-from gateway.dialects.refused import REFUSED_IN_CHATS
 from gateway.dialects.request import ChatRequest, GenerationRequest
-from gateway.dialects.support import check_supported, reject_ignored
 from gateway.errors import BadRequestError
 from tests.gateway.dialects.chat_reading import PNG_URI, USER, image, read_chat_body
 from tests.gateway.dialects.reading import VLLM, at_once
@@ -113,7 +112,7 @@ MESSAGES = st.fixed_dictionaries(
     },
 )
 NAMES = st.sampled_from(
-    [*sorted(ChatCompletionRequest.model_fields), *sorted(REFUSED_IN_CHATS), "zeta"]
+    [*sorted(ChatCompletionRequest.model_fields), *sorted(REJECTED_BY_CHATS), "zeta"]
 )
 ANY_PROFILE = st.sampled_from(list(PROFILES.values()))
 

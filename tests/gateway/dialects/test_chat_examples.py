@@ -7,7 +7,7 @@ from openai.types.shared_params import reasoning_effort
 
 from gateway.dialects.chat.request import ChatCompletionRequest
 from gateway.dialects.chat.thinking import EFFORTS
-from gateway.dialects.refused import REFUSED_IN_CHATS
+from gateway.dialects.parameters import PARAMETERS, REJECTED_BY_CHATS
 from tests.gateway.dialects.chat_reading import read_chat_body
 from tests.gateway.dialects.reading import OMLX, OPENAI
 from tests.support.cases import all_cases
@@ -75,9 +75,10 @@ def test_image_of_omlx_is_accepted(detail: str) -> None:
 
 def test_every_parameter_of_openai_is_known() -> None:
     documented = get_type_hints(completion_create_params.CompletionCreateParamsBase)
-    known = {*ChatCompletionRequest.model_fields, *REFUSED_IN_CHATS}
+    known = {*ChatCompletionRequest.model_fields, *REJECTED_BY_CHATS}
     # Hints to OpenAI's cache, which have no effect and are named as such.
     assert set(documented) - known == {"prompt_cache_options", "prompt_cache_retention"}
+    assert set(documented) <= {*known, *PARAMETERS}
 
 
 def test_every_effort_of_openai_is_known() -> None:

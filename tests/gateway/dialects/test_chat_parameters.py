@@ -6,8 +6,8 @@ import pytest
 
 from gateway.dialects.chat.request import ChatCompletionRequest
 from gateway.dialects.completions import CompletionRequest
+from gateway.dialects.parameters import REJECTED_BY_CHATS
 from gateway.dialects.profile import ContextLengthBehavior, Profile
-from gateway.dialects.refused import REFUSED_IN_CHATS
 from gateway.dialects.request import FIT
 from gateway.errors import BadRequestError
 from tests.gateway.dialects.chat_reading import USER, chat_refusal, read_chat, read_chat_body
@@ -29,6 +29,7 @@ ONLY_OF_COMPLETIONS = {
     "echo_last",
     "images",
     "prompt",
+    "safe_tokenization",
     "suffix",
 }
 
@@ -157,6 +158,8 @@ REFUSED: dict[str, Any] = {
     "prompt": "Hello",
     "reasoning_format": "none",
     "reasoning_history": "disabled",
+    "safe_tokenization": True,
+    "separate_reasoning": False,
     "speculation": "a",
     "store": True,
     "suffix": "end",
@@ -167,7 +170,7 @@ REFUSED: dict[str, Any] = {
 @all_cases("name", REFUSED)
 def test_unsupported_value_that_would_change_the_response_is_refused(name: str) -> None:
     error = chat_refusal(**{name: REFUSED[name]})
-    assert error.message == unsupported(name, REFUSED[name], REFUSED_IN_CHATS[name])
+    assert error.message == unsupported(name, REFUSED[name], REJECTED_BY_CHATS[name])
     assert (error.param, error.code) == (name, "unsupported_parameter")
 
 
@@ -187,6 +190,7 @@ def test_refusal_names_the_served_values() -> None:
         {"best_of": 1},
         {"reasoning_format": "auto"},
         {"suffix": ""},
+        {"separate_reasoning": True, "safe_tokenization": False},
         dict.fromkeys(REFUSED),
     ],
 )

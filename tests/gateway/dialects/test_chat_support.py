@@ -6,8 +6,8 @@ import pytest
 
 from contract.messages import Feature
 from gateway.dialects.chat.request import ChatCompletionRequest
+from gateway.dialects.parameters import NEEDS, check_supported, supported_chat_parameters
 from gateway.dialects.request import GenerationRequest
-from gateway.dialects.support import CHAT_NEEDS, check_supported, supported_chat_parameters
 from gateway.errors import BadRequestError
 from tests.gateway.dialects.chat_reading import image, read_chat
 from tests.gateway.dialects.reading import LLAMACPP
@@ -77,14 +77,16 @@ def test_parameters_that_every_chat_model_supports_are_served(given: dict[str, A
         ({"thinking": {"budget_tokens": 5}}, "thinking.budget_tokens"),
     ],
 )
-def test_unsupported_thinking_budget_is_reported_as_ignored(
+def test_thinking_budget_is_enforced_refused_or_without_effect(
     given: dict[str, Any], param: str
 ) -> None:
     request = read_chat(**given, zeta=1)
-    plain = served(request, Feature.THINKING_BUDGET)
+    assert served(request) is request
+    with pytest.raises(BadRequestError, match=f"'{param}' is not supported by this model"):
+        served(request, Feature.THINKING_BUDGET)
+    plain = check_supported(request, [Feature.CHAT])
     assert plain.sampling.thinking_budget is None
     assert set(plain.ignored_parameters) == {param, "zeta"}
-    assert served(request) is request
 
 
 def test_dialect_default_is_dropped_if_the_engine_has_no_sampler_chain() -> None:
@@ -121,13 +123,13 @@ def test_native_call_format_is_required_only_if_the_model_writes_strict_calls(
 
 
 def test_model_with_every_ability_serves_every_parameter() -> None:
-    names = supported_chat_parameters(list(Feature))
+    names = supported_chat_parameters(ChatCompletionRequest.model_fields, list(Feature))
     assert names == sorted(ChatCompletionRequest.model_fields)
 
 
 def test_chat_model_without_features_serves_the_rest() -> None:
-    names = set(supported_chat_parameters([Feature.CHAT]))
-    assert names == ChatCompletionRequest.model_fields.keys() - CHAT_NEEDS.keys()
+    names = set(supported_chat_parameters(ChatCompletionRequest.model_fields, [Feature.CHAT]))
+    assert names == ChatCompletionRequest.model_fields.keys() - NEEDS.keys()
     assert {"messages", "reasoning_effort", "top_logprobs", "temperature"} <= names
     lacking = {"tools", "functions", "thinking_budget", "include_reasoning", "response_format"}
     assert not lacking & names
@@ -135,8 +137,4 @@ def test_chat_model_without_features_serves_the_rest() -> None:
 
 def test_model_without_a_template_serves_no_chat() -> None:
     others = [feature for feature in Feature if feature is not Feature.CHAT]
-    assert supported_chat_parameters(others) == []
-
-
-def test_every_required_feature_belongs_to_an_existing_parameter() -> None:
-    assert CHAT_NEEDS.keys() <= ChatCompletionRequest.model_fields.keys()
+    assert supported_chat_parameters(ChatCompletionRequest.model_fields, others) == []

@@ -133,7 +133,7 @@ def test_tool_choice_without_tools_calls_nothing(nothing: dict[str, Any]) -> Non
         ),
         ({"tool_choice": "required"}, "tool_choice", "'tool_choice' requires 'tools'."),
         (
-            {"tools": TOOLS, "tool_choice": "any"},
+            {"tools": TOOLS, "tool_choice": "tool"},
             "tool_choice",
             "'tool_choice' must be none, auto,",
         ),

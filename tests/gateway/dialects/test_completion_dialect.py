@@ -34,6 +34,8 @@ from tests.support.cases import all_cases
         ([1, "a", 2], [[1, "a", 2]]),
         (["a", 1], [["a", 1]]),
         ([[1, "a"], "b", [2]], [[1, "a"], "b", [2]]),
+        ({"prompt_string": "a", "multimodal_data": []}, ["a"]),
+        ([{"prompt_string": "a"}, "b", [2]], ["a", "b", [2]]),
     ],
     ids=[
         "text",
@@ -44,6 +46,8 @@ from tests.support.cases import all_cases
         "mixed",
         "mixed-text-first",
         "several-mixed",
+        "object",
+        "several-with-object",
     ],
 )
 def test_prompt_is_read_by_its_type(prompt: Any, expected: list[Any]) -> None:
@@ -54,23 +58,39 @@ def test_prompt_is_read_by_its_type(prompt: Any, expected: list[Any]) -> None:
 @all_cases(
     ("prompt", "message"),
     [
-        (5, "'prompt' must be a string or an array. Given: 5."),
-        ({"a": 1}, "'prompt' must be a string or an array. Given: {\"a\":1}."),
-        (True, "'prompt' must be a string or an array. Given: true."),
+        (5, "'prompt' must be a string or an array of token ids. Given: 5."),
+        ({"a": 1}, "'prompt' must have only the text 'prompt_string'. Given: {\"a\":1}."),
+        (True, "'prompt' must be a string or an array of token ids. Given: true."),
         ([], "'prompt' must not be empty."),
         ([[]], "'prompt[0]' must not be empty."),
         ([[1], []], "'prompt[1]' must not be empty."),
         ([1.5], "'prompt[0]' must be a token id or a string. Given: 1.5."),
         ([True], "'prompt[0]' must be a token id or a string. Given: true."),
         ([1, None], "'prompt[1]' must be a token id or a string. Given: null."),
-        ([{"a": 1}], "'prompt[0]' must be a token id or a string. Given: {\"a\":1}."),
+        ([{"a": 1}], "'prompt[0]' must have only the text 'prompt_string'. Given: {\"a\":1}."),
+        (
+            ["a", {"prompt_string": 5}],
+            "'prompt[1]' must have only the text 'prompt_string'. Given: {\"prompt_string\":5}.",
+        ),
+        (
+            {"prompt_string": "a", "b": 1},
+            (
+                "'prompt' must have only the text 'prompt_string'. Given: "
+                '{"prompt_string":"a","b":1}.'
+            ),
+        ),
+        (
+            {"prompt_string": "a", "multimodal_data": ["x"]},
+            "'prompt.multimodal_data' is not supported. Use 'images' (in chats 'messages').",
+        ),
         ([[1], 5], "'prompt[1]' must be a string or an array of token ids. Given: 5."),
         ([[1], [2, [3]]], "'prompt[1][1]' must be a token id or a string. Given: [3]."),
     ],
 )
 def test_prompt_of_a_wrong_type_is_refused_naming_the_place(prompt: Any, message: str) -> None:
     error = refusal(prompt=prompt)
-    assert (error.message, error.param) == (message, "prompt")
+    assert error.message == message
+    assert (error.param or "").partition(".")[0] == "prompt"
 
 
 def test_more_prompts_than_allowed_are_refused() -> None:

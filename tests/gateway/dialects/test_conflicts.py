@@ -11,9 +11,9 @@ import pytest
 
 from contract.messages import Ranking
 from contract.sampling import Mirostat
+from gateway.dialects.parameters import reject_ignored
 from gateway.dialects.profile import PROFILES, ContextLengthBehavior, Profile
 from gateway.dialects.request import Structure, StructureKind
-from gateway.dialects.support import reject_ignored
 from gateway.errors import UnknownParameterError
 from tests.gateway.dialects.reading import (
     EVERY_PROFILE,
@@ -218,6 +218,10 @@ def test_conflict_11_no_alternatives_are_not_no_logprobs() -> None:
     assert read(logprobs=0).logprobs == 0
     assert read(logprobs=0, n_probs=0).logprobs == 0
     assert refusal(logprobs=1, n_probs=2).param == "n_probs"
+    assert read(logprobs=True, top_logprobs=3).logprobs == 3
+    assert read(logprobs=True, top_logprobs=0).logprobs == 0
+    assert refusal(logprobs=2, top_logprobs=3).param == "top_logprobs"
+    assert refusal(top_logprobs=3).message.startswith("'top_logprobs' requires 'logprobs' true.")
 
 
 @all_cases(

@@ -14,7 +14,21 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {}, "strict"
 PNG = "data:image/png;base64,iVBORw0KGgo="
 
 VALUES: dict[str, list[Any]] = {
-    "prompt": ["a", ["a", "b"], [5, 6], [[5], [6]], [5, "a"], ["a", 5], {}, 5, True, [[True]]],
+    "prompt": [
+        "a",
+        ["a", "b"],
+        [5, 6],
+        [[5], [6]],
+        [5, "a"],
+        ["a", 5],
+        {},
+        5,
+        True,
+        [[True]],
+        {"prompt_string": "a"},
+        ["a", {"prompt_string": "b"}],
+        {"prompt_string": 5},
+    ],
     "stop": ["x", ["x", "y"], ["a"] * 64, ["a"] * 65, "", [""], "x" * 513, 5, [5]],
     "logit_bias": [
         {"5": 1},
@@ -46,7 +60,7 @@ VALUES: dict[str, list[Any]] = {
         [],
     ],
     "grammar_syntax": ["gbnf", "lark", "ebnf", 5],
-    "json_schema": [{}, {"type": "object"}, True, "x", 5, []],
+    "json_schema": [{}, {"type": "object"}, True, "x", ' {"type": "object"}', 5, []],
     "response_format": [
         {"type": "text"},
         {"type": "json_object"},
@@ -55,6 +69,8 @@ VALUES: dict[str, list[Any]] = {
         {"type": "json_object", "value": 5},
         {"type": "json_schema", "json_schema": {"schema": {}}},
         {"type": "json_schema", "json_schema": 5},
+        {"type": "json_schema", "json_schema": {"type": "object"}},
+        {"type": "json_schema", "value": True},
         {"type": "xml"},
         5,
         [],
@@ -73,7 +89,7 @@ VALUES: dict[str, list[Any]] = {
         5,
     ],
     "tools": [[TOOL], [], [5], [{}], [{"type": "function", "function": {}}], 5],
-    "tool_choice": ["none", "auto", "any", 5, {}, {"type": "function"}],
+    "tool_choice": ["none", "auto", "tool", 5, {}, {"type": "function"}],
     "images": [[], 5, "x", [5], ["http://localhost/"], [["x"]]],
     "stream_options": [{}, {"include_usage": None}, {"continuous_usage_stats": 1}, 5, []],
     "repetition_detection": [{}, {"max_pattern_size": 129}, {"min_count": "a"}, 5],

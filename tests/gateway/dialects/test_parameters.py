@@ -80,6 +80,7 @@ BOOLEANS = (
     "skip_special_tokens",
     "stream",
     "return_progress",
+    "safe_tokenization",
     "timings_per_token",
     "truncate_sequence",
 )
@@ -90,7 +91,7 @@ BY_HAND: dict[str, tuple[str, list[Any]]] = {
     "bad_words": ("an array", ["word", 5, True, {}]),
     "dry_sequence_breakers": ("an array", ["\n", 5, {}]),
     "grammar": ("a string or an object", [5, True, ["a"]]),
-    "json_schema": ("a JSON schema: an object or a boolean", ["{}", 5, []]),
+    "json_schema": ("a JSON schema: an object or a boolean", [5, []]),
     "logit_bias": ("an object or an array of pairs", ["5", 5, True]),
     "logprobs": ("an integer or a boolean", ["5", 1.5, [1], {}]),
     "response_format": ("an object", ["json", 5, []]),
@@ -100,7 +101,9 @@ BY_HAND: dict[str, tuple[str, list[Any]]] = {
     "tools": ("an array", ["f", 5, {}]),
 }
 WRONG_TYPES: dict[str, tuple[str, list[Any]]] = {
-    **dict.fromkeys((*INTEGERS, "n_probs"), ("an integer", ["5", 1.5, True, [1], {}])),
+    **dict.fromkeys(
+        (*INTEGERS, "n_probs", "top_logprobs"), ("an integer", ["5", 1.5, True, [1], {}])
+    ),
     **dict.fromkeys(NUMBERS, ("a number", ["0.5", True, [0.5], {}])),
     **dict.fromkeys(BOOLEANS, ("a boolean", ["true", 1, 0.0, []])),
     **dict.fromkeys(STRINGS, ("a string", [1, ["u"], True])),

@@ -1,27 +1,32 @@
 """Parameters that are not served: refused where they would change the response, named where not."""
 
 import itertools
+import json
 import re
 from typing import Any
 
 from gateway.dialects.chat.request import ChatCompletionRequest
 from gateway.dialects.completions import CompletionRequest
+from gateway.dialects.parameters import PARAMETERS, REJECTED, REJECTED_BY_CHATS, Endpoints
 from gateway.dialects.profile import Profile
-from gateway.dialects.refused import REFUSALS, REFUSED, REFUSED_IN_CHATS, Endpoints
 from tests.gateway.dialects.reading import EVERY_PROFILE, read, refusal, unsupported
 from tests.support.cases import all_cases
 
 
-@all_cases("name", sorted(REFUSED))
+@all_cases("name", sorted(REJECTED))
 def test_parameter_that_would_change_the_response_is_refused(name: str) -> None:
+    accepted = [json.dumps(each) for each in REJECTED[name].accepted]
     for value in ("something", 2, True, [1], {"a": 1}):
+        if json.dumps(value) in accepted:
+            continue
         error = refusal(**{name: value})
-        assert error.message == unsupported(name, value, REFUSED[name])
+        assert error.message == unsupported(name, value, REJECTED[name])
         assert (error.param, error.code) == (name, "unsupported_parameter")
 
 
 NEUTRAL: list[tuple[str, Any]] = [
-    *itertools.product(sorted(REFUSED), ([], {}, "", False, None)),
+    *itertools.product(sorted(REJECTED), ([], {}, "", None)),
+    *((name, any(each is True for each in REJECTED[name].accepted)) for name in sorted(REJECTED)),
     ("adaptive_target", -1),
     ("adaptive_target", -1.0),
     ("function_call", "none"),
@@ -29,6 +34,7 @@ NEUTRAL: list[tuple[str, Any]] = [
     ("length_penalty", 1.0),
     ("modalities", ["text"]),
     ("priority", 0),
+    ("priority", 0.0),
 ]
 
 
@@ -61,10 +67,8 @@ def test_parameter_without_effect_is_named(profile: Profile) -> None:
         ("metadata", {"a": "b"}),
         ("n_cache_reuse", 5),
         ("n_discard", 5),
-        ("n_indent", 2),
         ("n_keep", 5),
         ("prompt_cache_key", "a"),
-        ("response_fields", ["content"]),
         ("return_progress", True),
         ("safety_identifier", "a"),
         ("session_id", "a"),
@@ -101,8 +105,15 @@ def test_refusal_has_its_reason() -> None:
 
 
 def test_nothing_is_both_served_and_refused() -> None:
-    assert not REFUSED.keys() & CompletionRequest.model_fields.keys()
-    assert not REFUSED_IN_CHATS.keys() & ChatCompletionRequest.model_fields.keys()
+    assert not REJECTED.keys() & CompletionRequest.model_fields.keys()
+    assert not REJECTED_BY_CHATS.keys() & ChatCompletionRequest.model_fields.keys()
+
+
+def test_parameters_of_one_endpoint_are_classified_at_the_other() -> None:
+    completions, chats = CompletionRequest.model_fields, ChatCompletionRequest.model_fields
+    labels = {name for name, row in PARAMETERS.items() if not row.endpoints}
+    assert chats.keys() - completions.keys() - labels <= REJECTED.keys()
+    assert completions.keys() - chats.keys() <= REJECTED_BY_CHATS.keys()
 
 
 def test_reasons_point_to_what_is_served() -> None:
@@ -110,7 +121,7 @@ def test_reasons_point_to_what_is_served() -> None:
         Endpoints.COMPLETIONS: CompletionRequest.model_fields,
         Endpoints.CHATS: ChatCompletionRequest.model_fields,
     }
-    for name, row in REFUSALS.items():
+    for name, row in PARAMETERS.items():
         served = {each for endpoint in row.endpoints for each in bodies[endpoint]}
         named = set(re.findall(r"'(\w+)[\w.]*'", row.reason))
         assert named - {"strict"} <= served, name

@@ -1,8 +1,9 @@
 """Structures: every parameter that constrains the text."""
 
+import json
 from typing import Any
 
-from gateway.dialects.refused import REFUSALS
+from gateway.dialects.parameters import PARAMETERS
 from gateway.dialects.request import Structure, StructureKind
 from tests.gateway.dialects.reading import read, refusal
 from tests.support.cases import all_cases
@@ -33,7 +34,15 @@ def test_request_without_structure_has_none(given: dict[str, Any]) -> None:
         ({"type": "json_object", "schema": {}}, StructureKind.JSON_SCHEMA, {}),
         ({"type": "json_object", "schema": SCHEMA}, StructureKind.JSON_SCHEMA, SCHEMA),
         ({"type": "json_object", "value": SCHEMA}, StructureKind.JSON_SCHEMA, SCHEMA),
+        ({"type": "json_object", "json_schema": SCHEMA}, StructureKind.JSON_SCHEMA, SCHEMA),
         ({"type": "json_schema", "schema": SCHEMA}, StructureKind.JSON_SCHEMA, SCHEMA),
+        ({"type": "json_schema", "json_schema": SCHEMA}, StructureKind.JSON_SCHEMA, SCHEMA),
+        ({"type": "json_schema", "value": SCHEMA}, StructureKind.JSON_SCHEMA, SCHEMA),
+        (
+            {"type": "json_schema", "value": {"name": "x", "schema": SCHEMA}},
+            StructureKind.JSON_SCHEMA,
+            SCHEMA,
+        ),
         (
             {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": SCHEMA}},
             StructureKind.JSON_SCHEMA,
@@ -76,6 +85,8 @@ def test_structured_outputs_are_read(
 def test_json_schema_is_an_object_or_a_boolean(schema: Any) -> None:
     expected = Structure(StructureKind.JSON_SCHEMA, schema, "json_schema")
     assert read(json_schema=schema).structure == expected
+    if isinstance(schema, dict):
+        assert read(json_schema=json.dumps(schema)).structure == expected
 
 
 WRONG: list[tuple[dict[str, Any], str, str]] = [
@@ -103,7 +114,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     (
         {"response_format": {"type": "json_schema"}},
         "response_format.json_schema",
-        "'response_format.json_schema' must be an object with 'schema'. Given: null.",
+        "'response_format.json_schema' must be a JSON schema: an object or a boolean. Given: null.",
     ),
     (
         {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
@@ -116,7 +127,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     (
         {"response_format": {"type": "json_schema", "json_schema": []}},
         "response_format.json_schema",
-        "'response_format.json_schema' must be an object with 'schema'. Given: [].",
+        "'response_format.json_schema' must be a JSON schema: an object or a boolean. Given: [].",
     ),
     (
         {"response_format": {"type": "grammar"}},
@@ -236,7 +247,7 @@ def test_structural_tags_are_refused(name: str) -> None:
     error = refusal(**{name: given})
     assert error.code == "unsupported_parameter"
     assert "structural_tag" in error.message
-    assert error.message.endswith(REFUSALS["structural_tag"].reason)
+    assert error.message.endswith(PARAMETERS["structural_tag"].reason)
 
 
 STRUCTURES: dict[str, Any] = {
@@ -289,5 +300,7 @@ def test_tools_without_constraint_may_have_allowed_tokens() -> None:
 
 
 def test_options_of_structured_outputs_are_named_as_ignored() -> None:
-    request = read(structured_outputs={"regex": "a", "whitespace_pattern": " ", "json": None})
-    assert request.ignored_parameters == ("structured_outputs.whitespace_pattern",)
+    request = read(structured_outputs={"regex": "a", "disable_fallback": True, "json": None})
+    assert request.ignored_parameters == ("structured_outputs.disable_fallback",)
+    error = refusal(structured_outputs={"json": {}, "whitespace_pattern": " "})
+    assert error.param == "structured_outputs.whitespace_pattern"

@@ -5,10 +5,15 @@ from typing import Any
 import pytest
 
 from contract.messages import Feature
+from gateway.dialects.chat.request import ChatCompletionRequest
+from gateway.dialects.chat.tools import ChatToolParameters
 from gateway.dialects.completions import CompletionRequest
+from gateway.dialects.parameters import NEEDS, Need, check_supported, supported_parameters
 from gateway.dialects.profile import Profile
 from gateway.dialects.request import GenerationRequest
-from gateway.dialects.support import NEEDS, check_supported, supported_parameters
+from gateway.dialects.sampling.chain_parameters import ChainParameters
+from gateway.dialects.sampling.parameters import SamplingParameters
+from gateway.dialects.structured.structures import StructureParameters
 from gateway.errors import BadRequestError
 from tests.gateway.dialects.reading import LLAMACPP, MISTRALRS, OPENAI, read
 from tests.support.cases import all_cases
@@ -66,6 +71,7 @@ def served(request: GenerationRequest, abilities: dict[str, Any]) -> GenerationR
 def parameters_of(abilities: dict[str, Any]) -> list[str]:
     """Return the parameters that a model with these features serves."""
     return supported_parameters(
+        CompletionRequest.model_fields,
         abilities["features"],
         has_infill=abilities["has_infill"],
         has_tools=abilities["has_tools"],
@@ -157,5 +163,13 @@ def test_model_without_abilities_serves_the_rest() -> None:
     assert not {"mirostat_lr", "grammar", "images", "suffix", "tools", "samplers"} & expected
 
 
-def test_every_required_feature_belongs_to_an_existing_parameter() -> None:
-    assert NEEDS.keys() <= CompletionRequest.model_fields.keys()
+def test_every_required_feature_belongs_to_parameters_of_its_topic() -> None:
+    fields = {*CompletionRequest.model_fields, *ChatCompletionRequest.model_fields}
+    assert NEEDS.keys() <= fields
+    chain = ChainParameters.model_fields.keys() - SamplingParameters.model_fields.keys()
+    for need, names in (
+        (Need.SAMPLER_CHAIN, chain),
+        (Need.STRUCTURE, StructureParameters.model_fields.keys()),
+        (Need.CALLS, ChatToolParameters.model_fields.keys()),
+    ):
+        assert {name for name in NEEDS if NEEDS[name] is need} == names

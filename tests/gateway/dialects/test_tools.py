@@ -41,8 +41,13 @@ def test_tools_are_read() -> None:
         ("auto", ToolUse([WEATHER], ToolMode.AUTO)),
         ("none", None),
         ("required", ToolUse([WEATHER], ToolMode.REQUIRED)),
+        ("any", ToolUse([WEATHER], ToolMode.REQUIRED)),
         (
             {"type": "function", "function": {"name": "weather"}},
+            ToolUse([WEATHER], ToolMode.NAMED, "weather"),
+        ),
+        (
+            {"type": "function", "name": "weather"},
             ToolUse([WEATHER], ToolMode.NAMED, "weather"),
         ),
     ],
@@ -103,7 +108,7 @@ def test_parameters_of_a_tool_are_a_schema() -> None:
 @all_cases(
     "choice",
     [
-        "any",
+        "tool",
         5,
         True,
         [],
@@ -116,7 +121,9 @@ def test_parameters_of_a_tool_are_a_schema() -> None:
 )
 def test_tool_choice_of_a_wrong_type_is_refused(choice: Any) -> None:
     error = refusal(tools=[tool()], tool_choice=choice)
-    assert error.message.startswith("'tool_choice' must be none, auto, required, or an object of ")
+    assert error.message.startswith(
+        "'tool_choice' must be none, auto, required, any, or an object of "
+    )
     assert error.param == "tool_choice"
 
 

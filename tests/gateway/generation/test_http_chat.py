@@ -356,6 +356,28 @@ async def test_template_may_refuse_the_messages(client: httpx.AsyncClient, store
 
 
 @all_cases(
+    ("given", "param"),
+    [
+        ({"reasoning_effort": "none"}, "reasoning_effort"),
+        ({"reasoning": {"enabled": False}}, "reasoning.enabled"),
+        ({"reasoning_effort": "low"}, None),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, None),
+    ],
+)
+async def test_reasoning_without_a_switch_cannot_be_turned_off(
+    client: httpx.AsyncClient, store: "Redis", given: dict[str, Any], param: str | None
+) -> None:
+    _, name = await serve_chats(store)
+    body = {"model": name, "messages": HELLO, **given}
+    response = await client.post(f"{CHATS}:estimate", json=body)
+    if param is None:
+        assert response.json()["ignored_parameters"]
+    else:
+        code = "unsupported_parameter"
+        assert response.json()["error"].items() >= {"param": param, "code": code}.items()
+
+
+@all_cases(
     ("features", "parameters", "param", "need"),
     [
         ([], {}, "messages", "a chat template"),

@@ -82,6 +82,18 @@ async def test_several_prompts_return_a_list(client: httpx.AsyncClient) -> None:
     assert [len(result["tokens"]) for result in results] == [8] * 4
 
 
+async def test_members_of_a_result_are_selected(client: httpx.AsyncClient) -> None:
+    fields = ["content", "generation_settings/n_predict", "timings/none", "none"]
+    whole = await ask(client, response_fields=fields)
+    *_, final = results_of(await ask(client, response_fields=fields, stream=True))
+
+    assert whole.json() == {"content": whole.json()["content"], "generation_settings/n_predict": 8}
+    assert final == whole.json() | {"content": ""}
+    body = asking(response_fields=fields)
+    refused = await client.post("/v1/completions", json=body, headers=LLAMACPP)
+    assert "POST /completion" in refused.json()["error"]["message"]
+
+
 async def test_stream_ends_with_the_result_of_each_prompt(client: httpx.AsyncClient) -> None:
     asked: dict[str, Any] = {"prompt": ["a", "bb"], "n_probs": 2, "temperature": 1}
     wholes = (await ask(client, **asked)).json()

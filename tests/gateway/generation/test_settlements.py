@@ -233,7 +233,8 @@ async def test_tier_comes_from_the_account_unless_the_request_names_one(customer
     await customer.change(service_tier=ServiceTier.FLEX)
     body = (await complete(customer.client)).json()
     assert "service_tier" not in body
-    await complete(customer.client, service_tier="auto")
+    body = (await complete(customer.client, service_tier="auto")).json()
+    assert body["service_tier"] == "flex"
     await complete(customer.client, service_tier="default")
     tiers = [record.service_tier for record in await customer.records(3)]
     assert tiers == [ServiceTier.FLEX, ServiceTier.FLEX, ServiceTier.DEFAULT]

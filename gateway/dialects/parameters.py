@@ -1,0 +1,484 @@
+"""Parameters that are rejected, have no effect, or need a feature of the model.
+
+A parameter that would change the response is served, or rejected with what to use instead. A
+parameter without effect on the response is named in a header. `GET /v1/models`, the API reference
+and the checks of requests are made from the tables here and from the fields of the bodies.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Flag, StrEnum, auto
+from itertools import islice
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from contract.messages import Feature
+from contract.sampling import DEFAULT_SAMPLERS, SamplerChain
+from gateway.dialects.profile import Profile
+from gateway.dialects.request import GenerationRequest, ToolMode
+from gateway.errors import (
+    MAX_SHOWN_CHARACTERS,
+    InvalidParameterError,
+    UnknownParameterError,
+    UnsupportedParameterError,
+    shown,
+)
+
+IGNORED_HEADER: Final = "x-ignored-params"
+MAX_NAMED: Final = 32
+"""Maximum names in the header, and maximum entries per object that are reported."""
+
+_SAFE_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_NOTHING: Final[tuple[Any, ...]] = (None, "", [], {})
+"""Values that request nothing; so does false, except where true is accepted."""
+
+
+class Endpoints(Flag):
+    """The endpoints that reject a parameter."""
+
+    NONE = 0
+    COMPLETIONS = auto()
+    CHATS = auto()
+    BOTH = COMPLETIONS | CHATS
+
+
+class Row(NamedTuple):
+    """Why endpoints reject a parameter; without endpoints, why it has no effect."""
+
+    endpoints: Endpoints
+    accepted: tuple[Any, ...]
+    """Values that are accepted, because they request nothing."""
+    reason: str
+    """Sentences that give the reason and what to use instead; names are in single quotes."""
+
+    @property
+    def accepted_json(self) -> str:
+        """The accepted values as JSON; empty if only those that request nothing for any are."""
+        return " or ".join(map(shown, self.accepted))
+
+    @property
+    def markdown(self) -> str:
+        """The reason as Markdown."""
+        return re.sub(r"'(\w[\w.]*)'", r"`\1`", self.reason)
+
+    def check(self, name: str, value: object) -> None:
+        """Raise UnsupportedParameterError for a value that is not accepted."""
+        is_on = any(each is True for each in self.accepted)
+        if _is_one_of(value, (*_NOTHING, *self.accepted, *[False] * (not is_on))):
+            return
+        message = f"'{name}' is not supported. {self.reason}"
+        if self.accepted:
+            message = (
+                f"'{name}' must be {self.accepted_json}; other values are not supported. "
+                f"Given: {shown(value)}. {self.reason}"
+            )
+        raise UnsupportedParameterError(message, param=name)
+
+
+_TABLE: Final = """
+both: adapter lora lora_path
+  = A request cannot load weights. Name a model that has them as 'model'.
+both: adaptive_target=-1
+  = The sampler chain has no adaptive-p step. Use 'mirostat'.
+both: audio image_config images_config modalities=["text"]
+  = Models return only text.
+both: bootstrap_host bootstrap_port bootstrap_room ec_transfer_params kv_transfer_params
+  = Only the engine's operator configures transfers of its cache.
+both: container context_management mcp_servers session_params
+  = The server runs no tools and keeps no conversations. Send the whole prompt or conversation,
+  and offer 'tools'.
+both: custom_logit_processor custom_params logits_processor logits_processors vllm_xargs
+  = Only the engine's operator configures its extensions. Use named parameters.
+both: documents
+  = Put the documents into the prompt or the messages, or offer 'tools'.
+both: ebnf guided_grammar
+  = Use 'structured_outputs.grammar'.
+both: grammar_lazy grammar_triggers
+  = A 'grammar' applies from the first token. Use 'tools' to constrain calls only.
+both: guided_choice
+  = Use 'structured_outputs.choice'.
+both: guided_decoding_backend
+  = All constraints are compiled by one backend. Omit the parameter.
+both: guided_json
+  = Use 'structured_outputs.json'.
+both: guided_json_object
+  = Use 'structured_outputs.json_object'.
+both: guided_regex regex
+  = Use 'structured_outputs.regex'.
+both: guided_whitespace_pattern structured_outputs.whitespace_pattern
+  = Constrained JSON has no optional whitespace. For other forms, use 'grammar'.
+both: input_embeds input_ids prompt_embeds
+  = Prompts are text or token ids. Use 'prompt' (in chats 'messages').
+both: length_penalty=1
+  = It belongs to beam search, which is not available.
+both: logprob_token_ids
+  = Use 'logprobs' (in chats 'top_logprobs') for the likeliest tokens.
+both: max_new_tokens max_output_tokens max_tokens_to_sample
+  = Use 'max_tokens'.
+both: media_io_kwargs
+  = Images are decoded in one way for all requests. Resize them before the request.
+both: min_new_tokens=0
+  = Use 'min_tokens'.
+both: mm_payload mm_processor_kwargs
+  = Only the model's operator configures its image processor.
+both: models preset provider
+  = One request runs one model of this server. Name it as 'model'.
+both: moderation safety_model
+  = Texts are not moderated. Moderate them in another service.
+both: n_indent=0
+  = Indentation is not enforced. Use a 'grammar'.
+both: no_stop_trim
+  = Use 'include_stop_str_in_output'.
+both: output_config output_format
+  = Use 'response_format' (in chats also 'reasoning_effort').
+both: plugins web_search_options
+  = Nothing searches the web here, and no plugins run. Offer a search as one of the 'tools'.
+both: post_sampling_probs
+  = Use POST /completion in dialect llamacpp, or 'logprobs' for the model's own.
+both: prediction speculation
+  = It cannot speed up the response here. Without it, the response is the same.
+both: priority=0
+  = Use 'service_tier'.
+both: prompt.multimodal_data
+  = Use 'images' (in chats 'messages').
+both: prompt_truncate_len transforms
+  = Use 'truncate_prompt_tokens', which cuts tokens and not whole messages.
+both: raw_output return_hidden_states return_mm_kwargs return_prompt_text return_routed_experts
+  return_token_offsets
+  = A response has texts, token ids and log-probabilities. Use 'return_token_ids' and 'logprobs'.
+both: reasoning_history
+  = Omit from 'messages' or 'prompt' the reasoning that the model should not see.
+both: response_fields
+  = Use POST /completion in dialect llamacpp; other responses have all fields.
+both: spaces_between_special_tokens=true
+  = Special tokens are separated as the tokenizer does it. Use 'skip_special_tokens'.
+both: stop_regex
+  = Use 'stop', or a 'structured_outputs.regex' that ends where the text should end.
+both: stop_seqs stop_sequences
+  = Use 'stop'.
+both: store
+  = Responses are kept by 'background' or the header Idempotency-Key; nothing else is stored.
+both: structural_tag structured_outputs.structural_tag
+  = Use 'tools' with 'strict' for calls, and 'grammar' for other texts.
+both: system
+  = Put it at the beginning of 'prompt', or into 'messages' as one of role system.
+both: top_a=0
+  = Use 'min_p'.
+both: use_beam_search
+  = In completions, 'best_of' returns the likeliest of several samples.
+both: watermarking
+  = The sampler has no watermarks.
+chats: add_special_tokens
+  = The model's chat template writes the special tokens.
+chats: best_of=1
+  = Use 'n' with 'logprobs', and choose among the choices.
+chats: chat_template
+  = The model's own template renders the messages. Set its variables with 'chat_template_kwargs',
+  or render the prompt yourself for POST /v1/completions.
+chats: echo echo_last=0
+  = A chat's prompt is not returned. Use POST /v1/completions.
+chats: images
+  = Put images into 'messages', as parts of type image_url.
+chats: parse_tool_calls=true
+  = Calls of 'tools' are always parsed. Use POST /v1/completions for text as the model writes it.
+chats: prompt
+  = Use 'messages', or POST /v1/completions.
+chats: reasoning.generate_summary reasoning.summary thinking.display
+  = Reasoning is returned whole; 'include_reasoning' false hides it.
+chats: reasoning_budget_message
+  = Reasoning ends without a message. Use 'thinking_budget'.
+chats: reasoning_format="auto"|"deepseek" separate_reasoning=true stream_reasoning=true
+  thinking_forced_open
+  = Reasoning is always separate from the content; 'include_reasoning' false hides it.
+chats: safe_tokenization
+  = Special tokens in 'messages' are parsed. Remove them, or render the prompt yourself for POST
+  /v1/completions.
+chats: suffix
+  = Use POST /v1/completions.
+completions: add_generation_prompt=true chat_template_kwargs continue_final_message enable_thinking
+  include_reasoning=true messages reasoning reasoning_budget_tokens=-1 reasoning_effort thinking
+  thinking_budget=-1 thinking_token_budget=-1 verbosity="medium"
+  = The text of a completion is the prompt's continuation as it is. Use POST /v1/chat/completions.
+completions: function_call="none"|"auto"
+  = Use 'tool_choice'.
+completions: functions
+  = Use 'tools'.
+none: adaptive_decay backend_sampling cache_control compliance custom_labels data_parallel_rank
+  debug disagg_prefill_dp_rank extra_key id_slot inference_geo metadata n_cache_reuse n_discard
+  n_keep ngram_corpus_id prompt_cache_key prompt_cache_options prompt_cache_retention request_id
+  return_cached_tokens_details rid route routed_dp_rank safety_identifier session_id
+  sse_ping_interval stream_interval trace usage verbose
+  = They concern caches, slots, logs, labels and routes of other servers.
+"""
+"""Endpoints and names, with the accepted values as JSON, and the reason after `=`."""
+
+
+def _rows() -> Iterable[tuple[str, Row]]:
+    for row in re.split(r"\n(?! )", _TABLE.strip()):
+        head, reason = " ".join(row.split()).split(" = ")
+        endpoints, *names = head.split()
+        for each in names:
+            name, *accepted = re.split("[=|]", each)
+            values = tuple(map(json.loads, accepted))
+            yield name, Row(Endpoints[endpoints[:-1].upper()], values, reason)
+
+
+PARAMETERS: Final[Mapping[str, Row]] = dict(_rows())
+"""The documented parameters of other APIs that the gateway rejects or that have no effect."""
+
+
+def rejected_by(endpoint: Endpoints) -> dict[str, Row]:
+    """Return the parameters that an endpoint rejects, without those inside of objects."""
+    return {
+        name: row
+        for name, row in PARAMETERS.items()
+        if endpoint & row.endpoints and "." not in name
+    }
+
+
+REJECTED: Final = rejected_by(Endpoints.COMPLETIONS)
+REJECTED_BY_CHATS: Final = rejected_by(Endpoints.CHATS)
+
+
+def unread(
+    entries: Mapping[str, Any] | None, rejected: Mapping[str, Row] = PARAMETERS, path: str = ""
+) -> list[str]:
+    """Return the names of a body's entries that have no effect; below a `path`, only the first.
+
+    Raises UnsupportedParameterError for a rejected one.
+    """
+    ignored: list[str] = []
+    for name, value in (entries or {}).items():
+        if (row := rejected.get(path + name)) is not None and row.endpoints:
+            row.check(path + name, value)
+        elif value is not None and (not path or len(ignored) < MAX_NAMED):
+            ignored.append(path + name)
+    return ignored
+
+
+def is_nothing(value: object) -> bool:
+    """Return whether a value requests nothing, for every parameter."""
+    return _is_one_of(value, (*_NOTHING, False))
+
+
+def _is_one_of(value: object, values: tuple[Any, ...]) -> bool:
+    # False == 0 in Python, but 0 may request something where false does not.
+    is_bool = isinstance(value, bool)
+    return any(value == other and isinstance(other, bool) is is_bool for other in values)
+
+
+def ignored_header(names: Iterable[str]) -> dict[str, str]:
+    """Return the header for parameters without effect, empty without any.
+
+    The client chooses the names, so only those that are safe in a header are included.
+    """
+    safe = ",".join(islice(filter(_SAFE_NAME.fullmatch, names), MAX_NAMED))
+    return {IGNORED_HEADER: safe} if safe else {}
+
+
+def reject_ignored(names: Sequence[str]) -> None:
+    """Raise UnknownParameterError if `names`, the parameters without effect, is not empty."""
+    if names:
+        first = names[0][:MAX_SHOWN_CHARACTERS]
+        raise UnknownParameterError(
+            f"'{first}' is unknown or has no effect; this account rejects such parameters.",
+            param=first,
+        )
+
+
+class Need(StrEnum):
+    """What a parameter requires of a model; the values appear in error messages."""
+
+    SAMPLER_CHAIN = "an engine with the sampler chain"
+    STRUCTURE = "an engine with structured output"
+    IMAGES = "a model with image input"
+    INFILL = "a model with infill tokens"
+    TOOLS = "a model with a tool call format"
+    CHAT = "a model with a chat template"
+    CALLS = "a model with a tool call parser"
+    STRICT_CALLS = "a model whose tool call format can be enforced"
+    REASONING = "a model with a reasoning parser"
+    THINKING_BUDGET = "an engine with reasoning budgets"
+
+
+_NEEDED: Final[Mapping[Need, str]] = {
+    Need.SAMPLER_CHAIN: "mirostat mirostat_tau mirostat_eta mirostat_target mirostat_lr "
+    "xtc_probability xtc_threshold dry_multiplier dry_base dry_allowed_length dry_penalty_last_n "
+    "dry_sequence_breakers dynatemp_range dynatemp_exponent typical_p top_n_sigma min_keep "
+    "samplers repeat_last_n",
+    Need.STRUCTURE: "grammar grammar_syntax json_schema response_format structured_outputs",
+    Need.IMAGES: "images",
+    Need.INFILL: "suffix",
+    Need.CALLS: "tools tool_choice parallel_tool_calls functions function_call",
+    Need.REASONING: "include_reasoning",
+    Need.THINKING_BUDGET: "thinking_budget thinking_token_budget reasoning_budget_tokens",
+}
+NEEDS: Final = {name: need for need, names in _NEEDED.items() for name in names.split()}
+"""Parameters that not every model supports. In completions, calls need `Need.TOOLS` instead."""
+
+_FEATURES: Final = {
+    Feature.SAMPLER_CHAIN: Need.SAMPLER_CHAIN,
+    Feature.STRUCTURE: Need.STRUCTURE,
+    Feature.IMAGES: Need.IMAGES,
+    Feature.CHAT: Need.CHAT,
+    Feature.TOOLS: Need.CALLS,
+    Feature.STRICT_TOOLS: Need.STRICT_CALLS,
+    Feature.REASONING: Need.REASONING,
+    Feature.THINKING_BUDGET: Need.THINKING_BUDGET,
+}
+
+
+def supported_parameters(
+    names: Iterable[str], features: Iterable[Feature], *, has_infill: bool, has_tools: bool
+) -> list[str]:
+    """Return those of a completion's parameters that a model supports, in alphabetical order."""
+    met = _met(features, has_infill=has_infill, has_tools=has_tools) - {Need.CALLS}
+    return _supported(names, met | {Need.CALLS} if has_tools else met)
+
+
+def supported_chat_parameters(names: Iterable[str], features: Iterable[Feature]) -> list[str]:
+    """Return those of a chat's parameters that a model supports; none without a chat template."""
+    met = _met(features)
+    return _supported(names, met) if Need.CHAT in met else []
+
+
+def _supported(names: Iterable[str], met: set[Need]) -> list[str]:
+    return sorted(name for name in names if name not in NEEDS or NEEDS[name] in met)
+
+
+def check_supported(
+    request: GenerationRequest,
+    features: Iterable[Feature],
+    *,
+    has_infill: bool = False,
+    has_tools: bool = False,
+    max_images: int | None = None,
+) -> GenerationRequest:
+    """Return the request in a form that the model can serve.
+
+    Raises a BadRequestError if the model cannot serve it.
+
+    The result drops at most two things. One is a convention of the dialect: if an engine has no
+    sampler chain, plain sampling follows the engine's own order. The other is the reasoning budget
+    of a model that does not reason, which becomes one of the ignored parameters. `has_infill` and
+    `has_tools` concern completions only. `max_images` limits the images of one prompt.
+    """
+    asked, sampling = _asked(request), request.sampling
+    # Most completions need no feature.
+    if not asked and sampling.chain is None and sampling.thinking_budget is None:
+        return request
+    met = _met(features, has_infill=has_infill, has_tools=has_tools)
+    for param, need in asked:
+        if need not in met:
+            raise _unsupported(param, need)
+    _check_images(request, max_images)
+    if request.sampling.chain is not None and Need.SAMPLER_CHAIN not in met:
+        sampling = msgspec.structs.replace(request.sampling, chain=None)
+        request = msgspec.structs.replace(request, sampling=sampling)
+    if request.sampling.thinking_budget is not None and Need.THINKING_BUDGET not in met:
+        request = _without_thinking_budget(request, met)
+    return request
+
+
+def _met(
+    features: Iterable[Feature],
+    *,
+    has_infill: bool = False,
+    has_tools: bool = False,
+) -> set[Need]:
+    met = {_FEATURES[feature] for feature in features}
+    if has_infill:
+        met.add(Need.INFILL)
+    if has_tools:
+        met.add(Need.TOOLS)
+    return met
+
+
+def _without_thinking_budget(request: GenerationRequest, met: set[Need]) -> GenerationRequest:
+    param = request.chat.thinking_budget_param if request.chat else ""
+    if Need.REASONING in met:
+        raise _unsupported(param, Need.THINKING_BUDGET)
+    return msgspec.structs.replace(
+        request,
+        sampling=msgspec.structs.replace(request.sampling, thinking_budget=None),
+        ignored_parameters=tuple(sorted({*request.ignored_parameters, param})),
+    )
+
+
+def _unsupported(param: str, need: Need) -> UnsupportedParameterError:
+    return UnsupportedParameterError(
+        f"'{param}' is not supported by this model. It requires {need}.", param=param
+    )
+
+
+def _asked(request: GenerationRequest) -> list[tuple[str, Need]]:
+    asked: list[tuple[str, Need]] = []
+    if request.structure is not None:
+        asked.append((request.structure.param, Need.STRUCTURE))
+    asked += _asked_of_completions(request) if request.chat is None else _asked_of_chats(request)
+    if request.sampling.chain is not None:
+        asked += [
+            (param, Need.SAMPLER_CHAIN)
+            for param in _chain_parameters(request.sampling.chain, request.profile)
+        ]
+    return asked
+
+
+def _asked_of_completions(request: GenerationRequest) -> Iterable[tuple[str, Need]]:
+    if request.tool_use is not None:
+        yield "tools", Need.TOOLS
+        if request.tool_use.is_constraint:
+            yield "tools", Need.STRUCTURE
+    if any(request.images):
+        yield "images", Need.IMAGES
+    if request.infill_param:
+        yield request.infill_param, Need.INFILL
+
+
+def _asked_of_chats(request: GenerationRequest) -> Iterable[tuple[str, Need]]:
+    yield "messages", Need.CHAT
+    if _image_count(request):
+        yield "messages", Need.IMAGES
+    if request.tool_use is not None:
+        yield request.tools_param, Need.CALLS
+        if request.tool_use.mode is not ToolMode.AUTO:
+            yield request.tool_choice_param, Need.STRUCTURE
+        elif any(tool.is_strict for tool in request.tool_use.tools) and not request.structure:
+            yield request.tools_param, Need.STRICT_CALLS
+
+
+def _chain_parameters(chain: SamplerChain, profile: Profile) -> list[str]:
+    """Return the parameters that requested the chain; empty if only the dialect requires it."""
+    asked = {
+        "mirostat": chain.mirostat is not None,
+        "post_sampling_probs": chain.reports_probabilities,
+        "xtc_probability": chain.xtc is not None,
+        "dry_multiplier": chain.dry is not None,
+        "typical_p": chain.typical_p < 1.0,
+        "top_n_sigma": chain.top_n_sigma > 0.0,
+        "dynatemp_range": chain.dynatemp_range > 0.0,
+        "min_keep": chain.min_keep > 1,
+        "samplers": chain.mirostat is None and tuple(chain.order) != DEFAULT_SAMPLERS,
+        "repeat_last_n": (
+            chain.mirostat is None and chain.penalty_last_n != profile.penalty_last_n
+        ),
+    }
+    return [param for param, is_asked in asked.items() if is_asked]
+
+
+def _check_images(request: GenerationRequest, most: int | None) -> None:
+    given = _image_count(request)
+    if most is not None and given > most:
+        param = "images" if request.chat is None else "messages"
+        raise InvalidParameterError(
+            f"'{param}' must have at most {most} images per prompt of this model. Given: {given}.",
+            param=param,
+        )
+
+
+def _image_count(request: GenerationRequest) -> int:
+    """Return the highest image count of any prompt; for a chat, images to be fetched count too."""
+    unfetched = len(request.chat.image_sources) if request.chat else 0
+    return max([unfetched, *map(len, request.images)])
