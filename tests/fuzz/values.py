@@ -19,8 +19,10 @@ def _beyond(low: float, high: float, step: float = 0.01) -> tuple[Any, ...]:
 
 
 SOUND: dict[str, tuple[Any, ...]] = {
-    "prompt": ("Once upon a time", [5, 6], ["a", "b"], [5, "x"], "<image> 日本 🚀", [[5], [6, 7]])
-    + ({"prompt_string": "a"}, ["a", {"prompt_string": "b"}]),
+    "prompt": (
+        *("Once upon a time", [5, 6], ["a", "b"], [5, "x"], "<image> 日本 🚀", [[5], [6, 7]]),
+        *({"prompt_string": "a"}, ["a", {"prompt_string": "b"}]),
+    ),
     "suffix": ("", " end", "\n    return result"),
     "images": ([], [PIXEL], [[PIXEL]]),
     "echo": BOOLEANS,
