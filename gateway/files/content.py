@@ -2,6 +2,7 @@
 
 import re
 from typing import Final
+from urllib.parse import quote
 
 from fastapi import Response
 from fastapi.responses import StreamingResponse
@@ -21,7 +22,11 @@ def content_response(reader: FileReader, file: File, wanted: str | None) -> Resp
     RangeNotSatisfiableError.
     """
     start, end = _range(wanted, file.size)
-    headers = {"accept-ranges": "bytes", "content-length": str(end - start)}
+    headers = {
+        "accept-ranges": "bytes",
+        "content-disposition": f"attachment; filename*=UTF-8''{quote(file.name, safe='')}",
+        "content-length": str(end - start),
+    }
     status = 200
     if (start, end) != (0, file.size):
         status = 206

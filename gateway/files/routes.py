@@ -6,6 +6,7 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
 from gateway.auth.principal import Principal
 from gateway.database.paging import PageRequest
+from gateway.dialects.parameters import ignored_header
 from gateway.files.content import MEDIA_TYPE, content_response
 from gateway.files.schemas import DeletedFile, FileBody, FileList
 from gateway.files.service import MAX_RETENTION_SECONDS, MIN_RETENTION_SECONDS, FileService
@@ -91,7 +92,11 @@ After = Annotated[
 
 @router.post("", summary="Upload a file", openapi_extra=_FORM)
 async def upload_file(
-    request: Request, context: Context, files: Files, owner: OwnerOfFiles
+    request: Request,
+    response: Response,
+    context: Context,
+    files: Files,
+    principal: Annotated[Principal, Depends(caller_principal)],
 ) -> FileBody:
     """Upload the requests of a batch: a form with `file` and `purpose`.
 
@@ -99,7 +104,11 @@ async def upload_file(
     bad line. All routes under `/v1/files` need the scope `completions`. A project credential sees
     only the files of its project.
     """
-    return FileBody.of(await receive_upload(request, context, files, owner))
+    file, ignored = await receive_upload(
+        request, context, files, owner_of(principal), is_strict=principal.is_strict
+    )
+    response.headers.update(ignored_header(ignored))
+    return FileBody.of(file)
 
 
 @router.get("", summary="List files", response_model=FileList)

@@ -11,6 +11,7 @@ from python_multipart.multipart import MAX_BOUNDARY_LENGTH, parse_options_header
 from starlette.requests import ClientDisconnect
 
 from gateway.concurrency.large_work import INLINE_SIZE, Beside
+from gateway.dialects.parameters import reject_ignored
 from gateway.errors import (
     BadRequestError,
     InvalidParameterError,
@@ -27,6 +28,7 @@ from gateway.tenancy.batches import File, FilePurpose
 
 PART_BYTES: Final = 8 * 1024 * 1024
 """Bytes of an object, and thus of an upload in memory."""
+MAX_FIELDS: Final = 32
 MAX_FIELD_BYTES: Final = 1024
 MAX_NAME_CHARACTERS: Final = 255
 MAX_HEADER_BYTES: Final = 4096
@@ -118,6 +120,11 @@ class Form:
         self._value = bytearray()
         self._read: Callable[[list[bytes]], bool] = self._read_content
 
+    @property
+    def ignored(self) -> list[str]:
+        """Names of the fields that have no effect."""
+        return [name for name in self.fields if name not in _FIELDS]
+
     def feed(self, content: bytes) -> bytes:
         """Parse the next bytes; return the bytes of the file in them. Raises an ApiError."""
         found: list[bytes] = []
@@ -172,10 +179,9 @@ class Form:
     def _begin_part(self, disposition: bytes) -> None:
         _, options = parse_options_header(disposition)
         name = options.get(b"name", b"").decode(errors="replace")
-        if name not in (_FILE, *_FIELDS):
+        if name not in (_FILE, *_FIELDS) and len(self.fields) >= MAX_FIELDS:
             raise InvalidParameterError(
-                f"The form has an unknown field {shown(name)}. Known: {_FILE}, "
-                f"{', '.join(_FIELDS)}.",
+                f"The form must have at most {MAX_FIELDS} fields. Given: {shown(name)} too.",
                 param=name[:MAX_FIELD_BYTES] or None,
             )
         if name in self.fields or (name == _FILE and self.name is not None):
@@ -204,10 +210,16 @@ class Form:
 
 
 async def receive_upload(
-    request: Request, context: ProcessContext, files: FileService, owner: Owner
-) -> File:
+    request: Request,
+    context: ProcessContext,
+    files: FileService,
+    owner: Owner,
+    *,
+    is_strict: bool,
+) -> tuple[File, list[str]]:
     """Read the form of a request and store its file. After an error nothing is stored.
 
+    Return the file and the fields of the form without effect, which are refused if it `is_strict`.
     Raises an ApiError or ClientDisconnect.
     """
     form = Form(_boundary(request))
@@ -220,11 +232,14 @@ async def receive_upload(
         try:
             parts = await _store(request, context, files, file, form, checker, bytes_bound)
             _check_fields(form)
+            if is_strict:
+                reject_ignored(form.ignored)
             checker.finish()
             retention = _read_retention(form.fields)
-            return await files.finish_upload(
+            file = await files.finish_upload(
                 file, parts, name=form.name or "", lines=checker.lines, retention=retention
             )
+            return file, form.ignored
         except BaseException:
             await asyncio.shield(files.remove(file.id))
             raise
