@@ -240,6 +240,9 @@ class Settings(BaseSettings):
 
     default_dialect: Dialect = Dialect.OPENAI
     """Dialect of requests for which neither the request nor its key, tenant or model sets one."""
+    openrouter_models: dict[str, dict[str, Any]] = {}
+    """By model, the members of its entry in `GET /v1/models?format=openrouter` that the gateway
+    cannot know, such as `quantization`, as JSON."""
     max_body_bytes: Annotated[int, Field(gt=0)] = 8 * KIBIBYTE * KIBIBYTE
     max_body_items: Annotated[int, Field(gt=0)] = 262_144
     """Items in all arrays and objects of one request body, including token ids of prompts."""

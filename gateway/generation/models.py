@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from redis.exceptions import RedisError
 from tokenizers import Tokenizer
 
@@ -29,6 +29,7 @@ from gateway.errors import (
     StoreUnavailableError,
 )
 from gateway.generation.model_choice import model_of
+from gateway.generation.openrouter import openrouter_body
 from gateway.http.authorization import authorize
 from gateway.http.context import ProcessContext, context_of
 from gateway.prompt.infill import find_template
@@ -47,9 +48,20 @@ _UNSERVED: Final[Mapping[str, Any]] = MappingProxyType(
 
 
 @router.get("/v1/models", summary="List available models")
-async def list_models(request: Request) -> dict[str, Any]:
+async def list_models(
+    request: Request,
+    form: Annotated[
+        Literal["openrouter"] | None,
+        Query(alias="format", description="`openrouter`: as OpenRouter reads it from providers."),
+    ] = None,
+) -> dict[str, Any]:
     """Return every announced model that the principal may use."""
-    return await model_list(context_of(request), await authorize(request, Scope.COMPLETIONS))
+    context, principal = context_of(request), await authorize(request, Scope.COMPLETIONS)
+    models = await model_list(context, principal)
+    if form is None:
+        return models
+    details = context.settings.openrouter_models
+    return {"data": [openrouter_body(body, details) for body in models["data"]]}
 
 
 async def model_list(context: ProcessContext, principal: Principal) -> dict[str, Any]:
@@ -118,6 +130,11 @@ async def _body(
         "parent": None,
         "context_window": card.context_window,
         "max_model_len": card.context_window,
+        "meta": {
+            "n_vocab": card.vocabulary_size,
+            "n_ctx": card.context_window,
+            "n_ctx_train": card.context_window,
+        },
         "dialect": profile.name,
         "features": card.features,
         "supported_parameters": supported_parameters(
