@@ -30,7 +30,7 @@ class RequestMeasure:
     """Number of requests that are measured and not counted yet."""
 
     def __init__(self, endpoint: str, state: State, *, generates: bool) -> None:
-        self._endpoint = endpoint
+        self.endpoint = endpoint
         self._state = state
         self._generates = generates
         self._started_at = time.perf_counter()
@@ -104,7 +104,7 @@ class RequestMeasure:
             return
         self._closed = True
         RequestMeasure.in_progress -= 1
-        telemetry.responded(self._endpoint, self._status, self._code)
+        telemetry.responded(self.endpoint, self._status, self._code)
         tenant_id = getattr(self._state, "tenant_id", None)
         if tenant_id is not None:
             telemetry.tenant_responded(tenant_id, self._status)

@@ -59,7 +59,8 @@ class SharedChoiceParameters(Parameters):
         json_schema_extra=_LOGPROBS_SCHEMA,
     )
     top_logprobs: Annotated[int, bounded(LOGPROBS), INTEGRAL] | None = Field(
-        default=None, description="The number of likeliest tokens if `logprobs` is true."
+        default=None,
+        description="The number of likeliest tokens if `logprobs` is true. Default: 1, in chats 0.",
     )
     n_probs: Annotated[int, bounded(COUNT), INTEGRAL] | None = Field(
         default=None,

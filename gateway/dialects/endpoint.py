@@ -41,6 +41,12 @@ class Endpoint:
     read: BodyReader
     has_native_path: bool = False
     """Whether it exists only in dialects that have llama.cpp's own paths."""
+    takes_chats: bool = False
+    """Whether a body with `messages` is a chat."""
+
+    def of(self, body: dict[str, Any]) -> "Endpoint":
+        """Return the endpoint that serves a body."""
+        return CHATS if self.takes_chats and "messages" in body else self
 
     @property
     def id_pattern(self) -> str:
@@ -80,6 +86,9 @@ CHATS: Final = Endpoint(
 
 ENDPOINTS: Final = (COMPLETIONS, CHATS)
 """The endpoints of the generation API; their responses can be read again."""
+
+INVOCATIONS: Final = replace(COMPLETIONS, path="/invocations", takes_chats=True)
+"""The path that Amazon SageMaker calls; its responses are read again at the paths of ENDPOINTS."""
 
 NATIVE_ENDPOINTS: Final = (
     *(

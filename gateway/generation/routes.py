@@ -16,7 +16,7 @@ from gateway.delivery.respond import measured, respond_streamed, respond_whole
 from gateway.delivery.routes import continue_stream, resend, status_response
 from gateway.delivery.subscription import InitialSubscription
 from gateway.dialects.bodies import require_model
-from gateway.dialects.endpoint import ENDPOINTS, NATIVE_ENDPOINTS, Endpoint
+from gateway.dialects.endpoint import ENDPOINTS, INVOCATIONS, NATIVE_ENDPOINTS, Endpoint
 from gateway.dialects.parameters import ignored_header
 from gateway.generation.call import Call, read_call
 from gateway.generation.check import CheckedRequest, check_request
@@ -76,6 +76,8 @@ async def _create(
         has_native_path=endpoint.has_native_path,
         authorized=authorized,
     )
+    endpoint = endpoint.of(call.body)
+    measure.endpoint = endpoint.name
     idempotent = await read_idempotent_request(request, call)
     # These clients may read the response again, so they need a position in it.
     may_resume = idempotent is not None or call.body.get("background") is True
@@ -205,7 +207,7 @@ def _applied_headers(checked: CheckedRequest) -> Mapping[str, str]:
 
 # Plain routes: FastAPI's own resolve parameters and dependencies for every request, a fifth of the
 # gateway's time per request. Their documentation is in gateway.openapi.document.
-for _endpoint in (*ENDPOINTS, *NATIVE_ENDPOINTS):
+for _endpoint in (*ENDPOINTS, INVOCATIONS, *NATIVE_ENDPOINTS):
     _create_route = partial(create_completion, endpoint=_endpoint)
     router.add_route(_endpoint.path, _create_route, methods=["POST"])
 for _endpoint in ENDPOINTS:

@@ -19,6 +19,8 @@ from gateway.http.context import ProcessContext, context_of
 from gateway.tenancy.scopes import Scope
 
 API_KEY_HEADER: Final = "x-api-key"
+AZURE_KEY_HEADER: Final = "api-key"
+"""The header of Azure's clients, which every dialect accepts."""
 
 
 async def read_body(request: Request, tenant_id: str) -> bytes | bytearray:
@@ -73,11 +75,10 @@ async def authorize(request: Request, *scopes: Scope, model_decides: bool = Fals
 
 
 def credential_of(headers: Mapping[str, str]) -> str | None:
-    """Return the header Authorization, or what it would be for the header X-Api-Key."""
+    """Return the header Authorization, or what it would be for Api-Key or X-Api-Key."""
     authorization = headers.get("authorization")
-    if authorization is None and (key := headers.get(API_KEY_HEADER)):
-        return f"Bearer {key}"
-    return authorization
+    key = headers.get(AZURE_KEY_HEADER) or headers.get(API_KEY_HEADER)
+    return f"Bearer {key}" if authorization is None and key else authorization
 
 
 def require_header_of(request: Request, profile: Profile) -> None:
@@ -85,7 +86,8 @@ def require_header_of(request: Request, profile: Profile) -> None:
 
     Call it for an authorized request. Raises AuthenticationError.
     """
-    if profile.error_style is not ErrorStyle.LLAMACPP and "authorization" not in request.headers:
+    is_known = any(map(request.headers.get, ("authorization", AZURE_KEY_HEADER)))
+    if profile.error_style is not ErrorStyle.LLAMACPP and not is_known:
         raise AuthenticationError(
             "The header 'X-Api-Key' is accepted in dialect llamacpp only. Given: dialect "
             f"{profile.name}. Send 'Authorization: Bearer YOUR_KEY'."

@@ -13,7 +13,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway.errors import GatewayStoppingError
 from gateway.http.error_handlers import error_style_of, to_response
 
-PROBES: Final = frozenset({"/healthz", "/readyz", "/health", "/ping", "/version", "/metrics"})
+PROBES: Final = frozenset(
+    {"/healthz", "/readyz", "/health", "/v1/health", "/ping", "/load", "/version", "/metrics"}
+)
 """Paths that respond until the end, so that operators can observe the drain."""
 RETRY_AFTER_SECONDS: Final = 1.0
 

@@ -35,6 +35,7 @@ from gateway.http.tracing import traced
 
 _FAILED: Final = 500
 _Sending = Awaitable[None]
+_IDS: Final = (b"x-request-id", b"x-correlation-id")
 _WELL_FORMED: Final = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 
 
@@ -81,19 +82,19 @@ class FrontMiddleware:
     async def _serve(self, scope: Scope, receive: Receive, send: Send, turns: LoopTurns) -> None:
         began = time.perf_counter()
         status = 0  # Until the response starts.
-        request_id, has_origin = _read_headers(scope)
+        ids, has_origin = _read_headers(scope)
 
         def note_and_send(message: Message) -> _Sending:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
+                message["headers"] = [*message["headers"], *ids]
             return send(message)
 
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - for mypy: a coroutine runs in a task
         served[task] = scope
-        logs.request_id.set(request_id.decode())
+        logs.request_id.set(ids[0][1].decode())
         plain: ASGIApp = self._dispatch
         app = plain
         if has_origin or self._drain.is_draining:
@@ -107,7 +108,7 @@ class FrontMiddleware:
                 await app(scope, receive, note_and_send)
             else:
                 response = await _respond(route, scope, receive)
-                if _send_whole(scope, response, request_id):
+                if _send_whole(scope, response, ids):
                     status = response.status_code
                 else:
                     await response(scope, receive, note_and_send)
@@ -155,17 +156,20 @@ def _caller(scope: Scope, turns: LoopTurns) -> str:
     return network
 
 
-def _read_headers(scope: Scope) -> tuple[bytes, bool]:
-    """Return the id of a request, and whether it has an Origin."""
-    request_id, has_origin = b"", False
+def _read_headers(scope: Scope) -> tuple[list[tuple[bytes, bytes]], bool]:
+    """Return the headers with the id of a request, and whether the request has an Origin.
+
+    Without `x-request-id`, the id is that of `x-correlation-id`, which is returned as it came.
+    """
+    given, has_origin = dict[bytes, bytes](), False
     for name, value in scope["headers"]:
-        if name == b"x-request-id" and not request_id:
-            request_id = value
+        if name in _IDS and name not in given and _WELL_FORMED.fullmatch(value):
+            given[name] = value
         elif name == b"origin":
             has_origin = True
-    if not _WELL_FORMED.fullmatch(request_id):
-        request_id = b"req_%b" % os.urandom(12).hex().encode()
-    return request_id, has_origin
+    request_id = next(iter([given[name] for name in _IDS if name in given]), b"")
+    given[_IDS[0]] = request_id or b"req_%b" % os.urandom(12).hex().encode()
+    return [(name, given[name]) for name in _IDS if name in given], has_origin
 
 
 async def _respond(route: Route, scope: Scope, receive: Receive) -> Response:
@@ -179,12 +183,12 @@ async def _respond(route: Route, scope: Scope, receive: Receive) -> Response:
     return response
 
 
-def _send_whole(scope: Scope, response: Response, request_id: bytes) -> bool:
+def _send_whole(scope: Scope, response: Response, ids: list[tuple[bytes, bytes]]) -> bool:
     """Send a response with a body in one write; return False if that is impossible."""
     connection = connection_of(scope) if type(response) is Response else None
     if connection is None:
         return False
-    headers = [*response.raw_headers, (b"x-request-id", request_id)]
+    headers = [*response.raw_headers, *ids]
     return connection.respond(response.status_code, headers, bytes(response.body))
 
 

@@ -1,7 +1,8 @@
 """Health checks and metrics.
 
-Both listeners: `/healthz` and `/readyz`. Customers only: `/health`, `/ping` and `/version`, under
-the names that clients and load balancers of other servers expect. Operators only: `/metrics`.
+Both listeners: `/healthz` and `/readyz`. Customers only: `/health`, `/v1/health`, `/ping`, `/load`
+and `/version`, under the names that clients and load balancers of other servers expect. Operators
+only: `/metrics`.
 """
 
 import asyncio
@@ -51,8 +52,15 @@ async def version(request: Request) -> Response:
     return JSONResponse({"version": request.app.version})
 
 
+async def load(request: Request) -> Response:
+    """Return the number of jobs that this process waits for, under vLLM's name."""
+    return JSONResponse({"server_load": context_of(request).dispatcher.jobs_in_flight})
+
+
 # Plain routes, which also accept HEAD; gateway.openapi.document describes them.
 customer_router.add_route("/health", health, methods=["GET"])
+customer_router.add_route("/v1/health", health, methods=["GET"])
+customer_router.add_route("/load", load, methods=["GET"])
 customer_router.add_route("/ping", health, methods=["GET", "POST"])
 customer_router.add_route("/version", version, methods=["GET"])
 

@@ -11,7 +11,7 @@ from pydantic.json_schema import models_json_schema
 from contract.dialect import Dialect
 from gateway.dialects.chat.request import ChatCompletionRequest
 from gateway.dialects.completions import CompletionRequest
-from gateway.dialects.endpoint import CHATS, COMPLETIONS
+from gateway.dialects.endpoint import CHATS, COMPLETIONS, INVOCATIONS
 from gateway.dialects.parameters import Endpoints, rejected_by
 from gateway.openapi.chat_schemas import CHAT_COMPONENTS
 from gateway.openapi.described import (
@@ -24,7 +24,7 @@ from gateway.openapi.described import (
 from gateway.openapi.management_pages import describe_management
 from gateway.openapi.native_schemas import NATIVE_COMPONENTS
 from gateway.openapi.response_pages import ResponsePages
-from gateway.openapi.schemas import COMPONENTS, TEXT, Schema, object_of, reference
+from gateway.openapi.schemas import COMPONENTS, INTEGER, TEXT, Schema, object_of, reference
 
 _NATIVE_TAG: Final = "llama.cpp"
 GENERATION_TAGS: Final = ("Completions", "Chat", "Models", "Tokenization", _NATIVE_TAG)
@@ -318,6 +318,13 @@ OPERATIONS: dict[str, dict[str, Any]] = {
         _body(ChatCompletionRequest, _CHAT_EXAMPLES),
         Endpoints.CHATS,
     ),
+    INVOCATIONS.path: _generation(
+        _COMPLETION_PAGES,
+        "Create a completion, or a chat completion if the body has `messages`",
+        _body(CompletionRequest, {"openai": _EXAMPLES["openai"]}),
+        Endpoints.COMPLETIONS,
+    )[COMPLETIONS.path]
+    | {"operationId": "invoke"},
     "/tokenize": _operation(
         "Tokenize a text or a chat, in vLLM's or llama.cpp's format",
         "tokenize",
@@ -392,9 +399,11 @@ KEPT_PATHS: dict[str, dict[str, Any]] = _COMPLETION_PAGES.paths | _CHAT_PAGES.pa
 """OpenAPI descriptions of the endpoints that read a kept response, by method."""
 
 
-def _public(summary: str, operation_id: str, member: str, **errors: str) -> dict[str, Any]:
-    """Return an operation without a credential that responds with one text."""
-    content = {"application/json": {"schema": object_of({member: TEXT})}}
+def _public(
+    summary: str, operation_id: str, member: str, kind: Schema = TEXT, **errors: str
+) -> dict[str, Any]:
+    """Return an operation without a credential that responds with one value."""
+    content = {"application/json": {"schema": object_of({member: kind})}}
     headers = header_objects({"x-request-id": HEADER_TEXT["x-request-id"]})
     texts = {"200": "Success.", **errors}
     return {
@@ -416,6 +425,8 @@ def _readiness(operation_id: str) -> dict[str, Any]:
 
 _PUBLIC_PATHS = {
     "/health": {"get": _readiness("health")},
+    "/v1/health": {"get": _readiness("v1_health")},
+    "/load": {"get": _public("Count the running requests", "load", "server_load", INTEGER)},
     "/ping": {"get": _readiness("ping"), "post": _readiness("invoke_ping")},
     "/version": {"get": _public("Get the gateway's version", "version", "version")},
 }

@@ -346,6 +346,8 @@ MODEL: Schema = object_of(
         },
         "context_window": {"type": "integer", "description": "Prompt and completion tokens."},
         "max_model_len": {"type": "integer", "description": "The same, under vLLM's name."},
+        "meta": object_of({"n_vocab": INTEGER, "n_ctx": INTEGER, "n_ctx_train": INTEGER})
+        | {"description": "Sizes of the vocabulary and of the context, as in llama.cpp."},
         "ready": {"type": "boolean", "description": "Whether a worker currently serves it."},
         "state": {
             "enum": ["ready", "sleeping", "model_loading", "no_worker"],

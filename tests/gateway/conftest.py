@@ -1,6 +1,7 @@
 """A deployment that most tests share: two gateways and a scripted worker, on one Redis."""
 
 import asyncio
+import json
 import secrets
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -35,6 +36,9 @@ GATEWAY_SETTINGS = {
     "SLUICE_KEEP_ALIVE_INTERVAL": "PT5M",
     "SLUICE_MAX_BODY_BYTES": str(MAX_BODY_BYTES),
     "SLUICE_MAX_WAITING_JOBS_OF_TENANT": str(MOST_WAITING_OF_TENANT),
+    "SLUICE_OPENROUTER_MODELS": json.dumps(
+        {MODEL: {"name": "Tiny", "max_output_length": 512, "quantization": "bf16"}}
+    ),
     "SLUICE_JWT_ALGORITHMS": "HS256",
     "SLUICE_JWT_SECRET": JWT_SECRET,
     "SLUICE_JWT_ISSUER": JWT_ISSUER,

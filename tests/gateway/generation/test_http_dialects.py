@@ -84,6 +84,18 @@ async def test_key_in_llamacpps_header_is_accepted_in_its_dialects_only(
     assert "No API key was given" in (await send("", MODEL)).text
 
 
+async def test_key_in_azures_header_is_accepted_in_every_dialect(stack: Stack, key: str) -> None:
+    for dialect in Dialect:
+        headers = {"api-key": key, "x-api-dialect": dialect}
+        async with gateway_client(stack.url, None) as client:
+            listed = await client.get("/v1/models", headers=headers)
+            body = {"model": MODEL, "prompt": "a"}
+            estimate = await client.post(ESTIMATE, json=body, headers=headers)
+            refused = await client.post(ESTIMATE, json=body, headers=headers | {"api-key": "x"})
+        assert (listed.status_code, estimate.status_code) == (200, 200), dialect
+        assert refused.status_code == 401
+
+
 async def test_unknown_dialect_of_the_header_is_refused(client: httpx.AsyncClient) -> None:
     response = await client.post(
         "/v1/completions", json={"prompt": "a"}, headers={"x-api-dialect": "klingon"}

@@ -227,6 +227,15 @@ async def test_models_list_their_prices(customer: Customer, prices: None) -> Non
         "default": default,
         "priority": priority,
     }
+    listed = await customer.client.get("/v1/models", params={"format": "openrouter"})
+    [pricing] = [each["pricing"] for each in listed.json()["data"] if each["id"] == MODEL]
+    assert pricing == {
+        "prompt": "0.000003000001",
+        "input_cache_read": "0.000001",
+        "completion": "0.000007000003",
+        "image": "0",
+        "request": "0",
+    }
 
 
 async def test_tier_comes_from_the_account_unless_the_request_names_one(customer: Customer) -> None:

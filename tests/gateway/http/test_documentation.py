@@ -14,7 +14,7 @@ from gateway.settings import Settings
 BY_HAND = (
     *("/v1/completions", "/v1/chat/completions", "/v1/models", "/tokenize", "/detokenize"),
     *("/completion", "/chat/completions", "/infill", "/models", "/props", "/apply-template"),
-    *("/health", "/ping", "/version"),
+    *("/health", "/v1/health", "/ping", "/load", "/version", "/invocations"),
 )
 
 

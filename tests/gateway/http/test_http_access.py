@@ -185,8 +185,10 @@ async def test_no_credential_is_ever_logged(stack: Stack, key: str) -> None:
             await client.post("/v1/completions", json=asking(user=credential, model=credential))
             del client.headers["authorization"]
             for dialect in ("llamacpp", "openai"):
-                headers = {"x-api-key": credential, "x-api-dialect": dialect}
-                await client.post("/v1/completions", json=asking(max_tokens=1), headers=headers)
+                for name in ("x-api-key", "api-key"):
+                    headers = {name: credential, "x-api-dialect": dialect}
+                    body = asking(max_tokens=1)
+                    await client.post("/v1/completions", json=body, headers=headers)
     logs = "".join(file.read_text(errors="replace") for file in stack.directory.glob("*.log"))
     assert "gateway" in logs or "worker" in logs
     for secret in (key[16:], signed, wrong, signed.rpartition(".")[2]):

@@ -40,6 +40,18 @@ async def test_well_formed_request_id_is_echoed(client: httpx.AsyncClient, given
         assert response.headers["x-request-id"] == given
 
 
+async def test_correlation_id_stands_for_a_request_id(client: httpx.AsyncClient) -> None:
+    for headers, request_id, correlation_id in (
+        ({"x-correlation-id": "c-1"}, "c-1", "c-1"),
+        ({"x-correlation-id": "c-1", "x-request-id": "r-1"}, "r-1", "c-1"),
+        ({"x-correlation-id": "c 1", "x-request-id": "r-1"}, "r-1", None),
+    ):
+        for method, path in (("GET", "/healthz"), ("POST", "/v1/completions")):
+            response = await client.request(method, path, json=asking(), headers=headers)
+            assert response.headers.get_list("x-request-id") == [request_id]
+            assert response.headers.get("x-correlation-id") == correlation_id
+
+
 @all_cases("given", ["", "x" * 129, "a b", "a\tb", "é", "a/b", "a;b"])
 async def test_other_request_id_is_replaced(client: httpx.AsyncClient, given: str) -> None:
     response = await client.get("/healthz", headers={b"x-request-id": given.encode("latin-1")})
@@ -128,6 +140,7 @@ async def test_models_are_listed_as_workers_announce_them(
     assert (tiny["context_window"], tiny["max_model_len"], tiny["ready"]) == (2048, 2048, True)
     features = ["chat", "tools", "reasoning"]
     assert (tiny["features"], tiny["dialect"]) == (features, "openai")
+    assert tiny["meta"] == {"n_vocab": 2048, "n_ctx": 2048, "n_ctx_train": 2048}
     assert not models["org/with-slash"]["ready"]
     for name, model in models.items():
         assert (await client.get(f"/v1/models/{name}")).json() == model
@@ -199,17 +212,49 @@ async def test_unknown_model_has_no_page(client: httpx.AsyncClient) -> None:
     assert response.json()["error"]["code"] == "model_not_found"
 
 
+async def test_models_have_the_form_of_openrouter(
+    client: httpx.AsyncClient, store: "Redis"
+) -> None:
+    await serve(store, "seeing", features=[Feature.CHAT, Feature.STRUCTURE, Feature.IMAGES])
+    await refresh_catalogue(client)
+    listed = (await client.get("/v1/models", params={"format": "openrouter"})).json()["data"]
+    models = {model["id"]: model for model in listed}
+    tiny, seeing = models[MODEL], models["seeing"]
+
+    assert tiny["quantization"] == "bf16", "from the setting"
+    assert (tiny["name"], tiny["context_length"], tiny["max_output_length"]) == ("Tiny", 2048, 512)
+    assert tiny["supported_features"] == ["tools", "reasoning", "logprobs"]
+    assert {"temperature", "top_k", "stop", "max_tokens"} <= {
+        *tiny["supported_sampling_parameters"]
+    }
+    assert tiny["is_ready"]
+    assert seeing["input_modalities"] == ["text", "image"]
+    assert seeing["supported_features"] == ["json_mode", "structured_outputs", "logprobs"]
+    assert "quantization" not in seeing
+    other = await client.get("/v1/models", params={"format": "other"})
+    assert (other.status_code, other.json()["error"]["param"]) == (400, "format")
+
+
+async def test_invocations_are_completions_and_chats(client: httpx.AsyncClient) -> None:
+    completion = await client.post("/invocations", json=asking(max_tokens=1))
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+    chat = await client.post("/invocations", json=body)
+    assert completion.json()["object"] == "text_completion"
+    assert chat.json()["object"] == "chat.completion"
+
+
 async def test_probes_need_no_key(stack: Stack) -> None:
     async with gateway_client(stack.url, None) as anonymous:
         assert (await anonymous.get("/healthz")).json() == {"status": "ok"}
         assert (await anonymous.get("/readyz")).json() == {"status": "ready"}
         assert (await anonymous.get("/openapi.json")).status_code == 200
-        probes = [("GET", "/health"), ("GET", "/ping"), ("POST", "/ping")]
+        probes = [("GET", "/health"), ("GET", "/v1/health"), ("GET", "/ping"), ("POST", "/ping")]
         for method, path in probes:
             probe = await anonymous.request(method, path)
             assert (probe.status_code, probe.json()) == (200, {"status": "ok"}), (method, path)
         assert (await anonymous.get("/version")).json() == {"version": version("sluice")}
-        for path in ("/health", "/ping", "/version"):
+        assert (await anonymous.get("/load")).json()["server_load"] >= 0
+        for path in ("/health", "/ping", "/version", "/load"):
             head = await anonymous.head(path)
             assert (head.status_code, head.content) == (200, b"")
         allowed = (await anonymous.delete("/ping")).headers["allow"]
