@@ -728,6 +728,15 @@ def queue_unavailable() -> StoreUnavailableError:
     return StoreUnavailableError("The queue cannot be reached.", retry_after_seconds=1.0)
 
 
+def must(path: str, rule: str, given: object, *, param: str | None = None) -> InvalidParameterError:
+    """Return the error for a value that breaks a rule, such as "be an object".
+
+    `param` is the parameter, if `path` is a place inside of it.
+    """
+    message = f"'{path}' must {rule}. Given: {shown(given)}."
+    return InvalidParameterError(message, param=param or path)
+
+
 def shown(value: object) -> str:
     """Return a client's value for use in a message: quoted like JSON and truncated."""
     try:

@@ -6,14 +6,24 @@ import msgspec
 from pydantic import Field
 
 from contract.sampling import SamplingSpec
+from gateway.dialects.choices import SharedChoiceParameters, read_prompt_logprobs
 from gateway.dialects.lengths import (
     LengthParameters,
+    read_context_length_behavior,
+    read_includes_stop,
     read_min_tokens,
     read_repetition_detection,
+    read_stop,
     read_stop_token_ids,
 )
 from gateway.dialects.parameters import unread
 from gateway.dialects.profile import Profile
+from gateway.dialects.prompts import (
+    TruncationParameters,
+    keeps_prompt_start,
+    read_prompt_tokens_kept,
+    unused_truncation,
+)
 from gateway.dialects.request import GenerationRequest
 from gateway.dialects.sampling.chain import read_sampling
 from gateway.dialects.sampling.chain_parameters import ChainParameters
@@ -22,11 +32,17 @@ from gateway.dialects.sampling.logit_bias import (
     TokenChoiceParameters,
     read_allowed_token_ids,
     read_bad_words,
+    read_logit_bias,
 )
-from gateway.dialects.stream_options import DeliveryParameters
+from gateway.dialects.stream_options import (
+    DeliveryParameters,
+    read_cache_isolation_key,
+    read_service_tier,
+    read_stream_options,
+)
 from gateway.dialects.structured.structured_outputs import unknown_options
-from gateway.dialects.structured.structures import StructureParameters
-from gateway.errors import InvalidParameterError, MissingParameterError, shown
+from gateway.dialects.structured.structures import StructureParameters, read_structure
+from gateway.errors import InvalidParameterError, MissingParameterError, must
 
 
 class SharedParameters(
@@ -35,6 +51,8 @@ class SharedParameters(
     TokenChoiceParameters,
     ChainParameters,
     LengthParameters,
+    SharedChoiceParameters,
+    TruncationParameters,
 ):
     """Parameters with the same meaning in completions and chats."""
 
@@ -52,9 +70,7 @@ def read_model(value: object, profile: Profile) -> str | None:
             raise MissingParameterError("model")
         return None
     if not isinstance(value, str):
-        raise InvalidParameterError(
-            f"'model' must be a string. Given: {shown(value)}.", param="model"
-        )
+        raise must("model", "be a string", value)
     return value
 
 
@@ -66,7 +82,7 @@ def require_model(body: dict[str, Any], profile: Profile) -> str | None:
     return read_model(body.get("model"), profile)
 
 
-def read_whole_sampling(
+def _read_whole_sampling(
     body: SharedParameters, profile: Profile, bias: LogitBias, *, max_tokens: int
 ) -> SamplingSpec:
     """Return the whole sampling spec, including what ends the text. Raises a BadRequestError."""
@@ -82,6 +98,50 @@ def read_whole_sampling(
     )
 
 
+def read_shared(body: SharedParameters, profile: Profile, *, max_tokens: int) -> GenerationRequest:
+    """Return a request with what completions and chats read alike. Raises a BadRequestError."""
+    options = read_stream_options(body, profile)
+    bias = read_logit_bias(body.logit_bias)
+    return GenerationRequest(
+        profile=profile,
+        model=read_model(body.model, profile),
+        prompts=[""],
+        images=[[]],
+        image_params=[[]],
+        prompt_tokens_kept=read_prompt_tokens_kept(body),
+        keeps_prompt_start=keeps_prompt_start(body),
+        max_tokens=max_tokens,
+        context_length_behavior=read_context_length_behavior(body, profile),
+        n=1,
+        best_of=1,
+        stop=read_stop(body, profile),
+        includes_stop=read_includes_stop(body, profile),
+        logprobs=None,
+        prompt_logprobs=read_prompt_logprobs(body, is_streamed=bool(body.stream)),
+        names_tokens_by_id=bool(body.return_tokens_as_token_ids),
+        echo=False,
+        stream=bool(body.stream),
+        include_usage=bool(options.include_usage),
+        hides_usage=options.include_usage is False,
+        continuous_usage=bool(options.continuous_usage_stats),
+        include_obfuscation=bool(options.include_obfuscation),
+        structure=read_structure(body),
+        sampling=_read_whole_sampling(body, profile, bias, max_tokens=max_tokens),
+        bias_texts=bias.texts,
+        reads_prefix_cache=body.cache_prompt is not False,
+        cache_isolation_key=read_cache_isolation_key(body, profile),
+        return_token_ids=bool(body.return_token_ids or body.return_tokens),
+        shows_special_tokens=body.skip_special_tokens is False,
+        wants_timings=bool(body.perf_metrics_in_response),
+        timings_per_token=bool(body.timings_per_token),
+        reports_progress=bool(body.stream and body.return_progress),
+        max_predict_ms=max(body.t_max_predict_ms or 0, 0),
+        service_tier=read_service_tier(body),
+        is_background=bool(body.background),
+        ignored_parameters=(),
+    )
+
+
 def shared_extra(body: SharedParameters) -> list[str]:
     """Return the paths of entries in shared parameters that have no effect here."""
     ignored: list[str] = []
@@ -94,7 +154,7 @@ def shared_extra(body: SharedParameters) -> list[str]:
     if body.return_progress and not body.stream:
         ignored.append("return_progress")
     ignored += unread(unknown_options(body.structured_outputs), path="structured_outputs.")
-    return ignored
+    return ignored + unused_truncation(body)
 
 
 def check_end_is_free(request: GenerationRequest) -> None:

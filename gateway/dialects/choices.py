@@ -9,7 +9,7 @@ from contract.sampling import LOGPROBS, N
 from gateway.dialects.fields import COUNT, Parameters, agreed, bounded, integer
 from gateway.dialects.profile import Profile
 from gateway.dialects.wire import INTEGRAL
-from gateway.errors import InvalidParameterError, shown
+from gateway.errors import InvalidParameterError, must
 
 _LOGPROBS_SCHEMA: dict[str, Any] = {
     "anyOf": [
@@ -96,26 +96,19 @@ def read_fan_out(
     elif body.best_of is not None:
         sampled = _best_of_sampled(body.best_of, n)
     if is_streamed and sampled > kept:
-        raise InvalidParameterError(
-            f"'best_of' must equal n ({n}) if 'stream' is true. Given: {body.best_of}.",
-            param="best_of",
-        )
+        raise must("best_of", f"equal n ({n}) if 'stream' is true", body.best_of)
     return kept, sampled, ranking
 
 
 def _best_of_sampled(best_of: int, n: int) -> int:
     if best_of < n:
-        raise InvalidParameterError(
-            f"'best_of' must be at least n ({n}). Given: {best_of}.", param="best_of"
-        )
+        raise must("best_of", f"be at least n ({n})", best_of)
     return best_of
 
 
 def _best_of_kept(best_of: int, n: int) -> int:
     if best_of > n:
-        raise InvalidParameterError(
-            f"'best_of' must be at most n ({n}) in this dialect. Given: {best_of}.", param="best_of"
-        )
+        raise must("best_of", f"be at most n ({n}) in this dialect", best_of)
     return best_of
 
 
@@ -140,9 +133,7 @@ def read_logprobs(body: SharedChoiceParameters, *, by_default: int, most: int) -
     count = agreed(**given)
     if count is not None and not 0 <= count <= most:
         comparison, bound = ("at least", 0) if count < 0 else ("at most", most)
-        raise InvalidParameterError(
-            f"'{name}' must be {comparison} {bound}. Given: {count}.", param=name
-        )
+        raise must(name, f"be {comparison} {bound}", count)
     return by_default if count is None and is_on else count
 
 
@@ -152,9 +143,7 @@ def _read_logprobs(value: object) -> tuple[bool, int | None]:
         return bool(value), None
     count = integer(value)
     if count is None:
-        raise InvalidParameterError(
-            f"'logprobs' must be an integer or a boolean. Given: {shown(value)}.", param="logprobs"
-        )
+        raise must("logprobs", "be an integer or a boolean", value)
     return True, count
 
 
@@ -165,10 +154,7 @@ def read_prompt_logprobs(body: SharedChoiceParameters, *, is_streamed: bool) -> 
     """
     count = body.prompt_logprobs
     if count and is_streamed:
-        raise InvalidParameterError(
-            f"'prompt_logprobs' must be 0 if 'stream' is true. Given: {count}.",
-            param="prompt_logprobs",
-        )
+        raise must("prompt_logprobs", "be 0 if 'stream' is true", count)
     return count
 
 
@@ -176,5 +162,5 @@ def read_chat_n(body: SharedChoiceParameters, *, most: int) -> int:
     """Return the number of choices, at most `most`. Raises InvalidParameterError."""
     n = agreed(n=body.n, n_cmpl=body.n_cmpl) or 1
     if n > most:
-        raise InvalidParameterError(f"'n' must be at most {most}. Given: {n}.", param="n")
+        raise must("n", f"be at most {most}", n)
     return n

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from contract.sampling import Range
-from gateway.errors import InvalidParameterError, shown
+from gateway.errors import InvalidParameterError, must, shown
 
 TOKEN_ID = Range(0, 2**31 - 1)
 COUNT = Range(0, 2**31 - 1)
@@ -77,13 +77,9 @@ def read_list(value: object, name: str, *, most: int) -> list[Any]:
     if value is None:
         return []
     if not isinstance(value, list):
-        raise InvalidParameterError(
-            f"'{name}' must be an array. Given: {shown(value)}.", param=name
-        )
+        raise must(name, "be an array", value)
     if len(value) > most:
-        raise InvalidParameterError(
-            f"'{name}' must have at most {most} entries. Given: {len(value)}.", param=name
-        )
+        raise must(name, f"have at most {most} entries", len(value))
     return value
 
 
@@ -121,9 +117,5 @@ def read_token_id(value: object, name: str) -> int:
     """
     token = integer(value)
     if token is None or not TOKEN_ID.minimum <= token <= TOKEN_ID.maximum:
-        raise InvalidParameterError(
-            f"'{name}' must have token ids, which are non-negative integers. "
-            f"Given: {shown(value)}.",
-            param=name,
-        )
+        raise must(name, "have token ids, which are non-negative integers", value)
     return token

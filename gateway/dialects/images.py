@@ -8,7 +8,7 @@ from pydantic import Field
 
 from gateway.dialects.fields import Parameters, read_list
 from gateway.dialects.request import Prompt
-from gateway.errors import InvalidParameterError, shown
+from gateway.errors import InvalidParameterError, must, shown
 
 IMAGE_MARK = "<image>"
 """Marks the place of an image in a prompt's text."""
@@ -60,9 +60,7 @@ def read_images(body: ImageParameters, prompts: list[Prompt]) -> list[list[bytes
     per_prompt = _per_prompt(body.images, prompts)
     total = sum(len(uris) for uris in per_prompt)
     if total > MAX_IMAGES:
-        raise InvalidParameterError(
-            f"'images' must have at most {MAX_IMAGES} images. Given: {total}.", param="images"
-        )
+        raise must("images", f"have at most {MAX_IMAGES} images", total)
     for index, (uris, prompt) in enumerate(zip(per_prompt, prompts, strict=True)):
         _check_marks(len(uris), prompt, "prompt" if len(prompts) == 1 else f"prompt[{index}]")
     return [
@@ -117,9 +115,10 @@ def decoded_image(uri: str, path: str, *, param: str) -> bytes:
     media_type = head.removeprefix("data:")
     if not comma or media_type == head or media_type not in SIGNATURES:
         types = ", ".join(SIGNATURES)
-        raise InvalidParameterError(
-            f"'{path}' must be a data URI 'data:TYPE;base64,DATA' with a TYPE of {types}. "
-            f"Given: {shown(uri[:80])}.",
+        raise must(
+            path,
+            f"be a data URI 'data:TYPE;base64,DATA' with a TYPE of {types}",
+            uri[:80],
             param=param,
         )
     if len(data) > MAX_IMAGE_BYTES // 3 * 4 + 4:
@@ -131,9 +130,7 @@ def decoded_image(uri: str, path: str, *, param: str) -> bytes:
     try:
         content = binascii.a2b_base64(data, strict_mode=True)
     except ValueError:
-        raise InvalidParameterError(
-            f"'{path}' must be encoded in base64. Given: {shown(data[:80])}.", param=param
-        ) from None
+        raise must(path, "be encoded in base64", data[:80], param=param) from None
     if not content.startswith(SIGNATURES[media_type]):
         raise InvalidParameterError(
             f"'{path}' must be a file of its declared type. Given: {media_type}, first bytes "
@@ -145,7 +142,5 @@ def decoded_image(uri: str, path: str, *, param: str) -> bytes:
 
 def _decoded(uri: object, path: str) -> bytes:
     if not isinstance(uri, str):
-        raise InvalidParameterError(
-            f"'{path}' must be a data URI. Given: {shown(uri)}.", param="images"
-        )
+        raise must(path, "be a data URI", uri, param="images")
     return decoded_image(uri, path, param="images")

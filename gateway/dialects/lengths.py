@@ -23,7 +23,7 @@ from gateway.dialects.fields import (
 )
 from gateway.dialects.profile import ContextLengthBehavior, Profile
 from gateway.dialects.wire import INTEGRAL
-from gateway.errors import InvalidParameterError, shown
+from gateway.errors import InvalidParameterError, must
 
 MAX_TOKENS = Range(-1, 2**31 - 1)
 PATTERN_SIZE = Range(0, 128)
@@ -165,10 +165,7 @@ def read_min_tokens(body: LengthParameters, *, max_tokens: int) -> int:
     """
     min_tokens = body.min_tokens or 0
     if 0 <= max_tokens < min_tokens:
-        raise InvalidParameterError(
-            f"'min_tokens' must be at most max_tokens ({max_tokens}). Given: {min_tokens}.",
-            param="min_tokens",
-        )
+        raise must("min_tokens", f"be at most max_tokens ({max_tokens})", min_tokens)
     return min_tokens
 
 
@@ -184,9 +181,7 @@ def read_stop(body: LengthParameters, profile: Profile) -> list[str]:
         return []
     strings = [value] if isinstance(value, str) else value
     if not isinstance(strings, list) or not all(isinstance(item, str) for item in strings):
-        raise InvalidParameterError(
-            f"'stop' must be a string or an array of strings. Given: {shown(value)}.", param="stop"
-        )
+        raise must("stop", "be a string or an array of strings", value)
     if len(strings) > profile.most_stop_strings:
         raise _too_many_stop_strings(len(strings), profile)
     for item in strings:
@@ -197,9 +192,7 @@ def read_stop(body: LengthParameters, profile: Profile) -> list[str]:
 def _too_many_stop_strings(given: int, profile: Profile) -> InvalidParameterError:
     most = profile.most_stop_strings
     if most == MAX_STOP_STRINGS:
-        return InvalidParameterError(
-            f"'stop' must have at most {most} strings. Given: {given}.", param="stop"
-        )
+        return must("stop", f"have at most {most} strings", given)
     return InvalidParameterError(
         f"'stop' must have at most {most} strings in dialect {profile.name}. Given: {given}. Other "
         f"dialects allow {MAX_STOP_STRINGS}: select one by the header X-Api-Dialect, or ask the "
@@ -225,16 +218,13 @@ def read_repetition_detection(body: LengthParameters) -> RepetitionDetection | N
         return None
     least, count = given.min_pattern_size or 1, given.min_count or 0
     if least > given.max_pattern_size:
-        raise InvalidParameterError(
-            "'repetition_detection.min_pattern_size' must be at most max_pattern_size "
-            f"({given.max_pattern_size}). Given: {least}.",
-            param="repetition_detection.min_pattern_size",
+        raise must(
+            "repetition_detection.min_pattern_size",
+            f"be at most max_pattern_size ({given.max_pattern_size})",
+            least,
         )
     if count < 2:
-        raise InvalidParameterError(
-            f"'repetition_detection.min_count' must be at least 2. Given: {count}.",
-            param="repetition_detection.min_count",
-        )
+        raise must("repetition_detection.min_count", "be at least 2", count)
     return RepetitionDetection(
         max_pattern_size=given.max_pattern_size, min_pattern_size=least, min_count=count
     )

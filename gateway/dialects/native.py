@@ -19,7 +19,7 @@ from gateway.dialects.sampling.chain import with_reported_probabilities
 from gateway.dialects.sampling.logit_bias import FORBIDDEN
 from gateway.dialects.sampling.mirostat import DEFAULT_ETA, DEFAULT_TAU
 from gateway.dialects.wire import validate
-from gateway.errors import InvalidParameterError, MissingParameterError, shown
+from gateway.errors import InvalidParameterError, MissingParameterError, must
 
 MAX_FILES: Final = 256
 MAX_FIELDS: Final = 64
@@ -56,9 +56,7 @@ def read_native_completion(
     rest = {name: value for name, value in body.items() if name not in _WITHOUT_EFFECT}
     is_post = rest.pop(_POST_SAMPLING, None)
     if not isinstance(is_post, bool | None):
-        raise InvalidParameterError(
-            f"'{_POST_SAMPLING}' must be a boolean. Given: {shown(is_post)}.", param=_POST_SAMPLING
-        )
+        raise must(_POST_SAMPLING, "be a boolean", is_post)
     fields = read_strings(rest.pop(_FIELDS, None), _FIELDS, most=MAX_FIELDS, longest=MAX_FIELD)
     wire = validate(CompletionRequest, rest)
     request = to_generation_request(wire, profile, max_prompts=max_prompts)
@@ -183,9 +181,7 @@ def _text(body: Mapping[str, Any], name: str, *, default: str | None = None) -> 
             raise MissingParameterError(name)
         return default
     if not isinstance(value, str):
-        raise InvalidParameterError(
-            f"'{name}' must be a string. Given: {shown(value)}.", param=name
-        )
+        raise must(name, "be a string", value)
     return value
 
 
@@ -196,18 +192,13 @@ def _files(value: object) -> tuple[list[tuple[str, str]], list[str]]:
     for index, item in enumerate(read_list(value, "input_extra", most=MAX_FILES)):
         path = f"input_extra[{index}]"
         if not isinstance(item, dict):
-            raise InvalidParameterError(
-                f"'{path}' must be an object. Given: {shown(item)}.", param="input_extra"
-            )
+            raise must(path, "be an object", item, param="input_extra")
         values = {"filename": NO_NAME, **{k: v for k, v in item.items() if v is not None}}
         if "text" not in values:
             raise MissingParameterError(f"{path}.text")
         for name in ("filename", "text"):
             if not isinstance(values[name], str):
-                raise InvalidParameterError(
-                    f"'{path}.{name}' must be a string. Given: {shown(values[name])}.",
-                    param="input_extra",
-                )
+                raise must(f"{path}.{name}", "be a string", values[name], param="input_extra")
         files.append((values.pop("filename"), values.pop("text")))
         if not ignored:
             ignored += unread(values, path=f"{path}.")

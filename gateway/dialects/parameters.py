@@ -20,9 +20,9 @@ from gateway.dialects.profile import Profile
 from gateway.dialects.request import GenerationRequest, ToolMode
 from gateway.errors import (
     MAX_SHOWN_CHARACTERS,
-    InvalidParameterError,
     UnknownParameterError,
     UnsupportedParameterError,
+    must,
     shown,
 )
 
@@ -472,10 +472,7 @@ def _check_images(request: GenerationRequest, most: int | None) -> None:
     given = _image_count(request)
     if most is not None and given > most:
         param = "images" if request.chat is None else "messages"
-        raise InvalidParameterError(
-            f"'{param}' must have at most {most} images per prompt of this model. Given: {given}.",
-            param=param,
-        )
+        raise must(param, f"have at most {most} images per prompt of this model", given)
 
 
 def _image_count(request: GenerationRequest) -> int:

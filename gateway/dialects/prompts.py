@@ -10,7 +10,7 @@ from gateway.dialects.parameters import unread
 from gateway.dialects.profile import Profile
 from gateway.dialects.request import FIT, Prompt
 from gateway.dialects.wire import INTEGRAL
-from gateway.errors import InvalidParameterError, MissingParameterError, shown
+from gateway.errors import InvalidParameterError, MissingParameterError, must
 
 _TEXT = "prompt_string"
 _TOKEN_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}}
@@ -121,26 +121,18 @@ def _one_prompt(value: object, path: str) -> Prompt:
     if isinstance(value, dict):
         others = unread({name: value[name] for name in value if name != _TEXT}, path="prompt.")
         if others or not isinstance(value.get(_TEXT), str):
-            raise InvalidParameterError(
-                f"'{path}' must have only the text '{_TEXT}'. Given: {shown(value)}.",
-                param="prompt",
-            )
+            raise must(path, f"have only the text '{_TEXT}'", value, param="prompt")
         value = value[_TEXT]
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
-        raise InvalidParameterError(
-            f"'{path}' must be a string or an array of token ids. Given: {shown(value)}.",
-            param="prompt",
-        )
+        raise must(path, "be a string or an array of token ids", value, param="prompt")
     if not value:
         raise InvalidParameterError(f"'{path}' must not be empty.", param="prompt")
     if not set(map(type, value)) <= {int, str}:
         position = next(i for i, piece in enumerate(value) if type(piece) not in {int, str})
-        raise InvalidParameterError(
-            f"'{path}[{position}]' must be a token id or a string. "
-            f"Given: {shown(value[position])}.",
-            param="prompt",
+        raise must(
+            f"{path}[{position}]", "be a token id or a string", value[position], param="prompt"
         )
     return value
 

@@ -7,7 +7,7 @@ from pydantic import Field
 from contract.tier import REQUEST_TIERS
 from gateway.dialects.fields import Parameters, agreed
 from gateway.dialects.profile import Profile
-from gateway.errors import InvalidParameterError, shown
+from gateway.errors import InvalidParameterError, must
 
 MAX_ISOLATION_KEY_CHARACTERS = 256
 
@@ -116,11 +116,7 @@ def read_service_tier(body: DeliveryParameters) -> str | None:
     """
     name = body.service_tier
     if name not in (None, AUTO_TIER, *REQUEST_TIERS):
-        raise InvalidParameterError(
-            f"'service_tier' must be one of {', '.join((AUTO_TIER, *REQUEST_TIERS))}. "
-            f"Given: {shown(name)}.",
-            param="service_tier",
-        )
+        raise must("service_tier", f"be one of {', '.join((AUTO_TIER, *REQUEST_TIERS))}", name)
     return name
 
 

@@ -400,12 +400,15 @@ KEPT_PATHS: dict[str, dict[str, Any]] = _COMPLETION_PAGES.paths | _CHAT_PAGES.pa
 
 
 def _public(
-    summary: str, operation_id: str, member: str, kind: Schema = TEXT, **errors: str
+    summary: str, operation_id: str, member: str, kind: Schema = TEXT, reason: str = ""
 ) -> dict[str, Any]:
-    """Return an operation without a credential that responds with one value."""
+    """Return an operation without a credential that responds with one value.
+
+    The `reason` is why the status may be 503.
+    """
     content = {"application/json": {"schema": object_of({member: kind})}}
     headers = header_objects({"x-request-id": HEADER_TEXT["x-request-id"]})
-    texts = {"200": "Success.", **errors}
+    texts = {"200": "Success."} | ({"503": reason} if reason else {})
     return {
         "summary": summary,
         "operationId": operation_id,
@@ -420,7 +423,7 @@ def _public(
 
 def _readiness(operation_id: str) -> dict[str, Any]:
     reason = "The gateway drains, or Redis does not accept writes; `status` names the reason."
-    return _public("Check whether the gateway is ready", operation_id, "status", **{"503": reason})
+    return _public("Check whether the gateway is ready", operation_id, "status", reason=reason)
 
 
 _PUBLIC_PATHS = {

@@ -13,8 +13,7 @@ from pydantic import Field
 from gateway.dialects.bodies import (
     SharedParameters,
     check_end_is_free,
-    read_model,
-    read_whole_sampling,
+    read_shared,
     shared_extra,
 )
 from gateway.dialects.chat.messages import (
@@ -37,36 +36,18 @@ from gateway.dialects.chat.thinking import (
 )
 from gateway.dialects.chat.tools import ChatToolParameters, ChatTools, read_chat_tools
 from gateway.dialects.choices import (
-    SharedChoiceParameters,
     read_chat_n,
     read_logprobs,
-    read_prompt_logprobs,
 )
 from gateway.dialects.fields import Parameters
 from gateway.dialects.lengths import (
     ChatLengthParameters,
     read_chat_max_tokens,
-    read_context_length_behavior,
-    read_includes_stop,
-    read_stop,
 )
 from gateway.dialects.parameters import REJECTED_BY_CHATS, unread
 from gateway.dialects.profile import Profile
-from gateway.dialects.prompts import (
-    TruncationParameters,
-    keeps_prompt_start,
-    read_prompt_tokens_kept,
-    unused_truncation,
-)
 from gateway.dialects.request import ChatRequest, GenerationRequest, ToolMode
-from gateway.dialects.sampling.logit_bias import read_logit_bias
-from gateway.dialects.stream_options import (
-    read_cache_isolation_key,
-    read_service_tier,
-    read_stream_options,
-)
-from gateway.dialects.structured.structures import read_structure
-from gateway.errors import InvalidParameterError, shown
+from gateway.errors import InvalidParameterError, must
 
 MAX_METADATA = 16
 MAX_METADATA_KEY_CHARACTERS = 64
@@ -105,10 +86,8 @@ class ChatCompletionRequest(
     LabelParameters,
     ThinkingParameters,
     ChatToolParameters,
-    SharedChoiceParameters,
     ChatLengthParameters,
     SharedParameters,
-    TruncationParameters,
     TemplateParameters,
     MessageParameters,
 ):
@@ -128,49 +107,16 @@ def to_chat_generation_request(
     ignored = _ignored(body, conversation)
     thinking, tools = read_thinking(body, profile), read_chat_tools(body, profile)
     n = read_chat_n(body, most=max_prompts)
-    max_tokens = read_chat_max_tokens(body, profile)
-    options = read_stream_options(body, profile)
-    bias = read_logit_bias(body.logit_bias)
-    sampling = read_whole_sampling(body, profile, bias, max_tokens=max_tokens)
-    request = GenerationRequest(
-        profile=profile,
-        model=read_model(body.model, profile),
-        prompts=[""],
+    shared = read_shared(body, profile, max_tokens=read_chat_max_tokens(body, profile))
+    request = msgspec.structs.replace(
+        shared,
         chat=_chat(body, profile, conversation, thinking, tools),
-        images=[[]],
-        image_params=[[]],
         adds_special_tokens=False,
-        prompt_tokens_kept=read_prompt_tokens_kept(body),
-        keeps_prompt_start=keeps_prompt_start(body),
-        max_tokens=max_tokens,
-        context_length_behavior=read_context_length_behavior(body, profile),
         n=n,
         best_of=n,
-        stop=read_stop(body, profile),
-        includes_stop=read_includes_stop(body, profile),
         logprobs=read_logprobs(body, by_default=0, most=profile.most_top_logprobs),
-        prompt_logprobs=read_prompt_logprobs(body, is_streamed=bool(body.stream)),
-        names_tokens_by_id=bool(body.return_tokens_as_token_ids),
-        echo=False,
-        stream=bool(body.stream),
-        include_usage=bool(options.include_usage),
-        hides_usage=options.include_usage is False,
-        continuous_usage=bool(options.continuous_usage_stats),
-        include_obfuscation=bool(options.include_obfuscation),
-        structure=read_structure(body),
         tool_use=tools.use,
-        sampling=msgspec.structs.replace(sampling, thinking_budget=thinking.budget),
-        bias_texts=bias.texts,
-        reads_prefix_cache=body.cache_prompt is not False,
-        cache_isolation_key=read_cache_isolation_key(body, profile),
-        return_token_ids=bool(body.return_token_ids or body.return_tokens),
-        shows_special_tokens=body.skip_special_tokens is False,
-        wants_timings=bool(body.perf_metrics_in_response),
-        timings_per_token=bool(body.timings_per_token),
-        reports_progress=bool(body.stream and body.return_progress),
-        max_predict_ms=max(body.t_max_predict_ms or 0, 0),
-        service_tier=read_service_tier(body),
-        is_background=bool(body.background),
+        sampling=msgspec.structs.replace(shared.sampling, thinking_budget=thinking.budget),
         ignored_parameters=ignored,
     )
     _check_combinations(request)
@@ -208,7 +154,6 @@ def _chat(
 
 def _ignored(body: ChatCompletionRequest, conversation: Conversation) -> tuple[str, ...]:
     ignored = unread(body.model_extra, REJECTED_BY_CHATS) + shared_extra(body)
-    ignored += unused_truncation(body)
     for path, value, known in (
         ("thinking.", body.thinking, THINKING_MEMBERS),
         ("reasoning.", body.reasoning, REASONING_MEMBERS),
@@ -223,14 +168,9 @@ def _check_metadata(value: object) -> None:
     if value is None:
         return
     if not isinstance(value, dict):
-        raise InvalidParameterError(
-            f"'metadata' must be an object. Given: {shown(value)}.", param="metadata"
-        )
+        raise must("metadata", "be an object", value)
     if len(value) > MAX_METADATA:
-        raise InvalidParameterError(
-            f"'metadata' must have at most {MAX_METADATA} entries. Given: {len(value)}.",
-            param="metadata",
-        )
+        raise must("metadata", f"have at most {MAX_METADATA} entries", len(value))
     for key, text in value.items():
         if len(key) > MAX_METADATA_KEY_CHARACTERS:
             raise InvalidParameterError(
@@ -239,10 +179,10 @@ def _check_metadata(value: object) -> None:
                 param="metadata",
             )
         if not isinstance(text, str) or len(text) > MAX_METADATA_CHARACTERS:
-            raise InvalidParameterError(
-                f"'metadata.{key}' must be a string of at most {MAX_METADATA_CHARACTERS} "
-                f"characters. Given: {shown(text)}.",
-                param=f"metadata.{key}",
+            raise must(
+                f"metadata.{key}",
+                f"be a string of at most {MAX_METADATA_CHARACTERS} characters",
+                text,
             )
 
 

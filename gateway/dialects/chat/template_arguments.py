@@ -9,7 +9,7 @@ from pydantic import Field
 from gateway.dialects.chat.thinking import Thinking
 from gateway.dialects.fields import Parameters
 from gateway.dialects.request import ChatRequest
-from gateway.errors import InvalidParameterError, UnsupportedParameterError, shown
+from gateway.errors import InvalidParameterError, UnsupportedParameterError, must, shown
 
 MAX_ARGUMENTS = 32
 MAX_ARGUMENT_CHARACTERS = 1024
@@ -180,14 +180,9 @@ def _given(value: object) -> dict[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise InvalidParameterError(
-            f"'{_KWARGS}' must be an object. Given: {shown(value)}.", param=_KWARGS
-        )
+        raise must(_KWARGS, "be an object", value)
     if len(value) > MAX_ARGUMENTS:
-        raise InvalidParameterError(
-            f"'{_KWARGS}' must have at most {MAX_ARGUMENTS} entries. Given: {len(value)}.",
-            param=_KWARGS,
-        )
+        raise must(_KWARGS, f"have at most {MAX_ARGUMENTS} entries", len(value))
     for name, argument in value.items():
         _check(name, argument)
     return {name: argument for name, argument in value.items() if argument is not None}
@@ -195,11 +190,7 @@ def _given(value: object) -> dict[str, Any]:
 
 def _check(name: str, argument: object) -> None:
     if not _NAME.fullmatch(name):
-        raise InvalidParameterError(
-            f"'{_KWARGS}' must have names of 1 to 64 letters, digits or '_', no digit first. "
-            f"Given: {shown(name)}.",
-            param=_KWARGS,
-        )
+        raise must(_KWARGS, "have names of 1 to 64 letters, digits or '_', no digit first", name)
     path = f"{_KWARGS}.{name}"
     if name in RESERVED:
         raise UnsupportedParameterError(
@@ -213,15 +204,9 @@ def _check(name: str, argument: object) -> None:
                 param=path,
             )
     elif not isinstance(argument, bool | int | float | None):
-        raise InvalidParameterError(
-            f"'{path}' must be a string, a number or a boolean. Given: {shown(argument)}.",
-            param=path,
-        )
+        raise must(path, "be a string, a number or a boolean", argument)
     elif argument is not None and abs(argument) > MAX_ARGUMENT_NUMBER:
-        raise InvalidParameterError(
-            f"'{path}' must be a number from -2^63 to 2^63. Given: {shown(argument)}.",
-            param=path,
-        )
+        raise must(path, "be a number from -2^63 to 2^63", argument)
 
 
 def _check_equal(name: str, value: str, given: dict[str, Any]) -> None:

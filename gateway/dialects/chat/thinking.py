@@ -10,7 +10,7 @@ from contract.sampling import Range
 from gateway.dialects.fields import Parameters, agreed, bounded, integer
 from gateway.dialects.profile import Profile
 from gateway.dialects.wire import INTEGRAL
-from gateway.errors import InvalidParameterError, shown
+from gateway.errors import InvalidParameterError, must
 
 THINKING_BUDGET = Range(-1, 2**31 - 1)
 UNLIMITED: Final = -1
@@ -182,11 +182,7 @@ def _effort(value: object, path: str) -> tuple[str | None, int | None, bool | No
         return value, None, value != NO_EFFORT
     if isinstance(value, int | float):
         return None, _budget(value, path), None
-    raise InvalidParameterError(
-        f"'{path}' must be one of {', '.join(EFFORTS)}, a boolean or an integer. "
-        f"Given: {shown(value)}.",
-        param=path,
-    )
+    raise must(path, f"be one of {', '.join(EFFORTS)}, a boolean or an integer", value)
 
 
 def _thinking(value: object) -> tuple[bool | None, int | None]:
@@ -194,10 +190,7 @@ def _thinking(value: object) -> tuple[bool | None, int | None]:
     thinking = _object(value, "thinking")
     kind = thinking.get("type")
     if kind is not None and not (isinstance(kind, str) and kind in _SWITCHES):
-        raise InvalidParameterError(
-            f"'thinking.type' must be one of {', '.join(_SWITCHES)}. Given: {shown(kind)}.",
-            param="thinking.type",
-        )
+        raise must("thinking.type", f"be one of {', '.join(_SWITCHES)}", kind)
     budget = _budget(thinking.get("budget_tokens"), "thinking.budget_tokens")
     if kind == "disabled" and budget is not None:
         raise InvalidParameterError(
@@ -209,19 +202,14 @@ def _thinking(value: object) -> tuple[bool | None, int | None]:
 
 def _object(value: object, name: str) -> dict[str, Any]:
     if not isinstance(value, dict | None):
-        raise InvalidParameterError(
-            f"'{name}' must be an object. Given: {shown(value)}.", param=name
-        )
+        raise must(name, "be an object", value)
     return value or {}
 
 
 def _flag(reasoning: dict[str, Any], name: str) -> bool | None:
     value = reasoning.get(name)
     if not isinstance(value, bool | None):
-        raise InvalidParameterError(
-            f"'reasoning.{name}' must be a boolean. Given: {shown(value)}.",
-            param=f"reasoning.{name}",
-        )
+        raise must(f"reasoning.{name}", "be a boolean", value)
     return value
 
 
@@ -230,15 +218,11 @@ def _budget(value: object, path: str) -> int | None:
         return None
     budget = integer(value)
     if budget is None:
-        raise InvalidParameterError(
-            f"'{path}' must be an integer. Given: {shown(value)}.", param=path
-        )
+        raise must(path, "be an integer", value)
     for comparison, bound, is_beyond in (
         ("at least", THINKING_BUDGET.minimum, budget < THINKING_BUDGET.minimum),
         ("at most", THINKING_BUDGET.maximum, budget > THINKING_BUDGET.maximum),
     ):
         if is_beyond:
-            raise InvalidParameterError(
-                f"'{path}' must be {comparison} {bound}. Given: {shown(value)}.", param=path
-            )
+            raise must(path, f"be {comparison} {bound}", value)
     return budget

@@ -22,7 +22,7 @@ from gateway.dialects.structured.tools import (
     read_tool_choice,
     read_tools,
 )
-from gateway.errors import InvalidParameterError, shown
+from gateway.errors import InvalidParameterError, must
 
 _ALLOWED_TYPE: dict[str, Any] = {"type": {"const": "allowed_tools"}}
 _ALLOWED_MEMBERS: dict[str, Any] = {
@@ -162,21 +162,13 @@ def _allowed(form: dict[Any, Any], known: set[str]) -> tuple[ToolMode, set[str]]
     if "allowed_tools" in form:
         path, value = f"{path}.allowed_tools", form["allowed_tools"]
     if not isinstance(value, dict):
-        raise InvalidParameterError(
-            f"'{path}' must be an object. Given: {shown(value)}.", param=path
-        )
+        raise must(path, "be an object", value)
     mode = value.get("mode")
     if not isinstance(mode, str) or mode not in (ToolMode.AUTO, ToolMode.REQUIRED):
-        raise InvalidParameterError(
-            f"'{path}.mode' must be auto or required. Given: {shown(mode)}.",
-            param=f"{path}.mode",
-        )
+        raise must(f"{path}.mode", "be auto or required", mode)
     listed = read_list(value.get("tools"), f"{path}.tools", most=MAX_TOOLS)
     if not listed:
-        raise InvalidParameterError(
-            f"'{path}.tools' must have at least one tool. Given: {shown(value.get('tools'))}.",
-            param=f"{path}.tools",
-        )
+        raise must(f"{path}.tools", "have at least one tool", value.get("tools"))
     return ToolMode(mode), {
         _allowed_name(tool, f"{path}.tools[{index}]", known) for index, tool in enumerate(listed)
     }
@@ -190,11 +182,7 @@ def _allowed_name(value: object, path: str, known: set[str]) -> str:
         } if name in known:
             return name
         case _:
-            raise InvalidParameterError(
-                f"'{path}' must be an object of type function that names one of the tools. "
-                f"Given: {shown(value)}.",
-                param=path,
-            )
+            raise must(path, "be an object of type function that names one of the tools", value)
 
 
 def _legacy_tools(body: ChatToolParameters) -> ChatTools:
@@ -227,8 +215,6 @@ def _function_call(value: object) -> tuple[ToolMode | None, str | None]:
         case {"name": str(name)}:
             return ToolMode.NAMED, name
         case _:
-            raise InvalidParameterError(
-                f"'function_call' must be none, auto, or an object with the name of a function. "
-                f"Given: {shown(value)}.",
-                param="function_call",
+            raise must(
+                "function_call", "be none, auto, or an object with the name of a function", value
             )

@@ -38,7 +38,7 @@ from gateway.dialects.sampling.parameters import (
     without_penalties,
     without_truncation,
 )
-from gateway.errors import InvalidParameterError, shown
+from gateway.errors import InvalidParameterError, must, shown
 
 
 def read_sampling(body: ChainParameters, profile: Profile) -> SamplingSpec:
@@ -176,11 +176,7 @@ def _order(value: object) -> list[Sampler]:
     for name in read_list(names, "samplers", most=MAX_SAMPLERS):
         sampler = known.get(name.lower()) if isinstance(name, str) else None
         if sampler is None:
-            raise InvalidParameterError(
-                f"'samplers' must contain only {', '.join(DEFAULT_SAMPLERS)}. "
-                f"Given: {shown(name)}.",
-                param="samplers",
-            )
+            raise must("samplers", f"contain only {', '.join(DEFAULT_SAMPLERS)}", name)
         if sampler in order:
             raise InvalidParameterError(
                 f"'samplers' must name each step at most once. Given: {shown(name)} twice.",

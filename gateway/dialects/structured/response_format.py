@@ -5,7 +5,7 @@ from typing import Any
 from gateway.dialects.parameters import PARAMETERS
 from gateway.dialects.request import Structure, StructureKind
 from gateway.dialects.structured.schemas import checked_schema
-from gateway.errors import InvalidParameterError, UnsupportedParameterError, shown
+from gateway.errors import UnsupportedParameterError, must
 
 _NAME = "response_format"
 _TYPES = ("text", "json_object", "json_schema", "grammar")
@@ -35,9 +35,7 @@ def read_response_format(value: object) -> Structure | None:
     if value is None or value == {}:
         return None
     if not isinstance(value, dict):
-        raise InvalidParameterError(
-            f"'{_NAME}' must be an object. Given: {shown(value)}.", param=_NAME
-        )
+        raise must(_NAME, "be an object", value)
     match value.get("type"):
         case "text":
             return None
@@ -54,11 +52,7 @@ def read_response_format(value: object) -> Structure | None:
                 param=_NAME,
             )
         case _:
-            raise InvalidParameterError(
-                f"'{_NAME}.type' must be one of {', '.join(_TYPES)}. "
-                f"Given: {shown(value.get('type'))}.",
-                param=f"{_NAME}.type",
-            )
+            raise must(f"{_NAME}.type", f"be one of {', '.join(_TYPES)}", value.get("type"))
 
 
 def _json(value: dict[str, Any], *, needs_schema: bool) -> Structure:
@@ -81,8 +75,5 @@ def _json(value: dict[str, Any], *, needs_schema: bool) -> Structure:
 def _grammar(value: dict[str, Any]) -> Structure:
     source = value.get("grammar")
     if not isinstance(source, str) or not source:
-        raise InvalidParameterError(
-            f"'{_NAME}.grammar' must be a non-empty string. Given: {shown(source)}.",
-            param=f"{_NAME}.grammar",
-        )
+        raise must(f"{_NAME}.grammar", "be a non-empty string", source)
     return Structure(StructureKind.GBNF, source, _NAME, ".grammar")

@@ -3,7 +3,7 @@
 from typing import Any
 
 from gateway.dialects.wire import parse_object
-from gateway.errors import InvalidJsonError, InvalidParameterError, shown
+from gateway.errors import InvalidJsonError, must
 
 SCHEMA_SCHEMA: dict[str, Any] = {
     "type": ["object", "boolean", "string", "null"],
@@ -14,10 +14,7 @@ SCHEMA_SCHEMA: dict[str, Any] = {
 def checked_schema(value: object, name: str) -> Any:
     """Return a decoded JSON schema: an object or a boolean. Raise InvalidParameterError."""
     if not isinstance(value, dict | bool):
-        raise InvalidParameterError(
-            f"'{name}' must be a JSON schema: an object or a boolean. Given: {shown(value)}.",
-            param=name,
-        )
+        raise must(name, "be a JSON schema: an object or a boolean", value)
     return value
 
 
@@ -28,7 +25,4 @@ def decoded_schema(value: object, name: str) -> Any:
     try:
         return parse_object(value.encode())
     except InvalidJsonError:
-        raise InvalidParameterError(
-            f"'{name}' must be a JSON schema of at most 64 levels. Given: {shown(value[:80])}.",
-            param=name,
-        ) from None
+        raise must(name, "be a JSON schema of at most 64 levels", value[:80]) from None

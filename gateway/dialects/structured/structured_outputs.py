@@ -5,7 +5,7 @@ from typing import Any
 from gateway.dialects.fields import read_strings
 from gateway.dialects.request import Structure, StructureKind
 from gateway.dialects.structured.schemas import decoded_schema
-from gateway.errors import InvalidParameterError, shown
+from gateway.errors import InvalidParameterError, must
 
 MAX_CHOICES = 1024
 MAX_CHOICE_CHARACTERS = 4096
@@ -41,9 +41,7 @@ def read_structured_outputs(value: object) -> Structure | None:
     if value is None:
         return None
     if not isinstance(value, dict):
-        raise InvalidParameterError(
-            f"'{_NAME}' must be an object. Given: {shown(value)}.", param=_NAME
-        )
+        raise must(_NAME, "be an object", value)
     _check_json_object(value.get("json_object"))
     given = [name for name in CONSTRAINTS if value.get(name) is not None]
     if "json_object" in given and value["json_object"] is False:
@@ -66,10 +64,7 @@ def unknown_options(value: object) -> dict[str, Any]:
 
 def _check_json_object(value: object) -> None:
     if value is not None and not isinstance(value, bool):
-        raise InvalidParameterError(
-            f"'{_NAME}.json_object' must be a boolean. Given: {shown(value)}.",
-            param=f"{_NAME}.json_object",
-        )
+        raise must(f"{_NAME}.json_object", "be a boolean", value)
 
 
 def _structure(name: str, source: Any) -> Structure:
@@ -81,9 +76,7 @@ def _structure(name: str, source: Any) -> Structure:
     if name == "choice":
         return Structure(StructureKind.CHOICE, _choices(source, param), param)
     if not isinstance(source, str) or not source:
-        raise InvalidParameterError(
-            f"'{param}' must be a non-empty string. Given: {shown(source)}.", param=param
-        )
+        raise must(param, "be a non-empty string", source)
     if name == "regex":
         return Structure(StructureKind.REGEX, source, param)
     # vLLM accepts both languages in one field; only GBNF has this operator.

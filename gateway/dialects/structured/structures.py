@@ -14,7 +14,7 @@ from gateway.dialects.structured.structured_outputs import (
     STRUCTURED_OUTPUTS_SCHEMA,
     read_structured_outputs,
 )
-from gateway.errors import InvalidParameterError, shown
+from gateway.errors import InvalidParameterError, must
 
 
 class GrammarSyntax(StrEnum):
@@ -111,19 +111,14 @@ def _grammar(value: object, syntax: GrammarSyntax | None) -> Structure | None:
         return Structure(kind, value, "grammar")
     if isinstance(value, dict):
         return _tagged_grammar(value)
-    raise InvalidParameterError(
-        f"'grammar' must be a string or an object. Given: {shown(value)}.", param="grammar"
-    )
+    raise must("grammar", "be a string or an object", value)
 
 
 def _tagged_grammar(value: dict[str, Any]) -> Structure:
     tag, source = value.get("type"), value.get("value")
     kind = _TAGGED_KINDS.get(tag) if isinstance(tag, str) else None
     if kind is None:
-        raise InvalidParameterError(
-            f"'grammar.type' must be one of {', '.join(_TAGGED_KINDS)}. Given: {shown(tag)}.",
-            param="grammar.type",
-        )
+        raise must("grammar.type", f"be one of {', '.join(_TAGGED_KINDS)}", tag)
     if kind is StructureKind.JSON_SCHEMA:
         return Structure(kind, checked_schema(source, "grammar.value"), "grammar", ".value")
     is_right = isinstance(source, str) or (
@@ -131,8 +126,5 @@ def _tagged_grammar(value: dict[str, Any]) -> Structure:
     )
     if not is_right or not source:
         expected = "string or object" if kind is StructureKind.LLGUIDANCE else "string"
-        raise InvalidParameterError(
-            f"'grammar.value' must be a non-empty {expected}. Given: {shown(source)}.",
-            param="grammar.value",
-        )
+        raise must("grammar.value", f"be a non-empty {expected}", source)
     return Structure(kind, source, "grammar", ".value")

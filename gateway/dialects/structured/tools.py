@@ -8,7 +8,7 @@ from pydantic import Field
 from gateway.dialects.fields import Parameters, array_schema, read_list
 from gateway.dialects.request import Tool, ToolMode, ToolUse
 from gateway.dialects.structured.schemas import checked_schema
-from gateway.errors import InvalidParameterError, shown
+from gateway.errors import InvalidParameterError, must, shown
 
 MAX_TOOLS = 128
 
@@ -103,22 +103,16 @@ def read_function(value: object, path: str, *, param: str) -> Tool:
     Raises InvalidParameterError, which names `param`.
     """
     if not isinstance(value, dict):
-        raise InvalidParameterError(
-            f"'{path}' must be an object. Given: {shown(value)}.", param=param
-        )
+        raise must(path, "be an object", value, param=param)
     name, schema = value.get("name"), value.get("parameters")
     if not isinstance(name, str) or not _FUNCTION_NAME.fullmatch(name):
-        raise InvalidParameterError(
-            f"'{path}.name' must have 1 to 64 letters, digits, '_', '-' or '.'. "
-            f"Given: {shown(name)}.",
-            param=param,
+        raise must(
+            f"{path}.name", "have 1 to 64 letters, digits, '_', '-' or '.'", name, param=param
         )
     for entry, kind, described in (("description", str, "a string"), ("strict", bool, "a boolean")):
         given = value.get(entry)
         if given is not None and not isinstance(given, kind):
-            raise InvalidParameterError(
-                f"'{path}.{entry}' must be {described}. Given: {shown(given)}.", param=param
-            )
+            raise must(f"{path}.{entry}", f"be {described}", given, param=param)
     place = f"{path}.parameters"
     parameters = checked_schema(_NO_ARGUMENTS if schema is None else schema, place)
     return Tool(name, parameters, bool(value.get("strict")), place)
@@ -151,10 +145,7 @@ def check_choice(
             f"'{of_choice}' requires '{of_tools}'. Given: {shown(given)}.", param=of_choice
         )
     if name is not None and name not in {tool.name for tool in tools}:
-        raise InvalidParameterError(
-            f"'{of_choice}' must name one of the {of_tools}. Given: {shown(name)}.",
-            param=of_choice,
-        )
+        raise must(of_choice, f"name one of the {of_tools}", name)
 
 
 def read_tool_choice(value: object) -> tuple[ToolMode | None, str | None]:
@@ -172,16 +163,11 @@ def read_tool_choice(value: object) -> tuple[ToolMode | None, str | None]:
         }:
             return ToolMode.NAMED, name
         case _:
-            raise InvalidParameterError(
-                "'tool_choice' must be none, auto, required, any, or an object of type function "
-                f"with the name of a function. Given: {shown(value)}.",
-                param="tool_choice",
-            )
+            rule = "be none, auto, required, any, or an object of type function with the name of a"
+            raise must("tool_choice", f"{rule} function", value)
 
 
 def _tool(value: object, path: str) -> Tool:
     if not isinstance(value, dict) or value.get("type") != "function":
-        raise InvalidParameterError(
-            f"'{path}' must be an object of type function. Given: {shown(value)}.", param="tools"
-        )
+        raise must(path, "be an object of type function", value, param="tools")
     return read_function(value.get("function"), f"{path}.function", param="tools")
