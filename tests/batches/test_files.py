@@ -132,6 +132,11 @@ BAD: dict[str, tuple[bytes, int, str]] = {
         400,
         "'purpose' must have at most 1024 bytes. Given: \"ppp",
     ),
+    "many fields": (
+        form(CONTENT, **{f"f{number}": "x" for number in range(32)}),
+        400,
+        "at most 32 fields",
+    ),
     "expiry": (
         form(CONTENT, **{"expires_after[anchor]": "created_at", "expires_after[seconds]": "60"}),
         400,
