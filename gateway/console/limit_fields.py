@@ -3,7 +3,7 @@
 from typing import Final
 
 from gateway.console.forms import Form
-from gateway.errors import InvalidParameterError, shown
+from gateway.errors import must
 from gateway.tenancy.limits import FromPlan, LimitName, LimitValues
 from gateway.terminal.money import read_dollars, show_dollars
 
@@ -71,7 +71,5 @@ def _value(name: LimitName, text: str) -> int | None:
         value = int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= 18 else None
     if value is None or value < 0:
         what = "an amount such as 12.50" if name is LimitName.BUDGET else "a whole number"
-        raise InvalidParameterError(
-            f"'{name}' must be {what}, '{NONE}' or empty. Given: {shown(text)}.", param=name
-        )
+        raise must(name, f"be {what}, '{NONE}' or empty", text)
     return value

@@ -10,7 +10,7 @@ from fastapi import Request
 
 from gateway.console.forms import MAX_FIELDS, Form
 from gateway.database.ledger.rows import day_of
-from gateway.errors import InvalidParameterError, shown
+from gateway.errors import InvalidParameterError, must
 from gateway.management.shared.parameters import MAX_CURSOR_CHARACTERS, MAX_TEXT_CHARACTERS
 from gateway.management.usage.input import read_span
 from gateway.management.usage.parts import Dimension, UsageFilter, UsageSums
@@ -110,11 +110,7 @@ class UsageQuery:
 
 def _check_text(name: str, value: str, most: int) -> None:
     if len(value) > most or not is_storable(value):
-        raise InvalidParameterError(
-            f"'{name}' must be at most {most} characters without control characters. "
-            f"Given: {shown(value)}.",
-            param=name,
-        )
+        raise must(name, f"be at most {most} characters without control characters", value)
 
 
 async def total(service: UsageService, wanted: UsageFilter, span: Span) -> UsageSums:

@@ -16,7 +16,7 @@ from gateway.database.tables import (
     ProjectRow,
     TenantRow,
 )
-from gateway.errors import InvalidParameterError, shown
+from gateway.errors import must
 
 MAX_PAGE: Final = 100
 PART: Final = 250
@@ -76,10 +76,7 @@ async def read_page(
         is_id = wanted.after.isascii() and wanted.after.isprintable()
         last = await transaction.scalar(query.where(table.id == wanted.after)) if is_id else None
         if last is None:
-            raise InvalidParameterError(
-                f"'after' must be the id of an entry of this list. Given: {shown(wanted.after)}.",
-                param="after",
-            )
+            raise must("after", "be the id of an entry of this list", wanted.after)
     rows: list[Row] = []
     while (missing := wanted.limit + 1 - len(rows)) > 0:
         part = query.limit(min(missing, PART))

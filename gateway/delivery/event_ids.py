@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 from fastapi import Request
 
 from gateway.dialects.endpoint import ENDPOINTS
-from gateway.errors import InvalidParameterError, shown
+from gateway.errors import InvalidParameterError, must, shown
 
 EVENT_IDS_HEADER: Final = "X-Event-Ids"
 LAST_EVENT_ID_HEADER: Final = "Last-Event-ID"
@@ -78,18 +78,14 @@ def read_stream(request: Request) -> bool:
     """Return whether the query requests a stream. Raises InvalidParameterError."""
     value = request.query_params.get("stream", "false")
     if value not in _BOOLEANS:
-        raise InvalidParameterError(
-            f"'stream' must be true or false. Given: {shown(value)}.", param="stream"
-        )
+        raise must("stream", "be true or false", value)
     return _BOOLEANS[value]
 
 
 def _read_starting_after(request: Request) -> int:
     value = request.query_params.get("starting_after", "0")
     if not _NUMBER.fullmatch(value):
-        raise InvalidParameterError(
-            "'starting_after' must be the number of an event, 0 or more, of at most 15 digits. "
-            f"Given: {shown(value)}.",
-            param="starting_after",
+        raise must(
+            "starting_after", "be the number of an event, 0 or more, of at most 15 digits", value
         )
     return int(value)

@@ -19,6 +19,7 @@ from gateway.errors import (
     PayloadTooLargeError,
     RequestTimeoutError,
     UnsupportedMediaTypeError,
+    must,
     shown,
 )
 from gateway.files.service import Bound, FileService, read_retention
@@ -202,10 +203,10 @@ class Form:
             return
         self._value += content
         if len(self._value) > MAX_FIELD_BYTES:
-            raise InvalidParameterError(
-                f"'{self._field}' must have at most {MAX_FIELD_BYTES} bytes. "
-                f"Given: {shown(self._value.decode(errors='replace'))}.",
-                param=self._field,
+            raise must(
+                self._field,
+                f"have at most {MAX_FIELD_BYTES} bytes",
+                self._value.decode(errors="replace"),
             )
 
 
@@ -339,9 +340,7 @@ def _check_fields(form: Form) -> None:
     if purpose is None:
         raise MissingParameterError("purpose")
     if purpose != FilePurpose.BATCH:
-        raise InvalidParameterError(
-            f"'purpose' must be {FilePurpose.BATCH}. Given: {shown(purpose)}.", param="purpose"
-        )
+        raise must("purpose", f"be {FilePurpose.BATCH}", purpose)
 
 
 def _read_retention(fields: dict[str, str]) -> timedelta | None:
@@ -349,15 +348,10 @@ def _read_retention(fields: dict[str, str]) -> timedelta | None:
     if anchor is None and seconds is None:
         return None
     if anchor != _ANCHOR:
-        raise InvalidParameterError(
-            f"'expires_after[anchor]' must be {_ANCHOR}. Given: {shown(anchor)}.",
-            param="expires_after[anchor]",
-        )
+        raise must("expires_after[anchor]", f"be {_ANCHOR}", anchor)
     param = "expires_after[seconds]"
     if seconds is None or not (seconds.isascii() and seconds.isdigit()):
-        raise InvalidParameterError(
-            f"'{param}' must be a number of seconds. Given: {shown(seconds)}.", param=param
-        )
+        raise must(param, "be a number of seconds", seconds)
     return read_retention(int(seconds[:20]), param=param)
 
 

@@ -18,7 +18,7 @@ from gateway.dialects.request import GenerationRequest
 from gateway.dialects.stream_options import AUTO_TIER
 from gateway.dispatch.adapter_choice import is_runnable
 from gateway.dispatch.catalogue import RETRY_AFTER_SECONDS
-from gateway.errors import InvalidParameterError, NoWorkerError, queue_unavailable, shown
+from gateway.errors import InvalidParameterError, NoWorkerError, must, queue_unavailable
 from gateway.generation.call import Call
 from gateway.generation.chat import CheckedChat, check_chat
 from gateway.generation.model_choice import ModelChoice, choose_allowed
@@ -183,11 +183,7 @@ def _of_line(request: GenerationRequest) -> GenerationRequest:
     if request.stream:
         raise InvalidParameterError("'stream' must be false in a batch.", param="stream")
     if request.service_tier not in (None, AUTO_TIER):
-        raise InvalidParameterError(
-            "'service_tier' must be absent or auto in a batch. "
-            f"Given: {shown(request.service_tier)}.",
-            param="service_tier",
-        )
+        raise must("service_tier", "be absent or auto in a batch", request.service_tier)
     return msgspec.structs.replace(request, is_background=True)
 
 

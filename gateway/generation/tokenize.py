@@ -18,7 +18,7 @@ from gateway.dialects.endpoint import CHATS
 from gateway.dialects.parameters import ignored_header, reject_ignored
 from gateway.dialects.profile import Dialect
 from gateway.dialects.wire import validate
-from gateway.errors import InvalidParameterError, UnsupportedParameterError, shown
+from gateway.errors import InvalidParameterError, UnsupportedParameterError, must
 from gateway.generation.call import Call, read_call, read_query
 from gateway.generation.model_choice import find_card
 from gateway.prompt.chat import render_chat
@@ -224,19 +224,12 @@ async def _encoder(call: Call, card: WorkerCard, *, parses_special: bool = True)
 
 def _read_ids(tokens: Any, encoder: PromptEncoder) -> list[int]:
     if not isinstance(tokens, list):
-        raise InvalidParameterError(
-            f"'tokens' must be an array of token ids. Given: {shown(tokens)}.", param="tokens"
-        )
+        raise must("tokens", "be an array of token ids", tokens)
     if len(tokens) > MAX_TOKENS:
-        raise InvalidParameterError(
-            f"'tokens' must have at most {MAX_TOKENS} token ids. Given: {len(tokens)}.",
-            param="tokens",
-        )
+        raise must("tokens", f"have at most {MAX_TOKENS} token ids", len(tokens))
     for position, token in enumerate(tokens):
         if type(token) is not int:  # `isinstance(True, int)` is true.
-            raise InvalidParameterError(
-                f"'tokens[{position}]' must be a token id. Given: {shown(token)}.", param="tokens"
-            )
+            raise must(f"tokens[{position}]", "be a token id", token, param="tokens")
     encoder.check_ids(tokens, param="tokens")
     return tokens
 

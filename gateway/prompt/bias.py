@@ -7,7 +7,7 @@ import msgspec
 
 from contract.sampling import MAX_LOGIT_BIAS_ENTRIES, SamplingSpec
 from gateway.dialects.request import GenerationRequest
-from gateway.errors import InvalidParameterError
+from gateway.errors import InvalidParameterError, must
 from gateway.prompt.tokenizers import PromptEncoder
 
 
@@ -30,10 +30,7 @@ def _with_texts(request: GenerationRequest, encoder: PromptEncoder) -> SamplingS
         return sampling
     bias = _of_texts(request.bias_texts, encoder) | sampling.logit_bias
     if len(bias) > MAX_LOGIT_BIAS_ENTRIES:
-        raise InvalidParameterError(
-            f"'logit_bias' must name at most {MAX_LOGIT_BIAS_ENTRIES} tokens. Given: {len(bias)}.",
-            param="logit_bias",
-        )
+        raise must("logit_bias", f"name at most {MAX_LOGIT_BIAS_ENTRIES} tokens", len(bias))
     return msgspec.structs.replace(sampling, logit_bias=bias)
 
 

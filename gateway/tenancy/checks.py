@@ -5,7 +5,7 @@ import unicodedata
 from collections.abc import Mapping
 from typing import Final
 
-from gateway.errors import InvalidParameterError, NotFoundError, shown
+from gateway.errors import InvalidParameterError, NotFoundError, must, shown
 
 MAX_NAME_CHARACTERS: Final = 200
 
@@ -26,14 +26,9 @@ def is_storable(text: str) -> bool:
 def check_name(name: str, *, param: str = "name") -> None:
     """Reject an empty or overlong name, and one with control characters."""
     if not 0 < len(name.strip()) <= len(name) <= MAX_NAME_CHARACTERS:
-        raise InvalidParameterError(
-            f"'{param}' must have 1 to {MAX_NAME_CHARACTERS} characters. Given: {shown(name)}.",
-            param=param,
-        )
+        raise must(param, f"have 1 to {MAX_NAME_CHARACTERS} characters", name)
     if not is_storable(name):
-        raise InvalidParameterError(
-            f"'{param}' must not contain control characters. Given: {shown(name)}.", param=param
-        )
+        raise must(param, "not contain control characters", name)
 
 
 def checked_email(email: str) -> str:
@@ -42,11 +37,8 @@ def checked_email(email: str) -> str:
     It must be ASCII: lower case maps other letters, such as the Kelvin sign, to letters of ASCII.
     """
     if len(email) > MAX_NAME_CHARACTERS or _EMAIL.fullmatch(email) is None:
-        raise InvalidParameterError(
-            f"'email' must be an address of at most {MAX_NAME_CHARACTERS} ASCII characters, such "
-            f"as ada@example.com. Given: {shown(email)}.",
-            param="email",
-        )
+        rule = f"be an address of at most {MAX_NAME_CHARACTERS} ASCII characters"
+        raise must("email", f"{rule}, such as ada@example.com", email)
     return email.lower()
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from enum import Enum, StrEnum
 from typing import Any, Final
 
-from gateway.errors import InvalidParameterError, shown
+from gateway.errors import InvalidParameterError, must, shown
 
 MAX_LIMIT: Final = 10**15
 """Largest value of a limit: Redis scripts use doubles, which are exact up to 2**53."""
@@ -166,9 +166,5 @@ def _value(name: str, value: Any, param: str) -> int | None:
     if value is None:
         return None
     if type(value) is not int or not 0 <= value <= MAX_LIMIT:
-        raise InvalidParameterError(
-            f"'{param}.{name}' must be null or an integer from 0 to {MAX_LIMIT}. "
-            f"Given: {shown(value)}.",
-            param=f"{param}.{name}",
-        )
+        raise must(f"{param}.{name}", f"be null or an integer from 0 to {MAX_LIMIT}", value)
     return value

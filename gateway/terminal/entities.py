@@ -10,7 +10,7 @@ import click
 from pydantic import BaseModel
 from typing_extensions import override
 
-from gateway.errors import InvalidParameterError, shown
+from gateway.errors import must
 from gateway.tenancy.limits import (
     FromPlan,
     LimitChanges,
@@ -79,10 +79,8 @@ def _pair(text: str) -> tuple[str, int | str | None]:
     if value == FromPlan.FROM_PLAN.value:
         return name, value
     if not value.isascii() or not value.isdigit():
-        raise InvalidParameterError(
-            f"'limit' must be NAME=VALUE with a number, {NONE} or {FromPlan.FROM_PLAN.value}. "
-            f"Given: {shown(text)}.",
-            param="limit",
+        raise must(
+            "limit", f"be NAME=VALUE with a number, {NONE} or {FromPlan.FROM_PLAN.value}", text
         )
     return name, int(value[:20])
 

@@ -9,7 +9,7 @@ from gateway.console.rendering import page
 from gateway.console.routing import CustomerRoute, Visitor, needs
 from gateway.console.usage_pages import ROWS, receipt_of, requests_file, requests_list, sums_file
 from gateway.console.usage_query import UsageQuery, by_dimension, daily
-from gateway.errors import InvalidParameterError, shown
+from gateway.errors import must
 from gateway.http.authorization import Context
 from gateway.http.context import ProcessContext
 from gateway.management.keys.service import KeyService
@@ -96,9 +96,7 @@ async def receipt(
 
 def _dimension(by: str) -> Dimension:
     if by not in VIEWS:
-        raise InvalidParameterError(
-            f"'by' must be {BY_DAY} or one of {', '.join(VIEWS)}. Given: {shown(by)}.", param="by"
-        )
+        raise must("by", f"be {BY_DAY} or one of {', '.join(VIEWS)}", by)
     return Dimension(by)
 
 

@@ -9,7 +9,7 @@ from contract.tier import ServiceTier
 from gateway.console.forms import Form, checked
 from gateway.console.rendering import confirmation, page, show_time
 from gateway.console.routing import AnyVisitor, OperatorRoute, SentForm, redirect
-from gateway.errors import ApiError, InvalidParameterError, shown
+from gateway.errors import ApiError, must
 from gateway.http.authorization import Context
 from gateway.http.context import ProcessContext
 from gateway.management.prices.schemas import PriceAddition
@@ -138,10 +138,7 @@ def _price_values(form: Form) -> dict[str, Any]:
             continue
         micros = read_dollars(form[name])
         if micros is None:
-            raise InvalidParameterError(
-                f"'{label}' must be an amount in dollars such as 0.15. Given: {shown(form[name])}.",
-                param=name,
-            )
+            raise must(label, "be an amount in dollars such as 0.15", form[name], param=name)
         values[name] = micros
     if form["effective_at"]:
         values["effective_at"] = f"{form['effective_at']}Z"

@@ -13,7 +13,7 @@ from gateway.console.routing import AnyVisitor, OperatorRoute, SentForm, redirec
 from gateway.console.usage_query import total
 from gateway.database.ledger.partitions import month_start
 from gateway.database.paging import PageRequest
-from gateway.errors import ApiError, InvalidParameterError, shown
+from gateway.errors import ApiError, must
 from gateway.http.authorization import Context
 from gateway.http.context import ProcessContext
 from gateway.management.credits.service import CreditService
@@ -214,10 +214,7 @@ def _path(tenant_id: str) -> str:
 def _amount(text: str) -> int:
     micros = read_dollars(text)
     if micros is None:
-        raise InvalidParameterError(
-            f"'amount' must be an amount in dollars such as 12.50. Given: {shown(text)}.",
-            param="amount",
-        )
+        raise must("amount", "be an amount in dollars such as 12.50", text)
     return micros
 
 

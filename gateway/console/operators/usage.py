@@ -10,7 +10,7 @@ from gateway.console.rendering import page
 from gateway.console.routing import OperatorRoute
 from gateway.console.usage_pages import ROWS, receipt_of, requests_file, requests_list, sums_file
 from gateway.console.usage_query import UsageQuery, by_dimension, daily
-from gateway.errors import InvalidParameterError, shown
+from gateway.errors import must
 from gateway.http.authorization import Context
 from gateway.management.usage.parts import Dimension, UsageFilter
 from gateway.management.usage.query import decode_cursor, encode_cursor
@@ -82,7 +82,5 @@ async def receipt(request: Request, context: Context, request_id: RequestId) -> 
 def _dimension(query: UsageQuery) -> Dimension:
     by = query.form["by"] or Dimension.TENANT
     if by not in VIEWS:
-        raise InvalidParameterError(
-            f"'by' must be one of {', '.join(VIEWS)}. Given: {shown(by)}.", param="by"
-        )
+        raise must("by", f"be one of {', '.join(VIEWS)}", by)
     return Dimension(by)

@@ -22,7 +22,7 @@ from gateway.dialects.fields import (
     read_token_id,
     read_token_ids,
 )
-from gateway.errors import InvalidParameterError, shown
+from gateway.errors import InvalidParameterError, must, shown
 
 MAX_BIAS_TEXT_CHARACTERS = 128
 FORBIDDEN = -math.inf
@@ -94,16 +94,9 @@ def read_logit_bias(value: object) -> LogitBias:
     if value is None:
         return LogitBias({}, {})
     if not isinstance(value, dict | list):
-        raise InvalidParameterError(
-            f"'logit_bias' must be an object or an array of pairs. Given: {shown(value)}.",
-            param="logit_bias",
-        )
+        raise must("logit_bias", "be an object or an array of pairs", value)
     if len(value) > MAX_LOGIT_BIAS_ENTRIES:
-        raise InvalidParameterError(
-            f"'logit_bias' must have at most {MAX_LOGIT_BIAS_ENTRIES} entries. "
-            f"Given: {len(value)}.",
-            param="logit_bias",
-        )
+        raise must("logit_bias", f"have at most {MAX_LOGIT_BIAS_ENTRIES} entries", len(value))
     bias = LogitBias({}, {})
     if isinstance(value, dict):
         for key, given in value.items():
@@ -111,11 +104,7 @@ def read_logit_bias(value: object) -> LogitBias:
     else:
         for entry in value:
             if not isinstance(entry, list) or len(entry) != 2:
-                raise InvalidParameterError(
-                    "'logit_bias' must have pairs of a token id or text and a bias. "
-                    f"Given: {shown(entry)}.",
-                    param="logit_bias",
-                )
+                raise must("logit_bias", "have pairs of a token id or text and a bias", entry)
             _add(bias, entry[0], entry[1])
     return bias
 
@@ -164,11 +153,7 @@ def read_allowed_token_ids(value: object, bias: LogitBias) -> list[int]:
             param="allowed_token_ids",
         )
     if all(bias.ids.get(token) == FORBIDDEN for token in allowed):
-        raise InvalidParameterError(
-            "'allowed_token_ids' must have at least one token that 'logit_bias' allows. "
-            f"Given: {shown(allowed)}.",
-            param="allowed_token_ids",
-        )
+        raise must("allowed_token_ids", "have at least one token that 'logit_bias' allows", allowed)
     return allowed
 
 
@@ -178,8 +163,5 @@ def read_bad_words(value: object) -> list[str]:
     for word in words:
         # The engine strips words before it tokenizes them.
         if word.isspace():
-            raise InvalidParameterError(
-                f"'bad_words' must have words with visible characters. Given: {shown(word)}.",
-                param="bad_words",
-            )
+            raise must("bad_words", "have words with visible characters", word)
     return words

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from gateway.database.engine import Database
 from gateway.dialects.profile_choice import DEFAULT_MODEL
-from gateway.errors import InvalidParameterError, NotFoundError, shown
+from gateway.errors import InvalidParameterError, NotFoundError, must, shown
 from gateway.management.aliases.store import AliasStore
 from gateway.management.audit.log import SYSTEM, AuditLog
 from gateway.tenancy.aliases import Alias, Sticky
@@ -101,10 +101,8 @@ def read_weights(given: Iterable[str]) -> dict[str, int]:
         if not separator:
             model, weight = each, "1"
         if not (weight.isascii() and weight.isdigit()):
-            raise InvalidParameterError(
-                "'models' must be MODEL or MODEL=WEIGHT with an integer from 0 to "
-                f"{MAX_WEIGHT}. Given: {shown(each)}.",
-                param="models",
+            raise must(
+                "models", f"be MODEL or MODEL=WEIGHT with an integer from 0 to {MAX_WEIGHT}", each
             )
         if model in weights:
             raise InvalidParameterError(
@@ -124,10 +122,7 @@ def _check(
             param="name",
         )
     if not 0 < len(weights) <= MAX_MODELS:
-        raise InvalidParameterError(
-            f"'weights' must have 1 to {MAX_MODELS} models. Given: {len(weights)}.",
-            param="weights",
-        )
+        raise must("weights", f"have 1 to {MAX_MODELS} models", len(weights))
     for model, weight in weights.items():
         check_name(model, param="weights")
         if not 0 <= weight <= MAX_WEIGHT:

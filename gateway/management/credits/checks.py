@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Final
 
-from gateway.errors import InvalidParameterError, shown
+from gateway.errors import InvalidParameterError, must
 from gateway.tenancy.times import in_utc, utc_now
 
 MAX_AMOUNT_MICROS: Final = 10**15
@@ -37,8 +37,4 @@ def check_amount(amount_micros: int, *, least: int) -> None:
 def check_note(note: str) -> None:
     """Reject a note that does not fit into a table row."""
     if len(note) > MAX_NOTE_CHARACTERS or not note.isprintable():
-        raise InvalidParameterError(
-            f"'note' must have at most {MAX_NOTE_CHARACTERS} printable characters. "
-            f"Given: {shown(note)}.",
-            param="note",
-        )
+        raise must("note", f"have at most {MAX_NOTE_CHARACTERS} printable characters", note)

@@ -4,7 +4,7 @@ from collections.abc import Collection
 from ipaddress import IPv6Network, ip_interface, ip_network
 from typing import Final
 
-from gateway.errors import InvalidParameterError, shown
+from gateway.errors import must
 from gateway.tenancy.records import Network
 
 MAX_ADDRESSES: Final = 100
@@ -20,10 +20,7 @@ def read_addresses(
     Raises InvalidParameterError for an invalid one.
     """
     if not 0 < len(texts) <= MAX_ADDRESSES:
-        raise InvalidParameterError(
-            f"'{param}' must contain 1 to {MAX_ADDRESSES} networks. Given: {len(texts)}.",
-            param=param,
-        )
+        raise must(param, f"contain 1 to {MAX_ADDRESSES} networks", len(texts))
     return tuple(dict.fromkeys(_read(text, param) for text in texts))
 
 
@@ -33,17 +30,14 @@ def _read(text: str, param: str) -> Network:
         network = ip_network("" if "%" in text else text, strict=False)
         host = ip_interface(text)
     except ValueError:
-        raise InvalidParameterError(
-            f"'{param}' must contain addresses and networks such as 192.0.2.7, 10.0.0.0/8 or "
-            f"2001:db8::/32. Given: {shown(text)}.",
-            param=param,
+        raise must(
+            param,
+            "contain addresses and networks such as 192.0.2.7, 10.0.0.0/8 or 2001:db8::/32",
+            text,
         ) from None
     if host.ip != network.network_address:
-        raise InvalidParameterError(
-            f"'{param}' must not contain a network with host bits: use {network} for the network, "
-            f"or {host.ip} for the host. Given: {shown(text)}.",
-            param=param,
-        )
+        advice = f"use {network} for the network, or {host.ip} for the host"
+        raise must(param, f"not contain a network with host bits: {advice}", text)
     return _without_mapping(network)
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 from sqlalchemy.exc import IntegrityError
 
 from gateway.database.engine import Database
-from gateway.errors import ConflictError, InvalidParameterError, NotFoundError, shown
+from gateway.errors import ConflictError, NotFoundError, must, shown
 from gateway.management.audit.log import SYSTEM, AuditLog
 from gateway.management.plans.store import PlanStore
 from gateway.tenancy.changes import ChangeAnnouncer
@@ -106,10 +106,7 @@ def _set(limits: LimitValues) -> LimitValues:
 
 def _check_id(plan_id: str) -> None:
     if _PLAN_ID.fullmatch(plan_id) is None:
-        raise InvalidParameterError(
-            f"'id' must have 1 to 63 characters from a-z, 0-9 and '-'. Given: {shown(plan_id)}.",
-            param="id",
-        )
+        raise must("id", "have 1 to 63 characters from a-z, 0-9 and '-'", plan_id)
 
 
 def _found(plan: Plan | None, plan_id: str) -> Plan:

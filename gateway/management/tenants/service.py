@@ -14,7 +14,7 @@ from typing_extensions import Unpack
 
 from gateway.database.engine import Database
 from gateway.database.paging import Page, PageRequest
-from gateway.errors import ConflictError, InvalidParameterError, NotFoundError, shown
+from gateway.errors import ConflictError, InvalidParameterError, NotFoundError, must, shown
 from gateway.management.audit.log import SYSTEM, AuditLog
 from gateway.management.tenants.store import TenantStore
 from gateway.origins import read_origins
@@ -176,11 +176,7 @@ def _checked(options: TenantChanges) -> TenantChanges:
         check_name(model, param="default_model")
     customer = options.get("stripe_customer_id")
     if customer is not None and re.fullmatch(STRIPE_CUSTOMER, customer) is None:
-        raise InvalidParameterError(
-            "'stripe_customer_id' must have 1 to 255 letters, digits and '_'. "
-            f"Given: {shown(customer)}.",
-            param="stripe_customer_id",
-        )
+        raise must("stripe_customer_id", "have 1 to 255 letters, digits and '_'", customer)
     if "cors_origins" not in options:
         return options
     try:
@@ -195,9 +191,7 @@ async def _check_plan(store: TenantStore, options: TenantOptions | TenantChanges
         return
     check_name(plan_id, param="plan_id")
     if not await store.has_plan(plan_id):
-        raise InvalidParameterError(
-            f"'plan_id' must be the id of a plan. Given: {shown(plan_id)}.", param="plan_id"
-        )
+        raise must("plan_id", "be the id of a plan", plan_id)
 
 
 def _check_weight(weight: float) -> None:
@@ -210,7 +204,4 @@ def _check_weight(weight: float) -> None:
 
 def _check_id(tenant_id: str) -> None:
     if _TENANT_ID.fullmatch(tenant_id) is None:
-        raise InvalidParameterError(
-            f"'id' must have 1 to 63 characters from a-z, 0-9 and '-'. Given: {shown(tenant_id)}.",
-            param="id",
-        )
+        raise must("id", "have 1 to 63 characters from a-z, 0-9 and '-'", tenant_id)

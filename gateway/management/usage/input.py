@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from gateway.database.ledger.rows import day_of
-from gateway.errors import InvalidParameterError, shown
+from gateway.errors import InvalidParameterError, must
 from gateway.management.usage.parts import Dimension
 from gateway.management.usage.periods import DAY, Bucket, Span, next_month
 from gateway.tenancy.times import utc_now
@@ -40,10 +40,7 @@ def read_dimensions(group_by: Sequence[str], known: Sequence[Dimension]) -> tupl
     """Return the dimensions to group by, in the order of `known`. Raises InvalidParameterError."""
     names = {name.strip() for text in group_by for name in text.split(",")} - {""}
     if unknown := names.difference(known):
-        raise InvalidParameterError(
-            f"'group_by' must name any of {', '.join(known)}. Given: {shown(min(unknown))}.",
-            param="group_by",
-        )
+        raise must("group_by", f"name any of {', '.join(known)}", min(unknown))
     return tuple(dimension for dimension in known if dimension in names)
 
 
@@ -53,19 +50,14 @@ def _read_time(name: str, text: str) -> datetime:
     except ValueError:
         time = None
     if time is None or not FIRST_YEAR <= time.year <= LAST_YEAR:
-        raise InvalidParameterError(
-            f"'{name}' must be a date or time from {FIRST_YEAR} to {LAST_YEAR}, such as 2026-11-01 "
-            f"or 2026-11-01T10:00:00Z. Given: {shown(text)}.",
-            param=name,
-        )
+        example = "such as 2026-11-01 or 2026-11-01T10:00:00Z"
+        raise must(name, f"be a date or time from {FIRST_YEAR} to {LAST_YEAR}, {example}", text)
     return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
 
 
 def read_month(text: str) -> Span:
     """Parse a month such as 2026-11. Raises InvalidParameterError."""
     if _MONTH.fullmatch(text) is None:
-        raise InvalidParameterError(
-            f"'month' must be a month such as 2026-11. Given: {shown(text)}.", param="month"
-        )
+        raise must("month", "be a month such as 2026-11", text)
     start = _read_time("month", f"{text}-01")
     return Span(start, next_month(start))

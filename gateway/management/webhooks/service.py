@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.database.engine import Database
 from gateway.database.locking import lock_tenant
-from gateway.errors import ConflictError, InvalidParameterError, NotFoundError, shown
+from gateway.errors import ConflictError, NotFoundError, must, shown
 from gateway.management.audit.log import SYSTEM, AuditLog
 from gateway.management.tenants.service import reading_of_tenant
 from gateway.management.webhooks.secret_box import SealedSecretError, SecretBox
@@ -220,13 +220,8 @@ def _check_ids(tenant_id: str, webhook_id: str) -> None:
 
 def _check_thresholds(thresholds: Sequence[int]) -> None:
     if not 0 < len(thresholds) <= MAX_THRESHOLDS or len(set(thresholds)) < len(thresholds):
-        raise InvalidParameterError(
-            f"'thresholds' must be 1 to {MAX_THRESHOLDS} different percentages. "
-            f"Given: {shown(list(thresholds))}.",
-            param="thresholds",
+        raise must(
+            "thresholds", f"be 1 to {MAX_THRESHOLDS} different percentages", list(thresholds)
         )
     if not all(1 <= threshold <= 100 for threshold in thresholds):
-        raise InvalidParameterError(
-            f"'thresholds' must be percentages from 1 to 100. Given: {shown(list(thresholds))}.",
-            param="thresholds",
-        )
+        raise must("thresholds", "be percentages from 1 to 100", list(thresholds))
