@@ -121,7 +121,7 @@ both: media_io_kwargs
   = Images are decoded in one way for all requests. Resize them before the request.
 both: min_new_tokens=0
   = Use 'min_tokens'.
-both: mm_payload mm_processor_kwargs
+both: max_dynamic_patch min_dynamic_patch mm_payload mm_processor_kwargs use_audio_in_video
   = Only the model's operator configures its image processor.
 both: models preset provider
   = One request runs one model of this server. Name it as 'model'.
@@ -145,8 +145,8 @@ both: prompt.multimodal_data
   = Use 'images' (in chats 'messages').
 both: prompt_truncate_len transforms
   = Use 'truncate_prompt_tokens', which cuts tokens and not whole messages.
-both: raw_output return_hidden_states return_mm_kwargs return_prompt_text return_routed_experts
-  return_token_offsets
+both: include_routing_matrix raw_output return_hidden_states return_meta_info return_mm_kwargs
+  return_prompt_text return_prompt_token_ids return_routed_experts return_token_offsets
   = A response has texts, token ids and log-probabilities. Use 'return_token_ids' and 'logprobs'.
 both: reasoning_history
   = Omit from 'messages' or 'prompt' the reasoning that the model should not see.
@@ -181,20 +181,24 @@ chats: echo echo_last=0
   = A chat's prompt is not returned. Use POST /v1/completions.
 chats: images
   = Put images into 'messages', as parts of type image_url.
-chats: parse_tool_calls=true
+chats: chat_format chat_parser generation_prompt parse_tool_calls=true
   = Calls of 'tools' are always parsed. Use POST /v1/completions for text as the model writes it.
 chats: prompt
   = Use 'messages', or POST /v1/completions.
 chats: reasoning.generate_summary reasoning.summary thinking.display
   = Reasoning is returned whole; 'include_reasoning' false hides it.
+chats: reasoning.enable reasoning.reasoning_effort
+  = Use 'reasoning.enabled' and 'reasoning.effort'.
 chats: reasoning_budget_message
   = Reasoning ends without a message. Use 'thinking_budget'.
-chats: reasoning_format="auto"|"deepseek" separate_reasoning=true stream_reasoning=true
-  thinking_forced_open
+chats: reasoning_format="auto"|"deepseek" reasoning_in_content separate_reasoning=true
+  stream_reasoning=true thinking_forced_open
   = Reasoning is always separate from the content; 'include_reasoning' false hides it.
 chats: safe_tokenization
   = Special tokens in 'messages' are parsed. Remove them, or render the prompt yourself for POST
   /v1/completions.
+chats: task
+  = Describe the task in 'messages'.
 chats: suffix
   = Use POST /v1/completions.
 completions: add_generation_prompt=true chat_template_kwargs continue_final_message enable_thinking
@@ -207,8 +211,9 @@ completions: functions
   = Use 'tools'.
 none: adaptive_decay backend_sampling cache_control compliance custom_labels data_parallel_rank
   debug disagg_prefill_dp_rank extra_key id_slot inference_geo metadata n_cache_reuse n_discard
-  n_keep ngram_corpus_id prompt_cache_key prompt_cache_options prompt_cache_retention request_id
-  return_cached_tokens_details rid route routed_dp_rank safety_identifier session_id
+  n_keep ngram_corpus_id prompt_cache_key prompt_cache_max_len prompt_cache_options
+  prompt_cache_retention request_id return_cached_tokens_details rid route routed_dp_rank
+  routed_experts_prompt_start routed_experts_start_len safety_identifier session_id
   sse_ping_interval stream_interval trace usage verbose
   = They concern caches, slots, logs, labels and routes of other servers.
 """

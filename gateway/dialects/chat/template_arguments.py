@@ -16,6 +16,8 @@ MAX_ARGUMENT_CHARACTERS = 1024
 MAX_ARGUMENT_NUMBER = 2**63
 
 DEFAULT_VERBOSITY: Final = "medium"
+SWITCHES: Final = ("enable_thinking", "thinking")
+"""Variables by which templates of different models turn reasoning on and off."""
 
 _KWARGS = "chat_template_kwargs"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
@@ -122,8 +124,8 @@ def read_template_arguments(
     arguments: dict[str, Any] = {}
     params: dict[str, str] = {}
     if thinking.is_enabled is not None:
-        arguments["enable_thinking"] = thinking.is_enabled
-        params["enable_thinking"] = thinking.switch_param
+        arguments |= dict.fromkeys(SWITCHES, thinking.is_enabled)
+        params |= dict.fromkeys(SWITCHES, thinking.switch_param)
     if thinking.effort is not None:
         arguments["reasoning_effort"] = thinking.effort
         params["reasoning_effort"] = thinking.effort_param

@@ -48,9 +48,9 @@ class ThinkingParameters(Parameters):
     reasoning_effort: Any = Field(
         default=None,
         description=f"Amount of reasoning: {', '.join(EFFORTS)}. Sets the variables "
-        "`reasoning_effort` and `enable_thinking` of the chat template, if it reads them. true and "
-        "false only turn reasoning on and off; a number is the same as `thinking_budget`, and "
-        f"{DEFAULT_EFFORT} as null.",
+        "`reasoning_effort` and `enable_thinking` or `thinking` of the chat template, if it reads "
+        "them. true and false only turn reasoning on and off; a number is the same as "
+        f"`thinking_budget`, and {DEFAULT_EFFORT} as null.",
         json_schema_extra=EFFORT_SCHEMA,
     )
     thinking_budget: Annotated[int, bounded(THINKING_BUDGET), INTEGRAL] | None = Field(

@@ -20,7 +20,11 @@ def test_effective_parameters_of_a_chat_have_the_names_of_chats() -> None:
         "n": 2,
         "logprobs": True,
         "top_logprobs": 3,
-        "chat_template_kwargs": {"reasoning_effort": "low", "enable_thinking": True},
+        "chat_template_kwargs": {
+            "reasoning_effort": "low",
+            "enable_thinking": True,
+            "thinking": True,
+        },
         "continue_final_message": False,
         "thinking_budget": 50,
         "include_reasoning": False,
