@@ -59,7 +59,8 @@ class StructureParameters(Parameters):
     )
     json_schema: Any = Field(
         default=None,
-        description="A JSON schema that the text must match, or its text; {} matches any JSON.",
+        description="A JSON schema that the text must match, or its text; {} matches any JSON. "
+        "Default: none.",
         json_schema_extra=SCHEMA_SCHEMA,
     )
     response_format: Any = Field(
