@@ -330,8 +330,6 @@ class Settings(BaseSettings):
 
     celery_broker_url: Annotated[RedisUrl | None, Field(repr=False)] = None
     """Redis server for the queue of background jobs; `redis_url` by default."""
-    jobs_concurrency: Annotated[int, Field(gt=0)] = 4
-    """Background jobs that one `sluice jobs` process runs concurrently."""
 
     metrics_host: str = "127.0.0.1"
     metrics_port: Annotated[int, Field(ge=0, le=65535)] = 0

@@ -6,13 +6,13 @@ from contextlib import asynccontextmanager
 import click
 
 from contract.object_store import S3_SCHEME
+from gateway.adapters.checks import InvalidAdapterError
 from gateway.adapters.schemas import RegisteredAdapterBody
 from gateway.adapters.service import AdapterService
 from gateway.database.paging import MAX_PAGE, PageRequest
 from gateway.dispatch.catalogue import Catalogue
-from gateway.errors import ServiceUnavailableError
 from gateway.redis_client import MeasuredConnection, connect, converting_errors
-from gateway.tenancy.adapters import Adapter, AdapterState
+from gateway.tenancy.adapters import Adapter
 from gateway.terminal.entities import prints, table, tenant_option
 from gateway.terminal.options import Stores, with_stores
 
@@ -34,7 +34,7 @@ def _to_row(adapter: Adapter) -> tuple[str, ...]:
         adapter.state.value,
         str(adapter.rank),
         str(adapter.size),
-        adapter.sha256[:12] or adapter.reason,
+        adapter.reason or adapter.sha256[:12],
     )
 
 
@@ -68,24 +68,17 @@ async def add(
     """Check the files of an adapter, copy them to the file store, and serve it as NAME."""
     place = source if source.startswith(S3_SCHEME) else _absolute(source)
     async with _service(stores) as adapters:
-        adapter = await adapters.register(
-            tenant_id,
-            name,
-            base_model=base_model,
-            source=place,
-            is_shared=is_shared,
-            claims=True,
-            actor=stores.actor,
-        )
         try:
-            validated = await adapters.validate(adapter)
-        except ServiceUnavailableError:
-            await adapters.delete(tenant_id, adapter.id, actor=stores.actor)
-            raise
-        if validated.state is AdapterState.FAILED:
-            await adapters.delete(tenant_id, adapter.id, actor=stores.actor)
-            raise click.ClickException(validated.reason)
-        return validated
+            return await adapters.add(
+                tenant_id,
+                name,
+                base_model=base_model,
+                source=place,
+                is_shared=is_shared,
+                actor=stores.actor,
+            )
+        except InvalidAdapterError as error:
+            raise click.ClickException(str(error)) from None
 
 
 @command.command("list")

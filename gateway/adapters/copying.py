@@ -4,10 +4,10 @@ import hashlib
 import tempfile
 import zlib
 from asyncio import to_thread
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from redis.exceptions import RedisError
 
@@ -29,11 +29,17 @@ from gateway.adapters.checks import (
     header_length,
 )
 from gateway.dispatch.catalogue import Catalogue
-from gateway.errors import NoWorkerError, shown
+from gateway.errors import NoWorkerError, StoreUnavailableError, shown
 from gateway.files.blobs import Blobs, MissingBlobError
 
 PIECE_BYTES: Final = 4 * 1024 * 1024
 RETRY_AFTER_SECONDS: Final = 5.0
+
+Result = TypeVar("Result")
+
+
+class SourceUnavailableError(StoreUnavailableError):
+    """The source of an adapter cannot be read at the moment."""
 
 
 class CopiedAdapter(NamedTuple):
@@ -63,11 +69,18 @@ class AdapterCopier:
             )
         return served.card.adapters
 
-    async def copy(self, source: str, base_model: str) -> CopiedAdapter:
+    async def copy(
+        self, source: str, base_model: str, note: Callable[[str], Awaitable[None]]
+    ) -> CopiedAdapter:
         """Check the files of a source, and copy them.
 
-        Raises InvalidAdapterError, NoWorkerError if the base model is not known, and
-        StoreUnavailableError.
+        Args:
+            source: a folder or `s3://BUCKET/PREFIX`.
+            base_model: its modules and workers limit the adapter.
+            note: receives the digest before any file is stored under it.
+
+        Raises InvalidAdapterError, SourceUnavailableError, NoWorkerError if the base model is not
+        known, and StoreUnavailableError.
         """
         try:
             support = await self.support_of(base_model)
@@ -93,6 +106,7 @@ class AdapterCopier:
             weights_sha256 = await to_thread(_sha256, weights)
             sha256 = digest_of(found.config, weights_sha256)
             folder = folder_of(sha256)
+            await note(sha256)
             await self._blobs.put_file(f"{folder}/{WEIGHTS_FILE}", weights)
             await self._blobs.put(f"{folder}/{CONFIG_FILE}", found.config)
         size = LENGTH_BYTES + len(header) + data_bytes + len(found.config)
@@ -127,33 +141,46 @@ async def _opened(source: str, *, max_bytes: int) -> AsyncIterator[tuple[bytes, 
             raise InvalidAdapterError(
                 f"The source must contain {CONFIG_FILE} and {WEIGHTS_FILE}."
             ) from None
+        except ValueError:
+            raise InvalidAdapterError("The source is not a valid URL of S3.") from None
+        except StoreUnavailableError as error:
+            raise SourceUnavailableError(
+                "The source cannot be read: it does not respond, or denies access.",
+                detail=error.detail,
+            ) from error
         copy.flush()
         yield config, Path(copy.name)
 
 
 class _SourceFolder:
-    """The files of a local folder."""
+    """The files of a local folder. All methods raise MissingBlobError and InvalidAdapterError."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     async def size(self, name: str) -> int:
-        """Return the bytes of a file. Raises MissingBlobError."""
-        path = self._folder / name
-        if not await to_thread(path.is_file):
-            raise MissingBlobError
-        return (await to_thread(path.stat)).st_size
+        """Return the bytes of a file."""
+
+        def size(path: Path) -> int:
+            if not path.is_file():
+                raise MissingBlobError
+            return path.stat().st_size
+
+        return await self._use(size, name)
 
     async def get(self, name: str, start: int, size: int) -> bytes:
-        """Return a part of a file. Raises InvalidAdapterError."""
+        """Return a part of a file."""
 
-        def read() -> bytes:
-            with (self._folder / name).open("rb") as file:
+        def read(path: Path) -> bytes:
+            with path.open("rb") as file:
                 file.seek(start)
                 return file.read(size)
 
+        return await self._use(read, name)
+
+    async def _use(self, use: Callable[[Path], Result], name: str) -> Result:
         try:
-            return await to_thread(read)
+            return await to_thread(use, self._folder / name)
         except OSError as error:
             raise InvalidAdapterError(f"{name} cannot be read: {error.strerror}.") from None
 

@@ -37,8 +37,8 @@ class AdapterBody(RecordBody):
     base_model: str
     is_shared: bool = Field(description="Whether every tenant may use it.")
     state: AdapterState
-    reason: str = Field(description="Why its files are not valid; empty unless it failed.")
-    sha256: str = Field(description="Identifies its files; empty until they are copied.")
+    reason: str = Field(description="Why it failed, or why its validation is being repeated.")
+    sha256: str = Field(description="Identifies its files; empty until they are checked.")
     rank: int
     target_modules: list[str]
     size: int = Field(description="Bytes of its files.")

@@ -5,8 +5,9 @@ import logging
 import re
 import secrets
 from collections import defaultdict
-from collections.abc import Iterable
-from datetime import timedelta
+from collections.abc import Collection, Iterable
+from contextlib import suppress
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,17 +15,20 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from contract.object_store import S3_SCHEME
 from gateway.adapters.checks import InvalidAdapterError
-from gateway.adapters.copying import AdapterCopier
+from gateway.adapters.copying import AdapterCopier, SourceUnavailableError
 from gateway.adapters.store import AdapterStore
+from gateway.database.claims import CLAIM, Claim, LostClaimError, Slots
 from gateway.database.engine import Database
 from gateway.database.locking import lock_tenant
 from gateway.database.paging import Page, PageRequest
+from gateway.database.tables import AdapterRow
 from gateway.dispatch.catalogue import Catalogue
 from gateway.errors import (
     ConflictError,
     InvalidParameterError,
     NotFoundError,
-    NoWorkerError,
+    ServiceUnavailableError,
+    StoreUnavailableError,
     shown,
 )
 from gateway.files.blobs import Blobs
@@ -34,17 +38,28 @@ from gateway.settings import Settings
 from gateway.tenancy.adapters import Adapter, AdapterState
 from gateway.tenancy.changes import ChangeAnnouncer
 from gateway.tenancy.checks import check_known, check_name
-from gateway.tenancy.times import utc_now
+from gateway.tenancy.times import EPOCH, utc_now
 
 MAX_ADAPTERS: Final = 1_000
 """Maximum number per tenant."""
 MAX_SOURCE_CHARACTERS: Final = 1_000
-AT_ONCE: Final = 4
-"""Adapters that one run validates."""
-CLAIM: Final = timedelta(hours=1)
-"""Time after which a validation is repeated whose process died or could not reach a store."""
-RETRY: Final = timedelta(seconds=10)
-"""Time after which the validation is repeated if the base model is not known."""
+AT_ONCE: Final = 8
+"""Adapters that one process validates at once, and that it removes at once."""
+AT_ONCE_OF_TENANT: Final = 2
+SECONDS: Final = 900.0
+"""Time for one validation."""
+RUN_SECONDS: Final = 30.0
+"""Time for which one run begins validations. They continue after it."""
+FIRST_PAUSE: Final = timedelta(seconds=5)
+LONGEST_PAUSE: Final = timedelta(minutes=5)
+"""Bounds of the pause before the next attempt, which is as long as the adapter has waited so far.
+So the number of attempts grows with the logarithm of the time."""
+SOURCE_PATIENCE: Final = timedelta(minutes=1)
+"""After this time, a validation that fails is not repeated ..."""
+PATIENCE: Final = timedelta(hours=1)
+"""... and after this time if a worker or the file store is missing."""
+REMOVAL_CLAIM: Final = timedelta(minutes=10)
+"""Longer than an object store takes to remove an adapter's files or to fail."""
 KEPT_AFTER_DELETION: Final = timedelta(days=1)
 """Time for which running requests may still need the files of a deleted adapter."""
 MAX_REASON_CHARACTERS: Final = 500
@@ -68,6 +83,8 @@ class AdapterService:
         self._announcer = announcer
         self._catalogue = catalogue
         self._copier = copier
+        self._validating = Slots(AT_ONCE, self._claim, self._try_to_validate)
+        self._removing = Slots(AT_ONCE, self._claim_unused, self._remove)
 
     @classmethod
     def of(
@@ -90,7 +107,7 @@ class AdapterService:
         base_model: str,
         source: str,
         is_shared: bool = False,
-        claims: bool = False,
+        claimed_until: datetime = EPOCH,
         actor: str = SYSTEM,
     ) -> Adapter:
         """Register an adapter, whose files are validated later.
@@ -101,7 +118,7 @@ class AdapterService:
             base_model: the id under which workers announce its base model.
             source: a folder of the process that validates it, or `s3://BUCKET/PREFIX`.
             is_shared: whether every tenant may use it.
-            claims: whether the caller itself validates it now.
+            claimed_until: the end of the caller's claim, if the caller itself validates it.
             actor: recorded in the audit log.
         """
         check_known(tenant_id, "tenant")
@@ -112,7 +129,6 @@ class AdapterService:
         if self._catalogue.known(name) is not None:
             raise ConflictError(f"'name' must differ from all models. Given: {shown(name)}.")
         await self._copier.support_of(base_model)
-        now = utc_now()
         adapter = Adapter(
             id=f"adp_{secrets.token_hex(8)}",
             tenant_id=tenant_id,
@@ -126,14 +142,14 @@ class AdapterService:
             rank=0,
             target_modules=(),
             size=0,
-            created_at=now,
+            created_at=utc_now(),
             deleted_at=None,
         )
         async with self._database.writing() as transaction:
             await lock_tenant(transaction, tenant_id)
             store = AdapterStore(transaction)
             await _check_free(store, adapter)
-            await store.add(adapter, claimed_until=now + CLAIM if claims else now)
+            await store.add(adapter, claimed_until=claimed_until)
             await _audit(transaction, "adapter.register", adapter, actor=actor)
         return adapter
 
@@ -173,75 +189,130 @@ class AdapterService:
         async with self._database.writing() as transaction:
             await lock_tenant(transaction, tenant_id)
             adapter = await _find(transaction, tenant_id, id_or_name)
-            await AdapterStore(transaction).change(
-                adapter.id, state=AdapterState.DELETED, deleted_at=utc_now()
-            )
+            await AdapterStore(transaction).delete(adapter.id, utc_now())
             await _audit(transaction, "adapter.delete", adapter, actor=actor)
         await self._announcer.adapters_changed()
         return adapter
 
     # -- validation ------------------------------------------------------------------------------
 
-    async def validate(self, adapter: Adapter) -> Adapter:
-        """Check and copy the files of an adapter, and store the result.
+    async def add(self, tenant_id: str, name: str, **details: Any) -> Adapter:
+        """Register an adapter and validate its files now; the parameters are those of `register`.
 
-        Raises NoWorkerError while its base model is not known.
+        Raises InvalidAdapterError, and ServiceUnavailableError if it cannot be validated.
         """
-        columns: dict[str, Any]
+        until = utc_now() + CLAIM
+        adapter = await self.register(tenant_id, name, claimed_until=until, **details)
         try:
-            copied = await self._copier.copy(adapter.source, adapter.base_model)
-        except InvalidAdapterError as error:
-            reason = str(error)[:MAX_REASON_CHARACTERS]
-            logger.info("the adapter %s is not valid: %s", adapter.id, reason)
-            columns = {"state": AdapterState.FAILED, "reason": reason}
-        else:
-            columns = {
-                "state": AdapterState.READY,
-                "sha256": copied.sha256,
-                "rank": copied.format.rank,
-                "target_modules": copied.format.target_modules,
-                "size": copied.size,
-                "is_stored": True,
-            }
-        async with self._database.writing() as transaction:
-            await AdapterStore(transaction).change(adapter.id, **columns)
+            await self._validate(adapter, Claim(self._database, AdapterRow, adapter.id, until))
+        except Exception:
+            await self.delete(tenant_id, adapter.id, actor=details.get("actor", SYSTEM))
+            raise
         await self._announcer.adapters_changed()
-        return await self.get(adapter.tenant_id, adapter.id)
+        return await self.get(tenant_id, adapter.id)
 
     async def validate_new(self) -> int:
-        """Validate new adapters that no other process validates; return how many."""
+        """Begin to validate new adapters that no other process validates; return how many ended."""
+        return await self._validating.run(seconds=RUN_SECONDS)
+
+    async def remove_ended(self) -> int:
+        """Remove the files of adapters that ended a while ago; return how many."""
+        return await self._removing.run(seconds=RUN_SECONDS)
+
+    async def aclose(self) -> None:
+        """End all validations and removals. Another process repeats them."""
+        await self._validating.aclose()
+        await self._removing.aclose()
+
+    async def _claim(self, limit: int, held: Collection[str]) -> dict[str, tuple[Adapter, Claim]]:
         now = utc_now()
         async with self._database.writing() as transaction:
-            claimed = await AdapterStore(transaction).claim(now, now + CLAIM, limit=AT_ONCE)
-        if claimed:
-            await self._catalogue.refresh()
-        for adapter in claimed:
-            try:
-                await self.validate(adapter)
-            except NotFoundError:
-                continue  # It was deleted meanwhile.
-            except NoWorkerError as error:
-                logger.info("the adapter %s cannot be validated yet: %s", adapter.id, error)
-                await self._release(adapter)
-        return len(claimed)
+            claimed = await AdapterStore(transaction).claim(
+                now, now + CLAIM, held, most=AT_ONCE_OF_TENANT, limit=limit
+            )
+        return self._claims(claimed, now + CLAIM)
 
-    async def _release(self, adapter: Adapter) -> None:
-        """Let another run validate an adapter, in a while."""
+    async def _claim_unused(
+        self, limit: int, held: Collection[str]
+    ) -> dict[str, tuple[Adapter, Claim]]:
+        del held  # Their claims last longer than their removal.
+        now = utc_now()
         async with self._database.writing() as transaction:
-            await AdapterStore(transaction).change(adapter.id, claimed_until=utc_now() + RETRY)
+            claimed = await AdapterStore(transaction).claim_unused(
+                now, now + REMOVAL_CLAIM, before=now - KEPT_AFTER_DELETION, limit=limit
+            )
+        return self._claims(claimed, now + REMOVAL_CLAIM)
 
-    async def remove_deleted(self) -> int:
-        """Remove the files of adapters that were deleted a while ago; return how many."""
-        before = utc_now() - KEPT_AFTER_DELETION
-        async with self._database.reading() as transaction:
-            found = await AdapterStore(transaction).to_remove(before, limit=AT_ONCE)
-        for adapter in found:
-            async with self._database.writing() as transaction:
-                store = AdapterStore(transaction)
-                if not await store.is_used(adapter.sha256, deleted_before=before):
-                    await self._copier.remove(adapter.sha256)
-                await store.note_removed(adapter.id)
-        return len(found)
+    def _claims(
+        self, adapters: Iterable[Adapter], until: datetime
+    ) -> dict[str, tuple[Adapter, Claim]]:
+        return {
+            each.id: (each, Claim(self._database, AdapterRow, each.id, until)) for each in adapters
+        }
+
+    async def _try_to_validate(self, claimed: tuple[Adapter, Claim]) -> bool:
+        """Validate an adapter; if that fails, let it be repeated after a pause, or fail."""
+        adapter, claim = claimed
+        patience = SOURCE_PATIENCE
+        try:
+            await self._catalogue.refresh()
+            await self._validate(adapter, claim)
+        except LostClaimError:
+            return False  # It was deleted meanwhile.
+        except InvalidAdapterError as error:
+            patience, reason = timedelta(0), str(error)
+        except SourceUnavailableError as error:
+            reason = error.message
+        except ServiceUnavailableError as error:
+            patience, reason = PATIENCE, error.message
+        except Exception:
+            logger.exception("the adapter %s cannot be validated", adapter.id)
+            reason = "The validation failed by an internal error."
+        else:
+            await self._announcer.adapters_changed()
+            return True
+        now = utc_now()
+        waited = now - adapter.created_at
+        is_over = waited >= patience
+        columns: dict[str, Any] = {
+            "claimed_until": now if is_over else now + min(max(waited, FIRST_PAUSE), LONGEST_PAUSE),
+            "reason": reason[:MAX_REASON_CHARACTERS],
+        }
+        if is_over:
+            logger.info("the adapter %s is not valid: %s", adapter.id, columns["reason"])
+            columns["state"] = AdapterState.FAILED
+        with suppress(LostClaimError):
+            await claim.change(**columns)
+        return False
+
+    async def _validate(self, adapter: Adapter, claim: Claim) -> None:
+        async def note(sha256: str) -> None:
+            if adapter.sha256 not in ("", sha256):
+                raise InvalidAdapterError("The files have changed while they were copied.")
+            async with claim.changing(sha256=sha256, is_stored=True) as transaction:
+                if await AdapterStore(transaction).is_being_removed(sha256, utc_now()):
+                    raise StoreUnavailableError("Old copies of the files are being removed.")
+
+        copying = self._copier.copy(adapter.source, adapter.base_model, note)
+        try:
+            copied = await claim.hold(copying, seconds=SECONDS)
+        except TimeoutError:
+            raise SourceUnavailableError(
+                f"The files were not copied within {SECONDS:.0f} seconds."
+            ) from None
+        await claim.change(
+            state=AdapterState.READY,
+            reason="",
+            rank=copied.format.rank,
+            target_modules=copied.format.target_modules,
+            size=copied.size,
+        )
+
+    async def _remove(self, claimed: tuple[Adapter, Claim]) -> bool:
+        adapter, claim = claimed
+        await self._copier.remove(adapter.sha256)
+        await claim.change(is_stored=False)
+        return True
 
 
 async def _find(transaction: AsyncSession, tenant_id: str, id_or_name: str) -> Adapter:

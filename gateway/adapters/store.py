@@ -1,17 +1,18 @@
 """Queries on the table `adapters`."""
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from datetime import datetime
-from typing import Any
 
-from sqlalchemy import ColumnElement, and_, func, or_, select, update
+from sqlalchemy import ColumnElement, and_, func, not_, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from gateway.database.claims import lock_in_turns
 from gateway.database.paging import Page, PageRequest, read_page
 from gateway.database.tables import AdapterRow
 from gateway.tenancy.adapters import Adapter, AdapterState
 
 _IS_LIVE = AdapterRow.state != AdapterState.DELETED
+_HAS_ENDED = AdapterRow.state.in_((AdapterState.FAILED, AdapterState.DELETED))
 
 
 class AdapterStore:
@@ -74,65 +75,77 @@ class AdapterStore:
         page = await read_page(self._transaction, AdapterRow, wanted, *conditions)
         return Page([row.to_record() for row in page.entries], page.has_more)
 
-    async def change(self, adapter_id: str, **columns: Any) -> bool:
-        """Change columns of an adapter, unless it is deleted. Return whether it was changed."""
-        changed = await self._transaction.scalars(
-            update(AdapterRow)
-            .where(AdapterRow.id == adapter_id, _IS_LIVE)
-            .values(**columns)
-            .returning(AdapterRow.id)
-        )
-        return bool(list(changed))
+    async def delete(self, adapter_id: str, now: datetime) -> None:
+        """Delete an adapter, which ends its claim."""
+        row = await self._transaction.get_one(AdapterRow, adapter_id, with_for_update=True)
+        row.state, row.deleted_at, row.claimed_until = AdapterState.DELETED, now, now
+        await self._transaction.flush()
 
-    async def claim(self, now: datetime, until: datetime, *, limit: int) -> list[Adapter]:
-        """Claim adapters whose files nobody checks."""
+    async def claim(
+        self, now: datetime, until: datetime, held: Collection[str], *, most: int, limit: int
+    ) -> list[Adapter]:
+        """Claim adapters to validate: the tenants in turns, each with at most `most` at once.
+
+        `held` are the ids of those that this process validates.
+        """
+        rows = await lock_in_turns(
+            self._transaction,
+            AdapterRow,
+            is_due=and_(
+                AdapterRow.state == AdapterState.VALIDATING, AdapterRow.claimed_until <= now
+            ),
+            is_held=AdapterRow.id.in_(held),
+            owners=(AdapterRow.tenant_id,),
+            order=AdapterRow.claimed_until,
+            limit=limit,
+            most=(most,),
+        )
+        for row in rows:
+            row.claimed_until = until
+        return [row.to_record() for row in rows]
+
+    async def is_being_removed(self, sha256: str, now: datetime) -> bool:
+        """Return whether a process removes these files now. None begins during this transaction.
+
+        The transaction must have noted that a live adapter has these files.
+        """
+        claims = await self._transaction.scalars(
+            select(AdapterRow.claimed_until)
+            .where(AdapterRow.sha256 == sha256, AdapterRow.is_stored, _HAS_ENDED)
+            .with_for_update()
+        )
+        return any(until > now for until in claims)
+
+    async def claim_unused(
+        self, now: datetime, until: datetime, *, before: datetime, limit: int
+    ) -> list[Adapter]:
+        """Claim adapters that ended before a time, and whose files no other adapter has.
+
+        Files that another adapter has are left to it.
+        """
         rows = await self._transaction.scalars(
             select(AdapterRow)
-            .where(
-                AdapterRow.state == AdapterState.VALIDATING,
-                AdapterRow.claimed_until < now,
-            )
+            .where(AdapterRow.is_stored, AdapterRow.claimed_until <= now, _ended(before))
             .order_by(AdapterRow.claimed_until)
             .limit(limit)
             .with_for_update(skip_locked=True)
         )
-        found = list(rows)
-        for row in found:
-            row.claimed_until = until
+        unused = []
+        for row in rows.all():
+            others = select(AdapterRow.id).where(
+                AdapterRow.sha256 == row.sha256, AdapterRow.id != row.id, not_(_ended(before))
+            )
+            row.is_stored = await self._transaction.scalar(others.limit(1)) is None
+            if row.is_stored:
+                row.claimed_until = until
+                unused.append(row.to_record())
         await self._transaction.flush()
-        return [row.to_record() for row in found]
+        return unused
 
-    async def to_remove(self, deleted_before: datetime, *, limit: int) -> Sequence[Adapter]:
-        """Return deleted adapters whose files may still be stored."""
-        rows = await self._transaction.scalars(
-            select(AdapterRow)
-            .where(
-                AdapterRow.state == AdapterState.DELETED,
-                AdapterRow.is_stored,
-                AdapterRow.deleted_at < deleted_before,
-            )
-            .limit(limit)
-        )
-        return [row.to_record() for row in rows]
 
-    async def is_used(self, sha256: str, *, deleted_before: datetime) -> bool:
-        """Return whether another adapter has these files, or may have them once it is validated.
-
-        Adapters that were deleted before the given time do not count.
-        """
-        query = select(AdapterRow.id).where(
-            or_(
-                AdapterRow.state == AdapterState.VALIDATING,
-                and_(
-                    AdapterRow.sha256 == sha256,
-                    or_(_IS_LIVE, AdapterRow.deleted_at >= deleted_before),
-                ),
-            )
-        )
-        return await self._transaction.scalar(query.limit(1)) is not None
-
-    async def note_removed(self, adapter_id: str) -> None:
-        """Note that the files of a deleted adapter are no longer stored."""
-        await self._transaction.execute(
-            update(AdapterRow).where(AdapterRow.id == adapter_id).values(is_stored=False)
-        )
+def _ended(before: datetime) -> ColumnElement[bool]:
+    """Whether an adapter has failed or was deleted before a time."""
+    return or_(
+        and_(AdapterRow.state == AdapterState.FAILED, AdapterRow.claimed_until < before),
+        and_(AdapterRow.state == AdapterState.DELETED, AdapterRow.deleted_at < before),
+    )

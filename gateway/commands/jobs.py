@@ -18,7 +18,7 @@ EPILOG = """\
 \b
 Examples:
   sluice jobs
-  sluice jobs --concurrency 8 --redis-url redis://redis.internal:6379/0
+  sluice jobs --redis-url redis://redis.internal:6379/0
 
 Background jobs write usage to the ledger and sum it, settle requests of dead gateways, expire keys
 and credits, sign the audit log, and send webhooks. `sluice beat` schedules them. Any number of
@@ -29,19 +29,12 @@ variable SLUICE_*.
 
 @click.command("jobs", epilog=EPILOG)
 @click.option(
-    "--concurrency",
-    metavar="NUMBER",
-    help="Background jobs that run concurrently.  [SLUICE_JOBS_CONCURRENCY]",
-)
-@click.option(
     "--redis-url", metavar="URL", help="Redis server that gateways share.  [SLUICE_REDIS_URL]"
 )
 @database_option
-def command(concurrency: str | None, redis_url: str | None, database_url: str | None) -> None:
+def command(redis_url: str | None, database_url: str | None) -> None:
     """Run background jobs until SIGTERM or Ctrl-C, and finish running ones first."""
-    settings = load_settings(
-        jobs_concurrency=concurrency, redis_url=redis_url, database_url=database_url
-    )
+    settings = load_settings(redis_url=redis_url, database_url=database_url)
     asyncio.run(_check(settings))
     from gateway.jobs.app import create_app, run_worker
     from gateway.jobs.runner import running
@@ -50,7 +43,8 @@ def command(concurrency: str | None, redis_url: str | None, database_url: str | 
     configure_logs(settings.log_format, level=logging.WARNING)
     begin_metrics("jobs")
     with running(settings) as runner, serving_health(settings, runner.is_responsive):
-        status = run_worker(create_app(settings), runner, concurrency=settings.jobs_concurrency)
+        status = run_worker(create_app(settings), runner)
+        runner.stop()
         # Drain the settlements of stopped gateways, so that none stay in Redis.
         runner.run(DRAIN)
     sys.exit(status)

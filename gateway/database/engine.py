@@ -26,7 +26,9 @@ from gateway.errors import InvalidParameterError, StoreUnavailableError
 from gateway.store_errors import cause_of, lacks_permission
 
 POOL_SIZE: Final = 5
-"""Connections per gateway: keys are cached, so many more would only burden the database."""
+"""Connections that stay open: keys are cached, so many more would only burden the database."""
+MOST_CONNECTIONS: Final = 2 * POOL_SIZE
+"""Connections of a gateway."""
 TIMEOUT_SECONDS: Final = 5.0
 """Timeout for taking a connection, for waiting for a lock, and for one statement."""
 POSTGRESQL_PORT: Final = 5432
@@ -38,9 +40,13 @@ class Database:
     """A database engine and its transactions."""
 
     def __init__(
-        self, url: str, *, statement_timeout_seconds: float | None = TIMEOUT_SECONDS
+        self,
+        url: str,
+        *,
+        statement_timeout_seconds: float | None = TIMEOUT_SECONDS,
+        most_connections: int = MOST_CONNECTIONS,
     ) -> None:
-        self.engine = create_engine(url, statement_timeout_seconds)
+        self.engine = create_engine(url, statement_timeout_seconds, most_connections)
         measure(self.engine.sync_engine)
         self.writer = self.engine.execution_options(**{_BEGIN: "BEGIN IMMEDIATE"})
         """The same connections; on SQLite a transaction takes the write lock when it begins."""
@@ -108,7 +114,9 @@ class Database:
         await self.engine.dispose()
 
 
-def create_engine(url: str, statement_timeout_seconds: float | None) -> AsyncEngine:
+def create_engine(
+    url: str, statement_timeout_seconds: float | None, most_connections: int = MOST_CONNECTIONS
+) -> AsyncEngine:
     """Return an engine that is not connected yet.
 
     The URL is `sqlite+aiosqlite:///FILE` or `postgresql+asyncpg://...`.
@@ -119,7 +127,7 @@ def create_engine(url: str, statement_timeout_seconds: float | None) -> AsyncEng
     return create_async_engine(
         parsed,
         pool_size=POOL_SIZE,
-        max_overflow=POOL_SIZE,
+        max_overflow=most_connections - POOL_SIZE,
         pool_timeout=TIMEOUT_SECONDS,
         pool_pre_ping=True,
         hide_parameters=True,

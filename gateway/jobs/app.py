@@ -9,7 +9,7 @@ from urllib.parse import quote
 import redis
 from celery import Celery
 from celery.beat import Scheduler, SchedulingError
-from celery.signals import setup_logging, worker_shutting_down
+from celery.signals import setup_logging
 from celery.worker.consumer import Consumer
 from typing_extensions import override
 
@@ -19,8 +19,6 @@ from gateway.jobs.schedule import TASKS, Task
 from gateway.settings import Settings
 
 QUEUE: Final = "sluice"
-VISIBILITY_SECONDS: Final = 3600
-"""After this long, a run whose worker died may go to another worker; longer than any job takes."""
 MOST_WAITING: Final = 200
 """Limit of waiting runs: no more are queued while workers do not take them."""
 BROKER_SECONDS: Final = 5.0
@@ -44,8 +42,6 @@ def create_app(settings: Settings) -> Celery:
     app.conf.update(
         task_default_queue=QUEUE,
         task_ignore_result=True,
-        task_acks_late=True,
-        task_reject_on_worker_lost=True,
         task_serializer="json",
         accept_content=["json"],
         timezone="UTC",
@@ -58,7 +54,6 @@ def create_app(settings: Settings) -> Celery:
         broker_channel_error_retry=True,
         worker_consumer=PatientConsumer,
         broker_transport_options={
-            "visibility_timeout": VISIBILITY_SECONDS,
             "socket_keepalive": True,
             # Without these, a hanging broker blocks forever, even if sentinels have a new master.
             "socket_timeout": BROKER_SECONDS,
@@ -85,31 +80,24 @@ class Heartbeat:
         return time.monotonic() - self.at < SILENT_SECONDS
 
 
-def run_worker(app: Celery, runner: Runner, *, concurrency: int) -> int:
-    """Run jobs until SIGTERM or SIGINT, then finish running jobs. Return the exit status."""
+def run_worker(app: Celery, runner: Runner) -> int:
+    """Start due jobs until SIGTERM or SIGINT. Return the exit status.
+
+    The only thread of the pool starts a job and takes the next one, so that no job waits for
+    another. While the runner's loop is stuck, the process takes no more runs from the others.
+    """
     for task in TASKS:
-        app.task(
-            _task(runner, task), name=_name(task), shared=False, acks_late=True, ignore_result=True
-        )
-
-    def on_shutdown(**_details: object) -> None:
-        runner.stop_soon()
-
-    worker_shutting_down.connect(on_shutdown)
-    try:
-        worker = app.Worker(
-            pool="threads",
-            concurrency=concurrency,
-            queues=[QUEUE],
-            loglevel="WARNING",
-            quiet=True,
-            without_gossip=True,
-            without_mingle=True,
-            without_heartbeat=True,
-        )
-        worker.start()
-    finally:
-        worker_shutting_down.disconnect(on_shutdown)
+        app.task(_task(runner, task), name=_name(task), shared=False)
+    worker = app.Worker(
+        pool="solo",
+        queues=[QUEUE],
+        loglevel="WARNING",
+        quiet=True,
+        without_gossip=True,
+        without_mingle=True,
+        without_heartbeat=True,
+    )
+    worker.start()
     return int(worker.exitcode or 0)
 
 
@@ -207,7 +195,7 @@ def _sentinel_options(address: SentinelAddress) -> dict[str, Any]:
 
 def _task(runner: Runner, task: Task) -> Callable[[], None]:
     def run() -> None:
-        runner.run(task)
+        runner.start(task)
 
     return run
 

@@ -4,13 +4,14 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
 from urllib.parse import urlencode
 
 import msgspec
 
+from gateway.database.claims import Slots
 from gateway.database.engine import Database
 from gateway.database.tables import LedgerRow
 from gateway.jobs import telemetry
@@ -58,6 +59,9 @@ class Exporter:
         self._sinks = sinks
         self._tokens = tokens
         self._outbound = Outbound(allows_private=True, timeout_seconds=TIMEOUT_SECONDS)
+        self._due: dict[str, ExportSink] = {}
+        self._seconds = 0.0
+        self._slots = Slots(len(sinks), self._claim, self._export)
 
     @classmethod
     def from_settings(cls, settings: Settings, database: Database) -> "Exporter":
@@ -65,30 +69,35 @@ class Exporter:
         return cls(database, settings.export_sinks, settings.tokens_of_sinks)
 
     async def run(self, *, seconds: float) -> None:
-        """Export until nothing is left, an attempt fails or `seconds` are over.
+        """Export to each sink until nothing is left, an attempt fails or `seconds` are over.
 
-        Raises StoreUnavailableError. Processes that run at once take turns.
+        A slow sink delays no other one: its attempt continues after the run. Raises
+        StoreUnavailableError. Processes that run at once take turns.
         """
-        if not self._sinks:
-            return
-        deadline = time.monotonic() + seconds
-        results = await asyncio.gather(
-            *(self._export(sink, deadline) for sink in self._sinks), return_exceptions=True
-        )
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
-        async with self._database.writing() as transaction:
-            await ExportStore(transaction).remove_exported()
+        self._due = {sink.name: sink for sink in self._sinks}
+        self._seconds = seconds
+        await self._slots.run(seconds=seconds)
 
-    async def _export(self, sink: ExportSink, deadline: float) -> None:
+    async def aclose(self) -> None:
+        """End all attempts. Another process repeats them when the leases have expired."""
+        await self._slots.aclose()
+
+    async def _claim(self, _limit: int, held: Collection[str]) -> dict[str, ExportSink]:
+        due, self._due = self._due, {}
+        return {name: sink for name, sink in due.items() if name not in held}
+
+    async def _export(self, sink: ExportSink) -> bool:
+        deadline = time.monotonic() + self._seconds
         lease = secrets.token_hex(16)
         while batches := await self._freeze(sink, lease):
             results = await asyncio.gather(*(self._send(sink, batch) for batch in batches))
             if not all(results) or time.monotonic() > deadline:
                 break
         async with self._database.writing() as transaction:
-            await ExportStore(transaction).release(sink.name, lease)
+            store = ExportStore(transaction)
+            await store.release(sink.name, lease)
+            await store.remove_exported()
+        return True
 
     async def _freeze(self, sink: ExportSink, lease: str) -> list[Batch]:
         """Take the lease, and commit what is sent next before it is sent."""
@@ -124,7 +133,11 @@ class Exporter:
 
     async def _send(self, sink: ExportSink, batch: Batch) -> bool:
         """Send a batch and record the outcome. Return whether the sink may get the next one."""
-        body, content_type = _body(sink, batch)
+        try:
+            body, content_type = _body(sink, batch)
+        except Exception:
+            logger.exception("batch %d of the sink %s cannot be encoded", batch.id, sink.name)
+            return await self._rejected(sink, batch, "cannot be encoded")
         headers = {"content-type": content_type, "user-agent": "sluice-exports"}
         if token := self._tokens.get(sink.name):
             headers["authorization"] = f"Bearer {token}"
@@ -136,7 +149,8 @@ class Exporter:
         if 200 <= reply.status < 300 or _is_duplicate(sink, reply):
             return await self._delivered(sink, batch)
         if reply.status in REJECTIONS:
-            return await self._rejected(sink, batch, reply)
+            error = reply.error.decode(errors="replace").replace("\0", "")
+            return await self._rejected(sink, batch, f"{reply.status}: {error}")
         return await self._failed(
             sink,
             batch,
@@ -152,8 +166,7 @@ class Exporter:
         telemetry.EXPORTED.labels(sink.name, "delivered").inc(len(batch.requests) or 1)
         return True
 
-    async def _rejected(self, sink: ExportSink, batch: Batch, reply: Reply) -> bool:
-        reason = f"{reply.status}: {reply.error.decode(errors='replace')}".replace("\0", "")
+    async def _rejected(self, sink: ExportSink, batch: Batch, reason: str) -> bool:
         async with self._database.writing() as transaction:
             is_aside = await ExportStore(transaction).rejected(sink.name, batch, reason)
         if is_aside:

@@ -53,7 +53,10 @@ class Observer:
     async def run(self) -> None:
         """Update the gauges periodically until cancelled."""
         while True:
-            await self.update()
+            try:
+                await self.update()
+            except Exception:
+                logger.exception("the gauges cannot be updated")
             await asyncio.sleep(UPDATE_SECONDS)
 
     async def update(self) -> None:

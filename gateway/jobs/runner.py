@@ -1,13 +1,13 @@
-"""Task runner: run jobs on one event loop in its own thread, while Celery's threads wait."""
+"""Task runner: jobs run side by side on one event loop, in its own thread beside Celery's."""
 
 import asyncio
 import logging
 import threading
 import time
-from collections.abc import Iterator
-from concurrent.futures import Future
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from redis.exceptions import RedisError
 
@@ -25,39 +25,56 @@ GRACE_SECONDS: Final = 5.0
 """How long jobs may continue when the process is shutting down."""
 RESPONSE_SECONDS: Final = 2.0
 """How long the loop may take to respond before the process counts as stuck."""
+BLOCKING_CALLS: Final = 64
+"""Threads for files, object stores and name resolution: more than all jobs use at once."""
 SUCCEEDED: Final = "succeeded"
 FAILED: Final = "failed"
+
+Result = TypeVar("Result")
 
 logger = logging.getLogger(__name__)
 
 
 class Runner:
-    """Runs each job at most once at a time in this process."""
+    """Runs each job at most once at a time in this process. Called from other threads."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, services: Services) -> None:
         self._loop = loop
         self._services = services
-        self._running: dict[str, asyncio.Task[Any] | None] = {}
+        self._running: dict[str, asyncio.Task[None]] = {}
         self._failing: set[str] = set()
         for task in TASKS:
             for outcome in (SUCCEEDED, FAILED):
                 telemetry.TASKS.labels(task.name, outcome)  # Exported even while it is 0.
 
-    def run(self, task: Task) -> None:
-        """Run a job and wait for its end, unless it is already running. Called from other threads.
+    def start(self, task: Task) -> None:
+        """Start a job unless it is running, once the loop responds.
 
-        If Redis or the database is unavailable, it ends quietly. That is logged once until the job
-        succeeds again.
+        If Redis or the database is unavailable, the job ends quietly. That is logged once until the
+        job succeeds again.
         """
-        future: Future[None] = asyncio.run_coroutine_threadsafe(self._run(task), self._loop)
-        future.result()
+        self._call(self._start(task))
 
-    def stop_soon(self) -> None:
-        """Cancel running jobs after the grace period. Called from other threads."""
-        self._loop.call_soon_threadsafe(self._loop.call_later, GRACE_SECONDS, self._cancel_all)
+    def run(self, task: Task) -> None:
+        """Start a job unless it is running, and wait for its end."""
+
+        async def run() -> None:
+            await asyncio.wait([await self._start(task)])
+
+        self._call(run())
+
+    def stop(self) -> None:
+        """Wait for the ends of running jobs; cancel them after the grace period."""
+
+        async def stop() -> None:
+            if self._running:
+                await asyncio.wait(self._running.values(), timeout=GRACE_SECONDS)
+            await end_task(*self._running.values())
+
+        self._call(stop())
 
     def is_responsive(self) -> bool:
-        """Whether the loop responds. Called from other threads."""
+        """Whether the loop responds."""
         reply = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self._loop)
         try:
             reply.result(RESPONSE_SECONDS)
@@ -65,10 +82,15 @@ class Runner:
             return False
         return True
 
+    def _call(self, work: Coroutine[Any, Any, object]) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    async def _start(self, task: Task) -> asyncio.Task[None]:
+        if task.name not in self._running:
+            self._running[task.name] = asyncio.create_task(self._run(task))
+        return self._running[task.name]
+
     async def _run(self, task: Task) -> None:
-        if task.name in self._running:
-            return
-        self._running[task.name] = asyncio.current_task()
         began = time.perf_counter()
         outcome = FAILED
         try:
@@ -84,6 +106,8 @@ class Runner:
             self._failing.add(task.name)
         except asyncio.CancelledError:
             logger.warning("background job %s was cancelled", task.name)
+        except Exception:
+            logger.exception("background job %s failed", task.name)
         else:
             self._failing.discard(task.name)
             outcome = SUCCEEDED
@@ -93,11 +117,6 @@ class Runner:
             telemetry.TASKS.labels(task.name, outcome).inc()
             telemetry.TASK_DURATION.labels(task.name).observe(time.perf_counter() - began)
 
-    def _cancel_all(self) -> None:
-        for task in self._running.values():
-            if task is not None:
-                task.cancel()
-
 
 @contextmanager
 def running(settings: Settings) -> Iterator[Runner]:
@@ -106,15 +125,18 @@ def running(settings: Settings) -> Iterator[Runner]:
     thread = threading.Thread(target=loop.run_forever, name="jobs", daemon=True)
     thread.start()
     opened = open_services(settings)
+
+    def call(work: Coroutine[Any, Any, Result]) -> Result:
+        return asyncio.run_coroutine_threadsafe(work, loop).result()
+
     try:
-        services = asyncio.run_coroutine_threadsafe(opened.__aenter__(), loop).result()
-        observer = Observer(services.redis, services.database)
-        observing = asyncio.run_coroutine_threadsafe(_begin(observer), loop).result()
+        services = call(opened.__aenter__())
+        observing = call(_begin(Observer(services.redis, services.database)))
         try:
             yield Runner(loop, services)
         finally:
-            asyncio.run_coroutine_threadsafe(end_task(observing), loop).result()
-            asyncio.run_coroutine_threadsafe(opened.__aexit__(None, None, None), loop).result()
+            call(end_task(observing))
+            call(opened.__aexit__(None, None, None))
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
@@ -122,11 +144,6 @@ def running(settings: Settings) -> Iterator[Runner]:
 
 
 async def _begin(observer: Observer) -> asyncio.Task[None]:
-    observing = asyncio.create_task(observer.run())
-    observing.add_done_callback(_log_bug)
-    return observing
-
-
-def _log_bug(observing: asyncio.Task[None]) -> None:
-    if not observing.cancelled() and (error := observing.exception()) is not None:
-        logger.error("the observer failed, gauges are no longer updated", exc_info=error)
+    # Each item of a job may block a thread for as long as its store or name server takes.
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(BLOCKING_CALLS))
+    return asyncio.create_task(observer.run())

@@ -61,7 +61,7 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
         catalogue = Catalogue(MeasuredConnection(redis))
         announcer = ChangeAnnouncer(redis)
         authenticator = Authenticator.from_settings(settings, database)
-        yield Services(
+        services = Services(
             validator=Validator(database, files, catalogue, authenticator),
             feeder=Feeder(redis, database, catalogue, ChangeAnnouncer(redis)),
             finisher=Finisher(database, files),
@@ -78,3 +78,8 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
             exporter=Exporter.from_settings(settings, database),
             box=box,
         )
+        try:
+            yield services
+        finally:
+            for each in (services.adapters, services.webhooks, services.exporter):
+                await each.aclose()

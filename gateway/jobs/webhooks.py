@@ -1,14 +1,14 @@
 """Webhook delivery: signed, at least once, retried for about a day."""
 
-import asyncio
 import hashlib
 import hmac
 import logging
-import time
+from collections.abc import Collection
 from datetime import timedelta
 from typing import Final
 
 from contract import clock
+from gateway.database.claims import Slots
 from gateway.database.engine import Database
 from gateway.jobs.outbound import DeliveryError, Outbound
 from gateway.management.webhooks.secret_box import SealedSecretError, SecretBox
@@ -17,6 +17,8 @@ from gateway.tenancy.times import utc_now
 
 AT_ONCE: Final = 20
 """Events that are sent concurrently."""
+MOST: Final = (8, 4)
+"""Events of one tenant, and to one URL of it, that are sent concurrently."""
 FIRST_PAUSE: Final = timedelta(seconds=30)
 """Pause before the second attempt; each further pause is twice as long."""
 LONGEST_PAUSE: Final = timedelta(hours=4)
@@ -32,19 +34,22 @@ class WebhookSender:
         self._database = database
         self._box = box
         self._outbound = outbound
+        self._slots = Slots(AT_ONCE, self._claim, self._send)
 
     async def run(self, *, seconds: float = 40.0) -> int:
         """Send events until none is due or `seconds` are over. Return how many were delivered.
 
         Raises StoreUnavailableError.
         """
-        deadline, arrived = time.monotonic() + seconds, 0
-        while True:
-            async with self._database.writing() as transaction:
-                due = await WebhookStore(transaction).due(utc_now(), AT_ONCE)
-            arrived += sum(await asyncio.gather(*(self._send(delivery) for delivery in due)))
-            if len(due) < AT_ONCE or time.monotonic() > deadline:
-                return arrived
+        return await self._slots.run(seconds=seconds)
+
+    async def aclose(self) -> None:
+        """End all attempts. Their events are due again when their claims have expired."""
+        await self._slots.aclose()
+
+    async def _claim(self, limit: int, held: Collection[str]) -> dict[str, Delivery]:
+        async with self._database.writing() as transaction:
+            return await WebhookStore(transaction).due(utc_now(), limit, held=held, most=MOST)
 
     async def _send(self, delivery: Delivery) -> bool:
         try:
@@ -52,6 +57,10 @@ class WebhookSender:
             await self._outbound.post(delivery.url, delivery.body.encode(), headers)
         except (DeliveryError, SealedSecretError) as error:
             await self._failed(delivery, str(error))
+            return False
+        except Exception:
+            logger.exception("webhook event %s cannot be sent", delivery.event_id)
+            await self._failed(delivery, "could not be sent by an internal error")
             return False
         async with self._database.writing() as transaction:
             await WebhookStore(transaction).delivered(delivery.event_id, utc_now())

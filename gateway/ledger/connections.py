@@ -11,6 +11,9 @@ from gateway.redis_client import connect
 from gateway.settings import Settings
 
 MAX_CONNECTIONS: Final = 32
+"""Connections to Redis."""
+SQL_CONNECTIONS: Final = 24
+"""More than there are background jobs, so that none waits for the statements of others."""
 STATEMENT_SECONDS: Final = 60.0
 """Limit of one statement: rollups of a busy hour take longer than a request may wait."""
 
@@ -19,7 +22,9 @@ STATEMENT_SECONDS: Final = 60.0
 async def open_ledger(settings: Settings) -> AsyncIterator[tuple[Redis, Database]]:
     """Open both, and close them at the end of the block."""
     database = Database(
-        settings.database_url.get_secret_value(), statement_timeout_seconds=STATEMENT_SECONDS
+        settings.database_url.get_secret_value(),
+        statement_timeout_seconds=STATEMENT_SECONDS,
+        most_connections=SQL_CONNECTIONS,
     )
     redis = connect(settings.redis_url, max_connections=MAX_CONNECTIONS)
     try:

@@ -13,7 +13,7 @@ class AdapterState(StrEnum):
 
     VALIDATING = "validating"  # Its files are being checked and copied.
     READY = "ready"
-    FAILED = "failed"  # Its files are not valid; `reason` says why.
+    FAILED = "failed"  # Its files are not valid or cannot be read; `reason` says why.
     DELETED = "deleted"
 
 
@@ -32,9 +32,9 @@ class Adapter:
     """Whether every tenant may use it."""
     state: AdapterState
     reason: str
-    """Why it is not valid; empty unless it failed."""
+    """Why it failed, or why its validation is being repeated; else empty."""
     sha256: str
-    """Identifies its files; empty until they are copied."""
+    """Identifies its files; empty until they are checked."""
     rank: int
     target_modules: tuple[str, ...]
     size: int

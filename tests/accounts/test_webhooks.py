@@ -11,6 +11,7 @@ import pytest
 from redis.asyncio import Redis
 from sqlalchemy import update
 
+from gateway.database.claims import CLAIM
 from gateway.database.engine import Database
 from gateway.database.tables import WebhookEventRow, WebhookRow
 from gateway.errors import BadRequestError, ConflictError, InvalidParameterError, NotFoundError
@@ -24,7 +25,6 @@ from gateway.management.webhooks.service import (
     make_event,
 )
 from gateway.management.webhooks.store import (
-    CLAIM,
     Delivery,
     EventName,
     StoredSecret,
@@ -57,7 +57,8 @@ async def _add_event(database: Database, webhook: Webhook, threshold: int = 50) 
 
 async def _due(database: Database, *, after: timedelta = SECOND, limit: int = 10) -> list[Delivery]:
     async with database.writing() as transaction:
-        return await WebhookStore(transaction).due(utc_now() + after, limit)
+        found = await WebhookStore(transaction).due(utc_now() + after, limit)
+    return list(found.values())
 
 
 async def test_webhook_is_stored(webhooks: WebhookService) -> None:
@@ -209,7 +210,7 @@ async def test_test_event_is_due_once_a_minute(
     with pytest.raises(ConflictError, match="already tested in this minute"):
         await webhooks.test("acme", webhook.id)
     (delivery,) = await _due(database)
-    assert (delivery.event_id, delivery.kind) == (event.id, "webhook.test")
+    assert delivery.event_id == event.id
     assert (delivery.url, delivery.attempts) == (URL, 0)
     assert BOX.open(delivery.sealed_secret or b"") == webhook.secret
     assert webhook.secret not in repr(delivery)

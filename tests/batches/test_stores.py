@@ -150,7 +150,7 @@ async def test_adapter_passes_from_its_source_through_the_store_to_a_worker(
         adapter_modules=AsyncMock(return_value=shapes),
     )
     copier = AdapterCopier(Blobs(place), catalogue, max_bytes=10**6)
-    copied = await copier.copy(source, "base")
+    copied = await copier.copy(source, "base", AsyncMock())
     adapter = AdapterRef(copied.sha256, RANK, copied.size)
     folder = await AdapterFiles(place, tmp_path / "one", most_bytes=10**6).get(adapter, kept=[])
     assert (folder / WEIGHTS_FILE).read_bytes() == (local / WEIGHTS_FILE).read_bytes()
@@ -159,4 +159,4 @@ async def test_adapter_passes_from_its_source_through_the_store_to_a_worker(
         await AdapterFiles(place, tmp_path / "two", most_bytes=10**6).get(adapter, kept=[])
     await Blobs(source).delete([WEIGHTS_FILE])
     with pytest.raises(InvalidAdapterError, match="The source must contain"):
-        await copier.copy(source, "base")
+        await copier.copy(source, "base", AsyncMock())

@@ -23,7 +23,9 @@ from playwright.async_api import (
 )
 
 from gateway.adapters.store import AdapterStore
+from gateway.database.claims import Claim
 from gateway.database.engine import Database
+from gateway.database.tables import AdapterRow
 from gateway.management.aliases.service import AliasService
 from gateway.management.tenants.service import TenantService
 from gateway.redis_client import connect
@@ -107,9 +109,9 @@ async def fail_adapter(database: Database, tenant_id: str, name: str) -> str:
         deleted_at=None,
     )
     async with database.writing() as transaction:
-        store = AdapterStore(transaction)
-        await store.add(adapter, claimed_until=now)
-        await store.change(adapter.id, state=AdapterState.FAILED, reason=f"Why {HOSTILE}")
+        await AdapterStore(transaction).add(adapter, claimed_until=now)
+    claim = Claim(database, AdapterRow, adapter.id, now)
+    await claim.change(state=AdapterState.FAILED, reason=f"Why {HOSTILE}")
     return adapter.id
 
 

@@ -66,7 +66,6 @@ MADE_BY_OTHER_VALUES = {
         "drain_timeout",
         "file_store",
         "host",
-        "jobs_concurrency",
         "console_key_login",
         "jwt_algorithms",
         "jwt_audience",

@@ -8,12 +8,15 @@ from typing import Any
 from unittest.mock import AsyncMock
 
 import pytest
+from celery.worker import state
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from gateway.database.engine import Database
 from gateway.errors import StoreUnavailableError
+from gateway.jobs import app as app_module
 from gateway.jobs import runner as runner_module
+from gateway.jobs.app import create_app, run_worker
 from gateway.jobs.observing import Observer
 from gateway.jobs.runner import Runner, running
 from gateway.jobs.schedule import TASKS, Task
@@ -46,35 +49,50 @@ def runner(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runn
 def _job(
     run: Callable[[Services], Awaitable[Any]], *, limit_seconds: float = PATIENCE_SECONDS
 ) -> Task:
-    return Task(
-        name="test", run=run, schedule=1.0, expires_seconds=1.0, limit_seconds=limit_seconds
-    )
-
-
-def _in_thread(runner: Runner, task: Task) -> threading.Thread:
-    thread = threading.Thread(target=runner.run, args=(task,))
-    thread.start()
-    return thread
+    return Task("test", run, 1.0, 1.0, limit_seconds)
 
 
 def test_running_job_is_not_started_again(runner: Runner) -> None:
     runs = []
-    has_begun, may_end = threading.Event(), threading.Event()
+    may_end = threading.Event()
 
     async def slow(_services: Services) -> None:
         runs.append(1)
-        has_begun.set()
         await asyncio.to_thread(may_end.wait, PATIENCE_SECONDS)
 
-    thread = _in_thread(runner, _job(slow))
-    assert has_begun.wait(PATIENCE_SECONDS)
     for _ in range(3):
-        runner.run(_job(slow))
-    assert len(runs) == 1
+        runner.start(_job(slow))
     may_end.set()
-    thread.join(PATIENCE_SECONDS)
+    runner.run(_job(slow))
+    assert len(runs) == 1
     runner.run(_job(slow))
     assert len(runs) == 2
+
+
+@pytest.mark.filterwarnings("ignore::celery.exceptions.SecurityWarning")
+def test_long_jobs_delay_no_other_one(
+    runner: Runner, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_run = threading.Event()
+
+    async def hang(_services: Services) -> None:
+        await asyncio.Event().wait()
+
+    async def note(_services: Services) -> None:
+        has_run.set()
+
+    jobs = [_job(hang)._replace(name=f"long-{number}") for number in range(40)]
+    monkeypatch.setattr(app_module, "TASKS", (*jobs, _job(note)))
+    monkeypatch.setattr(runner_module, "GRACE_SECONDS", 0.0)
+    app = create_app(settings)
+    for job in (*jobs, _job(note)):
+        app.send_task(f"sluice.{job.name}", expires=PATIENCE_SECONDS)
+    worker = threading.Thread(target=run_worker, args=(app, runner))
+    worker.start()
+    assert has_run.wait(PATIENCE_SECONDS)
+    monkeypatch.setattr(state, "should_stop", 0)
+    worker.join(PATIENCE_SECONDS)
+    runner.stop()
 
 
 @pytest.mark.parametrize(
@@ -102,12 +120,15 @@ def test_outage_of_a_store_is_reported_once(
     assert reported() == 2
 
 
-def test_bug_in_a_job_is_raised(runner: Runner) -> None:
+def test_bug_in_a_job_is_reported_and_the_job_runs_again(
+    runner: Runner, caplog: pytest.LogCaptureFixture
+) -> None:
     async def fail(_services: Services) -> None:
         raise ZeroDivisionError
 
-    with pytest.raises(ZeroDivisionError):
+    for _ in range(2):
         runner.run(_job(fail))
+    assert caplog.text.count("job test failed") == 2
 
 
 def test_job_that_takes_too_long_is_cancelled(runner: Runner) -> None:
@@ -128,17 +149,11 @@ def test_stopping_process_cancels_the_running_job(
 ) -> None:
     monkeypatch.setattr(runner_module, "GRACE_SECONDS", 0.1)
 
-    has_begun = threading.Event()
-
     async def hang(_services: Services) -> None:
-        has_begun.set()
         await asyncio.Event().wait()
 
-    thread = _in_thread(runner, _job(hang, limit_seconds=2 * PATIENCE_SECONDS))
-    assert has_begun.wait(PATIENCE_SECONDS)
-    runner.stop_soon()
-    thread.join(PATIENCE_SECONDS)
-    assert not thread.is_alive()
+    runner.start(_job(hang, limit_seconds=2 * PATIENCE_SECONDS))
+    runner.stop()
     assert "job test was cancelled" in caplog.text
 
 

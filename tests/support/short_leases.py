@@ -3,8 +3,6 @@
 python -m tests.support.short_leases gateway --port 8080
 """
 
-from dataclasses import replace
-
 LEASE_SECONDS = 12.0
 """More than twice as long as any fault of a short run keeps a gateway from renewing."""
 RENEW_SECONDS = 2.0
@@ -25,7 +23,7 @@ def shorten_leases() -> None:
     vars(heartbeat).update(HEARTBEAT_SECONDS=HEARTBEAT_SECONDS, RENEW_SECONDS=RENEW_SECONDS)
     vars(reservations).update(LEASE_MS=round(LEASE_SECONDS * 1000))
     jobs = [
-        replace(job, schedule=SWEEP_SECONDS) if job.name == "sweep" else job
+        job._replace(schedule=SWEEP_SECONDS) if job.name == "sweep" else job
         for job in schedule.TASKS
     ]
     vars(schedule).update(TASKS=tuple(jobs))

@@ -2,18 +2,17 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import and_, delete, join, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from gateway.database.claims import CLAIM, lock_in_turns
 from gateway.database.tables import WebhookEventRow, WebhookRow
 from gateway.tenancy.records import Webhook
 
-CLAIM: Final = timedelta(seconds=60)
-"""How long a claimed event is reserved for one sender; longer than one attempt takes."""
 MAX_ERROR_CHARACTERS: Final = 200
 
 
@@ -47,7 +46,6 @@ class Delivery:
     """An event that is due."""
 
     event_id: str
-    kind: str
     url: str
     sealed_secret: bytes | None
     """Signs the request, after decryption."""
@@ -203,31 +201,56 @@ class WebhookStore:
         )
         return [_state(row) for row in rows]
 
-    async def due(self, now: datetime, limit: int) -> list[Delivery]:
-        """Return due events, the longest waiting first, and claim them for `CLAIM`.
+    async def due(
+        self,
+        now: datetime,
+        limit: int,
+        *,
+        held: Collection[str] = (),
+        most: Sequence[int] = (),
+    ) -> dict[str, Delivery]:
+        """Return due events by id, in turns of tenants and of their URLs; claim them for `CLAIM`.
 
         Commit the transaction before sending them. The sender of an event then calls `delivered` or
         `failed`; if the sender dies, the event is due again after `CLAIM`.
+
+        Args:
+            now: the time at which they are due.
+            limit: the most events to return.
+            held: the ids of those that this process is sending.
+            most: the most events of a tenant, and to one URL of it, that it sends at once.
         """
-        rows = await self._transaction.execute(
-            select(WebhookEventRow, WebhookRow)
-            .join(WebhookRow, WebhookRow.id == WebhookEventRow.webhook_id)
-            .where(
+        next_attempt_at: Any = WebhookEventRow.next_attempt_at
+        rows = await lock_in_turns(
+            self._transaction,
+            WebhookEventRow,
+            is_due=and_(
                 WebhookEventRow.delivered_at.is_(None),
-                WebhookEventRow.next_attempt_at <= now,
+                next_attempt_at <= now,
                 WebhookRow.removed_at.is_(None),
+            ),
+            is_held=WebhookEventRow.id.in_(held),
+            owners=(WebhookRow.tenant_id, WebhookRow.url),
+            order=next_attempt_at,
+            limit=limit,
+            most=most,
+            source=join(WebhookEventRow, WebhookRow),
+        )
+        found = {}
+        for row in rows:
+            row.next_attempt_at = now + CLAIM
+            webhook = await self._transaction.get_one(WebhookRow, row.webhook_id)
+            found[row.id] = Delivery(
+                event_id=row.id,
+                url=webhook.url,
+                sealed_secret=webhook.sealed_secret,
+                plain_secret=webhook.secret,
+                body=row.body,
+                created_at=row.created_at,
+                attempts=row.attempts,
             )
-            .order_by(WebhookEventRow.next_attempt_at)
-            .limit(limit)
-            .with_for_update(of=WebhookEventRow, skip_locked=True)
-        )
-        found = [(event, webhook) for event, webhook in rows]
-        await self._transaction.execute(
-            update(WebhookEventRow)
-            .where(WebhookEventRow.id.in_([event.id for event, _ in found]))
-            .values(next_attempt_at=now + CLAIM)
-        )
-        return [_delivery(event, webhook) for event, webhook in found]
+        await self._transaction.flush()
+        return found
 
     async def delivered(self, event_id: str, at: datetime) -> None:
         """Record that an event was delivered."""
@@ -276,17 +299,4 @@ def _state(row: WebhookEventRow) -> EventState:
         delivered_at=row.delivered_at,
         next_attempt_at=row.next_attempt_at,
         last_error=row.last_error,
-    )
-
-
-def _delivery(event: WebhookEventRow, webhook: WebhookRow) -> Delivery:
-    return Delivery(
-        event_id=event.id,
-        kind=event.kind,
-        url=webhook.url,
-        sealed_secret=webhook.sealed_secret,
-        plain_secret=webhook.secret,
-        body=event.body,
-        created_at=event.created_at,
-        attempts=event.attempts,
     )
