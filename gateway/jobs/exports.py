@@ -149,8 +149,8 @@ class Exporter:
         if 200 <= reply.status < 300 or _is_duplicate(sink, reply):
             return await self._delivered(sink, batch)
         if reply.status in REJECTIONS:
-            error = reply.error.decode(errors="replace").replace("\0", "")
-            return await self._rejected(sink, batch, f"{reply.status}: {error}")
+            reason = reply.error.decode(errors="replace").replace("\0", "")
+            return await self._rejected(sink, batch, f"{reply.status}: {reason}")
         return await self._failed(
             sink,
             batch,

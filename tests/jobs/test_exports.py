@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from random import Random
 from typing import Any
 
@@ -33,11 +33,12 @@ from gateway.management.exports.store import ExportState, ExportStore
 from gateway.management.tenants.service import TenantService
 from gateway.settings import load_settings
 from gateway.tenancy.changes import ChangeAnnouncer
-from gateway.tenancy.times import EPOCH, utc_now
+from gateway.tenancy.times import EPOCH, to_time, utc_now
 from gateway.tenancy.usage_record import Outcome, UsageRecord
 from tests.support.billing import Billing, Fate, running_billing
 from tests.support.cases import all_cases
 from tests.support.kinds import every_database
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.usage import HOUR_MS, NOON_MS, usage_record
 
 SINK = "billing"
@@ -321,6 +322,44 @@ async def _finish_all_but_uncertain(database: Database, exporter: Exporter) -> N
     for _ in range(3):
         await _make_due(database)
         await _run(exporter)
+
+
+async def test_silent_sink_delays_no_other(
+    database: Database, billing: Billing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exports_module, "TIMEOUT_SECONDS", PATIENCE_SECONDS)
+    async with running_billing() as silent:
+        silent.fates.append((False, -1, ""))
+        sinks = [
+            {"name": name, "kind": "openmeter", "url": each.url}
+            for name, each in (("silent", silent), (SINK, billing))
+        ]
+        settings = load_settings(export_sinks=sinks)  # type: ignore[arg-type]
+        exporter = Exporter.from_settings(settings, database)
+        await exporter.run(seconds=PATIENCE_SECONDS)
+        for number in range(3):
+            await _insert(database, usage_record(number))
+            await exporter.run(seconds=0.5)
+        assert (len(billing.events), len(silent.requests)) == (3, 1)
+        await exporter.aclose()
+
+
+async def test_event_that_cannot_be_encoded_is_put_aside_alone(
+    database: Database, billing: Billing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode = exports_module._rfc3339
+
+    def fail(moment: datetime) -> str:
+        return encode(moment) if moment != to_time(NOON_MS + 3) else str(1 // 0)
+
+    monkeypatch.setattr(exports_module, "_rfc3339", fail)
+    exporter = _exporter(database, billing, "openmeter")
+    await _run(exporter)
+    await _insert(database, *(usage_record(at, created_ms=NOON_MS + at) for at in range(8)))
+    await _run(exporter)
+    assert len(billing.events) == 7
+    [aside] = await ExportService(database).batches(SINK, BatchState.REJECTED)
+    assert aside.last_error == "cannot be encoded"
 
 
 @all_cases(

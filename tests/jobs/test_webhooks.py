@@ -6,9 +6,10 @@ import hmac
 import json
 import socket
 import ssl
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,8 @@ from gateway.jobs.outbound import DeliveryError, Outbound
 from gateway.jobs.webhooks import WebhookSender, signature
 from gateway.management.tenants.service import TenantService
 from gateway.management.webhooks.secret_box import SecretBox
-from gateway.management.webhooks.service import WebhookService
+from gateway.management.webhooks.service import WebhookService, make_event
+from gateway.management.webhooks.store import EventName, WebhookStore
 from gateway.tenancy.changes import ChangeAnnouncer
 from gateway.tenancy.records import Webhook
 from gateway.tenancy.times import utc_now
@@ -207,6 +209,54 @@ async def test_events_beyond_one_batch_are_all_sent(
             transaction.add(WebhookEventRow(**(columns | changed)))
     assert await WebhookSender(database, outbound, BOX).run() == 7
     assert len(receiver.requests) == 7
+
+
+async def _add_events(database: Database, webhook: Webhook, number: int) -> None:
+    """Add events that are due before that of `acme`."""
+    names = [EventName(webhook.id, "x", "t:x", "", threshold) for threshold in range(number)]
+    events = [replace(make_event(name, "x", {}), created_at=PAST) for name in names]
+    async with database.writing() as transaction:
+        await WebhookStore(transaction).add_events(events)
+
+
+@every_database
+async def test_slow_receivers_of_one_tenant_delay_no_other(
+    database: Database, redis: Redis, webhook: Webhook, receiver: Receiver, outbound: Outbound
+) -> None:
+    await TenantService(database, ChangeAnnouncer(redis)).create("Slow", tenant_id="slow")
+    sender = WebhookSender(database, outbound, BOX)
+    async with _receiving() as slow:
+        slow.delay_seconds = 600
+        for at in range(5):
+            service = WebhookService(database, BOX, allows_private=True)
+            added = await service.create("slow", f"http://localhost:{slow.port}/{at % 2}")
+            await _add_events(database, added, 200)
+        assert await sender.run(seconds=1.0) == 1
+        assert len(receiver.requests) == 1
+        of_tenant, of_url = webhooks_module.MOST
+        urls = Counter(first for first, _, _ in slow.requests)
+        assert (urls.total(), max(urls.values())) == (of_tenant, of_url)
+        await sender.aclose()
+
+
+async def test_bug_in_one_delivery_delays_no_other(
+    database: Database,
+    webhook: Webhook,
+    receiver: Receiver,
+    outbound: Outbound,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bad = (await _event(database)).id
+    await _add_events(database, webhook, 30)
+
+    def sign(secret: str, body: bytes, unix_seconds: int) -> str:
+        return signature(secret, body, 1 // (bad.encode() not in body))
+
+    monkeypatch.setattr(webhooks_module, "signature", sign)
+    assert await WebhookSender(database, outbound, BOX).run() == 30
+    async with database.reading() as transaction:
+        event = await transaction.get_one(WebhookEventRow, bad)
+    assert (event.attempts, event.last_error) == (1, "could not be sent by an internal error")
 
 
 async def test_delivery_fails_while_the_key_of_a_secret_is_missing(
