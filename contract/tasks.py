@@ -3,10 +3,12 @@
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from random import SystemRandom
-from typing import Any, Final
+from typing import Any, Final, TypeVar
+
+T = TypeVar("T")
 
 _CANCEL_AGAIN_SECONDS: Final = 0.2
 
@@ -49,6 +51,24 @@ _background: Final = TaskSet()
 def in_background(work: Coroutine[Any, Any, None]) -> None:
     """Run a coroutine to its end in the background."""
     _background.start(work)
+
+
+async def each_apart(
+    work: Callable[[T], Awaitable[object]], items: Iterable[T], *, at_once: int
+) -> None:
+    """Run `work` for each item, `at_once` at a time. One that fails stops no other.
+
+    Raises the first error when all have ended.
+    """
+    turns = asyncio.Semaphore(at_once)
+
+    async def run(item: T) -> None:
+        async with turns:
+            await work(item)
+
+    outcomes = await asyncio.gather(*map(run, items), return_exceptions=True)
+    for error in filter(None, outcomes):
+        raise error
 
 
 async def end_task(*tasks: asyncio.Future[Any]) -> None:

@@ -6,14 +6,16 @@ when they are next needed.
 """
 
 import asyncio
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Final, NamedTuple
 
 from redis.asyncio import Redis
 
 from contract import keys
+from contract.tasks import each_apart
 from gateway.database.engine import Database
 from gateway.database.ledger.holders import HolderStore
 from gateway.database.ledger.rollups import DAY, Rollups
@@ -120,10 +122,14 @@ async def reconcile(
     """
     report = ReconcileReport()
     reconciler = _Reconciler(redis, database, report)
-    for bucket in range(keys.BUCKETS):
-        await reconciler.compare_accounts(bucket)
-        await reconciler.audit_reservations(bucket)
-    await reconciler.compare_rollups(rollup_days)
+    parts: list[Callable[[], Awaitable[None]]] = [
+        partial(part, bucket)
+        for bucket in range(keys.BUCKETS)
+        for part in (reconciler.compare_accounts, reconciler.audit_reservations)
+    ]
+    # One bad account or bucket hides no difference of the others.
+    parts.append(partial(reconciler.compare_rollups, rollup_days))
+    await each_apart(lambda part: part(), parts, at_once=1)
     return report
 
 
@@ -137,8 +143,8 @@ class _Reconciler:
 
     async def compare_accounts(self, bucket: int) -> None:
         names = await self._executor.execute_command("SMEMBERS", keys.accounts(bucket))
-        for holder in await self._holders(bucket, [name.decode() for name in names]):
-            await self._compare(bucket, holder)
+        holders = await self._holders(bucket, [name.decode() for name in names])
+        await each_apart(partial(self._compare, bucket), holders, at_once=1)
 
     async def audit_reservations(self, bucket: int) -> None:
         audit = await self._store.audit_open(bucket)

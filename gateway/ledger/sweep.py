@@ -8,12 +8,14 @@ over renews its reservation first; then the sweep does not settle it.
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
 from redis.asyncio import Redis
-from redis.exceptions import ResponseError
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from contract import clock, keys
 from contract.queue import JobQueue
@@ -29,7 +31,7 @@ PATIENCE_MS: Final = 600_000
 The engine's last reported counts are then final.
 """
 AT_ONCE: Final = 500
-"""Limit of reservations of one bucket in one run."""
+"""Limit of reservations of one bucket that are read at once."""
 LOST_CODE: Final = "gateway_lost"
 
 logger = logging.getLogger(__name__)
@@ -50,22 +52,27 @@ class Sweep:
         self.lost_micros = 0
         """Cost in micro-dollars of all tokens that were settled free of charge."""
 
-    async def run(self) -> int:
+    async def run(self, *, seconds: float = 20.0) -> int:
         """Settle abandoned requests whose jobs have ended, and cancel the jobs of the others.
 
-        Returns how many requests were settled. Raises RedisError.
+        Looks past those that cannot be settled, until `seconds` are over. Returns how many requests
+        were settled. Raises RedisError.
         """
-        found = await asyncio.gather(*(self._abandoned(bucket) for bucket in range(keys.BUCKETS)))
-        abandoned = [each for some in found for each in some]
-        alive = await self._living({each.record.gateway for each in abandoned})
-        return sum([await self._try_to_end(each, alive) for each in abandoned])
-
-    async def _abandoned(self, bucket: int) -> list[_Abandoned]:
-        return [
-            _Abandoned(record, expired.expired_ms)
-            for expired in await self._store.expired(bucket, most=AT_ONCE)
-            if (record := _draft(expired)) is not None
-        ]
+        deadline, settled = time.monotonic() + seconds, 0
+        kept = dict.fromkeys(range(keys.BUCKETS), 0)
+        while kept and time.monotonic() < deadline:
+            pages = await asyncio.gather(
+                *(self._store.expired(bucket, most=AT_ONCE, skip=kept[bucket]) for bucket in kept)
+            )
+            found = [[each for each in map(_abandoned, page) if each is not None] for page in pages]
+            alive = await self._living({each.record.gateway for some in found for each in some})
+            for bucket, page, some in zip(list(kept), pages, found, strict=True):
+                ended = sum([await self._try_to_end(each, alive) for each in some])
+                settled += ended
+                kept[bucket] += len(page) - ended
+                if len(page) < AT_ONCE:
+                    del kept[bucket]
+        return settled
 
     async def _living(self, gateways: set[str]) -> set[str]:
         names = sorted(gateways)
@@ -77,7 +84,9 @@ class Sweep:
     async def _try_to_end(self, abandoned: _Abandoned, alive: set[str]) -> bool:
         try:
             return await self._end(abandoned, alive)
-        except ResponseError:
+        except (RedisConnectionError, RedisTimeoutError):
+            raise
+        except Exception:
             # A faulty record must not block the others.
             logger.exception("request %s cannot be settled", abandoned.record.request_id)
             return False
@@ -123,14 +132,15 @@ class Sweep:
         return await queue.receipts(job_ids)
 
 
-def _draft(expired: ExpiredReservation) -> UsageRecord | None:
+def _abandoned(expired: ExpiredReservation) -> _Abandoned | None:
     draft = readable_usage(expired.record)
     if draft is None:
         logger.error("the record of reservation %s cannot be read", expired.request_id)
         return None
-    return msgspec.structs.replace(
+    record = msgspec.structs.replace(
         draft, request_id=expired.request_id, created_ms=expired.created_ms
     )
+    return _Abandoned(record, expired.expired_ms)
 
 
 def _has_ended(receipt: JobReceipt) -> bool:

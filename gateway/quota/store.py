@@ -258,12 +258,17 @@ class QuotaStore:
                     found[tenant_id] = account.credit_micros - account.reserved_credit_micros
         return found
 
-    async def expired(self, bucket: int, *, most: int = 100) -> list[ExpiredReservation]:
-        """Return open reservations whose lease has expired, longest expired first."""
+    async def expired(
+        self, bucket: int, *, most: int = 100, skip: int = 0
+    ) -> list[ExpiredReservation]:
+        """Return open reservations whose lease has expired, longest expired first.
+
+        `skip` of them are left out.
+        """
         reply = await _EXPIRED.run(
             self._executor,
             [keys.open_reservations(bucket)],
-            [keys.reservation_prefix(bucket), most],
+            [keys.reservation_prefix(bucket), most, skip],
         )
         return [
             ExpiredReservation(request_id.decode(), int(created_ms), record, int(expired_ms))

@@ -3,7 +3,9 @@
 import asyncio
 import json
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from redis.asyncio import Redis
@@ -85,6 +87,16 @@ async def test_concurrent_alerts_are_sent_once(
     await tenants.update("acme", limits={BUDGET: 10})
     await _spend(database, 10)
     assert sum(await asyncio.gather(*(find_alerts(database, NOW) for _ in range(4)))) == 3
+
+
+async def test_failure_for_one_tenant_delays_no_other(
+    database: Database, tenants: TenantService, webhook: Webhook
+) -> None:
+    costs: Any = SimpleNamespace(costs=AsyncMock(side_effect=(ZeroDivisionError, {"t:quiet": 1})))
+    await WebhookService(database, BOX).create("quiet", URL, thresholds=[100])
+    with pytest.raises(ZeroDivisionError):
+        await find_alerts(database, NOW, costs=costs)
+    assert [event["tenant"] for event in await _pending(database)] == ["quiet"]
 
 
 async def test_alerts_start_again_each_month(

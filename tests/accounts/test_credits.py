@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from datetime import datetime, timedelta, timezone
+from typing import Any
 
 import pytest
 from redis.asyncio import Redis
@@ -12,6 +13,7 @@ from gateway.database.engine import Database
 from gateway.database.paging import PageRequest
 from gateway.errors import InvalidParameterError, NotFoundError, StoreUnavailableError
 from gateway.management.audit.log import SYSTEM, AuditLog
+from gateway.management.credits import service as service_module
 from gateway.management.credits.checks import MAX_AMOUNT_MICROS
 from gateway.management.credits.service import GRACE, CreditService
 from gateway.management.tenants.service import TenantService
@@ -262,8 +264,28 @@ async def test_redis_failure_leaves_expired_grants_to_the_next_run(
     credits_: CreditService, deaf: CreditService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await _soon_expiring(credits_, 50)
-    assert await deaf.expire_due(utc_now() + LATE) == 0
+    with pytest.raises(StoreUnavailableError):
+        await deaf.expire_due(utc_now() + LATE)
     assert await credits_.expire_due(utc_now() + LATE) == 1
+
+
+async def test_failure_for_one_tenant_delays_no_other_expiry(
+    credits_: CreditService, tenants: TenantService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await tenants.create("Other", tenant_id="other")
+    for tenant_id in ("acme", "other"):
+        await credits_.grant(tenant_id, 50, expires_at=utc_now() + SOON)
+    expiries = service_module._expiries
+
+    async def fail(transaction: Any, tenant_id: str, now: datetime) -> list[Credit]:
+        if tenant_id == "acme":
+            raise ZeroDivisionError
+        return await expiries(transaction, tenant_id, now)
+
+    monkeypatch.setattr(service_module, "_expiries", fail)
+    with pytest.raises(ZeroDivisionError):
+        await credits_.expire_due(utc_now() + LATE)
+    assert [(await credits_.balance(each)).micros for each in ("acme", "other")] == [50, 0]
 
 
 @every_database

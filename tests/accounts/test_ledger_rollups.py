@@ -29,6 +29,7 @@ from gateway.database.tables import (
 from gateway.management.tenants.service import TenantService
 from gateway.tenancy.adapters import AdapterState
 from gateway.tenancy.first_tokens import BOUNDS_MS
+from gateway.tenancy.times import to_time
 from gateway.tenancy.usage_record import Outcome, UsageRecord
 from tests.support.kinds import every_database
 from tests.support.usage import HOUR_MS, NOON_MS, usage_record
@@ -201,6 +202,26 @@ async def test_more_marks_than_one_transaction_takes_are_processed(
     for number in range(10):
         await _insert(database, usage_record(number, created_ms=NOON_MS + number * HOUR_MS))
     assert await Rollups(database).make_all() == 10
+    await _check(database)
+
+
+async def test_hour_that_fails_delays_no_other(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(3):
+        await _insert(database, usage_record(number, created_ms=NOON_MS + number * HOUR_MS))
+    replace = rollups_module._replace
+
+    async def fail(transaction: Any, kind: Any, period: Any, start: datetime, sums: Any) -> None:
+        if start == to_time(NOON_MS):
+            raise ZeroDivisionError
+        await replace(transaction, kind, period, start, sums)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rollups_module, "_replace", fail)
+        with pytest.raises(ZeroDivisionError):
+            await Rollups(database).make_all()
+    assert await Rollups(database).make_all() == 1
     await _check(database)
 
 

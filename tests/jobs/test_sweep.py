@@ -9,6 +9,7 @@ from redis.asyncio import Redis
 from contract import clock, keys
 from contract.queue import JobQueue, LeaseReport
 from contract.receipts import JobState
+from gateway.ledger import sweep as sweep_module
 from gateway.ledger.drain import FIELD
 from gateway.ledger.sweep import PATIENCE_MS, Sweep
 from gateway.quota.replies import Admitted, ReservationRequest
@@ -201,9 +202,11 @@ async def test_returning_gateway_and_sweep_settle_once(redis: Redis) -> None:
     assert await _open(redis) == 0
 
 
+@pytest.mark.parametrize("at_once", [1, 500])
 async def test_unreadable_draft_does_not_delay_other_reservations(
-    redis: Redis, caplog: pytest.LogCaptureFixture
+    redis: Redis, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
+    monkeypatch.setattr(sweep_module, "AT_ONCE", at_once)
     await _admit(redis, _draft(1))
     reservation = keys.reservation(BUCKET, _draft(1).request_id)
     await command(redis, "HSET", reservation, "record", "garbage")
@@ -213,9 +216,11 @@ async def test_unreadable_draft_does_not_delay_other_reservations(
     assert "cannot be read" in caplog.text
 
 
+@pytest.mark.parametrize("at_once", [1, 500])
 async def test_failed_settlement_does_not_delay_others(
-    redis: Redis, caplog: pytest.LogCaptureFixture
+    redis: Redis, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
+    monkeypatch.setattr(sweep_module, "AT_ONCE", at_once)
     await _admit(redis, _draft(1))
     await redis.set(keys.job(MODEL, f"{_draft(1).request_id}-0"), "of another type")
     await command(redis, "DEL", keys.running(BUCKET, "k:key_1"))

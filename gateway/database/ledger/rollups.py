@@ -1,6 +1,6 @@
 """Rollups: hourly and daily sums of the ledger, derived from rows and never corrected."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple
 
@@ -22,6 +22,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from contract.tasks import each_apart
 from contract.tier import ServiceTier
 from gateway.database.engine import Database
 from gateway.database.ledger.rows import day_of
@@ -43,7 +44,7 @@ from gateway.tenancy.usage_record import Outcome
 ROLLUP_LOCK: Final = 7_585_426
 """PostgreSQL advisory lock for the summation: two processes at once would write the same rows."""
 MARKS: Final = 5_000
-"""Marks that one transaction processes."""
+"""Marks of an hour that one transaction processes."""
 HOUR: Final = timedelta(hours=1)
 DAY: Final = timedelta(days=1)
 
@@ -70,11 +71,19 @@ class Rollups:
         self._database = database
 
     async def make_all(self) -> int:
-        """Compute the sums of all marked hours. Return the number of hours."""
-        made = 0
-        while hours := await self._make_some():
-            made += hours
-        return made
+        """Compute the sums of all marked hours. Return the number of hours.
+
+        One hour's failure, which is raised at the end, delays no other hour.
+        """
+        made: list[datetime] = []
+
+        async def make(hour: datetime) -> None:
+            if await self._make(hour):
+                made.append(hour)
+
+        while hours := await self._marked_hours():
+            await each_apart(make, hours, at_once=1)
+        return len(made)
 
     async def wrong_hours(self, *, since: datetime, until: datetime) -> list[datetime]:
         """Return the unmarked hours whose sums differ from their rows.
@@ -89,27 +98,30 @@ class Rollups:
             day += DAY
         return sorted(wrong)
 
-    async def _make_some(self) -> int:
+    async def _marked_hours(self) -> Sequence[datetime]:
+        async with self._database.reading() as transaction:
+            hours = select(DirtyHourRow.hour).distinct().order_by(DirtyHourRow.hour)
+            return (await transaction.scalars(hours)).all()
+
+    async def _make(self, hour: datetime) -> bool:
+        """Compute the sums of an hour and its day, unless another process has done it."""
         async with self._database.writing() as transaction:
             if transaction.get_bind().dialect.name == "postgresql":
                 await transaction.execute(
                     text("SELECT pg_advisory_xact_lock(:key)"), {"key": ROLLUP_LOCK}
                 )
             # Every later query sees at least the rows whose marks this query sees.
-            marks = await transaction.execute(
-                select(DirtyHourRow.id, DirtyHourRow.hour).order_by(DirtyHourRow.id).limit(MARKS)
+            marks = await transaction.scalars(
+                select(DirtyHourRow.id).where(DirtyHourRow.hour == hour).limit(MARKS)
             )
-            found = [(id_, hour) for id_, hour in marks]
-            hours = {hour for _, hour in found}
+            if not (found := marks.all()):
+                return False
+            day = day_of(hour)
             for kind in _KINDS:
-                for hour in sorted(hours):
-                    await _replace(transaction, kind, RollupPeriod.HOUR, hour, kind.of_rows(hour))
-                for day in sorted({day_of(hour) for hour in hours}):
-                    await _replace(
-                        transaction, kind, RollupPeriod.DAY, day, _sums_of_hours(kind, day)
-                    )
-            await _remove_marks(transaction, [id_ for id_, _ in found])
-        return len(hours)
+                await _replace(transaction, kind, RollupPeriod.HOUR, hour, kind.of_rows(hour))
+                await _replace(transaction, kind, RollupPeriod.DAY, day, _sums_of_hours(kind, day))
+            await _remove_marks(transaction, found)
+        return True
 
 
 def first_token_sums(time: Any) -> dict[str, ColumnElement[Any]]:

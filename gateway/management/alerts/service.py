@@ -6,6 +6,7 @@ from typing import Final
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from contract.tasks import each_apart
 from gateway.database.engine import Database
 from gateway.management.alerts.store import AlertStore, MonthlyCosts, RollupCosts, Watched
 from gateway.management.credits.service import balance_of
@@ -32,12 +33,14 @@ async def find_alerts(
     """Add webhook events for every budget that has reached a threshold in the month of `now`.
 
     Each webhook receives one event per budget, month and threshold, even if two calls run at once.
-    Return the number of new events. Raises StoreUnavailableError.
+    Return the number of new events. One tenant's failure, which is raised at the end, delays no
+    other tenant. Raises StoreUnavailableError.
     """
     async with database.reading() as transaction:
         watched = await AlertStore(transaction).watched()
-    new = 0
-    for tenant in watched:
+    new = []
+
+    async def find(tenant: Watched) -> None:
         async with database.reading() as transaction:
             events = [
                 *await _budget_events(transaction, tenant, now, costs=costs or RollupCosts()),
@@ -45,8 +48,10 @@ async def find_alerts(
             ]
         if events:
             async with database.writing() as transaction:
-                new += await WebhookStore(transaction).add_events(events)
-    return new
+                new.append(await WebhookStore(transaction).add_events(events))
+
+    await each_apart(find, watched, at_once=1)
+    return sum(new)
 
 
 async def _budget_events(

@@ -4,12 +4,13 @@
 --
 -- KEYS[1] open reservations
 -- ARGV[1] reservation prefix  ARGV[2] maximum number of reservations
+-- ARGV[3] how many to skip, longest expired first
 -- Output {request id, creation in Unix milliseconds, draft of the usage record, expiry of the lease
 --   in Unix milliseconds, ...}, longest expired first
 local time = redis.call('TIME')
 local now = string.format('%d', time[1] * 1000 + math.floor(time[2] / 1000))
 local out = {}
-local found = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'WITHSCORES', 'LIMIT', 0, ARGV[2])
+local found = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'WITHSCORES', 'LIMIT', ARGV[3], ARGV[2])
 for i = 1, #found, 2 do
   local id, expiry = found[i], found[i + 1]
   local fields = redis.call('HMGET', ARGV[1] .. id, 'created_ms', 'record')
