@@ -83,6 +83,7 @@ class AdapterCopier:
         known, and StoreUnavailableError.
         """
         try:
+            await self._catalogue.refresh()
             support = await self.support_of(base_model)
             shapes = await self._catalogue.adapter_modules(support.modules_digest)
         except RedisError:

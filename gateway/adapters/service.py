@@ -136,14 +136,7 @@ class AdapterService:
             base_model=base_model,
             source=source,
             is_shared=is_shared,
-            state=AdapterState.VALIDATING,
-            reason="",
-            sha256="",
-            rank=0,
-            target_modules=(),
-            size=0,
             created_at=utc_now(),
-            deleted_at=None,
         )
         async with self._database.writing() as transaction:
             await lock_tenant(transaction, tenant_id)
@@ -255,7 +248,6 @@ class AdapterService:
         adapter, claim = claimed
         patience = SOURCE_PATIENCE
         try:
-            await self._catalogue.refresh()
             await self._validate(adapter, claim)
         except LostClaimError:
             return False  # It was deleted meanwhile.

@@ -1,6 +1,7 @@
 """Queries on the table `adapters`."""
 
 from collections.abc import Collection
+from dataclasses import asdict
 from datetime import datetime
 
 from sqlalchemy import ColumnElement, and_, func, not_, or_, select
@@ -24,23 +25,7 @@ class AdapterStore:
     async def add(self, adapter: Adapter, *, claimed_until: datetime) -> None:
         """Insert an adapter whose files are not copied yet."""
         self._transaction.add(
-            AdapterRow(
-                id=adapter.id,
-                tenant_id=adapter.tenant_id,
-                name=adapter.name,
-                base_model=adapter.base_model,
-                source=adapter.source,
-                is_shared=adapter.is_shared,
-                state=adapter.state,
-                reason="",
-                sha256="",
-                rank=0,
-                target_modules=[],
-                size=0,
-                is_stored=False,
-                created_at=adapter.created_at,
-                claimed_until=claimed_until,
-            )
+            AdapterRow(**asdict(adapter), is_stored=False, claimed_until=claimed_until)
         )
         await self._transaction.flush()
 

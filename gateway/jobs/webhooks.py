@@ -10,6 +10,7 @@ from typing import Final
 from contract import clock
 from gateway.database.claims import Slots
 from gateway.database.engine import Database
+from gateway.database.tables import WebhookEventRow
 from gateway.jobs.outbound import DeliveryError, Outbound
 from gateway.management.webhooks.secret_box import SealedSecretError, SecretBox
 from gateway.management.webhooks.store import Delivery, WebhookStore
@@ -52,33 +53,31 @@ class WebhookSender:
             return await WebhookStore(transaction).due(utc_now(), limit, held=held, most=MOST)
 
     async def _send(self, delivery: Delivery) -> bool:
+        event, webhook = delivery
         try:
-            headers = _headers(delivery, self._secret(delivery))
-            await self._outbound.post(delivery.url, delivery.body.encode(), headers)
+            sealed, body = webhook.sealed_secret, event.body.encode()
+            secret = webhook.secret if sealed is None else self._box.open(sealed)
+            await self._outbound.post(webhook.url, body, _headers(event.id, body, secret))
         except (DeliveryError, SealedSecretError) as error:
-            await self._failed(delivery, str(error))
+            await self._failed(event, str(error))
             return False
         except Exception:
-            logger.exception("webhook event %s cannot be sent", delivery.event_id)
-            await self._failed(delivery, "could not be sent by an internal error")
+            logger.exception("webhook event %s cannot be sent", event.id)
+            await self._failed(event, "could not be sent by an internal error")
             return False
         async with self._database.writing() as transaction:
-            await WebhookStore(transaction).delivered(delivery.event_id, utc_now())
+            await WebhookStore(transaction).delivered(event.id, utc_now())
         return True
 
-    def _secret(self, delivery: Delivery) -> str:
-        sealed = delivery.sealed_secret
-        return delivery.plain_secret if sealed is None else self._box.open(sealed)
-
-    async def _failed(self, delivery: Delivery, why: str) -> None:
+    async def _failed(self, event: WebhookEventRow, why: str) -> None:
         now = utc_now()
-        pause = min(FIRST_PAUSE * 2 ** min(delivery.attempts, 30), LONGEST_PAUSE)
-        gives_up = now + pause - delivery.created_at > GIVE_UP_AFTER
+        pause = min(FIRST_PAUSE * 2 ** min(event.attempts, 30), LONGEST_PAUSE)
+        gives_up = now + pause - event.created_at > GIVE_UP_AFTER
         if gives_up:
-            logger.warning("webhook event %s is abandoned: %s", delivery.event_id, why)
+            logger.warning("webhook event %s is abandoned: %s", event.id, why)
         async with self._database.writing() as transaction:
             await WebhookStore(transaction).failed(
-                delivery.event_id, next_attempt_at=None if gives_up else now + pause, error=why
+                event.id, next_attempt_at=None if gives_up else now + pause, error=why
             )
 
 
@@ -89,10 +88,10 @@ def signature(secret: str, body: bytes, unix_seconds: int) -> str:
     return f"t={unix_seconds},v1={digest}"
 
 
-def _headers(delivery: Delivery, secret: str) -> dict[str, str]:
+def _headers(event_id: str, body: bytes, secret: str) -> dict[str, str]:
     return {
         "content-type": "application/json",
         "user-agent": "sluice-webhooks",
-        "sluice-event-id": delivery.event_id,
-        "sluice-signature": signature(secret, delivery.body.encode(), clock.now_seconds()),
+        "sluice-event-id": event_id,
+        "sluice-signature": signature(secret, body, clock.now_seconds()),
     }

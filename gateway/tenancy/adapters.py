@@ -30,17 +30,17 @@ class Adapter:
     """Where its files came from: a folder or `s3://BUCKET/PREFIX`."""
     is_shared: bool
     """Whether every tenant may use it."""
-    state: AdapterState
-    reason: str
+    state: AdapterState = AdapterState.VALIDATING
+    reason: str = ""
     """Why it failed, or why its validation is being repeated; else empty."""
-    sha256: str
+    sha256: str = ""
     """Identifies its files; empty until they are checked."""
-    rank: int
-    target_modules: tuple[str, ...]
-    size: int
+    rank: int = 0
+    target_modules: tuple[str, ...] = ()
+    size: int = 0
     """Bytes of its files."""
     created_at: datetime
-    deleted_at: datetime | None
+    deleted_at: datetime | None = None
 
     @property
     def full_name(self) -> str:

@@ -46,7 +46,7 @@ async def _pending(database: Database) -> list[dict[str, Any]]:
     """Return the pending alerts in the order of scope and threshold."""
     async with database.writing() as transaction:
         due = await WebhookStore(transaction).due(utc_now() + timedelta(days=1), 100)
-    bodies = [json.loads(delivery.body) for delivery in due.values()]
+    bodies = [json.loads(delivery.event.body) for delivery in due.values()]
     return sorted(
         bodies, key=lambda body: (body["data"].get("scope", ""), body["data"].get("threshold", 0))
     )

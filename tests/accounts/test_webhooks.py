@@ -4,6 +4,7 @@ import asyncio
 import base64
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 
@@ -27,7 +28,6 @@ from gateway.management.webhooks.service import (
 from gateway.management.webhooks.store import (
     Delivery,
     EventName,
-    StoredSecret,
     WebhookStore,
 )
 from gateway.tenancy.records import Webhook
@@ -98,12 +98,12 @@ async def test_secret_is_kept_encrypted_and_nothing_is_registered_without_a_key(
 ) -> None:
     created = await webhooks.create("acme", URL)
     [stored] = await _stored(database)
-    assert stored.plain == ""
-    assert stored.sealed is not None
-    assert created.secret.encode() not in stored.sealed
-    assert BOX.open(stored.sealed) == created.secret
+    assert stored.secret == ""
+    assert stored.sealed_secret is not None
+    assert created.secret.encode() not in stored.sealed_secret
+    assert BOX.open(stored.sealed_secret) == created.secret
     with pytest.raises(SealedSecretError):
-        SecretBox([OTHER_ENCRYPTION_KEY]).open(stored.sealed)
+        SecretBox([OTHER_ENCRYPTION_KEY]).open(stored.sealed_secret)
     keyless = WebhookService(database, SecretBox())
     with pytest.raises(BadRequestError, match="SLUICE_ENCRYPTION_KEYS"):
         await keyless.create("acme", URL)
@@ -132,16 +132,16 @@ async def test_plain_and_former_secrets_are_encrypted_with_the_first_key(
     assert await encrypt_secrets(database, rotated) == 0
     only_new = SecretBox([OTHER_ENCRYPTION_KEY])
     for stored in await _stored(database):
-        assert (stored.plain, stored.sealed is None) == ("", False)
-        if stored.webhook_id == foreign:
-            assert stored.sealed == lost
+        assert (stored.secret, stored.sealed_secret is None) == ("", False)
+        if stored.id == foreign:
+            assert stored.sealed_secret == lost
         else:
-            assert only_new.open(stored.sealed or b"") == secrets[stored.webhook_id]
+            assert only_new.open(stored.sealed_secret or b"") == secrets[stored.id]
 
 
-async def _stored(database: Database) -> list[StoredSecret]:
+async def _stored(database: Database) -> Sequence[WebhookRow]:
     async with database.writing() as transaction:
-        return await WebhookStore(transaction).stored_secrets(after="", limit=10)
+        return await WebhookStore(transaction).lock_all(after="", limit=10)
 
 
 @every_database
@@ -210,11 +210,11 @@ async def test_test_event_is_due_once_a_minute(
     with pytest.raises(ConflictError, match="already tested in this minute"):
         await webhooks.test("acme", webhook.id)
     (delivery,) = await _due(database)
-    assert delivery.event_id == event.id
-    assert (delivery.url, delivery.attempts) == (URL, 0)
-    assert BOX.open(delivery.sealed_secret or b"") == webhook.secret
+    assert delivery.event.id == event.id
+    assert (delivery.webhook.url, delivery.event.attempts) == (URL, 0)
+    assert BOX.open(delivery.webhook.sealed_secret or b"") == webhook.secret
     assert webhook.secret not in repr(delivery)
-    body = json.loads(delivery.body)
+    body = json.loads(delivery.event.body)
     assert body == {
         "object": "event",
         "id": event.id,
@@ -253,9 +253,9 @@ async def test_due_events_are_claimed_once_until_the_claim_expires(
     webhook = await webhooks.create("acme", URL)
     ids = {await _add_event(database, webhook, threshold) for threshold in range(1, 9)}
     handed_out = await asyncio.gather(*(_due(database, limit=3) for _ in range(4)))
-    assert sorted(d.event_id for some in handed_out for d in some) == sorted(ids)
+    assert sorted(d.event.id for some in handed_out for d in some) == sorted(ids)
     assert await _due(database) == []
-    assert {d.event_id for d in await _due(database, after=2 * CLAIM)} == ids
+    assert {d.event.id for d in await _due(database, after=2 * CLAIM)} == ids
 
 
 async def test_delivered_event_is_not_due(webhooks: WebhookService, database: Database) -> None:
@@ -280,7 +280,7 @@ async def test_failed_event_is_due_again_at_its_retry_time(
         await WebhookStore(transaction).failed(event_id, next_attempt_at=later, error="x" * 999)
     assert await _due(database, after=9 * CLAIM) == []
     (delivery,) = await _due(database, after=11 * CLAIM)
-    assert (delivery.event_id, delivery.attempts) == (event_id, 1)
+    assert (delivery.event.id, delivery.event.attempts) == (event_id, 1)
     async with database.writing() as transaction:
         await WebhookStore(transaction).failed(event_id, next_attempt_at=None, error="gone")
     assert await _due(database, after=99 * CLAIM) == []

@@ -146,6 +146,7 @@ async def test_adapter_passes_from_its_source_through_the_store_to_a_worker(
     card = SimpleNamespace(model="base", adapters=AdapterSupport(RANK, "digest"))
     shapes = zlib.compress(encode_shapes({Q_PROJ: (FEATURES, FEATURES)}))
     catalogue: Any = SimpleNamespace(
+        refresh=AsyncMock(),
         look_up=AsyncMock(return_value=SimpleNamespace(card=card)),
         adapter_modules=AsyncMock(return_value=shapes),
     )

@@ -99,14 +99,7 @@ async def fail_adapter(database: Database, tenant_id: str, name: str) -> str:
         base_model=MODEL,
         source="/nowhere",
         is_shared=False,
-        state=AdapterState.VALIDATING,
-        reason="",
-        sha256="",
-        rank=0,
-        target_modules=(),
-        size=0,
         created_at=now,
-        deleted_at=None,
     )
     async with database.writing() as transaction:
         await AdapterStore(transaction).add(adapter, claimed_until=now)

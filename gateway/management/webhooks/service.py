@@ -10,17 +10,12 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.database.engine import Database
 from gateway.database.locking import lock_tenant
+from gateway.database.tables import WebhookRow
 from gateway.errors import ConflictError, NotFoundError, must, shown
 from gateway.management.audit.log import SYSTEM, AuditLog
 from gateway.management.tenants.service import reading_of_tenant
 from gateway.management.webhooks.secret_box import SealedSecretError, SecretBox
-from gateway.management.webhooks.store import (
-    EventName,
-    EventState,
-    StoredSecret,
-    WebhookEvent,
-    WebhookStore,
-)
+from gateway.management.webhooks.store import EventName, EventState, WebhookEvent, WebhookStore
 from gateway.management.webhooks.urls import check_url, host_of
 from gateway.tenancy.checks import check_known
 from gateway.tenancy.limits import LimitScope, subject_of
@@ -152,30 +147,29 @@ async def encrypt_secrets(database: Database, box: SecretBox) -> int:
     changed, after, more = 0, "", box.has_key
     while more:
         async with database.writing() as transaction:
-            store = WebhookStore(transaction)
-            found = await store.stored_secrets(after=after, limit=AT_ONCE)
-            for each in found:
-                if (sealed := _sealed_again(each, box)) is not None:
-                    await store.set_sealed_secret(each.webhook_id, sealed)
+            found = await WebhookStore(transaction).lock_all(after=after, limit=AT_ONCE)
+            for row in found:
+                if (sealed := _sealed_again(row, box)) is not None:
+                    row.secret, row.sealed_secret = "", sealed
                     changed += 1
         more = len(found) == AT_ONCE
-        after = found[-1].webhook_id if found else after
+        after = found[-1].id if found else after
     return changed
 
 
-def _sealed_again(stored: StoredSecret, box: SecretBox) -> bytes | None:
+def _sealed_again(row: WebhookRow, box: SecretBox) -> bytes | None:
     """Return a secret encrypted with the first key.
 
     Return None if it already is, or if no key decrypts it.
     """
-    if stored.sealed is None:
-        return box.seal(stored.plain)
-    if box.is_current(stored.sealed):
+    if row.sealed_secret is None:
+        return box.seal(row.secret)
+    if box.is_current(row.sealed_secret):
         return None
     try:
-        return box.seal(box.open(stored.sealed))
+        return box.seal(box.open(row.sealed_secret))
     except SealedSecretError as error:
-        logger.warning("cannot encrypt the secret of webhook %s: %s", stored.webhook_id, error)
+        logger.warning("cannot encrypt the secret of webhook %s: %s", row.id, error)
         return None
 
 

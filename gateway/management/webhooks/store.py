@@ -1,7 +1,7 @@
 """Queries on the tables `webhooks` and `webhook_events`."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
@@ -41,20 +41,11 @@ class WebhookEvent:
     created_at: datetime
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delivery:
+class Delivery(NamedTuple):
     """An event that is due."""
 
-    event_id: str
-    url: str
-    sealed_secret: bytes | None
-    """Signs the request, after decryption."""
-    plain_secret: str = field(repr=False)
-    """The plain secret from a release that did not encrypt it; there is then no sealed one."""
-    body: str
-    created_at: datetime
-    attempts: int
-    """Number of failed attempts."""
+    event: WebhookEventRow
+    webhook: WebhookRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +60,6 @@ class EventState:
     next_attempt_at: datetime | None
     """Null for an event that was delivered or abandoned."""
     last_error: str
-
-
-class StoredSecret(NamedTuple):
-    """A webhook's secret as stored in the database."""
-
-    webhook_id: str
-    plain: str
-    """Empty if it is encrypted."""
-    sealed: bytes | None
 
 
 class WebhookStore:
@@ -129,24 +111,16 @@ class WebhookStore:
             .values(removed_at=removed_at)
         )
 
-    async def stored_secrets(self, *, after: str, limit: int) -> list[StoredSecret]:
-        """Return and lock the secrets of some webhooks, removed ones included, ordered by id."""
-        rows = await self._transaction.execute(
-            select(WebhookRow.id, WebhookRow.secret, WebhookRow.sealed_secret)
+    async def lock_all(self, *, after: str, limit: int) -> Sequence[WebhookRow]:
+        """Return and lock some webhooks, removed ones included, ordered by id."""
+        rows = await self._transaction.scalars(
+            select(WebhookRow)
             .where(WebhookRow.id > after)
             .order_by(WebhookRow.id)
             .limit(limit)
             .with_for_update()
         )
-        return [StoredSecret(*row) for row in rows]
-
-    async def set_sealed_secret(self, webhook_id: str, sealed_secret: bytes) -> None:
-        """Replace a webhook's secret, including a plain one."""
-        await self._transaction.execute(
-            update(WebhookRow)
-            .where(WebhookRow.id == webhook_id)
-            .values(secret="", sealed_secret=sealed_secret)
-        )
+        return rows.all()
 
     async def add_events(self, events: Sequence[WebhookEvent]) -> int:
         """Add events for delivery, except those with an existing name. Return how many are new."""
@@ -240,15 +214,7 @@ class WebhookStore:
         for row in rows:
             row.next_attempt_at = now + CLAIM
             webhook = await self._transaction.get_one(WebhookRow, row.webhook_id)
-            found[row.id] = Delivery(
-                event_id=row.id,
-                url=webhook.url,
-                sealed_secret=webhook.sealed_secret,
-                plain_secret=webhook.secret,
-                body=row.body,
-                created_at=row.created_at,
-                attempts=row.attempts,
-            )
+            found[row.id] = Delivery(row, webhook)
         await self._transaction.flush()
         return found
 

@@ -169,6 +169,20 @@ async def test_bug_in_one_validation_delays_no_other(
     assert (await _row(database, bad)).reason == "The validation failed by an internal error."
 
 
+async def test_outage_of_redis_fails_no_adapter(
+    service: AdapterService, database: Database, redis: Redis, tmp_path: Path
+) -> None:
+    adapter = await _register(service, "acme", "poet", write_adapter(tmp_path / "poet"))
+    await _age(database, timedelta(minutes=50))
+    async with Redis.from_url("redis://127.0.0.1:1") as away:
+        assert await _service(database, away, tmp_path).validate_new() == 0
+    row = await _row(database, adapter)
+    assert (row.state, row.reason[:30]) == ("validating", "The modules of 'base' are not ")
+    await _age(database, timedelta(minutes=5))
+    assert await service.validate_new() == 1
+    assert (await _row(database, adapter)).reason == ""
+
+
 @pytest.mark.parametrize("source", ["s3://a b/c", "/proc/1/fd"])
 async def test_impossible_source_fails_at_once(
     service: AdapterService, database: Database, source: str
