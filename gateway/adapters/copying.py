@@ -38,7 +38,7 @@ RETRY_AFTER_SECONDS: Final = 5.0
 Result = TypeVar("Result")
 
 
-class SourceUnavailableError(StoreUnavailableError):
+class UnreadableSourceError(InvalidAdapterError):
     """The source of an adapter cannot be read at the moment."""
 
 
@@ -79,7 +79,7 @@ class AdapterCopier:
             base_model: its modules and workers limit the adapter.
             note: receives the digest before any file is stored under it.
 
-        Raises InvalidAdapterError, SourceUnavailableError, NoWorkerError if the base model is not
+        Raises InvalidAdapterError, UnreadableSourceError, NoWorkerError if the base model is not
         known, and StoreUnavailableError.
         """
         try:
@@ -145,9 +145,8 @@ async def _opened(source: str, *, max_bytes: int) -> AsyncIterator[tuple[bytes, 
         except ValueError:
             raise InvalidAdapterError("The source is not a valid URL of S3.") from None
         except StoreUnavailableError as error:
-            raise SourceUnavailableError(
-                "The source cannot be read: it does not respond, or denies access.",
-                detail=error.detail,
+            raise UnreadableSourceError(
+                "The source cannot be read: it does not respond, or denies access."
             ) from error
         copy.flush()
         yield config, Path(copy.name)

@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from contract.object_store import S3_SCHEME
 from gateway.adapters.checks import InvalidAdapterError
-from gateway.adapters.copying import AdapterCopier, SourceUnavailableError
+from gateway.adapters.copying import AdapterCopier, UnreadableSourceError
 from gateway.adapters.store import AdapterStore
 from gateway.database.claims import CLAIM, Claim, LostClaimError, Slots
 from gateway.database.engine import Database
@@ -251,10 +251,11 @@ class AdapterService:
             await self._validate(adapter, claim)
         except LostClaimError:
             return False  # It was deleted meanwhile.
+        except UnreadableSourceError as error:
+            logger.warning("the adapter %s: %s", adapter.id, error.__cause__ or error)
+            reason = str(error)
         except InvalidAdapterError as error:
             patience, reason = timedelta(0), str(error)
-        except SourceUnavailableError as error:
-            reason = error.message
         except ServiceUnavailableError as error:
             patience, reason = PATIENCE, error.message
         except Exception:
@@ -289,7 +290,7 @@ class AdapterService:
         try:
             copied = await claim.hold(copying, seconds=SECONDS)
         except TimeoutError:
-            raise SourceUnavailableError(
+            raise UnreadableSourceError(
                 f"The files were not copied within {SECONDS:.0f} seconds."
             ) from None
         await claim.change(
