@@ -5,6 +5,7 @@ and Qwen models write it.
 """
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -37,6 +38,14 @@ class _WrittenCall(msgspec.Struct):
     name: str
     arguments: msgspec.Raw = msgspec.Raw(b"{}")
 
+
+_find_end = re.compile(
+    rf'(?:[^"<]|"(?:[^"\\]|\\.)*+"|<(?!/?tool_call>))*+(?P<end>{CLOSING})', re.DOTALL
+).match
+"""Finds the end of a call, outside of its strings."""
+
+_MOST_UNCLOSED_CALLS: Final = 8
+"""Calls without an end that are skipped: each takes a search through the whole text."""
 
 _read_call = msgspec.json.Decoder(_WrittenCall).decode
 
@@ -87,8 +96,16 @@ def calls_alone(tool_use: ToolUse, token_ids: lark.TokenIds) -> lark.Part:
 
 def parse_tool_calls(text: str) -> list[ToolCall]:
     """Return the calls in a text in order. Skip incomplete or malformed calls."""
-    segments = text.split(OPENING)[1:]
-    return [call for segment in segments if (call := _parsed(segment)) is not None]
+    calls, start, unclosed = list[ToolCall](), 0, 0
+    while (opening := text.find(OPENING, start)) >= 0 and unclosed < _MOST_UNCLOSED_CALLS:
+        start = opening + len(OPENING)
+        closing = _find_end(text, start)
+        if closing is None:
+            unclosed += 1
+        elif (call := _parsed(text[start : closing.start("end")])) is not None:
+            calls.append(call)
+            start = closing.end()
+    return calls
 
 
 def _bodies(tool_use: ToolUse) -> str:
@@ -117,10 +134,7 @@ def _body(tool: Tool, *, is_exact: bool) -> str:
     )
 
 
-def _parsed(segment: str) -> ToolCall | None:
-    written, closing, _ = segment.rpartition(CLOSING)
-    if not closing:
-        return None
+def _parsed(written: str) -> ToolCall | None:
     try:
         call = _read_call(written)
     except (msgspec.MsgspecError, RecursionError):

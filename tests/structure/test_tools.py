@@ -117,6 +117,10 @@ def test_free_text_cannot_spell_out_a_tag_that_is_a_token(
         ('<tool_call>{"name": "now"}</tool_call>', [("now", "{}")]),
         (call("now", json.dumps('{"a": 1}')), [("now", '{"a": 1}')]),
         (call("now", '{"a": "</tool_call>"}'), [("now", '{"a": "</tool_call>"}')]),
+        (
+            call("now", '{"a": "\\"<tool_call></tool_call><tool_call>{"}') + NOW,
+            [("now", '{"a": "\\"<tool_call></tool_call><tool_call>{"}'), ("now", "{}")],
+        ),
         (WEATHER[:-3], []),
         ("<tool_call>junk</tool_call>" + NOW, [("now", "{}")]),
         ('<tool_call>{"name": 1, "arguments": {}}</tool_call>', []),
@@ -132,4 +136,5 @@ def test_reading_calls_takes_linear_time() -> None:
     start = time.process_time()
     assert parse_tool_calls('<tool_call>{"name": "' * 50_000) == []
     assert parse_tool_calls("<tool_call>" + "</tool_call>" * 100_000) == []
+    assert parse_tool_calls('<tool_call>\\"' * 50_000) == []
     assert time.process_time() - start < 2

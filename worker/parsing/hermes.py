@@ -2,7 +2,8 @@
 
 It returns what vLLM's parser `hermes` returns for one token at a time, but takes constant time per
 token however long the call is. Like vLLM, it drops text after the first call, and returns arguments
-verbatim, so that those of an invalid call are invalid.
+verbatim, so that those of an invalid call are invalid. Unlike in vLLM, a mark inside a string of
+valid JSON does not end the call.
 """
 
 import json
@@ -15,6 +16,7 @@ CALL_START = "<tool_call>"
 CALL_END = "</tool_call>"
 
 _STRUCTURE = re.compile(r'["\\{}\[\]]')
+_CLOSING = {"{": "}", "[": "]"}
 
 
 class _Pattern(NamedTuple):
@@ -125,6 +127,8 @@ class _Call:
         searched = max(len(self._text) - len(CALL_END) + 1, 0)
         self._text += text
         mark = self._text.find(CALL_END, searched)
+        while mark >= 0 and ends_in_string(self._text[:mark]):
+            mark = self._text.find(CALL_END, mark + len(CALL_END))
         rest = None
         if mark >= 0:
             rest = self._text[mark + len(CALL_END) :]
@@ -220,9 +224,25 @@ class _ClosingBrace:
         self._looked = end if found is None else position
 
 
+def ends_in_string(text: str) -> bool:
+    """Whether a text is the beginning of JSON, and ends inside one of its strings."""
+    closing, in_string, position = "", False, 0
+    while (found := _STRUCTURE.search(text, position)) is not None:
+        position, mark = found.end(), found.group()
+        if mark == "\\":
+            position += 1
+        elif mark == '"':
+            in_string = not in_string
+        elif not in_string:
+            closing = _CLOSING[mark] + closing if mark in _CLOSING else closing[1:]
+    # The string is a value, or else a name.
+    return in_string and any(_is_object(f'{text}"{rest}{closing}') for rest in ("", ":0"))
+
+
 def _is_object(text: str) -> bool:
     try:
-        return isinstance(json.loads(text), dict)
+        # Without limits on digits, and with line breaks in strings.
+        return isinstance(json.loads(text, parse_int=str, strict=False), dict)
     except (ValueError, RecursionError):
         return False
 

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 from collections.abc import Callable
 from functools import cache
 
@@ -31,6 +32,7 @@ from tests.worker.parsing.cases import (
 from worker.engine.base import InvalidRequestError
 from worker.engine.vllm.parsers import VllmParsers
 from worker.parsing.base import Parser
+from worker.parsing.hermes import ends_in_string
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -193,6 +195,9 @@ def test_our_hermes_yields_what_vllms_does(
         mine, theirs = some.prepare(PARSING, opening), some.prepare_vllm(PARSING, opening)
         assert mine is not None
         assert theirs is not None
+        calls = re.findall("<tool_call>(.*?)(?=</tool_call>)", text, re.DOTALL)
+        if any(map(ends_in_string, calls)):
+            continue  # There vLLM cuts the call.
         tokens = tokens_of(TOKENIZER, text)
         one, two = mine(), theirs()
         assert read(one, tokens) == read(two, tokens), text
@@ -219,6 +224,32 @@ def test_forced_calls_are_found_whatever_the_models_own_format(
     answer = read_whole(make(), tokens)
     assert [(name, json.loads(arguments)) for name, arguments in answer.calls] == CALLS
     assert answer.reasoning.strip() == (REASONING if is_open else "")
+    assert answer.content.strip() == ""
+
+
+MARKS = [
+    "a </tool_call> b",
+    "</tool_call>\n<tool_call>\n{",
+    '"</tool_call>" \\',
+    "<tool_call>",
+    "</think><|im_end|></s>",
+    "</tool_call",
+]
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.tool], ids=str)
+def test_marks_inside_the_strings_of_a_call_are_text(case: Case) -> None:
+    calls = [("get_weather", {mark: [mark], "all": {"of": "".join(MARKS)}}) for mark in MARKS]
+    text = "\n".join(
+        f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+        for name, arguments in calls
+    )
+    is_open = case.text.startswith("<think>")
+    parsing = msgspec.structs.replace(FORCED, finds_reasoning=is_open)
+    make = parsers(case.tool, case.reasoning).prepare(parsing, [])
+    assert make is not None
+    answer = read_whole(make(), tokens_of(TOKENIZER, THINK * is_open + text))
+    assert [(name, json.loads(arguments)) for name, arguments in answer.calls] == calls
     assert answer.content.strip() == ""
 
 
