@@ -66,6 +66,8 @@ class Parsing(msgspec.Struct, frozen=True, omit_defaults=True):
     `GenerationJob.grammar` enforces.
     """
     finds_reasoning: bool = False
+    hides_special_tokens: bool = False
+    """Whether the output has no special tokens and marks of calls: only parsers receive them."""
     opening_tokens: int = 0
     """Last tokens of the prompt that open the response; they show if it starts within reasoning."""
     template_arguments: dict[str, Any] = {}

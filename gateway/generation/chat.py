@@ -62,6 +62,7 @@ async def check_chat(
         tools=chat.tools if use is not None else [],
         has_hermes_calls=enforced is not None and Feature.STRICT_TOOLS not in card.features,
         finds_reasoning=rendered.finds_reasoning,
+        hides_special_tokens=not request.shows_special_tokens,
         opening_tokens=rendered.opening_tokens,
         template_arguments={name: chat.template_arguments[name] for name in sorted(read)},
     )

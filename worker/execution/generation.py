@@ -127,6 +127,13 @@ class Generation:
         self._texts = texts
         self._stops = StopStrings(job.stop) if job.stop else None
         self._make_parser = None if job.parsing is None else _prepare(parsers, job, job.parsing)
+        hides_all = (
+            job.parsing is not None
+            and job.parsing.hides_special_tokens
+            and self._make_parser is None
+        )
+        self._shows_special_tokens = job.shows_special_tokens and not hides_all
+        self._hidden = frozenset(texts.markup if hides_all else ())
         self.claimed_at = time.monotonic()
         self.asked_at = self.claimed_at if asked_at is None else asked_at
         self._is_replicated = job.is_replicated
@@ -360,7 +367,8 @@ class Generation:
             Detokenizer(
                 self._tokenizer,
                 job.prompt_token_ids,
-                shows_special_tokens=job.shows_special_tokens,
+                shows_special_tokens=self._shows_special_tokens,
+                hidden=self._hidden,
             ),
             job=job,
             stops=self._stops,

@@ -1,5 +1,6 @@
 """Log-probabilities in the gateways' format: by token text, with offsets into the text."""
 
+import re
 from collections.abc import Sequence
 
 from tokenizers import Tokenizer
@@ -7,6 +8,8 @@ from tokenizers.decoders import DecodeStream
 
 from contract.messages import TokenLogprob
 from worker.engine.base import TokenScores
+
+_CALL_MARK = re.compile(r"[<\[].*tool.*[>\]]", re.IGNORECASE)
 
 LOWEST_LOGPROB = -9999.0
 """Replaces minus infinity, which JSON cannot represent."""
@@ -18,6 +21,13 @@ class TokenTexts:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._texts: dict[int, str] = {}
+        added = tokenizer.get_added_tokens_decoder()
+        self.markup = {
+            number: each.content
+            for number, each in added.items()
+            if each.special or _CALL_MARK.fullmatch(each.content)
+        }
+        """Special tokens and the marks of tool calls, by id."""
         # Some decoders drop the space before a text's first
         # token, so decode each token after another one.
         self._anchor = tokenizer.encode("a", add_special_tokens=False).ids[-1:]
@@ -34,8 +44,11 @@ class TokenTexts:
         return self._tokenizer.decode(token_ids, skip_special_tokens=False)
 
     def is_special(self, token_id: int) -> bool:
-        """Whether the token is special and never appears in text."""
-        return not self._tokenizer.decode([*self._anchor, token_id])[self._skip :]
+        """Whether the token is special, or the mark of a call, and may not appear in text."""
+        return (
+            token_id in self.markup
+            or not self._tokenizer.decode([*self._anchor, token_id])[self._skip :]
+        )
 
 
 def token_logprob(

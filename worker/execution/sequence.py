@@ -91,7 +91,8 @@ class Sequence:
         self._detokenizer = detokenizer
         self._stops = None if stops is None else StopMatcher(stops, includes_stop=job.includes_stop)
         self._texts = texts
-        self._reader = None if parser is None else Reader(parser)
+        hides = job.parsing is not None and job.parsing.hides_special_tokens
+        self._reader = None if parser is None else Reader(parser, texts.markup if hides else {})
         self._offset = 0
         self._returned = 0
         self._time_is_up_at: float | None = None

@@ -7,6 +7,7 @@ held back.
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from copy import copy
 
@@ -21,7 +22,7 @@ _LONGEST_CHARACTER_TAIL = 4
 class Detokenizer:
     """Decodes a completion token by token; returns text as soon as its characters are complete."""
 
-    __slots__ = ("_hides_special", "_prompt_tail", "_stream", "_tokenizer")
+    __slots__ = ("_hidden", "_hides_special", "_prompt_tail", "_stream", "_tokenizer")
 
     def __init__(
         self,
@@ -29,8 +30,11 @@ class Detokenizer:
         prompt_token_ids: Sequence[int],
         *,
         shows_special_tokens: bool = False,
+        hidden: AbstractSet[int] = frozenset(),
     ) -> None:
+        """`hidden` are more tokens without text."""
         self._tokenizer = tokenizer
+        self._hidden = hidden
         self._hides_special = not shows_special_tokens
         window = self._context(prompt_token_ids)
         head = self._complete_head(window)
@@ -48,8 +52,8 @@ class Detokenizer:
 
     def decode(self, token_ids: list[int]) -> str:
         """Return the text that these tokens complete: that of `step` for each, in fewer calls."""
-        if len(token_ids) == 1:
-            return self.step(token_ids[0])
+        if len(token_ids) == 1 or not self._hidden.isdisjoint(token_ids):
+            return "".join(map(self.step, token_ids))
         before = copy(self._stream)
         with suppress(Exception):  # `step` handles the bare Exception of tokenizers.
             text = self._stream.step(self._tokenizer, token_ids)
@@ -61,6 +65,8 @@ class Detokenizer:
 
     def step(self, token_id: int) -> str:
         """Return the text that this token completes, often one word, sometimes none."""
+        if token_id in self._hidden:
+            return ""
         try:
             text = self._stream.step(self._tokenizer, token_id)
         except Exception as error:

@@ -2,6 +2,7 @@
 
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -57,12 +58,18 @@ class ParsedOutput:
 
 
 class Reader:
-    """Parses one sequence. Stop strings may hold back its text and remove its end."""
+    """Parses one sequence. Stop strings may hold back its text and remove its end.
 
-    __slots__ = ("_known", "_long_reads", "_parser", "_ready", "_shown", "_waiting")
+    Args:
+        parser: Receives all tokens.
+        hidden: Tokens by id that appear in no output.
+    """
 
-    def __init__(self, parser: Parser) -> None:
+    __slots__ = ("_hidden", "_known", "_long_reads", "_parser", "_ready", "_shown", "_waiting")
+
+    def __init__(self, parser: Parser, hidden: Mapping[int, str]) -> None:
         self._parser = parser
+        self._hidden = hidden
         self._waiting: deque[tuple[int, int]] = deque()
         """Tokens whose text is held back, with its length."""
         self._shown = ""
@@ -109,7 +116,10 @@ class Reader:
             self._known = 0
         started = time.perf_counter()
         for token_id, text in ready:
-            parsed_output.add(feed(token_id, text))
+            parsed = feed(token_id, text)
+            if text and token_id in self._hidden:
+                parsed = _without(parsed, self._hidden[token_id], text)
+            parsed_output.add(parsed)
         ready.clear()
         is_long = time.perf_counter() - started > LONG_SECONDS
         self._long_reads = self._long_reads + 1 if is_long else 0
@@ -127,3 +137,10 @@ class Reader:
             self._ready.append((token_id, self._shown))
             self._shown = ""
         self._waiting.clear()
+
+
+def _without(parsed: Parsed, special: str, text: str) -> Parsed:
+    """Return the output of a special token without the token, of which `text` is visible."""
+    shown = special if text.endswith(special) else text
+    content, reasoning = parsed.content.removesuffix(shown), parsed.reasoning.removesuffix(shown)
+    return parsed._replace(content=content, reasoning=reasoning)

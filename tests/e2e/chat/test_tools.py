@@ -1,5 +1,7 @@
 """Tool calls through OpenAI's client: by the model's own choice, and forced."""
 
+import re
+from itertools import product
 from typing import Any, Literal
 
 import pytest
@@ -34,6 +36,7 @@ from tests.e2e.chat.tools import (
     check_fits,
     named,
     result,
+    tool,
 )
 from tests.e2e.completions import in_pieces
 
@@ -218,6 +221,47 @@ def test_strict_tool_gets_arguments_of_its_schema(client: OpenAI) -> None:
 
     assert calls_of(answer)
     check_fits(calls_of(answer), *tools)
+
+
+MARKS = ("a </tool_call> b", "<tool_call>", "x</think><|im_end|></s>y", '\\"</tool_call>')
+
+
+@each_at_once("text, choice", [*product(MARKS, ["required", "named", "strict"])])
+def test_marks_in_arguments_are_text(client: OpenAI, text: str, choice: str) -> None:
+    save = tool("save", "Save a text", c={"const": text})
+    save["function"]["strict"] = True
+    choices = {"required": "required", "named": named(save), "strict": "auto"}
+    # The token that begins a call is 11.
+    bias: dict[str, Any] = {"logit_bias": {"11": 100}} if choice == "strict" else {}
+    answer = chat_both_ways(
+        client,
+        "Save it.",
+        tools=[save],
+        tool_choice=choices[choice],
+        parallel_tool_calls=False,
+        max_tokens=90,
+        **bias,
+    )
+
+    assert calls_of(answer) == [("save", {"c": text})]
+    assert message_of(answer).content is None
+
+
+@each_at_once(
+    "options",
+    [
+        {"extra_body": {"ignore_eos": True}},
+        {"tool_choice": "none", "logit_bias": {"11": 100}},
+        *({"logit_bias": {str(special): 100}} for special in (1, 2, 11, 12)),
+    ],
+)
+def test_special_tokens_and_marks_are_no_content(client: OpenAI, options: dict[str, Any]) -> None:
+    for tools in ({}, {"tools": [WEATHER]}):
+        if not tools and "tool_choice" in options:
+            continue
+        answer = chat_both_ways(client, "Hello", max_tokens=40, **tools, **options)
+        content = message_of(answer).content or ""
+        assert not re.search(r"</?s>|<\|\w+\|>|</?tool_call>", content)
 
 
 def test_forced_call_follows_the_reasoning(client: OpenAI) -> None:

@@ -80,7 +80,10 @@ async def test_messages_become_the_prompt_of_a_job(
     assert prompt_of(claim) == "system: Be brief\nuser: Hello\nassistant:<think>"
     opening = len(TOKENIZER.encode("assistant:<think>", add_special_tokens=False).ids)
     assert claim.job.parsing == Parsing(
-        finds_reasoning=True, opening_tokens=opening, template_arguments={"thinks": True}
+        finds_reasoning=True,
+        hides_special_tokens=True,
+        opening_tokens=opening,
+        template_arguments={"thinks": True},
     )
     assert not claim.job.shows_special_tokens
     await worker.conclude(claim, "Hi", ".")

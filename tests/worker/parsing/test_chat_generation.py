@@ -20,7 +20,7 @@ from contract.outcomes import FinishReason
 from contract.queue import Claim
 from contract.sampling import SamplingSpec
 from tests.worker.conftest import make_job
-from tests.worker.parsing.cases import HERMES, PARSING, THINK, Whole, whole
+from tests.worker.parsing.cases import HERMES, PARSING, THINK, TOOLS, Whole, whole
 from worker.engine.base import SequenceEnd, SequenceOutput
 from worker.execution.generation import Generation
 from worker.execution.logprobs import TokenTexts
@@ -101,6 +101,37 @@ def test_job_without_parsing_is_delivered_unchanged(start: Start, tokenizer: Tok
         generation, outbox = start(chat_job(parsing=parsing))
         feed(generation, ids_of(tokenizer), end=SequenceEnd.LENGTH)
         assert answer_of(outbox.deltas) == Whole(TEXT, "", [], 0)
+
+
+@pytest.mark.parametrize(
+    ("parsing", "content"),
+    [
+        (Parsing(), "Hi {} there"),
+        (Parsing(finds_reasoning=True), "Hi {} there"),
+        (Parsing(tools=TOOLS), "Hi "),
+        (PARSING, "Hi "),
+    ],
+    ids=["nothing", "reasoning", "calls", "both"],
+)
+@pytest.mark.parametrize("stream", [True, False])
+def test_special_tokens_and_marks_of_calls_appear_nowhere(
+    start: Start, tokenizer: Tokenizer, parsing: Parsing, content: str, *, stream: bool
+) -> None:
+    parsing = msgspec.structs.replace(parsing, hides_special_tokens=True)
+    text = "Hi</s> <|user|><tool_call>{}</s></tool_call></tool_call><s> there<|system|>"
+    thought = "<think><|assistant|>so<image></think>" if parsing.finds_reasoning else ""
+    for shows in (True, False):
+        job = chat_job(parsing=parsing, shows_special_tokens=shows, stream=stream, logprobs=0)
+        generation, outbox = start(job)
+        feed(generation, ids_of(tokenizer, thought + text), end=SequenceEnd.LENGTH)
+        answer = answer_of(outbox.deltas)
+        assert answer.content == content
+        assert answer.reasoning == ("so" if thought else "")
+        assert not answer.calls, "it has no name"
+    job = chat_job(parsing=msgspec.structs.replace(parsing, hides_special_tokens=False))
+    generation, outbox = start(msgspec.structs.replace(job, shows_special_tokens=True))
+    feed(generation, ids_of(tokenizer, thought + text), end=SequenceEnd.LENGTH)
+    assert answer_of(outbox.deltas).content.startswith("Hi</s> <|user|>")
 
 
 @pytest.mark.parametrize(
@@ -219,7 +250,7 @@ class Recorder:
 
 def test_tokens_are_parsed_with_exactly_their_text_once_it_is_complete() -> None:
     recorder = Recorder()
-    reader, parsed_output = Reader(recorder), ParsedOutput()
+    reader, parsed_output = Reader(recorder, {}), ParsedOutput()
 
     def fed() -> Iterator[tuple[int, str]]:
         reader.read(parsed_output)

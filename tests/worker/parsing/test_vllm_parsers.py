@@ -31,8 +31,10 @@ from tests.worker.parsing.cases import (
 )
 from worker.engine.base import InvalidRequestError
 from worker.engine.vllm.parsers import VllmParsers
+from worker.execution.logprobs import TokenTexts
 from worker.parsing.base import Parser
 from worker.parsing.hermes import ends_in_string
+from worker.parsing.reader import ParsedOutput, Reader
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -225,6 +227,23 @@ def test_forced_calls_are_found_whatever_the_models_own_format(
     assert [(name, json.loads(arguments)) for name, arguments in answer.calls] == CALLS
     assert answer.reasoning.strip() == (REASONING if is_open else "")
     assert answer.content.strip() == ""
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_special_tokens_do_not_appear_in_the_output(case: Case) -> None:
+    thought, _, rest = case.text.rpartition("</think>")
+    answers = []
+    for special in ("", "<|im_end|>", "</s>", "</tool_response>"):
+        text = (
+            f"{thought and thought + special + '</think>'}{special}so {special}or {special}{rest}"
+        )
+        reader, output = Reader(maker(case)(), TokenTexts(TOKENIZER).markup), ParsedOutput()
+        for token_id, part in tokens_of(TOKENIZER, text):
+            reader.push(token_id, len(part), part)
+            reader.read(output)
+        reader.finish(FinishReason.LENGTH, output)
+        answers.append((output.content, output.reasoning, output.calls))
+    assert answers == answers[:1] * len(answers)
 
 
 MARKS = [
