@@ -11,7 +11,9 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
 from click.testing import CliRunner
+from pydantic import SecretStr
 from redis.asyncio import Redis
 
 from contract import keys, messages
@@ -24,6 +26,9 @@ from tests.support.redis_server import RedisServer
 from tests.worker.conftest import MODEL_FOLDER, Gateway, make_job, resumed
 from worker.hosting.__main__ import command
 from worker.hosting.choice import Hysteresis, choose
+from worker.hosting.host import Host
+from worker.hosting.process import HostedWorker
+from worker.hosting.settings import HostSettings, read_models
 
 ROOT = Path(__file__).parents[2]
 KEPT = Hysteresis(least_seconds=10, ratio=2, longest_wait_seconds=30)
@@ -254,6 +259,45 @@ async def test_workers_sleep_within_the_bound_and_a_job_resumes_in_the_same_proc
         assert not any(map(is_alive, before.values()))
         assert await states(redis, *names) == {}
         assert not (await one.status()).ready_workers
+
+
+async def test_host_survives_failed_starts_and_cards_that_it_cannot_decode(
+    redis: Redis, redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models, shared = tmp_path / "models.json", {"engine": "scripted", "drain_seconds": 0.2}
+    entries = [
+        {**shared, "model_path": str(MODEL_FOLDER), "model_name": name} for name in ("bad", "good")
+    ]
+    models.write_text(json.dumps(entries))
+    await redis.hset(keys.MODELS, "bad", b"\xc1")
+    faults = {"start": RuntimeError("a bug"), "stop": OSError("no process")}
+
+    def failing_once(name: str) -> Any:
+        original = getattr(HostedWorker, name)
+
+        async def fail_once(*arguments: Any) -> Any:
+            if error := faults.pop(name, None):
+                raise error
+            return await original(*arguments)
+
+        return fail_once
+
+    for name in faults:
+        monkeypatch.setattr(HostedWorker, name, failing_once(name))
+    settings = HostSettings(models=models, redis_url=SecretStr(redis_server.url), least_seconds=0.5)
+    host = Host(settings, read_models(models), redis)
+    running = asyncio.create_task(host.run())
+    # The first start fails, and then the end of the other model's worker.
+    await serves(JobQueue(redis, "good"))
+    await serves(JobQueue(redis, "bad"))
+    assert not faults
+    assert await states(redis, "good") == {}
+    async with asyncio.timeout(PROCESS_PATIENCE_SECONDS):
+        while await redis.exists(keys.host_start("bad"), keys.host_start("good")):
+            await asyncio.sleep(0.02)
+    assert not running.done()
+    host._on_signal()
+    assert await running == 0
 
 
 async def test_host_survives_workers_that_die_asleep_or_before(

@@ -13,22 +13,21 @@ import logging
 import signal
 import time
 from collections.abc import Mapping
-from typing import Any
 
 import uvloop
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from contract import keys, messages
+from contract import keys
 from contract.logs import configure_logs
-from contract.messages import WorkerCard, WorkerState
+from contract.messages import WorkerState
 from contract.metrics import begin_metrics
 from contract.queue import JobQueue
 from contract.tasks import Backoff, end_task
 from worker.health import open_health
 from worker.hosting import telemetry
 from worker.hosting.choice import Hysteresis, choose
-from worker.hosting.process import HostedWorker
+from worker.hosting.process import HostedWorker, read_card
 from worker.hosting.settings import HostSettings, read_models
 from worker.main import EXIT_STOPPED
 from worker.redis_client import connect
@@ -115,7 +114,8 @@ class Host:
             return EXIT_STOPPED
         finally:
             await end_task(serving, stopping)
-            await asyncio.gather(*(each.stop() for each in self._workers.values()))
+            stops = (each.stop() for each in self._workers.values())
+            await asyncio.gather(*stops, return_exceptions=True)
             await self._end_turn()
             if health is not None:
                 health.close()
@@ -133,13 +133,18 @@ class Host:
         await self._check_worker()
         for model in await self._choose():
             if await self._take_turn(model):
-                await self._swap(model)
+                try:
+                    await self._swap(model)
+                except Exception:
+                    telemetry.FAILURES.labels(model).inc()
+                    await self._start_failed(model)
+                    raise
                 break
         await asyncio.sleep(LOOK_SECONDS)
 
     async def _known_models(self) -> set[str]:
         """Return the models whose requests gateways accept while they sleep."""
-        cards = map(_card, await self._redis.hmget(keys.MODELS, list(self._queues)))
+        cards = map(read_card, await self._redis.hmget(keys.MODELS, list(self._queues)))
         return {
             card.model
             for card in cards
@@ -155,10 +160,7 @@ class Host:
             return
         worker = self._workers.get(model)
         if worker is None:
-            self._retry_at[model] = now + self._backoffs[model].next_seconds()
-            self._model = self._ready_at = None
-            telemetry.serves(None)
-            await self._end_turn()
+            await self._start_failed(model)
         elif self._ready_at is None and await worker.state() is WorkerState.READY:
             seconds = now - self._began_at
             self._ready_at = now
@@ -169,6 +171,17 @@ class Host:
             source = "sleep" if self._is_woken else "disk"
             telemetry.START_SECONDS.labels(model, source).observe(seconds)
             _log.info("Serving %s after %.1f s", model, seconds)
+
+    async def _start_failed(self, model: str) -> None:
+        """Note that a worker has exited or could not be started; others of its model may be."""
+        self._retry_at[model] = time.monotonic() + self._backoffs[model].next_seconds()
+        if (current := self._workers.get(self._model or "")) is not None:
+            # It was to leave its place, and is in no known state.
+            current.terminate()
+        else:
+            self._model = self._ready_at = None
+            telemetry.serves(None)
+        await self._end_turn()
 
     async def _choose(self) -> list[str]:
         """Return the models to swap to, the best one first; none to keep the current one."""
@@ -226,7 +239,7 @@ class Host:
             await end_task(turn)
 
     async def _swap(self, model: str) -> None:
-        before, self._model, self._ready_at = self._model, None, None
+        before, self._ready_at = self._model, None
         self._began_at = time.monotonic()
         if before is not None:
             _log.info("Swapping from %s to %s", before, model)
@@ -235,15 +248,14 @@ class Host:
             self._drop_exited()
         self._model = model
         telemetry.serves(model)
-        worker = self._workers.pop(model, None)
-        self._is_woken = worker is not None
+        self._is_woken = model in self._workers
         seconds = self._measured_seconds.get((model, self._is_woken), 0.0) if before else 0.0
         units = seconds * self._settings.swap_units
-        if worker is None:
-            worker = await self._start_worker(model, units=units)
-        else:
+        if self._is_woken:
+            worker = self._workers[model] = self._workers.pop(model)
             worker.wake(units=units)
-        self._workers[model] = worker
+        else:
+            self._workers[model] = await self._start_worker(model, units=units)
 
     # -- the worker processes --------------------------------------------------------------------
 
@@ -287,7 +299,3 @@ class Host:
                 _log.error("The worker of %s exited: %d", model, worker.exit_code)
                 telemetry.FAILURES.labels(model).inc()
                 del self._workers[model]
-
-
-def _card(content: Any) -> WorkerCard | None:
-    return None if content is None else messages.decode_card(content)

@@ -2,17 +2,22 @@
 
 import asyncio
 import contextlib
+import logging
 import signal
 import sys
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
+import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from contract import keys, messages
-from contract.messages import WorkerState
+from contract.messages import WorkerCard, WorkerState
 from worker.main import LOADED, SLEEP, WAKE
+
+_log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 0.1
 
@@ -59,7 +64,8 @@ class HostedWorker:
         Raises RedisError.
         """
         content: Any = await self._redis.get(self._key)
-        return None if content is None else messages.decode_card(content).state
+        card = read_card(content)
+        return None if card is None else card.state
 
     async def sleep(self) -> bool:
         """Drain the worker and put its engine to sleep. Return False if it exits instead.
@@ -103,3 +109,14 @@ class HostedWorker:
             self.terminate()
             await stopped
             raise
+
+
+@lru_cache  # The same card is read twice a second.
+def read_card(content: bytes | None) -> WorkerCard | None:
+    """Return the card of a worker; None if there is none that this version can decode."""
+    try:
+        return None if content is None else messages.decode_card(content)
+    except msgspec.MsgspecError as error:
+        # An incompatible worker must not end the host of other models.
+        _log.warning("Cannot decode the card of a worker: %s", error)
+        return None
