@@ -22,6 +22,7 @@ from worker.execution.sequence import Sequence as EngineSequence
 from worker.execution.steps import StepLoop
 from worker.execution.watching import Watcher
 from worker.queue.leases import Leases
+from worker.queue.replies import ReplyWriter
 
 STEADY = Script(step_seconds=0.01)
 
@@ -97,6 +98,25 @@ async def test_bug_in_a_loop_blames_no_job_and_the_loop_goes_on(
         await finishes(gateway)
         assert not task.done()
     assert 'raise RuntimeError("a bug")' in caplog.text
+
+
+async def test_lost_frames_do_not_stop_the_writer(
+    redis_server: RedisServer, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, errors = ReplyWriter._write, [RuntimeError("a bug")]
+
+    async def write(self: ReplyWriter, entries: list[Any]) -> None:
+        if entries and errors:
+            raise errors.pop()
+        await original(self, entries)
+
+    monkeypatch.setattr(ReplyWriter, "_write", write)
+    async with running_worker(redis_server, STEADY):
+        job = make_job(max_tokens=50)
+        await gateway.enqueue(job)
+        await gateway.finished(job)
+        await finishes(gateway)
+    assert gateway.frames[0].number == 2, "the gateway sees that a frame is missing"
 
 
 async def test_loop_that_fails_again_and_again_ends_the_run_without_blame(

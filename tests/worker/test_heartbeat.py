@@ -12,6 +12,7 @@ import pytest
 from redis.asyncio import Redis
 
 from contract import keys
+from contract.queue import JobQueue
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.redis_server import RedisServer
 from worker import telemetry
@@ -77,6 +78,22 @@ async def test_closed_connection_is_replaced(redis: Redis, redis_server: RedisSe
             return beats() > before
 
         await until(has_beaten)
+
+
+async def test_heartbeats_go_on_after_a_bug(
+    redis: Redis, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, errors = Heartbeat._beat, [RuntimeError("a bug")]
+
+    async def beat(self: Heartbeat, queue: JobQueue) -> bool:
+        if errors:
+            raise errors.pop()
+        return await original(self, queue)
+
+    monkeypatch.setattr(Heartbeat, "_beat", beat)
+    async with heartbeat(redis_server.url):
+        await until(lambda: is_watched(redis))
+    assert not errors
 
 
 async def test_fork_does_not_keep_the_connection_open(

@@ -33,6 +33,7 @@ from tests.worker.test_process import get, ready
 from worker.engine.base import Engine, EngineDeadError, EngineRequest, EngineStep
 from worker.engine.scripted import Script, ScriptedEngine
 from worker.main import EXIT_STOPPED, serve
+from worker.registration import Catalogue
 from worker.settings import Settings
 from worker.supervisor import Supervisor
 
@@ -205,6 +206,25 @@ async def test_job_continues_after_an_engine_restart(
     assert end.completion_tokens == 400
     numbers = [frame.number for frame in gateway.frames]
     assert numbers == list(range(1, len(numbers) + 1)), "frames are numbered on"
+
+
+async def test_announcements_go_on_after_a_bug(
+    redis: Redis, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, errors = Catalogue.announce, [RuntimeError("a bug")]
+
+    async def announce(self: Catalogue) -> None:
+        if errors:
+            raise errors.pop()
+        await original(self)
+
+    monkeypatch.setattr(Catalogue, "announce", announce)
+    async with serving(redis_server, Factory()):
+        await announced(redis, WorkerState.READY)
+        # The periodic announcement alone renews the card.
+        await redis.delete(keys.worker_card(MODEL, "w1"))
+        await announced(redis, WorkerState.READY)
+    assert not errors
 
 
 async def test_engine_is_tried_until_it_starts(

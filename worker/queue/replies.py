@@ -291,14 +291,16 @@ class ReplyWriter:
             await self._has_messages.wait()
             self._has_messages.clear()
             taken = [box.take(self._worker) for box in self._outboxes.values() if box.is_due]
-            if taken:
+            try:
                 await self._write(
                     [(keys.replies(each.gateway), _encoded(each.frame)) for each in taken]
                 )
-                self._on_written(
-                    [report for each in taken for report in each.to_end],
-                    [report for each in taken for report in each.to_release],
-                )
+            except Exception:  # Gateways notice that the frames are missing.
+                _log.exception("Lost %d frames", len(taken))
+            self._on_written(
+                [report for each in taken for report in each.to_end],
+                [report for each in taken for report in each.to_release],
+            )
             if self._is_any_due:
                 self._has_messages.set()
             else:
