@@ -23,6 +23,8 @@ for _, id in ipairs(call('ZRANGEBYSCORE', leases, '-inf', now, 'LIMIT', 0, ARGV[
     leave_receipt(key, job[7], job[8], job[9], job[10], job[2], job[4], job[11])
   elseif not job[5] or now - job[5] >= tonumber(ARGV[3]) then
     call('HSET', key, 'reported', now)
+    -- Others come first at the next call, however many a stuck gateway leaves unresolved.
+    call('ZADD', leases, now, id)
     out[#out + 1] = id
     for field = 1, 4 do out[#out + 1] = job[field] end
   end

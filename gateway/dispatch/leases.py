@@ -6,14 +6,14 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from contract import keys, messages
-from contract.messages import Frame, JobLost
+from contract import keys
+from contract.messages import JobLost
 from contract.queue import LostJob
 from contract.tasks import in_background
 from gateway import telemetry
 from gateway.dispatch.catalogue import Catalogue
 from gateway.dispatch.jobs import JobsInFlight
-from gateway.dispatch.notices import ResponseNotices
+from gateway.dispatch.notices import ResponseNotices, send_notices
 from gateway.dispatch.presence import Presence
 from gateway.dispatch.recovery import Recoveries
 from gateway.dispatch.states import RECOVERING
@@ -73,8 +73,7 @@ class ExpiredLeases:
         if is_ours and lost.handle in self._jobs.tickets:
             self.lose(notice)
         elif not is_ours and await self._client.exists(keys.gateway_alive(lost.gateway)):
-            frame = messages.encode(Frame(gateway, 0, lost=[notice]))
-            await self._client.xadd(keys.replies(lost.gateway), {"f": frame})
+            await send_notices(self._client, lost.gateway, sender=gateway, lost=[notice])
         elif not is_ours and not self._presence.may_judge_others():
             return
         elif is_ours or not await self._notices.offer_orphan(model, lost):

@@ -7,10 +7,10 @@ from typing import Final
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from contract import keys, messages
-from contract.messages import Frame, JobFailed
+from contract.messages import JobFailed
 from contract.outcomes import FailureCode
 from contract.queue import EnqueueReport, EnqueueResult
+from gateway.dispatch.notices import send_notices
 from gateway.errors import OverloadedError, TenantQueueFullError
 
 SHORTEST_RETRY_SECONDS: Final = 1.0
@@ -64,8 +64,7 @@ async def notify_shed(client: "Redis", sender: str, report: EnqueueReport) -> No
         failed[gateway].append(notice)
     try:
         for gateway, notices in failed.items():
-            frame = messages.encode(Frame(sender, 0, failed=notices))
-            await client.xadd(keys.replies(gateway), {"f": frame})
+            await send_notices(client, gateway, sender=sender, failed=notices)
     except RedisError as error:
         logger.warning("cannot notify gateways of shed jobs: %s", type(error).__name__)
 

@@ -19,6 +19,8 @@ from gateway.redis_client import COMMAND_TIMEOUT_SECONDS, MeasuredConnection
 READ_BLOCK_MS = 1_000
 READ_ENTRIES = 256
 RETRY_SECONDS = 0.2
+MOST_WORKERS = 10_000
+"""Workers whose frames are numbered here. Each start of a worker counts, and has another name."""
 
 _START = b"0-0"
 
@@ -124,7 +126,11 @@ class ReplyReader:
             expected = 1  # The worker considered this gateway dead and starts numbering again.
         if frame.number < expected:
             return False  # The worker sent it again because it received no reply.
+        # The workers that sent last are last.
+        self._frame_numbers.pop(frame.worker, None)
         self._frame_numbers[frame.worker] = frame.number
+        if len(self._frame_numbers) > MOST_WORKERS:
+            del self._frame_numbers[next(iter(self._frame_numbers))]
         if frame.number > expected:
             logger.error(
                 "frames %d to %d of worker %s are lost", expected, frame.number - 1, frame.worker

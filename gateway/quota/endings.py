@@ -118,9 +118,10 @@ class Endings:
 
     async def _send_some(self, seconds: float | None = None) -> None:
         """Send every ending that is not in flight; after a failure the others wait too."""
-        for start in range(0, len(self._pending), MOST_AT_ONCE):
-            some = list(self._pending.values())[start : start + MOST_AT_ONCE]
-            attempts = [self._attempt(ending) for ending in some]
+        waiting = list(self._pending.values())
+        for start in range(0, len(waiting), MOST_AT_ONCE):
+            some = waiting[start : start + MOST_AT_ONCE]
+            attempts = [self._attempt(each) for each in some if each.request_id in self._pending]
             if attempts:
                 await asyncio.wait(attempts, timeout=seconds)
             if any(ending.request_id in self._pending for ending in some):

@@ -7,6 +7,7 @@ gateway that attaches a reader takes the response over.
 
 import asyncio
 import logging
+import time
 from collections.abc import Coroutine
 from contextlib import suppress
 from datetime import timedelta
@@ -39,9 +40,8 @@ BACKGROUND_SECONDS: Final = 3.0
 CANCEL_SECONDS: Final = 5.0
 """How long an owner has to cancel a response."""
 ASK_AGAIN_SECONDS: Final = 1.0
-LOOK_SECONDS: Final = 0.02
-SETTLED_SECONDS: Final = 0.05
-"""How often a complete response is read until it is settled."""
+LOOK_SECONDS: Final = 0.03
+"""How often it is checked whether a response has ended."""
 
 logger = logging.getLogger(__name__)
 
@@ -175,19 +175,24 @@ class Responses:
         A response that has ended is left unchanged. The response may still be running if its owner
         does not react. Raises RedisError.
         """
-        loop = asyncio.get_running_loop()
-        deadline, ask_at = loop.time() + CANCEL_SECONDS, loop.time()
-        while not response.state.is_end and loop.time() < deadline:
+        deadline = time.monotonic() + CANCEL_SECONDS
+        while not response.state.is_end:
             stored = await self.store.read(response.id, max_entries=0)
             if stored is None:
                 break
             response = stored
-            if loop.time() >= ask_at and not response.state.is_end:
-                await self._cancel(response)
-                ask_at += ASK_AGAIN_SECONDS
-            else:
-                await asyncio.sleep(LOOK_SECONDS)
+            if response.state.is_end or time.monotonic() > deadline:
+                break
+            await self._cancel(response)
+            await self._end_of(response)
         return response
+
+    async def _end_of(self, response: StoredResponse) -> None:
+        """Wait until a response ends, at most for ASK_AGAIN_SECONDS. Raises RedisError."""
+        for _ in range(round(ASK_AGAIN_SECONDS / LOOK_SECONDS)):
+            if not await self.store.is_running(response.id):
+                return
+            await asyncio.sleep(LOOK_SECONDS)
 
     async def _cancel(self, stored: StoredResponse) -> None:
         request_id = stored.id
@@ -233,7 +238,7 @@ class Responses:
             if stored is None or stored.state.is_end:
                 return
             await self._takeovers.keep_running(stored)
-            await asyncio.sleep(SETTLED_SECONDS)
+            await self._end_of(stored)
 
     async def forget(self, request_id: str) -> None:
         """Delete an ended response whose result is stored elsewhere. Raises RedisError."""

@@ -186,6 +186,11 @@ class ResponseStore:
         page = _page(rest)
         return StoredResponse(await _unpacked(head), owner.decode(), int(term), *page)
 
+    async def is_running(self, request_id: str) -> bool:
+        """Return whether a response exists and has not ended. Reads no head, which may be large."""
+        fields = await self._read(request_id, 0, 0, with_head=False)
+        return bool(fields) and not _page(fields[2:]).status.state.is_end
+
     async def read_page(self, request_id: str, *, index: int) -> Page | None:
         """Return entries from `index` on, at least one if any exist.
 

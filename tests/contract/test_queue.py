@@ -358,6 +358,14 @@ async def test_expired_lease_is_reported_to_its_owner_at_intervals(
         await clock.advance(queue_module._REPORT_AGAIN_MS)
 
 
+async def test_unresolved_lost_jobs_hide_no_others(clock: TestClock, queue: JobQueue) -> None:
+    await enqueue(queue, *(job(f"j{number}") for number in range(3)))
+    await claim_ids(queue, "w1")
+    await clock.advance(LEASE_MS + 1)
+    found = [lost.job_id for _ in range(3) for lost in await queue.reclaim(most=2)]
+    assert sorted(found) == ["j0", "j1", "j2"]
+
+
 async def test_requeued_job_comes_first_and_the_dead_attempt_is_fenced_off(
     queue: JobQueue,
 ) -> None:

@@ -19,7 +19,7 @@ from gateway.dispatch import silence
 from gateway.errors import RateLimitError, StoreUnavailableError, queue_unavailable
 from gateway.quota.store import QuotaStore
 from gateway.redis_client import MeasuredConnection
-from gateway.responses import unread
+from gateway.responses import service, unread
 from gateway.responses.history import frame_messages
 from gateway.responses.store import ResponseState
 from gateway.tenancy.limits import Limits
@@ -604,6 +604,19 @@ async def test_cancelled_response_ends_for_every_reader_and_cannot_resume(
     again = await second.responses.cancel(await second.find(request.id))
     assert again.state is ResponseState.CANCELLED
     assert await nothing_left(redis, "m")
+
+
+async def test_head_of_a_response_is_read_once_a_second_until_it_is_cancelled(
+    first: House, second: House, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request, _ = await begun(first, worker)
+    response = await second.find(request.id)
+    monkeypatch.setattr(service, "CANCEL_SECONDS", 0.1)
+    first.dispatcher.notices._callbacks = None
+    read = AsyncMock(wraps=second.responses.store.read)
+    monkeypatch.setattr(second.responses.store, "read", read)
+    assert (await second.responses.cancel(response)).state is ResponseState.RUNNING
+    assert read.await_count <= 3
 
 
 async def test_response_of_a_dead_gateway_can_be_cancelled(

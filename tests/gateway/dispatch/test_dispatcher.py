@@ -24,6 +24,7 @@ from contract.messages import (
 from contract.outcomes import FailureCode, FinishReason
 from contract.queue import JOBS_AT_ONCE, Claim, EnqueueReport, JobQueue, LeaseReport
 from contract.tasks import end_task
+from gateway.dispatch import reader as reading
 from gateway.dispatch.generation import Generation
 from gateway.dispatch.presence import LEFT_SECONDS
 from gateway.dispatch.retries import MAX_REVIVALS
@@ -184,6 +185,20 @@ async def test_worker_that_restarts_its_frame_numbers_is_accepted(
     for number in (1, 2, 3, 1, 2):
         await worker.send(GATEWAY, number=number, deltas=[delta(claim, f"{number}")])
     assert texts(await take(generation, 5)) == ["1", "2", "3", "1", "2"]
+
+
+async def test_frame_numbers_of_the_workers_that_sent_last_are_known(
+    desk: Desk, worker: FakeWorker, redis: "Redis", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "MOST_WORKERS", 2)
+    generation = await desk.request()
+    claim = await worker.claim_one()
+    for name in ("w1", "w2", "w3"):
+        await worker.say(claim, name)
+        await FakeWorker(redis, MODEL, name=name).send(GATEWAY, deltas=[])
+    assert texts(await take(generation, 3)) == ["w1", "w2", "w3"]
+    await desk.catch_up()
+    assert list(desk.dispatcher._reader._frame_numbers) == [worker.name, "w3"]
 
 
 async def test_unreadable_frame_is_skipped_and_the_loops_continue(

@@ -15,7 +15,6 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from contract import clock, keys, messages
 from contract.messages import (
     Frame,
-    JobFailed,
     JobFinished,
     JobLost,
     JobStarted,
@@ -28,10 +27,19 @@ from contract.messages import (
     encode_logprobs,
 )
 from contract.outcomes import FailureCode, FinishReason
-from contract.queue import Claim, JobQueue, LeaseReport, RequeueResult
+from contract.queue import (
+    Claim,
+    EnqueueReport,
+    EnqueueResult,
+    JobQueue,
+    LeaseReport,
+    RequeueResult,
+    ShedJob,
+)
 from contract.receipts import JobReceipt, JobState
 from contract.sampling import SamplingSpec
 from gateway.dispatch.generation import Generation
+from gateway.dispatch.overload import notify_shed
 from gateway.dispatch.silence import UNSERVED_SECONDS
 from gateway.dispatch.ticket import MAX_KEPT
 from tests.gateway.conftest import eventually, nothing_left
@@ -636,9 +644,10 @@ async def test_shed_job_ends_unless_it_has_started(
     await worker.say(claim, "a")
     await take(begun, 1)
     handles = [generation.jobs[0].handle for generation in (begun, waiting)]
-    shed = [JobFailed(handle, 1, FailureCode.SHED, "", 7.0) for handle in handles]
-    notice = messages.encode(Frame("gw-other", 0, failed=shed))
-    await redis.xadd(keys.replies(GATEWAY), {"f": notice})
+    shed = [*(ShedJob(GATEWAY, handle) for handle in handles), ShedJob("gw-gone", 1)]
+    report = EnqueueReport(EnqueueResult.ENQUEUED, 1, 7.0, shed)
+    await notify_shed(redis, "gw-other", report)
+    assert await redis.ttl(keys.replies("gw-gone")) > 0
     (failed,) = await take(waiting, 1)
     assert (failed.code, failed.retry_after_seconds) == (FailureCode.SHED, 7.0)
     assert desk.dispatcher.jobs_in_flight == 1

@@ -13,6 +13,7 @@ from gateway.errors import (
     OverloadedError,
     PoisonousRequestError,
     RequestCancelledError,
+    StorageFullError,
     TakenOverError,
 )
 from gateway.stream.failures import to_api_error
@@ -30,6 +31,7 @@ EXPECTED: dict[FailureCode, tuple[type[ApiError], int, bool]] = {
     FailureCode.GATEWAY_STOPPING: (GatewayStoppingError, 503, True),
     FailureCode.TAKEN_OVER: (TakenOverError, 503, True),
     FailureCode.SHED: (OverloadedError, 503, True),
+    FailureCode.STORED_BYTES: (StorageFullError, 429, True),
     FailureCode.ADAPTER_FAILED: (AdapterFailedError, 503, True),
     FailureCode.CANCELLED: (RequestCancelledError, 409, False),
 }
@@ -51,7 +53,9 @@ def test_temporary_failure_has_a_retry_time(code: FailureCode) -> None:
     assert int(headers["retry-after-ms"]) >= 1000
 
 
-@all_cases("code", [code for code in FailureCode if code is not FailureCode.INVALID_REQUEST])
+@all_cases(
+    "code", sorted(set(FailureCode) - {FailureCode.INVALID_REQUEST, FailureCode.STORED_BYTES})
+)
 def test_worker_internals_are_not_reported(code: FailureCode) -> None:
     assert "inside" not in to_api_error(JobFailed(1, 1, code, "inside of the worker")).message
 
