@@ -257,9 +257,9 @@ class LoopTurns:
         turn, failure = _Turn(self._nobody), None
         while True:
             taken = None
+            size, turn.is_entering = int(turn.is_entering), False
             began = time.perf_counter()
             if self._must_wait(turn.account, began) and not turn.has_slice:
-                size, turn.is_entering = int(turn.is_entering), False
                 try:
                     yield from self._turns.take(turn.account.caller, size=size).__await__()
                     taken = turn.account.caller
