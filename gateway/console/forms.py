@@ -16,6 +16,8 @@ from gateway.errors import (
     UnsupportedMediaTypeError,
     shown,
 )
+from gateway.http.body import require_utf8
+from gateway.http.content_coding import content_coding
 from gateway.http.context import context_of
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -66,9 +68,11 @@ async def read_form(request: Request) -> Form:
 
     Raises PayloadTooLargeError, RequestTimeoutError or UnsupportedMediaTypeError.
     """
-    kind = request.headers.get("content-type", FORM_TYPE).partition(";")[0].strip().lower()
-    if kind != FORM_TYPE:
+    media_type = request.headers.get("content-type", FORM_TYPE)
+    if media_type.partition(";")[0].strip().lower() != FORM_TYPE:
         raise UnsupportedMediaTypeError(f"'Content-Type' must be {FORM_TYPE}.")
+    require_utf8(media_type)
+    content_coding(request.headers, known=())
     seconds = context_of(request).settings.body_timeout.total_seconds()
     content = bytearray()
     try:

@@ -24,6 +24,7 @@ from gateway.errors import (
 )
 from gateway.files.service import Bound, FileService, read_retention
 from gateway.files.store import Owner
+from gateway.http.content_coding import content_coding
 from gateway.http.context import ProcessContext
 from gateway.tenancy.batches import File, FilePurpose
 
@@ -311,6 +312,7 @@ async def _body(request: Request, context: ProcessContext) -> AsyncIterator[byte
 
 
 def _boundary(request: Request) -> bytes:
+    content_coding(request.headers, known=())
     header = request.headers.get("content-type", "")
     kind, options = parse_options_header(header[:MAX_HEADER_BYTES])
     boundary = options.get(b"boundary", b"")

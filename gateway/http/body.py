@@ -2,17 +2,29 @@
 
 import asyncio
 import math
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from typing import Final
 
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 
 from gateway.concurrency.large_work import INLINE_SIZE
 from gateway.dialects.wire import StructureMeter
-from gateway.errors import PayloadTooLargeError, RequestTimeoutError, UnsupportedMediaTypeError
+from gateway.errors import (
+    PayloadTooLargeError,
+    RequestTimeoutError,
+    UnsupportedMediaTypeError,
+    shown,
+)
 from gateway.http.connection import connection_of
+from gateway.http.content_coding import CODINGS, content_coding, decode
 from gateway.http.context import ProcessContext
+
+_CHARSET: Final = re.compile(r""";\s*charset\s*=\s*"?([^";\s]*)""", re.IGNORECASE)
+_UTF8: Final = frozenset({"utf-8", "utf8", "us-ascii", "ascii"})
 
 
 async def read_json_body(
@@ -27,9 +39,12 @@ async def read_json_body(
     settings = context.settings
     most = settings.max_body_bytes if max_bytes is None else max_bytes
     media_type = request.headers.get("content-type", "application/json")
-    if media_type != "application/json" and not _is_json(media_type):
-        raise UnsupportedMediaTypeError("'Content-Type' must be application/json.")
-    connection = connection_of(request.scope)
+    if media_type != "application/json":
+        require_utf8(media_type)
+        if not _is_json(media_type):
+            raise UnsupportedMediaTypeError("'Content-Type' must be application/json.")
+    coding = content_coding(request.headers, CODINGS)
+    connection = None if coding else connection_of(request.scope)
     if connection is not None:
         whole = connection.take_body(most_bytes=min(most, INLINE_SIZE))
         if whole is not None:
@@ -43,7 +58,11 @@ async def read_json_body(
     body: bytes | bytearray = meter.text
     try:
         async with asyncio.timeout(settings.body_timeout.total_seconds()) as deadline:
-            part, has_more = await _receive(request)
+            if coding:
+                part = await _read_encoded(request, context, sender, coding, most)
+                has_more = False
+            else:
+                part, has_more = await _receive(request)
             if has_more or len(part) > min(most, INLINE_SIZE):
                 await _read(
                     request, part, context, sender, most, meter, deadline, has_more=has_more
@@ -64,12 +83,37 @@ def _is_json(media_type: str) -> bool:
     return name == "application/json" or name.endswith("+json")
 
 
+def require_utf8(media_type: str) -> None:
+    """Raise UnsupportedMediaTypeError for a media type with another charset than UTF-8."""
+    charset = _CHARSET.search(media_type)
+    if charset is not None and charset[1].lower() not in _UTF8:
+        raise UnsupportedMediaTypeError(
+            f"The charset in 'Content-Type' must be utf-8. Given: {shown(charset[1])}."
+        )
+
+
 async def _receive(request: Request) -> tuple[bytes, bool]:
     """Return the next part of the body, and whether more follow. Raises ClientDisconnect."""
     message = await request.receive()
     if message["type"] == "http.disconnect":
         raise ClientDisconnect
     return message.get("body", b""), message.get("more_body", False)
+
+
+async def _read_encoded(
+    request: Request, context: ProcessContext, sender: str, coding: str, most: int
+) -> bytes:
+    """Read a whole body and decode it in a thread, as few decoders as threads at a time."""
+    content, has_more = bytearray(), True
+    with context.intake.body_of(sender) as add:
+        while has_more:
+            part, has_more = await _receive(request)
+            if len(content) + len(part) > most:
+                raise _too_large(most)
+            add(len(part))
+            content += part
+        beside = context.large_work.of(sender, size=INLINE_SIZE + 1)
+        return await beside(partial(decode, bytes(content), coding, most_bytes=most))
 
 
 async def _read(

@@ -133,7 +133,7 @@ _ERRORS = {
     "408": "The body did not arrive in time.",
     "409": "The Idempotency-Key has another body, or its request is still being admitted.",
     "413": "The body is too large.",
-    "415": "The body is not JSON.",
+    "415": "The body is not JSON in UTF-8, or its Content-Encoding is unknown.",
     "422": "The same as 400, in dialect `mistralrs`.",
     "429": "A rate limit is exceeded, or too many requests of the account are waiting.",
     "503": "The request cannot run at the moment; retry after `retry-after` seconds.",

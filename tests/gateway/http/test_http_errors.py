@@ -2,12 +2,16 @@
 
 import asyncio
 import gc
+import gzip
 import json
-from collections.abc import AsyncIterator
+import zlib
+from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import brotli  # type: ignore[import-untyped]
 import httpx
+from backports import zstd
 from pydantic import SecretStr
 from redis.asyncio import Redis
 
@@ -305,6 +309,57 @@ async def test_body_of_a_refused_request_is_freed_at_once(
             gc.enable()
         assert refused.status_code == 400
         assert refused.json()["error"]["message"] not in left
+
+
+ENCODERS: dict[str, Callable[[bytes], bytes]] = {
+    "gzip": gzip.compress,
+    "x-gzip": lambda content: gzip.compress(content[:9]) + gzip.compress(content[9:]),
+    "deflate": zlib.compress,
+    "Deflate": lambda content: zlib.compress(content, wbits=-zlib.MAX_WBITS),
+    "br": brotli.compress,
+    "zstd": zstd.compress,
+}
+
+
+@all_cases("coding", [*ENCODERS, "identity"])
+async def test_encoded_body_is_decoded_within_its_limits(
+    client: httpx.AsyncClient, coding: str
+) -> None:
+    encode = ENCODERS.get(coding, bytes)
+
+    async def send(body: bytes, path: str = "/v1/completions") -> httpx.Response:
+        headers = {"content-type": "application/json", "content-encoding": coding}
+        return await client.post(path, content=body, headers=headers)
+
+    text = json.dumps(asking(max_tokens=1) | {"user": "u" * 20_000}).encode()
+    assert (await send(encode(text))).status_code == 200
+    assert "input_file_id" in (await send(encode(b"{}"), "/v1/batches")).text
+    bomb = await send(encode(b" " * 50_000_000 if coding in ENCODERS else b" " * 400_000))
+    message_of(bomb, status=413, kind="invalid_request_error", code="payload_too_large")
+    if coding in ENCODERS:
+        for broken in (encode(text)[:-3], b"\x78\x00 not encoded"):
+            refused = await send(broken)
+            code = "invalid_value"
+            message = message_of(refused, status=400, kind="invalid_request_error", code=code)
+            assert "'Content-Encoding'" in message
+
+
+@all_cases(
+    ("path", "headers", "named"),
+    [
+        ("/v1/completions", {"content-encoding": "compress"}, "Content-Encoding"),
+        ("/v1/keys", {"content-encoding": "gzip, br"}, "Content-Encoding"),
+        ("/v1/files", {"content-encoding": "gzip"}, "Content-Encoding"),
+        ("/v1/completions", {"content-type": "application/json; charset=latin-1"}, "latin-1"),
+        ("/v1/keys", {"content-type": 'application/json; Charset="utf-16"'}, "utf-16"),
+    ],
+)
+async def test_unknown_encoding_gets_415_that_names_it(
+    client: httpx.AsyncClient, path: str, headers: dict[str, str], named: str
+) -> None:
+    refused = await client.post(path, content=b"{}", headers=headers)
+    code = "unsupported_media_type"
+    assert named in message_of(refused, status=415, kind="invalid_request_error", code=code)
 
 
 async def test_tenant_with_a_full_queue_gets_429_and_others_do_not(
