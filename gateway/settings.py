@@ -256,7 +256,8 @@ class Settings(BaseSettings):
     send_timeout: Duration = timedelta(seconds=30)
     """How long a client may read nothing of a waiting response before its connection is closed."""
     max_connections: Annotated[int, Field(gt=0)] = 20_000
-    """Maximum open client connections; further ones receive a 503 and are closed."""
+    """Maximum open client connections; further ones receive a 503 and are closed. The connections
+    of one network beyond 20 times the free ones are closed without a response."""
     body_timeout: Duration = timedelta(seconds=30)
     """How long a client may take to send the request body."""
     queue_timeout: Duration = timedelta(seconds=120)

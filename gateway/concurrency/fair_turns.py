@@ -78,8 +78,8 @@ class FairTurns:
         self._floor = 0.0
         """Used time of the tenant that ran last. New tenants start with it."""
 
-    async def take(self, tenant_id: str, *, size: int = 1) -> None:
-        """Wait for a slot. The caller must give it back.
+    async def take(self, tenant_id: str, *, size: int = 1, is_next: bool = False) -> None:
+        """Wait for a slot; if it `is_next`, before the tenant's other tasks. Give it back.
 
         Raises TenantQueueFullError if too much work of this tenant is already waiting, and
         OverloadedError if no slot becomes free in time.
@@ -96,7 +96,8 @@ class FairTurns:
                 f"{self._most_waiting_size}. Given: {held}, and {size} of this one.",
                 retry_after_seconds=RETRY_AFTER_SECONDS,
             )
-        await self._wait(tenant_id, _Waiting(asyncio.get_running_loop().create_future(), size))
+        waiting = _Waiting(asyncio.get_running_loop().create_future(), size)
+        await self._wait(tenant_id, waiting, is_next=is_next)
 
     def give_back(self, tenant_id: str, *, seconds: float) -> None:
         """Free a slot whose work took this much processor time."""
@@ -113,8 +114,9 @@ class FairTurns:
         self._free += 1
         self._grant()
 
-    async def _wait(self, tenant_id: str, waiting: _Waiting) -> None:
-        self._waiting.setdefault(tenant_id, deque()).append(waiting)
+    async def _wait(self, tenant_id: str, waiting: _Waiting, *, is_next: bool) -> None:
+        queue = self._waiting.setdefault(tenant_id, deque())
+        (queue.appendleft if is_next else queue.append)(waiting)
         self._waiting_size[tenant_id] += waiting.size
         self._grant()
         try:
@@ -257,11 +259,15 @@ class LoopTurns:
         turn, failure = _Turn(self._nobody), None
         while True:
             taken = None
-            size, turn.is_entering = int(turn.is_entering), False
+            enters, turn.is_entering = turn.is_entering, False
             began = time.perf_counter()
             if self._must_wait(turn.account, began) and not turn.has_slice:
                 try:
-                    yield from self._turns.take(turn.account.caller, size=size).__await__()
+                    # Requests that have begun end first: they may hold what others wait for.
+                    take = self._turns.take(
+                        turn.account.caller, size=int(enters), is_next=not enters
+                    )
+                    yield from take.__await__()
                     taken = turn.account.caller
                 except BaseException as error:
                     failure = error

@@ -13,6 +13,7 @@ import resource
 import secrets
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable
 from itertools import chain
 from typing import Any, ClassVar, Final, NamedTuple, cast
@@ -61,6 +62,8 @@ UNSENT_BYTES: Final = 64 * KIBIBYTE
 """Unsent response bytes the kernel buffers per connection; by default it buffers megabytes."""
 SPARE_CONNECTIONS: Final = 100
 """Connections beyond the limit that still receive an error before they are closed."""
+SHARE_OF_NETWORK: Final = 20
+"""How many times the free connections one network may have, so that others find some."""
 RETRY_AFTER_SECONDS: Final = 1.0
 OTHER_DESCRIPTORS: Final = 1024
 """Maximum number of open files and connections other than client connections."""
@@ -88,6 +91,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     bounds: ClassVar[HttpBounds]
     turns: ClassVar[Callable[[], LoopTurns]]
     outbox: ClassVar[Outbox]
+    networks: ClassVar[Counter[str]]
+    """Open connections of each network."""
 
     _refusal: ApiError | None = None
     _silent_bytes = 0
@@ -124,10 +129,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._turns = type(self).turns()
         self._network = network_of(self.client[0] if self.client else "")
         self._direct = DirectConnection(self.outbox, transport)
-        excess = len(self.connections) - self.bounds.most_connections
-        if excess > SPARE_CONNECTIONS:
+        self.networks[self._network] += 1
+        free = self.bounds.most_connections - len(self.connections)
+        own = self.networks[self._network]
+        if -free > SPARE_CONNECTIONS or own > SHARE_OF_NETWORK * max(free + 1, 1):
             transport.abort()
-        elif excess > 0:
+        elif free < 0:
             self._refuse(
                 OverloadedError(
                     "Too many connections are open.", retry_after_seconds=RETRY_AFTER_SECONDS
@@ -142,6 +149,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._parsing is not None:
             self._parsing.cancel()
         super().connection_lost(exc)
+        self.networks[self._network] -= 1
+        if not self.networks[self._network]:
+            del self.networks[self._network]
         self._direct.lose()
         # Break the reference cycle, which would keep body data until the garbage collector runs.
         self.cycle = None  # type: ignore[assignment] # uvicorn's own start
@@ -497,6 +507,7 @@ def http_protocol(
         )
         turns = staticmethod(loop_turns)
         outbox = Outbox()
+        networks: ClassVar[Counter[str]] = Counter()
 
     return Configured
 

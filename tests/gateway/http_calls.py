@@ -55,10 +55,10 @@ def head(key: str, *headers: str, path: str = "/v1/completions") -> bytes:
 
 
 @asynccontextmanager
-async def serving(app: Any) -> AsyncIterator[str]:
+async def serving(app: Any, *, most_connections: int = 1) -> AsyncIterator[str]:
     """Serve an application with the gateway's protocol, and give its URL."""
     turns = LoopTurns()
-    protocol = http_protocol(Settings(), turns=lambda: turns, most_connections=1)
+    protocol = http_protocol(Settings(), turns=lambda: turns, most_connections=most_connections)
     config = uvicorn.Config(app, http=protocol, lifespan="off")
     config.load()
     state = uvicorn.server.ServerState()
@@ -74,11 +74,13 @@ async def serving(app: Any) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def connection(
-    url: str,
+    url: str, *, address: str = "127.0.0.1"
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """Open a plain connection to a gateway."""
-    address = httpx.URL(url)
-    reader, writer = await asyncio.open_connection(address.host, address.port)
+    """Open a plain connection to a gateway, from an address."""
+    target = httpx.URL(url)
+    reader, writer = await asyncio.open_connection(
+        target.host, target.port, local_addr=(address, 0)
+    )
     try:
         yield reader, writer
     finally:

@@ -14,6 +14,7 @@ from gateway.server.protocol import (
     MAX_HEADERS,
     MAX_PIPELINED,
     MAX_TARGET_BYTES,
+    SHARE_OF_NETWORK,
 )
 from tests.gateway.http_calls import connection, head, message_of, post, read_response, serving
 from tests.overload.conftest import HEADER_SECONDS, MAX_BODY_BYTES, MOST_CONNECTIONS
@@ -434,3 +435,23 @@ async def test_connections_beyond_the_bound_get_503_until_one_is_closed(bounded:
                         break
         kept[1][1].write(GET + b"\r\n")
         assert (await read_response(kept[1][0])).status_code == 200
+
+
+async def test_one_network_leaves_connections_to_others() -> None:
+    async def app(_scope: Any, _receive: Any, send: Any) -> None:
+        headers = [(b"content-length", b"0")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body"})
+
+    async def status(address: str) -> int:
+        reader, writer = await stack.enter_async_context(connection(url, address=address))
+        writer.write(GET + b"\r\n")
+        return (await read_response(reader)).status_code
+
+    most = 3 * SHARE_OF_NETWORK
+    async with serving(app, most_connections=most) as url, AsyncExitStack() as stack:
+        for _ in range(most - 2):
+            assert await status("127.0.0.1") == 200
+        with pytest.raises((OSError, asyncio.IncompleteReadError)):
+            await status("127.0.0.1")
+        assert await status("127.0.0.2") == 200
