@@ -115,7 +115,7 @@ class GenerationJob(msgspec.Struct, frozen=True, omit_defaults=True):
     prompt_logprobs: int | None = None
     """Number of alternatives to report for each token of the prompt; None: as `logprobs`."""
     identifies_tokens: bool = False
-    """Whether log-probabilities have the ids of their tokens, and the ranks of the prompt's."""
+    """Always true; workers before 0.3.0 send no `top_ids` and `rank` without it."""
     stream: bool = False
     """Whether the client streams; if not, the worker collects tokens into fewer deltas."""
     grammar: str = ""
@@ -188,9 +188,14 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, omit_defaults=T
     top: list[tuple[str, float]] | None = None
     """Alternatives, most likely first, including the token itself; several may have equal text."""
     top_ids: list[int] = []
-    """The token ids of `top` if `GenerationJob.identifies_tokens`."""
+    """The token ids of `top`."""
     rank: int = 0
-    """Rank of a prompt's token among all tokens, from 1, if `identifies_tokens`."""
+    """Rank of a prompt's token among all tokens, from 1."""
+    parts: dict[int, bytes] = {}
+    """Bytes of those tokens, by id, that are not whole characters: their text does not show them.
+
+    Of the token itself, too, if it completes a character that other tokens began.
+    """
 
 
 class CallPiece(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):

@@ -318,9 +318,7 @@ def _jobs(call: Call, checked: CheckedRequest, *, completion_id: str) -> list[Ge
             logprobs=request.logprobs,
             score_prompt=request.scored_alternatives is not None,
             prompt_logprobs=request.scored_alternatives,
-            identifies_tokens=request.names_tokens_by_id
-            or request.prompt_logprobs is not None
-            or request.is_native,
+            identifies_tokens=True,
             stream=request.stream,
             grammar=checked.grammar,
             reads_prefix_cache=request.reads_prefix_cache,

@@ -6,8 +6,8 @@ from typing import Any, Final
 from tokenizers import Tokenizer
 
 from contract.messages import WorkerCard
+from contract.pieces import PieceReader
 from gateway.prompt.chat_templates import DEFAULT
-from gateway.prompt.pieces import PieceReader
 from gateway.prompt.tokenizers import PromptEncoder
 
 TOKENIZER_CLASS: Final = "PreTrainedTokenizerFast"

@@ -1,6 +1,7 @@
 """Log-probabilities of chat tokens: one object for each token, as in OpenAI's API."""
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 import msgspec
@@ -15,7 +16,7 @@ class Alternative(msgspec.Struct, frozen=True):
     token: str
     logprob: float
     bytes: list[int] | None
-    """Its text in UTF-8; None for a part of a character, as the text does not show its bytes."""
+    """Of a part of a character its own bytes; None if an older worker does not report them."""
 
 
 class ScoredToken(msgspec.Struct, frozen=True):
@@ -46,13 +47,15 @@ def scored_tokens(
             entry.token,
             # Only the first token of a prompt has no log-probability.
             max(entry.logprob or 0.0, LOGPROB_FLOOR),
-            _utf8(original.token),
+            _bytes(original.token, original.parts.get(token_id)),
             [
-                Alternative(token, max(logprob, LOGPROB_FLOOR), _utf8(token))
-                for token, logprob in (entry.top or [])[:alternatives]
+                Alternative(token, max(logprob, LOGPROB_FLOOR), _bytes(token, entry.parts.get(id_)))
+                for (token, logprob), id_ in zip_longest(
+                    (entry.top or ())[:alternatives], entry.top_ids[:alternatives]
+                )
             ],
         )
-        for entry, original in zip(named, logprobs, strict=True)
+        for entry, original, token_id in zip(named, logprobs, token_ids, strict=False)
     ]
 
 
@@ -61,5 +64,5 @@ def logprobs_body(tokens: list[ScoredToken]) -> dict[str, Any]:
     return {"content": tokens, "refusal": None}
 
 
-def _utf8(text: str) -> list[int] | None:
-    return None if REPLACEMENT in text else list(text.encode())
+def _bytes(text: str, part: bytes | None) -> list[int] | None:
+    return None if part is None and REPLACEMENT in text else list(part or text.encode())

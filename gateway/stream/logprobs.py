@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import zip_longest
 from typing import Any
 
 import msgspec
@@ -32,22 +32,23 @@ class LogprobLists:
     """Encoded lists (see `encoded`) that come first: those of the echoed prompt."""
 
     def extend(
-        self, logprobs: Sequence[TokenLogprob], *, base: int, token_ids: Sequence[int] | None = None
+        self,
+        logprobs: Sequence[TokenLogprob],
+        token_ids: Sequence[int],
+        *,
+        base: int,
+        returns_ids: bool = False,
     ) -> None:
-        """Append tokens; `base` is where their text starts in the returned text.
-
-        Offsets never point before the returned text.
-        """
-        for entry in logprobs:
+        """Append tokens; `base` is where their text starts in the returned text."""
+        for entry, token_id in zip(logprobs, token_ids, strict=False):
             self.tokens.append(entry.token)
             self.token_logprobs.append(
                 None if entry.logprob is None else max(entry.logprob, LOGPROB_FLOOR)
             )
-            self.top_logprobs.append(None if entry.top is None else _by_token(entry.top))
-            self.text_offset.append(max(base + entry.offset, 0))
-        if token_ids is not None:
-            self.token_ids = self.token_ids or []
-            self.token_ids += token_ids
+            self.top_logprobs.append(None if entry.top is None else _by_key(entry, token_id))
+            self.text_offset.append(base + entry.offset)
+        if returns_ids:
+            self.token_ids = [*(self.token_ids or []), *token_ids]
 
     @property
     def is_empty(self) -> bool:
@@ -110,21 +111,39 @@ def token_name(token_id: int) -> str:
     return f"token_id:{token_id}"
 
 
-def echo_base(scored: Sequence[TokenLogprob], echo: str, *, start: int) -> int:
-    """Return where the text of a whole scored prompt starts, relative to its echo.
+def placed(entries: Sequence[TokenLogprob], text: str) -> list[TokenLogprob]:
+    """Return the tokens of an echoed prompt with their parts of its text, which join to it.
 
-    Negative if the echo omits the prompt's beginning: all tokens before `start`, or a begin-of-text
-    token that the tokenizer put before the client's text.
+    The tokens may have more text: the begin-of-text and infill tokens that the client did not send.
+    The text may have more, such as an incomplete character at its end. A tokenizer may also
+    normalize the text.
     """
-    if start == len(scored):
-        return 0
-    if start:
-        return -scored[start].offset
-    # An incomplete character at the prompt's end has tokens without text, but it is echoed.
-    silent = sum(1 for _ in takewhile(lambda entry: not entry.token, reversed(scored)))
-    unfinished = min(len(echo) - len(echo.rstrip(REPLACEMENT)), silent)
-    end = scored[-1].offset + len(scored[-1].token)
-    return min(len(echo) - unfinished - end, 0)
+    decoded = "".join([entry.token for entry in entries])
+    if decoded == text:
+        shift = entries[0].offset if entries else 0
+        return [msgspec.structs.replace(each, offset=each.offset - shift) for each in entries]
+    head, rest = decoded.find(text.rstrip(REPLACEMENT)), 0
+    if head < 0:
+        head, same = 0, _length_of_same_start(decoded, text)
+        rest = _length_of_same_start(decoded[same:][::-1], text[same:][::-1])
+    result: list[TokenLogprob] = []
+    start = end = 0
+    for number, entry in enumerate(entries, 1):
+        end += len(entry.token)
+        if number == len(entries):
+            stop = len(text)
+        elif rest and end >= len(decoded) - rest:
+            stop = len(text) - len(decoded) + end
+        else:
+            stop = max(0, min(end - head, len(text) - rest))
+        result.append(msgspec.structs.replace(entry, token=text[start:stop], offset=start))
+        start = stop
+    return result
+
+
+def _length_of_same_start(one: str, other: str) -> int:
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def _joined(before: bytes, items: list[Any]) -> msgspec.Raw:
@@ -132,9 +151,20 @@ def _joined(before: bytes, items: list[Any]) -> msgspec.Raw:
     return msgspec.Raw(b"[" + before + separator + _json(items)[1:])
 
 
-def _by_token(top: list[tuple[str, float]]) -> dict[str, float]:
-    # Different tokens may have the same text; the likeliest comes first and is kept.
-    by_token: dict[str, float] = {}
-    for token, logprob in top:
-        by_token.setdefault(token, max(logprob, LOGPROB_FLOOR))
-    return by_token
+def _by_key(entry: TokenLogprob, token_id: int) -> dict[str, float]:
+    """Return the alternatives of a token under distinct keys: texts if possible.
+
+    A part of a character is called by its bytes, as in OpenAI's API. Of several tokens with the
+    same text, one has that key: the token itself, or else the likeliest.
+    """
+    by_key: dict[str, float] = {}
+    for (text, logprob), other in zip_longest(entry.top or (), entry.top_ids):
+        key = text
+        if other == token_id:
+            key = entry.token
+        elif part := entry.parts.get(other):
+            key = "bytes:" + "".join(f"\\x{byte:02x}" for byte in part)
+        if key in by_key or (other not in (token_id, None) and key == entry.token):
+            key = token_name(other)
+        by_key[key] = max(logprob, LOGPROB_FLOOR)
+    return by_key

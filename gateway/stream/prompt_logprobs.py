@@ -15,7 +15,7 @@ from gateway.dialects.request import GenerationRequest
 from gateway.dispatch.generation import Reply, Turn
 from gateway.errors import InvalidParameterError
 from gateway.stream.completion import Completion
-from gateway.stream.logprobs import LOGPROB_FLOOR, LogprobLists, echo_base, named_by_id
+from gateway.stream.logprobs import LOGPROB_FLOOR, LogprobLists, named_by_id, placed
 
 MAX_BYTES = 64 * 1024 * 1024
 """Limit of the log-probabilities of all prompts of a response: each choice repeats them."""
@@ -94,15 +94,14 @@ def _echoed(
     text: str,
 ) -> dict[str, bytes]:
     start = 0 if request.echo_last is None else max(len(logprobs) - request.echo_last, 0)
-    base = echo_base(logprobs, text, start=start)
-    shown, shown_ids = logprobs[start:], token_ids[start:]
+    shown, shown_ids = placed(logprobs[start:], text), token_ids[start:]
     most = request.logprobs or 0
     if (request.prompt_logprobs or 0) > most:
         shown = [_limited(*each, most=most) for each in zip(shown, shown_ids, strict=True)]
     if request.names_tokens_by_id:
         shown = named_by_id(shown, shown_ids)
     lists = LogprobLists()
-    lists.extend(shown, base=base, token_ids=shown_ids if request.return_token_ids else None)
+    lists.extend(shown, shown_ids, base=0, returns_ids=request.return_token_ids)
     return lists.encoded() if lists.tokens else {}
 
 

@@ -167,8 +167,9 @@ class TextChoice(Choice):
             logprobs = named_by_id(logprobs, delta.token_ids)
         lists.extend(
             logprobs,
+            delta.token_ids,
             base=len(self._echo),
-            token_ids=delta.token_ids if self._request.return_token_ids else None,
+            returns_ids=self._request.return_token_ids,
         )
         return None if lists.is_empty else lists
 

@@ -22,6 +22,7 @@ from tests.e2e.completions import (
     values_of,
 )
 from tests.e2e.examples import COUNTING, LONG, MULTI_BYTE, OPEN, SPECIAL, TOKENIZER, ids_of
+from tests.e2e.seeds.calling import CHATS, Caller
 
 pytestmark = pytest.mark.e2e
 
@@ -46,8 +47,7 @@ def test_logprobs_report_the_token_and_its_alternatives(client: OpenAI, number: 
     top = logprobs_of(choice).top_logprobs or []
     for token, value, alternatives in zip(tokens_of(choice), values_of(choice), top, strict=True):
         assert alternatives[token] == value <= 0
-        assert number or len(alternatives) == 1
-        assert len(alternatives) <= number + 1
+        assert max(number, 1) <= len(alternatives) <= number + 1
         assert list(alternatives.values()) == sorted(alternatives.values(), reverse=True)
         assert sum(math.exp(each) for each in alternatives.values()) < 1.01
     assert len(tokens_of(choice)) == usage_of(answer).completion_tokens
@@ -103,9 +103,11 @@ def test_echo_of_token_ids_shows_their_text(client: OpenAI) -> None:
     assert text(answer).startswith(TOKENIZER.decode(ids))
 
 
-@each_at_once("prompt", [COUNTING, SPECIAL.prompt, MULTI_BYTE[0].prompt])
+@each_at_once(
+    "prompt", [COUNTING, SPECIAL.prompt, MULTI_BYTE[0].prompt, "😀日本 lift-off! ", "lift-off! "]
+)
 def test_echo_with_logprobs_scores_the_prompt(client: OpenAI, prompt: str) -> None:
-    options = {"temperature": 0, "max_tokens": 8, "logprobs": 2}
+    options = {"temperature": 0, "max_tokens": 4, "logprobs": 2}
     ids = ids_of(prompt)
     [plain], [choice] = at_once(
         lambda: complete(client, prompt, **options).choices,
@@ -120,8 +122,44 @@ def test_echo_with_logprobs_scores_the_prompt(client: OpenAI, prompt: str) -> No
     assert "".join(tokens_of(choice)[: len(ids)]) == prompt
     assert values[0] is top[0] is None
     assert all(value <= 0 for value in values[1 : len(ids)])
+    assert all(2 <= len(alternatives) <= 3 for alternatives in top[1:])
     assert tokens_of(choice)[len(ids) :] == tokens_of(plain)
     assert values[len(ids) :] == pytest.approx(values_of(plain), abs=0.1)
+
+
+def test_parts_of_characters_have_their_bytes(caller: Caller) -> None:
+    text = "日本😀"
+    forced = {"temperature": 0, "structured_outputs": {"choice": [text]}, "max_tokens": 32}
+    chat = {"messages": [{"role": "user", "content": "a"}], "logprobs": True, "top_logprobs": 9}
+    ids = ids_of(text)
+    whole, result, echoed = at_once(
+        lambda: caller.post("openai", forced | chat, CHATS).json(),
+        lambda: caller.post("llamacpp", forced | {"prompt": "a", "n_probs": 9}, "/completion"),
+        lambda: caller.complete(
+            "vllm", {"prompt": [*ids, ids[0]], "echo": True, "max_tokens": 0, "logprobs": 20}
+        ),
+    )
+
+    for scores in (
+        whole["choices"][0]["logprobs"]["content"],
+        result.json()["completion_probabilities"],
+    ):
+        tokens = [score for score in scores if score["token"] != "</s>"]
+        assert len(tokens) > len(text), "each character has several tokens"
+        assert b"".join(bytes(each["bytes"]) for each in tokens) == text.encode()
+        assert "".join(each["token"] for each in tokens) == text
+        others = [other for each in scores for other in each["top_logprobs"]]
+        assert all(
+            other["token"] == "\ufffd" or bytes(other["bytes"]).decode() == other["token"]
+            for other in others
+            if other["token"] not in ("", *text)
+        )
+        assert any(bytes(other["bytes"])[:1] > b"\x7f" for other in others)
+    choice = echoed["choices"][0]
+    assert "".join(choice["logprobs"]["tokens"]) == choice["text"] == text + "\ufffd"
+    top = choice["logprobs"]["top_logprobs"][1:]
+    assert all(20 <= len(each) <= 21 for each in top)
+    assert any(key.startswith("bytes:\\x") for each in top for key in each)
 
 
 def test_prompt_scores_are_those_of_the_same_text_generated(client: OpenAI) -> None:

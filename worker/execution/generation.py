@@ -404,7 +404,7 @@ class Generation:
                 self.job.prompt_token_ids,
                 output.prompt_logprobs,
                 alternatives=self._prompt_alternatives,
-                ranks=output.prompt_ranks if self.job.identifies_tokens else None,
+                ranks=output.prompt_ranks,
             )
             encoded = [
                 encode_logprobs(entries[start : start + LOGPROBS_AT_ONCE])

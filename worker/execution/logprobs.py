@@ -7,6 +7,7 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from contract.messages import TokenLogprob
+from contract.pieces import PieceReader
 from worker.engine.base import TokenScores
 
 _CALL_MARK = re.compile(r"[<\[].*tool.*[>\]]", re.IGNORECASE)
@@ -14,12 +15,16 @@ _CALL_MARK = re.compile(r"[<\[].*tool.*[>\]]", re.IGNORECASE)
 LOWEST_LOGPROB = -9999.0
 """Replaces minus infinity, which JSON cannot represent."""
 
+_REPLACEMENT = "\ufffd"
+"""The decoded text of bytes that are not a complete character."""
+
 
 class TokenTexts:
     """Caches the text of single tokens as they appear inside a text."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
+        self._pieces = PieceReader(tokenizer)
         self._texts: dict[int, str] = {}
         added = tokenizer.get_added_tokens_decoder()
         self.markup = {
@@ -43,6 +48,14 @@ class TokenTexts:
     def _decode(self, token_ids: list[int]) -> str:
         return self._tokenizer.decode(token_ids, skip_special_tokens=False)
 
+    def part(self, token_id: int, text: str = "") -> bytes:
+        """Return the bytes of a token that is not whole characters; empty for other tokens.
+
+        `text` is what it adds to a text.
+        """
+        is_part = _REPLACEMENT in self[token_id] or _REPLACEMENT in text
+        return self._pieces.bytes_of(token_id) if is_part else b""
+
     def is_special(self, token_id: int) -> bool:
         """Whether the token is special, or the mark of a call, and may not appear in text."""
         return (
@@ -58,10 +71,9 @@ def token_logprob(
     text: str,
     offset: int,
     alternatives: int,
-    has_ids: bool = False,
     rank: int = 0,
 ) -> TokenLogprob:
-    """Describe one scored token that appears as `text` at `offset`; with token ids if `has_ids`."""
+    """Describe one scored token that appears as `text` at `offset`."""
     (token_id, logprob), *others = scores
     token = text or (texts[token_id] if texts.is_special(token_id) else "")
     logprob = max(logprob, LOWEST_LOGPROB)
@@ -75,8 +87,9 @@ def token_logprob(
         logprob,
         offset,
         [(text, score) for text, score, _ in top],
-        [each for _, _, each in top] if has_ids else [],
+        [each for _, _, each in top],
         rank,
+        {each: part for text, _, each in top if (part := texts.part(each, text))},
     )
 
 
@@ -91,7 +104,7 @@ def prompt_logprobs(
 ) -> list[TokenLogprob]:
     """Describe the tokens of a prompt; the first one has no log-probability.
 
-    With `ranks`, one for each entry of `scores`, the tokens have them and token ids.
+    With `ranks`, one for each entry of `scores`, the tokens have them.
     Special tokens count towards the offsets, because an echoed prompt includes them.
     """
     stream = DecodeStream(skip_special_tokens=False)
@@ -100,7 +113,8 @@ def prompt_logprobs(
     for position, token_id in enumerate(token_ids):
         text = stream.step(tokenizer, token_id) or ""
         if position == 0:
-            entries.append(TokenLogprob(text or texts[token_id], None, 0))
+            part = texts.part(token_id)
+            entries.append(TokenLogprob(text, None, 0, parts={token_id: part} if part else {}))
         else:
             entries.append(
                 token_logprob(
@@ -109,7 +123,6 @@ def prompt_logprobs(
                     text=text,
                     offset=offset,
                     alternatives=alternatives,
-                    has_ids=ranks is not None,
                     rank=0 if ranks is None else ranks[position - 1],
                 )
             )

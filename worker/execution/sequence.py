@@ -248,7 +248,6 @@ class Sequence:
                 text=text,
                 offset=self._offset,
                 alternatives=self._job.logprobs,
-                has_ids=self._job.identifies_tokens,
             )
             self.piece.logprobs.append(entry)
 

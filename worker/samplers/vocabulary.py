@@ -1,6 +1,5 @@
 """The bytes of every token of a vocabulary, arranged for searching."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -9,12 +8,12 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
+from contract.pieces import PieceReader
+
 Indices = npt.NDArray[np.int64]
 
 _BETWEEN = b"\xff"
 """Separates tokens; never a byte of UTF-8, so that no match spans two tokens."""
-_BLANK = "\u2581"
-_BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +32,9 @@ class Vocabulary:
     @classmethod
     def read(cls, tokenizer: Tokenizer) -> Self:
         """Read a tokenizer's vocabulary."""
-        tokens = sorted((i, token) for i, token in _token_bytes(tokenizer).items() if token)
+        pieces = PieceReader(tokenizer)
+        ids = sorted(tokenizer.get_vocab(with_added_tokens=True).values())
+        tokens = [(i, token) for i in ids if (token := pieces.bytes_of(i))]
         lengths = np.array([len(token) for _, token in tokens], dtype=np.int64) + 1
         ends = lengths.cumsum() - 1
         joined = np.frombuffer(_BETWEEN.join([*(token for _, token in tokens), b""]), np.uint8)
@@ -77,38 +78,3 @@ class Vocabulary:
             return b""
         start = self._ends[index - 1] + 1 if index else 0
         return self._joined[start : self._ends[index]].tobytes()
-
-
-def _token_bytes(tokenizer: Tokenizer) -> dict[int, bytes]:
-    added = tokenizer.get_added_tokens_decoder()
-    to_bytes = _byte_level if "ByteLevel" in repr(tokenizer.decoder) else _sentence_piece
-    tokens = {
-        token_id: to_bytes(token)
-        for token, token_id in tokenizer.get_vocab(with_added_tokens=True).items()
-    }
-    return tokens | {token_id: token.content.encode() for token_id, token in added.items()}
-
-
-def _alphabet() -> dict[int, int]:
-    """Return the byte that each character represents in a byte-level vocabulary, as in GPT-2's."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(0x100) if byte not in printable]
-    return {byte: byte for byte in printable} | {
-        0x100 + number: byte for number, byte in enumerate(others)
-    }
-
-
-_ALPHABET = _alphabet()
-
-
-def _byte_level(token: str) -> bytes:
-    try:
-        return token.translate(_ALPHABET).encode("latin-1")
-    except UnicodeEncodeError:
-        return token.encode()
-
-
-def _sentence_piece(token: str) -> bytes:
-    if match := _BYTE_TOKEN.fullmatch(token):
-        return bytes.fromhex(match[1])
-    return token.replace(_BLANK, " ").encode()

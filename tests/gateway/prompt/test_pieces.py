@@ -2,7 +2,7 @@
 
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
-from gateway.prompt.pieces import PieceReader
+from contract.pieces import PieceReader
 from gateway.prompt.tokenization import llamacpp_tokens, vllm_tokens
 from tests.gateway.prompt.building import encoder_of, letter_tokenizer, tiny_tokenizer
 from tests.support.cases import all_cases

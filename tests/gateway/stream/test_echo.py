@@ -3,6 +3,7 @@
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,13 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from contract.messages import TokenLogprob
+from contract.pieces import PieceReader
 from gateway.dialects.request import ChatRequest
 from gateway.errors import InvalidParameterError
 from gateway.prompt.echo import echoed_text
 from gateway.stream import prompt_logprobs as prompt_logprobs_module
 from gateway.stream.assembler import collect
-from gateway.stream.logprobs import LOGPROB_FLOOR, REPLACEMENT, LogprobLists, echo_base
+from gateway.stream.logprobs import LOGPROB_FLOOR, placed
 from gateway.stream.sse import ChunkRenderer
 from tests.gateway.replies import STOP, completion, ended, inbox, said, scored
 from tests.support.cases import all_cases
@@ -27,8 +29,7 @@ from worker.execution.logprobs import TokenTexts, prompt_logprobs
 CHECKPOINT = Path(__file__).parents[3] / "worker" / "demo_model" / "checkpoint"
 TOKENIZER = Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json"))
 TEXTS = TokenTexts(TOKENIZER)
-BOS = TOKENIZER.encode("").ids[:1]
-"""The begin-of-text token, if the tokenizer puts one before a text."""
+PIECES = PieceReader(TOKENIZER)
 
 
 def decode(token_ids: list[int]) -> str:
@@ -89,79 +90,54 @@ def test_echo_of_the_last_tokens_is_an_end_of_the_text(text: str, last: int) -> 
     assert decode(ids[: max(len(ids) - last, 0)]).startswith(rest)
 
 
-def lists(token_ids: list[int], shown: str, *, last: int | None = None) -> LogprobLists:
-    """Return the lists of an echoed prompt."""
+def assert_tokens_join(token_ids: list[int], shown: str, *, last: int | None = None) -> None:
+    """Check that the echoed tokens join to the echo, each at its offset."""
     entries = score(token_ids)
     start = 0 if last is None else max(len(entries) - last, 0)
-    result = LogprobLists()
-    result.extend(entries[start:], base=echo_base(entries, shown, start=start))
-    return result
-
-
-def assert_offsets_hold(reported: LogprobLists, text: str) -> None:
-    """Check that every token is in the text at its offset."""
-    assert reported.text_offset == sorted(reported.text_offset)
-    for place, (token, offset) in enumerate(
-        zip(reported.tokens, reported.text_offset, strict=True)
-    ):
-        # A prompt's first token shows even if it is only a part of a character.
-        is_part = place == 0 and token.endswith(REPLACEMENT)
-        assert is_part or text[offset : offset + len(token)] == token
-
-
-@given(st.text(alphabet=st.sampled_from("ab c\né漢😀"), min_size=1, max_size=30))
-def test_offsets_of_an_echoed_text_point_at_its_tokens(text: str) -> None:
-    ids = encode(text)
-    assert_offsets_hold(lists(ids, text), text)
+    tokens = placed(entries[start:], shown)
+    assert len(tokens) == len(entries) - start
+    assert "".join(each.token for each in tokens) == shown
+    ends = accumulate(len(each.token) for each in tokens)
+    assert [each.offset for each in tokens] == [0, *ends][:-1]
 
 
 @given(st.text(alphabet=st.sampled_from("ab c\né漢😀"), min_size=1, max_size=30), st.integers(1, 9))
-def test_offsets_of_the_last_tokens_point_at_them(text: str, last: int) -> None:
+def test_tokens_of_an_echo_join_to_it(text: str, last: int) -> None:
     ids = encode(text)
-    shown = echo(ids, last, text=text)
-    reported = lists(ids, shown, last=last)
-    assert len(reported.tokens) == min(last, len(ids))
+    assert_tokens_join(ids, text)
     # The token that completes a cut character has all of it.
-    assert_offsets_hold(reported, shown)
+    assert_tokens_join(ids, echo(ids, last, text=text), last=last)
 
 
-@given(
-    st.text(alphabet=st.sampled_from("ab é漢😀\ufffd"), min_size=1, max_size=20), st.integers(0, 3)
+@given(st.lists(st.integers(0, 255), min_size=1, max_size=12), st.integers(1, 12))
+def test_tokens_of_any_bytes_join_to_their_echo(values: list[int], last: int) -> None:
+    letters = {PIECES.bytes_of(token): token for token in range(TOKENIZER.get_vocab_size())}
+    ids = [letters[bytes([value])] for value in values]
+    assert_tokens_join(ids, echo(ids, None))
+    assert_tokens_join(ids, echo(ids, last), last=last)
+
+
+@all_cases(
+    ("tokens", "text", "expected"),
+    [
+        # The client did not send the begin-of-text token, or did.
+        (["<s>", "Once", " up"], "Once up", ["", "Once", " up"]),
+        (["<s>", "Once"], "<s>Once", ["<s>", "Once"]),
+        (["<s>", "a", ""], "a\ufffd", ["", "a", "\ufffd"]),
+        # Infill: the suffix is not echoed.
+        (["<P>", "ab", "c", "<S>", "d", "<M>"], "abc", ["", "ab", "c", "", "", ""]),
+        (["<P>", "<S>", "d", "<M>"], "", ["", "", "", ""]),
+        # The tokenizer composes characters, or puts a space before the text.
+        (["a", "é", " b"], "ae\u0301 b", ["a", "e\u0301", " b"]),
+        ([" a", "b"], "ab", ["a", "b"]),
+        (["é", "é!", "x"], "e\u0301e\u0301!x", ["e", "\u0301e\u0301!", "x"]),
+    ],
 )
-def test_offsets_are_right_when_the_prompt_ends_inside_a_character(text: str, cut: int) -> None:
-    ids = encode(text)
-    ids = ids[: max(len(ids) - cut, 1)]
-    shown = echo(ids, None)
-    assert_offsets_hold(lists(ids, shown), shown)
-
-
-def test_begin_of_text_token_that_is_not_echoed_takes_no_room() -> None:
-    reported = LogprobLists()
-    entries = [
-        TokenLogprob("<s>", None, 0),
-        TokenLogprob("Once", -1.0, 3),
-        TokenLogprob(" up", -1.0, 7),
-    ]
-    reported.extend(entries, base=echo_base(entries, "Once up", start=0))
-    assert reported.tokens == ["<s>", "Once", " up"]
-    assert reported.text_offset == [0, 0, 4]
-
-
-def test_begin_of_text_token_that_the_client_sent_is_echoed() -> None:
-    reported = LogprobLists()
-    entries = [TokenLogprob("<s>", None, 0), TokenLogprob("Once", -1.0, 3)]
-    reported.extend(entries, base=echo_base(entries, "<s>Once", start=0))
-    assert reported.text_offset == [0, 3]
-
-
-def test_begin_of_text_token_before_a_cut_character_takes_no_room() -> None:
-    entries = [TokenLogprob("<s>", None, 0), TokenLogprob("a", -1.0, 3), TokenLogprob("", -1.0, 4)]
-    assert echo_base(entries, "a\ufffd", start=0) == -3
-
-
-def test_text_that_no_token_completes_does_not_move_the_others() -> None:
-    entries = [TokenLogprob("x", None, 0), TokenLogprob("", -1.0, 1)]
-    assert echo_base(entries, "xa\ufffd", start=0) == 0
+def test_each_token_has_its_part_of_the_echo(
+    tokens: list[str], text: str, expected: list[str]
+) -> None:
+    entries = [TokenLogprob(token, -1.0, 0) for token in tokens]
+    assert [each.token for each in placed(entries, text)] == expected
 
 
 def test_completion_starts_after_the_echo_with_a_cut_character() -> None:
@@ -174,6 +150,7 @@ def test_completion_starts_after_the_echo_with_a_cut_character() -> None:
                 said(
                     "é!",
                     finish=STOP,
+                    token_ids=[8, 9],
                     logprobs=[TokenLogprob("é", -1.0, 0), TokenLogprob("!", -1.0, 1)],
                 ),
                 ended(),
@@ -289,7 +266,8 @@ async def test_prompt_logprobs_have_ranks_without_gaps_in_whole_responses_and_fi
 
 async def test_each_large_choice_is_encoded_in_its_own_turn() -> None:
     entries = [TokenLogprob("token", -1.0, 5 * place) for place in range(3000)]
-    answer = completion(n=4, prompt_texts=["token" * 3000], logprobs=0)
+    ids = [list(range(3000))]
+    answer = completion(n=4, prompt_texts=["token" * 3000], prompt_token_ids=ids, logprobs=0)
     replies = [
         scored(entries),
         *(said("d", choice=choice, finish=STOP) for choice in range(4)),

@@ -215,11 +215,25 @@ def test_echo_with_logprobs_puts_the_prompt_first_and_shifts_the_offsets() -> No
     assert second["choices"][0]["logprobs"]["text_offset"] == [4]
 
 
-def test_alternatives_with_the_same_text_keep_the_likeliest() -> None:
-    top = [("\ufffd", -0.5), ("a", -1.0), ("\ufffd", -2.0), ("b", float("-inf"))]
-    body = stream(completion(logprobs=4), said("x", logprobs=[TokenLogprob("x", -0.5, 0, top)]))
+def test_each_alternative_has_a_key_of_its_own() -> None:
+    top = [("\ufffd", -0.5), ("a", -1.0), ("\ufffd", -2.0), ("a", -3.0), ("é", -4.0), ("b", -5.0)]
+    # The token itself, 9, completes the character that another token is.
+    parts = {4: b"\xe2", 6: b"\xf0\x9f", 9: b"\xa9"}
+    token = TokenLogprob("é", -5.5, 0, [*top, ("é", -5.5)], [4, 5, 6, 7, 8, 10, 9], parts=parts)
+    body = stream(completion(logprobs=6), said("é", logprobs=[token]))
     logprobs = only_chunk(body)["choices"][0]["logprobs"]
-    assert logprobs["top_logprobs"] == [{"\ufffd": -0.5, "a": -1.0, "b": -9999.0}]
+    assert logprobs["tokens"] == ["é"]
+    assert logprobs["top_logprobs"] == [
+        {
+            "bytes:\\xe2": -0.5,
+            "a": -1.0,
+            "bytes:\\xf0\\x9f": -2.0,
+            "token_id:7": -3.0,
+            "token_id:8": -4.0,
+            "b": -5.0,
+            "é": -5.5,
+        }
+    ]
 
 
 def test_impossible_token_has_a_number_for_its_logprob() -> None:

@@ -27,21 +27,24 @@ class PieceReader:
 
     def read(self, token_id: int) -> str | list[int]:
         """Return the token's text, or its bytes if they are not valid text on their own."""
-        content = self._bytes(token_id)
+        content = self.bytes_of(token_id)
         try:
             return content.decode()
         except UnicodeDecodeError:
             return list(content)
 
-    def _bytes(self, token_id: int) -> bytes:
+    def bytes_of(self, token_id: int) -> bytes:
+        """Return the token's bytes."""
         added = self._added.get(token_id)
         if added is not None:
             return added.encode()
         # Some models have more ids than their tokenizer has tokens; the extra ids have no text.
         token = self._tokenizer.id_to_token(token_id) or ""
         if self._is_byte_level:
-            values = _byte_of_letter()
-            return bytes(values[letter] for letter in token if letter in values)
+            try:
+                return token.translate(_byte_of_letter()).encode("latin-1")
+            except UnicodeEncodeError:
+                return token.encode()
         if self._has_spaces:
             byte = _BYTE.fullmatch(token)
             return bytes.fromhex(byte[1]) if byte else token.replace(_SPACE, " ").encode()
@@ -49,7 +52,7 @@ class PieceReader:
 
 
 @lru_cache(maxsize=1)
-def _byte_of_letter() -> dict[str, int]:
+def _byte_of_letter() -> dict[int, int]:
     """Return the byte for each letter of byte-level tokens.
 
     A byte with a visible Latin-1 character is written as that character, the others as those from
@@ -57,5 +60,6 @@ def _byte_of_letter() -> dict[str, int]:
     """
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in visible]
-    letters = {chr(byte): byte for byte in visible}
-    return letters | {chr(256 + place): byte for place, byte in enumerate(hidden)}
+    return {byte: byte for byte in visible} | {
+        256 + place: byte for place, byte in enumerate(hidden)
+    }
