@@ -12,6 +12,7 @@ from urllib.parse import unquote
 
 from gateway.structure.errors import RefusedError
 from gateway.structure.limits import MAX_CLOSING_STEPS
+from gateway.structure.numbers import exact
 
 _DATA: Final = frozenset({"const", "enum", "default", "examples"})
 _MAPS: Final = frozenset({"properties", "patternProperties", "$defs", "definitions"})
@@ -91,7 +92,7 @@ class _Closer:
                 result["allOf"] = merged
                 merged.append(self._closed_target(value, context))
             else:
-                result[keyword] = self._closed_within(keyword, value)
+                result[keyword] = self._closed_within(keyword, exact(schema, keyword))
         return result
 
     def _closed_within(self, keyword: str, value: Any) -> Any:

@@ -142,6 +142,19 @@ def test_text_matches_its_structure(
     assert finishes(chunks) == [(0, "stop")]
 
 
+def test_numbers_of_a_schema_are_those_of_the_client(caller: Caller) -> None:
+    int64 = {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}
+    uint64 = {"type": "integer", "minimum": 0, "maximum": 2**64 - 1}
+    constant = {"const": 1234567890123456768}
+    names: Body = {"c": constant, "i": int64, "u": uint64}
+    schema = {"type": "object", "properties": names, "required": [*names]}
+    # Another 9 would exceed the ranges.
+    body = asked({"json_schema": schema, "logit_bias": [["9", 100]]}, max_tokens=90)
+    answer = json.loads(text_of(caller.complete("openai", body)))
+    assert answer["c"] == 1234567890123456768
+    assert (abs(answer["i"]), answer["u"]) == (10**18 - 1, 10**18 - 1)
+
+
 def test_the_grammar_of_llamacpps_document_yields_arithmetic(caller: Caller) -> None:
     body = asked({"grammar": ARITHMETIC}, prompt="Generate a simple expression:", max_tokens=20)
     text = text_of(caller.complete("llamacpp", body))
@@ -194,6 +207,11 @@ def test_a_required_tool_is_called_with_arguments_of_its_schema(
             "line 1, column 14: rule 'foo' is not defined",
         ),
         ({"json_schema": {"uniqueItems": True}}, "json_schema", "uniqueItems"),
+        (
+            {"structured_outputs": {"json": {"enum": [1234567890123456789]}}},
+            "structured_outputs.json",
+            "1234567890123456789",
+        ),
         (
             {"structured_outputs": {"regex": "(?=a)b"}},
             "structured_outputs.regex",
