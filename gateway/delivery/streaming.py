@@ -168,7 +168,7 @@ class StreamedCompletion(Response):
                     last = self._last_events
                     if last is None:
                         last = renderer.render_failure(failure)
-                    await _send(send, events + last, more=False)
+                    await _send(send, events + alive.after(last), more=False)
                     return
                 if renderer.finished:
                     await self._subscription.finish()
@@ -176,10 +176,9 @@ class StreamedCompletion(Response):
                     return
                 if events:
                     await _send(send, events, more=True)
-                # The task measures the first token.
-                events = alive.after(
-                    await self._next_events(None if self._measure.waits_for_token else take)
-                )
+                # The task measures the first token, and continues an event.
+                is_plain = not (alive.has_begun or self._measure.waits_for_token)
+                events = alive.after(await self._next_events(take if is_plain else None))
             self._leave()
         finally:
             alive.stop()

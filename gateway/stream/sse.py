@@ -34,10 +34,13 @@ from gateway.stream.timings import (
 )
 
 DONE = b"data: [DONE]"
-KEEP_ALIVE = b"\n\n"
-"""Sent in silence. Load generators parse every line that is not empty as an event."""
-KEEP_ALIVE_WITH_IDS = b": keep-alive\n"
-"""The same after an id, when OpenAI's client parses an empty line as an event."""
+BEGINNING = b"data: {"
+"""How every event but `[DONE]` begins. The first keep-alive of a silence sends it in advance."""
+KEEP_ALIVE = b" "
+"""Sent in silence after BEGINNING: white space in the JSON of the next event.
+
+Some clients parse each empty line as an event, and some load generators each other line.
+"""
 BLOCK_BYTES = 128
 """Obfuscated chunks are padded to a multiple of this length."""
 
@@ -73,7 +76,6 @@ class ChunkRenderer:
         self.number = 0
         """Number of the last event."""
         self._id = b"\nid: %s:" % completion.id.encode() if has_ids else b""
-        self.keep_alive = KEEP_ALIVE_WITH_IDS if has_ids else KEEP_ALIVE
         self.usage = completion.new_usage()
         self.failure: ApiError | None = None
         """The error that ended the stream."""

@@ -14,7 +14,7 @@ import httptools
 from typing_extensions import override
 
 from tests.support import http_client
-from tests.support.events import DONE, KEEP_ALIVE, PREFIX
+from tests.support.events import DONE, PREFIX
 from tests.support.http_client import Reading, exchange, request_bytes
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.stack import MODEL
@@ -52,11 +52,7 @@ class Answer(http_client.Answer):
     def events(self) -> list[dict[str, Any]]:
         """The complete events of a stream, without `[DONE]`."""
         lines = [event.split(b"\n")[0] for event in self.body.split(b"\n\n")[:-1]]
-        return [
-            json.loads(line.removeprefix(PREFIX))
-            for line in lines
-            if line not in (DONE, KEEP_ALIVE)
-        ]
+        return [json.loads(line.removeprefix(PREFIX)) for line in lines if line != DONE]
 
     @property
     def usage(self) -> dict[str, Any] | None:

@@ -8,40 +8,32 @@ from typing import Any
 
 PREFIX = b"data: "
 DONE = b"data: [DONE]"
-KEEP_ALIVE = b""
-"""What `split_events` returns for a keep-alive of a stream without ids: an empty event."""
-
-_COMMENT = b": keep-alive\n"
-"""A keep-alive of a stream with ids."""
+KEEP_ALIVES = re.compile(rb"(?m)(?<=^data: \{) +")
+"""White space in the JSON of the event after a silence, by which a stream is kept alive."""
 _EVENT = re.compile(rb"(data: [^\r\n]*)(?:\nid: ((?:chat)?cmpl-[0-9a-z]+):([0-9]+))?")
 
 
 def numbered_events(body: bytes) -> list[tuple[bytes, str, int]]:
     """Return the data line, the request id and the number of each event of a whole stream.
 
-    Each event is one line, or two lines if the events have ids, followed by an empty line;
-    keep-alives are skipped. Events without ids are counted from 1, and have the id in the first
-    chunk.
+    Each event is one line, or two lines if the events have ids, followed by an empty line. Events
+    without ids are counted from 1, and have the id in the first chunk. Keep-alives are removed.
     """
     assert body.endswith(b"\n\n") or not body, f"unfinished event: {body[-80:]!r}"
-    events = body[:-2].replace(_COMMENT, b"").split(b"\n\n")
     matches: list[re.Match[bytes]] = []
-    for event in events:
-        if event != KEEP_ALIVE:
-            match = _EVENT.fullmatch(event)
-            assert match, f"neither an event nor a keep-alive: {event!r}"
-            matches.append(match)
+    for event in KEEP_ALIVES.sub(b"", body)[:-2].split(b"\n\n") if body else ():
+        match = _EVENT.fullmatch(event)
+        assert match, f"no event: {event!r}"
+        matches.append(match)
     assert len({match[2] is None for match in matches}) <= 1, "only some events have an id"
     if matches and matches[0][2] is None:
-        assert _COMMENT not in body
         request_id = json.loads(matches[0][1].removeprefix(PREFIX)).get("id", "")
         return [(match[1], request_id, number) for number, match in enumerate(matches, 1)]
-    assert not matches or KEEP_ALIVE not in events, "an empty event after an id"
     return [(match[1], match[2].decode(), int(match[3])) for match in matches]
 
 
 def split_events(body: bytes) -> list[bytes]:
-    """Return the data lines of the events and the keep-alives without ids of (a part of) a stream.
+    """Return the data lines of the events of (a part of) a stream, without keep-alives.
 
     Events must have the ids of one request, numbered without a gap. An event that only ends the
     connection repeats the last id.
@@ -52,7 +44,7 @@ def split_events(body: bytes) -> list[bytes]:
     steps = [after - before for before, after in pairwise(numbers)]
     assert set(steps) <= {0, 1}, f"numbers {numbers}"
     assert steps == sorted(steps, reverse=True), f"numbers {numbers}"
-    return [event.split(b"\n")[0] for event in body[:-2].replace(_COMMENT, b"").split(b"\n\n")]
+    return [data for data, _, _ in numbered]
 
 
 def parse_chunks(body: bytes) -> list[dict[str, Any]]:
@@ -60,7 +52,7 @@ def parse_chunks(body: bytes) -> list[dict[str, Any]]:
     events = split_events(body)
     assert events[-1] == DONE
     assert DONE not in events[:-1]
-    return [json.loads(event[len(PREFIX) :]) for event in events[:-1] if event != KEEP_ALIVE]
+    return [json.loads(event[len(PREFIX) :]) for event in events[:-1]]
 
 
 def texts_by_choice(chunks: Iterable[dict[str, Any]]) -> dict[int, str]:

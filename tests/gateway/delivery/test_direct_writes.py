@@ -1,10 +1,12 @@
 """Events that the reply reader writes to the connection itself, and those that the task sends."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
+import pytest
 from msgspec.structs import replace
 from starlette.datastructures import State
 from typing_extensions import override
@@ -21,10 +23,11 @@ from gateway.dispatch.jobs import JobsInFlight
 from gateway.dispatch.replies import Replies
 from gateway.dispatch.ticket import Ticket
 from gateway.http.connection import CONNECTION, DirectConnection, Outbox
-from gateway.stream.sse import KEEP_ALIVE, ChunkRenderer
+from gateway.stream.sse import BEGINNING, KEEP_ALIVE, ChunkRenderer
 from tests.gateway.http_calls import connection, post, serving
 from tests.gateway.replies import STOP, completion, ended, said
 from tests.support.patience import PATIENCE_SECONDS
+from tests.support.stream_decoders import DECODERS, READ_IDS
 
 TEXTS = [said(text) for text in "abcdef"]
 LAST, END = said("g", finish=STOP), ended(tokens=7)
@@ -50,6 +53,12 @@ class Client(asyncio.Transport):
     @override
     def is_closing(self) -> bool:
         return self._is_closing
+
+    async def receives(self, part: bytes) -> None:
+        """Wait until a part was sent last."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while self.parts[-1] != ("sent", part):
+                await asyncio.sleep(0.001)
 
     async def send(self, message: Any) -> None:
         await self.flow.drain()
@@ -101,7 +110,7 @@ class Job:
 
 @asynccontextmanager
 async def streaming(
-    client: Client, *, n: int = 1, keep_alive_seconds: float = 60.0
+    client: Client, *, n: int = 1, keep_alive_seconds: float = 60.0, has_ids: bool = False
 ) -> AsyncIterator[Job]:
     """Stream a response whose first event was sent."""
     generation = Generation(max_unread_bytes=1000)
@@ -109,7 +118,7 @@ async def streaming(
     measure = RequestMeasure("completions", State(), generates=True)
     response = StreamedCompletion(
         Subscription(completion(n=n), generation),
-        has_ids=False,
+        has_ids=has_ids,
         watch=DisconnectWatch(client.receive, generation),
         measure=measure,
         keep_alive_seconds=keep_alive_seconds,
@@ -193,19 +202,41 @@ async def test_keep_alives_are_for_silence_alone() -> None:
         for _ in range(26):
             job.push(TEXTS[1])
             await asyncio.sleep(0.05)
-        assert KEEP_ALIVE not in [part for _, part in client.parts]
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while client.parts[-1] != ("sent", KEEP_ALIVE):
-                await asyncio.sleep(0.01)
+        assert ("sent", BEGINNING) not in client.parts
+        for part in (BEGINNING, KEEP_ALIVE):
+            await client.receives(part)
         # Deltas of hidden reasoning wake the task without events.
         for _ in range(20):
             job.generation.wake()
             await settled()
-        assert [part for _, part in client.parts].count(KEEP_ALIVE) < 10
+        assert client.parts.count(("sent", KEEP_ALIVE)) < 10
         job.push(TEXTS[2])
+        await settled()
+        # The task continues the event that it has begun.
+        assert kinds(client)[-1] == "sent"
+        job.push(TEXTS[3])
         await settled()
         assert kinds(client)[-1] == "written"
         client.leave()
+
+
+@pytest.mark.parametrize("has_ids", [False, True])
+async def test_no_client_takes_a_keep_alive_for_an_event(*, has_ids: bool) -> None:
+    client = Client()
+    async with streaming(client, keep_alive_seconds=0.02, has_ids=has_ids) as job:
+        await client.receives(KEEP_ALIVE)
+        job.push(TEXTS[1])
+        await client.receives(BEGINNING)
+        for reply in (*TEXTS[2:], LAST, END):
+            job.push(reply)
+    parts = [part for _, part in client.parts]
+    rendered = ChunkRenderer(completion()).render([*TEXTS, LAST, END]).decode()
+    *chunks, done = [event.removeprefix("data: ") for event in rendered.split("\n\n")[:-1]]
+    assert done == "[DONE]"
+    for name, decode in (READ_IDS if has_ids else DECODERS).items():
+        *events, end = decode(parts)
+        assert end == done, name
+        assert [json.loads(each) for each in events] == [json.loads(each) for each in chunks], name
 
 
 async def test_server_gives_every_request_a_writer_in_the_order_of_its_response() -> None:

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from openai._streaming import SSEDecoder
 
 from contract.dialect import Dialect
 from contract.messages import TokenLogprob
@@ -271,21 +270,6 @@ def test_error_event_ends_the_stream() -> None:
             "code": "overloaded",
         }
     }
-
-
-@all_cases("has_ids", [False, True])
-def test_keep_alives_are_no_events(*, has_ids: bool) -> None:
-    renderer = ChunkRenderer(completion(), has_ids=has_ids)
-    body = renderer.render([said("a")]) + 2 * renderer.keep_alive
-    body += renderer.render([said("b", finish=STOP), ended()])
-
-    data = [event.data for event in SSEDecoder().iter_bytes(iter([body]))]
-    assert ["data: " + each for each in data] == [
-        each.decode() for each in split_events(body) if each
-    ]
-    if not has_ids:
-        # SGLang's load generator and llmperf parse each line.
-        assert {line[:6] for line in body.splitlines()} == {b"", b"data: "}
 
 
 PIECES = st.lists(st.text(max_size=6), min_size=1, max_size=6)
