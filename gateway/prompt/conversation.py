@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from contract.messages import ContentFormat
+from gateway.templates.environment import WrittenArguments
 
 Message = Mapping[str, Any]
 
@@ -97,11 +98,25 @@ def _name_calls(messages: list[dict[str, Any]], tool_parser: str) -> None:
     numbers = itertools.count()
     for message in messages:
         if calls := message.get("tool_calls"):
-            named = [{**call, "id": _call_id(call, next(numbers), tool_parser)} for call in calls]
+            named = [
+                {
+                    **call,
+                    "id": _call_id(call, next(numbers), tool_parser),
+                    "function": _function(call["function"]),
+                }
+                for call in calls
+            ]
             message["tool_calls"] = named
             known |= {one["id"]: other["id"] for one, other in zip(calls, named, strict=True)}
         if "tool_call_id" in message:
             message["tool_call_id"] = known.get(message["tool_call_id"], message["tool_call_id"])
+
+
+def _function(function: Mapping[str, Any]) -> Mapping[str, Any]:
+    arguments = function["arguments"]
+    if not isinstance(arguments, str):
+        return function
+    return {**function, "arguments": WrittenArguments(arguments)}
 
 
 def _call_id(call: Mapping[str, Any], number: int, tool_parser: str) -> str:

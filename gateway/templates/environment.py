@@ -1,7 +1,8 @@
 """Jinja environment for chat templates, with the extensions of transformers."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from secrets import token_hex
 from typing import Any, Final
 
 from jinja2 import TemplateError, nodes
@@ -30,6 +31,32 @@ def _raise_exception(message: object) -> None:
     raise TemplateError(str(message))
 
 
+class WrittenArguments(Mapping[str, str]):
+    """Arguments of a call that are no JSON object, as the model wrote them.
+
+    Templates write this text wherever they write JSON. Others write it as the only argument.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    @override
+    def __str__(self) -> str:
+        return self._text
+
+    @override
+    def __getitem__(self, name: str) -> str:
+        return {"arguments": self._text}[name]
+
+    @override
+    def __iter__(self) -> Iterator[str]:
+        yield "arguments"
+
+    @override
+    def __len__(self) -> int:
+        return 1
+
+
 def _to_json(
     value: Any,
     ensure_ascii: bool = False,  # noqa: FBT001, FBT002 - what templates give by position
@@ -37,14 +64,26 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,  # noqa: FBT001, FBT002 - likewise
 ) -> str:
+    written: dict[str, str] = {}
+
+    def mark(value: object) -> str:
+        if not isinstance(value, WrittenArguments):
+            raise TypeError(f"{type(value).__name__} is not JSON serializable")
+        written[marked := token_hex()] = str(value)
+        return marked
+
     # Jinja's own filter escapes HTML special characters.
-    return json.dumps(
+    text = json.dumps(
         value,
         ensure_ascii=ensure_ascii,
         indent=indent,
         separators=separators,
         sort_keys=sort_keys,
+        default=mark,
     )
+    for marked, arguments in written.items():
+        text = text.replace(f'"{marked}"', arguments)
+    return text
 
 
 def _environment() -> ImmutableSandboxedEnvironment:

@@ -1,9 +1,9 @@
 """Chat messages: validate them and convert them to the form that chat templates take.
 
-The form is vLLM's. Call arguments are objects instead of JSON strings, reasoning is present under
-both of its names, a tool result is one text, and `function_call` becomes a tool call. Two steps
-depend on the model and come later: content stays a text or a list of parts, and `developer` stays a
-role.
+The form is vLLM's. Call arguments are objects instead of JSON strings, unless the model did not
+write an object: `max_tokens` may cut it off. Reasoning is present under both of its names, a tool
+result is one text, and `function_call` becomes a tool call. Two steps depend on the model and come
+later: content stays a text or a list of parts, and `developer` stays a role.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,7 +17,7 @@ from gateway.dialects.fields import Parameters, read_list
 from gateway.dialects.images import MAX_IMAGES, decoded_image
 from gateway.dialects.parameters import MAX_NAMED, is_nothing
 from gateway.dialects.request import ImageSource
-from gateway.dialects.wire import MAX_DEPTH, parse_object
+from gateway.dialects.wire import parse_object
 from gateway.errors import (
     InvalidJsonError,
     InvalidParameterError,
@@ -462,21 +462,17 @@ def _function(value: object, path: str, conversation: Conversation) -> dict[str,
     return {"arguments": arguments, "name": name}
 
 
-def _arguments(value: object, path: str) -> dict[str, Any]:
-    if value is None or value == "":
-        return {}
+def _arguments(value: object, path: str) -> dict[str, Any] | str:
     if isinstance(value, dict):
         return value
-    if isinstance(value, str):
-        try:
-            return parse_object(value.encode())
-        except InvalidJsonError:
-            pass
-    raise InvalidParameterError(
-        f"'{path}' must be a JSON object of at most {MAX_DEPTH} levels, in a string. "
-        f"Given: {shown(value)}.",
-        param=path,
-    )
+    if value is not None and not isinstance(value, str):
+        raise InvalidParameterError(
+            f"'{path}' must be a string or an object. Given: {shown(value)}.", param=path
+        )
+    try:
+        return parse_object(value.encode()) if value and not value.isspace() else {}
+    except InvalidJsonError:
+        return str(value)
 
 
 def _object(value: object, path: str) -> dict[str, Any]:

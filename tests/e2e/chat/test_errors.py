@@ -68,14 +68,10 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}
         ([user([{"type": "video_url"}])], {}, "messages[0].content[0].type", "video_url"),
         ([user([IMAGE])], {}, "messages[0].content[0].image_url.url", "image/png"),
         (
-            [
-                assistant(
-                    None, tool_calls=[{"id": "c", "function": {"name": "f", "arguments": "{"}}]
-                )
-            ],
+            [assistant(None, tool_calls=[{"id": "c", "function": {"name": "f", "arguments": []}}])],
             {},
             "messages[0].tool_calls[0].function.arguments",
-            "JSON",
+            "string",
         ),
         (
             [user("a"), {"role": "tool", "content": "1"}],

@@ -308,6 +308,16 @@ def test_truncated_call_has_finish_reason_length(client: OpenAI) -> None:
     answer = chat_both_ways(client, PARIS, tools=[WEATHER], max_tokens=18)
 
     assert answer.choices[0].finish_reason == "length"
+    [call] = message_of(answer).tool_calls or []
+    assert not call.function.arguments.endswith("}")
+    # The client sends it back, with the error that it got.
+    messages = [
+        user(PARIS),
+        assistant(None, tool_calls=[call.to_dict()]),
+        {"role": "tool", "tool_call_id": call.id, "content": "error: no JSON"},
+    ]
+    after = chat(client, messages, tools=[WEATHER], max_tokens=4)
+    assert counts(after.usage)[0] > counts(answer.usage)[0] + counts(answer.usage)[1]
 
 
 def test_many_tools_are_accepted(client: OpenAI) -> None:

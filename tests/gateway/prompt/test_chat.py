@@ -224,6 +224,30 @@ async def test_rendering_does_not_change_the_messages() -> None:
     assert json.dumps(chat) == before
 
 
+@all_cases(
+    ("source", "expected"),
+    [
+        ("{{ f.arguments | tojson }}", '{"city": "<B'),
+        ("{{ f | tojson }}", '{"name": "f", "arguments": {"city": "<B}'),
+        ("{{ f.arguments if f.arguments is string else f.arguments | tojson }}", '{"city": "<B'),
+        ("{{ f.arguments }}", '{"city": "<B'),
+        (
+            "{% for k, v in f.arguments | items %}{{ k }}={{ v }}{% endfor %}",
+            'arguments={"city": "<B',
+        ),
+        ("{% for k, v in f.arguments.items() %}{{ v }}{% endfor %}", '{"city": "<B'),
+        ("{% for k in f.arguments %}{{ f.arguments[k] | string }}{% endfor %}", '{"city": "<B'),
+    ],
+)
+async def test_arguments_that_were_cut_off_are_rendered_as_they_are(
+    source: str, expected: str
+) -> None:
+    function = {"name": "f", "arguments": '{"city": "<B'}
+    call = {"role": "assistant", "content": "", "tool_calls": [{"id": "a", "function": function}]}
+    source = "{% set f = messages[0].tool_calls[0].function %}" + source
+    assert (await render([call], source=source)).text == expected
+
+
 async def test_half_a_character_is_refused() -> None:
     function = {"name": "f", "arguments": {"a": "\ud800"}}
     call = {"role": "assistant", "content": "", "tool_calls": [{"id": "a", "function": function}]}
