@@ -1,6 +1,6 @@
 """Length and stop parameters: where a completion ends."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from pydantic import Field
 
@@ -56,6 +56,9 @@ class RepetitionDetectionParameters(Parameters):
         default=None,
         description="Consecutive repetitions of the pattern that end the choice; at least 2.",
     )
+
+
+MAX_TOKENS_NAMES: Final = ("max_tokens", "max_completion_tokens", "n_predict")
 
 
 class LengthParameters(Parameters):

@@ -16,6 +16,8 @@ __all__ = ["ALL_THAT_FIT", "PROFILES", "Dialect", "MirostatUnit", "Profile", "Ti
 
 ALL_THAT_FIT = -1
 """The max_tokens value for all tokens that fit into the context window."""
+SHORT_DEFAULT = 16
+"""The max_tokens of completions in most dialects."""
 
 
 class ContextLengthBehavior(StrEnum):
@@ -50,7 +52,7 @@ class Profile:
     name: Dialect
 
     # Parameter defaults.
-    max_tokens: int = 16
+    max_tokens: int = SHORT_DEFAULT
     chat_max_tokens: int = ALL_THAT_FIT
     temperature: float = 1.0
     top_p: float = 1.0

@@ -1,5 +1,6 @@
 """Check a request before its usage is reserved: parameters, model, prompt, grammar and size."""
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -13,7 +14,9 @@ from contract.tracing import FETCH_IMAGES
 from gateway import tracing
 from gateway.dialects.bodies import require_model
 from gateway.dialects.endpoint import Endpoint
+from gateway.dialects.lengths import MAX_TOKENS_NAMES
 from gateway.dialects.parameters import check_supported, reject_ignored
+from gateway.dialects.profile import ALL_THAT_FIT, SHORT_DEFAULT
 from gateway.dialects.request import GenerationRequest
 from gateway.dialects.stream_options import AUTO_TIER
 from gateway.dispatch.adapter_choice import is_runnable
@@ -30,6 +33,7 @@ from gateway.structure.sandbox.pool import TokenizerSource
 from gateway.structure.tools import has_tool_calls
 from gateway.tenancy.adapters import Adapter
 from gateway.tenancy.aliases import Alias
+from gateway.tenancy.limits import SubjectLimits
 from gateway.tenancy.usage_record import Counts
 
 TOKEN_BYTES: Final = 64
@@ -99,18 +103,24 @@ async def check_request(call: Call, endpoint: Endpoint) -> CheckedRequest:
     chat, card, tokenizer, choice = await render_request(call, endpoint)
     request = chat.request
     prepared = await prepare(request, tokenizer, card, call.beside)
-    _check_size(request, prepared, most_bytes=context.settings.max_held_bytes)
-    grammar = await _grammar(context, chat, card, call.principal.tenant_id)
-    tier = call.principal.service_tier if call.line is None else ServiceTier.BATCH
+    tier = call.principal.service_tier
+    if call.line is not None:
+        tier = ServiceTier.BATCH
+    elif request.service_tier not in (None, AUTO_TIER):
+        tier = ServiceTier(request.service_tier)
     if request.service_tier == AUTO_TIER:
         # The response names the tier that was used.
         request = msgspec.structs.replace(request, service_tier=tier)
-    elif request.service_tier is not None:
-        tier = ServiceTier(request.service_tier)
     parsing = chat.parsing and _within(chat.parsing, request, prepared)
-    return CheckedRequest(
-        endpoint, request, card, prepared, grammar, tier, parsing, choice.adapter, choice.alias
+    checked = CheckedRequest(
+        endpoint, request, card, prepared, "", tier, parsing, choice.adapter, choice.alias
     )
+    is_given = any(call.body.get(name) is not None for name in MAX_TOKENS_NAMES)
+    if request.max_tokens == ALL_THAT_FIT or not (is_given or request.max_tokens == SHORT_DEFAULT):
+        checked = _within_limits(checked, call.principal.limits)
+    _check_size(request, checked.prepared, most_bytes=context.settings.max_held_bytes)
+    grammar = await _grammar(context, chat, card, call.principal.tenant_id)
+    return msgspec.structs.replace(checked, grammar=grammar)
 
 
 async def render_request(call: Call, endpoint: Endpoint) -> RenderedRequest:
@@ -185,6 +195,31 @@ def _of_line(request: GenerationRequest) -> GenerationRequest:
     if request.service_tier not in (None, AUTO_TIER):
         raise must("service_tier", "be absent or auto in a batch", request.service_tier)
     return msgspec.structs.replace(request, is_background=True)
+
+
+def _within_limits(checked: CheckedRequest, subjects: Iterable[SubjectLimits]) -> CheckedRequest:
+    """Lower max_tokens, which the client did not set, to what the token limits can ever allow.
+
+    The request is unchanged if they do not even allow one token for each choice.
+    """
+    most, prompts = checked.most, checked.prepared.prompts
+    room = most.completion_tokens
+    for each in subjects:
+        for limit, prompt_tokens in (
+            (each.limits.tokens_per_minute, most.prompt_tokens),
+            (each.limits.tokens_per_day, most.prompt_tokens),
+            (each.limits.completion_tokens_per_minute, 0),
+        ):
+            room = room if limit is None else min(room, limit - prompt_tokens)
+    tokens = room // (len(prompts) * checked.request.best_of)
+    if room == most.completion_tokens or tokens < max(1, checked.request.sampling.min_tokens):
+        return checked
+    lowered = [
+        msgspec.structs.replace(prompt, max_tokens=min(prompt.max_tokens, tokens))
+        for prompt in prompts
+    ]
+    prepared = msgspec.structs.replace(checked.prepared, prompts=lowered)
+    return msgspec.structs.replace(checked, prepared=prepared)
 
 
 def _check_size(request: GenerationRequest, prepared: PreparedRequest, *, most_bytes: int) -> None:

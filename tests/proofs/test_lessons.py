@@ -149,17 +149,25 @@ async def test_request_refused_by_one_limit_uses_nothing_of_the_others(
 async def test_without_max_tokens_prompt_and_default_completion_are_reserved(
     stack: Stack, accounts: Accounts, name: Callable[[], str]
 ) -> None:
-    limit = CONTEXT_WINDOW - 1
-    key = await accounts.holder(LimitScope.KEY, name(), {"tokens_per_minute": limit})
-    # In this dialect the default is the rest of the context window.
-    answer = await request(
-        stack.url,
-        key.text,
-        {"model": MODEL, "prompt": [5] * PROMPT_TOKENS},
-        headers={"x-api-dialect": "llamacpp"},
-    )
+    # In this dialect the default is the rest of the context window, or of a limit below it.
+    given: dict[str, Any] = {"model": MODEL, "prompt": [5] * PROMPT_TOKENS, "ignore_eos": True}
+    for limits, applied in (
+        ({"tokens_per_minute": PROMPT_TOKENS + 30}, 30),
+        ({"tokens_per_minute": PROMPT_TOKENS + 30, "tokens_per_day": PROMPT_TOKENS + 20}, 20),
+        ({"completion_tokens_per_minute": 10}, 10),
+    ):
+        key = await accounts.holder(LimitScope.KEY, name(), limits)
+        llamacpp = {"x-api-dialect": "llamacpp"}
+        answer = await request(stack.url, key.text, given | {"n": 2}, headers=llamacpp)
+        assert answer.status == 200, answer.body
+        assert answer.headers["x-max-tokens-applied"] == str(applied // 2)
+        assert answer.json["usage"]["completion_tokens"] == applied
+        again = await request(stack.url, key.text, given, headers=llamacpp)
+        assert again.status == 429, "the first one has used the limit"
+    set_by_client = given | {"max_tokens": 40}
+    answer = await request(stack.url, key.text, set_by_client, headers=llamacpp)
     assert answer.status == 429, answer.body
-    assert f"needs {CONTEXT_WINDOW}, " in answer.error["message"]
+    assert "needs 40, " in answer.error["message"]
     assert answer.headers["x-should-retry"] == "false"
     # Where the default is 16 tokens, they count with the prompt.
     key = await accounts.holder(LimitScope.KEY, name(), {"tokens_per_minute": PROMPT_TOKENS + 15})
