@@ -1,6 +1,7 @@
 """`logit_bias` in all its forms, and the lists of allowed and forbidden tokens and words."""
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +28,7 @@ from gateway.errors import InvalidParameterError, must, shown
 MAX_BIAS_TEXT_CHARACTERS = 128
 FORBIDDEN = -math.inf
 
-_MAX_TOKEN_ID_DIGITS = 10
+_INTEGER_KEY = re.compile(r"-?[0-9]{1,%d}" % MAX_BIAS_TEXT_CHARACTERS)
 _BIAS = {"anyOf": [{"type": "number"}, {"const": False}]}
 _TOKEN = {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "minLength": 1}]}
 
@@ -60,7 +61,7 @@ class TokenChoiceParameters(Parameters):
         default=None,
         description="An object of token ids and biases, which are added to the logits; false "
         f"forbids a token. Biases are clamped to {LOGIT_BIAS.minimum:g} and "
-        f"{LOGIT_BIAS.maximum:g}. A key that is not an id is a text, and all its tokens are "
+        f"{LOGIT_BIAS.maximum:g}. A key that is no integer is a text, and all its tokens are "
         "biased. Or a list of pairs [id or text, bias].",
         json_schema_extra=LOGIT_BIAS_SCHEMA,
     )
@@ -110,11 +111,9 @@ def read_logit_bias(value: object) -> LogitBias:
 
 
 def _token_of_key(key: str) -> int | str:
-    # Keys of a JSON object are strings. Only plain decimals are token ids: int() would also accept
-    # "1_0" and " 7", and it rejects numbers with thousands of digits.
-    if key.isascii() and key.isdigit() and len(key) <= _MAX_TOKEN_ID_DIGITS:
-        return int(key)
-    return key
+    # Keys of a JSON object are strings. int() would also accept "1_0" and " 7", and it rejects
+    # numbers with thousands of digits.
+    return int(key) if _INTEGER_KEY.fullmatch(key) else key
 
 
 def _add(bias: LogitBias, token: object, given: object) -> None:

@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from tests.gateway.dialects.reading import read, refusal
+from tests.gateway.dialects.reading import LLAMACPP, OPENAI, read, refusal
 from tests.support.cases import all_cases
 
 
@@ -13,8 +13,8 @@ def test_map_is_read_by_token_id() -> None:
     assert request.bias_texts == {}
 
 
-@all_cases("text", ["x", "-1", "1.0", " 7", "1_0", "٣", "1" * 11, "t" * 128])
-def test_key_that_is_no_token_id_is_a_text(text: str) -> None:
+@all_cases("text", ["x", "-", "+1", "1.0", " 7", "1_0", "٣", "t" * 128])
+def test_key_that_is_no_integer_is_a_text(text: str) -> None:
     request = read(logit_bias={text: 1})
     assert (request.sampling.logit_bias, request.bias_texts) == ({}, {text: 1.0})
 
@@ -75,6 +75,15 @@ def test_token_that_is_no_id_is_refused(token: Any) -> None:
     assert error.message.startswith(
         "'logit_bias' must have token ids, which are non-negative integers."
     )
+
+
+@all_cases("key", ["-1", "99999999999", "9" * 128])
+def test_integer_that_is_no_id_is_refused(key: str) -> None:
+    for bias in ({"5": 1, key: 1}, [[5, 1], [int(key), 1]]):
+        for profile in (OPENAI, LLAMACPP):
+            error = refusal(profile, logit_bias=bias)
+            assert error.param == "logit_bias"
+            assert f"token ids, which are non-negative integers. Given: {key[:20]}" in error.message
 
 
 @all_cases("make", [dict, lambda pairs: [list(pair) for pair in pairs]])
