@@ -102,7 +102,10 @@ async def check_request(call: Call, endpoint: Endpoint) -> CheckedRequest:
     context = call.context
     chat, card, tokenizer, choice = await render_request(call, endpoint)
     request = chat.request
-    prepared = await prepare(request, tokenizer, card, call.beside)
+    literal = None
+    if request.infill_param:
+        literal = await context.tokenizers.get_literal(card.tokenizer_digest)
+    prepared = await prepare(request, tokenizer, card, call.beside, literal=literal)
     tier = call.principal.service_tier
     if call.line is not None:
         tier = ServiceTier.BATCH

@@ -54,6 +54,10 @@ class InfillTemplate:
     suffix_id: int
     middle_id: int | None
     """None if the suffix comes first and the completion follows the prefix."""
+    repository_id: int | None = None
+    """The token before the name of a repository; None if the model has no tokens for them."""
+    file_id: int = 0
+    """The token before each of its files."""
 
     def layout(
         self,
@@ -66,55 +70,51 @@ class InfillTemplate:
     ) -> Layout:
         """Return a prompt whose continuation belongs between the texts; the prefix may be cut.
 
-        With `begins`, it starts with a begin-of-text token if the model's prompts do. Names and
-        texts of `files` precede the prefix, as in llama.cpp; None is not the same as no files.
+        `encoder` determines whether the texts can have special tokens. With `begins`, the prompt
+        starts with a begin-of-text token if the model's prompts do. Names and texts of `files`
+        precede the prefix, as in llama.cpp; None is not the same as no files.
         """
         begin = encoder.begin_ids() if begins else []
         prefix_ids = encoder.text_ids(prefix, adds_special_tokens=False)
         suffix_ids = _continuation_ids(encoder, suffix)
         if files is not None:
-            begin += _file_ids(encoder, files)
+            begin += self._file_ids(encoder, files)
         if self.middle_id is None:
             return Layout([*begin, self.suffix_id, *suffix_ids, self.prefix_id], prefix_ids, [])
         return Layout(
             [*begin, self.prefix_id], prefix_ids, [self.suffix_id, *suffix_ids, self.middle_id]
         )
 
+    def _file_ids(self, encoder: PromptEncoder, files: Sequence[tuple[str, str]]) -> list[int]:
+        """Return the token ids of the files before the prefix.
+
+        If the model has tokens for a repository, the files are named and the prefix belongs to
+        another file of the repository, even without files. Other models get the texts with
+        separators.
+        """
+        if self.repository_id is None:
+            texts = "".join(_SEPARATOR + text for _, text in files)
+            return encoder.text_ids(texts, adds_special_tokens=False)
+        ids = [self.repository_id, *_continuation_ids(encoder, _PROJECT)]
+        for text in (*(f"{name}\n{text}" for name, text in files), _CURRENT_FILE):
+            ids += (self.file_id, *_continuation_ids(encoder, text))
+        return ids
+
 
 @lru_cache(maxsize=64)
 def find_template(tokenizer: Tokenizer) -> InfillTemplate | None:
     """Return the infill template for a tokenizer, or None if it lacks the infill tokens."""
     for family in _FAMILIES:
-        prefix, suffix = (
-            tokenizer.token_to_id(family.prefix),
-            tokenizer.token_to_id(family.suffix),
-        )
-        if prefix is None or suffix is None:
+        prefix, suffix = map(tokenizer.token_to_id, (family.prefix, family.suffix))
+        middle = None if family.middle is None else tokenizer.token_to_id(family.middle)
+        if prefix is None or suffix is None or (middle is None and family.middle is not None):
             continue
-        if family.middle is None:
-            return InfillTemplate(prefix, suffix, None)
-        middle = tokenizer.token_to_id(family.middle)
-        if middle is not None:
-            return InfillTemplate(prefix, suffix, middle)
+        for marks in _REPOSITORY_MARKS:
+            repository, file = map(tokenizer.token_to_id, marks)
+            if repository is not None and file is not None:
+                return InfillTemplate(prefix, suffix, middle, repository, file)
+        return InfillTemplate(prefix, suffix, middle)
     return None
-
-
-def _file_ids(encoder: PromptEncoder, files: Sequence[tuple[str, str]]) -> list[int]:
-    """Return the token ids of the files before the prefix.
-
-    If the model has tokens for a repository, the files are named and the prefix belongs to another
-    file of the repository, even without files. Other models get the texts with separators.
-    """
-    for repository, file in _REPOSITORY_MARKS:
-        repository_id = encoder.tokenizer.token_to_id(repository)
-        file_id = encoder.tokenizer.token_to_id(file)
-        if repository_id is not None and file_id is not None:
-            ids = [repository_id, *_continuation_ids(encoder, _PROJECT)]
-            for name, text in files:
-                ids += (file_id, *_continuation_ids(encoder, f"{name}\n{text}"))
-            return [*ids, file_id, *_continuation_ids(encoder, _CURRENT_FILE)]
-    texts = "".join(_SEPARATOR + text for _, text in files)
-    return encoder.text_ids(texts, adds_special_tokens=False)
 
 
 def _continuation_ids(encoder: PromptEncoder, text: str) -> list[int]:

@@ -58,14 +58,21 @@ class PreparedRequest(msgspec.Struct, frozen=True):
 
 
 async def prepare(
-    request: GenerationRequest, tokenizer: Tokenizer, card: WorkerCard, beside: Beside
+    request: GenerationRequest,
+    tokenizer: Tokenizer,
+    card: WorkerCard,
+    beside: Beside,
+    *,
+    literal: Tokenizer | None = None,
 ) -> PreparedRequest:
     """Encode the prompts and apply the context rule to each of them.
+
+    `literal` is the tokenizer for the texts of infill, in which special tokens are text.
 
     Raises an ApiError that names the prompt or the parameter; one invalid prompt rejects the whole
     request.
     """
-    preparation = _Preparation(request, tokenizer, card)
+    preparation = _Preparation(request, tokenizer, card, literal or tokenizer)
     # A template may render a long text from a small body.
     size = 0 if request.chat is None else len(request.prompts[0])
     return await beside(preparation.run, size=size)
@@ -78,11 +85,20 @@ def _param(request: GenerationRequest) -> str:
 class _Preparation:
     """Prepares one request."""
 
-    def __init__(self, request: GenerationRequest, tokenizer: Tokenizer, card: WorkerCard) -> None:
+    def __init__(
+        self,
+        request: GenerationRequest,
+        tokenizer: Tokenizer,
+        card: WorkerCard,
+        literal: Tokenizer,
+    ) -> None:
         self._request = request
         self._card = card
-        self._encoder = PromptEncoder(
-            tokenizer, vocabulary_size=card.vocabulary_size, bos_token_id=card.bos_token_id
+        self._encoder, self._literal_encoder = (
+            PromptEncoder(
+                each, vocabulary_size=card.vocabulary_size, bos_token_id=card.bos_token_id
+            )
+            for each in (tokenizer, literal)
         )
 
     def run(self) -> PreparedRequest:
@@ -177,7 +193,7 @@ class _Preparation:
         for _, text in request.infill_files or ():
             self._part_of(text, "input_extra", kept=None)
         return template.layout(
-            self._encoder,
+            self._literal_encoder,
             str(part),
             request.suffix,
             begins=request.adds_special_tokens,

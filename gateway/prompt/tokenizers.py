@@ -5,6 +5,7 @@ import zlib
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, cast
 
+import msgspec
 from tokenizers import Encoding, Tokenizer
 
 from gateway.dialects.request import Prompt
@@ -229,7 +230,7 @@ class TokenizerStore:
             return self._tokenizers[digest]
 
     async def get_literal(self, digest: str) -> Tokenizer:
-        """Return a copy of a tokenizer that treats the text of a special token as ordinary text."""
+        """Return a copy of a tokenizer that treats the text of an added token as ordinary text."""
         tokenizer = await self.get(digest)
         async with self._lock:
             if digest not in self._literal:
@@ -263,6 +264,9 @@ def _build(file: bytes) -> Tokenizer:
 
 
 def _literal_copy(tokenizer: Tokenizer) -> Tokenizer:
-    copy = Tokenizer.from_str(tokenizer.to_str())
-    copy.encode_special_tokens = True
-    return copy
+    file = msgspec.json.decode(tokenizer.to_str(), type=dict[str, msgspec.Raw])
+    # Files call some marks not special, such as those of infill. Runs of spaces are text.
+    added = msgspec.json.decode(file["added_tokens"])
+    spaces = [each for each in added if each["content"].isspace()]
+    file["added_tokens"] = msgspec.Raw(msgspec.json.encode(spaces))
+    return Tokenizer.from_str(msgspec.json.encode(file).decode())

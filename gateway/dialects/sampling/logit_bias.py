@@ -28,7 +28,7 @@ from gateway.errors import InvalidParameterError, must, shown
 MAX_BIAS_TEXT_CHARACTERS = 128
 FORBIDDEN = -math.inf
 
-_INTEGER_KEY = re.compile(r"-?[0-9]{1,%d}" % MAX_BIAS_TEXT_CHARACTERS)
+_INTEGER_KEY = re.compile(rf"-?[0-9]{{1,{MAX_BIAS_TEXT_CHARACTERS}}}")
 _BIAS = {"anyOf": [{"type": "number"}, {"const": False}]}
 _TOKEN = {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "minLength": 1}]}
 

@@ -247,6 +247,13 @@ def test_native_infill_is_that_of_the_suffix(caller: Caller) -> None:
     )
     assert body["prompt"] == "".join(parts.values())
     assert result["content"] == text_of(middle)
+    # The marks of infill are special tokens, and those in the client's texts are not.
+    marks = "<|fim_middle|></s><think>"
+    marked = {**infill, "input_prefix": marks, "prompt": marks, "input_suffix": marks}
+    tokens = caller.post(DIALECT, {"content": 2 * marks, "parse_special": False}, "/tokenize")
+    suffix = caller.post(DIALECT, {"content": marks, "parse_special": False}, "/tokenize")
+    evaluated = caller.post(DIALECT, marked, "/infill").json()["tokens_evaluated"]
+    assert evaluated == len(tokens.json()["tokens"]) + len(suffix.json()["tokens"]) + 3
     files = [{"filename": "a.py", "text": "def fibonacci(n):\n    return 1\n"}]
     with_files = caller.post(DIALECT, infill | {"input_extra": files}, "/infill").json()
     assert with_files["tokens_evaluated"] > result["tokens_evaluated"]

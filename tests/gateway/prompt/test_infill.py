@@ -11,6 +11,7 @@ from gateway.errors import (
 )
 from gateway.prompt.infill import find_template
 from gateway.prompt.preparation import prepare
+from gateway.prompt.tokenizers import _literal_copy
 from tests.gateway.prompt.building import (
     LETTERS,
     at_once,
@@ -121,6 +122,20 @@ async def test_demo_model_gets_the_infill_format_of_its_training() -> None:
     trained = "<|fim_prefix|>def add(a, b):\n<|fim_suffix|>\n    return result<|fim_middle|>"
     assert list(prompt.token_ids) == tokenizer.encode(trained).ids
     assert prompt.max_tokens == 4
+
+
+def test_only_the_marks_of_infill_are_special() -> None:
+    tokenizer = letter_tokenizer(*QWEN, "<|repo_name|>", "<|file_sep|>", adds_bos=True)
+    template = find_template(tokenizer)
+    assert template is not None
+    literal = encoder_of(_literal_copy(tokenizer))
+    text = f"<s>{QWEN[2]}a"
+    layout = template.layout(literal, text, text, begins=True, files=[(text, text)])
+    shown = [tokenizer.id_to_token(token) for token in layout.token_ids]
+    assert [each for each in shown if each and len(each) > 1] == [
+        *("<s>", "<|repo_name|>", "<|file_sep|>", "<|file_sep|>"),
+        *QWEN,
+    ]
 
 
 async def test_suffix_is_refused_by_a_model_without_infill_naming_both() -> None:

@@ -176,11 +176,12 @@ async def test_literal_copy_reads_special_tokens_as_text() -> None:
     tokenizer = tiny_tokenizer()
     source = published(tokenizer)
     store = TokenizerStore(source.fetch)
-    text = "<|user|>hello</s>"
+    # The last one is added, but not special.
+    text = "<|user|>hello</s><think>"
     literals = await asyncio.gather(*(store.get_literal("d1") for _ in range(5)))
     assert len({id(literal) for literal in literals}) == 1
     ids = literals[0].encode(text).ids
-    special = {tokenizer.token_to_id("<|user|>"), tokenizer.token_to_id("</s>")}
+    special = set(map(tokenizer.token_to_id, ("<|user|>", "</s>", "<think>")))
     assert special.isdisjoint(ids)
     assert literals[0].decode(ids) == text
     shared = await store.get("d1")
