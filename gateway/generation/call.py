@@ -16,6 +16,7 @@ from gateway.errors import NotFoundError
 from gateway.generation.model_choice import profile_of
 from gateway.http.authorization import allow_unpaid, authorize, read_body, require_header_of
 from gateway.http.context import ProcessContext, context_of
+from gateway.http.route_hint import route_hint
 from gateway.tenancy.scopes import Scope
 
 
@@ -103,6 +104,7 @@ def require_native_paths(request: Request, profile: Profile) -> None:
     """Raise NotFoundError unless llama.cpp's own paths exist in a dialect."""
     if not profile.has_native_paths:
         raise NotFoundError(
+            f"{route_hint(request)}"
             f"The route {request.method} {request.url.path} belongs to dialect llamacpp, but this "
             f"request is in dialect {profile.name}. Select llamacpp with the header "
             f"'{DIALECT_HEADER}', or as the dialect of the key, the tenant or the model."

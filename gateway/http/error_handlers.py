@@ -30,6 +30,7 @@ from gateway.errors import (
 )
 from gateway.http.authorization import count_unpaid
 from gateway.http.context import ProcessContext
+from gateway.http.route_hint import route_hint
 from gateway.store_errors import cause_of
 
 logger = logging.getLogger(__name__)
@@ -110,7 +111,8 @@ def _on_http_exception(request: Request, error: HTTPException) -> Response:
     style = error_style_of(request)
     path, method = request.url.path, request.method
     if error.status_code == NotFoundError.status:
-        return to_response(NotFoundError(f"The route {method} {path[:200]} does not exist."), style)
+        message = f"{route_hint(request)}The route {method} {path[:200]} does not exist."
+        return to_response(NotFoundError(message), style)
     if error.status_code == MethodNotAllowedError.status:
         refusal = MethodNotAllowedError(f"{method} is not allowed on {path[:200]}.")
         response = to_response(refusal, style)

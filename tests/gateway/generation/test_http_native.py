@@ -180,8 +180,9 @@ async def test_path_belongs_to_the_dialect(client: httpx.AsyncClient, path: str)
     body = {"model": MODEL, **POSTS[path]}
     response = await client.post(path, json=body)
     message = message_of(response, status=404, kind="invalid_request_error", code="not_found")
+    hint = f"Use POST /v1{path}. " if path in ("/chat/completions", "/completions") else ""
     assert message == (
-        f"The route POST {path} belongs to dialect llamacpp, but this request is in dialect "
+        f"{hint}The route POST {path} belongs to dialect llamacpp, but this request is in dialect "
         "openai. Select llamacpp with the header 'X-Api-Dialect', or as the dialect of the key, "
         "the tenant or the model."
     )
@@ -191,7 +192,9 @@ async def test_path_belongs_to_the_dialect(client: httpx.AsyncClient, path: str)
 async def test_path_without_a_body_belongs_to_the_dialect(
     client: httpx.AsyncClient, path: str
 ) -> None:
-    message_of(await client.get(path), status=404, kind="invalid_request_error", code="not_found")
+    response = await client.get(path)
+    message = message_of(response, status=404, kind="invalid_request_error", code="not_found")
+    assert message.startswith("Use GET /v1/models. The" if path == "/models" else "The route")
 
 
 async def test_dialect_of_the_model_opens_the_paths(stack: Stack, store: "Redis") -> None:

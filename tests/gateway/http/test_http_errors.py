@@ -112,6 +112,23 @@ async def test_unknown_route_gets_404(client: httpx.AsyncClient, path: str) -> N
     assert message.startswith("The route POST /")
 
 
+@all_cases(
+    ("method", "path", "meant"),
+    [
+        ("GET", "/files", "/v1/files"),
+        ("POST", "/batches", "/v1/batches"),
+        ("POST", "/v1/v1/completions", "/v1/completions"),
+        ("POST", "/api/v1/chat/completions", "/v1/chat/completions"),
+    ],
+)
+async def test_route_without_its_version_is_answered_with_it(
+    client: httpx.AsyncClient, method: str, path: str, meant: str
+) -> None:
+    response = await client.request(method, path)
+    message = message_of(response, status=404, kind=INVALID, code="not_found")
+    assert message == f"Use {method} {meant}. The route {method} {path} does not exist."
+
+
 async def test_unknown_model_gets_404(client: httpx.AsyncClient) -> None:
     response = await complete(client, model="gpt-9")
     message = message_of(response, status=404, kind=INVALID, code="model_not_found", param="model")
