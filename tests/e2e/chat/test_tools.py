@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import pytest
 from openai import BadRequestError, OpenAI, pydantic_function_tool
+from openai.types.chat import ChatCompletionMessageFunctionToolCall
 from pydantic import BaseModel
 
 from tests.e2e.at_once import each_at_once
@@ -309,6 +310,7 @@ def test_truncated_call_has_finish_reason_length(client: OpenAI) -> None:
 
     assert answer.choices[0].finish_reason == "length"
     [call] = message_of(answer).tool_calls or []
+    assert isinstance(call, ChatCompletionMessageFunctionToolCall)
     assert not call.function.arguments.endswith("}")
     # The client sends it back, with the error that it got.
     messages = [
