@@ -24,6 +24,9 @@ MOST_DEBT_SECONDS: Final = 0.4
 """The most that a caller's used time exceeds its share by; then it waits for two more seconds."""
 SHARED_SECONDS: Final = 10.0
 """How long after the use by another caller the loop counts as shared."""
+REST_SECONDS: Final = 0.001
+"""Work that took longer is followed by a rest of as much time. After shorter work, one round of the
+event loop serves everything else: a rest would leave the loop idle while all callers wait."""
 MOST_ENTERING: Final = 1_000
 """Requests of one caller that may wait for their first turn."""
 
@@ -62,8 +65,9 @@ class FairTurns:
             most_waiting_size: Maximum total size of one tenant's waiting tasks.
             wait_seconds: How long a task may wait; None for no limit.
             what: Name of the tasks in error messages.
-            rests: Whether a slot stays empty after each task for as long as the task took. Use this
-                for work that blocks the event loop.
+            rests: Whether a slot stays empty after each task until the event loop has served
+                everything else, and for as long as a long task took. Use this for work that blocks
+                the event loop.
         """
         self._free = places
         self._most_of_tenant = max(1, places - 1)
@@ -105,10 +109,12 @@ class FairTurns:
         self._running[tenant_id] -= 1
         if not self._running[tenant_id]:
             del self._running[tenant_id]
-        if self._rests and seconds:
-            asyncio.get_running_loop().call_later(seconds, self._free_slot)
-        else:
+        if not self._rests:
             self._free_slot()
+        elif seconds < REST_SECONDS:
+            asyncio.get_running_loop().call_soon(self._free_slot)
+        else:
+            asyncio.get_running_loop().call_later(seconds, self._free_slot)
 
     def _free_slot(self) -> None:
         self._free += 1
