@@ -361,6 +361,8 @@ class Settings(BaseSettings):
     """How long files are stored if their request sets no `expires_after`."""
     batch_windows: Annotated[tuple[str, ...], NoDecode, AfterValidator(_check_windows)] = ("24h",)
     """Comma-separated values of `completion_window` that batches may have, such as 1h or 7d."""
+    max_batches_of_tenant: Annotated[int, Field(gt=0)] = 2_000
+    """Batches of one tenant that have not ended."""
     batch_price_percent: Annotated[int, Field(ge=0, le=100)] = 50
     """Price of batch lines for models without a price in the tier batch, in percent of the price
     in the tier default."""

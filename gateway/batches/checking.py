@@ -1,48 +1,72 @@
 """Task: validate the input files of new batches."""
 
 import asyncio
+import math
 import time
-from collections.abc import Callable
+from datetime import datetime
+from functools import partial
 from typing import Any, Final
 
+from sqlalchemy import ColumnElement, and_, exists, or_
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contract.dialect import Dialect
 from gateway.auth.authenticator import Authenticator
 from gateway.auth.principal import Principal
+from gateway.batches.claimed import ClaimedBatches
 from gateway.batches.events import add_events
 from gateway.batches.principals import principal_of
 from gateway.batches.store import BatchStore
-from gateway.batches.validation import FileChecker, error_of
+from gateway.batches.validation import UNREADABLE_CODE, FileChecker, ModelBounds, error_of
 from gateway.database.batch_tokens import tokens_in_batches
 from gateway.database.engine import Database
 from gateway.database.locking import lock_tenant
-from gateway.dialects.profile import PROFILES
-from gateway.dialects.profile_choice import DEFAULT_MODEL
+from gateway.database.tables import BatchRow, FileRow
+from gateway.dialects.endpoint import CHATS
+from gateway.dialects.profile import ALL_THAT_FIT, PROFILES
+from gateway.dialects.profile_choice import DEFAULT_MODEL, dialect_of
 from gateway.dispatch.adapter_book import AdapterBook
 from gateway.dispatch.alias_book import AliasBook
 from gateway.dispatch.catalogue import Catalogue
 from gateway.dispatch.model_access import find_allowed
 from gateway.errors import (
+    AccountSuspendedError,
     AuthenticationError,
     ModelNotFoundError,
     NotFoundError,
     PermissionDeniedError,
-    StoreUnavailableError,
 )
 from gateway.files.service import FileService
 from gateway.files.store import Owner
-from gateway.tenancy.batches import Batch, BatchStatus, File
+from gateway.tenancy.adapters import Adapter
+from gateway.tenancy.aliases import Alias
+from gateway.tenancy.batches import Batch, BatchStatus
 from gateway.tenancy.times import utc_now
 
-AT_ONCE: Final = 4
-"""Files that one run validates concurrently."""
-RENEW_SECONDS: Final = 10.0
+LARGE_LINES: Final = 20_000
+LARGE_BYTES: Final = 32 * 1024 * 1024
+"""Files with more are large: they have their own slots, so that small ones never wait for them."""
+AT_ONCE: Final = 3
+"""Large files, and small ones, that a process validates at a time."""
+SMALL_SECONDS: Final = 30.0
+LARGE_SECONDS: Final = 600.0
+"""After this time, an attempt has failed."""
+MOST_ATTEMPTS: Final = 9
+"""The pauses between them take about four minutes."""
+FRESH_SECONDS: Final = 1.0
+"""How long the known models are not read again."""
+SUSPENDED_SECONDS: Final = 10.0
+"""Interval at which batches of a suspended tenant look whether it is active again."""
 TOKEN_LIMIT_CODE: Final = "token_limit_exceeded"  # noqa: S105 - a code of OpenAI's API
+
+_IS_LARGE: Final = exists().where(
+    FileRow.id == BatchRow.input_file_id,
+    or_(FileRow.lines > LARGE_LINES, FileRow.size > LARGE_BYTES),
+)
 
 
 class Validator:
-    """Validates batches. A run that dies is repeated from the beginning of the file."""
+    """Validates batches. A validation that fails is repeated from the beginning of the file."""
 
     def __init__(
         self,
@@ -50,6 +74,8 @@ class Validator:
         files: FileService,
         catalogue: Catalogue,
         authenticator: Authenticator,
+        *,
+        default_dialect: Dialect,
     ) -> None:
         self._database = database
         self._files = files
@@ -57,58 +83,99 @@ class Validator:
         self._adapters = AdapterBook(database)
         self._aliases = AliasBook(database)
         self._authenticator = authenticator
+        self._default_dialect = default_dialect
+        self._claimed = [
+            ClaimedBatches(
+                database,
+                self._validate,
+                partial(_is_due, is_of_size),
+                at_once=AT_ONCE,
+                limit_seconds=seconds,
+                prepare=self._refresh,
+            )
+            for is_of_size, seconds in ((~_IS_LARGE, SMALL_SECONDS), (_IS_LARGE, LARGE_SECONDS))
+        ]
+        self._refreshed_at = -math.inf
+        self._lock = asyncio.Lock()
 
     async def run(self) -> int:
-        """Validate batches that no other task validates; return how many.
+        """Validate due batches for about a second; return how many were claimed.
 
-        Raises StoreUnavailableError and RedisError; the next run then does the rest.
+        The validation of large files continues afterwards. Raises StoreUnavailableError and
+        RedisError.
         """
-        async with self._database.reading() as transaction:
-            states = (BatchStatus.VALIDATING,)
-            found = await BatchStore(transaction).in_states(states, limit=AT_ONCE)
-        if not found:
-            return 0
-        await self._catalogue.refresh()
-        await self._adapters.refresh()
-        await self._aliases.refresh()
-        claimed = [batch for batch in found if await self._claim(batch)]
-        await asyncio.gather(*map(self._validate, claimed))
-        return len(claimed)
+        return sum(await asyncio.gather(*(each.run() for each in self._claimed)))
 
-    async def _claim(self, batch: Batch) -> bool:
-        async with self._database.writing() as transaction:
-            return await BatchStore(transaction).claim(batch.id, utc_now())
+    async def aclose(self) -> None:
+        """Stop, and leave the batches to other processes."""
+        await asyncio.gather(*(each.aclose() for each in self._claimed))
 
-    async def _validate(self, batch: Batch) -> None:
+    async def _refresh(self) -> None:
+        """Read the models, adapters and aliases, unless that was done a moment ago."""
+        async with self._lock:
+            if time.monotonic() > self._refreshed_at + FRESH_SECONDS:
+                await self._catalogue.refresh()
+                await self._adapters.refresh()
+                await self._aliases.refresh()
+                self._refreshed_at = time.monotonic()
+
+    async def _validate(self, batch: Batch) -> float:
+        """Validate a batch, or fail it with a reason; return the seconds until it is due again."""
+        if batch.attempts > MOST_ATTEMPTS:
+            message = f"The input file could not be read in {MOST_ATTEMPTS} attempts."
+            await self._fail(batch, [error_of(message, UNREADABLE_CODE, None, None)])
+            return 0.0
         try:
             principal = await principal_of(self._authenticator, batch)
             file = await self._files.get(Owner(batch.tenant_id), batch.input_file_id)
-        except StoreUnavailableError:
-            raise
+        except AccountSuspendedError:
+            return SUSPENDED_SECONDS
         except (AuthenticationError, PermissionDeniedError, NotFoundError) as error:
             await self._fail(batch, [error_of(error.message, error.code, None, None)])
-            return
-        refusal_of = _refusal_of(
-            self._catalogue, self._adapters, self._aliases, principal, batch.dialect
-        )
-        checker = FileChecker(batch.id, batch.endpoint, refusal_of=refusal_of)
-        await self._read(batch, file, checker)
+            return 0.0
+        look_up = partial(self._look_up, batch, principal)
+        checker = FileChecker(batch.id, batch.endpoint, look_up=look_up)
+        async for lines in self._files.reader.lines(file.id, file.size):
+            await asyncio.to_thread(checker.feed, lines)
+            if checker.is_over:
+                break
+        else:
+            checker.finish()
         if checker.errors:
             await self._fail(batch, checker.errors)
         else:
             await self._start(batch, principal, checker)
+        return 0.0
 
-    async def _read(self, batch: Batch, file: File, checker: FileChecker) -> None:
-        renewed_at = time.monotonic()
-        async for lines in self._files.reader.lines(file.id, file.size):
-            await asyncio.to_thread(checker.feed, lines)
-            if checker.is_over:
-                return
-            if time.monotonic() > renewed_at + RENEW_SECONDS:
-                renewed_at = time.monotonic()
-                async with self._database.writing() as transaction:
-                    await BatchStore(transaction).renew_claim(batch.id, utc_now())
-        checker.finish()
+    def _look_up(self, batch: Batch, principal: Principal, name: str) -> ModelBounds:
+        """Return what a batch needs to know of a model."""
+        dialect, served = batch.dialect or principal.dialect, self._catalogue.models
+        takes_any_name = dialect is not None and PROFILES[dialect].takes_any_model_name
+        if name != DEFAULT_MODEL and not takes_any_name:
+            books = self._catalogue, self._adapters, self._aliases
+            try:
+                found = find_allowed(*books, principal, name)
+            except ModelNotFoundError as error:
+                return ModelBounds(error.message)
+            match found:
+                case None:
+                    return ModelBounds(ModelNotFoundError(name).message)
+                case Alias():
+                    models = found.models
+                case Adapter():
+                    models = [found.base_model]
+                case _:
+                    models = [found.card.model]
+            served = [each for model in models if (each := self._catalogue.known(model))] or served
+        window, lengths = 0, set[int]()
+        for model in served:
+            window = max(window, model.card.context_window)
+            own = dialect or dialect_of(model.card.dialect) or self._default_dialect
+            profile = PROFILES[own]
+            is_chat = batch.endpoint == CHATS.path
+            lengths.add(profile.chat_max_tokens if is_chat else profile.max_tokens)
+        fits = ALL_THAT_FIT in lengths or not lengths
+        return ModelBounds("", window, ALL_THAT_FIT if fits else max(lengths))
 
     async def _start(self, batch: Batch, principal: Principal, checker: FileChecker) -> None:
         async with self._database.writing() as transaction:
@@ -144,6 +211,12 @@ class Validator:
             await add_events(transaction, await store.lock(batch.id))
 
 
+def _is_due(is_of_size: ColumnElement[bool], now: datetime) -> ColumnElement[bool]:
+    # A batch whose deadline has passed is ended instead.
+    is_waiting = and_(BatchRow.status == BatchStatus.VALIDATING, BatchRow.expires_at > now)
+    return and_(is_waiting, BatchRow.due_at <= now, is_of_size)
+
+
 async def _token_refusal(transaction: AsyncSession, principal: Principal, tokens: int) -> str:
     """Return why a batch exceeds a limit of tokens in batches; empty if it does not."""
     for subject in principal.limits:
@@ -154,29 +227,7 @@ async def _token_refusal(transaction: AsyncSession, principal: Principal, tokens
         if used + tokens > limit:
             return (
                 f"The batches of the {subject.scope} {subject.id} that have not ended may have "
-                f"{limit} tokens in total. Given: about {tokens} tokens, besides {used} of other "
+                f"{limit} tokens in total. Given: up to {tokens} tokens, besides {used} of other "
                 "batches."
             )
     return ""
-
-
-def _refusal_of(
-    catalogue: Catalogue,
-    adapters: AdapterBook,
-    aliases: AliasBook,
-    principal: Principal,
-    dialect: Dialect | None,
-) -> Callable[[str], str]:
-    """Return a function that returns why a model may not be used, or an empty text."""
-    takes_any_name = dialect is not None and PROFILES[dialect].takes_any_model_name
-
-    def refusal(name: str) -> str:
-        if name == DEFAULT_MODEL or takes_any_name:
-            return ""
-        try:
-            found = find_allowed(catalogue, adapters, aliases, principal, name)
-        except ModelNotFoundError as error:
-            return error.message
-        return "" if found is not None else ModelNotFoundError(name).message
-
-    return refusal

@@ -5,7 +5,6 @@ import click
 from gateway.batches.schemas import BatchBody
 from gateway.batches.service import BatchService
 from gateway.database.paging import MAX_PAGE, PageRequest
-from gateway.files.command import file_service
 from gateway.files.store import Owner
 from gateway.tenancy.batches import Batch
 from gateway.terminal.entities import print_fields, prints, table
@@ -72,4 +71,4 @@ async def cancel(stores: Stores, tenant: str, batch: str) -> None:
 
 
 def _service(stores: Stores) -> BatchService:
-    return BatchService(stores.database, file_service(stores), stores.settings.batch_windows)
+    return BatchService(stores.settings, stores.database)

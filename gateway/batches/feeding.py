@@ -5,8 +5,7 @@ is fed first. How many lines should wait grows by a constant while the queue run
 when a gateway has to hold lines back; it never exceeds what workers take in some seconds.
 """
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -15,12 +14,12 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contract import keys
+from contract.tasks import each_apart
 from contract.tier import Lane
-from gateway.batches.store import RUNNING, BatchStore
+from gateway.batches.store import BatchStore, Feed
 from gateway.database.engine import Database
 from gateway.database.tables import BatchFeedRow
 from gateway.dispatch.catalogue import Catalogue
-from gateway.tenancy.batches import Batch, BatchStatus
 from gateway.tenancy.changes import ChangeAnnouncer
 from gateway.tenancy.times import EPOCH, utc_now
 
@@ -37,7 +36,7 @@ PAUSE: Final = timedelta(seconds=5)
 """How long nothing is released after a gateway had to hold a line back. Lines that gateways hold
 are in no queue, so their number would otherwise grow without bound."""
 MEASURED_AFTER: Final = timedelta(seconds=1)
-BATCHES_AT_ONCE: Final = 10_000
+TENANTS_AT_ONCE: Final = 4
 
 
 class Feeder:
@@ -56,30 +55,33 @@ class Feeder:
     async def run(self) -> int:
         """Release lines of all running batches; return how many.
 
-        Also ends the leases of dead gateways. Raises an ApiError or RedisError.
+        Also ends the leases of dead gateways. A tenant for which that fails delays no other. Raises
+        an ApiError or RedisError.
         """
         async with self._database.reading() as transaction:
-            batches = await BatchStore(transaction).in_states(RUNNING, limit=BATCHES_AT_ONCE)
-        by_tenant: defaultdict[str, list[Batch]] = defaultdict(list)
-        for batch in batches:
-            if batch.status is BatchStatus.IN_PROGRESS:
-                by_tenant[batch.tenant_id].append(batch)
-        are_freed = bool(batches) and await self._end_leases([batch.id for batch in batches])
-        if by_tenant:
+            store = BatchStore(transaction)
+            feeds, lessees = await store.feeds(), sorted(await store.lessees())
+        are_freed = await self._end_leases(lessees)
+        if feeds:
             await self._catalogue.refresh()
-        released = sum([await self._feed(*each) for each in by_tenant.items()])
-        if released or are_freed:
-            await self._announcer.lines_released()
-        return released
+        released = list[int]()
 
-    async def _end_leases(self, batch_ids: Sequence[str]) -> bool:
+        async def feed(tenant_id: str) -> None:
+            released.append(await self._feed(tenant_id, feeds[tenant_id]))
+
+        try:
+            await each_apart(feed, feeds, at_once=TENANTS_AT_ONCE)
+        finally:
+            if any(released) or are_freed:
+                await self._announcer.lines_released()
+        return sum(released)
+
+    async def _end_leases(self, lessees: Sequence[str]) -> bool:
         """End the leases of gateways without a heartbeat in two runs; return whether any has.
 
         After an outage of Redis, gateways first have to connect again. Even if a gateway is alive,
         each line runs once: its Idempotency-Key is the same at every gateway.
         """
-        async with self._database.reading() as transaction:
-            lessees = sorted(await BatchStore(transaction).lessees(batch_ids))
         pipeline = self._redis.pipeline(transaction=False)
         for gateway in lessees:
             pipeline.execute_command("EXISTS", keys.gateway_alive(gateway))
@@ -87,28 +89,24 @@ class Feeder:
         missing = {name for name, beat in zip(lessees, beats, strict=True) if not beat}
         if dead := missing & self._missing:
             async with self._database.writing() as transaction:
-                await BatchStore(transaction).end_leases(batch_ids, dead, utc_now())
+                await BatchStore(transaction).end_leases(dead, utc_now())
         self._missing = missing
         return bool(dead)
 
-    async def _feed(self, tenant_id: str, batches: Sequence[Batch]) -> int:
-        waiting = await self._waiting(tenant_id, batches)
+    async def _feed(self, tenant_id: str, feed: Feed) -> int:
+        waiting = await self._waiting(tenant_id, feed.models)
         now = utc_now()
         async with self._database.writing() as transaction:
             store = BatchStore(transaction)
-            unclaimed = await store.unclaimed_lines([batch.id for batch in batches])
-            feed = await _measured(transaction, tenant_id, batches, waiting + unclaimed, now)
-            if now - feed.pushed_back_at < PAUSE:
+            unclaimed = await store.unclaimed_lines(tenant_id)
+            row = await _measured(transaction, tenant_id, feed.done, waiting + unclaimed, now)
+            room = row.target - waiting - unclaimed
+            if now - row.pushed_back_at < PAUSE or room <= 0:
                 return 0
-            room, released = feed.target - waiting - unclaimed, 0
-            for batch in batches:  # The earliest deadline is first.
-                if batch.expires_at > now and released < room:
-                    released += await store.release(batch.id, room - released, now)
-        return released
+            return await store.release(tenant_id, room, now)
 
-    async def _waiting(self, tenant_id: str, batches: Iterable[Batch]) -> int:
+    async def _waiting(self, tenant_id: str, names: Collection[str]) -> int:
         """Return the tenant's jobs that wait for a worker, in the longest of its queues."""
-        names = {name for batch in batches for name in batch.models}
         known = [model for name in names if (model := self._catalogue.known(name)) is not None]
         served = known if len(known) == len(names) else self._catalogue.models
         pipeline = self._redis.pipeline(transaction=False)
@@ -120,7 +118,7 @@ class Feeder:
 async def _measured(
     transaction: AsyncSession,
     tenant_id: str,
-    batches: Sequence[Batch],
+    done: int,
     waiting: int,
     now: datetime,
 ) -> BatchFeedRow:
@@ -128,7 +126,6 @@ async def _measured(
     feed = await transaction.scalar(
         select(BatchFeedRow).where(BatchFeedRow.tenant_id == tenant_id).with_for_update()
     )
-    done = sum(batch.completed + batch.failed for batch in batches)
     if feed is None:
         feed = BatchFeedRow(
             tenant_id=tenant_id,

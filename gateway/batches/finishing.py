@@ -1,11 +1,16 @@
 """Task: end batches whose lines have all ended, were cancelled or have expired."""
 
+import time
+from asyncio import to_thread
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import chain
 from typing import Any, Final
 
+from sqlalchemy import ColumnElement, and_, or_
+
+from gateway.batches.claimed import ClaimedBatches
 from gateway.batches.events import add_events
 from gateway.batches.lines import (
     CANCELLED,
@@ -16,21 +21,34 @@ from gateway.batches.lines import (
     unfinished,
 )
 from gateway.batches.results import ResultFiles, error_id_of, output_id_of
-from gateway.batches.store import BatchStore
-from gateway.batches.validation import CHUNK_LINES
+from gateway.batches.store import RUNNING, BatchStore
+from gateway.batches.validation import error_of
 from gateway.database.engine import Database
+from gateway.database.tables import BatchRow
 from gateway.files.service import FileService
 from gateway.files.store import FileStore
 from gateway.tenancy.batches import Batch, BatchStatus, Chunk
 from gateway.tenancy.times import utc_now
 
-BATCHES_AT_ONCE: Final = 1_000
-CHUNKS_AT_ONCE: Final = 500
-"""Chunks whose lines get their errors in one transaction."""
+BATCHES_AT_ONCE: Final = 4
+MOST_ATTEMPTS: Final = 9
+"""Attempts to merge the objects of result files."""
+CHUNKS_AT_ONCE: Final = 200
+"""Chunks whose lines get their errors in one turn of their batch."""
 JOINED_BYTES: Final = 4 * 1024 * 1024
 """Bytes of chunks that are read at once."""
 MERGED_AT: Final = 64
 """Objects of a growing result file that are merged."""
+MERGE_SECONDS: Final = 30.0
+"""How often the objects of growing result files are merged."""
+SLICE_SECONDS: Final = 1.0
+"""How long the objects of one batch are merged before another batch has its turn."""
+WAIT_SECONDS: Final = 1.0
+"""How often a batch is looked at whose last lines gateways are ending."""
+GIVE_UP: Final = timedelta(hours=1)
+"""How long a batch waits for results that cannot be stored, because files are unavailable."""
+
+_NOT_VALIDATED: Final = "The completion window ended before the input file was validated."
 
 
 class Finisher:
@@ -40,87 +58,93 @@ class Finisher:
         self._database = database
         self._files = files
         self._results = ResultFiles(database, files)
-        self._merged: dict[str, int] = {}
-        """Lines of each running batch that had ended when its results were last merged."""
+        self._claimed = ClaimedBatches(database, self._advance, _is_due, at_once=BATCHES_AT_ONCE)
 
     async def run(self) -> int:
-        """End what is due; return how many batches have ended. Raises StoreUnavailableError."""
-        states = (BatchStatus.IN_PROGRESS, BatchStatus.CANCELLING, BatchStatus.FINALIZING)
-        async with self._database.reading() as transaction:
-            batches = await BatchStore(transaction).in_states(states, limit=BATCHES_AT_ONCE)
-        running = {batch.id for batch in batches}
-        self._merged = {each: ended for each, ended in self._merged.items() if each in running}
-        return sum([await self._advance(batch) for batch in batches])
+        """Do what is due for about a second; return how many batches had a turn.
 
-    async def _advance(self, batch: Batch) -> bool:
-        """Do what is due for a batch; return whether it has ended."""
-        now = utc_now()
-        if batch.completed + batch.failed < batch.total:
-            if batch.status is BatchStatus.IN_PROGRESS and batch.expires_at <= now:
-                await self._set(batch, BatchStatus.FINALIZING, finalizing_at=now, expired_at=now)
-                return False
-            if batch.status is BatchStatus.IN_PROGRESS:
-                await self._merge_some(batch)
-                return False
-            await self._end_unclaimed(batch)
-            async with self._database.reading() as transaction:
-                if not await BatchStore(transaction).is_done(batch.id):
-                    return False
-        if batch.status is BatchStatus.IN_PROGRESS:
-            await self._set(batch, BatchStatus.FINALIZING, finalizing_at=now)
-        await self._merge(batch)
-        return await self._end(batch.id)
+        Raises StoreUnavailableError.
+        """
+        return await self._claimed.run()
 
-    async def _set(self, batch: Batch, status: BatchStatus, **columns: Any) -> None:
+    async def aclose(self) -> None:
+        """Stop, and leave the batches to other processes."""
+        await self._claimed.aclose()
+
+    async def _advance(self, batch: Batch) -> float:
+        """Do a part of what is due for a batch; return the seconds until it is due again."""
+        now, is_done = utc_now(), batch.completed + batch.failed >= batch.total
+        match batch.status:
+            case BatchStatus.VALIDATING:
+                error = error_of(_NOT_VALIDATED, EXPIRED, None, None)
+                await self._finalize(batch, now, expired_at=now, errors=[error])
+            case BatchStatus.IN_PROGRESS if is_done:
+                await self._finalize(batch, now)
+            case BatchStatus.IN_PROGRESS if batch.expires_at <= now:
+                await self._finalize(batch, now, expired_at=now)
+            case BatchStatus.IN_PROGRESS:
+                is_merged = await self._merge(batch, at_least=MERGED_AT)
+                return MERGE_SECONDS if is_merged else 0.0
+            case _:
+                if not is_done and (pause := await self._end_lines(batch, now)) is not None:
+                    return pause
+                # Results that cannot be merged are complete nevertheless.
+                if batch.attempts > MOST_ATTEMPTS or await self._merge(batch):
+                    await self._end(batch.id)
+        return 0.0
+
+    async def _finalize(self, batch: Batch, now: datetime, **columns: Any) -> None:
         async with self._database.writing() as transaction:
             store = BatchStore(transaction)
             if (await store.lock(batch.id)).status is batch.status:
-                await store.change(batch.id, status=status, **columns)
+                status = BatchStatus.FINALIZING
+                await store.change(batch.id, status=status, finalizing_at=now, **columns)
 
-    async def _merge_some(self, batch: Batch) -> None:
-        """Merge results if there may be enough new objects."""
-        ended = batch.completed + batch.failed
-        if ended - self._merged.get(batch.id, 0) >= MERGED_AT * CHUNK_LINES:
-            self._merged[batch.id] = ended
-            await self._merge(batch, at_least=MERGED_AT)
-
-    async def _merge(self, batch: Batch, *, at_least: int = 2) -> None:
+    async def _merge(self, batch: Batch, *, at_least: int = 2) -> bool:
+        """Merge objects of result files; return False if there are more."""
+        until = time.monotonic() + SLICE_SECONDS
         for file_id in (output_id_of(batch), error_id_of(batch)):
             while await self._files.merge_parts(file_id, at_least=at_least):
-                pass
+                if time.monotonic() > until:
+                    return False
+        return True
 
     # -- lines that do not run -------------------------------------------------------------------
 
-    async def _end_unclaimed(self, batch: Batch) -> None:
-        """End the lines that no gateway has run. Gateways end the others."""
-        while True:
-            async with self._database.writing() as transaction:
-                chunks = await BatchStore(transaction).claim_unclaimed(
-                    batch.id, utc_now(), limit=CHUNKS_AT_ONCE
-                )
-            if chunks:
-                results = [await self._unfinished(batch, some) for some in _joined(chunks)]
-                await self._results.add(batch, chunks, list(chain.from_iterable(results)))
-            if len(chunks) < CHUNKS_AT_ONCE:
-                return
+    async def _end_lines(self, batch: Batch, now: datetime) -> float | None:
+        """End some of the lines that no gateway has run. Gateways end the others.
+
+        Return the seconds until the batch is due again, or None if all lines have ended.
+        """
+        ending_since = batch.cancelling_at or batch.finalizing_at or now
+        async with self._database.writing() as transaction:
+            store = BatchStore(transaction)
+            chunks = await store.claim_unclaimed(batch.id, now, limit=CHUNKS_AT_ONCE)
+            left = chunks or await store.open_chunks(batch.id, limit=CHUNKS_AT_ONCE)
+        if not left:
+            return None
+        if now - ending_since > GIVE_UP:
+            await self._results.lose(batch, left)
+        elif chunks:
+            results = [await self._unfinished(batch, some) for some in joined(chunks)]
+            await self._results.add(batch, chunks, list(chain.from_iterable(results)))
+        else:
+            return WAIT_SECONDS
+        return 0.0
 
     async def _unfinished(self, batch: Batch, chunk: Chunk) -> list[Result]:
         content = await self._files.reader.read(batch.input_file_id, chunk.start, chunk.size)
-        code = end_code_of(batch)
-        return [
-            unfinished(line_id_of(batch.id, number), custom_id_of(line), code)
-            for number, line in numbered(chunk, content)
-        ]
+        return await to_thread(_results_of, batch, chunk, content)
 
     # -- the end ---------------------------------------------------------------------------------
 
-    async def _end(self, batch_id: str) -> bool:
+    async def _end(self, batch_id: str) -> None:
         now = utc_now()
         async with self._database.writing() as transaction:
             store = BatchStore(transaction)
             batch = await store.lock(batch_id)
             if batch.status.is_end:
-                return False
+                return
             await store.change(batch_id, **_end_columns(batch, now))
             await store.remove_chunks(batch_id)
             seconds = batch.output_seconds
@@ -131,10 +155,27 @@ class Finisher:
                 if file_id is not None:
                     await FileStore(transaction).change(file_id, expires_at=now + retention)
             await add_events(transaction, await store.lock(batch_id))
-        return True
 
 
-def _joined(chunks: Sequence[Chunk]) -> list[Chunk]:
+def _is_due(now: datetime) -> ColumnElement[bool]:
+    status, is_over = BatchRow.status, BatchRow.expires_at <= now
+    is_done = BatchRow.completed + BatchRow.failed >= BatchRow.total
+    return or_(
+        and_(status.in_(RUNNING), BatchRow.due_at <= now),
+        and_(status == BatchStatus.IN_PROGRESS, or_(is_done, is_over)),
+        and_(status == BatchStatus.VALIDATING, is_over),
+    )
+
+
+def _results_of(batch: Batch, chunk: Chunk, content: bytes) -> list[Result]:
+    code = end_code_of(batch)
+    return [
+        unfinished(line_id_of(batch.id, number), custom_id_of(line), code)
+        for number, line in numbered(chunk, content)
+    ]
+
+
+def joined(chunks: Sequence[Chunk]) -> list[Chunk]:
     """Join chunks that follow each other to some of at most JOINED_BYTES, to read them at once."""
     joined: list[Chunk] = []
     for chunk in chunks:

@@ -7,9 +7,15 @@ from gateway.auth.authenticator import Authenticator
 from gateway.auth.jwt_verifier import TokenClaims
 from gateway.auth.principal import Principal
 from gateway.tenancy.batches import Batch
-from gateway.tenancy.limits import Limits, SubjectLimits
+from gateway.tenancy.limits import LimitName, Limits, SubjectLimits
 from gateway.tenancy.scopes import Scope
 
+_LINE_LIMITS: Final = (
+    LimitName.REQUESTS_PER_DAY,
+    LimitName.TOKENS_PER_DAY,
+    LimitName.BUDGET,
+    LimitName.STORED_BYTES,
+)
 TOKEN_PREFIX: Final = "jwt:"  # noqa: S105 - begins the id of a credential, which is public
 
 
@@ -53,14 +59,15 @@ def without_rights(batch: Batch) -> Principal:
 
 
 def for_lines(principal: Principal) -> Principal:
-    """Return a principal whose lines count only in limits of money and stored bytes.
+    """Return a principal whose lines count only in limits of days, money and stored bytes.
 
-    Batches have their own limit of tokens, so they take nothing from the others.
+    How many run at once depends on the free capacity, so they take nothing from limits per minute.
+    But a limit of 0 allows no line.
     """
     return replace(principal, limits=tuple(map(_of_lines, principal.limits)))
 
 
 def _of_lines(subject: SubjectLimits) -> SubjectLimits:
-    limits = subject.limits
-    kept = Limits(budget_micros=limits.budget_micros, stored_bytes=limits.stored_bytes)
-    return replace(subject, limits=kept)
+    limits = {name: subject.limits.get(name) for name in LimitName}
+    kept = {name: value for name, value in limits.items() if name in _LINE_LIMITS or value == 0}
+    return replace(subject, limits=Limits.from_values(kept, {}))

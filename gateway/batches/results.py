@@ -8,6 +8,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.batches.lines import Result
 from gateway.batches.store import BatchStore, Progress
+from gateway.batches.validation import MAX_ERRORS, UNREADABLE_CODE, error_of
 from gateway.database.engine import Database
 from gateway.files.service import FileService
 from gateway.files.store import FileStore
@@ -33,11 +34,19 @@ class ResultFiles:
         self._database = database
         self._files = files
 
-    async def add(self, batch: Batch, chunks: Sequence[Chunk], results: Sequence[Result]) -> bool:
+    async def add(
+        self,
+        batch: Batch,
+        chunks: Sequence[Chunk],
+        results: Sequence[Result],
+        *,
+        rest: Sequence[Chunk] = (),
+        gateway: str = "",
+    ) -> bool:
         """Add the results of chunks to the files of their batch, and count them.
 
-        Return False, and add nothing, if those of any chunk were added before. Raises
-        StoreUnavailableError.
+        Return False, and add nothing, if those of any chunk were added before. `rest` and `gateway`
+        are those of `BatchStore.finish_chunks`. Raises StoreUnavailableError.
         """
         good = [each.content for each in results if each.is_success]
         bad = [each.content for each in results if not each.is_success]
@@ -47,7 +56,9 @@ class ResultFiles:
         async with self._database.writing() as transaction:
             batches = BatchStore(transaction)
             batch = await batches.lock(batch.id)
-            is_new = not batch.status.is_end and await batches.finish_chunks(chunks, progress)
+            is_new = not batch.status.is_end and await batches.finish_chunks(
+                chunks, progress, rest=rest, gateway=gateway
+            )
             if not is_new:
                 await transaction.rollback()
             if is_new and good:
@@ -59,6 +70,21 @@ class ResultFiles:
         if not is_new:
             await self._files.discard([key for key, _ in (*output.parts, *errors.parts)])
         return is_new
+
+    async def lose(self, batch: Batch, chunks: Sequence[Chunk]) -> None:
+        """Count the lines of chunks as failed without results, and name them in the batch."""
+        lines = sum(chunk.lines for chunk in chunks)
+        async with self._database.writing() as transaction:
+            batches = BatchStore(transaction)
+            batch = await batches.lock(batch.id)
+            if batch.status.is_end or not await batches.finish_chunks(
+                chunks, Progress(failed=lines)
+            ):
+                await transaction.rollback()
+                return
+            message = f"{lines} lines have no result, because a file was unavailable."
+            lost = error_of(message, UNREADABLE_CODE, None, chunks[0].first_line)
+            await batches.change(batch.id, errors=[*(batch.errors or ()), lost][:MAX_ERRORS])
 
     async def _write(self, file_id: str, lines: Sequence[bytes]) -> _Written:
         parts: list[tuple[str, int]] = []

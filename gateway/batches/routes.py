@@ -10,7 +10,7 @@ from gateway.batches.schemas import BatchBody, BatchCreation, BatchList
 from gateway.batches.service import BatchService
 from gateway.database.paging import MAX_PAGE, PageRequest
 from gateway.dialects.profile_choice import DIALECT_HEADER, choose_profile
-from gateway.files.routes import After, caller_principal, file_service, owner_of
+from gateway.files.routes import After, caller_principal, owner_of
 from gateway.http.authorization import Context
 from gateway.http.bounded_route import BoundedRoute
 
@@ -19,8 +19,7 @@ router = APIRouter(prefix="/v1/batches", tags=["Batches"], route_class=BoundedRo
 
 def batch_service(context: Context) -> BatchService:
     """Return the batches of this deployment."""
-    windows = context.settings.batch_windows
-    return BatchService(context.database, file_service(context), windows)
+    return BatchService(context.settings, context.database)
 
 
 Batches = Annotated[BatchService, Depends(batch_service)]

@@ -3,11 +3,11 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Final, NamedTuple
 
 from redis.exceptions import RedisError
 from sqlalchemy import update
@@ -16,11 +16,11 @@ from contract.tasks import Backoff, TaskSet, end_task, jittered, raise_if_cancel
 from contract.tier import ServiceTier
 from gateway import telemetry
 from gateway.auth.principal import Principal
-from gateway.batches.finishing import numbered
-from gateway.batches.principals import for_lines, principal_of, without_rights
+from gateway.batches.finishing import joined, numbered
+from gateway.batches.principals import for_lines, principal_of
 from gateway.batches.results import ResultFiles
 from gateway.batches.running import BatchState, Line, LineRun, LineRunner, refused
-from gateway.batches.store import LEASE, BatchStore, Claimed
+from gateway.batches.store import LEASE, BatchStore
 from gateway.batches.validation import CHUNK_LINES, error_of
 from gateway.database.tables import BatchFeedRow
 from gateway.dialects.profile import PROFILES
@@ -33,18 +33,20 @@ from gateway.errors import (
     IdempotencyInProgressError,
     InsufficientQuotaError,
     InternalError,
+    OverloadedError,
     PermissionDeniedError,
     RateLimitError,
     ServiceUnavailableError,
     StoreUnavailableError,
     TakenOverError,
     TenantQueueFullError,
+    UnservedModelError,
     queue_unavailable,
 )
 from gateway.files.service import FileService
 from gateway.http.context import ProcessContext
 from gateway.http.draining import Drain
-from gateway.tenancy.batches import Batch, BatchStatus
+from gateway.tenancy.batches import Batch, BatchStatus, Chunk
 from gateway.tenancy.times import utc_now
 
 LOOK_SECONDS: Final = 0.5
@@ -57,13 +59,13 @@ HERD_SECONDS: Final = 0.1
 RENEW_TURNS: Final = 16
 """Turns after which leases are renewed, a fraction of `LEASE`."""
 FIRST_PAUSE_SECONDS: Final = 0.5
-LONGEST_PAUSE_SECONDS: Final = 30.0
+LONGEST_PAUSE_SECONDS: Final = 10.0
+HELD_ATTEMPTS: Final = 5
+"""Attempts of a line for which a limit or the workers have no room, before it is given back."""
 MONEY_ATTEMPTS: Final = 8
 """Attempts of a line that lacks money: other requests hold more of it than they will use."""
 FAILED_ATTEMPTS: Final = 3
 """Attempts of a line that failed while it ran."""
-SUSPENDED_SECONDS: Final = 3.0
-"""Interval at which the lines of a suspended tenant look whether it is active again."""
 CLOSE_SECONDS: Final = 2.0
 """Time to delete responses when the gateway stops; others expire."""
 FLEX_SHARE: Final = 0.25
@@ -76,8 +78,22 @@ _NOT_PUSHED_BACK: Final = (
     StoreUnavailableError,
 )
 """Errors after which a line runs again, and that do not show that too many lines run."""
+_GIVEN_BACK: Final = (
+    OverloadedError,
+    RateLimitError,
+    TenantQueueFullError,
+    UnservedModelError,
+)
+"""Errors that may last, and after which the line has certainly not run."""
 
 logger = logging.getLogger(__name__)
+
+
+class _Chunk(NamedTuple):
+    """A chunk that this gateway runs, and its batch."""
+
+    chunk: Chunk
+    state: BatchState
 
 
 class BatchRunner:
@@ -92,9 +108,7 @@ class BatchRunner:
         self._results = ResultFiles(context.database, files)
         self._lines = LineRunner(context)
         self._most_chunks = max(context.settings.batch_lines // CHUNK_LINES, 1)
-        self._states: dict[str, BatchState] = {}
-        """The batches of its chunks."""
-        self._running: dict[asyncio.Task[None], Claimed] = {}
+        self._running: dict[asyncio.Task[None], _Chunk] = {}
         self._forgetting = TaskSet()
         self._pushed_back: set[str] = set()
         """Tenants whose lines had to wait since the last turn."""
@@ -156,31 +170,39 @@ class BatchRunner:
         if room <= 0 or self._drain.is_draining:
             return
         async with self._database.reading() as transaction:
-            if not await BatchStore(transaction).has_claimable(now):
+            if not await BatchStore(transaction).has_claimable_chunk(now):
                 return
         async with self._database.writing() as transaction:
             found = await BatchStore(transaction).claim_chunks(self._gateway, now, limit=room)
-        running = {(each.chunk.batch_id, each.chunk.number) for each in self._running.values()}
-        for claimed in found:
-            if (claimed.chunk.batch_id, claimed.chunk.number) in running:
+        running = {(each.batch_id, each.number) for each, _ in self._running.values()}
+        states = self._states()
+        for batch, chunk in found:
+            if (chunk.batch_id, chunk.number) in running:
                 continue  # Its lease had ended, but no other gateway has claimed it.
-            task = asyncio.create_task(self._run_chunk(claimed))
-            self._running[task] = claimed
+            state = states.setdefault(batch.id, BatchState(batch))
+            state.note(batch)
+            task = asyncio.create_task(self._run_chunk(chunk, state))
+            self._running[task] = _Chunk(chunk, state)
             task.add_done_callback(self._ended)
+
+    def _states(self) -> dict[str, BatchState]:
+        """Return the batches of the running chunks, by their ids."""
+        return {chunk.batch_id: state for chunk, state in self._running.values()}
 
     async def _watch(self, now: datetime, *, renews: bool) -> None:
         """Notice which batches must stop, renew leases, and report what was pushed back."""
-        chunks = [each.chunk for each in self._running.values()]
+        chunks, states = [each.chunk for each in self._running.values()], self._states()
         async with self._database.reading() as transaction:
             store = BatchStore(transaction)
-            batches = await store.read(self._states)
+            batches = await store.read(states)
             lost = await store.lost(self._gateway, chunks)
-        for task, (_, chunk) in self._running.items():
+        for task, (chunk, _) in self._running.items():
             if (chunk.batch_id, chunk.number) in lost:
                 # This gateway had no heartbeat for a while. The other one continues the lines.
                 task.cancel()
         for batch in batches:
-            await self._lines.promote(self._note(batch), tier_of(batch, now))
+            states[batch.id].note(batch)
+            await self._lines.promote(states[batch.id], tier_of(batch, now))
         if not renews and not self._pushed_back:
             return
         pushed_back, self._pushed_back = self._pushed_back, set()
@@ -194,59 +216,57 @@ class BatchRunner:
                     .values(pushed_back_at=now)
                 )
 
-    def _note(self, batch: Batch) -> BatchState:
-        state = self._states.get(batch.id)
-        if state is None:
-            state = self._states[batch.id] = BatchState(batch)
-        state.batch = batch
-        if batch.status is not BatchStatus.IN_PROGRESS:
-            state.stop.set()
-        return state
-
     def _ended(self, task: asyncio.Task[None]) -> None:
-        batch_id = self._running.pop(task).batch.id
-        if all(each.batch.id != batch_id for each in self._running.values()):
-            del self._states[batch_id]
+        chunk, _ = self._running.pop(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("a chunk of %s failed and runs again", batch_id, exc_info=error)
+            logger.error("a chunk of %s failed and runs again", chunk.batch_id, exc_info=error)
 
-    async def _run_chunk(self, claimed: Claimed) -> None:
-        """Run the lines of a chunk and store their results. Whatever fails is repeated."""
-        state, chunk = self._note(claimed.batch), claimed.chunk
+    async def _run_chunk(self, chunk: Chunk, state: BatchState) -> None:
+        """Run the lines of a chunk and store their results. Whatever fails is repeated.
+
+        Lines that have to wait for long are given back, because they would hold the chunk.
+        """
         try:
-            content = await self._reader.read(claimed.batch.input_file_id, chunk.start, chunk.size)
+            content = await self._reader.read(state.batch.input_file_id, chunk.start, chunk.size)
         except StoreUnavailableError as error:
-            logger.warning("lines of %s cannot be read: %s", claimed.batch.id, error)
+            logger.warning("lines of %s cannot be read: %s", chunk.batch_id, error)
             return
         lines = [Line(state, number, line) for number, line in numbered(chunk, content)]
         telemetry.BATCH_LINES_RUNNING.inc(len(lines))
         try:
-            runs = await asyncio.gather(*map(self._run_line, lines))
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._run_line(line)) for line in lines]
         finally:
             telemetry.BATCH_LINES_RUNNING.dec(len(lines))
-        if not await self._store(claimed, runs):
+        runs = [task.result() for task in tasks]
+        ended = [run for run in runs if run is not None]
+        if not await self._store(chunk, state, ended, remaining(chunk, lines, runs)):
             return
-        for run in runs:
+        for run in ended:
             telemetry.BATCH_LINES.labels("completed" if run.result.is_success else "failed").inc()
-        self._forgetting.start(self._forget(runs))
+        self._forgetting.start(self._forget(ended))
 
     async def _forget(self, runs: list[LineRun]) -> None:
         await asyncio.gather(*map(self._lines.forget, runs))
 
-    async def _store(self, claimed: Claimed, runs: list[LineRun]) -> bool:
+    async def _store(
+        self, chunk: Chunk, state: BatchState, runs: list[LineRun], rest: list[Chunk]
+    ) -> bool:
         backoff = Backoff(FIRST_PAUSE_SECONDS, LEASE.total_seconds() / 2)
+        results = [run.result for run in runs]
         while True:
             try:
-                results = [run.result for run in runs]
-                return await self._results.add(claimed.batch, [claimed.chunk], results)
+                return await self._results.add(
+                    state.batch, [chunk], results, rest=rest, gateway=self._gateway
+                )
             except StoreUnavailableError as error:
-                logger.warning("results of %s cannot be stored: %s", claimed.batch.id, error)
+                logger.warning("results of %s cannot be stored: %s", chunk.batch_id, error)
             await asyncio.sleep(backoff.next_seconds())
 
     # -- lines -----------------------------------------------------------------------------------
 
-    async def _run_line(self, line: Line) -> LineRun:
-        """Run a line until it has a result, however often it is refused for a moment."""
+    async def _run_line(self, line: Line) -> LineRun | None:
+        """Run a line until it has a result; return None if it has to wait for long."""
         backoff = Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
         failures = Counter[type[ApiError]]()
         while True:
@@ -266,22 +286,28 @@ class BatchRunner:
             if not isinstance(error, _NOT_PUSHED_BACK):
                 self._pushed_back.add(line.batch.tenant_id)
             pause = max(backoff.next_seconds(), error.retry_after_seconds or 0.0)
+            is_long = pause > LONGEST_PAUSE_SECONDS or failures[type(error)] == HELD_ATTEMPTS
+            if is_long and isinstance(error, _GIVEN_BACK) and not line.state.stop.is_set():
+                return None
+            pause = min(pause, LONGEST_PAUSE_SECONDS)
             await self._pause(line.state, jittered(pause, least=0.5))
 
-    async def _principal(self, state: BatchState) -> Principal:
-        """Return the principal of a batch's lines. If it has lost its rights, the batch stops."""
+    async def _principal(self, state: BatchState) -> Principal | None:
+        """Return the principal of a batch's lines; None if none of them may begin to run.
+
+        If the credential has lost its rights, the batch stops.
+        """
         batch = state.batch
-        while not state.stop.is_set():
-            try:
-                principal = for_lines(await principal_of(self._context.authenticator, batch))
-                return replace(principal, dialect=batch.dialect or principal.dialect)
-            except AccountSuspendedError:
-                self._pushed_back.add(batch.tenant_id)
-                await self._pause(state, SUSPENDED_SECONDS)
-            except (AuthenticationError, PermissionDeniedError) as error:
-                await self._stop(state, error)
-        # Lines that have ended or run get their result; no other line runs.
-        return without_rights(batch)
+        if state.stop.is_set():
+            return None
+        try:
+            principal = for_lines(await principal_of(self._context.authenticator, batch))
+            return replace(principal, dialect=batch.dialect or principal.dialect)
+        except AccountSuspendedError:
+            pass
+        except (AuthenticationError, PermissionDeniedError) as error:
+            await self._stop(state, error)
+        return None
 
     async def _stop(self, state: BatchState, error: ApiError) -> None:
         """Cancel a batch whose credential has lost its rights."""
@@ -290,14 +316,9 @@ class BatchRunner:
             batch = await store.lock(state.batch.id)
             if batch.status is BatchStatus.IN_PROGRESS:
                 errors = [error_of(error.message, error.code, None, None)]
-                await store.change(
-                    batch.id,
-                    status=BatchStatus.CANCELLING,
-                    cancelling_at=utc_now(),
-                    errors=errors,
-                )
+                await store.cancel(batch.id, utc_now(), errors=errors)
                 batch = await store.lock(batch.id)
-        self._note(batch)
+        state.note(batch)
 
     async def _pause(self, state: BatchState, seconds: float) -> None:
         """Wait, but no longer than until the lines must stop."""
@@ -312,6 +333,17 @@ class BatchRunner:
 
     def _style(self, line: Line) -> ErrorStyle:
         return PROFILES[line.batch.dialect or self._context.settings.default_dialect].error_style
+
+
+def remaining(chunk: Chunk, lines: Sequence[Line], runs: Sequence[LineRun | None]) -> list[Chunk]:
+    """Return the lines of a chunk that have no result, as chunks without gaps."""
+    rest, start = [], chunk.start
+    for line, run in zip(lines, runs, strict=True):
+        size = len(line.content) + 1
+        if run is None:
+            rest.append(replace(chunk, first_line=line.number, lines=1, start=start, size=size))
+        start += size
+    return joined(rest)
 
 
 def tier_of(batch: Batch, now: datetime) -> ServiceTier:

@@ -24,6 +24,7 @@ from gateway.batches.lines import (
     line_id_of,
     unfinished,
 )
+from gateway.batches.principals import without_rights
 from gateway.concurrency.large_work import INLINE_SIZE
 from gateway.dialects.endpoint import Endpoint
 from gateway.dialects.wire import StructureMeter, parse_object
@@ -37,13 +38,15 @@ from gateway.http.context import ProcessContext
 from gateway.idempotency.registry import IdempotentRequest
 from gateway.responses.store import StoredResponse
 from gateway.stream.assembler import WholeResponse, collect
-from gateway.tenancy.batches import Batch
+from gateway.tenancy.batches import Batch, BatchStatus
 from gateway.tenancy.times import to_ms
 
 MOST_STARTING: Final = 8
 """Lines that are checked and submitted at once."""
 GRACE_MS: Final = 60_000
 """Before this time after its deadline, a batch stops its lines itself."""
+
+_CANCELLED: Final = "The line was cancelled."
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +61,12 @@ class BatchState:
     """The tier to which its waiting jobs were last promoted."""
     jobs: set[tuple[str, str]] = field(default_factory=set)
     """Model and id of its jobs that this gateway follows."""
+
+    def note(self, batch: Batch) -> None:
+        """Record the batch as it was read now."""
+        self.batch = batch
+        if batch.status is not BatchStatus.IN_PROGRESS:
+            self.stop.set()
 
 
 class Line(NamedTuple):
@@ -75,7 +84,7 @@ class Line(NamedTuple):
 
     @property
     def id(self) -> str:
-        """The identity of the line, which is its Idempotency-Key."""
+        """The identity of the line."""
         return line_id_of(self.batch.id, self.number)
 
 
@@ -95,20 +104,26 @@ class LineRunner:
         # Without it, hundreds of released lines would start in one turn of the event loop.
         self._starting = asyncio.Semaphore(MOST_STARTING)
 
-    async def run(self, line: Line, principal: Principal, tier: ServiceTier) -> LineRun:
+    async def run(
+        self, line: Line, principal: Principal | None, tier: ServiceTier
+    ) -> LineRun | None:
         """Run a line in a tier of the queue until it ends or must stop; return its result.
 
-        A line that must stop before it runs is not run. Raises an ApiError if the request is
-        refused or fails, and RedisError.
+        Without a principal, a line that has not begun does not run: return None, or the result of
+        a line that must stop. Raises an ApiError if the request is refused or fails, and
+        RedisError.
         """
         custom_id = custom_id_of(line.content)
         endpoint = ENDPOINTS_BY_PATH[line.batch.endpoint]
         logs.request_id.set(line.id)
         idempotent = _idempotent(line)
         async with self._starting:
-            call = await self._call(line, principal, tier)
-            found = await self._find_or_submit(line, call, endpoint, idempotent)
+            call = await self._call(line, principal or without_rights(line.batch), tier)
+            begins = principal is not None
+            found = await self._find_or_submit(line, call, endpoint, idempotent, begins=begins)
         if found is None:
+            if not line.state.stop.is_set():
+                return None
             return LineRun(unfinished(line.id, custom_id, end_code_of(line.batch)))
         if isinstance(found, Submission):
             return await self._follow(line, custom_id, idempotent, found)
@@ -158,14 +173,20 @@ class LineRunner:
         return parse_object(content)
 
     async def _find_or_submit(
-        self, line: Line, call: Call, endpoint: Endpoint, idempotent: IdempotentRequest
+        self,
+        line: Line,
+        call: Call,
+        endpoint: Endpoint,
+        idempotent: IdempotentRequest,
+        *,
+        begins: bool,
     ) -> StoredResponse | Submission | None:
-        """Return the earlier response of a line, or submit it; None if it must not run any more."""
+        """Return the earlier response of a line, or submit it; None if it must not begin to run."""
         request_id = endpoint.new_id()
         earlier = await find_earlier(call, idempotent, request_id)
         if earlier is not None:
             return earlier
-        if line.state.stop.is_set():
+        if line.state.stop.is_set() or not begins:
             await release(call, idempotent, request_id)
             return None
         try:
@@ -201,6 +222,9 @@ class LineRunner:
         try:
             whole = await self._collected(collecting, response, line.state.stop)
             await responses.finish(submission.settlement)
+            if not submission.settlement.is_finished and not await responses.settled(response):
+                # It was cancelled when its last token had arrived, and is not charged.
+                raise RequestCancelledError(_CANCELLED)
         except asyncio.CancelledError:
             # The gateway stops: the response continues at another one.
             responses.leave(submission.settlement)
@@ -228,7 +252,8 @@ class LineRunner:
         finally:
             await end_task(collecting)
             await asyncio.shield(reader.aclose())
-        await self._context.responses.settled(response)
+        if not await self._context.responses.settled(response):
+            raise RequestCancelledError(_CANCELLED)
         return _finished(line, custom_id, idempotent, response.id, whole)
 
     async def _collected(
@@ -255,7 +280,8 @@ def refused(line: Line, error: ApiError, style: ErrorStyle) -> LineRun:
 
 def _idempotent(line: Line) -> IdempotentRequest:
     batch, digest = line.batch, hashlib.sha256(line.content).hexdigest()
-    return IdempotentRequest(batch.tenant_id, batch.project_id, line.id, digest)
+    # A client's key has no space, so it never stands for a line.
+    return IdempotentRequest(batch.tenant_id, batch.project_id, f"line {line.id}", digest)
 
 
 def _finished(

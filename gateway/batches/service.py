@@ -1,5 +1,6 @@
 """Batches of tenants: create, get, list and cancel."""
 
+import re
 import secrets
 from collections.abc import Collection
 from datetime import timedelta
@@ -10,32 +11,37 @@ from gateway.batches.lines import ENDPOINTS_BY_PATH
 from gateway.batches.principals import TOKEN_PREFIX
 from gateway.batches.store import BatchStore
 from gateway.database.engine import Database
+from gateway.database.locking import lock_tenant
 from gateway.database.paging import Page, PageRequest
-from gateway.errors import InvalidParameterError, NotFoundError, StateConflictError, shown
+from gateway.errors import (
+    InvalidParameterError,
+    NotFoundError,
+    StateConflictError,
+    TenantQueueFullError,
+    shown,
+)
 from gateway.files.service import FileService, is_id, read_retention
 from gateway.files.store import Owner
+from gateway.settings import Settings
 from gateway.tenancy.batches import Batch, BatchStatus, FilePurpose
 from gateway.tenancy.times import utc_now
 
 MAX_LABELS: Final = 16
 MAX_LABEL_NAME: Final = 64
 MAX_LABEL_VALUE: Final = 512
+RETRY_AFTER_SECONDS: Final = 10.0
+_NOT_STORED: Final = re.compile("[\0\ud800-\udfff]")
 _UNITS: Final = {"m": "minutes", "h": "hours", "d": "days"}
 
 
 class BatchService:
-    """Batches of all tenants. All methods raise StoreUnavailableError.
+    """Batches of all tenants. All methods raise StoreUnavailableError."""
 
-    Args:
-        database: stores the batches.
-        files: their files.
-        windows: allowed values of `completion_window`.
-    """
-
-    def __init__(self, database: Database, files: FileService, windows: Collection[str]) -> None:
+    def __init__(self, settings: Settings, database: Database) -> None:
         self._database = database
-        self._files = files
-        self._windows = windows
+        self._files = FileService.of(settings, database)
+        self._windows = settings.batch_windows
+        self._most = settings.max_batches_of_tenant
 
     async def create(
         self,
@@ -75,35 +81,22 @@ class BatchService:
             dialect=principal.dialect,
             endpoint=endpoint,
             input_file_id=file.id,
-            output_file_id=None,
-            error_file_id=None,
             completion_window=completion_window,
             labels=labels,
             output_seconds=output_seconds,
-            status=BatchStatus.VALIDATING,
             created_at=now,
             expires_at=now + window_of(completion_window),
-            in_progress_at=None,
-            finalizing_at=None,
-            completed_at=None,
-            failed_at=None,
-            expired_at=None,
-            cancelling_at=None,
-            cancelled_at=None,
-            errors=None,
-            models=[],
-            total=0,
-            completed=0,
-            failed=0,
-            progressed_at=None,
-            tokens=0,
-            prompt_tokens=0,
-            cached_tokens=0,
-            completion_tokens=0,
-            reasoning_tokens=0,
         )
         async with self._database.writing() as transaction:
-            await BatchStore(transaction).add(batch)
+            await lock_tenant(transaction, batch.tenant_id)
+            store = BatchStore(transaction)
+            if (known := await store.count_of(batch.tenant_id)) >= self._most:
+                raise TenantQueueFullError(
+                    f"An account must have at most {self._most} batches that have not ended. "
+                    f"Given: one more than {known}. Retry when a batch has ended.",
+                    retry_after_seconds=RETRY_AFTER_SECONDS,
+                )
+            await store.add(batch)
         return batch
 
     async def get(self, owner: Owner, batch_id: str) -> Batch:
@@ -132,8 +125,7 @@ class BatchService:
             store = BatchStore(transaction)
             batch = await store.lock(batch_id)
             if batch.status in (BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS):
-                now = utc_now()
-                await store.change(batch_id, status=BatchStatus.CANCELLING, cancelling_at=now)
+                await store.cancel(batch_id, utc_now())
                 batch = await store.lock(batch_id)
         if batch.status is not BatchStatus.CANCELLING and batch.status is not BatchStatus.CANCELLED:
             raise StateConflictError(
@@ -163,9 +155,9 @@ def _check_labels(labels: dict[str, str] | None) -> None:
         )
     for name, value in labels.items():
         # PostgreSQL cannot store it.
-        if "\0" in name + value:
+        if bad := _NOT_STORED.search(name + value):
             raise InvalidParameterError(
-                f"'metadata' must not contain the character U+0000. Given: {shown({name: value})}.",
+                f"'metadata' must not contain the character U+{ord(bad[0]):04X}. Given: {name!a}.",
                 param="metadata",
             )
 

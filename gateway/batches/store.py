@@ -1,27 +1,47 @@
 """Queries on the tables `batches` and `batch_chunks`."""
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import ColumnElement, case, delete, func, insert, select, update
+from sqlalchemy import (
+    ColumnElement,
+    and_,
+    case,
+    delete,
+    func,
+    insert,
+    inspect,
+    select,
+    true,
+    tuple_,
+    update,
+)
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from gateway.database.claims import lock_in_turns
 from gateway.database.paging import Page, PageRequest, read_page
-from gateway.database.tables import BatchChunkRow, BatchRow
+from gateway.database.tables import BatchChunkRow, BatchRow, TenantRow
 from gateway.files.store import Owner
-from gateway.tenancy.batches import ENDED, Batch, BatchStatus, Chunk, ChunkState
+from gateway.tenancy.batches import Batch, BatchStatus, Chunk, ChunkState
+from gateway.tenancy.records import TenantStatus
 from gateway.tenancy.times import EPOCH, utc_now
 
 CLAIM: Final = timedelta(seconds=60)
-"""How long a batch belongs to the task that validates or ends it, unless it renews the claim."""
+"""How long a batch belongs to the process that claimed it, unless the process renews the claim."""
 LEASE: Final = timedelta(seconds=30)
 """How long a chunk belongs to a gateway, unless the gateway renews the lease."""
+REST: Final = timedelta(seconds=20)
+"""How long no line of a batch is released after one had to wait for long: others come first."""
 ROWS_AT_ONCE: Final = 1_000
 
 RUNNING: Final = (BatchStatus.IN_PROGRESS, BatchStatus.CANCELLING, BatchStatus.FINALIZING)
 """States of batches whose chunks gateways may run."""
+OPEN: Final = (BatchStatus.VALIDATING, *RUNNING)
+
+_UNCLAIMED: Final = {"state": ChunkState.WAITING, "gateway": "", "leased_until": EPOCH}
 
 
 class Progress(NamedTuple):
@@ -42,6 +62,15 @@ class Claimed(NamedTuple):
     chunk: Chunk
 
 
+class Feed(NamedTuple):
+    """The running batches of a tenant."""
+
+    done: int
+    """Their lines that have ended."""
+    models: set[str]
+    """Names of the models in their lines."""
+
+
 class LineCounts(NamedTuple):
     """Lines of batches by state."""
 
@@ -60,7 +89,10 @@ class BatchStore:
 
     async def add(self, batch: Batch) -> None:
         """Insert a batch."""
-        self._transaction.add(BatchRow(**asdict(batch), claimed_until=EPOCH))
+        row = BatchRow(
+            **asdict(batch), claimed_until=EPOCH, due_at=batch.created_at, resting_until=EPOCH
+        )
+        self._transaction.add(row)
         await self._transaction.flush()
 
     async def find(self, owner: Owner, batch_id: str) -> Batch | None:
@@ -96,6 +128,11 @@ class BatchStore:
             update(BatchRow).where(BatchRow.id == batch_id).values(**columns)
         )
 
+    async def cancel(self, batch_id: str, now: datetime, **columns: Any) -> None:
+        """Let a batch end at once, even if a process validates it or merges its results."""
+        times = {"cancelling_at": now, "claimed_until": now, "due_at": now}
+        await self.change(batch_id, status=BatchStatus.CANCELLING, **times, **columns)
+
     async def read(self, batch_ids: Collection[str]) -> list[Batch]:
         """Return these batches."""
         rows = await self._transaction.scalars(select(BatchRow).where(BatchRow.id.in_(batch_ids)))
@@ -104,43 +141,81 @@ class BatchStore:
     async def counts(self) -> dict[BatchStatus, int]:
         """Return the number of batches that have not ended, by status."""
         rows = await self._transaction.execute(
-            select(BatchRow.status, func.count())
-            .where(BatchRow.status.not_in(ENDED))
-            .group_by(BatchRow.status)
+            select(BatchRow.status, func.count()).where(_is_open()).group_by(BatchRow.status)
         )
         return {status: number for status, number in rows}  # noqa: C416 - rows are no pairs
 
-    async def in_states(self, states: Collection[BatchStatus], *, limit: int) -> list[Batch]:
-        """Return batches in these states, the earliest deadline first."""
+    async def count_of(self, tenant_id: str) -> int:
+        """Return the number of a tenant's batches that have not ended."""
+        number = await self._transaction.scalar(
+            select(func.count()).where(BatchRow.tenant_id == tenant_id, _is_open())
+        )
+        return int(number or 0)
+
+    async def in_progress(self, *, limit: int) -> list[Batch]:
+        """Return running batches, the earliest deadline first."""
         rows = await self._transaction.scalars(
             select(BatchRow)
-            .where(BatchRow.status.in_(states))
+            .where(BatchRow.status == BatchStatus.IN_PROGRESS)
             .order_by(BatchRow.expires_at, BatchRow.id)
             .limit(limit)
         )
         return [row.to_record() for row in rows]
 
-    async def claim(self, batch_id: str, now: datetime) -> bool:
-        """Claim a batch for one task; return False if another task has claimed it."""
+    async def has_claimable(self, is_due: ColumnElement[bool], now: datetime) -> bool:
+        """Return whether any due batch can be claimed."""
+        found = select(BatchRow.id).where(_is_open(), BatchRow.claimed_until <= now, is_due)
+        return await self._transaction.scalar(found.limit(1)) is not None
+
+    async def claim(self, is_due: ColumnElement[bool], now: datetime, *, limit: int) -> list[Batch]:
+        """Claim due batches for a process until `now + CLAIM`, in turns of their tenants."""
+        rows = await lock_in_turns(
+            self._transaction,
+            BatchRow,
+            is_due=and_(_is_open(), BatchRow.claimed_until <= now, is_due),
+            is_held=and_(_is_open(), BatchRow.claimed_until > now),
+            owners=(BatchRow.tenant_id,),
+            order=BatchRow.due_at,
+            limit=limit,
+        )
+        for row in rows:
+            row.claimed_until = now + CLAIM
+            row.attempts += 1
+        await self._transaction.flush()
+        return [row.to_record() for row in rows]
+
+    async def change_claimed(self, batch_id: str, until: datetime, **columns: Any) -> bool:
+        """Change a batch that is claimed until this time; return False if it is not."""
         changed = await self._transaction.scalars(
             update(BatchRow)
-            .where(BatchRow.id == batch_id, BatchRow.claimed_until <= now)
-            .values(claimed_until=now + CLAIM)
+            .where(BatchRow.id == batch_id, BatchRow.claimed_until == until)
+            .values(**columns)
             .returning(BatchRow.id)
         )
         return bool(list(changed))
 
-    async def renew_claim(self, batch_id: str, now: datetime) -> None:
-        """Extend the claim of a task on a batch."""
-        await self.change(batch_id, claimed_until=now + CLAIM)
+    async def feeds(self) -> dict[str, Feed]:
+        """Return what runs of each active tenant."""
+        rows = await self._transaction.execute(
+            select(BatchRow.tenant_id, BatchRow.completed + BatchRow.failed, BatchRow.models)
+            .join(TenantRow, TenantRow.id == BatchRow.tenant_id)
+            .where(
+                BatchRow.status == BatchStatus.IN_PROGRESS,
+                TenantRow.status == TenantStatus.ACTIVE,
+            )
+        )
+        feeds = defaultdict[str, Feed](lambda: Feed(0, set()))
+        for tenant_id, done, models in rows:
+            feed = feeds[tenant_id]
+            feeds[tenant_id] = Feed(feed.done + done, feed.models.union(models))
+        return feeds
 
     # -- chunks ----------------------------------------------------------------------------------
 
     async def add_chunks(self, chunks: Sequence[Chunk]) -> None:
         """Insert chunks, which wait to be released."""
-        new = {"state": ChunkState.WAITING, "gateway": "", "leased_until": EPOCH}
         for start in range(0, len(chunks), ROWS_AT_ONCE):
-            rows = [asdict(chunk) | new for chunk in chunks[start : start + ROWS_AT_ONCE]]
+            rows = [asdict(chunk) | _UNCLAIMED for chunk in chunks[start : start + ROWS_AT_ONCE]]
             await self._transaction.execute(insert(BatchChunkRow), rows)
 
     async def remove_chunks(self, batch_id: str) -> None:
@@ -170,14 +245,14 @@ class BatchStore:
         await self._transaction.flush()
         return chunks
 
-    async def is_done(self, batch_id: str) -> bool:
-        """Return whether the results of all chunks are stored."""
-        open_chunks = await self._transaction.scalar(
-            select(func.count()).where(
-                BatchChunkRow.batch_id == batch_id, BatchChunkRow.state != ChunkState.DONE
-            )
+    async def open_chunks(self, batch_id: str, *, limit: int) -> list[Chunk]:
+        """Return chunks whose results are not stored yet."""
+        rows = await self._transaction.scalars(
+            select(BatchChunkRow)
+            .where(BatchChunkRow.batch_id == batch_id, BatchChunkRow.state != ChunkState.DONE)
+            .limit(limit)
         )
-        return not open_chunks
+        return [row.to_record() for row in rows]
 
     async def lines_of(self, batch_ids: Collection[str]) -> LineCounts:
         """Return the lines of batches by the state of their chunks."""
@@ -190,39 +265,49 @@ class BatchStore:
         )
         return LineCounts(*(int(value or 0) for value in row.one()))
 
-    async def unclaimed_lines(self, batch_ids: Collection[str]) -> int:
-        """Return the lines that are released but that no gateway runs yet."""
+    async def unclaimed_lines(self, tenant_id: str) -> int:
+        """Return a tenant's lines that are released but that no gateway runs yet."""
         lines = await self._transaction.scalar(
-            select(func.sum(BatchChunkRow.lines)).where(
-                BatchChunkRow.batch_id.in_(batch_ids),
+            select(func.sum(BatchChunkRow.lines))
+            .join(BatchRow, BatchRow.id == BatchChunkRow.batch_id)
+            .where(
+                BatchRow.tenant_id == tenant_id,
+                BatchRow.status == BatchStatus.IN_PROGRESS,
                 BatchChunkRow.state == ChunkState.RELEASED,
                 BatchChunkRow.gateway == "",
             )
         )
         return int(lines or 0)
 
-    async def release(self, batch_id: str, lines: int, now: datetime) -> int:
-        """Release the next chunks of a batch for at least `lines` lines; return their lines."""
-        rows = await self._transaction.execute(
-            select(BatchChunkRow.number, BatchChunkRow.lines)
-            .where(BatchChunkRow.batch_id == batch_id, BatchChunkRow.state == ChunkState.WAITING)
-            .order_by(BatchChunkRow.number)
+    async def release(self, tenant_id: str, lines: int, now: datetime) -> int:
+        """Release a tenant's next chunks for at least `lines` lines; return their lines.
+
+        The batch with the earliest deadline goes first.
+        """
+        rows = await self._transaction.scalars(
+            select(BatchChunkRow)
+            .join(BatchRow, BatchRow.id == BatchChunkRow.batch_id)
+            .where(
+                BatchRow.tenant_id == tenant_id,
+                BatchRow.status == BatchStatus.IN_PROGRESS,
+                BatchRow.expires_at > now,
+                BatchRow.resting_until <= now,
+                BatchChunkRow.state == ChunkState.WAITING,
+            )
+            .order_by(BatchRow.expires_at, BatchRow.id, BatchChunkRow.number)
             .limit(lines)
+            .with_for_update(of=BatchChunkRow, skip_locked=True)
         )
-        released, numbers = 0, []
-        for number, more in rows:
+        released = 0
+        for row in rows:
             if released >= lines:
                 break
-            released += more
-            numbers.append(number)
-        await self._transaction.execute(
-            update(BatchChunkRow)
-            .where(BatchChunkRow.batch_id == batch_id, BatchChunkRow.number.in_(numbers))
-            .values(state=ChunkState.RELEASED, leased_until=now)
-        )
+            released += row.lines
+            row.state, row.leased_until = ChunkState.RELEASED, now
+        await self._transaction.flush()
         return released
 
-    async def has_claimable(self, now: datetime) -> bool:
+    async def has_claimable_chunk(self, now: datetime) -> bool:
         """Return whether any chunk can be claimed."""
         found = await self._transaction.scalar(
             select(BatchChunkRow.number).where(*_claimable(now)).limit(1)
@@ -230,21 +315,30 @@ class BatchStore:
         return found is not None
 
     async def claim_chunks(self, gateway: str, now: datetime, *, limit: int) -> list[Claimed]:
-        """Lease released chunks to a gateway, those first that are released the longest."""
-        rows = await self._transaction.execute(
-            select(BatchChunkRow, BatchRow)
-            .join(BatchRow, BatchRow.id == BatchChunkRow.batch_id)
-            .where(*_claimable(now), BatchRow.status.in_(RUNNING))
-            .order_by(BatchChunkRow.leased_until)
-            .limit(limit)
-            .with_for_update(of=BatchChunkRow, skip_locked=True)
+        """Lease released chunks to a gateway, in turns of their tenants.
+
+        Those first that are released the longest.
+        """
+        chunks = inspect(BatchChunkRow).local_table
+        rows = await lock_in_turns(
+            self._transaction,
+            BatchChunkRow,
+            is_due=and_(*_claimable(now), BatchRow.status.in_(RUNNING)),
+            is_held=and_(
+                BatchChunkRow.state == ChunkState.RELEASED,
+                BatchChunkRow.gateway != "",
+                BatchChunkRow.leased_until > now,
+            ),
+            owners=(BatchRow.tenant_id,),
+            order=BatchChunkRow.leased_until,
+            limit=limit,
+            source=chunks.join(inspect(BatchRow).local_table),
         )
-        claimed = []
-        for chunk, batch in rows:
-            claimed.append(Claimed(batch.to_record(), chunk.to_record()))
-            chunk.gateway, chunk.leased_until = gateway, now + LEASE
+        batches = {each.id: each for each in await self.read({row.batch_id for row in rows})}
+        for row in rows:
+            row.gateway, row.leased_until = gateway, now + LEASE
         await self._transaction.flush()
-        return claimed
+        return [Claimed(batches[row.batch_id], row.to_record()) for row in rows]
 
     async def renew(
         self, gateway: str, chunks: Iterable[Chunk], now: datetime, *, lease: timedelta = LEASE
@@ -276,27 +370,20 @@ class BatchStore:
             lost |= {(batch_id, number) for number in rows}
         return lost
 
-    async def lessees(self, batch_ids: Collection[str]) -> set[str]:
-        """Return the gateways that have leased chunks of these batches."""
+    async def lessees(self) -> set[str]:
+        """Return the gateways that have leased chunks."""
         rows = await self._transaction.scalars(
             select(BatchChunkRow.gateway)
             .distinct()
-            .where(
-                BatchChunkRow.batch_id.in_(batch_ids),
-                BatchChunkRow.state == ChunkState.RELEASED,
-                BatchChunkRow.gateway != "",
-            )
+            .where(BatchChunkRow.state == ChunkState.RELEASED, BatchChunkRow.gateway != "")
         )
         return set(rows)
 
-    async def end_leases(
-        self, batch_ids: Collection[str], gateways: Collection[str], now: datetime
-    ) -> None:
+    async def end_leases(self, gateways: Collection[str], now: datetime) -> None:
         """End the leases of dead gateways, so that others claim their chunks at once."""
         await self._transaction.execute(
             update(BatchChunkRow)
             .where(
-                BatchChunkRow.batch_id.in_(batch_ids),
                 BatchChunkRow.state == ChunkState.RELEASED,
                 BatchChunkRow.gateway.in_(gateways),
                 BatchChunkRow.leased_until > now,
@@ -304,27 +391,61 @@ class BatchStore:
             .values(leased_until=now)
         )
 
-    async def finish_chunks(self, chunks: Sequence[Chunk], progress: Progress) -> bool:
+    async def finish_chunks(
+        self,
+        chunks: Sequence[Chunk],
+        progress: Progress,
+        *,
+        rest: Sequence[Chunk] = (),
+        gateway: str = "",
+    ) -> bool:
         """Record the end of the lines of a batch's chunks.
 
         Return False if the end of any was recorded before; roll the transaction back then.
+
+        Args:
+            chunks: the chunks, as they were claimed.
+            progress: what their lines add to the counts.
+            rest: lines of the only chunk that have not run, and are to be released again.
+            gateway: must still lease the chunk if there is a rest: another one may be running it.
         """
         batch_id = chunks[0].batch_id
+        extents = [(chunk.number, chunk.lines) for chunk in chunks]
         ended = await self._transaction.scalars(
             update(BatchChunkRow)
             .where(
                 BatchChunkRow.batch_id == batch_id,
-                BatchChunkRow.number.in_([chunk.number for chunk in chunks]),
+                # The rest of a chunk has its number.
+                tuple_(BatchChunkRow.number, BatchChunkRow.lines).in_(extents),
                 BatchChunkRow.state != ChunkState.DONE,
+                BatchChunkRow.gateway == gateway if rest else true(),
             )
             .values(state=ChunkState.DONE)
             .returning(BatchChunkRow.number)
         )
         if len(list(ended)) < len(chunks):
             return False
-        more = {name: getattr(BatchRow, name) + value for name, value in progress._asdict().items()}
-        await self.change(batch_id, progressed_at=utc_now(), **more)
+        if rest:
+            await self._put_back(rest)
+            await self.change(batch_id, resting_until=utc_now() + REST)
+        if progress.completed or progress.failed:
+            more = {
+                name: getattr(BatchRow, name) + value for name, value in progress._asdict().items()
+            }
+            await self.change(batch_id, progressed_at=utc_now(), **more)
         return True
+
+    async def _put_back(self, rest: Sequence[Chunk]) -> None:
+        """Replace a chunk by parts of it. The first one keeps its number."""
+        first, of_batch = rest[0], BatchChunkRow.batch_id == rest[0].batch_id
+        last = await self._transaction.scalar(
+            select(func.max(BatchChunkRow.number)).where(of_batch)
+        )
+        await self._transaction.execute(
+            delete(BatchChunkRow).where(of_batch, BatchChunkRow.number == first.number)
+        )
+        more = [replace(each, number=(last or 0) + at) for at, each in enumerate(rest[1:], 1)]
+        await self.add_chunks([first, *more])
 
 
 def _by_batch(chunks: Iterable[Chunk]) -> list[tuple[str, list[int]]]:
@@ -338,3 +459,7 @@ def _by_batch(chunks: Iterable[Chunk]) -> list[tuple[str, list[int]]]:
 def _claimable(now: datetime) -> tuple[ColumnElement[bool], ...]:
     is_released = BatchChunkRow.state == ChunkState.RELEASED
     return is_released, BatchChunkRow.leased_until <= now
+
+
+def _is_open() -> ColumnElement[bool]:
+    return BatchRow.status.in_(OPEN)

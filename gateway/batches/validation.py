@@ -3,11 +3,12 @@
 import hashlib
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from gateway.batches.lines import MAX_CUSTOM_ID_CHARACTERS, InputLine, decode_line
+from gateway.dialects.profile import ALL_THAT_FIT
 from gateway.errors import MissingParameterError, shown
 from gateway.tenancy.batches import Chunk
 
@@ -18,23 +19,60 @@ MAX_ERRORS: Final = 100
 """Errors after which the validation stops."""
 MAX_MODELS: Final = 16
 METHOD: Final = "POST"
-BYTES_OF_TOKEN: Final = 4
-"""Bytes of a request for each of its tokens, to estimate them before they are counted."""
+UNREADABLE_CODE: Final = "file_unreadable"
 DIGEST_BYTES: Final = 15
 """A digest this long takes as little memory as one of 8 bytes."""
 
+_IS_NUMBER: Final = re.compile(rb"-?[0-9]").match
 _FIELD: Final = re.compile(r"`\$\.([a-z_]+)`")
 _MISSING: Final = re.compile(r"missing required field `([a-z_]+)`")
 
 
+class ModelBounds(NamedTuple):
+    """What a batch needs to know of a model."""
+
+    refusal: str
+    """Why the batch may not use it, or an empty text."""
+    window: int = 0
+    """Tokens of its context window."""
+    max_tokens: int = ALL_THAT_FIT
+    """Completion tokens of a request that names no maximum."""
+
+
 class _Body(msgspec.Struct, frozen=True):
-    """The parts of a request that are checked before any line runs."""
+    """The parts of a request that are checked before any line runs.
+
+    Numbers may have any type: a wrong one concerns one line only.
+    """
 
     model: str | None = None
     stream: bool | None = None
+    prompt: msgspec.Raw = msgspec.Raw(b"")
+    max_tokens: object = None
+    max_completion_tokens: object = None
+    n_predict: object = None
+    n: object = None
+    n_cmpl: object = None
+    best_of: object = None
+
+    def most_tokens(self, content: bytes, model: ModelBounds) -> int:
+        """Return the most tokens that the request may take: each is at least a byte of it."""
+        prompts, window = 1, model.window
+        if bytes(self.prompt)[:1] == b"[":
+            prompts = sum(not _IS_NUMBER(bytes(each)) for each in _decode_list(self.prompt)) or 1
+        lengths = _numbers(self.max_tokens, self.max_completion_tokens, self.n_predict)
+        length = max(lengths, default=model.max_tokens)
+        choices = max(_numbers(self.n, self.n_cmpl, self.best_of), default=1)
+        most = prompts * window if b"image" in content else min(len(content), prompts * window)
+        return most + prompts * choices * (window if length < 0 else min(length, window))
 
 
 _decode_body = msgspec.json.Decoder(_Body).decode
+_decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
+
+
+def _numbers(*values: object) -> list[int]:
+    return [int(each) for each in values if type(each) is int or type(each) is float]
 
 
 class LineError(Exception):
@@ -53,20 +91,28 @@ class FileChecker:
     lines.
     """
 
-    def __init__(self, batch_id: str, url: str, *, refusal_of: Callable[[str], str]) -> None:
-        """Accept requests to `url`; `refusal_of` returns why a model may not be used, or ''."""
+    def __init__(self, batch_id: str, url: str, *, look_up: Callable[[str], ModelBounds]) -> None:
+        """Accept requests to `url`. `look_up` returns what is known of a model."""
         self.chunks: list[Chunk] = []
         self.errors: list[dict[str, Any]] = []
-        self.models: list[str] = []
         self.lines = 0
+        """Lines so far, without blank ones at the end."""
         self.tokens = 0
-        """Estimated tokens of all requests."""
+        """The most tokens that all requests may take."""
         self._batch_id = batch_id
         self._url = url
-        self._refusal_of = refusal_of
+        self._look_up = look_up
+        self._models: dict[str, ModelBounds] = {}
         self._custom_ids: set[bytes] = set()
         self._at = 0
         self._first_line, self._start = 1, 0
+        self._blank = 0
+        """Blank lines since the last other one."""
+
+    @property
+    def models(self) -> list[str]:
+        """The names of the models in the lines."""
+        return list(self._models)
 
     @property
     def is_over(self) -> bool:
@@ -78,6 +124,13 @@ class FileChecker:
         for line in lines:
             if self.is_over:
                 return
+            if not line.strip():
+                self._blank += 1
+                continue
+            for _ in range(self._blank):
+                self.lines += 1
+                self._note("empty_line", "The line is empty.")
+            self._blank = 0
             size = len(line) + 1
             self.lines += 1
             if self.lines - self._first_line == CHUNK_LINES or (
@@ -88,13 +141,19 @@ class FileChecker:
             try:
                 self._check(line)
             except LineError as error:
-                self.errors.append(error_of(str(error), error.code, error.param, self.lines))
+                self._note(error.code, str(error), error.param)
 
     def finish(self) -> None:
-        """Cut the last chunk. Call it after the last line."""
+        """Cut the last chunk. Call it after the last line; blank lines at the end are ignored."""
         self.lines += 1
+        if self.lines == 1:
+            self._note("empty_line", "The file has no request.")
         self._cut()
         self.lines -= 1
+
+    def _note(self, code: str, message: str, param: str | None = None) -> None:
+        if not self.is_over:
+            self.errors.append(error_of(message, code, param, self.lines))
 
     def _cut(self) -> None:
         """End a chunk before the current line."""
@@ -144,7 +203,6 @@ class FileChecker:
         self._check_body(bytes(found.body))
 
     def _check_body(self, content: bytes) -> None:
-        self.tokens += -(-len(content) // BYTES_OF_TOKEN)
         try:
             body = _decode_body(content)
         except msgspec.ValidationError as error:
@@ -153,18 +211,24 @@ class FileChecker:
             raise LineError("invalid_body", f"'{name}' is invalid: {error}.", name) from None
         if body.stream:
             raise LineError("invalid_body", "'body.stream' must be false.", "body.stream")
-        model = body.model or ""
-        if model in self.models:
-            return
-        if reason := self._refusal_of(model):
+        self.tokens += body.most_tokens(content, self._model_of(body))
+
+    def _model_of(self, body: _Body) -> ModelBounds:
+        name = body.model or ""
+        known = self._models.get(name)
+        if known is not None:
+            return known
+        found = self._look_up(name)
+        if found.refusal:
             if body.model is None:
                 raise _missing("body.model")
-            raise LineError("model_not_found", reason, "body.model")
-        if len(self.models) == MAX_MODELS:
+            raise LineError("model_not_found", found.refusal, "body.model")
+        if len(self._models) == MAX_MODELS:
             raise LineError(
                 "too_many_models", f"A batch must have at most {MAX_MODELS} models.", "body.model"
             )
-        self.models.append(model)
+        self._models[name] = found
+        return found
 
 
 def error_of(message: str, code: str, param: str | None, line: int | None) -> dict[str, Any]:
@@ -178,8 +242,6 @@ def _missing(param: str) -> LineError:
 
 
 def _read(line: bytes) -> InputLine:
-    if not line.strip():
-        raise LineError("empty_line", "The line is empty.")
     try:
         return decode_line(line)
     except msgspec.ValidationError as error:

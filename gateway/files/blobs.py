@@ -54,7 +54,9 @@ class Blobs:
             content = await to_thread(
                 obstore.get_range, self._store(), key, start=start, length=size
             )
-            return bytes(content)
+        if len(content) < size:
+            raise MissingBlobError  # It was damaged: objects are written whole.
+        return bytes(content)
 
     async def size(self, key: str) -> int:
         """Return the bytes of an object. Raises MissingBlobError."""

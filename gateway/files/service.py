@@ -7,10 +7,17 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
+from contract.tasks import each_apart
 from gateway.database.engine import Database
 from gateway.database.locking import lock_tenant
 from gateway.database.paging import Page, PageRequest
-from gateway.errors import InvalidParameterError, NotFoundError, StateConflictError, shown
+from gateway.errors import (
+    InvalidParameterError,
+    NotFoundError,
+    StateConflictError,
+    StoreUnavailableError,
+    shown,
+)
 from gateway.files.blobs import Blobs
 from gateway.files.reader import FileReader
 from gateway.files.store import FileStore, Owner
@@ -23,7 +30,10 @@ UPLOAD_LIMIT: Final = timedelta(hours=24)
 MIN_RETENTION_SECONDS: Final = 3600
 MAX_RETENTION_SECONDS: Final = 2_592_000
 """Bounds of `expires_after.seconds`, as in OpenAI's API."""
+REMOVAL: Final = timedelta(hours=1)
+"""After this time the removal of a file is tried again."""
 REMOVED_AT_ONCE: Final = 100
+REMOVALS_AT_ONCE: Final = 8
 MERGED_BYTES: Final = 8 * 1024 * 1024
 """Bytes of the objects into which smaller ones are merged."""
 MERGED_PARTS: Final = 64
@@ -114,15 +124,23 @@ class FileService:
     async def delete(self, owner: Owner, file_id: str) -> None:
         """Delete a file. Raises NotFoundError, and StateConflictError if a batch still uses it."""
         await self.get(owner, file_id)
+        now = utc_now()
         async with self._database.writing() as transaction:
             store = FileStore(transaction)
-            if await store.is_in_use(file_id):
+            if await store.is_needed(file_id):
                 raise StateConflictError(
                     f"The file {shown(file_id)} belongs to a batch that has not ended. "
                     "Cancel the batch first."
                 )
-            await store.change(file_id, is_visible=False)
-        await self.remove(file_id)
+            is_in_use = await store.is_in_use(file_id)
+            expiry = now if is_in_use else now + REMOVAL
+            await store.change(file_id, is_visible=False, expires_at=expiry)
+        if is_in_use:
+            return
+        try:
+            await self.remove(file_id)
+        except StoreUnavailableError as error:
+            logger.warning("the file %s is removed later: %s", file_id, error)
 
     async def require_room(self, tenant_id: str) -> tuple[Bound, Bound]:
         """Return the bounds of the bytes and lines of the tenant's next file.
@@ -210,14 +228,16 @@ class FileService:
             await FileStore(transaction).remove(file_id)
 
     async def remove_old(self) -> int:
-        """Remove expired files and abandoned uploads; return how many."""
+        """Remove expired files and abandoned uploads; return how many.
+
+        One that cannot be removed is tried again in an hour. Raises the first error at the end.
+        """
         now = utc_now()
-        async with self._database.reading() as transaction:
-            found = await FileStore(transaction).to_remove(
-                now, uploads_before=now - UPLOAD_LIMIT, limit=REMOVED_AT_ONCE
+        async with self._database.writing() as transaction:
+            found = await FileStore(transaction).claim_removable(
+                now, uploads_before=now - UPLOAD_LIMIT, until=now + REMOVAL, limit=REMOVED_AT_ONCE
             )
-        for file_id, _ in found:
-            await self.remove(file_id)
+        await each_apart(self.remove, found, at_once=REMOVALS_AT_ONCE)
         return len(found)
 
     async def merge_parts(self, file_id: str, *, at_least: int = 2) -> bool:

@@ -5,22 +5,42 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import ColumnElement, and_, delete, exists, func, insert, or_, select, update
+from sqlalchemy import (
+    ColumnElement,
+    and_,
+    delete,
+    exists,
+    false,
+    func,
+    insert,
+    or_,
+    select,
+    update,
+)
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from gateway.database.claims import lock_in_turns
 from gateway.database.paging import Page, PageRequest, read_page
 from gateway.database.tables import BatchRow, FilePartRow, FileRow
-from gateway.tenancy.batches import ENDED, File, FilePurpose
+from gateway.tenancy.batches import ENDED, BatchStatus, File, FilePurpose
 
-_IS_IN_USE: Final = exists().where(
+
+def _is_used_by(*batches: ColumnElement[bool]) -> ColumnElement[bool]:
+    is_open = BatchRow.status.not_in(ENDED)
+    return exists().where(BatchRow.tenant_id == FileRow.tenant_id, is_open, *batches)
+
+
+_IS_INPUT: Final = BatchRow.input_file_id == FileRow.id
+_IS_RESULT: Final = or_(BatchRow.output_file_id == FileRow.id, BatchRow.error_file_id == FileRow.id)
+_IS_IN_USE: Final = _is_used_by(or_(_IS_INPUT, _IS_RESULT))
+_IS_NEEDED: Final = _is_used_by(
     or_(
-        BatchRow.input_file_id == FileRow.id,
-        BatchRow.output_file_id == FileRow.id,
-        BatchRow.error_file_id == FileRow.id,
-    ),
-    BatchRow.tenant_id == FileRow.tenant_id,
-    BatchRow.status.not_in(ENDED),
+        _IS_RESULT,
+        and_(_IS_INPUT, BatchRow.status.in_((BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS))),
+    )
 )
+"""A batch that ends only names the lines of its input: the file may be deleted, and is then removed
+when the batch has ended."""
 
 
 class Part(NamedTuple):
@@ -169,21 +189,35 @@ class FileStore:
         await self._transaction.execute(insert(FilePartRow), [{"file_id": file_id, **values}])
         return True
 
-    async def to_remove(
-        self, now: datetime, *, uploads_before: datetime, limit: int
-    ) -> list[tuple[str, str]]:
-        """Return ids of files and their tenants that are expired, deleted or never completed."""
-        rows = await self._transaction.execute(
-            select(FileRow.id, FileRow.tenant_id)
-            .where(
-                or_(
-                    and_(FileRow.expires_at < now, ~_IS_IN_USE),
-                    and_(FileRow.is_visible.is_(False), FileRow.created_at < uploads_before),
-                )
-            )
-            .limit(limit)
+    async def claim_removable(
+        self, now: datetime, *, uploads_before: datetime, until: datetime, limit: int
+    ) -> list[str]:
+        """Claim files that are expired, deleted or never completed, in turns of their tenants.
+
+        Return their ids. They are deleted for customers, and can be claimed again after `until`.
+        """
+        is_abandoned = and_(FileRow.expires_at.is_(None), FileRow.created_at < uploads_before)
+        rows = await lock_in_turns(
+            self._transaction,
+            FileRow,
+            is_due=and_(
+                or_(FileRow.expires_at < now, and_(FileRow.is_visible.is_(False), is_abandoned)),
+                ~_IS_IN_USE,
+            ),
+            is_held=false(),
+            owners=(FileRow.tenant_id,),
+            order=FileRow.created_at,
+            limit=limit,
         )
-        return [(row.id, row.tenant_id) for row in rows]
+        for row in rows:
+            row.is_visible, row.expires_at = False, until
+        await self._transaction.flush()
+        return [row.id for row in rows]
+
+    async def is_needed(self, file_id: str) -> bool:
+        """Return whether a batch still runs the lines of the file, or writes the file."""
+        query = select(FileRow.id).where(FileRow.id == file_id, _IS_NEEDED)
+        return await self._transaction.scalar(query) is not None
 
     async def is_in_use(self, file_id: str) -> bool:
         """Return whether a batch that has not ended reads or writes the file."""

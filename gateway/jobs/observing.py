@@ -95,12 +95,11 @@ class Observer:
         return _lag_seconds(oldest, now_ms), sum(pending), sum(opened), sum(overdue)
 
     async def _update_batches(self) -> None:
-        running = (BatchStatus.IN_PROGRESS,)
         try:
             async with self._database.reading() as transaction:
                 store = BatchStore(transaction)
                 counts = await store.counts()
-                batches = await store.in_states(running, limit=MOST_BATCHES)
+                batches = await store.in_progress(limit=MOST_BATCHES)
                 lines = await store.lines_of([batch.id for batch in batches])
         except StoreUnavailableError:
             _set_batches(dict.fromkeys(BatchStatus, UNKNOWN), (UNKNOWN,) * len(LINE_STATES))

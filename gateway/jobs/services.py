@@ -62,7 +62,9 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
         announcer = ChangeAnnouncer(redis)
         authenticator = Authenticator.from_settings(settings, database)
         services = Services(
-            validator=Validator(database, files, catalogue, authenticator),
+            validator=Validator(
+                database, files, catalogue, authenticator, default_dialect=settings.default_dialect
+            ),
             feeder=Feeder(redis, database, catalogue, ChangeAnnouncer(redis)),
             finisher=Finisher(database, files),
             files=files,
@@ -81,5 +83,11 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
         try:
             yield services
         finally:
-            for each in (services.adapters, services.webhooks, services.exporter):
+            for each in (
+                services.adapters,
+                services.webhooks,
+                services.exporter,
+                services.validator,
+                services.finisher,
+            ):
                 await each.aclose()

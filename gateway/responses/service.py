@@ -227,16 +227,16 @@ class Responses:
                 ttl_ms=head.retention_ms,
             )
 
-    async def settled(self, response: StoredResponse) -> None:
+    async def settled(self, response: StoredResponse) -> bool:
         """Wait until a line of a batch that was read to its end is settled.
 
-        If the owner dies before, this gateway takes the response over. Raises an ApiError or
-        RedisError.
+        Return False if it was cancelled or failed after its last token, and is not charged. If the
+        owner dies before, this gateway takes the response over. Raises an ApiError or RedisError.
         """
         while True:
             stored = await self.store.read(response.id, max_entries=0)
             if stored is None or stored.state.is_end:
-                return
+                return stored is None or stored.state is ResponseState.FINISHED
             await self._takeovers.keep_running(stored)
             await self._end_of(stored)
 

@@ -171,6 +171,8 @@ class Settlement:
         self._first_token_ms = 0
         self.has_ended = False
         """Whether it is settled, or being settled."""
+        self.is_finished = False
+        """Whether it is settled with a whole response."""
         self._storage_subjects: tuple[SubjectLimits, ...] | None = None
         self._is_storage_kept = False
 
@@ -217,6 +219,7 @@ class Settlement:
         record = await self._settle(Outcome.FINISHED, "", counts, free=Counts(), engines=engines)
         self._service.drop_receipts(record.model, record.job_ids)
         self.generation.release()
+        self.is_finished = True
 
     def end(self, ending: Ending) -> None:
         """Settle a request that ends in any other way, in the background."""

@@ -1,6 +1,6 @@
 """Records of files and batches, as passed between packages."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final
@@ -80,39 +80,41 @@ class Batch:
     endpoint: str
     """Path of the endpoint of all lines."""
     input_file_id: str
-    output_file_id: str | None
-    error_file_id: str | None
+    output_file_id: str | None = None
+    error_file_id: str | None = None
     completion_window: str
     labels: dict[str, str] | None
     """The customer's `metadata`."""
     output_seconds: int | None
-    status: BatchStatus
+    status: BatchStatus = BatchStatus.VALIDATING
     created_at: datetime
     expires_at: datetime
     """The deadline."""
-    in_progress_at: datetime | None
-    finalizing_at: datetime | None
-    completed_at: datetime | None
-    failed_at: datetime | None
-    expired_at: datetime | None
-    cancelling_at: datetime | None
-    cancelled_at: datetime | None
-    errors: list[dict[str, Any]] | None
+    in_progress_at: datetime | None = None
+    finalizing_at: datetime | None = None
+    completed_at: datetime | None = None
+    failed_at: datetime | None = None
+    expired_at: datetime | None = None
+    cancelling_at: datetime | None = None
+    cancelled_at: datetime | None = None
+    errors: list[dict[str, Any]] | None = None
     """Why it failed or was stopped: code, message, param and line."""
-    models: list[str]
+    models: list[str] = field(default_factory=list)
     """Names of the models in its lines; an empty name for lines without one."""
-    total: int
+    total: int = 0
     """Lines; 0 until the input file is validated."""
-    completed: int
-    failed: int
-    progressed_at: datetime | None
+    completed: int = 0
+    failed: int = 0
+    progressed_at: datetime | None = None
     """When its latest line ended, or else when its lines began to run."""
-    tokens: int
-    """Estimated prompt tokens of all lines."""
-    prompt_tokens: int
-    cached_tokens: int
-    completion_tokens: int
-    reasoning_tokens: int
+    tokens: int = 0
+    """The most tokens that all lines may take, by an estimate."""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    reasoning_tokens: int = 0
+    attempts: int = 0
+    """Claims of background jobs since the last one that ended without an error."""
 
     def projected_end(self, now: datetime) -> datetime | None:
         """Return when its last line ends if lines continue to end at their mean rate.

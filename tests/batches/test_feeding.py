@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from redis.asyncio import Redis
-from sqlalchemy import select
+from sqlalchemy import func, select
 
 from contract import keys
 from contract.messages import JobFailed
@@ -68,7 +68,7 @@ async def running_batch(
         "models": ["m"],
         "total": chunks * LINES,
     }
-    counts = ("completed", "failed", "tokens", "prompt_tokens", "cached_tokens")
+    counts = ("completed", "failed", "tokens", "prompt_tokens", "cached_tokens", "attempts")
     values |= dict.fromkeys((*counts, "completion_tokens", "reasoning_tokens"), 0)
     batch = Batch(**values)
     async with database.writing() as transaction:
@@ -92,8 +92,10 @@ async def running_batch(
 
 async def released(database: Database, batch_id: str) -> int:
     """Return the released lines of a batch that no gateway runs."""
+    chunk = BatchChunkRow
+    of_batch = chunk.batch_id == batch_id, chunk.state == ChunkState.RELEASED, chunk.gateway == ""
     async with database.reading() as transaction:
-        return await BatchStore(transaction).unclaimed_lines([batch_id])
+        return await transaction.scalar(select(func.sum(chunk.lines)).where(*of_batch)) or 0
 
 
 async def announced(redis: "Redis") -> list[dict[bytes, bytes]]:

@@ -63,7 +63,15 @@ class BatchRow(Table):
     completion_tokens: Mapped[int] = mapped_column(BigInteger)
     reasoning_tokens: Mapped[int] = mapped_column(BigInteger)
     claimed_until: Mapped[datetime] = mapped_column(UtcDateTime)
-    """Until when one task validates or ends the batch."""
+    """Until when one process validates or ends the batch."""
+    due_at: Mapped[datetime] = mapped_column(UtcDateTime, server_default="1970-01-01 00:00:00")
+    """When a process next looks at it."""
+    resting_until: Mapped[datetime] = mapped_column(
+        UtcDateTime, server_default="1970-01-01 00:00:00"
+    )
+    """Until when none of its lines is released, because some had to wait for long."""
+    attempts: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    """Claims since the last one that ended without an error."""
 
     def to_record(self) -> Batch:
         """Return the row as a record for other packages."""
@@ -75,7 +83,10 @@ class BatchChunkRow(Table):
     """Some consecutive lines of a batch, which one gateway runs and whose results are one part."""
 
     __tablename__ = "batch_chunks"
-    __table_args__ = (Index("ix_batch_chunks_state", "state", "leased_until"),)
+    __table_args__ = (
+        Index("ix_batch_chunks_state", "state", "leased_until"),
+        Index("ix_batch_chunks_batch_id", "batch_id", "state", "number"),
+    )
 
     batch_id: Mapped[str] = mapped_column(
         ForeignKey("batches.id", ondelete="CASCADE"), primary_key=True
