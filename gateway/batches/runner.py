@@ -56,6 +56,8 @@ IDLE_SECONDS: Final = 30.0
 announced."""
 HERD_SECONDS: Final = 0.1
 """Idle gateways look within this time of an announcement, so that not all look at once."""
+SPARE_SHARE: Final = 8
+"""One of so many chunks is for a tenant that has no other here, however long their lines run."""
 RENEW_TURNS: Final = 16
 """Turns after which leases are renewed, a fraction of `LEASE`."""
 FIRST_PAUSE_SECONDS: Final = 0.5
@@ -169,11 +171,16 @@ class BatchRunner:
         room = self._most_chunks - len(self._running)
         if room <= 0 or self._drain.is_draining:
             return
+        spare, served = self._most_chunks // SPARE_SHARE, set[str]()
+        if room <= spare:
+            spare, served = 0, {each.state.batch.tenant_id for each in self._running.values()}
         async with self._database.reading() as transaction:
             if not await BatchStore(transaction).has_claimable_chunk(now):
                 return
         async with self._database.writing() as transaction:
-            found = await BatchStore(transaction).claim_chunks(self._gateway, now, limit=room)
+            found = await BatchStore(transaction).claim_chunks(
+                self._gateway, now, limit=room - spare, besides=served
+            )
         running = {(each.batch_id, each.number) for each, _ in self._running.values()}
         states = self._states()
         for batch, chunk in found:

@@ -314,8 +314,10 @@ class BatchStore:
         )
         return found is not None
 
-    async def claim_chunks(self, gateway: str, now: datetime, *, limit: int) -> list[Claimed]:
-        """Lease released chunks to a gateway, in turns of their tenants.
+    async def claim_chunks(
+        self, gateway: str, now: datetime, *, limit: int, besides: Collection[str] = ()
+    ) -> list[Claimed]:
+        """Lease released chunks to a gateway, in turns of their tenants, without those `besides`.
 
         Those first that are released the longest.
         """
@@ -323,7 +325,11 @@ class BatchStore:
         rows = await lock_in_turns(
             self._transaction,
             BatchChunkRow,
-            is_due=and_(*_claimable(now), BatchRow.status.in_(RUNNING)),
+            is_due=and_(
+                *_claimable(now),
+                BatchRow.status.in_(RUNNING),
+                BatchRow.tenant_id.not_in(besides),
+            ),
             is_held=and_(
                 BatchChunkRow.state == ChunkState.RELEASED,
                 BatchChunkRow.gateway != "",
