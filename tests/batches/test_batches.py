@@ -1,7 +1,9 @@
 """`/v1/batches`: from an uploaded file to results, money and events."""
 
 import json
+import random
 import re
+import time
 from typing import Any
 
 import httpx
@@ -11,6 +13,7 @@ from openai import APIStatusError, OpenAI
 
 from gateway.idempotency.registry import RETIRED_MS
 from gateway.settings import Settings
+from gateway.tenancy.limits import LimitName
 from tests.batches.conftest import (
     CHATS,
     COMPLETIONS,
@@ -185,6 +188,12 @@ def test_line_of_an_alias_runs_as_its_model(stack: Stack) -> None:
         ({"metadata": {str(number): "" for number in range(17)}}, "metadata", "16 pairs"),
         ({"metadata": {"a": "b" * 513}}, "metadata", "values of at most 512"),
         ({"metadata": {"a": "\0"}}, "metadata", "must not contain the character U+0000"),
+        ({"metadata": {"a\udc80": ""}}, "metadata", "must not contain the character U+DC80"),
+        (
+            {"output_expires_after": {"anchor": "created_at", "seconds": "7200"}},
+            "output_expires_after.seconds",
+            "seconds",
+        ),
         (
             {"output_expires_after": {"anchor": "created_at", "seconds": 1}},
             "output_expires_after",
@@ -204,7 +213,8 @@ async def test_bad_request_for_a_batch_is_refused_by_name(
             "endpoint": COMPLETIONS,
             "completion_window": "7d",
         }
-        response = await client.post("/v1/batches", json=body | changes)
+        content, headers = json.dumps(body | changes), {"content-type": "application/json"}
+        response = await client.post("/v1/batches", content=content, headers=headers)
     assert response.status_code == 400
     error = response.json()["error"]
     assert error["param"].startswith(param)
@@ -231,13 +241,14 @@ def test_batch_that_stops_charges_only_what_it_delivers(
     batch = create(openai, *long_lines(200))
     wait_for(openai, batch.id, "in_progress")
     if way == "cancelled":
-        assert openai.batches.cancel(batch.id).status == "cancelling"
         # A file of a running batch stays.
         with pytest.raises(APIStatusError) as raised:
             openai.files.delete(batch.input_file_id)
         assert (raised.value.status_code, raised.value.code) == (409, "conflict")
         # Clients would otherwise repeat the request, as they do after other conflicts.
         assert raised.value.response.headers["x-should-retry"] == "false"
+        assert openai.batches.cancel(batch.id).status == "cancelling"
+        openai.files.delete(batch.input_file_id)
     elif way == "expired":
         execute(stack, "UPDATE batches SET expires_at = created_at WHERE id = :id", id=batch.id)
     else:
@@ -263,20 +274,120 @@ def test_batch_that_stops_charges_only_what_it_delivers(
     assert {row[1] for row in paid} <= {"finished"}
 
 
+def test_lines_that_end_while_they_are_cancelled_are_paid_or_not_delivered(
+    stack: Stack, openai: OpenAI
+) -> None:
+    openai = openai.with_options(api_key=stack.key("hasty"))
+    lengths = random.Random(37)
+    batches = [
+        create(
+            openai,
+            *(
+                line(f"r{each}", max_tokens=lengths.randint(1, 120), ignore_eos=True)
+                for each in range(40)
+            ),
+        )
+        for _ in range(12)
+    ]
+    running = {batch.id for batch in batches}
+    while running:
+        for batch_id in sorted(running):
+            if openai.batches.retrieve(batch_id).status == "in_progress":
+                time.sleep(lengths.uniform(0.0, 0.3))
+                openai.batches.cancel(batch_id)
+                running.remove(batch_id)
+    ended = [wait_for(openai, batch.id) for batch in batches]
+    delivered = [
+        each["response"]["request_id"]
+        for batch in ended
+        for each in results(openai, batch.output_file_id).values()
+    ]
+    rows = ledger(stack, batches[0].id, len(delivered))
+    wait_until(
+        lambda: {*delivered} <= {row[0] for row in ledger(stack, batches[0].id, len(delivered))},
+        what="the rows of all delivered lines",
+    )
+    rows = ledger(stack, batches[0].id, len(delivered))
+    finished = {row[0] for row in rows if row[1] == "finished"}
+    assert {*delivered} == finished
+
+
 def test_tokens_of_running_batches_are_limited(stack: Stack) -> None:
     key = stack.key("bounded")
-    run_sluice(stack, "tenants", "set", "bounded", "--limit", "batch_tokens=1000")
+    run_sluice(stack, "tenants", "set", "bounded", "--limit", "batch_tokens=35000")
     with OpenAI(base_url=f"{stack.url}/v1", api_key=key, max_retries=0) as openai:
+        # Each line may take 1,500 tokens and one for each byte of its prompt.
         first = create(openai, *(line(f"r{each}", **LONG) for each in range(20)))
         wait_for(openai, first.id, "in_progress")
-        second = wait_for(openai, create(openai, *(line(f"r{each}") for each in range(30))).id)
+        second = wait_for(openai, create(openai, *(line(f"r{each}") for each in range(60))).id)
         openai.batches.cancel(first.id)
         wait_for(openai, first.id)
     assert second.status == "failed"
     assert second.errors is not None
     (error,) = second.errors.data or []
     assert error.code == "token_limit_exceeded"
-    assert "1000 tokens in total" in (error.message or "")
+    assert "35000 tokens in total" in (error.message or "")
+
+
+def test_lines_stay_within_the_limits_of_their_key(stack: Stack) -> None:
+    zero = ("requests_per_minute", "tokens_per_minute", "concurrent_requests", "tokens_per_day")
+    batches = {}
+    for name in zero:
+        key = stack.key("limited", limits={LimitName(name): 0})
+        openai = OpenAI(base_url=f"{stack.url}/v1", api_key=key, max_retries=0)
+        batches[name] = create(openai, line("a"), line("b"))
+    key = stack.key("limited", limits={LimitName.REQUESTS_PER_DAY: 3})
+    with OpenAI(base_url=f"{stack.url}/v1", api_key=key, max_retries=0) as openai:
+        daily = create(openai, *(line(f"r{each}") for each in range(40)))
+        for name, batch in batches.items():
+            ended = wait_for(openai, batch.id)
+            failed = results(openai, ended.error_file_id)
+            errors = [each["response"]["body"]["error"] for each in failed.values()]
+            assert [name.replace("_", " ") in each["message"] for each in errors] == [True] * 2
+        # Three lines run today. The others do not hold a gateway's place for lines until tomorrow.
+        query = "SELECT state, lines, gateway FROM batch_chunks WHERE batch_id = :id"
+        wait_until(
+            lambda: (
+                openai.batches.retrieve(daily.id).request_counts.completed == 3  # type: ignore[union-attr]
+                and {row[0::2] for row in execute(stack, query, id=daily.id) if row[0] != "done"}
+                <= {("waiting", "")}
+            ),
+            what="three lines, and the others waiting",
+        )
+        openai.batches.cancel(daily.id)
+        ended = wait_for(openai, daily.id)
+        assert len(results(openai, ended.output_file_id)) == 3
+        assert len(results(openai, ended.error_file_id)) == 37
+    assert len(ledger(stack, daily.id, 3)) == 3
+
+
+def test_lines_of_a_suspended_tenant_are_given_back_and_run_once_later(
+    stack: Stack, openai: OpenAI
+) -> None:
+    key = stack.key("debtor")
+    with OpenAI(base_url=f"{stack.url}/v1", api_key=key, max_retries=0) as debtor:
+        lines = [line(f"r{each}", max_tokens=60, ignore_eos=True) for each in range(200)]
+        batch = create(debtor, *lines)
+        wait_until(
+            lambda: debtor.batches.retrieve(batch.id).request_counts.completed > 0,  # type: ignore[union-attr]
+            what="the first results",
+        )
+        run_sluice(stack, "tenants", "suspend", "debtor")
+        query = "SELECT COUNT(*) FROM batch_chunks WHERE batch_id = :id AND state = 'released'"
+        wait_until(lambda: execute(stack, query, id=batch.id) == [(0,)], what="no chunk being held")
+        assert wait_for(openai, create(openai, line("a")).id).status == "completed"
+        run_sluice(stack, "tenants", "activate", "debtor")
+        ended = wait_for(debtor, batch.id)
+        assert {*results(debtor, ended.output_file_id)} == {f"r{each}" for each in range(200)}
+    assert {row[1] for row in ledger(stack, batch.id, 200)} == {"finished"}
+    assert len(ledger(stack, batch.id, 200)) == 200
+
+
+def test_key_of_a_client_never_stands_for_a_line(openai: OpenAI) -> None:
+    batch = create(openai, line("a"))
+    key = {"idempotency-key": f"{batch.id}:1"}
+    openai.completions.create(model=MODEL, prompt="Hi", max_tokens=1, extra_headers=key)
+    assert wait_for(openai, batch.id).request_counts.completed == 1  # type: ignore[union-attr]
 
 
 def test_settings_of_batches_are_checked() -> None:
