@@ -1,9 +1,7 @@
 """`/v1/batches`: from an uploaded file to results, money and events."""
 
 import json
-import random
 import re
-import time
 from typing import Any
 
 import httpx
@@ -272,44 +270,6 @@ def test_batch_that_stops_charges_only_what_it_delivers(
     paid = [row for row in rows if row[4]]
     assert {row[0] for row in paid} <= {e["response"]["request_id"] for e in done.values()}
     assert {row[1] for row in paid} <= {"finished"}
-
-
-def test_lines_that_end_while_they_are_cancelled_are_paid_or_not_delivered(
-    stack: Stack, openai: OpenAI
-) -> None:
-    openai = openai.with_options(api_key=stack.key("hasty"))
-    lengths = random.Random(37)
-    batches = [
-        create(
-            openai,
-            *(
-                line(f"r{each}", max_tokens=lengths.randint(1, 120), ignore_eos=True)
-                for each in range(40)
-            ),
-        )
-        for _ in range(12)
-    ]
-    running = {batch.id for batch in batches}
-    while running:
-        for batch_id in sorted(running):
-            if openai.batches.retrieve(batch_id).status == "in_progress":
-                time.sleep(lengths.uniform(0.0, 0.3))
-                openai.batches.cancel(batch_id)
-                running.remove(batch_id)
-    ended = [wait_for(openai, batch.id) for batch in batches]
-    delivered = [
-        each["response"]["request_id"]
-        for batch in ended
-        for each in results(openai, batch.output_file_id).values()
-    ]
-    rows = ledger(stack, batches[0].id, len(delivered))
-    wait_until(
-        lambda: {*delivered} <= {row[0] for row in ledger(stack, batches[0].id, len(delivered))},
-        what="the rows of all delivered lines",
-    )
-    rows = ledger(stack, batches[0].id, len(delivered))
-    finished = {row[0] for row in rows if row[1] == "finished"}
-    assert {*delivered} == finished
 
 
 def test_tokens_of_running_batches_are_limited(stack: Stack) -> None:

@@ -1,7 +1,11 @@
 """Delivered tokens are charged, however their request ends."""
 
+import asyncio
 from collections.abc import Callable, Mapping
-from typing import Final
+from contextlib import suppress
+from random import Random
+from types import SimpleNamespace
+from typing import Any, Final
 
 import pytest
 from redis.asyncio import Redis
@@ -9,17 +13,24 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from contract.messages import JobFailed
 from contract.outcomes import FailureCode
-from gateway.errors import ApiError, InternalError, SlowReaderError
+from gateway.batches.running import BatchState, Line, LineRunner
+from gateway.errors import ApiError, InternalError, RequestCancelledError, SlowReaderError
+from gateway.generation.submit import Submission
+from gateway.idempotency.registry import IdempotentRequest
 from gateway.responses.settlement import Ending
 from gateway.stream.failures import to_api_error
+from gateway.tenancy.batches import Batch
 from gateway.tenancy.usage_record import Outcome, UsageRecord
 from tests.gateway.conftest import eventually
 from tests.responses.house import (
     COMPLETION_PRICE,
+    MODEL,
     PROMPT,
+    TENANT,
     House,
     Submitted,
     settled,
+    settled_records,
     usage_records,
 )
 from tests.support.fake_worker import FakeWorker
@@ -129,6 +140,40 @@ async def test_only_delivered_tokens_are_charged_after_a_server_failure(
     for name, end in FAILURES.items():
         record = await used(first, worker, redis, end, stream=stream, is_kept=is_kept)
         assert (name, paid(record)) == (name, delivered)
+
+
+@pytest.mark.parametrize("is_continued", [False, True], ids=["begun here", "continued"])
+async def test_line_of_a_batch_that_is_cancelled_while_it_ends_is_delivered_if_it_is_paid(
+    first: House, second: House, worker: FakeWorker, redis: "Redis", *, is_continued: bool
+) -> None:
+    random, delivered = Random(37), set[str]()
+    names = dict.fromkeys(Batch.__dataclass_fields__)
+    for number in range(40):
+        request = await first.submit(line=f"batch_1:{number}", stream=False, is_background=True)
+        claim = await worker.claim_one()
+        batch: Any = {**names, "id": "batch_1", "tenant_id": TENANT}
+        line = Line(BatchState(Batch(**batch)), number, b"")
+        stored: Any = await first.find(request.id)
+        house: Any = second if is_continued else first
+        runner, key = LineRunner(house), IdempotentRequest(TENANT, None, line.id, "")
+        if is_continued:
+            first.responses.leave(request.settlement)
+            run = runner._continue(line, "a", key, stored)
+        else:
+            checked = SimpleNamespace(card=SimpleNamespace(model=MODEL))
+            parts: Any = (checked, request.completion, request.generation, request.settlement)
+            run = runner._follow(line, "a", key, Submission(*parts, stored))
+        running = asyncio.create_task(run)
+        stop = line.state.stop.set
+        asyncio.get_running_loop().call_later(random.uniform(0.0, 0.02), stop)
+        await asyncio.sleep(random.uniform(0.0, 0.02))
+        ending = asyncio.create_task(worker.conclude(claim, "a"))
+        with suppress(RequestCancelledError):
+            assert b"cmpl-" in (await running).result.content
+            delivered.add(request.id)
+        await ending
+    records = await settled_records(redis, 40)
+    assert delivered == {key for key, record in records.items() if record.cost_micros}
 
 
 async def test_line_of_a_batch_that_runs_again_has_no_record(
