@@ -31,7 +31,7 @@ class LimitName(StrEnum):
     CONCURRENT_REQUESTS = "concurrent_requests"
     BUDGET = "budget_micros"  # Micro-dollars in a calendar month.
     STORED_BYTES = "stored_bytes"  # Of waiting and running requests, and of stored responses.
-    BATCH_TOKENS = "batch_tokens"  # Estimated prompt tokens in batches that have not ended.
+    BATCH_TOKENS = "batch_tokens"  # The most tokens of batches that have not ended.
 
 
 RESERVED_LIMITS: Final[tuple[LimitName, ...]] = tuple(

@@ -57,7 +57,7 @@ class BatchRow(Table):
     failed: Mapped[int] = mapped_column(BigInteger)
     progressed_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     tokens: Mapped[int] = mapped_column(BigInteger)
-    """Estimated prompt tokens of all lines."""
+    """The most tokens that all lines may take, by an estimate."""
     prompt_tokens: Mapped[int] = mapped_column(BigInteger)
     cached_tokens: Mapped[int] = mapped_column(BigInteger)
     completion_tokens: Mapped[int] = mapped_column(BigInteger)
