@@ -17,6 +17,7 @@ from gateway.batches.finishing import Finisher
 from gateway.batches.service import BatchService
 from gateway.batches.store import CLAIM, BatchStore
 from gateway.database.engine import Database
+from gateway.database.tables import BatchRow
 from gateway.dispatch.catalogue import Catalogue
 from gateway.errors import StoreUnavailableError, TenantQueueFullError
 from gateway.files.blobs import Blobs
@@ -63,7 +64,10 @@ class Office:
             default_dialect=settings.default_dialect,
         )
         self.finisher = Finisher(database, self.files)
-        self.jobs = {"validation": self.validator, "end": self.finisher}
+        self.jobs: dict[str, Validator | Finisher] = {
+            "validation": self.validator,
+            "end": self.finisher,
+        }
         self._authenticator = authenticator
         self._announcer = ChangeAnnouncer(redis)
 
@@ -188,7 +192,7 @@ async def test_validation_fails_with_a_reason_after_some_attempts(
         await office.validator.run()
         assert await office.validator.run() == 0
         async with office.database.reading() as transaction:
-            row = await transaction.get_one(checking.BatchRow, batch.id)
+            row = await transaction.get_one(BatchRow, batch.id)
             pauses.append(round((row.due_at - row.claimed_until).total_seconds()))
     assert pauses == [1, 2, 4, 8, 16, 32, 64, 128, 128]
     await office.change(batch, due_at=utc_now())
@@ -246,7 +250,7 @@ async def test_slow_work_keeps_its_claim_and_ends_with_the_process(
 
     async def claimed_until() -> Any:
         async with database.reading() as transaction:
-            return (await transaction.get_one(checking.BatchRow, batch.id)).claimed_until
+            return (await transaction.get_one(BatchRow, batch.id)).claimed_until
 
     await office.validator.run()
     first = await claimed_until()

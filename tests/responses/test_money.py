@@ -15,7 +15,6 @@ from contract.messages import JobFailed
 from contract.outcomes import FailureCode
 from gateway.batches.running import BatchState, Line, LineRunner
 from gateway.errors import ApiError, InternalError, RequestCancelledError, SlowReaderError
-from gateway.generation.submit import Submission
 from gateway.idempotency.registry import IdempotentRequest
 from gateway.responses.settlement import Ending
 from gateway.stream.failures import to_api_error
@@ -160,9 +159,14 @@ async def test_line_of_a_batch_that_is_cancelled_while_it_ends_is_delivered_if_i
             first.responses.leave(request.settlement)
             run = runner._continue(line, "a", key, stored)
         else:
-            checked = SimpleNamespace(card=SimpleNamespace(model=MODEL))
-            parts: Any = (checked, request.completion, request.generation, request.settlement)
-            run = runner._follow(line, "a", key, Submission(*parts, stored))
+            submission: Any = SimpleNamespace(
+                checked=SimpleNamespace(card=SimpleNamespace(model=MODEL)),
+                completion=request.completion,
+                generation=request.generation,
+                settlement=request.settlement,
+                response=stored,
+            )
+            run = runner._follow(line, "a", key, submission)
         running = asyncio.create_task(run)
         stop = line.state.stop.set
         asyncio.get_running_loop().call_later(random.uniform(0.0, 0.02), stop)
