@@ -115,19 +115,22 @@ class ClaimedBatches:
         return len(claimed)
 
     async def _renew(self) -> None:
-        if time.monotonic() < self._renewed_at + RENEW_SECONDS:
+        if not self._running or time.monotonic() < self._renewed_at + RENEW_SECONDS:
             return
         self._renewed_at, until = time.monotonic(), utc_now() + CLAIM
-        lost = []
-        async with self._lock, self._database.writing() as transaction:
-            store = BatchStore(transaction)
-            for task, claim in list(self._running.items()):
-                if await store.change_claimed(claim.batch.id, claim.until, claimed_until=until):
+        running, renewed = list(self._running.items()), set[str]()
+        async with self._lock:
+            async with self._database.writing() as transaction:
+                store = BatchStore(transaction)
+                for _, claim in running:
+                    batch_id = claim.batch.id
+                    if await store.change_claimed(batch_id, claim.until, claimed_until=until):
+                        renewed.add(batch_id)
+            for task, claim in running:
+                if claim.batch.id in renewed:
                     claim.until = until
                 else:
-                    lost.append(task)
-        for task in lost:
-            task.cancel()  # Another process works on the batch, or a customer has cancelled it.
+                    task.cancel()  # Another process works on it, or a customer has cancelled it.
 
     async def _run(self, claim: _Claim) -> None:
         batch, attempts = claim.batch, claim.batch.attempts

@@ -11,6 +11,7 @@ from sqlalchemy import (
     and_,
     case,
     delete,
+    exists,
     func,
     insert,
     inspect,
@@ -284,26 +285,33 @@ class BatchStore:
 
         The batch with the earliest deadline goes first.
         """
-        rows = await self._transaction.scalars(
-            select(BatchChunkRow)
-            .join(BatchRow, BatchRow.id == BatchChunkRow.batch_id)
+        is_waiting = BatchChunkRow.state == ChunkState.WAITING
+        batch_ids = await self._transaction.scalars(
+            select(BatchRow.id)
             .where(
                 BatchRow.tenant_id == tenant_id,
                 BatchRow.status == BatchStatus.IN_PROGRESS,
                 BatchRow.expires_at > now,
                 BatchRow.resting_until <= now,
-                BatchChunkRow.state == ChunkState.WAITING,
+                exists().where(BatchChunkRow.batch_id == BatchRow.id, is_waiting),
             )
-            .order_by(BatchRow.expires_at, BatchRow.id, BatchChunkRow.number)
+            .order_by(BatchRow.expires_at, BatchRow.id)
             .limit(lines)
-            .with_for_update(of=BatchChunkRow, skip_locked=True)
         )
         released = 0
-        for row in rows:
+        for batch_id in batch_ids:
             if released >= lines:
                 break
-            released += row.lines
-            row.state, row.leased_until = ChunkState.RELEASED, now
+            rows = await self._transaction.scalars(
+                select(BatchChunkRow)
+                .where(BatchChunkRow.batch_id == batch_id, is_waiting)
+                .order_by(BatchChunkRow.number)
+                .limit(lines - released)
+            )
+            for row in rows:
+                if released < lines:
+                    released += row.lines
+                    row.state, row.leased_until = ChunkState.RELEASED, now
         await self._transaction.flush()
         return released
 
@@ -421,6 +429,7 @@ class BatchStore:
             update(BatchChunkRow)
             .where(
                 BatchChunkRow.batch_id == batch_id,
+                BatchChunkRow.number.in_([chunk.number for chunk in chunks]),
                 # The rest of a chunk has its number.
                 tuple_(BatchChunkRow.number, BatchChunkRow.lines).in_(extents),
                 BatchChunkRow.state != ChunkState.DONE,
