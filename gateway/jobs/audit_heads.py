@@ -3,8 +3,9 @@
 import asyncio
 import logging
 import os
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 from urllib.parse import unquote, urlsplit
 
 import msgspec
@@ -20,60 +21,50 @@ FILE_MODE: Final = 0o600
 logger = logging.getLogger(__name__)
 
 
-class Sink(Protocol):
-    """A destination of signed heads. It may receive a head twice."""
-
-    async def keep(self, head: SignedHead) -> None:
-        """Store a head. Raises OSError."""
+Sink = Callable[[SignedHead], Awaitable[None]]
+"""Stores a head, which it may receive twice. Raises OSError."""
 
 
-class LogSink:
-    """The log of this process; no other line of this logger has this level."""
+def log_sink() -> Sink:
+    """Return the log of this process; no other line of this logger has this level."""
+    logger.setLevel(logging.INFO)
 
-    def __init__(self) -> None:
-        logger.setLevel(logging.INFO)
-
-    async def keep(self, head: SignedHead) -> None:
-        """Log a head."""
+    async def keep(head: SignedHead) -> None:
         logger.info("%s", head)
 
+    return keep
 
-class FileSink:
-    """A file to which lines are appended."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+def file_sink(path: Path) -> Sink:
+    """Return a file to which heads are appended as lines."""
 
-    async def keep(self, head: SignedHead) -> None:
-        """Append a head. Raises OSError."""
-        await asyncio.to_thread(self._append, f"{head}\n")
-
-    def _append(self, line: str) -> None:
+    def append(line: str) -> None:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
-        with os.fdopen(os.open(self._path, flags, FILE_MODE), "w") as file:
+        with os.fdopen(os.open(path, flags, FILE_MODE), "w") as file:
             file.write(line)
             file.flush()
             os.fsync(file.fileno())
 
+    return lambda head: asyncio.to_thread(append, f"{head}\n")
 
-class UrlSink:
-    """An operator's URL.
 
-    Receives `{"object": "audit.head", "sequence", "hash", "signature"}` as a POST.
+def url_sink(url: str) -> Sink:
+    """Return an operator's URL.
+
+    It receives `{"object": "audit.head", "sequence", "hash", "signature"}` as a POST, and must
+    respond with a success.
     """
+    outbound = Outbound(allows_private=True)
 
-    def __init__(self, url: str) -> None:
-        self._url = url
-        self._outbound = Outbound(allows_private=True)
-
-    async def keep(self, head: SignedHead) -> None:
-        """Send a head. Raises OSError unless the response is a success."""
+    async def keep(head: SignedHead) -> None:
         body = msgspec.json.encode({"object": "audit.head", **head.details})
         try:
-            await self._outbound.post(self._url, body, {"content-type": "application/json"})
+            await outbound.post(url, body, {"content-type": "application/json"})
         except DeliveryError as error:
             logger.warning("SLUICE_AUDIT_SINK rejected the head of the audit log: %s", error)
             raise OSError(str(error)) from None
+
+    return keep
 
 
 class HeadKeeper:
@@ -103,13 +94,13 @@ class HeadKeeper:
             head = await AuditLog(transaction).sign(self._signer, after=self._signed)
         self._signed = head
         if head is not None and head != self._kept:
-            await self._sink.keep(head)
+            await self._sink(head)
             self._kept = head
 
 
 def _sink(place: str) -> Sink:
     if place == AUDIT_LOG_SINK:
-        return LogSink()
+        return log_sink()
     if place.startswith("file:"):
-        return FileSink(Path(unquote(urlsplit(place).path)))
-    return UrlSink(place)
+        return file_sink(Path(unquote(urlsplit(place).path)))
+    return url_sink(place)

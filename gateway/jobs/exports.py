@@ -136,7 +136,7 @@ class Exporter:
         try:
             body, content_type = _body(sink, batch)
         except Exception:
-            logger.exception("batch %d of the sink %s cannot be encoded", batch.id, sink.name)
+            logger.exception("batch %d of the sink %s cannot be encoded", batch.row.id, sink.name)
             return await self._rejected(sink, batch, "cannot be encoded")
         headers = {"content-type": content_type, "user-agent": "sluice-exports"}
         if token := self._tokens.get(sink.name):
@@ -162,7 +162,7 @@ class Exporter:
 
     async def _delivered(self, sink: ExportSink, batch: Batch) -> bool:
         async with self._database.writing() as transaction:
-            await ExportStore(transaction).delivered(sink.name, batch.id)
+            await ExportStore(transaction).delivered(sink.name, batch.row.id)
         telemetry.EXPORTED.labels(sink.name, "delivered").inc(len(batch.requests) or 1)
         return True
 
@@ -170,7 +170,9 @@ class Exporter:
         async with self._database.writing() as transaction:
             is_aside = await ExportStore(transaction).rejected(sink.name, batch, reason)
         if is_aside:
-            logger.warning("batch %d of the sink %s was rejected: %s", batch.id, sink.name, reason)
+            logger.warning(
+                "batch %d of the sink %s was rejected: %s", batch.row.id, sink.name, reason
+            )
             telemetry.EXPORTED.labels(sink.name, "rejected").inc()
         return True
 
@@ -205,10 +207,10 @@ def _body(sink: ExportSink, batch: Batch) -> tuple[bytes, str]:
     if sink.kind is ExportKind.STRIPE:
         fields = {
             "event_name": sink.event,
-            "identifier": batch.identifier,
-            "timestamp": to_ms(batch.occurred_at) // 1000,
-            "payload[stripe_customer_id]": batch.customer,
-            "payload[value]": batch.cost_micros,
+            "identifier": batch.row.identifier,
+            "timestamp": to_ms(batch.row.occurred_at) // 1000,
+            "payload[stripe_customer_id]": batch.row.customer,
+            "payload[value]": batch.row.cost_micros,
         }
         return urlencode(fields).encode(), "application/x-www-form-urlencoded"
     events = [_event(sink, row) for row in batch.requests]

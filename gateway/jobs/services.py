@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 
 from redis.asyncio import Redis
 
@@ -29,65 +28,54 @@ from gateway.settings import Settings
 from gateway.tenancy.changes import ChangeAnnouncer
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
     """One database, one Redis client, and the services that use them."""
 
-    redis: Redis
-    database: Database
-    drain: Drain
-    rollups: Rollups
-    sweep: Sweep
-    credits: CreditService
-    webhooks: WebhookSender
-    exporter: Exporter
-    validator: Validator
-    feeder: Feeder
-    finisher: Finisher
-    files: FileService
-    adapters: AdapterService
-    audit_heads: HeadKeeper | None
-    """None without a signing key."""
-    box: SecretBox
+    def __init__(self, settings: Settings, redis: Redis, database: Database) -> None:
+        self.redis = redis
+        self.database = database
+        self.box = SecretBox(settings.plain_encryption_keys())
+        self.files = FileService.of(settings, database)
+        announcer = ChangeAnnouncer(redis)
+        catalogue = Catalogue(MeasuredConnection(redis))
+        authenticator = Authenticator.from_settings(settings, database)
+        outbound = Outbound(allows_private=settings.webhook_allow_private)
+        self.drain = Drain(redis, database)
+        self.rollups = Rollups(database)
+        self.sweep = Sweep(redis)
+        self.credits = CreditService(database, announcer)
+        self.audit_heads = HeadKeeper.from_settings(settings, database)
+        self.validator = Validator(
+            database,
+            self.files,
+            catalogue,
+            authenticator,
+            default_dialect=settings.default_dialect,
+        )
+        self.feeder = Feeder(redis, database, catalogue, announcer)
+        self.finisher = Finisher(database, self.files)
+        self.adapters = AdapterService.of(settings, database, announcer, catalogue)
+        self.webhooks = WebhookSender(database, outbound, self.box)
+        self.exporter = Exporter.from_settings(settings, database)
+
+    async def aclose(self) -> None:
+        """End the work that outlasts a run."""
+        for each in (
+            self.adapters,
+            self.webhooks,
+            self.exporter,
+            self.validator,
+            self.finisher,
+        ):
+            await each.aclose()
 
 
 @asynccontextmanager
 async def open_services(settings: Settings) -> AsyncIterator[Services]:
     """Open all services, and close them at the end of the block."""
-    box = SecretBox(settings.plain_encryption_keys())
-    outbound = Outbound(allows_private=settings.webhook_allow_private)
     async with open_ledger(settings) as (redis, database):
-        files = FileService.of(settings, database)
-        catalogue = Catalogue(MeasuredConnection(redis))
-        announcer = ChangeAnnouncer(redis)
-        authenticator = Authenticator.from_settings(settings, database)
-        services = Services(
-            validator=Validator(
-                database, files, catalogue, authenticator, default_dialect=settings.default_dialect
-            ),
-            feeder=Feeder(redis, database, catalogue, ChangeAnnouncer(redis)),
-            finisher=Finisher(database, files),
-            files=files,
-            adapters=AdapterService.of(settings, database, announcer, catalogue),
-            redis=redis,
-            database=database,
-            drain=Drain(redis, database),
-            rollups=Rollups(database),
-            sweep=Sweep(redis),
-            credits=CreditService(database, announcer),
-            audit_heads=HeadKeeper.from_settings(settings, database),
-            webhooks=WebhookSender(database, outbound, box),
-            exporter=Exporter.from_settings(settings, database),
-            box=box,
-        )
+        services = Services(settings, redis, database)
         try:
             yield services
         finally:
-            for each in (
-                services.adapters,
-                services.webhooks,
-                services.exporter,
-                services.validator,
-                services.finisher,
-            ):
-                await each.aclose()
+            await services.aclose()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gateway.database.engine import Database
-from gateway.jobs.audit_heads import FileSink, HeadKeeper
+from gateway.jobs.audit_heads import HeadKeeper, file_sink
 from gateway.management.audit.log import AuditLog
 from gateway.management.audit.signing import HeadSigner, SignedHead
 from gateway.settings import Settings, load_settings
@@ -63,7 +63,7 @@ async def test_failed_head_is_stored_later(
     database: Database, change: Append, tmp_path: Path
 ) -> None:
     folder = tmp_path / "not there yet"
-    heads = HeadKeeper(database, HeadSigner([KEY]), FileSink(folder / "heads"))
+    heads = HeadKeeper(database, HeadSigner([KEY]), file_sink(folder / "heads"))
     await change()
     with pytest.raises(OSError, match="not there yet"):
         await heads.run()

@@ -3,7 +3,6 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from random import Random
 from typing import Any
@@ -108,16 +107,21 @@ async def _finish(database: Database, *exporters: Exporter) -> None:
     pytest.fail(f"the export does not end: {await _state(database)}")
 
 
-@asynccontextmanager
-async def _dying_before_the_acknowledgement(patch: pytest.MonkeyPatch) -> AsyncIterator[None]:
+async def _die_before_the_acknowledgement(
+    patch: pytest.MonkeyPatch, database: Database, exporter: Exporter
+) -> None:
     """Let a process die after the response and before its transaction."""
+    deaths = []
 
     async def die(*_arguments: object) -> None:
+        deaths.append(1)
         raise asyncio.CancelledError
 
     with patch.context() as context:
         context.setattr(ExportStore, "delivered", die)
-        yield
+        while not deaths:
+            await _make_due(database)
+            await _run(exporter)
 
 
 async def _tenants(database: Database, redis: Redis, **customers: str | None) -> TenantService:
@@ -147,15 +151,13 @@ async def test_events_equal_the_ledger_after_failures_and_deaths(
     inserts = [insert_some(first) for first in range(1, 17, 4)]
     await asyncio.gather(*inserts, _finish(database, one, other))
     await _insert(database, usage_record(900), usage_record(901, outcome=Outcome.LOST))
-    async with _dying_before_the_acknowledgement(monkeypatch):
-        await _make_due(database)
-        await _run(one)
+    await _die_before_the_acknowledgement(monkeypatch, database, one)
     # A gateway settles a request again that was settled as lost: the difference is one more event.
     await _insert(database, usage_record(901, cost_micros=5000))
     await _finish(database, other)
 
     assert billing.cost() == await _ledger_cost(database) - before
-    assert billing.received["cmpl-000900"] == 2
+    assert billing.received["cmpl-000900"] > 1
     assert billing.most_in_flight == 1
     async with database.reading() as transaction:
         assert await transaction.scalar(select(func.count()).select_from(PositionRow)) == 0
@@ -254,9 +256,7 @@ async def test_sums_for_stripe_equal_the_ledger_after_failures_and_deaths(
     await _insert(database, prepaid, usage_record(501, cost_micros=0))
     await _run(exporter)
     assert not billing.requests, "the window is open"
-    async with _dying_before_the_acknowledgement(monkeypatch):
-        await _make_due(database)
-        await _run(exporter)
+    await _die_before_the_acknowledgement(monkeypatch, database, exporter)
     billing.fates.extend(UNKNOWN)
     await _finish(database, exporter)
     await _insert(database, *(record(number) for number in range(60, 70)))

@@ -47,18 +47,10 @@ _HOUR_FORMATS: Final = {"postgresql": "YYYYMMDDHH24", "sqlite": "%Y%m%d%H"}
 _MONTH_DIGITS: Final = 6
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
+class Batch(NamedTuple):
     """A frozen part of the ledger, to send now."""
 
-    id: int
-    after: int
-    upto: int
-    rows: int
-    identifier: str
-    customer: str
-    cost_micros: int
-    occurred_at: datetime
+    row: ExportBatchRow
     requests: Sequence[LedgerRow]
     """The single requests; none for a sum."""
     was_uncertain: bool
@@ -221,20 +213,8 @@ class ExportStore:
             was_uncertain = row.uncertain_since is not None
             row.attempts += 1
             row.uncertain_since = row.uncertain_since or now
-            found.append(
-                Batch(
-                    id=row.id,
-                    after=row.after,
-                    upto=row.upto,
-                    rows=row.rows,
-                    identifier=row.identifier,
-                    customer=row.customer,
-                    cost_micros=row.cost_micros or 0,
-                    occurred_at=row.occurred_at,
-                    requests=await self._requests(row) if row.cost_micros is None else (),
-                    was_uncertain=was_uncertain,
-                )
-            )
+            requests = await self._requests(row) if row.cost_micros is None else ()
+            found.append(Batch(row, requests, was_uncertain))
         await self._transaction.flush()
         return found
 
@@ -255,9 +235,9 @@ class ExportStore:
         row = await self._transaction.scalar(
             select(ExportBatchRow)
             .where(
-                ExportBatchRow.id == batch.id,
+                ExportBatchRow.id == batch.row.id,
                 # Another process may have divided it, if this one has lost its lease.
-                ExportBatchRow.upto == batch.upto,
+                ExportBatchRow.upto == batch.row.upto,
                 _is(name, BatchState.PENDING),
             )
             .with_for_update()
@@ -266,7 +246,7 @@ class ExportStore:
             return False
         if not batch.was_uncertain:
             row.uncertain_since = None
-        positions = await self._positions(Span(batch.after, batch.upto)) if batch.requests else []
+        positions = await self._positions(Span(row.after, row.upto)) if batch.requests else []
         if len(positions) > 1:
             await self._divide(row, positions)
             return False
@@ -292,16 +272,11 @@ class ExportStore:
             is_certain: whether the sink has certainly not stored the batch.
             next_attempt_at: when the sink gets the next request.
         """
+        columns: dict[str, Any] = {"last_error": error[:MAX_ERROR_CHARACTERS]}
         if is_certain and not batch.was_uncertain:
-            await self._transaction.execute(
-                update(ExportBatchRow)
-                .where(ExportBatchRow.id == batch.id)
-                .values(uncertain_since=None)
-            )
+            columns["uncertain_since"] = None
         await self._transaction.execute(
-            update(ExportBatchRow)
-            .where(ExportBatchRow.id == batch.id)
-            .values(last_error=error[:MAX_ERROR_CHARACTERS])
+            update(ExportBatchRow).where(ExportBatchRow.id == batch.row.id).values(**columns)
         )
         await self._transaction.execute(
             update(ExportSinkRow)
