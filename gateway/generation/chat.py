@@ -52,8 +52,8 @@ async def check_chat(
         and Feature.REASONING in card.features
     ):
         raise UnsupportedParameterError(
-            f"'{switch}' cannot turn off the reasoning of this model. Use 'include_reasoning' "
-            "false to hide it.",
+            f"'{switch}' cannot turn off the reasoning of this model. Set a variable of its "
+            "template with 'chat_template_kwargs', or hide it with 'include_reasoning' false.",
             param=switch,
         )
     use = request.tool_use if form.tool_parser else None
