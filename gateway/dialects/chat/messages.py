@@ -23,6 +23,7 @@ from gateway.errors import (
     InvalidParameterError,
     MissingParameterError,
     UnsupportedParameterError,
+    must,
     shown,
 )
 
@@ -216,10 +217,8 @@ def check_continued(conversation: Conversation, *, may_repeat: bool) -> None:
     """
     last, path = conversation.messages[-1], f"messages[{len(conversation.messages) - 1}]"
     if last["role"] != "assistant":
-        raise InvalidParameterError(
-            f"'{path}.role' must be assistant if the response continues the message. "
-            f"Given: {shown(last['role'])}.",
-            param=f"{path}.role",
+        raise must(
+            f"{path}.role", "be assistant if the response continues the message", last["role"]
         )
     if last["content"] is None or "tool_calls" in last:
         raise InvalidParameterError(
@@ -244,10 +243,7 @@ def _read_message(
     if takes_any_role:
         role = _text(message, "role", path, most=MAX_NAME_CHARACTERS)
     elif not isinstance(role, str) or role not in ROLES:
-        raise InvalidParameterError(
-            f"'{path}.role' must be one of {', '.join(ROLES)}. Given: {shown(role)}.",
-            param=f"{path}.role",
-        )
+        raise must(f"{path}.role", f"be one of {', '.join(ROLES)}", role)
     match role:
         case "assistant":
             read = _read_assistant(message, path, conversation)
@@ -329,13 +325,9 @@ def _content(
     if content is None or isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise InvalidParameterError(
-            f"'{path}' must be a string or an array of parts. Given: {shown(content)}.", param=path
-        )
+        raise must(path, "be a string or an array of parts", content)
     if not 0 < len(content) <= MAX_PARTS:
-        raise InvalidParameterError(
-            f"'{path}' must have 1 to {MAX_PARTS} parts. Given: {len(content)}.", param=path
-        )
+        raise must(path, f"have 1 to {MAX_PARTS} parts", len(content))
     kinds = ["text", *["image_url"] * takes_images, *["refusal"] * takes_refusals]
     return [
         _part(part, f"{path}[{index}]", kinds, conversation) for index, part in enumerate(content)
@@ -377,9 +369,7 @@ def _add_image(value: object, path: str, conversation: Conversation) -> None:
     if url is None:
         raise MissingParameterError(url_path)
     if not isinstance(url, str):
-        raise InvalidParameterError(
-            f"'{url_path}' must be a string. Given: {shown(url)}.", param=url_path
-        )
+        raise must(url_path, "be a string", url)
     if url[: len(_DATA_SCHEME)].lower() == _DATA_SCHEME:
         content = decoded_image(url, url_path, param=url_path)
         conversation.image_sources.append(ImageSource(file=content, param=url_path))
@@ -389,9 +379,7 @@ def _add_image(value: object, path: str, conversation: Conversation) -> None:
 
 def _check_detail(value: object, path: str) -> None:
     if value is not None and not (isinstance(value, str) and value in DETAILS):
-        raise InvalidParameterError(
-            f"'{path}' must be one of {', '.join(DETAILS)}. Given: {shown(value)}.", param=path
-        )
+        raise must(path, f"be one of {', '.join(DETAILS)}", value)
 
 
 def _joined(content: str | list[dict[str, str]]) -> str:
@@ -466,9 +454,7 @@ def _arguments(value: object, path: str) -> dict[str, Any] | str:
     if isinstance(value, dict):
         return value
     if value is not None and not isinstance(value, str):
-        raise InvalidParameterError(
-            f"'{path}' must be a string or an object. Given: {shown(value)}.", param=path
-        )
+        raise must(path, "be a string or an object", value)
     try:
         return parse_object(value.encode()) if value and not value.isspace() else {}
     except InvalidJsonError:
@@ -477,9 +463,7 @@ def _arguments(value: object, path: str) -> dict[str, Any] | str:
 
 def _object(value: object, path: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise InvalidParameterError(
-            f"'{path}' must be an object. Given: {shown(value)}.", param=path
-        )
+        raise must(path, "be an object", value)
     return value
 
 
@@ -492,9 +476,7 @@ def _text(value: dict[str, Any], name: str, path: str, *, most: int | None = Non
     if text is None:
         return None
     if not isinstance(text, str):
-        raise InvalidParameterError(
-            f"'{path}.{name}' must be a string. Given: {shown(text)}.", param=f"{path}.{name}"
-        )
+        raise must(f"{path}.{name}", "be a string", text)
     if most is not None and not 0 < len(text) <= most:
         raise InvalidParameterError(
             f"'{path}.{name}' must have 1 to {most} characters. Given: {len(text)} characters.",
@@ -506,9 +488,7 @@ def _text(value: dict[str, Any], name: str, path: str, *, most: int | None = Non
 def _boolean(value: dict[str, Any], name: str, path: str) -> bool:
     given = value.get(name)
     if given is not None and not isinstance(given, bool):
-        raise InvalidParameterError(
-            f"'{path}.{name}' must be a boolean. Given: {shown(given)}.", param=f"{path}.{name}"
-        )
+        raise must(f"{path}.{name}", "be a boolean", given)
     return bool(given)
 
 

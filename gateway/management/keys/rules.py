@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from gateway.errors import BadRequestError, InvalidParameterError, shown
+from gateway.errors import BadRequestError, InvalidParameterError, must, shown
 from gateway.tenancy.checks import check_name
 from gateway.tenancy.records import KeyRecord
 from gateway.tenancy.times import utc_now
@@ -58,11 +58,7 @@ def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check_models(models: Collection[str]) -> None:
     if not 0 < len(models) <= MAX_ALLOWED_MODELS:
-        raise InvalidParameterError(
-            f"'allowed_models' must contain 1 to {MAX_ALLOWED_MODELS} models. "
-            f"Given: {len(models)}.",
-            param="allowed_models",
-        )
+        raise must("allowed_models", f"contain 1 to {MAX_ALLOWED_MODELS} models", len(models))
     for model in models:
         check_name(model, param="allowed_models")
 

@@ -14,7 +14,7 @@ from gateway.auth.api_key import ApiKey
 from gateway.database.engine import Database
 from gateway.database.paging import Page, PageRequest
 from gateway.database.tables import ApiKeyRow
-from gateway.errors import InvalidParameterError, NotFoundError, shown
+from gateway.errors import NotFoundError, must, shown
 from gateway.management.audit.log import SYSTEM, AuditLog
 from gateway.management.keys.rules import (
     DEFAULT_GRACE,
@@ -262,10 +262,7 @@ async def _find(
 async def _check_project(transaction: AsyncSession, tenant_id: str, project_id: str) -> None:
     project = await find_project(transaction, tenant_id, project_id, is_locked=True)
     if project.status is ProjectStatus.ARCHIVED:
-        raise InvalidParameterError(
-            f"'project_id' must be a project that is not archived. Given: {shown(project_id)}.",
-            param="project_id",
-        )
+        raise must("project_id", "be a project that is not archived", project_id)
 
 
 def _rotation(key: KeyRecord, new: ApiKey, grace: timedelta) -> dict[str, Any]:
