@@ -1,6 +1,7 @@
 """Prepare a request's prompts for the engine: token ids that fit the context window."""
 
 from array import array
+from typing import Final
 
 import msgspec
 from tokenizers import Tokenizer
@@ -26,6 +27,9 @@ from gateway.prompt.window import (
     prompt_too_long,
     tokens_to_keep,
 )
+
+PROMPT_SIZE: Final = 128
+"""Bytes of a text that take as long to prepare as a prompt of one token."""
 
 
 class PreparedPrompt(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,8 +77,9 @@ async def prepare(
     request.
     """
     preparation = _Preparation(request, tokenizer, card, literal or tokenizer)
-    # A template may render a long text from a small body.
-    size = 0 if request.chat is None else len(request.prompts[0])
+    # A small body may have many prompts, and a template may render a long text from it.
+    has_chat = request.chat is not None
+    size = len(request.prompts[0]) if has_chat else (len(request.prompts) - 1) * PROMPT_SIZE
     return await beside(preparation.run, size=size)
 
 

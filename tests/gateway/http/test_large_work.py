@@ -6,14 +6,18 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, suppress
+from typing import Any
 
 import pytest
+from typing_extensions import override
 
 from gateway.concurrency.fair_turns import MOST_ENTERING, FairTurns, LoopTurns
 from gateway.concurrency.large_work import INLINE_SIZE, LargeWork
+from gateway.dialects.request import Prompt
 from gateway.errors import InvalidParameterError, OverloadedError, TenantQueueFullError
 from gateway.http.intake import Intake
 from gateway.prompt.preparation import prepare
+from gateway.prompt.tokenizers import PromptEncoder
 from tests.gateway.prompt.building import card_of, request_of, tiny_tokenizer
 from tests.support.cases import all_cases
 from tests.support.patience import PATIENCE_SECONDS
@@ -199,6 +203,23 @@ async def test_event_loop_runs_while_a_long_text_is_encoded(work: LargeWork) -> 
     assert len(result.prompts[0].token_ids) == 400_000
     # It takes hundreds of milliseconds. A blocked loop would make hardly any turn.
     assert turns > 10
+
+
+async def test_many_short_prompts_are_large_work(work: LargeWork) -> None:
+    tokenizer, threads = tiny_tokenizer(), set[threading.Thread]()
+
+    class Noting(PromptEncoder):
+        @override
+        def encode(self, prompt: Prompt, **options: Any) -> list[int]:
+            threads.add(threading.current_thread())
+            return super().encode(prompt, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gateway.prompt.preparation.PromptEncoder", Noting)
+        request = request_of(*["a b"] * 1_024)
+        prepared = await prepare(request, tokenizer, card_of(tokenizer), work.of(ONE, size=7_000))
+    assert len(prepared.prompts) == 1_024
+    assert threading.main_thread() not in threads
 
 
 async def test_error_in_large_work_is_raised_and_frees_its_slot(work: LargeWork) -> None:
