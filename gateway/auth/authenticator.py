@@ -220,9 +220,7 @@ class Authenticator:
     async def _load_key_by_id(self, key_id: str) -> _KnownKey | None:
         async with self._database.reading() as transaction:
             owner = await find_owner_by_id(transaction, key_id)
-        if owner is None or owner.key.revoked_at is not None:
-            return None
-        return _known(owner, owner.key.expires_at)
+        return None if owner is None else _known(owner, owner.key.expires_at)
 
     async def _load_origins(self) -> frozenset[str]:
         async with self._database.reading() as transaction:
@@ -290,14 +288,18 @@ def _known_key(owner: KeyOwner, key_digest: bytes) -> _KnownKey | None:
         pass
     elif hmac.compare_digest(record.old_digest or b"", key_digest):
         ends = [time for time in (expires_at, record.old_expires_at) if time is not None]
-        expires_at = min(ends)
+        return _known(owner, min(ends), is_former_secret=True)
     else:
         return None
-    return None if record.revoked_at is not None else _known(owner, expires_at)
+    return _known(owner, expires_at)
 
 
-def _known(owner: KeyOwner, expires_at: datetime | None) -> _KnownKey:
+def _known(
+    owner: KeyOwner, expires_at: datetime | None, *, is_former_secret: bool = False
+) -> _KnownKey | None:
     record, tenant = owner.key, owner.tenant
+    if record.revoked_at is not None:
+        return None
     return _KnownKey(
         principal=Principal(
             **_tenant_options(tenant),
@@ -308,6 +310,7 @@ def _known(owner: KeyOwner, expires_at: datetime | None) -> _KnownKey:
             project_id=record.project_id,
             allowed_addresses=record.allowed_addresses,
             expires_at=expires_at,
+            is_former_secret=is_former_secret,
             limits=_limits(owner.tenant, owner.plan, project=owner.project, key=record),
         ),
         expires_at_ms=None if expires_at is None else to_ms(expires_at),

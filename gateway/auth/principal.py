@@ -35,6 +35,8 @@ class Principal:
     """Allowed source addresses of requests; None means any."""
     expires_at: datetime | None = None
     """Expiry of the key, or of its secret in use; None for a JWT, which only proves an identity."""
+    is_former_secret: bool = False
+    """Whether the secret in use was replaced, and works only for a grace period."""
     limits: tuple[SubjectLimits, ...] = ()
     """Limits of key, project and tenant, in this order; a JWT has no key."""
     is_prepaid: bool = False
@@ -69,7 +71,12 @@ class Principal:
         limits = (each.limits for each in self.limits if each.scope is LimitScope.KEY)
         bounds = {name: getattr(self, name) for name in BOUNDS}
         bounds |= {"limits": next(limits, Limits()), **others}
-        return Grant(credential_id=self.credential_id, bounds=bounds, is_operator=is_operator)
+        return Grant(
+            credential_id=self.credential_id,
+            bounds=bounds,
+            is_operator=is_operator,
+            is_former_secret=self.is_former_secret,
+        )
 
     def sees_use_of(self, scope: LimitScope) -> bool:
         """Whether the credential may see the usage of its key, its project or its tenant."""

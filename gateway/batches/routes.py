@@ -13,6 +13,7 @@ from gateway.dialects.profile_choice import DIALECT_HEADER, choose_profile
 from gateway.files.routes import After, caller_principal, owner_of
 from gateway.http.authorization import Context
 from gateway.http.bounded_route import BoundedRoute
+from gateway.management.shared.parameters import PLAIN
 
 router = APIRouter(prefix="/v1/batches", tags=["Batches"], route_class=BoundedRoute)
 
@@ -62,7 +63,7 @@ async def list_batches(
     principal: CallerOfBatches,
     after: After = None,
     limit: Annotated[
-        int, Query(ge=1, le=MAX_PAGE, description="Maximum entries of one page.")
+        int, PLAIN, Query(ge=1, le=MAX_PAGE, description="Maximum entries of one page.")
     ] = 20,
 ) -> BatchList:
     """List batches, newest first."""

@@ -1,7 +1,7 @@
 """Request and response bodies of batches, in the form of OpenAI's API."""
 
 from datetime import datetime
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, Field
 
@@ -15,7 +15,7 @@ class OutputExpiry(RequestBody):
     """When the result files expire."""
 
     anchor: Literal["created_at"]
-    seconds: Annotated[int, Field(strict=True)]
+    seconds: int = Field(strict=True)
 
 
 class BatchCreation(RequestBody):

@@ -99,6 +99,16 @@ async def read_form(request: Request) -> Form:
     return Form(fields)
 
 
+def number(text: str) -> int | float | str:
+    """Return the number that a field has; any other text is for `checked` to refuse."""
+    for read in (int, float):
+        try:
+            return read(text)
+        except ValueError:
+            continue
+    return text
+
+
 def checked(body: type[Body], values: Mapping[str, Any]) -> Body:
     """Return the request body that a form stands for. Raises InvalidParameterError."""
     try:

@@ -127,10 +127,12 @@ def confirmation(
     text: str = "",
     facts: Mapping[str, str] = MappingProxyType({}),
     fields: Mapping[str, str] = MappingProxyType({}),
+    options: Mapping[str, str] = MappingProxyType({}),
     back: str = "",
 ) -> HTMLResponse:
     """Return a page that asks before it sends a form with `fields` to HOME/ACTION.
 
+    `options` are the labels of boxes that the visitor may tick, by the names of their fields.
     Without the confirmation, the visitor returns to `back`, by default `home`.
     """
     return page(
@@ -143,6 +145,7 @@ def confirmation(
         button=button,
         back=back or home,
         fields=fields,
+        options=options,
     )
 
 

@@ -13,6 +13,7 @@ from gateway.files.service import MAX_RETENTION_SECONDS, MIN_RETENTION_SECONDS, 
 from gateway.files.store import Owner
 from gateway.files.upload import receive_upload
 from gateway.http.authorization import Context, allow_unpaid, authorize
+from gateway.management.shared.parameters import PLAIN
 from gateway.tenancy.batches import FilePurpose
 from gateway.tenancy.scopes import Scope
 
@@ -118,6 +119,7 @@ async def list_files(
     after: After = None,
     limit: Annotated[
         int,
+        PLAIN,
         Query(
             ge=1,
             le=MAX_LIMIT,

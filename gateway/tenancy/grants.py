@@ -113,6 +113,8 @@ class Grant:
     """All bounds of the credential."""
     is_operator: bool = False
     """Whether it manages every tenant. Its bounds then apply to the keys of operators only."""
+    is_former_secret: bool = False
+    """Whether it is the former secret of a rotated key."""
 
     @property
     def project_id(self) -> str | None:

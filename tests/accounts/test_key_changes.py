@@ -11,6 +11,7 @@ from redis.asyncio import Redis
 from gateway.database.engine import Database
 from gateway.database.paging import PageRequest
 from gateway.errors import (
+    AuthenticationError,
     BadRequestError,
     ChangeNotAnnouncedError,
     InvalidParameterError,
@@ -18,7 +19,7 @@ from gateway.errors import (
     PermissionDeniedError,
 )
 from gateway.management.keys.addresses import read_addresses
-from gateway.management.keys.rules import MAX_GRACE
+from gateway.management.keys.rules import MAX_GRACE, MadeKeys
 from gateway.management.keys.service import CreatedKey, KeyService
 from gateway.management.keys.store import KeyStore
 from gateway.management.projects.service import ProjectService
@@ -363,6 +364,43 @@ async def test_key_cannot_change_its_own_bounds(keys: KeyService, key: CreatedKe
     await keys.update("acme", key.record.id, name="renamed", grantor=itself)
     await keys.rotate("acme", key.record.id, grantor=itself)
     await keys.revoke("acme", key.record.id, grantor=itself)
+
+
+@every_database
+async def test_keys_are_revoked_with_the_key_that_made_them(keys: KeyService) -> None:
+    async def made(maker: CreatedKey, *, in_grace: bool = False) -> CreatedKey:
+        id_ = maker.record.id
+        grantor = replace(grant(), credential_id=id_, is_former_secret=in_grace)
+        return await keys.create("acme", name="made", grantor=grantor, actor=f"key:{id_}")
+
+    async def revoked(which: MadeKeys) -> set[str]:
+        key, *others = await keys.revoke("acme", maker.record.id, made_keys=which)
+        assert key.id == maker.record.id
+        assert all(each.revoked_at for each in others)
+        return {each.id for each in others}
+
+    maker = await keys.create("acme", name="web")
+    child = await made(maker)
+    grandchild, unrelated = await made(child), await keys.create("acme", name="unrelated")
+    await keys.rotate("acme", maker.record.id)
+    stolen = await made(maker, in_grace=True)
+    loot = await made(stolen)
+    assert await revoked(MadeKeys.NONE) == set()
+    assert await revoked(MadeKeys.IN_GRACE) == {stolen.record.id, loot.record.id}
+    with pytest.raises(AuthenticationError):
+        await made(stolen)
+    family = {each.record.id for each in (child, grandchild, stolen, loot)}
+    assert (await keys.get("acme", child.record.id)).revoked_at is None
+    assert await revoked(MadeKeys.ALL) == family
+    ended = {key.id for key in await keys.list_of_tenant("acme") if key.revoked_at}
+    assert ended == {*family, maker.record.id}
+
+    # A rotation ends the former secret, and what it made.
+    await keys.rotate("acme", unrelated.record.id)
+    stolen = await made(unrelated, in_grace=True)
+    await keys.rotate("acme", unrelated.record.id)
+    assert (await keys.get("acme", stolen.record.id)).revoked_at is not None
+    assert (await keys.get("acme", unrelated.record.id)).revoked_at is None
 
 
 async def test_error_about_a_key_does_not_repeat_it(keys: KeyService, key: CreatedKey) -> None:

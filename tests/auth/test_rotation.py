@@ -28,7 +28,8 @@ async def test_both_secrets_are_the_same_key_until_the_grace_period_ends(
     principals = [await _principal(authenticator, each) for each in (key, rotated)]
     # The former secret manages keys only until its own end.
     until = rotated.record.old_expires_at
-    assert principals == [replace(principals[1], expires_at=until), principals[1]]
+    former = replace(principals[1], expires_at=until, is_former_secret=True)
+    assert principals == [former, principals[1]]
     assert principals[1].expires_at is None
     assert principals[0].credential_id == key.record.id
     now = clock.now_ms()

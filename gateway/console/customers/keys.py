@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
-from gateway.console.forms import Form, checked
+from gateway.console.forms import Form, checked, number
 from gateway.console.limit_fields import LABELS, fields_of, read_limits
 from gateway.console.rendering import confirmation, page
 from gateway.console.routing import CustomerRoute, SentForm, Visitor, needs, redirect
@@ -15,6 +15,7 @@ from gateway.database.paging import PageRequest
 from gateway.errors import ApiError
 from gateway.http.authorization import Context
 from gateway.management.keys.routes import KeyId, Keys
+from gateway.management.keys.rules import MadeKeys
 from gateway.management.keys.schemas import KeyChange, KeyCreation, KeyRotation
 from gateway.management.shared.parameters import AfterId
 from gateway.tenancy.records import KeyRecord
@@ -156,7 +157,7 @@ async def rotate_key(
     request: Request, keys: Keys, visitor: ManagesKeys, *, key_id: KeyId, form: SentForm
 ) -> Response:
     """Replace the secret and show the new one, once."""
-    body = checked(KeyRotation, {"grace_seconds": form["grace_seconds"]})
+    body = checked(KeyRotation, {"grace_seconds": number(form["grace_seconds"])})
     rotated = await keys.rotate(
         visitor.tenant_id,
         key_id,
@@ -180,17 +181,19 @@ async def ask_to_revoke(
         title=f"Revoke the key “{key.name}”?",
         text=f"All gateways reject sk-{key.prefix}-… within a second. This cannot be undone.",
         button="Revoke the key",
+        options={"made_keys": "Also revoke all keys that it made"},
     )
 
 
 @router.post("/{key_id}/revoke")
-async def revoke_key(keys: Keys, visitor: ManagesKeys, key_id: KeyId) -> Response:
-    """Revoke the key."""
+async def revoke_key(keys: Keys, visitor: ManagesKeys, key_id: KeyId, form: SentForm) -> Response:
+    """Revoke the key, and keys that it made."""
     await keys.revoke(
         visitor.tenant_id,
         key_id,
         grantor=visitor.principal.grant,
         actor=visitor.principal.actor,
+        made_keys=MadeKeys.ALL if form["made_keys"] else MadeKeys.IN_GRACE,
     )
     return redirect("/console/keys", done="revoked")
 

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Query, Request, Response
 from gateway.console.rendering import page
 from gateway.console.routing import OperatorRoute
 from gateway.http.authorization import Context
-from gateway.management.audit.routes import MAX_SEQUENCE, to_list
+from gateway.management.audit.routes import After, to_list
 from gateway.management.audit.service import AuditFilter, AuditService
 
 ROWS: Final = 50
@@ -23,7 +23,7 @@ async def audit(
     tenant: Annotated[str, Query(max_length=100)] = "",
     actor: Annotated[str, Query(max_length=300)] = "",
     action: Annotated[str, Query(max_length=100)] = "",
-    after: Annotated[int | None, Query(ge=1, le=MAX_SEQUENCE)] = None,
+    after: After = None,
 ) -> Response:
     """Show changes, newest first."""
     wanted = AuditFilter(tenant_id=tenant or None, actor=actor or None, action=action or None)

@@ -6,7 +6,7 @@ from urllib.parse import quote, urlencode
 from fastapi import APIRouter, Query, Request, Response
 
 from contract.tier import REQUEST_TIERS
-from gateway.console.forms import Form, checked
+from gateway.console.forms import Form, checked, number
 from gateway.console.limit_fields import LABELS, fields_of, read_limits
 from gateway.console.rendering import confirmation, page
 from gateway.console.routing import AnyVisitor, OperatorRoute, SentForm, redirect
@@ -246,7 +246,7 @@ def _values(form: Form, *, is_new: bool) -> dict[str, Any]:
     """Return the request body that a form stands for."""
     values: dict[str, Any] = {
         "name": form["name"],
-        "weight": form["weight"] or "1",
+        "weight": number(form["weight"] or "1"),
         "plan_id": form["plan_id"] or None,
         "billing": form["billing"] or Billing.POSTPAID.value,
         "service_tier": form["service_tier"] or "default",

@@ -6,7 +6,7 @@ head stored elsewhere reveals that the newest rows were removed.
 """
 
 import hashlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import Enum
@@ -163,6 +163,25 @@ class AuditLog:
             query = query.where(own.c.number < before)
         found = await self._transaction.execute(query)
         return [replace(_entry(each), sequence=sequence) for each, sequence in found]
+
+    async def made_keys(
+        self, makers: Collection[str], *, tenant_id: str | None, by_former_secret: bool = False
+    ) -> set[str]:
+        """Return the ids of keys that other keys made; by default with any of their secrets.
+
+        `tenant_id` is the tenant of the makers; None if they may make keys of any tenant.
+        """
+        actors = [f"{kind}key:{each}" for each in makers for kind in ("", "operator:")]
+        query = select(AuditRow.subject, AuditRow.details).where(
+            AuditRow.action == "key.create", AuditRow.actor.in_(actors)
+        )
+        if tenant_id is not None:
+            query = query.where(AuditRow.tenant_id == tenant_id)
+        return {
+            key_id
+            for key_id, details in await self._transaction.execute(query)
+            if not by_former_secret or msgspec.json.decode(details).get("is_former_secret")
+        }
 
     async def verify(
         self,

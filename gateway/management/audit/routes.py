@@ -14,7 +14,7 @@ from gateway.http.authorization import CanManageMembers, Context
 from gateway.http.context import ProcessContext
 from gateway.management.audit.log import AuditEntry
 from gateway.management.audit.service import AuditService
-from gateway.management.shared.parameters import PageSize, text_filter
+from gateway.management.shared.parameters import PLAIN, PageSize, text_filter
 
 OPERATOR: Final = "operator"
 """Actor that customers see instead of any operator."""
@@ -27,6 +27,7 @@ router = APIRouter(tags=["Audit"])
 ActionFilter = Annotated[str | None, text_filter("Only this action, such as `key.revoke`.")]
 After = Annotated[
     int | None,
+    PLAIN,
     Query(ge=1, le=MAX_SEQUENCE, description="`next` of the previous page; absent: the newest."),
 ]
 

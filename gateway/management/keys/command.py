@@ -6,6 +6,7 @@ from typing import Any, Final
 import click
 
 from gateway.management.keys.addresses import read_addresses
+from gateway.management.keys.rules import MadeKeys
 from gateway.management.keys.schemas import CreatedKeyBody, KeyBody
 from gateway.management.keys.service import CreatedKey, KeyService, public_name
 from gateway.tenancy.records import KeyRecord
@@ -224,11 +225,23 @@ async def rotate(stores: Stores, tenant_id: str, key: str, *, grace: timedelta) 
 @command.command()
 @tenant_option
 @click.argument("key")
+@click.option(
+    "--made-keys",
+    type=click.Choice(list(MadeKeys)),
+    default=MadeKeys.IN_GRACE,
+    show_default=True,
+    help="Keys to revoke too: all that KEY made; those made with its former secret in a grace "
+    "period; or none.",
+)
 @with_stores
-async def revoke(stores: Stores, tenant_id: str, key: str) -> None:
+async def revoke(stores: Stores, tenant_id: str, key: str, *, made_keys: str) -> None:
     """Revoke KEY (its id or public prefix) on every gateway within a second."""
-    await _keys(stores).revoke(tenant_id, key, actor=stores.actor)
+    _, *made = await _keys(stores).revoke(
+        tenant_id, key, actor=stores.actor, made_keys=MadeKeys(made_keys)
+    )
     click.echo(f"Revoked {public_name(key)}.")
+    for each in made:
+        click.echo(f"Revoked {each.id}, which it made.")
 
 
 def _changes(given: dict[str, Any]) -> dict[str, Any]:

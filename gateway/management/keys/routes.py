@@ -4,13 +4,14 @@ Tenants have these routes at `/v1/keys`, operators at `/admin/tenants/{tenant_id
 """
 
 from datetime import timedelta
-from typing import Annotated
+from typing import Annotated, Final
 
-from fastapi import APIRouter, Depends, Path
+from fastapi import APIRouter, Depends, Path, Query
 
 from gateway.database.paging import PageRequest
 from gateway.http.authorization import Context
 from gateway.http.bounded_route import BoundedRoute
+from gateway.management.keys.rules import MadeKeys
 from gateway.management.keys.schemas import (
     CreatedKeyBody,
     KeyBody,
@@ -32,6 +33,10 @@ def key_service(context: Context) -> KeyService:
 
 
 Keys = Annotated[KeyService, Depends(key_service)]
+_MADE_KEYS: Final = (
+    "Keys to revoke too: `all` that the key made, and those that these made, and so on; only those "
+    "made with its former secret `in_grace`; or `none`."
+)
 KeyId = Annotated[str, Path(description="Id of the key, or its public prefix.")]
 
 
@@ -102,7 +107,14 @@ async def rotate_key(
 
 
 @router.delete("/{key_id}", summary="Revoke a key")
-async def revoke_key(keys: Keys, caller: CallerOfTenant, key_id: KeyId) -> KeyBody:
+async def revoke_key(
+    keys: Keys,
+    caller: CallerOfTenant,
+    key_id: KeyId,
+    made_keys: Annotated[MadeKeys, Query(description=_MADE_KEYS)] = MadeKeys.IN_GRACE,
+) -> KeyBody:
     """Revoke the key. All gateways reject it within a second; it stays in the list."""
-    revoked = await keys.revoke(caller.tenant_id, key_id, grantor=caller.grant, actor=caller.actor)
-    return KeyBody.of(revoked)
+    key, *_ = await keys.revoke(
+        caller.tenant_id, key_id, grantor=caller.grant, actor=caller.actor, made_keys=made_keys
+    )
+    return KeyBody.of(key)

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping
 from datetime import UTC, datetime, timedelta
+from enum import StrEnum
 from typing import Any, Final
 
 from gateway.errors import BadRequestError, InvalidParameterError, must, shown
@@ -12,6 +13,14 @@ from gateway.tenancy.times import utc_now
 MAX_ALLOWED_MODELS: Final = 1000
 DEFAULT_GRACE: Final = timedelta(days=1)
 MAX_GRACE: Final = timedelta(days=30)
+
+
+class MadeKeys(StrEnum):
+    """Keys to revoke together with the key that made them, and those that they made."""
+
+    ALL = "all"
+    IN_GRACE = "in_grace"  # Made with a replaced secret in its grace period.
+    NONE = "none"
 
 
 def check_not_revoked(key: KeyRecord) -> None:

@@ -90,6 +90,7 @@ class KeyRotation(RequestBody):
 
     grace_seconds: int = Field(
         int(DEFAULT_GRACE.total_seconds()),
+        strict=True,
         ge=0,
         le=int(MAX_GRACE.total_seconds()),
         description="How long the current secret remains valid.",

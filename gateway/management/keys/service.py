@@ -14,10 +14,11 @@ from gateway.auth.api_key import ApiKey
 from gateway.database.engine import Database
 from gateway.database.paging import Page, PageRequest
 from gateway.database.tables import ApiKeyRow
-from gateway.errors import NotFoundError, must, shown
+from gateway.errors import AuthenticationError, NotFoundError, must, shown
 from gateway.management.audit.log import SYSTEM, AuditLog
 from gateway.management.keys.rules import (
     DEFAULT_GRACE,
+    MadeKeys,
     check_grace,
     check_lives,
     check_not_revoked,
@@ -39,7 +40,7 @@ from gateway.tenancy.records import (
     Plan,
     ProjectStatus,
 )
-from gateway.tenancy.scopes import DEFAULT_SCOPES, Scope
+from gateway.tenancy.scopes import DEFAULT_SCOPES, OPERATOR_SCOPES, Scope
 from gateway.tenancy.times import utc_now
 
 _WHOLE_KEY = re.compile(r"sk-([A-Za-z0-9]{12})(-.*)?", re.DOTALL)
@@ -100,6 +101,7 @@ class KeyService:
             )
             if grantor is not None:
                 grantor.require(bounds_of_key(record, plan))
+                await _check_maker(transaction, grantor)
             if record.project_id is not None:
                 await _check_project(transaction, tenant_id, record.project_id)
             await KeyStore(transaction).add(record)
@@ -108,7 +110,8 @@ class KeyService:
                 record.id,
                 actor=actor,
                 tenant_id=tenant_id,
-                details={"prefix": key.prefix, **columns},
+                details={"prefix": key.prefix, **columns}
+                | ({"is_former_secret": True} if grantor and grantor.is_former_secret else {}),
             )
         return CreatedKey(record, key)
 
@@ -179,7 +182,8 @@ class KeyService:
     ) -> CreatedKey:
         """Create a new secret for the key.
 
-        The current secret works for the grace period; an older one stops working.
+        The current secret works for the grace period; an older one stops working, and so do the
+        keys that it made.
         """
         check_grace(grace)
         # Announce the change before the rotation as well. If Redis were found to be unavailable
@@ -191,13 +195,16 @@ class KeyService:
         async with self._database.writing() as transaction:
             key, _ = await _managed(transaction, tenant_id, id_or_prefix, grantor)
             check_lives(key)
+            made = await _lock_made(transaction, key, MadeKeys.IN_GRACE)
             columns = _rotation(key, new, grace)
             await KeyStore(transaction).change(tenant_id, key.id, columns)
             details = {"prefix": new.prefix, "old_expires_at": columns["old_expires_at"]}
             await AuditLog(transaction).append(
                 "key.rotate", key.id, actor=actor, tenant_id=tenant_id, details=details
             )
-        await self._announcer.key_changed(key.id)
+            await _revoke(transaction, made, actor=actor)
+        for each in (key, *made):
+            await self._announcer.key_changed(each.id)
         return CreatedKey(replace(key, **columns), new)
 
     async def revoke(
@@ -207,20 +214,19 @@ class KeyService:
         *,
         grantor: Grant | None = None,
         actor: str = SYSTEM,
-    ) -> KeyRecord:
-        """Revoke the key on every gateway; a repeated call announces it again."""
+        made_keys: MadeKeys = MadeKeys.IN_GRACE,
+    ) -> list[KeyRecord]:
+        """Revoke the key and keys that it made, on every gateway. Return them, the key first.
+
+        A repeated call announces them again.
+        """
         async with self._database.writing() as transaction:
             key, _ = await _managed(transaction, tenant_id, id_or_prefix, grantor)
-            if key.revoked_at is None:
-                key = replace(key, revoked_at=utc_now())
-                await KeyStore(transaction).change(
-                    tenant_id, key.id, {"revoked_at": key.revoked_at}
-                )
-                await AuditLog(transaction).append(
-                    "key.revoke", key.id, actor=actor, tenant_id=tenant_id
-                )
-        await self._announcer.key_changed(key.id)
-        return key
+            made = await _lock_made(transaction, key, made_keys)
+            revoked = await _revoke(transaction, [key, *made], actor=actor)
+        for each in revoked:
+            await self._announcer.key_changed(each.id)
+        return revoked
 
 
 def public_name(key: str) -> str:
@@ -238,6 +244,46 @@ async def _managed(
     if grantor is not None:
         grantor.require(bounds_of_key(key, plan), of=f"the key {shown(key.id)}")
     return key, plan
+
+
+async def _check_maker(transaction: AsyncSession, maker: Grant) -> None:
+    """Reject a key that was revoked meanwhile: what it makes must end with it."""
+    for key in await KeyStore(transaction).lock([maker.credential_id]):
+        if key.revoked_at is not None:
+            raise AuthenticationError("The API key is revoked.")
+
+
+async def _lock_made(transaction: AsyncSession, key: KeyRecord, which: MadeKeys) -> list[KeyRecord]:
+    """Return the locked keys that a locked key made, and those that these made, and so on."""
+    is_former = which is MadeKeys.IN_GRACE
+    if which is MadeKeys.NONE or (is_former and key.old_prefix is None):
+        return []
+    found: dict[str, KeyRecord] = {}
+    makers = [key]
+    while makers:
+        is_of_operator = any(OPERATOR_SCOPES & each.scopes for each in makers)
+        ids = await AuditLog(transaction).made_keys(
+            [each.id for each in makers],
+            tenant_id=None if is_of_operator else key.tenant_id,
+            by_former_secret=is_former and not found,
+        )
+        makers = await KeyStore(transaction).lock(ids - found.keys() - {key.id})
+        found |= {each.id: each for each in makers}
+    return list(found.values())
+
+
+async def _revoke(
+    transaction: AsyncSession, locked: list[KeyRecord], *, actor: str
+) -> list[KeyRecord]:
+    """Revoke keys. Return them as they are now."""
+    now = utc_now()
+    for key in locked:
+        if key.revoked_at is None:
+            await KeyStore(transaction).change(key.tenant_id, key.id, {"revoked_at": now})
+            await AuditLog(transaction).append(
+                "key.revoke", key.id, actor=actor, tenant_id=key.tenant_id
+            )
+    return [each if each.revoked_at else replace(each, revoked_at=now) for each in locked]
 
 
 async def _find(

@@ -73,6 +73,11 @@ class KeyStore:
         row = await self._transaction.scalar(query.with_for_update() if is_locked else query)
         return None if row is None else row.to_record()
 
+    async def lock(self, ids: Collection[str]) -> list[KeyRecord]:
+        """Return keys of any tenants, which no other transaction changes before this one ends."""
+        query = select(ApiKeyRow).where(ApiKeyRow.id.in_(ids)).order_by(ApiKeyRow.id)
+        return [row.to_record() for row in await self._transaction.scalars(query.with_for_update())]
+
     async def change(self, tenant_id: str, key_id: str, columns: Mapping[str, Any]) -> None:
         """Change one or more columns of the tenant's key; values as in a KeyRecord."""
         await self._transaction.execute(

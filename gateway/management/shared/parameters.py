@@ -1,8 +1,10 @@
 """Parameters that several routes of the management API share."""
 
-from typing import Annotated, Final
+import re
+from typing import Annotated, Any, Final
 
 from fastapi import Path, Query
+from pydantic import BeforeValidator
 
 MAX_TEXT_CHARACTERS: Final = 300
 MAX_PAGE: Final = 100
@@ -11,8 +13,21 @@ MAX_CURSOR_CHARACTERS: Final = 4096
 PRINTABLE: Final = r"^[^\x00-\x1f\x7f]+$"
 """Text without control characters: PostgreSQL rejects a comparison with NUL."""
 
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, str) and not _INTEGER.fullmatch(value):
+        raise ValueError("must be an integer in plain digits")
+    return value
+
+
+PLAIN: Final = BeforeValidator(_plain)
+"""Refuses what pydantic reads as an integer too, such as ` 1`, `1.0` and `1_0`."""
+_INTEGER: Final = re.compile(r"-?[0-9]{1,20}")
+
 TenantId = Annotated[str, Path(description="Id of the tenant.")]
-PageSize = Annotated[int, Query(ge=1, le=MAX_PAGE, description="Maximum entries of one page.")]
+PageSize = Annotated[
+    int, PLAIN, Query(ge=1, le=MAX_PAGE, description="Maximum entries of one page.")
+]
 
 AfterId = Annotated[
     str | None,

@@ -6,6 +6,7 @@ from fastapi import APIRouter, Query, Response
 
 from gateway.http.authorization import Context
 from gateway.ledger.history import DAYS, FRESH_SECONDS
+from gateway.management.shared.parameters import PLAIN
 from gateway.management.status.schemas import ServiceStatus
 from gateway.management.status.service import service_status
 
@@ -17,7 +18,7 @@ router = APIRouter(tags=["Operations"])
 @router.get("/status.json", summary="Get the state of the service", response_model=ServiceStatus)
 async def get_status(
     context: Context,
-    days: Annotated[int, Query(ge=1, le=DAYS, description="Days, today included.")] = DAYS,
+    days: Annotated[int, PLAIN, Query(ge=1, le=DAYS, description="Days, today included.")] = DAYS,
 ) -> Response:
     """Get the current state of each model, its availability, and its time to the first token.
 

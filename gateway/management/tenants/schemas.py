@@ -22,6 +22,7 @@ from gateway.tenancy.records import Billing, TenantStatus
 Weight = Annotated[
     float,
     Field(
+        strict=True,
         ge=MIN_WEIGHT,
         le=MAX_WEIGHT,
         description="Share of the workers relative to other tenants with waiting jobs.",
@@ -68,7 +69,9 @@ class TenantCreation(BodyWithLimits):
     weight: Weight = 1.0
     dialect: TenantDialect = None
     strict_parameters: bool = Field(
-        default=False, description="Reject parameters without effect instead of listing them."
+        default=False,
+        strict=True,
+        description="Reject parameters without effect instead of listing them.",
     )
     default_model: DefaultModel = None
     plan_id: PlanId = None
@@ -77,7 +80,9 @@ class TenantCreation(BodyWithLimits):
     service_tier: RequestTier = Field(
         ServiceTier.DEFAULT, description="Default for requests that specify none."
     )
-    shows_cost: bool = Field(default=False, description="Whether responses include their cost.")
+    shows_cost: bool = Field(
+        default=False, strict=True, description="Whether responses include their cost."
+    )
     cors_origins: CorsOrigins = Field(default_factory=list)
     stripe_customer_id: StripeCustomer = None
 
@@ -88,13 +93,13 @@ class TenantChange(BodyWithLimits):
     name: Name = Field(default_factory=str)
     weight: Weight = Field(default_factory=float)
     dialect: TenantDialect = None
-    strict_parameters: bool = Field(default_factory=bool)
+    strict_parameters: bool = Field(default_factory=bool, strict=True)
     default_model: DefaultModel = None
     plan_id: PlanId = None
     limits: LimitsGiven = Field(default_factory=dict)
     billing: Billing = Field(default_factory=lambda: Billing.POSTPAID)
     service_tier: RequestTier = Field(default_factory=lambda: ServiceTier.DEFAULT)
-    shows_cost: bool = Field(default_factory=bool)
+    shows_cost: bool = Field(default_factory=bool, strict=True)
     cors_origins: CorsOrigins = Field(default_factory=list)
     stripe_customer_id: StripeCustomer = None
 

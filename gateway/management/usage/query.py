@@ -8,7 +8,12 @@ import msgspec
 from fastapi import Depends, Header, Query
 
 from gateway.errors import InvalidParameterError
-from gateway.management.shared.parameters import MAX_CURSOR_CHARACTERS, PRINTABLE, text_filter
+from gateway.management.shared.parameters import (
+    MAX_CURSOR_CHARACTERS,
+    PLAIN,
+    PRINTABLE,
+    text_filter,
+)
 from gateway.management.usage.input import read_span
 from gateway.management.usage.parts import UsageFilter
 from gateway.management.usage.periods import Bucket, Span
@@ -84,7 +89,7 @@ def page_query(
         ),
     ] = None,
     limit: Annotated[
-        int, Query(ge=1, le=MAX_USAGE_PAGE, description="Maximum entries of one page.")
+        int, PLAIN, Query(ge=1, le=MAX_USAGE_PAGE, description="Maximum entries of one page.")
     ] = 100,
     format_: Annotated[
         Literal["json", "csv"] | None,

@@ -197,7 +197,7 @@ async def test_odd_bodies_are_refused(manager: httpx.AsyncClient) -> None:
 async def test_rotated_key_has_two_secrets_and_revocation_ends_both(
     stack: Stack, manager: httpx.AsyncClient
 ) -> None:
-    created = await _make(manager)
+    created = await _make(manager, scopes=[Scope.KEYS, Scope.COMPLETIONS])
     path = f"/v1/keys/{created['id']}"
     response = await manager.post(f"{path}:rotate", json={"grace_seconds": 3600})
     rotated = response.json()
@@ -209,10 +209,14 @@ async def test_rotated_key_has_two_secrets_and_revocation_ends_both(
     for url in stack.gateways[:2]:
         for secret in (created["key"], rotated["key"]):
             assert await status_with(url, secret) == 200
+    async with gateway_client(stack.url, created["key"]) as thief:
+        made = await _make(thief, scopes=[Scope.KEYS])
+    stack.note_key(made["key"])
+    assert made["expires_at"] == rotated["old_expires_at"]
     revoked = await manager.delete(path)
     assert revoked.json()["revoked_at"] is not None
     assert "key" not in revoked.json()
-    for secret in (created["key"], rotated["key"]):
+    for secret in (created["key"], rotated["key"], made["key"]):
         await _wait_until_refused(stack, secret)
     refused = await manager.post(f"{path}:rotate")
     assert refused.status_code == 400
@@ -233,7 +237,7 @@ async def test_rotation_has_a_day_of_grace_by_default_and_zero_ends_at_once(
     for secret in (created["key"], rotated["key"]):
         await _wait_until_refused(stack, secret)
     assert await status_with(stack.gateways[1], at_once["key"]) == 200
-    for grace in (-1, 2_592_001, "x", None):
+    for grace in (-1, 2_592_001, "x", None, True, "1", 1.0):
         response = await manager.post(path, json={"grace_seconds": grace})
         assert (response.status_code, response.json()["error"]["param"]) == (400, "grace_seconds")
 
