@@ -52,7 +52,7 @@ def row_of(record: UsageRecord) -> dict[str, Any]:
     created_ms, ended_ms = row.pop("created_ms"), row.pop("ended_ms")
     del row["line"]  # The ledger has its tier.
     row["model"] = _storable(record.full_model)
-    del row["adapter"]
+    del row["adapter"], row["is_ranked"]
     numbers = [row[name] for name in _NUMBERS]
     if not all(0 <= number <= MAX_INTEGER for number in numbers):
         raise UnusableRecordError("a count is negative or too large")
