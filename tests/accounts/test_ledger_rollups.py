@@ -38,6 +38,12 @@ NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 SINCE, UNTIL = NOON - timedelta(days=2), NOON + timedelta(days=2)
 
 
+@pytest.fixture(autouse=True)
+def _few_tenants_show_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollups_module, "LEAST_TENANTS", 2)
+    monkeypatch.setattr(rollups_module, "LEAST_FIRST_TOKENS", 3)
+
+
 async def _insert(database: Database, *records: UsageRecord) -> None:
     async with database.writing() as transaction:
         await LedgerStore(transaction).insert([row_of(record) for record in records])
@@ -77,22 +83,34 @@ def _count_first_token(total: list[int | None], offset: int, row: LedgerRow) -> 
 
 def _service_of(rows: list[LedgerRow]) -> dict[tuple[Any, ...], list[int | None]]:
     """The expected sums for the status page, added row by row."""
-    sums: dict[tuple[Any, ...], list[int | None]]
-    sums = defaultdict(lambda: [0] * 2 + [None] * len(FIRST_TOKENS))
+    counts: dict[tuple[datetime, str], list[int]] = defaultdict(lambda: [0, 0])
+    times: dict[tuple[datetime, str], dict[str, list[int | None]]]
+    times = defaultdict(lambda: defaultdict(lambda: [None] * len(FIRST_TOKENS)))
     for row in rows:
         has_failed = row.outcome in (Outcome.LOST, Outcome.TIMED_OUT) or (
             row.outcome is Outcome.FAILED and row.code != "invalid_value"
         )
-        counts = row.outcome is Outcome.FINISHED or has_failed
-        for period, start in (
-            (RollupPeriod.HOUR, hour_of(row.created_at)),
-            (RollupPeriod.DAY, day_of(row.created_at)),
-        ):
-            if row.service_tier is not ServiceTier.BATCH:
-                total = sums[period, start, row.model.removesuffix(":poet")]
-                total[:2] = [(total[0] or 0) + counts, (total[1] or 0) + has_failed]
-                _count_first_token(total, 2, row)
-    return dict(sums)
+        if row.service_tier is not ServiceTier.BATCH:
+            key = hour_of(row.created_at), row.model.removesuffix(":poet")
+            counts[key][0] += row.outcome is Outcome.FINISHED or has_failed
+            counts[key][1] += has_failed
+            _count_first_token(times[key][row.tenant_id], 0, row)
+    sums: dict[tuple[Any, ...], list[int | None]] = {}
+    for (hour, model), own in counts.items():
+        shown: list[int | None] = [None] * len(FIRST_TOKENS)
+        totals = [sum(each or 0 for each in of) for of in times[hour, model].values()]
+        if len([each for each in totals if each]) >= 2 and sum(totals) >= 3:
+            weighted = [
+                [10_000 * (each or 0) // total for each in of]
+                for of, total in zip(times[hour, model].values(), totals, strict=True)
+                if total
+            ]
+            shown = [sum(each) for each in zip(*weighted, strict=True)]
+        for period, start in ((RollupPeriod.HOUR, hour), (RollupPeriod.DAY, day_of(hour))):
+            known = sums.setdefault((period, start, model), [0, 0, *[None] * len(FIRST_TOKENS)])
+            for place, more in enumerate((*own, *shown)):
+                known[place] = more if known[place] is None else (known[place] or 0) + (more or 0)
+    return sums
 
 
 async def _check(database: Database) -> None:

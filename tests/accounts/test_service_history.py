@@ -17,11 +17,11 @@ from gateway.ledger.history import DAYS, History, Served, ServiceHistory
 from gateway.ledger.rejections import Rejections
 from gateway.management.status import service
 from gateway.management.status.schemas import ServiceState
-from gateway.tenancy.usage_record import Outcome
+from gateway.tenancy.usage_record import Outcome, UsageRecord
 from tests.accounts.ledger_rows import NOON, add, record
 from tests.support.kinds import every_database
 
-DAY = timedelta(days=1)
+HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +64,7 @@ async def test_history_has_what_every_model_served_failed_and_rejected(
     yesterday = history.days[(NOON - DAY).date()]
     counts = {model: served[:2] for model, served in yesterday.items()}
     assert counts == {"m1": (6 + 1 + 2, 1 + 2), "": (2, 2)}
-    assert (yesterday["m1"].availability, yesterday["m1"].p50_ms) == (66.66, 21)
+    assert (yesterday["m1"].availability, yesterday["m1"].p50_ms) == (66.66, None)
     assert history.days[NOON.date()].keys() == {"m1", "m2"}
     assert {model: served[:2] for model, served in history.recent.items()} == {
         "m1": (2, 2),
@@ -72,6 +72,32 @@ async def test_history_has_what_every_model_served_failed_and_rejected(
     }
     assert len(history.days) == 2
     assert history.is_known
+
+
+@every_database
+async def test_one_tenant_neither_sets_nor_shows_times_of_the_service(database: Database) -> None:
+    def of_tenants(hour: int, *times: tuple[int, int]) -> list[UsageRecord]:
+        return [
+            record(NOON - hour * HOUR, tenant_id=f"t{tenant}", model=f"m{hour}", first_token_ms=ms)
+            for tenant, (number, ms) in enumerate(times)
+            for _ in range(number)
+        ]
+
+    slow = (300, 41_000)
+    await add(
+        database,
+        [
+            *of_tenants(1, slow, *[(13, 20)] * 4),
+            *of_tenants(2, slow, *[(100, 20)] * 3),
+            *of_tenants(3, *[(9, 20)] * 5),
+            *of_tenants(4, slow, *[(1, 20)] * 3, (1, 0)),
+        ],
+    )
+    await Rollups(database).make_all()
+    assert not await Rollups(database).wrong_hours(since=NOON - DAY, until=NOON + DAY)
+    served = (await ServiceHistory(database).get()).days[NOON.date()]
+    shown = {model: (each.p50_ms, each.p75_ms) for model, each in served.items()}
+    assert shown == {"m1": (20, 23), **dict.fromkeys(("m2", "m3", "m4"), (None, None))}
 
 
 async def test_rejections_wait_until_sql_is_available(database: Database, tmp_path: Path) -> None:
@@ -151,7 +177,7 @@ def test_status_has_every_day_and_the_sums_of_the_period() -> None:
     status = service._status(history, [_model("m1")], 2, is_stale=False)
     [model] = status.models
     # Too few failures for 0.01 % are shown, too.
-    assert (model.availability, model.p50_ms, model.p99_ms) == (99.99, 28, 32)
+    assert (model.availability, model.p50_ms, model.p75_ms) == (99.99, 28, 30)
     assert [(each.date.day, each.availability) for each in model.days] == [(9, 99.99), (10, None)]
     assert [each.p50_ms for each in model.days] == [28, None]
     assert (status.availability, status.days[0].availability) == (99.98, 99.99)

@@ -1,7 +1,9 @@
 """Rollups: hourly and daily sums of the ledger, derived from rows and never corrected."""
 
+import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import reduce
 from typing import Any, Final, NamedTuple
 
 from sqlalchemy import (
@@ -45,6 +47,11 @@ ROLLUP_LOCK: Final = 7_585_426
 """PostgreSQL advisory lock for the summation: two processes at once would write the same rows."""
 MARKS: Final = 5_000
 """Marks of an hour that one transaction processes."""
+LEAST_TENANTS: Final = 5
+"""Tenants that must have a first token in an hour, so that its times are those of the service."""
+LEAST_FIRST_TOKENS: Final = 50
+TENANT_WEIGHT: Final = 10_000
+"""What the first tokens of one tenant in one hour count together in the sums of the service."""
 HOUR: Final = timedelta(hours=1)
 DAY: Final = timedelta(days=1)
 
@@ -185,6 +192,7 @@ def _service_of_rows(hour: datetime) -> Select[Any]:
     }
     rows = (
         select(
+            LedgerRow.tenant_id,
             LedgerRow.model.label("full_model"),
             *(func.sum(value).label(name) for name, value in counts.items()),
             *first_token_sums(LedgerRow.first_token_ms).values(),
@@ -194,14 +202,27 @@ def _service_of_rows(hour: datetime) -> Select[Any]:
             LedgerRow.created_at < hour + HOUR,
             LedgerRow.service_tier != ServiceTier.BATCH,
         )
-        .group_by(LedgerRow.model)
+        .group_by(LedgerRow.tenant_id, LedgerRow.model)
         .subquery()
     )
     full_name = AdapterRow.base_model + SEPARATOR + AdapterRow.name
     base = select(func.min(AdapterRow.base_model)).where(full_name == rows.c.full_model)
     model = func.coalesce(base.scalar_subquery(), rows.c.full_model).label("model")
-    columns: list[Any] = [model, *(_sum(rows.c[name]) for name in _SERVICE.sums)]
-    return select(*columns).group_by(model)
+    sums = [func.coalesce(_sum(rows.c[name]), 0).label(name) for name in _SERVICE.sums]
+    parts = select(model, *sums).group_by(rows.c.tenant_id, model).subquery()
+    number = reduce(operator.add, (parts.c[name] for name in FIRST_TOKENS))
+    own = select(parts, func.nullif(number, 0).label("first_tokens")).subquery().c
+    # Everybody sees these times: each tenant has the same weight, and none is there without others.
+    is_shown = and_(
+        func.count(own.first_tokens) >= LEAST_TENANTS,
+        func.sum(own.first_tokens) >= LEAST_FIRST_TOKENS,
+    )
+    first_tokens = (
+        case((is_shown, _sum((TENANT_WEIGHT * own[name]).op("/")(own.first_tokens))))
+        for name in FIRST_TOKENS
+    )
+    requests = (_sum(own[name]) for name in ("requests", "failed_requests"))
+    return select(own.model, *requests, *first_tokens).group_by(own.model)
 
 
 _USAGE: Final = _Kind(

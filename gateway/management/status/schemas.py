@@ -22,9 +22,10 @@ class _Period(BaseModel):
         "to hundredths. Null without requests."
     )
     p50_ms: int | None = Field(
-        description="Median of the time to the first token. Null without tokens."
+        description="Median of the time to the first token, with the same weight for each account. "
+        "Null unless an hour has the tokens of several accounts."
     )
-    p99_ms: int | None = Field(description="99th percentile of the time to the first token.")
+    p75_ms: int | None = Field(description="75th percentile, likewise.")
 
 
 class DayStatus(_Period):

@@ -76,7 +76,7 @@ def _numbers(served: Served) -> dict[str, Any]:
     return {
         "availability": served.availability,
         "p50_ms": served.p50_ms,
-        "p99_ms": served.p99_ms,
+        "p75_ms": served.p75_ms,
     }
 
 
