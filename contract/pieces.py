@@ -5,6 +5,8 @@ from functools import lru_cache
 
 from tokenizers import Tokenizer
 
+REPLACEMENT = "\ufffd"
+"""The decoded text of bytes that are not a complete character."""
 _SPACE = "▁"
 """SentencePiece's form of a space."""
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")

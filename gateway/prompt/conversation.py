@@ -113,10 +113,9 @@ def _name_calls(messages: list[dict[str, Any]], tool_parser: str) -> None:
 
 
 def _function(function: Mapping[str, Any]) -> Mapping[str, Any]:
-    arguments = function["arguments"]
-    if not isinstance(arguments, str):
-        return function
-    return {**function, "arguments": WrittenArguments(arguments)}
+    if isinstance(arguments := function["arguments"], str):
+        return {**function, "arguments": WrittenArguments(arguments=arguments)}
+    return function
 
 
 def _call_id(call: Mapping[str, Any], number: int, tool_parser: str) -> str:

@@ -2,10 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
+from contract.pieces import REPLACEMENT
 from gateway.dialects.request import GenerationRequest
-
-REPLACEMENT = "\ufffd"
-"""The replacement character, to which an incomplete character decodes."""
 
 CONTEXT_TOKENS = 16
 """Tokens before the echoed ones that are decoded with them: a token's text may depend on them."""

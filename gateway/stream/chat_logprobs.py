@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 
 from contract.messages import TokenLogprob
-from gateway.stream.logprobs import LOGPROB_FLOOR, REPLACEMENT, named_by_id
+from contract.pieces import REPLACEMENT
+from gateway.stream.logprobs import LOGPROB_FLOOR, named_by_id
 
 
 class Alternative(msgspec.Struct, frozen=True):

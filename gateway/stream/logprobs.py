@@ -8,12 +8,10 @@ from typing import Any
 import msgspec
 
 from contract.messages import TokenLogprob
+from contract.pieces import REPLACEMENT
 
 LOGPROB_FLOOR = -9999.0
 """Replaces minus infinity, which JSON cannot represent."""
-
-REPLACEMENT = "\ufffd"
-"""The decoded text of bytes that are not a complete character."""
 
 _json = msgspec.json.Encoder().encode
 

@@ -1,7 +1,8 @@
 """Jinja environment for chat templates, with the extensions of transformers."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections import UserDict
+from collections.abc import Callable
 from secrets import token_hex
 from typing import Any, Final
 
@@ -31,30 +32,15 @@ def _raise_exception(message: object) -> None:
     raise TemplateError(str(message))
 
 
-class WrittenArguments(Mapping[str, str]):
-    """Arguments of a call that are no JSON object, as the model wrote them.
+class WrittenArguments(UserDict[str, str]):
+    """The text `arguments` that a model wrote in place of the JSON object of a call's arguments.
 
     Templates write this text wherever they write JSON. Others write it as the only argument.
     """
 
-    def __init__(self, text: str) -> None:
-        self._text = text
-
     @override
     def __str__(self) -> str:
-        return self._text
-
-    @override
-    def __getitem__(self, name: str) -> str:
-        return {"arguments": self._text}[name]
-
-    @override
-    def __iter__(self) -> Iterator[str]:
-        yield "arguments"
-
-    @override
-    def __len__(self) -> int:
-        return 1
+        return self["arguments"]
 
 
 def _to_json(

@@ -7,16 +7,13 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from contract.messages import TokenLogprob
-from contract.pieces import PieceReader
+from contract.pieces import REPLACEMENT, PieceReader
 from worker.engine.base import TokenScores
 
 _CALL_MARK = re.compile(r"[<\[].*tool.*[>\]]", re.IGNORECASE)
 
 LOWEST_LOGPROB = -9999.0
 """Replaces minus infinity, which JSON cannot represent."""
-
-_REPLACEMENT = "\ufffd"
-"""The decoded text of bytes that are not a complete character."""
 
 
 class TokenTexts:
@@ -53,7 +50,7 @@ class TokenTexts:
 
         `text` is what it adds to a text.
         """
-        is_part = _REPLACEMENT in self[token_id] or _REPLACEMENT in text
+        is_part = REPLACEMENT in self[token_id] or REPLACEMENT in text
         return self._pieces.bytes_of(token_id) if is_part else b""
 
     def is_special(self, token_id: int) -> bool:

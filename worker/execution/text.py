@@ -14,7 +14,8 @@ from copy import copy
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-_REPLACEMENT = "\ufffd"
+from contract.pieces import REPLACEMENT
+
 _WINDOWS = (8, 64)
 _LONGEST_CHARACTER_TAIL = 4
 
@@ -95,7 +96,7 @@ class Detokenizer:
     def _complete_head(self, window: list[int]) -> list[int]:
         for tail in range(_LONGEST_CHARACTER_TAIL):
             head = window[: len(window) - tail]
-            if not self._decode(head).endswith(_REPLACEMENT):
+            if not self._decode(head).endswith(REPLACEMENT):
                 return head
         return []
 
