@@ -21,6 +21,7 @@ from multiprocessing.synchronize import Event
 from pathlib import Path
 from statistics import quantiles
 from typing import Any, Final
+from urllib.parse import urlencode
 
 import click
 import httpx
@@ -251,6 +252,65 @@ async def _read_again(target: Target) -> None:
         await asyncio.gather(*(reader() for _ in range(8)))
 
 
+def pages(*paths: str, connections: int = 16, needs_session: bool = False) -> Work:
+    """Return an attack whose connections read some pages of a tenant with usage, in turn."""
+
+    async def run(target: Target) -> None:
+        async with target.client(connections=connections) as client:
+            for _ in range(ROWS // 100):
+                await asyncio.gather(*(client.post(_COMPLETIONS, json=_SHORT) for _ in range(100)))
+            if needs_session:
+                await _log_in(target, client)
+
+            async def connection() -> None:
+                for path in itertools.cycle(paths):
+                    target.has_begun.set()
+                    with contextlib.suppress(httpx.HTTPError):
+                        if (await client.get(path)).status_code == httpx.codes.OK:
+                            continue
+                    await asyncio.sleep(PAUSE_SECONDS)
+
+            await asyncio.gather(*(connection() for _ in range(connections)))
+
+    return run
+
+
+async def _log_in(target: Target, client: httpx.AsyncClient) -> None:
+    """Begin a session of the console; the client keeps its cookie."""
+    path, form = "/console/login", {"content-type": "application/x-www-form-urlencoded"}
+    shown = (await client.get(path)).text
+    csrf = shown.partition('name="csrf" value="')[2].partition('"')[0]
+    body = urlencode({"csrf": csrf, "key": target.key, "next": ""})
+    await client.post(path, content=body, headers=form)
+
+
+async def _sessions(target: Target) -> None:
+    async def connection() -> None:
+        while True:
+            async with target.client(connections=1) as client:
+                await _log_in(target, client)
+                target.has_begun.set()
+
+    await asyncio.gather(*(connection() for _ in range(8)))
+
+
+async def _list_files(target: Target) -> None:
+    async with target.client(connections=8) as client:
+        for _ in range(ROWS // 100):
+            uploads = [client.post("/v1/files", content=_FILE, headers=_OF_FORM) for _ in range(50)]
+            await asyncio.gather(*uploads)
+    await pages("/v1/files")(target)
+
+
+ROWS: Final = 1_000
+_SHORT: Final = {"model": MODEL, "prompt": "a", "max_tokens": 1}
+_OF_FORM: Final = {"content-type": "multipart/form-data; boundary=b"}
+_PART: Final = b'--b\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+_FILE: Final = (
+    _PART + b'--b\r\ncontent-disposition: form-data; name="file"; filename="f"\r\n\r\n{}\r\n--b--'
+)
+_PARTS: Final = _PART * (16 * 2**20 // len(_PART))
+_MULTIPART: Final = f"content-type: {_OF_FORM['content-type']}"
 _CHAT: Final = [{"role": "user", "content": "word " * 18_000}]
 _KEPT: Final = {"prompt": "a", "n": 128, "logprobs": 20, "max_tokens": 200, "background": True}
 _BYTES: Final = b"1\r\nx\r\n" * 40_000
@@ -270,6 +330,14 @@ ATTACKS: Final = (
     Attack("background", posts(4, _same(prompt=[_WORDS] * 1_000, background=True, max_tokens=1))),
     Attack("long", posts(16, _long_prompts), context_window=65_536),
     Attack("readers", _read_again),
+    Attack("prompts", posts(4, _same(prompt=["a b"] * 1_024, max_tokens=1))),
+    Attack("ids", posts(8, _same(prompt=[5] * 262_000))),
+    Attack("uploads", requests(4, "POST /v1/files", _MULTIPART, body=_PARTS, has_key=True)),
+    Attack("files", _list_files),
+    Attack("usage", pages("/v1/usage", "/v1/usage/latency", "/v1/usage/requests?limit=1000")),
+    Attack("console", pages("/console", "/console/usage", "/console/requests", needs_session=True)),
+    Attack("exports", pages("/console/usage.csv", "/console/requests.csv", needs_session=True)),
+    Attack("sessions", _sessions),
     # Without a key, except those that say so.
     Attack("chunks-1", endless(1, "POST /nope", _BYTES)),
     Attack("chunks-4", endless(4, "POST /nope", _BYTES)),
