@@ -5,7 +5,7 @@ import json
 import threading
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import parse_qs
@@ -48,7 +48,9 @@ class Billing:
         self.in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
         try:
-            await self._respond(reader, writer)
+            # A client may reach its time limit before it sends.
+            with suppress(asyncio.IncompleteReadError):
+                await self._respond(reader, writer)
         finally:
             self.in_flight -= 1
             writer.close()
