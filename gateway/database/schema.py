@@ -1,4 +1,4 @@
-"""Upgrade the database schema, and check whether it is current."""
+"""Upgrade the database schema, and check whether it is current and protects its rows."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,7 +10,7 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection
+from sqlalchemy import Connection, text
 from sqlalchemy.engine import URL
 from sqlalchemy.ext.asyncio import AsyncSession
 from typing_extensions import override
@@ -26,6 +26,26 @@ UPGRADE_WAIT_SECONDS: Final = 60
 TABLE_WAIT_SECONDS: Final = 4
 """Lock timeout of a revision: while it waits for a table, it blocks every later query."""
 STATEMENT_SECONDS: Final = 60
+
+_APPEND_ONLY: Final = ("audit_log", "credits", "prices", "usage_ledger")
+"""Tables whose rows only their triggers protect from changes and removals."""
+# A partition has its own trigger, which can be disabled alone; 27 is BEFORE UPDATE OR DELETE of
+# each row. The source is compared because a replaced function or trigger could let changes pass.
+_UNPROTECTED: Final = text(
+    """
+    SELECT coalesce(CAST(tree.relid AS text), name) FROM unnest(CAST(:tables AS text[])) AS name
+    LEFT JOIN pg_partition_tree(to_regclass(name)) AS tree ON true
+    WHERE NOT EXISTS (
+        SELECT FROM pg_trigger JOIN pg_proc ON pg_proc.oid = tgfoid
+        WHERE tgrelid = coalesce(tree.relid, to_regclass(name))
+        AND tgtype = 27 AND tgqual IS NULL AND CAST(tgattr AS text) = ''
+        AND (tgenabled = 'A' OR tgenabled = CASE
+            WHEN current_setting('session_replication_role') = 'replica' THEN 'R' ELSE 'O' END)
+        AND btrim(prosrc, E' \\n') = :source
+    ) ORDER BY 1
+    """
+)
+_SOURCE: Final = "BEGIN RAISE EXCEPTION 'rows of % are only ever added', TG_TABLE_NAME; END"
 
 
 class SchemaState(Enum):
@@ -81,6 +101,27 @@ async def require_current_schema(database: Database) -> None:
     state = await schema_state(database)
     if not state.is_usable:
         raise SchemaNotCurrentError(database.engine.url, state)
+
+
+async def unprotected_tables(transaction: AsyncSession) -> list[str]:
+    """Return the append-only tables and partitions whose triggers are not as migrations made them.
+
+    Their rows can be changed: a trigger is missing, disabled, or has another definition.
+    """
+    if transaction.get_bind().dialect.name == "postgresql":
+        wanted = {"tables": list(_APPEND_ONLY), "source": _SOURCE}
+        return list(await transaction.scalars(_UNPROTECTED, wanted))
+    query = text("SELECT sql FROM sqlite_master WHERE type = 'trigger'")
+    found = set(await transaction.scalars(query))
+    return [
+        table
+        for table in _APPEND_ONLY
+        if not found.issuperset(
+            f"CREATE TRIGGER {table}_no_{verb.lower()} BEFORE {verb} ON {table} "
+            f"BEGIN SELECT RAISE(ABORT, 'rows of {table} are only ever added'); END"
+            for verb in ("UPDATE", "DELETE")
+        )
+    ]
 
 
 class CheckedDatabase(Database):

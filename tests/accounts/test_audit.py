@@ -4,7 +4,7 @@ import asyncio
 import tracemalloc
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ from sqlalchemy import delete, insert, text, update
 from sqlalchemy.exc import DBAPIError
 
 from gateway.database.engine import Database
+from gateway.database.ledger.partitions import make_partitions
 from gateway.database.tables import AuditRow
 from gateway.errors import StoreUnavailableError
 from gateway.management.audit import log as audit
@@ -69,7 +70,7 @@ async def row(database: Database, sequence: int) -> AuditRow:
 
 @every_database
 async def test_chain_of_untouched_rows_is_whole(database: Database) -> None:
-    assert await check(database) == ChainState(0, bytes(32).hex(), None)
+    assert await check(database) == ChainState(0, bytes(32).hex(), None, unprotected=[])
     await append(database, 5)
     state = await check(database)
     assert (state.entries, state.broken_at, state.has_expected) == (5, None, True)
@@ -113,7 +114,11 @@ async def test_changed_row_with_a_fitting_hash_breaks_the_next_one(database: Dat
     values = {"actor": forged.actor, "hash": row_hash(forged)}
     await execute(database, update(AuditRow).where(AuditRow.sequence == 3).values(**values))
     assert await check(database) == ChainState(
-        3, row_hash(forged).hex(), 4, "row 4 does not continue the previous row"
+        3,
+        row_hash(forged).hex(),
+        4,
+        "row 4 does not continue the previous row",
+        unprotected=["audit_log"],
     )
 
 
@@ -334,6 +339,64 @@ async def test_database_refuses_to_change_or_remove_rows(
     assert (await check(database)).entries == 2
 
 
+async def partition(database: Database) -> str:
+    """Return a partition of the ledger, which SQLite does not have."""
+    async with database.writing() as transaction:
+        [made] = await make_partitions(transaction, [datetime(2031, 5, 1, tzinfo=UTC)])
+    return made
+
+
+DROP = "DROP TRIGGER credits_append_only ON credits"
+CREATE = (
+    "CREATE TRIGGER credits_append_only BEFORE UPDATE OR DELETE ON credits FOR EACH ROW {} "
+    "EXECUTE FUNCTION sluice_append_only()"
+)
+REPLACE = (
+    "CREATE OR REPLACE FUNCTION sluice_append_only() RETURNS trigger LANGUAGE plpgsql AS "
+    "$$ BEGIN RETURN NEW; END $$"
+)
+
+
+@every_database
+async def test_tables_without_their_triggers_are_named(database: Database) -> None:
+    cases: dict[str, tuple[tuple[str, ...], list[str]]] = {
+        "dropped": (("DROP TRIGGER prices_no_delete",), ["prices"]),
+        "ledger": (("DROP TRIGGER usage_ledger_no_update",), ["prices", "usage_ledger"]),
+        "redefined": (
+            (
+                "DROP TRIGGER credits_no_update",
+                "CREATE TRIGGER credits_no_update BEFORE UPDATE ON credits BEGIN SELECT 1; END",
+            ),
+            ["credits", "prices", "usage_ledger"],
+        ),
+    }
+    if database.engine.dialect.name == "postgresql":
+        month = await partition(database)
+        disable = "ALTER TABLE {} DISABLE TRIGGER usage_ledger_append_only"
+        enable = disable.replace("DISABLE", "ENABLE")
+        where = "WHEN (old.note <> 'x')"
+        every = ["audit_log", "credits", "prices", "usage_ledger", month]
+        cases = {
+            "partition": ((disable.format(month),), [month]),
+            "ledger": ((disable.format("usage_ledger"),), ["usage_ledger", month]),
+            "enabled": ((enable.format("usage_ledger"),), []),
+            "of replicas": (
+                ("ALTER TABLE prices ENABLE REPLICA TRIGGER prices_append_only",),
+                ["prices"],
+            ),
+            "always": (("ALTER TABLE prices ENABLE ALWAYS TRIGGER prices_append_only",), []),
+            "narrowed": ((DROP, CREATE.format(where)), ["credits"]),
+            "restored": ((DROP, CREATE.format("")), []),
+            "dropped": (("DROP TRIGGER prices_append_only ON prices",), ["prices"]),
+            "function": ((REPLACE,), every),
+        }
+    assert (await check(database)).unprotected == []
+    for name, (statements, unprotected) in cases.items():
+        for statement in statements:
+            await execute(database, text(statement))
+        assert (await check(database)).unprotected == unprotected, name
+
+
 @every_database
 async def test_concurrent_changes_keep_the_chain_whole(database: Database) -> None:
     await asyncio.gather(
@@ -422,6 +485,6 @@ async def test_log_of_ten_mebibytes_is_verified_in_bounded_memory(
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert state == ChainState(number, head, None)
+    assert state == ChainState(number, head, None, unprotected=[])
     # The details of all rows together need more than ten mebibytes.
     assert peak < 8 * MEBIBYTE

@@ -198,6 +198,7 @@ def test_changes_are_listed_and_their_log_is_verified(sluice: Sluice) -> None:
         "has_expected": True,
         "signed": None,
         "lost_head": None,
+        "unprotected": [],
     }
     sluice("tenants", "activate", "acme")
     assert sluice("audit", "verify", "--expect", head.upper()).exit_code == 0
@@ -250,7 +251,9 @@ def test_tampering_with_the_log_is_exit_code_1_and_names_the_row(
         connection.execute("DROP TRIGGER audit_log_no_delete")
         connection.execute("DELETE FROM audit_log WHERE sequence = 2")
     connection.close()
-    assert sluice("audit", "verify").exit_code == 0
+    unprotected = sluice("audit", "verify")
+    assert unprotected.exit_code == 1
+    assert unprotected.stderr.startswith("Error: Rows can be changed in audit_log: triggers")
     cut = sluice("audit", "verify", "--expect", head)
     assert cut.exit_code == 1
     assert "The audit log was truncated" in cut.stderr
@@ -262,4 +265,5 @@ def test_tampering_with_the_log_is_exit_code_1_and_names_the_row(
     assert "row 1 was changed" in changed.stderr
     as_json = sluice("audit", "verify", "--json")
     assert as_json.exit_code == 1
-    assert json.loads(as_json.stdout)["broken_at"] == 1
+    shown_state = json.loads(as_json.stdout)
+    assert (shown_state["broken_at"], shown_state["unprotected"]) == (1, ["audit_log"])

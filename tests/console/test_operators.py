@@ -3,6 +3,9 @@
 import asyncio
 import re
 
+from sqlalchemy import text
+
+from gateway.database.engine import Database
 from gateway.tenancy.scopes import TENANT_SCOPES, Scope
 from tests.console.conftest import HOSTILE, OTHER, TENANT, Visit, visiting
 from tests.gateway.conftest import complete, eventually, gateway_client
@@ -59,6 +62,22 @@ async def test_operator_creates_finds_changes_and_suspends_a_tenant(
     assert "operator:key:" in log
     state = await operator.send("/console/audit/verify")
     assert "entries are intact" in state.text
+    assert "Rows can be changed" not in state.text
+    database = Database(stack.database_url)
+    name = "prices_no_update"
+    try:
+        async with database.writing() as transaction:
+            query = text("SELECT sql FROM sqlite_master WHERE name = :name")
+            trigger = await transaction.scalar(query, {"name": name})
+            await transaction.execute(text(f"DROP TRIGGER {name}"))
+        try:
+            state = await operator.send("/console/audit/verify")
+        finally:
+            async with database.writing() as transaction:
+                await transaction.execute(text(trigger))
+    finally:
+        await database.aclose()
+    assert "Rows can be changed in prices: triggers" in state.text
 
 
 async def test_money_changes_only_after_a_confirmation(operator: Visit) -> None:

@@ -1,11 +1,12 @@
 """`sluice audit`: list the audit log and detect tampering."""
 
+from collections.abc import Iterator
 from typing import Any, TextIO
 
 import click
 import msgspec
 
-from gateway.management.audit.log import AuditEntry
+from gateway.management.audit.log import AuditEntry, ChainState
 from gateway.management.audit.service import AuditFilter, AuditService
 from gateway.management.audit.signing import HeadSigner, SignedHead
 from gateway.terminal.entities import prints, table
@@ -117,6 +118,9 @@ async def verify(
 ) -> None:
     """Verify every entry from the first; exit code 1 if one was changed or is missing.
 
+    Exit code 1 also if the triggers that protect the audit log, ledger, credits and prices from
+    changes are missing or disabled.
+
     With SLUICE_AUDIT_KEY in the environment, the command also verifies the signatures among the
     entries. A signature proves that nobody with only database access has recomputed all hashes. To
     detect a truncated end, pass heads that are stored elsewhere with --heads, or a printed head
@@ -134,26 +138,31 @@ async def verify(
     )
     if as_json:
         print_json(state)
-    if state.broken_at is not None:
-        raise click.ClickException(
-            f"The audit log was tampered with: {state.reason}. Intact up to row {state.entries}."
-        )
-    if not state.has_expected:
-        raise click.ClickException(
-            "The audit log was truncated: no entry has the expected hash. "
-            f"It has {state.entries} entries and the head {state.head}."
-        )
-    if state.lost_head is not None:
-        raise click.ClickException(
-            f"The audit log was truncated or recreated: entry {state.lost_head} does not match its "
-            "stored head, or that head is not genuine. "
-            f"It has {state.entries} entries and the head {state.head}."
-        )
-    if state.signed == 0 and state.entries:
-        raise click.ClickException(
-            f"None of the {state.entries} entries of the audit log is signed. `sluice jobs` signs "
-            "every minute if SLUICE_AUDIT_KEY is set; any earlier signatures were removed."
-        )
+    if faults := " ".join(_faults(state)):
+        raise click.ClickException(faults)
     if not as_json:
         signed = "" if state.signed is None else f" {state.signed} of them signed,"
         click.echo(f"The audit log is intact: {state.entries} entries,{signed} head {state.head}.")
+
+
+def _faults(state: ChainState) -> Iterator[str]:
+    size = f"It has {state.entries} entries and the head {state.head}."
+    if state.broken_at is not None:
+        yield f"The audit log was tampered with: {state.reason}. Intact up to row {state.entries}."
+    if not state.has_expected:
+        yield f"The audit log was truncated: no entry has the expected hash. {size}"
+    if state.lost_head is not None:
+        yield (
+            f"The audit log was truncated or recreated: entry {state.lost_head} does not match its "
+            f"stored head, or that head is not genuine. {size}"
+        )
+    if state.signed == 0 and state.entries:
+        yield (
+            f"None of the {state.entries} entries of the audit log is signed. `sluice jobs` signs "
+            "every minute if SLUICE_AUDIT_KEY is set; any earlier signatures were removed."
+        )
+    if state.unprotected:
+        yield (
+            f"Rows can be changed in {', '.join(state.unprotected)}: triggers that reject changes "
+            "are missing, disabled or redefined. Compare these tables with a backup."
+        )

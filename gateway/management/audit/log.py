@@ -64,6 +64,8 @@ class ChainState:
     """Number of rows that the newest signature covers; None if no key was given to check it."""
     lost_head: int | None = None
     """Sequence number of the first stored head that is not in this chain or is wrongly signed."""
+    unprotected: Sequence[str] = ()
+    """Append-only tables, of usage and money too, whose triggers do not reject changes."""
 
 
 class AuditLogBrokenError(Exception):

@@ -1,10 +1,11 @@
-"""Read the audit log page by page, and verify its hash chain."""
+"""Read the audit log page by page, and verify its hash chain and the append-only tables."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gateway.database.engine import Database
 from gateway.database.paging import Page
+from gateway.database.schema import unprotected_tables
 from gateway.management.audit.log import AuditEntry, AuditLog, ChainState
 from gateway.management.audit.signing import HeadSigner, SignedHead
 
@@ -55,8 +56,9 @@ class AuditService:
         signer: HeadSigner | None = None,
         noted: Sequence[SignedHead] = (),
     ) -> ChainState:
-        """Check the chain from the first row to the newest, as `AuditLog.verify` does."""
+        """Check the chain as `AuditLog.verify` does, and the triggers of append-only tables."""
         async with self._database.reading() as transaction:
-            return await AuditLog(transaction).verify(
+            state = await AuditLog(transaction).verify(
                 expected_hash=expected_hash, signer=signer, noted=noted
             )
+            return replace(state, unprotected=await unprotected_tables(transaction))
