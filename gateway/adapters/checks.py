@@ -1,10 +1,10 @@
-"""Checks of an adapter's files: all that an engine relies on, without reading any weights."""
+"""Checks of an adapter's files: all that an engine relies on, and that weights are finite."""
 
 import math
 import re
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from typing import Annotated, Any, BinaryIO, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -17,6 +17,12 @@ MAX_TENSORS: Final = 100_000
 
 _TYPES: Final = {"F32": 4, "F16": 2, "BF16": 2}
 """Bytes of the numbers that weights may have."""
+_PIECE_BYTES: Final = 1 << 20
+_FINITE_F16: Final = bytes(byte for byte in range(256) if byte & 0x7C != 0x7C)
+"""High bytes of finite numbers: the whole exponent is in them."""
+_ALL_ONES: Final = bytes(byte & 0x7F == 0x7F for byte in range(256))
+_TOP_BIT: Final = bytes(byte >> 7 for byte in range(256))
+"""Tables for F32 and BF16: the last bit of their exponent is the top bit of the next byte."""
 _NAME: Final = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
 _UNSUPPORTED: Final = (
     "modules_to_save",
@@ -39,6 +45,14 @@ class InvalidAdapterError(Exception):
     """The files of an adapter are not valid. The message is fit for its owner."""
 
 
+class Tensor(msgspec.Struct):
+    """A tensor in the header of a safetensors file."""
+
+    dtype: str
+    shape: list[int]
+    data_offsets: tuple[int, int]
+
+
 class AdapterFormat(NamedTuple):
     """What a valid adapter consists of."""
 
@@ -46,6 +60,8 @@ class AdapterFormat(NamedTuple):
     """The configuration that engines read: only what the checks have understood."""
     rank: int
     target_modules: list[str]
+    tensors: Mapping[str, Tensor]
+    """The tensors by name."""
 
 
 class _Config(msgspec.Struct):
@@ -58,12 +74,6 @@ class _Config(msgspec.Struct):
     bias: Literal["none"] = "none"
     use_rslora: bool = False
     init_lora_weights: bool | Literal["gaussian", "eva", "orthogonal"] | None = True
-
-
-class _Tensor(msgspec.Struct):
-    dtype: str
-    shape: list[int]
-    data_offsets: tuple[int, int]
 
 
 _decode_config = msgspec.json.Decoder(_Config).decode
@@ -86,7 +96,8 @@ def check_adapter(
     options = _read_config(config)
     if options.r > max_rank:
         raise InvalidAdapterError(f"'r' must be at most {max_rank}. Given: {options.r}.")
-    found = _read_modules(_read_header(header, data_bytes), options.r, modules)
+    tensors = _read_header(header, data_bytes)
+    found = _read_modules(tensors, options.r, modules)
     names = sorted({name.rpartition(".")[2] for name in found})
     if isinstance(options.target_modules, list):
         _check_targets(options.target_modules, found)
@@ -99,7 +110,25 @@ def check_adapter(
         "bias": "none",
         "use_rslora": options.use_rslora,
     }
-    return AdapterFormat(msgspec.json.encode(content), options.r, names)
+    return AdapterFormat(msgspec.json.encode(content), options.r, names, tensors)
+
+
+def check_weights(data: BinaryIO, tensors: Mapping[str, Tensor]) -> None:
+    """Check that no weight is NaN or infinite.
+
+    Args:
+        data: The weights file, at the end of its header. It is read in pieces.
+        tensors: The checked tensors, which fill the data.
+
+    Raises InvalidAdapterError.
+    """
+    for name, tensor in sorted(tensors.items(), key=lambda item: item[1].data_offsets):
+        start, end = tensor.data_offsets
+        for at in range(start, end, _PIECE_BYTES):
+            if not _is_finite(data.read(min(_PIECE_BYTES, end - at)), tensor.dtype):
+                raise InvalidAdapterError(
+                    f"The tensor {shown(name)} has a weight that is NaN or infinite."
+                )
 
 
 def header_length(beginning: bytes) -> int:
@@ -135,11 +164,11 @@ def _read_config(content: bytes) -> _Config:
     return options
 
 
-def _read_header(content: bytes, data_bytes: int) -> dict[str, _Tensor]:
+def _read_header(content: bytes, data_bytes: int) -> dict[str, Tensor]:
     try:
         header = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
         header.pop("__metadata__", None)
-        tensors = {name: msgspec.json.decode(raw, type=_Tensor) for name, raw in header.items()}
+        tensors = {name: msgspec.json.decode(raw, type=Tensor) for name, raw in header.items()}
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise InvalidAdapterError(
             f"The header of adapter_model.safetensors is not valid: {error}."
@@ -160,7 +189,7 @@ def _read_header(content: bytes, data_bytes: int) -> dict[str, _Tensor]:
     return tensors
 
 
-def _check_tensor(name: str, tensor: _Tensor) -> None:
+def _check_tensor(name: str, tensor: Tensor) -> None:
     size = _TYPES.get(tensor.dtype)
     if size is None:
         raise InvalidAdapterError(
@@ -175,8 +204,22 @@ def _check_tensor(name: str, tensor: _Tensor) -> None:
         )
 
 
+def _is_finite(numbers: bytes, dtype: str) -> bool:
+    """Whether the exponent of no little-endian number is all ones."""
+    size = _TYPES[dtype]
+    high = numbers[size - 1 :: size]
+    if dtype == "F16":
+        return not high.translate(None, _FINITE_F16)
+    if b"\x7f" not in high and b"\xff" not in high:
+        return True
+    # Numbers above 1.7e38 have such bytes too. Combine all exponents at once: a loop over numbers
+    # would be too slow for files that are made of them.
+    rest = numbers[size - 2 :: size].translate(_TOP_BIT)
+    return not int.from_bytes(high.translate(_ALL_ONES)) & int.from_bytes(rest)
+
+
 def _read_modules(
-    tensors: Mapping[str, _Tensor], rank: int, modules: ModuleShapes
+    tensors: Mapping[str, Tensor], rank: int, modules: ModuleShapes
 ) -> dict[str, set[str]]:
     """Return for each changed module which of its two matrices there are: both."""
     found: dict[str, set[str]] = {}

@@ -1,6 +1,7 @@
 """Copies of adapters: check the files at their source, and store them under their digest."""
 
 import hashlib
+import os
 import tempfile
 import zlib
 from asyncio import to_thread
@@ -26,6 +27,7 @@ from gateway.adapters.checks import (
     AdapterFormat,
     InvalidAdapterError,
     check_adapter,
+    check_weights,
     header_length,
 )
 from gateway.dispatch.catalogue import Catalogue
@@ -104,7 +106,7 @@ class AdapterCopier:
                 modules=modules,
                 max_rank=support.max_rank,
             )
-            weights_sha256 = await to_thread(_sha256, weights)
+            weights_sha256 = await to_thread(_read_weights, weights, found)
             sha256 = digest_of(found.config, weights_sha256)
             folder = folder_of(sha256)
             await note(sha256)
@@ -197,6 +199,10 @@ def _read_header(path: Path) -> tuple[bytes, int]:
         return header, path.stat().st_size - file.tell()
 
 
-def _sha256(path: Path) -> str:
+def _read_weights(path: Path, found: AdapterFormat) -> str:
+    """Check the weights, and return the digest of the file."""
     with path.open("rb") as file:
+        file.seek(header_length(file.read(LENGTH_BYTES)), os.SEEK_CUR)
+        check_weights(file, found.tensors)
+        file.seek(0)
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -49,13 +49,15 @@ def data_bytes(shapes: dict[str, tuple[int, int]], *, size: int = 2) -> int:
     return sum(size * rows * columns for rows, columns in shapes.values())
 
 
-def write_adapter(folder: Path, *, alpha: float = 8, rank: int = RANK) -> str:
+def write_adapter(
+    folder: Path, *, alpha: float = 8, rank: int = RANK, last_weight: bytes = bytes(2)
+) -> str:
     """Write an adapter, which differs from those with another `alpha`. Return its folder."""
     shapes = tensors(rank)
     content = header(shapes)
     folder.mkdir(parents=True)
     (folder / "adapter_config.json").write_bytes(config(lora_alpha=alpha, r=rank))
     (folder / "adapter_model.safetensors").write_bytes(
-        len(content).to_bytes(8, "little") + content + bytes(data_bytes(shapes))
+        len(content).to_bytes(8, "little") + content + bytes(data_bytes(shapes) - 2) + last_weight
     )
     return str(folder)

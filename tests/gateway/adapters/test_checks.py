@@ -1,10 +1,18 @@
 """Checks of adapters: what an engine would trip over is found before."""
 
+import io
 import json
+import struct
 
 import pytest
 
-from gateway.adapters.checks import InvalidAdapterError, check_adapter, header_length
+from gateway.adapters.checks import (
+    InvalidAdapterError,
+    Tensor,
+    check_adapter,
+    check_weights,
+    header_length,
+)
 from tests.support.adapters import FEATURES, Q_PROJ, RANK, config, data_bytes, header, tensors
 from tests.support.stack import CHECKPOINT
 from worker.model_files import adapter_modules
@@ -92,3 +100,43 @@ def test_invalid_weights_are_named(given: bytes, size: int, message: str) -> Non
 def test_other_files_are_no_safetensors_files(beginning: bytes) -> None:
     with pytest.raises(InvalidAdapterError, match="safetensors file with a header of 2 to"):
         header_length(beginning)
+
+
+def number(dtype: str, value: float) -> bytes:
+    """Return a number as a weights file has it; BF16 is the upper half of F32."""
+    if dtype == "BF16":
+        return struct.pack("<f", value)[2:]
+    return struct.pack({"F32": "<f", "F16": "<e"}[dtype], value)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "largest"), [("F32", 3.4e38), ("BF16", 3.3e38), ("F16", 65504.0)]
+)
+def test_weights_that_are_not_finite_are_named(dtype: str, largest: float) -> None:
+    finite = [number(dtype, value) for value in (0.0, -0.0, 1.5, 1e-7, -largest, largest)]
+    # NaNs with any payload and sign, as well as those of Python.
+    top = {"F32": "0000807f", "BF16": "807f", "F16": "007c"}[dtype]
+    signalling = (int.from_bytes(bytes.fromhex(top), "little") + 1).to_bytes(
+        len(top) // 2, "little"
+    )
+    size = len(signalling)
+    good = b"".join(finite) * (250_000 // size)  # More than one piece.
+    tensors = {
+        # Not in the order of the file.
+        "last": Tensor(dtype, [1], (2 * len(good), 2 * len(good) + size)),
+        "first": Tensor(dtype, [1], (0, len(good))),
+        "second": Tensor(dtype, [1], (len(good), 2 * len(good))),
+    }
+    content = good + good + finite[-1]
+    check_weights(io.BytesIO(content), tensors)
+    bad = [number(dtype, float(value)) for value in ("nan", "inf", "-inf")]
+    places = (0, 1 << 20, len(good) - size, len(good), 2 * len(good) - size, 2 * len(good))
+    names = ("first", "first", "first", "second", "second", "last")
+    for value in (*bad, signalling):
+        for at, name in zip(places, names, strict=True):
+            with pytest.raises(InvalidAdapterError) as caught:
+                check_weights(
+                    io.BytesIO(content[:at] + value + content[at + size :]),
+                    tensors,
+                )
+            assert f'The tensor "{name}" has a weight that is NaN' in str(caught.value)

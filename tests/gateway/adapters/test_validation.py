@@ -107,6 +107,19 @@ async def test_unreachable_source_delays_nobody_and_fails_with_a_reason(
         assert "127.0.0.1" not in row.reason
 
 
+async def test_adapter_with_a_weight_that_is_no_number_fails(
+    service: AdapterService, database: Database, tmp_path: Path
+) -> None:
+    source = write_adapter(tmp_path / "nan", last_weight=b"\xc0\x7f")
+    adapter = await _register(service, "acme", "nan", source)
+    await service.validate_new()
+    row = await _row(database, adapter)
+    name = f"base_model.model.{Q_PROJ}.lora_B.weight"
+    reason = f'The tensor "{name}" has a weight that is NaN or infinite.'
+    assert (row.state, row.reason) == (AdapterState.FAILED, reason)
+    assert not (tmp_path / "store").exists(), "nothing was copied"
+
+
 async def test_slow_source_keeps_its_own_slot(
     service: AdapterService,
     database: Database,
