@@ -3,6 +3,7 @@
 import importlib.util
 import secrets
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -70,9 +71,9 @@ class LaunchPlan:
     """Environment variables for commands that manage this deployment."""
 
 
-def make_plan(options: UpOptions, folder: Path, settings: Settings) -> LaunchPlan:
-    """Choose ports and build the commands without starting anything."""
-    redis, redis_url = _plan_redis(options, folder / "logs")
+def make_plan(options: UpOptions, folder: Path, settings: Settings, held: ExitStack) -> LaunchPlan:
+    """Choose ports, which `held` releases, and build the commands without starting anything."""
+    redis, redis_url = _plan_redis(options, folder / "logs", held)
     database_url = options.database_url or _sqlite_url(folder / "sluice.db")
     environment = {
         "SLUICE_REDIS_URL": redis_url,
@@ -81,8 +82,8 @@ def make_plan(options: UpOptions, folder: Path, settings: Settings) -> LaunchPla
     }
     # Workers restart together with the gateways, so a new salt loses no cached prefix.
     salt = settings.cache_salt_secret.get_secret_value() or secrets.token_hex(16)
-    ports = _choose_ports(options)
-    operator_ports = _choose_operator_ports(options, ports)
+    ports = _choose_ports(options, held)
+    operator_ports = _choose_operator_ports(options, ports, held)
     model_path, model_name = _choose_model(options.model)
     return LaunchPlan(
         folder=folder,
@@ -152,10 +153,10 @@ def _name(kind: str, number: int, count: int) -> str:
     return kind if count == 1 else f"{kind} {number}"
 
 
-def _plan_redis(options: UpOptions, logs: Path) -> tuple[ChildSpec | None, str]:
+def _plan_redis(options: UpOptions, logs: Path, held: ExitStack) -> tuple[ChildSpec | None, str]:
     if options.redis_url is not None:
         return None, options.redis_url
-    port, password = any_port(), secrets.token_hex(16)
+    port, password = any_port(held=held), secrets.token_hex(16)
     # Any user of this machine can connect to the port, so the server requires a password. It comes
     # from standard input, so that the process list does not show it.
     configuration = "\n".join(
@@ -183,21 +184,21 @@ def _plan_redis(options: UpOptions, logs: Path) -> tuple[ChildSpec | None, str]:
     return spec, f"redis://:{password}@{LOOPBACK}:{port}/0"
 
 
-def _choose_ports(options: UpOptions) -> list[int]:
+def _choose_ports(options: UpOptions, held: ExitStack) -> list[int]:
     if options.port is not None:
-        return require_ports(options.port, options.gateways)
-    return find_ports(DEFAULT_PORT, options.gateways)
+        return require_ports(options.port, options.gateways, held=held)
+    return find_ports(DEFAULT_PORT, options.gateways, held=held)
 
 
-def _choose_operator_ports(options: UpOptions, ports: list[int]) -> list[int]:
-    if options.operator_port is None:
-        return find_ports(DEFAULT_OPERATOR_PORT, options.gateways, apart_from=ports)
-    chosen = require_ports(options.operator_port, options.gateways, option="--operator-port")
-    if both := {*chosen} & {*ports}:
+def _choose_operator_ports(options: UpOptions, ports: list[int], held: ExitStack) -> list[int]:
+    first, count = options.operator_port, options.gateways
+    if first is None:
+        return find_ports(DEFAULT_OPERATOR_PORT, count, held=held)
+    if both := {*range(first, first + count)} & {*ports}:
         raise StartupError(
             f"--port and --operator-port must not overlap. Both include port {min(both)}."
         )
-    return chosen
+    return require_ports(first, count, held=held, option="--operator-port")
 
 
 def _choose_model(model: str | None) -> tuple[str, str]:

@@ -3,7 +3,7 @@
 import asyncio
 import fcntl
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import click
@@ -106,8 +106,8 @@ def command(
     )
     folder = _own_folder()
     (folder / "logs").mkdir(exist_ok=True)
-    with _only_one(folder):
-        asyncio.run(BringUp(make_plan(options, folder, load_settings())).run())
+    with _only_one(folder), ExitStack() as held:
+        asyncio.run(BringUp(make_plan(options, folder, load_settings(), held)).run())
 
 
 def _own_folder() -> Path:

@@ -1,11 +1,18 @@
 """The processes that `sluice up` starts."""
 
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 
-from gateway.launch.launch_plan import UpOptions, make_plan
+from gateway.errors import StartupError
+from gateway.launch.launch_plan import LaunchPlan, UpOptions, make_plan
+from gateway.launch.ports import find_ports, require_ports
 from gateway.settings import Settings
+from tests.support.processes import free_port
 
 
 def worker_command(folder: Path, *arguments: str, model: str | None = None) -> tuple[str, ...]:
@@ -22,7 +29,8 @@ def worker_command(folder: Path, *arguments: str, model: str | None = None) -> t
         database_url="sqlite+aiosqlite://",
         worker_arguments=arguments,
     )
-    (worker,) = make_plan(options, folder, Settings()).workers
+    with ExitStack() as held:
+        (worker,) = make_plan(options, folder, Settings(), held).workers
     return worker.command
 
 
@@ -53,7 +61,18 @@ def test_several_gateways_and_workers_have_separate_ports_names_and_logs(
         database_url=None,
         worker_arguments=(),
     )
-    plan = make_plan(options, tmp_path, Settings())
+    # Several starts at one moment, none of which listens yet.
+    together = Barrier(4)
+
+    def start(_: int) -> LaunchPlan:
+        together.wait()
+        return make_plan(options, tmp_path, Settings(), held)
+
+    with ExitStack() as held, ThreadPoolExecutor(4) as pool:
+        plan, again, *others = pool.map(start, range(4))
+    chosen = [each.ports + each.operator_ports for each in (plan, again, *others)]
+    assert len({port for ports in chosen for port in ports}) == 16
+    assert len({each.redis_url.rpartition(":")[2] for each in (plan, again, *others)}) == 4
     first, second = plan.ports
     assert second == first + 1
     assert not {*plan.ports} & {*plan.operator_ports}
@@ -64,10 +83,21 @@ def test_several_gateways_and_workers_have_separate_ports_names_and_logs(
         assert each.environment["SLUICE_OPERATOR_HOST"] == "127.0.0.1"
     # All gateways have the same salt, another one in each run.
     salts = [each.environment["SLUICE_CACHE_SALT_SECRET"] for each in plan.gateways]
-    again = make_plan(options, tmp_path, Settings()).gateways[0]
-    assert salts[0] == salts[1] != again.environment["SLUICE_CACHE_SALT_SECRET"]
+    salt_of_other = again.gateways[0].environment["SLUICE_CACHE_SALT_SECRET"]
+    assert salts[0] == salts[1] != salt_of_other
     assert plan.redis is not None
     assert "maxmemory 512mb" in plan.redis.configuration.splitlines()
     assert [each.name for each in plan.gateways] == ["gateway 1", "gateway 2"]
     assert [each.name for each in plan.workers] == ["worker 1", "worker 2"]
     assert len({each.log for each in (*plan.gateways, *plan.workers, *plan.jobs)}) == 6
+
+
+def test_chosen_port_is_held_and_can_be_listened_on() -> None:
+    with ExitStack() as held:
+        [port] = find_ports(free_port(), 1, held=held)
+        with ExitStack() as other, pytest.raises(StartupError, match=f"Port {port} is in use"):
+            require_ports(port, 1, held=other)
+        with socket.create_server(("127.0.0.1", port)):
+            pass
+    with ExitStack() as later:
+        assert require_ports(port, 1, held=later) == [port]

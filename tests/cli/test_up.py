@@ -16,7 +16,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from http.client import SERVICE_UNAVAILABLE
 from pathlib import Path
 from threading import Thread
@@ -53,7 +53,7 @@ class Up:
     def start(self, *arguments: str) -> "subprocess.Popen[bytes]":
         command = [sys.executable, "-m", "gateway.cli", "up", "--engine", "scripted"]
         # Other tests may use the default ports at the same time.
-        [operator_port, *_] = find_ports(free_port(), self.gateways)
+        operator_port = first_port(self.gateways)
         command += ["--operator-port", str(operator_port), *arguments]
         with self._out.open("wb") as out:
             self.process = subprocess.Popen(
@@ -127,6 +127,12 @@ class Up:
         return status
 
 
+def first_port(number: int) -> int:
+    """Return the first of consecutive free ports, without holding them."""
+    with ExitStack() as held:
+        return find_ports(free_port(), number, held=held)[0]
+
+
 def _page(link: str) -> str:
     """Return the title of the page that a link leads to."""
     opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
@@ -184,7 +190,7 @@ def running(
     """
     up = Up(tmp_path_factory.mktemp("up"))
     up.gateways = up.workers = number = 2 if request.config.getoption("--long") else 1
-    [port, *_] = find_ports(free_port(), number)
+    port = first_port(number)
     more = ("--port", str(port), "--gateways", str(number), "--workers", str(number))
     up.start_and_wait(*more, "--", "--scripted-step-seconds", "0.02")
     yield up
@@ -480,14 +486,14 @@ def test_signal_during_the_start_leaves_nothing(up: Up) -> None:
 
 
 def test_next_free_port_is_used_unless_one_was_requested() -> None:
-    with socket.socket() as taken:
+    with socket.socket() as taken, ExitStack() as held:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        assert find_ports(port, 1)[0] > port
+        assert find_ports(port, 1, held=held)[0] > port
         # Another process on this machine may use the next lower port too.
         with pytest.raises(StartupError, match=f"Port ({port - 1}|{port}) is in use"):
-            require_ports(port - 1, 2)
+            require_ports(port - 1, 2, held=held)
 
 
 def test_shell_reads_variables_as_they_were_written(tmp_path: Path) -> None:
