@@ -12,6 +12,7 @@ from typing import Any
 from contract.grammar import PARSER_LIMITS
 from worker.engine.vllm.base_rows import prepare_base_rows
 from worker.engine.vllm.batch_hold import prepare_batch_hold
+from worker.engine.vllm.grammar_hold import prepare_grammar_hold
 from worker.engine.vllm.resumption import prepare_resumption
 from worker.engine.vllm.thinking_budget import prepare_thinking_budget
 from worker.samplers.reported import prepare_reported_rows
@@ -30,6 +31,7 @@ def prepare() -> None:
     prepare_base_rows()
     prepare_reported_rows()
     prepare_batch_hold()
+    prepare_grammar_hold()
     _end_with_parent()
     # vLLM does not prepare forks of a prepared process. On GPUs it forks the engine core.
     register_after_fork(prepare, _take_over)

@@ -1,0 +1,114 @@
+"""Grammar hold: steps leave out sequences whose grammars would make them too long.
+
+Before a step samples, vLLM fills the mask of each grammar, one after the other. A mask may take
+20 ms, so the grammars of one tenant could delay the first tokens of all others by a second. vLLM's
+scheduler is private, so this module fits one version of it.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+Fill = Callable[[Any, Any, int], None]
+
+MOST_MASK_SECONDS = 0.010
+"""CPU time for the masks of a step; the last mask that begins in it may exceed it."""
+FIRST_MASK_SECONDS = 0.001
+"""Estimate for a grammar that has no mask yet."""
+
+
+class GrammarHold:
+    """Shares the mask time of the steps of one scheduler of vLLM among its tenants."""
+
+    def __init__(self) -> None:
+        self._seconds_left = 0.0
+        self._begins_one = False
+
+    def begin_step(self, scheduler: Any) -> None:
+        """Leave sequences out of the step that is scheduled next, if they must wait.
+
+        Requests go before batch jobs, then tenants take turns, and so do sequences of a tenant.
+        """
+        self._seconds_left, self._begins_one = MOST_MASK_SECONDS, True
+        constrained = [
+            each
+            for each in scheduler.running
+            if each.use_structured_output and not each.is_prefill_chunk
+        ]
+        constrained.sort(key=_filled_at)
+        turns = Counter[str | None]()
+
+        def turn(request: Any) -> tuple[int, int]:
+            turns[request.cache_salt] += 1
+            return request.priority, turns[request.cache_salt]
+
+        # Scheduling begins by counting the step.
+        after_next = scheduler.current_step + 2
+        for each in sorted(constrained, key=turn):
+            if not self._takes(each):
+                each.next_decode_eligible_step = max(each.next_decode_eligible_step, after_next)
+
+    def may_begin(self, request: Any) -> bool:
+        """Whether a sequence whose grammar is compiled may begin in the step being scheduled.
+
+        At least one may, so that the sequences that run do not keep others from beginning.
+        """
+        may_begin = self._takes(request) or self._begins_one
+        self._begins_one = False
+        return may_begin
+
+    def _takes(self, request: Any) -> bool:
+        if self._seconds_left <= 0:
+            return False
+        self._seconds_left -= getattr(_grammar(request), "mask_seconds", FIRST_MASK_SECONDS)
+        return True
+
+
+def _grammar(request: Any) -> Any:
+    return request.structured_output_request.grammar
+
+
+def _filled_at(request: Any) -> float:
+    filled_at: float = getattr(_grammar(request), "filled_at", 0.0)
+    return filled_at
+
+
+def prepare_grammar_hold() -> None:
+    """Patch this vLLM process, which has one scheduler."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.request import RequestStatus
+    from vllm.v1.structured_output.backend_guidance import GuidanceGrammar
+
+    hold, schedule = GrammarHold(), Scheduler.schedule
+    unblock = Scheduler._handle_blocked_waiting_request
+
+    def schedule_with_hold(scheduler: Any, *args: Any, **options: Any) -> Any:
+        hold.begin_step(scheduler)
+        return schedule(scheduler, *args, **options)
+
+    def unblock_with_hold(scheduler: Any, request: Any) -> bool:
+        waits = request.status == RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
+        is_unblocked: bool = unblock(scheduler, request)
+        if is_unblocked and waits and not hold.may_begin(request):
+            request.status = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
+            return False
+        return is_unblocked
+
+    GuidanceGrammar.fill_bitmask = timed(GuidanceGrammar.fill_bitmask)
+    Scheduler.schedule = schedule_with_hold
+    Scheduler._handle_blocked_waiting_request = unblock_with_hold
+
+
+def timed(fill: Fill) -> Fill:
+    """Return a function that fills a mask and notes in its grammar when, and how long it took."""
+
+    def fill_bitmask(grammar: Any, bitmask: Any, index: int) -> None:
+        began = time.thread_time()
+        fill(grammar, bitmask, index)
+        seconds, earlier = time.thread_time() - began, getattr(grammar, "mask_seconds", 0.0)
+        # The time changes from one token to the next, so a short one alone proves little.
+        grammar.mask_seconds = max(seconds, (seconds + earlier) / 2)
+        grammar.filled_at = time.monotonic()
+
+    return fill_bitmask
