@@ -70,6 +70,7 @@ class Attack:
     run: Work
     """Attacks until it is cancelled."""
     context_window: int = CONTEXT_WINDOW
+    engine: Engine = Engine.SCRIPTED
 
 
 def posts(
@@ -193,6 +194,15 @@ def _grammars() -> Iterator[bytes]:
         number += 1
         regex = f"(a{{1,40}}|b{{1,40}}|{number}){{1,60}}"
         body = {"model": MODEL, "prompt": "a", "structured_outputs": {"regex": regex}}
+        yield json.dumps(body).encode()
+
+
+def _schemas() -> Iterator[bytes]:
+    for number in itertools.count(time.monotonic_ns()):
+        names = [f"p{number}_{index}" for index in range(20)]
+        properties = {name: {"type": "string"} for name in names}
+        schema = {"type": "object", "properties": properties, "required": names}
+        body = {"model": MODEL, "prompt": "a", "structured_outputs": {"json": schema}}
         yield json.dumps(body).encode()
 
 
@@ -338,6 +348,9 @@ ATTACKS: Final = (
     Attack("console", pages("/console", "/console/usage", "/console/requests", needs_session=True)),
     Attack("exports", pages("/console/usage.csv", "/console/requests.csv", needs_session=True)),
     Attack("sessions", _sessions),
+    Attack("engine-plain", posts(70, _same(prompt="a")), engine=Engine.VLLM),
+    Attack("engine-grammars", posts(70, _grammars), engine=Engine.VLLM),
+    Attack("engine-schemas", posts(64, _schemas), engine=Engine.VLLM),
     # Without a key, except those that say so.
     Attack("chunks-1", endless(1, "POST /nope", _BYTES)),
     Attack("chunks-4", endless(4, "POST /nope", _BYTES)),
@@ -356,7 +369,7 @@ ATTACKS: Final = (
     Attack("rejected", requests(64, f"POST {_COMPLETIONS}", _JSON, body=b"{}", has_key=True)),
     Attack("models", requests(64, "GET /v1/models", has_key=True)),
 )
-NAMES: Final = tuple(attack.name for attack in ATTACKS)
+_BY_NAME: Final = {attack.name: attack for attack in ATTACKS}
 
 
 def attack(name: str, target: Target) -> None:
@@ -364,10 +377,9 @@ def attack(name: str, target: Target) -> None:
     # Real attackers use their own machines, so their work must not take processors from the
     # deployment.
     os.nice(19)
-    chosen = next(each for each in ATTACKS if each.name == name)
 
     async def run() -> None:
-        await chosen.run(target)
+        await _BY_NAME[name].run(target)
 
     asyncio.run(run())
 
@@ -440,7 +452,7 @@ def measure(sluice: Sluice, name: str, *, seconds: float, after_seconds: float) 
 
 
 @click.command("attacks")
-@click.argument("names", nargs=-1, type=click.Choice(NAMES))
+@click.argument("names", nargs=-1, type=click.Choice(list(_BY_NAME)))
 @click.option("--seconds", default=20.0, show_default=True, help="Length of each attack.")
 @click.option(
     "--after",
@@ -455,17 +467,16 @@ def measure(sluice: Sluice, name: str, *, seconds: float, after_seconds: float) 
     help="Measure what rejected requests cost without the limit that a key has for them.",
 )
 def main(*, names: tuple[str, ...], seconds: float, after: float, unlimited: bool) -> None:
-    """Attack a gateway with the scripted engine, with all attacks or with the named ones."""
+    """Attack a gateway with all attacks or with the named ones."""
     settings = {"SLUICE_UNPAID_REQUESTS_PER_MINUTE": "0"} if unlimited else {}
     click.echo("| attack | p50 ms | p99 ms | most ms | refused | MiB before | most | after |")
     click.echo("|---|---|---|---|---|---|---|---|")
     missed = []
-    windows = {attack.name: attack.context_window for attack in ATTACKS}
-    for name in names or NAMES:
+    for name in names or _BY_NAME:
         deployment = Deployment(
-            engine=Engine.SCRIPTED,
+            engine=_BY_NAME[name].engine,
             max_sequences=256,
-            context_window=windows.get(name, CONTEXT_WINDOW),
+            context_window=_BY_NAME[name].context_window,
             step_seconds=0.001,
         )
         with (
