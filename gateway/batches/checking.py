@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from contract.dialect import Dialect
 from gateway.auth.authenticator import Authenticator
 from gateway.auth.principal import Principal
-from gateway.batches.claimed import ClaimedBatches
+from gateway.batches.claimed import TURN_SECONDS, BatchSlots
 from gateway.batches.events import add_events
 from gateway.batches.principals import principal_of
 from gateway.batches.store import BatchStore
@@ -87,12 +87,12 @@ class Validator:
         self._aliases = AliasBook(database)
         self._authenticator = authenticator
         self._default_dialect = default_dialect
-        self._claimed = [
-            ClaimedBatches(
+        self._slots = [
+            BatchSlots(
                 database,
                 self._validate,
                 partial(_is_due, is_of_size),
-                at_once=AT_ONCE,
+                number=AT_ONCE,
                 limit_seconds=seconds,
                 prepare=self._refresh,
             )
@@ -101,17 +101,17 @@ class Validator:
         self._refreshed_at = -math.inf
         self._lock = asyncio.Lock()
 
-    async def run(self) -> int:
-        """Validate due batches for about a second; return how many were claimed.
+    async def run(self, *, seconds: float = TURN_SECONDS) -> int:
+        """Validate due batches for some time; return how many attempts have succeeded.
 
         The validation of large files continues afterwards. Raises StoreUnavailableError and
         RedisError.
         """
-        return sum(await asyncio.gather(*(each.run() for each in self._claimed)))
+        return sum(await asyncio.gather(*(each.run(seconds=seconds) for each in self._slots)))
 
     async def aclose(self) -> None:
         """Stop, and leave the batches to other processes."""
-        await asyncio.gather(*(each.aclose() for each in self._claimed))
+        await asyncio.gather(*(each.aclose() for each in self._slots))
 
     async def _refresh(self) -> None:
         """Read the models, adapters and aliases, unless that was done a moment ago."""

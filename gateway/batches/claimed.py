@@ -1,21 +1,19 @@
-"""Claimed batches: background jobs that work on batches side by side, each apart from the others.
+"""Slots for batches: background jobs that work on batches side by side, in turns of their tenants.
 
-A process claims due batches in turns of their tenants, and renews the claims while it works. If it
-dies, its claims end by time. A batch that fails is due again after a pause that doubles.
+A batch that fails is due again after a pause that doubles.
 """
 
 import asyncio
 import logging
-import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Any, Final
 
-from sqlalchemy import ColumnElement, and_
+from sqlalchemy import ColumnElement, and_, select
+from sqlalchemy.orm import aliased
 
-from contract.tasks import end_task
-from gateway.batches.store import CLAIM, BatchStore
+from gateway.batches.store import OPEN
+from gateway.database.claims import CLAIM, Claim, LostClaimError, Slots, lock_in_turns
 from gateway.database.engine import Database
 from gateway.database.tables import BatchRow
 from gateway.errors import StoreUnavailableError
@@ -24,121 +22,79 @@ from gateway.tenancy.times import utc_now
 
 TURN_SECONDS: Final = 1.0
 """How long a run claims batches and waits for the work on them, which may outlast it."""
-LOOK_SECONDS: Final = 0.2
-RENEW_SECONDS: Final = CLAIM.total_seconds() / 4
 PAUSES: Final = 8
 """Pauses after failures, from a second on, of which each is twice the one before."""
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(slots=True, eq=False)
-class _Claim:
-    batch: Batch
-    until: datetime
+class BatchSlots(Slots[tuple[Batch, Claim]]):
+    """One kind of work on batches. The last free slot is for a tenant that has none.
 
-
-class ClaimedBatches:
-    """The batches on which this process does one kind of work."""
+    Args:
+        database: stores the batches.
+        work: works on a batch, and returns the seconds until the batch is due again.
+        is_due: returns the condition for batches that are due at a time.
+        number: the most batches at once, at least 2.
+        limit_seconds: after this time, the work on a batch has failed.
+        prepare: is called before batches are claimed; if it fails, none is.
+    """
 
     def __init__(
         self,
         database: Database,
-        work: Callable[[Batch], Awaitable[float]],
+        work: Callable[[Batch], Coroutine[Any, Any, float]],
         is_due: Callable[[datetime], ColumnElement[bool]],
         *,
-        at_once: int,
+        number: int,
         limit_seconds: float = 600.0,
         prepare: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """Create it.
-
-        Args:
-            database: stores the batches.
-            work: works on a batch, and returns the seconds until the batch is due again.
-            is_due: returns the condition for batches that are due at a time.
-            at_once: batches on which it works at a time, at least 2; one slot of them is for a
-                tenant that has no other.
-            limit_seconds: after this time, the work on a batch has failed.
-            prepare: is called before batches are claimed; if it fails, none is.
-        """
+        super().__init__(number, self._claim_due, self._try)
         self._database = database
-        self._work = work
+        self._advance = work
         self._is_due = is_due
-        self._at_once = at_once
         self._limit_seconds = limit_seconds
         self._prepare = prepare
-        self._running: dict[asyncio.Task[None], _Claim] = {}
-        self._renewed_at = 0.0
-        self._lock = asyncio.Lock()
-        """Held while the ends of claims change."""
 
-    async def run(self) -> int:
-        """Work for about a second, or until nothing is due; return how many batches were claimed.
-
-        Raises StoreUnavailableError if batches cannot be claimed.
-        """
-        end, claimed = time.monotonic() + TURN_SECONDS, 0
-        while True:
-            await self._renew()
-            claimed += await self._claim()
-            left = min(end - time.monotonic(), LOOK_SECONDS)
-            if not self._running or left <= 0:
-                return claimed
-            await asyncio.wait(self._running, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-
-    async def aclose(self) -> None:
-        """Stop, and leave the batches to other processes."""
-        await end_task(*self._running)
-
-    async def _claim(self) -> int:
-        now, room = utc_now(), self._at_once - len(self._running)
-        if room <= 0:
-            return 0
-        is_due = self._is_due(now)
-        if room == 1:
-            # The last one is for another tenant, however slow the work for the others is.
-            served = {claim.batch.tenant_id for claim in self._running.values()}
+    async def _claim_due(self, limit: int, held: Collection[str]) -> dict[str, tuple[Batch, Claim]]:
+        now, is_open, mine = utc_now(), BatchRow.status.in_(OPEN), aliased(BatchRow)
+        is_free = and_(BatchRow.claimed_until <= now, BatchRow.id.not_in(held))
+        is_due = and_(is_open, is_free, self._is_due(now))
+        if limit == 1:
+            # However slow the work for the other tenants is.
+            served = select(mine.tenant_id).where(mine.id.in_(held))
             is_due = and_(is_due, BatchRow.tenant_id.not_in(served))
         async with self._database.reading() as transaction:
-            if not await BatchStore(transaction).has_claimable(is_due, now):
-                return 0
+            if await transaction.scalar(select(BatchRow.id).where(is_due).limit(1)) is None:
+                return {}
         if self._prepare is not None:
             await self._prepare()
         async with self._database.writing() as transaction:
-            claimed = await BatchStore(transaction).claim(is_due, now, limit=max(room - 1, 1))
-        for batch in claimed:
-            claim = _Claim(batch, now + CLAIM)
-            task = asyncio.create_task(self._run(claim))
-            self._running[task] = claim
-            task.add_done_callback(self._running.pop)
-        return len(claimed)
+            rows = await lock_in_turns(
+                transaction,
+                BatchRow,
+                is_due=is_due,
+                is_held=and_(is_open, BatchRow.claimed_until > now),
+                owners=(BatchRow.tenant_id,),
+                order=BatchRow.due_at,
+                limit=max(limit - 1, 1),
+            )
+            for row in rows:
+                row.claimed_until, row.attempts = now + CLAIM, row.attempts + 1
+        return {
+            row.id: (row.to_record(), Claim(self._database, BatchRow, row.id, row.claimed_until))
+            for row in rows
+        }
 
-    async def _renew(self) -> None:
-        if not self._running or time.monotonic() < self._renewed_at + RENEW_SECONDS:
-            return
-        self._renewed_at, until = time.monotonic(), utc_now() + CLAIM
-        running, renewed = list(self._running.items()), set[str]()
-        async with self._lock:
-            async with self._database.writing() as transaction:
-                store = BatchStore(transaction)
-                for _, claim in running:
-                    batch_id = claim.batch.id
-                    if await store.change_claimed(batch_id, claim.until, claimed_until=until):
-                        renewed.add(batch_id)
-            for task, claim in running:
-                if claim.batch.id in renewed:
-                    claim.until = until
-                else:
-                    task.cancel()  # Another process works on it, or a customer has cancelled it.
-
-    async def _run(self, claim: _Claim) -> None:
-        batch, attempts = claim.batch, claim.batch.attempts
-        pause = 2.0 ** (min(attempts, PAUSES) - 1)
+    async def _try(self, claimed: tuple[Batch, Claim]) -> bool:
+        batch, claim = claimed
+        attempts, pause = batch.attempts, 2.0 ** (min(batch.attempts, PAUSES) - 1)
         try:
-            async with asyncio.timeout(self._limit_seconds):
-                pause = await self._work(batch)
+            pause = await claim.hold(self._advance(batch), seconds=self._limit_seconds)
             attempts = 0
+        except LostClaimError:
+            return False  # Another process works on it, or a customer has cancelled it.
         except (StoreUnavailableError, TimeoutError) as error:
             logger.warning("the work on %s failed and is repeated: %r", batch.id, error)
         except asyncio.CancelledError:
@@ -147,15 +103,17 @@ class ClaimedBatches:
         except Exception:
             logger.exception("the work on %s failed and is repeated", batch.id)
         finally:
-            await asyncio.shield(self._give_back(claim, attempts, pause))
+            await asyncio.shield(_give_back(batch, claim, attempts, pause))
+        return attempts == 0
 
-    async def _give_back(self, claim: _Claim, attempts: int, pause: float) -> None:
-        now = utc_now()
-        values = {"claimed_until": now, "due_at": now + timedelta(seconds=pause)}
-        try:
-            async with self._lock, self._database.writing() as transaction:
-                await BatchStore(transaction).change_claimed(
-                    claim.batch.id, claim.until, attempts=attempts, **values
-                )
-        except StoreUnavailableError as error:
-            logger.warning("the claim on %s ends by time: %s", claim.batch.id, error)
+
+async def _give_back(batch: Batch, claim: Claim, attempts: int, pause: float) -> None:
+    now = utc_now()
+    try:
+        await claim.change(
+            claimed_until=now, due_at=now + timedelta(seconds=pause), attempts=attempts
+        )
+    except LostClaimError:
+        pass
+    except StoreUnavailableError as error:
+        logger.warning("the claim on %s ends by time: %s", batch.id, error)

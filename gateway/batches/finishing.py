@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from sqlalchemy import ColumnElement, and_, or_
 
-from gateway.batches.claimed import ClaimedBatches
+from gateway.batches.claimed import TURN_SECONDS, BatchSlots
 from gateway.batches.events import add_events
 from gateway.batches.lines import (
     CANCELLED,
@@ -58,18 +58,18 @@ class Finisher:
         self._database = database
         self._files = files
         self._results = ResultFiles(database, files)
-        self._claimed = ClaimedBatches(database, self._advance, _is_due, at_once=BATCHES_AT_ONCE)
+        self._slots = BatchSlots(database, self._advance, _is_due, number=BATCHES_AT_ONCE)
 
-    async def run(self) -> int:
-        """Do what is due for about a second; return how many batches had a turn.
+    async def run(self, *, seconds: float = TURN_SECONDS) -> int:
+        """Do what is due for some time; return how many turns of batches have succeeded.
 
         Raises StoreUnavailableError.
         """
-        return await self._claimed.run()
+        return await self._slots.run(seconds=seconds)
 
     async def aclose(self) -> None:
         """Stop, and leave the batches to other processes."""
-        await self._claimed.aclose()
+        await self._slots.aclose()
 
     async def _advance(self, batch: Batch) -> float:
         """Do a part of what is due for a batch; return the seconds until it is due again."""

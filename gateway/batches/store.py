@@ -22,7 +22,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from gateway.database.claims import lock_in_turns
+from gateway.database.claims import CLAIM, lock_in_turns
 from gateway.database.paging import Page, PageRequest, read_page
 from gateway.database.tables import BatchChunkRow, BatchRow, TenantRow
 from gateway.files.store import Owner
@@ -30,8 +30,6 @@ from gateway.tenancy.batches import Batch, BatchStatus, Chunk, ChunkState
 from gateway.tenancy.records import TenantStatus
 from gateway.tenancy.times import EPOCH, utc_now
 
-CLAIM: Final = timedelta(seconds=60)
-"""How long a batch belongs to the process that claimed it, unless the process renews the claim."""
 LEASE: Final = timedelta(seconds=30)
 """How long a chunk belongs to a gateway, unless the gateway renews the lease."""
 REST: Final = timedelta(seconds=20)
@@ -162,38 +160,6 @@ class BatchStore:
             .limit(limit)
         )
         return [row.to_record() for row in rows]
-
-    async def has_claimable(self, is_due: ColumnElement[bool], now: datetime) -> bool:
-        """Return whether any due batch can be claimed."""
-        found = select(BatchRow.id).where(_is_open(), BatchRow.claimed_until <= now, is_due)
-        return await self._transaction.scalar(found.limit(1)) is not None
-
-    async def claim(self, is_due: ColumnElement[bool], now: datetime, *, limit: int) -> list[Batch]:
-        """Claim due batches for a process until `now + CLAIM`, in turns of their tenants."""
-        rows = await lock_in_turns(
-            self._transaction,
-            BatchRow,
-            is_due=and_(_is_open(), BatchRow.claimed_until <= now, is_due),
-            is_held=and_(_is_open(), BatchRow.claimed_until > now),
-            owners=(BatchRow.tenant_id,),
-            order=BatchRow.due_at,
-            limit=limit,
-        )
-        for row in rows:
-            row.claimed_until = now + CLAIM
-            row.attempts += 1
-        await self._transaction.flush()
-        return [row.to_record() for row in rows]
-
-    async def change_claimed(self, batch_id: str, until: datetime, **columns: Any) -> bool:
-        """Change a batch that is claimed until this time; return False if it is not."""
-        changed = await self._transaction.scalars(
-            update(BatchRow)
-            .where(BatchRow.id == batch_id, BatchRow.claimed_until == until)
-            .values(**columns)
-            .returning(BatchRow.id)
-        )
-        return bool(list(changed))
 
     async def feeds(self) -> dict[str, Feed]:
         """Return what runs of each active tenant."""

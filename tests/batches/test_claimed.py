@@ -13,9 +13,11 @@ from gateway.auth.authenticator import Authenticator
 from gateway.auth.principal import Principal
 from gateway.batches import checking, finishing
 from gateway.batches.checking import Validator
+from gateway.batches.claimed import TURN_SECONDS
 from gateway.batches.finishing import Finisher
 from gateway.batches.service import BatchService
-from gateway.batches.store import CLAIM, BatchStore
+from gateway.batches.store import BatchStore
+from gateway.database.claims import CLAIM
 from gateway.database.engine import Database
 from gateway.database.tables import BatchRow
 from gateway.dispatch.catalogue import Catalogue
@@ -111,11 +113,18 @@ class Office:
         """Return the state of a batch."""
         return (await self.batches.get(Owner(batch.tenant_id), batch.id)).status
 
-    async def run_until(self, job: Validator | Finisher, batch: Batch, status: BatchStatus) -> None:
+    async def run_until(
+        self,
+        job: Validator | Finisher,
+        batch: Batch,
+        status: BatchStatus,
+        *,
+        seconds: float = TURN_SECONDS,
+    ) -> None:
         """Run a job until a batch has a state."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             while await self.status(batch) is not status:
-                await job.run()
+                await job.run(seconds=seconds)
 
     def break_file(self, monkeypatch: pytest.MonkeyPatch, file: File, error: Any) -> None:
         """Let each read of a file await a result of `error`."""
@@ -151,17 +160,16 @@ async def _hangs() -> None:
 @every_database
 @pytest.mark.parametrize("kind", STEPS)
 async def test_a_hundred_batches_of_another_tenant_delay_a_batch_by_a_turn(
-    office: Office, monkeypatch: pytest.MonkeyPatch, kind: str
+    office: Office, kind: str
 ) -> None:
     before, after = STEPS[kind]
-    monkeypatch.setattr("gateway.batches.claimed.TURN_SECONDS", 0.0)
     file = await office.upload("many")
     many = [await office.create("many", file) for _ in range(100)]
     if kind == "end":
         for batch in many:
             await office.change(batch, status=before, cancelling_at=utc_now())
     batch = await office.create("few", await office.upload("few"), kind)
-    await office.run_until(office.jobs[kind], batch, after)
+    await office.run_until(office.jobs[kind], batch, after, seconds=0.0)
     states = [await office.status(each) for each in many]
     assert states[-1] is before
 
@@ -246,7 +254,8 @@ async def test_slow_work_keeps_its_claim_and_ends_with_the_process(
     file = await office.upload("many")
     batch = await office.create("many", file)
     office.break_file(monkeypatch, file, _hangs)
-    monkeypatch.setattr("gateway.batches.claimed.RENEW_SECONDS", 0.0)
+    for module in ("gateway.batches.claimed", "gateway.database.claims"):
+        monkeypatch.setattr(f"{module}.CLAIM", timedelta(seconds=0.3))
 
     async def claimed_until() -> Any:
         async with database.reading() as transaction:
