@@ -17,7 +17,7 @@ from contract.object_store import S3_SCHEME
 from gateway.adapters.checks import InvalidAdapterError
 from gateway.adapters.copying import AdapterCopier, UnreadableSourceError
 from gateway.adapters.store import AdapterStore
-from gateway.database.claims import CLAIM, Claim, LostClaimError, Slots
+from gateway.database.claims import CLAIM, Claim, LostClaimError, Slots, claimed
 from gateway.database.engine import Database
 from gateway.database.locking import lock_tenant
 from gateway.database.paging import Page, PageRequest
@@ -25,10 +25,10 @@ from gateway.database.tables import AdapterRow
 from gateway.dispatch.catalogue import Catalogue
 from gateway.errors import (
     ConflictError,
-    InvalidParameterError,
     NotFoundError,
     ServiceUnavailableError,
     StoreUnavailableError,
+    must,
     shown,
 )
 from gateway.files.blobs import Blobs
@@ -220,10 +220,10 @@ class AdapterService:
     async def _claim(self, limit: int, held: Collection[str]) -> dict[str, tuple[Adapter, Claim]]:
         now = utc_now()
         async with self._database.writing() as transaction:
-            claimed = await AdapterStore(transaction).claim(
-                now, now + CLAIM, held, most=AT_ONCE_OF_TENANT, limit=limit
+            rows = await AdapterStore(transaction).lock_new(
+                now, held, most=AT_ONCE_OF_TENANT, limit=limit
             )
-        return self._claims(claimed, now + CLAIM)
+            return claimed(self._database, rows, now + CLAIM)
 
     async def _claim_unused(
         self, limit: int, held: Collection[str]
@@ -231,21 +231,14 @@ class AdapterService:
         del held  # Their claims last longer than their removal.
         now = utc_now()
         async with self._database.writing() as transaction:
-            claimed = await AdapterStore(transaction).claim_unused(
-                now, now + REMOVAL_CLAIM, before=now - KEPT_AFTER_DELETION, limit=limit
+            rows = await AdapterStore(transaction).lock_unused(
+                now, before=now - KEPT_AFTER_DELETION, limit=limit
             )
-        return self._claims(claimed, now + REMOVAL_CLAIM)
+            return claimed(self._database, rows, now + REMOVAL_CLAIM)
 
-    def _claims(
-        self, adapters: Iterable[Adapter], until: datetime
-    ) -> dict[str, tuple[Adapter, Claim]]:
-        return {
-            each.id: (each, Claim(self._database, AdapterRow, each.id, until)) for each in adapters
-        }
-
-    async def _try_to_validate(self, claimed: tuple[Adapter, Claim]) -> bool:
+    async def _try_to_validate(self, item: tuple[Adapter, Claim]) -> bool:
         """Validate an adapter; if that fails, let it be repeated after a pause, or fail."""
-        adapter, claim = claimed
+        adapter, claim = item
         patience = SOURCE_PATIENCE
         try:
             await self._validate(adapter, claim)
@@ -301,8 +294,8 @@ class AdapterService:
             size=copied.size,
         )
 
-    async def _remove(self, claimed: tuple[Adapter, Claim]) -> bool:
-        adapter, claim = claimed
+    async def _remove(self, item: tuple[Adapter, Claim]) -> bool:
+        adapter, claim = item
         await self._copier.remove(adapter.sha256)
         await claim.change(is_stored=False)
         return True
@@ -332,10 +325,11 @@ async def _check_free(store: AdapterStore, adapter: Adapter) -> None:
 
 def _check_name(name: str) -> None:
     if _NAME.fullmatch(name) is None:
-        raise InvalidParameterError(
-            "'name' must have 1 to 63 letters, digits, periods, underscores or hyphens, and begin "
-            f"with a letter or digit. Given: {shown(name)}.",
-            param="name",
+        raise must(
+            "name",
+            "have 1 to 63 letters, digits, periods, underscores or hyphens, and begin with a "
+            "letter or digit",
+            name,
         )
 
 
@@ -343,10 +337,11 @@ def _check_source(source: str) -> None:
     is_s3 = source.startswith(S3_SCHEME) and len(source) > len(S3_SCHEME)
     is_valid = (is_s3 or Path(source).is_absolute()) and source.isprintable()
     if len(source) > MAX_SOURCE_CHARACTERS or not is_valid:
-        raise InvalidParameterError(
-            "'source' must be the absolute path of a folder, or s3://BUCKET/PREFIX, of at most "
-            f"{MAX_SOURCE_CHARACTERS} characters. Given: {shown(source)}.",
-            param="source",
+        raise must(
+            "source",
+            "be the absolute path of a folder, or s3://BUCKET/PREFIX, of at most "
+            f"{MAX_SOURCE_CHARACTERS} characters",
+            source,
         )
 
 

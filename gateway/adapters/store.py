@@ -66,14 +66,14 @@ class AdapterStore:
         row.state, row.deleted_at, row.claimed_until = AdapterState.DELETED, now, now
         await self._transaction.flush()
 
-    async def claim(
-        self, now: datetime, until: datetime, held: Collection[str], *, most: int, limit: int
-    ) -> list[Adapter]:
-        """Claim adapters to validate: the tenants in turns, each with at most `most` at once.
+    async def lock_new(
+        self, now: datetime, held: Collection[str], *, most: int, limit: int
+    ) -> list[AdapterRow]:
+        """Lock adapters to validate: the tenants in turns, each with at most `most` at once.
 
         `held` are the ids of those that this process validates.
         """
-        rows = await lock_in_turns(
+        return await lock_in_turns(
             self._transaction,
             AdapterRow,
             is_due=and_(
@@ -85,9 +85,6 @@ class AdapterStore:
             limit=limit,
             most=(most,),
         )
-        for row in rows:
-            row.claimed_until = until
-        return [row.to_record() for row in rows]
 
     async def is_being_removed(self, sha256: str, now: datetime) -> bool:
         """Return whether a process removes these files now. None begins during this transaction.
@@ -101,10 +98,8 @@ class AdapterStore:
         )
         return any(until > now for until in claims)
 
-    async def claim_unused(
-        self, now: datetime, until: datetime, *, before: datetime, limit: int
-    ) -> list[Adapter]:
-        """Claim adapters that ended before a time, and whose files no other adapter has.
+    async def lock_unused(self, now: datetime, *, before: datetime, limit: int) -> list[AdapterRow]:
+        """Lock adapters that ended before a time, and whose files no other adapter has.
 
         Files that another adapter has are left to it.
         """
@@ -122,8 +117,7 @@ class AdapterStore:
             )
             row.is_stored = await self._transaction.scalar(others.limit(1)) is None
             if row.is_stored:
-                row.claimed_until = until
-                unused.append(row.to_record())
+                unused.append(row)
         await self._transaction.flush()
         return unused
 

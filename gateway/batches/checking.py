@@ -210,10 +210,10 @@ class Validator:
             store = BatchStore(transaction)
             if (await store.lock(batch.id)).status is not BatchStatus.VALIDATING:
                 return
-            await store.change(
+            ended = await store.change(
                 batch.id, status=BatchStatus.FAILED, failed_at=utc_now(), errors=errors
             )
-            await add_events(transaction, await store.lock(batch.id))
+            await add_events(transaction, ended)
 
 
 def _is_due(is_of_size: ColumnElement[bool], now: datetime) -> ColumnElement[bool]:

@@ -13,7 +13,7 @@ from sqlalchemy import ColumnElement, and_, select
 from sqlalchemy.orm import aliased
 
 from gateway.batches.store import OPEN
-from gateway.database.claims import CLAIM, Claim, LostClaimError, Slots, lock_in_turns
+from gateway.database.claims import CLAIM, Claim, LostClaimError, Slots, claimed, lock_in_turns
 from gateway.database.engine import Database
 from gateway.database.tables import BatchRow
 from gateway.errors import StoreUnavailableError
@@ -81,14 +81,11 @@ class BatchSlots(Slots[tuple[Batch, Claim]]):
                 limit=max(limit - 1, 1),
             )
             for row in rows:
-                row.claimed_until, row.attempts = now + CLAIM, row.attempts + 1
-        return {
-            row.id: (row.to_record(), Claim(self._database, BatchRow, row.id, row.claimed_until))
-            for row in rows
-        }
+                row.attempts += 1
+            return claimed(self._database, rows, now + CLAIM)
 
-    async def _try(self, claimed: tuple[Batch, Claim]) -> bool:
-        batch, claim = claimed
+    async def _try(self, item: tuple[Batch, Claim]) -> bool:
+        batch, claim = item
         attempts, pause = batch.attempts, 2.0 ** (min(batch.attempts, PAUSES) - 1)
         try:
             pause = await claim.hold(self._advance(batch), seconds=self._limit_seconds)

@@ -1,24 +1,15 @@
 """Webhook events of batches: one for each end, in the transaction that ends the batch."""
 
-from typing import Final
-
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.management.webhooks.service import make_event
 from gateway.management.webhooks.store import EventName, WebhookStore
-from gateway.tenancy.batches import Batch, BatchStatus
-
-KINDS: Final = {
-    BatchStatus.COMPLETED: "batch.completed",
-    BatchStatus.FAILED: "batch.failed",
-    BatchStatus.EXPIRED: "batch.expired",
-    BatchStatus.CANCELLED: "batch.cancelled",
-}
+from gateway.tenancy.batches import Batch
 
 
 async def add_events(transaction: AsyncSession, batch: Batch) -> None:
     """Add an event about an ended batch for each webhook of its tenant."""
-    store, kind = WebhookStore(transaction), KINDS[batch.status]
+    store, kind = WebhookStore(transaction), f"batch.{batch.status}"
     webhooks = await store.list_of_tenant(batch.tenant_id)
     data: dict[str, object] = {
         "id": batch.id,

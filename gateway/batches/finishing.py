@@ -145,16 +145,14 @@ class Finisher:
             batch = await store.lock(batch_id)
             if batch.status.is_end:
                 return
-            await store.change(batch_id, **_end_columns(batch, now))
+            ended = await store.change(batch_id, **_end_columns(batch, now))
             await store.remove_chunks(batch_id)
             seconds = batch.output_seconds
-            retention = (
-                self._files.limits.retention if seconds is None else timedelta(seconds=seconds)
-            )
+            retention = self._files.retention if seconds is None else timedelta(seconds=seconds)
             for file_id in (batch.output_file_id, batch.error_file_id):
                 if file_id is not None:
                     await FileStore(transaction).change(file_id, expires_at=now + retention)
-            await add_events(transaction, await store.lock(batch_id))
+            await add_events(transaction, ended)
 
 
 def _is_due(now: datetime) -> ColumnElement[bool]:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final, NamedTuple
@@ -102,7 +102,7 @@ class BatchRunner:
     """Runs lines of batches in this gateway process."""
 
     def __init__(self, context: ProcessContext, drain: Drain) -> None:
-        files = FileService.of(context.settings, context.database)
+        files = FileService(context.settings, context.database)
         self._context = context
         self._drain = drain
         self._database = context.database
@@ -323,8 +323,7 @@ class BatchRunner:
             batch = await store.lock(state.batch.id)
             if batch.status is BatchStatus.IN_PROGRESS:
                 errors = [error_of(error.message, error.code, None, None)]
-                await store.cancel(batch.id, utc_now(), errors=errors)
-                batch = await store.lock(batch.id)
+                batch = await store.cancel(batch.id, utc_now(), errors=errors)
         state.note(batch)
 
     async def _pause(self, state: BatchState, seconds: float) -> None:
@@ -332,11 +331,9 @@ class BatchRunner:
         if state.stop.is_set():
             await asyncio.sleep(FIRST_PAUSE_SECONDS)
             return
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await state.stop.wait()
-        except TimeoutError:
-            pass
 
     def _style(self, line: Line) -> ErrorStyle:
         return PROFILES[line.batch.dialect or self._context.settings.default_dialect].error_style

@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import logging
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Final, NamedTuple
 
 from redis.exceptions import RedisError
@@ -69,7 +69,8 @@ class BatchState:
             self.stop.set()
 
 
-class Line(NamedTuple):
+@dataclass(frozen=True)
+class Line:
     """A line of a batch."""
 
     state: BatchState
@@ -86,6 +87,18 @@ class Line(NamedTuple):
     def id(self) -> str:
         """The identity of the line."""
         return line_id_of(self.batch.id, self.number)
+
+    @cached_property
+    def custom_id(self) -> str:
+        """The customer's name of the line."""
+        return custom_id_of(self.content)
+
+    @cached_property
+    def idempotent(self) -> IdempotentRequest:
+        """What makes its request run once, however often and wherever it is submitted."""
+        batch, digest = self.batch, hashlib.sha256(self.content).hexdigest()
+        # A client's key has no space, so it never stands for a line.
+        return IdempotentRequest(batch.tenant_id, batch.project_id, f"line {self.id}", digest)
 
 
 class LineRun(NamedTuple):
@@ -113,21 +126,17 @@ class LineRunner:
         a line that must stop. Raises an ApiError if the request is refused or fails, and
         RedisError.
         """
-        custom_id = custom_id_of(line.content)
-        endpoint = ENDPOINTS_BY_PATH[line.batch.endpoint]
         logs.request_id.set(line.id)
-        idempotent = _idempotent(line)
         async with self._starting:
             call = await self._call(line, principal or without_rights(line.batch), tier)
-            begins = principal is not None
-            found = await self._find_or_submit(line, call, endpoint, idempotent, begins=begins)
+            found = await self._find_or_submit(line, call, begins=principal is not None)
         if found is None:
             if not line.state.stop.is_set():
                 return None
-            return LineRun(unfinished(line.id, custom_id, end_code_of(line.batch)))
+            return _stopped(line)
         if isinstance(found, Submission):
-            return await self._follow(line, custom_id, idempotent, found)
-        return await self._continue(line, custom_id, idempotent, found)
+            return await self._follow(line, found)
+        return await self._continue(line, found)
 
     async def promote(self, state: BatchState, tier: ServiceTier) -> None:
         """Raise the waiting jobs of a batch to a tier, unless they were raised before."""
@@ -173,26 +182,21 @@ class LineRunner:
         return parse_object(content)
 
     async def _find_or_submit(
-        self,
-        line: Line,
-        call: Call,
-        endpoint: Endpoint,
-        idempotent: IdempotentRequest,
-        *,
-        begins: bool,
+        self, line: Line, call: Call, *, begins: bool
     ) -> StoredResponse | Submission | None:
         """Return the earlier response of a line, or submit it; None if it must not begin to run."""
+        endpoint = ENDPOINTS_BY_PATH[line.batch.endpoint]
         request_id = endpoint.new_id()
-        earlier = await find_earlier(call, idempotent, request_id)
+        earlier = await find_earlier(call, line.idempotent, request_id)
         if earlier is not None:
             return earlier
         if line.state.stop.is_set() or not begins:
-            await release(call, idempotent, request_id)
+            await release(call, line.idempotent, request_id)
             return None
         try:
             return await self._submit(call, endpoint, request_id)
         except BaseException:
-            await asyncio.shield(release(call, idempotent, request_id))
+            await asyncio.shield(release(call, line.idempotent, request_id))
             raise
 
     async def _submit(self, call: Call, endpoint: Endpoint, request_id: str) -> Submission:
@@ -205,13 +209,7 @@ class LineRunner:
             is_idempotent=True,
         )
 
-    async def _follow(
-        self,
-        line: Line,
-        custom_id: str,
-        idempotent: IdempotentRequest,
-        submission: Submission,
-    ) -> LineRun:
+    async def _follow(self, line: Line, submission: Submission) -> LineRun:
         """Return the result of a line that this gateway has just submitted."""
         responses, response = self._context.responses, submission.response
         assert response is not None  # noqa: S101 - idempotent requests are stored
@@ -235,15 +233,9 @@ class LineRunner:
         finally:
             line.state.jobs -= own
             await end_task(collecting)
-        return _finished(line, custom_id, idempotent, response.id, whole)
+        return _finished(line, response.id, whole)
 
-    async def _continue(
-        self,
-        line: Line,
-        custom_id: str,
-        idempotent: IdempotentRequest,
-        response: StoredResponse,
-    ) -> LineRun:
+    async def _continue(self, line: Line, response: StoredResponse) -> LineRun:
         """Return the result of a line that was submitted before."""
         reader = await self._context.responses.attach(response)
         collecting = asyncio.create_task(collect(reader.completion, reader.generation))
@@ -254,7 +246,7 @@ class LineRunner:
             await asyncio.shield(reader.aclose())
         if not await self._context.responses.settled(response):
             raise RequestCancelledError(_CANCELLED)
-        return _finished(line, custom_id, idempotent, response.id, whole)
+        return _finished(line, response.id, whole)
 
     async def _collected(
         self, collecting: asyncio.Task[WholeResponse], response: StoredResponse, stop: asyncio.Event
@@ -272,26 +264,17 @@ class LineRunner:
 
 def refused(line: Line, error: ApiError, style: ErrorStyle) -> LineRun:
     """Return the result of a line whose request was refused or failed for good."""
-    custom_id = custom_id_of(line.content)
     if isinstance(error, RequestCancelledError | GenerationTimeoutError):
-        return LineRun(unfinished(line.id, custom_id, end_code_of(line.batch)))
-    return LineRun(failed(line.id, custom_id, request_id=line.id, error=error, style=style))
+        return _stopped(line)
+    return LineRun(failed(line.id, line.custom_id, request_id=line.id, error=error, style=style))
 
 
-def _idempotent(line: Line) -> IdempotentRequest:
-    batch, digest = line.batch, hashlib.sha256(line.content).hexdigest()
-    # A client's key has no space, so it never stands for a line.
-    return IdempotentRequest(batch.tenant_id, batch.project_id, f"line {line.id}", digest)
+def _stopped(line: Line) -> LineRun:
+    return LineRun(unfinished(line.id, line.custom_id, end_code_of(line.batch)))
 
 
-def _finished(
-    line: Line,
-    custom_id: str,
-    idempotent: IdempotentRequest,
-    request_id: str,
-    whole: WholeResponse,
-) -> LineRun:
+def _finished(line: Line, request_id: str, whole: WholeResponse) -> LineRun:
     result = finished(
-        line.id, custom_id, request_id=request_id, body=whole.content, usage=whole.usage
+        line.id, line.custom_id, request_id=request_id, body=whole.content, usage=whole.usage
     )
-    return LineRun(result, idempotent, request_id)
+    return LineRun(result, line.idempotent, request_id)

@@ -2,7 +2,6 @@
 
 import re
 import secrets
-from collections.abc import Collection
 from datetime import timedelta
 from typing import Final
 
@@ -18,6 +17,7 @@ from gateway.errors import (
     NotFoundError,
     StateConflictError,
     TenantQueueFullError,
+    must,
     shown,
 )
 from gateway.files.service import FileService, is_id, read_retention
@@ -39,7 +39,7 @@ class BatchService:
 
     def __init__(self, settings: Settings, database: Database) -> None:
         self._database = database
-        self._files = FileService.of(settings, database)
+        self._files = FileService(settings, database)
         self._windows = settings.batch_windows
         self._most = settings.max_batches_of_tenant
 
@@ -56,19 +56,17 @@ class BatchService:
         """Create a batch, which is then validated. Raises an ApiError."""
         _check_labels(labels)
         if endpoint not in ENDPOINTS_BY_PATH:
-            raise _unknown("endpoint", ENDPOINTS_BY_PATH, endpoint)
+            raise must("endpoint", f"be one of {', '.join(ENDPOINTS_BY_PATH)}", endpoint)
         if completion_window not in self._windows:
-            raise _unknown("completion_window", self._windows, completion_window)
+            windows = ", ".join(self._windows)
+            raise must("completion_window", f"be one of {windows}", completion_window)
         if output_seconds is not None:
             read_retention(output_seconds, param="output_expires_after.seconds")
         owner = Owner(principal.tenant_id, principal.project_id)
         file = await self._files.get(owner, input_file_id, param="input_file_id")
         if file.purpose is not FilePurpose.BATCH:
-            raise InvalidParameterError(
-                f"'input_file_id' must be a file with the purpose {FilePurpose.BATCH}. "
-                f"Given: {file.purpose}.",
-                param="input_file_id",
-            )
+            rule = f"be a file with the purpose {FilePurpose.BATCH}"
+            raise must("input_file_id", rule, file.purpose)
         is_token = principal.credential_id.startswith(TOKEN_PREFIX)
         models = principal.allowed_models if is_token else None
         now = utc_now()
@@ -125,8 +123,7 @@ class BatchService:
             store = BatchStore(transaction)
             batch = await store.lock(batch_id)
             if batch.status in (BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS):
-                await store.cancel(batch_id, utc_now())
-                batch = await store.lock(batch_id)
+                batch = await store.cancel(batch_id, utc_now())
         if batch.status is not BatchStatus.CANCELLING and batch.status is not BatchStatus.CANCELLED:
             raise StateConflictError(
                 f"The batch {shown(batch_id)} cannot be cancelled: it is {batch.status}."
@@ -147,11 +144,11 @@ def _check_labels(labels: dict[str, str] | None) -> None:
         for name, value in labels.items()
     )
     if len(labels) > MAX_LABELS or not fits:
-        raise InvalidParameterError(
-            f"'metadata' must have at most {MAX_LABELS} pairs, with names of at most "
-            f"{MAX_LABEL_NAME} and values of at most {MAX_LABEL_VALUE} characters. "
-            f"Given: {shown(labels)}.",
-            param="metadata",
+        raise must(
+            "metadata",
+            f"have at most {MAX_LABELS} pairs, with names of at most {MAX_LABEL_NAME} and values "
+            f"of at most {MAX_LABEL_VALUE} characters",
+            labels,
         )
     for name, value in labels.items():
         # PostgreSQL cannot store it.
@@ -160,9 +157,3 @@ def _check_labels(labels: dict[str, str] | None) -> None:
                 f"'metadata' must not contain the character U+{ord(bad[0]):04X}. Given: {name!a}.",
                 param="metadata",
             )
-
-
-def _unknown(param: str, known: Collection[str], given: str) -> InvalidParameterError:
-    return InvalidParameterError(
-        f"'{param}' must be one of {', '.join(known)}. Given: {shown(given)}.", param=param
-    )

@@ -97,10 +97,9 @@ class BatchStore:
     async def find(self, owner: Owner, batch_id: str) -> Batch | None:
         """Return a batch of the owner."""
         row = await self._transaction.scalar(
-            select(BatchRow).where(BatchRow.tenant_id == owner.tenant_id, BatchRow.id == batch_id)
+            select(BatchRow).where(*owner.conditions(BatchRow), BatchRow.id == batch_id)
         )
-        is_seen = row is not None and owner.project_id in (None, row.project_id)
-        return row.to_record() if row is not None and is_seen else None
+        return None if row is None else row.to_record()
 
     async def lock(self, batch_id: str) -> Batch:
         """Return a batch; no other transaction changes it before this one ends."""
@@ -115,22 +114,24 @@ class BatchStore:
 
     async def page(self, owner: Owner, wanted: PageRequest) -> Page[Batch]:
         """Return a page of the owner's batches."""
-        conditions: list[ColumnElement[bool]] = [BatchRow.tenant_id == owner.tenant_id]
-        if owner.project_id is not None:
-            conditions.append(BatchRow.project_id == owner.project_id)
-        page = await read_page(self._transaction, BatchRow, wanted, *conditions)
+        page = await read_page(self._transaction, BatchRow, wanted, *owner.conditions(BatchRow))
         return Page([row.to_record() for row in page.entries], page.has_more)
 
-    async def change(self, batch_id: str, **columns: Any) -> None:
-        """Change columns of a batch."""
-        await self._transaction.execute(
-            update(BatchRow).where(BatchRow.id == batch_id).values(**columns)
+    async def change(self, batch_id: str, **columns: Any) -> Batch:
+        """Change columns of a batch, and return it."""
+        rows = await self._transaction.scalars(
+            update(BatchRow)
+            .where(BatchRow.id == batch_id)
+            .values(**columns)
+            .returning(BatchRow)
+            .execution_options(populate_existing=True)
         )
+        return rows.one().to_record()
 
-    async def cancel(self, batch_id: str, now: datetime, **columns: Any) -> None:
+    async def cancel(self, batch_id: str, now: datetime, **columns: Any) -> Batch:
         """Let a batch end at once, even if a process validates it or merges its results."""
         times = {"cancelling_at": now, "claimed_until": now, "due_at": now}
-        await self.change(batch_id, status=BatchStatus.CANCELLING, **times, **columns)
+        return await self.change(batch_id, status=BatchStatus.CANCELLING, **times, **columns)
 
     async def read(self, batch_ids: Collection[str]) -> list[Batch]:
         """Return these batches."""

@@ -13,6 +13,7 @@ from collections.abc import (
     Callable,
     Collection,
     Coroutine,
+    Iterable,
     Mapping,
     Sequence,
 )
@@ -183,6 +184,17 @@ class Claim:
             await asyncio.sleep(CLAIM.total_seconds() / 3)
             with suppress(StoreUnavailableError):
                 await self.change(claimed_until=utc_now() + CLAIM)
+
+
+def claimed(
+    database: Database, rows: Iterable[Any], until: datetime
+) -> dict[str, tuple[Any, Claim]]:
+    """Claim locked rows of one table until a time. Return their records and claims by id."""
+    found = {}
+    for row in rows:
+        row.claimed_until = until
+        found[row.id] = (row.to_record(), Claim(database, type(row), row.id, until))
+    return found
 
 
 class Slots(Generic[Item]):

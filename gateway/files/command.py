@@ -52,4 +52,4 @@ async def delete(stores: Stores, tenant: str, file: str) -> None:
 
 def file_service(stores: Stores) -> FileService:
     """Return the files of the deployment that a command manages."""
-    return FileService.of(stores.settings, stores.database)
+    return FileService(stores.settings, stores.database)

@@ -80,7 +80,7 @@ def owner_of(principal: Principal) -> Owner:
 
 def file_service(context: Context) -> FileService:
     """Return the files of this deployment."""
-    return FileService.of(context.settings, context.database)
+    return FileService(context.settings, context.database)
 
 
 Files = Annotated[FileService, Depends(file_service)]

@@ -11,13 +11,7 @@ from contract.tasks import each_apart
 from gateway.database.engine import Database
 from gateway.database.locking import lock_tenant
 from gateway.database.paging import Page, PageRequest
-from gateway.errors import (
-    InvalidParameterError,
-    NotFoundError,
-    StateConflictError,
-    StoreUnavailableError,
-    shown,
-)
+from gateway.errors import NotFoundError, StateConflictError, StoreUnavailableError, must, shown
 from gateway.files.blobs import Blobs
 from gateway.files.reader import FileReader
 from gateway.files.store import FileStore, Owner
@@ -40,28 +34,6 @@ MERGED_PARTS: Final = 64
 """Objects that are merged at once."""
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileLimits:
-    """Limits of files."""
-
-    size: int
-    lines: int
-    size_of_tenant: int
-    lines_of_tenant: int
-    retention: timedelta
-
-    @classmethod
-    def of(cls, settings: Settings) -> "FileLimits":
-        """Return the limits of a deployment."""
-        return cls(
-            size=settings.max_file_bytes,
-            lines=settings.max_file_lines,
-            size_of_tenant=settings.max_file_bytes_of_tenant,
-            lines_of_tenant=settings.max_file_lines_of_tenant,
-            retention=settings.file_retention,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,16 +60,12 @@ class Bound:
 class FileService:
     """Files of all tenants. All methods raise StoreUnavailableError."""
 
-    def __init__(self, database: Database, blobs: Blobs, limits: FileLimits) -> None:
-        self.limits = limits
-        self.reader = FileReader(database, blobs)
+    def __init__(self, settings: Settings, database: Database) -> None:
+        self._settings = settings
         self._database = database
-        self._blobs = blobs
-
-    @classmethod
-    def of(cls, settings: Settings, database: Database) -> "FileService":
-        """Return the files of a deployment."""
-        return cls(database, Blobs(settings.file_store), FileLimits.of(settings))
+        self._blobs = Blobs(settings.file_store)
+        self.reader = FileReader(database, self._blobs)
+        self.retention = settings.file_retention
 
     # -- for customers ---------------------------------------------------------------------------
 
@@ -150,18 +118,23 @@ class FileService:
         self._blobs.require()
         async with self._database.reading() as transaction:
             used = await FileStore(transaction).use_of(tenant_id)
-        limits = self.limits
-        size = Bound.of("bytes", limits.size, of_tenant=limits.size_of_tenant, used=used.size)
-        lines = Bound.of("lines", limits.lines, of_tenant=limits.lines_of_tenant, used=used.lines)
+        of = self._settings
+        size = Bound.of(
+            "bytes", of.max_file_bytes, of_tenant=of.max_file_bytes_of_tenant, used=used.size
+        )
+        lines = Bound.of(
+            "lines", of.max_file_lines, of_tenant=of.max_file_lines_of_tenant, used=used.lines
+        )
         if size.most <= 0 or lines.most <= 0:
             raise self._full(used.size, used.lines)
         return size, lines
 
     def _full(self, size: int, lines: int) -> StateConflictError:
+        most = self._settings
         return StateConflictError(
-            f"The files of an account must have at most {self.limits.size_of_tenant} bytes and "
-            f"{self.limits.lines_of_tenant} lines. Given: {size} bytes, {lines} lines. "
-            "Delete files first."
+            "The files of an account must have at most "
+            f"{most.max_file_bytes_of_tenant} bytes and {most.max_file_lines_of_tenant} lines. "
+            f"Given: {size} bytes, {lines} lines. Delete files first."
         )
 
     # -- contents --------------------------------------------------------------------------------
@@ -203,14 +176,17 @@ class FileService:
         retention: timedelta | None,
     ) -> File:
         """Make an uploaded file visible, with these objects. Raises StateConflictError."""
-        retention = self.limits.retention if retention is None else retention
+        retention = self.retention if retention is None else retention
         async with self._database.writing() as transaction:
             await lock_tenant(transaction, file.tenant_id)
             store = FileStore(transaction)
             await store.append(file.id, parts, lines=lines)
             used = await store.use_of(file.tenant_id)
-            most = self.limits
-            if used.size > most.size_of_tenant or used.lines > most.lines_of_tenant:
+            most = self._settings
+            if (
+                used.size > most.max_file_bytes_of_tenant
+                or used.lines > most.max_file_lines_of_tenant
+            ):
                 raise self._full(used.size, used.lines)
             await store.change(
                 file.id, name=name, is_visible=True, expires_at=file.created_at + retention
@@ -273,9 +249,6 @@ def is_id(text: str) -> bool:
 def read_retention(seconds: int, *, param: str) -> timedelta:
     """Return the time after which a file expires. Raises InvalidParameterError."""
     if not MIN_RETENTION_SECONDS <= seconds <= MAX_RETENTION_SECONDS:
-        raise InvalidParameterError(
-            f"'{param}' must be from {MIN_RETENTION_SECONDS} to {MAX_RETENTION_SECONDS} seconds. "
-            f"Given: {seconds}.",
-            param=param,
-        )
+        bounds = f"{MIN_RETENTION_SECONDS} to {MAX_RETENTION_SECONDS}"
+        raise must(param, f"be from {bounds} seconds", seconds)
     return timedelta(seconds=seconds)

@@ -1,7 +1,7 @@
 """Queries on the tables `files` and `file_parts`."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
@@ -67,6 +67,13 @@ class Owner:
     project_id: str | None = None
     """Restricts the caller to this project."""
 
+    def conditions(self, table: type[FileRow] | type[BatchRow]) -> list[ColumnElement[bool]]:
+        """Return the conditions for the rows that the caller may use."""
+        of_tenant = table.tenant_id == self.tenant_id
+        if self.project_id is None:
+            return [of_tenant]
+        return [of_tenant, table.project_id == self.project_id]
+
 
 class FileStore:
     """Files, within one transaction."""
@@ -76,42 +83,22 @@ class FileStore:
 
     async def add(self, file: File, *, is_visible: bool) -> None:
         """Insert a file without parts."""
-        self._transaction.add(
-            FileRow(
-                id=file.id,
-                tenant_id=file.tenant_id,
-                project_id=file.project_id,
-                name=file.name,
-                purpose=file.purpose,
-                size=0,
-                lines=0,
-                parts=0,
-                created_at=file.created_at,
-                expires_at=file.expires_at,
-                is_visible=is_visible,
-            )
-        )
+        self._transaction.add(FileRow(**asdict(file), parts=0, is_visible=is_visible))
         await self._transaction.flush()
 
     async def find(self, owner: Owner, file_id: str, *, is_locked: bool = False) -> File | None:
         """Return a file of the owner; with `is_locked`, nothing else changes it meanwhile."""
         query = select(FileRow).where(
-            FileRow.tenant_id == owner.tenant_id, FileRow.id == file_id, FileRow.is_visible
+            *owner.conditions(FileRow), FileRow.id == file_id, FileRow.is_visible
         )
         row = await self._transaction.scalar(query.with_for_update() if is_locked else query)
-        is_seen = row is not None and owner.project_id in (None, row.project_id)
-        return row.to_record() if row is not None and is_seen else None
+        return None if row is None else row.to_record()
 
     async def page(
         self, owner: Owner, wanted: PageRequest, *, purpose: FilePurpose | None = None
     ) -> Page[File]:
         """Return a page of the owner's files."""
-        conditions: list[ColumnElement[bool]] = [
-            FileRow.tenant_id == owner.tenant_id,
-            FileRow.is_visible.is_(True),
-        ]
-        if owner.project_id is not None:
-            conditions.append(FileRow.project_id == owner.project_id)
+        conditions = [*owner.conditions(FileRow), FileRow.is_visible.is_(True)]
         if purpose is not None:
             conditions.append(FileRow.purpose == purpose)
         page = await read_page(self._transaction, FileRow, wanted, *conditions)

@@ -10,7 +10,7 @@ from fastapi import Request
 from python_multipart.multipart import MAX_BOUNDARY_LENGTH, parse_options_header
 from starlette.requests import ClientDisconnect
 
-from gateway.concurrency.large_work import INLINE_SIZE, Beside
+from gateway.concurrency.large_work import INLINE_SIZE
 from gateway.dialects.parameters import reject_ignored
 from gateway.errors import (
     BadRequestError,
@@ -260,6 +260,11 @@ async def _store(
     parts: list[tuple[str, int]] = []
     held, size, received = bytearray(), 0, 0
     beside = context.large_work.of(file.tenant_id, size=INLINE_SIZE + 1)
+
+    async def put(content: bytes) -> None:
+        await beside(lambda: checker.feed(content))
+        parts.append((await files.put(file.id, content), len(content)))
+
     async for content in _body(request, context):
         found = form.feed(content)
         received, size = received + len(content), size + len(found)
@@ -271,25 +276,13 @@ async def _store(
             raise PayloadTooLargeError(bound.message)
         held += found
         if len(held) >= PART_BYTES:
-            await _put(files, file, bytes(held), parts, checker, beside)
+            await put(bytes(held))
             held.clear()
     if not form.is_complete:
         raise BadRequestError("The form is incomplete.")
     if held:
-        await _put(files, file, bytes(held), parts, checker, beside)
+        await put(bytes(held))
     return parts
-
-
-async def _put(
-    files: FileService,
-    file: File,
-    content: bytes,
-    parts: list[tuple[str, int]],
-    checker: LineChecker,
-    beside: Beside,
-) -> None:
-    await beside(lambda: checker.feed(content))
-    parts.append((await files.put(file.id, content), len(content)))
 
 
 async def _body(request: Request, context: ProcessContext) -> AsyncIterator[bytes]:
@@ -362,10 +355,7 @@ def _text(param: str, value: bytes | bytearray) -> str:
     try:
         return value.decode()
     except UnicodeDecodeError:
-        given = shown(value.decode(errors="replace"))
-        raise InvalidParameterError(
-            f"'{param}' must be UTF-8. Given: {given}.", param=param
-        ) from None
+        raise must(param, "be UTF-8", value.decode(errors="replace")) from None
 
 
 def _malformed(reason: str) -> BadRequestError:

@@ -35,7 +35,7 @@ class Services:
         self.redis = redis
         self.database = database
         self.box = SecretBox(settings.plain_encryption_keys())
-        self.files = FileService.of(settings, database)
+        self.files = FileService(settings, database)
         announcer = ChangeAnnouncer(redis)
         catalogue = Catalogue(MeasuredConnection(redis))
         authenticator = Authenticator.from_settings(settings, database)

@@ -53,7 +53,7 @@ class Office:
         self.folder = str(folder / "files")
         settings = Settings(file_store=self.folder)
         self.database = database
-        self.files = FileService.of(settings, database)
+        self.files = FileService(settings, database)
         self.batches = BatchService(settings, database)
         self.principals: dict[str, Principal] = {}
         authenticator = Authenticator.from_settings(settings, database)

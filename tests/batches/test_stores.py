@@ -16,9 +16,10 @@ from gateway.adapters.copying import AdapterCopier
 from gateway.database.engine import Database
 from gateway.errors import BadRequestError, ConflictError, StoreUnavailableError
 from gateway.files.blobs import Blobs, MissingBlobError
-from gateway.files.service import Bound, FileLimits, FileService
+from gateway.files.service import Bound, FileService
 from gateway.files.store import FileStore, Owner
 from gateway.management.tenants.service import TenantService
+from gateway.settings import Settings
 from gateway.tenancy.batches import File
 from gateway.tenancy.changes import ChangeAnnouncer
 from tests.batches.s3_server import BUCKET
@@ -43,10 +44,15 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 async def files(place: str, database: Database, redis: object) -> FileService:
     """The files of a database with the tenant `acme`."""
     del redis
-    limits = FileLimits(
-        size=1000, lines=10, size_of_tenant=100, lines_of_tenant=10, retention=timedelta(days=1)
+    settings = Settings(
+        file_store=place,
+        max_file_bytes=1000,
+        max_file_lines=10,
+        max_file_bytes_of_tenant=100,
+        max_file_lines_of_tenant=10,
+        file_retention=timedelta(days=1),
     )
-    return FileService(database, Blobs(place), limits)
+    return FileService(settings, database)
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,6 @@ from contract.messages import JobFailed
 from contract.outcomes import FailureCode
 from gateway.batches.running import BatchState, Line, LineRunner
 from gateway.errors import ApiError, InternalError, RequestCancelledError, SlowReaderError
-from gateway.idempotency.registry import IdempotentRequest
 from gateway.responses.settlement import Ending
 from gateway.stream.failures import to_api_error
 from gateway.tenancy.batches import Batch
@@ -151,13 +150,13 @@ async def test_line_of_a_batch_that_is_cancelled_while_it_ends_is_delivered_if_i
         request = await first.submit(line=f"batch_1:{number}", stream=False, is_background=True)
         claim = await worker.claim_one()
         batch: Any = {**names, "id": "batch_1", "tenant_id": TENANT}
-        line = Line(BatchState(Batch(**batch)), number, b"")
+        line = Line(BatchState(Batch(**batch)), number, b'{"custom_id":"a"}')
         stored: Any = await first.find(request.id)
         house: Any = second if is_continued else first
-        runner, key = LineRunner(house), IdempotentRequest(TENANT, None, line.id, "")
+        runner = LineRunner(house)
         if is_continued:
             first.responses.leave(request.settlement)
-            run = runner._continue(line, "a", key, stored)
+            run = runner._continue(line, stored)
         else:
             submission: Any = SimpleNamespace(
                 checked=SimpleNamespace(card=SimpleNamespace(model=MODEL)),
@@ -166,7 +165,7 @@ async def test_line_of_a_batch_that_is_cancelled_while_it_ends_is_delivered_if_i
                 settlement=request.settlement,
                 response=stored,
             )
-            run = runner._follow(line, "a", key, submission)
+            run = runner._follow(line, submission)
         running = asyncio.create_task(run)
         stop = line.state.stop.set
         asyncio.get_running_loop().call_later(random.uniform(0.0, 0.02), stop)

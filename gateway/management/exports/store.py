@@ -143,7 +143,7 @@ class ExportStore:
             return
         span = Span(sink.position, positions[-1])
         self._transaction.add(
-            _batch(sink, span, rows=len(positions), oldest_at=await self._oldest_end(span))
+            _batch(sink.name, span, rows=len(positions), oldest_at=await self._oldest_end(span))
         )
         sink.position = span.upto
         await self._transaction.flush()
@@ -444,14 +444,20 @@ class ExportStore:
             identifier = f"{tenant_id}:{named_hour}:{span.upto:x}:{sink.tag}"
             if customer is None:
                 identifier = f"{tenant_id}:{named_hour[:_MONTH_DIGITS]}"
-            batch = _batch(sink, span, rows=rows, oldest_at=oldest_at)
-            batch.state = BatchState.PENDING if customer else BatchState.HELD
-            batch.identifier = identifier
-            batch.tenant_id = tenant_id
-            batch.customer = customer or ""
-            batch.cost_micros = cost_micros
-            batch.occurred_at = newest_at
-            batches.append(batch)
+            batches.append(
+                _batch(
+                    sink.name,
+                    span,
+                    rows=rows,
+                    oldest_at=oldest_at,
+                    state=BatchState.PENDING if customer else BatchState.HELD,
+                    identifier=identifier,
+                    tenant_id=tenant_id,
+                    customer=customer or "",
+                    cost_micros=cost_micros,
+                    occurred_at=newest_at,
+                )
+            )
         return batches
 
     async def _hold(self, batch: ExportBatchRow) -> None:
@@ -472,19 +478,13 @@ class ExportStore:
 
     async def _divide(self, row: ExportBatchRow, positions: Sequence[int]) -> None:
         half = len(positions) // 2
-        second = ExportBatchRow(
-            sink=row.sink,
-            state=row.state,
-            after=positions[half - 1],
-            upto=row.upto,
+        second = _batch(
+            row.sink,
+            Span(positions[half - 1], row.upto),
             rows=len(positions) - half,
             oldest_at=row.oldest_at,
-            identifier="",
-            customer="",
             occurred_at=row.occurred_at,
-            attempts=0,
             uncertain_since=row.uncertain_since,
-            last_error="",
         )
         row.upto, row.rows = positions[half - 1], half
         self._transaction.add(second)
@@ -539,17 +539,18 @@ def _chosen(
     return chosen if batch_id is None else [*chosen, ExportBatchRow.id == batch_id]
 
 
-def _batch(sink: ExportSinkRow, span: Span, *, rows: int, oldest_at: datetime) -> ExportBatchRow:
+def _batch(
+    sink: str, span: Span, *, rows: int, oldest_at: datetime, **columns: Any
+) -> ExportBatchRow:
+    values = {
+        "state": BatchState.PENDING,
+        "identifier": "",
+        "customer": "",
+        "occurred_at": oldest_at,
+        "attempts": 0,
+        "last_error": "",
+        **columns,
+    }
     return ExportBatchRow(
-        sink=sink.name,
-        state=BatchState.PENDING,
-        after=span.after,
-        upto=span.upto,
-        rows=rows,
-        oldest_at=oldest_at,
-        identifier="",
-        customer="",
-        occurred_at=oldest_at,
-        attempts=0,
-        last_error="",
+        sink=sink, after=span.after, upto=span.upto, rows=rows, oldest_at=oldest_at, **values
     )

@@ -62,7 +62,7 @@ class EventStateBody(RecordBody):
 
     object: Literal["webhook.event"] = "webhook.event"
     id: str = Field(description="Id of the event, as in its body and header.")
-    type: str
+    type: str = Field(validation_alias="kind")
     created_at: datetime
     attempts: int
     delivered_at: datetime | None

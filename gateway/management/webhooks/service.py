@@ -10,12 +10,12 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.database.engine import Database
 from gateway.database.locking import lock_tenant
-from gateway.database.tables import WebhookRow
+from gateway.database.tables import WebhookEventRow, WebhookRow
 from gateway.errors import ConflictError, NotFoundError, must, shown
 from gateway.management.audit.log import SYSTEM, AuditLog
 from gateway.management.tenants.service import reading_of_tenant
 from gateway.management.webhooks.secret_box import SealedSecretError, SecretBox
-from gateway.management.webhooks.store import EventName, EventState, WebhookEvent, WebhookStore
+from gateway.management.webhooks.store import EventName, WebhookEvent, WebhookStore
 from gateway.management.webhooks.urls import check_url, host_of
 from gateway.tenancy.checks import check_known
 from gateway.tenancy.limits import LimitScope, subject_of
@@ -101,7 +101,7 @@ class WebhookService:
         async with self._database.reading() as transaction:
             return await _find(transaction, tenant_id, webhook_id)
 
-    async def events(self, tenant_id: str, webhook_id: str, *, limit: int) -> list[EventState]:
+    async def events(self, tenant_id: str, webhook_id: str, *, limit: int) -> list[WebhookEventRow]:
         """Return the newest events of the webhook with the states of their delivery."""
         _check_ids(tenant_id, webhook_id)
         async with self._database.reading() as transaction:

@@ -48,20 +48,6 @@ class Delivery(NamedTuple):
     webhook: WebhookRow
 
 
-@dataclass(frozen=True, slots=True)
-class EventState:
-    """An event, and whether its webhook has received it."""
-
-    id: str
-    type: str
-    created_at: datetime
-    attempts: int
-    delivered_at: datetime | None
-    next_attempt_at: datetime | None
-    """Null for an event that was delivered or abandoned."""
-    last_error: str
-
-
 class WebhookStore:
     """Webhooks and their events, within one transaction."""
 
@@ -165,7 +151,7 @@ class WebhookStore:
             )
         )
 
-    async def latest(self, webhook_id: str, limit: int) -> list[EventState]:
+    async def latest(self, webhook_id: str, limit: int) -> list[WebhookEventRow]:
         """Return the newest events of a webhook, newest first."""
         rows = await self._transaction.scalars(
             select(WebhookEventRow)
@@ -173,7 +159,7 @@ class WebhookStore:
             .order_by(WebhookEventRow.created_at.desc(), WebhookEventRow.id.desc())
             .limit(limit)
         )
-        return [_state(row) for row in rows]
+        return list(rows)
 
     async def due(
         self,
@@ -254,15 +240,3 @@ def _row(event: WebhookEvent) -> dict[str, Any]:
         "next_attempt_at": event.created_at,
         "last_error": "",
     }
-
-
-def _state(row: WebhookEventRow) -> EventState:
-    return EventState(
-        id=row.id,
-        type=row.kind,
-        created_at=row.created_at,
-        attempts=row.attempts,
-        delivered_at=row.delivered_at,
-        next_attempt_at=row.next_attempt_at,
-        last_error=row.last_error,
-    )
