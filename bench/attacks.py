@@ -197,6 +197,15 @@ def _grammars() -> Iterator[bytes]:
         yield json.dumps(body).encode()
 
 
+def _masks() -> Iterator[bytes]:
+    """Yield grammars whose masks take milliseconds."""
+    for number in itertools.count(time.monotonic_ns()):
+        words = " | ".join(f"/[a-z]{{1,{most}}}x{most}q{number}/" for most in range(1, 101))
+        outputs = {"grammar": f'start: (word " ")*\nword: {words}'}
+        body = {"model": MODEL, "prompt": "a", "max_tokens": 64, "structured_outputs": outputs}
+        yield json.dumps(body).encode()
+
+
 def _schemas() -> Iterator[bytes]:
     for number in itertools.count(time.monotonic_ns()):
         names = [f"p{number}_{index}" for index in range(20)]
@@ -350,6 +359,7 @@ ATTACKS: Final = (
     Attack("sessions", _sessions),
     Attack("engine-plain", posts(70, _same(prompt="a")), engine=Engine.VLLM),
     Attack("engine-grammars", posts(70, _grammars), engine=Engine.VLLM),
+    Attack("engine-masks", posts(70, _masks), engine=Engine.VLLM),
     Attack("engine-schemas", posts(64, _schemas), engine=Engine.VLLM),
     # Without a key, except those that say so.
     Attack("chunks-1", endless(1, "POST /nope", _BYTES)),
