@@ -1,8 +1,6 @@
 """Task: validate the input files of new batches."""
 
 import asyncio
-import math
-import time
 from datetime import datetime
 from functools import partial
 from typing import Any, Final
@@ -56,8 +54,6 @@ LARGE_SECONDS: Final = 600.0
 """After this time, an attempt has failed."""
 MOST_ATTEMPTS: Final = 9
 """The pauses between them take about four minutes."""
-FRESH_SECONDS: Final = 1.0
-"""How long the known models are not read again."""
 SUSPENDED_SECONDS: Final = 10.0
 """Interval at which batches of a suspended tenant look whether it is active again."""
 TOKEN_LIMIT_CODE: Final = "token_limit_exceeded"  # noqa: S105 - a code of OpenAI's API
@@ -98,7 +94,6 @@ class Validator:
             )
             for is_of_size, seconds in ((~_IS_LARGE, SMALL_SECONDS), (_IS_LARGE, LARGE_SECONDS))
         ]
-        self._refreshed_at = -math.inf
         self._lock = asyncio.Lock()
 
     async def run(self, *, seconds: float = TURN_SECONDS) -> int:
@@ -114,13 +109,10 @@ class Validator:
         await asyncio.gather(*(each.aclose() for each in self._slots))
 
     async def _refresh(self) -> None:
-        """Read the models, adapters and aliases, unless that was done a moment ago."""
         async with self._lock:
-            if time.monotonic() > self._refreshed_at + FRESH_SECONDS:
-                await self._catalogue.refresh()
-                await self._adapters.refresh()
-                await self._aliases.refresh()
-                self._refreshed_at = time.monotonic()
+            await self._catalogue.refresh()
+            await self._adapters.refresh()
+            await self._aliases.refresh()
 
     async def _validate(self, batch: Batch) -> float:
         """Validate a batch, or fail it with a reason; return the seconds until it is due again."""
@@ -217,9 +209,10 @@ class Validator:
 
 
 def _is_due(is_of_size: ColumnElement[bool], now: datetime) -> ColumnElement[bool]:
-    # A batch whose deadline has passed is ended instead.
+    # A batch whose deadline has passed is ended instead. The models are read after `now`: a later
+    # batch may name one that was added meanwhile.
     is_waiting = and_(BatchRow.status == BatchStatus.VALIDATING, BatchRow.expires_at > now)
-    return and_(is_waiting, BatchRow.due_at <= now, is_of_size)
+    return and_(is_waiting, BatchRow.created_at <= now, BatchRow.due_at <= now, is_of_size)
 
 
 async def _token_refusal(transaction: AsyncSession, principal: Principal, tokens: int) -> str:
