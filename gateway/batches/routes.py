@@ -63,7 +63,7 @@ async def list_batches(
     principal: CallerOfBatches,
     after: After = None,
     limit: Annotated[
-        int, PLAIN, Query(ge=1, le=MAX_PAGE, description="Maximum entries of one page.")
+        int, Query(ge=1, le=MAX_PAGE, description="Maximum entries of one page."), PLAIN
     ] = 20,
 ) -> BatchList:
     """List batches, newest first."""

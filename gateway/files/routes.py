@@ -119,12 +119,12 @@ async def list_files(
     after: After = None,
     limit: Annotated[
         int,
-        PLAIN,
         Query(
             ge=1,
             le=MAX_LIMIT,
             description=f"Maximum entries of one page, which never has more than {MOST_OF_PAGE}.",
         ),
+        PLAIN,
     ] = MAX_LIMIT,
     order: Annotated[
         Literal["asc", "desc"], Query(description="`asc`: oldest first; `desc`: newest first.")

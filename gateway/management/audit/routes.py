@@ -27,8 +27,8 @@ router = APIRouter(tags=["Audit"])
 ActionFilter = Annotated[str | None, text_filter("Only this action, such as `key.revoke`.")]
 After = Annotated[
     int | None,
-    PLAIN,
     Query(ge=1, le=MAX_SEQUENCE, description="`next` of the previous page; absent: the newest."),
+    PLAIN,
 ]
 
 

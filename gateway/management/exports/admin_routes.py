@@ -22,7 +22,7 @@ from gateway.management.shared.parameters import PLAIN, PageSize
 router = APIRouter(prefix="/exports", tags=["Exports"], route_class=BoundedRoute)
 
 SinkName = Annotated[str, Path(max_length=63, description="Name of the sink.")]
-BatchId = Annotated[int, PLAIN, Path(ge=1, lt=2**63, description="Id of the batch.")]
+BatchId = Annotated[int, Path(ge=1, lt=2**63, description="Id of the batch."), PLAIN]
 
 
 def export_service(context: Context) -> ExportService:
@@ -46,7 +46,7 @@ async def list_batches(
     name: SinkName,
     *,
     state: Annotated[BatchState | None, Query(description="Only batches in this state.")] = None,
-    after: Annotated[int, PLAIN, Query(ge=0, lt=2**63, description="`id` of the last one.")] = 0,
+    after: Annotated[int, Query(ge=0, lt=2**63, description="`id` of the last one."), PLAIN] = 0,
     limit: PageSize = 20,
 ) -> ExportBatchList:
     """List what the sink has not confirmed, oldest first."""

@@ -26,7 +26,7 @@ _INTEGER: Final = re.compile(r"-?[0-9]{1,20}")
 
 TenantId = Annotated[str, Path(description="Id of the tenant.")]
 PageSize = Annotated[
-    int, PLAIN, Query(ge=1, le=MAX_PAGE, description="Maximum entries of one page.")
+    int, Query(ge=1, le=MAX_PAGE, description="Maximum entries of one page."), PLAIN
 ]
 
 AfterId = Annotated[

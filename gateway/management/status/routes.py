@@ -18,7 +18,7 @@ router = APIRouter(tags=["Operations"])
 @router.get("/status.json", summary="Get the state of the service", response_model=ServiceStatus)
 async def get_status(
     context: Context,
-    days: Annotated[int, PLAIN, Query(ge=1, le=DAYS, description="Days, today included.")] = DAYS,
+    days: Annotated[int, Query(ge=1, le=DAYS, description="Days, today included."), PLAIN] = DAYS,
 ) -> Response:
     """Get the current state of each model, its availability, and its time to the first token.
 

@@ -89,7 +89,7 @@ def page_query(
         ),
     ] = None,
     limit: Annotated[
-        int, PLAIN, Query(ge=1, le=MAX_USAGE_PAGE, description="Maximum entries of one page.")
+        int, Query(ge=1, le=MAX_USAGE_PAGE, description="Maximum entries of one page."), PLAIN
     ] = 100,
     format_: Annotated[
         Literal["json", "csv"] | None,
