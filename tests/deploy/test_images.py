@@ -149,6 +149,7 @@ def test_writable_folders_belong_to_the_user_of_the_container() -> None:
 
 
 ONLY_INSTALLED = """
+import re
 import sys
 from importlib.metadata import packages_distributions
 
@@ -157,7 +158,7 @@ owners = packages_distributions()
 
 class OnlyInstalled:
     def find_spec(self, name, path=None, target=None):
-        owned = {each.lower().replace("_", "-") for each in owners.get(name, ())}
+        owned = {re.sub("[-_.]+", "-", each).lower() for each in owners.get(name, ())}
         if owned and not owned & installed:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 

@@ -227,8 +227,8 @@ async def rotate(stores: Stores, tenant_id: str, key: str, *, grace: timedelta) 
 @click.argument("key")
 @click.option(
     "--made-keys",
-    type=click.Choice(list(MadeKeys)),
-    default=MadeKeys.IN_GRACE,
+    type=click.Choice([each.value for each in MadeKeys]),
+    default=MadeKeys.IN_GRACE.value,
     show_default=True,
     help="Keys to revoke too: all that KEY made; those made with its former secret in a grace "
     "period; or none.",
