@@ -87,14 +87,14 @@ def test_wrong_limit_is_refused(sluice: Sluice) -> None:
 
 
 def test_alias_is_set_listed_and_removed(sluice: Sluice) -> None:
-    options = ("--sticky", "user", "--fallback", "m", "--sunset", "2999-01-01")
-    result = sluice("aliases", "set", "chat", "m=95", "org/n=v=5", *options, "--json")
-    assert 'Warning: No worker has announced "m", "org/n=v".' in result.stderr
+    options = ("--sticky", "user", "--fallback", "none", "--sunset", "2999-01-01")
+    result = sluice("aliases", "set", "chat", "none=95", "org/n=v=5", *options, "--json")
+    assert 'Warning: No worker has announced "none", "org/n=v".' in result.stderr
     made = _json(result)
     assert isinstance(made, dict)
-    assert (made["weights"], made["replacement"]) == ({"m": 95, "org/n=v": 5}, "m")
+    assert (made["weights"], made["replacement"]) == ({"none": 95, "org/n=v": 5}, "none")
     assert sluice("aliases", "list").output.splitlines()[1].split() == (
-        ["chat", "m=95", "org/n=v=5", "user", "m", "2999-01-01", "00:00:00", "UTC"]
+        ["chat", "none=95", "org/n=v=5", "user", "none", "2999-01-01", "00:00:00", "UTC"]
     )
     for models, message in (
         (("m=-1",), 'an integer from 0 to 1000000. Given: "m=-1".'),

@@ -9,6 +9,7 @@ import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -16,6 +17,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from gateway.concurrency.fair_turns import LoopTurns
 from gateway.server.app import create_app
 from gateway.settings import Settings
 from tests.chaos.program import FAILING_LOOP
@@ -179,8 +181,10 @@ async def test_gateway_with_a_failed_loop_drains_at_once_and_exits_with_an_error
 
 
 async def test_late_request_on_an_open_connection_gets_503_and_a_close() -> None:
-    app: FastAPI = create_app(Settings(redis_url=f"redis://127.0.0.1:{free_port()}"))
+    settings = Settings(redis_url=f"redis://127.0.0.1:{free_port()}")
+    app: FastAPI = create_app(settings)
     app.state.drain.is_draining = app.state.drain.is_closed = True
+    app.state.context = SimpleNamespace(loop_turns=LoopTurns(), settings=settings)
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
         answer = await client.post("/v1/completions", json={"prompt": "x"})
