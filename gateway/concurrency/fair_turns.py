@@ -16,7 +16,7 @@ RETRY_AFTER_SECONDS: Final = 1.0
 MOST_TENANTS: Final = 1_000
 """Tenants whose used time is stored. Beyond them, idle tenants that used no more than others are
 dropped."""
-SHARE: Final = 0.2
+SHARE: Final = 0.5
 """Part of the event loop's time that a caller may use without waiting for turns."""
 BURST_SECONDS: Final = 0.02
 """How much loop time a caller may use at once."""
@@ -183,19 +183,23 @@ class FairTurns:
 class LoopAccount:
     """The loop time that a caller has used, which drains at `SHARE` of the time that passes."""
 
-    __slots__ = ("_grace", "caller", "drained_at")
+    __slots__ = ("_grace", "caller", "drained_at", "network", "used_at")
 
     def __init__(self, caller: str, *, burst_seconds: float = BURST_SECONDS) -> None:
         """Start without use; `burst_seconds` may be used at once."""
         self.caller = caller
         self.drained_at = 0.0
         """When the account is empty, on the clock of `time.perf_counter`."""
+        self.used_at = -math.inf
+        self.network: LoopAccount | None = None
+        """The network whose request last became one of this tenant: it is no other caller."""
         self._grace = burst_seconds / SHARE
 
     def charge(self, seconds: float, now: float) -> None:
         """Add loop time that the caller used until `now`."""
         drained_at = max(self.drained_at, now) + seconds / SHARE
         self.drained_at = min(drained_at, now + MOST_DEBT_SECONDS / SHARE)
+        self.used_at = now
 
     def is_over(self, now: float) -> bool:
         """Whether the caller has used more than its share."""
@@ -232,9 +236,6 @@ class LoopTurns:
         self._accounts: dict[str, LoopAccount] = {}
         self._most_accounts = MOST_TENANTS
         self._nobody = LoopAccount("")
-        self._last: LoopAccount | None = None
-        self._shared_at = -math.inf
-        """When another caller than before last used the loop."""
         self._current: _Turn | None = None
 
     def is_over(self, caller: str) -> bool:
@@ -254,7 +255,9 @@ class LoopTurns:
         turn = self._current
         if turn is None:
             return  # A task beside the requests.
-        turn.account = self._account(caller)
+        account, former = self._account(caller), turn.account
+        if former is not account:
+            account.network, turn.account = former, account
         if self._must_wait(turn.account, time.perf_counter()):
             turn.is_entering = True
             await asyncio.sleep(0)
@@ -287,10 +290,6 @@ class LoopTurns:
                 failure = self._current = None
                 now = time.perf_counter()
                 turn.account.charge(now - began, now)
-                if turn.account is not self._last:
-                    if self._last is not None:
-                        self._shared_at = now
-                    self._last = turn.account
                 if taken is not None:
                     self._turns.give_back(taken, seconds=now - began)
             try:
@@ -329,7 +328,16 @@ class LoopTurns:
             yield content
 
     def _must_wait(self, account: LoopAccount, now: float) -> bool:
-        return account.is_over(now) and now < self._shared_at + SHARED_SECONDS
+        if not account.is_over(now):
+            return False
+        least = now - SHARED_SECONDS
+        return any(
+            each.used_at > least
+            and each is not account
+            and each is not account.network
+            and each.network is not account
+            for each in self._accounts.values()
+        )
 
     def _account(self, caller: str) -> LoopAccount:
         account = self._accounts.get(caller)
