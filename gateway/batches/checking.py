@@ -48,7 +48,7 @@ AT_ONCE: Final = 3
 """Large files, and small ones, that a process validates at a time."""
 LINES_AT_ONCE: Final = 500
 PAUSE_SECONDS: Final = 0.001
-"""The check holds Python's lock: between so many lines, other jobs of the process go on."""
+"""The check holds Python's lock: between so many lines, other jobs of the process continue."""
 SMALL_SECONDS: Final = 30.0
 LARGE_SECONDS: Final = 600.0
 """After this time, an attempt has failed."""

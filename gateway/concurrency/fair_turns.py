@@ -224,7 +224,8 @@ class LoopTurns:
     `run` measures each step of a request, which lasts until the request next waits. A caller that
     has used more than `SHARE` of the loop waits for a turn before each further step, if others use
     the loop too. One such step runs at a time, and the caller that has used the least is next.
-    After each step, the loop serves everything else for as long as the step took.
+    After each step, the loop serves everything else, for as long as a step took that was longer
+    than `REST_SECONDS`.
 
     Long work takes its turns itself, in slices of about a millisecond.
     """
