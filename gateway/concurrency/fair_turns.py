@@ -22,12 +22,15 @@ BURST_SECONDS: Final = 0.02
 """How much loop time a caller may use at once."""
 MOST_DEBT_SECONDS: Final = 0.4
 """The most that a caller's used time exceeds its share by; then it waits for two more seconds."""
-SHARED_SECONDS: Final = 10.0
+ROUND_SECONDS: Final = 0.0005
+"""How much time all callers above their share use in one round of the event loop."""
+MOST_STEPS: Final = 32
+"""Steps that wait and are started together in one round, if they are short."""
+LONG_SECONDS: Final = 0.001
+"""Work that took longer is followed by a rest of as much time, if others use the loop too."""
+SHARED_SECONDS: Final = 1.0
 """How long after the use by another caller the loop counts as shared."""
-REST_SECONDS: Final = 0.001
-"""Work that took longer is followed by a rest of as much time. After shorter work, one round of the
-event loop serves everything else: a rest would leave the loop idle while all callers wait."""
-MOST_ENTERING: Final = 1_000
+MOST_ENTERING: Final = 10_000
 """Requests of one caller that may wait for their first turn."""
 
 ROWS_OF_SLICE: Final = 250
@@ -65,12 +68,10 @@ class FairTurns:
             most_waiting_size: Maximum total size of one tenant's waiting tasks.
             wait_seconds: How long a task may wait; None for no limit.
             what: Name of the tasks in error messages.
-            rests: Whether a slot stays empty after each task until the event loop has served
-                everything else, and for as long as a long task took. Use this for work that blocks
-                the event loop.
+            rests: Whether a slot stays empty after each task for as long as the task took. Use
+                this for work that leaves the event loop little time.
         """
-        self._free = places
-        self._most_of_tenant = max(1, places - 1)
+        self._places = self._free = places
         self._most_waiting_size = most_waiting_size
         self._wait_seconds = wait_seconds
         self._what = what
@@ -90,7 +91,7 @@ class FairTurns:
         """
         if tenant_id not in self._running and tenant_id not in self._waiting:
             self._begin(tenant_id)
-        if self._free and not self._waiting and self._may_run(tenant_id):
+        if self._free > 0 and not self._waiting and self._may_run(tenant_id):
             self._start(tenant_id)
             return
         held = self._waiting_size[tenant_id]
@@ -109,15 +110,19 @@ class FairTurns:
         self._running[tenant_id] -= 1
         if not self._running[tenant_id]:
             del self._running[tenant_id]
-        if not self._rests:
-            self._free_slot()
-        elif seconds < REST_SECONDS:
-            asyncio.get_running_loop().call_soon(self._free_slot)
-        else:
+        if self._rests:
             asyncio.get_running_loop().call_later(seconds, self._free_slot)
+        else:
+            self._free_slot()
 
     def _free_slot(self) -> None:
         self._free += 1
+        self._grant()
+
+    def set_places(self, places: int) -> None:
+        """Change the number of slots. Tasks that run keep theirs."""
+        self._free += places - self._places
+        self._places = places
         self._grant()
 
     async def _wait(self, tenant_id: str, waiting: _Waiting, *, is_next: bool) -> None:
@@ -141,7 +146,7 @@ class FairTurns:
             raise
 
     def _grant(self) -> None:
-        while self._free:
+        while self._waiting and self._free > 0:
             tenants = [tenant for tenant in self._waiting if self._may_run(tenant)]
             if not tenants:
                 return
@@ -163,7 +168,7 @@ class FairTurns:
             del self._waiting[tenant_id], self._waiting_size[tenant_id]
 
     def _may_run(self, tenant_id: str) -> bool:
-        return self._running[tenant_id] < self._most_of_tenant
+        return self._running[tenant_id] < max(1, self._places - 1)
 
     def _start(self, tenant_id: str) -> None:
         self._free -= 1
@@ -183,23 +188,19 @@ class FairTurns:
 class LoopAccount:
     """The loop time that a caller has used, which drains at `SHARE` of the time that passes."""
 
-    __slots__ = ("_grace", "caller", "drained_at", "network", "used_at")
+    __slots__ = ("_grace", "caller", "drained_at")
 
     def __init__(self, caller: str, *, burst_seconds: float = BURST_SECONDS) -> None:
         """Start without use; `burst_seconds` may be used at once."""
         self.caller = caller
         self.drained_at = 0.0
         """When the account is empty, on the clock of `time.perf_counter`."""
-        self.used_at = -math.inf
-        self.network: LoopAccount | None = None
-        """The network whose request last became one of this tenant: it is no other caller."""
         self._grace = burst_seconds / SHARE
 
     def charge(self, seconds: float, now: float) -> None:
         """Add loop time that the caller used until `now`."""
         drained_at = max(self.drained_at, now) + seconds / SHARE
         self.drained_at = min(drained_at, now + MOST_DEBT_SECONDS / SHARE)
-        self.used_at = now
 
     def is_over(self, now: float) -> bool:
         """Whether the caller has used more than its share."""
@@ -209,11 +210,13 @@ class LoopAccount:
 class _Turn:
     """One request, while its steps run."""
 
-    __slots__ = ("account", "has_slice", "is_entering")
+    __slots__ = ("account", "has_slice", "is_entering", "is_known")
 
     def __init__(self, account: LoopAccount) -> None:
         self.account = account
         self.is_entering = False
+        self.is_known = False
+        """Whether the request is authenticated."""
         self.has_slice = False
         """Whether its code has a slice or waits for one."""
 
@@ -221,28 +224,40 @@ class _Turn:
 class LoopTurns:
     """Divides the event loop's time between callers: tenants, and networks before authentication.
 
-    `run` measures each step of a request, which lasts until the request next waits. A caller that
-    has used more than `SHARE` of the loop waits for a turn before each further step, if others use
-    the loop too. One such step runs at a time, and the caller that has used the least is next.
-    After each step, the loop serves everything else, for as long as a step took that was longer
-    than `REST_SECONDS`.
+    `run` measures each step of a request, which lasts until the request next waits. While others
+    use the loop too, all callers that have used more than `SHARE` of it may together use
+    `ROUND_SECONDS` in each round of the event loop. Their further steps wait for later rounds, and
+    the caller that has used the least is next. A round serves everything else too.
 
-    Long work takes its turns itself, in slices of about a millisecond.
+    Long work takes its turns itself, in slices of about a millisecond. While others use the loop,
+    it rests after each longer slice or step for as long as that took.
     """
 
     def __init__(self) -> None:
-        self._turns = FairTurns(
-            1, most_waiting_size=MOST_ENTERING, wait_seconds=None, what="requests", rests=True
+        self._steps = FairTurns(
+            MOST_STEPS, most_waiting_size=MOST_ENTERING, wait_seconds=None, what="requests"
         )
+        self._slices = FairTurns(1, most_waiting_size=0, wait_seconds=None, what="slices")
+        self._spent = 0.0
+        """Time used in this round."""
+        self._rest = 0.0
+        """How long to rest after this round."""
+        self._step_seconds = 0.0
+        """How long the longest of the last steps that took turns was."""
+        self._is_counting = False
+        """Whether the end of this round is scheduled."""
         self._accounts: dict[str, LoopAccount] = {}
         self._most_accounts = MOST_TENANTS
         self._nobody = LoopAccount("")
         self._current: _Turn | None = None
+        self._last_caller = ""
+        self._last_at = self._others_last_at = -math.inf
+        """When the last caller, and any caller before it, used the loop."""
 
     def is_over(self, caller: str) -> bool:
-        """Whether a caller's requests have to wait for turns."""
-        account, now = self._accounts.get(caller), time.perf_counter()
-        return account is not None and self._must_wait(account, now)
+        """Whether a caller's requests have to take turns."""
+        account = self._accounts.get(caller)
+        return account is not None and self._must_wait(account, time.perf_counter())
 
     def charge(self, caller: str, seconds: float, now: float) -> None:
         """Add loop time that a caller used outside of `run`, until `now` of `perf_counter`."""
@@ -256,16 +271,15 @@ class LoopTurns:
         turn = self._current
         if turn is None:
             return  # A task beside the requests.
-        account, former = self._account(caller), turn.account
-        if former is not account:
-            account.network, turn.account = former, account
+        turn.is_known = turn.account is not self._nobody
+        turn.account = self._account(caller)
         if self._must_wait(turn.account, time.perf_counter()):
             turn.is_entering = True
             await asyncio.sleep(0)
 
     @coroutine
     def run(self, request: Coroutine[Any, Any, None]) -> Generator[Any, Any, None]:
-        """Run a request, whose steps wait for their turns from its first `enter` on."""
+        """Run a request, whose steps take turns from its first `enter` on."""
         turn, failure = _Turn(self._nobody), None
         while True:
             taken = None
@@ -274,7 +288,7 @@ class LoopTurns:
             if self._must_wait(turn.account, began) and not turn.has_slice:
                 try:
                     # Requests that have begun end first: they may hold what others wait for.
-                    take = self._turns.take(
+                    take = self._steps.take(
                         turn.account.caller, size=int(enters), is_next=not enters
                     )
                     yield from take.__await__()
@@ -286,13 +300,17 @@ class LoopTurns:
             try:
                 future = request.send(None) if failure is None else request.throw(failure)
             except StopIteration:
+                turn.is_known = True  # An anonymous request is its network's.
                 return
             finally:
                 failure = self._current = None
                 now = time.perf_counter()
                 turn.account.charge(now - began, now)
+                if turn.is_known:
+                    self._used(turn.account.caller, now)
                 if taken is not None:
-                    self._turns.give_back(taken, seconds=now - began)
+                    self._step_seconds = max(now - began, 0.9 * self._step_seconds)
+                    self._end(self._steps, taken, now - began)
             try:
                 yield future
             except BaseException as error:
@@ -300,18 +318,53 @@ class LoopTurns:
             # Its exception may refer to this frame; the cycle would keep the request's body.
             del future
 
+    def _used(self, caller: str, now: float) -> None:
+        if caller != self._last_caller:
+            self._last_caller, self._others_last_at = caller, self._last_at
+        self._last_at = now
+
+    def _must_wait(self, account: LoopAccount, now: float) -> bool:
+        return account.is_over(now) and self._is_shared(account.caller, now)
+
+    def _is_shared(self, caller: str, now: float) -> bool:
+        at = self._others_last_at if caller == self._last_caller else self._last_at
+        return at > now - SHARED_SECONDS
+
+    def _end(self, turns: FairTurns, caller: str, seconds: float) -> None:
+        """End a step or slice. The last one of a round closes it."""
+        self._spent += seconds
+        if seconds > LONG_SECONDS and self._is_shared(caller, time.perf_counter()):
+            self._rest += seconds
+        if self._spent >= ROUND_SECONDS or turns is self._slices or self._rest:
+            self._steps.set_places(0)
+            self._slices.set_places(0)
+        turns.give_back(caller, seconds=seconds)
+        if not self._is_counting:
+            self._is_counting = True
+            asyncio.get_running_loop().call_soon(self._end_round)
+
+    def _end_round(self) -> None:
+        if self._rest:
+            asyncio.get_running_loop().call_later(self._rest, self._end_round)
+            self._rest = 0.0
+            return
+        self._is_counting, self._spent = False, 0.0
+        steps = ROUND_SECONDS / max(self._step_seconds, ROUND_SECONDS / MOST_STEPS)
+        self._steps.set_places(max(1, int(steps)))
+        self._slices.set_places(1)
+
     @asynccontextmanager
     async def slice_of(self, tenant_id: str) -> AsyncIterator[None]:
         """Wait for a tenant's turn. The block is the slice and awaits at most a thread for it."""
         turn = self._current or _Turn(self._nobody)
         turn.has_slice = True
         try:
-            await self._turns.take(tenant_id, size=0)
+            await self._slices.take(tenant_id, size=0)
             began = time.perf_counter()
             try:
                 yield
             finally:
-                self._turns.give_back(tenant_id, seconds=time.perf_counter() - began)
+                self._end(self._slices, tenant_id, time.perf_counter() - began)
         finally:
             turn.has_slice = False
 
@@ -327,18 +380,6 @@ class LoopTurns:
             if not part:
                 return
             yield content
-
-    def _must_wait(self, account: LoopAccount, now: float) -> bool:
-        if not account.is_over(now):
-            return False
-        least = now - SHARED_SECONDS
-        return any(
-            each.used_at > least
-            and each is not account
-            and each is not account.network
-            and each.network is not account
-            for each in self._accounts.values()
-        )
 
     def _account(self, caller: str) -> LoopAccount:
         account = self._accounts.get(caller)
