@@ -21,7 +21,7 @@ SHARE: Final = 0.5
 BURST_SECONDS: Final = 0.02
 """How much loop time a caller may use at once."""
 MOST_DEBT_SECONDS: Final = 0.4
-"""The most that a caller's used time exceeds its share by; then it waits for two more seconds."""
+"""The most that a caller's used time exceeds its share by, so that it is over for 0.8 s at most."""
 ROUND_SECONDS: Final = 0.0005
 """How much time all callers above their share use in one round of the event loop."""
 MOST_STEPS: Final = 32
@@ -186,20 +186,23 @@ class FairTurns:
 
 
 class LoopAccount:
-    """The loop time that a caller has used, which drains at `SHARE` of the time that passes."""
+    """The loop time that a caller has used, which drains at its share of the time that passes."""
 
-    __slots__ = ("_grace", "caller", "drained_at")
+    __slots__ = ("_grace", "_share", "caller", "drained_at")
 
-    def __init__(self, caller: str, *, burst_seconds: float = BURST_SECONDS) -> None:
+    def __init__(
+        self, caller: str, *, burst_seconds: float = BURST_SECONDS, share: float = SHARE
+    ) -> None:
         """Start without use; `burst_seconds` may be used at once."""
         self.caller = caller
         self.drained_at = 0.0
         """When the account is empty, on the clock of `time.perf_counter`."""
-        self._grace = burst_seconds / SHARE
+        self._share = share
+        self._grace = burst_seconds / share
 
     def charge(self, seconds: float, now: float) -> None:
         """Add loop time that the caller used until `now`."""
-        drained_at = max(self.drained_at, now) + seconds / SHARE
+        drained_at = max(self.drained_at, now) + seconds / self._share
         self.drained_at = min(drained_at, now + MOST_DEBT_SECONDS / SHARE)
 
     def is_over(self, now: float) -> bool:

@@ -52,8 +52,11 @@ MAX_LINGERING_BYTES: Final = 64 * KIBIBYTE
 PARSE_BYTES: Final = 16 * KIBIBYTE
 """Received bytes that are parsed at a time; in chunks of one byte they take a millisecond."""
 PARSE_SECONDS: Final = 0.001
-PARSE_BURST_SECONDS: Final = 0.002
-"""How much loop time the parser of one connection may use without waiting for turns."""
+FREE_BYTES: Final = 4 * KIBIBYTE
+"""Received bytes, a usual request, that are parsed at once although the network uses much time."""
+FREE_SECONDS: Final = 0.0003
+FREE_SHARE: Final = 0.02
+"""Loop time that the parser of each connection may use without turns then, at once and in time."""
 READ_SECONDS_OF_BYTE: Final = 2.5e-10
 """Loop time for the system to copy a received byte."""
 LEAST_PROGRESS_BYTES: Final = 16 * KIBIBYTE
@@ -125,7 +128,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         _bound_unsent(transport)
         self.flow = self._flow = _HeldFlow(transport)
-        self._account = LoopAccount("", burst_seconds=PARSE_BURST_SECONDS)
+        self._account = LoopAccount("", burst_seconds=FREE_SECONDS, share=FREE_SHARE)
         self._turns = type(self).turns()
         self._network = network_of(self.client[0] if self.client else "")
         self._direct = DirectConnection(self.outbox, transport)
@@ -158,10 +161,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     @override
     def data_received(self, data: bytes) -> None:
-        if self._waiting or self._account.is_over(time.perf_counter()):
+        if self._waiting:
             self._waiting += data
-        else:
+        elif not self._turns.is_over(self._network):
             self._waiting = self._parse_some(data)
+        elif self._account.is_over(time.perf_counter()):
+            self._waiting = data
+        else:
+            self._waiting = self._parse_some(data[:FREE_BYTES]) + data[FREE_BYTES:]
         if self._waiting and self._parsing is None:
             self._flow.hold()
             self._parsing = self.loop.create_task(self._parse_in_turns())
