@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import logging
+import time
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, Final, NamedTuple
@@ -25,6 +26,7 @@ from gateway.batches.lines import (
     unfinished,
 )
 from gateway.batches.principals import without_rights
+from gateway.concurrency.fair_turns import FairTurns
 from gateway.concurrency.large_work import INLINE_SIZE
 from gateway.dialects.endpoint import Endpoint
 from gateway.dialects.wire import StructureMeter, parse_object
@@ -42,7 +44,7 @@ from gateway.tenancy.batches import Batch, BatchStatus
 from gateway.tenancy.times import to_ms
 
 MOST_STARTING: Final = 8
-"""Lines that are checked and submitted at once."""
+"""Lines that are checked and submitted at once; tenants take turns."""
 GRACE_MS: Final = 60_000
 """Before this time after its deadline, a batch stops its lines itself."""
 
@@ -115,7 +117,9 @@ class LineRunner:
     def __init__(self, context: ProcessContext) -> None:
         self._context = context
         # Without it, hundreds of released lines would start in one turn of the event loop.
-        self._starting = asyncio.Semaphore(MOST_STARTING)
+        self._starting = FairTurns(
+            MOST_STARTING, most_waiting_size=0, wait_seconds=None, what="lines"
+        )
 
     async def run(
         self, line: Line, principal: Principal | None, tier: ServiceTier
@@ -127,9 +131,14 @@ class LineRunner:
         RedisError.
         """
         logs.request_id.set(line.id)
-        async with self._starting:
+        tenant_id = line.batch.tenant_id
+        await self._starting.take(tenant_id, size=0)
+        began = time.perf_counter()
+        try:
             call = await self._call(line, principal or without_rights(line.batch), tier)
             found = await self._find_or_submit(line, call, begins=principal is not None)
+        finally:
+            self._starting.give_back(tenant_id, seconds=time.perf_counter() - began)
         if found is None:
             if not line.state.stop.is_set():
                 return None

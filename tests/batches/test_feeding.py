@@ -1,12 +1,14 @@
 """How many lines wait in the queue, and whose lines are next."""
 
+import asyncio
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from redis.asyncio import Redis
 from sqlalchemy import func, select
+from typing_extensions import override
 
 from contract import keys
 from contract.messages import JobFailed
@@ -14,10 +16,12 @@ from contract.outcomes import FailureCode
 from contract.tier import Lane, ServiceTier
 from gateway.batches.feeding import LEAST_WAITING, STEP, Feeder
 from gateway.batches.runner import runs_again, tier_of
+from gateway.batches.running import BatchState, Line, LineRunner
 from gateway.batches.store import BatchStore, Progress
 from gateway.database.engine import Database
 from gateway.database.tables import BatchChunkRow, BatchFeedRow
 from gateway.dispatch.catalogue import Catalogue
+from gateway.errors import OverloadedError
 from gateway.management.tenants.service import TenantService
 from gateway.redis_client import MeasuredConnection
 from gateway.stream.failures import to_api_error
@@ -269,3 +273,26 @@ async def test_chunk_of_a_dead_gateway_is_claimed_again_and_ends_once(
         ).one()
         assert lease < later + timedelta(hours=1)
         assert state is ChunkState.DONE
+
+
+async def test_lines_of_a_tenant_begin_in_turn_with_the_lines_of_others() -> None:
+    begun = list[str]()
+
+    class Runner(LineRunner):
+        @override
+        async def _call(self, line: Line, principal: Any, tier: Any) -> Any:
+            begun.append(line.batch.tenant_id)
+            await asyncio.sleep(0.001)
+            raise OverloadedError("", retry_after_seconds=1.0)
+
+    runner: Any = Runner(cast("Any", None))
+    names = dict.fromkeys(Batch.__dataclass_fields__)
+
+    def lines(tenant: str, number: int) -> list[Any]:
+        batch: Any = Batch(**names | {"id": f"batch_{tenant}", "tenant_id": tenant})
+        state = BatchState(batch)
+        return [runner.run(Line(state, each, b"{}"), None, "batch") for each in range(number)]
+
+    await asyncio.gather(*lines("many", 100), *lines("few", 5), return_exceptions=True)
+    assert len(begun) == 105
+    assert begun[:30].count("few") == 5
