@@ -5,7 +5,7 @@ from datetime import datetime
 from sqlalchemy import JSON, BigInteger, ForeignKey, Index, String
 from sqlalchemy.orm import Mapped, mapped_column
 
-from gateway.database.tables.base import Table, UtcDateTime, enum_column
+from gateway.database.tables.base import Table, UtcDateTime, enum_column, record_of
 from gateway.tenancy.adapters import Adapter, AdapterState
 
 
@@ -42,19 +42,4 @@ class AdapterRow(Table):
 
     def to_record(self) -> Adapter:
         """Return the row as a record for other packages."""
-        return Adapter(
-            id=self.id,
-            tenant_id=self.tenant_id,
-            name=self.name,
-            base_model=self.base_model,
-            source=self.source,
-            is_shared=self.is_shared,
-            state=self.state,
-            reason=self.reason,
-            sha256=self.sha256,
-            rank=self.rank,
-            target_modules=tuple(self.target_modules),
-            size=self.size,
-            created_at=self.created_at,
-            deleted_at=self.deleted_at,
-        )
+        return record_of(self, Adapter, target_modules=tuple(self.target_modules))

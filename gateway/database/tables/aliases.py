@@ -5,7 +5,7 @@ from datetime import datetime
 from sqlalchemy import JSON, String
 from sqlalchemy.orm import Mapped, mapped_column
 
-from gateway.database.tables.base import Table, UtcDateTime, enum_column
+from gateway.database.tables.base import Table, UtcDateTime, enum_column, record_of
 from gateway.tenancy.aliases import Alias, Sticky
 
 
@@ -25,13 +25,4 @@ class AliasRow(Table):
 
     def to_record(self) -> Alias:
         """Return the row as a record for other packages."""
-        return Alias(
-            name=self.name,
-            weights=self.weights,
-            sticky=self.sticky,
-            fallback=self.fallback,
-            sunset_at=self.sunset_at,
-            deprecated_at=self.deprecated_at,
-            replacement=self.replacement,
-            created_at=self.created_at,
-        )
+        return record_of(self, Alias)

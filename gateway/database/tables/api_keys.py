@@ -7,7 +7,7 @@ from sqlalchemy import JSON, ForeignKey, LargeBinary, String
 from sqlalchemy.orm import Mapped, mapped_column
 
 from contract.dialect import Dialect
-from gateway.database.tables.base import DialectName, LimitsColumn, Table, UtcDateTime
+from gateway.database.tables.base import DialectName, LimitsColumn, Table, UtcDateTime, record_of
 from gateway.tenancy.limits import LimitValues
 from gateway.tenancy.records import KeyRecord
 from gateway.tenancy.scopes import Scope
@@ -46,22 +46,10 @@ class ApiKeyRow(Table):
     def to_record(self) -> KeyRecord:
         """Return the row as a record for other packages."""
         models, addresses = self.allowed_models, self.allowed_addresses
-        return KeyRecord(
-            id=self.id,
-            tenant_id=self.tenant_id,
-            prefix=self.prefix,
-            digest=self.digest,
-            name=self.name,
+        return record_of(
+            self,
+            KeyRecord,
             scopes=frozenset(scope for scope in Scope if scope in self.scopes),
             allowed_models=None if models is None else frozenset(models),
-            expires_at=self.expires_at,
-            revoked_at=self.revoked_at,
-            created_at=self.created_at,
-            dialect=self.dialect,
-            project_id=self.project_id,
             allowed_addresses=None if addresses is None else tuple(map(ip_network, addresses)),
-            limits=self.limits,
-            old_prefix=self.old_prefix,
-            old_digest=self.old_digest,
-            old_expires_at=self.old_expires_at,
         )

@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from sqlalchemy import JSON, DateTime, Enum, MetaData, String
 from sqlalchemy import Dialect as Database
@@ -13,6 +13,11 @@ from typing_extensions import override
 from contract.dialect import Dialect
 from contract.tier import ServiceTier
 from gateway.tenancy.limits import LimitName, LimitValues
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+T = TypeVar("T", bound="DataclassInstance")
 
 NAMING_CONVENTION = {
     "ix": "ix_%(table_name)s_%(column_0_name)s",
@@ -28,6 +33,12 @@ class Table(DeclarativeBase):
     """Base of all tables."""
 
     metadata = MetaData(naming_convention=NAMING_CONVENTION)
+
+
+def record_of(row: Table, kind: type[T], **values: Any) -> T:
+    """Return a dataclass with the values, and otherwise with the row's columns by their names."""
+    names = kind.__dataclass_fields__.keys() - values.keys()
+    return kind(**{name: getattr(row, name) for name in names}, **values)
 
 
 class UtcDateTime(TypeDecorator[datetime]):

@@ -7,7 +7,7 @@ from sqlalchemy import JSON, BigInteger, Float, ForeignKey, Index, String
 from sqlalchemy.orm import Mapped, mapped_column
 
 from contract.dialect import Dialect
-from gateway.database.tables.base import DialectName, Table, UtcDateTime, enum_column
+from gateway.database.tables.base import DialectName, Table, UtcDateTime, enum_column, record_of
 from gateway.tenancy.batches import Batch, BatchStatus, Chunk, ChunkState
 
 
@@ -75,8 +75,7 @@ class BatchRow(Table):
 
     def to_record(self) -> Batch:
         """Return the row as a record for other packages."""
-        names = Batch.__dataclass_fields__
-        return Batch(**{name: getattr(self, name) for name in names})
+        return record_of(self, Batch)
 
 
 class BatchChunkRow(Table):
@@ -106,8 +105,7 @@ class BatchChunkRow(Table):
 
     def to_record(self) -> Chunk:
         """Return the row as a record for other packages."""
-        names = Chunk.__dataclass_fields__
-        return Chunk(**{name: getattr(self, name) for name in names})
+        return record_of(self, Chunk)
 
 
 class BatchFeedRow(Table):

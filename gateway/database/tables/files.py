@@ -5,7 +5,7 @@ from datetime import datetime
 from sqlalchemy import BigInteger, ForeignKey, Index, String
 from sqlalchemy.orm import Mapped, mapped_column
 
-from gateway.database.tables.base import Table, UtcDateTime, enum_column
+from gateway.database.tables.base import Table, UtcDateTime, enum_column, record_of
 from gateway.tenancy.batches import File, FilePurpose
 
 
@@ -37,17 +37,7 @@ class FileRow(Table):
 
     def to_record(self) -> File:
         """Return the row as a record for other packages."""
-        return File(
-            id=self.id,
-            tenant_id=self.tenant_id,
-            project_id=self.project_id,
-            name=self.name,
-            purpose=self.purpose,
-            size=self.size,
-            lines=self.lines,
-            created_at=self.created_at,
-            expires_at=self.expires_at,
-        )
+        return record_of(self, File)
 
 
 class FilePartRow(Table):

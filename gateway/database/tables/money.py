@@ -6,7 +6,7 @@ from sqlalchemy import BigInteger, CheckConstraint, ForeignKey, Index, Integer, 
 from sqlalchemy.orm import Mapped, mapped_column
 
 from contract.tier import ServiceTier
-from gateway.database.tables.base import Table, TierName, UtcDateTime, enum_column
+from gateway.database.tables.base import Table, TierName, UtcDateTime, enum_column, record_of
 from gateway.tenancy.records import Credit, CreditKind, Price
 
 
@@ -35,16 +35,7 @@ class PriceRow(Table):
 
     def to_record(self) -> Price:
         """Return the row as a record for other packages."""
-        return Price(
-            id=self.id,
-            model=self.model,
-            service_tier=self.service_tier,
-            prompt_micros=self.prompt_micros,
-            cached_micros=self.cached_micros,
-            completion_micros=self.completion_micros,
-            effective_at=self.effective_at,
-            created_at=self.created_at,
-        )
+        return record_of(self, Price)
 
 
 class CreditRow(Table):
@@ -68,13 +59,4 @@ class CreditRow(Table):
 
     def to_record(self) -> Credit:
         """Return the row as a record for other packages."""
-        return Credit(
-            id=self.id,
-            tenant_id=self.tenant_id,
-            kind=self.kind,
-            amount_micros=self.amount_micros,
-            note=self.note,
-            created_at=self.created_at,
-            expires_at=self.expires_at,
-            grant_id=self.grant_id,
-        )
+        return record_of(self, Credit)

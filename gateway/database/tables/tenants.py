@@ -15,6 +15,7 @@ from gateway.database.tables.base import (
     TierName,
     UtcDateTime,
     enum_column,
+    record_of,
 )
 from gateway.tenancy.limits import LimitScope, LimitValues
 from gateway.tenancy.records import (
@@ -43,16 +44,8 @@ class PlanRow(Table):
 
     def to_record(self) -> Plan:
         """Return the row as a record for other packages."""
-        return Plan(
-            id=self.id,
-            name=self.name,
-            limits={
-                LimitScope.TENANT: self.tenant_limits,
-                LimitScope.PROJECT: self.project_limits,
-                LimitScope.KEY: self.key_limits,
-            },
-            created_at=self.created_at,
-        )
+        limits = {scope: getattr(self, f"{scope}_limits") for scope in LimitScope}
+        return record_of(self, Plan, limits=limits)
 
 
 class TenantRow(Table):
@@ -84,23 +77,7 @@ class TenantRow(Table):
 
     def to_record(self) -> Tenant:
         """Return the row as a record for other packages."""
-        return Tenant(
-            id=self.id,
-            name=self.name,
-            weight=self.weight,
-            status=self.status,
-            created_at=self.created_at,
-            dialect=self.dialect,
-            strict_parameters=self.strict_parameters,
-            default_model=self.default_model,
-            plan_id=self.plan_id,
-            limits=self.limits,
-            billing=self.billing,
-            service_tier=self.service_tier,
-            shows_cost=self.shows_cost,
-            cors_origins=self.cors_origins,
-            stripe_customer_id=self.stripe_customer_id,
-        )
+        return record_of(self, Tenant)
 
 
 class ProjectRow(Table):
@@ -119,14 +96,7 @@ class ProjectRow(Table):
 
     def to_record(self) -> Project:
         """Return the row as a record for other packages."""
-        return Project(
-            id=self.id,
-            tenant_id=self.tenant_id,
-            name=self.name,
-            status=self.status,
-            created_at=self.created_at,
-            limits=self.limits,
-        )
+        return record_of(self, Project)
 
 
 class MemberRow(Table):
@@ -149,13 +119,4 @@ class MemberRow(Table):
 
     def to_record(self) -> Member:
         """Return the row as a record for other packages."""
-        return Member(
-            id=self.id,
-            tenant_id=self.tenant_id,
-            subject=self.subject,
-            issuer=self.issuer,
-            email=self.email,
-            name=self.name,
-            role=self.role,
-            created_at=self.created_at,
-        )
+        return record_of(self, Member)

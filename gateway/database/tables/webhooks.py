@@ -13,7 +13,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Mapped, mapped_column
 
-from gateway.database.tables.base import Table, UtcDateTime
+from gateway.database.tables.base import Table, UtcDateTime, record_of
 from gateway.tenancy.records import Webhook
 
 
@@ -37,13 +37,7 @@ class WebhookRow(Table):
 
     def to_record(self) -> Webhook:
         """Return the row as a record for other packages."""
-        return Webhook(
-            id=self.id,
-            tenant_id=self.tenant_id,
-            url=self.url,
-            thresholds=tuple(self.thresholds),
-            created_at=self.created_at,
-        )
+        return record_of(self, Webhook, thresholds=tuple(self.thresholds), secret="")
 
 
 class WebhookEventRow(Table):
