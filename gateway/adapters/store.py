@@ -8,7 +8,7 @@ from sqlalchemy import ColumnElement, and_, func, not_, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.database.claims import lock_in_turns
-from gateway.database.paging import Page, PageRequest, read_page
+from gateway.database.paging import Page, PageRequest, find_record, read_page
 from gateway.database.tables import AdapterRow
 from gateway.tenancy.adapters import Adapter, AdapterState
 
@@ -31,21 +31,18 @@ class AdapterStore:
 
     async def find(self, tenant_id: str, id_or_name: str) -> Adapter | None:
         """Return a tenant's adapter that is not deleted."""
-        row = await self._transaction.scalar(
-            select(AdapterRow).where(
-                AdapterRow.tenant_id == tenant_id,
-                or_(AdapterRow.id == id_or_name, AdapterRow.name == id_or_name),
-                _IS_LIVE,
-            )
+        return await find_record(
+            self._transaction,
+            AdapterRow,
+            AdapterRow.tenant_id == tenant_id,
+            or_(AdapterRow.id == id_or_name, AdapterRow.name == id_or_name),
+            _IS_LIVE,
         )
-        return None if row is None else row.to_record()
 
     async def find_shared(self, name: str) -> Adapter | None:
         """Return the shared adapter with this name."""
-        row = await self._transaction.scalar(
-            select(AdapterRow).where(AdapterRow.name == name, AdapterRow.is_shared, _IS_LIVE)
-        )
-        return None if row is None else row.to_record()
+        conditions = (AdapterRow.name == name, AdapterRow.is_shared, _IS_LIVE)
+        return await find_record(self._transaction, AdapterRow, *conditions)
 
     async def count(self, tenant_id: str) -> int:
         """Return how many adapters of a tenant are not deleted."""
@@ -57,8 +54,7 @@ class AdapterStore:
         conditions: list[ColumnElement[bool]] = [_IS_LIVE]
         if tenant_id is not None:
             conditions.append(AdapterRow.tenant_id == tenant_id)
-        page = await read_page(self._transaction, AdapterRow, wanted, *conditions)
-        return Page([row.to_record() for row in page.entries], page.has_more)
+        return await read_page(self._transaction, AdapterRow, wanted, *conditions)
 
     async def delete(self, adapter_id: str, now: datetime) -> None:
         """Delete an adapter, which ends its claim."""

@@ -23,7 +23,7 @@ from sqlalchemy import (
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.database.claims import CLAIM, lock_in_turns
-from gateway.database.paging import Page, PageRequest, read_page
+from gateway.database.paging import Page, PageRequest, find_record, read_page
 from gateway.database.tables import BatchChunkRow, BatchRow, TenantRow
 from gateway.files.store import Owner
 from gateway.tenancy.batches import Batch, BatchStatus, Chunk, ChunkState
@@ -96,10 +96,8 @@ class BatchStore:
 
     async def find(self, owner: Owner, batch_id: str) -> Batch | None:
         """Return a batch of the owner."""
-        row = await self._transaction.scalar(
-            select(BatchRow).where(*owner.conditions(BatchRow), BatchRow.id == batch_id)
-        )
-        return None if row is None else row.to_record()
+        conditions = (*owner.conditions(BatchRow), BatchRow.id == batch_id)
+        return await find_record(self._transaction, BatchRow, *conditions)
 
     async def lock(self, batch_id: str) -> Batch:
         """Return a batch; no other transaction changes it before this one ends."""
@@ -114,8 +112,7 @@ class BatchStore:
 
     async def page(self, owner: Owner, wanted: PageRequest) -> Page[Batch]:
         """Return a page of the owner's batches."""
-        page = await read_page(self._transaction, BatchRow, wanted, *owner.conditions(BatchRow))
-        return Page([row.to_record() for row in page.entries], page.has_more)
+        return await read_page(self._transaction, BatchRow, wanted, *owner.conditions(BatchRow))
 
     async def change(self, batch_id: str, **columns: Any) -> Batch:
         """Change columns of a batch, and return it."""

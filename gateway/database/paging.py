@@ -1,21 +1,15 @@
-"""Pagination of lists by time; each page starts after an entry of the previous one."""
+"""Records of tables: one, several, or a page of a list by time.
 
+A page starts after an entry of the previous one.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
-from sqlalchemy import ColumnElement, and_, or_, select
+from sqlalchemy import ColumnExpressionArgument, Select, and_, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from gateway.database.tables import (
-    AdapterRow,
-    ApiKeyRow,
-    BatchRow,
-    CreditRow,
-    FileRow,
-    MemberRow,
-    ProjectRow,
-    TenantRow,
-)
 from gateway.errors import must
 
 MAX_PAGE: Final = 100
@@ -23,17 +17,14 @@ PART: Final = 250
 """Rows that one query reads: their conversion takes a few milliseconds of the event loop."""
 
 T = TypeVar("T")
-Row = TypeVar(
-    "Row",
-    TenantRow,
-    ProjectRow,
-    MemberRow,
-    ApiKeyRow,
-    CreditRow,
-    FileRow,
-    BatchRow,
-    AdapterRow,
-)
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Row(Protocol[T_co]):
+    """A row whose record other packages get; `read_page` needs `id` and `created_at` too."""
+
+    def to_record(self) -> T_co:
+        """Return the record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,18 +46,46 @@ class PageRequest:
     is_newest_first: bool = False
 
 
+async def find_record(
+    transaction: AsyncSession,
+    table: type[Row[T]],
+    *conditions: ColumnExpressionArgument[bool],
+    is_locked: bool = False,
+) -> T | None:
+    """Return the record of the row that matches the conditions, or None if there is none.
+
+    With `is_locked`, no other transaction changes the row before this one ends.
+    """
+    query = select(table).where(*conditions)
+    row = await transaction.scalar(query.with_for_update() if is_locked else query)
+    return None if row is None else row.to_record()
+
+
+async def list_records(
+    transaction: AsyncSession,
+    table: type[Row[T]],
+    *conditions: ColumnExpressionArgument[bool],
+    order: Sequence[str] = ("created_at", "id"),
+) -> list[T]:
+    """Return the records of the rows that match the conditions, by default oldest first."""
+    columns = [getattr(table, name) for name in order]
+    rows = await transaction.scalars(select(table).where(*conditions).order_by(*columns))
+    return [row.to_record() for row in rows]
+
+
 async def read_page(
     transaction: AsyncSession,
-    table: type[Row],
+    table: type[Row[T]],
     wanted: PageRequest,
-    *conditions: ColumnElement[bool],
-) -> Page[Row]:
-    """Return a page of the rows that match the conditions.
+    *conditions: ColumnExpressionArgument[bool],
+) -> Page[T]:
+    """Return a page of the records of the rows that match the conditions.
 
     Raises InvalidParameterError for `after`.
     """
-    time, id_ = order = table.created_at, table.id
-    query = select(table).where(*conditions)
+    columns: Any = table
+    time, id_ = order = columns.created_at, columns.id
+    query: Select[Any] = select(columns).where(*conditions)
     query = query.order_by(
         *(column.desc() if wanted.is_newest_first else column for column in order)
     )
@@ -74,10 +93,10 @@ async def read_page(
     if wanted.after is not None:
         # Text that cannot be an id is not sent to the database: PostgreSQL rejects some characters.
         is_id = wanted.after.isascii() and wanted.after.isprintable()
-        last = await transaction.scalar(query.where(table.id == wanted.after)) if is_id else None
+        last = await transaction.scalar(query.where(id_ == wanted.after)) if is_id else None
         if last is None:
             raise must("after", "be the id of an entry of this list", wanted.after)
-    rows: list[Row] = []
+    rows: list[Any] = []
     while (missing := wanted.limit + 1 - len(rows)) > 0:
         part = query.limit(min(missing, PART))
         if last is not None:
@@ -89,4 +108,5 @@ async def read_page(
         if len(found) < min(missing, PART):
             break
         last = found[-1]
-    return Page(rows[: wanted.limit], len(rows) > wanted.limit)
+    records = [row.to_record() for row in rows[: wanted.limit]]
+    return Page(records, len(rows) > wanted.limit)

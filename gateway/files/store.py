@@ -20,7 +20,7 @@ from sqlalchemy import (
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.database.claims import lock_in_turns
-from gateway.database.paging import Page, PageRequest, read_page
+from gateway.database.paging import Page, PageRequest, find_record, read_page
 from gateway.database.tables import BatchRow, FilePartRow, FileRow
 from gateway.tenancy.batches import ENDED, BatchStatus, File, FilePurpose
 
@@ -88,11 +88,8 @@ class FileStore:
 
     async def find(self, owner: Owner, file_id: str, *, is_locked: bool = False) -> File | None:
         """Return a file of the owner; with `is_locked`, nothing else changes it meanwhile."""
-        query = select(FileRow).where(
-            *owner.conditions(FileRow), FileRow.id == file_id, FileRow.is_visible
-        )
-        row = await self._transaction.scalar(query.with_for_update() if is_locked else query)
-        return None if row is None else row.to_record()
+        conditions = (*owner.conditions(FileRow), FileRow.id == file_id, FileRow.is_visible)
+        return await find_record(self._transaction, FileRow, *conditions, is_locked=is_locked)
 
     async def page(
         self, owner: Owner, wanted: PageRequest, *, purpose: FilePurpose | None = None
@@ -101,8 +98,7 @@ class FileStore:
         conditions = [*owner.conditions(FileRow), FileRow.is_visible.is_(True)]
         if purpose is not None:
             conditions.append(FileRow.purpose == purpose)
-        page = await read_page(self._transaction, FileRow, wanted, *conditions)
-        return Page([row.to_record() for row in page.entries], page.has_more)
+        return await read_page(self._transaction, FileRow, wanted, *conditions)
 
     async def use_of(self, tenant_id: str) -> TenantUse:
         """Return what all files of a tenant take."""

@@ -1,29 +1,25 @@
 """Routers of the management API: `/v1` for tenants, `/admin` for operators.
 
-A resource has either `routes.py` with one set of routes for both audiences, or `admin_routes.py`
-for operators, or both, where the audiences get different things.
+Some resources have the same routes for both audiences (`OF_BOTH`). Where the audiences get
+different things, `routes.py` has a second router, `operators`.
 """
 
 from fastapi import APIRouter, Depends
 
-from gateway.management.aliases import admin_routes as aliases
-from gateway.management.audit import admin_routes as any_audit
+from gateway.management.aliases import routes as aliases
 from gateway.management.audit import routes as audit
-from gateway.management.credits import admin_routes as credit
-from gateway.management.exports import admin_routes as exports
+from gateway.management.credits import routes as credit
+from gateway.management.exports import routes as exports
 from gateway.management.invoices import routes as invoices
 from gateway.management.keys import routes as keys
-from gateway.management.limits import admin_routes as any_limits
-from gateway.management.limits import refusals
 from gateway.management.limits import routes as limits
-from gateway.management.live import admin_routes as live
+from gateway.management.live import routes as live
 from gateway.management.members import routes as members
-from gateway.management.plans import admin_routes as plans
-from gateway.management.prices import admin_routes as prices
+from gateway.management.plans import routes as plans
+from gateway.management.prices import routes as prices
 from gateway.management.projects import routes as projects
 from gateway.management.shared.callers import any_tenant, own_tenant
-from gateway.management.tenants import admin_routes as tenants
-from gateway.management.usage import admin_routes as any_usage
+from gateway.management.tenants import routes as tenants
 from gateway.management.usage import routes as usage
 from gateway.management.webhooks import routes as webhooks
 from gateway.tenancy.scopes import Scope
@@ -40,20 +36,11 @@ OF_BOTH = (
 customers = APIRouter()
 operators = APIRouter(prefix="/admin")
 
-for every in (
-    tenants,
-    plans,
-    prices,
-    aliases,
-    credit,
-    live,
-    any_limits,
-    refusals,
-    any_usage,
-    exports,
-    any_audit,
+for router in (
+    *(each.router for each in (tenants, plans, prices, aliases, credit, live)),
+    *(limits.operators, usage.operators, exports.router, audit.operators),
 ):
-    operators.include_router(every.router)
+    operators.include_router(router)
 for resource, authorize in OF_BOTH:
     customers.include_router(resource.router, prefix="/v1", dependencies=[Depends(authorize)])
     operators.include_router(

@@ -12,10 +12,10 @@ from sqlalchemy import text
 from gateway.database import schema
 from gateway.database.engine import Database
 from gateway.database.ledger.partitions import make_partitions, months_from
+from gateway.database.paging import list_records
 from gateway.database.schema import SchemaNotCurrentError, SchemaState
-from gateway.database.tables import Table
+from gateway.database.tables import Table, TenantRow
 from gateway.errors import InvalidParameterError, StoreUnavailableError
-from gateway.management.tenants.store import TenantStore
 from tests.support.cases import all_cases
 from tests.support.kinds import every_database
 
@@ -78,7 +78,7 @@ async def test_upgrade_keeps_data_of_the_former_release(empty_database_url: str)
         later = tenant.replace("acme", "other")
         await transaction.execute(text(f"INSERT INTO tenants ({columns}) VALUES {later}"))
     async with database.reading() as transaction:
-        tenants = await TenantStore(transaction).list_all()
+        tenants = await list_records(transaction, TenantRow)
     assert [(t.id, t.dialect, t.strict_parameters, t.default_model) for t in tenants] == [
         ("acme", None, False, None),
         ("other", None, False, None),

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Request, Response
 from gateway.console.rendering import confirmation, page
 from gateway.console.routing import AnyVisitor, OperatorRoute, redirect
 from gateway.http.authorization import Context
-from gateway.management.live.admin_routes import AfterPosition, live_requests
+from gateway.management.live.routes import AfterPosition, live_requests
 from gateway.management.live.schemas import LiveRequestBody, following
 from gateway.management.shared.parameters import TenantId
 from gateway.management.usage.pages import read_cursor

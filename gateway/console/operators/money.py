@@ -16,9 +16,9 @@ from gateway.console.statement_pages import (
 from gateway.console.usage_query import by_dimension
 from gateway.http.authorization import Context
 from gateway.management.invoices.routes import Month
-from gateway.management.live.admin_routes import AfterPosition
+from gateway.management.live.routes import AfterPosition
 from gateway.management.shared.parameters import TenantId
-from gateway.management.tenants.admin_routes import Tenants
+from gateway.management.tenants.routes import Tenants
 from gateway.management.usage.input import read_month
 from gateway.management.usage.parts import Dimension, UsageFilter
 from gateway.management.usage.query import decode_cursor, encode_cursor

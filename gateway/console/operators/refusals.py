@@ -7,7 +7,7 @@ from fastapi import APIRouter, Query, Request, Response
 from gateway.console.rendering import page
 from gateway.console.routing import OperatorRoute
 from gateway.http.authorization import Context
-from gateway.management.limits.refusals import Since, refusal_counts
+from gateway.management.limits.routes import Since, refusal_counts
 
 router = APIRouter(route_class=OperatorRoute, include_in_schema=False)
 

@@ -19,7 +19,7 @@ from gateway.http.context import ProcessContext
 from gateway.management.credits.service import CreditService
 from gateway.management.plans.service import PlanService
 from gateway.management.shared.parameters import AfterId, TenantId
-from gateway.management.tenants.admin_routes import Tenants
+from gateway.management.tenants.routes import Tenants
 from gateway.management.tenants.schemas import TenantChange, TenantCreation
 from gateway.management.usage.parts import UsageFilter
 from gateway.management.usage.periods import Span

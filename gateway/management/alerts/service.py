@@ -4,17 +4,18 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Final
 
+from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contract.tasks import each_apart
 from gateway.database.engine import Database
+from gateway.database.tables import CreditRow
 from gateway.management.alerts.store import AlertStore, MonthlyCosts, RollupCosts, Watched
 from gateway.management.credits.service import balance_of
-from gateway.management.credits.store import CreditStore
 from gateway.management.webhooks.service import make_event
 from gateway.management.webhooks.store import EventName, WebhookEvent, WebhookStore
 from gateway.tenancy.limits import LimitScope, SubjectLimits, subject_of
-from gateway.tenancy.records import Billing
+from gateway.tenancy.records import Billing, CreditKind
 
 BUDGET_KIND: Final = "budget.threshold"
 """Spending of this month has reached a threshold of the webhook."""
@@ -109,7 +110,11 @@ async def _credit_events(transaction: AsyncSession, watched: Watched) -> list[We
     tenant = watched.tenant
     if tenant.billing is not Billing.PREPAID:
         return []
-    grant = await CreditStore(transaction).newest_grant(tenant.id)
+    grants = select(CreditRow).where(
+        CreditRow.tenant_id == tenant.id, CreditRow.kind == CreditKind.GRANT
+    )
+    newest = grants.order_by(CreditRow.created_at.desc(), CreditRow.id.desc()).limit(1)
+    grant = await transaction.scalar(newest)
     if grant is None:
         return []
     names = [

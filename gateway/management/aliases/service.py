@@ -1,16 +1,20 @@
 """Aliases of models: defined, replaced and removed by operators."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any, Final
 
-from gateway.database.engine import Database
+from sqlalchemy import delete
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from gateway.database.paging import find_record, list_records
+from gateway.database.tables import AliasRow
 from gateway.dialects.profile_choice import DEFAULT_MODEL
 from gateway.errors import InvalidParameterError, NotFoundError, must, shown
-from gateway.management.aliases.store import AliasStore
-from gateway.management.audit.log import SYSTEM, AuditLog
+from gateway.management.audit.log import SYSTEM
+from gateway.management.changes import Service, changing
 from gateway.tenancy.aliases import Alias, Sticky
-from gateway.tenancy.changes import ChangeAnnouncer
 from gateway.tenancy.checks import check_name
 from gateway.tenancy.times import in_utc, utc_now
 
@@ -19,12 +23,8 @@ MAX_MODELS: Final = 32
 MAX_WEIGHT: Final = 1_000_000
 
 
-class AliasService:
+class AliasService(Service):
     """The aliases of models."""
-
-    def __init__(self, database: Database, announcer: ChangeAnnouncer) -> None:
-        self._database = database
-        self._announcer = announcer
 
     async def put(
         self,
@@ -52,13 +52,12 @@ class AliasService:
         _check(name, weights, fallback=fallback, replacement=replacement)
         now = utc_now()
         sunset_at = None if sunset_at is None else in_utc(sunset_at, param="sunset_at")
-        async with self._database.writing() as transaction:
-            store = AliasStore(transaction)
-            old = await store.get(name)
+        async with changing(self._database, actor=actor) as change:
+            old = await find_record(change.transaction, AliasRow, AliasRow.name == name)
             deprecated_at = None if old is None else old.deprecated_at
             alias = Alias(
                 name=name,
-                weights=weights,
+                weights=dict(weights),
                 sticky=sticky,
                 fallback=fallback,
                 sunset_at=sunset_at,
@@ -66,31 +65,28 @@ class AliasService:
                 replacement=replacement or max(weights, key=weights.__getitem__),
                 created_at=now if old is None else old.created_at,
             )
-            await store.put(alias)
-            await AuditLog(transaction).append(
-                "alias.set", name, actor=actor, details=_details(alias)
-            )
-        await self._announcer.aliases_changed()
+            await change.transaction.merge(AliasRow(**asdict(alias)))
+            await change.audit("alias.set", name, _details(alias))
+            change.announce(self._announcer.aliases_changed)
         return alias
 
     async def remove(self, name: str, *, actor: str = SYSTEM) -> None:
         """Remove the alias. Raises NotFoundError."""
-        async with self._database.writing() as transaction:
-            store = AliasStore(transaction)
-            _found(await store.get(name), name)
-            await store.remove(name)
-            await AuditLog(transaction).append("alias.remove", name, actor=actor)
-        await self._announcer.aliases_changed()
+        async with changing(self._database, actor=actor) as change:
+            await _find(change.transaction, name)
+            await change.transaction.execute(delete(AliasRow).where(AliasRow.name == name))
+            await change.audit("alias.remove", name)
+            change.announce(self._announcer.aliases_changed)
 
     async def get(self, name: str) -> Alias:
         """Return the alias. Raises NotFoundError."""
         async with self._database.reading() as transaction:
-            return _found(await AliasStore(transaction).get(name), name)
+            return await _find(transaction, name)
 
     async def list_all(self) -> list[Alias]:
         """Return all aliases, by name."""
         async with self._database.reading() as transaction:
-            return await AliasStore(transaction).list_all()
+            return await list_records(transaction, AliasRow, order=["name"])
 
 
 def read_weights(given: Iterable[str]) -> dict[str, int]:
@@ -140,7 +136,8 @@ def _check(
             check_name(value, param=param)
 
 
-def _found(alias: Alias | None, name: str) -> Alias:
+async def _find(transaction: AsyncSession, name: str) -> Alias:
+    alias = await find_record(transaction, AliasRow, AliasRow.name == name)
     if alias is None:
         raise NotFoundError(f"There is no alias {shown(name)}.")
     return alias

@@ -1,4 +1,4 @@
-"""Audit log of the caller's tenant: `GET /v1/audit`."""
+"""Audit log: `GET /v1/audit` of the caller's tenant, `GET /admin/audit` of all tenants."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -10,10 +10,10 @@ from pydantic import BaseModel, Field
 
 from gateway.auth.principal import Principal
 from gateway.database.paging import Page
-from gateway.http.authorization import CanManageMembers, Context
+from gateway.http.authorization import CanManageMembers, CanSeeEverything, Context
 from gateway.http.context import ProcessContext
 from gateway.management.audit.log import AuditEntry
-from gateway.management.audit.service import AuditService
+from gateway.management.audit.service import AuditFilter, AuditService
 from gateway.management.shared.parameters import PLAIN, PageSize, text_filter
 
 OPERATOR: Final = "operator"
@@ -23,6 +23,7 @@ OPERATORS_ACTORS: Final = ("cli:", "operator:")
 MAX_SEQUENCE: Final = 2**53
 
 router = APIRouter(tags=["Audit"])
+operators = APIRouter(tags=["Audit"])
 
 ActionFilter = Annotated[str | None, text_filter("Only this action, such as `key.revoke`.")]
 After = Annotated[
@@ -70,6 +71,25 @@ async def list_entries(
 ) -> AuditList:
     """List audit entries, newest first. Needs the scope `members`."""
     return await own_entries(context, principal, action=action, after=after, limit=limit)
+
+
+@operators.get("/audit", name="list_entries", summary="List changes of all tenants")
+async def list_all_entries(
+    context: Context,
+    _principal: CanSeeEverything,
+    tenant: Annotated[str | None, text_filter("Only changes of this tenant.")] = None,
+    actor: Annotated[str | None, text_filter("Only changes by this actor, as listed.")] = None,
+    action: ActionFilter = None,
+    after: After = None,
+    limit: PageSize = 20,
+) -> AuditList:
+    """List audit entries, newest first.
+
+    `sluice audit verify` checks that no entry was changed or removed.
+    """
+    wanted = AuditFilter(tenant_id=tenant, actor=actor, action=action)
+    page = await AuditService(context.database).page(wanted, before=after, limit=limit)
+    return to_list(page, page.entries)
 
 
 async def own_entries(

@@ -2,21 +2,21 @@
 
 import secrets
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
+from itertools import zip_longest
 from typing import Any, Final
 
+from sqlalchemy import ColumnExpressionArgument, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import InstrumentedAttribute, aliased
 
 from contract.tasks import each_apart
-from gateway.database.engine import Database
-from gateway.database.locking import lock_tenant
-from gateway.database.paging import Page, PageRequest
-from gateway.errors import (
-    InvalidParameterError,
-    StoreUnavailableError,
-)
-from gateway.management.audit.log import SYSTEM, AuditLog
+from gateway.database.paging import Page, PageRequest, list_records, read_page
+from gateway.database.tables import CreditRow, LedgerRow
+from gateway.errors import InvalidParameterError, StoreUnavailableError
+from gateway.management.audit.log import SYSTEM
+from gateway.management.changes import Service, changing
 from gateway.management.credits.checks import (
     MAX_AMOUNT_MICROS,
     check_amount,
@@ -24,10 +24,7 @@ from gateway.management.credits.checks import (
     future_expiry,
 )
 from gateway.management.credits.funds import replay, turning_points
-from gateway.management.credits.prepaid_store import PrepaidStore
-from gateway.management.credits.store import CreditStore
 from gateway.management.tenants.service import reading_of_tenant
-from gateway.tenancy.changes import ChangeAnnouncer
 from gateway.tenancy.checks import check_known
 from gateway.tenancy.records import Credit, CreditKind
 from gateway.tenancy.times import utc_now
@@ -38,6 +35,12 @@ GRACE: Final = timedelta(minutes=5)
 Requests admitted before the expiry must have ended and reached the ledger. Other credits pay for a
 request that takes longer, or it creates a debt.
 """
+
+_ACTIONS: Final = {
+    CreditKind.GRANT: "credit.grant",
+    CreditKind.ADJUSTMENT: "credit.adjust",
+    CreditKind.EXPIRY: "credit.expire",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +57,8 @@ class Balance:
         return self.granted_micros - self.spent_micros
 
 
-class CreditService:
+class CreditService(Service):
     """Changes and shows balances."""
-
-    def __init__(self, database: Database, announcer: ChangeAnnouncer) -> None:
-        self._database = database
-        self._announcer = announcer
 
     async def grant(
         self,
@@ -100,12 +99,13 @@ class CreditService:
     async def page(self, tenant_id: str, wanted: PageRequest) -> Page[Credit]:
         """Return a page of balance changes, oldest first."""
         async with reading_of_tenant(self._database, tenant_id) as transaction:
-            return await CreditStore(transaction).page(tenant_id, wanted)
+            is_its = CreditRow.tenant_id == tenant_id
+            return await read_page(transaction, CreditRow, wanted, is_its)
 
     async def list_all(self, tenant_id: str) -> list[Credit]:
         """Return all changes of the balance, oldest first."""
         async with reading_of_tenant(self._database, tenant_id) as transaction:
-            return await CreditStore(transaction).list_of_tenant(tenant_id)
+            return await list_records(transaction, CreditRow, CreditRow.tenant_id == tenant_id)
 
     async def expire_due(self, now: datetime) -> int:
         """Take back the rest of grants that expired more than `GRACE` ago.
@@ -113,38 +113,42 @@ class CreditService:
         Two calls may run at once: each grant is taken back once. Return the number of such grants.
         One tenant's failure, which is raised at the end, delays no other tenant.
         """
+        expiry = aliased(CreditRow)
+        due = (
+            select(CreditRow.tenant_id)
+            .outerjoin(expiry, expiry.grant_id == CreditRow.id)
+            .where(CreditRow.expires_at < now - GRACE, expiry.id.is_(None))
+            .distinct()
+            .order_by(CreditRow.tenant_id)
+        )
         async with self._database.reading() as transaction:
-            tenants = await CreditStore(transaction).tenants_with_expired(now - GRACE)
+            tenants = list(await transaction.scalars(due))
         expired = []
 
         async def expire(tenant_id: str) -> None:
-            expired.extend(await self._expire_of(tenant_id, now))
+            async def expiries(transaction: AsyncSession) -> list[Credit]:
+                return await _expiries(transaction, tenant_id, now)
+
+            expired.extend(await self._append(tenant_id, expiries))
 
         await each_apart(expire, tenants, at_once=1)
         return len(expired)
 
-    async def _expire_of(self, tenant_id: str, now: datetime) -> list[Credit]:
-        async def write(transaction: AsyncSession) -> list[Credit]:
-            taken_back = await _expiries(transaction, tenant_id, now)
-            for credit in taken_back:
-                await _append(transaction, credit, action="credit.expire", actor=SYSTEM)
-            return taken_back
-
-        return await self._change(tenant_id, write)
-
     async def _add(self, credit: Credit, *, actor: str) -> Credit:
-        async def write(transaction: AsyncSession) -> list[Credit]:
-            action = "credit.grant" if credit.kind is CreditKind.GRANT else "credit.adjust"
-            await _append(transaction, credit, action=action, actor=actor)
+        async def added(_transaction: AsyncSession) -> list[Credit]:
             return [credit]
 
-        (added,) = await self._change(credit.tenant_id, write)
-        return added
+        await self._append(credit.tenant_id, added, actor=actor)
+        return credit
 
-    async def _change(
-        self, tenant_id: str, write: Callable[[AsyncSession], Awaitable[list[Credit]]]
+    async def _append(
+        self,
+        tenant_id: str,
+        find: Callable[[AsyncSession], Awaitable[list[Credit]]],
+        *,
+        actor: str = SYSTEM,
     ) -> list[Credit]:
-        """Write to the database, and mark the balance in Redis to be derived again.
+        """Add credits to the database, and mark the balance in Redis to be derived again.
 
         A change that Redis did not receive must not be repeated, since it would be applied twice.
         The method therefore contacts Redis first: while Redis is unavailable, nothing changes.
@@ -157,9 +161,12 @@ class CreditService:
                 "Redis is unavailable, so nothing was changed. Retry later.",
                 detail=f"{error.detail} Nothing was changed. Retry later.",
             ) from error
-        async with self._database.writing() as transaction:
-            await lock_tenant(transaction, tenant_id)
-            written = await write(transaction)
+        async with changing(self._database, tenant_id, actor=actor, is_locked=True) as change:
+            written = await find(change.transaction)
+            for credit in written:
+                await change.insert(CreditRow(**asdict(credit)))
+                await change.audit(_ACTIONS[credit.kind], credit.id, _details(credit))
+        # Not announced by the unit of work: this error must say that the change is saved.
         try:
             await self._announcer.credits_changed(tenant_id)
         except StoreUnavailableError as error:
@@ -176,14 +183,26 @@ class CreditService:
 async def balance_of(transaction: AsyncSession, tenant_id: str) -> Balance:
     """Return the tenant's balance, as this transaction sees it."""
     return Balance(
-        await CreditStore(transaction).total(tenant_id),
-        await PrepaidStore(transaction).spent(tenant_id),
+        await _sum(transaction, CreditRow.amount_micros, CreditRow.tenant_id == tenant_id),
+        await _spent(transaction, LedgerRow.tenant_id == tenant_id),
     )
+
+
+async def _spent(transaction: AsyncSession, *conditions: ColumnExpressionArgument[bool]) -> int:
+    return await _sum(transaction, LedgerRow.cost_micros, LedgerRow.is_prepaid, *conditions)
+
+
+async def _sum(
+    transaction: AsyncSession,
+    column: InstrumentedAttribute[int],
+    *conditions: ColumnExpressionArgument[bool],
+) -> int:
+    return int(await transaction.scalar(select(func.sum(column)).where(*conditions)) or 0)
 
 
 async def _expiries(transaction: AsyncSession, tenant_id: str, now: datetime) -> list[Credit]:
     """Return the expiry entries of the tenant's due grants."""
-    known = await CreditStore(transaction).list_of_tenant(tenant_id)
+    known = await list_records(transaction, CreditRow, CreditRow.tenant_id == tenant_id)
     ended = {credit.grant_id for credit in known}
     due = [
         credit
@@ -194,28 +213,26 @@ async def _expiries(transaction: AsyncSession, tenant_id: str, now: datetime) ->
     ]
     if not due:
         return []
-    times = turning_points(known, now)
-    left = replay(known, await PrepaidStore(transaction).spent_between(tenant_id, times)).left
+    times, time = turning_points(known, now), LedgerRow.created_at
+    spent: dict[datetime, int] = {}
+    for start, end in zip_longest(times, times[1:]):
+        is_before_end = [] if end is None else [time < end]
+        conditions = (LedgerRow.tenant_id == tenant_id, time >= start, *is_before_end)
+        spent[start] = await _spent(transaction, *conditions)
+    left = replay(known, spent).left
     return [
         _credit(tenant_id, CreditKind.EXPIRY, -left[grant.id], note=grant.note, grant_id=grant.id)
         for grant in due
     ]
 
 
-async def _append(transaction: AsyncSession, credit: Credit, *, action: str, actor: str) -> None:
-    await CreditStore(transaction).add(credit)
-    await AuditLog(transaction).append(
-        action, credit.id, actor=actor, tenant_id=credit.tenant_id, details=_details(credit)
-    )
-
-
 def _details(credit: Credit) -> dict[str, Any]:
-    details: dict[str, Any] = {"amount_micros": credit.amount_micros, "note": credit.note}
-    if credit.expires_at is not None:
-        details["expires_at"] = credit.expires_at
-    if credit.grant_id is not None:
-        details["grant_id"] = credit.grant_id
-    return details
+    details = {"expires_at": credit.expires_at, "grant_id": credit.grant_id}
+    return {
+        "amount_micros": credit.amount_micros,
+        "note": credit.note,
+        **{name: value for name, value in details.items() if value is not None},
+    }
 
 
 def _credit(

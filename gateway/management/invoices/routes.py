@@ -13,6 +13,7 @@ from gateway.http.authorization import Context
 from gateway.management.invoices.service import InvoiceService, Statement
 from gateway.management.shared.callers import CallerOfTenant
 from gateway.management.usage.csv_text import to_csv
+from gateway.management.usage.routes import WITH_CSV
 from gateway.tenancy.records import Billing
 
 COLUMNS: Final = (
@@ -82,7 +83,7 @@ class StatementBody(BaseModel):
     "/{month}",
     summary="Get the statement of a month",
     response_model=StatementBody,
-    responses={200: {"content": {"text/csv": {"schema": {"type": "string"}}}}},
+    responses=WITH_CSV,
 )
 async def get_statement(
     context: Context,

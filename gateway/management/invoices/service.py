@@ -5,8 +5,7 @@ from datetime import datetime
 from typing import Final
 
 from gateway.database.engine import Database
-from gateway.management.tenants.service import reading_of_tenant
-from gateway.management.tenants.store import TenantStore
+from gateway.management.tenants.service import find_tenant
 from gateway.management.usage.input import read_month
 from gateway.management.usage.parts import Dimension, UsageFilter, UsageSums
 from gateway.management.usage.periods import Bucket
@@ -63,8 +62,8 @@ class InvoiceService:
         Raises InvalidParameterError and NotFoundError.
         """
         span = read_month(month)
-        async with reading_of_tenant(self._database, tenant_id) as transaction:
-            tenant = await TenantStore(transaction).get(tenant_id)
+        async with self._database.reading() as transaction:
+            tenant = await find_tenant(transaction, tenant_id)
         report = await UsageService(self._database).report(
             ReportRequest(
                 wanted=UsageFilter(tenant_id=tenant_id),
@@ -77,8 +76,8 @@ class InvoiceService:
         )
         return Statement(
             tenant_id=tenant_id,
-            tenant_name="" if tenant is None else tenant.name,
-            billing=Billing.POSTPAID if tenant is None else tenant.billing,
+            tenant_name=tenant.name,
+            billing=tenant.billing,
             start=span.start,
             end=span.end,
             is_open=utc_now() < span.end,

@@ -117,6 +117,25 @@ class RefusalList(BaseModel):
     data: list[RefusalBody]
 
 
+class RefusalCount(BaseModel):
+    """How many requests of a tenant were rejected with one error code."""
+
+    tenant: str | None = Field(description="Null for requests without a valid credential.")
+    code: str = Field(description="Code of the error.")
+    requests: int
+
+
+class RefusalCounts(BaseModel):
+    """Rejected requests, the largest numbers first."""
+
+    object: Literal["list"] = "list"
+    data: list[RefusalCount]
+    is_complete: bool = Field(
+        description="False if small numbers are missing: of each hour or day, the 1,000 largest "
+        "are summed, and the 1,000 largest sums are listed."
+    )
+
+
 def is_seed_needed(subject: SubjectLimits, status: SubjectStatus, *, is_prepaid: bool) -> bool:
     """Whether Redis lacks usage that the report of a holder shows."""
     has_credit = is_prepaid and subject.scope is LimitScope.TENANT

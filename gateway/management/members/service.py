@@ -1,34 +1,27 @@
 """Members of a tenant: add, change roles and remove."""
 
 import secrets
-from dataclasses import replace
+from dataclasses import asdict, replace
 
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy import ColumnElement, delete, exists, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import aliased
+from typing_extensions import Unpack
 
-from gateway.database.engine import Database
-from gateway.database.locking import lock_tenant
-from gateway.database.paging import Page, PageRequest
-from gateway.database.tables import MemberRow
-from gateway.errors import (
-    BadRequestError,
-    ConflictError,
-    InvalidParameterError,
-    NotFoundError,
-    shown,
-)
-from gateway.management.audit.log import SYSTEM, AuditLog
-from gateway.management.members.store import MemberStore
+from gateway.auth.store import is_person
+from gateway.database.paging import Page, PageRequest, list_records, read_page
+from gateway.database.tables import MemberRow, TenantRow
+from gateway.errors import BadRequestError, InvalidParameterError, NotFoundError, shown
+from gateway.management.changes import By, Service, changing
 from gateway.management.shared.capacity import require_room
 from gateway.management.tenants.service import reading_of_tenant
-from gateway.tenancy.changes import ChangeAnnouncer
 from gateway.tenancy.checks import check_known, check_name, checked_email
-from gateway.tenancy.grants import Grant, bounds_of_role
+from gateway.tenancy.grants import bounds_of_role
 from gateway.tenancy.records import Member, Person, Role
 from gateway.tenancy.times import utc_now
 
 
-class MemberService:
+class MemberService(Service):
     """Adds, changes and removes members; every change is audited.
 
     If a credential of the tenant makes the call, its grant is the `grantor`. It can give, change
@@ -36,10 +29,6 @@ class MemberService:
     PermissionDeniedError. A tenant with an owner keeps one: the last owner can be neither removed
     nor given another role.
     """
-
-    def __init__(self, database: Database, announcer: ChangeAnnouncer) -> None:
-        self._database = database
-        self._announcer = announcer
 
     async def add(
         self,
@@ -49,8 +38,7 @@ class MemberService:
         email: str | None = None,
         role: Role,
         name: str | None = None,
-        grantor: Grant | None = None,
-        actor: str = SYSTEM,
+        **by: Unpack[By],
     ) -> Member:
         """Add the person whose tokens have this claim `sub`, or who has this e-mail.
 
@@ -68,7 +56,7 @@ class MemberService:
             email = checked_email(email)
         given = subject or email or ""
         check_name(name or given)
-        _check_role(role, grantor)
+        _check_role(role, by)
         member = Member(
             id=f"mbr_{secrets.token_hex(8)}",
             tenant_id=tenant_id,
@@ -81,16 +69,12 @@ class MemberService:
         )
         identity = {"email": email} if subject is None else {"subject": subject}
         details = {**identity, "name": member.name, "role": role}
-        try:
-            async with self._database.writing() as transaction:
-                await require_room(transaction, MemberRow, tenant_id)
-                await MemberStore(transaction).add(member)
-                await AuditLog(transaction).append(
-                    "member.add", member.id, actor=actor, tenant_id=tenant_id, details=details
-                )
-        except IntegrityError as error:
-            raise ConflictError(f"{shown(given)} is already a member.") from error
-        await self._announcer.tenant_changed(tenant_id)
+        conflict = f"{shown(given)} is already a member."
+        async with changing(self._database, tenant_id, **by, conflict=conflict) as change:
+            await require_room(change.transaction, MemberRow, tenant_id)
+            await change.insert(MemberRow(**asdict(member)))
+            await change.audit("member.add", member.id, details)
+            change.announce(self._announcer.tenant_changed, tenant_id)
         return member
 
     async def log_in(self, person: Person, email: str | None) -> list[tuple[Member, str]]:
@@ -101,128 +85,128 @@ class MemberService:
             email: an address that the identity provider has verified to be the person's. Members
                 that were invited with it become this person.
         """
-        async with self._database.reading() as transaction:
-            is_invited = email is not None and await MemberStore(transaction).invited(email)
-        if is_invited and email is not None:
-            await self._accept(person, email)
+        if email is not None:
+            async with self._database.reading() as transaction:
+                is_invited = bool(await list_records(transaction, MemberRow, *_invited(email)))
+            if is_invited:
+                await self._accept(person, email)
         return await self.of_person(person)
 
     async def of_person(self, person: Person) -> list[tuple[Member, str]]:
-        """Return the memberships of a person with the names of the tenants."""
+        """Return the memberships of a person with the names of the tenants, sorted by these."""
+        memberships = (
+            select(MemberRow, TenantRow.name)
+            .join(TenantRow, TenantRow.id == MemberRow.tenant_id)
+            .where(is_person(person))
+            .order_by(TenantRow.name, TenantRow.id)
+        )
         async with self._database.reading() as transaction:
-            return await MemberStore(transaction).of_person(person)
+            rows = await transaction.execute(memberships)
+            return [(row.to_record(), name) for row, name in rows]
 
     async def _accept(self, person: Person, email: str) -> None:
-        accepted = list[Member]()
-        async with self._database.writing() as transaction:
-            store = MemberStore(transaction)
-            for member in await store.invited(email):
-                if not await store.identify(member, person):
-                    continue
-                accepted.append(member)
-                await AuditLog(transaction).append(
-                    "member.accept",
-                    member.id,
-                    actor=f"jwt:{person.subject}",
-                    tenant_id=member.tenant_id,
-                    details={"email": email, "issuer": person.issuer, "subject": person.subject},
-                )
-        for member in accepted:
-            await self._announcer.tenant_changed(member.tenant_id)
+        details = {"email": email, "issuer": person.issuer, "subject": person.subject}
+        async with changing(self._database, actor=f"jwt:{person.subject}") as change:
+            for member in await list_records(change.transaction, MemberRow, *_invited(email)):
+                if await _identify(change.transaction, member, person):
+                    tenant_id = member.tenant_id
+                    await change.audit("member.accept", member.id, details, tenant_id=tenant_id)
+                    change.announce(self._announcer.tenant_changed, tenant_id)
 
     async def list_of_tenant(self, tenant_id: str) -> list[Member]:
         """Return the tenant's members, oldest first."""
         async with reading_of_tenant(self._database, tenant_id) as transaction:
-            return await MemberStore(transaction).list_of_tenant(tenant_id)
+            return await list_records(transaction, MemberRow, MemberRow.tenant_id == tenant_id)
 
     async def page(self, tenant_id: str, wanted: PageRequest) -> Page[Member]:
         """Return a page of the tenant's members, oldest first."""
         async with reading_of_tenant(self._database, tenant_id) as transaction:
-            return await MemberStore(transaction).page(tenant_id, wanted)
+            is_its = MemberRow.tenant_id == tenant_id
+            return await read_page(transaction, MemberRow, wanted, is_its)
 
     async def get(self, tenant_id: str, given: str) -> Member:
         """Return the tenant's member with this id, subject or e-mail."""
         async with self._database.reading() as transaction:
             return await _find(transaction, tenant_id, given)
 
-    async def set_role(
-        self,
-        tenant_id: str,
-        given: str,
-        *,
-        role: Role,
-        grantor: Grant | None = None,
-        actor: str = SYSTEM,
-    ) -> Member:
+    async def set_role(self, tenant_id: str, given: str, *, role: Role, **by: Unpack[By]) -> Member:
         """Change a member's role on every gateway."""
-        _check_role(role, grantor)
-        async with self._database.writing() as transaction:
-            member = await _find_locked(transaction, tenant_id, given)
-            _check_role(member.role, grantor)
+        _check_role(role, by)
+        # If two owners demote each other at the same time, the calls must be serialized, or no
+        # owner would remain.
+        async with changing(self._database, tenant_id, **by, is_locked=True) as change:
+            member = await _find(change.transaction, tenant_id, given)
+            _check_role(member.role, by)
             if role is not Role.OWNER:
-                await _check_not_last_owner(transaction, member)
-            await MemberStore(transaction).set_role(tenant_id, member.id, role)
-            await AuditLog(transaction).append(
-                "member.change",
-                member.id,
-                actor=actor,
-                tenant_id=tenant_id,
-                details={"role": role, "former_role": member.role},
+                await _check_not_last_owner(change.transaction, member)
+            await change.transaction.execute(
+                update(MemberRow).where(MemberRow.id == member.id).values(role=role)
             )
-        await self._announcer.tenant_changed(tenant_id)
+            details = {"role": role, "former_role": member.role}
+            await change.audit("member.change", member.id, details)
+            change.announce(self._announcer.tenant_changed, tenant_id)
         return replace(member, role=role)
 
-    async def remove(
-        self,
-        tenant_id: str,
-        given: str,
-        *,
-        grantor: Grant | None = None,
-        actor: str = SYSTEM,
-    ) -> Member:
+    async def remove(self, tenant_id: str, given: str, **by: Unpack[By]) -> Member:
         """Remove a member on every gateway; return the removed member."""
-        async with self._database.writing() as transaction:
-            member = await _find_locked(transaction, tenant_id, given)
-            _check_role(member.role, grantor)
-            await _check_not_last_owner(transaction, member)
-            await MemberStore(transaction).remove(tenant_id, member.id)
-            await AuditLog(transaction).append(
-                "member.remove",
-                member.id,
-                actor=actor,
-                tenant_id=tenant_id,
-                details={"subject": member.subject or member.email, "role": member.role},
-            )
-        await self._announcer.tenant_changed(tenant_id)
+        async with changing(self._database, tenant_id, **by, is_locked=True) as change:
+            member = await _find(change.transaction, tenant_id, given)
+            _check_role(member.role, by)
+            await _check_not_last_owner(change.transaction, member)
+            await change.transaction.execute(delete(MemberRow).where(MemberRow.id == member.id))
+            details = {"subject": member.subject or member.email, "role": member.role}
+            await change.audit("member.remove", member.id, details)
+            change.announce(self._announcer.tenant_changed, tenant_id)
         return member
 
 
 async def _find(transaction: AsyncSession, tenant_id: str, given: str) -> Member:
+    """Return the tenant's member with this id, else this subject, else this e-mail."""
     check_known(tenant_id, "tenant")
-    is_text = given.isprintable()
-    member = await MemberStore(transaction).find(tenant_id, given) if is_text else None
-    if member is None:
+    id_, subject, email = MemberRow.id, MemberRow.subject, MemberRow.email
+    is_named = or_(id_ == given, subject == given, email == given.lower())
+    members: list[Member] = []
+    if given.isprintable():
+        is_its = MemberRow.tenant_id == tenant_id
+        members = await list_records(transaction, MemberRow, is_its, is_named)
+    if not members:
         raise NotFoundError(f"The tenant {shown(tenant_id)} has no member {shown(given)}.")
-    return member
+    return min(members, key=lambda member: (member.id != given, member.subject != given))
 
 
-async def _find_locked(transaction: AsyncSession, tenant_id: str, given: str) -> Member:
-    # If two owners demote each other at the same time, the calls must be serialized, or no owner
-    # would remain.
-    check_known(tenant_id, "tenant")
-    await lock_tenant(transaction, tenant_id)
-    return await _find(transaction, tenant_id, given)
+def _invited(email: str) -> tuple[ColumnElement[bool], ...]:
+    """Return the conditions of members of all tenants who have not logged in yet."""
+    return MemberRow.email == email, MemberRow.subject.is_(None)
+
+
+async def _identify(transaction: AsyncSession, member: Member, person: Person) -> bool:
+    """Set the subject of an invited member.
+
+    Return False if the member has one, or if another member of the tenant has this one.
+    """
+    other = aliased(MemberRow)
+    is_used = exists().where(other.tenant_id == member.tenant_id, other.subject == person.subject)
+    found = await transaction.execute(
+        update(MemberRow)
+        .where(MemberRow.id == member.id, MemberRow.subject.is_(None), ~is_used)
+        .values(subject=person.subject, issuer=person.issuer)
+        .returning(MemberRow.id)
+    )
+    return found.first() is not None
 
 
 async def _check_not_last_owner(transaction: AsyncSession, member: Member) -> None:
     if member.role is not Role.OWNER:
         return
-    if await MemberStore(transaction).count(member.tenant_id, Role.OWNER) == 1:
+    owners = select(func.count()).where(
+        MemberRow.tenant_id == member.tenant_id, MemberRow.role == Role.OWNER
+    )
+    if await transaction.scalar(owners) == 1:
         raise BadRequestError(
             f"{shown(member.name)} is the last owner: make another member an owner first."
         )
 
 
-def _check_role(role: Role, grantor: Grant | None) -> None:
-    if grantor is not None:
+def _check_role(role: Role, by: By) -> None:
+    if (grantor := by.get("grantor")) is not None:
         grantor.require(bounds_of_role(role), of=f"the role '{role}'")

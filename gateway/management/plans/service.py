@@ -5,13 +5,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy import select, update
+from sqlalchemy.ext.asyncio import AsyncSession
 
-from gateway.database.engine import Database
-from gateway.errors import ConflictError, NotFoundError, must, shown
-from gateway.management.audit.log import SYSTEM, AuditLog
-from gateway.management.plans.store import PlanStore
-from gateway.tenancy.changes import ChangeAnnouncer
+from gateway.database.paging import find_record, list_records
+from gateway.database.tables import PlanRow, TenantRow
+from gateway.errors import NotFoundError, must, shown
+from gateway.management.audit.log import SYSTEM
+from gateway.management.changes import Service, changing
 from gateway.tenancy.checks import check_known, check_name, check_not_empty
 from gateway.tenancy.limits import LimitScope, LimitValues
 from gateway.tenancy.records import Plan
@@ -23,12 +24,8 @@ ScopedLimits = Mapping[LimitScope, LimitValues]
 """Limits for tenants, projects and keys. In a plan, None and an absent limit both mean no limit."""
 
 
-class PlanService:
+class PlanService(Service):
     """Creates and changes plans. Plans are never removed, so that no tenant loses its limits."""
-
-    def __init__(self, database: Database, announcer: ChangeAnnouncer) -> None:
-        self._database = database
-        self._announcer = announcer
 
     async def create(
         self,
@@ -48,14 +45,10 @@ class PlanService:
             limits=_merged({}, limits or {}),
             created_at=utc_now(),
         )
-        try:
-            async with self._database.writing() as transaction:
-                await PlanStore(transaction).add(plan)
-                await AuditLog(transaction).append(
-                    "plan.create", plan_id, actor=actor, details=_details(plan)
-                )
-        except IntegrityError as error:
-            raise ConflictError(f"The plan {shown(plan_id)} already exists.") from error
+        conflict = f"The plan {shown(plan_id)} already exists."
+        async with changing(self._database, actor=actor, conflict=conflict) as change:
+            await change.insert(PlanRow(id=plan_id, created_at=plan.created_at, **_columns(plan)))
+            await change.audit("plan.create", plan_id, _columns(plan))
         return plan
 
     async def update(
@@ -72,27 +65,32 @@ class PlanService:
         check_not_empty({} if name is None and not given else {"name": name})
         if name is not None:
             check_name(name)
-        async with self._database.writing() as transaction:
-            store = PlanStore(transaction)
-            old = _found(await store.get(plan_id, for_update=True), plan_id)
+        async with changing(self._database, actor=actor) as change:
+            old = await _find(change.transaction, plan_id, is_locked=True)
             plan = replace(old, name=name or old.name, limits=_merged(old.limits, limits or {}))
-            await store.set_options(plan_id, name=plan.name, limits=plan.limits)
-            await AuditLog(transaction).append(
-                "plan.update", plan_id, actor=actor, details=_details(plan)
+            await change.transaction.execute(
+                update(PlanRow).where(PlanRow.id == plan_id).values(**_columns(plan))
             )
-        await self._announcer.plan_changed()
+            await change.audit("plan.update", plan_id, _columns(plan))
+            change.announce(self._announcer.plan_changed)
         return plan
 
     async def list_all(self) -> list[Plan]:
         """Return all plans, oldest first."""
         async with self._database.reading() as transaction:
-            return await PlanStore(transaction).list_all()
+            return await list_records(transaction, PlanRow)
 
     async def get(self, plan_id: str) -> Plan:
         """Return the plan."""
         check_known(plan_id, "plan")
         async with self._database.reading() as transaction:
-            return _found(await PlanStore(transaction).get(plan_id), plan_id)
+            return await _find(transaction, plan_id)
+
+
+async def plan_of(transaction: AsyncSession, tenant_id: str) -> Plan | None:
+    """Return the plan of a tenant, or None if it has none."""
+    its_plan = select(TenantRow.plan_id).where(TenantRow.id == tenant_id).scalar_subquery()
+    return await find_record(transaction, PlanRow, PlanRow.id == its_plan)
 
 
 def _merged(old: ScopedLimits, new: ScopedLimits) -> ScopedLimits:
@@ -109,11 +107,12 @@ def _check_id(plan_id: str) -> None:
         raise must("id", "have 1 to 63 characters from a-z, 0-9 and '-'", plan_id)
 
 
-def _found(plan: Plan | None, plan_id: str) -> Plan:
+async def _find(transaction: AsyncSession, plan_id: str, *, is_locked: bool = False) -> Plan:
+    plan = await find_record(transaction, PlanRow, PlanRow.id == plan_id, is_locked=is_locked)
     if plan is None:
         raise NotFoundError(f"There is no plan {shown(plan_id)}.")
     return plan
 
 
-def _details(plan: Plan) -> dict[str, Any]:
+def _columns(plan: Plan) -> dict[str, Any]:
     return {"name": plan.name, **{f"{scope}_limits": plan.limits[scope] for scope in LimitScope}}

@@ -2,14 +2,14 @@
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 from contract.tier import ServiceTier
-from gateway.database.engine import Database
+from gateway.database.paging import list_records
+from gateway.database.tables import PriceRow
 from gateway.errors import InvalidParameterError
-from gateway.management.audit.log import SYSTEM, AuditLog
-from gateway.management.prices.store import PriceStore
-from gateway.tenancy.changes import ChangeAnnouncer
+from gateway.management.audit.log import SYSTEM
+from gateway.management.changes import Service, changing
 from gateway.tenancy.checks import check_name
 from gateway.tenancy.records import Price
 from gateway.tenancy.times import in_utc, utc_now
@@ -18,12 +18,8 @@ MAX_PRICE_MICROS: Final = 10**12
 """A dollar for one token: a higher price is a wrong unit."""
 
 
-class PriceService:
+class PriceService(Service):
     """The price table."""
-
-    def __init__(self, database: Database, announcer: ChangeAnnouncer) -> None:
-        self._database = database
-        self._announcer = announcer
 
     async def add(
         self,
@@ -59,14 +55,19 @@ class PriceService:
         now = utc_now()
         starts_at = now if effective_at is None else in_utc(effective_at, param="effective_at")
         _check_start(starts_at, now)
-        async with self._database.writing() as transaction:
-            price = await PriceStore(transaction).add(
-                model, service_tier, micros=micros, effective_at=starts_at, created_at=now
-            )
-            await AuditLog(transaction).append(
-                "price.add", model, actor=actor, details=_details(price)
-            )
-        await self._announcer.prices_changed()
+        row = PriceRow(
+            model=model,
+            service_tier=service_tier,
+            effective_at=starts_at,
+            created_at=now,
+            **micros,
+        )
+        async with changing(self._database, actor=actor) as change:
+            await change.insert(row)
+            price = row.to_record()
+            details = ("service_tier", *micros, "effective_at")
+            await change.audit("price.add", model, {name: getattr(price, name) for name in details})
+            change.announce(self._announcer.prices_changed)
         return price
 
     async def list_current(self, model: str | None = None) -> list[Price]:
@@ -81,8 +82,10 @@ class PriceService:
 
     async def list_history(self, model: str | None = None) -> list[Price]:
         """Return every price, including future ones, in the order in which they take effect."""
+        conditions = [] if model is None else [PriceRow.model == model]
+        order = ("effective_at", "id")
         async with self._database.reading() as transaction:
-            return await PriceStore(transaction).list_all(model)
+            return await list_records(transaction, PriceRow, *conditions, order=order)
 
 
 def _in_order(prices: Iterable[Price]) -> list[Price]:
@@ -111,13 +114,3 @@ def _check_micros(micros: Mapping[str, int]) -> None:
             f"Given: {micros['cached_micros']}.",
             param="cached_micros",
         )
-
-
-def _details(price: Price) -> dict[str, Any]:
-    return {
-        "service_tier": price.service_tier,
-        "prompt_micros": price.prompt_micros,
-        "cached_micros": price.cached_micros,
-        "completion_micros": price.completion_micros,
-        "effective_at": price.effective_at,
-    }

@@ -1,22 +1,21 @@
 """Project lifecycle: create, change, archive and activate."""
 
 import secrets
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, Final
 
+from sqlalchemy import ColumnElement, and_, update
 from sqlalchemy.ext.asyncio import AsyncSession
 from typing_extensions import Unpack
 
-from gateway.database.engine import Database
-from gateway.database.paging import Page, PageRequest
+from gateway.database.paging import Page, PageRequest, find_record, list_records, read_page
 from gateway.database.tables import ProjectRow
 from gateway.errors import NotFoundError, shown
-from gateway.management.audit.log import SYSTEM, AuditLog
-from gateway.management.plans.store import PlanStore
-from gateway.management.projects.store import ProjectStore
+from gateway.management.audit.log import SYSTEM
+from gateway.management.changes import By, Change, Service, changing
+from gateway.management.plans.service import plan_of
 from gateway.management.shared.capacity import require_room
 from gateway.management.tenants.service import reading_of_tenant
-from gateway.tenancy.changes import ChangeAnnouncer
 from gateway.tenancy.checks import check_known, check_name, check_not_empty
 from gateway.tenancy.grants import Grant, bounds_of_project, defaults_of
 from gateway.tenancy.limits import LimitChanges, LimitScope, changed_limits
@@ -29,7 +28,7 @@ _ACTIONS: Final = {
 }
 
 
-class ProjectService:
+class ProjectService(Service):
     """Creates, changes and archives tenants' projects; every change is audited.
 
     If a credential of the tenant makes the call, its grant is the `grantor`. The credential of a
@@ -37,29 +36,19 @@ class ProjectService:
     own. Otherwise the methods raise PermissionDeniedError.
     """
 
-    def __init__(self, database: Database, announcer: ChangeAnnouncer) -> None:
-        self._database = database
-        self._announcer = announcer
-
     async def create(
-        self,
-        tenant_id: str,
-        *,
-        name: str,
-        limits: LimitChanges | None = None,
-        grantor: Grant | None = None,
-        actor: str = SYSTEM,
+        self, tenant_id: str, *, name: str, limits: LimitChanges | None = None, **by: Unpack[By]
     ) -> Project:
         """Create a project of the tenant, with the grantor's limits where none are given."""
         check_known(tenant_id, "tenant")
         check_name(name)
         given = limits or {}
-        async with self._database.writing() as transaction:
-            await require_room(transaction, ProjectRow, tenant_id)
-            plan = await PlanStore(transaction).of_tenant(tenant_id)
-            if grantor is not None:
-                grantor.require_whole_tenant()
-                given = grantor.inherit_limits(given, defaults_of(plan, LimitScope.PROJECT))
+        async with changing(self._database, tenant_id, **by) as change:
+            await require_room(change.transaction, ProjectRow, tenant_id)
+            plan = await plan_of(change.transaction, tenant_id)
+            if change.grantor is not None:
+                change.grantor.require_whole_tenant()
+                given = change.grantor.inherit_limits(given, defaults_of(plan, LimitScope.PROJECT))
             project = Project(
                 id=f"prj_{secrets.token_hex(8)}",
                 tenant_id=tenant_id,
@@ -68,30 +57,26 @@ class ProjectService:
                 created_at=utc_now(),
                 limits=changed_limits({}, given),
             )
-            if grantor is not None:
-                grantor.require(bounds_of_project(project, plan))
-            await ProjectStore(transaction).add(project)
-            await AuditLog(transaction).append(
-                "project.create",
-                project.id,
-                actor=actor,
-                tenant_id=tenant_id,
-                details={"name": name, "limits": project.limits},
-            )
+            change.require(bounds_of_project(project, plan))
+            await change.insert(ProjectRow(**asdict(project)))
+            details = {"name": name, "limits": project.limits}
+            await change.audit("project.create", project.id, details)
         return project
 
     async def list_of_tenant(self, tenant_id: str) -> list[Project]:
         """Return the tenant's projects, oldest first, including archived ones."""
         async with reading_of_tenant(self._database, tenant_id) as transaction:
-            return await ProjectStore(transaction).list_of_tenant(tenant_id)
+            return await list_records(transaction, ProjectRow, ProjectRow.tenant_id == tenant_id)
 
     async def page(
         self, tenant_id: str, wanted: PageRequest, *, grantor: Grant | None = None
     ) -> Page[Project]:
         """Return a page of the tenant's projects, oldest first."""
-        project_id = None if grantor is None else grantor.project_id
+        visible = [ProjectRow.tenant_id == tenant_id]
+        if grantor is not None and grantor.project_id is not None:
+            visible.append(ProjectRow.id == grantor.project_id)
         async with reading_of_tenant(self._database, tenant_id) as transaction:
-            return await ProjectStore(transaction).page(tenant_id, wanted, project_id=project_id)
+            return await read_page(transaction, ProjectRow, wanted, *visible)
 
     async def get(
         self, tenant_id: str, project_id: str, *, grantor: Grant | None = None
@@ -113,79 +98,56 @@ class ProjectService:
         check_not_empty(options)
         if "name" in options:
             check_name(options["name"])
-        async with self._database.writing() as transaction:
-            project, plan = await _managed(transaction, tenant_id, project_id, grantor)
+        async with changing(self._database, tenant_id, actor=actor, grantor=grantor) as change:
+            project, plan = await _managed(change, tenant_id, project_id)
             columns: dict[str, Any] = {**options}
             if "limits" in options:
                 columns["limits"] = changed_limits(project.limits, options["limits"])
             changed = replace(project, **columns)
-            if grantor is not None:
-                grantor.require(bounds_of_project(changed, plan))
-            await ProjectStore(transaction).change(tenant_id, project_id, columns)
-            await AuditLog(transaction).append(
-                "project.update", project_id, actor=actor, tenant_id=tenant_id, details=options
-            )
-        await self._announcer.tenant_changed(tenant_id)
+            change.require(bounds_of_project(changed, plan))
+            await _set_columns(change, project, columns)
+            await change.audit("project.update", project_id, options)
+            change.announce(self._announcer.tenant_changed, tenant_id)
         return changed
 
-    async def archive(
-        self,
-        tenant_id: str,
-        project_id: str,
-        *,
-        grantor: Grant | None = None,
-        actor: str = SYSTEM,
-    ) -> Project:
+    async def archive(self, tenant_id: str, project_id: str, **by: Unpack[By]) -> Project:
         """Archive the project: every gateway rejects requests with its keys from now on."""
-        return await self._set_status(
-            tenant_id, project_id, ProjectStatus.ARCHIVED, grantor=grantor, actor=actor
-        )
+        return await self._set_status(tenant_id, project_id, ProjectStatus.ARCHIVED, **by)
 
-    async def activate(
-        self,
-        tenant_id: str,
-        project_id: str,
-        *,
-        grantor: Grant | None = None,
-        actor: str = SYSTEM,
-    ) -> Project:
+    async def activate(self, tenant_id: str, project_id: str, **by: Unpack[By]) -> Project:
         """Activate an archived project, so that its keys work again."""
-        return await self._set_status(
-            tenant_id, project_id, ProjectStatus.ACTIVE, grantor=grantor, actor=actor
-        )
+        return await self._set_status(tenant_id, project_id, ProjectStatus.ACTIVE, **by)
 
     async def _set_status(
-        self,
-        tenant_id: str,
-        project_id: str,
-        status: ProjectStatus,
-        *,
-        grantor: Grant | None,
-        actor: str,
+        self, tenant_id: str, project_id: str, status: ProjectStatus, **by: Unpack[By]
     ) -> Project:
         """Change the status; a repeated call announces it again."""
-        async with self._database.writing() as transaction:
-            project, _ = await _managed(transaction, tenant_id, project_id, grantor)
+        async with changing(self._database, tenant_id, **by) as change:
+            project, _ = await _managed(change, tenant_id, project_id)
             if project.status is not status:
-                await ProjectStore(transaction).change(tenant_id, project_id, {"status": status})
-                await AuditLog(transaction).append(
-                    _ACTIONS[status], project_id, actor=actor, tenant_id=tenant_id
-                )
-        await self._announcer.tenant_changed(tenant_id)
+                await _set_columns(change, project, {"status": status})
+                await change.audit(_ACTIONS[status], project_id)
+            change.announce(self._announcer.tenant_changed, tenant_id)
         return replace(project, status=status)
 
 
-async def _managed(
-    transaction: AsyncSession, tenant_id: str, project_id: str, grantor: Grant | None
-) -> tuple[Project, Plan | None]:
+def _is(tenant_id: str, project_id: str) -> ColumnElement[bool]:
+    return and_(ProjectRow.tenant_id == tenant_id, ProjectRow.id == project_id)
+
+
+async def _managed(change: Change, tenant_id: str, project_id: str) -> tuple[Project, Plan | None]:
     """Return a locked project that the grantor may manage as it is, and its tenant's plan."""
     project = await find_project(
-        transaction, tenant_id, project_id, grantor=grantor, is_locked=True
+        change.transaction, tenant_id, project_id, grantor=change.grantor, is_locked=True
     )
-    plan = await PlanStore(transaction).of_tenant(tenant_id)
-    if grantor is not None:
-        grantor.require(bounds_of_project(project, plan), of=f"the project {shown(project_id)}")
+    plan = await plan_of(change.transaction, tenant_id)
+    change.require(bounds_of_project(project, plan), of=f"the project {shown(project_id)}")
     return project, plan
+
+
+async def _set_columns(change: Change, project: Project, columns: dict[str, Any]) -> None:
+    is_it = _is(project.tenant_id, project.id)
+    await change.transaction.execute(update(ProjectRow).where(is_it).values(**columns))
 
 
 async def find_project(
@@ -199,7 +161,8 @@ async def find_project(
     """Return the tenant's project. Raises NotFoundError, also if the grantor does not see it."""
     check_known(project_id, "project")
     check_known(tenant_id, "tenant")
-    project = await ProjectStore(transaction).find(tenant_id, project_id, is_locked=is_locked)
+    is_it = _is(tenant_id, project_id)
+    project = await find_record(transaction, ProjectRow, is_it, is_locked=is_locked)
     if project is None or (grantor is not None and not grantor.sees(project_id)):
         raise NotFoundError(
             f"The tenant {shown(tenant_id)} has no project {shown(project_id)}.", param="project_id"

@@ -3,25 +3,25 @@
 import math
 import re
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, Final
 
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy import or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 from typing_extensions import Unpack
 
 from gateway.database.engine import Database
-from gateway.database.paging import Page, PageRequest
-from gateway.errors import ConflictError, InvalidParameterError, NotFoundError, must, shown
-from gateway.management.audit.log import SYSTEM, AuditLog
-from gateway.management.tenants.store import TenantStore
+from gateway.database.paging import Page, PageRequest, find_record, list_records, read_page
+from gateway.database.tables import PlanRow, TenantRow
+from gateway.errors import InvalidParameterError, NotFoundError, must, shown
+from gateway.management.audit.log import SYSTEM
+from gateway.management.changes import Change, Service, changing
 from gateway.origins import read_origins
-from gateway.tenancy.changes import ChangeAnnouncer
 from gateway.tenancy.checks import check_known, check_name, check_not_empty
 from gateway.tenancy.limits import changed_limits
-from gateway.tenancy.records import Tenant, TenantChanges, TenantOptions, TenantStatus
+from gateway.tenancy.records import Billing, Tenant, TenantChanges, TenantOptions, TenantStatus
 from gateway.tenancy.times import utc_now
 
 MIN_WEIGHT: Final = 0.001
@@ -35,15 +35,11 @@ _ACTIONS: Final = {
 }
 
 
-class TenantService:
+class TenantService(Service):
     """Creates tenants and controls whether they are served.
 
     Every change is audited under the name of its `actor`.
     """
-
-    def __init__(self, database: Database, announcer: ChangeAnnouncer) -> None:
-        self._database = database
-        self._announcer = announcer
 
     async def create(
         self,
@@ -68,42 +64,41 @@ class TenantService:
             created_at=utc_now(),
             **columns,
         )
-        try:
-            async with self._database.writing() as transaction:
-                store = TenantStore(transaction)
-                await _check_plan(store, options)
-                await store.add(tenant)
-                await AuditLog(transaction).append(
-                    "tenant.create", tenant.id, actor=actor, tenant_id=tenant.id, details=columns
-                )
-        except IntegrityError as error:
-            raise ConflictError(f"The tenant {shown(tenant.id)} already exists.") from error
-        if tenant.cors_origins:
-            # Gateways cache the origins of all tenants.
-            await self._announcer.tenant_changed(tenant.id)
+        conflict = f"The tenant {shown(tenant.id)} already exists."
+        async with changing(self._database, tenant.id, actor=actor, conflict=conflict) as change:
+            await _check_plan(change.transaction, options)
+            await change.insert(TenantRow(**asdict(tenant)))
+            await change.audit("tenant.create", tenant.id, columns)
+            if tenant.cors_origins:
+                # Gateways cache the origins of all tenants.
+                change.announce(self._announcer.tenant_changed, tenant.id)
         return tenant
 
     async def list_all(self) -> list[Tenant]:
         """Return all tenants, oldest first."""
         async with self._database.reading() as transaction:
-            return await TenantStore(transaction).list_all()
+            return await list_records(transaction, TenantRow)
 
     async def page(self, wanted: PageRequest, *, text: str = "") -> Page[Tenant]:
         """Return a page of all tenants, or of those whose id or name contains a text."""
+        found = or_(
+            TenantRow.id.icontains(text, autoescape=True),
+            TenantRow.name.icontains(text, autoescape=True),
+        )
         async with self._database.reading() as transaction:
-            return await TenantStore(transaction).page(wanted, text=text)
+            return await read_page(transaction, TenantRow, wanted, *([found] if text else []))
 
     async def prepaid(self, *, limit: int) -> list[Tenant]:
         """Return prepaid tenants, newest first."""
+        query = select(TenantRow).where(TenantRow.billing == Billing.PREPAID)
+        newest = query.order_by(TenantRow.created_at.desc(), TenantRow.id.desc()).limit(limit)
         async with self._database.reading() as transaction:
-            return await TenantStore(transaction).prepaid(limit=limit)
+            return [row.to_record() for row in await transaction.scalars(newest)]
 
     async def get(self, tenant_id: str) -> Tenant:
         """Return the tenant."""
-        check_known(tenant_id, "tenant")
         async with self._database.reading() as transaction:
-            tenant = await TenantStore(transaction).get(tenant_id)
-        return found_tenant(tenant, tenant_id)
+            return await find_tenant(transaction, tenant_id)
 
     async def suspend(self, tenant_id: str, *, actor: str = SYSTEM) -> Tenant:
         """Suspend the tenant: every gateway rejects its requests from now on."""
@@ -120,46 +115,43 @@ class TenantService:
         check_known(tenant_id, "tenant")
         check_not_empty(options)
         options = _checked(options)
-        async with self._database.writing() as transaction:
-            store = TenantStore(transaction)
-            tenant = found_tenant(await store.lock(tenant_id), tenant_id)
-            await _check_plan(store, options)
+        async with changing(self._database, tenant_id, actor=actor) as change:
+            tenant = await find_tenant(change.transaction, tenant_id, is_locked=True)
+            await _check_plan(change.transaction, options)
             columns: dict[str, Any] = {**options}
             if "limits" in options:
                 columns["limits"] = changed_limits(tenant.limits, options["limits"])
-            await store.change(tenant_id, columns)
-            await AuditLog(transaction).append(
-                "tenant.update", tenant_id, actor=actor, tenant_id=tenant_id, details=options
-            )
-        await self._announcer.tenant_changed(tenant_id)
+            await _set_columns(change, columns)
+            await change.audit("tenant.update", tenant_id, options)
+            change.announce(self._announcer.tenant_changed, tenant_id)
         return replace(tenant, **columns)
 
     async def _set_status(self, tenant_id: str, status: TenantStatus, actor: str) -> Tenant:
         """Change the status; a repeated call announces it again."""
-        check_known(tenant_id, "tenant")
-        async with self._database.writing() as transaction:
-            store = TenantStore(transaction)
-            tenant = found_tenant(await store.lock(tenant_id), tenant_id)
+        async with changing(self._database, tenant_id, actor=actor) as change:
+            tenant = await find_tenant(change.transaction, tenant_id, is_locked=True)
             if tenant.status is not status:
-                await store.change(tenant_id, {"status": status})
-                await AuditLog(transaction).append(
-                    _ACTIONS[status], tenant_id, actor=actor, tenant_id=tenant_id
-                )
-        await self._announcer.tenant_changed(tenant_id)
+                await _set_columns(change, {"status": status})
+                await change.audit(_ACTIONS[status], tenant_id)
+            change.announce(self._announcer.tenant_changed, tenant_id)
         return replace(tenant, status=status)
 
 
 @asynccontextmanager
 async def reading_of_tenant(database: Database, tenant_id: str) -> AsyncIterator[AsyncSession]:
     """Open a read transaction for data of the tenant. Raises NotFoundError."""
-    check_known(tenant_id, "tenant")
     async with database.reading() as transaction:
-        found_tenant(await TenantStore(transaction).get(tenant_id), tenant_id)
+        await find_tenant(transaction, tenant_id)
         yield transaction
 
 
-def found_tenant(tenant: Tenant | None, tenant_id: str) -> Tenant:
-    """Return the tenant. Raises NotFoundError if it is None."""
+async def find_tenant(
+    transaction: AsyncSession, tenant_id: str, *, is_locked: bool = False
+) -> Tenant:
+    """Return the tenant. Raises NotFoundError."""
+    check_known(tenant_id, "tenant")
+    is_its = TenantRow.id == tenant_id
+    tenant = await find_record(transaction, TenantRow, is_its, is_locked=is_locked)
     if tenant is None:
         raise NotFoundError(f"There is no tenant {shown(tenant_id)}.")
     return tenant
@@ -185,12 +177,18 @@ def _checked(options: TenantChanges) -> TenantChanges:
         raise InvalidParameterError(f"'cors_origins' {error}", param="cors_origins") from None
 
 
-async def _check_plan(store: TenantStore, options: TenantOptions | TenantChanges) -> None:
+async def _set_columns(change: Change, columns: Mapping[str, Any]) -> None:
+    await change.transaction.execute(
+        update(TenantRow).where(TenantRow.id == change.tenant_id).values(**columns)
+    )
+
+
+async def _check_plan(transaction: AsyncSession, options: TenantOptions | TenantChanges) -> None:
     plan_id = options.get("plan_id")
     if plan_id is None:
         return
     check_name(plan_id, param="plan_id")
-    if not await store.has_plan(plan_id):
+    if await transaction.get(PlanRow, plan_id) is None:
         raise must("plan_id", "be the id of a plan", plan_id)
 
 

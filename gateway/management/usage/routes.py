@@ -1,25 +1,24 @@
-"""Usage and cost of the caller's tenant, as sums and per request: `GET /v1/usage`."""
+"""Usage and cost, as sums and per request: `/v1/usage` of the caller's tenant, `/admin/usage`."""
 
 from dataclasses import replace
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Path, Query
 from fastapi.responses import Response
 
 from gateway.auth.principal import Principal
 from gateway.errors import PermissionDeniedError, shown
-from gateway.http.authorization import Context, requires
-from gateway.management.shared.parameters import MAX_TEXT_CHARACTERS, PRINTABLE
+from gateway.http.authorization import CanSeeEverything, Context, requires
+from gateway.management.shared.parameters import MAX_TEXT_CHARACTERS, PRINTABLE, text_filter
 from gateway.management.usage.input import read_dimensions
 from gateway.management.usage.pages import report_page, requests_page
 from gateway.management.usage.parts import Dimension, UsageFilter
-from gateway.management.usage.query import (
-    AskedBuckets,
-    AskedPage,
-    AskedSpan,
-    WantedUsage,
-)
+from gateway.management.usage.query import AskedBuckets, AskedPage, AskedSpan, WantedUsage
 from gateway.management.usage.schemas import (
+    AnyReceiptBody,
+    AnyReceiptList,
+    AnyUsageBody,
+    AnyUsageList,
     LatencyBody,
     ReceiptBody,
     ReceiptList,
@@ -31,7 +30,12 @@ from gateway.management.usage.service import UsageService
 from gateway.tenancy.scopes import Scope
 
 router = APIRouter(tags=["Usage"])
+operators = APIRouter(tags=["Usage"])
 
+WITH_CSV: Final[dict[int | str, dict[str, Any]]] = {
+    200: {"content": {"text/csv": {"schema": {"type": "string"}}}}
+}
+"""The response of a route whose form is JSON or CSV."""
 DIMENSIONS: Final = (
     Dimension.MODEL,
     Dimension.KEY,
@@ -39,6 +43,9 @@ DIMENSIONS: Final = (
     Dimension.SERVICE_TIER,
 )
 
+ALL_DIMENSIONS: Final = (Dimension.TENANT, *DIMENSIONS)
+
+TenantFilter = Annotated[str | None, text_filter("Only this tenant.")]
 CanSeeOwnUsage = Annotated[Principal, Depends(requires(Scope.USAGE, Scope.COMPLETIONS))]
 RequestId = Annotated[
     str,
@@ -62,7 +69,7 @@ def group_by(known: tuple[Dimension, ...]) -> object:
     "/v1/usage",
     summary="Report your usage",
     response_model=UsageList,
-    responses={200: {"content": {"text/csv": {"schema": {"type": "string"}}}}},
+    responses=WITH_CSV,
 )
 async def report(
     context: Context,
@@ -92,7 +99,7 @@ async def report(
     "/v1/usage/requests",
     summary="List your requests with their usage",
     response_model=ReceiptList,
-    responses={200: {"content": {"text/csv": {"schema": {"type": "string"}}}}},
+    responses=WITH_CSV,
 )
 async def list_requests(
     context: Context,
@@ -128,6 +135,67 @@ async def get_request(
     wanted = own_usage(principal, UsageFilter(tenant_id=None))
     record = await UsageService(context.database).request(wanted, request_id)
     return ReceiptBody(**receipt_fields(record))
+
+
+@operators.get(
+    "/usage",
+    name="report",
+    summary="Report usage",
+    response_model=AnyUsageList,
+    responses=WITH_CSV,
+)
+async def report_any(
+    context: Context,
+    _principal: CanSeeEverything,
+    *,
+    buckets: AskedBuckets,
+    wanted: WantedUsage,
+    page: AskedPage,
+    tenant: TenantFilter = None,
+    groups: Annotated[list[str] | None, group_by(ALL_DIMENSIONS)] = None,
+) -> Response:
+    """Report requests, tokens and cost of one tenant or of all tenants, from the ledger."""
+    return await report_page(
+        context,
+        replace(wanted, tenant_id=tenant),
+        buckets,
+        dimensions=read_dimensions(groups or (), ALL_DIMENSIONS),
+        page=page,
+        body=AnyUsageBody,
+    )
+
+
+@operators.get(
+    "/usage/requests",
+    name="list_requests",
+    summary="List requests with their usage",
+    response_model=AnyReceiptList,
+    responses=WITH_CSV,
+)
+async def list_any_requests(
+    context: Context,
+    _principal: CanSeeEverything,
+    *,
+    span: AskedSpan,
+    wanted: WantedUsage,
+    page: AskedPage,
+    tenant: TenantFilter = None,
+) -> Response:
+    """List requests of one tenant or of all tenants, newest first."""
+    wanted = replace(wanted, tenant_id=tenant)
+    return await requests_page(context, wanted, span, page=page, body=AnyReceiptBody)
+
+
+@operators.get(
+    "/usage/requests/{request_id}", name="get_request", summary="Get the receipt of a request"
+)
+async def get_any_request(
+    context: Context, _principal: CanSeeEverything, request_id: RequestId
+) -> AnyReceiptBody:
+    """Get the receipt of one request of any tenant."""
+    wanted = UsageFilter(tenant_id=None)
+    record = await UsageService(context.database).request(wanted, request_id)
+    return AnyReceiptBody(**receipt_fields(record))
 
 
 def own_usage(principal: Principal, wanted: UsageFilter) -> UsageFilter:
