@@ -9,7 +9,7 @@ from gateway.database.engine import Database
 from gateway.database.tables import PlanRow
 from gateway.management.audit.log import AuditEntry, AuditLog
 from gateway.tenancy.grants import BOUNDS, Grant
-from gateway.tenancy.limits import Limits
+from gateway.tenancy.limits import Limits, LimitScope
 from gateway.tenancy.scopes import TENANT_SCOPES
 from gateway.tenancy.times import utc_now
 
@@ -20,18 +20,16 @@ def grant(*, is_operator: bool = False, **bounds: Any) -> Grant:
     return Grant(credential_id="key_caller", bounds=unbound | bounds, is_operator=is_operator)
 
 
+def plan_row(plan_id: str) -> PlanRow:
+    """Return a plan without limits."""
+    limits: dict[str, Any] = {f"{scope}_limits": {} for scope in LimitScope}
+    return PlanRow(id=plan_id, name=plan_id, created_at=utc_now(), **limits)
+
+
 async def add_plan(database: Database, plan_id: str) -> None:
     """Add a plan without limits."""
-    plan = PlanRow(
-        id=plan_id,
-        name=plan_id,
-        tenant_limits={},
-        project_limits={},
-        key_limits={},
-        created_at=utc_now(),
-    )
     async with database.writing() as transaction:
-        transaction.add(plan)
+        transaction.add(plan_row(plan_id))
 
 
 async def audited(database: Database) -> list[AuditEntry]:

@@ -408,20 +408,6 @@ async def test_concurrent_changes_keep_the_chain_whole(database: Database) -> No
     assert [entry.details["number"] for entry in page.entries] == [5, 4, 3, 2, 1, 0]
 
 
-async def test_change_that_is_rolled_back_leaves_no_row_and_no_gap(database: Database) -> None:
-    await append(database)
-
-    async def fail() -> None:
-        async with database.writing() as transaction:
-            await AuditLog(transaction).append("key.create", "x", actor="system")
-            raise KeyError("the change itself failed")
-
-    with pytest.raises(KeyError):
-        await fail()
-    await append(database)
-    assert (await check(database)).entries == 2
-
-
 @every_database
 async def test_entries_are_found_by_tenant_actor_and_action_page_by_page(
     database: Database,
