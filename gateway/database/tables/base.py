@@ -37,8 +37,10 @@ class Table(DeclarativeBase):
 
 def record_of(row: Table, kind: type[T], **values: Any) -> T:
     """Return a dataclass with the values, and otherwise with the row's columns by their names."""
-    names = kind.__dataclass_fields__.keys() - values.keys()
-    return kind(**{name: getattr(row, name) for name in names}, **values)
+    for name in kind.__dataclass_fields__:
+        if name not in values:
+            values[name] = getattr(row, name)
+    return kind(**values)
 
 
 class UtcDateTime(TypeDecorator[datetime]):
