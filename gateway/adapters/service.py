@@ -19,7 +19,6 @@ from gateway.adapters.copying import AdapterCopier, UnreadableSourceError
 from gateway.adapters.store import AdapterStore
 from gateway.database.claims import CLAIM, Claim, LostClaimError, Slots, claimed
 from gateway.database.engine import Database
-from gateway.database.locking import lock_tenant
 from gateway.database.paging import Page, PageRequest
 from gateway.database.tables import AdapterRow
 from gateway.dispatch.catalogue import Catalogue
@@ -32,7 +31,8 @@ from gateway.errors import (
     shown,
 )
 from gateway.files.blobs import Blobs
-from gateway.management.audit.log import SYSTEM, AuditLog
+from gateway.management.audit.log import SYSTEM
+from gateway.management.changes import changing
 from gateway.management.tenants.service import reading_of_tenant
 from gateway.settings import Settings
 from gateway.tenancy.adapters import Adapter, AdapterState
@@ -138,12 +138,11 @@ class AdapterService:
             is_shared=is_shared,
             created_at=utc_now(),
         )
-        async with self._database.writing() as transaction:
-            await lock_tenant(transaction, tenant_id)
-            store = AdapterStore(transaction)
+        async with changing(self._database, tenant_id, actor=actor, is_locked=True) as change:
+            store = AdapterStore(change.transaction)
             await _check_free(store, adapter)
             await store.add(adapter, claimed_until=claimed_until)
-            await _audit(transaction, "adapter.register", adapter, actor=actor)
+            await change.audit("adapter.register", adapter.id, _details(adapter))
         return adapter
 
     async def get(self, tenant_id: str, id_or_name: str) -> Adapter:
@@ -178,13 +177,11 @@ class AdapterService:
 
     async def delete(self, tenant_id: str, id_or_name: str, *, actor: str = SYSTEM) -> Adapter:
         """Delete an adapter. Requests that were admitted continue. Raises NotFoundError."""
-        check_known(tenant_id, "tenant")
-        async with self._database.writing() as transaction:
-            await lock_tenant(transaction, tenant_id)
-            adapter = await _find(transaction, tenant_id, id_or_name)
-            await AdapterStore(transaction).delete(adapter.id, utc_now())
-            await _audit(transaction, "adapter.delete", adapter, actor=actor)
-        await self._announcer.adapters_changed()
+        async with changing(self._database, tenant_id, actor=actor, is_locked=True) as change:
+            adapter = await _find(change.transaction, tenant_id, id_or_name)
+            await AdapterStore(change.transaction).delete(adapter.id, utc_now())
+            await change.audit("adapter.delete", adapter.id, _details(adapter))
+            change.announce(self._announcer.adapters_changed)
         return adapter
 
     # -- validation ------------------------------------------------------------------------------
@@ -345,17 +342,6 @@ def _check_source(source: str) -> None:
         )
 
 
-async def _audit(transaction: AsyncSession, action: str, adapter: Adapter, *, actor: str) -> None:
-    await AuditLog(transaction).append(
-        action,
-        adapter.id,
-        actor=actor,
-        tenant_id=adapter.tenant_id,
-        details={
-            "name": adapter.name,
-            "base_model": adapter.base_model,
-            "source": adapter.source,
-            "is_shared": adapter.is_shared,
-            "sha256": adapter.sha256,
-        },
-    )
+def _details(adapter: Adapter) -> dict[str, Any]:
+    names = ("name", "base_model", "source", "is_shared", "sha256")
+    return {name: getattr(adapter, name) for name in names}

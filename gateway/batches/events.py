@@ -2,15 +2,14 @@
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from gateway.management.webhooks.service import make_event
+from gateway.management.webhooks.service import make_event, webhooks_of
 from gateway.management.webhooks.store import EventName, WebhookStore
 from gateway.tenancy.batches import Batch
 
 
 async def add_events(transaction: AsyncSession, batch: Batch) -> None:
     """Add an event about an ended batch for each webhook of its tenant."""
-    store, kind = WebhookStore(transaction), f"batch.{batch.status}"
-    webhooks = await store.list_of_tenant(batch.tenant_id)
+    kind, webhooks = f"batch.{batch.status}", await webhooks_of(transaction, batch.tenant_id)
     data: dict[str, object] = {
         "id": batch.id,
         "status": batch.status,
@@ -24,4 +23,6 @@ async def add_events(transaction: AsyncSession, batch: Batch) -> None:
         "metadata": batch.labels,
     }
     names = [EventName(webhook.id, kind, batch.id, "", 0) for webhook in webhooks]
-    await store.add_events([make_event(name, batch.tenant_id, data) for name in names])
+    await WebhookStore(transaction).add_events(
+        [make_event(name, batch.tenant_id, data) for name in names]
+    )

@@ -10,7 +10,7 @@ from datetime import timedelta
 
 import pytest
 from redis.asyncio import Redis
-from sqlalchemy import update
+from sqlalchemy import select, update
 
 from gateway.database.claims import CLAIM
 from gateway.database.engine import Database
@@ -140,8 +140,8 @@ async def test_plain_and_former_secrets_are_encrypted_with_the_first_key(
 
 
 async def _stored(database: Database) -> Sequence[WebhookRow]:
-    async with database.writing() as transaction:
-        return await WebhookStore(transaction).lock_all(after="", limit=10)
+    async with database.reading() as transaction:
+        return (await transaction.scalars(select(WebhookRow))).all()
 
 
 @every_database

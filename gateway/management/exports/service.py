@@ -1,12 +1,15 @@
 """Exports: show, pause and repair the export of the ledger to billing systems."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Final
 
 from gateway.database.engine import Database
 from gateway.database.tables import BatchState, ExportBatchRow
 from gateway.errors import NotFoundError, shown
-from gateway.management.audit.log import SYSTEM, AuditLog
+from gateway.management.audit.log import SYSTEM
+from gateway.management.changes import Change, changing
 from gateway.management.exports.store import ExportState, ExportStore
 from gateway.tenancy.checks import check_known
 from gateway.tenancy.times import utc_now
@@ -58,52 +61,45 @@ class ExportService:
         Return how many. Raises NotFoundError if there is no such batch.
         """
         states = _STOPPED if batch_id is not None else (BatchState.REJECTED,)
-        async with self._database.writing() as transaction:
-            store = ExportStore(transaction)
-            await _lock(store, name)
+        async with self._changing(name, actor) as (change, store):
             number = await store.retry(name, states, utc_now(), batch_id)
             if batch_id is not None and not number:
                 raise _no_batch(batch_id)
-            details = {"batch": batch_id, "batches": number}
-            await AuditLog(transaction).append("export.retry", name, actor=actor, details=details)
+            await change.audit("export.retry", name, {"batch": batch_id, "batches": number})
         return number
 
     async def discard(self, name: str, batch_id: int, *, actor: str = SYSTEM) -> None:
         """Never send a batch that is rejected or uncertain. Raises NotFoundError."""
-        async with self._database.writing() as transaction:
-            store = ExportStore(transaction)
-            await _lock(store, name)
+        async with self._changing(name, actor) as (change, store):
             row = await store.discard(name, _STOPPED, batch_id)
             if row is None:
                 raise _no_batch(batch_id)
             details = {"batch": batch_id, "event": row.identifier, "cost_micros": row.cost_micros}
-            await AuditLog(transaction).append(
-                "export.discard", name, actor=actor, tenant_id=row.tenant_id, details=details
-            )
+            await change.audit("export.discard", name, details, tenant_id=row.tenant_id)
 
     async def remove(self, name: str, *, actor: str = SYSTEM) -> None:
         """Remove the sink with its batches. If it is still configured, it begins anew."""
-        async with self._database.writing() as transaction:
-            store = ExportStore(transaction)
-            await _lock(store, name)
+        async with self._changing(name, actor) as (change, store):
             await store.remove(name)
             await store.remove_exported()
-            await AuditLog(transaction).append("export.remove", name, actor=actor)
+            await change.audit("export.remove", name)
 
     async def _set_paused(
         self, name: str, paused_at: datetime | None, action: str, actor: str
     ) -> None:
-        async with self._database.writing() as transaction:
-            store = ExportStore(transaction)
-            await _lock(store, name)
+        async with self._changing(name, actor) as (change, store):
             await store.set_paused(name, paused_at)
-            await AuditLog(transaction).append(action, name, actor=actor)
+            await change.audit(action, name)
 
-
-async def _lock(store: ExportStore, name: str) -> None:
-    check_known(name, "sink")
-    if await store.lock_sink(name) is None:
-        raise _no_sink(name)
+    @asynccontextmanager
+    async def _changing(self, name: str, actor: str) -> AsyncIterator[tuple[Change, ExportStore]]:
+        """Open the unit of work of a change of a sink, which is locked meanwhile."""
+        check_known(name, "sink")
+        async with changing(self._database, actor=actor) as change:
+            store = ExportStore(change.transaction)
+            if await store.lock_sink(name) is None:
+                raise _no_sink(name)
+            yield change, store
 
 
 def _no_sink(name: str) -> NotFoundError:

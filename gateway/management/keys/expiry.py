@@ -7,11 +7,11 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from sqlalchemy import ColumnElement, and_, exists, func, select
-from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.database.engine import Database
 from gateway.database.tables import ApiKeyRow, AuditRow
-from gateway.management.audit.log import SYSTEM, AuditLog
+from gateway.management.audit.log import SYSTEM
+from gateway.management.changes import Change, changing
 
 ACTION: Final = "key.expired"
 AT_ONCE: Final = 100
@@ -25,8 +25,8 @@ async def audit_expired_keys(database: Database, now: datetime, *, actor: str = 
     """
     appended = 0
     while True:
-        async with database.writing() as transaction:
-            found = await _append_some(transaction, now, actor)
+        async with changing(database, actor=actor) as change:
+            found = await _append_some(change, now)
         appended += found
         if found < AT_ONCE:
             return appended
@@ -46,7 +46,8 @@ async def count_expiring_keys(database: Database, now: datetime, within: timedel
     return counted or 0
 
 
-async def _append_some(transaction: AsyncSession, now: datetime, actor: str) -> int:
+async def _append_some(change: Change, now: datetime) -> int:
+    transaction = change.transaction
     candidates = select(ApiKeyRow.id).where(_is_expired(now), ~_has_audit_entry()).limit(AT_ONCE)
     # A concurrent call locks these rows until its transaction ends ...
     held = list(
@@ -57,13 +58,8 @@ async def _append_some(transaction: AsyncSession, now: datetime, actor: str) -> 
         select(ApiKeyRow).where(ApiKeyRow.id.in_(held), ~_has_audit_entry())
     )
     for key in list(keys):
-        await AuditLog(transaction).append(
-            ACTION,
-            key.id,
-            actor=actor,
-            tenant_id=key.tenant_id,
-            details={"expires_at": key.expires_at},
-        )
+        details = {"expires_at": key.expires_at}
+        await change.audit(ACTION, key.id, details, tenant_id=key.tenant_id)
     return len(held)
 
 

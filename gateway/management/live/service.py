@@ -19,7 +19,8 @@ from contract.scripts import CommandExecutor
 from gateway.database.engine import Database
 from gateway.dispatch.notices import send_notices
 from gateway.errors import ConflictError, NotFoundError, shown
-from gateway.management.audit.log import SYSTEM, AuditLog
+from gateway.management.audit.log import SYSTEM
+from gateway.management.changes import changing
 from gateway.management.tenants.service import reading_of_tenant
 from gateway.quota.store import QuotaStore
 from gateway.tenancy.checks import is_storable
@@ -125,14 +126,9 @@ class LiveRequests:
                 f"The request {shown(request_id)} is a line of the batch {shown(batch_id)}. "
                 "Cancel the batch."
             )
-        async with self._database.writing() as transaction:
-            await AuditLog(transaction).append(
-                "request.cancel",
-                request_id,
-                actor=actor,
-                tenant_id=tenant_id,
-                details={"model": record.full_model, "key": record.credential_id},
-            )
+        details = {"model": record.full_model, "key": record.credential_id}
+        async with changing(self._database, tenant_id, actor=actor) as change:
+            await change.audit("request.cancel", request_id, details)
         loop = asyncio.get_running_loop()
         deadline, ask_at = loop.time() + CANCEL_SECONDS, loop.time()
         while loop.time() < deadline:

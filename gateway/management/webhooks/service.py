@@ -3,16 +3,19 @@
 import logging
 import secrets
 from collections.abc import Sequence
-from typing import Final
+from dataclasses import asdict
+from typing import Any, Final
 
 import msgspec
+from sqlalchemy import ColumnElement, delete, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.database.engine import Database
-from gateway.database.locking import lock_tenant
+from gateway.database.paging import find_record, list_records
 from gateway.database.tables import WebhookEventRow, WebhookRow
 from gateway.errors import ConflictError, NotFoundError, must, shown
-from gateway.management.audit.log import SYSTEM, AuditLog
+from gateway.management.audit.log import SYSTEM
+from gateway.management.changes import changing
 from gateway.management.tenants.service import reading_of_tenant
 from gateway.management.webhooks.secret_box import SealedSecretError, SecretBox
 from gateway.management.webhooks.store import EventName, WebhookEvent, WebhookStore
@@ -78,22 +81,21 @@ class WebhookService:
             created_at=utc_now(),
             secret=secret,
         )
-        async with self._database.writing() as transaction:
-            await lock_tenant(transaction, tenant_id)
-            store = WebhookStore(transaction)
-            if len(await store.list_of_tenant(tenant_id)) >= MAX_WEBHOOKS:
+        async with changing(self._database, tenant_id, actor=actor, is_locked=True) as change:
+            if len(await webhooks_of(change.transaction, tenant_id)) >= MAX_WEBHOOKS:
                 raise ConflictError(
                     f"The tenant {shown(tenant_id)} already has {MAX_WEBHOOKS} webhooks, "
                     "the maximum. Remove one first."
                 )
-            await store.add(tenant_id, webhook, sealed_secret)
-            await _audit(transaction, "webhook.create", webhook, actor=actor)
+            row = WebhookRow(**asdict(webhook) | {"secret": "", "sealed_secret": sealed_secret})
+            await change.insert(row)
+            await change.audit("webhook.create", webhook.id, _details(webhook))
         return webhook
 
     async def list_of_tenant(self, tenant_id: str) -> list[Webhook]:
         """Return the tenant's webhooks, oldest first."""
         async with reading_of_tenant(self._database, tenant_id) as transaction:
-            return await WebhookStore(transaction).list_of_tenant(tenant_id)
+            return await webhooks_of(transaction, tenant_id)
 
     async def get(self, tenant_id: str, webhook_id: str) -> Webhook:
         """Return the tenant's webhook."""
@@ -104,18 +106,21 @@ class WebhookService:
     async def events(self, tenant_id: str, webhook_id: str, *, limit: int) -> list[WebhookEventRow]:
         """Return the newest events of the webhook with the states of their delivery."""
         _check_ids(tenant_id, webhook_id)
+        events = select(WebhookEventRow).where(WebhookEventRow.webhook_id == webhook_id)
+        newest = events.order_by(WebhookEventRow.created_at.desc(), WebhookEventRow.id.desc())
         async with self._database.reading() as transaction:
-            webhook = await _find(transaction, tenant_id, webhook_id)
-            return await WebhookStore(transaction).latest(webhook.id, limit)
+            await _find(transaction, tenant_id, webhook_id)
+            return list(await transaction.scalars(newest.limit(limit)))
 
     async def remove(self, tenant_id: str, webhook_id: str, *, actor: str = SYSTEM) -> None:
         """Remove the webhook, which then receives no more events."""
         _check_ids(tenant_id, webhook_id)
-        async with self._database.writing() as transaction:
-            await lock_tenant(transaction, tenant_id)
-            webhook = await _find(transaction, tenant_id, webhook_id)
-            await WebhookStore(transaction).set_removed(tenant_id, webhook_id, utc_now())
-            await _audit(transaction, "webhook.remove", webhook, actor=actor)
+        async with changing(self._database, tenant_id, actor=actor, is_locked=True) as change:
+            webhook = await _find(change.transaction, tenant_id, webhook_id)
+            is_it = WebhookRow.id == webhook_id
+            removal = update(WebhookRow).where(is_it).values(removed_at=utc_now())
+            await change.transaction.execute(removal)
+            await change.audit("webhook.remove", webhook_id, _details(webhook))
 
     async def test(self, tenant_id: str, webhook_id: str) -> WebhookEvent:
         """Send a test event to the webhook; at most one per minute."""
@@ -131,11 +136,16 @@ class WebhookService:
         event = make_event(name, tenant_id, {"webhook": webhook_id})
         async with self._database.writing() as transaction:
             await _find(transaction, tenant_id, webhook_id)
-            store = WebhookStore(transaction)
-            if await store.add_events([event]) == 0:
+            if await WebhookStore(transaction).add_events([event]) == 0:
                 raise ConflictError("This webhook was already tested in this minute.")
             # Only the last test is kept, so that tests do not fill the table.
-            await store.remove_events(webhook_id, TEST_KIND, before=now)
+            await transaction.execute(
+                delete(WebhookEventRow).where(
+                    WebhookEventRow.webhook_id == webhook_id,
+                    WebhookEventRow.kind == TEST_KIND,
+                    WebhookEventRow.created_at < now,
+                )
+            )
         return event
 
 
@@ -147,7 +157,9 @@ async def encrypt_secrets(database: Database, box: SecretBox) -> int:
     changed, after, more = 0, "", box.has_key
     while more:
         async with database.writing() as transaction:
-            found = await WebhookStore(transaction).lock_all(after=after, limit=AT_ONCE)
+            part = select(WebhookRow).where(WebhookRow.id > after).order_by(WebhookRow.id)
+            rows = await transaction.scalars(part.limit(AT_ONCE).with_for_update())
+            found = rows.all()
             for row in found:
                 if (sealed := _sealed_again(row, box)) is not None:
                     row.secret, row.sealed_secret = "", sealed
@@ -190,21 +202,25 @@ def make_event(name: EventName, tenant_id: str, data: dict[str, object]) -> Webh
 
 
 async def _find(transaction: AsyncSession, tenant_id: str, webhook_id: str) -> Webhook:
-    webhook = await WebhookStore(transaction).get(tenant_id, webhook_id)
+    is_it = WebhookRow.id == webhook_id
+    webhook = await find_record(transaction, WebhookRow, is_it, *_live(tenant_id))
     if webhook is None:
         raise NotFoundError(f"The tenant {shown(tenant_id)} has no webhook {shown(webhook_id)}.")
     return webhook
 
 
-async def _audit(transaction: AsyncSession, action: str, webhook: Webhook, *, actor: str) -> None:
+async def webhooks_of(transaction: AsyncSession, tenant_id: str) -> list[Webhook]:
+    """Return the tenant's webhooks, oldest first."""
+    return await list_records(transaction, WebhookRow, *_live(tenant_id))
+
+
+def _live(tenant_id: str) -> tuple[ColumnElement[bool], ...]:
+    return WebhookRow.tenant_id == tenant_id, WebhookRow.removed_at.is_(None)
+
+
+def _details(webhook: Webhook) -> dict[str, Any]:
     # Only the host of the URL: its path or query may contain a secret of the receiver.
-    await AuditLog(transaction).append(
-        action,
-        webhook.id,
-        actor=actor,
-        tenant_id=webhook.tenant_id,
-        details={"host": host_of(webhook.url), "thresholds": list(webhook.thresholds)},
-    )
+    return {"host": host_of(webhook.url), "thresholds": list(webhook.thresholds)}
 
 
 def _check_ids(tenant_id: str, webhook_id: str) -> None:

@@ -1,17 +1,16 @@
-"""Queries on the tables `webhooks` and `webhook_events`."""
+"""Events of webhooks: added once, claimed, delivered or failed."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import and_, delete, join, select, update
+from sqlalchemy import and_, join, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.database.claims import CLAIM, lock_in_turns
 from gateway.database.tables import WebhookEventRow, WebhookRow
-from gateway.tenancy.records import Webhook
 
 MAX_ERROR_CHARACTERS: Final = 200
 
@@ -49,64 +48,10 @@ class Delivery(NamedTuple):
 
 
 class WebhookStore:
-    """Webhooks and their events, within one transaction."""
+    """Events of webhooks, within one transaction."""
 
     def __init__(self, transaction: AsyncSession) -> None:
         self._transaction = transaction
-
-    async def add(self, tenant_id: str, webhook: Webhook, sealed_secret: bytes) -> None:
-        """Insert a webhook of the tenant."""
-        self._transaction.add(
-            WebhookRow(
-                id=webhook.id,
-                tenant_id=tenant_id,
-                url=webhook.url,
-                secret="",
-                sealed_secret=sealed_secret,
-                thresholds=list(webhook.thresholds),
-                created_at=webhook.created_at,
-            )
-        )
-        await self._transaction.flush()
-
-    async def list_of_tenant(self, tenant_id: str) -> list[Webhook]:
-        """Return the tenant's webhooks, oldest first."""
-        rows = await self._transaction.scalars(
-            select(WebhookRow)
-            .where(WebhookRow.tenant_id == tenant_id, WebhookRow.removed_at.is_(None))
-            .order_by(WebhookRow.created_at, WebhookRow.id)
-        )
-        return [row.to_record() for row in rows]
-
-    async def get(self, tenant_id: str, webhook_id: str) -> Webhook | None:
-        """Return the tenant's webhook, or None if it does not exist."""
-        row = await self._transaction.scalar(
-            select(WebhookRow).where(
-                WebhookRow.tenant_id == tenant_id,
-                WebhookRow.id == webhook_id,
-                WebhookRow.removed_at.is_(None),
-            )
-        )
-        return None if row is None else row.to_record()
-
-    async def set_removed(self, tenant_id: str, webhook_id: str, removed_at: datetime) -> None:
-        """Remove the tenant's webhook; its undelivered events are never sent."""
-        await self._transaction.execute(
-            update(WebhookRow)
-            .where(WebhookRow.tenant_id == tenant_id, WebhookRow.id == webhook_id)
-            .values(removed_at=removed_at)
-        )
-
-    async def lock_all(self, *, after: str, limit: int) -> Sequence[WebhookRow]:
-        """Return and lock some webhooks, removed ones included, ordered by id."""
-        rows = await self._transaction.scalars(
-            select(WebhookRow)
-            .where(WebhookRow.id > after)
-            .order_by(WebhookRow.id)
-            .limit(limit)
-            .with_for_update()
-        )
-        return rows.all()
 
     async def add_events(self, events: Sequence[WebhookEvent]) -> int:
         """Add events for delivery, except those with an existing name. Return how many are new."""
@@ -140,26 +85,6 @@ class WebhookStore:
             )
         )
         return {EventName(*row) for row in rows}
-
-    async def remove_events(self, webhook_id: str, kind: str, *, before: datetime) -> None:
-        """Remove older events of one kind, delivered or not."""
-        await self._transaction.execute(
-            delete(WebhookEventRow).where(
-                WebhookEventRow.webhook_id == webhook_id,
-                WebhookEventRow.kind == kind,
-                WebhookEventRow.created_at < before,
-            )
-        )
-
-    async def latest(self, webhook_id: str, limit: int) -> list[WebhookEventRow]:
-        """Return the newest events of a webhook, newest first."""
-        rows = await self._transaction.scalars(
-            select(WebhookEventRow)
-            .where(WebhookEventRow.webhook_id == webhook_id)
-            .order_by(WebhookEventRow.created_at.desc(), WebhookEventRow.id.desc())
-            .limit(limit)
-        )
-        return list(rows)
 
     async def due(
         self,
