@@ -10,6 +10,7 @@ from gateway.errors import InvalidParameterError, NotFoundError, must, shown
 MAX_NAME_CHARACTERS: Final = 200
 
 _EMAIL = re.compile(r"[!-?A-~]+@[A-Za-z0-9.-]+")
+_NEW_ID = re.compile(r"[a-z0-9-]{1,63}")
 _ID = re.compile(r"[A-Za-z0-9_-]{1,63}")
 _UNPRINTABLE: Final = ("Cc", "Cs")
 """Unicode categories of control characters, which corrupt tables and logs, and of surrogates."""
@@ -29,6 +30,12 @@ def check_name(name: str, *, param: str = "name") -> None:
         raise must(param, f"have 1 to {MAX_NAME_CHARACTERS} characters", name)
     if not is_storable(name):
         raise must(param, "not contain control characters", name)
+
+
+def check_new_id(id_: str) -> None:
+    """Reject text that cannot be the id of a new tenant or plan."""
+    if _NEW_ID.fullmatch(id_) is None:
+        raise must("id", "have 1 to 63 characters from a-z, 0-9 and '-'", id_)
 
 
 def checked_email(email: str) -> str:

@@ -5,14 +5,15 @@ from typing import Annotated
 from fastapi import APIRouter, Path
 
 from gateway.database.paging import Page
-from gateway.http.authorization import CanAdminister, CanSeeEverything, Context
+from gateway.http.authorization import CanAdminister, CanSeeEverything
 from gateway.http.bounded_route import BoundedRoute
-from gateway.http.context import ProcessContext
 from gateway.management.aliases.schemas import AliasBody, AliasDefinition, AliasList, RemovedAlias
 from gateway.management.aliases.service import AliasService
-from gateway.management.shared.parameters import MAX_TEXT_CHARACTERS, PRINTABLE
+from gateway.management.shared.parameters import MAX_TEXT_CHARACTERS, PRINTABLE, service
 
 router = APIRouter(prefix="/aliases", tags=["Aliases"], route_class=BoundedRoute)
+
+Aliases = Annotated[AliasService, service(AliasService)]
 
 AliasName = Annotated[
     str,
@@ -25,40 +26,27 @@ AliasName = Annotated[
 
 
 @router.get("", summary="List aliases")
-async def list_aliases(context: Context, _principal: CanSeeEverything) -> AliasList:
+async def list_aliases(aliases: Aliases, _principal: CanSeeEverything) -> AliasList:
     """List all aliases by name."""
-    return AliasList.of(Page(await _service(context).list_all(), has_more=False))
+    return AliasList.of(Page(await aliases.list_all(), has_more=False))
 
 
 @router.get("/{name:path}", summary="Get an alias")
-async def get_alias(context: Context, _principal: CanSeeEverything, name: AliasName) -> AliasBody:
+async def get_alias(aliases: Aliases, _principal: CanSeeEverything, name: AliasName) -> AliasBody:
     """Get an alias with the weights of its models."""
-    return AliasBody.of(await _service(context).get(name))
+    return AliasBody.of(await aliases.get(name))
 
 
 @router.put("/{name:path}", summary="Define an alias")
 async def put_alias(
-    context: Context, principal: CanAdminister, name: AliasName, body: AliasDefinition
+    aliases: Aliases, principal: CanAdminister, name: AliasName, body: AliasDefinition
 ) -> AliasBody:
     """Define or replace an alias. Every gateway applies it within a second."""
-    alias = await _service(context).put(
-        name,
-        weights=body.weights,
-        sticky=body.sticky,
-        fallback=body.fallback,
-        sunset_at=body.sunset_at,
-        replacement=body.replacement,
-        actor=principal.actor,
-    )
-    return AliasBody.of(alias)
+    return AliasBody.of(await aliases.put(name, **dict(body), actor=principal.actor))
 
 
 @router.delete("/{name:path}", summary="Remove an alias")
-async def remove_alias(context: Context, principal: CanAdminister, name: AliasName) -> RemovedAlias:
+async def remove_alias(aliases: Aliases, principal: CanAdminister, name: AliasName) -> RemovedAlias:
     """Remove the alias. Requests for it get 404 within a second."""
-    await _service(context).remove(name, actor=principal.actor)
+    await aliases.remove(name, actor=principal.actor)
     return RemovedAlias(name=name)
-
-
-def _service(context: ProcessContext) -> AliasService:
-    return AliasService(context.database, context.announcer)

@@ -14,6 +14,7 @@ from gateway.http.authorization import CanManageMembers, CanSeeEverything, Conte
 from gateway.http.context import ProcessContext
 from gateway.management.audit.log import AuditEntry
 from gateway.management.audit.service import AuditFilter, AuditService
+from gateway.management.shared.fields import RecordBody
 from gateway.management.shared.parameters import PLAIN, PageSize, text_filter
 
 OPERATOR: Final = "operator"
@@ -33,7 +34,7 @@ After = Annotated[
 ]
 
 
-class AuditEntryBody(BaseModel):
+class AuditEntryBody(RecordBody):
     """One change."""
 
     object: Literal["audit.entry"] = "audit.entry"
@@ -46,7 +47,7 @@ class AuditEntryBody(BaseModel):
         "Customers see operators as `operator`."
     )
     action: str
-    tenant: str | None
+    tenant: str | None = Field(validation_alias="tenant_id")
     subject: str = Field(description="Id of the changed object.")
     details: dict[str, Any] = Field(description="The new values; never a secret.")
     hash: str = Field(description="SHA-256 of this entry and the hash of the previous one.")
@@ -109,7 +110,7 @@ async def own_entries(
 
 def to_list(page: Page[AuditEntry], entries: Iterable[AuditEntry]) -> AuditList:
     """Return the response body of a page."""
-    data = [_body(entry) for entry in entries]
+    data = [AuditEntryBody.of(entry) for entry in entries]
     return AuditList(
         data=data, has_more=page.has_more, next=data[-1].sequence if page.has_more else None
     )
@@ -117,16 +118,3 @@ def to_list(page: Page[AuditEntry], entries: Iterable[AuditEntry]) -> AuditList:
 
 def _for_customers(entry: AuditEntry) -> AuditEntry:
     return replace(entry, actor=OPERATOR) if entry.actor.startswith(OPERATORS_ACTORS) else entry
-
-
-def _body(entry: AuditEntry) -> AuditEntryBody:
-    return AuditEntryBody(
-        sequence=entry.sequence,
-        at=entry.at,
-        actor=entry.actor,
-        action=entry.action,
-        tenant=entry.tenant_id,
-        subject=entry.subject,
-        details=dict(entry.details),
-        hash=entry.hash,
-    )

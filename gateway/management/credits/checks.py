@@ -27,11 +27,8 @@ def future_expiry(expires_at: datetime | None) -> datetime | None:
 def check_amount(amount_micros: int, *, least: int) -> None:
     """Reject amounts below `least` and amounts that Redis cannot count exactly."""
     if not least <= amount_micros <= MAX_AMOUNT_MICROS:
-        raise InvalidParameterError(
-            f"'amount_micros' must be an integer from {least} to {MAX_AMOUNT_MICROS}. "
-            f"Given: {amount_micros}.",
-            param="amount_micros",
-        )
+        rule = f"be an integer from {least} to {MAX_AMOUNT_MICROS}"
+        raise must("amount_micros", rule, amount_micros)
 
 
 def check_note(note: str) -> None:

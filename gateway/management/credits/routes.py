@@ -1,46 +1,47 @@
 """Prepaid balances: `/admin/tenants/{tenant_id}/credits`."""
 
+from typing import Annotated
+
 from fastapi import APIRouter
 
 from gateway.database.paging import PageRequest
 from gateway.errors import InvalidParameterError
-from gateway.http.authorization import CanAdminister, CanSeeEverything, Context
+from gateway.http.authorization import CanAdminister, CanSeeEverything
 from gateway.http.bounded_route import BoundedRoute
-from gateway.http.context import ProcessContext
 from gateway.management.credits.schemas import CreditAddition, CreditBody, CreditList
 from gateway.management.credits.service import CreditService
-from gateway.management.shared.parameters import AfterId, PageSize, TenantId
+from gateway.management.shared.parameters import AfterId, PageSize, TenantId, service
 from gateway.tenancy.records import CreditKind
 
 router = APIRouter(prefix="/tenants/{tenant_id}", tags=["Credits"], route_class=BoundedRoute)
 
+Credits = Annotated[CreditService, service(CreditService)]
+
 
 @router.get("/credits", summary="Get a tenant's balance and its changes")
 async def list_credits(
-    context: Context,
+    credits_: Credits,
     _principal: CanSeeEverything,
     tenant_id: TenantId,
     after: AfterId = None,
     limit: PageSize = 20,
 ) -> CreditList:
     """List credits, oldest first. The list excludes usage; the balance includes it."""
-    service = _service(context)
-    balance = await service.balance(tenant_id)
-    page = await service.page(tenant_id, PageRequest(after=after, limit=limit))
+    balance = await credits_.balance(tenant_id)
+    page = await credits_.page(tenant_id, PageRequest(after=after, limit=limit))
     return CreditList.with_balance(page, balance)
 
 
 @router.post("/credits", summary="Grant or adjust a tenant's credits")
 async def add_credit(
-    context: Context, principal: CanAdminister, tenant_id: TenantId, body: CreditAddition
+    credits_: Credits, principal: CanAdminister, tenant_id: TenantId, body: CreditAddition
 ) -> CreditBody:
     """Add to the balance from which a prepaid tenant pays.
 
     Do not retry after a success: each call adds again.
     """
-    service = _service(context)
     if body.kind is CreditKind.GRANT:
-        credit = await service.grant(
+        credit = await credits_.grant(
             tenant_id,
             body.amount_micros,
             note=body.note,
@@ -54,11 +55,7 @@ async def add_credit(
             f"Given: {body.expires_at.isoformat()}.",
             param="expires_at",
         )
-    credit = await service.adjust(
+    credit = await credits_.adjust(
         tenant_id, body.amount_micros, note=body.note, actor=principal.actor
     )
     return CreditBody.of(credit)
-
-
-def _service(context: ProcessContext) -> CreditService:
-    return CreditService(context.database, context.announcer)

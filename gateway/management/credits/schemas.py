@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Annotated, Literal, Self
 
-from pydantic import AwareDatetime, BaseModel, Field
+from pydantic import AwareDatetime, Field
 
 from gateway.database.paging import Page
 from gateway.management.credits.checks import MAX_AMOUNT_MICROS, MAX_NOTE_CHARACTERS
@@ -51,21 +51,14 @@ class CreditBody(RecordBody):
     grant_id: str | None = Field(description="The expired grant, for an expiry.")
 
 
-class BalanceBody(BaseModel):
+class BalanceBody(RecordBody):
     """A tenant's balance in the ledger, which records usage a few seconds after a request ends."""
 
     granted_micros: int = Field(description="Grants and adjustments, minus expired credits.")
     spent_micros: int
-    balance_micros: int = Field(description="Remaining credits; a negative value is a debt.")
-
-    @classmethod
-    def of(cls, balance: Balance) -> Self:
-        """Return the response body of a balance."""
-        return cls(
-            granted_micros=balance.granted_micros,
-            spent_micros=balance.spent_micros,
-            balance_micros=balance.micros,
-        )
+    balance_micros: int = Field(
+        validation_alias="micros", description="Remaining credits; a negative value is a debt."
+    )
 
 
 class CreditList(ListBody[CreditBody]):

@@ -221,11 +221,7 @@ class ExportStore:
     async def delivered(self, name: str, batch_id: int) -> None:
         """Remove a batch that the sink has stored."""
         await self._transaction.execute(delete(ExportBatchRow).where(ExportBatchRow.id == batch_id))
-        await self._transaction.execute(
-            update(ExportSinkRow)
-            .where(ExportSinkRow.name == name)
-            .values(failures=0, next_attempt_at=EPOCH, last_error="")
-        )
+        await self._set(name, failures=0, next_attempt_at=EPOCH, last_error="")
 
     async def rejected(self, name: str, batch: Batch, error: str) -> bool:
         """Divide a batch that the sink has not accepted; put aside a single event.
@@ -273,20 +269,13 @@ class ExportStore:
             next_attempt_at: when the sink gets the next request.
         """
         columns: dict[str, Any] = {"last_error": error[:MAX_ERROR_CHARACTERS]}
+        paused = {**columns, "next_attempt_at": next_attempt_at}
         if is_certain and not batch.was_uncertain:
             columns["uncertain_since"] = None
         await self._transaction.execute(
             update(ExportBatchRow).where(ExportBatchRow.id == batch.row.id).values(**columns)
         )
-        await self._transaction.execute(
-            update(ExportSinkRow)
-            .where(ExportSinkRow.name == name)
-            .values(
-                failures=ExportSinkRow.failures + 1,
-                next_attempt_at=next_attempt_at,
-                last_error=error[:MAX_ERROR_CHARACTERS],
-            )
-        )
+        await self._set(name, failures=ExportSinkRow.failures + 1, **paused)
 
     async def release(self, name: str, lease: str) -> None:
         """End the lease, so that another process may send at once."""
@@ -314,11 +303,11 @@ class ExportStore:
 
     async def set_paused(self, name: str, paused_at: datetime | None) -> None:
         """Pause or resume a sink."""
-        await self._transaction.execute(
-            update(ExportSinkRow)
-            .where(ExportSinkRow.name == name)
-            .values(paused_at=paused_at, failures=0, next_attempt_at=EPOCH)
-        )
+        await self._set(name, paused_at=paused_at, failures=0, next_attempt_at=EPOCH)
+
+    async def _set(self, name: str, **columns: Any) -> None:
+        is_it = ExportSinkRow.name == name
+        await self._transaction.execute(update(ExportSinkRow).where(is_it).values(**columns))
 
     async def retry(
         self, name: str, states: Collection[BatchState], now: datetime, batch_id: int | None = None

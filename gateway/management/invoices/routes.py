@@ -4,14 +4,15 @@ Tenants have these routes at `/v1/invoices`, operators at `/admin/tenants/{tenan
 """
 
 from datetime import datetime
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, Final, Literal
 
 from fastapi import APIRouter, Path, Query, Response
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, BeforeValidator, Field
 
 from gateway.http.authorization import Context
-from gateway.management.invoices.service import InvoiceService, Statement
+from gateway.management.invoices.service import InvoiceService, Line, Statement
 from gateway.management.shared.callers import CallerOfTenant
+from gateway.management.shared.fields import RecordBody
 from gateway.management.usage.csv_text import to_csv
 from gateway.management.usage.routes import WITH_CSV
 from gateway.tenancy.records import Billing
@@ -46,37 +47,26 @@ class LineBody(BaseModel):
     cost_micros: int
 
 
-class StatementBody(BaseModel):
+def _bodies(lines: list[Line]) -> list[LineBody]:
+    return [
+        LineBody(model=each.model, service_tier=each.service_tier, **each.sums._asdict())
+        for each in lines
+    ]
+
+
+class StatementBody(RecordBody):
     """What a tenant used in a month."""
 
     object: Literal["invoice"] = "invoice"
-    tenant: str
+    tenant: str = Field(validation_alias="tenant_id")
     tenant_name: str
     month: str
     start: datetime
     end: datetime = Field(description="End of the month, exclusive.")
     is_open: bool = Field(description="Whether the month has not ended yet.")
     billing: Billing
-    lines: list[LineBody]
+    lines: Annotated[list[LineBody], BeforeValidator(_bodies)]
     total_micros: int = Field(description="Micro-dollars: the sum of the ledger's rows.")
-
-    @classmethod
-    def of(cls, statement: Statement) -> Self:
-        """Return the response body of a statement."""
-        return cls(
-            tenant=statement.tenant_id,
-            tenant_name=statement.tenant_name,
-            month=statement.month,
-            start=statement.start,
-            end=statement.end,
-            is_open=statement.is_open,
-            billing=statement.billing,
-            lines=[
-                LineBody(model=line.model, service_tier=line.service_tier, **line.sums._asdict())
-                for line in statement.lines
-            ],
-            total_micros=statement.total_micros,
-        )
 
 
 @router.get(

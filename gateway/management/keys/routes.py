@@ -6,10 +6,9 @@ Tenants have these routes at `/v1/keys`, operators at `/admin/tenants/{tenant_id
 from datetime import timedelta
 from typing import Annotated, Final
 
-from fastapi import APIRouter, Depends, Path, Query
+from fastapi import APIRouter, Path, Query
 
 from gateway.database.paging import PageRequest
-from gateway.http.authorization import Context
 from gateway.http.bounded_route import BoundedRoute
 from gateway.management.keys.rules import MadeKeys
 from gateway.management.keys.schemas import (
@@ -22,17 +21,12 @@ from gateway.management.keys.schemas import (
 )
 from gateway.management.keys.service import KeyService
 from gateway.management.shared.callers import CallerOfTenant
-from gateway.management.shared.parameters import AfterId, PageSize
+from gateway.management.shared.parameters import AfterId, PageSize, service
 
 router = APIRouter(prefix="/keys", tags=["Keys"], route_class=BoundedRoute)
 
 
-def key_service(context: Context) -> KeyService:
-    """Return the key service."""
-    return KeyService(context.database, context.announcer)
-
-
-Keys = Annotated[KeyService, Depends(key_service)]
+Keys = Annotated[KeyService, service(KeyService)]
 _MADE_KEYS: Final = (
     "Keys to revoke too: `all` that the key made, and those that these made, and so on; only those "
     "made with its former secret `in_grace`; or `none`."
@@ -62,9 +56,7 @@ async def create_key(keys: Keys, caller: CallerOfTenant, body: KeyCreation) -> C
     A key cannot have more rights than this credential. For operators, both hold only for keys with
     an operator scope.
     """
-    created = await keys.create(
-        caller.tenant_id, **body.options(), grantor=caller.key_grant, actor=caller.actor
-    )
+    created = await keys.create(caller.tenant_id, **body.options(), **caller.key_by)
     return CreatedKeyBody.of_created(created)
 
 
@@ -81,9 +73,7 @@ async def change_key(keys: Keys, caller: CallerOfTenant, key_id: KeyId, body: Ke
     A credential cannot change a key with more rights than its own. A key cannot change its own
     bounds.
     """
-    changed = await keys.update(
-        caller.tenant_id, key_id, **body.options(), grantor=caller.key_grant, actor=caller.actor
-    )
+    changed = await keys.update(caller.tenant_id, key_id, **body.options(), **caller.key_by)
     return KeyBody.of(changed)
 
 
@@ -100,8 +90,7 @@ async def rotate_key(
         caller.tenant_id,
         key_id,
         grace=timedelta(seconds=(body or KeyRotation()).grace_seconds),
-        grantor=caller.key_grant,
-        actor=caller.actor,
+        **caller.key_by,
     )
     return CreatedKeyBody.of_created(rotated)
 
@@ -114,7 +103,5 @@ async def revoke_key(
     made_keys: Annotated[MadeKeys, Query(description=_MADE_KEYS)] = MadeKeys.IN_GRACE,
 ) -> KeyBody:
     """Revoke the key. All gateways reject it within a second; it stays in the list."""
-    key, *_ = await keys.revoke(
-        caller.tenant_id, key_id, grantor=caller.grant, actor=caller.actor, made_keys=made_keys
-    )
+    key, *_ = await keys.revoke(caller.tenant_id, key_id, **caller.by, made_keys=made_keys)
     return KeyBody.of(key)

@@ -41,11 +41,8 @@ def check_lives(key: KeyRecord) -> None:
 def check_grace(grace: timedelta) -> None:
     """Reject a grace period out of range."""
     if not timedelta(0) <= grace <= MAX_GRACE:
-        raise InvalidParameterError(
-            f"'grace_seconds' must be from 0 to {int(MAX_GRACE.total_seconds())}. "
-            f"Given: {grace.total_seconds():.0f}.",
-            param="grace_seconds",
-        )
+        most, given = int(MAX_GRACE.total_seconds()), round(grace.total_seconds())
+        raise must("grace_seconds", f"be from 0 to {most}", given)
 
 
 def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator, Mapping
 from datetime import datetime
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, BeforeValidator, Field
 
 from contract.tier import ServiceTier
+from gateway.management.shared.fields import RecordBody
 from gateway.quota.periods import DAY_MS, day_start_ms, month_start_ms
-from gateway.quota.refusal_log import Refusal
 from gateway.quota.replies import SubjectStatus
 from gateway.tenancy.limits import LimitName, LimitScope, SubjectLimits
 from gateway.tenancy.records import Billing
@@ -80,34 +80,23 @@ class LimitsReport(BaseModel):
     credits: CreditsBody | None = Field(description="Null unless the tenant is prepaid.")
 
 
-class RefusalBody(BaseModel):
+class RefusalBody(RecordBody):
     """Equal rejections by a limit within a second."""
 
     object: Literal["refusal"] = "refusal"
-    at: datetime = Field(description="When the first one was sent.")
-    key: str = Field(description="Id of the key, or `jwt:SUBJECT`.")
-    project: str | None
+    at: Annotated[datetime, BeforeValidator(to_time)] = Field(
+        validation_alias="at_ms", description="When the first one was sent."
+    )
+    key: str = Field(
+        validation_alias="credential_id", description="Id of the key, or `jwt:SUBJECT`."
+    )
+    project: str | None = Field(validation_alias="project_id")
     model: str
     code: str = Field(description="Code of the error.")
     limit: str
     scope: str = Field(description="Holder of the limit: key, project or tenant.")
     message: str = Field(description="Message of the first error.")
     times: int
-
-    @classmethod
-    def of(cls, refusal: Refusal) -> Self:
-        """Return the response body of an entry of the log."""
-        return cls(
-            at=to_time(refusal.at_ms),
-            key=refusal.credential_id,
-            project=refusal.project_id,
-            model=refusal.model,
-            code=refusal.code,
-            limit=refusal.limit,
-            scope=refusal.scope,
-            message=refusal.message,
-            times=refusal.times,
-        )
 
 
 class RefusalList(BaseModel):

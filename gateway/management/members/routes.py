@@ -5,10 +5,9 @@ Tenants have these routes at `/v1/members`, operators at `/admin/tenants/{tenant
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Path
+from fastapi import APIRouter, Path
 
 from gateway.database.paging import PageRequest
-from gateway.http.authorization import Context
 from gateway.http.bounded_route import BoundedRoute
 from gateway.management.members.schemas import (
     MemberAddition,
@@ -19,17 +18,12 @@ from gateway.management.members.schemas import (
 )
 from gateway.management.members.service import MemberService
 from gateway.management.shared.callers import CallerOfTenant
-from gateway.management.shared.parameters import AfterId, PageSize
+from gateway.management.shared.parameters import AfterId, PageSize, service
 
 router = APIRouter(prefix="/members", tags=["Members"], route_class=BoundedRoute)
 
 
-def member_service(context: Context) -> MemberService:
-    """Return the member service."""
-    return MemberService(context.database, context.announcer)
-
-
-Members = Annotated[MemberService, Depends(member_service)]
+Members = Annotated[MemberService, service(MemberService)]
 MemberId = Annotated[str, Path(description="Id, subject or e-mail of the member.")]
 
 
@@ -47,9 +41,7 @@ async def add_member(members: Members, caller: CallerOfTenant, body: MemberAddit
 
     The role decides what the person's tokens may do, unless a token asks for less.
     """
-    added = await members.add(
-        caller.tenant_id, **body.given(), grantor=caller.grant, actor=caller.actor
-    )
+    added = await members.add(caller.tenant_id, **body.given(), **caller.by)
     return MemberBody.of(added)
 
 
@@ -64,9 +56,7 @@ async def change_member(
     members: Members, caller: CallerOfTenant, member_id: MemberId, body: MemberChange
 ) -> MemberBody:
     """Change the role of a member. The role of the last owner cannot change."""
-    changed = await members.set_role(
-        caller.tenant_id, member_id, role=body.role, grantor=caller.grant, actor=caller.actor
-    )
+    changed = await members.set_role(caller.tenant_id, member_id, role=body.role, **caller.by)
     return MemberBody.of(changed)
 
 
@@ -75,7 +65,5 @@ async def remove_member(
     members: Members, caller: CallerOfTenant, member_id: MemberId
 ) -> RemovedMember:
     """Remove a member. The last owner cannot be removed."""
-    removed = await members.remove(
-        caller.tenant_id, member_id, grantor=caller.grant, actor=caller.actor
-    )
+    removed = await members.remove(caller.tenant_id, member_id, **caller.by)
     return RemovedMember(id=removed.id)

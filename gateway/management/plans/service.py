@@ -1,24 +1,21 @@
 """Plans: default limits for groups of tenants."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.database.paging import find_record, list_records
 from gateway.database.tables import PlanRow, TenantRow
-from gateway.errors import NotFoundError, must, shown
+from gateway.errors import NotFoundError, shown
 from gateway.management.audit.log import SYSTEM
 from gateway.management.changes import Service, changing
-from gateway.tenancy.checks import check_known, check_name, check_not_empty
+from gateway.tenancy.checks import check_known, check_name, check_new_id, check_not_empty
 from gateway.tenancy.limits import LimitScope, LimitValues
 from gateway.tenancy.records import Plan
 from gateway.tenancy.times import utc_now
-
-_PLAN_ID: Final = re.compile(r"[a-z0-9-]{1,63}")
 
 ScopedLimits = Mapping[LimitScope, LimitValues]
 """Limits for tenants, projects and keys. In a plan, None and an absent limit both mean no limit."""
@@ -36,7 +33,7 @@ class PlanService(Service):
         actor: str = SYSTEM,
     ) -> Plan:
         """Create a plan; without a name, its id is its name."""
-        _check_id(plan_id)
+        check_new_id(plan_id)
         if name is not None:
             check_name(name)
         plan = Plan(
@@ -100,11 +97,6 @@ def _merged(old: ScopedLimits, new: ScopedLimits) -> ScopedLimits:
 def _set(limits: LimitValues) -> LimitValues:
     """Return the limits without those that mean no limit."""
     return {name: value for name, value in limits.items() if value is not None}
-
-
-def _check_id(plan_id: str) -> None:
-    if _PLAN_ID.fullmatch(plan_id) is None:
-        raise must("id", "have 1 to 63 characters from a-z, 0-9 and '-'", plan_id)
 
 
 async def _find(transaction: AsyncSession, plan_id: str, *, is_locked: bool = False) -> Plan:

@@ -7,7 +7,7 @@ from typing import Final
 from contract.tier import ServiceTier
 from gateway.database.paging import list_records
 from gateway.database.tables import PriceRow
-from gateway.errors import InvalidParameterError
+from gateway.errors import InvalidParameterError, must
 from gateway.management.audit.log import SYSTEM
 from gateway.management.changes import Service, changing
 from gateway.tenancy.checks import check_name
@@ -104,13 +104,7 @@ def _check_start(starts_at: datetime, now: datetime) -> None:
 def _check_micros(micros: Mapping[str, int]) -> None:
     for name, value in micros.items():
         if not 0 <= value <= MAX_PRICE_MICROS:
-            raise InvalidParameterError(
-                f"'{name}' must be an integer from 0 to {MAX_PRICE_MICROS}. Given: {value}.",
-                param=name,
-            )
-    if micros["cached_micros"] > micros["prompt_micros"]:
-        raise InvalidParameterError(
-            f"'cached_micros' must be <= 'prompt_micros' ({micros['prompt_micros']}). "
-            f"Given: {micros['cached_micros']}.",
-            param="cached_micros",
-        )
+            raise must(name, f"be an integer from 0 to {MAX_PRICE_MICROS}", value)
+    cached, prompt = micros["cached_micros"], micros["prompt_micros"]
+    if cached > prompt:
+        raise must("cached_micros", f"be <= 'prompt_micros' ({prompt})", cached)

@@ -5,10 +5,9 @@ Tenants have these routes at `/v1/projects`, operators at `/admin/tenants/{tenan
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Path
+from fastapi import APIRouter, Path
 
 from gateway.database.paging import PageRequest
-from gateway.http.authorization import Context
 from gateway.http.bounded_route import BoundedRoute
 from gateway.management.projects.schemas import (
     ProjectBody,
@@ -18,17 +17,12 @@ from gateway.management.projects.schemas import (
 )
 from gateway.management.projects.service import ProjectService
 from gateway.management.shared.callers import CallerOfTenant
-from gateway.management.shared.parameters import AfterId, PageSize
+from gateway.management.shared.parameters import AfterId, PageSize, service
 
 router = APIRouter(prefix="/projects", tags=["Projects"], route_class=BoundedRoute)
 
 
-def project_service(context: Context) -> ProjectService:
-    """Return the project service."""
-    return ProjectService(context.database, context.announcer)
-
-
-Projects = Annotated[ProjectService, Depends(project_service)]
+Projects = Annotated[ProjectService, service(ProjectService)]
 ProjectId = Annotated[str, Path(description="Id of the project.")]
 
 
@@ -51,9 +45,7 @@ async def create_project(
     projects: Projects, caller: CallerOfTenant, body: ProjectCreation
 ) -> ProjectBody:
     """Create a project. To create a key in it, name the project in the key's request."""
-    created = await projects.create(
-        caller.tenant_id, **body.options(), grantor=caller.grant, actor=caller.actor
-    )
+    created = await projects.create(caller.tenant_id, **body.options(), **caller.by)
     return ProjectBody.of(created)
 
 
@@ -70,9 +62,7 @@ async def change_project(
     projects: Projects, caller: CallerOfTenant, project_id: ProjectId, body: ProjectChange
 ) -> ProjectBody:
     """Change the fields that the body contains."""
-    changed = await projects.update(
-        caller.tenant_id, project_id, **body.options(), grantor=caller.grant, actor=caller.actor
-    )
+    changed = await projects.update(caller.tenant_id, project_id, **body.options(), **caller.by)
     return ProjectBody.of(changed)
 
 
@@ -81,9 +71,7 @@ async def archive_project(
     projects: Projects, caller: CallerOfTenant, project_id: ProjectId
 ) -> ProjectBody:
     """Archive the project. All gateways reject its keys within a second."""
-    archived = await projects.archive(
-        caller.tenant_id, project_id, grantor=caller.grant, actor=caller.actor
-    )
+    archived = await projects.archive(caller.tenant_id, project_id, **caller.by)
     return ProjectBody.of(archived)
 
 
@@ -92,7 +80,5 @@ async def activate_project(
     projects: Projects, caller: CallerOfTenant, project_id: ProjectId
 ) -> ProjectBody:
     """Activate the project. Its keys work again."""
-    activated = await projects.activate(
-        caller.tenant_id, project_id, grantor=caller.grant, actor=caller.actor
-    )
+    activated = await projects.activate(caller.tenant_id, project_id, **caller.by)
     return ProjectBody.of(activated)

@@ -5,7 +5,7 @@ The router of the audience authorizes the caller and sets the tenant (`gateway.m
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
@@ -34,9 +34,16 @@ class Caller:
         return None if self.principal.is_operator else self.principal.grant
 
     @property
-    def key_grant(self) -> Grant:
-        """Upper bound of the rights of keys that the caller creates or changes."""
-        return self.principal.operator_grant if self.principal.is_operator else self.principal.grant
+    def by(self) -> dict[str, Any]:
+        """Who makes a change (`gateway.management.changes.By`)."""
+        return {"actor": self.actor, "grantor": self.grant}
+
+    @property
+    def key_by(self) -> dict[str, Any]:
+        """Who creates or changes a key. For operators too, there is an upper bound of rights."""
+        principal = self.principal
+        grant = principal.operator_grant if principal.is_operator else principal.grant
+        return {"actor": self.actor, "grantor": grant}
 
 
 def own_tenant(*scopes: Scope, of_tenant: bool = False) -> Callable[[Request], Awaitable[None]]:

@@ -2,24 +2,19 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 
 from gateway.database.paging import PageRequest
-from gateway.http.authorization import CanAdminister, CanSeeEverything, Context
+from gateway.http.authorization import CanAdminister, CanSeeEverything
 from gateway.http.bounded_route import BoundedRoute
-from gateway.management.shared.parameters import AfterId, PageSize, TenantId, text_filter
+from gateway.management.shared.parameters import AfterId, PageSize, TenantId, service, text_filter
 from gateway.management.tenants.schemas import TenantBody, TenantChange, TenantCreation, TenantList
 from gateway.management.tenants.service import TenantService
 
 router = APIRouter(prefix="/tenants", tags=["Tenants"], route_class=BoundedRoute)
 
 
-def tenant_service(context: Context) -> TenantService:
-    """Return the tenant service."""
-    return TenantService(context.database, context.announcer)
-
-
-Tenants = Annotated[TenantService, Depends(tenant_service)]
+Tenants = Annotated[TenantService, service(TenantService)]
 
 
 @router.get("", summary="List all tenants")

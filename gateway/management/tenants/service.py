@@ -19,7 +19,7 @@ from gateway.errors import InvalidParameterError, NotFoundError, must, shown
 from gateway.management.audit.log import SYSTEM
 from gateway.management.changes import Change, Service, changing
 from gateway.origins import read_origins
-from gateway.tenancy.checks import check_known, check_name, check_not_empty
+from gateway.tenancy.checks import check_known, check_name, check_new_id, check_not_empty
 from gateway.tenancy.limits import changed_limits
 from gateway.tenancy.records import Billing, Tenant, TenantChanges, TenantOptions, TenantStatus
 from gateway.tenancy.times import utc_now
@@ -28,7 +28,6 @@ MIN_WEIGHT: Final = 0.001
 MAX_WEIGHT: Final = 1000.0
 STRIPE_CUSTOMER: Final = r"^[A-Za-z0-9_]{1,255}$"
 
-_TENANT_ID = re.compile(r"[a-z0-9-]{1,63}")
 _ACTIONS: Final = {
     TenantStatus.SUSPENDED: "tenant.suspend",
     TenantStatus.ACTIVE: "tenant.activate",
@@ -52,7 +51,7 @@ class TenantService(Service):
     ) -> Tenant:
         """Create an active tenant; without an id it gets a random one that starts with `tnt_`."""
         if tenant_id is not None:
-            _check_id(tenant_id)
+            check_new_id(tenant_id)
         given = _checked(TenantChanges(name=name, weight=weight, **options))
         columns: dict[str, Any] = {
             **given,
@@ -198,8 +197,3 @@ def _check_weight(weight: float) -> None:
             f"'weight' must be a number from {MIN_WEIGHT} to {MAX_WEIGHT:g}. Given: {weight}.",
             param="weight",
         )
-
-
-def _check_id(tenant_id: str) -> None:
-    if _TENANT_ID.fullmatch(tenant_id) is None:
-        raise must("id", "have 1 to 63 characters from a-z, 0-9 and '-'", tenant_id)

@@ -27,12 +27,8 @@ def read_span(start: str | None, end: str | None, *, bucket: Bucket | None = Non
         raise InvalidParameterError("'start' must be before 'end'.", param="start")
     most = MAX_DAYS_BY_HOUR if bucket is Bucket.HOUR else MAX_DAYS
     if last - first > most * DAY:
-        raise InvalidParameterError(
-            f"'start' must be at most {most} days before 'end'"
-            f"{' for hourly sums' if bucket is Bucket.HOUR else ''}. "
-            f"Given: {(last - first).days}.",
-            param="start",
-        )
+        of_hours = " for hourly sums" if bucket is Bucket.HOUR else ""
+        raise must("start", f"be at most {most} days before 'end'{of_hours}", (last - first).days)
     return Span(first, last)
 
 
