@@ -289,8 +289,8 @@ async def test_lines_of_a_tenant_begin_in_turn_with_the_lines_of_others() -> Non
     names = dict.fromkeys(Batch.__dataclass_fields__)
 
     def lines(tenant: str, number: int) -> list[Any]:
-        batch: Any = Batch(**names | {"id": f"batch_{tenant}", "tenant_id": tenant})
-        state = BatchState(batch)
+        values: dict[str, Any] = names | {"id": f"batch_{tenant}", "tenant_id": tenant}
+        state = BatchState(Batch(**values))
         return [runner.run(Line(state, each, b"{}"), None, "batch") for each in range(number)]
 
     await asyncio.gather(*lines("many", 100), *lines("few", 5), return_exceptions=True)
