@@ -11,12 +11,16 @@ from typing import Any, Final
 import msgspec
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic.json_schema import SkipJsonSchema
 
 from contract.messages import WorkerCard
-from gateway.dialects.chat.template_arguments import unread_parameters
+from gateway.dialects.chat.messages import MESSAGES_SCHEMA
+from gateway.dialects.chat.template_arguments import KWARGS_SCHEMA, unread_parameters
 from gateway.dialects.endpoint import CHATS
+from gateway.dialects.fields import array_schema
 from gateway.dialects.parameters import ignored_header, reject_ignored
 from gateway.dialects.profile import Dialect
+from gateway.dialects.structured.tools import MAX_TOOLS, TOOL_SCHEMA
 from gateway.dialects.wire import validate
 from gateway.errors import InvalidParameterError, UnsupportedParameterError, must
 from gateway.generation.call import Call, read_call, read_query
@@ -38,31 +42,35 @@ class _Body(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow")
 
-    model: str | None = None
+    model: str | None = Field(None, description="Default: the account's default or only model.")
 
 
-class VllmTokenize(_Body):
+class VllmTokenizeRequest(_Body):
     """Body of `/tokenize` in vLLM's format."""
 
-    prompt: str = Field(max_length=MAX_CHARACTERS)
+    prompt: str = Field(max_length=MAX_CHARACTERS, description="The text.")
     add_special_tokens: bool = True
     return_token_strs: bool = False
 
 
-class ChatTokenize(_Body):
-    """Body of `/tokenize` with messages; `CHATS.read` validates the fields without a type."""
+class ChatTokenizeRequest(_Body):
+    """Body of `/tokenize` with a chat, in vLLM's format."""
 
-    messages: Any
-    tools: Any = None
-    chat_template_kwargs: Any = None
+    # `CHATS.read` validates the fields without a type.
+
+    messages: Any = Field(
+        description="A chat, rendered with the model's template.", json_schema_extra=MESSAGES_SCHEMA
+    )
+    tools: Any = Field(None, json_schema_extra=array_schema(TOOL_SCHEMA, most=MAX_TOOLS))
+    chat_template_kwargs: Any = Field(None, json_schema_extra=KWARGS_SCHEMA)
     add_generation_prompt: bool = True
-    continue_final_message: Any = None
+    continue_final_message: Any = Field(None, json_schema_extra={"type": ["boolean", "null"]})
     add_special_tokens: bool = False
     return_token_strs: bool = False
     # Rejected, as in chats.
-    chat_template: Any = None
-    media_io_kwargs: Any = None
-    mm_processor_kwargs: Any = None
+    chat_template: SkipJsonSchema[Any] = None
+    media_io_kwargs: SkipJsonSchema[Any] = None
+    mm_processor_kwargs: SkipJsonSchema[Any] = None
 
 
 _CHAT_FIELDS: Final = (
@@ -76,19 +84,25 @@ _CHAT_FIELDS: Final = (
 """Fields that are read as those of a chat."""
 
 
-class LlamacppTokenize(_Body):
+class LlamacppTokenizeRequest(_Body):
     """Body of `/tokenize` in llama.cpp's format."""
 
-    content: str = Field(max_length=MAX_CHARACTERS)
+    content: str = Field(max_length=MAX_CHARACTERS, description="The text.")
     add_special: bool = False
     parse_special: bool = True
     with_pieces: bool = False
 
 
-class Detokenize(_Body):
+class DetokenizeRequest(_Body):
     """Body of `/detokenize`."""
 
-    tokens: Any
+    tokens: Any = Field(
+        json_schema_extra={
+            "type": "array",
+            "items": {"type": "integer", "minimum": 0},
+            "maxItems": MAX_TOKENS,
+        }
+    )
 
 
 async def tokenize(request: Request) -> Response:
@@ -108,7 +122,7 @@ async def tokenize(request: Request) -> Response:
 async def detokenize(request: Request) -> Response:
     """Respond in vLLM's format in its dialect or if a model is named, else in llama.cpp's."""
     call = await read_call(request)
-    body = validate(Detokenize, call.body)
+    body = validate(DetokenizeRequest, call.body)
     encoder = await _encoder(call, await _card(call, body))
     is_vllm = call.profile.name is Dialect.VLLM or body.model is not None
     name = "prompt" if is_vllm else "content"
@@ -141,7 +155,7 @@ for _path in ("/detokenize", "/v1/detokenize"):
 
 
 async def _tokenize_as_vllm(call: Call) -> Response:
-    body = validate(VllmTokenize, call.body)
+    body = validate(VllmTokenizeRequest, call.body)
     card = await _card(call, body)
     work = partial(
         vllm_tokens,
@@ -155,7 +169,7 @@ async def _tokenize_as_vllm(call: Call) -> Response:
 
 
 async def _tokenize_chat(call: Call) -> Response:
-    body = validate(ChatTokenize, call.body)
+    body = validate(ChatTokenizeRequest, call.body)
     card = await _card(call, body)
     fields = {name: getattr(body, name) for name in _CHAT_FIELDS}
     # vLLM rejects an empty list in chats only.
@@ -196,7 +210,7 @@ async def _tokenize_chat(call: Call) -> Response:
 
 
 async def _tokenize_as_llamacpp(call: Call) -> Response:
-    body = validate(LlamacppTokenize, call.body)
+    body = validate(LlamacppTokenizeRequest, call.body)
     card = await _card(call, body)
     work = partial(
         llamacpp_tokens,

@@ -1,5 +1,6 @@
 """Headers and errors that the OpenAPI page describes for every route."""
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from gateway.openapi.schemas import reference
@@ -27,8 +28,9 @@ LIMIT_TEXT: Final = {
 }
 """Headers of rate-limited responses."""
 
-_RETRY_TEXT = {
-    "x-request-id": HEADER_TEXT["x-request-id"],
+ID_TEXT: Final = {"x-request-id": HEADER_TEXT["x-request-id"]}
+
+_RETRY_TEXT = ID_TEXT | {
     "x-should-retry": "`true` if a retry of the same request may succeed, else `false`.",
     "retry-after": "Seconds after which to retry, if a retry may succeed.",
     "retry-after-ms": "The same in milliseconds.",
@@ -46,7 +48,7 @@ RESPONSE_HEADERS: Final = tuple(HEADER_TEXT | LIMIT_TEXT | OTHER_TEXT | _RETRY_T
 """Names of all described headers."""
 
 
-def header_objects(texts: dict[str, str]) -> dict[str, Any]:
+def header_objects(texts: Mapping[str, str]) -> dict[str, Any]:
     """Return the OpenAPI description of response headers."""
     return {
         name: {"description": text, "schema": {"type": "string"}} for name, text in texts.items()

@@ -33,7 +33,8 @@ from gateway.http.front import FrontMiddleware
 from gateway.management import routers as management
 from gateway.management.status import routes as status
 from gateway.openapi.described import RESPONSE_HEADERS
-from gateway.openapi.document import GENERATION_TAGS, install_documentation
+from gateway.openapi.document import install_documentation
+from gateway.openapi.operations import GENERATION_TAGS
 from gateway.settings import Settings
 
 _OPENAPI: Final = "/openapi.json"

@@ -23,6 +23,7 @@ EVERYTHING: Body = {
     "return_token_ids": True,
     "timings_per_token": True,
     "perf_metrics_in_response": True,
+    "service_tier": "auto",
 }
 
 EVERYTHING_OF_CHATS: Body = {
@@ -32,6 +33,7 @@ EVERYTHING_OF_CHATS: Body = {
     "return_token_ids": True,
     "timings_per_token": True,
     "perf_metrics_in_response": True,
+    "service_tier": "auto",
 }
 TOOLS: Body = {"tools": [WEATHER], "tool_choice": "required", "max_tokens": 60}
 
