@@ -174,7 +174,7 @@ def _headers(response: StoredResponse, subscription: StoredSubscription) -> dict
     }
 
 
-# Plain routes, which gateway.openapi.document describes.
+# Plain routes, which gateway.openapi.operations describes.
 for _endpoint in ENDPOINTS:
     _path = f"{_endpoint.path}/{{completion_id}}"
     router.add_route(_path, partial(get_completion, endpoint=_endpoint), methods=["GET"])

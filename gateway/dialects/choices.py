@@ -7,17 +7,10 @@ from pydantic import Field
 from contract.messages import Ranking
 from contract.sampling import LOGPROBS, N
 from gateway.dialects.fields import COUNT, Parameters, agreed, bounded, integer
+from gateway.dialects.json_types import schema_of
 from gateway.dialects.profile import Profile
 from gateway.dialects.wire import INTEGRAL
 from gateway.errors import InvalidParameterError, must
-
-_LOGPROBS_SCHEMA: dict[str, Any] = {
-    "anyOf": [
-        {"type": "integer", "minimum": LOGPROBS.minimum, "maximum": LOGPROBS.maximum},
-        {"type": "boolean"},
-        {"type": "null"},
-    ]
-}
 
 
 class SharedChoiceParameters(Parameters):
@@ -56,7 +49,7 @@ class SharedChoiceParameters(Parameters):
         description="Return log-probabilities of the sampled tokens and of this many likeliest "
         "tokens; true means 1, in chats 0. At most 5 in dialects openai (chats: 20) and fireworks, "
         "20 in others.",
-        json_schema_extra=_LOGPROBS_SCHEMA,
+        json_schema_extra=schema_of(f"int[{LOGPROBS.minimum}:{LOGPROBS.maximum}] | bool | None"),
     )
     top_logprobs: Annotated[int, bounded(LOGPROBS), INTEGRAL] | None = Field(
         default=None,

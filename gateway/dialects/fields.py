@@ -29,11 +29,6 @@ def bounded(bounds: Range) -> Any:
     return Field(ge=bounds.minimum, le=bounds.maximum)
 
 
-def array_schema(items: dict[str, Any], *, most: int) -> dict[str, Any]:
-    """Return the JSON schema of a list that is validated by hand, or null."""
-    return {"anyOf": [{"type": "array", "items": items, "maxItems": most}, {"type": "null"}]}
-
-
 def agreed(**given: T | None) -> T | None:
     """Return the value given under one or several aliases, or None if there is none.
 

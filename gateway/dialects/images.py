@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import Field
 
 from gateway.dialects.fields import Parameters, read_list
+from gateway.dialects.json_types import schema_of
 from gateway.dialects.request import Prompt
 from gateway.errors import InvalidParameterError, must, shown
 
@@ -26,18 +27,7 @@ SIGNATURES: Mapping[str, tuple[bytes, ...]] = {
 }
 """File signatures of each supported media type."""
 
-_URI_SCHEMA = {"type": "string", "pattern": "^data:image/(jpeg|png|webp|gif);base64,"}
-
-IMAGES_SCHEMA: dict[str, Any] = {
-    "anyOf": [
-        {"type": "array", "items": _URI_SCHEMA, "maxItems": MAX_IMAGES},
-        {
-            "type": "array",
-            "items": {"type": "array", "items": _URI_SCHEMA, "maxItems": MAX_IMAGES},
-        },
-        {"type": "null"},
-    ]
-}
+_FILES = f'list[match("^data:image/(jpeg|png|webp|gif);base64,"), :{MAX_IMAGES}]'
 
 
 class ImageParameters(Parameters):
@@ -49,7 +39,7 @@ class ImageParameters(Parameters):
         f"one for each `{IMAGE_MARK}` in the prompt's text, in order; for several prompts, a list "
         f"of such lists. At most {MAX_IMAGES} images of at most {MAX_IMAGE_BYTES // 2**20} MiB. "
         "The model must support images.",
-        json_schema_extra=IMAGES_SCHEMA,
+        json_schema_extra=schema_of(f"{_FILES} | list[{_FILES}] | None"),
     )
 
 

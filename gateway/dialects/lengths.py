@@ -16,11 +16,11 @@ from gateway.dialects.fields import (
     COUNT,
     Parameters,
     agreed,
-    array_schema,
     bounded,
     check_length,
     read_token_ids,
 )
+from gateway.dialects.json_types import schema_of
 from gateway.dialects.profile import ContextLengthBehavior, Profile
 from gateway.dialects.wire import INTEGRAL
 from gateway.errors import InvalidParameterError, must
@@ -29,17 +29,7 @@ MAX_TOKENS = Range(-1, 2**31 - 1)
 PATTERN_SIZE = Range(0, 128)
 PATTERN_COUNT = Range(0, 1024)
 
-STOP_SCHEMA: dict[str, Any] = {
-    "anyOf": [
-        {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARACTERS},
-        {
-            "type": "array",
-            "items": {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARACTERS},
-            "maxItems": MAX_STOP_STRINGS,
-        },
-        {"type": "null"},
-    ]
-}
+_STOP: Final = f"str[1:{MAX_STOP_CHARACTERS}]"
 
 
 class RepetitionDetectionParameters(Parameters):
@@ -93,7 +83,7 @@ class LengthParameters(Parameters):
         default=None,
         description="Strings at which generation ends; the returned text ends before them. At most "
         f"4 in dialect openai, {MAX_STOP_STRINGS} in others.",
-        json_schema_extra=STOP_SCHEMA,
+        json_schema_extra=schema_of(f"{_STOP} | list[{_STOP}, :{MAX_STOP_STRINGS}] | None"),
     )
     include_stop_str_in_output: bool | None = Field(
         default=None,
@@ -103,7 +93,7 @@ class LengthParameters(Parameters):
     stop_token_ids: Any = Field(
         default=None,
         description="Token ids at which generation ends.",
-        json_schema_extra=array_schema({"type": "integer", "minimum": 0}, most=MAX_STOP_TOKEN_IDS),
+        json_schema_extra=schema_of(f"list[int[0:], :{MAX_STOP_TOKEN_IDS}] | None"),
     )
     ignore_eos: bool | None = Field(
         default=None, description="Continue after the end-of-text token. Default: false."

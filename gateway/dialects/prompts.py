@@ -6,6 +6,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from gateway.dialects.fields import COUNT, Parameters, bounded
+from gateway.dialects.json_types import schema_of
 from gateway.dialects.parameters import unread
 from gateway.dialects.profile import Profile
 from gateway.dialects.request import FIT, Prompt
@@ -13,24 +14,8 @@ from gateway.dialects.wire import INTEGRAL
 from gateway.errors import InvalidParameterError, MissingParameterError, must
 
 _TEXT = "prompt_string"
-_TOKEN_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}}
-_PROMPT_OBJECT = {
-    "type": "object",
-    "required": [_TEXT],
-    "properties": {_TEXT: {"type": "string"}},
-}
-
-PROMPT_SCHEMA: dict[str, Any] = {
-    "anyOf": [
-        {"type": "string"},
-        {"type": "array", "items": {"type": "string"}},
-        _TOKEN_IDS,
-        {"type": "array", "items": _TOKEN_IDS},
-        {"type": "array", "items": {"anyOf": [{"type": "string"}, {"type": "integer"}]}},
-        _PROMPT_OBJECT,
-        {"type": "array", "items": {"anyOf": [{"type": "string"}, _TOKEN_IDS, _PROMPT_OBJECT]}},
-    ]
-}
+_IDS = "list[int[0:]]"
+_OBJECT = f'{{"{_TEXT}": str}}'
 
 
 class TruncationSide(StrEnum):
@@ -68,7 +53,10 @@ class PromptParameters(TruncationParameters):
         description="Text, a list of token ids, a list that mixes both, llama.cpp's "
         "`{prompt_string}`, or a list of such prompts. Required except in dialect openai, whose "
         "default is the model's begin-of-text token.",
-        json_schema_extra=PROMPT_SCHEMA,
+        json_schema_extra=schema_of(
+            f"str | list[str] | {_IDS} | list[{_IDS}] | list[str | int] | {_OBJECT} | "
+            f"list[str | {_IDS} | {_OBJECT}]"
+        ),
     )
     add_special_tokens: bool | None = Field(
         default=None,

@@ -73,7 +73,7 @@ async def apply_template(request: Request) -> Response:
     return _respond({"prompt": chat.prompts[0]}, ignored_header(chat.ignored_parameters))
 
 
-# Plain routes, which gateway.openapi.document describes.
+# Plain routes, which gateway.openapi.operations describes.
 router.add_route("/models", native_models, methods=["GET"])
 router.add_route("/props", props, methods=["GET"])
 router.add_route("/apply-template", apply_template, methods=["POST"])

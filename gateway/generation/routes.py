@@ -206,7 +206,7 @@ def _applied_headers(checked: CheckedRequest) -> Mapping[str, str]:
 
 
 # Plain routes: FastAPI's own resolve parameters and dependencies for every request, a fifth of the
-# gateway's time per request. Their documentation is in gateway.openapi.document.
+# gateway's time per request. Their documentation is in gateway.openapi.operations.
 for _endpoint in (*ENDPOINTS, INVOCATIONS, *NATIVE_ENDPOINTS):
     _create_route = partial(create_completion, endpoint=_endpoint)
     router.add_route(_endpoint.path, _create_route, methods=["POST"])

@@ -17,10 +17,10 @@ from contract.messages import WorkerCard
 from gateway.dialects.chat.messages import MESSAGES_SCHEMA
 from gateway.dialects.chat.template_arguments import KWARGS_SCHEMA, unread_parameters
 from gateway.dialects.endpoint import CHATS
-from gateway.dialects.fields import array_schema
+from gateway.dialects.json_types import schema_of
 from gateway.dialects.parameters import ignored_header, reject_ignored
 from gateway.dialects.profile import Dialect
-from gateway.dialects.structured.tools import MAX_TOOLS, TOOL_SCHEMA
+from gateway.dialects.structured.tools import TOOLS_SCHEMA
 from gateway.dialects.wire import validate
 from gateway.errors import InvalidParameterError, UnsupportedParameterError, must
 from gateway.generation.call import Call, read_call, read_query
@@ -61,10 +61,10 @@ class ChatTokenizeRequest(_Body):
     messages: Any = Field(
         description="A chat, rendered with the model's template.", json_schema_extra=MESSAGES_SCHEMA
     )
-    tools: Any = Field(None, json_schema_extra=array_schema(TOOL_SCHEMA, most=MAX_TOOLS))
+    tools: Any = Field(None, json_schema_extra=TOOLS_SCHEMA)
     chat_template_kwargs: Any = Field(None, json_schema_extra=KWARGS_SCHEMA)
     add_generation_prompt: bool = True
-    continue_final_message: Any = Field(None, json_schema_extra={"type": ["boolean", "null"]})
+    continue_final_message: Any = Field(None, json_schema_extra=schema_of("bool | None"))
     add_special_tokens: bool = False
     return_token_strs: bool = False
     # Rejected, as in chats.
@@ -96,13 +96,7 @@ class LlamacppTokenizeRequest(_Body):
 class DetokenizeRequest(_Body):
     """Body of `/detokenize`."""
 
-    tokens: Any = Field(
-        json_schema_extra={
-            "type": "array",
-            "items": {"type": "integer", "minimum": 0},
-            "maxItems": MAX_TOKENS,
-        }
-    )
+    tokens: Any = Field(json_schema_extra=schema_of(f"list[int[0:], :{MAX_TOKENS}]"))
 
 
 async def tokenize(request: Request) -> Response:
@@ -147,7 +141,7 @@ async def tokenizer_info(request: Request, model: str | None = None) -> Response
     return Response(content, media_type="application/json")
 
 
-# Plain routes, which gateway.openapi.document describes.
+# Plain routes, which gateway.openapi.operations describes.
 for _path in ("/tokenize", "/v1/tokenize"):
     router.add_route(_path, tokenize, methods=["POST"])
 for _path in ("/detokenize", "/v1/detokenize"):

@@ -57,7 +57,7 @@ async def load(request: Request) -> Response:
     return JSONResponse({"server_load": context_of(request).dispatcher.jobs_in_flight})
 
 
-# Plain routes, which also accept HEAD; gateway.openapi.document describes them.
+# Plain routes, which also accept HEAD; gateway.openapi.operations describes them.
 customer_router.add_route("/health", health, methods=["GET"])
 customer_router.add_route("/v1/health", health, methods=["GET"])
 customer_router.add_route("/load", load, methods=["GET"])

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from gateway.openapi.schemas import reference
+from gateway.dialects.json_types import reference
 
 HEADER_TEXT: Final = {
     "x-request-id": "Id of the request: the client's if it is well-formed, else a new one.",

@@ -8,6 +8,7 @@ from pydantic.json_schema import models_json_schema
 
 from gateway.dialects.chat.request import ChatCompletionRequest
 from gateway.dialects.completions import CompletionRequest
+from gateway.dialects.json_types import Schema, or_null, reference
 from gateway.generation.tokenize import (
     ChatTokenizeRequest,
     DetokenizeRequest,
@@ -16,7 +17,7 @@ from gateway.generation.tokenize import (
 )
 from gateway.openapi.management_pages import describe_management
 from gateway.openapi.operations import GENERATION_TAGS, generation_operations
-from gateway.openapi.schemas import Schema, or_null, reference, table_schemas
+from gateway.openapi.schemas import table_schemas
 
 _TOKENIZE: Final = (VllmTokenizeRequest, ChatTokenizeRequest, LlamacppTokenizeRequest)
 _REQUESTS: Final = (CompletionRequest, ChatCompletionRequest, *_TOKENIZE, DetokenizeRequest)

@@ -7,8 +7,8 @@ credential that each of these routes requires.
 from collections.abc import Collection
 from typing import Any, Final
 
+from gateway.dialects.json_types import Schema
 from gateway.openapi.described import HEADER_TEXT, error_response, header_objects
-from gateway.openapi.schemas import Schema
 
 ERRORS: Final = {
     "400": "A parameter is invalid; `param` names it.",

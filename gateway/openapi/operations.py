@@ -6,6 +6,7 @@ from typing import Any, Final, NamedTuple
 
 from gateway.delivery.event_ids import LAST_EVENT_ID_HEADER
 from gateway.dialects.endpoint import CHATS, COMPLETIONS, INVOCATIONS, Endpoint
+from gateway.dialects.json_types import Schema, reference
 from gateway.dialects.parameters import Endpoints, rejected_by
 from gateway.openapi.described import (
     HEADER_TEXT,
@@ -15,7 +16,7 @@ from gateway.openapi.described import (
     error_response,
     header_objects,
 )
-from gateway.openapi.schemas import Schema, reference, table_schemas
+from gateway.openapi.schemas import table_schemas
 
 _NATIVE_TAG: Final = "llama.cpp"
 GENERATION_TAGS: Final = ("Completions", "Chat", "Models", "Tokenization", _NATIVE_TAG)

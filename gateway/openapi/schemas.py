@@ -3,17 +3,15 @@
 The gateway renders these responses as dictionaries, without models: it does it for every token.
 """
 
-import ast
 import re
 from functools import cache
-from typing import Any, Final
+from typing import Final
 
 from contract.dialect import Dialect
 from contract.tier import ServiceTier
+from gateway.dialects.json_types import Schema, schema_of
 from gateway.dialects.native import MAX_FILES
 from gateway.tenancy.limits import LimitScope
-
-Schema = dict[str, Any]
 
 _TABLE: Final = """
 FunctionCall
@@ -58,19 +56,19 @@ CompletionLogprobs
   tokens: list[str]
   token_logprobs: list[float | None]  # Null for the first token of an echoed prompt.
   top_logprobs: list[dict[str, float] | None]
-  text_offset: list[natural]  # Code points of the returned text before the token.
-  token_ids?: list[natural]
+  text_offset: list[int[0:]]  # Code points of the returned text before the token.
+  token_ids?: list[int[0:]]
 _Stop
   stop_reason?: str | int | None
     # The stop string, or the id of the stop token, that ended the choice.
-  token_ids?: list[natural]  # With `return_token_ids`.
+  token_ids?: list[int[0:]]  # With `return_token_ids`.
 CompletionChoice
   index: int  # prompt index * n + choice
   text: str; logprobs: CompletionLogprobs | None
   finish_reason: "stop" | "length" | "tool_calls" | None
     # Null in a stream until the choice ends.
   +_Stop
-  prompt_token_ids?: list[natural]  # With `return_token_ids`.
+  prompt_token_ids?: list[int[0:]]  # With `return_token_ids`.
   prompt_logprobs?: PromptLogprobs; tool_calls?: list[ToolCall]
 _Completion
   id: match("^cmpl-"); object: "text_completion"; +_Named; choices: list[CompletionChoice]
@@ -101,7 +99,7 @@ EstimatedCost  # Micro-dollars.
   max_micros: int  # Maximum cost.
 ChatAlternative
   token: str; logprob: float
-  bytes: list[byte] | None  # The token's text in UTF-8; null for an incomplete character.
+  bytes: list[int[0:255]] | None  # The token's text in UTF-8; null for an incomplete character.
 ChatToken
   +ChatAlternative; top_logprobs: list[ChatAlternative]
 ChatLogprobs
@@ -127,14 +125,14 @@ _ChatEnd
   finish_reason: "stop" | "length" | "tool_calls" | "function_call" | None
     # Null in a stream until the choice ends.
   +_Stop
-  prompt_token_ids?: list[natural]
+  prompt_token_ids?: list[int[0:]]
     # With `return_token_ids`; dialect `vllm` has it beside `choices`.
 ChatChoice
   index: int; message: ChatMessage; +_ChatEnd
 ChatChunkChoice
   index: int; delta: ChatDelta; +_ChatEnd
 _Chat
-  prompt_token_ids?: list[natural]
+  prompt_token_ids?: list[int[0:]]
     # In dialect `vllm`, with `return_token_ids`; in a stream, in first chunks.
   prompt_logprobs?: PromptLogprobs; +_Optional
 ChatCompletion
@@ -212,7 +210,7 @@ NativeAlternative
 NativeLogprob
   +NativeAlternative; top_logprobs: list[NativeAlternative]
 NativeProbabilityAlternative
-  +_NativeToken; prob: probability
+  +_NativeToken; prob: float[0:1]
 NativeProbability  # With `post_sampling_probs`.
   +NativeProbabilityAlternative; top_probs: list[NativeProbabilityAlternative]
 NativeSettings = dict  # Effective parameters by llama.cpp's names, and `n_ctx`.
@@ -223,13 +221,13 @@ _NativeResult
   completion_probabilities?: list[NativeLogprob | NativeProbability]
     # With `n_probs`, one item for each token; in a stream, of the new tokens.
 NativePartialResult
-  +_NativeResult; content: str; tokens: list[natural]; stop: False; tokens_evaluated: int
+  +_NativeResult; content: str; tokens: list[int[0:]]; stop: False; tokens_evaluated: int
   timings?: dict  # With `timings_per_token`.
   prompt_progress?: PromptProgress
 NativeResult
   +_NativeResult
   content: str  # Empty in a stream.
-  tokens: list[natural]  # With `return_tokens`; empty in a stream.
+  tokens: list[int[0:]]  # With `return_tokens`; empty in a stream.
   stop: True; model: str
   tokens_evaluated: int  # Tokens of the prompt.
   generation_settings: NativeSettings
@@ -307,20 +305,7 @@ begins with `_` are no schemas of the page, but parts of others, or parameters.
 """
 
 
-def reference(name: str) -> Schema:
-    """Return a reference to a schema of the page."""
-    return {"$ref": f"#/components/schemas/{name}"}
-
-
 _TYPES: Final[dict[str, Schema]] = {
-    "str": {"type": "string"},
-    "int": {"type": "integer"},
-    "float": {"type": "number"},
-    "bool": {"type": "boolean"},
-    "dict": {"type": "object"},
-    "natural": {"type": "integer", "minimum": 0},
-    "byte": {"type": "integer", "minimum": 0, "maximum": 255},
-    "probability": {"type": "number", "minimum": 0, "maximum": 1},
     "time": {"type": "string", "format": "date-time"},
     "dialect": {"type": "string", "enum": [each.value for each in Dialect]},
     "scope": {"type": "string", "enum": [each.value for each in LimitScope]},
@@ -331,9 +316,8 @@ _TYPES: Final[dict[str, Schema]] = {
     },
     "flag": {"type": "boolean", "default": False},
     "position": {"type": "integer", "minimum": 0, "default": 0},
-    "files": {"type": "array", "items": reference("InfillFile"), "maxItems": MAX_FILES},
+    "files": schema_of(f"list[InfillFile, :{MAX_FILES}]"),
 }
-_NULL: Final = {"type": "null"}
 
 
 @cache
@@ -347,12 +331,12 @@ def table_schemas() -> dict[str, Schema]:
         if not line.startswith(" "):
             name, _, kind = code.partition(" = ")
             schema = {"type": "object", "required": [], "properties": {}}
-            schema = found[name] = (_read(kind) if kind else schema) | description
+            schema = found[name] = (schema_of(kind, **_TYPES) if kind else schema) | description
             continue
         for member in code.split("; "):
             name, _, kind = member.partition(": ")
             if kind:
-                part = {name.rstrip("?"): _read(kind) | description}
+                part = {name.rstrip("?"): schema_of(kind, **_TYPES) | description}
                 required = [name] * (not name.endswith("?"))
             else:
                 base = found[name.removeprefix("+")]
@@ -360,46 +344,3 @@ def table_schemas() -> dict[str, Schema]:
             schema["properties"] |= part
             schema["required"] += required
     return found
-
-
-def _read(kind: str) -> Schema:
-    """Return the schema of a type, which is written as in Python."""
-    return _schema(ast.parse(kind, mode="eval").body)
-
-
-def _schema(node: ast.expr) -> Schema:
-    match node:
-        case ast.BinOp():
-            alternatives: list[Schema] = []
-            while isinstance(node, ast.BinOp):
-                alternatives.insert(0, _schema(node.right))
-                node = node.left
-            return _either(_schema(node), *alternatives)
-        case ast.Name(name):
-            return _TYPES.get(name) or reference(name)
-        case ast.Subscript(_, ast.Tuple([_, value])):
-            return {"type": "object", "additionalProperties": _schema(value)}
-        case ast.Subscript(_, item):
-            return {"type": "array", "items": _schema(item)}
-        case ast.Call(_, [ast.Constant(pattern)]):
-            return {"type": "string", "pattern": pattern}
-        case _:
-            value = ast.literal_eval(node)
-            return _NULL if value is None else {"const": value}
-
-
-def _either(first: Schema, *others: Schema) -> Schema:
-    alternatives = (first, *others)
-    if all("const" in each or each == _NULL for each in alternatives):
-        types = ["string", "null"] if _NULL in others else "string"
-        return {"type": types, "enum": [each.get("const") for each in alternatives]}
-    if all(each.keys() == {"type"} for each in alternatives):
-        return {"type": [each["type"] for each in alternatives]}
-    return or_null(first) if others == (_NULL,) else {"anyOf": list(alternatives)}
-
-
-def or_null(schema: Schema) -> Schema:
-    """Return the schema of null or a value: with two types if it has one, without "anyOf"."""
-    if "type" not in schema or "enum" in schema:
-        return {"anyOf": [schema, _NULL]}
-    return {**schema, "type": [schema["type"], "null"]}

@@ -9,12 +9,13 @@ later: content stays a text or a list of parts, and `developer` stays a role.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, Final
 
 from pydantic import Field
 
 from gateway.dialects.fields import Parameters, read_list
 from gateway.dialects.images import MAX_IMAGES, decoded_image
+from gateway.dialects.json_types import schema_of
 from gateway.dialects.parameters import MAX_NAMED, is_nothing
 from gateway.dialects.request import ImageSource
 from gateway.dialects.wire import parse_object
@@ -61,86 +62,42 @@ _KEYS: Mapping[str, frozenset[str]] = {
 
 _DATA_SCHEME = "data:"
 
-_NAME_SCHEMA: dict[str, Any] = {
-    "type": ["string", "null"],
-    "minLength": 1,
-    "maxLength": MAX_NAME_CHARACTERS,
-}
-_CALL_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "required": ["id", "function"],
-    "properties": {
-        "id": {"type": "string", "minLength": 1, "maxLength": MAX_NAME_CHARACTERS},
-        "type": {"const": "function"},
-        "function": {
-            "type": "object",
-            "required": ["name"],
-            "properties": {
-                "name": {"type": "string", "minLength": 1, "maxLength": MAX_NAME_CHARACTERS},
-                "arguments": {"type": ["string", "object", "null"]},
-            },
-        },
-    },
-}
-_PART_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "required": ["type"],
-    "properties": {
-        "type": {"enum": ["text", "image_url", "refusal"]},
-        "text": {"type": "string"},
-        "refusal": {"type": "string"},
-        "image_url": {
-            "anyOf": [
-                {"type": "string"},
-                {
-                    "type": "object",
-                    "required": ["url"],
-                    "properties": {
-                        "url": {"type": "string"},
-                        "detail": {"enum": [*DETAILS, None]},
-                    },
-                },
-            ]
-        },
-    },
-}
-_MESSAGE_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "required": ["role"],
-    "properties": {
-        "role": {
-            "type": "string",
-            "minLength": 1,
-            "maxLength": MAX_NAME_CHARACTERS,
-            "examples": list(ROLES),
-        },
-        "content": {
-            "anyOf": [
-                {"type": "string"},
-                {"type": "array", "items": _PART_SCHEMA, "minItems": 1, "maxItems": MAX_PARTS},
-                {"type": "null"},
-            ]
-        },
-        "name": _NAME_SCHEMA,
-        "tool_call_id": _NAME_SCHEMA,
-        "tool_calls": {
-            "anyOf": [
-                {"type": "array", "items": _CALL_SCHEMA, "maxItems": MAX_CALLS},
-                {"type": "null"},
-            ]
-        },
-        "reasoning_content": {"type": ["string", "null"]},
-        "reasoning": {"type": ["string", "null"]},
-        "refusal": {"type": ["string", "null"]},
-        "partial": {"type": ["boolean", "null"]},
-    },
-}
-MESSAGES_SCHEMA: dict[str, Any] = {
-    "type": "array",
-    "items": _MESSAGE_SCHEMA,
-    "minItems": 1,
-    "maxItems": MAX_MESSAGES,
-}
+_NAME: Final = schema_of(f"str[1:{MAX_NAME_CHARACTERS}]")
+_PART: Final = schema_of(
+    """{
+        "type": "text" | "image_url" | "refusal",
+        "text?": str,
+        "refusal?": str,
+        "image_url?": str | {"url": str, "detail?": detail},
+    }""",
+    detail={"enum": [*DETAILS, None]},
+)
+_CALL: Final = schema_of(
+    """{
+        "id": name,
+        "type?": "function",
+        "function": {"name": name, "arguments?": str | dict | None},
+    }""",
+    name=_NAME,
+)
+_MESSAGE: Final = schema_of(
+    """{
+        "role": role,
+        "content?": str | parts | None,
+        "name?": name | None,
+        "tool_call_id?": name | None,
+        "tool_calls?": calls | None,
+        "reasoning_content?": str | None,
+        "reasoning?": str | None,
+        "refusal?": str | None,
+        "partial?": bool | None,
+    }""",
+    role=_NAME | {"examples": list(ROLES)},
+    name=_NAME,
+    parts=schema_of(f"list[part, 1:{MAX_PARTS}]", part=_PART),
+    calls=schema_of(f"list[call, :{MAX_CALLS}]", call=_CALL),
+)
+MESSAGES_SCHEMA: Final = schema_of(f"list[message, 1:{MAX_MESSAGES}]", message=_MESSAGE)
 
 
 class MessageParameters(Parameters):

@@ -40,6 +40,7 @@ from gateway.dialects.choices import (
     read_logprobs,
 )
 from gateway.dialects.fields import Parameters
+from gateway.dialects.json_types import schema_of
 from gateway.dialects.lengths import (
     ChatLengthParameters,
     read_chat_max_tokens,
@@ -53,18 +54,6 @@ MAX_METADATA = 16
 MAX_METADATA_KEY_CHARACTERS = 64
 MAX_METADATA_CHARACTERS = 512
 
-_METADATA_SCHEMA: dict[str, Any] = {
-    "anyOf": [
-        {
-            "type": "object",
-            "propertyNames": {"maxLength": MAX_METADATA_KEY_CHARACTERS},
-            "additionalProperties": {"type": "string", "maxLength": MAX_METADATA_CHARACTERS},
-            "maxProperties": MAX_METADATA,
-        },
-        {"type": "null"},
-    ]
-}
-
 
 class LabelParameters(Parameters):
     """Labels that clients attach to a request; they have no effect."""
@@ -72,7 +61,10 @@ class LabelParameters(Parameters):
     metadata: Any = Field(
         default=None,
         description=f"Up to {MAX_METADATA} pairs of strings for the client's use; not stored.",
-        json_schema_extra=_METADATA_SCHEMA,
+        json_schema_extra=schema_of(
+            f"dict[str[:{MAX_METADATA_KEY_CHARACTERS}], str[:{MAX_METADATA_CHARACTERS}], "
+            f":{MAX_METADATA}] | None"
+        ),
     )
     safety_identifier: str | None = Field(default=None, description="Another name of `user`.")
     prompt_cache_key: str | None = Field(

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from gateway.dialects.chat.thinking import Thinking
 from gateway.dialects.fields import Parameters
+from gateway.dialects.json_types import schema_of
 from gateway.dialects.request import ChatRequest
 from gateway.errors import InvalidParameterError, UnsupportedParameterError, must, shown
 
@@ -60,27 +61,11 @@ RESERVED = frozenset(
 )
 """Variables that clients cannot set through `chat_template_kwargs`."""
 
-KWARGS_SCHEMA: dict[str, Any] = {
-    "anyOf": [
-        {
-            "type": "object",
-            "propertyNames": {"pattern": f"^{_NAME.pattern}$", "not": {"enum": sorted(RESERVED)}},
-            "additionalProperties": {
-                "anyOf": [
-                    {"type": "string", "maxLength": MAX_ARGUMENT_CHARACTERS},
-                    {
-                        "type": "number",
-                        "minimum": -MAX_ARGUMENT_NUMBER,
-                        "maximum": MAX_ARGUMENT_NUMBER,
-                    },
-                    {"type": ["boolean", "null"]},
-                ]
-            },
-            "maxProperties": MAX_ARGUMENTS,
-        },
-        {"type": "null"},
-    ]
-}
+KWARGS_SCHEMA: Final = schema_of(
+    f"dict[name, str[:{MAX_ARGUMENT_CHARACTERS}] | "
+    f"float[-{MAX_ARGUMENT_NUMBER}:{MAX_ARGUMENT_NUMBER}] | bool | None, :{MAX_ARGUMENTS}] | None",
+    name={"pattern": f"^{_NAME.pattern}$", "not": {"enum": sorted(RESERVED)}},
+)
 
 
 class TemplateParameters(Parameters):

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from contract.sampling import Range
 from gateway.dialects.fields import Parameters, agreed, bounded, integer
+from gateway.dialects.json_types import Schema, or_null, schema_of
 from gateway.dialects.profile import Profile
 from gateway.dialects.wire import INTEGRAL
 from gateway.errors import InvalidParameterError, must
@@ -21,25 +22,23 @@ DEFAULT_EFFORT: Final = "default"
 """The template's own effort, as if none was given."""
 
 _SWITCHES: Final = {"enabled": True, "disabled": False, "adaptive": None}
-_BUDGET_SCHEMA: Final[dict[str, Any]] = {
-    "type": ["integer", "null"],
-    "minimum": THINKING_BUDGET.minimum,
-    "maximum": THINKING_BUDGET.maximum,
-}
-
-EFFORT_SCHEMA: dict[str, Any] = {
-    "anyOf": [{"enum": [*EFFORTS, DEFAULT_EFFORT]}, {"type": "boolean"}, _BUDGET_SCHEMA]
-}
-THINKING_MEMBERS: dict[str, Any] = {
-    "type": {"enum": [*_SWITCHES, None]},
-    "budget_tokens": _BUDGET_SCHEMA,
-}
-REASONING_MEMBERS: dict[str, Any] = {
-    "effort": EFFORT_SCHEMA,
-    "enabled": {"type": ["boolean", "null"]},
-    "max_tokens": _BUDGET_SCHEMA,
-    "exclude": {"type": ["boolean", "null"]},
-}
+_BUDGET: Final = f"int[{THINKING_BUDGET.minimum}:{THINKING_BUDGET.maximum}]"
+_EFFORT: Final = f"effort | bool | {_BUDGET} | None"
+_EFFORT_NAMES: Final[Schema] = {"enum": [*EFFORTS, DEFAULT_EFFORT]}
+_THINKING: Final = schema_of(
+    f'{{"type?": switch, "budget_tokens?": {_BUDGET} | None}}', switch={"enum": [*_SWITCHES, None]}
+)
+_REASONING: Final = schema_of(
+    f"""{{
+        "effort?": {_EFFORT},
+        "enabled?": bool | None,
+        "max_tokens?": {_BUDGET} | None,
+        "exclude?": bool | None,
+    }}""",
+    effort=_EFFORT_NAMES,
+)
+THINKING_MEMBERS: Final = _THINKING["properties"]
+REASONING_MEMBERS: Final = _REASONING["properties"]
 
 
 class ThinkingParameters(Parameters):
@@ -51,7 +50,7 @@ class ThinkingParameters(Parameters):
         "`reasoning_effort` and `enable_thinking` or `thinking` of the chat template, if it reads "
         "them. true and false only turn reasoning on and off; a number is the same as "
         f"`thinking_budget`, and {DEFAULT_EFFORT} as null.",
-        json_schema_extra=EFFORT_SCHEMA,
+        json_schema_extra=schema_of(_EFFORT, effort=_EFFORT_NAMES),
     )
     thinking_budget: Annotated[int, bounded(THINKING_BUDGET), INTEGRAL] | None = Field(
         default=None,
@@ -69,9 +68,7 @@ class ThinkingParameters(Parameters):
         description="`{type, budget_tokens}`: `type` enabled or disabled sets the template's "
         "variable `enable_thinking`, adaptive does not; `budget_tokens` is another name of "
         "`thinking_budget`. Dialect fireworks rejects it together with `reasoning_effort`.",
-        json_schema_extra={
-            "anyOf": [{"type": "object", "properties": THINKING_MEMBERS}, {"type": "null"}]
-        },
+        json_schema_extra=or_null(_THINKING),
     )
     enable_thinking: bool | None = Field(
         default=None, description="Whether to reason, as `reasoning_effort` true or false."
@@ -80,9 +77,7 @@ class ThinkingParameters(Parameters):
         default=None,
         description="`{effort, enabled, max_tokens, exclude}`: other names of `reasoning_effort`, "
         "`enable_thinking` and `thinking_budget`, and the opposite of `include_reasoning`.",
-        json_schema_extra={
-            "anyOf": [{"type": "object", "properties": REASONING_MEMBERS}, {"type": "null"}]
-        },
+        json_schema_extra=or_null(_REASONING),
     )
     include_reasoning: bool | None = Field(
         default=None,

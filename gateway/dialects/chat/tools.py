@@ -1,20 +1,20 @@
 """Tools of a chat, which its template describes in the prompt, and OpenAI's older `functions`."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from pydantic import Field
 
-from gateway.dialects.fields import array_schema, read_list
+from gateway.dialects.fields import read_list
+from gateway.dialects.json_types import schema_of
 from gateway.dialects.profile import Profile
 from gateway.dialects.request import Tool, ToolMode, ToolUse
 from gateway.dialects.structured.tools import (
-    CHOICE_SCHEMAS,
-    FLAT_SCHEMA,
+    CHOICE,
     FUNCTION_SCHEMA,
     MAX_TOOLS,
-    NAMED_SCHEMA,
-    TOOL_SCHEMA,
+    NAMED,
+    TOOLS_SCHEMA,
     ToolParameters,
     check_choice,
     check_names,
@@ -24,47 +24,12 @@ from gateway.dialects.structured.tools import (
 )
 from gateway.errors import InvalidParameterError, must
 
-_ALLOWED_TYPE: dict[str, Any] = {"type": {"const": "allowed_tools"}}
-_ALLOWED_MEMBERS: dict[str, Any] = {
-    "mode": {"enum": ["auto", "required"]},
-    "tools": {
-        "type": "array",
-        "items": {"anyOf": [NAMED_SCHEMA, FLAT_SCHEMA]},
-        "minItems": 1,
-        "maxItems": MAX_TOOLS,
-    },
-}
-_ALLOWED_SCHEMAS: list[dict[str, Any]] = [
-    {
-        "type": "object",
-        "required": ["type", "allowed_tools"],
-        "properties": {
-            **_ALLOWED_TYPE,
-            "allowed_tools": {
-                "type": "object",
-                "required": ["mode", "tools"],
-                "properties": _ALLOWED_MEMBERS,
-            },
-        },
-    },
-    {
-        "type": "object",
-        "required": ["type", "mode", "tools"],
-        "properties": {**_ALLOWED_TYPE, **_ALLOWED_MEMBERS},
-    },
-]
+_MODE: Final = f'"mode": "auto" | "required", "tools": list[{NAMED}, 1:{MAX_TOOLS}]'
+_ALLOWED: Final = (
+    f'{{"type": "allowed_tools", "allowed_tools": {{{_MODE}}}}} | '
+    f'{{"type": "allowed_tools", {_MODE}}}'
+)
 """OpenAI's form, and that of mistral.rs."""
-FUNCTION_CALL_SCHEMA: dict[str, Any] = {
-    "anyOf": [
-        {"enum": ["none", "auto"]},
-        {
-            "type": "object",
-            "required": ["name"],
-            "properties": {"name": {"type": "string"}},
-        },
-        {"type": "null"},
-    ]
-}
 
 
 class ChatToolParameters(ToolParameters):
@@ -75,7 +40,7 @@ class ChatToolParameters(ToolParameters):
         description="Functions that the prompt describes and the model may call; with `strict`, "
         "the arguments match the schema `parameters`. Calls are returned in `tool_calls` of the "
         "message.",
-        json_schema_extra=array_schema(TOOL_SCHEMA, most=MAX_TOOLS),
+        json_schema_extra=TOOLS_SCHEMA,
     )
     tool_choice: Any = Field(
         default=None,
@@ -85,19 +50,19 @@ class ChatToolParameters(ToolParameters):
         "mistral.rs, `{type: allowed_tools, mode, tools}`. With `allowed_tools`, the "
         "prompt describes all tools, but the model may (`mode` auto) or must (required) call only "
         "those. Default: auto if there are tools, else none.",
-        json_schema_extra={"anyOf": [*CHOICE_SCHEMAS, *_ALLOWED_SCHEMAS]},
+        json_schema_extra=schema_of(f"{CHOICE} | {_ALLOWED} | None"),
     )
     functions: Any = Field(
         default=None,
         description="OpenAI's older form of `tools`; at most one call, returned as "
         "`function_call`.",
-        json_schema_extra=array_schema(FUNCTION_SCHEMA, most=MAX_TOOLS),
+        json_schema_extra=schema_of(f"list[each, :{MAX_TOOLS}] | None", each=FUNCTION_SCHEMA),
     )
     function_call: Any = Field(
         default=None,
         description="Choice of a function: `none`, `auto`, or `{name}`. Default: auto if there are "
         "functions.",
-        json_schema_extra=FUNCTION_CALL_SCHEMA,
+        json_schema_extra=schema_of('"none" | "auto" | {"name": str} | None'),
     )
 
 

@@ -11,7 +11,8 @@ from contract.sampling import (
     MAX_DRY_BREAKERS,
     Sampler,
 )
-from gateway.dialects.fields import array_schema, bounded
+from gateway.dialects.fields import bounded
+from gateway.dialects.json_types import schema_of
 from gateway.dialects.sampling.mirostat import MirostatParameters
 from gateway.dialects.sampling.parameters import SamplingParameters
 from gateway.dialects.wire import INTEGRAL
@@ -52,15 +53,6 @@ SAMPLER_LETTERS = {
     "t": Sampler.TEMPERATURE,
 }
 """llama.cpp's short form: one letter for each step."""
-
-
-SAMPLERS_SCHEMA: dict[str, Any] = {
-    "anyOf": [
-        {"type": "array", "items": {"type": "string"}, "maxItems": MAX_SAMPLERS},
-        {"type": "string"},
-        {"type": "null"},
-    ]
-}
 
 
 class ChainParameters(MirostatParameters, SamplingParameters):
@@ -126,9 +118,8 @@ class ChainParameters(MirostatParameters, SamplingParameters):
     dry_sequence_breakers: Any = Field(
         default=None,
         description=f"Texts that end a repetition. Default: {shown(DEFAULT_DRY_BREAKERS)}.",
-        json_schema_extra=array_schema(
-            {"type": "string", "minLength": 1, "maxLength": MAX_DRY_BREAKER_CHARACTERS},
-            most=MAX_DRY_BREAKERS,
+        json_schema_extra=schema_of(
+            f"list[str[1:{MAX_DRY_BREAKER_CHARACTERS}], :{MAX_DRY_BREAKERS}] | None"
         ),
     )
     samplers: Any = Field(
@@ -136,5 +127,5 @@ class ChainParameters(MirostatParameters, SamplingParameters):
         description="Steps of the chain in order; steps that are not listed are not applied. A "
         f"string lists them by letter ({', '.join(SAMPLER_LETTERS)}). "
         f"Default: {', '.join(DEFAULT_SAMPLERS)}.",
-        json_schema_extra=SAMPLERS_SCHEMA,
+        json_schema_extra=schema_of(f"list[str, :{MAX_SAMPLERS}] | str | None"),
     )

@@ -16,42 +16,27 @@ from contract.sampling import (
 )
 from gateway.dialects.fields import (
     Parameters,
-    array_schema,
     check_length,
     number,
     read_strings,
     read_token_id,
     read_token_ids,
 )
+from gateway.dialects.json_types import schema_of
 from gateway.errors import InvalidParameterError, must, shown
 
 MAX_BIAS_TEXT_CHARACTERS = 128
 FORBIDDEN = -math.inf
 
 _INTEGER_KEY = re.compile(rf"-?[0-9]{{1,{MAX_BIAS_TEXT_CHARACTERS}}}")
-_BIAS = {"anyOf": [{"type": "number"}, {"const": False}]}
-_TOKEN = {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "minLength": 1}]}
-
-LOGIT_BIAS_SCHEMA: dict[str, Any] = {
-    "anyOf": [
-        {
-            "type": "object",
-            "additionalProperties": _BIAS,
-            "maxProperties": MAX_LOGIT_BIAS_ENTRIES,
-        },
-        {
-            "type": "array",
-            "items": {
-                "type": "array",
-                "prefixItems": [_TOKEN, _BIAS],
-                "minItems": 2,
-                "maxItems": 2,
-            },
-            "maxItems": MAX_LOGIT_BIAS_ENTRIES,
-        },
-        {"type": "null"},
-    ]
+_BIAS = schema_of("float | False")
+_PAIR = {
+    "type": "array",
+    "prefixItems": [schema_of("int[0:] | str[1:]"), _BIAS],
+    "minItems": 2,
+    "maxItems": 2,
 }
+_MOST = f":{MAX_LOGIT_BIAS_ENTRIES}"
 
 
 class TokenChoiceParameters(Parameters):
@@ -63,21 +48,20 @@ class TokenChoiceParameters(Parameters):
         f"forbids a token. Biases are clamped to {LOGIT_BIAS.minimum:g} and "
         f"{LOGIT_BIAS.maximum:g}. A key that is no integer is a text, and all its tokens are "
         "biased. Or a list of pairs [id or text, bias].",
-        json_schema_extra=LOGIT_BIAS_SCHEMA,
+        json_schema_extra=schema_of(
+            f"dict[str, bias, {_MOST}] | list[pair, {_MOST}] | None", bias=_BIAS, pair=_PAIR
+        ),
     )
     allowed_token_ids: Any = Field(
         default=None,
         description="The only tokens that may be generated. Default: all.",
-        json_schema_extra=array_schema(
-            {"type": "integer", "minimum": 0}, most=MAX_ALLOWED_TOKEN_IDS
-        ),
+        json_schema_extra=schema_of(f"list[int[0:], :{MAX_ALLOWED_TOKEN_IDS}] | None"),
     )
     bad_words: Any = Field(
         default=None,
         description="Words that may not be generated, at the start of a word or inside one.",
-        json_schema_extra=array_schema(
-            {"type": "string", "minLength": 1, "maxLength": MAX_BAD_WORD_CHARACTERS},
-            most=MAX_BAD_WORDS,
+        json_schema_extra=schema_of(
+            f"list[str[1:{MAX_BAD_WORD_CHARACTERS}], :{MAX_BAD_WORDS}] | None"
         ),
     )
 

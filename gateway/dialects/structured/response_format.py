@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from gateway.dialects.json_types import schema_of
 from gateway.dialects.parameters import PARAMETERS
 from gateway.dialects.request import Structure, StructureKind
 from gateway.dialects.structured.schemas import checked_schema
@@ -12,22 +13,16 @@ _TYPES = ("text", "json_object", "json_schema", "grammar")
 _WRAPPER = {"name", "description", "strict"}
 """Members of OpenAI's `json_schema` besides the schema; other objects are schemas themselves."""
 
-RESPONSE_FORMAT_SCHEMA: dict[str, Any] = {
-    "anyOf": [
-        {
-            "type": "object",
-            "required": ["type"],
-            "properties": {
-                "type": {"enum": list(_TYPES)},
-                "schema": {"type": ["object", "boolean", "null"]},
-                "value": {"type": ["object", "boolean", "null"]},
-                "json_schema": {"type": ["object", "boolean", "null"]},
-                "grammar": {"type": ["string", "null"]},
-            },
-        },
-        {"type": "null"},
-    ]
-}
+RESPONSE_FORMAT_SCHEMA = schema_of(
+    """{
+        "type": kind,
+        "schema?": dict | bool | None,
+        "value?": dict | bool | None,
+        "json_schema?": dict | bool | None,
+        "grammar?": str | None,
+    } | None""",
+    kind={"enum": list(_TYPES)},
+)
 
 
 def read_response_format(value: object) -> Structure | None:

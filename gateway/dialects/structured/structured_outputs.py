@@ -3,6 +3,7 @@
 from typing import Any
 
 from gateway.dialects.fields import read_strings
+from gateway.dialects.json_types import Schema, or_null, schema_of
 from gateway.dialects.request import Structure, StructureKind
 from gateway.dialects.structured.schemas import decoded_schema
 from gateway.errors import InvalidParameterError, must
@@ -11,29 +12,23 @@ MAX_CHOICES = 1024
 MAX_CHOICE_CHARACTERS = 4096
 
 _NAME = "structured_outputs"
-_TEXT = {"type": "string", "minLength": 1}
-_CHOICE = {"type": "string", "minLength": 1, "maxLength": MAX_CHOICE_CHARACTERS}
-_SOURCES: dict[str, dict[str, Any]] = {
-    "json": {"type": ["object", "boolean", "string"]},
-    "json_object": {"const": True},
-    "regex": _TEXT,
-    "choice": {"type": "array", "items": _CHOICE, "minItems": 1, "maxItems": MAX_CHOICES},
-    "grammar": _TEXT,
+_SOURCES: dict[str, Schema] = {
+    "json": schema_of("dict | bool | str"),
+    "json_object": schema_of("True"),
+    "regex": schema_of("str[1:]"),
+    "choice": schema_of(f"list[str[1:{MAX_CHOICE_CHARACTERS}], 1:{MAX_CHOICES}]"),
+    "grammar": schema_of("str[1:]"),
 }
 CONSTRAINTS = tuple(_SOURCES)
 
-STRUCTURED_OUTPUTS_SCHEMA: dict[str, Any] = {
-    "anyOf": [
-        {
-            "type": "object",
-            "oneOf": [
-                {"required": [name], "properties": {name: source}}
-                for name, source in _SOURCES.items()
-            ],
-        },
-        {"type": "null"},
-    ]
-}
+STRUCTURED_OUTPUTS_SCHEMA = or_null(
+    {
+        "type": "object",
+        "oneOf": [
+            {"required": [name], "properties": {name: source}} for name, source in _SOURCES.items()
+        ],
+    }
+)
 
 
 def read_structured_outputs(value: object) -> Structure | None:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from gateway.dialects.fields import Parameters
+from gateway.dialects.json_types import schema_of
 from gateway.dialects.request import Structure, StructureKind
 from gateway.dialects.structured.response_format import RESPONSE_FORMAT_SCHEMA, read_response_format
 from gateway.dialects.structured.schemas import SCHEMA_SCHEMA, checked_schema, decoded_schema
@@ -31,18 +32,6 @@ _TAGGED_KINDS = {
     "llguidance": StructureKind.LLGUIDANCE,
 }
 
-GRAMMAR_SCHEMA: dict[str, Any] = {
-    "anyOf": [
-        {"type": "string"},
-        {
-            "type": "object",
-            "required": ["type", "value"],
-            "properties": {"type": {"enum": list(_TAGGED_KINDS)}, "value": {}},
-        },
-        {"type": "null"},
-    ]
-}
-
 
 class StructureParameters(Parameters):
     """Constraints on the text; at most one of them per request."""
@@ -52,7 +41,9 @@ class StructureParameters(Parameters):
         description="A grammar that the text must match: a string in llama.cpp's GBNF or in the "
         "language of `grammar_syntax`, or an object with `type` (regex, lark, json_schema or "
         "llguidance) and `value`.",
-        json_schema_extra=GRAMMAR_SCHEMA,
+        json_schema_extra=schema_of(
+            'str | {"type": kind, "value": Any} | None', kind={"enum": list(_TAGGED_KINDS)}
+        ),
     )
     grammar_syntax: Annotated[GrammarSyntax, Field(strict=False)] | None = Field(
         default=None, description="Language of a `grammar` given as a string. Default: gbnf."

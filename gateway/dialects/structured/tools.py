@@ -1,11 +1,12 @@
 """Tools: functions that the model may call, and `tool_choice`."""
 
 import re
-from typing import Any
+from typing import Any, Final
 
 from pydantic import Field
 
-from gateway.dialects.fields import Parameters, array_schema, read_list
+from gateway.dialects.fields import Parameters, read_list
+from gateway.dialects.json_types import schema_of
 from gateway.dialects.request import Tool, ToolMode, ToolUse
 from gateway.dialects.structured.schemas import checked_schema
 from gateway.errors import InvalidParameterError, must, shown
@@ -15,46 +16,21 @@ MAX_TOOLS = 128
 _FUNCTION_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}}
 
-FUNCTION_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "required": ["name"],
-    "properties": {
-        "name": {"type": "string", "pattern": f"^{_FUNCTION_NAME.pattern}$"},
-        "description": {"type": ["string", "null"]},
-        "parameters": {"type": ["object", "boolean", "null"]},
-        "strict": {"type": ["boolean", "null"]},
-    },
-}
-
-TOOL_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "required": ["type", "function"],
-    "properties": {"type": {"const": "function"}, "function": FUNCTION_SCHEMA},
-}
-
-NAMED_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "required": ["type", "function"],
-    "properties": {
-        "type": {"const": "function"},
-        "function": {
-            "type": "object",
-            "required": ["name"],
-            "properties": {"name": {"type": "string"}},
-        },
-    },
-}
-
-FLAT_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "required": ["type", "name"],
-    "properties": {"type": {"const": "function"}, "name": {"type": "string"}},
-}
-CHOICE_SCHEMAS: list[Any] = [
-    {"enum": ["none", "auto", "required", "any", None]},
-    NAMED_SCHEMA,
-    FLAT_SCHEMA,
-]
+FUNCTION_SCHEMA: Final = schema_of(
+    """{
+        "name": name,
+        "description?": str | None,
+        "parameters?": dict | bool | None,
+        "strict?": bool | None,
+    }""",
+    name={"type": "string", "pattern": f"^{_FUNCTION_NAME.pattern}$"},
+)
+TOOLS_SCHEMA: Final = schema_of(
+    f'list[{{"type": "function", "function": function}}, :{MAX_TOOLS}] | None',
+    function=FUNCTION_SCHEMA,
+)
+NAMED: Final = '{"type": "function", "function": {"name": str}} | {"type": "function", "name": str}'
+CHOICE: Final = f'"none" | "auto" | "required" | "any" | {NAMED}'
 
 
 class ToolParameters(Parameters):
@@ -64,14 +40,14 @@ class ToolParameters(Parameters):
         default=None,
         description="Functions that the model may call; with `strict`, the arguments match the "
         "schema `parameters`. Calls are returned in `tool_calls` of a choice.",
-        json_schema_extra=array_schema(TOOL_SCHEMA, most=MAX_TOOLS),
+        json_schema_extra=TOOLS_SCHEMA,
     )
     tool_choice: Any = Field(
         default=None,
         description="`none`, `auto`, `required` or `any` (at least one call), `{type: function, "
         "function: {name}}` or `{type: function, name}`. Default: auto if there are tools, else "
         "none.",
-        json_schema_extra={"anyOf": CHOICE_SCHEMAS},
+        json_schema_extra=schema_of(f"{CHOICE} | None"),
     )
     parallel_tool_calls: bool | None = Field(
         default=None,

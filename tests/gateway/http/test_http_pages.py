@@ -435,6 +435,7 @@ async def test_openapi_agrees_with_the_accepted_bodies(
         {"stop": "x"},
         {"stop": ["x", "y"]},
         {"logit_bias": {"5": 1}},
+        {"structured_outputs": None},
         {"n": 129},
         {"temperature": 2.5},
         {"stop": ["a"] * 65},
