@@ -115,10 +115,10 @@ def test_every_alert_has_a_runbook_and_every_runbook_an_alert() -> None:
 
 def test_the_page_lists_every_alert_with_its_severity() -> None:
     listed: dict[str, set[str]] = {}
-    for row in re.findall(r"^\| (Sluice[^|]+) \| (\w+) \|", PAGE.read_text(), re.MULTILINE):
+    for row in re.findall(r"^\| (\[Sluice[^|]+) \| (\w+) \|", PAGE.read_text(), re.MULTILINE):
         names, severity = row
         severities = SEVERITIES if severity == "both" else {severity}
-        listed |= dict.fromkeys(names.split(", "), severities)
+        listed |= dict.fromkeys(re.findall(r"\[(\w+)\]", names), severities)
     assert listed == {
         name: {rule["labels"]["severity"] for rule in rules} for name, rules in alerts().items()
     }
