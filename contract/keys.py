@@ -111,7 +111,7 @@ def promises(model: str, lane: Lane = Lane.REQUESTS) -> str:
 
 
 def tenant_promises(model: str, tenant: str, lane: Lane = Lane.REQUESTS) -> str:
-    """Sorted set: the same for requests that were rejected because the tenant's queue was full."""
+    """Sorted set: as `promises`, for requests rejected because the tenant's queue was full."""
     return f"{promises(model, lane)}:{tenant}"
 
 
@@ -371,7 +371,7 @@ def period_counts(series: str, period: str, number: int) -> str:
 
 
 def console_session(digest: str) -> str:
-    """String with expiry: a session of the console; DIGEST is that of the cookie's token."""
+    """String with expiry: a session of the console; DIGEST is the digest of the cookie's token."""
     return f"console:session:{digest}"
 
 
@@ -386,7 +386,7 @@ def console_signed_out(subject: str) -> str:
 
 
 def console_attempt(digest: str) -> str:
-    """String with expiry: a login at the identity provider; DIGEST is that of its `state`."""
+    """String with expiry: a login at the identity provider; DIGEST is the digest of its `state`."""
     return f"console:attempt:{digest}"
 
 

@@ -234,7 +234,7 @@ class ModelStatus(NamedTuple):
     oldest_wait_seconds: float = 0.0
     """How long the oldest waiting job has waited; 0 if none waits."""
     waiting_batch_jobs: int = 0
-    """The numbers above are those of requests, except that leased jobs include batch jobs."""
+    """The numbers above count requests, except that leased jobs include batch jobs."""
 
 
 class JobQueue:
@@ -672,11 +672,11 @@ class JobQueue:
         return [self._leases, self._job_prefix + job_id, *lanes]
 
     def _keys_of(self, tenant: str, lane: Lane) -> list[str]:
-        """Return the keys of a lane, then those of a tenant in it."""
+        """Return the keys of a lane, then the keys of a tenant in it."""
         return [*self._lanes[lane], *(prefix + tenant for prefix in self._prefixes[lane])]
 
     def _keys_to_enqueue(self, tenant: str, lane: Lane) -> tuple[str, ...]:
-        """Return the keys that `job_enqueue` uses, except for those of the jobs."""
+        """Return the keys that `job_enqueue` uses, except the jobs' own keys."""
         return (
             *self._keys_of(tenant, lane),
             self._sequence,

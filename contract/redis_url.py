@@ -3,8 +3,8 @@
     redis://[USER:PASSWORD@]HOST[:6379][/DATABASE]      rediss:// with TLS
     redis+sentinel://[USER:PASSWORD@]HOST[:26379][,HOST[:26379]...]/SERVICE[/DATABASE][?OPTIONS]
 
-USER and PASSWORD are those of the servers. The OPTIONS `sentinel_username` and `sentinel_password`
-are those of the sentinels. All may be percent-encoded.
+USER and PASSWORD log in at the servers, the OPTIONS `sentinel_username` and `sentinel_password` at
+the sentinels. All may be percent-encoded.
 """
 
 from collections.abc import Iterable, Mapping
@@ -96,7 +96,7 @@ def redis_client(url: str, *, kind: type["Redis"] = Redis, **options: Any) -> "R
 
 
 def blocking_redis_client(url: str, **options: Any) -> "redis.Redis":
-    """Return a blocking client, otherwise like that of `redis_client`."""
+    """Return a client like `redis_client`, but a blocking one."""
     address = sentinel_address(check_redis_url(url))
     if address is None:
         return redis.Redis.from_url(url, **options)
@@ -169,7 +169,7 @@ class _EndsSentinels:
 
 
 class _BlockingMaster(redis.Redis):
-    """The same for blocking clients."""
+    """A blocking client of a master that closes its connections to sentinels."""
 
     @override
     def close(self) -> None:

@@ -219,8 +219,8 @@ class InvalidGrammarError(BadRequestError):
 class ContextLengthExceededError(BadRequestError):
     """The prompt, or prompt and completion together, exceed the context window.
 
-    The message has the words by which clients recognize this error: those of OpenAI, or those of
-    llama.cpp in its dialect.
+    The message has the words by which clients recognize this error: OpenAI's, or llama.cpp's in its
+    dialect.
 
     Args:
         excess: A clause that says what does not fit.

@@ -1,4 +1,4 @@
-"""Metrics of a gateway process, except those of Redis and the database."""
+"""Metrics of a gateway process, without the metrics of Redis and the database."""
 
 from collections.abc import Iterable, Mapping
 from functools import cache

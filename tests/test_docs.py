@@ -91,13 +91,17 @@ def test_errors_are_drawn_as_they_are_derived() -> None:
     assert seen == {each for each in classes if not each.__name__.startswith("_")}
 
 
-def test_links_between_documents_exist(tmp_path: Path) -> None:
+def test_site_has_all_documents_and_every_link_a_target(tmp_path: Path) -> None:
     # With --quiet, mkdocs does not count warnings, so --strict has no effect.
     build = [sys.executable, "-m", "mkdocs", "build", "--strict", f"--site-dir={tmp_path}"]
     built = subprocess.run(
         build, cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=120
     )
     assert built.returncode == 0, built.stderr
+    pages = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.html")}
+    runbooks = (REPOSITORY / "ops").glob("runbooks/*.md")
+    assert pages >= {f"ops/runbooks/{path.stem}.html" for path in runbooks}
+    assert pages >= {"index.html", "observability.html", "measurements.html", "proofs.html"}
 
 
 def test_named_files_exist() -> None:
@@ -174,6 +178,14 @@ def test_every_named_test_exists_once() -> None:
     )
     named = {test for section in PROOFS.values() for tests in section.values() for test in tests}
     assert {test: existing[test] for test in named if existing[test] != 1} == {}
+
+
+def test_no_reference_names_tests() -> None:
+    assert [path.name for path in DOCUMENTS if "::test_" in _tables(path.read_text())] == []
+
+
+def _tables(document: str) -> str:
+    return "\n".join(re.findall(r"^\|.*", document, re.MULTILINE))
 
 
 def test_every_conflict_names_tests_of_its_number() -> None:

@@ -45,8 +45,8 @@ class ResultFiles:
     ) -> bool:
         """Add the results of chunks to the files of their batch, and count them.
 
-        Return False, and add nothing, if those of any chunk were added before. `rest` and `gateway`
-        are those of `BatchStore.finish_chunks`. Raises StoreUnavailableError.
+        Return False, and add nothing, if the results of any chunk were added before. `rest` and
+        `gateway` are passed to `BatchStore.finish_chunks`. Raises StoreUnavailableError.
         """
         good = [each.content for each in results if each.is_success]
         bad = [each.content for each in results if not each.is_success]

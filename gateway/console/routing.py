@@ -82,7 +82,7 @@ class Visitor:
         return not self.principal.scopes.isdisjoint(scopes)
 
     def has_whole(self, *scopes: str) -> bool:
-        """Whether the credential also is that of a whole tenant, not of a project."""
+        """Whether the credential has a scope and belongs to a whole tenant, not to a project."""
         return self.principal.project_id is None and self.has(*scopes)
 
 

@@ -49,7 +49,7 @@ class Database:
         self.engine = create_engine(url, statement_timeout_seconds, most_connections)
         measure(self.engine.sync_engine)
         self.writer = self.engine.execution_options(**{_BEGIN: "BEGIN IMMEDIATE"})
-        """The same connections; on SQLite a transaction takes the write lock when it begins."""
+        """Like `engine`, but on SQLite a transaction takes the write lock when it begins."""
         is_postgresql = self.engine.dialect.name == "postgresql"
         self._connection_seconds = TIMEOUT_SECONDS if is_postgresql else None
         self._snapshots = self.engine

@@ -73,7 +73,7 @@ class SchemaNotCurrentError(StartupError):
 
 
 async def upgrade(url: str) -> None:
-    """Create or upgrade the schema; waits while another process does the same."""
+    """Create or upgrade the schema; waits while another process upgrades it."""
     database = Database(url, statement_timeout_seconds=None)
     try:
         with database.converting_errors():

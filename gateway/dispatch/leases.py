@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class ExpiredLeases:
-    """Reclaims the expired leases of all gateways' jobs, and retries those of this gateway."""
+    """Reclaims the expired leases of all gateways' jobs, and retries this gateway's jobs."""
 
     def __init__(
         self,

@@ -42,7 +42,7 @@ class Bound:
 
     most: int
     message: str
-    """Names the limit: that of a file, or that of all files of the tenant."""
+    """Names the limit: of a file, or of all files of the tenant."""
 
     @classmethod
     def of(cls, unit: str, most: int, *, of_tenant: int, used: int) -> "Bound":

@@ -78,7 +78,7 @@ async def read_call(
 
 
 async def read_query(request: Request, body: dict[str, Any]) -> Call:
-    """Authorize the caller of a request whose query has what others have in their `body`.
+    """Like `read_call`, for GET requests whose parameters are in the query string, read as `body`.
 
     The request counts as unpaid. Raises an ApiError.
     """

@@ -27,7 +27,7 @@ class ModelChoice(NamedTuple):
     """The model of a request."""
 
     model: str
-    """Its name, or an alias that its workers announce; the base model of an adapter."""
+    """Name of the model, or an alias that its workers announce; the base model of an adapter."""
     alias: Alias | None = None
     """The alias that the request named, if an operator has defined it."""
     adapter: Adapter | None = None

@@ -171,7 +171,7 @@ async def _body_of_alias(
 def _body_of_adapter(
     context: ProcessContext, adapter: Adapter, base: ServedModel, body: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the body of an adapter: `body`, that of its base model, with what differs."""
+    """Return the body of an adapter: `body` (its base model) with the differences."""
     unserved = {} if is_runnable(adapter, base.card) else _UNSERVED
     return body | {
         "id": adapter.name,

@@ -81,7 +81,7 @@ _CHAT_FIELDS: Final = (
     "media_io_kwargs",
     "mm_processor_kwargs",
 )
-"""Fields that are read as those of a chat."""
+"""Fields that are read as in a chat."""
 
 
 class LlamacppTokenizeRequest(_Body):

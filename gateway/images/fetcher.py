@@ -29,7 +29,7 @@ MAX_REDIRECTS: Final = 3
 MAX_REQUESTS: Final = 32
 """Requests that may fetch images at the same time: each may hold `max_bytes` in memory."""
 MAX_REQUESTS_OF_TENANT: Final = 8
-"""The same limit for one tenant, who may name hosts that respond slowly on purpose."""
+"""Maximum of MAX_REQUESTS for one tenant, who may name hosts that are slow on purpose."""
 
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _HEADERS: Final = {

@@ -1,4 +1,4 @@
-"""Metrics of `sluice jobs`, except those of its stores."""
+"""Metrics of `sluice jobs`, without the metrics of its stores."""
 
 from typing import Final
 

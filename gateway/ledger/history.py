@@ -1,6 +1,6 @@
-"""What SQL has recorded of the service: served and failed requests and first tokens, by model.
+"""Service history for the status page: served and failed requests and first tokens, by model.
 
-It has no tenants. A process reads it at most once in some seconds, however many clients ask.
+It is read from SQL and cached for a few seconds. It contains no tenant data.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """Reconcile Redis with the ledger, and the ledger's rows with their rollups.
 
-The numbers of a subject in Redis must equal those of the ledger plus the records that are not yet
+The numbers of a subject in Redis must equal the ledger's sums plus the records that are not yet
 drained. A wrong number is not corrected: the subject is unseeded, and its numbers are derived again
 when they are next needed.
 """

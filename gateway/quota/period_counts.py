@@ -1,8 +1,8 @@
 """Counts of the last hours and days, for operators: rejected requests, and requests by alias.
 
-Metrics belong to one process. These counts are those of all gateways, which add what they have
-counted once a second. A request that is served under the name of its model costs nothing. The
-counts of the last second are lost with their gateway.
+Metrics belong to one process. These counts include all gateways, each of which adds its own once a
+second. Served requests that name a model directly, without an alias, are not counted. A gateway
+that dies loses its counts of the last second.
 """
 
 import asyncio
@@ -66,7 +66,7 @@ class PeriodCounts:
         self._add("aliases", alias, model)
 
     async def refusals(self, period: Period, *, tenant_id: str | None = None) -> Totals:
-        """Return rejected requests by tenant and code, or only by code those of one tenant."""
+        """Return rejected requests by tenant and code, or of one tenant by code."""
         return await self._read("refused" if tenant_id is None else f"refused:{tenant_id}", period)
 
     async def aliases(self, period: Period) -> Totals:

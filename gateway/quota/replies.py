@@ -89,7 +89,7 @@ class Remaining(NamedTuple):
 
     subjects: tuple[SubjectLimits, ...]
     left: Sequence[int]
-    """The values of the first subject, then those of the next ones."""
+    """The values of the first subject, then the values of the next ones."""
 
 
 class Admitted(NamedTuple):

@@ -37,7 +37,7 @@ from gateway.tenancy.limits import (
 from gateway.tenancy.usage_record import UsageRecord, encode_usage, readable_usage
 
 MOST_OPEN: Final = 20_000
-"""Open reservations of a bucket among which those of a tenant are looked for."""
+"""Open reservations of a bucket that a search for one tenant reads at most."""
 OPEN_AT_ONCE: Final = 500
 """Reservations that one script reads, and accounts that are read at once: more would delay other
 commands."""

@@ -65,7 +65,7 @@ class ResponseHead(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     generation_settings: dict[str, Any] = {}
     """See `Completion.generation_settings`."""
     jobs: list[GenerationJob]
-    """As they were enqueued: job `i` is that of prompt `i`."""
+    """As they were enqueued: job `i` runs prompt `i`."""
     record: UsageRecord
     """Draft of the usage record, created at admission."""
     subjects: tuple[SubjectLimits, ...]

@@ -286,7 +286,7 @@ class OwnedResponse:
         is_new = follower not in self._followers
         self._followers[follower] = time.monotonic() + FOLLOWED_SECONDS
         if is_new:
-            # Deltas that are taken at once notify no follower.
+            # The fast path (`Generation.take`) does not notify followers.
             self.generation.forbid_take()
             # The follower may have read just before the latest entry was written.
             self._owned.tasks.start(self._write_and_notify())
@@ -458,7 +458,11 @@ class OwnedResponse:
         )
 
     def is_write_due(self, now: float) -> bool:
-        """Whether a check writes: messages alone wait until they fill an entry, or some seconds."""
+        """Whether to write now.
+
+        A changed status is written at once. Messages alone wait until they fill an entry, or until
+        UNWRITTEN_SECONDS pass.
+        """
         has_only_messages = (
             self._written == len(self._entries) and self._written_status == self._status
         )

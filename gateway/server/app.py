@@ -177,7 +177,7 @@ def _docs(title: str) -> bytes:
 
 
 class _PlainState(State):
-    """A state whose attributes are also those of the object, which Python finds without its code.
+    """A state that keeps its attributes on the object, where Python finds them without its code.
 
     Each request reads the context several times.
     """

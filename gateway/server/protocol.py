@@ -389,7 +389,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def _head_is_late(self) -> None:
         self._head_timer = None
         if self._is_responding():
-            # The bytes belong to a later request, whose time starts after this response.
+            # These bytes belong to the next pipelined request, whose timeout starts after this
+            # response.
             self._start_head_timer()
         elif self._silent_bytes or self._is_in_head:
             seconds = self.bounds.header_seconds

@@ -15,7 +15,7 @@ TOOL_CALLS = "tool_calls"
 """Finish reason of a choice that stops by itself and calls tools."""
 
 FUNCTION_CALL = "function_call"
-"""The same, for clients of the legacy `functions` parameter."""
+"""TOOL_CALLS for clients of the legacy `functions` parameter."""
 
 FAILED = "error"
 """Finish reason of a choice whose request failed, in dialects that have one."""

@@ -27,7 +27,7 @@ class LogprobLists:
     token_ids: list[int] | None = None
     """A fifth list, as in Fireworks' API, if token ids were requested."""
     before: dict[str, bytes] | None = None
-    """Encoded lists (see `encoded`) that come first: those of the echoed prompt."""
+    """Encoded lists (see `encoded`) of the echoed prompt, which come first."""
 
     def extend(
         self,

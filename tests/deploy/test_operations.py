@@ -23,6 +23,7 @@ PAGE = (REPOSITORY / "docs" / "operations.md").read_text()
 PAGES = {
     "operations.md": PAGE,
     "README.md": (REPOSITORY / "README.md").read_text(),
+    "start-as-an-operator.md": (REPOSITORY / "docs" / "start-as-an-operator.md").read_text(),
 }
 _CODE = re.compile(r"^```(?:sh|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _INLINE = re.compile(r"`([^`]+)`")

@@ -34,7 +34,7 @@ class StoreFailedError(Exception):
 
 
 class WrongFilesError(Exception):
-    """The files in the object store are not those of the adapter."""
+    """The files in the object store do not have the adapter's digest."""
 
 
 class AdapterFiles:
@@ -98,7 +98,7 @@ class AdapterFiles:
                     raise
 
     def _fetch(self, key: str, path: Path, most_bytes: int) -> int:
-        """Download an object of at most some bytes; return how many it has."""
+        """Download an object of at most `most_bytes`; return its size."""
         import obstore
         from obstore.exceptions import BaseError
 

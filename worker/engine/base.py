@@ -95,7 +95,7 @@ class EngineRequest:
     """Number of most likely alternatives to score for each completion token; None scores
     nothing."""
     prompt_logprobs: int | None = None
-    """The same for each prompt token."""
+    """Number of most likely alternatives to score for each prompt token; None scores nothing."""
     grammar: str = ""
     """Grammar of the text, in llguidance's Lark syntax; empty if unconstrained."""
     output_token_ids: list[int] = field(default_factory=list)

@@ -93,7 +93,7 @@ class _Running:
     state: int
     ready_at: float
     generated: int
-    """Completion tokens, including those of earlier attempts."""
+    """Completion tokens, including earlier attempts."""
     plan: list[int]
     """First tokens of the completion; ANY_WORD marks the unplanned ones."""
 

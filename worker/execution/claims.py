@@ -73,7 +73,7 @@ class Claimer:
         """Whether `stop` was called."""
 
     def stop(self) -> None:
-        """Claim no more jobs, except those of a claim in progress."""
+        """Claim no more jobs; a claim in progress may still return some."""
         self.is_stopping = True
         self._jobs.room_changed.set()
         self._doorbells.cancel()

@@ -21,8 +21,8 @@ A longer prompt is processed alone.
 """
 
 BATCH_PROMPT_TOKENS_BESIDE_REQUESTS = 8
-"""The same for each sequence of the engine while requests run, because the first token of another
-request waits for these prompts.
+"""BATCH_PROMPT_TOKENS while requests run, for each sequence of the engine: first tokens of requests
+wait for these prompts.
 
 This keeps the sequences full of batch jobs whose prompts have up to eight times as many tokens as
 their completions.

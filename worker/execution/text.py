@@ -1,8 +1,8 @@
 """Detokenization and stop strings, for one sequence at a time.
 
-The result equals that of vLLM's detokenizer, with two differences. Prompt text never leaks into a
-completion if the prompt ends inside a character. Only text that a stop string could still match is
-held back.
+The result equals the text of vLLM's detokenizer, with two differences. Prompt text never leaks into
+a completion if the prompt ends inside a character. Only text that a stop string could still match
+is held back.
 """
 
 from bisect import bisect_right
@@ -52,7 +52,7 @@ class Detokenizer:
             ]
 
     def decode(self, token_ids: list[int]) -> str:
-        """Return the text that these tokens complete: that of `step` for each, in fewer calls."""
+        """Return the text that these tokens complete, as `step` for each of them in fewer calls."""
         if len(token_ids) == 1 or not self._hidden.isdisjoint(token_ids):
             return "".join(map(self.step, token_ids))
         before = copy(self._stream)

@@ -1,4 +1,4 @@
-"""Settings of a worker host: its own, and those of the worker of each model."""
+"""Settings of a worker host: its own, and each model's settings of the worker."""
 
 import json
 import os

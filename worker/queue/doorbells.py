@@ -18,12 +18,12 @@ WAIT_SECONDS = 3
 class Doorbells:
     """The doorbells of one model, each awaited by at most one command on a connection of its own.
 
-    A command is not cancelled when something else ends a wait, because it might then take a token
-    for a closed connection. It remains for the next wait.
+    A pending BLPOP is never cancelled: Redis might pop a token for a closed connection. The next
+    `wait` reuses the command.
     """
 
     def __init__(self, redis: "Redis", model: str, worker: str, *, timeout_seconds: float) -> None:
-        """`worker` also waits for its own doorbell, with that of requests."""
+        """Waits for requests include `worker`'s own doorbell."""
         self._doorbells = {lane: [keys.doorbell(model, lane)] for lane in Lane}
         self._doorbells[Lane.REQUESTS].insert(0, keys.worker_doorbell(model, worker))
         self._connections = {
@@ -38,8 +38,8 @@ class Doorbells:
 
         The wait ends after `seconds`, if they are not 0, or WAIT_SECONDS.
 
-        Returns whether a doorbell rang. It may be that of a lane of an earlier call. The caller
-        must then claim jobs, even without room: `job_claim` wakes another worker if jobs remain.
+        Returns whether a doorbell rang, perhaps of a lane of an earlier call. The caller must
+        then claim jobs, even without room: `job_claim` wakes another worker if jobs remain.
         """
         for lane in lanes:
             if lane not in self._rings:

@@ -67,7 +67,7 @@ class Leases:
             self.settled.set()
 
     async def extend(self, running: Iterable[LeaseReport]) -> list[LeaseReport]:
-        """Extend all leases. Return those of `running` that are lost."""
+        """Extend all leases. Return the reports in `running` whose leases are lost."""
         reports = {report.job_id: report for report in running}
         # If an old attempt waits to be ended while a new one runs, only the new one counts.
         everything = self._ending | reports

@@ -48,7 +48,7 @@ ROLLUP_LOCK: Final = 7_585_426
 MARKS: Final = 5_000
 """Marks of an hour that one transaction processes."""
 LEAST_TENANTS: Final = 5
-"""Tenants that must have a first token in an hour, so that its times are those of the service."""
+"""Tenants that must have a first token in an hour for its times to describe the service."""
 LEAST_FIRST_TOKENS: Final = 50
 TENANT_WEIGHT: Final = 10_000
 """What the first tokens of one tenant in one hour count together in the sums of the service."""

@@ -39,7 +39,7 @@ RESERVED = frozenset(
         "sep_token",
         "tools",
         "unk_token",
-        # Would change how the template is used.
+        # Arguments of `apply_chat_template` itself, not of the template.
         "chat_template",
         "conversation",
         "padding",

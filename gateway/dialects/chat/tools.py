@@ -29,7 +29,7 @@ _ALLOWED: Final = (
     f'{{"type": "allowed_tools", "allowed_tools": {{{_MODE}}}}} | '
     f'{{"type": "allowed_tools", {_MODE}}}'
 )
-"""OpenAI's form, and that of mistral.rs."""
+"""The forms of OpenAI and of mistral.rs."""
 
 
 class ChatToolParameters(ToolParameters):

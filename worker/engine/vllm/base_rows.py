@@ -9,7 +9,7 @@ from typing import Any
 
 
 def prepare_base_rows() -> None:
-    """Patch this vLLM process so that rows without an adapter remain those of the base model."""
+    """Patch this vLLM process so that adapters do not change rows of the base model."""
     from vllm.platforms import current_platform
 
     if not current_platform.is_cpu():

@@ -71,7 +71,7 @@ class VllmParsers:
     def prepare_vllm(
         self, parsing: Parsing, opening: Sequence[int]
     ) -> "Callable[[], _VllmParser] | None":
-        """Return the same, but always with vLLM's own parsers."""
+        """Return what `prepare` returns, but always with vLLM's own parsers."""
         parser_class = self._classes.get((bool(parsing.tools), parsing.finds_reasoning))
         if parser_class is None:
             return None
