@@ -89,7 +89,7 @@ def proofs() -> str:
             folders[f"{path.name}::{name}"] = path.parent.relative_to(REPOSITORY).as_posix()
     lines = ["# Tests of documented behaviour", "", "Generated from `tests/proofs.toml`.", ""]
     for section, rows in tomllib.loads(PROOFS.read_text()).items():
-        lines += [f"## {section.capitalize()}", "", "| | tests |", "|---|---|"]
+        lines += [f"## {section[0].upper()}{section[1:]}", "", "| | tests |", "|---|---|"]
         for subject, tests in rows.items():
             cells = "<br>".join(f"`{folders[test]}/{test}`" for test in tests)
             lines.append(f"| {subject} | {cells} |")

@@ -1,6 +1,7 @@
-"""Every snippet of docs/clients.md, run as it is on the page."""
+"""Every snippet of docs/clients.md, and of the customers' quickstart, run as it is on the page."""
 
 import re
+import sys
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -102,6 +103,25 @@ def test_snippets(stack: Stack, tmp_path: Path, section: str, environment: Envir
                 ("bash", "-euc", f". ./variables.sh; exec {command} {snippet}"),
                 tmp_path,
             )
+
+
+@pytest.mark.e2e
+def test_quickstart_of_customers(stack: Stack, tmp_path: Path) -> None:
+    script = [f"export SLUICE_URL={stack.url} SLUICE_KEY={stack.key()}"]
+    for block in blocks_of((REPOSITORY / "docs" / "start-as-a-customer.md").read_text()):
+        if block.language == "sh" and not block.text.startswith("pip "):
+            script.append(block.text)
+        elif block.language == "python":
+            script.append(f"python - <<'END'\n{block.text}END")
+    environment = Environment("dev", Path(sys.executable).parent)
+    printed = environment.run(("bash", "-uc", "\n".join(script)), tmp_path)
+    assert "The capital of France is Paris." in printed
+    assert "'temperature' must be at most 2.0. Given: 3." in printed
+    assert re.search(r"The capital of Italy is Rome\.\s+\d+ tokens", printed)
+    numbers = [int(number) for number in re.findall(r"^id: cmpl-\w+:(\d+)$", printed, re.MULTILINE)]
+    assert numbers == list(range(1, len(numbers) + 1))
+    assert "data: [DONE]" in printed
+    assert '"object":"limits"' in printed
 
 
 def pattern_of(text: str) -> str:
