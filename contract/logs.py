@@ -93,7 +93,7 @@ def about(job: GenerationJob) -> dict[str, str]:
 
 
 def _ids_of(record: logging.LogRecord) -> dict[str, Any]:
-    """Return the ids in the record's `extra`, and else those of the current request."""
+    """Return the ids in the record's `extra`, or else the ids of the current request."""
     ids = {}
     if (context := current_span().get_span_context()) != INVALID_SPAN_CONTEXT:
         ids["trace_id"] = format_trace_id(context.trace_id)

@@ -57,8 +57,8 @@ class PieceReader:
 def _byte_of_letter() -> dict[int, int]:
     """Return the byte for each letter of byte-level tokens.
 
-    A byte with a visible Latin-1 character is written as that character, the others as those from
-    256 on.
+    A byte with a visible Latin-1 character is written as this character, the other bytes as the
+    characters from 256 on.
     """
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in visible]

@@ -99,7 +99,7 @@ def _link(name: str) -> Callable[[str | None], str | None]:
         if value is None:
             return None
         parts = urlsplit(value)
-        # Braces of other kinds, such as those of JSON in a query, must be percent-encoded.
+        # Other braces, such as braces of JSON in a query, must be percent-encoded.
         is_template = value.count("{") == value.count("}") == value.count(f"{{{name}}}") > 0
         if parts.scheme not in ("http", "https") or not parts.hostname or not is_template:
             raise ValueError(f"must be an http or https URL with {{{name}}} and no other braces")

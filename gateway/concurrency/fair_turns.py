@@ -233,7 +233,7 @@ class LoopTurns:
     the caller that has used the least is next. A round serves everything else too.
 
     Long work takes its turns itself, in slices of about a millisecond. While others use the loop,
-    it rests after each longer slice or step for as long as that took.
+    it rests after each longer slice or step, for as long as the slice or step took.
     """
 
     def __init__(self) -> None:

@@ -338,13 +338,13 @@ _FEATURES: Final = {
 def supported_parameters(
     names: Iterable[str], features: Iterable[Feature], *, has_infill: bool, has_tools: bool
 ) -> list[str]:
-    """Return those of a completion's parameters that a model supports, in alphabetical order."""
+    """Return the parameters of a completion that a model supports, in alphabetical order."""
     met = _met(features, has_infill=has_infill, has_tools=has_tools) - {Need.CALLS}
     return _supported(names, met | {Need.CALLS} if has_tools else met)
 
 
 def supported_chat_parameters(names: Iterable[str], features: Iterable[Feature]) -> list[str]:
-    """Return those of a chat's parameters that a model supports; none without a chat template."""
+    """Return the parameters of a chat that a model supports; none without a chat template."""
     met = _met(features)
     return _supported(names, met) if Need.CHAT in met else []
 

@@ -180,7 +180,7 @@ class Generation:
 class Selection:
     """Holds back the candidates of one job until its end reports which of them are chosen.
 
-    Messages enter as received, and leave like those of a job without ranking.
+    Messages enter as received, and leave as from a job without ranking.
     """
 
     def __init__(self) -> None:

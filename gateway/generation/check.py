@@ -173,7 +173,7 @@ def _check_adapter(adapter: Adapter, card: WorkerCard) -> None:
 
 
 async def with_images(call: Call, checked: CheckedRequest) -> CheckedRequest:
-    """Return the request with its image files; those of a chat may have to be fetched.
+    """Return the request with its image files; images of a chat may have to be fetched.
 
     Raises InvalidParameterError, which names an unavailable image, and OverloadedError.
     """

@@ -159,7 +159,7 @@ def _caller(scope: Scope, turns: LoopTurns) -> str:
 def _read_headers(scope: Scope) -> tuple[list[tuple[bytes, bytes]], bool]:
     """Return the headers with the id of a request, and whether the request has an Origin.
 
-    Without `x-request-id`, the id is that of `x-correlation-id`, which is returned as it came.
+    Without `x-request-id`, `x-correlation-id` is the id, and is returned as it came.
     """
     given, has_origin = dict[bytes, bytes](), False
     for name, value in scope["headers"]:

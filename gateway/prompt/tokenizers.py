@@ -79,7 +79,8 @@ class PromptEncoder:
     def end_of(self, prompt: Prompt, *, tokens: int) -> Prompt:
         """Return the end of a prompt far longer than `tokens` tokens; others are unchanged.
 
-        The end has more than `tokens` tokens, and its last tokens equal those of the whole prompt.
+        The end has more than `tokens` tokens, and its last tokens equal the last tokens of the
+        whole prompt.
         The rest is not encoded: encoding takes a hundred times the memory of the text.
         """
         if isinstance(prompt, str):
@@ -106,8 +107,8 @@ class PromptEncoder:
     def start_of(self, prompt: Prompt, *, tokens: int) -> Prompt:
         """Return the start of a prompt far longer than `tokens` tokens; others are unchanged.
 
-        The start has more than `tokens` tokens, and its first tokens equal those of the whole
-        prompt.
+        The start has more than `tokens` tokens, and its first tokens equal the first tokens of the
+        whole prompt.
         """
         pieces: list[str | int] = [prompt] if isinstance(prompt, str) else prompt
         if not _is_far_longer(pieces, tokens):

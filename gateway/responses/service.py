@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 
 class Responses:
-    """All responses that one gateway process owns, and access to those of other gateways."""
+    """All responses that one gateway process owns, and access to other gateways' responses."""
 
     def __init__(
         self,

@@ -32,7 +32,7 @@ class ChildSpec:
     log: Path | None = None
     """File for its output; None for the output of this process."""
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Environment variables in addition to those of this process; they may contain passwords."""
+    """Environment variables in addition to this process's own; they may contain passwords."""
     configuration: str = field(default="", repr=False)
     """Text for the process's standard input."""
     descriptors: tuple[int, ...] = ()

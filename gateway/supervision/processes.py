@@ -45,7 +45,7 @@ async def run_gateways(
     Args:
         settings: The settings of all processes.
         sluice: The program that runs the commands of `sluice`.
-        variables: Environment variables of the processes, in addition to those of this one.
+        variables: Environment variables of the processes, in addition to this process's own.
 
     Raises:
         StartupError: An address cannot be used, or a process did not start.

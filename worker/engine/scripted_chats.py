@@ -1,7 +1,7 @@
 """Chat responses of the scripted engine: reasoning if the prompt leaves it open, and tool calls.
 
-A prompt counts as a chat if it ends with an opening or closing reasoning mark, as those of the demo
-model do. The tools are those that the prompt describes in JSON, as chat templates write them.
+A prompt counts as a chat if it ends with an opening or closing reasoning mark, as
+the demo model's chats do. The prompt describes the tools in JSON, as chat templates write them.
 """
 
 import json
@@ -55,8 +55,8 @@ class ChatWriter:
     def plan(self, prompt: Sequence[int], *, grammar: str, seed: int) -> list[int]:
         """Return the first tokens of a response, some of them ANY_WORD; none for a completion.
 
-        A grammar counts as that of a tool call: the response immediately calls a tool that it
-        names.
+        A grammar counts as a forced tool call: the response immediately calls a tool that the
+        grammar names.
         """
         opening, end_id = prompt[-_OPENING_TOKENS:], self._end_id
         is_open = self._start_id in opening

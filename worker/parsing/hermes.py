@@ -2,8 +2,8 @@
 
 It returns what vLLM's parser `hermes` returns for one token at a time, but takes constant time per
 token however long the call is. Like vLLM, it drops text after the first call, and returns arguments
-verbatim, so that those of an invalid call are invalid. Unlike in vLLM, a mark inside a string of
-valid JSON does not end the call.
+verbatim, so that the arguments of an invalid call are invalid. Unlike in vLLM, a mark inside a
+string of valid JSON does not end the call.
 """
 
 import json

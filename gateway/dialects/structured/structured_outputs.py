@@ -51,7 +51,7 @@ def read_structured_outputs(value: object) -> Structure | None:
 
 
 def unknown_options(value: object) -> dict[str, Any]:
-    """Return the options without effect here, such as those of one backend."""
+    """Return the options without effect here, such as the options of one backend."""
     if not isinstance(value, dict):
         return {}
     return {name: option for name, option in value.items() if name not in CONSTRAINTS}
