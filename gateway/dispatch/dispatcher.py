@@ -26,13 +26,12 @@ from gateway import telemetry
 from gateway.dispatch.catalogue import Catalogue
 from gateway.dispatch.generation import Generation
 from gateway.dispatch.jobs import JobsInFlight
-from gateway.dispatch.leases import ExpiredLeases
+from gateway.dispatch.lost_jobs import LostJobs
 from gateway.dispatch.notices import ResponseNotices
 from gateway.dispatch.overload import notify_shed, require_enqueued
 from gateway.dispatch.presence import Presence
 from gateway.dispatch.reader import ReplyReader
 from gateway.dispatch.replies import Replies
-from gateway.dispatch.silence import SilentJobs
 from gateway.dispatch.states import RUNNING
 from gateway.dispatch.ticket import Ticket
 from gateway.errors import OverloadedError, TenantQueueFullError, queue_unavailable
@@ -86,20 +85,13 @@ class Dispatcher:
             on_frame=self._apply,
             on_gap=self._replies.note_gap,
         )
-        self._leases = ExpiredLeases(
+        self._lost_jobs = LostJobs(
             client,
             catalogue,
             presence=self.presence,
             jobs=self._jobs,
             recoveries=self._replies.recoveries,
             notices=self.notices,
-        )
-        self._silent_jobs = SilentJobs(
-            client,
-            catalogue,
-            presence=self.presence,
-            jobs=self._jobs,
-            recoveries=self._replies.recoveries,
             queue_timeout_seconds=queue_timeout_seconds,
         )
 
@@ -240,8 +232,8 @@ class Dispatcher:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._reader.run())
                 tasks.create_task(_repeat(self.beat, HEARTBEAT_SECONDS))
-                tasks.create_task(_repeat(self._leases.reclaim, RECLAIM_SECONDS))
-                tasks.create_task(_repeat(self._silent_jobs.check, CHECK_SECONDS))
+                tasks.create_task(_repeat(self._lost_jobs.reclaim, RECLAIM_SECONDS))
+                tasks.create_task(_repeat(self._lost_jobs.check_silent, CHECK_SECONDS))
         finally:
             await self._replies.recoveries.aclose()
 
@@ -256,7 +248,7 @@ class Dispatcher:
     def _apply(self, frame: Frame) -> None:
         self._replies.apply(frame)
         for lost in frame.lost:
-            self._leases.lose(lost)
+            self._lost_jobs.lose(lost)
         for handle in frame.taken_over:
             if (ticket := self._jobs.tickets.get(handle)) is not None:
                 self._jobs.fail(ticket, FailureCode.TAKEN_OVER)

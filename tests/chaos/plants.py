@@ -67,29 +67,29 @@ def _never_drop() -> None:
     """A dequeued job gets lost, and no process drops its lease when its worker is dead."""
     from contract.messages import JobLost
     from gateway.dispatch.jobs import JobsInFlight
-    from gateway.dispatch.leases import ExpiredLeases
+    from gateway.dispatch.lost_jobs import LostJobs
     from gateway.dispatch.ticket import Ticket
 
-    drop, lose, report = JobsInFlight.drop, ExpiredLeases.lose, ExpiredLeases._report
+    drop, lose, report = JobsInFlight.drop, LostJobs.lose, LostJobs._report
 
     async def keep_leases(self: JobsInFlight, ticket: Ticket) -> None:
         if not _is_armed(Plant.NEVER_DROP):
             await drop(self, ticket)
 
-    def is_left(self: ExpiredLeases, handle: int) -> bool:
+    def is_left(self: LostJobs, handle: int) -> bool:
         return handle not in self._jobs.tickets and _is_armed(Plant.NEVER_DROP)
 
-    def lose_followed(self: ExpiredLeases, lost: JobLost) -> None:
+    def lose_followed(self: LostJobs, lost: JobLost) -> None:
         if not is_left(self, lost.handle):
             lose(self, lost)
 
-    async def report_followed(self: ExpiredLeases, model: str, lost: Any) -> None:
+    async def report_followed(self: LostJobs, model: str, lost: Any) -> None:
         if not is_left(self, lost.handle):
             await report(self, model, lost)
 
     JobsInFlight.drop = keep_leases  # type: ignore[method-assign]
-    ExpiredLeases.lose = lose_followed  # type: ignore[method-assign]
-    ExpiredLeases._report = report_followed  # type: ignore[method-assign]
+    LostJobs.lose = lose_followed  # type: ignore[method-assign]
+    LostJobs._report = report_followed  # type: ignore[method-assign]
 
 
 def _reserve_twice() -> None:

@@ -108,7 +108,7 @@ async def test_living_worker_keeps_its_job_if_redis_keeps_it(
     if is_kept(server):
         assert lost == []
         end_the_time_of_workers(desk)
-        await desk.dispatcher._leases.reclaim()
+        await desk.dispatcher._lost_jobs.reclaim()
         await desk.look_after_jobs()
         await worker.say(claim, "b")
         await worker.finish(claim)

@@ -39,8 +39,8 @@ from contract.queue import (
 from contract.receipts import JobReceipt, JobState
 from contract.sampling import SamplingSpec
 from gateway.dispatch.generation import Generation
+from gateway.dispatch.lost_jobs import UNSERVED_SECONDS
 from gateway.dispatch.overload import notify_shed
-from gateway.dispatch.silence import UNSERVED_SECONDS
 from gateway.dispatch.ticket import MAX_KEPT
 from tests.gateway.conftest import eventually, nothing_left
 from tests.gateway.desk import GATEWAY, MODEL, Desk, begun, failure, take, texts, ticket_of
