@@ -32,8 +32,7 @@ from gateway.dispatch.overload import notify_shed, require_enqueued
 from gateway.dispatch.presence import Presence
 from gateway.dispatch.reader import ReplyReader
 from gateway.dispatch.replies import Replies
-from gateway.dispatch.states import RUNNING
-from gateway.dispatch.ticket import Ticket
+from gateway.dispatch.ticket import RUNNING, Ticket
 from gateway.errors import OverloadedError, TenantQueueFullError, queue_unavailable
 
 HEARTBEAT_SECONDS = 2.0

@@ -24,8 +24,7 @@ from gateway.dispatch.jobs import JobsInFlight
 from gateway.dispatch.notices import ResponseNotices, send_notices
 from gateway.dispatch.presence import Presence
 from gateway.dispatch.recovery import Recoveries
-from gateway.dispatch.states import RECOVERING
-from gateway.dispatch.ticket import Ticket
+from gateway.dispatch.ticket import RECOVERING, Ticket
 
 SILENCE_SECONDS = 5.0
 """Redis is queried about a job after this long without a reply, and again after each interval."""

@@ -21,8 +21,7 @@ from contract.tasks import Backoff, TaskSet, raise_if_cancelled
 from gateway import telemetry
 from gateway.dispatch.catalogue import Catalogue
 from gateway.dispatch.jobs import JobsInFlight
-from gateway.dispatch.states import ENDED, GENERATING
-from gateway.dispatch.ticket import Recovery, Ticket
+from gateway.dispatch.ticket import ENDED, GENERATING, Recovery, Ticket
 
 FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 1.0

@@ -22,8 +22,7 @@ from gateway import telemetry
 from gateway.dispatch.catalogue import Catalogue
 from gateway.dispatch.jobs import JobsInFlight
 from gateway.dispatch.recovery import Recoveries
-from gateway.dispatch.states import GENERATING, RECOVERING
-from gateway.dispatch.ticket import Ticket
+from gateway.dispatch.ticket import GENERATING, RECOVERING, Ticket
 
 logger = logging.getLogger(__name__)
 

@@ -1,26 +1,161 @@
-"""Ticket: one job in flight, and the attempt of it whose replies count."""
+"""Ticket: one job in flight, and the attempt of it whose replies count.
+
+A job's first attempt starts as QUEUED. When an attempt is presumed over, the ticket follows the
+next attempt. That one is RECOVERING until Redis or a reply shows which of the two is current.
+"""
 
 import time
 from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Final
 
 import msgspec
 
 from contract.messages import GenerationJob, JobMessage, JobReturned
+from contract.outcomes import FailureCode
 from gateway.dispatch.generation import Generation
 from gateway.dispatch.output import JobOutput
-from gateway.dispatch.retries import REVIVALS, RetryBudget
 from gateway.dispatch.spans import AttemptSpans
-from gateway.dispatch.states import (
-    ENDED,
-    GENERATING,
-    QUEUED,
-    RECOVERING,
-    RUNNING,
-    AttemptEvent,
-    AttemptState,
-    next_state,
-)
 from gateway.telemetry import LossReason
+
+MAX_LOSSES = 5
+"""Consecutive attempts that may be lost without a token; the job fails with the last of them."""
+MAX_ENGINE_DEATHS = 2
+"""Engines that may die while running a job; the job fails with the last of them."""
+MAX_ADAPTER_FAILURES = 3
+"""Workers that may fail to get the files of a job's adapter; the job fails with the last of
+them."""
+MAX_REVIVALS = 5
+"""Revivals without a token in between; the job fails at the next one."""
+MAX_MISSED_COMPLETIONS = 2
+"""Checks that may find a completed job without its final reply; the last one revives the job."""
+
+REVIVALS: Final[frozenset[LossReason]] = frozenset({"adopted", "forgotten", "replies_lost"})
+"""Reasons for which a job is enqueued again whatever Redis stores about it."""
+
+
+class RetryBudget(msgspec.Struct):
+    """The failed attempts of one job, counted against their limits."""
+
+    losses: int = 0
+    """Attempts whose lease expired since the last one that produced a token."""
+    engine_deaths: int = 0
+    """Engines that died while running the job, since the last attempt that produced a token."""
+    revivals: int = 0
+    """Revivals since the last token."""
+    adapter_failures: int = 0
+    """Workers that could not get the files of its adapter."""
+    missed_completions: int = 0
+    """Checks of this attempt that found the job completed without its final reply."""
+    _losses_before: int = 0
+    """`losses` before the last attempt was counted."""
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether the job may be what kills its workers."""
+        return bool(self.engine_deaths or self.losses)
+
+    def spend(self, reason: LossReason, *, has_progressed: bool) -> FailureCode | None:
+        """Count an attempt that is over. Return the code with which the job fails, if it must.
+
+        `has_progressed` is whether the attempt produced a token.
+        """
+        self.missed_completions = 0
+        self._losses_before = self.losses
+        if has_progressed:
+            self.losses = 0
+        elif reason == "lease_expired":
+            self.losses += 1
+            if self.losses >= MAX_LOSSES:
+                return FailureCode.WORKER_LOST
+        if reason == "engine_died":
+            self.engine_deaths += 1
+            if self.engine_deaths >= MAX_ENGINE_DEATHS:
+                return FailureCode.POISONOUS
+        elif reason == "adapter_failed":
+            self.adapter_failures += 1
+            if self.adapter_failures >= MAX_ADAPTER_FAILURES:
+                return FailureCode.ADAPTER_FAILED
+        elif reason in REVIVALS:
+            self.revivals += 1
+            if self.revivals > MAX_REVIVALS:
+                return FailureCode.REPLIES_LOST
+        return None
+
+    def refund_loss(self) -> None:
+        """Do not count the last attempt as lost: it was not over."""
+        self.losses = self._losses_before
+
+    def miss_completion(self) -> bool:
+        """Count a completion without its final reply. Return whether the reply counts as lost."""
+        self.missed_completions += 1
+        return self.missed_completions >= MAX_MISSED_COMPLETIONS
+
+
+class _Constant(Enum):
+    # Hashing by identity needs no Python code, unlike that of other enumerations.
+    __hash__ = object.__hash__
+
+
+class AttemptState(_Constant):
+    """The state of the attempt whose replies count."""
+
+    QUEUED = auto()
+    """No worker has replied."""
+    RUNNING = auto()
+    """A worker has replied, without a token."""
+    GENERATING = auto()
+    """The attempt has produced a token."""
+    RECOVERING = auto()
+    """The previous attempt is presumed over, but this one may not be enqueued."""
+    ENDED = auto()
+    """The job is no longer in flight."""
+
+
+class AttemptEvent(_Constant):
+    """What changes the state of an attempt."""
+
+    CLAIMED = auto()
+    """The first reply of the attempt arrived."""
+    PROGRESSED = auto()
+    """The first token of the attempt arrived."""
+    PRESUMED_OVER = auto()
+    """The attempt's lease expired, its worker returned the job, or its replies are lost."""
+    CONFIRMED = auto()
+    """Redis or a reply shows that the attempt is enqueued."""
+    REPLACED = auto()
+    """Redis or a reply shows that another attempt is current."""
+    ENDED = auto()
+    """The job finished, failed or was cancelled."""
+
+
+QUEUED: Final = AttemptState.QUEUED
+RUNNING: Final = AttemptState.RUNNING
+GENERATING: Final = AttemptState.GENERATING
+RECOVERING: Final = AttemptState.RECOVERING
+ENDED: Final = AttemptState.ENDED
+
+_NEXT: Final = {
+    AttemptEvent.CLAIMED: {QUEUED: RUNNING},
+    AttemptEvent.PROGRESSED: {RUNNING: GENERATING},
+    AttemptEvent.PRESUMED_OVER: dict.fromkeys(
+        (QUEUED, RUNNING, GENERATING, RECOVERING), RECOVERING
+    ),
+    AttemptEvent.CONFIRMED: {RECOVERING: QUEUED},
+    AttemptEvent.REPLACED: dict.fromkeys((QUEUED, RUNNING, GENERATING, RECOVERING), QUEUED),
+    AttemptEvent.ENDED: dict.fromkeys((QUEUED, RUNNING, GENERATING, RECOVERING), ENDED),
+}
+
+
+def next_state(state: AttemptState, event: AttemptEvent) -> AttemptState:
+    """Return the state after an event. Raises RuntimeError if the event is impossible."""
+    try:
+        return _NEXT[event][state]
+    except KeyError:
+        raise RuntimeError(
+            f"{event.name} cannot happen to an attempt that is {state.name}"
+        ) from None
+
 
 MAX_KEPT = 4096
 """Limit of messages kept for an attempt that is presumed over."""

@@ -27,7 +27,7 @@ from contract.tasks import end_task
 from gateway.dispatch import reader as reading
 from gateway.dispatch.generation import Generation
 from gateway.dispatch.presence import LEFT_SECONDS
-from gateway.dispatch.retries import MAX_REVIVALS
+from gateway.dispatch.ticket import MAX_REVIVALS
 from gateway.errors import OverloadedError, TenantQueueFullError
 from gateway.redis_client import connect
 from tests.gateway.conftest import eventually, nothing_left

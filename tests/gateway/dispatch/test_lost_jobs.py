@@ -14,7 +14,7 @@ from contract.queue import JobQueue, RequeueResult
 from contract.receipts import JobReceipt, JobState
 from contract.tier import ServiceTier
 from gateway.dispatch import silence
-from gateway.dispatch.retries import MAX_LOSSES
+from gateway.dispatch.ticket import MAX_LOSSES
 from tests.gateway.conftest import eventually, nothing_left
 from tests.gateway.desk import (
     GATEWAY,

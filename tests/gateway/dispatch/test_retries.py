@@ -1,7 +1,7 @@
 """Retry limits: a job is not retried on each worker for ever."""
 
 from contract.outcomes import FailureCode
-from gateway.dispatch.retries import MAX_ADAPTER_FAILURES, RetryBudget
+from gateway.dispatch.ticket import MAX_ADAPTER_FAILURES, RetryBudget
 
 
 def test_adapter_that_no_worker_can_get_ends_the_job() -> None:
