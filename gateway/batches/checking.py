@@ -25,8 +25,7 @@ from gateway.database.tables import BatchRow, FileRow
 from gateway.dialects.endpoint import CHATS
 from gateway.dialects.profile import ALL_THAT_FIT, PROFILES
 from gateway.dialects.profile_choice import DEFAULT_MODEL, dialect_of
-from gateway.dispatch.adapter_book import AdapterBook
-from gateway.dispatch.alias_book import AliasBook
+from gateway.dispatch.books import AdapterBook, AliasBook
 from gateway.dispatch.catalogue import Catalogue
 from gateway.dispatch.model_access import find_allowed
 from gateway.errors import (

@@ -19,8 +19,8 @@ from gateway.dialects.parameters import check_supported, reject_ignored
 from gateway.dialects.profile import ALL_THAT_FIT, SHORT_DEFAULT
 from gateway.dialects.request import GenerationRequest
 from gateway.dialects.stream_options import AUTO_TIER
-from gateway.dispatch.adapter_choice import is_runnable
 from gateway.dispatch.catalogue import RETRY_AFTER_SECONDS
+from gateway.dispatch.model_access import is_runnable
 from gateway.errors import InvalidParameterError, NoWorkerError, must, queue_unavailable
 from gateway.generation.call import Call
 from gateway.generation.chat import CheckedChat, check_chat

@@ -11,9 +11,8 @@ from contract.messages import WorkerCard
 from gateway.auth.principal import Principal
 from gateway.dialects.profile import Profile
 from gateway.dialects.profile_choice import choose_model, choose_profile
-from gateway.dispatch.adapter_choice import find_adapter
 from gateway.dispatch.catalogue import Catalogue, ServedModel
-from gateway.dispatch.model_access import allows_served, find_allowed
+from gateway.dispatch.model_access import allows_served, find_adapter, find_allowed
 from gateway.errors import MissingParameterError, ModelNotFoundError
 from gateway.http.context import ProcessContext
 from gateway.tenancy.adapters import Adapter

@@ -20,8 +20,8 @@ from gateway.dialects.parameters import (
     supported_parameters,
 )
 from gateway.dialects.profile_choice import choose_profile
-from gateway.dispatch.adapter_choice import allows_adapter, find_adapter, is_runnable
 from gateway.dispatch.catalogue import ServedModel
+from gateway.dispatch.model_access import allows_adapter, find_adapter, is_runnable
 from gateway.errors import (
     ModelNotFoundError,
     NoWorkerError,

@@ -20,8 +20,7 @@ from gateway.concurrency.fair_turns import LoopTurns
 from gateway.concurrency.large_work import LargeWork
 from gateway.database.engine import Database
 from gateway.database.schema import require_current_schema
-from gateway.dispatch.adapter_book import AdapterBook
-from gateway.dispatch.alias_book import AliasBook
+from gateway.dispatch.books import AdapterBook, AliasBook
 from gateway.dispatch.catalogue import Catalogue
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.heartbeat import Heartbeat

@@ -1,6 +1,7 @@
-"""In-memory copy of all adapters that are ready, so that choosing one needs no query."""
+"""In-memory copies of the ready adapters and of all aliases, so that requests need no query."""
 
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import Final
 
 from sqlalchemy import select
@@ -8,14 +9,16 @@ from typing_extensions import override
 
 from gateway.database.engine import Database
 from gateway.database.table_copy import TableCopy
-from gateway.database.tables import AdapterRow
+from gateway.database.tables import AdapterRow, AliasRow
 from gateway.tenancy.adapters import Adapter, AdapterState
+from gateway.tenancy.aliases import Alias
 
 _READY: Final = (
     select(AdapterRow)
     .where(AdapterRow.state == AdapterState.READY)
     .order_by(AdapterRow.created_at, AdapterRow.id)
 )
+_ALIASES: Final = select(AliasRow).order_by(AliasRow.name)
 
 
 class AdapterBook(TableCopy):
@@ -38,7 +41,6 @@ class AdapterBook(TableCopy):
 
     @override
     async def refresh(self) -> None:
-        """Reload the table. Raises StoreUnavailableError, and then keeps the old copy."""
         async with self._database.reading() as transaction:
             adapters = [row.to_record() for row in await transaction.scalars(_READY)]
         own: defaultdict[str, dict[str, Adapter]] = defaultdict(dict)
@@ -46,3 +48,27 @@ class AdapterBook(TableCopy):
             own[adapter.tenant_id][adapter.name] = adapter
         self._own = dict(own)
         self._shared = {each.name: each for each in reversed(adapters) if each.is_shared}
+
+
+class AliasBook(TableCopy):
+    """A copy of the aliases that operators have defined: the last one that was loaded."""
+
+    def __init__(self, database: Database) -> None:
+        super().__init__(AliasRow.__tablename__)
+        self._database = database
+        self._aliases: Mapping[str, Alias] = {}
+
+    @property
+    def aliases(self) -> list[Alias]:
+        """Every alias, by name."""
+        return list(self._aliases.values())
+
+    def find(self, name: str) -> Alias | None:
+        """Return the alias of this name; None if there is none."""
+        return self._aliases.get(name)
+
+    @override
+    async def refresh(self) -> None:
+        async with self._database.reading() as transaction:
+            rows = await transaction.scalars(_ALIASES)
+            self._aliases = {row.name: row.to_record() for row in rows}
