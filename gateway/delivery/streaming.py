@@ -14,14 +14,101 @@ from fastapi import Response
 from starlette.types import Receive, Scope, Send
 from typing_extensions import override
 
-from gateway.delivery.keep_alive import KeepAlive
+from contract.messages import Delta
 from gateway.delivery.measuring import RequestMeasure
-from gateway.delivery.plain import PlainDelivery
 from gateway.delivery.subscription import Subscription
 from gateway.dispatch.generation import REPLIES_AT_ONCE, Generation, Take, in_slices
+from gateway.dispatch.output import JobOutput
 from gateway.errors import ApiError, SlowReaderError
 from gateway.http.connection import DirectConnection, connection_of
+from gateway.responses.journal import encode_message
 from gateway.stream.native_events import event_renderer
+from gateway.stream.sse import BEGINNING, KEEP_ALIVE, ChunkRenderer
+
+
+class KeepAlive:
+    """Wakes a stream after each interval without an event."""
+
+    def __init__(self, generation: Generation, renderer: ChunkRenderer, seconds: float) -> None:
+        self.has_begun = False
+        """Whether a keep-alive has sent the beginning of the next event."""
+        self._is_due = False
+        self._generation = generation
+        self._renderer = renderer
+        self._number = renderer.number
+        self._seconds = seconds
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._tick)
+
+    def _tick(self) -> None:
+        number = self._renderer.number
+        self._is_due, self._number = number == self._number, number
+        if self._is_due:
+            self._generation.wake()
+        self._timer = asyncio.get_running_loop().call_later(self._seconds, self._tick)
+
+    def after(self, events: bytes) -> bytes:
+        """Return what to send after a wake-up: its events, or else a keep-alive that is due."""
+        is_due, self._is_due = self._is_due, False
+        if events and self.has_begun:
+            events, self.has_begun = events.removeprefix(BEGINNING), False
+        elif is_due and not events:
+            events, self.has_begun = KEEP_ALIVE if self.has_begun else BEGINNING, True
+        return events
+
+    def stop(self) -> None:
+        """Send no more keep-alives."""
+        self._timer.cancel()
+
+
+class PlainDelivery:
+    """Delivers plain deltas from the reply reader to the client's connection, in one pass.
+
+    This is the hot path of the gateway: it runs once for every token. It does everything that
+    `Replies`, `JobOutput`, `Generation`, `OwnedResponse` and `StreamedCompletion` would do one
+    after another, while the task of the stream waits for replies.
+    """
+
+    __slots__ = ("_connection", "_generation", "_renderer")
+
+    def __init__(
+        self, generation: Generation, renderer: ChunkRenderer, connection: DirectConnection
+    ) -> None:
+        self._connection = connection
+        self._generation = generation
+        self._renderer = renderer
+
+    def take(self, prompt_index: int, output: JobOutput, delta: Delta, now: float) -> bool:
+        """Apply, record, render and write a delta, as `gateway.dispatch.generation.Take`."""
+        connection, generation = self._connection, self._generation
+        if (
+            delta.finish_reason is not None
+            or connection.is_paused
+            or not 0 <= delta.choice < len(output.choices)
+        ):
+            return False
+        choice = output.choices[delta.choice]
+        received = choice.token_ids
+        last_at = choice.last_tokens_at
+        if not (delta.token_ids and last_at) or delta.start != len(received):
+            return False
+        try:
+            received.fromlist(delta.token_ids)
+        except OverflowError:
+            return False
+        event = self._renderer.render_plain(prompt_index, delta)
+        if event is None:
+            del received[delta.start :]
+            return False
+        tokens = len(delta.token_ids)
+        choice.last_tokens_at = now
+        output.latency.observe((now - last_at) / tokens)
+        generation.received_tokens[prompt_index] += tokens
+        if generation.journal is not None:
+            generation.journal.append(encode_message(prompt_index, delta))
+        if event:
+            connection.write(event)
+        return True
+
 
 _HEADERS: Final = (
     (b"cache-control", b"no-cache"),
