@@ -2,13 +2,15 @@
 
 import asyncio
 import sqlite3
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
-from sqlalchemy import Connection, event
+from sqlalchemy import Connection, Engine, event
 from sqlalchemy.engine import URL, make_url
+from sqlalchemy.engine.interfaces import DBAPIConnection, ExceptionContext
 from sqlalchemy.exc import (
     ArgumentError,
     DBAPIError,
@@ -20,8 +22,9 @@ from sqlalchemy.exc import (
     TimeoutError as PoolTimeoutError,
 )
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.pool import ConnectionPoolEntry
 
-from gateway.database.measuring import measure
+from gateway import store_telemetry
 from gateway.errors import InvalidParameterError, StoreUnavailableError
 from gateway.store_errors import cause_of, lacks_permission
 
@@ -200,3 +203,49 @@ def _begin_sqlite_transaction(connection: Connection) -> None:
     # A writing transaction therefore takes the write lock when it begins, where the busy timeout
     # applies.
     connection.exec_driver_sql(connection.get_execution_options().get(_BEGIN, "BEGIN"))
+
+
+OPERATIONS: Final = frozenset({"select", "insert", "update", "delete"})
+OTHER: Final = "other"
+
+_BEGAN: Final = "sluice_statement_began"
+
+
+def measure(engine: Engine) -> None:
+    """Record every statement of an engine, and of those that share its connections."""
+    event.listen(engine, "before_cursor_execute", _begin)
+    event.listen(engine, "after_cursor_execute", _end)
+    event.listen(engine, "handle_error", _fail)
+    if engine.dialect.name == "postgresql":
+        event.listen(engine, "connect", _record_certificate)
+
+
+def operation_of(statement: str) -> str:
+    """Return the type of the statement, by its first word."""
+    word = statement[:16].lstrip()[:6].lower()
+    return word if word in OPERATIONS else OTHER
+
+
+def _begin(connection: Any, *_details: object) -> None:
+    # A connection executes one statement at a time.
+    connection.info[_BEGAN] = time.perf_counter()
+
+
+def _end(connection: Any, _cursor: object, statement: str, *_details: object) -> None:
+    store_telemetry.statement_ended(operation_of(statement), connection.info[_BEGAN])
+
+
+def _fail(failure: ExceptionContext) -> None:
+    # Without a statement the connection failed, which is not the failure of a statement.
+    if failure.statement is not None:
+        store_telemetry.statement_failed(operation_of(failure.statement))
+
+
+def _record_certificate(connection: DBAPIConnection, _entry: ConnectionPoolEntry) -> None:
+    driver: Any = connection.driver_connection
+    encrypted = driver._transport.get_extra_info("ssl_object")  # noqa: SLF001 - no public API
+    if encrypted is None:
+        return
+    certificate = encrypted.getpeercert(binary_form=True)
+    if certificate is not None:
+        store_telemetry.certificate_shown("database", certificate)

@@ -22,8 +22,7 @@ from gateway.dispatch.output import JobOutput
 from gateway.errors import ApiError, SlowReaderError
 from gateway.http.connection import DirectConnection, connection_of
 from gateway.responses.journal import encode_message
-from gateway.stream.native_events import event_renderer
-from gateway.stream.sse import BEGINNING, KEEP_ALIVE, ChunkRenderer
+from gateway.stream.sse import BEGINNING, KEEP_ALIVE, ChunkRenderer, event_renderer
 
 
 class KeepAlive:

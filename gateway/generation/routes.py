@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from fastapi import APIRouter, Request, Response
@@ -16,11 +16,11 @@ from gateway.delivery.respond import measured, respond_streamed, respond_whole
 from gateway.delivery.routes import continue_stream, resend, status_response
 from gateway.delivery.subscription import InitialSubscription
 from gateway.dialects.bodies import require_model
+from gateway.dialects.effective import effective_parameters
 from gateway.dialects.endpoint import ENDPOINTS, INVOCATIONS, NATIVE_ENDPOINTS, Endpoint
 from gateway.dialects.parameters import ignored_header
 from gateway.generation.call import Call, read_call
 from gateway.generation.check import CheckedRequest, check_request
-from gateway.generation.estimate import estimate
 from gateway.generation.idempotency import (
     REPLAYED_HEADER,
     find_earlier,
@@ -28,7 +28,7 @@ from gateway.generation.idempotency import (
     release,
 )
 from gateway.generation.model_choice import choose_allowed
-from gateway.generation.submit import Submission, submit
+from gateway.generation.submit import Submission, draft_record, submit
 from gateway.generation.tracing import note_request
 from gateway.http.authorization import count_unpaid
 from gateway.idempotency.registry import IdempotentRequest
@@ -213,3 +213,39 @@ for _endpoint in (*ENDPOINTS, INVOCATIONS, *NATIVE_ENDPOINTS):
 for _endpoint in ENDPOINTS:
     _estimate_route = partial(estimate_completion, endpoint=_endpoint)
     router.add_route(f"{_endpoint.path}:estimate", _estimate_route, methods=["POST"])
+
+
+def estimate(call: Call, checked: CheckedRequest) -> dict[str, Any]:
+    """Return the usage that a request would have, its possible cost and its parameters."""
+    request, settings = checked.request, call.context.settings
+    prompt_tokens = sum(len(prompt.token_ids) for prompt in checked.prepared.prompts)
+    return {
+        "object": "completion.estimate",
+        "model": checked.model,
+        "dialect": request.profile.name,
+        "service_tier": checked.service_tier,
+        "prompt_tokens": prompt_tokens,
+        "prompt_truncated": checked.prepared.cut_tokens,
+        "max_tokens": checked.prepared.applied_max_tokens,
+        "completion_tokens_max": checked.most.completion_tokens,
+        "total_tokens_max": prompt_tokens + checked.most.completion_tokens,
+        "context_window": checked.card.context_window,
+        "parameters": effective_parameters(request, checked.prepared.sampling),
+        "ignored_parameters": list(request.ignored_parameters),
+        "cost": _cost(call, checked),
+        "limits": {
+            "max_prompts": settings.max_prompts,
+            "max_body_bytes": settings.max_body_bytes,
+            "max_waiting_prompts": settings.max_waiting_jobs_of_tenant,
+            **{limits.scope.value: limits.limits.body() for limits in call.principal.limits},
+        },
+    }
+
+
+def _cost(call: Call, checked: CheckedRequest) -> dict[str, int]:
+    """Return the cost of the prompt alone and the maximum total cost."""
+    record, most = draft_record(call, checked, ""), checked.most
+    return {
+        "prompt_micros": record.cost_of(**most._replace(completion_tokens=0)._asdict()),
+        "max_micros": record.cost_of(**most._asdict()),
+    }

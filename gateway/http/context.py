@@ -28,7 +28,6 @@ from gateway.http.allowances import Allowance
 from gateway.http.intake import Intake
 from gateway.idempotency.registry import IdempotencyRegistry
 from gateway.images.fetcher import ImageFetcher
-from gateway.ledger.balances import LedgerBalances
 from gateway.ledger.history import ServiceHistory
 from gateway.ledger.rejections import Rejections
 from gateway.prompt.chat_templates import ChatTemplates
@@ -162,7 +161,7 @@ async def _open(settings: Settings, stack: AsyncExitStack) -> ProcessContext:
     grammars = GrammarChecker(SandboxSettings())
     stack.push_async_callback(grammars.aclose)
     quotas = QuotaStore(executor)
-    seeder = Seeder(quotas, LedgerBalances(database))
+    seeder = Seeder(quotas, database)
     reservations = Reservations(quotas, seeder)
     storage = Storage(executor, most_of_tenant=settings.max_stored_bytes_of_tenant)
     settlements = SettlementService(reservations, dispatcher, catalogue, storage)

@@ -13,14 +13,16 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from redis.asyncio import Redis
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from contract import keys
 from contract.tasks import each_apart
 from gateway.database.engine import Database
-from gateway.database.ledger.holders import HolderStore
 from gateway.database.ledger.rollups import DAY, Rollups
 from gateway.database.ledger.rows import day_of
 from gateway.database.ledger.store import LedgerStore
+from gateway.database.tables import ApiKeyRow, ProjectRow, TenantRow
 from gateway.ledger.drain import FIELD
 from gateway.quota import accounts
 from gateway.quota.accounts import AccountNumbers
@@ -44,6 +46,12 @@ ROLLUP_DAYS: Final = 3
 """Days whose rollups are compared with their rows."""
 
 _SCOPES = {subject_of(scope, "")[0]: scope for scope in LimitScope}
+_TENANTS: Final = {
+    LimitScope.TENANT: (TenantRow.id, TenantRow.id.label("tenant_id")),
+    LimitScope.PROJECT: (ProjectRow.id, ProjectRow.tenant_id),
+    LimitScope.KEY: (ApiKeyRow.id, ApiKeyRow.tenant_id),
+}
+"""Columns with the ids of holders of limits, and those of their tenants."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +182,7 @@ class _Reconciler:
         if not wanted:
             return []
         async with self._database.reading() as transaction:
-            tenants = await HolderStore(transaction).tenants_of(wanted)
+            tenants = await _tenants_of(transaction, wanted)
         return [
             _Holder(tenants[scope, id_], scope, id_)
             for scope, id_ in wanted
@@ -287,3 +295,15 @@ def _is_within(record: UsageRecord, span: tuple[datetime, datetime]) -> bool:
 def _month_span(month: int) -> tuple[datetime, datetime]:
     start = datetime(month // 100, month % 100, 1, tzinfo=UTC)
     return start, (start + timedelta(days=31)).replace(day=1)
+
+
+async def _tenants_of(
+    transaction: AsyncSession, holders: Collection[tuple[LimitScope, str]]
+) -> dict[tuple[LimitScope, str], str]:
+    """Return the tenant of each known holder of limits, given by scope and id."""
+    found: dict[tuple[LimitScope, str], str] = {}
+    for scope, (id_column, tenant_column) in _TENANTS.items():
+        ids = [id_ for holder_scope, id_ in holders if holder_scope is scope]
+        query = select(id_column, tenant_column).where(id_column.in_(ids))
+        found |= {(scope, id_): tenant for id_, tenant in await transaction.execute(query)}
+    return found

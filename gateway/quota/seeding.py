@@ -8,17 +8,21 @@ ledger. If anything is settled later, the version differs and the counters are n
 import asyncio
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from redis.exceptions import RedisError
 
 from contract import keys
 from contract.tasks import jittered
+from gateway.database.engine import Database
+from gateway.database.ledger.rows import MAX_MS
+from gateway.database.ledger.store import LedgerStore
 from gateway.errors import StoreUnavailableError
 from gateway.quota.periods import day_of, day_start_ms, month_of, month_start_ms
 from gateway.quota.replies import SubjectStatus
 from gateway.quota.store import QuotaStore
 from gateway.tenancy.limits import LimitScope, SubjectLimits
+from gateway.tenancy.times import to_time
 from gateway.tenancy.usage_record import UsageRecord
 
 MOST_TRIES: Final = 20
@@ -29,6 +33,7 @@ Until they are known, no new request is admitted, so they become stable.
 PAUSE_SECONDS: Final = 0.1
 """The longest pause between two attempts."""
 RETRY_AFTER_SECONDS: Final = 1.0
+_END_OF_TIME: Final = to_time(MAX_MS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,30 +50,12 @@ class Balances:
     """The given request ids that are in the ledger, and therefore in these sums."""
 
 
-class BalanceSource(Protocol):
-    """The part of the ledger that limits need."""
-
-    async def balances(
-        self,
-        tenant_id: str,
-        subject: SubjectLimits,
-        *,
-        day_start_ms: int,
-        month_start_ms: int,
-        request_ids: Collection[str],
-    ) -> Balances:
-        """Return a subject's counters since the given Unix times, all as of one moment.
-
-        Raises StoreUnavailableError if the database is unreachable.
-        """
-
-
 class Seeder:
     """Seeds subjects; one task per subject, no matter how many requests wait for it."""
 
-    def __init__(self, store: QuotaStore, source: BalanceSource) -> None:
+    def __init__(self, store: QuotaStore, database: Database) -> None:
         self._store = store
-        self._source = source
+        self._database = database
         self._running: dict[tuple[str, str], asyncio.Task[None]] = {}
 
     async def seed(self, tenant_id: str, subjects: Collection[SubjectLimits]) -> None:
@@ -119,13 +106,7 @@ class Seeder:
         ):
             return True
         undrained = await self._undrained(tenant_id, subject)
-        balances = await self._source.balances(
-            tenant_id,
-            subject,
-            day_start_ms=day_start_ms(status.now_ms),
-            month_start_ms=month_start_ms(status.now_ms),
-            request_ids=undrained.keys(),
-        )
+        balances = await self._balances(tenant_id, subject, status.now_ms, undrained.keys())
         rest = [record for id_, record in undrained.items() if id_ not in balances.known_ids]
         return await self._write(tenant_id, subject, status=status, balances=balances, rest=rest)
 
@@ -139,6 +120,27 @@ class Seeder:
                 if record.tenant_id == tenant_id and record.id_of(subject.scope) == subject.id:
                     found.setdefault(record.request_id, record)
         return found
+
+    async def _balances(
+        self, tenant_id: str, subject: SubjectLimits, now_ms: int, request_ids: Collection[str]
+    ) -> Balances:
+        """Return a subject's counters of the current day and month, all as of one moment."""
+        async with self._database.snapshot() as transaction:
+            store = LedgerStore(transaction)
+            today, month = [
+                await store.usage_between(
+                    tenant_id, subject.scope, subject.id, start=to_time(start), end=_END_OF_TIME
+                )
+                for start in (day_start_ms(now_ms), month_start_ms(now_ms))
+            ]
+            has_credit = subject.scope is LimitScope.TENANT
+            return Balances(
+                requests_today=today.requests,
+                tokens_today=today.tokens,
+                cost_this_month=month.cost_micros,
+                credit_micros=await store.credit(tenant_id) if has_credit else None,
+                known_ids=await store.known(request_ids),
+            )
 
     async def _write(
         self,

@@ -22,8 +22,8 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     prompt_token_ids: Sequence[Sequence[int]]
     """Token ids of each prompt as they were sent to the worker."""
     prompt_texts: list[str]
-    """The text of each prompt that the response contains: echoed (see `gateway.prompt.echo`), or
-    in llama.cpp's own form."""
+    """The text of each prompt that the response contains: echoed (see
+    `gateway.prompt.preparation`), or in llama.cpp's own form."""
     generation_settings: dict[str, Any] = {}
     """The parameters that a response in llama.cpp's own form contains; else empty."""
     cost_of: Callable[["Usage"], int] | None = None

@@ -14,7 +14,6 @@ from gateway.database.ledger.rollups import Rollups
 from gateway.database.ledger.rows import hour_of
 from gateway.database.tables import RollupRow
 from gateway.ledger import reconcile as reconcile_module
-from gateway.ledger.balances import LedgerBalances
 from gateway.ledger.drain import Drain
 from gateway.ledger.reconcile import reconcile
 from gateway.management.credits.service import CreditService
@@ -58,7 +57,7 @@ def _record(number: int, key: SubjectLimits, **fields: Any) -> UsageRecord:
 
 
 async def _seed(database: Database, redis: Redis, *subjects: SubjectLimits) -> None:
-    await Seeder(QuotaStore(redis), LedgerBalances(database)).seed("acme", subjects)
+    await Seeder(QuotaStore(redis), database).seed("acme", subjects)
 
 
 async def _plant(redis: Redis, subject: SubjectLimits, **by: int) -> None:

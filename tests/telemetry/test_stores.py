@@ -14,8 +14,7 @@ from sqlalchemy.exc import DBAPIError
 
 from contract.scripts import CommandExecutor, LuaScript
 from gateway import store_telemetry
-from gateway.database.engine import Database
-from gateway.database.measuring import operation_of
+from gateway.database.engine import Database, operation_of
 from gateway.redis_client import MeasuredConnection, connect
 from tests.support.cases import all_cases
 from tests.support.certificates import self_signed

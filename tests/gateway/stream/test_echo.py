@@ -16,7 +16,7 @@ from contract.messages import TokenLogprob
 from contract.pieces import PieceReader
 from gateway.dialects.request import ChatRequest
 from gateway.errors import InvalidParameterError
-from gateway.prompt.echo import echoed_text
+from gateway.prompt.preparation import echoed_text
 from gateway.stream import prompt_logprobs as prompt_logprobs_module
 from gateway.stream.assembler import collect
 from gateway.stream.logprobs import LOGPROB_FLOOR, placed

@@ -9,7 +9,7 @@ from contract.outcomes import FinishReason
 from gateway.dialects.request import ChatRequest
 from gateway.dispatch.generation import Reply
 from gateway.errors import ApiError
-from gateway.stream.native_events import event_renderer
+from gateway.stream.sse import event_renderer
 from tests.gateway.replies import LENGTH, STOP, completion, ended, failed, said
 from tests.support.cases import all_cases
 
