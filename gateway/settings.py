@@ -28,7 +28,7 @@ from contract.logs import LogFormat
 from contract.redis_url import check_redis_url
 from gateway.env_file import LiveEnvFile
 from gateway.origins import read_origins
-from gateway.outbound.hosts import HostPattern, parse_host_pattern
+from gateway.outbound.addresses import HostPattern, parse_host_pattern
 
 LOCAL_FOLDER = Path(".sluice")
 """Folder of `sluice up` in the current folder."""

@@ -38,6 +38,10 @@ POSTGRESQL_PORT: Final = 5432
 
 _BEGIN = "sluice_begin"
 
+OPERATIONS: Final = frozenset({"select", "insert", "update", "delete"})
+OTHER: Final = "other"
+_BEGAN: Final = "sluice_statement_began"
+
 
 class Database:
     """A database engine and its transactions."""
@@ -203,12 +207,6 @@ def _begin_sqlite_transaction(connection: Connection) -> None:
     # A writing transaction therefore takes the write lock when it begins, where the busy timeout
     # applies.
     connection.exec_driver_sql(connection.get_execution_options().get(_BEGIN, "BEGIN"))
-
-
-OPERATIONS: Final = frozenset({"select", "insert", "update", "delete"})
-OTHER: Final = "other"
-
-_BEGAN: Final = "sluice_statement_began"
 
 
 def measure(engine: Engine) -> None:

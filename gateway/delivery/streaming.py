@@ -24,6 +24,12 @@ from gateway.http.connection import DirectConnection, connection_of
 from gateway.responses.journal import encode_message
 from gateway.stream.sse import BEGINNING, KEEP_ALIVE, ChunkRenderer, event_renderer
 
+_HEADERS: Final = (
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+)
+
 
 class KeepAlive:
     """Wakes a stream after each interval without an event."""
@@ -107,13 +113,6 @@ class PlainDelivery:
         if event:
             connection.write(event)
         return True
-
-
-_HEADERS: Final = (
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-)
 
 
 class DisconnectWatch:

@@ -33,6 +33,9 @@ MAX_MISSED_COMPLETIONS = 2
 REVIVALS: Final[frozenset[LossReason]] = frozenset({"adopted", "forgotten", "replies_lost"})
 """Reasons for which a job is enqueued again whatever Redis stores about it."""
 
+MAX_KEPT = 4096
+"""Limit of messages kept for an attempt that is presumed over."""
+
 
 class RetryBudget(msgspec.Struct):
     """The failed attempts of one job, counted against their limits."""
@@ -155,10 +158,6 @@ def next_state(state: AttemptState, event: AttemptEvent) -> AttemptState:
         raise RuntimeError(
             f"{event.name} cannot happen to an attempt that is {state.name}"
         ) from None
-
-
-MAX_KEPT = 4096
-"""Limit of messages kept for an attempt that is presumed over."""
 
 
 @dataclass(slots=True, eq=False)

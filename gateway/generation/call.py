@@ -16,7 +16,7 @@ from gateway.errors import NotFoundError
 from gateway.generation.model_choice import profile_of
 from gateway.http.authorization import allow_unpaid, authorize, read_body, require_header_of
 from gateway.http.context import ProcessContext, context_of
-from gateway.http.route_hint import route_hint
+from gateway.http.error_handlers import route_hint
 from gateway.tenancy.scopes import Scope
 
 

@@ -26,7 +26,7 @@ from gateway.generation.call import Call
 from gateway.generation.chat import CheckedChat, check_chat
 from gateway.generation.model_choice import ModelChoice, choose_allowed
 from gateway.http.context import ProcessContext
-from gateway.images.fetching import fetch_images
+from gateway.images.fetcher import fetch_images
 from gateway.prompt.infill import find_template
 from gateway.prompt.preparation import PreparedRequest, prepare
 from gateway.structure.sandbox.pool import TokenizerSource

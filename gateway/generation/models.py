@@ -46,6 +46,18 @@ _UNSERVED: Final[Mapping[str, Any]] = MappingProxyType(
 )
 """What differs for an adapter that the workers of its base model cannot run."""
 
+_SAMPLING: Final = (
+    *("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty"),
+    *("repetition_penalty", "stop", "seed", "max_tokens", "logit_bias"),
+)
+_FEATURES: Final[Mapping[str, tuple[str, ...]]] = {
+    Feature.TOOLS: ("tools",),
+    Feature.STRUCTURE: ("json_mode", "structured_outputs"),
+    Feature.REASONING: ("reasoning",),
+}
+_PRICE_DIGITS: Final = 12
+"""Prices are in micro-dollars per million tokens, and here in dollars per token."""
+
 
 @router.get("/v1/models", summary="List available models")
 async def list_models(
@@ -212,19 +224,6 @@ async def _tokenizer(context: ProcessContext, card: WorkerCard) -> Tokenizer | N
         return await context.tokenizers.get(card.tokenizer_digest)
     except (RedisError, ServiceUnavailableError):
         return None
-
-
-_SAMPLING: Final = (
-    *("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty"),
-    *("repetition_penalty", "stop", "seed", "max_tokens", "logit_bias"),
-)
-_FEATURES: Final[Mapping[str, tuple[str, ...]]] = {
-    Feature.TOOLS: ("tools",),
-    Feature.STRUCTURE: ("json_mode", "structured_outputs"),
-    Feature.REASONING: ("reasoning",),
-}
-_PRICE_DIGITS: Final = 12
-"""Prices are in micro-dollars per million tokens, and here in dollars per token."""
 
 
 def openrouter_body(

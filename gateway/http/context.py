@@ -36,7 +36,7 @@ from gateway.quota.period_counts import PeriodCounts
 from gateway.quota.price_book import PriceBook
 from gateway.quota.refusal_log import RefusalLog
 from gateway.quota.reservations import Reservations
-from gateway.quota.seeding import Seeder
+from gateway.quota.seeding import LedgerBalances, Seeder
 from gateway.quota.storage import Storage
 from gateway.quota.store import QuotaStore
 from gateway.redis_client import MeasuredConnection, connect, describe
@@ -161,7 +161,7 @@ async def _open(settings: Settings, stack: AsyncExitStack) -> ProcessContext:
     grammars = GrammarChecker(SandboxSettings())
     stack.push_async_callback(grammars.aclose)
     quotas = QuotaStore(executor)
-    seeder = Seeder(quotas, database)
+    seeder = Seeder(quotas, LedgerBalances(database))
     reservations = Reservations(quotas, seeder)
     storage = Storage(executor, most_of_tenant=settings.max_stored_bytes_of_tenant)
     settlements = SettlementService(reservations, dispatcher, catalogue, storage)

@@ -8,6 +8,7 @@ from opentelemetry.semconv.attributes.error_attributes import ERROR_TYPE
 from redis.exceptions import RedisError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.routing import Match
 
 from contract.dialect import Dialect
 from gateway import tracing
@@ -30,7 +31,6 @@ from gateway.errors import (
 )
 from gateway.http.authorization import count_unpaid
 from gateway.http.context import ProcessContext
-from gateway.http.route_hint import route_hint
 from gateway.store_errors import cause_of
 
 logger = logging.getLogger(__name__)
@@ -43,6 +43,8 @@ EXPECTED_ERRORS = (ApiError, HTTPException, RequestValidationError, RedisError, 
 
 CLIENT_CLOSED_REQUEST = 499
 """Status in logs and metrics when the client has disconnected; no client receives it."""
+
+_VERSION = "/v1"
 
 
 def install_error_handlers(app: FastAPI) -> None:
@@ -135,3 +137,14 @@ def _on_invalid_request(request: Request, error: RequestValidationError) -> Resp
             param=name or None,
         )
     return to_response(refusal, error_style_of(request))
+
+
+def route_hint(request: Request) -> str:
+    """Return a sentence that names an existing route, or "" if none is similar."""
+    path, method = request.url.path, request.method
+    versioned = path.rfind(f"{_VERSION}/")
+    for meant in (_VERSION + path, path[versioned:] if versioned > 0 else ""):
+        scope = {**request.scope, "path": meant}
+        if any(route.matches(scope)[0] is Match.FULL for route in request.app.routes):
+            return f"Use {method} {meant[:200]}. "
+    return ""

@@ -1,15 +1,17 @@
 """`GET /`: where to continue, as a page for people and as JSON for programs."""
 
+import asyncio
 import base64
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from html import escape
 from typing import Final
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse
 
+from gateway.concurrency.large_work import INLINE_SIZE
 from gateway.http.context import context_of
 
 _STYLE: Final = """
@@ -113,3 +115,27 @@ def _router(known: Mapping[str, str], example: str) -> APIRouter:
 
 customer_router: Final = _router(_CUSTOMERS_LINKS, _CUSTOMERS_EXAMPLE)
 operator_router: Final = _router(_OPERATORS_LINKS, _OPERATORS_EXAMPLE)
+
+
+class FixedPage:
+    """A page that is made in a thread when it is first requested."""
+
+    def __init__(self, make: Callable[[], bytes], *, media_type: str) -> None:
+        self._make = make
+        self._media_type = media_type
+        self._content = b""
+        self._tag = ""
+        self._lock = asyncio.Lock()
+
+    async def respond(self, request: Request) -> Response:
+        """Return the page, or 304 if the request has its tag."""
+        if not self._content:
+            async with self._lock:
+                if not self._content:
+                    beside = context_of(request).large_work.of("", size=INLINE_SIZE + 1)
+                    self._content = await beside(self._make)
+                    self._tag = f'"{hashlib.sha256(self._content).hexdigest()[:32]}"'
+        headers = {"etag": self._tag, "cache-control": "no-cache"}
+        if self._tag in request.headers.get("if-none-match", ""):
+            return Response(status_code=304, headers=headers)
+        return Response(self._content, media_type=self._media_type, headers=headers)

@@ -1,8 +1,10 @@
-"""Check which addresses and host names belong to the public internet."""
+"""Check customer-supplied URLs: which hosts are on the public internet, or allowed by patterns."""
 
 import re
+from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Final
+from urllib.parse import SplitResult, urlsplit
 
 LOCAL_SUFFIXES: Final = (
     "localhost",
@@ -39,6 +41,16 @@ _SPECIAL: Final = tuple(
 _NAME: Final = re.compile(r"(?=.{1,253}$)([a-z0-9_-]{1,63}\.)+[a-z_][a-z0-9_-]{0,62}\.?")
 """At least two labels, the last not numeric: some programs parse 127.1 and 0x7f.1 as addresses."""
 
+DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+HTTPS_PORTS: Final = (443, 8443)
+"""Ports of webhook receivers. Other ports belong to services that do not expect such requests."""
+_FORBIDDEN: Final = frozenset(' "<>\\^`{|}')
+"""Characters that must be percent-encoded in a URL; programs disagree on how to parse them
+unencoded."""
+_PATTERN: Final = re.compile(
+    r"(?P<wildcard>\*\.?)?(?P<host>[a-z0-9_.-]+|\[[0-9a-f:.]+\])?(:(?P<port>[0-9]{1,5}))?"
+)
+
 
 def is_public(address: str) -> bool:
     """Whether an address is public, including any address embedded in an IPv6 address."""
@@ -65,3 +77,73 @@ def looks_public(host: str) -> bool:
     except ValueError:
         name = host.lower()
         return bool(_NAME.fullmatch(name)) and not name.rstrip(".").endswith(LOCAL_SUFFIXES)
+
+
+def split_url(text: str, *, most_characters: int) -> SplitResult | None:
+    """Return the parts of an absolute http(s) URL; None for any other text."""
+    if not 0 < len(text) <= most_characters or not text.isascii() or not text.isprintable():
+        return None
+    if not _FORBIDDEN.isdisjoint(text):
+        return None
+    try:
+        parts = urlsplit(text)
+        has_valid_port = parts.port != 0
+    except ValueError:
+        return None
+    is_web = parts.scheme in DEFAULT_PORTS and bool(parts.hostname)
+    return parts if is_web and has_valid_port else None
+
+
+@dataclass(frozen=True, slots=True)
+class HostPattern:
+    """A pattern of allowed hosts and ports."""
+
+    name: str
+    """A normalized host, a suffix of names (`.example.com`), or empty for any host."""
+    port: int | None
+    """None stands for the default ports of http and https."""
+
+    def allows(self, host: str, port: int) -> bool:
+        """Whether a host, as in URLs but without brackets, is allowed with this port."""
+        if port not in (DEFAULT_PORTS.values() if self.port is None else (self.port,)):
+            return False
+        if self.name.startswith("."):
+            return host.lower().endswith(self.name)
+        return self.name in ("", _usual_form(host))
+
+
+def parse_host_pattern(text: str) -> HostPattern:
+    """Parse a host pattern, with or without `:PORT`.
+
+    It is a name, `*.example.com` (all hosts below it), an address or `*` (any host).
+
+    Raises ValueError.
+    """
+    found = _PATTERN.fullmatch(text.lower())
+    if found is None:
+        raise ValueError(_explanation(text))
+    wildcard, host, port = found["wildcard"] or "", found["host"] or "", found["port"]
+    if (wildcard != "*") != bool(host) or (wildcard and host.startswith("[")):
+        raise ValueError(_explanation(text))
+    name = _usual_form(host.strip("[]"))
+    if host and (not looks_public(name) or name.endswith(".")):
+        raise ValueError(f"{text!r} is not a host on the public internet")
+    if port is not None and not 0 < int(port) < 2**16:
+        raise ValueError(f"the port of {text!r} must be from 1 to 65535")
+    return HostPattern(
+        "." + name if wildcard == "*." else name, None if port is None else int(port)
+    )
+
+
+def _usual_form(host: str) -> str:
+    try:
+        return str(ip_address(host))
+    except ValueError:
+        return host.lower()
+
+
+def _explanation(text: str) -> str:
+    return (
+        f"{text!r} must have one of these forms: example.com, *.example.com, 192.0.2.7, "
+        "[2001:db8::7], *, optionally with :PORT"
+    )

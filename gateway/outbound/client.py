@@ -14,8 +14,7 @@ from dataclasses import dataclass
 import httpcore
 import httpx
 
-from gateway.outbound.addresses import is_public
-from gateway.outbound.urls import DEFAULT_PORTS
+from gateway.outbound.addresses import DEFAULT_PORTS, is_public
 from gateway.outbound.wire import MAX_OTHER_BYTES, TooMuchBesideContentError, Wire
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]

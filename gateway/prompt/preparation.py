@@ -33,6 +33,9 @@ from gateway.prompt.window import (
 PROMPT_SIZE: Final = 128
 """Bytes of a text that take as long to prepare as a prompt of one token."""
 
+CONTEXT_TOKENS = 16
+"""Tokens before the echoed ones that are decoded with them: a token's text may depend on them."""
+
 
 class PreparedPrompt(msgspec.Struct, frozen=True, kw_only=True):
     """A prompt in the engine's form."""
@@ -314,10 +317,6 @@ def _check(param: str, token_ids: Iterable[int], vocabulary_size: int) -> None:
                 f"'{param}' must have token ids from 0 to {vocabulary_size - 1}. Given: {token}.",
                 param=param,
             )
-
-
-CONTEXT_TOKENS = 16
-"""Tokens before the echoed ones that are decoded with them: a token's text may depend on them."""
 
 
 def echoed_text(

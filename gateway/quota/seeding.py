@@ -50,12 +50,49 @@ class Balances:
     """The given request ids that are in the ledger, and therefore in these sums."""
 
 
+class LedgerBalances:
+    """Derives a subject's counters from the ledger and the credits."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def balances(
+        self,
+        tenant_id: str,
+        subject: SubjectLimits,
+        *,
+        day_start_ms: int,
+        month_start_ms: int,
+        request_ids: Collection[str],
+    ) -> Balances:
+        """Return a subject's counters since the given Unix times, all as of one moment.
+
+        Raises StoreUnavailableError if the database is unreachable.
+        """
+        async with self._database.snapshot() as transaction:
+            store = LedgerStore(transaction)
+            today, month = [
+                await store.usage_between(
+                    tenant_id, subject.scope, subject.id, start=to_time(start), end=_END_OF_TIME
+                )
+                for start in (day_start_ms, month_start_ms)
+            ]
+            has_credit = subject.scope is LimitScope.TENANT
+            return Balances(
+                requests_today=today.requests,
+                tokens_today=today.tokens,
+                cost_this_month=month.cost_micros,
+                credit_micros=await store.credit(tenant_id) if has_credit else None,
+                known_ids=await store.known(request_ids),
+            )
+
+
 class Seeder:
     """Seeds subjects; one task per subject, no matter how many requests wait for it."""
 
-    def __init__(self, store: QuotaStore, database: Database) -> None:
+    def __init__(self, store: QuotaStore, ledger: LedgerBalances) -> None:
         self._store = store
-        self._database = database
+        self._ledger = ledger
         self._running: dict[tuple[str, str], asyncio.Task[None]] = {}
 
     async def seed(self, tenant_id: str, subjects: Collection[SubjectLimits]) -> None:
@@ -106,7 +143,13 @@ class Seeder:
         ):
             return True
         undrained = await self._undrained(tenant_id, subject)
-        balances = await self._balances(tenant_id, subject, status.now_ms, undrained.keys())
+        balances = await self._ledger.balances(
+            tenant_id,
+            subject,
+            day_start_ms=day_start_ms(status.now_ms),
+            month_start_ms=month_start_ms(status.now_ms),
+            request_ids=undrained.keys(),
+        )
         rest = [record for id_, record in undrained.items() if id_ not in balances.known_ids]
         return await self._write(tenant_id, subject, status=status, balances=balances, rest=rest)
 
@@ -120,27 +163,6 @@ class Seeder:
                 if record.tenant_id == tenant_id and record.id_of(subject.scope) == subject.id:
                     found.setdefault(record.request_id, record)
         return found
-
-    async def _balances(
-        self, tenant_id: str, subject: SubjectLimits, now_ms: int, request_ids: Collection[str]
-    ) -> Balances:
-        """Return a subject's counters of the current day and month, all as of one moment."""
-        async with self._database.snapshot() as transaction:
-            store = LedgerStore(transaction)
-            today, month = [
-                await store.usage_between(
-                    tenant_id, subject.scope, subject.id, start=to_time(start), end=_END_OF_TIME
-                )
-                for start in (day_start_ms(now_ms), month_start_ms(now_ms))
-            ]
-            has_credit = subject.scope is LimitScope.TENANT
-            return Balances(
-                requests_today=today.requests,
-                tokens_today=today.tokens,
-                cost_this_month=month.cost_micros,
-                credit_micros=await store.credit(tenant_id) if has_credit else None,
-                known_ids=await store.known(request_ids),
-            )
 
     async def _write(
         self,

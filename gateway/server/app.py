@@ -28,8 +28,8 @@ from gateway.http.context import open_context
 from gateway.http.cors import CorsMiddleware
 from gateway.http.draining import Drain, DrainMiddleware
 from gateway.http.error_handlers import install_error_handlers
-from gateway.http.fixed_page import FixedPage
 from gateway.http.front import FrontMiddleware
+from gateway.http.front_page import FixedPage
 from gateway.management import routers as management
 from gateway.management.status import routes as status
 from gateway.openapi.described import RESPONSE_HEADERS

@@ -1,5 +1,6 @@
 """Translate every kind of structure into Lark."""
 
+import re
 from typing import Any, Literal
 
 from gateway.dialects.request import Structure, StructureKind
@@ -9,7 +10,6 @@ from gateway.structure.errors import RefusedError
 from gateway.structure.gbnf.compile import from_gbnf
 from gateway.structure.gbnf.regular import literal_expression
 from gateway.structure.limits import MAX_CHOICE_CHARACTERS, MAX_CHOICES
-from gateway.structure.regexes import regex_terminal
 from gateway.structure.schemas import json_from_schema
 
 _PlainKind = Literal[
@@ -18,6 +18,9 @@ _PlainKind = Literal[
     StructureKind.REGEX,
     StructureKind.CHOICE,
 ]
+
+_LOOKS_AROUND = re.compile(r"\(\?(?:[=!]|<[=!])")
+_REFERS_BACK = re.compile(r"\\[1-9]|\\k<|\(\?P=")
 
 
 def to_lark(structure: Structure) -> str:
@@ -66,3 +69,32 @@ def _choice(source: object) -> str:
         )
     # One expression, because each alternative of the grammar would add cost at every step.
     return f"/{'|'.join(map(literal_expression, source))}/" if any(source) else lark.literal("")
+
+
+def regex_terminal(expression: str) -> str:
+    """Return Lark for a text that an expression in Rust's syntax matches completely.
+
+    Anchors at both ends are redundant and are dropped.
+    """
+    if "\0" in expression:
+        raise RefusedError("a regular expression must not contain a NUL character")
+    plain = _without_escaped_backslashes(expression)
+    if _LOOKS_AROUND.search(plain):
+        raise RefusedError("a regular expression must not use look-around")
+    if _REFERS_BACK.search(plain):
+        raise RefusedError("a regular expression must not use backreferences")
+    return lark.regex(_without_anchors(expression))
+
+
+def _without_escaped_backslashes(expression: str) -> str:
+    return expression.replace("\\\\", "  ")
+
+
+def _without_anchors(expression: str) -> str:
+    expression = expression.removeprefix("^").removeprefix(r"\A")
+    plain = _without_escaped_backslashes(expression)
+    if plain.endswith((r"\z", r"\Z")):
+        return expression[:-2]
+    if plain.endswith("$") and not plain.endswith(r"\$"):
+        return expression[:-1]
+    return expression

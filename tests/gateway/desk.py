@@ -13,7 +13,7 @@ from contract.outcomes import FailureCode
 from contract.queue import Claim, JobQueue
 from contract.sampling import SamplingSpec
 from gateway.dispatch import dispatcher as dispatching
-from gateway.dispatch import presence, silence
+from gateway.dispatch import lost_jobs, presence
 from gateway.dispatch.catalogue import Catalogue
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.generation import Generation
@@ -43,8 +43,8 @@ class Desk:
         self._redis = redis
         self._task: asyncio.Task[None] | None = None
         self._checks = 0
-        self._check = self.dispatcher._silent_jobs.check
-        self.dispatcher._silent_jobs.check = self._count_check  # type: ignore[method-assign]
+        self._check = self.dispatcher._lost_jobs.check_silent
+        self.dispatcher._lost_jobs.check_silent = self._count_check  # type: ignore[method-assign]
 
     async def _count_check(self) -> None:
         await self._check()
@@ -134,7 +134,7 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make dispatchers check their jobs often."""
     monkeypatch.setattr(dispatching, "RECLAIM_SECONDS", 0.05)
     monkeypatch.setattr(dispatching, "CHECK_SECONDS", 0.05)
-    monkeypatch.setattr(silence, "SILENCE_SECONDS", 0.2)
+    monkeypatch.setattr(lost_jobs, "SILENCE_SECONDS", 0.2)
     # The test decides when a gateway is dead: a stalled test does not end its heartbeat.
     monkeypatch.setattr(presence, "ALIVE_SECONDS", 600)
 

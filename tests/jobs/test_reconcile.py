@@ -20,7 +20,7 @@ from gateway.management.credits.service import CreditService
 from gateway.management.keys.service import KeyService
 from gateway.management.tenants.service import TenantService
 from gateway.quota.accounts import FIELD, AccountNumbers
-from gateway.quota.seeding import Seeder
+from gateway.quota.seeding import LedgerBalances, Seeder
 from gateway.quota.store import QuotaStore
 from gateway.tenancy.changes import ChangeAnnouncer
 from gateway.tenancy.limits import Limits, LimitScope, SubjectLimits
@@ -57,7 +57,7 @@ def _record(number: int, key: SubjectLimits, **fields: Any) -> UsageRecord:
 
 
 async def _seed(database: Database, redis: Redis, *subjects: SubjectLimits) -> None:
-    await Seeder(QuotaStore(redis), database).seed("acme", subjects)
+    await Seeder(QuotaStore(redis), LedgerBalances(database)).seed("acme", subjects)
 
 
 async def _plant(redis: Redis, subject: SubjectLimits, **by: int) -> None:

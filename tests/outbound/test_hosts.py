@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from gateway.outbound.hosts import parse_host_pattern
+from gateway.outbound.addresses import parse_host_pattern
 from gateway.settings import Settings
 from tests.support.cases import all_cases
 

@@ -15,7 +15,7 @@ from contract.messages import JobStarted
 from contract.outcomes import FailureCode
 from contract.queue import Claim
 from contract.tasks import end_task
-from gateway.dispatch import silence
+from gateway.dispatch import lost_jobs
 from gateway.errors import RateLimitError, StoreUnavailableError, queue_unavailable
 from gateway.quota.store import QuotaStore
 from gateway.redis_client import MeasuredConnection
@@ -277,7 +277,7 @@ async def test_slow_former_owner_settles_nothing_and_stops(
 async def test_unaware_former_owner_neither_settles_nor_cancels(
     open_house: OpenHouse, worker: FakeWorker, redis: "Redis", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(silence, "SILENCE_SECONDS", LATE)
+    monkeypatch.setattr(lost_jobs, "SILENCE_SECONDS", LATE)
     first = await open_house("gw1", journal_seconds=LATE)
     second = await open_house("gw2")
     request, claim = await begun(first, worker)

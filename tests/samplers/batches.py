@@ -9,9 +9,8 @@ import torch
 from contract.sampling import DEFAULT_SAMPLERS, Sampler
 from tests.samplers.reference import Logits
 from worker.samplers.candidates import Placement
-from worker.samplers.chain import apply_chain
 from worker.samplers.parameters import Breaker, ChainParameters
-from worker.samplers.rows import Rows
+from worker.samplers.rows import Rows, apply_chain
 
 Tokens = Sequence[int]
 

@@ -17,9 +17,8 @@ from tests.samplers.batches import (
     random_tokens,
 )
 from worker.samplers.candidates import Placement
-from worker.samplers.chain import apply_chain
 from worker.samplers.parameters import ALL_TOKENS, ChainParameters
-from worker.samplers.rows import Rows
+from worker.samplers.rows import Rows, apply_chain
 from worker.samplers.stages.mirostat import MirostatRows, apply_mirostat, next_mu
 
 seeds = st.integers(0, 2**64 - 1)

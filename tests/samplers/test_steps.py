@@ -11,9 +11,8 @@ from contract.sampling import Sampler
 from tests.samplers import reference
 from tests.samplers.batches import chain_batch, history_of
 from worker.samplers.candidates import Placement
-from worker.samplers.chain import apply_chain
 from worker.samplers.parameters import ChainParameters
-from worker.samplers.rows import Rows
+from worker.samplers.rows import Rows, apply_chain
 
 NONE = -math.inf
 PROBABILITIES = [0.1, 0.2, 0.3, 0.4]

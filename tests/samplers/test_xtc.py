@@ -8,10 +8,9 @@ from tests.samplers import reference
 from tests.samplers.batches import chain_batch
 from tests.samplers.statistics import chi_square_is_likely
 from worker.samplers.candidates import Placement
-from worker.samplers.chain import apply_chain
 from worker.samplers.parameters import ChainParameters
-from worker.samplers.rows import Rows
-from worker.samplers.stages.noise import signed, uniform
+from worker.samplers.rows import Rows, apply_chain
+from worker.samplers.stages.xtc import signed, uniform
 
 LOGITS = np.log(np.array([0.1, 0.15, 0.35, 0.4]))
 

@@ -78,7 +78,7 @@ _IMPORTED: Final = {
         "openai",
         "torch",
         "worker.main",
-        "worker.samplers.chain",
+        "worker.samplers.rows",
     ),
     "worker": ("worker.main",),
 }

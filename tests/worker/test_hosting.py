@@ -25,8 +25,7 @@ from tests.support.processes import children, is_alive
 from tests.support.redis_server import RedisServer
 from tests.worker.conftest import MODEL_FOLDER, Gateway, make_job, resumed
 from worker.hosting.__main__ import command
-from worker.hosting.choice import Hysteresis, choose
-from worker.hosting.host import Host
+from worker.hosting.host import Host, Hysteresis, choose
 from worker.hosting.process import HostedWorker
 from worker.hosting.settings import HostSettings, read_models
 

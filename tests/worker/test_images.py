@@ -10,7 +10,7 @@ from PIL import Image
 
 from tests.support.cases import all_cases
 from worker.engine.base import InvalidRequestError
-from worker.engine.vllm.images import FORMATS, MAX_PIXELS, MAX_PIXELS_TOGETHER, read_images
+from worker.engine.vllm.prompts import FORMATS, MAX_PIXELS, MAX_PIXELS_TOGETHER, read_images
 
 
 def image_file(

@@ -1,6 +1,6 @@
 """How often new text is sent."""
 
-from worker.execution.pace import Pace
+from worker.execution.steps import Pace
 
 
 def due(pace: Pace, *, sequences: int, step_seconds: float, steps: int) -> list[bool]:

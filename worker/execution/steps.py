@@ -9,12 +9,36 @@ from worker import telemetry
 from worker.engine.base import Engine, EngineDeadError, EngineStep, SequenceEnd, SequenceOutput
 from worker.execution.generation import Generation
 from worker.execution.jobs import RunningJobs
-from worker.execution.pace import Pace
 from worker.execution.parsing import ParserThread
 from worker.execution.submission import Submitter
 from worker.queue.replies import ReplyWriter
 
+SECONDS_PER_SEQUENCE = 0.000625
+"""Pause per running sequence: with few sequences, the text of every step is sent at once."""
+
 _STALL_CHECK_SECONDS = 1.0
+
+
+class Pace:
+    """Decides for each engine step whether to send the collected text.
+
+    A delta has a fixed cost whatever its length: its entry in a frame, a wake-up in the gateway,
+    and a write to the client's socket. A worker with fast steps and many sequences therefore
+    combines the text of several steps in one delta. First tokens and ends of sequences are sent
+    immediately.
+    """
+
+    def __init__(self, longest_seconds: float) -> None:
+        self._longest_seconds = longest_seconds
+        self._sent_at = 0.0
+
+    def is_due(self, now: float, sequences: int) -> bool:
+        """Whether to send at `now` (monotonic seconds), with this many running sequences."""
+        pause = min(self._longest_seconds, sequences * SECONDS_PER_SEQUENCE)
+        if now - self._sent_at < pause:
+            return False
+        self._sent_at = now
+        return True
 
 
 class StepLoop:

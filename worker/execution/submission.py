@@ -1,5 +1,6 @@
 """Submission of claimed jobs to the engine, and abortion of the sequences of ended jobs."""
 
+from collections import deque
 from contextlib import suppress
 
 from contract.messages import ReturnReason
@@ -10,8 +11,41 @@ from worker.engine.base import Engine, EngineDeadError, EngineRequest, InvalidRe
 from worker.execution.adapters import AdapterFailedError, Adapters
 from worker.execution.generation import Generation, Stage
 from worker.execution.jobs import RunningJobs
-from worker.execution.suspects import Suspects
 from worker.queue.replies import ReplyWriter
+
+
+class Suspects:
+    """Jobs with which an engine has died, submitted to the engine one at a time.
+
+    If two suspects were in an engine that dies, the cause would be ambiguous. A suspect that has
+    received a token in this attempt is treated like any other job.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[Generation] = deque()
+        self._current: Generation | None = None
+        """The suspect whose first token is pending."""
+
+    @property
+    def are_waiting(self) -> bool:
+        """Whether suspects wait for another one's first token."""
+        return bool(self._waiting)
+
+    def add(self, generation: Generation) -> None:
+        """Queue a suspect."""
+        self._waiting.append(generation)
+
+    def next(self) -> Generation | None:
+        """Return the next suspect, or None if none may start yet."""
+        current = self._current
+        if current is not None and not (current.has_ended or current.has_progressed):
+            return None
+        self._current = None
+        while self._waiting and self._current is None:
+            generation = self._waiting.popleft()
+            if not generation.has_ended:
+                self._current = generation
+        return self._current
 
 
 class Submitter:

@@ -12,10 +12,9 @@ from torch import Tensor
 from typing_extensions import override
 
 from worker.samplers.candidates import Placement
-from worker.samplers.chain import apply_chain
 from worker.samplers.parameters import ChainParameters
 from worker.samplers.reported import REPORTED
-from worker.samplers.rows import Rows
+from worker.samplers.rows import Rows, apply_chain
 from worker.samplers.stages.mirostat import MirostatRows, apply_mirostat, next_mu, replay
 from worker.samplers.stages.temperature import LOWEST
 

@@ -8,8 +8,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from gateway.errors import InvalidParameterError
-from gateway.outbound.addresses import looks_public
-from gateway.outbound.urls import DEFAULT_PORTS, HTTPS_PORTS, split_url
+from gateway.outbound.addresses import DEFAULT_PORTS, HTTPS_PORTS, looks_public, split_url
 
 MAX_URL_CHARACTERS: Final = 2000
 

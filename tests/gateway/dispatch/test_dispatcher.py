@@ -376,7 +376,7 @@ async def test_loops_end_although_redis_swallows_the_cancellation(
         loop = desk.catalogue.run
         monkeypatch.setattr(desk.catalogue, "refresh", swallow)
     elif step == "reclaim":
-        monkeypatch.setattr(desk.dispatcher._leases, step, swallow)
+        monkeypatch.setattr(desk.dispatcher._lost_jobs, step, swallow)
     else:
         monkeypatch.setattr(desk.dispatcher, step, swallow)
     task = asyncio.create_task(loop())

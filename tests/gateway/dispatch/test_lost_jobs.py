@@ -13,7 +13,7 @@ from contract.outcomes import FailureCode
 from contract.queue import JobQueue, RequeueResult
 from contract.receipts import JobReceipt, JobState
 from contract.tier import ServiceTier
-from gateway.dispatch import silence
+from gateway.dispatch import lost_jobs
 from gateway.dispatch.ticket import MAX_LOSSES
 from tests.gateway.conftest import eventually, nothing_left
 from tests.gateway.desk import (
@@ -196,7 +196,7 @@ async def test_silent_leased_job_continues(
 ) -> None:
     generation = await desk.request()
     claim = await worker.claim_one()
-    monkeypatch.setattr(silence, "SILENCE_SECONDS", 0.0)
+    monkeypatch.setattr(lost_jobs, "SILENCE_SECONDS", 0.0)
     ticket_of(desk, generation).check_at = 0.0
     await desk.look_after_jobs()
     assert desk.dispatcher.jobs_in_flight == 1
@@ -233,7 +233,7 @@ async def owner(open_desk: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) 
     async def looks_away() -> None:
         """Find none."""
 
-    monkeypatch.setattr(owner.dispatcher._leases, "reclaim", looks_away)
+    monkeypatch.setattr(owner.dispatcher._lost_jobs, "reclaim", looks_away)
     await owner.close()
     await owner.open()
     return owner

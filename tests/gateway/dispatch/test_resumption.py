@@ -605,7 +605,7 @@ async def test_job_of_a_sleeping_model_waits_for_the_queue_timeout(
     await eventually(lambda: ticket.check_at > first_check, what="the check of the waiting job")
     await desk.look_after_jobs()
     assert desk.dispatcher.jobs_in_flight == 1
-    desk.dispatcher._silent_jobs._queue_timeout_seconds = 0.0  # It has waited for so long.
+    desk.dispatcher._lost_jobs._queue_timeout_seconds = 0.0  # It has waited for so long.
     assert await failure(held) is FailureCode.NO_WORKER
     await eventually(lambda: nothing_left(redis, MODEL), what="the job being dropped")
 
@@ -631,7 +631,7 @@ async def test_started_job_waits_for_a_worker_of_an_unserved_model(
     assert await failure(fresh) is FailureCode.NO_WORKER
     await desk.look_after_jobs()
     assert desk.dispatcher.jobs_in_flight == 1
-    desk.dispatcher._silent_jobs._queue_timeout_seconds = 0.0  # It has waited for so long.
+    desk.dispatcher._lost_jobs._queue_timeout_seconds = 0.0  # It has waited for so long.
     assert await failure(generation) is FailureCode.WORKER_LOST
     await eventually(lambda: nothing_left(redis, MODEL), what="the job being dropped")
 

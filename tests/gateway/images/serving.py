@@ -9,11 +9,9 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from gateway.dialects.request import ImageSource
-from gateway.images.fetcher import ImageFetcher
-from gateway.images.fetching import fetch_images
-from gateway.outbound.addresses import is_public
+from gateway.images.fetcher import ImageFetcher, fetch_images
+from gateway.outbound.addresses import HostPattern, is_public, parse_host_pattern
 from gateway.outbound.client import OutboundClient, resolve
-from gateway.outbound.hosts import HostPattern, parse_host_pattern
 from tests.support.patience import PATIENCE_SECONDS
 
 PNG = b"\x89PNG\r\n\x1a\n and so on"

@@ -10,8 +10,7 @@ import pytest
 from gateway.dialects.request import ImageSource
 from gateway.errors import InvalidParameterError, OverloadedError
 from gateway.images import fetcher as fetcher_module
-from gateway.images.fetcher import ImageFetcher
-from gateway.images.fetching import IMAGES_AT_ONCE, fetch_images
+from gateway.images.fetcher import IMAGES_AT_ONCE, ImageFetcher, fetch_images
 from gateway.settings import Settings
 from tests.gateway.images.serving import (
     PNG,

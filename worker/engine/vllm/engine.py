@@ -38,13 +38,12 @@ from worker.engine.vllm.bans import BannedOutputs, Bans
 from worker.engine.vllm.cache_events import CacheEvents
 from worker.engine.vllm.description import describe
 from worker.engine.vllm.metrics import EngineMetrics
-from worker.engine.vllm.outputs import step_of
 from worker.engine.vllm.parameters import SamplingParameters
 from worker.engine.vllm.parser_format import parser_format
 from worker.engine.vllm.parsers import VllmParsers
 from worker.engine.vllm.processes import EngineProcesses
 from worker.engine.vllm.prompts import Prompts, fitting_max_tokens
-from worker.engine.vllm.receiving import receive_outputs
+from worker.engine.vllm.receiving import receive_outputs, step_of
 from worker.engine.vllm.resumption import ResumedSequences, replayed_token_ids
 from worker.parsing.base import NO_PARSERS, Parsers
 from worker.settings import Settings

@@ -10,7 +10,6 @@ from threading import Thread
 from typing import Any
 
 from contract.grammar import PARSER_LIMITS
-from worker.engine.vllm.base_rows import prepare_base_rows
 from worker.engine.vllm.batch_hold import prepare_batch_hold
 from worker.engine.vllm.grammar_hold import prepare_grammar_hold
 from worker.engine.vllm.resumption import prepare_resumption
@@ -105,3 +104,30 @@ def _end_with_parent() -> None:
 def _exit_after(wait: Callable[[], object]) -> None:
     wait()
     os._exit(_PARENT_DIED)
+
+
+def prepare_base_rows() -> None:
+    """Patch this vLLM process so that rows without an adapter remain those of the base model.
+
+    vLLM marks these rows of a batch with the slot -1. Its kernels for GPUs skip them. Its
+    operations in torch take -1 as an index, and apply the adapter in the last slot: another
+    tenant's (vllm-project/vllm#48421). These parts of vLLM are private, so this fits one version.
+    """
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        return
+    from vllm.lora.ops.torch_ops import lora_ops
+    from vllm.lora.punica_wrapper import punica_cpu
+
+    shrink = lora_ops.bgmv_shrink
+
+    def bgmv_shrink(
+        inputs: Any, weights: Any, output: Any, slots: Any, scaling: float = 1.0
+    ) -> None:
+        """Compute the first product. Rows of zeros add nothing in the second one."""
+        shrink(inputs, weights, output, slots, scaling)
+        output[slots < 0] = 0
+
+    lora_ops.bgmv_shrink = bgmv_shrink
+    punica_cpu.bgmv_shrink = bgmv_shrink
