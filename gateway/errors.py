@@ -122,6 +122,21 @@ class ApiError(Exception):
     is_recorded: bool = False
     """Whether a usage record has the failure of the request."""
 
+    def __init_subclass__(
+        cls,
+        *,
+        status: int | None = None,
+        type_: str | None = None,
+        code: str | None = None,
+        should_retry: bool | None = None,
+    ) -> None:
+        """Set the attributes of a class that differ from those of its base."""
+        super().__init_subclass__()
+        own = {"status": status, "type": type_, "code": code, "should_retry": should_retry}
+        for name, value in own.items():
+            if value is not None:
+                setattr(cls, name, value)
+
     def __init__(
         self, message: str, *, param: str | None = None, retry_after_seconds: float | None = None
     ) -> None:
@@ -171,52 +186,38 @@ class ApiError(Exception):
         return headers
 
 
-class BadRequestError(ApiError):
+class BadRequestError(ApiError, status=400, type_="invalid_request_error", code="invalid_value"):
     """The request is malformed or not allowed."""
 
-    status = 400
-    type = "invalid_request_error"
-    code = "invalid_value"
 
-
-class InvalidJsonError(BadRequestError):
+class InvalidJsonError(BadRequestError, code="invalid_json"):
     """The body is not the expected JSON."""
-
-    code = "invalid_json"
 
 
 class InvalidParameterError(BadRequestError):
     """A parameter has an invalid type or value."""
 
 
-class MissingParameterError(BadRequestError):
+class MissingParameterError(BadRequestError, code="missing_required_parameter"):
     """A required parameter is missing."""
-
-    code = "missing_required_parameter"
 
     def __init__(self, param: str) -> None:
         super().__init__(f"Missing required parameter: '{param}'.", param=param)
 
 
-class UnsupportedParameterError(BadRequestError):
+class UnsupportedParameterError(BadRequestError, code="unsupported_parameter"):
     """A parameter that would change the output is not supported, or not by this model."""
 
-    code = "unsupported_parameter"
 
-
-class UnknownParameterError(BadRequestError):
+class UnknownParameterError(BadRequestError, code="unknown_parameter"):
     """A parameter is unknown in a place where unknown parameters are not ignored."""
 
-    code = "unknown_parameter"
 
-
-class InvalidGrammarError(BadRequestError):
+class InvalidGrammarError(BadRequestError, code="invalid_grammar"):
     """A grammar, schema or regular expression cannot be used."""
 
-    code = "invalid_grammar"
 
-
-class ContextLengthExceededError(BadRequestError):
+class ContextLengthExceededError(BadRequestError, code="context_length_exceeded"):
     """The prompt, or prompt and completion together, exceed the context window.
 
     The message has the words by which clients recognize this error: OpenAI's, or llama.cpp's in its
@@ -230,8 +231,6 @@ class ContextLengthExceededError(BadRequestError):
         requested: The tokens of the request as text, such as `at least 65`; empty if unknown.
         n_prompt_tokens: Number of prompt tokens; None if unknown.
     """
-
-    code = "context_length_exceeded"
 
     def __init__(
         self,
@@ -267,12 +266,10 @@ class ContextLengthExceededError(BadRequestError):
         return body
 
 
-class AuthenticationError(ApiError):
+class AuthenticationError(
+    ApiError, status=401, type_="authentication_error", code="invalid_api_key"
+):
     """The request has no valid credential."""
-
-    status = 401
-    type = "authentication_error"
-    code = "invalid_api_key"
 
     @override
     def headers(self) -> Mapping[str, str]:
@@ -280,44 +277,30 @@ class AuthenticationError(ApiError):
         return {**super().headers(), "www-authenticate": "Bearer"}
 
 
-class ExpiredCredentialError(AuthenticationError):
+class ExpiredCredentialError(AuthenticationError, code="expired_token"):
     """The credential has expired."""
 
-    code = "expired_token"
 
-
-class PermissionDeniedError(ApiError):
+class PermissionDeniedError(
+    ApiError, status=403, type_="permission_error", code="insufficient_scope"
+):
     """The credential is valid but does not permit the request."""
 
-    status = 403
-    type = "permission_error"
-    code = "insufficient_scope"
 
-
-class AccountSuspendedError(PermissionDeniedError):
+class AccountSuspendedError(PermissionDeniedError, code="account_suspended"):
     """The tenant is suspended."""
 
-    code = "account_suspended"
 
-
-class AddressNotAllowedError(PermissionDeniedError):
+class AddressNotAllowedError(PermissionDeniedError, code="ip_not_allowed"):
     """The credential may not be used from the request's address."""
 
-    code = "ip_not_allowed"
 
-
-class NotFoundError(ApiError):
+class NotFoundError(ApiError, status=404, type_="invalid_request_error", code="not_found"):
     """The route or resource does not exist."""
 
-    status = 404
-    type = "invalid_request_error"
-    code = "not_found"
 
-
-class ModelNotFoundError(NotFoundError):
+class ModelNotFoundError(NotFoundError, code="model_not_found"):
     """The model is unknown, or not visible to the principal; both return the same response."""
-
-    code = "model_not_found"
 
     def __init__(self, model: str) -> None:
         super().__init__(
@@ -326,10 +309,8 @@ class ModelNotFoundError(NotFoundError):
         )
 
 
-class ModelRetiredError(NotFoundError):
+class ModelRetiredError(NotFoundError, code="model_not_found"):
     """The sunset date of an alias has passed."""
-
-    code = "model_not_found"
 
     def __init__(
         self, alias: str, *, retired_at: str, replacement: str, headers: Mapping[str, str]
@@ -347,20 +328,14 @@ class ModelRetiredError(NotFoundError):
         return {**super().headers(), **self._headers}
 
 
-class MethodNotAllowedError(ApiError):
+class MethodNotAllowedError(
+    ApiError, status=405, type_="invalid_request_error", code="method_not_allowed"
+):
     """The route exists, but not for this method."""
 
-    status = 405
-    type = "invalid_request_error"
-    code = "method_not_allowed"
 
-
-class RequestTimeoutError(ApiError):
+class RequestTimeoutError(ApiError, status=408, type_="timeout_error", code="request_timeout"):
     """The request's headers or body did not arrive in time."""
-
-    status = 408
-    type = "timeout_error"
-    code = "request_timeout"
 
     @override
     def headers(self) -> Mapping[str, str]:
@@ -368,33 +343,20 @@ class RequestTimeoutError(ApiError):
         return {**super().headers(), "connection": "close"}
 
 
-class ConflictError(ApiError):
+class ConflictError(ApiError, status=409, type_="conflict", code="already_exists"):
     """The resource to create already exists."""
 
-    status = 409
-    type = "conflict"
-    code = "already_exists"
 
-
-class StateConflictError(ConflictError):
+class StateConflictError(ConflictError, code="conflict", should_retry=False):
     """The state of a resource does not allow the change."""
 
-    code = "conflict"
-    should_retry = False
 
-
-class RequestCancelledError(ConflictError):
+class RequestCancelledError(ConflictError, code="request_cancelled", should_retry=False):
     """The response to read was cancelled and has no further content."""
 
-    code = "request_cancelled"
-    should_retry = False
 
-
-class IdempotencyConflictError(ConflictError):
+class IdempotencyConflictError(ConflictError, code="idempotency_conflict", should_retry=False):
     """The Idempotency-Key belongs to a different request."""
-
-    code = "idempotency_conflict"
-    should_retry = False
 
     def __init__(self) -> None:
         super().__init__(
@@ -403,10 +365,8 @@ class IdempotencyConflictError(ConflictError):
         )
 
 
-class IdempotencyInProgressError(ConflictError):
+class IdempotencyInProgressError(ConflictError, code="idempotency_in_progress"):
     """A request with the same Idempotency-Key is currently being admitted."""
-
-    code = "idempotency_in_progress"
 
     def __init__(self) -> None:
         super().__init__(
@@ -416,12 +376,10 @@ class IdempotencyInProgressError(ConflictError):
         )
 
 
-class PayloadTooLargeError(ApiError):
+class PayloadTooLargeError(
+    ApiError, status=413, type_="invalid_request_error", code="payload_too_large"
+):
     """The body exceeds the size limit."""
-
-    status = 413
-    type = "invalid_request_error"
-    code = "payload_too_large"
 
     @override
     def headers(self) -> Mapping[str, str]:
@@ -429,36 +387,26 @@ class PayloadTooLargeError(ApiError):
         return {**super().headers(), "connection": "close"}
 
 
-class TargetTooLongError(ApiError):
+class TargetTooLongError(ApiError, status=414, type_="invalid_request_error", code="uri_too_long"):
     """The path and query of the request exceed the size limit."""
 
-    status = 414
-    type = "invalid_request_error"
-    code = "uri_too_long"
 
-
-class HeadersTooLargeError(ApiError):
+class HeadersTooLargeError(
+    ApiError, status=431, type_="invalid_request_error", code="headers_too_large"
+):
     """The request's headers exceed the limit on their number or size."""
 
-    status = 431
-    type = "invalid_request_error"
-    code = "headers_too_large"
 
-
-class UnsupportedMediaTypeError(ApiError):
+class UnsupportedMediaTypeError(
+    ApiError, status=415, type_="invalid_request_error", code="unsupported_media_type"
+):
     """The body is not declared as JSON, or an upload not as a form."""
 
-    status = 415
-    type = "invalid_request_error"
-    code = "unsupported_media_type"
 
-
-class RangeNotSatisfiableError(ApiError):
+class RangeNotSatisfiableError(
+    ApiError, status=416, type_="invalid_request_error", code="range_not_satisfiable"
+):
     """The range of a download begins after the end of the file."""
-
-    status = 416
-    type = "invalid_request_error"
-    code = "range_not_satisfiable"
 
     def __init__(self, size: int) -> None:
         super().__init__(f"The range begins after the end of the file, which has {size} bytes.")
@@ -508,13 +456,10 @@ class _LimitError(ApiError):
         return {**self._headers, **super().headers()}
 
 
-class InsufficientQuotaError(_LimitError):
+class InsufficientQuotaError(
+    _LimitError, status=402, type_="insufficient_quota", code="budget_exceeded", should_retry=False
+):
     """The monthly budget or the prepaid credit is insufficient."""
-
-    status = 402
-    type = "insufficient_quota"
-    code = "budget_exceeded"
-    should_retry = False
 
     def __init__(
         self,
@@ -532,12 +477,8 @@ class InsufficientQuotaError(_LimitError):
         self.code = self.type if is_openai else code
 
 
-class RateLimitError(_LimitError):
+class RateLimitError(_LimitError, status=429, type_="rate_limit_error", code="requests"):
     """A limit on requests, tokens, concurrent requests or stored bytes is or would be exceeded."""
-
-    status = 429
-    type = "rate_limit_error"
-    code = "requests"
 
     def __init__(
         self,
@@ -555,30 +496,19 @@ class RateLimitError(_LimitError):
         self.should_retry = is_retryable
 
 
-class StorageFullError(ApiError):
+class StorageFullError(ApiError, status=429, type_="rate_limit_error", code="stored_bytes"):
     """A running response would exceed the limit of stored bytes, and has ended."""
 
-    status = 429
-    type = "rate_limit_error"
-    code = "stored_bytes"
 
-
-class TenantQueueFullError(ApiError):
+class TenantQueueFullError(ApiError, status=429, type_="rate_limit_error", code="concurrency"):
     """The tenant has reached its limit of waiting requests or of request bodies in memory."""
 
-    status = 429
-    type = "rate_limit_error"
-    code = "concurrency"
 
-
-class TooManyUnpaidError(ApiError):
+class TooManyUnpaidError(ApiError, status=429, type_="rate_limit_error"):
     """The caller has reached a rate limit on unpaid requests or failed logins.
 
     `code` names the limit.
     """
-
-    status = 429
-    type = "rate_limit_error"
 
     def __init__(self, message: str, *, code: str, retry_after_seconds: float) -> None:
         super().__init__(message, retry_after_seconds=retry_after_seconds)
@@ -592,12 +522,10 @@ class InternalError(ApiError):
         super().__init__("The server had an error while processing your request.")
 
 
-class ServiceUnavailableError(ApiError):
+class ServiceUnavailableError(
+    ApiError, status=503, type_="service_unavailable", code="service_unavailable"
+):
     """The service is unavailable at the moment; a retry may succeed."""
-
-    status = 503
-    type = "service_unavailable"
-    code = "service_unavailable"
 
 
 class UnservedModelError(ServiceUnavailableError):
@@ -617,32 +545,25 @@ class UnservedModelError(ServiceUnavailableError):
         self.model = model
 
 
-class NoWorkerError(UnservedModelError):
+class NoWorkerError(UnservedModelError, code="no_worker"):
     """No worker serves the model at the moment."""
 
-    code = "no_worker"
 
-
-class ModelLoadingError(UnservedModelError):
+class ModelLoadingError(UnservedModelError, code="model_loading"):
     """A worker is loading the model."""
 
-    code = "model_loading"
 
-
-class ModelMisconfiguredError(ServiceUnavailableError):
+class ModelMisconfiguredError(
+    ServiceUnavailableError, code="model_misconfigured", should_retry=False
+):
     """Part of the model's published configuration is unusable, and its operator must fix it."""
 
-    code = "model_misconfigured"
-    should_retry = False
 
-
-class OverloadedError(ServiceUnavailableError):
+class OverloadedError(ServiceUnavailableError, code="overloaded"):
     """The queue is full, or the request waited in it for too long."""
 
-    code = "overloaded"
 
-
-class StoreUnavailableError(ServiceUnavailableError):
+class StoreUnavailableError(ServiceUnavailableError, code="store_unavailable"):
     """Redis or the database cannot be reached.
 
     Args:
@@ -651,8 +572,6 @@ class StoreUnavailableError(ServiceUnavailableError):
             receive it.
         retry_after_seconds: Time after which the client should retry.
     """
-
-    code = "store_unavailable"
 
     def __init__(
         self, message: str, *, detail: str = "", retry_after_seconds: float | None = None
@@ -669,47 +588,34 @@ class ChangeNotAnnouncedError(StoreUnavailableError):
     """The change is in the database, but could not be announced to the gateways."""
 
 
-class GatewayStoppingError(ServiceUnavailableError):
+class GatewayStoppingError(ServiceUnavailableError, code="gateway_stopping"):
     """The gateway is shutting down; the same request succeeds on another gateway."""
 
-    code = "gateway_stopping"
 
-
-class AdapterFailedError(ServiceUnavailableError):
+class AdapterFailedError(ServiceUnavailableError, code="adapter_failed"):
     """No worker could load the adapter of the request."""
 
-    code = "adapter_failed"
 
-
-class GenerationFailedError(ServiceUnavailableError):
+class GenerationFailedError(ServiceUnavailableError, code="engine_dead"):
     """The worker or its engine failed while it ran the request."""
-
-    code = "engine_dead"
 
 
 class TakenOverError(GenerationFailedError):
     """Another gateway continues the response, which has not failed."""
 
 
-class PoisonousRequestError(ApiError):
+class PoisonousRequestError(ApiError, code="poisonous_request", should_retry=False):
     """Engines crashed while they ran the request, so it is not retried."""
 
-    code = "poisonous_request"
-    should_retry = False
 
-
-class SlowReaderError(ServiceUnavailableError):
+class SlowReaderError(ServiceUnavailableError, code="slow_reader"):
     """The client does not read the response."""
 
-    code = "slow_reader"
 
-
-class GenerationTimeoutError(ApiError):
+class GenerationTimeoutError(
+    ApiError, status=504, type_="timeout_error", code="generation_timeout"
+):
     """The request's deadline passed while it was running."""
-
-    status = 504
-    type = "timeout_error"
-    code = "generation_timeout"
 
 
 def codes_of_clients() -> frozenset[str]:
