@@ -9,8 +9,9 @@ Keys that one script uses share a hash tag, so that every script works on Redis 
 """
 
 import zlib
+from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import Final
+from typing import Final, Literal
 
 from contract.tier import Lane
 
@@ -31,19 +32,90 @@ The field `key` or `tenant` holds the id.
 """
 
 
-def active_tenants(model: str, lane: Lane = Lane.REQUESTS) -> str:
-    """Sorted set: tenant with waiting jobs -> its service counter."""
-    return f"{{m:{model}}}:{lane.value}active"
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """A key of each model, gateway or response, which its hash tag names."""
+
+    kind: Literal["m", "g", "r"]
+    name: str
+
+    def __call__(self, id_: str) -> str:
+        return f"{{{self.kind}:{id_}}}:{self.name}"
 
 
-def service_counters(model: str, lane: Lane = Lane.REQUESTS) -> str:
-    """Hash: tenant -> service counter, kept while the tenant is idle."""
-    return f"{{m:{model}}}:{lane.value}counters"
+@dataclass(frozen=True, slots=True)
+class _LaneKey:
+    """A key of each lane of a model's queue."""
+
+    name: str
+
+    def __call__(self, model: str, lane: Lane = Lane.REQUESTS) -> str:
+        return f"{{m:{model}}}:{lane.value}{self.name}"
 
 
-def last_active(model: str, lane: Lane = Lane.REQUESTS) -> str:
-    """String: the tenant whose queue became empty most recently."""
-    return f"{{m:{model}}}:{lane.value}last"
+@dataclass(frozen=True, slots=True)
+class _ModelKeys:
+    """Keys of each model that end with an id, which scripts append to their prefix."""
+
+    name: str
+
+    def prefix(self, model: str) -> str:
+        """Return the keys' common beginning."""
+        return f"{{m:{model}}}:{self.name}:"
+
+    def __call__(self, model: str, id_: str) -> str:
+        return self.prefix(model) + id_
+
+
+active_tenants = _LaneKey("active")
+"""Sorted set: tenant with waiting jobs -> its service counter."""
+service_counters = _LaneKey("counters")
+"""Hash: tenant -> service counter, kept while the tenant is idle."""
+last_active = _LaneKey("last")
+"""String: the tenant whose queue became empty most recently."""
+sequence = _Key("m", "sequence")
+"""Integer: number of jobs enqueued so far, from which queue positions are derived."""
+job = _ModelKeys("job")
+"""Hash: a waiting or leased job, or the receipt of an ended job."""
+leases = _Key("m", "leases")
+"""Sorted set: id of a leased job -> lease expiry in Unix milliseconds of the Redis server."""
+waiting = _LaneKey("waiting")
+"""Integer: number of jobs in all queues of the lane."""
+arrivals = _LaneKey("arrivals")
+"""Sorted set: id of a waiting job -> enqueue time in Unix milliseconds of the Redis server."""
+sheddable = _LaneKey("sheddable")
+"""Sorted set: `RANK TENANT` -> RANK * 2^40 + number of jobs that can be shed.
+
+RANK is the rank of a tier. The number counts the tenant's waiting jobs of this tier that never
+started.
+"""
+pace = _LaneKey("pace")
+"""Hash: the rate at which waiting jobs are claimed, and the latest promised retry time."""
+promises = _LaneKey("promises")
+"""Sorted set: rejected request -> promised retry time in the server's Unix milliseconds."""
+doorbell = _LaneKey("doorbell")
+"""List: tokens that enqueued jobs add. Idle workers block on it."""
+control = _ModelKeys("control")
+"""List: ids of leased jobs that the worker must abort."""
+workers = _Key("m", "workers")
+"""Sorted set: worker that claims jobs -> expiry of its announcement in Unix milliseconds."""
+worker_card = _ModelKeys("worker")
+"""String with expiry: the WorkerCard."""
+watched_workers = _Key("m", "watched")
+"""Sorted set: worker with heartbeats -> when its lease expires, in the server's Unix ms.
+
+The score of a missing worker is negative: minus the time at which it was first found missing.
+"""
+worker_channel = _ModelKeys("connected")
+"""Pub/sub channel without messages: a worker subscribes to it while its process lives."""
+host_start = _Key("m", "host-start")
+"""String with expiry: the host that starts a worker of the model."""
+worker_doorbell = _ModelKeys("worker-doorbell")
+"""List with expiry: a token if a job waits for this worker, which holds its prefix."""
+held = _ModelKeys("held")
+"""Set with expiry: digests that the worker holds (see `contract.affinity`)."""
+holders = _Key("m", "holders")
+"""Hash: digest -> a worker that has published it, and may have lost it since."""
 
 
 def queue_prefix(model: str, lane: Lane = Lane.REQUESTS) -> str:
@@ -56,141 +128,14 @@ def queue(model: str, tenant: str, lane: Lane = Lane.REQUESTS) -> str:
     return queue_prefix(model, lane) + tenant
 
 
-def sequence(model: str) -> str:
-    """Integer: number of jobs enqueued so far, from which queue positions are derived."""
-    return f"{{m:{model}}}:sequence"
-
-
-def job_prefix(model: str) -> str:
-    """Prefix of the job hashes, to which the job id is appended."""
-    return f"{{m:{model}}}:job:"
-
-
-def job(model: str, job_id: str) -> str:
-    """Hash: a waiting or leased job, or the receipt of an ended job."""
-    return job_prefix(model) + job_id
-
-
-def leases(model: str) -> str:
-    """Sorted set: id of a leased job -> lease expiry in Unix milliseconds of the Redis server."""
-    return f"{{m:{model}}}:leases"
-
-
-def waiting(model: str, lane: Lane = Lane.REQUESTS) -> str:
-    """Integer: number of jobs in all queues of the lane."""
-    return f"{{m:{model}}}:{lane.value}waiting"
-
-
-def arrivals(model: str, lane: Lane = Lane.REQUESTS) -> str:
-    """Sorted set: id of a waiting job -> enqueue time in Unix milliseconds of the Redis server."""
-    return f"{{m:{model}}}:{lane.value}arrivals"
-
-
-def sheddable(model: str, lane: Lane = Lane.REQUESTS) -> str:
-    """Sorted set: `RANK TENANT` -> RANK * 2^40 + number of jobs that can be shed.
-
-    RANK is the rank of a tier. The number counts the tenant's waiting jobs of this tier that never
-    started.
-    """
-    return f"{{m:{model}}}:{lane.value}sheddable"
-
-
-def pace(model: str, lane: Lane = Lane.REQUESTS) -> str:
-    """Hash: the rate at which waiting jobs are claimed, and the latest promised retry time."""
-    return f"{{m:{model}}}:{lane.value}pace"
-
-
 def pace_prefix(model: str, lane: Lane = Lane.REQUESTS) -> str:
     """Prefix of the hashes that hold the same for each tenant, to which the tenant is appended."""
     return f"{pace(model, lane)}:"
 
 
-def promises(model: str, lane: Lane = Lane.REQUESTS) -> str:
-    """Sorted set: rejected request -> promised retry time in the server's Unix milliseconds."""
-    return f"{{m:{model}}}:{lane.value}promises"
-
-
 def tenant_promises(model: str, tenant: str, lane: Lane = Lane.REQUESTS) -> str:
     """Sorted set: as `promises`, for requests rejected because the tenant's queue was full."""
     return f"{promises(model, lane)}:{tenant}"
-
-
-def doorbell(model: str, lane: Lane = Lane.REQUESTS) -> str:
-    """List: tokens that enqueued jobs add. Idle workers block on it."""
-    return f"{{m:{model}}}:{lane.value}doorbell"
-
-
-def control_prefix(model: str) -> str:
-    """Prefix of the workers' control lists, to which the worker id is appended."""
-    return f"{{m:{model}}}:control:"
-
-
-def control(model: str, worker: str) -> str:
-    """List: ids of leased jobs that the worker must abort."""
-    return control_prefix(model) + worker
-
-
-def workers(model: str) -> str:
-    """Sorted set: worker that claims jobs -> expiry of its announcement in Unix milliseconds."""
-    return f"{{m:{model}}}:workers"
-
-
-def worker_card_prefix(model: str) -> str:
-    """Prefix of the workers' cards, to which the worker id is appended."""
-    return f"{{m:{model}}}:worker:"
-
-
-def worker_card(model: str, worker: str) -> str:
-    """String with expiry: the WorkerCard."""
-    return worker_card_prefix(model) + worker
-
-
-def watched_workers(model: str) -> str:
-    """Sorted set: worker with heartbeats -> when its lease expires, in the server's Unix ms.
-
-    The score of a missing worker is negative: minus the time at which it was first found missing.
-    """
-    return f"{{m:{model}}}:watched"
-
-
-def worker_channel_prefix(model: str) -> str:
-    """Prefix of the workers' channels, to which the worker id is appended."""
-    return f"{{m:{model}}}:connected:"
-
-
-def worker_channel(model: str, worker: str) -> str:
-    """Pub/sub channel without messages: a worker subscribes to it while its process lives."""
-    return worker_channel_prefix(model) + worker
-
-
-def host_start(model: str) -> str:
-    """String with expiry: the host that starts a worker of the model."""
-    return f"{{m:{model}}}:host-start"
-
-
-def worker_doorbell_prefix(model: str) -> str:
-    """Prefix of the workers' own doorbells, to which the worker id is appended."""
-    return f"{{m:{model}}}:worker-doorbell:"
-
-
-def worker_doorbell(model: str, worker: str) -> str:
-    """List with expiry: a token if a job waits for this worker, which holds its prefix."""
-    return worker_doorbell_prefix(model) + worker
-
-
-def held_prefix(model: str) -> str:
-    """Prefix of what the workers hold, to which the worker id is appended."""
-    return f"{{m:{model}}}:held:"
-
-
-def held(model: str, worker: str) -> str:
-    """Set with expiry: digests that the worker holds (see `contract.affinity`)."""
-    return held_prefix(model) + worker
-
-
-def holders(model: str) -> str:
-    """Hash: digest -> a worker that has published it, and may have lost it since."""
-    return f"{{m:{model}}}:holders"
 
 
 def tokenizer(digest: str) -> str:
@@ -208,44 +153,26 @@ def adapter_modules(digest: str) -> str:
     return f"adapter-modules:{digest}"
 
 
+replies = _Key("g", "replies")
+"""Stream: reply frames for one gateway process (field `f`)."""
 REPLIES_SECONDS: Final = 600
 """Lifetime of a reply stream after its gateway has died.
 
 Until then, a client that resumes gets the same events that the dead gateway sent.
 """
-
-
-def replies(gateway: str) -> str:
-    """Stream: reply frames for one gateway process (field `f`)."""
-    return f"{{g:{gateway}}}:replies"
-
-
-def gateway_alive(gateway: str) -> str:
-    """String with expiry: exists while the gateway process is alive."""
-    return f"{{g:{gateway}}}:alive"
-
-
+gateway_alive = _Key("g", "alive")
+"""String with expiry: exists while the gateway process is alive."""
 BACKGROUND_OWNERS = "answers:background"
 """Set: gateways that own background responses, including dead gateways that owned some."""
+background_responses = _Key("g", "background")
+"""Set with expiry: request ids of the background responses that the gateway owns."""
+response = _Key("r", "answer")
+"""Hash with expiry: the state any gateway needs to replay or resume a response.
 
-
-def background_responses(gateway: str) -> str:
-    """Set with expiry: request ids of the background responses that the gateway owns."""
-    return f"{{g:{gateway}}}:background"
-
-
-def response(request_id: str) -> str:
-    """Hash with expiry: the state any gateway needs to replay or resume a response.
-
-    See `gateway.responses`.
-    """
-    return f"{{r:{request_id}}}:answer"
-
-
-def journal(request_id: str) -> str:
-    """List with expiry: the replies received for the response so far."""
-    return f"{{r:{request_id}}}:journal"
-
+See `gateway.responses`.
+"""
+journal = _Key("r", "journal")
+"""List with expiry: the replies received for the response so far."""
 
 BUCKETS = 64
 """Buckets into which tenants are hashed; all quota keys of one tenant are in its bucket."""

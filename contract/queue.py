@@ -243,7 +243,7 @@ class JobQueue:
     def __init__(self, executor: CommandExecutor, model: str) -> None:
         self._executor = executor
         self.model = model
-        self._job_prefix = keys.job_prefix(model)
+        self._job_prefix = keys.job.prefix(model)
         self._sequence = keys.sequence(model)
         self._leases = keys.leases(model)
         self._lanes = {lane: _lane_keys(model, lane) for lane in Lane}
@@ -260,8 +260,8 @@ class JobQueue:
         }
         """Of the tenants' queues and paces in every lane."""
         self._enqueue_keys = lru_cache(maxsize=10_000)(self._keys_to_enqueue)
-        self._held_prefix = keys.held_prefix(model)
-        self._worker_doorbell_prefix = keys.worker_doorbell_prefix(model)
+        self._held_prefix = keys.held.prefix(model)
+        self._worker_doorbell_prefix = keys.worker_doorbell.prefix(model)
 
     async def enqueue(
         self,
@@ -465,7 +465,7 @@ class JobQueue:
         cancelled = await _CANCEL.run(
             self._executor,
             self._keys_of_job(job_id, tenant),
-            [job_id, tenant, keys.control_prefix(self.model)],
+            [job_id, tenant, keys.control.prefix(self.model)],
         )
         return bool(cancelled)
 
@@ -641,8 +641,8 @@ class JobQueue:
             self._executor,
             [keys.watched_workers(self.model), keys.workers(self.model), self._leases],
             [
-                keys.worker_channel_prefix(self.model),
-                keys.worker_card_prefix(self.model),
+                keys.worker_channel.prefix(self.model),
+                keys.worker_card.prefix(self.model),
                 self._job_prefix,
                 MISSING_MS,
                 self._held_prefix,

@@ -122,6 +122,7 @@ class ApiError(Exception):
     is_recorded: bool = False
     """Whether a usage record has the failure of the request."""
 
+    @override
     def __init_subclass__(
         cls,
         *,

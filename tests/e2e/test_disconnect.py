@@ -109,7 +109,7 @@ def test_job_of_a_client_killed_in_the_queue_never_runs(
 
         assert is_full(stack), "the job is gone before there was room for it"
         assert answer == b""
-        assert first.startswith(keys.job_prefix(MODEL).encode())
+        assert first.startswith(keys.job.prefix(MODEL).encode())
         assert store.zrange(keys.active_tenants(MODEL), 0, -1) == []
         crowd.kill()
         wait_until_nothing_is_left(stack, store)
@@ -127,7 +127,7 @@ def is_full(stack: Stack) -> bool:
 
 def job_keys(store: "Redis") -> list[bytes]:
     """Return the keys of all jobs, waiting, leased or ended."""
-    return sorted(store.scan_iter(f"{keys.job_prefix(MODEL)}*"))
+    return sorted(store.scan_iter(f"{keys.job.prefix(MODEL)}*"))
 
 
 @one_way

@@ -222,7 +222,7 @@ async def jobs_in_redis(redis: "Redis", model: str) -> dict[str, int]:
 
     Receipts are not counted: they stay until their requests are settled.
     """
-    hashes = [key async for key in redis.scan_iter(match=keys.job_prefix(model) + "*")]
+    hashes = [key async for key in redis.scan_iter(match=keys.job.prefix(model) + "*")]
     jobs = [key for key in hashes if await redis.hexists(key, "worker")]
     queues = [key async for key in redis.scan_iter(match=keys.queue_prefix(model) + "*")]
     return {

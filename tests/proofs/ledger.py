@@ -103,13 +103,13 @@ class Books:
 
     async def _jobs(self) -> list[str]:
         found = []
-        for name in await self._keys(f"{keys.job_prefix(MODEL)}*"):
+        for name in await self._keys(f"{keys.job.prefix(MODEL)}*"):
             has_ended, lives_ms = (
                 await self.redis.hexists(name, "ended"),
                 await self.redis.pttl(name),
             )
             kind = "receipt" if has_ended and lives_ms > 0 else "job"
-            found.append(f"{kind}: {name.removeprefix(keys.job_prefix(MODEL))}")
+            found.append(f"{kind}: {name.removeprefix(keys.job.prefix(MODEL))}")
         for name in (keys.leases(MODEL), keys.active_tenants(MODEL)):
             found += [f"{name}: {each!r}" for each in await self.redis.zrange(name, 0, -1)]
         waiting = int(await self.redis.get(keys.waiting(MODEL)) or 0)

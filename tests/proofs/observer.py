@@ -20,7 +20,7 @@ from tests.support.stack import MODEL
 _RESERVATION = re.compile(r"\{b:\d\d\}:reservation:(.+)")
 _ACCOUNT: Final = ":subject:"
 _USAGE: Final = ":usage"
-_JOB_PREFIX = keys.job_prefix(MODEL)
+_JOB_PREFIX = keys.job.prefix(MODEL)
 _CHANNEL = "__keyspace@0__:"
 
 
