@@ -8,17 +8,9 @@ killed. Each attempt's span links to the previous one.
 import msgspec
 from opentelemetry.trace import Span, SpanContext
 
+from contract import tracing as names
 from contract.messages import GenerationJob
-from contract.tracing import (
-    ATTEMPT_NUMBER,
-    GATEWAY_ID,
-    GEN_AI_REQUEST_MODEL,
-    JOB_ID,
-    OUTCOME,
-    REQUEST_ID,
-    TENANT_ID,
-    traceparent_of,
-)
+from contract.tracing import traceparent_of
 from gateway import tracing
 
 
@@ -42,12 +34,12 @@ class AttemptSpans:
             self._request,
             earlier=self._earlier,
             attributes={
-                ATTEMPT_NUMBER: number,
-                GATEWAY_ID: job.gateway,
-                GEN_AI_REQUEST_MODEL: self._model,
-                JOB_ID: job.id,
-                REQUEST_ID: job.request_id,
-                TENANT_ID: job.tenant,
+                names.ATTEMPT_NUMBER: number,
+                names.GATEWAY_ID: job.gateway,
+                names.GEN_AI_REQUEST_MODEL: self._model,
+                names.JOB_ID: job.id,
+                names.REQUEST_ID: job.request_id,
+                names.TENANT_ID: job.tenant,
             },
         )
         if self._span is None:
@@ -64,7 +56,7 @@ class AttemptSpans:
         """End the open attempt, if any."""
         if self._span is None:
             return
-        self._span.set_attribute(OUTCOME, outcome)
+        self._span.set_attribute(names.OUTCOME, outcome)
         if is_failure:
             tracing.fail(self._span, outcome)
         self._span.end()

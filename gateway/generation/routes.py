@@ -1,5 +1,6 @@
 """Generation endpoints, each with an `:estimate` endpoint for a dry run."""
 
+import json
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
@@ -7,6 +8,7 @@ from typing import Any, Final
 import msgspec
 from fastapi import APIRouter, Request, Response
 
+from contract import tracing as names
 from contract.tracing import PLAN
 from gateway import tracing
 from gateway.auth.principal import Principal
@@ -19,6 +21,7 @@ from gateway.dialects.bodies import require_model
 from gateway.dialects.effective import effective_parameters
 from gateway.dialects.endpoint import ENDPOINTS, INVOCATIONS, NATIVE_ENDPOINTS, Endpoint
 from gateway.dialects.parameters import ignored_header
+from gateway.dialects.request import GenerationRequest
 from gateway.generation.call import Call, read_call
 from gateway.generation.check import CheckedRequest, check_request
 from gateway.generation.idempotency import (
@@ -29,7 +32,6 @@ from gateway.generation.idempotency import (
 )
 from gateway.generation.model_choice import choose_allowed
 from gateway.generation.submit import Submission, draft_record, submit
-from gateway.generation.tracing import note_request
 from gateway.http.authorization import count_unpaid
 from gateway.idempotency.registry import IdempotentRequest
 from gateway.responses.store import StoredResponse
@@ -249,3 +251,39 @@ def _cost(call: Call, checked: CheckedRequest) -> dict[str, int]:
         "prompt_micros": record.cost_of(**most._replace(completion_tokens=0)._asdict()),
         "max_micros": record.cost_of(**most._asdict()),
     }
+
+
+def note_request(checked: CheckedRequest, completion_id: str) -> None:
+    """Set the generation attributes of the current request's span."""
+    if not tracing.is_on():
+        return
+    request = checked.request
+    attributes: dict[str, str | bool | int | float] = {
+        names.GEN_AI_OPERATION: names.TEXT_COMPLETION if request.chat is None else names.CHAT,
+        names.GEN_AI_PROVIDER: names.PROVIDER,
+        names.GEN_AI_REQUEST_CHOICES: request.n,
+        names.GEN_AI_REQUEST_MAX_TOKENS: checked.prepared.applied_max_tokens,
+        names.GEN_AI_REQUEST_MODEL: checked.model,
+        names.GEN_AI_REQUEST_STREAM: request.stream,
+        names.GEN_AI_RESPONSE_ID: completion_id,
+        names.GEN_AI_RESPONSE_MODEL: checked.card.model,
+    }
+    if tracing.shows_content():
+        attributes[names.GEN_AI_INPUT] = json.dumps(_input(request))[: tracing.MOST_CONTENT]
+    tracing.note(attributes)
+
+
+def _input(request: GenerationRequest) -> list[dict[str, Any]]:
+    """Return the client's input in the format of OpenTelemetry's conventions."""
+    if request.chat is not None:
+        return [
+            {
+                "role": message.get("role"),
+                "parts": [{"type": "text", "content": message.get("content")}],
+            }
+            for message in request.chat.messages
+        ]
+    return [
+        {"role": "user", "parts": [{"type": "text", "content": prompt}]}
+        for prompt in request.prompts
+    ]

@@ -10,17 +10,9 @@ from typing import Final, NamedTuple, Self
 import msgspec
 from redis.exceptions import RedisError
 
+from contract import tracing as names
 from contract.receipts import JobReceipt, JobState
 from contract.tasks import Backoff, TaskSet, raise_if_cancelled
-from contract.tracing import (
-    CODE,
-    GEN_AI_RESPONSE_ID,
-    GEN_AI_USAGE_CACHED_TOKENS,
-    GEN_AI_USAGE_INPUT_TOKENS,
-    GEN_AI_USAGE_OUTPUT_TOKENS,
-    OUTCOME,
-    SETTLE,
-)
 from gateway import telemetry, tracing
 from gateway.dispatch.catalogue import Catalogue
 from gateway.dispatch.dispatcher import Dispatcher
@@ -309,14 +301,18 @@ class Settlement:
         tracing.note_in(
             self._trace,
             {
-                GEN_AI_USAGE_INPUT_TOKENS: record.prompt_tokens,
-                GEN_AI_USAGE_CACHED_TOKENS: record.cached_tokens,
-                GEN_AI_USAGE_OUTPUT_TOKENS: record.completion_tokens,
+                names.GEN_AI_USAGE_INPUT_TOKENS: record.prompt_tokens,
+                names.GEN_AI_USAGE_CACHED_TOKENS: record.cached_tokens,
+                names.GEN_AI_USAGE_OUTPUT_TOKENS: record.completion_tokens,
             },
         )
-        with tracing.span_in(self._trace, SETTLE):
+        with tracing.span_in(self._trace, names.SETTLE):
             tracing.note(
-                {GEN_AI_RESPONSE_ID: record.request_id, OUTCOME: outcome.value, CODE: code}
+                {
+                    names.GEN_AI_RESPONSE_ID: record.request_id,
+                    names.OUTCOME: outcome.value,
+                    names.CODE: code,
+                }
             )
             await self._end_reservation(record, is_recorded=is_recorded)
         return record

@@ -4,73 +4,60 @@ from typing import assert_never
 
 from contract.messages import JobFailed
 from contract.outcomes import FailureCode
-from gateway.errors import (
-    AdapterFailedError,
-    ApiError,
-    BadRequestError,
-    GatewayStoppingError,
-    GenerationFailedError,
-    GenerationTimeoutError,
-    NoWorkerError,
-    OverloadedError,
-    PoisonousRequestError,
-    RequestCancelledError,
-    StorageFullError,
-    TakenOverError,
-)
+from gateway import errors
 from gateway.prompt.window import too_long
 
 RETRY_AFTER_SECONDS = 1.0
 OVERLOADED_RETRY_AFTER_SECONDS = 5.0
 
 
-def to_api_error(failed: JobFailed) -> ApiError:  # noqa: C901, PLR0911, PLR0912  (one for each)
+def to_api_error(failed: JobFailed) -> errors.ApiError:  # noqa: C901, PLR0911, PLR0912  (one for each)
     """Return the error that the client receives."""
     match failed.code:
         case FailureCode.INVALID_REQUEST:
             return _rejected(failed)
         case FailureCode.DEADLINE_EXCEEDED:
-            return GenerationTimeoutError("The request exceeded its time limit.")
+            return errors.GenerationTimeoutError("The request exceeded its time limit.")
         case FailureCode.QUEUE_TIMEOUT:
-            return OverloadedError(
+            return errors.OverloadedError(
                 "The request exceeded the queue timeout.",
                 retry_after_seconds=OVERLOADED_RETRY_AFTER_SECONDS,
             )
         case FailureCode.NO_WORKER:
-            return NoWorkerError(
+            return errors.NoWorkerError(
                 "No worker currently serves this model.",
                 retry_after_seconds=OVERLOADED_RETRY_AFTER_SECONDS,
             )
         case FailureCode.SHED:
-            return OverloadedError(
+            return errors.OverloadedError(
                 "The queue is full, and a request of higher priority replaced this one.",
                 retry_after_seconds=failed.retry_after_seconds or OVERLOADED_RETRY_AFTER_SECONDS,
             )
         case FailureCode.GATEWAY_STOPPING:
-            return GatewayStoppingError(
+            return errors.GatewayStoppingError(
                 "The gateway is shutting down. Retry the request.",
                 retry_after_seconds=RETRY_AFTER_SECONDS,
             )
         case FailureCode.STORED_BYTES:
-            return StorageFullError(failed.message)
+            return errors.StorageFullError(failed.message)
         case FailureCode.CANCELLED:
-            return RequestCancelledError("The request was cancelled.")
+            return errors.RequestCancelledError("The request was cancelled.")
         case FailureCode.ADAPTER_FAILED:
-            return AdapterFailedError(
+            return errors.AdapterFailedError(
                 "The adapter could not be loaded. Retry the request.",
                 retry_after_seconds=OVERLOADED_RETRY_AFTER_SECONDS,
             )
         case FailureCode.POISONOUS:
-            return PoisonousRequestError(
+            return errors.PoisonousRequestError(
                 "The engine crashed twice while it ran this request, which is not retried."
             )
         case FailureCode.TAKEN_OVER:
-            return TakenOverError(
+            return errors.TakenOverError(
                 "Another gateway continues this request. Retry the request.",
                 retry_after_seconds=RETRY_AFTER_SECONDS,
             )
         case FailureCode.WORKER_LOST | FailureCode.ENGINE_ERROR | FailureCode.REPLIES_LOST:
-            return GenerationFailedError(
+            return errors.GenerationFailedError(
                 "The worker failed while it ran this request. Retry the request.",
                 retry_after_seconds=RETRY_AFTER_SECONDS,
             )
@@ -78,9 +65,9 @@ def to_api_error(failed: JobFailed) -> ApiError:  # noqa: C901, PLR0911, PLR0912
             assert_never(failed.code)
 
 
-def _rejected(failed: JobFailed) -> BadRequestError:
+def _rejected(failed: JobFailed) -> errors.BadRequestError:
     if (excess := failed.excess) is None:
-        return BadRequestError(failed.message, param=failed.param)
+        return errors.BadRequestError(failed.message, param=failed.param)
     return too_long(
         excess.prompt_tokens,
         excess.max_tokens,

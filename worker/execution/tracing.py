@@ -18,31 +18,9 @@ from opentelemetry.context import Context
 from opentelemetry.semconv.attributes.error_attributes import ERROR_TYPE
 from opentelemetry.trace import Link, SpanKind, StatusCode, Tracer, set_span_in_context
 
+from contract import tracing as names
 from contract.outcomes import FailureCode
-from contract.tracing import (
-    ATTEMPT_NUMBER,
-    DECODE,
-    GEN_AI_OPERATION,
-    GEN_AI_PROVIDER,
-    GEN_AI_REQUEST_MAX_TOKENS,
-    GEN_AI_REQUEST_MODEL,
-    GEN_AI_RESPONSE_FINISH_REASONS,
-    GEN_AI_USAGE_CACHED_TOKENS,
-    GEN_AI_USAGE_INPUT_TOKENS,
-    GEN_AI_USAGE_OUTPUT_TOKENS,
-    GENERATE,
-    JOB_ID,
-    OUTCOME,
-    PREFILL,
-    PROVIDER,
-    QUEUE,
-    REQUEST_ID,
-    TENANT_ID,
-    TEXT_COMPLETION,
-    WORKER_ID,
-    context_of,
-    span_of,
-)
+from contract.tracing import context_of, span_of
 from worker import tracing
 from worker.execution.generation import Generation
 
@@ -69,38 +47,38 @@ def attempt_ended(generation: Generation, outcome: str) -> None:
     if attempt is None or not attempt.trace_flags.sampled:
         return
     parent, times = context_of(attempt), _Times.of(generation)
-    _span(tracer, QUEUE, parent, times.enqueued, times.asked)
+    _span(tracer, names.QUEUE, parent, times.enqueued, times.asked)
     earlier = span_of(job.earlier_traceparent)
     generate = tracer.start_span(
-        GENERATE,
+        names.GENERATE,
         parent,
         SpanKind.CONSUMER,
         start_time=times.asked,
         links=[] if earlier is None else [Link(earlier)],
         attributes={
-            ATTEMPT_NUMBER: generation.attempt,
-            JOB_ID: job.id,
-            OUTCOME: outcome,
-            REQUEST_ID: job.request_id,
-            TENANT_ID: job.tenant,
-            WORKER_ID: tracing.state.worker,
-            GEN_AI_OPERATION: TEXT_COMPLETION,
-            GEN_AI_PROVIDER: PROVIDER,
-            GEN_AI_REQUEST_MODEL: tracing.state.model,
-            GEN_AI_REQUEST_MAX_TOKENS: job.max_tokens,
-            GEN_AI_RESPONSE_FINISH_REASONS: generation.finish_reasons,
-            GEN_AI_USAGE_INPUT_TOKENS: generation.report.prompt_tokens,
-            GEN_AI_USAGE_CACHED_TOKENS: generation.report.cached_tokens,
-            GEN_AI_USAGE_OUTPUT_TOKENS: generation.report.completion_tokens,
+            names.ATTEMPT_NUMBER: generation.attempt,
+            names.JOB_ID: job.id,
+            names.OUTCOME: outcome,
+            names.REQUEST_ID: job.request_id,
+            names.TENANT_ID: job.tenant,
+            names.WORKER_ID: tracing.state.worker,
+            names.GEN_AI_OPERATION: names.TEXT_COMPLETION,
+            names.GEN_AI_PROVIDER: names.PROVIDER,
+            names.GEN_AI_REQUEST_MODEL: tracing.state.model,
+            names.GEN_AI_REQUEST_MAX_TOKENS: job.max_tokens,
+            names.GEN_AI_RESPONSE_FINISH_REASONS: generation.finish_reasons,
+            names.GEN_AI_USAGE_INPUT_TOKENS: generation.report.prompt_tokens,
+            names.GEN_AI_USAGE_CACHED_TOKENS: generation.report.cached_tokens,
+            names.GEN_AI_USAGE_OUTPUT_TOKENS: generation.report.completion_tokens,
         },
     )
     if outcome in _FAILURES:
         generate.set_attribute(ERROR_TYPE, outcome)
         generate.set_status(StatusCode.ERROR)
     within = set_span_in_context(generate, Context())
-    _span(tracer, PREFILL, within, times.asked, times.first_token or times.ended)
+    _span(tracer, names.PREFILL, within, times.asked, times.first_token or times.ended)
     if times.first_token is not None:
-        _span(tracer, DECODE, within, times.first_token, times.ended)
+        _span(tracer, names.DECODE, within, times.first_token, times.ended)
     generate.end(times.ended)
 
 
