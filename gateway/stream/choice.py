@@ -24,9 +24,9 @@ FAILED = "error"
 class Choice(Protocol):
     """Renders the deltas of one choice."""
 
-    PLAIN_START: ClassVar[bytes]
+    PLAIN_START: ClassVar[bytes] = b""
     """JSON between the index and the text, in a chunk with nothing but text."""
-    PLAIN_END: ClassVar[bytes]
+    PLAIN_END: ClassVar[bytes] = b""
     """JSON after that text, or after reasoning, up to the end of the choice."""
 
     def __init__(self, completion: Completion, index: int) -> None: ...
@@ -37,9 +37,11 @@ class Choice(Protocol):
 
         Empty if there are no such chunks.
         """
+        del request
+        return []
 
     def take_prompt_logprobs(self, encoded: EncodedPrompt) -> None:
-        """Store the log-probabilities of the prompt's tokens for the first chunk."""
+        """Store the log-probabilities of the prompt's tokens for the first chunk, if it has any."""
 
     def take_finished(self, finished: JobFinished) -> None:
         """Store the counts of the job that has finished, in a choice that reports them itself."""
@@ -55,6 +57,7 @@ class Choice(Protocol):
 
         Later calls return nothing.
         """
+        return {}
 
     def failed(self) -> dict[str, Any]:
         """Return the choice object of a failed request's chunk."""

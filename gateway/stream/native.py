@@ -6,7 +6,7 @@ response is the final result of its only choice, or a list of final results.
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from typing_extensions import override
 
@@ -16,7 +16,6 @@ from gateway.dialects.request import GenerationRequest
 from gateway.stream.chat_logprobs import ScoredToken, scored_tokens
 from gateway.stream.choice import Choice
 from gateway.stream.completion import Completion
-from gateway.stream.prompt_logprobs import EncodedPrompt
 from gateway.stream.timings import job_timings
 
 NO_SLOT: Final = -1
@@ -25,9 +24,6 @@ NO_SLOT: Final = -1
 
 class NativeChoice(Choice):
     """Turns the deltas of one choice into results."""
-
-    PLAIN_START: ClassVar[bytes] = b""
-    PLAIN_END: ClassVar[bytes] = b""
 
     __slots__ = (
         "_completion",
@@ -53,19 +49,6 @@ class NativeChoice(Choice):
         self._has_new_line = False
         self._end: Delta | None = None
         self._finished: JobFinished | None = None
-
-    @classmethod
-    @override
-    def plain_reasoning_starts(cls, request: GenerationRequest) -> list[bytes]:
-        return []
-
-    @override
-    def take_prompt_logprobs(self, encoded: EncodedPrompt) -> None:
-        """Do nothing: no prompt is scored."""
-
-    @override
-    def take_members(self) -> dict[str, Any]:
-        return {}
 
     @override
     def take_finished(self, finished: JobFinished) -> None:

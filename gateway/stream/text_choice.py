@@ -96,18 +96,9 @@ class TextChoice(Choice):
         self._texts: list[str] | None = None if request.tool_use is None else []
         self._pieces: list[_Piece] = []
 
-    @classmethod
-    @override
-    def plain_reasoning_starts(cls, request: GenerationRequest) -> list[bytes]:
-        return []
-
     @override
     def take_prompt_logprobs(self, encoded: EncodedPrompt) -> None:
         self._prompt_logprobs = encoded
-
-    @override
-    def take_members(self) -> dict[str, Any]:
-        return {}
 
     @override
     def chunks(self, delta: Delta) -> list[dict[str, Any]]:
