@@ -8,12 +8,7 @@ from threading import Thread
 from typing import TYPE_CHECKING
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
-from prometheus_client import (
-    CONTENT_TYPE_PLAIN_0_0_4,
-    REGISTRY,
-    CollectorRegistry,
-    generate_latest,
-)
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, REGISTRY, CollectorRegistry, generate_latest
 from prometheus_client.exposition import ThreadingWSGIServer
 from typing_extensions import override
 

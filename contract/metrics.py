@@ -88,7 +88,6 @@ class _LightMetric(Collector, Generic[C]):
 
     @override
     def collect(self) -> Iterator[Metric]:
-        """Return the metric with the values of all series."""
         yield self._family(self._children.copy())
 
     def _add(self, *values: str) -> C:

@@ -103,19 +103,16 @@ class LightSpan(Span):
 
     @override
     def set_attribute(self, key: str, value: "AttributeValue") -> None:
-        """Set an attribute."""
         if self.end_time is None:
             self.attributes[key] = value
 
     @override
     def set_attributes(self, attributes: "Mapping[str, AttributeValue]") -> None:
-        """Set some attributes."""
         if self.end_time is None:
             self.attributes.update(attributes)
 
     @override
     def update_name(self, name: str) -> None:
-        """Change the name."""
         if self.end_time is None:
             self.name = name
 
@@ -136,7 +133,6 @@ class LightSpan(Span):
 
     @override
     def add_event(self, *_: object, **_named: object) -> NoReturn:
-        """Raise NotImplementedError."""
         raise NotImplementedError
 
     @override
@@ -210,7 +206,6 @@ class LightTracer(Tracer):
 
     @override
     def start_as_current_span(self, *_: Any, **_named: Any) -> NoReturn:
-        """Raise NotImplementedError."""
         raise NotImplementedError
 
 

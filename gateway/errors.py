@@ -325,7 +325,6 @@ class ModelRetiredError(NotFoundError, code="model_not_found"):
 
     @override
     def headers(self) -> Mapping[str, str]:
-        """Add the dates of the alias."""
         return {**super().headers(), **self._headers}
 
 
@@ -445,7 +444,6 @@ class _LimitError(ApiError):
 
     @override
     def body(self, style: ErrorStyle = ErrorStyle.OPENAI) -> dict[str, Any]:
-        """Add the limit, its owner and its reset time."""
         body = super().body(style)
         if self.refusing is not None:
             body["error"] |= asdict(self.refusing)
@@ -453,7 +451,6 @@ class _LimitError(ApiError):
 
     @override
     def headers(self) -> Mapping[str, str]:
-        """Add the rate limit headers."""
         return {**self._headers, **super().headers()}
 
 

@@ -12,14 +12,7 @@ from sqlalchemy import ColumnElement, and_, or_
 
 from gateway.batches.claimed import TURN_SECONDS, BatchSlots
 from gateway.batches.events import add_events
-from gateway.batches.lines import (
-    CANCELLED,
-    EXPIRED,
-    Result,
-    custom_id_of,
-    line_id_of,
-    unfinished,
-)
+from gateway.batches.lines import CANCELLED, EXPIRED, Result, custom_id_of, line_id_of, unfinished
 from gateway.batches.results import ResultFiles, error_id_of, output_id_of
 from gateway.batches.store import RUNNING, BatchStore
 from gateway.batches.validation import error_of

@@ -18,9 +18,7 @@ from sqlalchemy.exc import (
     NoSuchModuleError,
     ProgrammingError,
 )
-from sqlalchemy.exc import (
-    TimeoutError as PoolTimeoutError,
-)
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry
 

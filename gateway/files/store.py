@@ -5,18 +5,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import (
-    ColumnElement,
-    and_,
-    delete,
-    exists,
-    false,
-    func,
-    insert,
-    or_,
-    select,
-    update,
-)
+from sqlalchemy import ColumnElement, and_, delete, exists, false, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.database.claims import lock_in_turns

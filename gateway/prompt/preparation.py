@@ -22,13 +22,7 @@ from gateway.errors import (
 )
 from gateway.prompt.infill import find_template
 from gateway.prompt.tokenizers import PromptEncoder
-from gateway.prompt.window import (
-    Layout,
-    cut,
-    fit_max_tokens,
-    prompt_too_long,
-    tokens_to_keep,
-)
+from gateway.prompt.window import Layout, cut, fit_max_tokens, prompt_too_long, tokens_to_keep
 
 PROMPT_SIZE: Final = 128
 """Bytes of a text that take as long to prepare as a prompt of one token."""

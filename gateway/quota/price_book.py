@@ -77,7 +77,6 @@ class PriceBook(TableCopy):
 
     @override
     async def refresh(self) -> None:
-        """Reload the table. Raises StoreUnavailableError, and then keeps the old copy."""
         async with self._database.reading() as transaction:
             rows = await transaction.scalars(_ALL)
             prices = [row.to_record() for row in rows]

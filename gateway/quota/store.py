@@ -28,12 +28,7 @@ from gateway.quota.replies import (
     SubjectStatus,
     Withdrawn,
 )
-from gateway.tenancy.limits import (
-    RESERVED_LIMITS,
-    LimitScope,
-    SubjectLimits,
-    subject_of,
-)
+from gateway.tenancy.limits import RESERVED_LIMITS, LimitScope, SubjectLimits, subject_of
 from gateway.tenancy.usage_record import UsageRecord, encode_usage, readable_usage
 
 MOST_OPEN: Final = 20_000

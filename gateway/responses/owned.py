@@ -21,12 +21,7 @@ from gateway.responses.background import BackgroundIndex
 from gateway.responses.head import ResponseHead
 from gateway.responses.journal import MESSAGES_OF_ENTRY, Received, encode_entries, encode_message
 from gateway.responses.peers import Peers
-from gateway.responses.settlement import (
-    CANCELLED_CODE,
-    Ending,
-    Settlement,
-    SettlementService,
-)
+from gateway.responses.settlement import CANCELLED_CODE, Ending, Settlement, SettlementService
 from gateway.responses.store import (
     DEADLINE_GRACE_MS,
     ResponseState,

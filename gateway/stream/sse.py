@@ -27,12 +27,7 @@ from gateway.stream.completion import Completion, Usage
 from gateway.stream.failures import to_api_error
 from gateway.stream.kinds import choice_type
 from gateway.stream.prompt_logprobs import PromptLogprobs
-from gateway.stream.timings import (
-    RunningTimings,
-    Stopwatch,
-    prompt_progress,
-    shown_timings,
-)
+from gateway.stream.timings import RunningTimings, Stopwatch, prompt_progress, shown_timings
 
 DONE = b"data: [DONE]"
 BEGINNING = b"data: {"

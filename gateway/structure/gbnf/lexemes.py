@@ -3,12 +3,7 @@
 from dataclasses import dataclass
 from typing import TypeVar
 
-from gateway.structure.gbnf.automata import (
-    Alphabet,
-    Automaton,
-    TooLargeError,
-    are_in_conflict,
-)
+from gateway.structure.gbnf.automata import Alphabet, Automaton, TooLargeError, are_in_conflict
 from gateway.structure.gbnf.regular import children, is_regular
 from gateway.structure.gbnf.tree import (
     Alternatives,

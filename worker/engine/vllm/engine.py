@@ -29,11 +29,7 @@ from worker.engine.base import (
     Held,
     InvalidRequestError,
 )
-from worker.engine.vllm.arguments import (
-    engine_arguments,
-    environment_variables,
-    publishes_cache,
-)
+from worker.engine.vllm.arguments import engine_arguments, environment_variables, publishes_cache
 from worker.engine.vllm.bans import BannedOutputs, Bans
 from worker.engine.vllm.cache_events import CacheEvents
 from worker.engine.vllm.description import describe
