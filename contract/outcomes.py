@@ -1,10 +1,11 @@
-"""Outcomes: finish reasons of sequences and failure codes of jobs.
+"""Outcomes: finish reasons of sequences, failure codes of jobs, and receipts of ended jobs.
 
-Both are encoded as short strings, so that a frame stays readable in `redis-cli`. Decoding rejects
-an unknown value instead of misreading it.
+Reasons and codes are encoded as short strings, so that a frame stays readable in `redis-cli`.
+Decoding rejects an unknown value instead of misreading it.
 """
 
-from enum import StrEnum
+from enum import Enum, StrEnum
+from typing import NamedTuple
 
 
 class FinishReason(StrEnum):
@@ -31,3 +32,34 @@ class FailureCode(StrEnum):
     STORED_BYTES = "stored_bytes"  # Redis would hold more of the tenant's output than allowed.
     CANCELLED = "cancelled"  # A cancellation was requested.
     SHED = "shed"  # The queue was full, and a job of a higher tier replaced this one.
+
+
+class JobState(Enum):
+    """State of a job. A cancelled job becomes ENDED, or ABSENT if none of it was delivered."""
+
+    ABSENT = 0  # Never enqueued, cancelled before it started, or its receipt was dropped.
+    WAITING = 1  # On the queue; it may have been lost and requeued.
+    RUNNING = 2  # Leased to a worker.
+    ENDED = 3  # Finished, failed or dropped; only the receipt remains.
+
+
+class JobReceipt(NamedTuple):
+    """Tokens that the engine counted for a job.
+
+    An ended job is replaced by its receipt. The process that settles the request reads the counts
+    from it: the job's gateway, or another process if that gateway has died.
+
+    The counts are final once the job has ended. Those of a running job are its worker's last
+    report. A lost job counts only what its gateway had received, after which the next attempt
+    continues.
+    """
+
+    state: JobState
+    completion_tokens: int = 0
+    """Tokens of all sequences, including those that `best_of` discards."""
+    prompt_tokens: int = 0
+    """0 until the engine has processed the prompt."""
+    cached_tokens: int = 0
+    """Prompt tokens that the engine found in its prefix cache."""
+    engine: str = ""
+    """Name and version of the last worker's engine; empty if no worker claimed the job."""

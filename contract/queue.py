@@ -29,7 +29,7 @@ import msgspec
 from contract import clock, keys, messages
 from contract.affinity import MOST_HELD
 from contract.messages import GenerationJob, WorkerCard, WorkerState
-from contract.receipts import JobReceipt, JobState
+from contract.outcomes import JobReceipt, JobState
 from contract.scripts import Argument, CommandExecutor, LuaScript
 from contract.tier import TIER_BOOSTS, TIER_RANKS, Lane, ServiceTier, lane_of
 

@@ -9,8 +9,9 @@ import itertools
 import logging
 import math
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 from redis.asyncio import Redis
@@ -19,7 +20,7 @@ from redis.exceptions import RedisError
 from contract import clock, keys
 from contract.messages import Frame, GenerationJob, JobFailed, JobFinished, JobMessage
 from contract.outcomes import FailureCode
-from contract.queue import JOBS_AT_ONCE
+from contract.queue import JOBS_AT_ONCE, EnqueueReport, EnqueueResult
 from contract.tasks import in_background, raise_if_cancelled
 from contract.tier import ServiceTier
 from gateway import telemetry
@@ -27,8 +28,7 @@ from gateway.dispatch.catalogue import Catalogue
 from gateway.dispatch.generation import Generation
 from gateway.dispatch.jobs import JobsInFlight
 from gateway.dispatch.lost_jobs import LostJobs
-from gateway.dispatch.notices import ResponseNotices
-from gateway.dispatch.overload import notify_shed, require_enqueued
+from gateway.dispatch.notices import ResponseNotices, send_notices
 from gateway.dispatch.presence import Presence
 from gateway.dispatch.reader import ReplyReader
 from gateway.dispatch.replies import Replies
@@ -38,6 +38,12 @@ from gateway.errors import OverloadedError, TenantQueueFullError, queue_unavaila
 HEARTBEAT_SECONDS = 2.0
 RECLAIM_SECONDS = 0.25
 CHECK_SECONDS = 1.0
+SHORTEST_RETRY_SECONDS: Final = 1.0
+LONGEST_RETRY_SECONDS: Final = 60.0
+"""OpenAI's client libraries ignore a longer Retry-After."""
+UNKNOWN_RETRY_SECONDS: Final = 2.0
+"""Retry-After before the throughput of a queue has been measured."""
+_FIRST_ATTEMPT: Final = 1
 
 logger = logging.getLogger(__name__)
 
@@ -262,3 +268,54 @@ async def _repeat(step: Callable[[], Awaitable[None]], seconds: float) -> None:
             logger.warning("Redis error: %s", type(error).__name__)
         raise_if_cancelled()
         await asyncio.sleep(seconds)
+
+
+def require_enqueued(report: EnqueueReport, model: str, max_of_tenant: int) -> None:
+    """Raise OverloadedError or TenantQueueFullError if a request was rejected.
+
+    The error has a Retry-After.
+    """
+    if report.result in (EnqueueResult.ENQUEUED, EnqueueResult.DUPLICATE):
+        # A duplicate is our own enqueue, retried because the first reply was lost.
+        return
+    retry_after_seconds = _retry_after_seconds(report)
+    match report.result:
+        case EnqueueResult.MODEL_FULL:
+            raise OverloadedError(
+                f"The queue of the model '{model}' is full.",
+                retry_after_seconds=retry_after_seconds,
+            )
+        case EnqueueResult.TENANT_FULL:
+            raise TenantQueueFullError(
+                "Too many prompts are waiting for this account: "
+                f"the limit is {max_of_tenant} for each model.",
+                retry_after_seconds=retry_after_seconds,
+            )
+        case EnqueueResult.TOO_LATE:
+            raise OverloadedError(
+                f"The request would wait too long in the queue of the model '{model}'.",
+                retry_after_seconds=retry_after_seconds,
+            )
+
+
+async def notify_shed(client: "Redis", sender: str, report: EnqueueReport) -> None:
+    """Notify the gateways of the jobs that were shed.
+
+    A gateway that misses the notice finds its job missing and enqueues it again, so it is not lost.
+    """
+    failed: defaultdict[str, list[JobFailed]] = defaultdict(list)
+    retry_after_seconds = _retry_after_seconds(report)
+    for gateway, handle in report.shed:
+        notice = JobFailed(handle, _FIRST_ATTEMPT, FailureCode.SHED, "", retry_after_seconds)
+        failed[gateway].append(notice)
+    try:
+        for gateway, notices in failed.items():
+            await send_notices(client, gateway, sender=sender, failed=notices)
+    except RedisError as error:
+        logger.warning("cannot notify gateways of shed jobs: %s", type(error).__name__)
+
+
+def _retry_after_seconds(report: EnqueueReport) -> float:
+    known = report.retry_after_seconds
+    seconds = UNKNOWN_RETRY_SECONDS if known is None else known
+    return min(max(seconds, SHORTEST_RETRY_SECONDS), LONGEST_RETRY_SECONDS)

@@ -18,8 +18,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from contract import clock, keys
+from contract.outcomes import JobReceipt, JobState
 from contract.queue import JobQueue
-from contract.receipts import JobReceipt, JobState
 from gateway.quota.replies import ExpiredReservation
 from gateway.quota.store import QuotaStore
 from gateway.redis_client import MeasuredConnection

@@ -11,7 +11,7 @@ import msgspec
 from redis.exceptions import RedisError
 
 from contract import tracing as names
-from contract.receipts import JobReceipt, JobState
+from contract.outcomes import JobReceipt, JobState
 from contract.tasks import Backoff, TaskSet, raise_if_cancelled
 from gateway import telemetry, tracing
 from gateway.dispatch.catalogue import Catalogue

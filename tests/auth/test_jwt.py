@@ -21,8 +21,7 @@ from pydantic import ValidationError
 
 from contract.dialect import Dialect
 from gateway.auth.authenticator import Authenticator
-from gateway.auth.jwks import CHECK_SECONDS, JwksError, JwksFile
-from gateway.auth.jwt_verifier import JwtVerifier
+from gateway.auth.jwt_verifier import CHECK_SECONDS, JwksError, JwksFile, JwtVerifier
 from gateway.database.engine import Database
 from gateway.errors import AccountSuspendedError, AuthenticationError, ExpiredCredentialError
 from gateway.management.tenants.service import TenantService

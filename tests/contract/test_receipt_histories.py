@@ -7,8 +7,8 @@ from redis.asyncio import Redis
 
 from contract import keys
 from contract.messages import GenerationJob, Resumption, SequenceProgress
+from contract.outcomes import JobReceipt, JobState
 from contract.queue import EnqueueResult, JobQueue, LeaseReport, RequeueResult
-from contract.receipts import JobReceipt, JobState
 from tests.contract.test_queue import LEASE_MS, MODEL, PLENTY, enqueue, job, text
 from tests.support.kinds import histories
 

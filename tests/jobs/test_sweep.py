@@ -7,8 +7,8 @@ import pytest
 from redis.asyncio import Redis
 
 from contract import clock, keys
+from contract.outcomes import JobState
 from contract.queue import JobQueue, LeaseReport
-from contract.receipts import JobState
 from gateway.ledger import sweep as sweep_module
 from gateway.ledger.drain import FIELD
 from gateway.ledger.sweep import PATIENCE_MS, Sweep

@@ -20,8 +20,8 @@ from contract.messages import (
     Resumption,
     SequenceProgress,
 )
+from contract.outcomes import JobReceipt, JobState
 from contract.queue import LeaseReport, RequeueResult
-from contract.receipts import JobReceipt, JobState
 from contract.sampling import SamplingSpec
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.redis_server import RedisServer

@@ -13,8 +13,8 @@ from typing import Final, NamedTuple
 
 from contract import clock, keys
 from contract.messages import CancelResponse
+from contract.outcomes import JobReceipt, JobState
 from contract.queue import JobQueue
-from contract.receipts import JobReceipt, JobState
 from contract.scripts import CommandExecutor
 from gateway.database.engine import Database
 from gateway.dispatch.notices import send_notices

@@ -18,9 +18,8 @@ from contract.messages import (
     JobStarted,
     ResponseGrown,
 )
-from contract.outcomes import FailureCode
+from contract.outcomes import FailureCode, JobState
 from contract.queue import LeaseReport, LostJob
-from contract.receipts import JobState
 from gateway.dispatch.dispatcher import Adopted
 from gateway.dispatch.generation import Generation
 from gateway.dispatch.notices import ResponseCallbacks

@@ -9,9 +9,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from contract import keys, messages
 from contract.messages import Frame, JobFailed, JobFinished, JobLost
-from contract.outcomes import FailureCode
+from contract.outcomes import FailureCode, JobReceipt, JobState
 from contract.queue import JobQueue, RequeueResult
-from contract.receipts import JobReceipt, JobState
 from contract.tier import ServiceTier
 from gateway.dispatch import lost_jobs
 from gateway.dispatch.ticket import MAX_LOSSES

@@ -26,7 +26,7 @@ from contract.messages import (
     TokenLogprob,
     encode_logprobs,
 )
-from contract.outcomes import FailureCode, FinishReason
+from contract.outcomes import FailureCode, FinishReason, JobReceipt, JobState
 from contract.queue import (
     Claim,
     EnqueueReport,
@@ -36,11 +36,10 @@ from contract.queue import (
     RequeueResult,
     ShedJob,
 )
-from contract.receipts import JobReceipt, JobState
 from contract.sampling import SamplingSpec
+from gateway.dispatch.dispatcher import notify_shed
 from gateway.dispatch.generation import Generation
 from gateway.dispatch.lost_jobs import UNSERVED_SECONDS
-from gateway.dispatch.overload import notify_shed
 from gateway.dispatch.ticket import MAX_KEPT
 from tests.gateway.conftest import eventually, nothing_left
 from tests.gateway.desk import GATEWAY, MODEL, Desk, begun, failure, take, texts, ticket_of

@@ -8,7 +8,7 @@ import pytest
 from redis.asyncio import Redis
 
 from contract.messages import WorkerState
-from gateway.launch.probe import wait_until_serving
+from gateway.launch.bring_up import wait_until_serving
 from gateway.server.app import create_app
 from gateway.settings import Settings
 from tests.gateway.conftest import complete, eventually, gateway_client, serve
