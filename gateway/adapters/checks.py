@@ -25,18 +25,9 @@ _TOP_BIT: Final = bytes(byte >> 7 for byte in range(256))
 """Tables for F32 and BF16: the last bit of their exponent is the top bit of the next byte."""
 _NAME: Final = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
 _UNSUPPORTED: Final = (
-    "modules_to_save",
-    "use_dora",
-    "lora_bias",
-    "fan_in_fan_out",
-    "layer_replication",
-    "alora_invocation_tokens",
-    "use_bdlora",
-    "use_qalora",
-    "rank_pattern",
-    "alpha_pattern",
-    "target_parameters",
-    "trainable_token_indices",
+    *("modules_to_save", "use_dora", "lora_bias", "fan_in_fan_out"),
+    *("layer_replication", "alora_invocation_tokens", "use_bdlora", "use_qalora"),
+    *("rank_pattern", "alpha_pattern", "target_parameters", "trainable_token_indices"),
 )
 """Options of PEFT that must be absent, false or empty: engines lack them, or they hide ranks."""
 

@@ -32,15 +32,9 @@ NO_NAME: Final = "tmp"
 
 _WITHOUT_EFFECT: Final = frozenset(
     {
-        "echo",
-        "echo_last",
-        "parallel_tool_calls",
-        "perf_metrics_in_response",
-        "prompt_logprobs",
-        "return_tokens_as_token_ids",
-        "stream_options",
-        "tool_choice",
-        "tools",
+        *("echo", "echo_last", "parallel_tool_calls", "perf_metrics_in_response"),
+        *("prompt_logprobs", "return_tokens_as_token_ids", "stream_options"),
+        *("tool_choice", "tools"),
     }
 )
 _POST_SAMPLING: Final = "post_sampling_probs"

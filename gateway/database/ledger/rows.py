@@ -17,18 +17,10 @@ A partition would be created for each of their months.
 """
 
 _NUMBERS: Final = (
-    "jobs",
-    "prompt_price",
-    "cached_price",
-    "completion_price",
-    "prompt_tokens",
-    "cached_tokens",
-    "completion_tokens",
-    "free_prompt_tokens",
-    "free_cached_tokens",
-    "free_completion_tokens",
-    "cost_micros",
-    "first_token_ms",
+    *("jobs", "prompt_price", "cached_price", "completion_price"),
+    *("prompt_tokens", "cached_tokens", "completion_tokens"),
+    *("free_prompt_tokens", "free_cached_tokens", "free_completion_tokens"),
+    *("cost_micros", "first_token_ms"),
 )
 
 

@@ -16,29 +16,12 @@ from worker.settings import Settings
 _log = logging.getLogger(__name__)
 
 _TESTED_TOOL_PARSERS = HERMES | {
-    "deepseek_v3",
-    "deepseek_v31",
-    "glm45",
-    "glm47",
-    "granite",
-    "kimi_k2",
-    "llama3_json",
-    "llama4_json",
-    "mistral",
-    "pythonic",
-    "qwen3_coder",
-    "qwen3_xml",
+    *("deepseek_v3", "deepseek_v31", "glm45", "glm47", "granite", "kimi_k2"),
+    *("llama3_json", "llama4_json", "mistral", "pythonic", "qwen3_coder", "qwen3_xml"),
 }
 _TESTED_REASONING_PARSERS = {
-    "deepseek_r1",
-    "deepseek_v3",
-    "glm45",
-    "glm47",
-    "kimi_k2",
-    "mimo",
-    "nemotron_v3",
-    "qwen3",
-    "step3p5",
+    *("deepseek_r1", "deepseek_v3", "glm45", "glm47"),
+    *("kimi_k2", "mimo", "nemotron_v3", "qwen3", "step3p5"),
 }
 _UNREADABLE = {"openai", "openai_gptoss"}
 """Parsers that read gpt-oss by token ids of their own encoding, not by text."""
