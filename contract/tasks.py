@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from random import SystemRandom
 from typing import Any, Final, TypeVar
 
+from redis.exceptions import RedisError
+
 T = TypeVar("T")
 
 _CANCEL_AGAIN_SECONDS: Final = 0.2
@@ -120,6 +122,20 @@ def raise_if_cancelled() -> None:
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
+
+
+async def repeat(what: str, step: Callable[[], Awaitable[None]], *, seconds: float) -> None:
+    """Run a step, and again `seconds` after each end, until cancelled.
+
+    A RedisError is logged; `what` names the step in the log, such as "refresh the catalogue".
+    """
+    while True:
+        try:
+            await step()
+        except RedisError as error:
+            logger.warning("cannot %s: %s", what, type(error).__name__)
+        raise_if_cancelled()
+        await asyncio.sleep(seconds)
 
 
 @dataclass(slots=True)

@@ -7,13 +7,12 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 import msgspec
-from redis.exceptions import RedisError
 
 from contract import keys, messages
 from contract.messages import WorkerCard, WorkerState
 from contract.queue import JobQueue, ModelStatus
 from contract.scripts import CommandExecutor
-from contract.tasks import raise_if_cancelled
+from contract.tasks import repeat
 from gateway.errors import ModelLoadingError, ModelNotFoundError, NoWorkerError
 
 REFRESH_SECONDS = 1.0
@@ -95,13 +94,7 @@ class Catalogue:
 
     async def run(self) -> None:
         """Refresh the copy until cancelled."""
-        while True:
-            try:
-                await self.refresh()
-            except RedisError as error:
-                logger.warning("cannot refresh the model catalogue: %s", type(error).__name__)
-            raise_if_cancelled()
-            await asyncio.sleep(REFRESH_SECONDS)
+        await repeat("refresh the model catalogue", self.refresh, seconds=REFRESH_SECONDS)
 
     async def refresh(self) -> None:
         """Read all announcements. Raises RedisError."""

@@ -10,7 +10,7 @@ import logging
 import math
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -21,7 +21,7 @@ from contract import clock, keys
 from contract.messages import Frame, GenerationJob, JobFailed, JobFinished, JobMessage
 from contract.outcomes import FailureCode
 from contract.queue import JOBS_AT_ONCE, EnqueueReport, EnqueueResult
-from contract.tasks import in_background, raise_if_cancelled
+from contract.tasks import in_background, repeat
 from contract.tier import ServiceTier
 from gateway import telemetry
 from gateway.dispatch.catalogue import Catalogue
@@ -236,9 +236,13 @@ class Dispatcher:
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._reader.run())
-                tasks.create_task(_repeat(self.beat, HEARTBEAT_SECONDS))
-                tasks.create_task(_repeat(self._lost_jobs.reclaim, RECLAIM_SECONDS))
-                tasks.create_task(_repeat(self._lost_jobs.check_silent, CHECK_SECONDS))
+                tasks.create_task(repeat("send heartbeats", self.beat, seconds=HEARTBEAT_SECONDS))
+                tasks.create_task(
+                    repeat("reclaim leases", self._lost_jobs.reclaim, seconds=RECLAIM_SECONDS)
+                )
+                tasks.create_task(
+                    repeat("check silent jobs", self._lost_jobs.check_silent, seconds=CHECK_SECONDS)
+                )
         finally:
             await self._replies.recoveries.aclose()
 
@@ -258,16 +262,6 @@ class Dispatcher:
             if (ticket := self._jobs.tickets.get(handle)) is not None:
                 self._jobs.fail(ticket, FailureCode.TAKEN_OVER)
         self.notices.publish(frame)
-
-
-async def _repeat(step: Callable[[], Awaitable[None]], seconds: float) -> None:
-    while True:
-        try:
-            await step()
-        except RedisError as error:
-            logger.warning("Redis error: %s", type(error).__name__)
-        raise_if_cancelled()
-        await asyncio.sleep(seconds)
 
 
 def require_enqueued(report: EnqueueReport, model: str, max_of_tenant: int) -> None:

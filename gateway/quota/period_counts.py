@@ -6,16 +6,13 @@ that dies loses its counts of the last second.
 """
 
 import asyncio
-import logging
 from collections import Counter
 from enum import Enum
 from typing import Final, NamedTuple
 
-from redis.exceptions import RedisError
-
 from contract import clock, keys
 from contract.scripts import CommandExecutor
-from contract.tasks import raise_if_cancelled
+from contract.tasks import repeat
 
 FLUSH_SECONDS: Final = 1.0
 MOST_PENDING: Final = 10_000
@@ -25,8 +22,6 @@ MOST_READ: Final = 1_000
 _HOUR_SECONDS: Final = 3600
 _SEPARATOR: Final = "\n"
 """Between the names of what is counted, which have no control characters."""
-
-logger = logging.getLogger(__name__)
 
 
 class Period(Enum):
@@ -75,13 +70,7 @@ class PeriodCounts:
 
     async def run(self) -> None:
         """Write the counts each second until cancelled."""
-        while True:
-            try:
-                await self.flush()
-            except RedisError as error:
-                logger.warning("cannot write counts of requests: %s", type(error).__name__)
-            raise_if_cancelled()
-            await asyncio.sleep(FLUSH_SECONDS)
+        await repeat("write counts of requests", self.flush, seconds=FLUSH_SECONDS)
 
     async def flush(self) -> None:
         """Write the counts, which are dropped if that fails. Raises RedisError."""

@@ -5,16 +5,13 @@ retries without a pause costs no command for each rejection. The log is not the 
 the rejections of the last second are lost with their gateway.
 """
 
-import asyncio
-import logging
 from typing import Final
 
 import msgspec
-from redis.exceptions import RedisError
 
 from contract import clock, keys
 from contract.scripts import CommandExecutor
-from contract.tasks import raise_if_cancelled
+from contract.tasks import repeat
 from gateway.errors import InsufficientQuotaError, RateLimitError
 
 KEPT: Final = 100
@@ -23,8 +20,6 @@ KEPT_SECONDS: Final = 7 * 24 * 3600
 FLUSH_SECONDS: Final = 1.0
 MOST_PENDING: Final = 10_000
 """Entries that a gateway holds; further ones of that second are dropped."""
-
-logger = logging.getLogger(__name__)
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -80,13 +75,7 @@ class RefusalLog:
 
     async def run(self) -> None:
         """Write the entries each second until cancelled."""
-        while True:
-            try:
-                await self.flush()
-            except RedisError as error:
-                logger.warning("cannot write rejected requests: %s", type(error).__name__)
-            raise_if_cancelled()
-            await asyncio.sleep(FLUSH_SECONDS)
+        await repeat("write rejected requests", self.flush, seconds=FLUSH_SECONDS)
 
     async def flush(self) -> None:
         """Write the entries, which are dropped if that fails. Raises RedisError."""

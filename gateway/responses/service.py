@@ -14,13 +14,12 @@ from datetime import timedelta
 from typing import Any, Final
 
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
 
 from contract.messages import CancelResponse, Follow, JobFailed, ResponseGrown
 from contract.outcomes import FailureCode
 from contract.queue import LostJob
 from contract.scripts import CommandExecutor
-from contract.tasks import raise_if_cancelled
+from contract.tasks import raise_if_cancelled, repeat
 from gateway.concurrency.fair_turns import LoopTurns
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.notices import ResponseCallbacks
@@ -294,14 +293,11 @@ class Responses:
             self._takeovers.resume_soon(await self._owned.interrupted.get())
 
     async def _keep_background_running(self) -> None:
-        while True:
+        async def look() -> None:
             await self._background.refresh()
-            try:
-                await self.take_over_background()
-            except RedisError as error:
-                logger.warning("cannot look for dead gateways: %s", type(error).__name__)
-            raise_if_cancelled()
-            await asyncio.sleep(BACKGROUND_SECONDS)
+            await self.take_over_background()
+
+        await repeat("look for dead gateways", look, seconds=BACKGROUND_SECONDS)
 
     # -- notices ---------------------------------------------------------------------------------
 
