@@ -40,11 +40,8 @@ from gateway.dialects.stream_options import (
     read_service_tier,
     read_stream_options,
 )
-from gateway.dialects.structured.structures import (
-    StructureParameters,
-    read_structure,
-    unknown_options,
-)
+from gateway.dialects.structured.structured_outputs import unknown_options
+from gateway.dialects.structured.structures import StructureParameters, read_structure
 from gateway.errors import InvalidParameterError, MissingParameterError, must
 
 
