@@ -15,8 +15,8 @@ from gateway.management.usage.parts import Dimension
 from gateway.management.usage.periods import Bucket
 from gateway.server.app import create_app, create_operator_app
 from gateway.settings import Settings
-from gateway.tenancy.grants import ROLE_SCOPES
 from gateway.tenancy.limits import LimitName
+from gateway.tenancy.roles import ROLE_SCOPES
 from gateway.tenancy.scopes import Scope
 from gateway.tenancy.usage_record import Outcome
 from tests.support.cases import all_cases

@@ -29,7 +29,6 @@ from gateway.errors import (
 )
 from gateway.origins import allows_origin
 from gateway.settings import Settings
-from gateway.tenancy.grants import ROLE_SCOPES
 from gateway.tenancy.limits import Limits, LimitScope, SubjectLimits
 from gateway.tenancy.records import (
     Billing,
@@ -41,6 +40,7 @@ from gateway.tenancy.records import (
     Tenant,
     TenantStatus,
 )
+from gateway.tenancy.roles import ROLE_SCOPES
 from gateway.tenancy.scopes import Scope
 from gateway.tenancy.times import to_ms
 

@@ -12,7 +12,7 @@ from gateway.tenancy.aliases import Alias
 def find_adapter(
     catalogue: Catalogue, adapters: AdapterBook, principal: Principal, name: str
 ) -> Adapter | None:
-    """Return the adapter that a name selects: its own name, or that of its base model before it.
+    """Return the adapter that a name selects: its own name, or its base model's name before it.
 
     None if there is none that the principal may use.
     """

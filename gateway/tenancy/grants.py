@@ -15,22 +15,11 @@ from typing import Any, Final, NamedTuple
 from gateway.errors import PermissionDeniedError, shown
 from gateway.tenancy.limits import LimitChanges, LimitName, Limits, LimitScope, LimitValues
 from gateway.tenancy.records import KeyRecord, Network, Plan, Project, Role
-from gateway.tenancy.scopes import OPERATOR_SCOPES, TENANT_SCOPES, Scope
-
-ROLE_SCOPES: Final[Mapping[Role, frozenset[Scope]]] = MappingProxyType(
-    {
-        Role.OWNER: TENANT_SCOPES,
-        Role.ADMIN: TENANT_SCOPES - {Scope.MEMBERS},
-        Role.DEVELOPER: frozenset({Scope.COMPLETIONS}),
-        Role.BILLING: frozenset({Scope.USAGE}),
-        Role.VIEWER: frozenset({Scope.USAGE}),
-    }
-)
+from gateway.tenancy.roles import ROLE_SCOPES
+from gateway.tenancy.scopes import OPERATOR_SCOPES, Scope
 
 Bounds = Mapping[str, Any]
 """Restrictions by their names in `BOUNDS`. Absent names do not apply: a project has no models."""
-
-_OF_TENANT: Final[Bounds] = MappingProxyType({"project_id": None})
 
 
 class Excess(NamedTuple):
@@ -111,6 +100,8 @@ BOUNDS: Final[Mapping[str, Callable[[Any, Any], Excess | None]]] = MappingProxyT
 In all fields but scopes, None means no bound. The same holds within limits, which are the effective
 limits: the plan's limits apply where there are no own limits.
 """
+
+_OF_TENANT: Final[Bounds] = MappingProxyType({"project_id": None})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

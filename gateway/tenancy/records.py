@@ -37,7 +37,7 @@ class ProjectStatus(StrEnum):
 
 
 class Role(StrEnum):
-    """What a member may do in a tenant; see `gateway.tenancy.grants.ROLE_SCOPES`."""
+    """What a member may do in a tenant; see `gateway.tenancy.roles.ROLE_SCOPES`."""
 
     OWNER = "owner"
     ADMIN = "admin"

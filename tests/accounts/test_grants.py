@@ -9,16 +9,10 @@ import pytest
 
 from gateway.errors import PermissionDeniedError
 from gateway.management.keys.addresses import read_addresses
-from gateway.tenancy.grants import (
-    BOUNDS,
-    ROLE_SCOPES,
-    Bounds,
-    bounds_of_key,
-    bounds_of_project,
-    bounds_of_role,
-)
+from gateway.tenancy.grants import BOUNDS, Bounds, bounds_of_key, bounds_of_project, bounds_of_role
 from gateway.tenancy.limits import LimitName, Limits, LimitScope
 from gateway.tenancy.records import KeyRecord, Plan, Project, ProjectStatus, Role
+from gateway.tenancy.roles import ROLE_SCOPES
 from gateway.tenancy.scopes import TENANT_SCOPES, Scope
 from tests.accounts.changes import grant
 from tests.support.cases import all_cases, case

@@ -27,9 +27,9 @@ from gateway.management.projects.service import ProjectService
 from gateway.management.tenants.service import TenantService
 from gateway.settings import JwtAlgorithm
 from gateway.tenancy.changes import ChangeAnnouncer
-from gateway.tenancy.grants import ROLE_SCOPES
 from gateway.tenancy.limits import LimitName, LimitScope
 from gateway.tenancy.records import Role
+from gateway.tenancy.roles import ROLE_SCOPES
 from gateway.tenancy.scopes import DEFAULT_SCOPES, TENANT_SCOPES, Scope
 from gateway.tenancy.times import utc_now
 

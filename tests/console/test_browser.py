@@ -11,8 +11,8 @@ from typing import Final
 import pytest
 from playwright.async_api import ViewportSize
 
-from gateway.tenancy.grants import ROLE_SCOPES
 from gateway.tenancy.records import Role
+from gateway.tenancy.roles import ROLE_SCOPES
 from gateway.tenancy.scopes import TENANT_SCOPES, Scope
 from tests.console.conftest import HOSTILE, TENANT, Tab, visiting
 from tests.gateway.conftest import complete, gateway_client

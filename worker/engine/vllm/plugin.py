@@ -107,7 +107,7 @@ def _exit_after(wait: Callable[[], object]) -> None:
 
 
 def prepare_base_rows() -> None:
-    """Patch this vLLM process so that rows without an adapter remain those of the base model.
+    """Patch this vLLM process so that adapters do not change rows of the base model.
 
     vLLM marks these rows of a batch with the slot -1. Its kernels for GPUs skip them. Its
     operations in torch take -1 as an index, and apply the adapter in the last slot: another
