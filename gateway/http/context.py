@@ -24,8 +24,7 @@ from gateway.dispatch.books import AdapterBook, AliasBook
 from gateway.dispatch.catalogue import Catalogue
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.heartbeat import Heartbeat
-from gateway.http.allowances import Allowance
-from gateway.http.intake import Intake
+from gateway.http.allowances import Allowance, Intake
 from gateway.idempotency.registry import IdempotencyRegistry
 from gateway.images.fetcher import ImageFetcher
 from gateway.ledger.history import ServiceHistory

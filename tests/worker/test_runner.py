@@ -49,7 +49,7 @@ from worker.engine.base import (
 from worker.engine.scripted import Script, ScriptedEngine
 from worker.execution import watching
 from worker.queue import doorbells, replies
-from worker.queue import gateways as gateways_module
+from worker.queue import link as link_module
 from worker.queue.replies import ReplyWriter
 
 STEADY = Script(step_seconds=0.01)
@@ -217,12 +217,12 @@ async def test_cancel_of_a_job_whose_claim_is_in_progress(
 ) -> None:
     job, claimed, may_continue = make_job(max_tokens=ENDLESS), asyncio.Event(), asyncio.Event()
 
-    async def is_alive(_gateways: gateways_module.GatewayWatch, _gateway: str) -> bool:
+    async def is_alive(_gateways: link_module.GatewayWatch, _gateway: str) -> bool:
         claimed.set()
         await may_continue.wait()
         return True
 
-    monkeypatch.setattr(gateways_module.GatewayWatch, "is_alive", is_alive)
+    monkeypatch.setattr(link_module.GatewayWatch, "is_alive", is_alive)
     # No lease is extended before the end of the test.
     async with running_worker(redis_server, STEADY, lease_ms=600_000) as (_, engine, _):
         await gateway.enqueue(job)
@@ -396,7 +396,7 @@ async def test_running_job_of_a_dead_gateway_is_aborted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("worker.execution.watching.GRACE_SECONDS", 0.5)
-    assert gateways_module.GRACE_SECONDS == 5.0
+    assert link_module.GRACE_SECONDS == 5.0
     job = make_job(max_tokens=ENDLESS)
     async with running_worker(redis_server, STEADY) as (_, engine, _):
         await gateway.enqueue(job)
@@ -442,7 +442,7 @@ async def test_running_background_job_of_a_dead_gateway_is_reported_and_handed_b
         await gateway.queue.revive(again, weight=1.0, attempt=1)
         await gateway.read_until(lambda: len(gateway.token_ids(job)) > tokens)
         assert gateway.deltas(job)[-1].attempt == 2
-    assert 0 < await redis.ttl(keys.replies("g1")) <= gateways_module.GONE_SECONDS
+    assert 0 < await redis.ttl(keys.replies("g1")) <= link_module.GONE_SECONDS
 
 
 async def test_refused_job_fails_alone(redis_server: RedisServer, gateway: Gateway) -> None:

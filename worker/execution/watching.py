@@ -10,8 +10,7 @@ from contract.outcomes import FailureCode
 from worker.execution import tracing
 from worker.execution.jobs import DEADLINE_MESSAGE, RunningJobs
 from worker.execution.submission import Submitter
-from worker.queue.gateways import GONE_SECONDS, GRACE_SECONDS
-from worker.queue.link import Link
+from worker.queue.link import GONE_SECONDS, GRACE_SECONDS, Link
 
 _log = logging.getLogger(__name__)
 

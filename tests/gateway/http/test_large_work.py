@@ -16,7 +16,7 @@ from gateway.concurrency.fair_turns import FairTurns, LoopTurns
 from gateway.concurrency.large_work import INLINE_SIZE, LargeWork
 from gateway.dialects.request import Prompt
 from gateway.errors import InvalidParameterError, OverloadedError, TenantQueueFullError
-from gateway.http.intake import Intake
+from gateway.http.allowances import Intake
 from gateway.prompt.preparation import prepare
 from gateway.prompt.tokenizers import PromptEncoder
 from tests.gateway.prompt.building import card_of, request_of, tiny_tokenizer

@@ -18,7 +18,7 @@ from contract.sampling import Sampler
 from worker.samplers.candidates import Candidates, Context, Placement
 from worker.samplers.parameters import ChainParameters
 from worker.samplers.stages.dry_breakers import BreakerRows
-from worker.samplers.stages.window import Window
+from worker.samplers.stages.penalties import Window
 
 LONGEST_MATCH = 64
 """Longer matches count as this long, which bounds the work of a step."""

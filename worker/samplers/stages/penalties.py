@@ -10,7 +10,28 @@ from torch import Tensor
 from contract.sampling import Sampler
 from worker.samplers.candidates import Candidates, Context, Placement
 from worker.samplers.parameters import ChainParameters
-from worker.samplers.stages.window import Window
+
+_ANY_LENGTH = 2**62
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """The newest tokens that each row uses."""
+
+    length: Tensor
+    longest: int
+
+    @classmethod
+    def build(cls, lengths: Sequence[int], placement: Placement) -> Self:
+        """Copy the lengths to the device; -1 is all tokens."""
+        whole = [length if length >= 0 else _ANY_LENGTH for length in lengths]
+        return cls(length=placement.integers(whole), longest=max(whole))
+
+    def newest(self, history: Tensor) -> Tensor:
+        """Return the last columns of the history, with -1 outside of each row's own window."""
+        tokens = history[:, -self.longest :] if self.longest < history.shape[1] else history
+        age = torch.arange(tokens.shape[1] - 1, -1, -1, device=tokens.device)
+        return tokens.where(age < self.length, -1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
