@@ -9,9 +9,9 @@ from typing_extensions import override
 from contract.messages import CallPiece, Delta, TokenLogprob, decode_logprobs
 from contract.outcomes import FinishReason
 from gateway.dialects.request import GenerationRequest, ToolMode
-from gateway.stream.chat_logprobs import ScoredToken, logprobs_body, scored_tokens
 from gateway.stream.choice import FAILED, FUNCTION_CALL, TOOL_CALLS, Choice
 from gateway.stream.completion import Completion
+from gateway.stream.logprobs import ScoredToken, logprobs_body, scored_tokens
 from gateway.stream.prompt_logprobs import EncodedPrompt
 from gateway.stream.tool_calls import call_id, function_call
 

@@ -1,4 +1,4 @@
-"""Log-probabilities of completions: OpenAI's four parallel lists, with text offsets."""
+"""Log-probabilities: four parallel lists with text offsets in completions, objects in chats."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -166,3 +166,61 @@ def _by_key(entry: TokenLogprob, token_id: int) -> dict[str, float]:
             key = token_name(other)
         by_key[key] = max(logprob, LOGPROB_FLOOR)
     return by_key
+
+
+class Alternative(msgspec.Struct, frozen=True):
+    """A candidate token at a position."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+    """Of a part of a character its own bytes; None if an older worker does not report them."""
+
+
+class ScoredToken(msgspec.Struct, frozen=True):
+    """A token of the response."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+    top_logprobs: list[Alternative]
+    """The likeliest tokens at its position, at most as many as requested."""
+
+
+def scored_tokens(
+    logprobs: Sequence[TokenLogprob],
+    token_ids: Sequence[int],
+    *,
+    alternatives: int,
+    names_by_id: bool,
+) -> list[ScoredToken]:
+    """Return tokens in the API's format, with at most `alternatives` top tokens each.
+
+    With `names_by_id`, `bytes` are those of the token's text and of the names of top tokens, as in
+    vLLM.
+    """
+    named = named_by_id(logprobs, token_ids) if names_by_id else logprobs
+    return [
+        ScoredToken(
+            entry.token,
+            # Only the first token of a prompt has no log-probability.
+            max(entry.logprob or 0.0, LOGPROB_FLOOR),
+            _bytes(original.token, original.parts.get(token_id)),
+            [
+                Alternative(token, max(logprob, LOGPROB_FLOOR), _bytes(token, entry.parts.get(id_)))
+                for (token, logprob), id_ in zip_longest(
+                    (entry.top or ())[:alternatives], entry.top_ids[:alternatives]
+                )
+            ],
+        )
+        for entry, original, token_id in zip(named, logprobs, token_ids, strict=False)
+    ]
+
+
+def logprobs_body(tokens: list[ScoredToken]) -> dict[str, Any]:
+    """Return the `logprobs` object of a choice or chunk."""
+    return {"content": tokens, "refusal": None}
+
+
+def _bytes(text: str, part: bytes | None) -> list[int] | None:
+    return None if part is None and REPLACEMENT in text else list(part or text.encode())

@@ -13,9 +13,9 @@ from typing_extensions import override
 from contract.messages import Delta, JobFinished, decode_logprobs
 from contract.outcomes import FinishReason
 from gateway.dialects.request import GenerationRequest
-from gateway.stream.chat_logprobs import ScoredToken, scored_tokens
 from gateway.stream.choice import Choice
 from gateway.stream.completion import Completion
+from gateway.stream.logprobs import ScoredToken, scored_tokens
 from gateway.stream.timings import job_timings
 
 NO_SLOT: Final = -1

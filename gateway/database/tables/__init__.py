@@ -6,12 +6,7 @@ from gateway.database.tables.api_keys import ApiKeyRow
 from gateway.database.tables.audit_log import AuditRow
 from gateway.database.tables.base import Table
 from gateway.database.tables.batches import BatchChunkRow, BatchFeedRow, BatchRow
-from gateway.database.tables.exports import (
-    BatchState,
-    ExportBatchRow,
-    ExportSinkRow,
-    PositionRow,
-)
+from gateway.database.tables.exports import BatchState, ExportBatchRow, ExportSinkRow, PositionRow
 from gateway.database.tables.files import FilePartRow, FileRow
 from gateway.database.tables.money import CreditRow, PriceRow
 from gateway.database.tables.tenants import MemberRow, PlanRow, ProjectRow, TenantRow

@@ -2,15 +2,7 @@
 
 from datetime import datetime
 
-from sqlalchemy import (
-    JSON,
-    BigInteger,
-    ForeignKey,
-    Index,
-    LargeBinary,
-    String,
-    UniqueConstraint,
-)
+from sqlalchemy import JSON, BigInteger, ForeignKey, Index, LargeBinary, String, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
 from gateway.database.tables.base import Table, UtcDateTime, record_of
