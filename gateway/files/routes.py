@@ -1,24 +1,20 @@
 """Files, as OpenAI's API has them: `/v1/files`."""
 
-import re
 from typing import Annotated, Any, Final, Literal
-from urllib.parse import quote
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
-from fastapi.responses import StreamingResponse
 
 from gateway.auth.principal import Principal
 from gateway.database.paging import PageRequest
 from gateway.dialects.parameters import ignored_header
-from gateway.errors import RangeNotSatisfiableError
-from gateway.files.reader import FileReader
+from gateway.files.content import MEDIA_TYPE, content_response
 from gateway.files.schemas import DeletedFile, FileBody, FileList
 from gateway.files.service import MAX_RETENTION_SECONDS, MIN_RETENTION_SECONDS, FileService
 from gateway.files.store import Owner
 from gateway.files.upload import receive_upload
 from gateway.http.authorization import Context, allow_unpaid, authorize
 from gateway.management.shared.parameters import PLAIN
-from gateway.tenancy.batches import File, FilePurpose
+from gateway.tenancy.batches import FilePurpose
 from gateway.tenancy.scopes import Scope
 
 router = APIRouter(prefix="/v1/files", tags=["Files"])
@@ -26,7 +22,6 @@ router = APIRouter(prefix="/v1/files", tags=["Files"])
 MAX_LIMIT: Final = 10_000
 """As in OpenAI's API."""
 MOST_OF_PAGE: Final = 1_000
-MEDIA_TYPE: Final = "application/jsonl"
 
 _FORM: Final[dict[str, Any]] = {
     "requestBody": {
@@ -65,12 +60,6 @@ _CONTENT: Final[dict[int | str, dict[str, Any]]] = {
     },
 }
 
-FileId = Annotated[str, Path(description="Id of the file.")]
-After = Annotated[
-    str | None, Query(min_length=1, max_length=63, description="`last_id` of the previous page.")
-]
-_RANGE: Final = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")
-
 
 async def _caller(request: Request) -> Owner:
     """Authorize a caller, and return the files and batches that it may use."""
@@ -96,6 +85,10 @@ def file_service(context: Context) -> FileService:
 
 Files = Annotated[FileService, Depends(file_service)]
 OwnerOfFiles = Annotated[Owner, Depends(_caller)]
+FileId = Annotated[str, Path(description="Id of the file.")]
+After = Annotated[
+    str | None, Query(min_length=1, max_length=63, description="`last_id` of the previous page.")
+]
 
 
 @router.post("", summary="Upload a file", openapi_extra=_FORM)
@@ -176,40 +169,3 @@ async def delete_file(files: Files, owner: OwnerOfFiles, file_id: FileId) -> Del
     """Delete a file. The input of a batch that has not ended cannot be deleted."""
     await files.delete(owner, file_id)
     return DeletedFile(id=file_id)
-
-
-def content_response(reader: FileReader, file: File, wanted: str | None) -> Response:
-    """Return the content of a file, or the part that a Range header wants.
-
-    Other units, and several ranges, get the whole file, as HTTP allows. Raises
-    RangeNotSatisfiableError.
-    """
-    start, end = _range(wanted, file.size)
-    headers = {
-        "accept-ranges": "bytes",
-        "content-disposition": f"attachment; filename*=UTF-8''{quote(file.name, safe='')}",
-        "content-length": str(end - start),
-    }
-    status = 200
-    if (start, end) != (0, file.size):
-        status = 206
-        headers["content-range"] = f"bytes {start}-{end - 1}/{file.size}"
-    pieces = reader.pieces(file.id, start, end)
-    return StreamingResponse(pieces, status_code=status, headers=headers, media_type=MEDIA_TYPE)
-
-
-def _range(wanted: str | None, size: int) -> tuple[int, int]:
-    """Return the first byte and the one after the last."""
-    match = _RANGE.fullmatch(wanted or "")
-    if match is None or match[0] == "bytes=-":
-        return 0, size
-    first, last = match[1], match[2]
-    if not first:
-        start, end = max(size - int(last), 0), size
-    else:
-        start, end = int(first), min(int(last or size) + 1, size)
-        if last and int(last) < start:
-            return 0, size
-    if start >= end:
-        raise RangeNotSatisfiableError(size)
-    return start, end
