@@ -6,13 +6,14 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, suppress
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from typing_extensions import override
 
 from gateway.concurrency import fair_turns
-from gateway.concurrency.fair_turns import FairTurns, LoopTurns
+from gateway.concurrency.fair_turns import ROUND_SECONDS, FairTurns, LoopTurns
 from gateway.concurrency.large_work import INLINE_SIZE, LargeWork
 from gateway.dialects.request import Prompt
 from gateway.errors import InvalidParameterError, OverloadedError, TenantQueueFullError
@@ -302,11 +303,12 @@ async def test_bodies_of_all_clients_are_bounded_and_another_one_always_finds_ro
 
 
 class Requests:
-    """Requests that `LoopTurns` runs, and the order of their steps."""
+    """Requests that `LoopTurns` runs, and the order of their steps, which advance the clock."""
 
     def __init__(self) -> None:
         self.turns = LoopTurns()
         self.steps: list[str] = []
+        self.now = 0.0
 
     async def request(self, caller: str, *, steps: int = 1, seconds: float = 0.002) -> None:
         """Run a request whose steps hold the loop."""
@@ -315,7 +317,7 @@ class Requests:
             await self.turns.enter(caller)
             for _ in range(steps):
                 self.steps.append(caller)
-                time.sleep(seconds)  # noqa: ASYNC251 - it holds the loop, as such work does
+                self.now += seconds
                 await asyncio.sleep(0)
 
         await self.turns.run(work())
@@ -325,8 +327,15 @@ class Requests:
         await self.request(caller, steps=1, seconds=0.5)
 
 
-async def test_steps_of_a_caller_above_its_share_do_not_delay_others() -> None:
+@pytest.fixture
+def requests(monkeypatch: pytest.MonkeyPatch) -> Requests:
+    """Nothing but steps advances their clock."""
     requests = Requests()
+    monkeypatch.setattr(fair_turns, "time", SimpleNamespace(perf_counter=lambda: requests.now))
+    return requests
+
+
+async def test_steps_of_a_caller_above_its_share_do_not_delay_others(requests: Requests) -> None:
     await requests.request(OTHER, seconds=0)
     await requests.exhaust(ONE)
     requests.steps.clear()
@@ -341,8 +350,7 @@ async def test_steps_of_a_caller_above_its_share_do_not_delay_others() -> None:
     assert requests.steps.count(ONE) == 60
 
 
-async def test_caller_that_has_the_loop_for_itself_waits_for_no_turns() -> None:
-    requests = Requests()
+async def test_caller_that_has_the_loop_for_itself_waits_for_no_turns(requests: Requests) -> None:
     await requests.exhaust(ONE)
     assert not requests.turns.is_over(ONE)
     await requests.request(OTHER)
@@ -351,13 +359,16 @@ async def test_caller_that_has_the_loop_for_itself_waits_for_no_turns() -> None:
 
 
 async def test_requests_that_wait_to_begin_are_bounded_and_others_may_begin(
-    monkeypatch: pytest.MonkeyPatch,
+    requests: Requests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fair_turns, "MOST_ENTERING", 100)
-    requests = Requests()
+    requests.turns = LoopTurns()
     await requests.exhaust(ONE)
     await requests.request(OTHER, seconds=0)
-    waiting = [asyncio.create_task(requests.request(ONE, steps=3, seconds=0)) for _ in range(400)]
+    waiting = [
+        asyncio.create_task(requests.request(ONE, steps=3, seconds=ROUND_SECONDS / 5))
+        for _ in range(400)
+    ]
     await asyncio.sleep(0)
     await requests.request(OTHER, seconds=0)
     assert requests.steps.count(ONE) < 200
@@ -370,8 +381,7 @@ async def test_requests_that_wait_to_begin_are_bounded_and_others_may_begin(
     assert requests.steps.count(ONE) == 1 + 3 * (400 - len(refused))
 
 
-async def test_slices_of_a_caller_above_its_share_take_one_turn_each() -> None:
-    requests = Requests()
+async def test_slices_of_a_caller_above_its_share_take_one_turn_each(requests: Requests) -> None:
     await requests.request(OTHER, seconds=0)
     await requests.exhaust(ONE)
 
@@ -385,8 +395,7 @@ async def test_slices_of_a_caller_above_its_share_take_one_turn_each() -> None:
         await requests.turns.run(work())
 
 
-async def test_failures_and_cancellations_reach_the_request_that_waits() -> None:
-    requests = Requests()
+async def test_failures_and_cancellations_reach_the_request_that_waits(requests: Requests) -> None:
     seen: list[str] = []
 
     async def work(future: asyncio.Future[None]) -> None:

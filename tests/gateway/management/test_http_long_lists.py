@@ -52,7 +52,6 @@ def held() -> Iterator[list[float]]:
         run(handle)
         times.append(time.thread_time() - began)
 
-    gc.collect()
     gc.disable()
     try:
         with pytest.MonkeyPatch.context() as patch:
