@@ -1,12 +1,13 @@
 """One bad batch or file delays no other: validation, the end of batches, and removal of files."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import SecretStr
 from redis.asyncio import Redis
 
 from gateway.auth.authenticator import Authenticator
@@ -14,20 +15,18 @@ from gateway.auth.principal import Principal
 from gateway.batches import checking, finishing
 from gateway.batches.checking import Validator
 from gateway.batches.claimed import TURN_SECONDS
-from gateway.batches.finishing import Finisher
+from gateway.batches.finishing import BATCHES_AT_ONCE, Finisher
 from gateway.batches.service import BatchService
 from gateway.batches.store import BatchStore
 from gateway.database.claims import CLAIM
-from gateway.database.engine import Database
 from gateway.database.tables import BatchRow
-from gateway.dispatch.catalogue import Catalogue
 from gateway.errors import StoreUnavailableError, TenantQueueFullError
 from gateway.files.blobs import Blobs
-from gateway.files.service import REMOVAL, REMOVED_AT_ONCE, FileService
+from gateway.files.service import REMOVAL
 from gateway.files.store import FileStore, Owner
+from gateway.jobs.services import Services, open_services
 from gateway.management.keys.service import KeyService
 from gateway.management.tenants.service import TenantService
-from gateway.redis_client import MeasuredConnection
 from gateway.settings import Settings
 from gateway.tenancy.batches import Batch, BatchStatus, File
 from gateway.tenancy.changes import ChangeAnnouncer
@@ -36,6 +35,7 @@ from tests.batches.conftest import jsonl, line
 from tests.support.fake_worker import FakeWorker
 from tests.support.kinds import every_database
 from tests.support.patience import PATIENCE_SECONDS
+from tests.support.redis_server import RedisServer
 
 MODEL = "m"
 CONTENT = jsonl(line("a", model=MODEL), line("b", model=MODEL))
@@ -49,36 +49,25 @@ STEPS = {
 class Office:
     """Two tenants with files and batches, and the jobs that work on their batches."""
 
-    def __init__(self, database: Database, redis: Redis, folder: Path) -> None:
-        self.folder = str(folder / "files")
-        settings = Settings(file_store=self.folder)
-        self.database = database
-        self.files = FileService(settings, database)
-        self.batches = BatchService(settings, database)
+    def __init__(self, settings: Settings, services: Services) -> None:
+        self.settings = settings
+        self.database, self.files = services.database, services.files
+        self.validator, self.finisher = services.validator, services.finisher
+        self.batches = BatchService(settings, self.database)
         self.principals: dict[str, Principal] = {}
-        authenticator = Authenticator.from_settings(settings, database)
-        catalogue = Catalogue(MeasuredConnection(redis))
-        self.validator = Validator(
-            database,
-            self.files,
-            catalogue,
-            authenticator,
-            default_dialect=settings.default_dialect,
-        )
-        self.finisher = Finisher(database, self.files)
         self.jobs: dict[str, Validator | Finisher] = {
             "validation": self.validator,
             "end": self.finisher,
         }
-        self._authenticator = authenticator
-        self._announcer = ChangeAnnouncer(redis)
+        self._announcer = ChangeAnnouncer(services.redis)
 
     async def open(self) -> None:
         """Create the tenants."""
+        authenticator = Authenticator.from_settings(self.settings, self.database)
         for tenant in ("many", "few"):
             await TenantService(self.database, self._announcer).create(tenant, tenant_id=tenant)
             created = await KeyService(self.database, self._announcer).create(tenant, name="key")
-            self.principals[tenant] = await self._authenticator.principal_of_key(created.record.id)
+            self.principals[tenant] = await authenticator.principal_of_key(created.record.id)
 
     async def upload(self, tenant: str, content: bytes = CONTENT) -> File:
         """Store a file."""
@@ -139,14 +128,20 @@ class Office:
 
 
 @pytest.fixture
-async def office(database: Database, redis: Redis, tmp_path: Path) -> Any:
+async def office(
+    database_url: str, redis: Redis, redis_server: RedisServer, tmp_path: Path
+) -> AsyncIterator[Office]:
     """Two tenants, and a worker of the model."""
     await FakeWorker(redis, MODEL).announce()
-    office = Office(database, redis, tmp_path)
-    await office.open()
-    yield office
-    await office.validator.aclose()
-    await office.finisher.aclose()
+    settings = Settings(
+        database_url=SecretStr(database_url),
+        redis_url=redis_server.url,
+        file_store=str(tmp_path / "files"),
+    )
+    async with open_services(settings) as services:
+        office = Office(settings, services)
+        await office.open()
+        yield office
 
 
 async def _fails() -> None:
@@ -159,12 +154,12 @@ async def _hangs() -> None:
 
 @every_database
 @pytest.mark.parametrize("kind", STEPS)
-async def test_a_hundred_batches_of_another_tenant_delay_a_batch_by_a_turn(
+async def test_many_batches_of_another_tenant_delay_a_batch_by_a_turn(
     office: Office, kind: str
 ) -> None:
     before, after = STEPS[kind]
     file = await office.upload("many")
-    many = [await office.create("many", file) for _ in range(100)]
+    many = [await office.create("many", file) for _ in range(15 * BATCHES_AT_ONCE)]
     if kind == "end":
         for batch in many:
             await office.change(batch, status=before, cancelling_at=utc_now())
@@ -249,7 +244,7 @@ async def test_batch_of_a_dead_process_is_claimed_when_its_claim_ends(
 
 
 async def test_slow_work_keeps_its_claim_and_ends_with_the_process(
-    office: Office, database: Database, monkeypatch: pytest.MonkeyPatch
+    office: Office, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = await office.upload("many")
     batch = await office.create("many", file)
@@ -258,7 +253,7 @@ async def test_slow_work_keeps_its_claim_and_ends_with_the_process(
         monkeypatch.setattr(f"{module}.CLAIM", timedelta(seconds=0.3))
 
     async def claimed_until() -> Any:
-        async with database.reading() as transaction:
+        async with office.database.reading() as transaction:
             return (await transaction.get_one(BatchRow, batch.id)).claimed_until
 
     await office.validator.run()
@@ -300,7 +295,7 @@ async def test_large_files_leave_slots_to_small_ones(
 
 async def test_number_of_batches_of_a_tenant_is_limited(office: Office) -> None:
     office.batches = BatchService(
-        Settings(file_store=office.folder, max_batches_of_tenant=2), office.database
+        office.settings.model_copy(update={"max_batches_of_tenant": 2}), office.database
     )
     file = await office.upload("many")
     first, _ = await office.create("many", file), await office.create("many", file)
@@ -358,10 +353,11 @@ async def test_file_that_cannot_be_removed_delays_no_other(
 
 
 @every_database
-async def test_file_is_removed_before_a_hundred_older_ones_of_another_tenant(
-    office: Office,
+async def test_file_is_removed_before_many_older_ones_of_another_tenant(
+    office: Office, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await expired(office, "many", REMOVED_AT_ONCE)
+    monkeypatch.setattr("gateway.files.service.REMOVED_AT_ONCE", 10)
+    await expired(office, "many", 10)
     (file,) = await expired(office, "few")
     await office.files.remove_old()
     assert not await exists(office, file)

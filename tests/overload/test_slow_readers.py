@@ -89,6 +89,30 @@ async def push(worker: FakeWorker, claims: list[Claim], texts: int = 0) -> None:
         await worker.send(claim.job.gateway, deltas=[last], finished=[end])
 
 
+async def overflow(
+    redis: "Redis",
+    worker: FakeWorker,
+    slow: list[Claim],
+    quick: list[Claim],
+    readers: list[asyncio.StreamReader],
+) -> list[bytes]:
+    """Send text until the gateway has cancelled each slow one; return what the others have read.
+
+    Each frame waits until they have all of the last one. If frames came faster than the gateway
+    writes, it would drop text before a connection is full, and the error would fit.
+    """
+    streams, gateway = [b""] * len(quick), slow[0].job.gateway
+    cancelled = keys.control(worker.queue.model, worker.name)
+    async with asyncio.timeout(2 * PATIENCE_SECONDS):
+        while await redis.llen(cancelled) < len(slow):
+            deltas = [delta(claim, PIECE[: MAX_UNREAD_BYTES // 4]) for claim in slow]
+            deltas += [delta(claim, "word ") for claim in quick]
+            await worker.send(gateway, deltas=deltas)
+            for index, reader in enumerate(readers):
+                streams[index] += await reader.readuntil(b"word ")
+    return streams
+
+
 async def test_clients_that_never_read_are_cut_off_and_delay_no_others(
     bounded: Stack, store: "Redis"
 ) -> None:
@@ -106,23 +130,14 @@ async def test_clients_that_never_read_are_cut_off_and_delay_no_others(
             if index == SLOW - 1:
                 slow = await worker.claim(SLOW)
         quick = await worker.claim(STREAMS - SLOW)
-        streams, frames = [b""] * len(quick), 0
-        reported: Any = []
-        while len(reported) < SLOW:
-            # Others have all of the last frame. If the gateway received frames faster than it
-            # writes, it would drop text before the connection is full, and the error would fit.
-            deltas = [delta(claim, PIECE[: MAX_UNREAD_BYTES // 4]) for claim in slow]
-            deltas += [delta(claim, "word ") for claim in quick]
-            await worker.send(slow[0].job.gateway, deltas=deltas)
-            frames += 1
-            async with asyncio.timeout(PATIENCE_SECONDS):
-                for index, (reader, _) in enumerate(connections[SLOW:]):
-                    streams[index] += await reader.readuntil(b"word ")
-            reported = await store.lrange(keys.control("wordy", worker.name), 0, -1)
+        readers = [reader for reader, _ in connections[SLOW:]]
+        streams = await overflow(store, worker, slow, quick, readers)
+        reported: Any = await store.lrange(keys.control("wordy", worker.name), 0, -1)
         assert {job_id.decode() for job_id in reported} == {claim.job.id for claim in slow}
         await push(worker, quick)
+        expected = "word " * streams[0].count(b"word ") + "end"
         for stream, (reader, _) in zip(streams, connections[SLOW:], strict=True):
-            assert words(stream + await read_all(reader)) == "word " * frames + "end"
+            assert words(stream + await read_all(reader)) == expected
         # The error is not read either: the connections are cut, and the requests end.
         await asyncio.to_thread(wait_for_metric, bounded.operators, IN_PROGRESS, 0)
         for claim in slow:
