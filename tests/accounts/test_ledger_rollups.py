@@ -230,10 +230,10 @@ async def test_hour_that_fails_delays_no_other(
         await _insert(database, usage_record(number, created_ms=NOON_MS + number * HOUR_MS))
     replace = rollups_module._replace
 
-    async def fail(transaction: Any, kind: Any, period: Any, start: datetime, sums: Any) -> None:
+    async def fail(transaction: Any, kind: Any, period: Any, start: datetime) -> None:
         if start == to_time(NOON_MS):
             raise ZeroDivisionError
-        await replace(transaction, kind, period, start, sums)
+        await replace(transaction, kind, period, start)
 
     with monkeypatch.context() as patch:
         patch.setattr(rollups_module, "_replace", fail)

@@ -3,14 +3,16 @@
 import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from functools import reduce
+from functools import cache, reduce
 from typing import Any, Final, NamedTuple
 
 from sqlalchemy import (
     BigInteger,
     ColumnElement,
+    Insert,
     Select,
     and_,
+    bindparam,
     case,
     cast,
     delete,
@@ -55,6 +57,8 @@ TENANT_WEIGHT: Final = 10_000
 HOUR: Final = timedelta(hours=1)
 DAY: Final = timedelta(days=1)
 
+_START: Final = bindparam("start", type_=LedgerRow.created_at.type)
+_END: Final = bindparam("end", type_=LedgerRow.created_at.type)
 _CLIENT_CODES: Final = sorted(codes_of_clients())
 
 Sums = Mapping[tuple[str, ...], tuple[int, ...]]
@@ -67,8 +71,8 @@ class _Kind(NamedTuple):
     table: type[RollupRow] | type[ServiceRollupRow]
     key: tuple[str, ...]
     sums: tuple[str, ...]
-    of_rows: Callable[[datetime], Select[Any]]
-    """Returns the query for the key and the sums of an hour's ledger rows."""
+    of_rows: Callable[[], Select[Any]]
+    """Returns the query for the key and the sums of ledger rows from `start` to before `end`."""
 
 
 class Rollups:
@@ -123,10 +127,9 @@ class Rollups:
             )
             if not (found := marks.all()):
                 return False
-            day = day_of(hour)
             for kind in _KINDS:
-                await _replace(transaction, kind, RollupPeriod.HOUR, hour, kind.of_rows(hour))
-                await _replace(transaction, kind, RollupPeriod.DAY, day, _sums_of_hours(kind, day))
+                await _replace(transaction, kind, RollupPeriod.HOUR, hour)
+                await _replace(transaction, kind, RollupPeriod.DAY, day_of(hour))
             await _remove_marks(transaction, found)
         return True
 
@@ -142,28 +145,18 @@ def first_token_sums(time: Any) -> dict[str, ColumnElement[Any]]:
 
 
 async def _replace(
-    transaction: AsyncSession,
-    kind: _Kind,
-    period: RollupPeriod,
-    start: datetime,
-    sums: Select[Any],
+    transaction: AsyncSession, kind: _Kind, period: RollupPeriod, start: datetime
 ) -> None:
     table = kind.table
     await transaction.execute(delete(table).where(table.period == period, table.start_at == start))
-    columns = table.__table__.c
-    rows = sums.add_columns(
-        literal(period, columns.period.type), literal(start, columns.start_at.type)
-    )
-    await transaction.execute(
-        insert(table).from_select([*kind.key, *kind.sums, "period", "start_at"], rows)
-    )
+    await transaction.execute(_insertion(kind, period), _span(period, start))
 
 
 async def _remove_marks(transaction: AsyncSession, marks: Collection[int]) -> None:
     await transaction.execute(delete(DirtyHourRow).where(DirtyHourRow.id.in_(marks)))
 
 
-def _usage_of_rows(hour: datetime) -> Select[Any]:
+def _usage_of_rows() -> Select[Any]:
     columns = LedgerRow.__table__.c
     # A literal, since PostgreSQL cannot see that two parameters have the same value.
     project = func.coalesce(columns.project_id, literal_column("''"))
@@ -176,12 +169,12 @@ def _usage_of_rows(hour: datetime) -> Select[Any]:
     sums = (counts[name] if name in counts else _sum(columns[name]) for name in _USAGE.sums)
     return (
         select(*key, *sums)
-        .where(LedgerRow.created_at >= hour, LedgerRow.created_at < hour + HOUR)
+        .where(LedgerRow.created_at >= _START, LedgerRow.created_at < _END)
         .group_by(*key)
     )
 
 
-def _service_of_rows(hour: datetime) -> Select[Any]:
+def _service_of_rows() -> Select[Any]:
     has_failed = or_(
         LedgerRow.outcome.in_((Outcome.LOST, Outcome.TIMED_OUT)),
         and_(LedgerRow.outcome == Outcome.FAILED, LedgerRow.code.not_in(_CLIENT_CODES)),
@@ -198,8 +191,8 @@ def _service_of_rows(hour: datetime) -> Select[Any]:
             *first_token_sums(LedgerRow.first_token_ms).values(),
         )
         .where(
-            LedgerRow.created_at >= hour,
-            LedgerRow.created_at < hour + HOUR,
+            LedgerRow.created_at >= _START,
+            LedgerRow.created_at < _END,
             LedgerRow.service_tier != ServiceTier.BATCH,
         )
         .group_by(LedgerRow.tenant_id, LedgerRow.model)
@@ -245,21 +238,40 @@ _SERVICE: Final = _Kind(
 _KINDS: Final = (_USAGE, _SERVICE)
 
 
-def _sums_of_hours(kind: _Kind, day: datetime) -> Select[Any]:
+# Each of these statements is built once: that takes longer than the database needs for an hour.
+
+
+@cache
+def _sums(kind: _Kind, period: RollupPeriod) -> Select[Any]:
+    """Return the query for the key and the sums of an hour's rows, or of a day's hours."""
+    if period is RollupPeriod.HOUR:
+        return kind.of_rows()
     table, columns = kind.table, kind.table.__table__.c
     key = [columns[name] for name in kind.key]
     return (
         select(*key, *(_sum(columns[name]) for name in kind.sums))
-        .where(table.period == RollupPeriod.HOUR, table.start_at >= day, table.start_at < day + DAY)
+        .where(table.period == RollupPeriod.HOUR, table.start_at >= _START, table.start_at < _END)
         .group_by(*key)
     )
 
 
-def _kept_sums(kind: _Kind, period: RollupPeriod, start: datetime) -> Select[Any]:
+@cache
+def _kept_sums(kind: _Kind, period: RollupPeriod) -> Select[Any]:
     table, columns = kind.table, kind.table.__table__.c
     return select(*(columns[name] for name in (*kind.key, *kind.sums))).where(
-        table.period == period, table.start_at == start
+        table.period == period, table.start_at == _START
     )
+
+
+@cache
+def _insertion(kind: _Kind, period: RollupPeriod) -> Insert:
+    table: Any = kind.table.__table__
+    rows = _sums(kind, period).add_columns(literal(period, table.c.period.type), _START)
+    return insert(table).from_select([*kind.key, *kind.sums, "period", "start_at"], rows)
+
+
+def _span(period: RollupPeriod, start: datetime) -> dict[str, datetime]:
+    return {"start": start, "end": start + (HOUR if period is RollupPeriod.HOUR else DAY)}
 
 
 def _sum(column: Any) -> ColumnElement[int]:
@@ -277,22 +289,21 @@ async def _wrong_hours_of(transaction: AsyncSession, day: datetime) -> set[datet
         if hour in marked:
             continue
         for kind in _KINDS:
-            kept = _kept_sums(kind, RollupPeriod.HOUR, hour)
-            if await _differ(transaction, kind, kind.of_rows(hour), kept):
+            if await _differ(transaction, kind, RollupPeriod.HOUR, hour):
                 wrong.add(hour)
     if not (wrong or marked):
         for kind in _KINDS:
-            kept = _kept_sums(kind, RollupPeriod.DAY, day)
-            if await _differ(transaction, kind, _sums_of_hours(kind, day), kept):
+            if await _differ(transaction, kind, RollupPeriod.DAY, day):
                 wrong.add(day)
     return wrong
 
 
 async def _differ(
-    transaction: AsyncSession, kind: _Kind, one: Select[Any], other: Select[Any]
+    transaction: AsyncSession, kind: _Kind, period: RollupPeriod, start: datetime
 ) -> bool:
-    width = len(kind.key)
-    first, second = await transaction.execute(one), await transaction.execute(other)
+    width, span = len(kind.key), _span(period, start)
+    first = await transaction.execute(_sums(kind, period), span)
+    second = await transaction.execute(_kept_sums(kind, period), span)
     return _read(first, width) != _read(second, width)
 
 
