@@ -55,6 +55,12 @@ class Answer(http_client.Answer):
         return [json.loads(line.removeprefix(PREFIX)) for line in lines if line != DONE]
 
     @property
+    def received_tokens(self) -> int:
+        """The number of tokens that have arrived of a stream with `return_token_ids`."""
+        choices = [choice for event in self.events for choice in event.get("choices", ())]
+        return sum(len(choice.get("token_ids") or ()) for choice in choices)
+
+    @property
     def usage(self) -> dict[str, Any] | None:
         """The usage in the response, if it has arrived."""
         if not self.is_stream:

@@ -12,7 +12,13 @@ from tests.support.stack import Stack
 
 READY_SECONDS = 240.0
 """Only a failure takes that long."""
-HOLDING: dict[str, Any] = {"prompt": "x", "max_tokens": 1_900, "ignore_eos": True, "stream": True}
+HOLDING: dict[str, Any] = {
+    "prompt": "x",
+    "max_tokens": 1_900,
+    "ignore_eos": True,
+    "stream": True,
+    "return_token_ids": True,
+}
 """A request that is still running when its gateway is killed."""
 
 
@@ -26,6 +32,8 @@ class Kills:
     killed: list[str] = field(default_factory=list)
     refusals: int = 0
     """Requests of this class that a gateway refused, or may have, because it had just started."""
+    cut: Answer | None = None
+    """What the client received of the last request of the held key."""
     lost_place_at: float | None = None
     """When the gateway with the last request of the held key was killed."""
 
@@ -45,7 +53,8 @@ class Kills:
             held = await self._held(number % 2, held_key) if is_last else None
             killed_at = self._kill_gateway(number % 2)
             if held is not None:
-                assert not (await held).is_complete
+                self.cut = await held
+                assert not self.cut.is_complete
                 self.lost_place_at = killed_at
             await self._restart_gateway(number % 2, free_key)
             await asyncio.sleep(rng.uniform(0.2, pause_seconds))
@@ -53,13 +62,13 @@ class Kills:
         self.over_at = time.monotonic()
 
     async def _held(self, index: int, key: str) -> "asyncio.Task[Answer]":
-        """Send a request that takes the key's only place, and wait until its response begins."""
+        """Send a request that takes the key's only place, and wait for some of its tokens."""
         while True:
             answer = Answer()
             held = asyncio.create_task(
                 ask(self.stack.gateways[index], key, answer=answer, **HOLDING)
             )
-            while not (answer.status == 200 and answer.body) and not held.done():
+            while not (answer.status == 200 and answer.received_tokens) and not held.done():
                 await asyncio.sleep(0.01)
             # On a busy machine a gateway may miss a reply of Redis or of the worker.
             if answer.status != 503:

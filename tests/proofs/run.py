@@ -44,6 +44,8 @@ class Evidence:
     rows: list[Row] = field(default_factory=list)
     engine_prompt_tokens: int = 0
     engine_completion_tokens: int = 0
+    cut: Answer | None = None
+    """A stream whose gateway was killed."""
     freed: Freed | None = None
     waited: Waited | None = None
     settled_seconds: float = 0.0
@@ -110,6 +112,7 @@ async def _gather(evidence: Evidence, scale: Scale, *, rng: random.Random) -> No
                 if waiting is not None:
                     evidence.waited = await waiting
                 evidence.answers, evidence.early_refusals = clients.answers, kills.refusals
+                evidence.cut = kills.cut
                 evidence.settled_seconds = await _settled(books, evidence)
             finally:
                 is_over.set()
