@@ -623,6 +623,36 @@ async def test_grammar_that_cannot_continue_ends_only_its_job(
     assert beside.outputs[-1].end is SequenceEnd.ERROR
 
 
+SLOW = 'start: (w " ")*\nw: ' + " | ".join(f"/[a-z]{{1,{n}}}x{n}/" for n in range(1, 301))
+"""A grammar whose mask takes milliseconds."""
+
+
+async def test_slow_masks_of_a_tenant_share_steps_and_another_tenant_is_in_each(
+    engine: VllmEngine,
+) -> None:
+    other = raw(id="other", max_tokens=20, sampling=spec(ignore_eos=True), cache_salt="other")
+    no_end = spec(logit_bias={EOS: -100.0})
+    many = [raw(id=f"slow-{n}", grammar=SLOW, sampling=no_end, max_tokens=8) for n in range(40)]
+    for request in (other, *many):
+        await engine.submit([request])
+    left = {other.id, *(each.id for each in many)}
+    sizes, waits, steps = [], [], 0
+    while left:
+        outputs = (await engine.step()).outputs
+        ids = {each.sequence_id for each in outputs}
+        sizes.append(len(ids - {other.id}))
+        steps += bool(ids)
+        if other.id in ids:
+            waits.append(steps)
+            steps = 0
+        assert {each.end for each in outputs} <= {None, SequenceEnd.LENGTH}
+        left -= {each.sequence_id for each in outputs if each.end}
+    assert sum(sizes) == 8 * len(many)
+    # Without a bound, a step would fill the masks of all.
+    assert max(sizes) <= len(many) / 2
+    assert waits[1:] == [1] * 19
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 async def test_bad_words_are_excluded_with_and_without_a_space(
     engine: VllmEngine, temperature: float
