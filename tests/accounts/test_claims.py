@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from gateway.database.claims import lock_in_turns
+from gateway.database.claims import Claim, LostClaimError, lock_in_turns
 from gateway.database.engine import Database
 from gateway.database.tables import AdapterRow
 from gateway.management.tenants.service import TenantService
@@ -86,3 +86,17 @@ async def test_locked_row_delays_nobody(database: Database) -> None:
     async with database.writing() as transaction:
         await transaction.get_one(AdapterRow, "many-a-00", with_for_update=True)
         assert await claimed(database, 3) == ["few-c-40", "few-c-41", "many-b-30"]
+
+
+@every_database
+@pytest.mark.usefixtures("rows")
+async def test_lost_claim_changes_nothing(database: Database) -> None:
+    first = Claim(database, AdapterRow, "few-c-40", EPOCH)
+    other = Claim(database, AdapterRow, "few-c-40", EPOCH)
+    await other.change(claimed_until=NOW, reason="other")
+    with pytest.raises(LostClaimError):
+        await first.change(claimed_until=NOW + MINUTE, reason="first")
+    await other.change(reason="still other")
+    async with database.reading() as transaction:
+        row = await transaction.get_one(AdapterRow, "few-c-40")
+        assert (row.claimed_until, row.reason) == (NOW, "still other")
