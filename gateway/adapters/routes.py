@@ -14,6 +14,7 @@ from gateway.adapters.schemas import (
     AdapterRegistration,
     DeletedAdapter,
     RegisteredAdapterBody,
+    RegisteredAdapterList,
 )
 from gateway.adapters.service import AdapterService
 from gateway.database.paging import PageRequest
@@ -24,6 +25,7 @@ from gateway.management.shared.parameters import AfterId, PageSize
 from gateway.tenancy.scopes import Scope
 
 _of_both = APIRouter(prefix="/adapters", tags=["Adapters"], route_class=BoundedRoute)
+_of_customers = APIRouter(prefix="/adapters", tags=["Adapters"], route_class=BoundedRoute)
 _of_operators = APIRouter(prefix="/adapters", tags=["Adapters"], route_class=BoundedRoute)
 
 
@@ -38,7 +40,7 @@ Adapters = Annotated[AdapterService, Depends(adapter_service)]
 AdapterId = Annotated[str, Path(max_length=63, description="Id or name of the adapter.")]
 
 
-@_of_both.get("", summary="List adapters")
+@_of_customers.get("", summary="List adapters")
 async def list_adapters(
     adapters: Adapters, caller: CallerOfTenant, after: AfterId = None, limit: PageSize = 20
 ) -> AdapterList:
@@ -66,6 +68,15 @@ async def delete_adapter(
     return DeletedAdapter(id=deleted.id)
 
 
+@_of_operators.get("", summary="List adapters with their sources")
+async def list_registered(
+    adapters: Adapters, caller: CallerOfTenant, after: AfterId = None, limit: PageSize = 20
+) -> RegisteredAdapterList:
+    """List the adapters of a tenant, oldest first."""
+    page = await adapters.page(caller.tenant_id, PageRequest(after, limit))
+    return RegisteredAdapterList.of(page)
+
+
 @_of_operators.post("", summary="Register an adapter")
 async def register_adapter(
     adapters: Adapters, caller: CallerOfTenant, body: AdapterRegistration
@@ -80,6 +91,7 @@ async def register_adapter(
 
 customers = APIRouter(prefix="/v1", dependencies=[Depends(own_tenant(Scope.KEYS, of_tenant=True))])
 customers.include_router(_of_both)
+customers.include_router(_of_customers)
 
 operators = APIRouter(prefix="/admin/tenants/{tenant_id}", dependencies=[Depends(any_tenant)])
 operators.include_router(_of_both)

@@ -55,6 +55,10 @@ class AdapterList(ListBody[AdapterBody]):
     """A page of the adapters of a tenant, oldest first."""
 
 
+class RegisteredAdapterList(ListBody[RegisteredAdapterBody]):
+    """A page of the adapters of a tenant with their sources, oldest first."""
+
+
 class DeletedAdapter(BaseModel):
     """A deleted adapter."""
 

@@ -1,21 +1,25 @@
-"""Batches, as OpenAI's API has them: `/v1/batches`."""
+"""Batches, as OpenAI's API has them: `/v1/batches`.
+
+Operators list and cancel those of a tenant at `/admin/tenants/{tenant_id}/batches`.
+"""
 
 from dataclasses import replace
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query, Request
 
-from gateway.auth.principal import Principal
 from gateway.batches.schemas import BatchBody, BatchCreation, BatchList
 from gateway.batches.service import BatchService
 from gateway.database.paging import MAX_PAGE, PageRequest
 from gateway.dialects.profile_choice import DIALECT_HEADER, choose_profile
-from gateway.files.routes import After, caller_principal, owner_of
+from gateway.files.routes import After, CallerPrincipal, OwnerOfFiles, caller_principal
 from gateway.http.authorization import Context
 from gateway.http.bounded_route import BoundedRoute
+from gateway.management.shared.callers import any_tenant
 from gateway.management.shared.parameters import PLAIN
 
-router = APIRouter(prefix="/v1/batches", tags=["Batches"], route_class=BoundedRoute)
+_of_both = APIRouter(prefix="/batches", tags=["Batches"], route_class=BoundedRoute)
+_of_customers = APIRouter(prefix="/batches", tags=["Batches"], route_class=BoundedRoute)
 
 
 def batch_service(context: Context) -> BatchService:
@@ -24,16 +28,15 @@ def batch_service(context: Context) -> BatchService:
 
 
 Batches = Annotated[BatchService, Depends(batch_service)]
-CallerOfBatches = Annotated[Principal, Depends(caller_principal)]
 BatchId = Annotated[str, Path(description="Id of the batch.")]
 
 
-@router.post("", summary="Create a batch")
+@_of_customers.post("", summary="Create a batch")
 async def create_batch(
     request: Request,
     context: Context,
     batches: Batches,
-    principal: CallerOfBatches,
+    principal: CallerPrincipal,
     body: BatchCreation,
 ) -> BatchBody:
     """Run the requests of an uploaded file, at the price of the tier batch.
@@ -57,29 +60,35 @@ async def create_batch(
     return BatchBody.of(batch)
 
 
-@router.get("", summary="List batches")
+@_of_both.get("", summary="List batches")
 async def list_batches(
     batches: Batches,
-    principal: CallerOfBatches,
+    owner: OwnerOfFiles,
     after: After = None,
     limit: Annotated[
         int, Query(ge=1, le=MAX_PAGE, description="Maximum entries of one page."), PLAIN
     ] = 20,
 ) -> BatchList:
     """List batches, newest first."""
-    page = await batches.page(owner_of(principal), PageRequest(after, limit, is_newest_first=True))
+    page = await batches.page(owner, PageRequest(after, limit, is_newest_first=True))
     return BatchList.of(page, BatchBody.of)
 
 
-@router.get("/{batch_id}", summary="Get a batch")
-async def get_batch(batches: Batches, principal: CallerOfBatches, batch_id: BatchId) -> BatchBody:
+@_of_both.get("/{batch_id}", summary="Get a batch")
+async def get_batch(batches: Batches, owner: OwnerOfFiles, batch_id: BatchId) -> BatchBody:
     """Get a batch with its progress."""
-    return BatchBody.of(await batches.get(owner_of(principal), batch_id))
+    return BatchBody.of(await batches.get(owner, batch_id))
 
 
-@router.post("/{batch_id}/cancel", summary="Cancel a batch")
-async def cancel_batch(
-    batches: Batches, principal: CallerOfBatches, batch_id: BatchId
-) -> BatchBody:
+@_of_both.post("/{batch_id}/cancel", summary="Cancel a batch")
+async def cancel_batch(batches: Batches, owner: OwnerOfFiles, batch_id: BatchId) -> BatchBody:
     """Cancel a batch. Lines that have not ended are not charged; the others stay readable."""
-    return BatchBody.of(await batches.cancel(owner_of(principal), batch_id))
+    return BatchBody.of(await batches.cancel(owner, batch_id))
+
+
+customers = APIRouter(prefix="/v1", dependencies=[Depends(caller_principal)])
+customers.include_router(_of_both)
+customers.include_router(_of_customers)
+
+operators = APIRouter(prefix="/admin/tenants/{tenant_id}", dependencies=[Depends(any_tenant)])
+operators.include_router(_of_both)

@@ -1,4 +1,7 @@
-"""Files, as OpenAI's API has them: `/v1/files`."""
+"""Files, as OpenAI's API has them: `/v1/files`.
+
+Operators list and delete those of a tenant at `/admin/tenants/{tenant_id}/files`.
+"""
 
 from typing import Annotated, Any, Final, Literal
 
@@ -13,11 +16,13 @@ from gateway.files.service import MAX_RETENTION_SECONDS, MIN_RETENTION_SECONDS, 
 from gateway.files.store import Owner
 from gateway.files.upload import receive_upload
 from gateway.http.authorization import Context, allow_unpaid, authorize
+from gateway.management.shared.callers import Caller, CallerOfTenant, any_tenant
 from gateway.management.shared.parameters import PLAIN
 from gateway.tenancy.batches import FilePurpose
 from gateway.tenancy.scopes import Scope
 
-router = APIRouter(prefix="/v1/files", tags=["Files"])
+_of_both = APIRouter(prefix="/files", tags=["Files"])
+_of_customers = APIRouter(prefix="/files", tags=["Files"])
 
 MAX_LIMIT: Final = 10_000
 """As in OpenAI's API."""
@@ -61,21 +66,17 @@ _CONTENT: Final[dict[int | str, dict[str, Any]]] = {
 }
 
 
-async def _caller(request: Request) -> Owner:
-    """Authorize a caller, and return the files and batches that it may use."""
-    return owner_of(await caller_principal(request))
-
-
 async def caller_principal(request: Request) -> Principal:
     """Authorize a caller of files and batches. Its requests count as unpaid."""
     principal = await authorize(request, Scope.COMPLETIONS)
     allow_unpaid(request, principal)
+    request.state.management_caller = Caller(principal, principal.tenant_id)
     return principal
 
 
-def owner_of(principal: Principal) -> Owner:
-    """Return the files and batches that a principal may use."""
-    return Owner(principal.tenant_id, principal.project_id)
+def owner_of(caller: CallerOfTenant) -> Owner:
+    """Return the files and batches that a caller may use."""
+    return Owner(caller.tenant_id, None if caller.grant is None else caller.grant.project_id)
 
 
 def file_service(context: Context) -> FileService:
@@ -84,20 +85,22 @@ def file_service(context: Context) -> FileService:
 
 
 Files = Annotated[FileService, Depends(file_service)]
-OwnerOfFiles = Annotated[Owner, Depends(_caller)]
+CallerPrincipal = Annotated[Principal, Depends(caller_principal)]
+OwnerOfFiles = Annotated[Owner, Depends(owner_of)]
 FileId = Annotated[str, Path(description="Id of the file.")]
 After = Annotated[
     str | None, Query(min_length=1, max_length=63, description="`last_id` of the previous page.")
 ]
 
 
-@router.post("", summary="Upload a file", openapi_extra=_FORM)
+@_of_customers.post("", summary="Upload a file", openapi_extra=_FORM)
 async def upload_file(
     request: Request,
     response: Response,
     context: Context,
     files: Files,
-    principal: Annotated[Principal, Depends(caller_principal)],
+    owner: OwnerOfFiles,
+    principal: CallerPrincipal,
 ) -> FileBody:
     """Upload the requests of a batch: a form with `file` and `purpose`.
 
@@ -106,13 +109,13 @@ async def upload_file(
     only the files of its project.
     """
     file, ignored = await receive_upload(
-        request, context, files, owner_of(principal), is_strict=principal.is_strict
+        request, context, files, owner, is_strict=principal.is_strict
     )
     response.headers.update(ignored_header(ignored))
     return FileBody.of(file)
 
 
-@router.get("", summary="List files", response_model=FileList)
+@_of_both.get("", summary="List files", response_model=FileList)
 async def list_files(
     files: Files,
     owner: OwnerOfFiles,
@@ -141,13 +144,13 @@ async def list_files(
     return Response(content, media_type="application/json")
 
 
-@router.get("/{file_id}", summary="Get a file")
+@_of_customers.get("/{file_id}", summary="Get a file")
 async def get_file(files: Files, owner: OwnerOfFiles, file_id: FileId) -> FileBody:
     """Get a file, without its content."""
     return FileBody.of(await files.get(owner, file_id))
 
 
-@router.get(
+@_of_customers.get(
     "/{file_id}/content",
     summary="Get the content of a file",
     responses=_CONTENT,
@@ -164,8 +167,16 @@ async def get_content(
     return content_response(files.reader, file, request.headers.get("range"))
 
 
-@router.delete("/{file_id}", summary="Delete a file")
+@_of_both.delete("/{file_id}", summary="Delete a file")
 async def delete_file(files: Files, owner: OwnerOfFiles, file_id: FileId) -> DeletedFile:
     """Delete a file. The input of a batch that has not ended cannot be deleted."""
     await files.delete(owner, file_id)
     return DeletedFile(id=file_id)
+
+
+customers = APIRouter(prefix="/v1", dependencies=[Depends(caller_principal)])
+customers.include_router(_of_both)
+customers.include_router(_of_customers)
+
+operators = APIRouter(prefix="/admin/tenants/{tenant_id}", dependencies=[Depends(any_tenant)])
+operators.include_router(_of_both)

@@ -15,6 +15,7 @@ from gateway.management.keys import routes as keys
 from gateway.management.limits import routes as limits
 from gateway.management.live import routes as live
 from gateway.management.members import routes as members
+from gateway.management.models import routes as models
 from gateway.management.plans import routes as plans
 from gateway.management.prices import routes as prices
 from gateway.management.projects import routes as projects
@@ -37,7 +38,7 @@ customers = APIRouter()
 operators = APIRouter(prefix="/admin")
 
 for router in (
-    *(each.router for each in (tenants, plans, prices, aliases, credit, live)),
+    *(each.router for each in (tenants, plans, prices, aliases, credit, live, models)),
     *(limits.operators, usage.operators, exports.router, audit.operators),
 ):
     operators.include_router(router)

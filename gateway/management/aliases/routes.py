@@ -2,27 +2,18 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path
+from fastapi import APIRouter
 
 from gateway.database.paging import Page
 from gateway.http.authorization import CanAdminister, CanSeeEverything
 from gateway.http.bounded_route import BoundedRoute
 from gateway.management.aliases.schemas import AliasBody, AliasDefinition, AliasList, RemovedAlias
 from gateway.management.aliases.service import AliasService
-from gateway.management.shared.parameters import MAX_TEXT_CHARACTERS, PRINTABLE, service
+from gateway.management.shared.parameters import AnyName, service
 
 router = APIRouter(prefix="/aliases", tags=["Aliases"], route_class=BoundedRoute)
 
 Aliases = Annotated[AliasService, service(AliasService)]
-
-AliasName = Annotated[
-    str,
-    Path(
-        max_length=MAX_TEXT_CHARACTERS,
-        pattern=PRINTABLE,
-        description="Name of the alias; may contain slashes.",
-    ),
-]
 
 
 @router.get("", summary="List aliases")
@@ -32,21 +23,21 @@ async def list_aliases(aliases: Aliases, _principal: CanSeeEverything) -> AliasL
 
 
 @router.get("/{name:path}", summary="Get an alias")
-async def get_alias(aliases: Aliases, _principal: CanSeeEverything, name: AliasName) -> AliasBody:
+async def get_alias(aliases: Aliases, _principal: CanSeeEverything, name: AnyName) -> AliasBody:
     """Get an alias with the weights of its models."""
     return AliasBody.of(await aliases.get(name))
 
 
 @router.put("/{name:path}", summary="Define an alias")
 async def put_alias(
-    aliases: Aliases, principal: CanAdminister, name: AliasName, body: AliasDefinition
+    aliases: Aliases, principal: CanAdminister, name: AnyName, body: AliasDefinition
 ) -> AliasBody:
     """Define or replace an alias. Every gateway applies it within a second."""
     return AliasBody.of(await aliases.put(name, **dict(body), actor=principal.actor))
 
 
 @router.delete("/{name:path}", summary="Remove an alias")
-async def remove_alias(aliases: Aliases, principal: CanAdminister, name: AliasName) -> RemovedAlias:
+async def remove_alias(aliases: Aliases, principal: CanAdminister, name: AnyName) -> RemovedAlias:
     """Remove the alias. Requests for it get 404 within a second."""
     await aliases.remove(name, actor=principal.actor)
     return RemovedAlias(name=name)

@@ -18,6 +18,7 @@ from gateway.management.keys.schemas import (
     KeyCreation,
     KeyList,
     KeyRotation,
+    RevokedKeyBody,
 )
 from gateway.management.keys.service import KeyService
 from gateway.management.shared.callers import CallerOfTenant
@@ -101,7 +102,8 @@ async def revoke_key(
     caller: CallerOfTenant,
     key_id: KeyId,
     made_keys: Annotated[MadeKeys, Query(description=_MADE_KEYS)] = MadeKeys.IN_GRACE,
-) -> KeyBody:
+) -> RevokedKeyBody:
     """Revoke the key. All gateways reject it within a second; it stays in the list."""
-    key, *_ = await keys.revoke(caller.tenant_id, key_id, **caller.by, made_keys=made_keys)
-    return KeyBody.of(key)
+    key, *made = await keys.revoke(caller.tenant_id, key_id, **caller.by, made_keys=made_keys)
+    body = KeyBody.of(key).model_dump()
+    return RevokedKeyBody(**body, made_keys=[each.id for each in made])

@@ -141,5 +141,11 @@ class CreatedKeyBody(KeyBody):
         return cls(**KeyBody.of(created.record).model_dump(), key=created.key.reveal())
 
 
+class RevokedKeyBody(KeyBody):
+    """A revoked key."""
+
+    made_keys: list[str] = Field(description="Ids of the keys that it made and that end with it.")
+
+
 class KeyList(ListBody[KeyBody]):
     """A page of keys, oldest first."""

@@ -45,13 +45,13 @@ async def add_member(members: Members, caller: CallerOfTenant, body: MemberAddit
     return MemberBody.of(added)
 
 
-@router.get("/{member_id}", summary="Get a member")
+@router.get("/{member_id:path}", summary="Get a member")
 async def get_member(members: Members, caller: CallerOfTenant, member_id: MemberId) -> MemberBody:
     """Get a member with the role."""
     return MemberBody.of(await members.get(caller.tenant_id, member_id))
 
 
-@router.patch("/{member_id}", summary="Change the role of a member")
+@router.patch("/{member_id:path}", summary="Change the role of a member")
 async def change_member(
     members: Members, caller: CallerOfTenant, member_id: MemberId, body: MemberChange
 ) -> MemberBody:
@@ -60,7 +60,7 @@ async def change_member(
     return MemberBody.of(changed)
 
 
-@router.delete("/{member_id}", summary="Remove a member")
+@router.delete("/{member_id:path}", summary="Remove a member")
 async def remove_member(
     members: Members, caller: CallerOfTenant, member_id: MemberId
 ) -> RemovedMember:

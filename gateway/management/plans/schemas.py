@@ -7,7 +7,7 @@ from pydantic import BaseModel, Field, WithJsonSchema
 
 from gateway.management.plans.service import ScopedLimits
 from gateway.management.shared.fields import ListBody, Name, RequestBody
-from gateway.tenancy.limits import MAX_LIMIT, LimitName, LimitScope, LimitValues, read_limits
+from gateway.tenancy.limits import MAX_LIMIT, LimitName, LimitScope, read_limits
 from gateway.tenancy.records import Plan
 
 _LIMIT: Final = {
@@ -68,18 +68,8 @@ class PlanBody(BaseModel):
     @classmethod
     def of(cls, plan: Plan) -> Self:
         """Return the response body of a plan."""
-        return cls(
-            id=plan.id,
-            name=plan.name,
-            tenant_limits=_shown(plan.limits[LimitScope.TENANT]),
-            project_limits=_shown(plan.limits[LimitScope.PROJECT]),
-            key_limits=_shown(plan.limits[LimitScope.KEY]),
-            created_at=plan.created_at,
-        )
-
-
-def _shown(limits: LimitValues) -> dict[str, int | None]:
-    return {name.value: value for name, value in limits.items()}
+        limits: dict[str, Any] = {f"{scope}_limits": plan.limits[scope] for scope in LimitScope}
+        return cls(id=plan.id, name=plan.name, created_at=plan.created_at, **limits)
 
 
 class PlanList(ListBody[PlanBody]):

@@ -41,6 +41,14 @@ PLAIN: Final = BeforeValidator(_plain)
 """Refuses what pydantic reads as an integer too, such as ` 1`, `1.0` and `1_0`."""
 _INTEGER: Final = re.compile(r"-?[0-9]{1,20}")
 
+AnyName = Annotated[
+    str,
+    Path(
+        max_length=MAX_TEXT_CHARACTERS,
+        pattern=PRINTABLE,
+        description="Name of the alias or model; may contain slashes.",
+    ),
+]
 TenantId = Annotated[str, Path(description="Id of the tenant.")]
 PageSize = Annotated[
     int, Query(ge=1, le=MAX_PAGE, description="Maximum entries of one page."), PLAIN

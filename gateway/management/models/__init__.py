@@ -1,0 +1,1 @@
+"""Models that workers have announced."""
