@@ -14,75 +14,40 @@ from pydantic import ValidationError
 from typing_extensions import override
 
 from gateway.errors import ApiError, StartupError, StoreUnavailableError
-from gateway.terminal.output import URL_SOURCE
+from gateway.terminal.options import URL_SOURCE
 
 PROGRAM: Final = (sys.executable, "-P", "-m", "gateway.cli")
 """The program of this command line, for commands that start others. With `-P`, Python ignores a
 folder called `gateway` in the current folder."""
 
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
-    "up": ("gateway.launch.up", "Start everything on this machine, to try it out."),
-    "gateway": ("gateway.commands.gateway", "Run a gateway."),
-    "worker": ("gateway.commands.worker", "Run a worker."),
-    "host": ("gateway.commands.host", "Run a host: serve several models in turns."),
-    "jobs": (
-        "gateway.commands.jobs",
-        "Run background jobs: usage into the ledger, expiries, webhooks.",
-    ),
-    "beat": ("gateway.commands.beat", "Schedule background jobs."),
-    "tenants": (
-        "gateway.management.tenants.command",
-        "Create, change, list, suspend and activate tenants.",
-    ),
-    "projects": (
-        "gateway.management.projects.command",
-        "Create, change, list, archive and activate a tenant's projects.",
-    ),
-    "members": (
-        "gateway.management.members.command",
-        "Add, change, list and remove a tenant's members.",
-    ),
-    "keys": (
-        "gateway.management.keys.command",
-        "Create, change, list, rotate and revoke API keys.",
-    ),
-    "models": (
-        "gateway.commands.models",
-        "List models, and remove those that are no longer served.",
-    ),
-    "adapters": ("gateway.adapters.command", "Add, list and delete LoRA adapters of tenants."),
-    "aliases": (
-        "gateway.management.aliases.command",
-        "Define, list and remove aliases: names that split their requests over models.",
-    ),
-    "plans": (
-        "gateway.management.plans.command",
-        "Create, change and list plans: default limits for groups of tenants.",
-    ),
-    "prices": ("gateway.management.prices.command", "Add and list model prices."),
-    "credits": ("gateway.management.credits.command", "Grant, adjust and show prepaid credits."),
-    "webhooks": (
-        "gateway.management.webhooks.command",
-        "Register, list, test and remove a tenant's webhooks.",
-    ),
-    "files": ("gateway.files.command", "List and delete a tenant's files."),
-    "batches": ("gateway.batches.command", "List, show and cancel a tenant's batches."),
-    "requests": (
-        "gateway.management.live.command",
-        "List and cancel the requests of a tenant that wait or run now.",
-    ),
-    "usage": ("gateway.management.usage.command", "Show, list, export and reconcile usage."),
-    "exports": (
-        "gateway.management.exports.command",
-        "List, pause and repair the export of usage to billing systems.",
-    ),
-    "audit": (
-        "gateway.management.audit.command",
-        "List changes and verify the audit log.",
-    ),
-    "db": ("gateway.commands.db", "Create or upgrade the database's schema."),
+    "up": ("..launch.up", "Start everything on this machine, to try it out."),
+    "gateway": (".gateway", "Run a gateway."),
+    "worker": (".worker", "Run a worker."),
+    "host": (".worker:host", "Run a host: serve several models in turns."),
+    "jobs": (".jobs", "Run background jobs: usage into the ledger, expiries, webhooks."),
+    "beat": (".beat", "Schedule background jobs."),
+    "tenants": (".accounts:tenants", "Create, change, list, suspend and activate tenants."),
+    "projects": (".accounts:projects", "Create, change, list and archive a tenant's projects."),
+    "members": (".accounts:members", "Add, change, list and remove a tenant's members."),
+    "keys": (".accounts:keys", "Create, change, list, rotate and revoke API keys."),
+    "models": (".serving:models", "List models, and remove those that are no longer served."),
+    "adapters": (".serving:adapters", "Add, list and delete LoRA adapters of tenants."),
+    "aliases": (".serving:aliases", "Define, list and remove names that stand for several models."),
+    "plans": (".money:plans", "Create, change and list plans: limits of groups of tenants."),
+    "prices": (".money:prices", "Add and list model prices."),
+    "credits": (".money:credits_", "Grant, adjust and show prepaid credits."),
+    "webhooks": (".records:webhooks", "Register, list, test and remove a tenant's webhooks."),
+    "files": (".records:files", "List and delete a tenant's files."),
+    "batches": (".records:batches", "List, show and cancel a tenant's batches."),
+    "requests": (".serving:requests", "List and cancel the requests of a tenant that wait or run."),
+    "usage": (".records:usage", "Show, list, export and reconcile usage."),
+    "exports": (".money:exports", "List, pause and repair exports of usage to billing systems."),
+    "audit": (".records:audit", "List changes and verify the audit log."),
+    "db": (".db", "Create or upgrade the database's schema."),
 }
-"""For each command, its module and its line in `sluice --help`."""
+"""For each command, its module relative to `gateway.commands`, with its name there unless it is
+`command`, and its line in `sluice --help`."""
 
 EPILOG = """\
 \b
@@ -95,7 +60,8 @@ Examples:
   sluice worker --model-path /models/llama
 
 Each setting is also an environment variable SLUICE_*. Without SLUICE_REDIS_URL and
-SLUICE_DATABASE_URL, commands manage the `sluice up` that runs in the current folder.
+SLUICE_DATABASE_URL, commands manage the `sluice up` that runs in the current folder; with --url,
+or --profile, they manage the deployment of a gateway from any machine.
 """
 
 
@@ -110,14 +76,15 @@ class SluiceGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
+        module_name, _, name = COMMANDS[cmd_name][0].partition(":")
         try:
-            module = importlib.import_module(COMMANDS[cmd_name][0])
+            module = importlib.import_module(module_name, "gateway.commands")
         except ModuleNotFoundError as error:
             raise click.ClickException(
                 f"`sluice {cmd_name}` needs the package {error.name}: "
                 "install Sluice with the extra [gateway]."
             ) from error
-        command: click.Command = module.command
+        command: click.Command = getattr(module, name or "command")
         return command
 
     @override

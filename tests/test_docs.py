@@ -46,12 +46,14 @@ def test_every_documented_setting_exists() -> None:
     named = set()
     for document in DOCUMENTS:
         named |= set(re.findall(r"\bSLUICE_[A-Z_]+\b", document.read_text()))
-    # Those of demo.env, and the option of the set-up.
+    # Those of demo.env and of commands, and the option of the set-up.
     assert named - known <= {
         "SLUICE_URL",
         "SLUICE_KEY",
         "SLUICE_MODEL",
         "SLUICE_ADMIN_KEY",
+        "SLUICE_ADMIN_URL",
+        "SLUICE_PROFILE",
         "SLUICE_DEVICE",
     }
 

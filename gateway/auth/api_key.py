@@ -23,6 +23,13 @@ _RANDOM_CHARACTERS = SECRET_CHARACTERS - CHECKSUM_CHARACTERS
 _PATTERN = re.compile(
     rf"sk-(?P<prefix>[A-Za-z0-9]{{{PREFIX_CHARACTERS}}})-[A-Za-z0-9]{{{SECRET_CHARACTERS}}}"
 )
+_WHOLE_KEY = re.compile(rf"sk-([A-Za-z0-9]{{{PREFIX_CHARACTERS}}})(-.*)?", re.DOTALL)
+
+
+def public_name(key: str) -> str:
+    """Return a name of the key that is safe to show, even if the caller passes the whole key."""
+    whole = _WHOLE_KEY.fullmatch(key)
+    return key if whole is None else whole[1]
 
 
 class MalformedKeyError(ValueError):

@@ -20,7 +20,8 @@ class Principal:
     tenant_id: str
     tenant_weight: float
     credential_id: str
-    """Id of the API key, or `jwt:` and the token's subject, or `oidc:` and an operator's."""
+    """Id of the API key, or `jwt:` and the token's subject, or `oidc:` and an operator's, or `cli:`
+    and the user of the command line."""
     scopes: frozenset[Scope]
     allowed_models: frozenset[str] | None
     """None means all models."""
@@ -52,6 +53,8 @@ class Principal:
     @property
     def actor(self) -> str:
         """The name that the audit log stores for changes by this principal."""
+        if self.credential_id.startswith("cli:"):
+            return self.credential_id
         kind = "operator:" if self.is_operator else ""
         if self.credential_id.startswith(("jwt:", "oidc:")):
             return f"{kind}{self.credential_id}"

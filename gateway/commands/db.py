@@ -2,10 +2,12 @@
 
 import click
 
+from gateway.commands.calls import runs_async
+from gateway.commands.deployment import command_settings
 from gateway.database import schema
 from gateway.database.engine import Database
 from gateway.database.schema import SchemaState
-from gateway.terminal.options import command_settings, database_option, json_option, runs_async
+from gateway.terminal.options import DATABASE, JSON
 from gateway.terminal.output import print_json
 
 EPILOG = """\
@@ -28,8 +30,7 @@ def command() -> None:
     """Create or upgrade the database schema."""
 
 
-@command.command()
-@database_option
+@command.command(params=[DATABASE])
 @runs_async
 async def upgrade(database_url: str | None) -> None:
     """Create or upgrade the schema. Safe to run at any time, even several times at once."""
@@ -38,9 +39,7 @@ async def upgrade(database_url: str | None) -> None:
     click.echo(MEANINGS[SchemaState.CURRENT])
 
 
-@command.command()
-@json_option
-@database_option
+@command.command(params=[JSON, DATABASE])
 @runs_async
 async def status(*, as_json: bool, database_url: str | None) -> None:
     """Show whether the schema is current; exit code 1 if it needs an upgrade."""

@@ -15,7 +15,7 @@ from gateway.database.schema import require_current_schema
 from gateway.errors import StartupError
 from gateway.server.one_of_many import OneOfMany
 from gateway.settings import Settings, environment_of, load_settings
-from gateway.terminal.options import database_option
+from gateway.terminal.options import DATABASE
 
 EXIT_FAILED: Final = 1
 
@@ -31,7 +31,7 @@ Each setting is also an environment variable SLUICE_*.
 """
 
 
-@click.command("gateway", epilog=EPILOG)
+@click.command("gateway", epilog=EPILOG, params=[DATABASE])
 @click.option("--host", metavar="ADDRESS", help="Address to listen on.  [SLUICE_HOST]")
 @click.option("--port", metavar="PORT", help="Port to listen on.  [SLUICE_PORT]")
 @click.option(
@@ -43,7 +43,6 @@ Each setting is also an environment variable SLUICE_*.
 @click.option(
     "--redis-url", metavar="URL", help="Redis server that workers share.  [SLUICE_REDIS_URL]"
 )
-@database_option
 @click.option(
     "--processes",
     metavar="COUNT",

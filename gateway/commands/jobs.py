@@ -12,7 +12,7 @@ from gateway.commands.health import serving_health
 from gateway.database.engine import Database
 from gateway.database.schema import require_current_schema
 from gateway.settings import Settings, load_settings
-from gateway.terminal.options import database_option
+from gateway.terminal.options import DATABASE
 
 EPILOG = """\
 \b
@@ -27,11 +27,10 @@ variable SLUICE_*.
 """
 
 
-@click.command("jobs", epilog=EPILOG)
+@click.command("jobs", epilog=EPILOG, params=[DATABASE])
 @click.option(
     "--redis-url", metavar="URL", help="Redis server that gateways share.  [SLUICE_REDIS_URL]"
 )
-@database_option
 def command(redis_url: str | None, database_url: str | None) -> None:
     """Run background jobs until SIGTERM or Ctrl-C, and finish running ones first."""
     settings = load_settings(redis_url=redis_url, database_url=database_url)

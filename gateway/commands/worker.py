@@ -1,6 +1,6 @@
-"""`sluice worker`: run a worker process.
+"""`sluice worker` and `sluice host`: run a worker process, or a host of several models in turns.
 
-The gateway's code never imports the worker's code, so this command starts it as a program.
+The gateway's code never imports the worker's code, so these commands start it as a program.
 """
 
 import os
@@ -29,3 +29,4 @@ def program_command(name: str, program: tuple[str, ...]) -> click.Command:
 
 
 command = program_command("worker", PROGRAM)
+host = program_command("host", (*PROGRAM[:-1], "worker.hosting"))

@@ -2,15 +2,16 @@
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from email.utils import format_datetime
 from enum import StrEnum
 from typing import Final
 
-from gateway.errors import ModelRetiredError
+from gateway.errors import InvalidParameterError, ModelRetiredError, must, shown
 
+MAX_WEIGHT: Final = 1_000_000
 _SPACE: Final = 2.0**64
 
 
@@ -88,3 +89,22 @@ class Alias:
             return math.log((int.from_bytes(digest) + 1) / _SPACE) / self.weights[model]
 
         return max((model for model, weight in self.weights.items() if weight), key=rank)
+
+
+def read_weights(given: Iterable[str]) -> dict[str, int]:
+    """Parse weights given as MODEL or MODEL=WEIGHT. Raises InvalidParameterError."""
+    weights: dict[str, int] = {}
+    for each in given:
+        model, separator, weight = each.rpartition("=")
+        if not separator:
+            model, weight = each, "1"
+        if not (weight.isascii() and weight.isdigit()):
+            raise must(
+                "models", f"be MODEL or MODEL=WEIGHT with an integer from 0 to {MAX_WEIGHT}", each
+            )
+        if model in weights:
+            raise InvalidParameterError(
+                f"'models' must name each model once. Given twice: {shown(model)}.", param="models"
+            )
+        weights[model] = int(weight[:20])
+    return weights

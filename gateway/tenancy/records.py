@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from ipaddress import IPv4Network, IPv6Network
-from typing import NamedTuple, TypedDict
+from typing import Final, NamedTuple, TypedDict
 
 from contract.dialect import Dialect
 from contract.tier import ServiceTier
@@ -199,6 +199,10 @@ class KeyRecord:
     """Prefix of the key's former secret, which works until `old_expires_at` after a rotation."""
     old_digest: bytes | None = field(default=None, repr=False)
     old_expires_at: datetime | None = None
+
+
+MAX_PRICE_MICROS: Final = 10**12
+"""A dollar for one token: a higher price is a wrong unit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,6 @@
-"""Command-line parameter types for amounts of money and times."""
+"""Amounts of money: a parameter type of commands, and text."""
 
 import re
-from datetime import UTC, datetime
 from typing import Any, Final
 
 import click
@@ -40,26 +39,6 @@ class Dollars(click.ParamType[int]):
             bounds = f"{show_dollars(self._least)} to {show_dollars(self._most)}"
             self.fail(f"{value!r} is not an amount from {bounds}.", param, ctx)
         return amount
-
-
-class Time(click.ParamType[datetime]):
-    """A date or time in ISO 8601; UTC if it has no zone."""
-
-    name = "time"
-
-    @override
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> datetime:
-        if isinstance(value, datetime):
-            return value
-        try:
-            time = datetime.fromisoformat(str(value).strip())
-            return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
-        except (ValueError, OverflowError):
-            self.fail(
-                f"{value!r} is not a time such as 2026-12-01 or 2026-12-01T08:30+01:00.", param, ctx
-            )
 
 
 def read_dollars(text: str) -> int | None:

@@ -10,9 +10,9 @@ from redis.asyncio import Redis
 
 from gateway.database.engine import Database
 from gateway.errors import InvalidParameterError, NotFoundError
-from gateway.management.aliases.service import MAX_MODELS, MAX_WEIGHT, AliasService
+from gateway.management.aliases.service import MAX_MODELS, AliasService
 from gateway.management.audit.log import AuditLog
-from gateway.tenancy.aliases import Alias, Sticky
+from gateway.tenancy.aliases import MAX_WEIGHT, Alias, Sticky
 from gateway.tenancy.changes import ChangeAnnouncer
 from gateway.tenancy.times import EPOCH, utc_now
 from tests.support.cases import all_cases

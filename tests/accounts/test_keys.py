@@ -13,6 +13,7 @@ from sqlalchemy.exc import IntegrityError
 from contract.dialect import Dialect
 from contract.keys import KEY_EVENTS
 from gateway.database.engine import Database
+from gateway.database.paging import PageRequest
 from gateway.database.tables import ApiKeyRow
 from gateway.errors import InvalidParameterError, NotFoundError
 from gateway.management.keys.service import KeyService
@@ -39,7 +40,7 @@ async def test_created_key_has_all_its_options(keys: KeyService) -> None:
         expires_at=expires_at,
         dialect=Dialect.FIREWORKS_2026,
     )
-    assert await keys.list_of_tenant("acme") == [created.record]
+    assert (await keys.page("acme", PageRequest())).entries == [created.record]
     assert created.record.expires_at == expires_at
     assert created.record.allowed_models == frozenset({"a", "b"})
     assert created.record.scopes == {Scope.ADMIN, Scope.COMPLETIONS}
@@ -70,11 +71,11 @@ async def test_database_holds_the_hash_and_not_the_key(
 
 async def test_tenants_do_not_see_each_others_keys(keys: KeyService) -> None:
     key = await keys.create("acme", name="web")
-    assert await keys.list_of_tenant("other") == []
+    assert (await keys.page("other", PageRequest())).entries == []
     for name in (key.record.id, key.record.prefix):
         with pytest.raises(NotFoundError):
             await keys.revoke("other", name)
-    assert [each.revoked_at for each in await keys.list_of_tenant("acme")] == [None]
+    assert [each.revoked_at for each in (await keys.page("acme", PageRequest())).entries] == [None]
 
 
 @pytest.mark.parametrize("by", ["id", "prefix"])
@@ -83,10 +84,10 @@ async def test_revocation_is_saved_once_and_announced_each_time(
 ) -> None:
     key = (await keys.create("acme", name="web")).record
     await keys.revoke("acme", getattr(key, by))
-    [revoked] = await keys.list_of_tenant("acme")
+    [revoked] = (await keys.page("acme", PageRequest())).entries
     assert revoked.revoked_at is not None
     await keys.revoke("acme", getattr(key, by))
-    assert await keys.list_of_tenant("acme") == [revoked]
+    assert (await keys.page("acme", PageRequest())).entries == [revoked]
     entries: Any = await redis.xrange(KEY_EVENTS)
     events = [fields for _, fields in entries]
     assert events == [{b"key": key.id.encode()}] * 2
@@ -98,12 +99,12 @@ async def test_dialect_is_changed_and_announced(keys: KeyService, redis: Redis, 
     other = (await keys.create("acme", name="other")).record
     changed = await keys.update("acme", getattr(key, by), dialect=Dialect.VLLM)
     assert changed == replace(key, dialect=Dialect.VLLM)
-    assert {each.id: each.dialect for each in await keys.list_of_tenant("acme")} == {
+    assert {each.id: each.dialect for each in (await keys.page("acme", PageRequest())).entries} == {
         key.id: Dialect.VLLM,
         other.id: None,
     }
     assert (await keys.update("acme", key.id, dialect=None)).dialect is None
-    assert await keys.list_of_tenant("acme") == [key, other]
+    assert (await keys.page("acme", PageRequest())).entries == [key, other]
     entries: Any = await redis.xrange(KEY_EVENTS)
     assert [fields for _, fields in entries] == [{b"key": key.id.encode()}] * 2
 
@@ -123,7 +124,7 @@ async def test_unknown_tenant_is_not_found(keys: KeyService) -> None:
     with pytest.raises(NotFoundError, match='no tenant "nobody"'):
         await keys.create("nobody", name="web")
     with pytest.raises(NotFoundError, match='no tenant "nobody"'):
-        await keys.list_of_tenant("nobody")
+        await keys.page("nobody", PageRequest())
 
 
 async def test_invalid_keys_are_refused(keys: KeyService) -> None:
@@ -147,7 +148,7 @@ async def test_invalid_keys_are_refused(keys: KeyService) -> None:
             with pytest.raises(InvalidParameterError, match=message):
                 # Each case has its own types.
                 await keys.create("acme", **given)  # type: ignore[arg-type]
-            assert await keys.list_of_tenant("acme") == []
+            assert (await keys.page("acme", PageRequest())).entries == []
 
 
 async def test_time_without_zone_is_refused(keys: KeyService, database: Database) -> None:

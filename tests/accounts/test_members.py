@@ -38,7 +38,7 @@ async def test_member_is_found_again_by_id_and_subject(members: MemberService) -
     assert re.fullmatch(r"mbr_[0-9a-f]{16}", added.id)
     assert (added.subject, added.name, added.role) == (SUBJECT, "Ada", Role.VIEWER)
     assert await members.get("acme", added.id) == await members.get("acme", SUBJECT) == added
-    assert await members.list_of_tenant("acme") == [added]
+    assert (await members.page("acme", PageRequest())).entries == [added]
     assert (await members.page("acme", PageRequest(limit=1))).entries == [added]
 
 
@@ -50,8 +50,8 @@ async def test_person_may_be_a_member_of_two_tenants_but_of_each_once(
     assert added.name == SUBJECT
     with pytest.raises(ConflictError, match="is already a member"):
         await members.add("acme", subject=SUBJECT, role=Role.ADMIN)
-    assert await members.list_of_tenant("acme") == [added]
-    assert await members.list_of_tenant("other") == [others]
+    assert (await members.page("acme", PageRequest())).entries == [added]
+    assert (await members.page("other", PageRequest())).entries == [others]
 
 
 async def test_changes_are_audited_and_announced(
@@ -61,7 +61,7 @@ async def test_changes_are_audited_and_announced(
     changed = await members.set_role("acme", SUBJECT, role=Role.ADMIN, actor="jwt:boss")
     assert changed == replace(added, role=Role.ADMIN) == await members.get("acme", added.id)
     assert await members.remove("acme", added.id, actor="jwt:boss") == changed
-    assert await members.list_of_tenant("acme") == []
+    assert (await members.page("acme", PageRequest())).entries == []
     assert await announced(redis) == [{b"tenant": b"acme"}] * 3
     rows = [row for row in await audited(database) if row.subject == added.id]
     assert [(row.action, row.actor, row.tenant_id, row.details) for row in rows] == [
@@ -87,7 +87,9 @@ async def test_last_owner_cannot_be_removed(members: MemberService, redis: Redis
     await members.set_role("acme", "a", role=Role.OWNER)
     await members.set_role("acme", "b", role=Role.OWNER)
     await members.remove("acme", "a")
-    assert [member.subject for member in await members.list_of_tenant("acme")] == ["b"]
+    assert [member.subject for member in (await members.page("acme", PageRequest())).entries] == [
+        "b"
+    ]
 
 
 @every_database
@@ -103,7 +105,11 @@ async def test_owners_who_demote_each_other_at_the_same_time_leave_one(
             *(members.remove("acme", subject) for subject in subjects),
             return_exceptions=True,
         )
-        owners = [each for each in await members.list_of_tenant("acme") if each.role is Role.OWNER]
+        owners = [
+            each
+            for each in (await members.page("acme", PageRequest())).entries
+            if each.role is Role.OWNER
+        ]
         assert len(owners) == 1
         refusals = [result for result in results if isinstance(result, BaseException)]
         assert {type(refusal) for refusal in refusals} <= {BadRequestError, NotFoundError}
@@ -127,7 +133,7 @@ async def test_roles_beyond_own_rights_cannot_be_granted_changed_or_removed(
     with pytest.raises(PermissionDeniedError):
         await members.remove("acme", "a", grantor=few)
     await members.remove("acme", "c", grantor=few)
-    roles = [member.role for member in await members.list_of_tenant("acme")]
+    roles = [member.role for member in (await members.page("acme", PageRequest())).entries]
     assert roles == [Role.OWNER, Role.OWNER]
 
 
@@ -140,7 +146,7 @@ async def test_tenants_do_not_see_each_others_members(members: MemberService) ->
             await members.remove("other", name)
         with pytest.raises(NotFoundError):
             await members.set_role("other", name, role=Role.OWNER)
-    assert await members.list_of_tenant("acme") == [added]
+    assert (await members.page("acme", PageRequest())).entries == [added]
 
 
 async def test_subject_equal_to_anothers_id_does_not_hide_that_member(

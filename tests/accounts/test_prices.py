@@ -13,8 +13,9 @@ from contract.tier import ServiceTier
 from gateway.database.engine import Database
 from gateway.errors import InvalidParameterError, StoreUnavailableError
 from gateway.management.audit.log import AuditLog
-from gateway.management.prices.service import MAX_PRICE_MICROS, PriceService
+from gateway.management.prices.service import PriceService
 from gateway.tenancy.changes import ChangeAnnouncer
+from gateway.tenancy.records import MAX_PRICE_MICROS
 from gateway.tenancy.times import utc_now
 from tests.support.cases import all_cases
 from tests.support.kinds import every_database

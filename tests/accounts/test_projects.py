@@ -31,7 +31,7 @@ async def test_project_has_all_its_options(projects: ProjectService) -> None:
     assert re.fullmatch(r"prj_[0-9a-f]{16}", made.id)
     assert (made.status, made.limits) == (ProjectStatus.ACTIVE, limits)
     assert await projects.get("acme", made.id) == made
-    assert await projects.list_of_tenant("acme") == [made]
+    assert (await projects.page("acme", PageRequest())).entries == [made]
 
 
 async def test_options_are_changed_one_by_one_audited_and_announced(
@@ -84,7 +84,7 @@ async def test_archiving_is_saved_and_audited_once_and_announced_each_time(
 
 async def test_tenants_do_not_see_each_others_projects(projects: ProjectService) -> None:
     made = await projects.create("acme", name="shop")
-    assert await projects.list_of_tenant("other") == []
+    assert (await projects.page("other", PageRequest())).entries == []
     for action in (projects.get, projects.archive, projects.activate):
         with pytest.raises(NotFoundError, match='"other" has no project'):
             await action("other", made.id)
@@ -117,8 +117,8 @@ async def test_invalid_projects_and_changes_are_refused(
     with pytest.raises(InvalidParameterError, match="Nothing to change"):
         await projects.update("acme", made.id)
     with pytest.raises(NotFoundError, match='no tenant "nobody"'):
-        await projects.list_of_tenant("nobody")
-    assert await projects.list_of_tenant("acme") == [made]
+        await projects.page("nobody", PageRequest())
+    assert (await projects.page("acme", PageRequest())).entries == [made]
     assert await announced(redis) == []
 
 
@@ -127,7 +127,7 @@ async def test_pages_follow_each_other_without_gap_or_repetition(projects: Proje
     # Created concurrently, so that many have the same millisecond.
     await asyncio.gather(*(projects.create("acme", name=f"p{n}") for n in range(10)))
     await projects.create("other", name="other")
-    everything = await projects.list_of_tenant("acme")
+    everything = (await projects.page("acme", PageRequest())).entries
     seen, after, has_more = [], None, True
     while has_more:
         page = await projects.page("acme", PageRequest(after=after, limit=3))

@@ -318,17 +318,20 @@ async def test_one_request_is_found_by_its_tenant_only(database: Database) -> No
 
 
 @every_database
-async def test_export_has_every_request_once(
+async def test_pages_have_every_request_once_while_others_are_added(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.management.usage.service.PART", 7)
+    monkeypatch.setattr("gateway.management.usage.service.PART", 3)
     records = [record(NOON + number % 5 * HOUR) for number in range(30)]
     await add(database, records)
     seen: list[UsageRecord] = []
-    async for some in UsageService(database).export(ACME, WHOLE):
-        if not seen:
-            await add(database, [record(NOON)])  # Too late for this export.
-        seen += some
+    has_more = True
+    while has_more:
+        before = position(seen[-1]) if seen else None
+        page = await UsageService(database).requests(ACME, WHOLE, before=before, limit=7)
+        await add(database, [record(NOON + 5 * HOUR)])  # Newer than all pages.
+        seen += page.entries
+        has_more = page.has_more
     assert seen == sorted(records, key=position, reverse=True)
 
 

@@ -221,7 +221,7 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
     (("tenants", "suspend", "nobody"), 'There is no tenant "nobody".'),
     (("tenants", "create", "X", "--id", "acme"), 'The tenant "acme" already exists.'),
     (("tenants", "set", "nobody", "--strict"), 'There is no tenant "nobody".'),
-    (("tenants", "set", "acme", "--default-model", ""), "1 to 200 characters"),
+    (("tenants", "set", "acme", "--default-model", ""), "at least 1 character"),
     (("keys", "create", "--tenant", "nobody", "--name", "x"), 'There is no tenant "nobody".'),
     (
         ("keys", "set", "--tenant", "acme", "key_1", "--dialect", "vllm"),
@@ -258,17 +258,32 @@ def test_expected_error_is_one_sentence_and_exit_code_1(sluice: Sluice) -> None:
 
 
 INVALID: list[tuple[tuple[str, ...], str]] = [
-    (("tenants", "create", "X", "--weight", "0"), "'weight' must be a number from 0.001 to 1000."),
+    (
+        ("tenants", "create", "X", "--weight", "0"),
+        "'weight': Input should be greater than or equal to 0.001",
+    ),
     (("tenants", "set", "acme"), "Nothing to change: specify at least one option."),
     (
         ("keys", "create", "--tenant", "acme", "--name", "x", "--limit", "rpm=5"),
         "'limits' has no member",
     ),
-    (("keys", "rotate", "--tenant", "acme", "key_1", "--grace", "31d"), "from 0 to 2592000"),
-    (("projects", "create", "--tenant", "acme", ""), "'name' must have 1 to 200 characters."),
-    (("members", "add", "--tenant", "acme", "", "--role", "owner"), "'subject' must have 1 to"),
+    (
+        ("keys", "rotate", "--tenant", "acme", "key_1", "--grace", "31d"),
+        "less than or equal to 2592000",
+    ),
+    (
+        ("projects", "create", "--tenant", "acme", ""),
+        "'name': String should have at least 1 character",
+    ),
+    (
+        ("members", "add", "--tenant", "acme", "", "--role", "owner"),
+        "'subject': String should have at least 1 character",
+    ),
     (("plans", "create", "a", "--key-limit", "rpm=5"), "'key_limits' has no member"),
-    (("prices", "add", "", "--prompt", "1", "--completion", "1"), "'model' must have 1 to 200"),
+    (
+        ("prices", "add", "", "--prompt", "1", "--completion", "1"),
+        "'model': String should have at least 1 character",
+    ),
     (("credits", "adjust", "acme", "5", "--note", ""), "'note' must not be empty"),
     (("webhooks", "create", "acme", "ftp://x"), "'url' must be an absolute URL"),
     (("usage", "show", "--group-by", "color"), "'group_by' must name any of"),
@@ -337,12 +352,14 @@ def test_worker_gets_its_arguments_and_is_not_taken_from_the_current_folder(tmp_
     assert "not ours" not in result.stdout
 
 
-def test_command_line_needs_no_database_package_to_start_a_worker() -> None:
+def test_client_of_a_gateway_and_worker_need_no_database_package() -> None:
     program = (
         "import sys\n"
         "from gateway.cli import main\n"
         "import gateway.commands.worker\n"
-        "print({'sqlalchemy', 'alembic', 'fastapi', 'worker', 'jwt'} & set(sys.modules))"
+        "from gateway.commands import accounts, money, records, serving\n"
+        "packages = {'sqlalchemy', 'alembic', 'fastapi', 'worker', 'jwt', 'redis'}\n"
+        "print(packages & set(sys.modules))"
     )
     result = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True

@@ -51,12 +51,12 @@ def test_unserved_model_is_removed(sluice: Sluice) -> None:
     assert removed.output == "Removed 'gone'. Gateways apply this within a second.\n"
     assert "gone" not in sluice("models", "list").output
     again = sluice("models", "remove", "gone")
-    assert (again.exit_code, again.output) == (1, "Error: There is no model 'gone'.\n")
+    assert (again.exit_code, again.output) == (1, 'Error: There is no model "gone".\n')
 
 
 @pytest.mark.usefixtures("announced")
 def test_served_model_is_not_removed(sluice: Sluice) -> None:
     refused = sluice("models", "remove", "served")
     assert refused.exit_code == 1
-    assert "'served' is in use: 1 workers serve it, 0 jobs wait and 0 run." in refused.output
+    assert '"served" is in use: 1 workers serve it, 0 jobs wait and 0 run.' in refused.output
     assert "served" in sluice("models", "list").output

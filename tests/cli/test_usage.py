@@ -121,7 +121,7 @@ WRONG = [
     (("show", "--start", "2026-11-02", "--end", "2026-11-01"), "'start' must be before 'end'."),
     (("show", "--start", "2020-01-01"), "at most 400 days"),
     (("show", "--bucket", "hour", "--start", "2026-01-01", "--end", "2026-03-01"), "31 days"),
-    (("show", "--group-by", "colour"), "'group_by' must name any of tenant, project, key"),
+    (("show", "--group-by", "colour"), "'group_by' must name any of tenant, model, key, project"),
 ]
 """Queries, and their errors."""
 

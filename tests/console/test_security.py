@@ -25,6 +25,7 @@ from gateway.console.sessions import (
     use_link,
 )
 from gateway.database.engine import Database
+from gateway.database.paging import PageRequest
 from gateway.management.keys.service import KeyService
 from gateway.management.members.service import MemberService
 from gateway.management.projects.service import ProjectService
@@ -133,7 +134,7 @@ async def _ids_of_other(stack: Stack) -> dict[str, str]:
     database, redis = Database(stack.database_url), connect(stack.redis.url, max_connections=1)
     try:
         announcer = ChangeAnnouncer(redis)
-        [key, *_] = await KeyService(database, announcer).list_of_tenant(OTHER)
+        key, *_ = (await KeyService(database, announcer).page(OTHER, PageRequest())).entries
         project = await ProjectService(database, announcer).create(OTHER, name="theirs")
         member = await MemberService(database, announcer).add(
             OTHER, subject="theirs", role=Role.VIEWER

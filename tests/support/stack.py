@@ -10,7 +10,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 from contract.redis_url import redis_client
 from gateway.database import schema
 from gateway.database.engine import Database
+from gateway.errors import ConflictError
 from gateway.management.keys.service import KeyService
 from gateway.management.tenants.service import TenantService
 from gateway.tenancy.changes import ChangeAnnouncer
@@ -96,7 +97,7 @@ class Stack:
         announcer = ChangeAnnouncer(redis)
         try:
             tenants = TenantService(database, announcer)
-            if tenant not in {known.id for known in await tenants.list_all()}:
+            with suppress(ConflictError):
                 await tenants.create(tenant, tenant_id=tenant, weight=weight)
             created = await KeyService(database, announcer).create(tenant, name="test", **options)
             return str(created.key.reveal())

@@ -11,10 +11,10 @@ from gateway.console.routing import AnyVisitor, OperatorRoute, SentForm, redirec
 from gateway.errors import ApiError
 from gateway.http.authorization import Context
 from gateway.management.aliases.schemas import AliasDefinition
-from gateway.management.aliases.service import AliasService, read_weights
+from gateway.management.aliases.service import AliasService
 from gateway.management.shared.parameters import MAX_TEXT_CHARACTERS
 from gateway.quota.period_counts import Period
-from gateway.tenancy.aliases import Alias, Sticky
+from gateway.tenancy.aliases import Alias, Sticky, read_weights
 
 HOME: Final = "/console/aliases"
 NOTICES: Final = {

@@ -5,9 +5,9 @@ from typing import Annotated, Literal
 
 from pydantic import AwareDatetime, BaseModel, Field
 
-from gateway.management.aliases.service import MAX_MODELS, MAX_WEIGHT
+from gateway.management.aliases.service import MAX_MODELS
 from gateway.management.shared.fields import ListBody, Name, RecordBody, RequestBody
-from gateway.tenancy.aliases import Sticky
+from gateway.tenancy.aliases import MAX_WEIGHT, Sticky
 
 Weight = Annotated[int, Field(strict=True, ge=0, le=MAX_WEIGHT)]
 Weights = Annotated[

@@ -1,6 +1,6 @@
 """Aliases of models: defined, replaced and removed by operators."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import datetime
 from typing import Any, Final
@@ -14,13 +14,12 @@ from gateway.dialects.profile_choice import DEFAULT_MODEL
 from gateway.errors import InvalidParameterError, NotFoundError, must, shown
 from gateway.management.audit.log import SYSTEM
 from gateway.management.changes import Service, changing
-from gateway.tenancy.aliases import Alias, Sticky
+from gateway.tenancy.aliases import MAX_WEIGHT, Alias, Sticky
 from gateway.tenancy.checks import check_name
 from gateway.tenancy.times import in_utc, utc_now
 
 MAX_MODELS: Final = 32
 """Models of one alias: a request computes a digest for each."""
-MAX_WEIGHT: Final = 1_000_000
 
 
 class AliasService(Service):
@@ -87,25 +86,6 @@ class AliasService(Service):
         """Return all aliases, by name."""
         async with self._database.reading() as transaction:
             return await list_records(transaction, AliasRow, order=["name"])
-
-
-def read_weights(given: Iterable[str]) -> dict[str, int]:
-    """Parse weights given as MODEL or MODEL=WEIGHT. Raises InvalidParameterError."""
-    weights: dict[str, int] = {}
-    for each in given:
-        model, separator, weight = each.rpartition("=")
-        if not separator:
-            model, weight = each, "1"
-        if not (weight.isascii() and weight.isdigit()):
-            raise must(
-                "models", f"be MODEL or MODEL=WEIGHT with an integer from 0 to {MAX_WEIGHT}", each
-            )
-        if model in weights:
-            raise InvalidParameterError(
-                f"'models' must name each model once. Given twice: {shown(model)}.", param="models"
-            )
-        weights[model] = int(weight[:20])
-    return weights
 
 
 def _check(

@@ -102,11 +102,6 @@ class CreditService(Service):
             is_its = CreditRow.tenant_id == tenant_id
             return await read_page(transaction, CreditRow, wanted, is_its)
 
-    async def list_all(self, tenant_id: str) -> list[Credit]:
-        """Return all changes of the balance, oldest first."""
-        async with reading_of_tenant(self._database, tenant_id) as transaction:
-            return await list_records(transaction, CreditRow, CreditRow.tenant_id == tenant_id)
-
     async def expire_due(self, now: datetime) -> int:
         """Take back the rest of grants that expired more than `GRACE` ago.
 

@@ -11,8 +11,8 @@ from sqlalchemy import ColumnElement, and_, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 from typing_extensions import Unpack
 
-from gateway.auth.api_key import ApiKey
-from gateway.database.paging import Page, PageRequest, find_record, list_records, read_page
+from gateway.auth.api_key import ApiKey, public_name
+from gateway.database.paging import Page, PageRequest, find_record, read_page
 from gateway.database.tables import ApiKeyRow
 from gateway.errors import AuthenticationError, NotFoundError, must, shown
 from gateway.management.audit.log import SYSTEM, AuditLog
@@ -42,7 +42,6 @@ from gateway.tenancy.records import (
 from gateway.tenancy.scopes import DEFAULT_SCOPES, OPERATOR_SCOPES, Scope
 from gateway.tenancy.times import utc_now
 
-_WHOLE_KEY = re.compile(r"sk-([A-Za-z0-9]{12})(-.*)?", re.DOTALL)
 _NAME_OF_KEY = re.compile(r"[A-Za-z0-9_]{1,32}")
 _UNBOUNDED: Final[dict[str, Any]] = dict.fromkeys(
     ("allowed_models", "allowed_addresses", "expires_at", "dialect", "project_id")
@@ -104,11 +103,6 @@ class KeyService(Service):
             details = {"prefix": key.prefix, **columns, **is_former}
             await change.audit("key.create", record.id, details)
         return CreatedKey(record, key)
-
-    async def list_of_tenant(self, tenant_id: str) -> list[KeyRecord]:
-        """Return the tenant's keys, oldest first, including revoked ones."""
-        async with reading_of_tenant(self._database, tenant_id) as transaction:
-            return await list_records(transaction, ApiKeyRow, ApiKeyRow.tenant_id == tenant_id)
 
     async def page(
         self, tenant_id: str, wanted: PageRequest, *, grantor: Grant | None = None
@@ -218,12 +212,6 @@ class KeyService(Service):
                 await change.audit("key.revoke", key.id, tenant_id=key.tenant_id)
             change.announce(self._announcer.key_changed, key.id)
         return [each if each.revoked_at else replace(each, revoked_at=now) for each in locked]
-
-
-def public_name(key: str) -> str:
-    """Return a name of the key that is safe to show, even if the caller passes the whole key."""
-    whole = _WHOLE_KEY.fullmatch(key)
-    return key if whole is None else whole[1]
 
 
 def is_key(tenant_id: str, id_or_prefix: str) -> ColumnElement[bool]:

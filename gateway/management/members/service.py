@@ -113,11 +113,6 @@ class MemberService(Service):
                     await change.audit("member.accept", member.id, details, tenant_id=tenant_id)
                     change.announce(self._announcer.tenant_changed, tenant_id)
 
-    async def list_of_tenant(self, tenant_id: str) -> list[Member]:
-        """Return the tenant's members, oldest first."""
-        async with reading_of_tenant(self._database, tenant_id) as transaction:
-            return await list_records(transaction, MemberRow, MemberRow.tenant_id == tenant_id)
-
     async def page(self, tenant_id: str, wanted: PageRequest) -> Page[Member]:
         """Return a page of the tenant's members, oldest first."""
         async with reading_of_tenant(self._database, tenant_id) as transaction:

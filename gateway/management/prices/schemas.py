@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 from pydantic import AwareDatetime, Field
 
 from contract.tier import ServiceTier
-from gateway.management.prices.service import MAX_PRICE_MICROS
 from gateway.management.shared.fields import ListBody, Name, RecordBody, RequestBody
+from gateway.tenancy.records import MAX_PRICE_MICROS
 
 PriceMicros = Annotated[
     int,

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import Final
 
 from contract.tier import ServiceTier
 from gateway.database.paging import list_records
@@ -11,11 +10,8 @@ from gateway.errors import InvalidParameterError, must
 from gateway.management.audit.log import SYSTEM
 from gateway.management.changes import Service, changing
 from gateway.tenancy.checks import check_name
-from gateway.tenancy.records import Price
+from gateway.tenancy.records import MAX_PRICE_MICROS, Price
 from gateway.tenancy.times import in_utc, utc_now
-
-MAX_PRICE_MICROS: Final = 10**12
-"""A dollar for one token: a higher price is a wrong unit."""
 
 
 class PriceService(Service):

@@ -8,7 +8,7 @@ from sqlalchemy import ColumnElement, and_, update
 from sqlalchemy.ext.asyncio import AsyncSession
 from typing_extensions import Unpack
 
-from gateway.database.paging import Page, PageRequest, find_record, list_records, read_page
+from gateway.database.paging import Page, PageRequest, find_record, read_page
 from gateway.database.tables import ProjectRow
 from gateway.errors import NotFoundError, shown
 from gateway.management.audit.log import SYSTEM
@@ -62,11 +62,6 @@ class ProjectService(Service):
             details = {"name": name, "limits": project.limits}
             await change.audit("project.create", project.id, details)
         return project
-
-    async def list_of_tenant(self, tenant_id: str) -> list[Project]:
-        """Return the tenant's projects, oldest first, including archived ones."""
-        async with reading_of_tenant(self._database, tenant_id) as transaction:
-            return await list_records(transaction, ProjectRow, ProjectRow.tenant_id == tenant_id)
 
     async def page(
         self, tenant_id: str, wanted: PageRequest, *, grantor: Grant | None = None

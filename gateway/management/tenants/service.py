@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from typing_extensions import Unpack
 
 from gateway.database.engine import Database
-from gateway.database.paging import Page, PageRequest, find_record, list_records, read_page
+from gateway.database.paging import Page, PageRequest, find_record, read_page
 from gateway.database.tables import PlanRow, TenantRow
 from gateway.errors import InvalidParameterError, NotFoundError, must, shown
 from gateway.management.audit.log import SYSTEM
@@ -72,11 +72,6 @@ class TenantService(Service):
                 # Gateways cache the origins of all tenants.
                 change.announce(self._announcer.tenant_changed, tenant.id)
         return tenant
-
-    async def list_all(self) -> list[Tenant]:
-        """Return all tenants, oldest first."""
-        async with self._database.reading() as transaction:
-            return await list_records(transaction, TenantRow)
 
     async def page(self, wanted: PageRequest, *, text: str = "") -> Page[Tenant]:
         """Return a page of all tenants, or of those whose id or name contains a text."""

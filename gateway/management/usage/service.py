@@ -1,6 +1,5 @@
 """Usage reports: sums by time, key, model and so on, and single requests."""
 
-import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -122,20 +121,14 @@ class UsageService:
             raise NotFoundError(f"There is no request {shown(request_id)} in the ledger.")
         return record
 
-    async def export(self, wanted: UsageFilter, span: Span) -> AsyncIterator[Sequence[UsageRecord]]:
-        """Return all requests of one ledger snapshot in batches, newest first."""
-        async with self._database.snapshot() as transaction:
-            async for part in _parts(transaction, wanted, span):
-                yield part
-
 
 async def _parts(
     transaction: AsyncSession,
     wanted: UsageFilter,
     span: Span,
     *,
-    before: tuple[datetime, str] | None = None,
-    limit: int = sys.maxsize,
+    before: tuple[datetime, str] | None,
+    limit: int,
 ) -> AsyncIterator[list[UsageRecord]]:
     while limit > 0 and (
         part := await UsageStore(transaction).records(
