@@ -52,7 +52,7 @@ MAX_LINGERING_BYTES: Final = 64 * KIBIBYTE
 PARSE_BYTES: Final = 16 * KIBIBYTE
 """Received bytes that are parsed at a time; in chunks of one byte they take a millisecond."""
 PARSE_SECONDS: Final = 0.001
-FREE_BYTES: Final = 4 * KIBIBYTE
+FREE_BYTES: Final = 2 * KIBIBYTE
 """Received bytes, a usual request, that are parsed at once although the network uses much time."""
 FREE_SECONDS: Final = 0.0003
 FREE_SHARE: Final = 0.02
@@ -110,7 +110,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     _unsent_bytes = 0
     _lingering_bytes = 0
     _waiting = b""
-    """Received bytes that wait for a turn to be parsed."""
+    """Received bytes; after `data_received`, those that wait for a turn to be parsed."""
+    _parsed = 0
+    """How many of them are parsed."""
     _parsing: asyncio.Task[None] | None = None
 
     @override
@@ -163,12 +165,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._waiting:
             self._waiting += data
-        elif not self._turns.is_over(self._network):
-            self._waiting = self._parse_some(data)
-        elif self._account.is_over(time.perf_counter()):
-            self._waiting = data
-        else:
-            self._waiting = self._parse_some(data[:FREE_BYTES]) + data[FREE_BYTES:]
+            return
+        self._waiting, self._parsed = data, 0
+        if not self._turns.is_over(self._network):
+            self._parse_some(len(data))
+        elif not self._account.is_over(time.perf_counter()):
+            self._parse_some(FREE_BYTES)
         if self._waiting and self._parsing is None:
             self._flow.hold()
             self._parsing = self.loop.create_task(self._parse_in_turns())
@@ -177,25 +179,30 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """Parse what waits. Meanwhile the connection reads nothing."""
         while self._waiting and not self.transport.is_closing():
             async with self._turns.slice_of(self._network):
-                self._waiting = self._parse_some(self._waiting)
+                self._parse_some(len(self._waiting))
         self._parsing = None
         self._flow.release()
 
-    def _parse_some(self, data: bytes) -> bytes:
-        """Parse data for about a millisecond; return the rest."""
+    def _parse_some(self, most_bytes: int) -> None:
+        """Parse what waits for about a millisecond, but at most so many bytes."""
         began = now = time.perf_counter()
-        start = 0
-        while start < len(data) and now - began < PARSE_SECONDS and not self.transport.is_closing():
+        size, start = len(self._waiting), self._parsed
+        end = min(start + most_bytes, size)
+        while (
+            self._parsed < end and now - began < PARSE_SECONDS and not self.transport.is_closing()
+        ):
             if self._drops_input:
-                start = len(data)
+                self._parsed = size
             else:
-                self._parse(data if len(data) <= PARSE_BYTES else data[start : start + PARSE_BYTES])
-                start += PARSE_BYTES
+                part = self._waiting[self._parsed : min(self._parsed + PARSE_BYTES, end)]
+                self._parsed += len(part)
+                self._parse(part)
             now = time.perf_counter()
-        seconds = now - began + min(start, len(data)) * READ_SECONDS_OF_BYTE
+        seconds = now - began + (self._parsed - start) * READ_SECONDS_OF_BYTE
         self._account.charge(seconds, now)
         self._turns.charge(self._network, seconds, now)
-        return data[start:]
+        if self._parsed == size:
+            self._waiting = b""
 
     def _parse(self, data: bytes) -> None:
         self._silent_bytes += len(data)
