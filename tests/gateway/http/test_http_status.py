@@ -38,13 +38,14 @@ async def test_everybody_sees_all_models_and_nobody_sees_tenants(
         async def is_listed() -> bool:
             return UNSERVED in {model["model"] for model in (await shown())["models"]}
 
+        status, page = dict[str, Any](), httpx.Response(200)
+
         async def agree() -> bool:
             # The page is the response to another moment, for some seconds.
             nonlocal status, page
             status, page = await shown(), await anonymous.get("/status")
             return page.text.count('<svg class="strip"') == 1 + len(status["models"])
 
-        status, page = dict[str, Any](), httpx.Response(200)
         await eventually(is_listed, what="the new model")
         await eventually(agree, what="a page with all models")
     states = {model["model"]: model["state"] for model in status["models"]}
