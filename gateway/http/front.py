@@ -44,9 +44,7 @@ from gateway.http.draining import PROBES, Drain
 from gateway.http.error_handlers import EXPECTED_ERRORS, on_exception
 
 _PROPAGATED: Final = frozenset({b"traceparent", b"tracestate"})
-
 _FAILED: Final = 500
-_Sending = Awaitable[None]
 _IDS: Final = (b"x-request-id", b"x-correlation-id")
 _WELL_FORMED: Final = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 
@@ -64,10 +62,10 @@ def traced(app: ASGIApp, scope: Scope) -> ASGIApp:
         if name in _PROPAGATED
     }
     started = tracing.request_span(scope["method"], headers, _described(scope))
-    return app if started is tracing.NO_SPAN else partial(_serve, app, started)
+    return app if started is tracing.NO_SPAN else partial(_serve_traced, app, started)
 
 
-async def _serve(
+async def _serve_traced(
     app: ASGIApp,
     started: AbstractContextManager[Span],
     scope: Scope,
@@ -87,7 +85,7 @@ async def _serve(
         try:
             await app(scope, receive, note_and_send)
         finally:
-            if route := _route(scope):
+            if route := _template(scope):
                 span.update_name(f"{scope['method']} {route}")
                 span.set_attribute(HTTP_ROUTE, route)
 
@@ -105,7 +103,7 @@ def _described(scope: Scope) -> tracing.Attributes:
     return described
 
 
-def _route(scope: Scope) -> str:
+def _template(scope: Scope) -> str:
     """Return the route template of a request; empty if no route matched.
 
     Never export the path itself: a client may have put a key into it.
@@ -163,7 +161,7 @@ class FrontMiddleware:
         status = 0  # Until the response starts.
         ids, has_origin = _read_headers(scope)
 
-        def note_and_send(message: Message) -> _Sending:
+        def note_and_send(message: Message) -> Awaitable[None]:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
