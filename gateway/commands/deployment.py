@@ -13,15 +13,19 @@ from typing import Any, Final, NoReturn
 import click
 import httpx
 from fastapi import APIRouter, Depends, FastAPI, Request
+from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from gateway.auth.authenticator import Authenticator
 from gateway.auth.principal import Principal
 from gateway.concurrency.fair_turns import LoopTurns
+from gateway.database.engine import Database
 from gateway.database.schema import CheckedDatabase
 from gateway.dispatch.catalogue import Catalogue
 from gateway.errors import StoreUnavailableError
-from gateway.http.allowances import Allowance, Intake
+from gateway.http.allowances import FailedLogins, Intake
 from gateway.http.error_handlers import install_error_handlers
+from gateway.http.services import Services
 from gateway.management.shared.callers import any_tenant
 from gateway.redis_client import MeasuredConnection, connect, converting_errors
 from gateway.settings import Settings, load_command_settings
@@ -53,9 +57,16 @@ class Stores:
         self.announcer = ChangeAnnouncer(self.redis)
         self.catalogue = Catalogue(self.executor)
         self.authenticator = _User()
-        self.failed_logins = Allowance.failed_logins(0)
+        self.failed_logins = FailedLogins(0)
         self.intake = Intake(most_bytes=settings.max_body_bytes)
         self.loop_turns = LoopTurns()
+
+    def services(self) -> Services:
+        """Return the services that the routes of the Admin API use."""
+        return Services(
+            {type(each): each for each in vars(self).values()}
+            | {Database: self.database, Redis: self.redis, Authenticator: self.authenticator}
+        )
 
 
 class _User:
@@ -99,6 +110,7 @@ async def serving(
     async with open_stores(database_url, redis_url) as stores:
         app = FastAPI(openapi_url=None)
         app.state.context = stores
+        app.state.services = stores.services()
         install_error_handlers(app)
         for error in (StoreUnavailableError, RedisError):
             # The user of the command line reads the address and the cause, unlike clients.

@@ -50,18 +50,6 @@ class Allowance:
         self._used: OrderedDict[str, tuple[float, float]] = OrderedDict()
         """Use per caller, and the time at which this value was current."""
 
-    @classmethod
-    def unpaid(cls, per_minute: int) -> "Allowance":
-        """Return the limit of a key's requests that no quota counts."""
-        what = "Unpaid requests (failed, estimate, tokenize and response requests)"
-        return cls(per_minute=per_minute, code="unpaid_requests", what=what)
-
-    @classmethod
-    def failed_logins(cls, per_minute: int) -> "Allowance":
-        """Return the limit of a network's invalid credentials."""
-        what = "Invalid credentials from one network"
-        return cls(per_minute=per_minute, code="failed_logins", what=what)
-
     def is_left(self, caller: str) -> bool:
         """Whether a caller is below the limit."""
         # Most callers have no entry.
@@ -108,6 +96,24 @@ def network_of(address: str) -> str:
     if isinstance(known, ipaddress.IPv4Address) or known.ipv4_mapped is not None:
         return address
     return str(ipaddress.ip_network((known, _IPV6_PREFIX), strict=False))
+
+
+class UnpaidRequests(Allowance):
+    """The limit of a key's requests that no quota counts."""
+
+    def __init__(self, per_minute: int) -> None:
+        """Start without any use. Arguments as in `Allowance`."""
+        what = "Unpaid requests (failed, estimate, tokenize and response requests)"
+        super().__init__(per_minute=per_minute, code="unpaid_requests", what=what)
+
+
+class FailedLogins(Allowance):
+    """The limit of a network's invalid credentials."""
+
+    def __init__(self, per_minute: int) -> None:
+        """Start without any use. Arguments as in `Allowance`."""
+        what = "Invalid credentials from one network"
+        super().__init__(per_minute=per_minute, code="failed_logins", what=what)
 
 
 class Intake:

@@ -5,7 +5,7 @@ import logging
 import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from fastapi import Request
 from redis.asyncio import Redis
@@ -24,7 +24,8 @@ from gateway.dispatch.books import AdapterBook, AliasBook
 from gateway.dispatch.catalogue import Catalogue
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.heartbeat import Heartbeat
-from gateway.http.allowances import Allowance, Intake
+from gateway.http.allowances import FailedLogins, Intake, UnpaidRequests
+from gateway.http.services import Services
 from gateway.idempotency.registry import IdempotencyRegistry
 from gateway.images.fetcher import ImageFetcher
 from gateway.ledger.history import ServiceHistory
@@ -60,8 +61,8 @@ class ProcessContext:
     intake: Intake
     large_work: LargeWork
     loop_turns: LoopTurns
-    unpaid: Allowance
-    failed_logins: Allowance
+    unpaid: UnpaidRequests
+    failed_logins: FailedLogins
     redis: "Redis"
     executor: MeasuredConnection
     """The connection to Redis that requests share."""
@@ -92,6 +93,12 @@ class ProcessContext:
     settlements: SettlementService
     responses: Responses
     idempotency: IdempotencyRegistry
+
+    def services(self) -> Services:
+        """Return the services by type."""
+        shared = [getattr(self, field.name) for field in fields(self)]
+        named = {Database: self.database, Redis: self.redis, Catalogue: self.catalogue}
+        return Services({type(each): each for each in shared if each is not None} | named)
 
 
 def context_of(request: Request) -> ProcessContext:
@@ -178,8 +185,8 @@ async def _open(settings: Settings, stack: AsyncExitStack) -> ProcessContext:
         intake=Intake(most_bytes=most_held),
         large_work=large_work,
         loop_turns=loop_turns,
-        unpaid=Allowance.unpaid(settings.unpaid_requests_per_minute),
-        failed_logins=Allowance.failed_logins(settings.failed_logins_per_minute),
+        unpaid=UnpaidRequests(settings.unpaid_requests_per_minute),
+        failed_logins=FailedLogins(settings.failed_logins_per_minute),
         redis=redis,
         executor=executor,
         database=database,

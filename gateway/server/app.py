@@ -77,6 +77,7 @@ def create_app(settings: Settings) -> FastAPI:
                 running_batches(context, drain, on_failure=drain.fail),
             ):
                 app.state.context = context
+                app.state.services = context.services()
                 yield
         finally:
             tracing.stop()

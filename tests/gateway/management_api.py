@@ -51,16 +51,16 @@ class Management:
     def lose_database(self) -> None:
         """Make every query of the database fail from now on."""
         nowhere = Database(NOWHERE)
-        self.app.state.context = replace(self.context, database=nowhere)
+        self._replace(database=nowhere)
 
     def lose_redis(self) -> None:
         """Make every command to Redis fail from now on."""
         unreachable = connect(f"redis://127.0.0.1:{free_port()}", max_connections=4)
-        self.app.state.context = replace(
-            self.context,
-            announcer=ChangeAnnouncer(unreachable),
-            quotas=QuotaStore(unreachable),
-        )
+        self._replace(announcer=ChangeAnnouncer(unreachable), quotas=QuotaStore(unreachable))
+
+    def _replace(self, **services: Any) -> None:
+        context = replace(self.context, **services)
+        self.app.state.context, self.app.state.services = context, context.services()
 
 
 @cache
@@ -76,5 +76,5 @@ async def running_management(settings: Settings) -> AsyncIterator[Management]:
     """Open the gateway without a port; its services are in its context."""
     app, operators = _apps()
     async with open_context(settings, on_failure=app.state.drain.fail) as context:
-        app.state.context = context
+        app.state.context, app.state.services = context, context.services()
         yield Management(app, operators, context)
