@@ -18,8 +18,8 @@ from gateway.adapters.schemas import (
 )
 from gateway.adapters.service import AdapterService
 from gateway.database.paging import PageRequest
-from gateway.http.authorization import Context
 from gateway.http.bounded_route import BoundedRoute
+from gateway.http.services import made
 from gateway.management.shared.callers import CallerOfTenant, any_tenant, own_tenant
 from gateway.management.shared.parameters import AfterId, PageSize
 from gateway.tenancy.scopes import Scope
@@ -29,14 +29,7 @@ _of_customers = APIRouter(prefix="/adapters", tags=["Adapters"], route_class=Bou
 _of_operators = APIRouter(prefix="/adapters", tags=["Adapters"], route_class=BoundedRoute)
 
 
-def adapter_service(context: Context) -> AdapterService:
-    """Return the adapters of this deployment."""
-    return AdapterService.of(
-        context.settings, context.database, context.announcer, context.catalogue
-    )
-
-
-Adapters = Annotated[AdapterService, Depends(adapter_service)]
+Adapters = Annotated[AdapterService, made(AdapterService.of)]
 AdapterId = Annotated[str, Path(max_length=63, description="Id or name of the adapter.")]
 
 

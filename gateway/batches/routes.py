@@ -13,28 +13,24 @@ from gateway.batches.service import BatchService
 from gateway.database.paging import MAX_PAGE, PageRequest
 from gateway.dialects.profile_choice import DIALECT_HEADER, choose_profile
 from gateway.files.routes import After, CallerPrincipal, OwnerOfFiles, caller_principal
-from gateway.http.authorization import Context
 from gateway.http.bounded_route import BoundedRoute
+from gateway.http.services import made, provided
 from gateway.management.shared.callers import any_tenant
 from gateway.management.shared.parameters import PLAIN
+from gateway.settings import Settings
 
 _of_both = APIRouter(prefix="/batches", tags=["Batches"], route_class=BoundedRoute)
 _of_customers = APIRouter(prefix="/batches", tags=["Batches"], route_class=BoundedRoute)
 
 
-def batch_service(context: Context) -> BatchService:
-    """Return the batches of this deployment."""
-    return BatchService(context.settings, context.database)
-
-
-Batches = Annotated[BatchService, Depends(batch_service)]
+Batches = Annotated[BatchService, made(BatchService)]
 BatchId = Annotated[str, Path(description="Id of the batch.")]
 
 
 @_of_customers.post("", summary="Create a batch")
 async def create_batch(
     request: Request,
-    context: Context,
+    settings: Annotated[Settings, provided(Settings)],
     batches: Batches,
     principal: CallerPrincipal,
     body: BatchCreation,
@@ -47,7 +43,7 @@ async def create_batch(
     """
     header, expiry = request.headers.get(DIALECT_HEADER), body.output_expires_after
     if header is not None:
-        profile = choose_profile(header, principal, model_dialect="", settings=context.settings)
+        profile = choose_profile(header, principal, model_dialect="", settings=settings)
         principal = replace(principal, dialect=profile.name)
     batch = await batches.create(
         principal,

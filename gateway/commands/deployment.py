@@ -16,6 +16,7 @@ from fastapi import APIRouter, Depends, FastAPI, Request
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from contract.scripts import CommandExecutor
 from gateway.auth.authenticator import Authenticator
 from gateway.auth.principal import Principal
 from gateway.concurrency.fair_turns import LoopTurns
@@ -46,7 +47,7 @@ def command_settings(**given: str | None) -> Settings:
 
 
 class Stores:
-    """Resources of the management commands, with the names of `ProcessContext`."""
+    """Resources of the management commands."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -65,7 +66,12 @@ class Stores:
         """Return the services that the routes of the Admin API use."""
         return Services(
             {type(each): each for each in vars(self).values()}
-            | {Database: self.database, Redis: self.redis, Authenticator: self.authenticator}
+            | {
+                Database: self.database,
+                Redis: self.redis,
+                CommandExecutor: self.executor,
+                Authenticator: self.authenticator,
+            }
         )
 
 

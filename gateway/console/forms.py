@@ -18,7 +18,8 @@ from gateway.errors import (
 )
 from gateway.http.body import require_utf8
 from gateway.http.content_coding import content_coding
-from gateway.http.context import context_of
+from gateway.http.services import services_of
+from gateway.settings import Settings
 
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -73,7 +74,7 @@ async def read_form(request: Request) -> Form:
         raise UnsupportedMediaTypeError(f"'Content-Type' must be {FORM_TYPE}.")
     require_utf8(media_type)
     content_coding(request.headers, known=())
-    seconds = context_of(request).settings.body_timeout.total_seconds()
+    seconds = services_of(request)[Settings].body_timeout.total_seconds()
     content = bytearray()
     try:
         async with asyncio.timeout(seconds):

@@ -6,8 +6,11 @@ from typing import Annotated, Final
 from urllib.parse import unquote
 
 from fastapi import APIRouter, Query, Request, Response
+from redis.asyncio import Redis
 
 from gateway.auth.api_key import ApiKey, MalformedKeyError
+from gateway.auth.authenticator import Authenticator
+from gateway.auth.oidc import OidcProvider
 from gateway.console.forms import Form, read_form
 from gateway.console.rendering import page
 from gateway.console.routing import (
@@ -38,9 +41,10 @@ from gateway.console.sessions import (
     use_link,
 )
 from gateway.errors import ApiError, AuthenticationError, PermissionDeniedError
-from gateway.http.allowances import network_of
-from gateway.http.authorization import Context, allow_unpaid
-from gateway.http.context import context_of
+from gateway.http.allowances import FailedLogins, network_of
+from gateway.http.authorization import allow_unpaid
+from gateway.http.services import AllServices, services_of
+from gateway.settings import Settings
 
 HOME: Final = "/console"
 _OWN_PAGE: Final = re.compile(r"/console(/[A-Za-z0-9._~:@%/-]*)?(\?[A-Za-z0-9._~:@%/&=+*,-]*)?")
@@ -79,8 +83,8 @@ def login_router(audience: Audience) -> APIRouter:
         request: Request, token: Annotated[str, Query(min_length=1, max_length=_MAX_TOKEN)]
     ) -> Response:
         """Log in with a link that is valid once."""
-        context = context_of(request)
-        login = await use_link(context.redis, token)
+        services = services_of(request)
+        login = await use_link(services[Redis], token)
         if login is None:
             error = AuthenticationError("The link has been used or has expired. Log in with a key.")
             return login_page(request, audience, following=HOME, error=error)
@@ -89,15 +93,15 @@ def login_router(audience: Audience) -> APIRouter:
         return await begin(request, audience, login, subject, following=HOME)
 
     @own.post("/console/logout")
-    async def log_out(request: Request, context: Context, session: CurrentSession) -> Response:
-        await sessions_of(context).end(request.cookies[cookie_name(request, audience)])
+    async def log_out(request: Request, services: AllServices, session: CurrentSession) -> Response:
+        await sessions_of(services).end(request.cookies[cookie_name(request, audience)])
         return await _logged_out(request, session)
 
     @own.post("/console/logout-everywhere")
     async def log_out_everywhere(
-        request: Request, context: Context, session: CurrentSession
+        request: Request, services: AllServices, session: CurrentSession
     ) -> Response:
-        await sessions_of(context).sign_out_everywhere(session.subject)
+        await sessions_of(services).sign_out_everywhere(session.subject)
         return await _logged_out(request, session)
 
     router.include_router(public)
@@ -115,7 +119,7 @@ def login_page(
     request: Request, audience: Audience, *, following: str, error: ApiError | None = None
 ) -> Response:
     """Return the page on which people choose how to log in, with the reason why they must again."""
-    context = context_of(request)
+    services = services_of(request)
     name = _form_cookie(request, audience)
     token = request.cookies.get(name) or secrets.token_urlsafe(32)
     response = page(
@@ -125,8 +129,8 @@ def login_page(
         audience=audience,
         token=token,
         following=safe_page(following),
-        has_provider=context.oidc is not None,
-        has_keys=context.settings.console_key_login,
+        has_provider=services.find(OidcProvider) is not None,
+        has_keys=services[Settings].console_key_login,
         error=error,
     )
     set_cookie(request, response, name, token)
@@ -146,22 +150,22 @@ def _require_own_form(request: Request, form: Form, audience: Audience) -> None:
 
 async def _check_key(request: Request, text: str, audience: Audience) -> tuple[KeyLogin, str]:
     """Return the login of a key, and whose it is. Raises the errors of authentication."""
-    context, address = context_of(request), address_of(request)
-    require_key_login(context)
+    services, address = services_of(request), address_of(request)
+    require_key_login(services)
     network = network_of(address or "")
-    context.failed_logins.require(network)
+    services[FailedLogins].require(network)
     try:
         key = ApiKey.parse(text)
-        principal = await context.authenticator.principal_of_digest(
+        principal = await services[Authenticator].principal_of_digest(
             key.prefix, key.digest(), address=address
         )
     except MalformedKeyError as error:
-        context.failed_logins.use(network)
+        services[FailedLogins].use(network)
         raise AuthenticationError(
             f"The API key is malformed: {error}. Check that it was copied completely."
         ) from None
     except AuthenticationError:
-        context.failed_logins.use(network)
+        services[FailedLogins].use(network)
         raise
     allow_unpaid(request, principal)
     subject = admitted_principal(principal, audience).actor
@@ -178,7 +182,7 @@ async def begin(
     id_token: str = "",
 ) -> Response:
     """Begin a session under a new token, which no one else can know, and end the earlier one."""
-    sessions, name = sessions_of(context_of(request)), cookie_name(request, audience)
+    sessions, name = sessions_of(services_of(request)), cookie_name(request, audience)
     if (earlier := request.cookies.get(name)) is not None:
         await sessions.end(earlier)
     token = await sessions.begin(audience, login, subject, id_token=id_token)
@@ -190,7 +194,7 @@ async def begin(
 
 async def _logged_out(request: Request, session: Session) -> Response:
     """Delete the cookie. A person's browser then ends the session at the identity provider."""
-    name, provider = cookie_name(request, session.audience), context_of(request).oidc
+    name, provider = cookie_name(request, session.audience), services_of(request).find(OidcProvider)
     target = None
     if provider is not None and isinstance(session.login, PersonLogin):
         target = await provider.logout_url(

@@ -6,7 +6,9 @@ from urllib.parse import urlencode
 
 import msgspec
 from fastapi import APIRouter, Query, Request, Response
+from redis.asyncio import Redis
 
+from gateway.auth.authenticator import Authenticator
 from gateway.auth.oidc import Identity, OidcProvider
 from gateway.console.login import HOME, SESSION_ROUTES, begin, login_page, safe_page
 from gateway.console.rendering import page
@@ -44,9 +46,8 @@ from gateway.errors import (
     PermissionDeniedError,
     shown,
 )
-from gateway.http.allowances import network_of
-from gateway.http.authorization import Context
-from gateway.http.context import ProcessContext, context_of
+from gateway.http.allowances import FailedLogins, network_of
+from gateway.http.services import AllServices, Services, services_of
 from gateway.management.members.service import MemberService
 from gateway.tenancy.records import Member
 
@@ -80,7 +81,7 @@ def provider_router(audience: Audience) -> APIRouter:
     ) -> Response:
         following = HOME
         try:
-            provider = _provider_of(context_of(request))
+            provider = _provider_of(services_of(request))
             attempt = await _use_attempt(request, audience, state)
             following = attempt.following
             if error or not code:
@@ -109,7 +110,7 @@ accounts = APIRouter(route_class=SESSION_ROUTES[Audience.CUSTOMERS], include_in_
 
 @accounts.get(ACCOUNTS)
 async def list_accounts(
-    request: Request, context: Context, session: CurrentSession, following: Next = HOME
+    request: Request, services: AllServices, session: CurrentSession, following: Next = HOME
 ) -> Response:
     """Let a person choose one of the accounts of which the person is a member."""
     login = _person_of(session)
@@ -117,7 +118,7 @@ async def list_accounts(
         request,
         "accounts.html",
         name=login.name,
-        memberships=await _memberships(context, login),
+        memberships=await _memberships(services, login),
         current=login.tenant_id,
         csrf=session.csrf,
         following=safe_page(following),
@@ -126,34 +127,35 @@ async def list_accounts(
 
 @accounts.post(ACCOUNTS)
 async def choose_account(
-    request: Request, context: Context, session: CurrentSession, form: SentForm
+    request: Request, services: AllServices, session: CurrentSession, form: SentForm
 ) -> Response:
     """Continue the session with another account."""
     login, wanted = _person_of(session), form["tenant"]
-    if wanted not in {member.tenant_id for member, _ in await _memberships(context, login)}:
+    if wanted not in {member.tenant_id for member, _ in await _memberships(services, login)}:
         raise PermissionDeniedError(f"You are not a member of the account {shown(wanted)}.")
     token = request.cookies[cookie_name(request, session.audience)]
-    await sessions_of(context).choose(
+    await sessions_of(services).choose(
         token, session, msgspec.structs.replace(login, tenant_id=wanted)
     )
     return redirect(safe_page(form["next"]))
 
 
-def _provider_of(context: ProcessContext) -> OidcProvider:
-    if context.oidc is None:
+def _provider_of(services: Services) -> OidcProvider:
+    provider = services.find(OidcProvider)
+    if provider is None:
         raise NotFoundError("This deployment has no identity provider (SLUICE_OIDC_ISSUER).")
-    return context.oidc
+    return provider
 
 
 async def _to_provider(request: Request, audience: Audience, following: str) -> Response:
-    context = context_of(request)
-    provider, network = _provider_of(context), network_of(address_of(request) or "")
+    services = services_of(request)
+    provider, network = _provider_of(services), network_of(address_of(request) or "")
     # Each beginning is stored: without a limit, one client could fill the memory of Redis.
-    context.failed_logins.require(network)
-    context.failed_logins.use(network)
+    services[FailedLogins].require(network)
+    services[FailedLogins].use(network)
     redirect_uri = f"{origin_of(request, audience)}{CALLBACK}"
     state, browser, attempt = await begin_attempt(
-        context.redis, audience, redirect_uri=redirect_uri, following=safe_page(following)
+        services[Redis], audience, redirect_uri=redirect_uri, following=safe_page(following)
     )
     response = redirect(
         await provider.login_url(
@@ -176,7 +178,7 @@ def _attempt_cookie(request: Request, state: str) -> str:
 
 async def _use_attempt(request: Request, audience: Audience, state: str) -> Attempt:
     attempt = await use_attempt(
-        context_of(request).redis,
+        services_of(request)[Redis],
         audience,
         state=state,
         browser=request.cookies.get(_attempt_cookie(request, state), ""),
@@ -191,7 +193,7 @@ async def _use_attempt(request: Request, audience: Audience, state: str) -> Atte
 async def _begin_session(
     request: Request, provider: OidcProvider, attempt: Attempt, identity: Identity
 ) -> Response:
-    context, following = context_of(request), attempt.following
+    services, following = services_of(request), attempt.following
     login = PersonLogin(
         issuer=provider.issuer,
         subject=identity.subject,
@@ -205,7 +207,7 @@ async def _begin_session(
             )
         admitted_principal(await principal_of(request, login, attempt.audience), attempt.audience)
     else:
-        login, has_choice = await _customer(context, login, identity)
+        login, has_choice = await _customer(services, login, identity)
         if has_choice:
             following = f"{ACCOUNTS}?{urlencode({'next': following})}"
     response = await begin(
@@ -216,19 +218,19 @@ async def _begin_session(
         following=following,
         id_token=identity.id_token,
     )
-    context.failed_logins.use(network_of(address_of(request) or ""), -1)
+    services[FailedLogins].use(network_of(address_of(request) or ""), -1)
     return response
 
 
 async def _customer(
-    context: ProcessContext, login: PersonLogin, identity: Identity
+    services: Services, login: PersonLogin, identity: Identity
 ) -> tuple[PersonLogin, bool]:
     """Return the login with the person's account, and whether the person has several.
 
     Raises PermissionDeniedError for a person without one.
     """
-    person = context.authenticator.person(login.issuer, login.subject)
-    found = await _members(context).log_in(person, identity.email)
+    person = services[Authenticator].person(login.issuer, login.subject)
+    found = await _members(services).log_in(person, identity.email)
     if not found:
         email = "no verified e-mail" if identity.email is None else f"the e-mail {identity.email}"
         raise PermissionDeniedError(
@@ -246,10 +248,10 @@ def _person_of(session: Session) -> PersonLogin:
     raise NotFoundError("Only people who logged in at the identity provider have accounts.")
 
 
-async def _memberships(context: ProcessContext, login: PersonLogin) -> list[tuple[Member, str]]:
-    person = context.authenticator.person(login.issuer, login.subject)
-    return await _members(context).of_person(person)
+async def _memberships(services: Services, login: PersonLogin) -> list[tuple[Member, str]]:
+    person = services[Authenticator].person(login.issuer, login.subject)
+    return await _members(services).of_person(person)
 
 
-def _members(context: ProcessContext) -> MemberService:
-    return MemberService(context.database, context.announcer)
+def _members(services: Services) -> MemberService:
+    return services.make(MemberService)

@@ -16,7 +16,7 @@ from msgspec import json
 
 from gateway.console.assets import PATHS
 from gateway.console.navigation import navigation
-from gateway.http.context import context_of
+from gateway.http.services import services_of
 from gateway.settings import Settings
 from gateway.tenancy.usage_record import MICRO
 from gateway.terminal.money import show_dollars
@@ -102,7 +102,7 @@ def render(template: str, /, **values: Any) -> str:
 
 def page(request: Request, template: str, /, *, status: int = 200, **values: Any) -> HTMLResponse:
     """Return a page. Templates see the request's visitor, if it has one, and `values`."""
-    nonce, settings = secrets.token_urlsafe(16), context_of(request).settings
+    nonce, settings = secrets.token_urlsafe(16), services_of(request)[Settings]
     content = render(
         template,
         request=request,

@@ -11,11 +11,15 @@ from fastapi import Depends, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import RedirectResponse
 from fastapi.routing import APIRoute
+from redis.asyncio import Redis
 from redis.exceptions import RedisError
 from starlette.exceptions import HTTPException
 from typing_extensions import override
 
+from gateway.auth.authenticator import Authenticator
+from gateway.auth.oidc import OidcProvider
 from gateway.auth.principal import Principal
+from gateway.concurrency.fair_turns import LoopTurns
 from gateway.console.forms import Form, read_form
 from gateway.console.rendering import SECURITY_HEADERS, page
 from gateway.console.sessions import Audience, KeyLogin, PersonLogin, Session, Sessions
@@ -28,8 +32,9 @@ from gateway.errors import (
     queue_unavailable,
     shown,
 )
-from gateway.http.context import ProcessContext, context_of
 from gateway.http.error_handlers import on_exception
+from gateway.http.services import Services, services_of
+from gateway.settings import Settings
 from gateway.tenancy.scopes import OPERATOR_SCOPES, TENANT_SCOPES, Scope
 
 LOGIN: Final = "/console/login"
@@ -141,7 +146,7 @@ class _SessionRoute(PageRoute):
                 return _to_login(request)
             request.state.visitor = visitor
             request.state.tenant_id = visitor.tenant_id
-            await context_of(request).loop_turns.enter(visitor.tenant_id)
+            await services_of(request)[LoopTurns].enter(visitor.tenant_id)
         if not is_safe:
             await _require_token(request, session)
             if visitor is not None and self.audience is Audience.OPERATORS:
@@ -173,11 +178,11 @@ class OperatorSessionRoute(OperatorRoute):
     needs_rights = False
 
 
-def sessions_of(context: ProcessContext) -> Sessions:
+def sessions_of(services: Services) -> Sessions:
     """Return the sessions of a deployment."""
-    settings = context.settings
+    settings = services[Settings]
     return Sessions(
-        context.redis,
+        services[Redis],
         idle=settings.console_idle_timeout,
         longest=settings.console_session_timeout,
     )
@@ -185,7 +190,7 @@ def sessions_of(context: ProcessContext) -> Sessions:
 
 async def _find_session(request: Request, audience: Audience) -> Session | None:
     token = request.cookies.get(cookie_name(request, audience))
-    return None if token is None else await sessions_of(context_of(request)).find(token, audience)
+    return None if token is None else await sessions_of(services_of(request)).find(token, audience)
 
 
 def _lacks_account(session: Session) -> bool:
@@ -206,24 +211,24 @@ async def principal_of(
     Raises AuthenticationError if the key or member has none any more, or if the deployment no
     longer accepts such logins.
     """
-    context = context_of(request)
+    services = services_of(request)
     if isinstance(login, KeyLogin):
-        require_key_login(context)
-        return await context.authenticator.principal_of_digest(
+        require_key_login(services)
+        return await services[Authenticator].principal_of_digest(
             login.prefix, login.digest, address=address_of(request)
         )
-    provider = context.oidc
+    provider = services.find(OidcProvider)
     if provider is None or provider.issuer != login.issuer:
         raise AuthenticationError("The identity provider of the session is not in use any more.")
     if audience is Audience.OPERATORS:
         return provider.operator(login.subject, login.operator_values)
-    person = context.authenticator.person(login.issuer, login.subject)
-    return await context.authenticator.principal_of_member(login.tenant_id, person)
+    person = services[Authenticator].person(login.issuer, login.subject)
+    return await services[Authenticator].principal_of_member(login.tenant_id, person)
 
 
-def require_key_login(context: ProcessContext) -> None:
+def require_key_login(services: Services) -> None:
     """Raise AuthenticationError if keys do not log in here."""
-    if not context.settings.console_key_login:
+    if not services[Settings].console_key_login:
         raise AuthenticationError("This console accepts no keys (SLUICE_CONSOLE_KEY_LOGIN).")
 
 
@@ -264,14 +269,14 @@ def delete_cookie(request: Request, response: Response, name: str) -> None:
 
 def is_secure(request: Request) -> bool:
     """Whether the browser uses https, directly or to a proxy."""
-    settings = context_of(request).settings
+    settings = services_of(request)[Settings]
     urls = (settings.public_url, settings.operator_public_url)
     return request.url.scheme == "https" or any(url and url.startswith("https:") for url in urls)
 
 
 def origin_of(request: Request, audience: Audience) -> str:
     """Return the URL of a listener: the configured one, else that of this request."""
-    settings = context_of(request).settings
+    settings = services_of(request)[Settings]
     is_customers = audience is Audience.CUSTOMERS
     configured = settings.public_url if is_customers else settings.operator_public_url
     if configured is not None:

@@ -9,7 +9,7 @@ from fastapi import Request, Response
 
 from gateway.console.rendering import page
 from gateway.database.ledger.partitions import month_start
-from gateway.http.context import ProcessContext
+from gateway.http.services import Services
 from gateway.management.invoices.routes import statement_csv
 from gateway.management.invoices.service import InvoiceService
 from gateway.management.usage.periods import DAY
@@ -33,13 +33,13 @@ def statements_list(request: Request, home: str, *, tenant_id: str) -> Response:
 
 
 async def statement_page(
-    request: Request, context: ProcessContext, home: str, *, tenant_id: str, month: str
+    request: Request, services: Services, home: str, *, tenant_id: str, month: str
 ) -> Response:
     """Show a statement."""
-    statement = await InvoiceService(context.database).statement(tenant_id, month)
+    statement = await services.make(InvoiceService).statement(tenant_id, month)
     return page(request, "invoice.html", statement=statement, home=home)
 
 
-async def statement_file(context: ProcessContext, *, tenant_id: str, month: str) -> Response:
+async def statement_file(services: Services, *, tenant_id: str, month: str) -> Response:
     """Return a statement as CSV."""
-    return statement_csv(await InvoiceService(context.database).statement(tenant_id, month))
+    return statement_csv(await services.make(InvoiceService).statement(tenant_id, month))

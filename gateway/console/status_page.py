@@ -9,11 +9,13 @@ from fastapi.responses import HTMLResponse
 
 from gateway.console.rendering import SECURITY_HEADERS, policy, render
 from gateway.console.routing import PageRoute
-from gateway.http.authorization import Context
-from gateway.ledger.history import DAYS
+from gateway.dispatch.catalogue import Catalogue
+from gateway.http.services import AllServices
+from gateway.ledger.history import DAYS, ServiceHistory
 from gateway.management.status.routes import CACHE_CONTROL
 from gateway.management.status.schemas import DayStatus, ServiceState, ServiceStatus
 from gateway.management.status.service import service_status
+from gateway.settings import Settings
 
 STATES: Final = {
     ServiceState.OPERATIONAL: ("good", "Operational"),
@@ -57,11 +59,11 @@ class Strip(NamedTuple):
 
 
 @router.get("/status")
-async def get_status_page(context: Context) -> HTMLResponse:
+async def get_status_page(services: AllServices) -> HTMLResponse:
     """Show the state, availability and latency of each model."""
-    status = await service_status(context)
-    history = await context.history.get()
-    has_console = context.settings.console
+    status = await service_status(services[ServiceHistory], services[Catalogue])
+    history = await services[ServiceHistory].get()
+    has_console = services[Settings].console
 
     async def make() -> str:
         return await asyncio.to_thread(_render, status, has_console=has_console)

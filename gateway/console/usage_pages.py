@@ -10,10 +10,11 @@ from typing import Final
 from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
 
+from gateway.concurrency.fair_turns import LoopTurns
 from gateway.console.rendering import page
 from gateway.console.usage_query import UsageQuery
 from gateway.database.paging import PART
-from gateway.http.context import ProcessContext
+from gateway.http.services import Services
 from gateway.management.usage.csv_text import Cell, to_csv
 from gateway.management.usage.export import RECEIPT_COLUMNS, receipt_row
 from gateway.management.usage.pages import (
@@ -34,13 +35,13 @@ ROWS: Final = 50
 
 
 def sums_file(
-    context: ProcessContext,
+    services: Services,
     query: UsageQuery,
     wanted: UsageFilter,
     dimensions: tuple[Dimension, ...],
 ) -> Response:
     """Return the sums of each day and each value of the dimensions as CSV."""
-    service, columns = UsageService(context.database), columns_of(USAGE_COLUMNS, wanted)
+    service, columns = services.make(UsageService), columns_of(USAGE_COLUMNS, wanted)
     asked = ReportRequest(wanted=wanted, span=query.span, bucket=Bucket.DAY, dimensions=dimensions)
 
     async def rows() -> AsyncIterator[Iterable[list[Cell]]]:
@@ -50,15 +51,15 @@ def sums_file(
             yield (usage_row(usage_fields(each), columns) for each in report.slices)
             after, has_more = report.next, report.next is not None
 
-    return _csv_file("usage", writer_of(context, wanted), columns, rows())
+    return _csv_file("usage", writer_of(services[LoopTurns], wanted), columns, rows())
 
 
 async def requests_list(
-    request: Request, context: ProcessContext, query: UsageQuery, wanted: UsageFilter
+    request: Request, services: Services, query: UsageQuery, wanted: UsageFilter
 ) -> Response:
     """List single requests, newest first."""
     found, following = await read_requests(
-        UsageService(context.database), wanted, query.span, after=query.after, limit=ROWS
+        services.make(UsageService), wanted, query.span, after=query.after, limit=ROWS
     )
     return page(
         request,
@@ -69,9 +70,9 @@ async def requests_list(
     )
 
 
-def requests_file(context: ProcessContext, query: UsageQuery, wanted: UsageFilter) -> Response:
+def requests_file(services: Services, query: UsageQuery, wanted: UsageFilter) -> Response:
     """Return all requests of a period as CSV, newest first."""
-    service, columns = UsageService(context.database), columns_of(RECEIPT_COLUMNS, wanted)
+    service, columns = services.make(UsageService), columns_of(RECEIPT_COLUMNS, wanted)
 
     async def rows() -> AsyncIterator[Iterable[list[Cell]]]:
         before, has_more = None, True
@@ -82,7 +83,7 @@ def requests_file(context: ProcessContext, query: UsageQuery, wanted: UsageFilte
             if has_more:
                 before = position(found.entries[-1])
 
-    return _csv_file("requests", writer_of(context, wanted), columns, rows())
+    return _csv_file("requests", writer_of(services[LoopTurns], wanted), columns, rows())
 
 
 def _csv_file(
@@ -104,8 +105,8 @@ def _csv_file(
 
 
 async def receipt_of(
-    request: Request, context: ProcessContext, wanted: UsageFilter, request_id: str
+    request: Request, services: Services, wanted: UsageFilter, request_id: str
 ) -> Response:
     """Show the receipt of one request."""
-    record = await UsageService(context.database).request(wanted, request_id)
+    record = await services.make(UsageService).request(wanted, request_id)
     return page(request, "receipt.html", record=record, receipt=receipt_fields(record))

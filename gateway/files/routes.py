@@ -14,8 +14,9 @@ from gateway.files.content import MEDIA_TYPE, content_response
 from gateway.files.schemas import DeletedFile, FileBody, FileList
 from gateway.files.service import MAX_RETENTION_SECONDS, MIN_RETENTION_SECONDS, FileService
 from gateway.files.store import Owner
-from gateway.files.upload import receive_upload
-from gateway.http.authorization import Context, allow_unpaid, authorize
+from gateway.files.upload import Uploads
+from gateway.http.authorization import allow_unpaid, authorize
+from gateway.http.services import made
 from gateway.management.shared.callers import Caller, CallerOfTenant, any_tenant
 from gateway.management.shared.parameters import PLAIN
 from gateway.tenancy.batches import FilePurpose
@@ -79,12 +80,7 @@ def owner_of(caller: CallerOfTenant) -> Owner:
     return Owner(caller.tenant_id, None if caller.grant is None else caller.grant.project_id)
 
 
-def file_service(context: Context) -> FileService:
-    """Return the files of this deployment."""
-    return FileService(context.settings, context.database)
-
-
-Files = Annotated[FileService, Depends(file_service)]
+Files = Annotated[FileService, made(FileService)]
 CallerPrincipal = Annotated[Principal, Depends(caller_principal)]
 OwnerOfFiles = Annotated[Owner, Depends(owner_of)]
 FileId = Annotated[str, Path(description="Id of the file.")]
@@ -97,8 +93,7 @@ After = Annotated[
 async def upload_file(
     request: Request,
     response: Response,
-    context: Context,
-    files: Files,
+    uploads: Annotated[Uploads, made(Uploads)],
     owner: OwnerOfFiles,
     principal: CallerPrincipal,
 ) -> FileBody:
@@ -108,9 +103,7 @@ async def upload_file(
     bad line. All routes under `/v1/files` need the scope `completions`. A project credential sees
     only the files of its project.
     """
-    file, ignored = await receive_upload(
-        request, context, files, owner, is_strict=principal.is_strict
-    )
+    file, ignored = await uploads.receive(request, owner, is_strict=principal.is_strict)
     response.headers.update(ignored_header(ignored))
     return FileBody.of(file)
 

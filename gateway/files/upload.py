@@ -10,7 +10,8 @@ from fastapi import Request
 from python_multipart.multipart import MAX_BOUNDARY_LENGTH, parse_options_header
 from starlette.requests import ClientDisconnect
 
-from gateway.concurrency.large_work import INLINE_SIZE
+from gateway.concurrency.large_work import INLINE_SIZE, LargeWork
+from gateway.database.engine import Database
 from gateway.dialects.parameters import reject_ignored
 from gateway.errors import (
     BadRequestError,
@@ -24,8 +25,9 @@ from gateway.errors import (
 )
 from gateway.files.service import Bound, FileService, read_retention
 from gateway.files.store import Owner
+from gateway.http.allowances import Intake
 from gateway.http.content_coding import content_coding
-from gateway.http.context import ProcessContext
+from gateway.settings import Settings
 from gateway.tenancy.batches import File, FilePurpose
 
 PART_BYTES: Final = 8 * 1024 * 1024
@@ -211,83 +213,86 @@ class Form:
             )
 
 
-async def receive_upload(
-    request: Request,
-    context: ProcessContext,
-    files: FileService,
-    owner: Owner,
-    *,
-    is_strict: bool,
-) -> tuple[File, list[str]]:
-    """Read the form of a request and store its file. After an error nothing is stored.
+class Uploads:
+    """Receives the forms of uploads."""
 
-    Return the file and the fields of the form without effect, which are refused if it `is_strict`.
-    Raises an ApiError or ClientDisconnect.
-    """
-    form = Form(_boundary(request))
-    bytes_bound, lines_bound = await files.require_room(owner.tenant_id)
-    checker = LineChecker(lines_bound, most_bytes_of_line=context.settings.max_body_bytes)
-    with context.intake.body_of(owner.tenant_id) as hold:
-        # An upload holds this much, however long it is.
-        hold(PART_BYTES)
-        file = await files.begin_upload(owner)
-        try:
-            parts = await _store(request, context, files, file, form, checker, bytes_bound)
-            _check_fields(form)
-            if is_strict:
-                reject_ignored(form.ignored)
-            checker.finish()
-            retention = _read_retention(form.fields)
-            file = await files.finish_upload(
-                file, parts, name=form.name or "", lines=checker.lines, retention=retention
-            )
-            return file, form.ignored
-        except BaseException:
-            await asyncio.shield(files.remove(file.id))
-            raise
+    def __init__(
+        self, settings: Settings, database: Database, intake: Intake, large_work: LargeWork
+    ) -> None:
+        self._settings = settings
+        self._files = FileService(settings, database)
+        self._intake = intake
+        self._large_work = large_work
 
+    async def receive(
+        self, request: Request, owner: Owner, *, is_strict: bool
+    ) -> tuple[File, list[str]]:
+        """Read the form of a request and store its file. After an error nothing is stored.
 
-async def _store(
-    request: Request,
-    context: ProcessContext,
-    files: FileService,
-    file: File,
-    form: Form,
-    checker: LineChecker,
-    bound: Bound,
-) -> list[tuple[str, int]]:
-    """Store the file of a form in objects; return their keys and sizes."""
-    parts: list[tuple[str, int]] = []
-    held, size, received = bytearray(), 0, 0
-    beside = context.large_work.of(file.tenant_id, size=INLINE_SIZE + 1)
+        Return the file and the fields of the form without effect; if it `is_strict`, refuse them.
+        Raises an ApiError or ClientDisconnect.
+        """
+        form = Form(_boundary(request))
+        bytes_bound, lines_bound = await self._files.require_room(owner.tenant_id)
+        checker = LineChecker(lines_bound, most_bytes_of_line=self._settings.max_body_bytes)
+        with self._intake.body_of(owner.tenant_id) as hold:
+            # An upload holds this much, however long it is.
+            hold(PART_BYTES)
+            file = await self._files.begin_upload(owner)
+            try:
+                parts = await self._store(request, file, form, checker, bytes_bound)
+                _check_fields(form)
+                if is_strict:
+                    reject_ignored(form.ignored)
+                checker.finish()
+                retention = _read_retention(form.fields)
+                file = await self._files.finish_upload(
+                    file, parts, name=form.name or "", lines=checker.lines, retention=retention
+                )
+                return file, form.ignored
+            except BaseException:
+                await asyncio.shield(self._files.remove(file.id))
+                raise
 
-    async def put(content: bytes) -> None:
-        await beside(lambda: checker.feed(content))
-        parts.append((await files.put(file.id, content), len(content)))
+    async def _store(
+        self,
+        request: Request,
+        file: File,
+        form: Form,
+        checker: LineChecker,
+        bound: Bound,
+    ) -> list[tuple[str, int]]:
+        """Store the file of a form in objects; return their keys and sizes."""
+        parts: list[tuple[str, int]] = []
+        held, size, received = bytearray(), 0, 0
+        beside = self._large_work.of(file.tenant_id, size=INLINE_SIZE + 1)
 
-    async for content in _body(request, context):
-        found = form.feed(content)
-        received, size = received + len(content), size + len(found)
-        if received - size > MAX_FORM_BYTES:
-            raise PayloadTooLargeError(
-                f"The form must have at most {MAX_FORM_BYTES} bytes besides the file."
-            )
-        if size > bound.most:
-            raise PayloadTooLargeError(bound.message)
-        held += found
-        if len(held) >= PART_BYTES:
+        async def put(content: bytes) -> None:
+            await beside(lambda: checker.feed(content))
+            parts.append((await self._files.put(file.id, content), len(content)))
+
+        async for content in _body(request, self._settings.body_timeout.total_seconds()):
+            found = form.feed(content)
+            received, size = received + len(content), size + len(found)
+            if received - size > MAX_FORM_BYTES:
+                raise PayloadTooLargeError(
+                    f"The form must have at most {MAX_FORM_BYTES} bytes besides the file."
+                )
+            if size > bound.most:
+                raise PayloadTooLargeError(bound.message)
+            held += found
+            if len(held) >= PART_BYTES:
+                await put(bytes(held))
+                held.clear()
+        if not form.is_complete:
+            raise BadRequestError("The form is incomplete.")
+        if held:
             await put(bytes(held))
-            held.clear()
-    if not form.is_complete:
-        raise BadRequestError("The form is incomplete.")
-    if held:
-        await put(bytes(held))
-    return parts
+        return parts
 
 
-async def _body(request: Request, context: ProcessContext) -> AsyncIterator[bytes]:
+async def _body(request: Request, seconds: float) -> AsyncIterator[bytes]:
     """Yield the bytes of the body as they arrive. Raises RequestTimeoutError, ClientDisconnect."""
-    seconds = context.settings.body_timeout.total_seconds()
     has_more = True
     while has_more:
         try:

@@ -11,6 +11,7 @@ from fastapi import Request
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from contract.scripts import CommandExecutor
 from contract.tasks import end_task
 from gateway import telemetry
 from gateway.auth.authenticator import Authenticator
@@ -97,7 +98,7 @@ class ProcessContext:
     def services(self) -> Services:
         """Return the services by type."""
         shared = [getattr(self, field.name) for field in fields(self)]
-        named = {Database: self.database, Redis: self.redis, Catalogue: self.catalogue}
+        named = {Database: self.database, Redis: self.redis, CommandExecutor: self.executor}
         return Services({type(each): each for each in shared if each is not None} | named)
 
 

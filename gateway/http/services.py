@@ -1,7 +1,9 @@
 """The services that a process has opened, which routes and features receive by type."""
 
-from collections.abc import Mapping
-from typing import Any, TypeVar
+import inspect
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Request
 
@@ -19,13 +21,28 @@ class Services:
         service: Any = self._by_type[kind]
         return service  # type: ignore[no-any-return]
 
-    def __contains__(self, kind: type[object]) -> bool:
-        """Whether the process has a service of this type."""
-        return kind in self._by_type
+    def find(self, kind: type[T]) -> T | None:
+        """Return the service of a type; None if the process has none."""
+        service: Any = self._by_type.get(kind)
+        return service  # type: ignore[no-any-return]
+
+    def make(self, make: Callable[..., T]) -> T:
+        """Call a class or function with the services that its required parameters name by type."""
+        return make(**{name: self._by_type[kind] for name, kind in _required(make).items()})
 
     def with_others(self, by_type: Mapping[type[Any], object]) -> "Services":
         """Return a copy in which these services replace those of the same types."""
         return Services({**self._by_type, **by_type})
+
+
+@cache
+def _required(make: Callable[..., Any]) -> dict[str, type[Any]]:
+    """Return the names and types of the parameters without a default."""
+    return {
+        name: parameter.annotation
+        for name, parameter in inspect.signature(make, eval_str=True).parameters.items()
+        if parameter.default is parameter.empty
+    }
 
 
 def services_of(request: Request) -> Services:
@@ -35,9 +52,21 @@ def services_of(request: Request) -> Services:
 
 
 def provided(kind: type[T]) -> Any:
-    """Return the declaration of a route's parameter that is the service of this type."""
+    """Return the declaration of a route's parameter that is the service of a type."""
 
     def of_process(request: Request) -> T:
         return services_of(request)[kind]
 
     return Depends(of_process)
+
+
+def made(make: Callable[..., T]) -> Any:
+    """Return the declaration of a route's parameter that `Services.make` returns."""
+
+    def of_process(request: Request) -> T:
+        return services_of(request).make(make)
+
+    return Depends(of_process)
+
+
+AllServices = Annotated[Services, Depends(services_of)]

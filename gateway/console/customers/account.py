@@ -10,9 +10,11 @@ from gateway.console.limit_fields import LABELS, shown_limit
 from gateway.console.rendering import page
 from gateway.console.routing import AnyVisitor, CustomerRoute, Visitor, needs, origin_of
 from gateway.console.sessions import Audience
-from gateway.http.authorization import Context
+from gateway.dispatch.catalogue import Catalogue
+from gateway.http.services import AllServices
 from gateway.management.audit.routes import MAX_SEQUENCE, own_entries
-from gateway.management.limits.routes import own_limits, own_refusals
+from gateway.management.audit.service import AuditService
+from gateway.management.limits.service import LimitReports
 from gateway.tenancy.scopes import Scope
 
 ROWS: Final = 50
@@ -24,13 +26,13 @@ SeesAudit = Annotated[Visitor, Depends(needs(Scope.MEMBERS, whole=True))]
 
 
 @router.get("/console/limits")
-async def limits(request: Request, context: Context, visitor: AnyVisitor) -> Response:
+async def limits(request: Request, services: AllServices, visitor: AnyVisitor) -> Response:
     """Show the limits with their usage."""
     return page(
         request,
         "limits.html",
-        report=await own_limits(context, visitor.principal),
-        refusals=await own_refusals(context, visitor.principal),
+        report=await services.make(LimitReports).own_limits(visitor.principal),
+        refusals=await services.make(LimitReports).own_refusals(visitor.principal),
         labels=LABELS,
         shown_limit=shown_limit,
     )
@@ -39,7 +41,7 @@ async def limits(request: Request, context: Context, visitor: AnyVisitor) -> Res
 @router.get("/console/audit")
 async def audit(
     request: Request,
-    context: Context,
+    services: AllServices,
     visitor: SeesAudit,
     *,
     action: Annotated[str, Query(max_length=100)] = "",
@@ -47,16 +49,20 @@ async def audit(
 ) -> Response:
     """Show changes of the tenant, newest first."""
     found = await own_entries(
-        context, visitor.principal, action=action or None, after=after, limit=ROWS
+        services.make(AuditService),
+        visitor.principal,
+        action=action or None,
+        after=after,
+        limit=ROWS,
     )
     following = None if found.next is None else f"/console/audit?after={found.next}"
     return page(request, "audit.html", entries=found.data, action=action, following=following)
 
 
 @router.get("/console/start")
-async def start(request: Request, context: Context, visitor: AnyVisitor) -> Response:
+async def start(request: Request, services: AllServices, visitor: AnyVisitor) -> Response:
     """Show how to send the first request."""
-    names = sorted(filter(visitor.principal.allows_model, context.catalogue.names))
+    names = sorted(filter(visitor.principal.allows_model, services[Catalogue].names))
     model = visitor.principal.default_model or (names[0] if names else "YOUR_MODEL")
     return page(
         request,

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Depends, Request, Response
 
 from gateway.console.routing import CustomerRoute, Visitor, needs
 from gateway.console.statement_pages import statement_file, statement_page, statements_list
-from gateway.http.authorization import Context
+from gateway.http.services import AllServices
 from gateway.management.invoices.routes import Month
 from gateway.tenancy.scopes import Scope
 
@@ -24,14 +24,14 @@ async def list_months(request: Request, visitor: SeesInvoices) -> Response:
 
 
 @router.get("/{month}.csv")
-async def get_csv(context: Context, visitor: SeesInvoices, month: Month) -> Response:
+async def get_csv(services: AllServices, visitor: SeesInvoices, month: Month) -> Response:
     """Return a statement as CSV."""
-    return await statement_file(context, tenant_id=visitor.tenant_id, month=month)
+    return await statement_file(services, tenant_id=visitor.tenant_id, month=month)
 
 
 @router.get("/{month}")
 async def show_statement(
-    request: Request, context: Context, visitor: SeesInvoices, month: Month
+    request: Request, services: AllServices, visitor: SeesInvoices, month: Month
 ) -> Response:
     """Show a statement."""
-    return await statement_page(request, context, HOME, tenant_id=visitor.tenant_id, month=month)
+    return await statement_page(request, services, HOME, tenant_id=visitor.tenant_id, month=month)

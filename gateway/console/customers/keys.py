@@ -12,8 +12,9 @@ from gateway.console.limit_fields import LABELS, fields_of, read_limits
 from gateway.console.rendering import confirmation, page
 from gateway.console.routing import CustomerRoute, SentForm, Visitor, needs, redirect
 from gateway.database.paging import PageRequest
+from gateway.dispatch.catalogue import Catalogue
 from gateway.errors import ApiError
-from gateway.http.authorization import Context
+from gateway.http.services import AllServices
 from gateway.management.keys.routes import KeyId, Keys
 from gateway.management.keys.rules import MadeKeys
 from gateway.management.keys.schemas import KeyChange, KeyCreation, KeyRotation
@@ -63,15 +64,15 @@ async def list_keys(
 
 
 @router.get("/new")
-async def show_new_key(request: Request, context: Context, visitor: ManagesKeys) -> Response:
+async def show_new_key(request: Request, services: AllServices, visitor: ManagesKeys) -> Response:
     """Show the form of a new key."""
     form = {"scopes": [Scope.COMPLETIONS]}
-    return _key_form(request, visitor, models=list(context.catalogue.names), form=form)
+    return _key_form(request, visitor, models=list(services[Catalogue].names), form=form)
 
 
 @router.post("/new")
 async def create_key(
-    request: Request, context: Context, keys: Keys, visitor: ManagesKeys, form: SentForm
+    request: Request, services: AllServices, keys: Keys, visitor: ManagesKeys, form: SentForm
 ) -> Response:
     """Create a key and show it, once."""
     try:
@@ -84,7 +85,7 @@ async def create_key(
         )
     except ApiError as error:
         return _key_form(
-            request, visitor, models=list(context.catalogue.names), form=_shown(form), error=error
+            request, visitor, models=list(services[Catalogue].names), form=_shown(form), error=error
         )
     return page(request, "key_secret.html", key=created.record, secret=created.key.reveal())
 
@@ -92,7 +93,7 @@ async def create_key(
 @router.get("/{key_id}")
 async def show_key(
     request: Request,
-    context: Context,
+    services: AllServices,
     keys: Keys,
     visitor: ManagesKeys,
     key_id: KeyId,
@@ -103,7 +104,7 @@ async def show_key(
     return _key_form(
         request,
         visitor,
-        models=list(context.catalogue.names),
+        models=list(services[Catalogue].names),
         form=_fields(key),
         key=key,
         notice=NOTICES.get(done),
@@ -113,7 +114,7 @@ async def show_key(
 @router.post("/{key_id}")
 async def change_key(
     request: Request,
-    context: Context,
+    services: AllServices,
     keys: Keys,
     visitor: ManagesKeys,
     *,
@@ -135,7 +136,7 @@ async def change_key(
         return _key_form(
             request,
             visitor,
-            models=list(context.catalogue.names),
+            models=list(services[Catalogue].names),
             form=_shown(form),
             key=key,
             error=error,

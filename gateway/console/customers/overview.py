@@ -8,9 +8,9 @@ from gateway.console.rendering import page
 from gateway.console.routing import AnyVisitor, CustomerRoute
 from gateway.console.usage_query import DAYS, NOTHING, Point, add, daily, last_days
 from gateway.database.ledger.partitions import month_start
-from gateway.http.authorization import Context
-from gateway.management.limits.routes import own_limits
+from gateway.http.services import AllServices
 from gateway.management.limits.schemas import LimitBody, LimitsReport
+from gateway.management.limits.service import LimitReports
 from gateway.management.usage.parts import UsageFilter
 from gateway.management.usage.periods import Span
 from gateway.management.usage.routes import own_usage
@@ -23,16 +23,16 @@ router = APIRouter(route_class=CustomerRoute, include_in_schema=False)
 
 
 @router.get("/console")
-async def overview(request: Request, context: Context, visitor: AnyVisitor) -> Response:
+async def overview(request: Request, services: AllServices, visitor: AnyVisitor) -> Response:
     """Show this month and the last thirty days."""
     now = utc_now()
-    limits = await own_limits(context, visitor.principal)
+    limits = await services.make(LimitReports).own_limits(visitor.principal)
     sees_usage = visitor.has(Scope.USAGE, Scope.COMPLETIONS)
     month, latency = NOTHING, None
     points: list[Point] = []
     if sees_usage:
         wanted = own_usage(visitor.principal, UsageFilter(tenant_id=None))
-        service = UsageService(context.database)
+        service = services.make(UsageService)
         # One report: a month may begin a day before the chart.
         first = month_start(now)
         points = await daily(service, wanted, Span(min(first, last_days(now).start), now))

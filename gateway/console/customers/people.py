@@ -10,7 +10,7 @@ from gateway.console.rendering import confirmation, page
 from gateway.console.routing import CustomerRoute, SentForm, Visitor, needs, redirect
 from gateway.database.paging import PageRequest
 from gateway.errors import ApiError
-from gateway.http.authorization import Context
+from gateway.http.services import made
 from gateway.management.members.schemas import MemberAddition, MemberChange
 from gateway.management.members.service import MemberService
 from gateway.management.projects.schemas import ProjectChange, ProjectCreation
@@ -39,18 +39,8 @@ ManagesMembers = Annotated[Visitor, Depends(needs(Scope.MEMBERS, whole=True))]
 Done = Annotated[str, Query(max_length=20)]
 
 
-def project_service(context: Context) -> ProjectService:
-    """Return the project service."""
-    return ProjectService(context.database, context.announcer)
-
-
-def member_service(context: Context) -> MemberService:
-    """Return the member service."""
-    return MemberService(context.database, context.announcer)
-
-
-Projects = Annotated[ProjectService, Depends(project_service)]
-Members = Annotated[MemberService, Depends(member_service)]
+Projects = Annotated[ProjectService, made(ProjectService)]
+Members = Annotated[MemberService, made(MemberService)]
 
 
 @router.get("/console/projects")

@@ -8,8 +8,9 @@ from gateway.console.customers.account import base_url
 from gateway.console.rendering import page
 from gateway.console.routing import CustomerRoute, Visitor, needs
 from gateway.dialects.endpoint import CHATS, COMPLETIONS
+from gateway.dispatch.catalogue import Catalogue
 from gateway.generation.routes import create_completion, estimate_completion
-from gateway.http.authorization import Context
+from gateway.http.services import AllServices
 from gateway.tenancy.scopes import Scope
 
 NUMBERS: Final = (
@@ -31,9 +32,9 @@ Generates = Annotated[Visitor, Depends(needs(Scope.COMPLETIONS))]
 
 
 @router.get("/console/playground")
-async def playground(request: Request, context: Context, visitor: Generates) -> Response:
+async def playground(request: Request, services: AllServices, visitor: Generates) -> Response:
     """Show the form. One script sends it and shows the stream."""
-    models = sorted(filter(visitor.principal.allows_model, context.catalogue.names))
+    models = sorted(filter(visitor.principal.allows_model, services[Catalogue].names))
     return page(
         request,
         "playground.html",

@@ -10,8 +10,7 @@ from gateway.console.routing import CustomerRoute, Visitor, needs
 from gateway.console.usage_pages import ROWS, receipt_of, requests_file, requests_list, sums_file
 from gateway.console.usage_query import UsageQuery, by_dimension, daily
 from gateway.errors import must
-from gateway.http.authorization import Context
-from gateway.http.context import ProcessContext
+from gateway.http.services import AllServices, Services
 from gateway.management.keys.service import KeyService
 from gateway.management.usage.parts import Dimension, UsageFilter
 from gateway.management.usage.query import decode_cursor, encode_cursor
@@ -29,10 +28,10 @@ SeesUsage = Annotated[Visitor, Depends(needs(Scope.USAGE, Scope.COMPLETIONS))]
 
 
 @router.get("/console/usage")
-async def usage(request: Request, context: Context, visitor: SeesUsage) -> Response:
+async def usage(request: Request, services: AllServices, visitor: SeesUsage) -> Response:
     """Show sums of a period as charts and a table."""
     query = UsageQuery(request)
-    service = UsageService(context.database)
+    service = services.make(UsageService)
     wanted = own_usage(visitor.principal, query.wanted)
     points = await daily(service, wanted, query.span)
     by = query.form["by"] or Dimension.MODEL
@@ -47,7 +46,7 @@ async def usage(request: Request, context: Context, visitor: SeesUsage) -> Respo
             after=decode_cursor(query.after, parts=2),
             limit=ROWS,
         )
-    names = await _names(context, visitor, by, [value for value, _ in rows])
+    names = await _names(services, visitor, by, [value for value, _ in rows])
     return page(
         request,
         "usage.html",
@@ -63,35 +62,35 @@ async def usage(request: Request, context: Context, visitor: SeesUsage) -> Respo
 
 
 @router.get("/console/usage.csv")
-async def usage_csv(request: Request, context: Context, visitor: SeesUsage) -> Response:
+async def usage_csv(request: Request, services: AllServices, visitor: SeesUsage) -> Response:
     """Return the sums of each day and each value of a dimension as CSV."""
     query = UsageQuery(request)
     by = query.form["by"] or Dimension.MODEL
     dimensions = () if by == BY_DAY else (_dimension(by),)
-    return sums_file(context, query, own_usage(visitor.principal, query.wanted), dimensions)
+    return sums_file(services, query, own_usage(visitor.principal, query.wanted), dimensions)
 
 
 @router.get("/console/requests")
-async def requests(request: Request, context: Context, visitor: SeesUsage) -> Response:
+async def requests(request: Request, services: AllServices, visitor: SeesUsage) -> Response:
     """List single requests, newest first."""
     query = UsageQuery(request)
-    return await requests_list(request, context, query, own_usage(visitor.principal, query.wanted))
+    return await requests_list(request, services, query, own_usage(visitor.principal, query.wanted))
 
 
 @router.get("/console/requests.csv")
-async def all_requests_csv(request: Request, context: Context, visitor: SeesUsage) -> Response:
+async def all_requests_csv(request: Request, services: AllServices, visitor: SeesUsage) -> Response:
     """Return all requests of a period as CSV, newest first."""
     query = UsageQuery(request)
-    return requests_file(context, query, own_usage(visitor.principal, query.wanted))
+    return requests_file(services, query, own_usage(visitor.principal, query.wanted))
 
 
 @router.get("/console/requests/{request_id}")
 async def receipt(
-    request: Request, context: Context, visitor: SeesUsage, request_id: RequestId
+    request: Request, services: AllServices, visitor: SeesUsage, request_id: RequestId
 ) -> Response:
     """Show the receipt of one request."""
     wanted = own_usage(visitor.principal, UsageFilter(tenant_id=None))
-    return await receipt_of(request, context, wanted, request_id)
+    return await receipt_of(request, services, wanted, request_id)
 
 
 def _dimension(by: str) -> Dimension:
@@ -100,12 +99,10 @@ def _dimension(by: str) -> Dimension:
     return Dimension(by)
 
 
-async def _names(
-    context: ProcessContext, visitor: Visitor, by: str, ids: list[str]
-) -> dict[str, str]:
+async def _names(services: Services, visitor: Visitor, by: str, ids: list[str]) -> dict[str, str]:
     """Return the names of keys, for visitors who may list them."""
     if by != Dimension.KEY or not visitor.has(Scope.KEYS):
         return {}
-    return await KeyService(context.database, context.announcer).names(
+    return await services.make(KeyService).names(
         visitor.tenant_id, ids, grantor=visitor.principal.grant
     )

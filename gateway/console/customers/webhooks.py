@@ -8,8 +8,8 @@ from gateway.console.forms import Form, checked
 from gateway.console.rendering import confirmation, page
 from gateway.console.routing import CustomerRoute, SentForm, Visitor, needs, redirect
 from gateway.errors import ApiError
-from gateway.http.authorization import Context
-from gateway.management.webhooks.routes import WebhookId, webhook_service
+from gateway.http.services import made
+from gateway.management.webhooks.routes import WebhookId
 from gateway.management.webhooks.schemas import WebhookCreation
 from gateway.management.webhooks.service import WebhookService
 from gateway.tenancy.scopes import Scope
@@ -26,12 +26,7 @@ ManagesWebhooks = Annotated[Visitor, Depends(needs(Scope.KEYS, whole=True))]
 Done = Annotated[str, Query(max_length=20)]
 
 
-def service_of(context: Context) -> WebhookService:
-    """Return the webhook service."""
-    return webhook_service(context)
-
-
-Webhooks = Annotated[WebhookService, Depends(service_of)]
+Webhooks = Annotated[WebhookService, made(WebhookService.of)]
 
 
 @router.get("")

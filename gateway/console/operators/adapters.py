@@ -11,9 +11,9 @@ from gateway.console.forms import Form, checked
 from gateway.console.rendering import confirmation, page
 from gateway.console.routing import AnyVisitor, OperatorRoute, SentForm, redirect
 from gateway.database.paging import PageRequest
+from gateway.dispatch.catalogue import Catalogue
 from gateway.errors import ApiError
-from gateway.http.authorization import Context
-from gateway.http.context import ProcessContext
+from gateway.http.services import AllServices, Services
 from gateway.management.shared.parameters import AfterId, TenantId
 
 ROWS: Final = 50
@@ -56,15 +56,15 @@ async def list_adapters(
 
 @router.get(f"{HOME}/new")
 async def show_new_adapter(
-    request: Request, context: Context, tenant: Annotated[str, Query(max_length=100)] = ""
+    request: Request, services: AllServices, tenant: Annotated[str, Query(max_length=100)] = ""
 ) -> Response:
     """Show the form of a new adapter."""
-    return _form_page(request, context, Form({"tenant": [tenant]}))
+    return _form_page(request, services, Form({"tenant": [tenant]}))
 
 
 @router.post(f"{HOME}/new")
 async def register(
-    request: Request, context: Context, adapters: Adapters, visitor: AnyVisitor, form: SentForm
+    request: Request, services: AllServices, adapters: Adapters, visitor: AnyVisitor, form: SentForm
 ) -> Response:
     """Ask for confirmation, then register an adapter."""
     try:
@@ -89,7 +89,7 @@ async def register(
         actor = visitor.principal.actor
         await adapters.register(form["tenant"], **body.model_dump(), actor=actor)
     except ApiError as error:
-        return _form_page(request, context, form, error)
+        return _form_page(request, services, form, error)
     return redirect(HOME, done="registered")
 
 
@@ -121,9 +121,9 @@ async def remove(
 
 
 def _form_page(
-    request: Request, context: ProcessContext, form: Form, error: ApiError | None = None
+    request: Request, services: Services, form: Form, error: ApiError | None = None
 ) -> Response:
-    models = [each.card.model for each in context.catalogue.models if each.card.adapters]
+    models = [each.card.model for each in services[Catalogue].models if each.card.adapters]
     return page(
         request,
         "operators/adapter_form.html",

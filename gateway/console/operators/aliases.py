@@ -3,17 +3,17 @@
 from collections import Counter
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 
 from gateway.console.forms import Form, checked
 from gateway.console.rendering import confirmation, page, show_time
 from gateway.console.routing import AnyVisitor, OperatorRoute, SentForm, redirect
 from gateway.errors import ApiError
-from gateway.http.authorization import Context
+from gateway.http.services import AllServices, made
 from gateway.management.aliases.schemas import AliasDefinition
 from gateway.management.aliases.service import AliasService
 from gateway.management.shared.parameters import MAX_TEXT_CHARACTERS
-from gateway.quota.period_counts import Period
+from gateway.quota.period_counts import Period, PeriodCounts
 from gateway.tenancy.aliases import Alias, Sticky, read_weights
 
 HOME: Final = "/console/aliases"
@@ -32,22 +32,18 @@ router = APIRouter(route_class=OperatorRoute, prefix=HOME, include_in_schema=Fal
 Name = Annotated[str, Query(max_length=MAX_TEXT_CHARACTERS)]
 
 
-def _service_of(context: Context) -> AliasService:
-    return AliasService(context.database, context.announcer)
-
-
-Aliases = Annotated[AliasService, Depends(_service_of)]
+Aliases = Annotated[AliasService, made(AliasService)]
 
 
 @router.get("")
 async def list_aliases(
     request: Request,
-    context: Context,
+    services: AllServices,
     aliases: Aliases,
     done: Annotated[str, Query(max_length=20)] = "",
 ) -> Response:
     """Show each alias with the weights of its models, and their traffic of the last 24 hours."""
-    traffic, sums = await context.counts.aliases(Period.HOUR), Counter[str]()
+    traffic, sums = await services[PeriodCounts].aliases(Period.HOUR), Counter[str]()
     for (alias, _), count in traffic.counts.items():
         sums[alias] += count
     return page(

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from gateway.console.rendering import page
 from gateway.console.routing import OperatorRoute
-from gateway.http.authorization import Context
+from gateway.http.services import AllServices
 from gateway.management.audit.routes import After, to_list
 from gateway.management.audit.service import AuditFilter, AuditService
 
@@ -18,7 +18,7 @@ router = APIRouter(route_class=OperatorRoute, include_in_schema=False)
 @router.get("/console/audit")
 async def audit(
     request: Request,
-    context: Context,
+    services: AllServices,
     *,
     tenant: Annotated[str, Query(max_length=100)] = "",
     actor: Annotated[str, Query(max_length=300)] = "",
@@ -27,7 +27,7 @@ async def audit(
 ) -> Response:
     """Show changes, newest first."""
     wanted = AuditFilter(tenant_id=tenant or None, actor=actor or None, action=action or None)
-    found = await AuditService(context.database).page(wanted, before=after, limit=ROWS)
+    found = await services.make(AuditService).page(wanted, before=after, limit=ROWS)
     entries = to_list(found, found.entries)
     return page(
         request,
@@ -42,7 +42,7 @@ async def audit(
 
 
 @router.post("/console/audit/verify")
-async def verify(request: Request, context: Context) -> Response:
+async def verify(request: Request, services: AllServices) -> Response:
     """Check the hash of every entry."""
-    state = await AuditService(context.database).verify()
+    state = await services.make(AuditService).verify()
     return page(request, "operators/audit_state.html", state=state)

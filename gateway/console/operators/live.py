@@ -7,9 +7,10 @@ from fastapi import APIRouter, Query, Request, Response
 
 from gateway.console.rendering import confirmation, page
 from gateway.console.routing import AnyVisitor, OperatorRoute, redirect
-from gateway.http.authorization import Context
-from gateway.management.live.routes import AfterPosition, live_requests
+from gateway.http.services import AllServices
+from gateway.management.live.routes import AfterPosition
 from gateway.management.live.schemas import LiveRequestBody, following
+from gateway.management.live.service import LiveRequests
 from gateway.management.shared.parameters import TenantId
 from gateway.management.usage.pages import read_cursor
 from gateway.management.usage.routes import RequestId
@@ -29,14 +30,14 @@ router = APIRouter(
 @router.get("")
 async def list_live(
     request: Request,
-    context: Context,
+    services: AllServices,
     tenant_id: TenantId,
     *,
     after: AfterPosition = None,
     done: Annotated[str, Query(max_length=20)] = "",
 ) -> Response:
     """List the tenant's live requests, oldest first; htmx loads the first page again and again."""
-    found = await live_requests(context).page(tenant_id, after=read_cursor(after), limit=ROWS)
+    found = await services.make(LiveRequests).page(tenant_id, after=read_cursor(after), limit=ROWS)
     home, cursor = _path(tenant_id), following(found)
     return page(
         request,
@@ -54,10 +55,10 @@ async def list_live(
 
 @router.get("/{request_id}/cancel")
 async def ask_to_cancel(
-    request: Request, context: Context, tenant_id: TenantId, request_id: RequestId
+    request: Request, services: AllServices, tenant_id: TenantId, request_id: RequestId
 ) -> Response:
     """Ask for confirmation."""
-    live = LiveRequestBody.of(await live_requests(context).get(tenant_id, request_id))
+    live = LiveRequestBody.of(await services.make(LiveRequests).get(tenant_id, request_id))
     return confirmation(
         request,
         _path(tenant_id),
@@ -77,10 +78,10 @@ async def ask_to_cancel(
 
 @router.post("/{request_id}/cancel")
 async def cancel(
-    context: Context, visitor: AnyVisitor, tenant_id: TenantId, request_id: RequestId
+    services: AllServices, visitor: AnyVisitor, tenant_id: TenantId, request_id: RequestId
 ) -> Response:
     """Cancel a request."""
-    has_ended = await live_requests(context).cancel(
+    has_ended = await services.make(LiveRequests).cancel(
         tenant_id, request_id, actor=visitor.principal.actor
     )
     return redirect(_path(tenant_id), done="cancelled" if has_ended else "asked")

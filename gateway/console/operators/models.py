@@ -9,9 +9,9 @@ from contract.tier import ServiceTier
 from gateway.console.forms import Form, checked
 from gateway.console.rendering import confirmation, page, show_time
 from gateway.console.routing import AnyVisitor, OperatorRoute, SentForm, redirect
+from gateway.dispatch.catalogue import Catalogue
 from gateway.errors import ApiError, must
-from gateway.http.authorization import Context
-from gateway.http.context import ProcessContext
+from gateway.http.services import AllServices, Services
 from gateway.management.prices.schemas import PriceAddition
 from gateway.management.prices.service import PriceService
 from gateway.terminal.money import read_dollars, show_dollars
@@ -26,11 +26,11 @@ router = APIRouter(route_class=OperatorRoute, include_in_schema=False)
 
 
 @router.get("/console/models")
-async def models(request: Request, context: Context) -> Response:
+async def models(request: Request, services: AllServices) -> Response:
     """Show each model with its queue and its workers; htmx loads the page again and again."""
-    known = context.catalogue.models
+    known = services[Catalogue].models
     names = [each.card.model for each in known]
-    found = await asyncio.gather(*map(context.catalogue.workers, names))
+    found = await asyncio.gather(*map(services[Catalogue].workers, names))
     workers = dict(zip(names, found, strict=True))
     return page(request, "operators/models.html", models=known, workers=workers)
 
@@ -38,14 +38,14 @@ async def models(request: Request, context: Context) -> Response:
 @router.get("/console/prices")
 async def prices(
     request: Request,
-    context: Context,
+    services: AllServices,
     *,
     model: Annotated[str, Query(max_length=300)] = "",
     history: bool = False,
     done: bool = False,
 ) -> Response:
     """Show the prices in force, or all of them."""
-    service = _prices(context)
+    service = _prices(services)
     listed = service.list_history if history else service.list_current
     return page(
         request,
@@ -59,15 +59,15 @@ async def prices(
 
 @router.get("/console/prices/new")
 async def show_new_price(
-    request: Request, context: Context, model: Annotated[str, Query(max_length=300)] = ""
+    request: Request, services: AllServices, model: Annotated[str, Query(max_length=300)] = ""
 ) -> Response:
     """Show the form of a new price."""
-    return _price_form(request, context, {"model": model})
+    return _price_form(request, services, {"model": model})
 
 
 @router.post("/console/prices/new")
 async def add_price(
-    request: Request, context: Context, visitor: AnyVisitor, form: SentForm
+    request: Request, services: AllServices, visitor: AnyVisitor, form: SentForm
 ) -> Response:
     """Ask for confirmation, then add the price."""
     try:
@@ -85,7 +85,7 @@ async def add_price(
                     "model", "service_tier", *(name for name, _ in PRICE_FIELDS), "effective_at"
                 ),
             )
-        await _prices(context).add(
+        await _prices(services).add(
             body.model,
             prompt_micros=body.prompt_micros,
             cached_micros=body.cached_micros,
@@ -95,7 +95,7 @@ async def add_price(
             actor=visitor.principal.actor,
         )
     except ApiError as error:
-        return _price_form(request, context, {name: form[name] for name in form}, error=error)
+        return _price_form(request, services, {name: form[name] for name in form}, error=error)
     return redirect("/console/prices", model=body.model, history="true", done="true")
 
 
@@ -114,7 +114,7 @@ def _facts(body: PriceAddition) -> dict[str, str]:
 
 
 def _price_form(
-    request: Request, context: ProcessContext, form: dict[str, str], error: ApiError | None = None
+    request: Request, services: Services, form: dict[str, str], error: ApiError | None = None
 ) -> Response:
     return page(
         request,
@@ -123,7 +123,7 @@ def _price_form(
         form=Form({name: [value] for name, value in form.items()}),
         fields=PRICE_FIELDS,
         tiers=[(tier.value, tier.value) for tier in ServiceTier],
-        models=sorted(context.catalogue.names),
+        models=sorted(services[Catalogue].names),
         error=error,
     )
 
@@ -145,5 +145,5 @@ def _price_values(form: Form) -> dict[str, Any]:
     return values
 
 
-def _prices(context: ProcessContext) -> PriceService:
-    return PriceService(context.database, context.announcer)
+def _prices(services: Services) -> PriceService:
+    return services.make(PriceService)

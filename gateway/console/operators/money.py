@@ -14,7 +14,7 @@ from gateway.console.statement_pages import (
     statements_list,
 )
 from gateway.console.usage_query import by_dimension
-from gateway.http.authorization import Context
+from gateway.http.services import AllServices
 from gateway.management.invoices.routes import Month
 from gateway.management.live.routes import AfterPosition
 from gateway.management.shared.parameters import TenantId
@@ -23,6 +23,7 @@ from gateway.management.usage.input import read_month
 from gateway.management.usage.parts import Dimension, UsageFilter
 from gateway.management.usage.query import decode_cursor, encode_cursor
 from gateway.management.usage.service import UsageService
+from gateway.quota.store import QuotaStore
 
 ROWS: Final = 50
 MOST_PREPAID: Final = 10_000
@@ -36,7 +37,7 @@ router = APIRouter(route_class=OperatorRoute, include_in_schema=False)
 @router.get("/console/money")
 async def money(
     request: Request,
-    context: Context,
+    services: AllServices,
     tenants: Tenants,
     *,
     month: Annotated[str, Query(max_length=7)] = "",
@@ -47,10 +48,10 @@ async def money(
     month = month or months[0][0]
     prepaid = await tenants.prepaid(limit=MOST_PREPAID + 1)
     names = {tenant.id: tenant.name for tenant in prepaid[:MOST_PREPAID]}
-    left = await context.quotas.credits(list(names))
+    left = await services[QuotaStore].credits(list(names))
     used_up = sorted((micros, tenant_id) for tenant_id, micros in left.items() if micros <= 0)
     rows, following = await by_dimension(
-        UsageService(context.database),
+        services.make(UsageService),
         UsageFilter(tenant_id=None),
         read_month(month),
         Dimension.TENANT,
@@ -79,18 +80,18 @@ async def list_months(request: Request, tenants: Tenants, tenant_id: TenantId) -
 
 
 @router.get("/console/tenants/{tenant_id}/invoices/{month}.csv")
-async def get_csv(context: Context, tenant_id: TenantId, month: Month) -> Response:
+async def get_csv(services: AllServices, tenant_id: TenantId, month: Month) -> Response:
     """Return a statement of a tenant as CSV."""
-    return await statement_file(context, tenant_id=tenant_id, month=month)
+    return await statement_file(services, tenant_id=tenant_id, month=month)
 
 
 @router.get("/console/tenants/{tenant_id}/invoices/{month}")
 async def show_statement(
-    request: Request, context: Context, tenant_id: TenantId, month: Month
+    request: Request, services: AllServices, tenant_id: TenantId, month: Month
 ) -> Response:
     """Show a statement of a tenant."""
     return await statement_page(
-        request, context, _path(tenant_id), tenant_id=tenant_id, month=month
+        request, services, _path(tenant_id), tenant_id=tenant_id, month=month
     )
 
 

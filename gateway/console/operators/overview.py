@@ -10,7 +10,8 @@ from gateway.console.rendering import page
 from gateway.console.routing import OperatorRoute
 from gateway.console.usage_query import add, by_dimension, daily, last_days
 from gateway.database.ledger.partitions import month_start
-from gateway.http.authorization import Context
+from gateway.dispatch.catalogue import Catalogue
+from gateway.http.services import AllServices
 from gateway.management.usage.parts import Dimension, UsageFilter
 from gateway.management.usage.periods import Span
 from gateway.management.usage.service import UsageService
@@ -23,10 +24,10 @@ router = APIRouter(route_class=OperatorRoute, include_in_schema=False)
 
 
 @router.get("/console")
-async def overview(request: Request, context: Context) -> Response:
+async def overview(request: Request, services: AllServices) -> Response:
     """Show today, this month and the last thirty days."""
     now, everything = utc_now(), UsageFilter(tenant_id=None)
-    service = UsageService(context.database)
+    service = services.make(UsageService)
     # Concurrent queries, from which all sums of the page follow.
     (tenants, _), points = await asyncio.gather(
         by_dimension(
@@ -49,5 +50,5 @@ async def overview(request: Request, context: Context) -> Response:
         top=sorted(tenants, key=lambda each: each[1].cost_micros, reverse=True)[:TOP],
         revenue=bars([point.of_cost() for point in points]),
         requests=bars([point.of_requests() for point in points]),
-        models=context.catalogue.models,
+        models=services[Catalogue].models,
     )

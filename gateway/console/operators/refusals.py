@@ -6,8 +6,8 @@ from fastapi import APIRouter, Query, Request, Response
 
 from gateway.console.rendering import page
 from gateway.console.routing import OperatorRoute
-from gateway.http.authorization import Context
-from gateway.management.limits.routes import Since, refusal_counts
+from gateway.http.services import AllServices
+from gateway.management.limits.service import LimitReports, Since
 
 router = APIRouter(route_class=OperatorRoute, include_in_schema=False)
 
@@ -15,11 +15,11 @@ router = APIRouter(route_class=OperatorRoute, include_in_schema=False)
 @router.get("/console/refusals")
 async def refusals(
     request: Request,
-    context: Context,
+    services: AllServices,
     *,
     since: Since = "24h",
     tenant: Annotated[str, Query(max_length=100)] = "",
 ) -> Response:
     """Show how many requests were rejected, by tenant and error code."""
-    found = await refusal_counts(context, since, tenant or None)
+    found = await services.make(LimitReports).refusals_of_tenants(since, tenant or None)
     return page(request, "operators/refusals.html", found=found, since=since, tenant=tenant)

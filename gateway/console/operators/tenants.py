@@ -14,8 +14,7 @@ from gateway.console.usage_query import total
 from gateway.database.ledger.partitions import month_start
 from gateway.database.paging import PageRequest
 from gateway.errors import ApiError, must
-from gateway.http.authorization import Context
-from gateway.http.context import ProcessContext
+from gateway.http.services import AllServices, Services
 from gateway.management.credits.service import CreditService
 from gateway.management.plans.service import PlanService
 from gateway.management.shared.parameters import AfterId, TenantId
@@ -69,14 +68,14 @@ async def list_tenants(
 
 
 @router.get("/new")
-async def show_new_tenant(request: Request, context: Context) -> Response:
+async def show_new_tenant(request: Request, services: AllServices) -> Response:
     """Show the form of a new tenant."""
-    return await _form_page(request, context, {"weight": "1"})
+    return await _form_page(request, services, {"weight": "1"})
 
 
 @router.post("/new")
 async def create_tenant(
-    request: Request, context: Context, tenants: Tenants, visitor: AnyVisitor, form: SentForm
+    request: Request, services: AllServices, tenants: Tenants, visitor: AnyVisitor, form: SentForm
 ) -> Response:
     """Create a tenant."""
     try:
@@ -88,25 +87,25 @@ async def create_tenant(
             **options,
         )
     except ApiError as error:
-        return await _form_page(request, context, _shown(form), error=error)
+        return await _form_page(request, services, _shown(form), error=error)
     return redirect(_path(created.id), done="created")
 
 
 @router.get("/{tenant_id}")
 async def show_tenant(
-    request: Request, context: Context, tenants: Tenants, tenant_id: TenantId, done: Done = ""
+    request: Request, services: AllServices, tenants: Tenants, tenant_id: TenantId, done: Done = ""
 ) -> Response:
     """Show a tenant with this month's usage and its balance."""
     tenant = await tenants.get(tenant_id)
     now = utc_now()
     wanted = UsageFilter(tenant_id=tenant.id)
-    credit = CreditService(context.database, context.announcer)
+    credit = services.make(CreditService)
     credits_page = PageRequest(None, CREDITS)
     return page(
         request,
         "operators/tenant.html",
         tenant=tenant,
-        month=await total(UsageService(context.database), wanted, Span(month_start(now), now)),
+        month=await total(services.make(UsageService), wanted, Span(month_start(now), now)),
         month_name=f"{now:%B %Y}",
         balance=await credit.balance(tenant.id),
         credits=(await credit.page(tenant.id, credits_page)).entries,
@@ -119,17 +118,17 @@ async def show_tenant(
 
 @router.get("/{tenant_id}/edit")
 async def edit_tenant(
-    request: Request, context: Context, tenants: Tenants, tenant_id: TenantId
+    request: Request, services: AllServices, tenants: Tenants, tenant_id: TenantId
 ) -> Response:
     """Show the form that changes a tenant."""
     tenant = await tenants.get(tenant_id)
-    return await _form_page(request, context, _fields(tenant), tenant=tenant)
+    return await _form_page(request, services, _fields(tenant), tenant=tenant)
 
 
 @router.post("/{tenant_id}/edit")
 async def change_tenant(
     request: Request,
-    context: Context,
+    services: AllServices,
     tenants: Tenants,
     visitor: AnyVisitor,
     *,
@@ -142,7 +141,7 @@ async def change_tenant(
         body = checked(TenantChange, _values(form, is_new=False))
         await tenants.update(tenant.id, actor=visitor.principal.actor, **body.options())
     except ApiError as error:
-        return await _form_page(request, context, _shown(form), tenant=tenant, error=error)
+        return await _form_page(request, services, _shown(form), tenant=tenant, error=error)
     return redirect(_path(tenant.id), done="changed")
 
 
@@ -177,7 +176,7 @@ async def activate(tenants: Tenants, visitor: AnyVisitor, tenant_id: TenantId) -
 @router.post("/{tenant_id}/credits")
 async def change_credits(
     request: Request,
-    context: Context,
+    services: AllServices,
     tenants: Tenants,
     visitor: AnyVisitor,
     *,
@@ -199,7 +198,7 @@ async def change_credits(
             button="Change the balance",
             fields=form.confirmed("kind", "amount", "note"),
         )
-    credit, actor = CreditService(context.database, context.announcer), visitor.principal.actor
+    credit, actor = services.make(CreditService), visitor.principal.actor
     if is_grant:
         await credit.grant(tenant.id, micros, note=form["note"], actor=actor)
     else:
@@ -220,13 +219,13 @@ def _amount(text: str) -> int:
 
 async def _form_page(
     request: Request,
-    context: ProcessContext,
+    services: Services,
     form: dict[str, str],
     *,
     tenant: Tenant | None = None,
     error: ApiError | None = None,
 ) -> Response:
-    plans = await PlanService(context.database, context.announcer).list_all()
+    plans = await services.make(PlanService).list_all()
     return page(
         request,
         "operators/tenant_form.html",

@@ -11,7 +11,7 @@ from gateway.console.routing import OperatorRoute
 from gateway.console.usage_pages import ROWS, receipt_of, requests_file, requests_list, sums_file
 from gateway.console.usage_query import UsageQuery, by_dimension, daily
 from gateway.errors import must
-from gateway.http.authorization import Context
+from gateway.http.services import AllServices
 from gateway.management.usage.parts import Dimension, UsageFilter
 from gateway.management.usage.query import decode_cursor, encode_cursor
 from gateway.management.usage.routes import RequestId
@@ -23,9 +23,9 @@ router = APIRouter(route_class=OperatorRoute, include_in_schema=False)
 
 
 @router.get("/console/usage")
-async def usage(request: Request, context: Context) -> Response:
+async def usage(request: Request, services: AllServices) -> Response:
     """Show sums of a period as charts and a table."""
-    query, service = UsageQuery(request), UsageService(context.database)
+    query, service = UsageQuery(request), services.make(UsageService)
     by = _dimension(query)
     points, (rows, following) = await asyncio.gather(
         daily(service, query.wanted, query.span),
@@ -53,30 +53,30 @@ async def usage(request: Request, context: Context) -> Response:
 
 
 @router.get("/console/usage.csv")
-async def usage_csv(request: Request, context: Context) -> Response:
+async def usage_csv(request: Request, services: AllServices) -> Response:
     """Return the sums of each day and each value of a dimension as CSV."""
     query = UsageQuery(request)
-    return sums_file(context, query, query.wanted, (_dimension(query),))
+    return sums_file(services, query, query.wanted, (_dimension(query),))
 
 
 @router.get("/console/requests")
-async def requests(request: Request, context: Context) -> Response:
+async def requests(request: Request, services: AllServices) -> Response:
     """List single requests of all tenants, newest first."""
     query = UsageQuery(request)
-    return await requests_list(request, context, query, query.wanted)
+    return await requests_list(request, services, query, query.wanted)
 
 
 @router.get("/console/requests.csv")
-async def all_requests_csv(request: Request, context: Context) -> Response:
+async def all_requests_csv(request: Request, services: AllServices) -> Response:
     """Return all requests of a period as CSV, newest first."""
     query = UsageQuery(request)
-    return requests_file(context, query, query.wanted)
+    return requests_file(services, query, query.wanted)
 
 
 @router.get("/console/requests/{request_id}")
-async def receipt(request: Request, context: Context, request_id: RequestId) -> Response:
+async def receipt(request: Request, services: AllServices, request_id: RequestId) -> Response:
     """Show the receipt of one request."""
-    return await receipt_of(request, context, UsageFilter(tenant_id=None), request_id)
+    return await receipt_of(request, services, UsageFilter(tenant_id=None), request_id)
 
 
 def _dimension(query: UsageQuery) -> Dimension:

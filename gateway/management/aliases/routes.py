@@ -7,13 +7,14 @@ from fastapi import APIRouter
 from gateway.database.paging import Page
 from gateway.http.authorization import CanAdminister, CanSeeEverything
 from gateway.http.bounded_route import BoundedRoute
+from gateway.http.services import made
 from gateway.management.aliases.schemas import AliasBody, AliasDefinition, AliasList, RemovedAlias
 from gateway.management.aliases.service import AliasService
-from gateway.management.shared.parameters import AnyName, service
+from gateway.management.shared.parameters import AnyName
 
 router = APIRouter(prefix="/aliases", tags=["Aliases"], route_class=BoundedRoute)
 
-Aliases = Annotated[AliasService, service(AliasService)]
+Aliases = Annotated[AliasService, made(AliasService)]
 
 
 @router.get("", summary="List aliases")

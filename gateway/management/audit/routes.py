@@ -10,8 +10,8 @@ from pydantic import BaseModel, Field
 
 from gateway.auth.principal import Principal
 from gateway.database.paging import Page
-from gateway.http.authorization import CanManageMembers, CanSeeEverything, Context
-from gateway.http.context import ProcessContext
+from gateway.http.authorization import CanManageMembers, CanSeeEverything
+from gateway.http.services import made
 from gateway.management.audit.log import AuditEntry
 from gateway.management.audit.service import AuditFilter, AuditService
 from gateway.management.shared.fields import RecordBody
@@ -27,6 +27,7 @@ router = APIRouter(tags=["Audit"])
 operators = APIRouter(tags=["Audit"])
 
 ActionFilter = Annotated[str | None, text_filter("Only this action, such as `key.revoke`.")]
+Audit = Annotated[AuditService, made(AuditService)]
 After = Annotated[
     int | None,
     Query(ge=1, le=MAX_SEQUENCE, description="`next` of the previous page; absent: the newest."),
@@ -64,19 +65,19 @@ class AuditList(BaseModel):
 
 @router.get("/v1/audit", summary="List changes of your tenant")
 async def list_entries(
-    context: Context,
+    log: Audit,
     principal: CanManageMembers,
     action: ActionFilter = None,
     after: After = None,
     limit: PageSize = 20,
 ) -> AuditList:
     """List audit entries, newest first. Needs the scope `members`."""
-    return await own_entries(context, principal, action=action, after=after, limit=limit)
+    return await own_entries(log, principal, action=action, after=after, limit=limit)
 
 
 @operators.get("/audit", name="list_entries", summary="List changes of all tenants")
 async def list_all_entries(
-    context: Context,
+    log: Audit,
     _principal: CanSeeEverything,
     tenant: Annotated[str | None, text_filter("Only changes of this tenant.")] = None,
     actor: Annotated[str | None, text_filter("Only changes by this actor, as listed.")] = None,
@@ -89,12 +90,12 @@ async def list_all_entries(
     `sluice audit verify` checks that no entry was changed or removed.
     """
     wanted = AuditFilter(tenant_id=tenant, actor=actor, action=action)
-    page = await AuditService(context.database).page(wanted, before=after, limit=limit)
+    page = await log.page(wanted, before=after, limit=limit)
     return to_list(page, page.entries)
 
 
 async def own_entries(
-    context: ProcessContext,
+    log: AuditService,
     principal: Principal,
     *,
     action: str | None,
@@ -102,9 +103,7 @@ async def own_entries(
     limit: int,
 ) -> AuditList:
     """Return a page of the changes of a tenant, as its members see them."""
-    page = await AuditService(context.database).page_of(
-        principal.tenant_id, action=action, before=after, limit=limit
-    )
+    page = await log.page_of(principal.tenant_id, action=action, before=after, limit=limit)
     return to_list(page, map(_for_customers, page.entries))
 
 

@@ -8,14 +8,15 @@ from gateway.database.paging import PageRequest
 from gateway.errors import InvalidParameterError
 from gateway.http.authorization import CanAdminister, CanSeeEverything
 from gateway.http.bounded_route import BoundedRoute
+from gateway.http.services import made
 from gateway.management.credits.schemas import CreditAddition, CreditBody, CreditList
 from gateway.management.credits.service import CreditService
-from gateway.management.shared.parameters import AfterId, PageSize, TenantId, service
+from gateway.management.shared.parameters import AfterId, PageSize, TenantId
 from gateway.tenancy.records import CreditKind
 
 router = APIRouter(prefix="/tenants/{tenant_id}", tags=["Credits"], route_class=BoundedRoute)
 
-Credits = Annotated[CreditService, service(CreditService)]
+Credits = Annotated[CreditService, made(CreditService)]
 
 
 @router.get("/credits", summary="Get a tenant's balance and its changes")

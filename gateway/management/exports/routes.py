@@ -2,12 +2,13 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Path, Query
+from fastapi import APIRouter, Path, Query
 
 from gateway.database.paging import Page
 from gateway.database.tables import BatchState
-from gateway.http.authorization import CanAdminister, CanSeeEverything, Context
+from gateway.http.authorization import CanAdminister, CanSeeEverything
 from gateway.http.bounded_route import BoundedRoute
+from gateway.http.services import made
 from gateway.management.exports.schemas import (
     DiscardedBatch,
     ExportBatchList,
@@ -25,12 +26,7 @@ SinkName = Annotated[str, Path(max_length=63, description="Name of the sink.")]
 BatchId = Annotated[int, Path(ge=1, lt=2**63, description="Id of the batch."), PLAIN]
 
 
-def export_service(context: Context) -> ExportService:
-    """Return the service of exports."""
-    return ExportService(context.database)
-
-
-Exports = Annotated[ExportService, Depends(export_service)]
+Exports = Annotated[ExportService, made(ExportService)]
 
 
 @router.get("", summary="List sinks")

@@ -9,7 +9,7 @@ from typing import Annotated, Final, Literal
 from fastapi import APIRouter, Path, Query, Response
 from pydantic import BaseModel, BeforeValidator, Field
 
-from gateway.http.authorization import Context
+from gateway.http.services import made
 from gateway.management.invoices.service import InvoiceService, Line, Statement
 from gateway.management.shared.callers import CallerOfTenant
 from gateway.management.shared.fields import RecordBody
@@ -76,7 +76,7 @@ class StatementBody(RecordBody):
     responses=WITH_CSV,
 )
 async def get_statement(
-    context: Context,
+    invoices: Annotated[InvoiceService, made(InvoiceService)],
     caller: CallerOfTenant,
     month: Month,
     format_: Annotated[
@@ -88,7 +88,7 @@ async def get_statement(
     `/v1/invoices` needs the scope `usage` and a credential of the whole account. A request counts
     in the month in which it was admitted.
     """
-    statement = await InvoiceService(context.database).statement(caller.tenant_id, month)
+    statement = await invoices.statement(caller.tenant_id, month)
     if format_ == "csv":
         return statement_csv(statement)
     return StatementBody.of(statement)

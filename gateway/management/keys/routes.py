@@ -10,6 +10,7 @@ from fastapi import APIRouter, Path, Query
 
 from gateway.database.paging import PageRequest
 from gateway.http.bounded_route import BoundedRoute
+from gateway.http.services import made
 from gateway.management.keys.rules import MadeKeys
 from gateway.management.keys.schemas import (
     CreatedKeyBody,
@@ -22,12 +23,12 @@ from gateway.management.keys.schemas import (
 )
 from gateway.management.keys.service import KeyService
 from gateway.management.shared.callers import CallerOfTenant
-from gateway.management.shared.parameters import AfterId, PageSize, service
+from gateway.management.shared.parameters import AfterId, PageSize
 
 router = APIRouter(prefix="/keys", tags=["Keys"], route_class=BoundedRoute)
 
 
-Keys = Annotated[KeyService, service(KeyService)]
+Keys = Annotated[KeyService, made(KeyService)]
 _MADE_KEYS: Final = (
     "Keys to revoke too: `all` that the key made, and those that these made, and so on; only those "
     "made with its former secret `in_grace`; or `none`."

@@ -4,9 +4,9 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from gateway.http.authorization import CanAdminister, CanSeeEverything, Context
+from gateway.http.authorization import CanAdminister, CanSeeEverything
 from gateway.http.bounded_route import BoundedRoute
-from gateway.http.context import ProcessContext
+from gateway.http.services import made
 from gateway.management.live.schemas import CancelledRequest, LiveRequestList
 from gateway.management.live.service import LiveRequests
 from gateway.management.shared.parameters import (
@@ -22,6 +22,7 @@ router = APIRouter(
     prefix="/tenants/{tenant_id}/live-requests", tags=["Live requests"], route_class=BoundedRoute
 )
 
+Live = Annotated[LiveRequests, made(LiveRequests)]
 AfterPosition = Annotated[
     str | None,
     Query(
@@ -35,29 +36,24 @@ AfterPosition = Annotated[
 
 @router.get("", summary="List a tenant's live requests")
 async def list_live_requests(
-    context: Context,
+    live: Live,
     _principal: CanSeeEverything,
     tenant_id: TenantId,
     after: AfterPosition = None,
     limit: PageSize = 20,
 ) -> LiveRequestList:
     """List the requests that wait or run now, oldest first."""
-    page = await live_requests(context).page(tenant_id, after=read_cursor(after), limit=limit)
+    page = await live.page(tenant_id, after=read_cursor(after), limit=limit)
     return LiveRequestList.of(page)
 
 
 @router.post("/{request_id}:cancel", summary="Cancel a live request")
 async def cancel_live_request(
-    context: Context, principal: CanAdminister, tenant_id: TenantId, request_id: RequestId
+    live: Live, principal: CanAdminister, tenant_id: TenantId, request_id: RequestId
 ) -> CancelledRequest:
     """Cancel a request. Its client gets `request_cancelled`; the tenant pays for the work so far.
 
     The audit log records it. A line of a batch gets 409: cancel the batch.
     """
-    has_ended = await live_requests(context).cancel(tenant_id, request_id, actor=principal.actor)
+    has_ended = await live.cancel(tenant_id, request_id, actor=principal.actor)
     return CancelledRequest(id=request_id, has_ended=has_ended)
-
-
-def live_requests(context: ProcessContext) -> LiveRequests:
-    """Return the live requests of a deployment."""
-    return LiveRequests(context.database, context.executor)

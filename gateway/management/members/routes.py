@@ -9,6 +9,7 @@ from fastapi import APIRouter, Path
 
 from gateway.database.paging import PageRequest
 from gateway.http.bounded_route import BoundedRoute
+from gateway.http.services import made
 from gateway.management.members.schemas import (
     MemberAddition,
     MemberBody,
@@ -18,12 +19,12 @@ from gateway.management.members.schemas import (
 )
 from gateway.management.members.service import MemberService
 from gateway.management.shared.callers import CallerOfTenant
-from gateway.management.shared.parameters import AfterId, PageSize, service
+from gateway.management.shared.parameters import AfterId, PageSize
 
 router = APIRouter(prefix="/members", tags=["Members"], route_class=BoundedRoute)
 
 
-Members = Annotated[MemberService, service(MemberService)]
+Members = Annotated[MemberService, made(MemberService)]
 MemberId = Annotated[str, Path(description="Id, subject or e-mail of the member.")]
 
 

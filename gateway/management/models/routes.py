@@ -1,16 +1,19 @@
 """Models that workers have announced: `/admin/models`."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
 from gateway.database.paging import Page
-from gateway.dispatch.catalogue import ServedModel
+from gateway.dispatch.catalogue import Catalogue, ServedModel
 from gateway.errors import NotFoundError, StateConflictError, shown
-from gateway.http.authorization import CanAdminister, CanSeeEverything, Context
+from gateway.http.authorization import CanAdminister, CanSeeEverything
+from gateway.http.services import provided
 from gateway.management.shared.fields import ListBody
 from gateway.management.shared.parameters import AnyName
+
+ModelCatalogue = Annotated[Catalogue, provided(Catalogue)]
 
 router = APIRouter(prefix="/models", tags=["Models"])
 
@@ -46,22 +49,21 @@ class ServedModelList(ListBody[ServedModelBody]):
 
 
 @router.get("", summary="List models with their load")
-async def list_models(context: Context, _principal: CanSeeEverything) -> ServedModelList:
+async def list_models(catalogue: ModelCatalogue, _principal: CanSeeEverything) -> ServedModelList:
     """List every model that a worker has announced, with its workers and its load now."""
-    await context.catalogue.refresh()
-    bodies = list(map(ServedModelBody.of, context.catalogue.models))
+    await catalogue.refresh()
+    bodies = list(map(ServedModelBody.of, catalogue.models))
     return ServedModelList.of(Page(bodies, has_more=False))
 
 
 @router.delete("/{name:path}", summary="Remove an unserved model")
 async def remove_model(
-    context: Context, _principal: CanAdminister, name: AnyName
+    catalogue: ModelCatalogue, _principal: CanAdminister, name: AnyName
 ) -> ServedModelBody:
     """Remove a model that no worker serves any more. Requests for it get 404 within a second.
 
     It becomes known again as soon as a worker announces it.
     """
-    catalogue = context.catalogue
     await catalogue.refresh()
     known = catalogue.known(name)
     if known is None or known.card.model != name:

@@ -6,13 +6,13 @@ from fastapi import APIRouter, Path
 
 from gateway.http.authorization import CanAdminister, CanSeeEverything
 from gateway.http.bounded_route import BoundedRoute
+from gateway.http.services import made
 from gateway.management.plans.schemas import PlanBody, PlanChange, PlanCreation, PlanList
 from gateway.management.plans.service import PlanService
-from gateway.management.shared.parameters import service
 
 router = APIRouter(prefix="/plans", tags=["Plans"], route_class=BoundedRoute)
 
-Plans = Annotated[PlanService, service(PlanService)]
+Plans = Annotated[PlanService, made(PlanService)]
 
 PlanId = Annotated[str, Path(max_length=63, description="Id of the plan.")]
 

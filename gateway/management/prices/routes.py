@@ -7,13 +7,14 @@ from fastapi import APIRouter, Query
 from gateway.database.paging import Page
 from gateway.http.authorization import CanAdminister, CanSeeEverything
 from gateway.http.bounded_route import BoundedRoute
+from gateway.http.services import made
 from gateway.management.prices.schemas import PriceAddition, PriceBody, PriceList
 from gateway.management.prices.service import PriceService
-from gateway.management.shared.parameters import service, text_filter
+from gateway.management.shared.parameters import text_filter
 
 router = APIRouter(prefix="/prices", tags=["Prices"], route_class=BoundedRoute)
 
-PriceTable = Annotated[PriceService, service(PriceService)]
+PriceTable = Annotated[PriceService, made(PriceService)]
 
 
 @router.get("", summary="List prices")

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Path
 
 from gateway.database.paging import PageRequest
 from gateway.http.bounded_route import BoundedRoute
+from gateway.http.services import made
 from gateway.management.projects.schemas import (
     ProjectBody,
     ProjectChange,
@@ -17,12 +18,12 @@ from gateway.management.projects.schemas import (
 )
 from gateway.management.projects.service import ProjectService
 from gateway.management.shared.callers import CallerOfTenant
-from gateway.management.shared.parameters import AfterId, PageSize, service
+from gateway.management.shared.parameters import AfterId, PageSize
 
 router = APIRouter(prefix="/projects", tags=["Projects"], route_class=BoundedRoute)
 
 
-Projects = Annotated[ProjectService, service(ProjectService)]
+Projects = Annotated[ProjectService, made(ProjectService)]
 ProjectId = Annotated[str, Path(description="Id of the project.")]
 
 

@@ -1,15 +1,10 @@
 """Parameters that several routes of the management API share."""
 
 import re
-from collections.abc import Callable
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final
 
-from fastapi import Depends, Path, Query
+from fastapi import Path, Query
 from pydantic import BeforeValidator
-
-from gateway.database.engine import Database
-from gateway.http.authorization import Context
-from gateway.tenancy.changes import ChangeAnnouncer
 
 MAX_TEXT_CHARACTERS: Final = 300
 MAX_PAGE: Final = 100
@@ -17,18 +12,6 @@ MAX_CURSOR_CHARACTERS: Final = 4096
 
 PRINTABLE: Final = r"^[^\x00-\x1f\x7f]+$"
 """Text without control characters: PostgreSQL rejects a comparison with NUL."""
-
-
-T = TypeVar("T")
-
-
-def service(kind: Callable[[Database, ChangeAnnouncer], T]) -> Any:
-    """Return the declaration of a parameter that is a service of the management API."""
-
-    def of_process(context: Context) -> T:
-        return kind(context.database, context.announcer)
-
-    return Depends(of_process)
 
 
 def _plain(value: Any) -> Any:

@@ -4,8 +4,9 @@ from typing import Annotated, Final
 
 from fastapi import APIRouter, Query, Response
 
-from gateway.http.authorization import Context
-from gateway.ledger.history import DAYS, FRESH_SECONDS
+from gateway.dispatch.catalogue import Catalogue
+from gateway.http.services import provided
+from gateway.ledger.history import DAYS, FRESH_SECONDS, ServiceHistory
 from gateway.management.shared.parameters import PLAIN
 from gateway.management.status.schemas import ServiceStatus
 from gateway.management.status.service import service_status
@@ -17,14 +18,15 @@ router = APIRouter(tags=["Operations"])
 
 @router.get("/status.json", summary="Get the state of the service", response_model=ServiceStatus)
 async def get_status(
-    context: Context,
+    service: Annotated[ServiceHistory, provided(ServiceHistory)],
+    catalogue: Annotated[Catalogue, provided(Catalogue)],
     days: Annotated[int, Query(ge=1, le=DAYS, description="Days, today included."), PLAIN] = DAYS,
 ) -> Response:
     """Get the current state of each model, its availability, and its time to the first token.
 
     It needs no credential, and has no numbers of tenants or of requests. Days are those of UTC.
     """
-    status, history = await service_status(context, days=days), await context.history.get()
+    status, history = await service_status(service, catalogue, days=days), await service.get()
 
     async def make() -> bytes:
         return status.model_dump_json().encode()

@@ -6,9 +6,8 @@ from datetime import date
 from typing import Any, Final
 
 from gateway.database.ledger.rollups import DAY
-from gateway.dispatch.catalogue import ServedModel
-from gateway.http.context import ProcessContext
-from gateway.ledger.history import DAYS, History, Served
+from gateway.dispatch.catalogue import Catalogue, ServedModel
+from gateway.ledger.history import DAYS, History, Served, ServiceHistory
 from gateway.management.status.schemas import (
     DayStatus,
     ModelStatus,
@@ -24,12 +23,14 @@ STALE_SECONDS: Final = 10.0
 """Age of the catalogue above which the queue counts as unreachable."""
 
 
-async def service_status(context: ProcessContext, *, days: int = DAYS) -> ServiceStatus:
+async def service_status(
+    service: ServiceHistory, catalogue: Catalogue, *, days: int = DAYS
+) -> ServiceStatus:
     """Return the status of this moment and of a number of days, today included.
 
     It is up to `FRESH_SECONDS` old.
     """
-    history, catalogue = await context.history.get(), context.catalogue
+    history = await service.get()
     models, is_stale = catalogue.models, catalogue.age_seconds > STALE_SECONDS
 
     # In another thread: with many models it would block the event loop.

@@ -7,14 +7,15 @@ from fastapi import APIRouter
 from gateway.database.paging import PageRequest
 from gateway.http.authorization import CanAdminister, CanSeeEverything
 from gateway.http.bounded_route import BoundedRoute
-from gateway.management.shared.parameters import AfterId, PageSize, TenantId, service, text_filter
+from gateway.http.services import made
+from gateway.management.shared.parameters import AfterId, PageSize, TenantId, text_filter
 from gateway.management.tenants.schemas import TenantBody, TenantChange, TenantCreation, TenantList
 from gateway.management.tenants.service import TenantService
 
 router = APIRouter(prefix="/tenants", tags=["Tenants"], route_class=BoundedRoute)
 
 
-Tenants = Annotated[TenantService, service(TenantService)]
+Tenants = Annotated[TenantService, made(TenantService)]
 
 
 @router.get("", summary="List all tenants")

@@ -10,7 +10,8 @@ from fastapi.responses import Response
 from msgspec.json import encode
 from pydantic import BaseModel
 
-from gateway.http.context import ProcessContext
+from gateway.concurrency.fair_turns import LoopTurns
+from gateway.database.engine import Database
 from gateway.management.usage.csv_text import Cell, to_csv
 from gateway.management.usage.export import RECEIPT_COLUMNS, receipt_row
 from gateway.management.usage.parts import Dimension, UsageFilter
@@ -50,50 +51,56 @@ USAGE_COLUMNS: Final = (
 )
 
 
-async def report_page(
-    context: ProcessContext,
-    wanted: UsageFilter,
-    buckets: BucketsQuery,
-    *,
-    dimensions: tuple[Dimension, ...],
-    page: PageQuery,
-    body: type[BaseModel],
-) -> Response:
-    """Return a page of a report as CSV, or as a list of bodies."""
-    asked = ReportRequest(
-        wanted=wanted, span=buckets.span, bucket=buckets.bucket, dimensions=dimensions
-    )
-    after = decode_cursor(page.after, parts=1 + len(dimensions))
-    service = UsageService(context.database)
-    report = await service.report(asked, after=after, limit=page.limit)
-    following = None if report.next is None else encode_cursor(*report.next)
-    data = map(usage_fields, report.slices)
-    if page.as_csv:
-        columns = columns_of(USAGE_COLUMNS, wanted)
-        rows = (usage_row(each, columns) for each in data)
-        return await _csv(writer_of(context, wanted), columns, rows, following)
-    span = {"start": asked.span.start, "end": asked.span.end, "bucket": asked.bucket}
-    return await _list(writer_of(context, wanted), body, data, following, **span)
+class UsagePages:
+    """Pages of reports and requests."""
 
+    def __init__(self, database: Database, turns: LoopTurns) -> None:
+        self._service = UsageService(database)
+        self._turns = turns
 
-async def requests_page(
-    context: ProcessContext,
-    wanted: UsageFilter,
-    span: Span,
-    *,
-    page: PageQuery,
-    body: type[BaseModel],
-) -> Response:
-    """Return a page of requests as CSV, or as a list of bodies."""
-    service = UsageService(context.database)
-    found, following = await read_requests(
-        service, wanted, span, after=page.after, limit=page.limit
-    )
-    if page.as_csv:
-        columns = columns_of(RECEIPT_COLUMNS, wanted)
-        rows = (receipt_row(each, columns) for each in found)
-        return await _csv(writer_of(context, wanted), columns, rows, following)
-    return await _list(writer_of(context, wanted), body, map(receipt_fields, found), following)
+    async def report(
+        self,
+        wanted: UsageFilter,
+        buckets: BucketsQuery,
+        *,
+        dimensions: tuple[Dimension, ...],
+        page: PageQuery,
+        body: type[BaseModel],
+    ) -> Response:
+        """Return a page of a report as CSV, or as a list of bodies."""
+        asked = ReportRequest(
+            wanted=wanted, span=buckets.span, bucket=buckets.bucket, dimensions=dimensions
+        )
+        after = decode_cursor(page.after, parts=1 + len(dimensions))
+        report = await self._service.report(asked, after=after, limit=page.limit)
+        following = None if report.next is None else encode_cursor(*report.next)
+        data = map(usage_fields, report.slices)
+        if page.as_csv:
+            columns = columns_of(USAGE_COLUMNS, wanted)
+            rows = (usage_row(each, columns) for each in data)
+            return await _csv(writer_of(self._turns, wanted), columns, rows, following)
+        span = {"start": asked.span.start, "end": asked.span.end, "bucket": asked.bucket}
+        return await _list(writer_of(self._turns, wanted), body, data, following, **span)
+
+    async def requests(
+        self,
+        wanted: UsageFilter,
+        span: Span,
+        *,
+        page: PageQuery,
+        body: type[BaseModel],
+    ) -> Response:
+        """Return a page of requests as CSV, or as a list of bodies."""
+        found, following = await read_requests(
+            self._service, wanted, span, after=page.after, limit=page.limit
+        )
+        if page.as_csv:
+            columns = columns_of(RECEIPT_COLUMNS, wanted)
+            rows = (receipt_row(each, columns) for each in found)
+            return await _csv(writer_of(self._turns, wanted), columns, rows, following)
+        return await _list(
+            writer_of(self._turns, wanted), body, map(receipt_fields, found), following
+        )
 
 
 async def read_requests(
@@ -131,9 +138,9 @@ async def _list(
     return Response(encode(content), media_type="application/json")
 
 
-def writer_of(context: ProcessContext, wanted: UsageFilter) -> Writer:
+def writer_of(turns: LoopTurns, wanted: UsageFilter) -> Writer:
     """Return `LoopTurns.write` for the tenant of a filter."""
-    return partial(context.loop_turns.write, wanted.tenant_id or "")
+    return partial(turns.write, wanted.tenant_id or "")
 
 
 def usage_row(fields: Mapping[str, Any], columns: Sequence[str]) -> list[Cell]:

@@ -8,10 +8,11 @@ from fastapi.responses import Response
 
 from gateway.auth.principal import Principal
 from gateway.errors import PermissionDeniedError, shown
-from gateway.http.authorization import CanSeeEverything, Context, requires
+from gateway.http.authorization import CanSeeEverything, requires
+from gateway.http.services import made
 from gateway.management.shared.parameters import MAX_TEXT_CHARACTERS, PRINTABLE, text_filter
 from gateway.management.usage.input import read_dimensions
-from gateway.management.usage.pages import report_page, requests_page
+from gateway.management.usage.pages import UsagePages
 from gateway.management.usage.parts import Dimension, UsageFilter
 from gateway.management.usage.query import AskedBuckets, AskedPage, AskedSpan, WantedUsage
 from gateway.management.usage.schemas import (
@@ -45,6 +46,8 @@ DIMENSIONS: Final = (
 
 ALL_DIMENSIONS: Final = (Dimension.TENANT, *DIMENSIONS)
 
+Pages = Annotated[UsagePages, made(UsagePages)]
+Ledger = Annotated[UsageService, made(UsageService)]
 TenantFilter = Annotated[str | None, text_filter("Only this tenant.")]
 CanSeeOwnUsage = Annotated[Principal, Depends(requires(Scope.USAGE, Scope.COMPLETIONS))]
 RequestId = Annotated[
@@ -72,7 +75,7 @@ def group_by(known: tuple[Dimension, ...]) -> object:
     responses=WITH_CSV,
 )
 async def report(
-    context: Context,
+    pages: Pages,
     principal: CanSeeOwnUsage,
     *,
     buckets: AskedBuckets,
@@ -85,8 +88,7 @@ async def report(
     With the scope `usage` you see your whole tenant, or your project with a project credential.
     With only `completions` you see the usage of the key itself.
     """
-    return await report_page(
-        context,
+    return await pages.report(
         own_usage(principal, wanted),
         buckets,
         dimensions=read_dimensions(groups or (), DIMENSIONS),
@@ -102,7 +104,7 @@ async def report(
     responses=WITH_CSV,
 )
 async def list_requests(
-    context: Context,
+    pages: Pages,
     principal: CanSeeOwnUsage,
     *,
     span: AskedSpan,
@@ -111,29 +113,29 @@ async def list_requests(
 ) -> Response:
     """List requests, newest first. Visibility is the same as for the sums."""
     wanted = own_usage(principal, wanted)
-    return await requests_page(context, wanted, span, page=page, body=ReceiptBody)
+    return await pages.requests(wanted, span, page=page, body=ReceiptBody)
 
 
 @router.get("/v1/usage/latency", summary="Report the time to the first token")
 async def latency(
-    context: Context, principal: CanSeeOwnUsage, *, span: AskedSpan, wanted: WantedUsage
+    ledger: Ledger, principal: CanSeeOwnUsage, *, span: AskedSpan, wanted: WantedUsage
 ) -> LatencyBody:
     """Report the time to the first token in a period, without lines of batches.
 
     Sluice counts requests in buckets that are 41 % apart, and interpolates within a bucket.
     Visibility is the same as for the sums.
     """
-    found = await UsageService(context.database).latency(own_usage(principal, wanted), span)
+    found = await ledger.latency(own_usage(principal, wanted), span)
     return LatencyBody(requests=found.requests, p50_ms=found.p50_ms, p99_ms=found.p99_ms)
 
 
 @router.get("/v1/usage/requests/{request_id}", summary="Get the receipt of a request")
 async def get_request(
-    context: Context, principal: CanSeeOwnUsage, request_id: RequestId
+    ledger: Ledger, principal: CanSeeOwnUsage, request_id: RequestId
 ) -> ReceiptBody:
     """Get the receipt of one request, with the prices that applied to it."""
     wanted = own_usage(principal, UsageFilter(tenant_id=None))
-    record = await UsageService(context.database).request(wanted, request_id)
+    record = await ledger.request(wanted, request_id)
     return ReceiptBody(**receipt_fields(record))
 
 
@@ -145,7 +147,7 @@ async def get_request(
     responses=WITH_CSV,
 )
 async def report_any(
-    context: Context,
+    pages: Pages,
     _principal: CanSeeEverything,
     *,
     buckets: AskedBuckets,
@@ -155,8 +157,7 @@ async def report_any(
     groups: Annotated[list[str] | None, group_by(ALL_DIMENSIONS)] = None,
 ) -> Response:
     """Report requests, tokens and cost of one tenant or of all tenants, from the ledger."""
-    return await report_page(
-        context,
+    return await pages.report(
         replace(wanted, tenant_id=tenant),
         buckets,
         dimensions=read_dimensions(groups or (), ALL_DIMENSIONS),
@@ -173,7 +174,7 @@ async def report_any(
     responses=WITH_CSV,
 )
 async def list_any_requests(
-    context: Context,
+    pages: Pages,
     _principal: CanSeeEverything,
     *,
     span: AskedSpan,
@@ -183,18 +184,18 @@ async def list_any_requests(
 ) -> Response:
     """List requests of one tenant or of all tenants, newest first."""
     wanted = replace(wanted, tenant_id=tenant)
-    return await requests_page(context, wanted, span, page=page, body=AnyReceiptBody)
+    return await pages.requests(wanted, span, page=page, body=AnyReceiptBody)
 
 
 @operators.get(
     "/usage/requests/{request_id}", name="get_request", summary="Get the receipt of a request"
 )
 async def get_any_request(
-    context: Context, _principal: CanSeeEverything, request_id: RequestId
+    ledger: Ledger, _principal: CanSeeEverything, request_id: RequestId
 ) -> AnyReceiptBody:
     """Get the receipt of one request of any tenant."""
     wanted = UsageFilter(tenant_id=None)
-    record = await UsageService(context.database).request(wanted, request_id)
+    record = await ledger.request(wanted, request_id)
     return AnyReceiptBody(**receipt_fields(record))
 
 

@@ -8,9 +8,8 @@ from typing import Annotated
 from fastapi import APIRouter, Path
 
 from gateway.database.paging import Page
-from gateway.http.authorization import Context
 from gateway.http.bounded_route import BoundedRoute
-from gateway.http.context import ProcessContext
+from gateway.http.services import made
 from gateway.management.shared.callers import CallerOfTenant
 from gateway.management.shared.parameters import PageSize
 from gateway.management.webhooks.schemas import (
@@ -21,34 +20,34 @@ from gateway.management.webhooks.schemas import (
     WebhookCreation,
     WebhookList,
 )
-from gateway.management.webhooks.secret_box import SecretBox
 from gateway.management.webhooks.service import WebhookService
 
 router = APIRouter(prefix="/webhooks", tags=["Webhooks"], route_class=BoundedRoute)
 
+Webhooks = Annotated[WebhookService, made(WebhookService.of)]
 WebhookId = Annotated[str, Path(max_length=63, description="Id of the webhook.")]
 
 
 @router.get("", summary="List webhooks")
-async def list_webhooks(context: Context, caller: CallerOfTenant) -> WebhookList:
+async def list_webhooks(webhooks: Webhooks, caller: CallerOfTenant) -> WebhookList:
     """List webhooks, oldest first, without their secrets.
 
     All routes under `/v1/webhooks` need the scope `keys` and a credential of the whole account.
     """
-    webhooks = await webhook_service(context).list_of_tenant(caller.tenant_id)
-    return WebhookList.of(Page(webhooks, has_more=False))
+    found = await webhooks.list_of_tenant(caller.tenant_id)
+    return WebhookList.of(Page(found, has_more=False))
 
 
 @router.post("", summary="Register a webhook")
 async def create_webhook(
-    context: Context, caller: CallerOfTenant, body: WebhookCreation
+    webhooks: Webhooks, caller: CallerOfTenant, body: WebhookCreation
 ) -> CreatedWebhookBody:
     """Create a webhook. It gets an event when a tenant, project or key budget reaches a threshold.
 
     Only this response contains the secret that signs the events. A tenant can have at most five
     webhooks.
     """
-    webhook = await webhook_service(context).create(
+    webhook = await webhooks.create(
         caller.tenant_id, body.url, thresholds=body.thresholds, actor=caller.actor
     )
     return CreatedWebhookBody.of(webhook)
@@ -56,35 +55,25 @@ async def create_webhook(
 
 @router.get("/{webhook_id}/events", summary="List the events of a webhook")
 async def list_events(
-    context: Context, caller: CallerOfTenant, webhook_id: WebhookId, limit: PageSize = 20
+    webhooks: Webhooks, caller: CallerOfTenant, webhook_id: WebhookId, limit: PageSize = 20
 ) -> EventStateList:
     """List the newest events, newest first, with the states of their delivery."""
-    events = await webhook_service(context).events(caller.tenant_id, webhook_id, limit=limit)
+    events = await webhooks.events(caller.tenant_id, webhook_id, limit=limit)
     return EventStateList.of(Page(events, has_more=False))
 
 
 @router.delete("/{webhook_id}", summary="Remove a webhook")
 async def remove_webhook(
-    context: Context, caller: CallerOfTenant, webhook_id: WebhookId
+    webhooks: Webhooks, caller: CallerOfTenant, webhook_id: WebhookId
 ) -> RemovedWebhook:
     """Remove the webhook. It receives no more events, not even pending ones."""
-    await webhook_service(context).remove(caller.tenant_id, webhook_id, actor=caller.actor)
+    await webhooks.remove(caller.tenant_id, webhook_id, actor=caller.actor)
     return RemovedWebhook(id=webhook_id)
 
 
 @router.post("/{webhook_id}:test", summary="Test a webhook")
 async def try_webhook(
-    context: Context, caller: CallerOfTenant, webhook_id: WebhookId
+    webhooks: Webhooks, caller: CallerOfTenant, webhook_id: WebhookId
 ) -> SentEventBody:
     """Send the event `webhook.test` within seconds, at most once a minute."""
-    return SentEventBody.of(await webhook_service(context).test(caller.tenant_id, webhook_id))
-
-
-def webhook_service(context: ProcessContext) -> WebhookService:
-    """Return the webhook service with the settings of this process."""
-    settings = context.settings
-    return WebhookService(
-        context.database,
-        SecretBox(settings.plain_encryption_keys()),
-        allows_private=settings.webhook_allow_private,
-    )
+    return SentEventBody.of(await webhooks.test(caller.tenant_id, webhook_id))

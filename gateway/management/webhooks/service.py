@@ -20,6 +20,7 @@ from gateway.management.tenants.service import reading_of_tenant
 from gateway.management.webhooks.secret_box import SealedSecretError, SecretBox
 from gateway.management.webhooks.store import EventName, WebhookEvent, WebhookStore
 from gateway.management.webhooks.urls import check_url, host_of
+from gateway.settings import Settings
 from gateway.tenancy.checks import check_known
 from gateway.tenancy.limits import LimitScope, subject_of
 from gateway.tenancy.records import Webhook
@@ -51,6 +52,12 @@ class WebhookService:
         self._database = database
         self._box = box
         self._allows_private = allows_private
+
+    @classmethod
+    def of(cls, settings: Settings, database: Database) -> "WebhookService":
+        """Return the webhooks of a deployment."""
+        box = SecretBox(settings.plain_encryption_keys())
+        return cls(database, box, allows_private=settings.webhook_allow_private)
 
     async def create(
         self,
