@@ -9,7 +9,6 @@ from urllib.parse import parse_qs, urlencode
 from fastapi import Request
 
 from gateway.console.forms import MAX_FIELDS, Form
-from gateway.database.ledger.rows import day_of
 from gateway.errors import InvalidParameterError, must
 from gateway.management.shared.parameters import MAX_CURSOR_CHARACTERS, MAX_TEXT_CHARACTERS
 from gateway.management.usage.input import read_span
@@ -17,6 +16,7 @@ from gateway.management.usage.parts import Dimension, UsageFilter, UsageSums
 from gateway.management.usage.periods import DAY, Bucket, Span
 from gateway.management.usage.service import ReportRequest, UsageService
 from gateway.tenancy.checks import is_storable
+from gateway.tenancy.times import day_of
 from gateway.terminal.money import show_dollars
 
 DAYS: Final = 30

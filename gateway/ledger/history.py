@@ -16,11 +16,10 @@ from sqlalchemy import and_, or_, select
 
 from gateway.database.engine import Database
 from gateway.database.ledger.rollups import DAY, HOUR
-from gateway.database.ledger.rows import day_of, hour_of
 from gateway.database.tables import FIRST_TOKENS, RejectionRow, RollupPeriod, ServiceRollupRow
 from gateway.errors import StoreUnavailableError
 from gateway.tenancy.first_tokens import quantile_ms
-from gateway.tenancy.times import utc_now
+from gateway.tenancy.times import day_of, hour_of, utc_now
 
 DAYS: Final = 90
 """Days that are read, today included."""

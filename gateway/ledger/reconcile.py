@@ -20,7 +20,6 @@ from contract import keys
 from contract.tasks import each_apart
 from gateway.database.engine import Database
 from gateway.database.ledger.rollups import DAY, Rollups
-from gateway.database.ledger.rows import day_of
 from gateway.database.ledger.store import LedgerStore
 from gateway.database.tables import ApiKeyRow, ProjectRow, TenantRow
 from gateway.ledger.drain import FIELD
@@ -30,7 +29,7 @@ from gateway.quota.periods import DAY_MS
 from gateway.quota.store import QuotaStore
 from gateway.redis_client import MeasuredConnection
 from gateway.tenancy.limits import LimitScope, subject_of
-from gateway.tenancy.times import to_ms, to_time, utc_now
+from gateway.tenancy.times import day_of, to_ms, to_time, utc_now
 from gateway.tenancy.usage_record import UsageRecord, readable_usage
 
 LOOKS: Final = 3

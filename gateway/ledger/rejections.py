@@ -15,10 +15,9 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from contract.tasks import raise_if_cancelled
 from gateway.database.engine import Database
-from gateway.database.ledger.rows import hour_of
 from gateway.database.tables import RejectionRow
 from gateway.errors import StoreUnavailableError
-from gateway.tenancy.times import utc_now
+from gateway.tenancy.times import hour_of, utc_now
 
 WRITE_SECONDS: Final = 5.0
 

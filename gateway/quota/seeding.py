@@ -8,21 +8,17 @@ ledger. If anything is settled later, the version differs and the counters are n
 import asyncio
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from redis.exceptions import RedisError
 
 from contract import keys
 from contract.tasks import jittered
-from gateway.database.engine import Database
-from gateway.database.ledger.rows import MAX_MS
-from gateway.database.ledger.store import LedgerStore
 from gateway.errors import StoreUnavailableError
 from gateway.quota.periods import day_of, day_start_ms, month_of, month_start_ms
 from gateway.quota.replies import SubjectStatus
 from gateway.quota.store import QuotaStore
 from gateway.tenancy.limits import LimitScope, SubjectLimits
-from gateway.tenancy.times import to_time
 from gateway.tenancy.usage_record import UsageRecord
 
 MOST_TRIES: Final = 20
@@ -33,7 +29,6 @@ Until they are known, no new request is admitted, so they become stable.
 PAUSE_SECONDS: Final = 0.1
 """The longest pause between two attempts."""
 RETRY_AFTER_SECONDS: Final = 1.0
-_END_OF_TIME: Final = to_time(MAX_MS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,11 +45,8 @@ class Balances:
     """The given request ids that are in the ledger, and therefore in these sums."""
 
 
-class LedgerBalances:
-    """Derives a subject's counters from the ledger and the credits."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
+class BalanceSource(Protocol):
+    """Derives a subject's counters from what is durable."""
 
     async def balances(
         self,
@@ -69,28 +61,13 @@ class LedgerBalances:
 
         Raises StoreUnavailableError if the database is unreachable.
         """
-        async with self._database.snapshot() as transaction:
-            store = LedgerStore(transaction)
-            today, month = [
-                await store.usage_between(
-                    tenant_id, subject.scope, subject.id, start=to_time(start), end=_END_OF_TIME
-                )
-                for start in (day_start_ms, month_start_ms)
-            ]
-            has_credit = subject.scope is LimitScope.TENANT
-            return Balances(
-                requests_today=today.requests,
-                tokens_today=today.tokens,
-                cost_this_month=month.cost_micros,
-                credit_micros=await store.credit(tenant_id) if has_credit else None,
-                known_ids=await store.known(request_ids),
-            )
+        ...
 
 
 class Seeder:
     """Seeds subjects; one task per subject, no matter how many requests wait for it."""
 
-    def __init__(self, store: QuotaStore, ledger: LedgerBalances) -> None:
+    def __init__(self, store: QuotaStore, ledger: BalanceSource) -> None:
         self._store = store
         self._ledger = ledger
         self._running: dict[tuple[str, str], asyncio.Task[None]] = {}

@@ -7,6 +7,9 @@ from contract import clock
 from gateway.errors import InvalidParameterError
 
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+MAX_MS: Final = 32_503_680_000_000
+"""The year 3000: later times are invalid in the ledger, which has a partition for each month.
+"""
 
 
 def utc_now() -> datetime:
@@ -22,6 +25,16 @@ def to_time(unix_ms: int) -> datetime:
 def to_ms(time: datetime) -> int:
     """Convert a datetime to Unix time in milliseconds, without rounding."""
     return (time - EPOCH) // timedelta(milliseconds=1)
+
+
+def hour_of(time: datetime) -> datetime:
+    """Return the beginning of the hour."""
+    return time.replace(minute=0, second=0, microsecond=0)
+
+
+def day_of(time: datetime) -> datetime:
+    """Return the beginning of the day in UTC."""
+    return hour_of(time).replace(hour=0)
 
 
 def in_utc(time: datetime, *, param: str) -> datetime:

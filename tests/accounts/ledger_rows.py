@@ -12,10 +12,10 @@ from sqlalchemy import delete
 from contract.tier import ServiceTier
 from gateway.database.engine import Database
 from gateway.database.ledger.partitions import make_partitions, month_start
-from gateway.database.ledger.rows import day_of, hour_of, row_of
+from gateway.database.ledger.rows import row_of
 from gateway.database.tables import DirtyHourRow, LedgerRow, RollupPeriod, RollupRow
 from gateway.management.usage.parts import UsageSums
-from gateway.tenancy.times import to_ms, to_time
+from gateway.tenancy.times import day_of, hour_of, to_ms, to_time
 from gateway.tenancy.usage_record import Outcome, UsageRecord
 
 NOON = datetime(2026, 11, 10, 12, tzinfo=UTC)

@@ -14,7 +14,7 @@ from contract.tier import ServiceTier
 from gateway.database.engine import Database
 from gateway.database.ledger import rollups as rollups_module
 from gateway.database.ledger.rollups import Rollups
-from gateway.database.ledger.rows import day_of, hour_of, row_of
+from gateway.database.ledger.rows import row_of
 from gateway.database.ledger.store import LedgerStore
 from gateway.database.tables import (
     FAILED_OUTCOMES,
@@ -29,7 +29,7 @@ from gateway.database.tables import (
 from gateway.management.tenants.service import TenantService
 from gateway.tenancy.adapters import AdapterState
 from gateway.tenancy.first_tokens import BOUNDS_MS
-from gateway.tenancy.times import to_time
+from gateway.tenancy.times import day_of, hour_of, to_time
 from gateway.tenancy.usage_record import Outcome, UsageRecord
 from tests.support.kinds import every_database
 from tests.support.usage import HOUR_MS, NOON_MS, usage_record

@@ -16,7 +16,6 @@ from sqlalchemy import update
 from contract.tier import ServiceTier
 from gateway.database.engine import Database
 from gateway.database.ledger.rollups import Rollups
-from gateway.database.ledger.rows import day_of, hour_of
 from gateway.database.tables import FIRST_TOKENS, RollupPeriod, RollupRow
 from gateway.errors import NotFoundError, StoreUnavailableError
 from gateway.management.invoices.service import InvoiceService
@@ -33,7 +32,7 @@ from gateway.management.usage.service import (
 )
 from gateway.management.usage.store import UsageStore
 from gateway.tenancy.first_tokens import BOUNDS_MS, quantile_ms
-from gateway.tenancy.times import to_time
+from gateway.tenancy.times import day_of, hour_of, to_time
 from gateway.tenancy.usage_record import Outcome, UsageRecord
 from tests.accounts.ledger_rows import NOON, add, record, sum_up, totals
 from tests.support.kinds import DATABASE_KINDS, every_database

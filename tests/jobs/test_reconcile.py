@@ -11,20 +11,20 @@ from sqlalchemy import update
 from contract import clock, keys
 from gateway.database.engine import Database
 from gateway.database.ledger.rollups import Rollups
-from gateway.database.ledger.rows import hour_of
 from gateway.database.tables import RollupRow
 from gateway.ledger import reconcile as reconcile_module
+from gateway.ledger.balances import LedgerBalances
 from gateway.ledger.drain import Drain
 from gateway.ledger.reconcile import reconcile
 from gateway.management.credits.service import CreditService
 from gateway.management.keys.service import KeyService
 from gateway.management.tenants.service import TenantService
 from gateway.quota.accounts import FIELD, AccountNumbers
-from gateway.quota.seeding import LedgerBalances, Seeder
+from gateway.quota.seeding import Seeder
 from gateway.quota.store import QuotaStore
 from gateway.tenancy.changes import ChangeAnnouncer
 from gateway.tenancy.limits import Limits, LimitScope, SubjectLimits
-from gateway.tenancy.times import to_ms, utc_now
+from gateway.tenancy.times import hour_of, to_ms, utc_now
 from gateway.tenancy.usage_record import UsageRecord, encode_usage
 from tests.jobs.conftest import Append, command
 from tests.support.accounts import plant

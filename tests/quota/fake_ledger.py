@@ -3,18 +3,16 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Collection
 
-from typing_extensions import override
-
 from contract import keys
 from contract.scripts import CommandExecutor
 from gateway.errors import StoreUnavailableError
-from gateway.quota.seeding import Balances, LedgerBalances
+from gateway.quota.seeding import Balances
 from gateway.tenancy.limits import LimitScope, SubjectLimits
 from gateway.tenancy.usage_record import UsageRecord, decode_usage
 from tests.quota.building import BUCKET
 
 
-class FakeLedger(LedgerBalances):
+class FakeLedger:
     """Keeps the first record of each request, as the real one does."""
 
     def __init__(self) -> None:
@@ -26,7 +24,6 @@ class FakeLedger(LedgerBalances):
         self.meanwhile: Callable[[], Awaitable[object]] | None = None
         """Called after the numbers are read and before they are returned."""
 
-    @override
     async def balances(
         self,
         tenant_id: str,

@@ -29,7 +29,6 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from contract.tasks import each_apart
 from contract.tier import ServiceTier
 from gateway.database.engine import Database
-from gateway.database.ledger.rows import day_of
 from gateway.database.tables import (
     FAILED_OUTCOMES,
     FIRST_TOKENS,
@@ -43,6 +42,7 @@ from gateway.database.tables import (
 from gateway.errors import codes_of_clients
 from gateway.tenancy.adapters import SEPARATOR
 from gateway.tenancy.first_tokens import BOUNDS_MS
+from gateway.tenancy.times import day_of
 from gateway.tenancy.usage_record import Outcome
 
 ROLLUP_LOCK: Final = 7_585_426

@@ -1,21 +1,14 @@
 """Convert a usage record to a row of the ledger."""
 
-from datetime import datetime
 from typing import Any, Final
 
 import msgspec
 
-from gateway.tenancy.times import to_time
+from gateway.tenancy.times import MAX_MS, to_time
 from gateway.tenancy.usage_record import UsageRecord
 
 MAX_INTEGER: Final = 2**63 - 1
 """Largest value of a database column."""
-MAX_MS: Final = 32_503_680_000_000
-"""The year 3000: later times are invalid.
-
-A partition would be created for each of their months.
-"""
-
 _NUMBERS: Final = (
     *("jobs", "prompt_price", "cached_price", "completion_price"),
     *("prompt_tokens", "cached_tokens", "completion_tokens"),
@@ -26,16 +19,6 @@ _NUMBERS: Final = (
 
 class UnusableRecordError(Exception):
     """The record contains a value that the database cannot store."""
-
-
-def hour_of(time: datetime) -> datetime:
-    """Return the beginning of the hour."""
-    return time.replace(minute=0, second=0, microsecond=0)
-
-
-def day_of(time: datetime) -> datetime:
-    """Return the beginning of the day in UTC."""
-    return hour_of(time).replace(hour=0)
 
 
 def row_of(record: UsageRecord) -> dict[str, Any]:

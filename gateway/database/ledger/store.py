@@ -9,7 +9,6 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.database.ledger.partitions import make_partitions, month_start
-from gateway.database.ledger.rows import hour_of
 from gateway.database.tables import (
     CreditRow,
     DirtyHourRow,
@@ -19,6 +18,7 @@ from gateway.database.tables import (
     Table,
 )
 from gateway.tenancy.limits import LimitScope
+from gateway.tenancy.times import hour_of
 from gateway.tenancy.usage_record import Outcome
 
 BATCH: Final = 500

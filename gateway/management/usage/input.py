@@ -5,11 +5,10 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final
 
-from gateway.database.ledger.rows import day_of
 from gateway.errors import InvalidParameterError, must
 from gateway.management.usage.parts import Dimension
 from gateway.management.usage.periods import DAY, Bucket, Span, next_month
-from gateway.tenancy.times import utc_now
+from gateway.tenancy.times import day_of, utc_now
 
 DEFAULT_DAYS: Final = 30
 MAX_DAYS: Final = 400

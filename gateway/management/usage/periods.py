@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Final
 
 from gateway.database.ledger.partitions import month_start
-from gateway.database.ledger.rows import day_of, hour_of
+from gateway.tenancy.times import day_of, hour_of
 
 HOUR: Final = timedelta(hours=1)
 DAY: Final = timedelta(days=1)

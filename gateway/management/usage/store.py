@@ -25,7 +25,6 @@ from sqlalchemy.orm import InstrumentedAttribute
 
 from contract.tier import ServiceTier
 from gateway.database.ledger.rollups import first_token_sums
-from gateway.database.ledger.rows import hour_of
 from gateway.database.tables import (
     FAILED_OUTCOMES,
     FIRST_TOKENS,
@@ -36,7 +35,7 @@ from gateway.database.tables import (
 )
 from gateway.management.usage.parts import Dimension, UsageFilter, UsageGroup, UsageSums
 from gateway.management.usage.periods import Bucket, Sources, Span
-from gateway.tenancy.times import to_ms
+from gateway.tenancy.times import hour_of, to_ms
 from gateway.tenancy.usage_record import UsageRecord
 
 Rows = type[LedgerRow] | type[RollupRow]
