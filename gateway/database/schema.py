@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from typing_extensions import override
 
 from gateway.database.engine import Database, describe
+from gateway.database.tables import Table
 from gateway.errors import StartupError
 
 MIGRATIONS: Final = Path(__file__).parent / "migrations"
@@ -26,6 +27,9 @@ UPGRADE_WAIT_SECONDS: Final = 60
 TABLE_WAIT_SECONDS: Final = 4
 """Lock timeout of a revision: while it waits for a table, it blocks every later query."""
 STATEMENT_SECONDS: Final = 60
+
+_TOO_OLD: Final = frozenset(f"{number:04}" for number in range(1, 24))
+"""Revisions of previews before the baseline, which this code cannot upgrade."""
 
 _APPEND_ONLY: Final = ("audit_log", "credits", "prices", "usage_ledger")
 """Tables whose rows only their triggers protect from changes and removals."""
@@ -52,7 +56,7 @@ class SchemaState(Enum):
     """State of the database's schema relative to this code."""
 
     EMPTY = "empty"  # No revision is applied.
-    OUTDATED = "outdated"  # Revisions are missing.
+    OUTDATED = "outdated"  # Revisions are missing, or it is of a preview.
     CURRENT = "current"
     NEWER = "newer"  # Created by a later release; revisions are additive, so this code runs on it.
 
@@ -73,7 +77,10 @@ class SchemaNotCurrentError(StartupError):
 
 
 async def upgrade(url: str) -> None:
-    """Create or upgrade the schema; waits while another process upgrades it."""
+    """Create or upgrade the schema; waits while another process upgrades it.
+
+    Raises StartupError for the schema of a preview before the baseline.
+    """
     database = Database(url, statement_timeout_seconds=None)
     try:
         with database.converting_errors():
@@ -104,7 +111,7 @@ async def require_current_schema(database: Database) -> None:
 
 
 async def unprotected_tables(transaction: AsyncSession) -> list[str]:
-    """Return the append-only tables and partitions whose triggers are not as migrations made them.
+    """Return the append-only tables and partitions whose triggers are not as `upgrade` made them.
 
     Their rows can be changed: a trigger is missing, disabled, or has another definition.
     """
@@ -113,15 +120,7 @@ async def unprotected_tables(transaction: AsyncSession) -> list[str]:
         return list(await transaction.scalars(_UNPROTECTED, wanted))
     query = text("SELECT sql FROM sqlite_master WHERE type = 'trigger'")
     found = set(await transaction.scalars(query))
-    return [
-        table
-        for table in _APPEND_ONLY
-        if not found.issuperset(
-            f"CREATE TRIGGER {table}_no_{verb.lower()} BEFORE {verb} ON {table} "
-            f"BEGIN SELECT RAISE(ABORT, 'rows of {table} are only ever added'); END"
-            for verb in ("UPDATE", "DELETE")
-        )
-    ]
+    return [table for table in _APPEND_ONLY if not found.issuperset(_triggers(table, "sqlite"))]
 
 
 class CheckedDatabase(Database):
@@ -164,7 +163,49 @@ def _upgrade(connection: Connection) -> None:
     # On SQLite the transaction holds the write lock from the start.
     if connection.dialect.name == "postgresql":
         _take_turns(connection)
-    command.upgrade(alembic_config(connection), "head")
+    revision = MigrationContext.configure(connection).get_current_revision()
+    if revision in _TOO_OLD:
+        raise StartupError(
+            f"{describe(connection.engine.url)}: its schema has revision {revision}, of a preview. "
+            "Run `sluice db upgrade` of the last preview of 0.2.0 (25 November 2026 or later) "
+            "first, and then of this release."
+        )
+    if revision is None:
+        _create(connection)
+    else:
+        command.upgrade(alembic_config(connection), "head")
+
+
+def _create(connection: Connection) -> None:
+    """Create the tables of this code, and record the newest revision.
+
+    Revisions only change databases of earlier releases. So a new database needs none of them, and
+    they do not depend on the tables of this code.
+    """
+    Table.metadata.create_all(connection, checkfirst=False)
+    dialect = connection.dialect.name
+    if dialect == "postgresql":
+        connection.exec_driver_sql(
+            "CREATE FUNCTION sluice_append_only() RETURNS trigger LANGUAGE plpgsql "
+            f"AS $$ {_SOURCE} $$"
+        )
+    for statement in (each for table in _APPEND_ONLY for each in _triggers(table, dialect)):
+        connection.exec_driver_sql(statement)
+    command.stamp(alembic_config(connection), "head")
+
+
+def _triggers(table: str, dialect: str) -> list[str]:
+    """Return the statements that protect the rows of a table."""
+    if dialect == "postgresql":
+        # Partitions inherit the trigger when they are attached.
+        events = f"BEFORE UPDATE OR DELETE ON {table}"
+        function = "FOR EACH ROW EXECUTE FUNCTION sluice_append_only()"
+        return [f"CREATE TRIGGER {table}_append_only {events} {function}"]
+    return [
+        f"CREATE TRIGGER {table}_no_{verb.lower()} BEFORE {verb} ON {table} "
+        f"BEGIN SELECT RAISE(ABORT, 'rows of {table} are only ever added'); END"
+        for verb in ("UPDATE", "DELETE")
+    ]
 
 
 def _take_turns(connection: Connection) -> None:
@@ -184,7 +225,7 @@ def _state(connection: Connection) -> SchemaState:
     scripts = ScriptDirectory.from_config(alembic_config())
     if revision == scripts.get_current_head():
         return SchemaState.CURRENT
-    known = {script.revision for script in scripts.walk_revisions()}
+    known = _TOO_OLD.union(script.revision for script in scripts.walk_revisions())
     return SchemaState.OUTDATED if revision in known else SchemaState.NEWER
 
 

@@ -1,8 +1,9 @@
-"""The migrations create exactly the schema of the tables in the code."""
+"""An upgrade creates exactly the tables of the code, and changes older schemas to them."""
 
 import asyncio
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from alembic import command
@@ -15,11 +16,12 @@ from gateway.database.ledger.partitions import make_partitions, months_from
 from gateway.database.paging import list_records
 from gateway.database.schema import SchemaNotCurrentError, SchemaState
 from gateway.database.tables import Table, TenantRow
-from gateway.errors import InvalidParameterError, StoreUnavailableError
+from gateway.errors import InvalidParameterError, StartupError, StoreUnavailableError
 from tests.support.cases import all_cases
 from tests.support.kinds import every_database
 
 NOW = datetime(2026, 12, 1, tzinfo=UTC)
+BASELINE = "0024"
 HEAD = ScriptDirectory.from_config(schema.alembic_config()).get_current_head()
 
 
@@ -29,6 +31,24 @@ async def _state(url: str) -> SchemaState:
         return await schema.schema_state(database)
     finally:
         await database.aclose()
+
+
+async def _create_baseline(database: Database) -> None:
+    """Create the tables as the revisions of the previews made them, from a dump."""
+    dialect = database.engine.dialect.name
+    if dialect == "sqlite":
+        Path(str(database.engine.url.database)).parent.mkdir()
+    script = (Path(__file__).parent / f"schema_{BASELINE}" / f"{dialect}.sql").read_text()
+    async with database.engine.connect() as connection:
+        driver: Any = (await connection.get_raw_connection()).driver_connection
+        await (driver.executescript if dialect == "sqlite" else driver.execute)(script)
+
+
+async def _set_revision(database: Database, revision: str) -> None:
+    async with database.writing() as transaction:
+        await transaction.execute(
+            text("UPDATE alembic_version SET version_num = :revision"), {"revision": revision}
+        )
 
 
 @every_database
@@ -54,27 +74,24 @@ async def test_partitions_are_no_difference_between_tables_and_code(database: Da
 
 
 @every_database
-async def test_downgrade_removes_everything(database: Database) -> None:
-    async with database.writer.begin() as connection:
-        await connection.run_sync(lambda c: command.downgrade(schema.alembic_config(c), "base"))
-        names = await connection.run_sync(lambda c: c.dialect.get_table_names(c))
-    assert names == ["alembic_version"]
-    assert await schema.schema_state(database) is SchemaState.EMPTY
-
-
-@every_database
-async def test_upgrade_keeps_data_of_the_former_release(empty_database_url: str) -> None:
-    await schema.upgrade(empty_database_url)
+async def test_revisions_turn_the_baseline_into_the_tables_of_the_code(
+    empty_database_url: str,
+) -> None:
     database = Database(empty_database_url)
+    columns = "id, name, weight, status, created_at"
     tenant = "('acme', 'Acme', 1, 'active', '2026-01-01 00:00:00')"
-    async with database.writer.begin() as connection:
-        await connection.run_sync(lambda c: command.downgrade(schema.alembic_config(c), "0001"))
-        await connection.execute(text(f"INSERT INTO tenants VALUES {tenant}"))
+    await _create_baseline(database)
+    async with database.writing() as transaction:
+        await transaction.execute(text(f"INSERT INTO tenants ({columns}) VALUES {tenant}"))
     assert await schema.schema_state(database) is SchemaState.OUTDATED
     await schema.upgrade(empty_database_url)
-    columns = "id, name, weight, status, created_at"
+    async with database.writer.begin() as connection:
+        await connection.run_sync(lambda c: command.check(schema.alembic_config(c)))
+        await connection.run_sync(lambda c: command.downgrade(schema.alembic_config(c), BASELINE))
+    await schema.upgrade(empty_database_url)
     async with database.writing() as transaction:
-        # That release may still run, and does not name the new columns.
+        assert await schema.unprotected_tables(transaction) == []
+        # The former release may still run, and does not name the new columns.
         later = tenant.replace("acme", "other")
         await transaction.execute(text(f"INSERT INTO tenants ({columns}) VALUES {later}"))
     async with database.reading() as transaction:
@@ -84,6 +101,18 @@ async def test_upgrade_keeps_data_of_the_former_release(empty_database_url: str)
         ("other", None, False, None),
     ]
     await database.aclose()
+
+
+@every_database
+@pytest.mark.parametrize("revision", ["0001", "0023"])
+async def test_preview_before_the_baseline_is_refused_with_the_way_to_upgrade_it(
+    database: Database, database_url: str, revision: str
+) -> None:
+    await _set_revision(database, revision)
+    with pytest.raises(SchemaNotCurrentError, match="outdated"):
+        await schema.require_current_schema(database)
+    with pytest.raises(StartupError, match=f"revision {revision}.* of the last preview of 0.2.0"):
+        await schema.upgrade(database_url)
 
 
 @every_database
@@ -103,23 +132,9 @@ async def test_empty_database_is_refused_until_it_is_upgraded(empty_database_url
 async def test_state_follows_the_recorded_revision(
     database: Database, revision: str, state: SchemaState
 ) -> None:
-    async with database.writing() as transaction:
-        await transaction.execute(
-            text("UPDATE alembic_version SET version_num = :revision"), {"revision": revision}
-        )
+    await _set_revision(database, revision)
     assert await schema.schema_state(database) is state
     await schema.require_current_schema(database)
-
-
-async def test_revision_that_is_not_the_newest_is_outdated(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        "alembic.script.ScriptDirectory.get_current_head", lambda _scripts: "a later one"
-    )
-    assert await schema.schema_state(database) is SchemaState.OUTDATED
-    with pytest.raises(SchemaNotCurrentError, match="outdated"):
-        await schema.require_current_schema(database)
 
 
 @every_database

@@ -1,7 +1,8 @@
 """Run by alembic: applies revisions on the connection that `gateway.database.schema` hands over.
 
-A new revision is a file in `versions/`, written by hand; the tests compare its result with the
-tables. The previous release must still run on it: add first, remove in a later release.
+A new revision is a file in `versions/`, written by hand; the tests apply it to the baseline and
+compare the result with the tables. The previous release must still run on it: add first, remove in
+a later release.
 """
 
 from alembic import context
