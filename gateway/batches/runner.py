@@ -46,6 +46,7 @@ from gateway.errors import (
 from gateway.files.service import FileService
 from gateway.http.context import ProcessContext
 from gateway.http.draining import Drain
+from gateway.http.services import Services
 from gateway.tenancy.batches import Batch, BatchStatus, Chunk
 from gateway.tenancy.times import utc_now
 
@@ -91,6 +92,10 @@ _GIVEN_BACK: Final = (
 logger = logging.getLogger(__name__)
 
 
+class LinesReleased(asyncio.Event):
+    """Set when lines of batches may be released."""
+
+
 class _Chunk(NamedTuple):
     """A chunk that this gateway runs, and its batch."""
 
@@ -101,7 +106,9 @@ class _Chunk(NamedTuple):
 class BatchRunner:
     """Runs lines of batches in this gateway process."""
 
-    def __init__(self, context: ProcessContext, drain: Drain) -> None:
+    def __init__(self, services: Services, drain: Drain) -> None:
+        context = ProcessContext.of(services)
+        self._released = services[LinesReleased]
         files = FileService(context.settings, context.database)
         self._context = context
         self._drain = drain
@@ -138,10 +145,10 @@ class BatchRunner:
         """Wait until lines are announced, or for a while: an announcement may get lost."""
         try:
             async with asyncio.timeout(jittered(IDLE_SECONDS, least=0.5)):
-                await self._context.lines_released.wait()
+                await self._released.wait()
         except TimeoutError:
             return
-        self._context.lines_released.clear()
+        self._released.clear()
         await asyncio.sleep(jittered(HERD_SECONDS, least=0.0))
 
     async def aclose(self) -> None:
@@ -376,10 +383,10 @@ def runs_again(error: ApiError, times: int) -> bool:
 
 @asynccontextmanager
 async def running_batches(
-    context: ProcessContext, drain: Drain, *, on_failure: Callable[[], None]
+    services: Services, drain: Drain, *, on_failure: Callable[[], None]
 ) -> AsyncIterator[None]:
     """Run lines of batches during the block. Calls `on_failure` if a bug ends the loop."""
-    runner = BatchRunner(context, drain)
+    runner = BatchRunner(services, drain)
     task = asyncio.create_task(runner.run())
 
     def report_failure(ended: asyncio.Task[None]) -> None:

@@ -15,16 +15,20 @@ import httpx
 from fastapi import APIRouter, Depends, FastAPI, Request
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
+from typing_extensions import override
 
 from contract.scripts import CommandExecutor
 from gateway.auth.authenticator import Authenticator
 from gateway.auth.principal import Principal
 from gateway.concurrency.fair_turns import LoopTurns
+from gateway.concurrency.large_work import LargeWork
 from gateway.database.engine import Database
 from gateway.database.schema import CheckedDatabase
 from gateway.dispatch.catalogue import Catalogue
 from gateway.errors import StoreUnavailableError
-from gateway.http.allowances import FailedLogins, Intake
+from gateway.http.allowances import FailedLogins, Intake, UnpaidRequests
+from gateway.http.authorization import Authorizer
+from gateway.http.body import BodyReader
 from gateway.http.error_handlers import install_error_handlers
 from gateway.http.services import Services
 from gateway.management.shared.callers import any_tenant
@@ -57,10 +61,16 @@ class Stores:
         self.executor = MeasuredConnection(self.redis)
         self.announcer = ChangeAnnouncer(self.redis)
         self.catalogue = Catalogue(self.executor)
-        self.authenticator = _User()
-        self.failed_logins = FailedLogins(0)
-        self.intake = Intake(most_bytes=settings.max_body_bytes)
-        self.loop_turns = LoopTurns()
+        self.authenticator = user = _User()
+        turns, most_bytes = LoopTurns(), settings.max_body_bytes
+        self.authorizer = Authorizer(settings, user, FailedLogins(0), turns)
+        self.bodies = BodyReader(
+            settings,
+            Intake(most_bytes=most_bytes),
+            LargeWork(most_waiting_bytes=most_bytes),
+            turns,
+            UnpaidRequests(0),
+        )
 
     def services(self) -> Services:
         """Return the services that the routes of the Admin API use."""
@@ -75,7 +85,7 @@ class Stores:
         )
 
 
-class _User:
+class _User(Authenticator):
     """Authenticates every request as the user of the command line."""
 
     def __init__(self) -> None:
@@ -87,8 +97,10 @@ class _User:
             allowed_models=None,
         )
 
-    async def authenticate(self, _authorization: str | None, *, address: str | None) -> Principal:
-        del address
+    @override
+    async def authenticate(
+        self, authorization: str | None, *, address: str | None = None
+    ) -> Principal:
         return self.principal
 
 

@@ -41,8 +41,8 @@ from gateway.console.sessions import (
     use_link,
 )
 from gateway.errors import ApiError, AuthenticationError, PermissionDeniedError
-from gateway.http.allowances import FailedLogins, network_of
-from gateway.http.authorization import allow_unpaid
+from gateway.http.allowances import FailedLogins, UnpaidRequests, network_of
+from gateway.http.exchange import exchange_of
 from gateway.http.services import AllServices, services_of
 from gateway.settings import Settings
 
@@ -167,7 +167,7 @@ async def _check_key(request: Request, text: str, audience: Audience) -> tuple[K
     except AuthenticationError:
         services[FailedLogins].use(network)
         raise
-    allow_unpaid(request, principal)
+    services[UnpaidRequests].admit(exchange_of(request.scope), principal)
     subject = admitted_principal(principal, audience).actor
     return KeyLogin(key.prefix, key.digest()), subject
 

@@ -33,6 +33,7 @@ from gateway.errors import (
     shown,
 )
 from gateway.http.error_handlers import on_exception
+from gateway.http.exchange import exchange_of
 from gateway.http.services import Services, services_of
 from gateway.settings import Settings
 from gateway.tenancy.scopes import OPERATOR_SCOPES, TENANT_SCOPES, Scope
@@ -145,7 +146,7 @@ class _SessionRoute(PageRoute):
             except AuthenticationError:
                 return _to_login(request)
             request.state.visitor = visitor
-            request.state.tenant_id = visitor.tenant_id
+            exchange_of(request.scope).tenant_id = visitor.tenant_id
             await services_of(request)[LoopTurns].enter(visitor.tenant_id)
         if not is_safe:
             await _require_token(request, session)

@@ -5,13 +5,13 @@ from collections.abc import Iterable
 from typing import ClassVar, Final
 
 from opentelemetry.semconv.attributes.error_attributes import ERROR_TYPE
-from starlette.datastructures import State
 
 from contract.messages import Delta
 from contract.tracing import GEN_AI_RESPONSE_TIME_TO_FIRST_CHUNK
 from gateway import telemetry, tracing
 from gateway.dispatch.generation import Reply
 from gateway.errors import ApiError, ErrorStyle, InternalError, UnservedModelError
+from gateway.http.exchange import Exchange
 
 _OUR_FAULT: Final = 500
 """The lowest status of failures of the service."""
@@ -22,16 +22,16 @@ class RequestMeasure:
 
     Args:
         endpoint: Endpoint name in the metrics.
-        state: State of the request; its `tenant_id` is set after authentication.
+        exchange: The request; its `tenant_id` is set after authentication.
         generates: Whether it generates text, rather than reads an earlier response.
     """
 
     in_progress: ClassVar = 0
     """Number of requests that are measured and not counted yet."""
 
-    def __init__(self, endpoint: str, state: State, *, generates: bool) -> None:
+    def __init__(self, endpoint: str, exchange: Exchange, *, generates: bool) -> None:
         self.endpoint = endpoint
-        self._state = state
+        self._exchange = exchange
         self._generates = generates
         self._started_at = time.perf_counter()
         self._model = self._checked_model = ""
@@ -105,9 +105,8 @@ class RequestMeasure:
         self._closed = True
         RequestMeasure.in_progress -= 1
         telemetry.responded(self.endpoint, self._status, self._code)
-        tenant_id = getattr(self._state, "tenant_id", None)
-        if tenant_id is not None:
-            telemetry.tenant_responded(tenant_id, self._status)
+        if self._exchange.tenant_id:
+            telemetry.tenant_responded(self._exchange.tenant_id, self._status)
         if self._model:
             elapsed = time.perf_counter() - self._started_at
             telemetry.request_took(self._model, elapsed, self._exemplar)

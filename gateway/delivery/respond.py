@@ -13,6 +13,7 @@ from gateway.errors import GenerationTimeoutError
 from gateway.http.connection import connection_of
 from gateway.http.context import context_of
 from gateway.http.error_handlers import CLIENT_CLOSED_REQUEST, error_style_of
+from gateway.http.exchange import exchange_of
 from gateway.quota.headers import dollars
 from gateway.stream.assembler import WholeResponse, collect
 
@@ -30,7 +31,7 @@ async def measured(
         code = measure.failed(error, error_style_of(request))
         context = context_of(request)
         if code:
-            context.counts.refused(getattr(request.state, "tenant_id", ""), code)
+            context.counts.refused(exchange_of(request.scope).tenant_id, code)
         if isinstance(error, Exception) and (model := measure.unserved_model(error)) is not None:
             context.rejections.count(model)
         measure.close()

@@ -17,8 +17,13 @@ from gateway.dialects.endpoint import ENDPOINTS, Endpoint
 from gateway.dialects.parameters import ignored_header
 from gateway.dialects.profile import PROFILES
 from gateway.errors import ApiError, ErrorStyle, NotFoundError, shown
-from gateway.http.authorization import allow_unpaid, authorize, read_body
+from gateway.http.allowances import UnpaidRequests
+from gateway.http.authorization import Authorizer
+from gateway.http.body import BodyReader
 from gateway.http.context import ProcessContext, context_of
+from gateway.http.exchange import exchange_of
+from gateway.http.services import services_of
+from gateway.responses.service import Responses
 from gateway.responses.store import ResponseState, StoredResponse
 from gateway.stream.assembler import collect
 from gateway.tenancy.scopes import Scope
@@ -35,7 +40,7 @@ _ENDED: Final = {
 
 async def get_completion(request: Request, endpoint: Endpoint) -> Response:
     """Get a stored completion: whole, its status, or as a stream."""
-    measure = RequestMeasure(f"{endpoint.name}.get", request.state, generates=False)
+    measure = RequestMeasure(f"{endpoint.name}.get", exchange_of(request.scope), generates=False)
     return await measured(request, measure, _get(request, endpoint, measure))
 
 
@@ -44,7 +49,7 @@ async def cancel_completion(request: Request, endpoint: Endpoint) -> Response:
 
     A completion that has ended stays as it is.
     """
-    measure = RequestMeasure(f"{endpoint.name}.cancel", request.state, generates=False)
+    measure = RequestMeasure(f"{endpoint.name}.cancel", exchange_of(request.scope), generates=False)
     return await measured(request, measure, _cancel(request, endpoint))
 
 
@@ -56,7 +61,7 @@ async def continue_stream(
     The request's own body is not run.
     """
     response = await _find(request, endpoint, position.request_id)
-    await read_body(request, response.head.tenant_id)
+    await services_of(request)[BodyReader].read_counted(request, response.head.tenant_id)
     return await resend(request, response, measure, is_streamed=True, skip=position.number)
 
 
@@ -142,15 +147,16 @@ async def _find(request: Request, endpoint: Endpoint, request_id: str) -> Stored
     From then on, errors have the style of the response's dialect. Raises NotFoundError, also for a
     response of another project or of a model that the caller may not use.
     """
-    principal = await authorize(request, Scope.COMPLETIONS)
-    allow_unpaid(request, principal)
+    services, exchange = services_of(request), exchange_of(request.scope)
+    principal = await services[Authorizer].authorize(request, Scope.COMPLETIONS)
+    services[UnpaidRequests].admit(exchange, principal)
     response = None
     if endpoint.has_given(request_id):
-        responses = context_of(request).responses
+        responses = services[Responses]
         response = await responses.find(request_id, tenant_id=principal.tenant_id)
     if response is None or not may_read(principal, response):
         raise NotFoundError(f"The completion {shown(request_id)} does not exist or has expired.")
-    request.state.error_style = _error_style(response)
+    exchange.error_style = _error_style(response)
     return response
 
 

@@ -15,8 +15,10 @@ from gateway.files.schemas import DeletedFile, FileBody, FileList
 from gateway.files.service import MAX_RETENTION_SECONDS, MIN_RETENTION_SECONDS, FileService
 from gateway.files.store import Owner
 from gateway.files.upload import Uploads
-from gateway.http.authorization import allow_unpaid, authorize
-from gateway.http.services import made
+from gateway.http.allowances import UnpaidRequests
+from gateway.http.authorization import Authorizer
+from gateway.http.exchange import exchange_of
+from gateway.http.services import made, services_of
 from gateway.management.shared.callers import Caller, CallerOfTenant, any_tenant
 from gateway.management.shared.parameters import PLAIN
 from gateway.tenancy.batches import FilePurpose
@@ -69,8 +71,9 @@ _CONTENT: Final[dict[int | str, dict[str, Any]]] = {
 
 async def caller_principal(request: Request) -> Principal:
     """Authorize a caller of files and batches. Its requests count as unpaid."""
-    principal = await authorize(request, Scope.COMPLETIONS)
-    allow_unpaid(request, principal)
+    services = services_of(request)
+    principal = await services[Authorizer].authorize(request, Scope.COMPLETIONS)
+    services[UnpaidRequests].admit(exchange_of(request.scope), principal)
     request.state.management_caller = Caller(principal, principal.tenant_id)
     return principal
 

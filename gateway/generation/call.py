@@ -8,15 +8,19 @@ from fastapi import Request
 
 from contract.tier import ServiceTier
 from gateway.auth.principal import Principal
-from gateway.concurrency.large_work import Beside
+from gateway.concurrency.large_work import Beside, LargeWork
 from gateway.dialects.profile import Profile
 from gateway.dialects.profile_choice import DIALECT_HEADER
 from gateway.dialects.wire import parse_object
 from gateway.errors import NotFoundError
 from gateway.generation.model_choice import profile_of
-from gateway.http.authorization import allow_unpaid, authorize, read_body, require_header_of
+from gateway.http.allowances import UnpaidRequests
+from gateway.http.authorization import Authorizer, require_header_of
+from gateway.http.body import BodyReader
 from gateway.http.context import ProcessContext, context_of
 from gateway.http.error_handlers import route_hint
+from gateway.http.exchange import exchange_of
+from gateway.http.services import services_of
 from gateway.tenancy.scopes import Scope
 
 
@@ -59,15 +63,15 @@ async def read_call(
     fails. A request that `has_native_path` is in one of llama.cpp's dialects. After this call,
     errors have the style of the client's dialect.
     """
-    context = context_of(request)
-    principal = authorized
+    services, principal = services_of(request), authorized
     if principal is None:
+        authorize = services[Authorizer].authorize
         principal = await authorize(request, Scope.COMPLETIONS, model_decides=True)
     else:
         principal.require_scope(Scope.COMPLETIONS)
-    allow_unpaid(request, principal, is_paid=is_paid)
-    content = await read_body(request, principal.tenant_id)
-    beside = context.large_work.of(principal.tenant_id, size=len(content))
+    services[UnpaidRequests].admit(exchange_of(request.scope), principal, is_paid=is_paid)
+    content = await services[BodyReader].read_counted(request, principal.tenant_id)
+    beside = services[LargeWork].of(principal.tenant_id, size=len(content))
     body: dict[str, Any] = await beside(partial(parse_object, content))
     call = await _in_dialect(request, principal, body, beside)
     if authorized is None:
@@ -82,9 +86,10 @@ async def read_query(request: Request, body: dict[str, Any]) -> Call:
 
     The request counts as unpaid. Raises an ApiError.
     """
-    principal = await authorize(request, Scope.COMPLETIONS)
-    allow_unpaid(request, principal)
-    beside = context_of(request).large_work.of(principal.tenant_id, size=0)
+    services = services_of(request)
+    principal = await services[Authorizer].authorize(request, Scope.COMPLETIONS)
+    services[UnpaidRequests].admit(exchange_of(request.scope), principal)
+    beside = services[LargeWork].of(principal.tenant_id, size=0)
     call = await _in_dialect(request, principal, body, beside)
     require_header_of(request, call.profile)
     return call
@@ -96,7 +101,7 @@ async def _in_dialect(
     context = context_of(request)
     header = request.headers.get(DIALECT_HEADER)
     profile = await profile_of(context, principal, body, header=header)
-    request.state.error_style = profile.error_style
+    exchange_of(request.scope).error_style = profile.error_style
     return Call(context, principal, profile, body, beside)
 
 

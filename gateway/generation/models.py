@@ -30,8 +30,9 @@ from gateway.errors import (
     StoreUnavailableError,
 )
 from gateway.generation.model_choice import model_of
-from gateway.http.authorization import authorize
+from gateway.http.authorization import Authorizer
 from gateway.http.context import ProcessContext, context_of
+from gateway.http.services import services_of
 from gateway.prompt.infill import find_template
 from gateway.structure.tools import has_tool_calls
 from gateway.tenancy.adapters import Adapter
@@ -68,7 +69,7 @@ async def list_models(
     ] = None,
 ) -> dict[str, Any]:
     """Return every announced model that the principal may use."""
-    context, principal = context_of(request), await authorize(request, Scope.COMPLETIONS)
+    context, principal = context_of(request), await _principal(request)
     models = await model_list(context, principal)
     if form is None:
         return models
@@ -106,7 +107,7 @@ async def model_list(context: ProcessContext, principal: Principal) -> dict[str,
 @router.get("/v1/models/{model_id:path}", summary="Retrieve a model")
 async def get_model(request: Request, model_id: str) -> dict[str, Any]:
     """Return one model by its id or an alias. Both may contain slashes."""
-    context, principal = context_of(request), await authorize(request, Scope.COMPLETIONS)
+    context, principal = context_of(request), await _principal(request)
     alias = context.aliases.find(model_id)
     if alias is not None and alias.is_allowed(principal.allows_model):
         alias.check_current(utc_now())
@@ -124,6 +125,10 @@ async def get_model(request: Request, model_id: str) -> dict[str, Any]:
     if alias is not None or model is None or not principal.allows_model(model.card.model):
         raise ModelNotFoundError(model_id)
     return await _body(context, principal, model)
+
+
+async def _principal(request: Request) -> Principal:
+    return await services_of(request)[Authorizer].authorize(request, Scope.COMPLETIONS)
 
 
 async def _body(

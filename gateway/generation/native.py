@@ -19,8 +19,10 @@ from gateway.generation.call import read_call, require_native_paths
 from gateway.generation.check import render_request
 from gateway.generation.model_choice import find_card, profile_of
 from gateway.generation.models import model_list
-from gateway.http.authorization import authorize, require_header_of
+from gateway.http.authorization import Authorizer, require_header_of
 from gateway.http.context import ProcessContext, context_of
+from gateway.http.exchange import exchange_of
+from gateway.http.services import services_of
 from gateway.tenancy.scopes import Scope
 
 router = APIRouter()
@@ -84,10 +86,11 @@ async def _authorize(
 ) -> tuple[ProcessContext, Principal, Profile]:
     """Return who sends a request without a body, in a dialect that has llama.cpp's own paths."""
     context = context_of(request)
+    authorize = services_of(request)[Authorizer].authorize
     principal = await authorize(request, Scope.COMPLETIONS, model_decides=True)
     header = request.headers.get(DIALECT_HEADER)
     profile = await profile_of(context, principal, {"model": model}, header=header)
-    request.state.error_style = profile.error_style
+    exchange_of(request.scope).error_style = profile.error_style
     require_header_of(request, profile)
     require_native_paths(request, profile)
     return context, principal, profile

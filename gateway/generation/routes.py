@@ -32,7 +32,7 @@ from gateway.generation.idempotency import (
 )
 from gateway.generation.model_choice import choose_allowed
 from gateway.generation.submit import Submission, draft_record, submit
-from gateway.http.authorization import count_unpaid
+from gateway.http.exchange import exchange_of
 from gateway.idempotency.registry import IdempotentRequest
 from gateway.responses.store import StoredResponse
 
@@ -50,7 +50,7 @@ async def create_completion(
     A client that resumes a stream, or repeats an Idempotency-Key, gets the original response. An
     `authorized` caller sends no credential.
     """
-    measure = RequestMeasure(endpoint.name, request.state, generates=True)
+    measure = RequestMeasure(endpoint.name, exchange_of(request.scope), generates=True)
     return await measured(request, measure, _create(request, endpoint, measure, authorized))
 
 
@@ -93,14 +93,14 @@ async def _create(
         choose_allowed(call.context, call.principal, name, profile=call.profile, body=call.body)
         earlier = await find_earlier(call, idempotent, request_id)
         if earlier is not None:
-            count_unpaid(request, is_fault=True)
+            call.context.unpaid.count(exchange_of(request.scope), is_fault=True)
             return await _replay(request, call, endpoint, earlier, measure, has_ids=has_ids)
         submission = await _submit_with_key(
             request, call, endpoint, idempotent, measure, request_id=request_id
         )
     measure.accepted(submission.checked.card.model)
     # Each paid request allows one more failure.
-    call.context.unpaid.use(request.state.caller, -1)
+    call.context.unpaid.use(exchange_of(request.scope).caller, -1)
     return await _respond(request, call, endpoint, submission, measure, has_ids=has_ids)
 
 

@@ -8,7 +8,9 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import Final
 
+from gateway.auth.principal import Principal
 from gateway.errors import TenantQueueFullError, TooManyUnpaidError
+from gateway.http.exchange import Exchange
 
 MAX_CALLERS: Final = 100_000
 """Maximum callers with a stored count; above it, the least recent caller is dropped."""
@@ -105,6 +107,28 @@ class UnpaidRequests(Allowance):
         """Start without any use. Arguments as in `Allowance`."""
         what = "Unpaid requests (failed, estimate, tokenize and response requests)"
         super().__init__(per_minute=per_minute, code="unpaid_requests", what=what)
+
+    def admit(self, exchange: Exchange, principal: Principal, *, is_paid: bool = False) -> None:
+        """Count an unpaid request; one that `is_paid` counts only if it fails.
+
+        Raises TooManyUnpaidError if its key has reached the limit.
+        """
+        caller = f"{principal.tenant_id} {principal.credential_id}"
+        self.require(caller)
+        exchange.caller, exchange.is_paid = caller, is_paid
+        if not is_paid:
+            self.use(caller)
+
+    def count(self, exchange: Exchange, *, is_fault: bool = False) -> None:
+        """Count the bytes read from the body of an unpaid request.
+
+        If `is_fault`, the request itself counts too, unless it has been counted. Nothing counts
+        before `admit`.
+        """
+        if exchange.caller:
+            uses = exchange.body_bytes // BYTES_OF_USE + (is_fault and exchange.is_paid)
+            exchange.body_bytes = 0
+            self.use(exchange.caller, uses)
 
 
 class FailedLogins(Allowance):

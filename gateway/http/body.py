@@ -11,7 +11,8 @@ from typing import Final
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 
-from gateway.concurrency.large_work import INLINE_SIZE
+from gateway.concurrency.fair_turns import LoopTurns
+from gateway.concurrency.large_work import INLINE_SIZE, LargeWork
 from gateway.dialects.wire import StructureMeter
 from gateway.errors import (
     PayloadTooLargeError,
@@ -19,63 +20,144 @@ from gateway.errors import (
     UnsupportedMediaTypeError,
     shown,
 )
+from gateway.http.allowances import Intake, UnpaidRequests
 from gateway.http.connection import connection_of
 from gateway.http.content_coding import CODINGS, content_coding, decode
-from gateway.http.context import ProcessContext
+from gateway.http.exchange import exchange_of
+from gateway.settings import Settings
 
 _CHARSET: Final = re.compile(r""";\s*charset\s*=\s*"?([^";\s]*)""", re.IGNORECASE)
 _UTF8: Final = frozenset({"utf-8", "utf8", "us-ascii", "ascii"})
 
 
-async def read_json_body(
-    request: Request, context: ProcessContext, *, sender: str, max_bytes: int | None = None
-) -> bytes | bytearray:
-    """Return the body, of at most `max_bytes`; the settings give the default limit for completions.
+class BodyReader:
+    """Reads bodies in JSON."""
 
-    `sender` identifies the source of the bytes: a tenant's id, or an address before authentication.
-    Raises PayloadTooLargeError, RequestTimeoutError, TenantQueueFullError,
-    UnsupportedMediaTypeError.
-    """
-    settings = context.settings
-    most = settings.max_body_bytes if max_bytes is None else max_bytes
-    media_type = request.headers.get("content-type", "application/json")
-    if media_type != "application/json":
-        require_utf8(media_type)
-        if not _is_json(media_type):
-            raise UnsupportedMediaTypeError("'Content-Type' must be application/json.")
-    coding = content_coding(request.headers, CODINGS)
-    connection = None if coding else connection_of(request.scope)
-    if connection is not None:
-        whole = connection.take_body(most_bytes=min(most, INLINE_SIZE))
-        if whole is not None:
-            # Small, complete and thus within all limits.
-            request.state.body_bytes = len(whole)
-            return whole
-    declared = request.headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > most:
-        raise _too_large(most)
-    meter = StructureMeter(most_items=settings.max_body_items)
-    body: bytes | bytearray = meter.text
-    try:
-        async with asyncio.timeout(settings.body_timeout.total_seconds()) as deadline:
-            if coding:
-                part = await _read_encoded(request, context, sender, coding, most)
-                has_more = False
-            else:
-                part, has_more = await _receive(request)
-            if has_more or len(part) > min(most, INLINE_SIZE):
-                await _read(
-                    request, part, context, sender, most, meter, deadline, has_more=has_more
-                )
-            else:
+    def __init__(
+        self,
+        settings: Settings,
+        intake: Intake,
+        large_work: LargeWork,
+        loop_turns: LoopTurns,
+        unpaid: UnpaidRequests,
+    ) -> None:
+        self._settings = settings
+        self._intake = intake
+        self._large_work = large_work
+        self._loop_turns = loop_turns
+        self._unpaid = unpaid
+
+    async def read(
+        self, request: Request, *, sender: str, max_bytes: int | None = None
+    ) -> bytes | bytearray:
+        """Return the body, of at most `max_bytes`; by default, of the most for completions.
+
+        `sender` identifies the source of the bytes: a tenant's id, or an address before
+        authentication.
+        Raises PayloadTooLargeError, RequestTimeoutError, TenantQueueFullError,
+        UnsupportedMediaTypeError.
+        """
+        settings, exchange = self._settings, exchange_of(request.scope)
+        most = settings.max_body_bytes if max_bytes is None else max_bytes
+        media_type = request.headers.get("content-type", "application/json")
+        if media_type != "application/json":
+            require_utf8(media_type)
+            if not _is_json(media_type):
+                raise UnsupportedMediaTypeError("'Content-Type' must be application/json.")
+        coding = content_coding(request.headers, CODINGS)
+        connection = None if coding else connection_of(request.scope)
+        if connection is not None:
+            whole = connection.take_body(most_bytes=min(most, INLINE_SIZE))
+            if whole is not None:
                 # Small, complete and thus within all limits.
-                body = part
-    except TimeoutError:
-        seconds = settings.body_timeout.total_seconds()
-        raise RequestTimeoutError(f"The body did not arrive within {seconds:g} seconds.") from None
-    finally:
-        request.state.body_bytes = len(body)
-    return body
+                exchange.body_bytes = len(whole)
+                return whole
+        declared = request.headers.get("content-length", "")
+        if declared.isdigit() and int(declared) > most:
+            raise _too_large(most)
+        meter = StructureMeter(most_items=settings.max_body_items)
+        body: bytes | bytearray = meter.text
+        try:
+            async with asyncio.timeout(settings.body_timeout.total_seconds()) as deadline:
+                if coding:
+                    part = await self._read_encoded(request, sender, coding, most)
+                    has_more = False
+                else:
+                    part, has_more = await _receive(request)
+                if has_more or len(part) > min(most, INLINE_SIZE):
+                    await self._read(
+                        request, part, sender, most, meter, deadline, has_more=has_more
+                    )
+                else:
+                    # Small, complete and thus within all limits.
+                    body = part
+        except TimeoutError:
+            seconds = settings.body_timeout.total_seconds()
+            raise RequestTimeoutError(
+                f"The body did not arrive within {seconds:g} seconds."
+            ) from None
+        finally:
+            exchange.body_bytes = len(body)
+        return body
+
+    async def read_counted(self, request: Request, tenant_id: str) -> bytes | bytearray:
+        """Read the body of a request after `UnpaidRequests.admit`, and count it if it is unpaid.
+
+        Raises the errors of `read`.
+        """
+        exchange = exchange_of(request.scope)
+        try:
+            content = await self.read(request, sender=tenant_id)
+        except ClientDisconnect:
+            self._unpaid.count(exchange)
+            raise
+        if not exchange.is_paid:
+            self._unpaid.count(exchange)
+        return content
+
+    async def _read_encoded(self, request: Request, sender: str, coding: str, most: int) -> bytes:
+        """Read a whole body and decode it in a thread, as few decoders as threads at a time."""
+        content, has_more = bytearray(), True
+        with self._intake.body_of(sender) as add:
+            while has_more:
+                part, has_more = await _receive(request)
+                if len(content) + len(part) > most:
+                    raise _too_large(most)
+                add(len(part))
+                content += part
+            beside = self._large_work.of(sender, size=INLINE_SIZE + 1)
+            return await beside(partial(decode, bytes(content), coding, most_bytes=most))
+
+    async def _read(
+        self,
+        request: Request,
+        part: bytes,
+        sender: str,
+        most: int,
+        meter: StructureMeter,
+        deadline: asyncio.Timeout,
+        *,
+        has_more: bool,
+    ) -> None:
+        """Read the rest of a body after its first part."""
+        with self._intake.body_of(sender) as add:
+            while True:
+                if len(meter.text) + len(part) > most:
+                    raise _too_large(most)
+                add(len(part))
+                if len(meter.text) + len(part) <= INLINE_SIZE:
+                    meter.feed(part)
+                else:
+                    with _paused(deadline):
+                        # Parse the parts of concurrent large bodies one at a time.
+                        async with self._loop_turns.slice_of(sender):
+                            meter.feed(part)
+                        while meter.is_in_doubt:
+                            async with self._loop_turns.slice_of(sender):
+                                meter.count()
+                if not has_more:
+                    return
+                part, has_more = await _receive(request)
 
 
 def _is_json(media_type: str) -> bool:
@@ -98,54 +180,6 @@ async def _receive(request: Request) -> tuple[bytes, bool]:
     if message["type"] == "http.disconnect":
         raise ClientDisconnect
     return message.get("body", b""), message.get("more_body", False)
-
-
-async def _read_encoded(
-    request: Request, context: ProcessContext, sender: str, coding: str, most: int
-) -> bytes:
-    """Read a whole body and decode it in a thread, as few decoders as threads at a time."""
-    content, has_more = bytearray(), True
-    with context.intake.body_of(sender) as add:
-        while has_more:
-            part, has_more = await _receive(request)
-            if len(content) + len(part) > most:
-                raise _too_large(most)
-            add(len(part))
-            content += part
-        beside = context.large_work.of(sender, size=INLINE_SIZE + 1)
-        return await beside(partial(decode, bytes(content), coding, most_bytes=most))
-
-
-async def _read(
-    request: Request,
-    part: bytes,
-    context: ProcessContext,
-    sender: str,
-    most: int,
-    meter: StructureMeter,
-    deadline: asyncio.Timeout,
-    *,
-    has_more: bool,
-) -> None:
-    """Read the rest of a body after its first part."""
-    with context.intake.body_of(sender) as add:
-        while True:
-            if len(meter.text) + len(part) > most:
-                raise _too_large(most)
-            add(len(part))
-            if len(meter.text) + len(part) <= INLINE_SIZE:
-                meter.feed(part)
-            else:
-                with _paused(deadline):
-                    # Parse the parts of concurrent large bodies one at a time.
-                    async with context.loop_turns.slice_of(sender):
-                        meter.feed(part)
-                    while meter.is_in_doubt:
-                        async with context.loop_turns.slice_of(sender):
-                            meter.count()
-            if not has_more:
-                return
-            part, has_more = await _receive(request)
 
 
 @contextmanager

@@ -8,8 +8,8 @@ from fastapi.routing import APIRoute
 from starlette.types import Message
 from typing_extensions import override
 
-from gateway.http.body import read_json_body
-from gateway.http.context import context_of
+from gateway.http.body import BodyReader
+from gateway.http.services import services_of
 
 MAX_BODY_BYTES: Final = 256 * 1024
 """Enough for the longest lists of a key; parsing this much does not block the event loop for
@@ -31,9 +31,8 @@ class BoundedRoute(APIRoute):
         async def handle_bounded(request: Request) -> Response:
             # The caller is not authenticated yet.
             sender = "" if request.client is None else request.client.host
-            content = await read_json_body(
-                request, context_of(request), sender=sender, max_bytes=MAX_BODY_BYTES
-            )
+            bodies = services_of(request)[BodyReader]
+            content = await bodies.read(request, sender=sender, max_bytes=MAX_BODY_BYTES)
 
             async def receive() -> Message:
                 return {"type": "http.request", "body": content, "more_body": False}

@@ -8,9 +8,11 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gateway.auth.authenticator import Authenticator
 from gateway.errors import ApiError
-from gateway.http.context import context_of
 from gateway.http.error_handlers import error_style_of, to_response
+from gateway.http.exchange import exchange_of
+from gateway.http.services import services_of
 from gateway.origins import allows_origin
 
 METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
@@ -55,7 +57,7 @@ class CorsMiddleware:
         else:
 
             def send_if_allowed(message: Message) -> Awaitable[None]:
-                origins = scope.get("state", {}).get("cors_origins", ())
+                origins = exchange_of(scope).cors_origins
                 if message["type"] == "http.response.start" and allows_origin(origins, origin):
                     return self._allowed.send(message, send, headers)
                 return send(message)
@@ -65,7 +67,7 @@ class CorsMiddleware:
     async def _preflight(self, origin: str, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope)
         try:
-            is_allowed = await context_of(request).authenticator.allows_origin(origin)
+            is_allowed = await services_of(request)[Authenticator].allows_origin(origin)
         except ApiError as error:
             await to_response(error, error_style_of(request))(scope, receive, send)
         else:

@@ -29,8 +29,10 @@ from gateway.errors import (
     queue_unavailable,
     shown,
 )
-from gateway.http.authorization import count_unpaid
-from gateway.http.context import ProcessContext
+from gateway.http.allowances import UnpaidRequests
+from gateway.http.exchange import exchange_of
+from gateway.http.services import Services, services_of
+from gateway.settings import Settings
 from gateway.store_errors import cause_of
 
 logger = logging.getLogger(__name__)
@@ -56,11 +58,11 @@ def install_error_handlers(app: FastAPI) -> None:
 def error_style_of(request: Request) -> ErrorStyle:
     """Return the error style of a request.
 
-    After the route has chosen the request's profile, it sets `request.state.error_style`. Before
+    After the route has chosen the request's profile, it sets the exchange's `error_style`. Before
     that, or without a route, the header's dialect decides, else the gateway's default dialect.
     """
-    style = getattr(request.state, "error_style", None)
-    if isinstance(style, ErrorStyle):
+    style = exchange_of(request.scope).error_style
+    if style is not None:
         return style
     named = dialect_of(request.headers.get(DIALECT_HEADER, ""))
     return PROFILES[named or _default_dialect(request)].error_style
@@ -78,9 +80,9 @@ def to_response(error: ApiError, style: ErrorStyle = ErrorStyle.OPENAI) -> Respo
 
 
 def _default_dialect(request: Request) -> Dialect:
-    # There is no context before the lifespan starts.
-    context: ProcessContext | None = getattr(request.app.state, "context", None)
-    return Dialect.OPENAI if context is None else context.settings.default_dialect
+    # There are no services before the lifespan starts.
+    services: Services | None = getattr(request.app.state, "services", None)
+    return Dialect.OPENAI if services is None else services[Settings].default_dialect
 
 
 async def on_exception(request: Request, error: Exception) -> Response:
@@ -104,8 +106,10 @@ async def on_exception(request: Request, error: Exception) -> Response:
 def _on_api_error(request: Request, error: ApiError) -> Response:
     if isinstance(error, StoreUnavailableError) and error.detail:
         logger.warning("a request failed: %s", error.detail)
-    if error.status < InternalError.status:
-        count_unpaid(request, is_fault=isinstance(error, _FAULTS_OF_CLIENTS))
+    exchange = exchange_of(request.scope)
+    if exchange.caller and error.status < InternalError.status:
+        is_fault = isinstance(error, _FAULTS_OF_CLIENTS)
+        services_of(request)[UnpaidRequests].count(exchange, is_fault=is_fault)
     return to_response(error, error_style_of(request))
 
 

@@ -11,7 +11,6 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractContextManager
 from functools import partial
-from types import SimpleNamespace
 from typing import Any, Final
 
 from fastapi import FastAPI
@@ -33,15 +32,16 @@ from typing_extensions import override
 from contract import logs
 from contract.tracing import REQUEST_ID
 from gateway import telemetry, tracing
+from gateway.auth.authenticator import Authenticator
 from gateway.concurrency.fair_turns import LoopTurns
 from gateway.errors import TenantQueueFullError
 from gateway.heartbeat import served
 from gateway.http.allowances import network_of
 from gateway.http.authorization import credential_of
 from gateway.http.connection import connection_of
-from gateway.http.context import context_of
 from gateway.http.draining import PROBES, Drain
 from gateway.http.error_handlers import EXPECTED_ERRORS, on_exception
+from gateway.http.services import Services
 
 _PROPAGATED: Final = frozenset({b"traceparent", b"tracestate"})
 _FAILED: Final = 500
@@ -153,7 +153,8 @@ class FrontMiddleware:
         scope["app"] = self._application
         if scope["type"] != "http":
             return self._app(scope, receive, send)
-        turns: LoopTurns = self._application.state.context.loop_turns
+        services: Services = self._application.state.services
+        turns = services[LoopTurns]
         return turns.run(self._serve(scope, receive, send, turns))
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send, turns: LoopTurns) -> None:
@@ -180,7 +181,7 @@ class FrontMiddleware:
             app = traced(app, scope)
         route = self._route(scope) if app is plain else None
         try:
-            await turns.enter(_caller(scope, turns))
+            await turns.enter(self._caller(scope, turns))
             if route is None:
                 await app(scope, receive, note_and_send)
             else:
@@ -217,20 +218,17 @@ class FrontMiddleware:
         """Return the direct route of a request, if it has one."""
         return self._direct.get(scope["path"]) if scope["method"] == "POST" else None
 
+    def _caller(self, scope: Scope, turns: LoopTurns) -> str:
+        """Return who uses the loop: the client's network, until `authorize` knows the tenant.
 
-def _caller(scope: Scope, turns: LoopTurns) -> str:
-    """Return who uses the loop: the client's network, until `authorize` knows the tenant.
-
-    The tenants of a network that uses the loop too much need not wait with it.
-    """
-    network = network_of(scope["client"][0] if scope["client"] else "")
-    if turns.is_over(network):
-        headers = Headers(scope=scope)
-        return (
-            context_of(Request(scope)).authenticator.cached_tenant(credential_of(headers))
-            or network
-        )
-    return network
+        The tenants of a network that uses the loop too much need not wait with it.
+        """
+        network = network_of(scope["client"][0] if scope["client"] else "")
+        if turns.is_over(network):
+            authenticator = self._application.state.services[Authenticator]
+            credential = credential_of(Headers(scope=scope))
+            return authenticator.cached_tenant(credential) or network
+        return network
 
 
 def _read_headers(scope: Scope) -> tuple[list[tuple[bytes, bytes]], bool]:
@@ -270,19 +268,15 @@ def _send_whole(scope: Scope, response: Response, ids: list[tuple[bytes, bytes]]
 
 
 class _Request(Request):
-    """A request whose headers are in a dictionary, and whose state has plain attributes."""
+    """A request whose headers are in a dictionary."""
 
     # Attributes, which are read many times, instead of Starlette's properties.
     app: Any = None
-    state: Any = None
     headers: Headers = Headers()
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         super().__init__(scope, receive)
         self.app = scope["app"]
-        # Starlette's State looks each attribute up in Python code.
-        self.state = SimpleNamespace(**scope.get("state", {}))
-        scope["state"] = vars(self.state)
         self.headers = _Headers(raw=scope["headers"])
 
 

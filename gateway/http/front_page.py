@@ -11,8 +11,9 @@ from typing import Final
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse
 
-from gateway.concurrency.large_work import INLINE_SIZE
-from gateway.http.context import context_of
+from gateway.concurrency.large_work import INLINE_SIZE, LargeWork
+from gateway.http.services import services_of
+from gateway.settings import Settings
 
 _STYLE: Final = """
 :root { color-scheme: light dark; --text: #1f2328; --muted: #59636e; --page: #fff;
@@ -90,7 +91,7 @@ _OPERATORS_EXAMPLE: Final = """curl {url}/admin/tenants \\
 def _router(known: Mapping[str, str], example: str) -> APIRouter:
     async def get_front_page(request: Request) -> Response:
         version, accepted = request.app.version, request.headers.get("accept", "")
-        settings = context_of(request).settings
+        settings = services_of(request)[Settings]
         absent = {_CONSOLE: not settings.console, _STATUS: not settings.status_page}
         links = {path: text for path, text in known.items() if not absent.get(path)}
         if "application/json" in accepted and "text/html" not in accepted:
@@ -132,7 +133,8 @@ class FixedPage:
         if not self._content:
             async with self._lock:
                 if not self._content:
-                    beside = context_of(request).large_work.of("", size=INLINE_SIZE + 1)
+                    large_work = services_of(request)[LargeWork]
+                    beside = large_work.of("", size=INLINE_SIZE + 1)
                     self._content = await beside(self._make)
                     self._tag = f'"{hashlib.sha256(self._content).hexdigest()[:32]}"'
         headers = {"etag": self._tag, "cache-control": "no-cache"}

@@ -16,6 +16,11 @@ class Services:
     def __init__(self, by_type: Mapping[type[Any], object]) -> None:
         self._by_type = by_type
 
+    @classmethod
+    def of(cls, *services: object) -> "Services":
+        """Return services of different types, each by its own type."""
+        return cls({type(each): each for each in services})
+
     def __getitem__(self, kind: type[T]) -> T:
         """Return the service of a type. Raises KeyError if the process has none."""
         service: Any = self._by_type[kind]

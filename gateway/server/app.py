@@ -23,8 +23,8 @@ from gateway.delivery import routes as kept_responses
 from gateway.files import routes as files
 from gateway.generation import models, native, tokenize
 from gateway.generation import routes as generation
-from gateway.http import front_page, health
-from gateway.http.context import open_context
+from gateway.http import front_page
+from gateway.http.context import ProcessContext
 from gateway.http.cors import CorsMiddleware
 from gateway.http.draining import Drain, DrainMiddleware
 from gateway.http.error_handlers import install_error_handlers
@@ -35,6 +35,8 @@ from gateway.management.status import routes as status
 from gateway.openapi.described import RESPONSE_HEADERS
 from gateway.openapi.document import install_documentation
 from gateway.openapi.operations import GENERATION_TAGS
+from gateway.server import health
+from gateway.server.services import open_services
 from gateway.settings import Settings
 
 _OPENAPI: Final = "/openapi.json"
@@ -73,11 +75,11 @@ def create_app(settings: Settings) -> FastAPI:
         tracing.start(settings)
         try:
             async with (
-                open_context(settings, on_failure=drain.fail) as context,
-                running_batches(context, drain, on_failure=drain.fail),
+                open_services(settings, on_failure=drain.fail) as services,
+                running_batches(services, drain, on_failure=drain.fail),
             ):
-                app.state.context = context
-                app.state.services = context.services()
+                app.state.context = ProcessContext.of(services)
+                app.state.services = services
                 yield
         finally:
             tracing.stop()
@@ -182,7 +184,7 @@ def _docs(title: str) -> bytes:
 class _PlainState(State):
     """A state that keeps its attributes on the object, where Python finds them without its code.
 
-    Each request reads the context several times.
+    Each request reads the services several times.
     """
 
     @override

@@ -17,10 +17,12 @@ from typing_extensions import override
 
 from contract.outcomes import FailureCode
 from contract.tasks import end_task
-from gateway.http.context import ProcessContext
+from gateway.dispatch.dispatcher import Dispatcher
 from gateway.http.draining import Drain
-from gateway.http.health import take_snapshot
+from gateway.http.services import Services
 from gateway.http.shared_metrics import MetricsLink
+from gateway.responses.service import Responses
+from gateway.server.health import take_snapshot
 from gateway.settings import Settings
 
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
@@ -90,8 +92,8 @@ class GracefulServer(uvicorn.Server):
             await self._start_operators(self._operators)
         link: MetricsLink | None = self._app.state.metrics_link
         if link is not None:
-            context: ProcessContext = self._app.state.context
-            self._reporting = asyncio.create_task(link.report(partial(take_snapshot, context)))
+            snapshot = partial(take_snapshot, self._app.state.services)
+            self._reporting = asyncio.create_task(link.report(snapshot))
             self._reporting.add_done_callback(self._reporting_ended)
 
     async def _start_operators(self, operators: uvicorn.Server) -> None:
@@ -139,12 +141,12 @@ class GracefulServer(uvicorn.Server):
     async def _cut_off(self) -> None:
         left = len(self.server_state.tasks)
         logger.warning("ending %d requests that did not finish during the drain", left)
-        context: ProcessContext = self._app.state.context
-        context.responses.hand_over()
+        services: Services = self._app.state.services
+        services[Responses].hand_over()
         deadline = time.monotonic() + CUT_SECONDS
         while not self._is_idle() and time.monotonic() < deadline:
             # Repeat, because requests that were still being read or checked join the queue later.
-            context.dispatcher.fail_all(FailureCode.GATEWAY_STOPPING)
+            services[Dispatcher].fail_all(FailureCode.GATEWAY_STOPPING)
             await asyncio.sleep(POLL_SECONDS)
         for connection in list(self.server_state.connections):
             connection.transport.abort()

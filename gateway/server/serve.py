@@ -12,6 +12,7 @@ from fastapi import FastAPI
 
 from contract.logs import configure_logs
 from contract.metrics import begin_metrics
+from gateway.concurrency.fair_turns import LoopTurns
 from gateway.http.shared_metrics import MetricsLink
 from gateway.server.app import create_app, create_operator_app
 from gateway.server.graceful import GracefulServer
@@ -102,7 +103,7 @@ def _config(
         lifespan=lifespan,
         http=http_protocol(
             settings,
-            turns=lambda: app.state.context.loop_turns,
+            turns=lambda: app.state.services[LoopTurns],
             most_connections=most_connections,
         ),
         ws="none",

@@ -1,8 +1,8 @@
 """A gateway in the test's own process, for routes that need no worker."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -10,11 +10,12 @@ import httpx
 from fastapi import FastAPI
 
 from gateway.database.engine import Database
-from gateway.http.context import ProcessContext, open_context
+from gateway.http.context import ProcessContext
 from gateway.management.keys.service import KeyService
 from gateway.quota.store import QuotaStore
 from gateway.redis_client import connect
 from gateway.server.app import create_app, create_operator_app
+from gateway.server.services import open_services
 from gateway.settings import Settings
 from gateway.tenancy.changes import ChangeAnnouncer
 from gateway.tenancy.scopes import Scope
@@ -51,16 +52,18 @@ class Management:
     def lose_database(self) -> None:
         """Make every query of the database fail from now on."""
         nowhere = Database(NOWHERE)
-        self._replace(database=nowhere)
+        self._replace({Database: nowhere})
 
     def lose_redis(self) -> None:
         """Make every command to Redis fail from now on."""
         unreachable = connect(f"redis://127.0.0.1:{free_port()}", max_connections=4)
-        self._replace(announcer=ChangeAnnouncer(unreachable), quotas=QuotaStore(unreachable))
+        self._replace(
+            {ChangeAnnouncer: ChangeAnnouncer(unreachable), QuotaStore: QuotaStore(unreachable)}
+        )
 
-    def _replace(self, **services: Any) -> None:
-        context = replace(self.context, **services)
-        self.app.state.context, self.app.state.services = context, context.services()
+    def _replace(self, others: Mapping[type[Any], object]) -> None:
+        self.app.state.services = self.app.state.services.with_others(others)
+        self.app.state.context = ProcessContext.of(self.app.state.services)
 
 
 @cache
@@ -75,6 +78,6 @@ def _apps() -> tuple[FastAPI, FastAPI]:
 async def running_management(settings: Settings) -> AsyncIterator[Management]:
     """Open the gateway without a port; its services are in its context."""
     app, operators = _apps()
-    async with open_context(settings, on_failure=app.state.drain.fail) as context:
-        app.state.context, app.state.services = context, context.services()
-        yield Management(app, operators, context)
+    async with open_services(settings, on_failure=app.state.drain.fail) as services:
+        app.state.context, app.state.services = ProcessContext.of(services), services
+        yield Management(app, operators, app.state.context)

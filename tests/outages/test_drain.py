@@ -9,7 +9,6 @@ import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -18,6 +17,7 @@ import pytest
 from fastapi import FastAPI
 
 from gateway.concurrency.fair_turns import LoopTurns
+from gateway.http.services import Services
 from gateway.server.app import create_app
 from gateway.settings import Settings
 from tests.chaos.program import FAILING_LOOP
@@ -184,7 +184,7 @@ async def test_late_request_on_an_open_connection_gets_503_and_a_close() -> None
     settings = Settings(redis_url=f"redis://127.0.0.1:{free_port()}")
     app: FastAPI = create_app(settings)
     app.state.drain.is_draining = app.state.drain.is_closed = True
-    app.state.context = SimpleNamespace(loop_turns=LoopTurns(), settings=settings)
+    app.state.services = Services.of(LoopTurns(), settings)
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
         answer = await client.post("/v1/completions", json={"prompt": "x"})

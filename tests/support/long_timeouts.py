@@ -14,14 +14,14 @@ from tests.support.patience import PATIENCE_SECONDS
 
 def wait_for_sandboxes() -> None:
     """Limit the check of a structure only by CPU time in this process."""
-    from gateway.http import context
+    from gateway.server import services
     from gateway.structure.sandbox import pool
 
     settings = partial(
         pool.SandboxSettings, wait_seconds=PATIENCE_SECONDS, task_seconds=PATIENCE_SECONDS
     )
     # The product declares them final, and reads them as globals of their modules.
-    vars(context).update(SandboxSettings=settings)
+    vars(services).update(SandboxSettings=settings)
     vars(pool).update(_START_SECONDS=PATIENCE_SECONDS, _LOAD_SECONDS=PATIENCE_SECONDS)
 
 
@@ -29,9 +29,9 @@ def wait_for_stores() -> None:
     """Let requests wait for Redis and the database. Refused connections fail at once."""
     from gateway import redis_client
     from gateway.database import engine
-    from gateway.http import health
     from gateway.quota import endings
     from gateway.responses import service as responses
+    from gateway.server import health
 
     vars(redis_client).update(
         CONNECT_TIMEOUT_SECONDS=PATIENCE_SECONDS,

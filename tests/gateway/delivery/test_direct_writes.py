@@ -8,7 +8,6 @@ from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
-from starlette.datastructures import State
 from typing_extensions import override
 from uvicorn.protocols.http.flow_control import FlowControl
 
@@ -23,6 +22,7 @@ from gateway.dispatch.jobs import JobsInFlight
 from gateway.dispatch.replies import Replies
 from gateway.dispatch.ticket import Ticket
 from gateway.http.connection import CONNECTION, DirectConnection, Outbox
+from gateway.http.exchange import Exchange
 from gateway.stream.sse import BEGINNING, KEEP_ALIVE, ChunkRenderer
 from tests.gateway.http_calls import connection, post, serving
 from tests.gateway.replies import STOP, completion, ended, said
@@ -115,7 +115,7 @@ async def streaming(
     """Stream a response whose first event was sent."""
     generation = Generation(max_unread_bytes=1000)
     job = Job(generation, n=n)
-    measure = RequestMeasure("completions", State(), generates=True)
+    measure = RequestMeasure("completions", Exchange(), generates=True)
     response = StreamedCompletion(
         Subscription(completion(n=n), generation),
         has_ids=has_ids,

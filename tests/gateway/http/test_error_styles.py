@@ -28,7 +28,10 @@ from gateway.errors import (
 )
 from gateway.http.draining import Drain
 from gateway.http.error_handlers import install_error_handlers
+from gateway.http.exchange import exchange_of
 from gateway.http.front import FrontMiddleware
+from gateway.http.services import Services
+from gateway.settings import Settings
 from tests.support.cases import all_cases
 
 INVALID = InvalidParameterError("'n' must be at least 1. Given: 0.", param="n")
@@ -164,7 +167,7 @@ def make_app() -> FastAPI:
 
     @app.get("/known/{style}")
     async def _known(style: ErrorStyle, request: Request) -> None:
-        request.state.error_style = style
+        exchange_of(request.scope).error_style = style
         raise INVALID
 
     @app.get("/bug")
@@ -208,7 +211,7 @@ async def test_default_dialect_chooses_the_style_otherwise(dialect: str | None) 
     app = make_app()
     assert (await ask("/invalid", app=app, dialect=dialect)).json() == INVALID.body()
     settings = SimpleNamespace(default_dialect=Dialect.LLAMACPP)
-    app.state.context = SimpleNamespace(settings=settings)
+    app.state.services = Services({Settings: settings})
     response = await ask("/invalid", app=app, dialect=dialect)
     assert response.json() == INVALID.body(ErrorStyle.LLAMACPP)
 
@@ -233,12 +236,12 @@ async def test_failures_outside_of_routes_have_the_style_too(
 async def test_bug_after_the_route_chose_its_style_has_that_style() -> None:
     app = make_app()
     settings = SimpleNamespace(default_dialect=Dialect.OPENAI)
-    app.state.context = SimpleNamespace(settings=settings, loop_turns=LoopTurns())
+    app.state.services = Services({Settings: settings, LoopTurns: LoopTurns()})
     app.add_middleware(FrontMiddleware, application=app, wrap=lambda inner: inner, drain=Drain())
 
     @app.get("/late")
     async def _late(request: Request) -> None:
-        request.state.error_style = ErrorStyle.VLLM
+        exchange_of(request.scope).error_style = ErrorStyle.VLLM
         raise RuntimeError("inside")
 
     response = await ask("/late", app=app)

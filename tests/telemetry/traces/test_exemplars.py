@@ -5,12 +5,12 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client import REGISTRY
 from prometheus_client.openmetrics.exposition import generate_latest
-from starlette.datastructures import State
 
 from contract.messages import Delta
 from gateway import tracing
 from gateway.delivery.measuring import RequestMeasure
 from gateway.dispatch.generation import Reply
+from gateway.http.exchange import Exchange
 from gateway.settings import Settings
 from tests.telemetry.traces.collector import Collector
 
@@ -26,7 +26,7 @@ def _traced(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
 def measure(model: str, traceparent: str) -> list[str]:
     """Measure a request; return the exemplars of its model's histograms as a scraper reads them."""
     with tracing.request_span("POST", {"traceparent": traceparent}, {}):
-        measured = RequestMeasure("completions", State(), generates=True)
+        measured = RequestMeasure("completions", Exchange(), generates=True)
         measured.accepted(model)
         measured.replied([Reply(0, Delta(1, 1, 0, 0, "a", [1]))])
         measured.close()

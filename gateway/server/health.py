@@ -11,12 +11,16 @@ from typing import Final
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import REGISTRY
+from redis.asyncio import Redis
 from redis.exceptions import RedisError, ResponseError
 
 from contract.metrics import exposition
 from gateway import telemetry
-from gateway.http.context import ProcessContext, context_of
+from gateway.dispatch.catalogue import Catalogue
+from gateway.dispatch.dispatcher import Dispatcher
+from gateway.http.services import Services, services_of
 from gateway.http.shared_metrics import MetricsLink, snapshot
+from gateway.quota.reservations import Reservations
 from gateway.redis_client import observe_memory
 
 PING_SECONDS: Final = 1.5
@@ -54,7 +58,7 @@ async def version(request: Request) -> Response:
 
 async def load(request: Request) -> Response:
     """Return the number of jobs that this process waits for, under vLLM's name."""
-    return JSONResponse({"server_load": context_of(request).dispatcher.jobs_in_flight})
+    return JSONResponse({"server_load": services_of(request)[Dispatcher].jobs_in_flight})
 
 
 # Plain routes, which also accept HEAD; gateway.openapi.operations describes them.
@@ -73,27 +77,27 @@ async def metrics(request: Request) -> Response:
     """
     link: MetricsLink | None = request.app.state.metrics_link
     if link is None:
-        await _observe(context_of(request))
+        await _observe(services_of(request))
     source = REGISTRY if link is None else await link.collect()
     content, content_type = exposition(source, request.headers.get("accept", ""))
     return Response(content, headers={"content-type": content_type})
 
 
-async def take_snapshot(context: ProcessContext) -> bytes:
+async def take_snapshot(services: Services) -> bytes:
     """Return the current metrics of this process, to be added to those of others."""
-    await _observe(context)
+    await _observe(services)
     return snapshot(REGISTRY)
 
 
-async def _observe(context: ProcessContext) -> None:
+async def _observe(services: Services) -> None:
     """Set the gauges whose values are read on request."""
-    await observe_memory(context.redis, timeout_seconds=PING_SECONDS)
-    telemetry.JOBS_IN_FLIGHT.set(context.dispatcher.jobs_in_flight)
-    telemetry.RESERVED_REQUESTS.set(context.reservations.open_requests)
+    await observe_memory(services[Redis], timeout_seconds=PING_SECONDS)
+    telemetry.JOBS_IN_FLIGHT.set(services[Dispatcher].jobs_in_flight)
+    telemetry.RESERVED_REQUESTS.set(services[Reservations].open_requests)
     # Remove the values of models that no longer exist.
     for gauge in telemetry.OF_MODELS:
         gauge.clear()
-    for model in context.catalogue.models:
+    for model in services[Catalogue].models:
         name, status = model.card.model, model.status
         telemetry.model_known(name)
         telemetry.WAITING_JOBS.labels(name).set(status.waiting_jobs)
@@ -107,11 +111,11 @@ async def _observe(context: ProcessContext) -> None:
 async def _readiness(request: Request, *, ready: str) -> Response:
     if request.app.state.drain.is_draining:
         return JSONResponse({"status": "stopping"}, status_code=503)
-    context = context_of(request)
+    services = services_of(request)
     try:
         async with asyncio.timeout(PING_SECONDS):
             # A full Redis or a replica still responds to pings.
-            await context.dispatcher.presence.announce(context.redis)
+            await services[Dispatcher].presence.announce(services[Redis])
     except ResponseError:
         return JSONResponse({"status": "redis rejects writes"}, status_code=503)
     except (RedisError, TimeoutError):
