@@ -230,7 +230,8 @@ class Settings(BaseSettings):
     it."""
 
     processes: Annotated[int, Field(ge=1, le=MAX_PROCESSES)] = 1
-    """Gateway processes that share both ports under one supervisor; each is one gateway."""
+    """Gateway processes that share the customers' port; each is one gateway, with an operators'
+    port of its own: `operator_port`, the next one, and so on."""
 
     trusted_proxies: Annotated[tuple[IPvAnyNetwork, ...], NoDecode] = ()
     """Comma-separated addresses and networks whose X-Forwarded-For is trusted; none by default."""

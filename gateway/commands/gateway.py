@@ -38,7 +38,7 @@ Each setting is also an environment variable SLUICE_*.
     "--operator-port",
     metavar="PORT",
     help="Port of /admin and /metrics, on SLUICE_OPERATOR_HOST; 0 disables it.  "
-    "[SLUICE_OPERATOR_PORT]",
+    "With --processes, the first of as many ports.  [SLUICE_OPERATOR_PORT]",
 )
 @click.option(
     "--redis-url", metavar="URL", help="Redis server that workers share.  [SLUICE_REDIS_URL]"
@@ -46,7 +46,7 @@ Each setting is also an environment variable SLUICE_*.
 @click.option(
     "--processes",
     metavar="COUNT",
-    help="Processes that share the ports, for machines with several cores.  [SLUICE_PROCESSES]",
+    help="Processes that share the port, for machines with several cores.  [SLUICE_PROCESSES]",
 )
 @click.option("--one-of-many", hidden=True)
 @click.pass_obj
@@ -88,7 +88,7 @@ def command(
 
 
 def _serve(settings: Settings, one: OneOfMany | None) -> None:
-    # The supervisor of several processes does not import the server.
+    # The parent of several processes does not import the server.
     from gateway.server import serve
 
     serve.run(settings, one)

@@ -18,7 +18,6 @@ from gateway.http.allowances import FailedLogins, Intake, UnpaidRequests
 from gateway.http.services import Services
 from gateway.idempotency.registry import IdempotencyRegistry
 from gateway.images.fetcher import ImageFetcher
-from gateway.ledger.balances import LedgerBalances
 from gateway.ledger.history import ServiceHistory
 from gateway.ledger.rejections import Rejections
 from gateway.prompt.chat_templates import ChatTemplates

@@ -6,7 +6,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,7 +25,7 @@ from gateway.launch.ports import LOOPBACK
 from gateway.redis_client import connect, converting_errors, describe
 from gateway.settings import COMMANDS_FILE
 from gateway.supervision.child import ChildSpec
-from gateway.supervision.supervisor import Supervisor
+from gateway.supervision.supervisor import Supervisor, unless
 
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 REDIS_SECONDS: Final = 15.0
@@ -55,7 +55,7 @@ class BringUp:
         for number in SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal, supervisor)
         try:
-            await self._unless_stopped(self._serve(supervisor))
+            await unless(self._stop_asked, self._serve(supervisor))
         finally:
             self._stop_asked.set()
             await supervisor.stop()
@@ -68,16 +68,6 @@ class BringUp:
             return
         self._stop_asked.set()
         self._report("Stopping (Ctrl-C again to stop at once) ...")
-
-    async def _unless_stopped(self, work: Coroutine[Any, Any, None]) -> None:
-        serving = asyncio.create_task(work)
-        stopping = asyncio.create_task(self._stop_asked.wait())
-        await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
-        if serving.done():
-            serving.result()
-        serving.cancel()
-        await asyncio.gather(serving, return_exceptions=True)
 
     async def _serve(self, supervisor: Supervisor) -> None:
         earlier = self._demo.read()

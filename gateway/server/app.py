@@ -94,7 +94,6 @@ def create_app(settings: Settings) -> FastAPI:
         own.append(console.files)
     app = _application("Sluice", (*CUSTOMER_ROUTERS, *own), generates=True, lifespan=lifespan)
     app.state.drain = drain
-    app.state.metrics_link = None
 
     def wrap(inner: ASGIApp) -> ASGIApp:
         drained = DrainMiddleware(inner, drain)

@@ -1,13 +1,13 @@
 """HTTP server with graceful shutdown; uvicorn's own cuts streams off without an error event."""
 
 import asyncio
+import faulthandler
 import logging
 import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from types import FrameType
 from typing import Final
 
@@ -16,13 +16,10 @@ from fastapi import FastAPI
 from typing_extensions import override
 
 from contract.outcomes import FailureCode
-from contract.tasks import end_task
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.http.draining import Drain
 from gateway.http.services import Services
-from gateway.http.shared_metrics import MetricsLink
 from gateway.responses.service import Responses
-from gateway.server.health import take_snapshot
 from gateway.settings import Settings
 
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
@@ -32,6 +29,11 @@ CUT_SECONDS: Final = 5.0
 """How long clients have to read the final error of their streams."""
 UNWIND_SECONDS: Final = 1.0
 POLL_SECONDS: Final = 0.05
+STUCK_SECONDS: Final = 60.0
+"""Time without a turn of the event loop after which one of several processes ends, as after the
+chart's liveness probe. Probes cannot find such a process: others accept their connections."""
+TICKS: Final = 50
+"""Ticks, of 0.1 s each, between two turns that are noted."""
 
 logger = logging.getLogger(__name__)
 
@@ -55,13 +57,12 @@ class GracefulServer(uvicorn.Server):
         settings: Settings,
         *,
         operators: uvicorn.Server | None,
-        operator_sockets: list[socket.socket] | None,
+        one: OneOfMany | None,
     ) -> None:
-        """Do not serve yet. Without `operator_sockets`, the operators' server opens its own."""
+        """Do not serve yet. `one` describes this process if it is one of several."""
         super().__init__(config)
         self._operators = operators
-        self._operator_sockets = operator_sockets
-        self._reporting: asyncio.Task[None] | None = None
+        self._one = one
         self._app = app
         self._drain: Drain = app.state.drain
         self._delay_seconds = settings.drain_delay.total_seconds()
@@ -90,18 +91,13 @@ class GracefulServer(uvicorn.Server):
         await super().startup(sockets)
         if self._operators is not None:
             await self._start_operators(self._operators)
-        link: MetricsLink | None = self._app.state.metrics_link
-        if link is not None:
-            snapshot = partial(take_snapshot, self._app.state.services)
-            self._reporting = asyncio.create_task(link.report(snapshot))
-            self._reporting.add_done_callback(self._reporting_ended)
 
     async def _start_operators(self, operators: uvicorn.Server) -> None:
         config = operators.config
         config.load()
         operators.lifespan = config.lifespan_class(config)
         try:
-            await operators.startup(self._operator_sockets)
+            await operators.startup()
         except SystemExit:
             # The port is in use, which uvicorn has logged.
             await self.lifespan.shutdown()
@@ -109,6 +105,9 @@ class GracefulServer(uvicorn.Server):
 
     @override
     async def on_tick(self, counter: int) -> bool:
+        if self._one is not None and counter % TICKS == 0:
+            # A thread without Python's lock shows where the process is stuck, and ends it.
+            faulthandler.dump_traceback_later(STUCK_SECONDS, exit=True)
         if self._operators is not None:
             await self._operators.on_tick(counter)
         return await super().on_tick(counter)
@@ -126,14 +125,7 @@ class GracefulServer(uvicorn.Server):
             await self._cut_off()
         if self._operators is not None:
             await self._operators.shutdown()
-        if self._reporting is not None:
-            await end_task(self._reporting)
         await self.lifespan.shutdown()
-
-    def _reporting_ended(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            logger.critical("metrics cannot be reported; the gateway shuts down", exc_info=error)
-            self._drain.fail()
 
     def _is_idle(self) -> bool:
         return not (self.server_state.connections or self.server_state.tasks)

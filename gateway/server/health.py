@@ -19,7 +19,6 @@ from gateway import telemetry
 from gateway.dispatch.catalogue import Catalogue
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.http.services import Services, services_of
-from gateway.http.shared_metrics import MetricsLink, snapshot
 from gateway.quota.reservations import Reservations
 from gateway.redis_client import observe_memory
 
@@ -71,22 +70,13 @@ customer_router.add_route("/version", version, methods=["GET"])
 
 @metrics_router.get("/metrics")
 async def metrics(request: Request) -> Response:
-    """Return all metrics of this process, or the sums of all processes that share its port.
+    """Return all metrics of this process.
 
     The format is Prometheus text, or OpenMetrics if the request accepts it.
     """
-    link: MetricsLink | None = request.app.state.metrics_link
-    if link is None:
-        await _observe(services_of(request))
-    source = REGISTRY if link is None else await link.collect()
-    content, content_type = exposition(source, request.headers.get("accept", ""))
+    await _observe(services_of(request))
+    content, content_type = exposition(REGISTRY, request.headers.get("accept", ""))
     return Response(content, headers={"content-type": content_type})
-
-
-async def take_snapshot(services: Services) -> bytes:
-    """Return the current metrics of this process, to be added to those of others."""
-    await _observe(services)
-    return snapshot(REGISTRY)
 
 
 async def _observe(services: Services) -> None:

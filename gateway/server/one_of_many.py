@@ -1,5 +1,6 @@
-"""What a gateway process inherits from the supervisor of several."""
+"""What a gateway process inherits from the parent of several."""
 
+import os
 import socket
 
 import msgspec
@@ -12,15 +13,17 @@ class OneOfMany(msgspec.Struct, frozen=True, kw_only=True):
     """From 1; a process that replaces another one has the same number."""
     customers: list[int]
     """File descriptors of the customers' sockets."""
-    operators: list[int]
-    """File descriptors of the operators' sockets."""
-    metrics: str
-    """Path of the supervisor's Unix socket for metrics."""
+    serving: int
+    """File descriptor of a pipe to the parent."""
 
+    def sockets(self) -> list[socket.socket]:
+        """Return the customers' sockets, which no child of this process inherits."""
+        sockets = [socket.socket(fileno=descriptor) for descriptor in self.customers]
+        for each in sockets:
+            each.set_inheritable(False)
+        return sockets
 
-def inherited(descriptors: list[int]) -> list[socket.socket]:
-    """Return the sockets of inherited descriptors, which no child of this process inherits."""
-    sockets = [socket.socket(fileno=descriptor) for descriptor in descriptors]
-    for each in sockets:
-        each.set_inheritable(False)
-    return sockets
+    def report(self) -> None:
+        """Tell the parent that this process serves."""
+        os.write(self.serving, b".")
+        os.close(self.serving)

@@ -4,7 +4,6 @@ import gc
 import logging
 import os
 import sys
-from pathlib import Path
 from typing import Final, Literal
 
 import uvicorn
@@ -13,10 +12,9 @@ from fastapi import FastAPI
 from contract.logs import configure_logs
 from contract.metrics import begin_metrics
 from gateway.concurrency.fair_turns import LoopTurns
-from gateway.http.shared_metrics import MetricsLink
 from gateway.server.app import create_app, create_operator_app
 from gateway.server.graceful import GracefulServer
-from gateway.server.one_of_many import OneOfMany, inherited
+from gateway.server.one_of_many import OneOfMany
 from gateway.server.protocol import allow_connections, http_protocol
 from gateway.settings import Settings
 
@@ -50,8 +48,6 @@ def run(settings: Settings, one: OneOfMany | None) -> None:
     # The library reads this setting only from the environment.
     os.putenv("TOKENIZERS_PARALLELISM", "false")
     app = create_app(settings)
-    if one is not None:
-        app.state.metrics_link = MetricsLink(Path(one.metrics))
     operators = _operators(settings, app)
     # Objects created at startup live as long as the process, so exclude them from garbage
     # collection. A request creates thousands of objects that are freed without the collector, so
@@ -60,14 +56,8 @@ def run(settings: Settings, one: OneOfMany | None) -> None:
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
     config = _config(settings, app, settings.host, settings.port, settings.max_connections)
-    server = GracefulServer(
-        config,
-        app,
-        settings,
-        operators=operators,
-        operator_sockets=None if one is None else inherited(one.operators),
-    )
-    server.run(None if one is None else inherited(one.customers))
+    server = GracefulServer(config, app, settings, operators=operators, one=one)
+    server.run(None if one is None else one.sockets())
     if app.state.drain.has_failed:
         sys.exit(EXIT_FAILED)
 

@@ -5,10 +5,10 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final
 
-from contract.tasks import Backoff
+from contract.tasks import Backoff, end_task
 from gateway.errors import StartupError
 from gateway.supervision.child import Child, ChildSpec, describe_exit, log_tail
 
@@ -50,7 +50,7 @@ class Supervisor:
             group.append(await Child.start(spec))
             self._watchers.append(asyncio.create_task(self._watch(group, len(group) - 1)))
 
-    async def while_alive(self, waiting: asyncio.Task[None]) -> None:
+    async def while_alive(self, waiting: asyncio.Task[Any]) -> None:
         """Wait for a task, or raise ChildDiedError as soon as a process exits."""
         try:
             await asyncio.wait({waiting, self._died}, return_when=asyncio.FIRST_COMPLETED)
@@ -67,7 +67,7 @@ class Supervisor:
 
     async def stop(self) -> list[int]:
         """Stop all processes, the last started first. Return their exit statuses."""
-        await _end(self._watchers)
+        await end_task(*self._watchers)
         statuses: list[int] = []
         for group in reversed(self._children):
             statuses += await asyncio.gather(*(child.stop() for child in group))
@@ -112,7 +112,12 @@ class Supervisor:
             self._died.set_exception(ChildDiedError(child.spec, status))
 
 
-async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+async def unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine to its end, or cancel it once the event is set."""
+    working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            working.result()
+    finally:
+        await end_task(working, stopping)

@@ -1,4 +1,4 @@
-"""Children of `sluice up`: started, watched, restarted, and all of them ended."""
+"""Children of a supervisor: started, watched, restarted, and all of them ended."""
 
 import asyncio
 import os
@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from asyncio.subprocess import PIPE
 from pathlib import Path
 
 import pytest
@@ -174,6 +175,20 @@ async def test_port_in_use_is_named_before_any_process_starts() -> None:
             await processes.run_gateways(Settings(port=port, processes=2), (), {})
 
 
+async def test_operators_ports_beyond_the_last_one_are_refused() -> None:
+    settings = Settings(port=0, processes=3, operator_port=65534)
+    with pytest.raises(StartupError, match=r"3 processes .* from 65534 on, .* last port is 65535"):
+        await processes.run_gateways(settings, (), {})
+
+
+async def test_one_of_several_processes_ends_if_its_loop_is_stuck() -> None:
+    stuck = await asyncio.create_subprocess_exec(sys.executable, "-c", STUCK, stderr=PIPE)
+    _, errors = await asyncio.wait_for(stuck.communicate(), PATIENCE_SECONDS)
+    assert stuck.returncode == 1
+    assert b"Timeout" in errors
+    assert b"in held" in errors, "the code that holds the loop"
+
+
 async def test_program_that_does_not_exist_is_a_death_during_the_start(tmp_path: Path) -> None:
     supervisor = Supervisor(print)
     spec = ChildSpec(
@@ -221,6 +236,34 @@ async def test_configuration_is_read_from_standard_input(tmp_path: Path) -> None
     await _until_logged(spec, "drowssap")
     await supervisor.stop()
 
+
+STUCK = """
+import asyncio
+import time
+from types import SimpleNamespace
+
+import uvicorn
+
+from gateway.server import graceful
+from gateway.server.one_of_many import OneOfMany
+from gateway.settings import Settings
+
+def held():
+    time.sleep(600)
+
+async def run():
+    config = uvicorn.Config(None)
+    app = SimpleNamespace(state=SimpleNamespace(drain=None))
+    one = OneOfMany(number=1, customers=[], serving=0)
+    server = graceful.GracefulServer(config, app, Settings(), operators=None, one=one)
+    graceful.STUCK_SECONDS = 600
+    await server.on_tick(0)
+    graceful.STUCK_SECONDS = 0.1
+    await server.on_tick(graceful.TICKS)
+    held()
+
+asyncio.run(run())
+"""
 
 SUPERVISED = """
 import asyncio, sys

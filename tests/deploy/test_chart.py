@@ -349,7 +349,7 @@ def test_no_public_route_leads_to_the_operators_port(file: Path) -> None:
     (name,) = [name for name in services if name.endswith("-gateway-operators")]
     operators = services.pop(name)
     assert operators["type"] == "ClusterIP"
-    assert [port["targetPort"] for port in operators["ports"]] == ["operators"]
+    assert all(port["targetPort"].startswith("operators") for port in operators["ports"])
     assert "operators" not in json.dumps(services)
     for each in (*of_kind(manifests, "Ingress"), *of_kind(manifests, "HTTPRoute")):
         assert "operators" not in json.dumps(each["spec"])
@@ -519,6 +519,22 @@ def test_series_of_workers_have_labels_of_pool_and_model() -> None:
     assert pod.annotations["sluice.io/model"] == "Llama-3.1-8B-Instruct"
     # The model of a host changes.
     assert "sluice.io/model" not in pod_of(manifests, "worker", pool="shared").annotations
+
+
+def test_each_process_of_a_gateway_has_an_operators_port_that_is_scraped() -> None:
+    manifests = case(CHART / "ci" / "monitoring-values.yaml")
+    [container] = named(manifests, "Deployment", "sluice-gateway")["spec"]["template"]["spec"][
+        "containers"
+    ]
+    ports = {"operators": 9463, "operators-2": 9464}
+    assert {each["name"]: each["containerPort"] for each in container["ports"]} == {
+        "http": 8080,
+        **ports,
+    }
+    service = named(manifests, "Service", "sluice-gateway-operators")["spec"]["ports"]
+    assert {each["targetPort"]: each["port"] for each in service} == ports
+    monitor = named(manifests, "ServiceMonitor", "sluice-gateway")["spec"]["endpoints"]
+    assert [each["port"] for each in monitor] == [*ports]
 
 
 def test_job_labels_equal_those_of_the_rules() -> None:

@@ -9,6 +9,10 @@ EXTERNAL = CHART / "ci" / "external-values.yaml"
 POOL = "worker.pools[0]"
 
 NOT_TOGETHER = {
+    "annotations for two processes": (
+        {"metrics.scrapeAnnotations": "true", "gateway.processes": "2"},
+        "gateway.processes: metrics.scrapeAnnotations can name the port of only one process.",
+    ),
     "no Redis": (
         {"redis.existingSecret": ""},
         "redis: set redis.existingSecret to a Secret with the URL of Redis",

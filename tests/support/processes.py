@@ -43,14 +43,15 @@ def spawn(*command: str, **options: Any) -> "subprocess.Popen[bytes]":
     return _LASTING_THREAD.submit(start).result()
 
 
-def free_port(ports: range = SERVER_PORTS) -> int:
-    """Return a TCP port of loopback, reserved for servers that this process starts.
+def free_port(ports: range = SERVER_PORTS, *, count: int = 1) -> int:
+    """Return the first of `count` TCP ports of loopback, reserved for servers of this process.
 
     Such a server can restart: no other process of the tests receives the port meanwhile.
     """
-    while not reserve(port := secrets.choice(ports)):
-        pass
-    return port
+    while True:
+        first = secrets.choice(ports)
+        if all(reserve(port) for port in range(first, first + count)):
+            return first
 
 
 def reserve(port: int) -> bool:

@@ -132,13 +132,13 @@ class Stack:
     ) -> str:
         """Start a gateway without waiting for it, and return its future base URL.
 
-        `operators` is the operators' port, by default a free one.
+        `operators` is the first process's port for operators, by default a free one.
         """
-        url, operators = f"http://127.0.0.1:{port}", operators or free_port()
+        environment = environment or {}
+        operators = operators or free_port(count=int(environment.get("SLUICE_PROCESSES", "1")))
+        url = f"http://127.0.0.1:{port}"
         ports = ("--port", str(port), "--operator-port", str(operators))
-        self._start(
-            name, [sys.executable, "-m", self.program, "gateway", *ports], environment or {}
-        )
+        self._start(name, [sys.executable, "-m", self.program, "gateway", *ports], environment)
         self.environment[f"operators of {url}"] = f"http://127.0.0.1:{operators}"
         return url
 

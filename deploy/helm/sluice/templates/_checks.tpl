@@ -49,6 +49,9 @@ root.
 {{- if and (not .Values.cacheSalt.existingSecret) (not .Values.cacheSalt.value) -}}
 {{- $problems = append $problems "cacheSalt: set cacheSalt.existingSecret to a Secret with a random text, so that tenants cannot guess each other's prefix-cache salt." -}}
 {{- end -}}
+{{- if and .Values.metrics.scrapeAnnotations (gt (int $gateway.processes) 1) -}}
+{{- $problems = append $problems "gateway.processes: metrics.scrapeAnnotations can name the port of only one process. Use metrics.serviceMonitor.enabled, or one process and more gateway.replicaCount." -}}
+{{- end -}}
 {{- if $jwt.algorithms -}}
 {{- if or (not $jwt.issuer) (not $jwt.audience) -}}
 {{- $problems = append $problems "jwt: jwt.issuer and jwt.audience are required with jwt.algorithms." -}}

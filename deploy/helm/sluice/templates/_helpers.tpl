@@ -55,6 +55,13 @@ restarts no server.
 {{- toYaml (merge $own (.podLabels | default dict) .root.Values.commonLabels) -}}
 {{- end -}}
 
+{{/* Operators' ports of a gateway's processes: a list of names and ports. */}}
+{{- define "sluice.operatorPorts" -}}
+{{- range until (int .Values.gateway.processes) }}
+- {name: operators{{ if . }}-{{ add . 1 }}{{ end }}, port: {{ add 9463 . }}}
+{{- end }}
+{{- end -}}
+
 {{/* Annotations of pods. Takes root, podAnnotations and, for pods with metrics, port. */}}
 {{- define "sluice.podAnnotations" -}}
 {{- if and .port .root.Values.metrics.scrapeAnnotations }}
