@@ -12,9 +12,9 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from redis.exceptions import RedisError
 
@@ -22,6 +22,7 @@ from contract.loop_thread import LoopThread
 from contract.tasks import raise_if_cancelled
 from gateway import telemetry
 from gateway.dispatch.presence import Presence
+from gateway.http.front import served
 from gateway.quota.reservations import Reservations
 from gateway.quota.store import QuotaStore
 from gateway.redis_client import connect
@@ -47,9 +48,6 @@ _CONNECTIONS: Final = 2
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 logger = logging.getLogger(__name__)
-
-served: dict["asyncio.Task[Any]", Mapping[str, Any]] = {}
-"""ASGI scopes of the requests in progress, by their tasks."""
 
 
 class Heartbeat:

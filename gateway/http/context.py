@@ -1,7 +1,7 @@
 """The services of a process, by name."""
 
 from dataclasses import dataclass
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 from fastapi import Request
 from redis.asyncio import Redis
@@ -80,7 +80,7 @@ class ProcessContext:
     def of(cls, services: Services) -> "ProcessContext":
         """Return the context of these services."""
         kinds = {**get_type_hints(cls), "oidc": OidcProvider}
-        found = {name: services.find(kind) for name, kind in kinds.items()}
+        found: dict[str, Any] = {name: services.find(kind) for name, kind in kinds.items()}
         return cls(**found)
 
 

@@ -8,7 +8,7 @@ import asyncio
 import os
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Final
@@ -35,7 +35,6 @@ from gateway import telemetry, tracing
 from gateway.auth.authenticator import Authenticator
 from gateway.concurrency.fair_turns import LoopTurns
 from gateway.errors import TenantQueueFullError
-from gateway.heartbeat import served
 from gateway.http.allowances import network_of
 from gateway.http.authorization import credential_of
 from gateway.http.connection import connection_of
@@ -47,6 +46,9 @@ _PROPAGATED: Final = frozenset({b"traceparent", b"tracestate"})
 _FAILED: Final = 500
 _IDS: Final = (b"x-request-id", b"x-correlation-id")
 _WELL_FORMED: Final = re.compile(rb"[A-Za-z0-9._-]{1,128}")
+
+served: dict["asyncio.Task[Any]", Mapping[str, Any]] = {}
+"""ASGI scopes of the requests in progress, by their tasks."""
 
 
 def traced(app: ASGIApp, scope: Scope) -> ASGIApp:

@@ -20,6 +20,7 @@ from gateway.dispatch.dispatcher import Dispatcher
 from gateway.http.draining import Drain
 from gateway.http.services import Services
 from gateway.responses.service import Responses
+from gateway.server.one_of_many import OneOfMany
 from gateway.settings import Settings
 
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
@@ -91,6 +92,8 @@ class GracefulServer(uvicorn.Server):
         await super().startup(sockets)
         if self._operators is not None:
             await self._start_operators(self._operators)
+        if self._one is not None:
+            self._one.report()
 
     async def _start_operators(self, operators: uvicorn.Server) -> None:
         config = operators.config

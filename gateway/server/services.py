@@ -30,6 +30,7 @@ from gateway.http.body import BodyReader
 from gateway.http.services import Services
 from gateway.idempotency.registry import IdempotencyRegistry
 from gateway.images.fetcher import ImageFetcher
+from gateway.ledger.balances import LedgerBalances
 from gateway.ledger.history import ServiceHistory
 from gateway.ledger.rejections import Rejections
 from gateway.prompt.chat_templates import ChatTemplates
@@ -38,7 +39,7 @@ from gateway.quota.period_counts import PeriodCounts
 from gateway.quota.price_book import PriceBook
 from gateway.quota.refusal_log import RefusalLog
 from gateway.quota.reservations import Reservations
-from gateway.quota.seeding import LedgerBalances, Seeder
+from gateway.quota.seeding import Seeder
 from gateway.quota.storage import Storage
 from gateway.quota.store import QuotaStore
 from gateway.redis_client import MeasuredConnection, connect, describe

@@ -15,7 +15,8 @@ from prometheus_client import REGISTRY
 from contract import keys
 from contract.redis_url import blocking_redis_client
 from gateway import heartbeat
-from gateway.heartbeat import Heartbeat, served
+from gateway.heartbeat import Heartbeat
+from gateway.http.front import served
 from gateway.quota.store import QuotaStore
 from tests.gateway.desk import GATEWAY, Desk
 from tests.support.patience import PATIENCE_SECONDS
