@@ -18,7 +18,6 @@ from gateway.http.allowances import FailedLogins, Intake, UnpaidRequests
 from gateway.http.services import Services
 from gateway.idempotency.registry import IdempotencyRegistry
 from gateway.images.fetcher import ImageFetcher
-from gateway.ledger.history import ServiceHistory
 from gateway.ledger.rejections import Rejections
 from gateway.prompt.chat_templates import ChatTemplates
 from gateway.prompt.tokenizers import TokenizerStore
@@ -70,7 +69,6 @@ class ProcessContext:
     refusals: RefusalLog
     counts: PeriodCounts
     rejections: Rejections
-    history: ServiceHistory
     storage: Storage
     settlements: SettlementService
     responses: Responses
