@@ -5,7 +5,7 @@ import time
 from typing import Final
 
 from gateway.auth.authenticator import Authenticator
-from gateway.database.engine import Database
+from gateway.platform.database.engine import Database
 
 _ROUNDS: Final = 5
 _TIMES: Final = 10_000

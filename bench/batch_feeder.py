@@ -12,14 +12,14 @@ from random import Random
 import uvloop
 
 from bench.starting import MODEL
-from contract import clock
+from common import clock
 from contract.messages import GenerationJob, JobFailed, JobFinished
 from contract.sampling import SamplingSpec
 from contract.tier import ServiceTier
-from gateway.dispatch.catalogue import Catalogue
-from gateway.dispatch.dispatcher import Dispatcher
-from gateway.dispatch.generation import Generation
-from gateway.redis_client import MeasuredConnection, connect
+from gateway.completions.queue.dispatcher import Dispatcher
+from gateway.completions.queue.generation import Generation
+from gateway.models.catalogue import Catalogue
+from gateway.platform.redis_client import MeasuredConnection, connect
 
 _TENANT = "batches"
 _DEADLINE_MS = 3_600_000

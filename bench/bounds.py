@@ -29,9 +29,9 @@ from bench.sluice import Sluice, running_sluice
 from bench.starting import MODEL
 from bench.systems import Deployment, Engine
 from bench.tables import table
-from gateway.database.engine import Database
-from gateway.management.keys.service import KeyService
-from gateway.tenancy.changes import ChangeAnnouncer
+from gateway.accounts.keys.service import KeyService
+from gateway.platform.changes import ChangeAnnouncer
+from gateway.platform.database.engine import Database
 
 TENANT: Final = "bounds"
 SINGLE: Final = "single"

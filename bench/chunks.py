@@ -12,11 +12,11 @@ from typing import Any
 from contract.dialect import Dialect
 from contract.messages import CallPiece, Delta, TokenLogprob, encode_logprobs
 from contract.sampling import SamplingSpec
+from gateway.completions.queue.generation import Reply
+from gateway.completions.rendering.completion import Completion
+from gateway.completions.rendering.sse import ChunkRenderer
 from gateway.dialects.profile import PROFILES, ContextLengthBehavior
 from gateway.dialects.request import ChatRequest, GenerationRequest
-from gateway.dispatch.generation import Reply
-from gateway.stream.completion import Completion
-from gateway.stream.sse import ChunkRenderer
 
 ROUNDS = 9
 DELTAS = 20_000

@@ -22,13 +22,13 @@ from redis.asyncio import Redis
 
 from bench.starting import free_port, start
 from bench.tables import table
-from contract import clock
+from common import clock
 from contract.affinity import prefix_affinity, resource_affinity, resource_digest
 from contract.messages import AdapterRef, GenerationJob
 from contract.queue import AdapterRoom, Affinity, JobQueue, LeaseReport, Room
 from contract.sampling import SamplingSpec
-from gateway.tenancy.aliases import Alias, Sticky
-from gateway.tenancy.times import EPOCH
+from gateway.records.aliases import Alias, Sticky
+from gateway.records.times import EPOCH
 
 _WAITING: Final = (1, 100, 10_000)
 _CLAIMS: Final = 500

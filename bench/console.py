@@ -29,21 +29,21 @@ from bench.sluice import Sluice, running_sluice
 from bench.starting import MODEL
 from bench.systems import Deployment, Engine
 from contract import keys
-from gateway.database.engine import Database
-from gateway.database.ledger.partitions import make_partitions, month_start
-from gateway.database.ledger.rollups import Rollups
-from gateway.management.keys.service import KeyService
-from gateway.management.tenants.service import TenantService
-from gateway.quota.accounts import FIELD, AccountNumbers
-from gateway.quota.period_counts import PeriodCounts
-from gateway.quota.replies import ReservationRequest
-from gateway.quota.store import QuotaStore
-from gateway.redis_client import MeasuredConnection
-from gateway.tenancy.changes import ChangeAnnouncer
-from gateway.tenancy.limits import LimitName, Limits, LimitScope, SubjectLimits
-from gateway.tenancy.scopes import TENANT_SCOPES, Scope
-from gateway.tenancy.times import utc_now
-from gateway.tenancy.usage_record import UsageRecord
+from gateway.accounts.keys.service import KeyService
+from gateway.accounts.tenants.service import TenantService
+from gateway.billing.ledger.rollups import Rollups
+from gateway.limits.accounts import FIELD, AccountNumbers
+from gateway.limits.period_counts import PeriodCounts
+from gateway.limits.replies import ReservationRequest
+from gateway.limits.store import QuotaStore
+from gateway.platform.changes import ChangeAnnouncer
+from gateway.platform.database.engine import Database
+from gateway.platform.database.partitions import make_partitions, month_start
+from gateway.platform.redis_client import MeasuredConnection
+from gateway.records.limits import LimitName, Limits, LimitScope, SubjectLimits
+from gateway.records.scopes import TENANT_SCOPES, Scope
+from gateway.records.times import utc_now
+from gateway.records.usage_record import UsageRecord
 
 BIG: Final = "big"
 GOAL_MS: Final = 200.0

@@ -25,10 +25,10 @@ from bench.starting import (
     start,
 )
 from bench.systems import ENGINE_GROUP, Deployment, Engine
-from gateway.database.engine import Database
-from gateway.management.keys.service import KeyService
-from gateway.management.tenants.service import TenantService
-from gateway.tenancy.changes import ChangeAnnouncer
+from gateway.accounts.keys.service import KeyService
+from gateway.accounts.tenants.service import TenantService
+from gateway.platform.changes import ChangeAnnouncer
+from gateway.platform.database.engine import Database
 
 _REDIS_OPTIONS = (
     "--bind",
@@ -40,7 +40,7 @@ _REDIS_OPTIONS = (
     "--loglevel",
     "warning",
 )
-_PROGRAM = (sys.executable, "-m", "gateway.cli")
+_PROGRAM = (sys.executable, "-m", "gateway.cli.main")
 _READY_SECONDS = 60.0
 _ENGINE_READY_SECONDS = 240.0
 

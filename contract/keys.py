@@ -169,7 +169,7 @@ background_responses = _Key("g", "background")
 response = _Key("r", "answer")
 """Hash with expiry: the state any gateway needs to replay or resume a response.
 
-See `gateway.responses`.
+See `gateway.completions.stored`.
 """
 journal = _Key("r", "journal")
 """List with expiry: the replies received for the response so far."""
@@ -241,7 +241,7 @@ def account_prefix(bucket: int) -> str:
 def account(bucket: int, subject: str) -> str:
     """Hash: the subject's usage of the minute, day and month, and its credits.
 
-    See `quota_reserve.lua` and `gateway.quota.accounts`.
+    See `quota_reserve.lua` and `gateway.limits.accounts`.
     """
     return account_prefix(bucket) + subject
 
@@ -292,7 +292,7 @@ def period_counts(series: str, period: str, number: int) -> str:
     """Sorted set with expiry: what was counted -> how often in one period.
 
     Periods are hours or days, numbered since the beginning of Unix time. See
-    `gateway.quota.period_counts`.
+    `gateway.limits.period_counts`.
     """
     return f"console:counts:{series}:{period}:{number}"
 

@@ -528,3 +528,17 @@ def encode_logprobs(logprobs: Sequence[TokenLogprob]) -> bytes:
 def decode_logprobs(encoded: bytes) -> list[TokenLogprob]:
     """Decode the result of `encode_logprobs`. Raises msgspec.MsgspecError."""
     return _decode_logprobs(encoded) if encoded else []
+
+
+_TRACE_ID: Final = slice(3, 35)
+"""Position of the trace id in a `traceparent`."""
+
+
+def about(job: GenerationJob) -> dict[str, str]:
+    """Return the `extra` of a log record about a job."""
+    ids = {
+        "job_id": job.id,
+        "request_id": job.request_id,
+        "trace_id": job.traceparent[_TRACE_ID],
+    }
+    return {name: value for name, value in ids.items() if value}

@@ -26,7 +26,8 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from contract import clock, keys, messages
+from common import clock
+from contract import keys, messages
 from contract.affinity import MOST_HELD
 from contract.messages import GenerationJob, WorkerCard, WorkerState
 from contract.outcomes import JobReceipt, JobState

@@ -22,16 +22,16 @@ from pathlib import Path
 import httpx
 from playwright.sync_api import Browser, Page, ViewportSize, sync_playwright
 
-from gateway.database.engine import Database
-from gateway.database.ledger.rollups import Rollups
-from gateway.database.ledger.rows import row_of
-from gateway.database.ledger.store import LedgerStore
-from gateway.tenancy.times import to_ms, utc_now
-from gateway.tenancy.usage_record import Outcome, UsageRecord
+from gateway.billing.ledger.rollups import Rollups
+from gateway.billing.ledger.rows import row_of
+from gateway.billing.ledger.store import LedgerStore
+from gateway.platform.database.engine import Database
+from gateway.records.times import to_ms, utc_now
+from gateway.records.usage_record import Outcome, UsageRecord
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES = ROOT / "docs" / "images"
-SLUICE = [sys.executable, "-m", "gateway.cli"]
+SLUICE = [sys.executable, "-m", "gateway.cli.main"]
 START_SECONDS = 180
 REQUESTS = 40
 DAYS = 75

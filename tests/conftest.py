@@ -22,9 +22,9 @@ from sqlalchemy import make_url
 from typing_extensions import override
 from xdist.remote import Producer
 
-from gateway import redis_client
-from gateway.database import schema
-from gateway.database.engine import Database
+from gateway.platform import redis_client
+from gateway.platform.database import schema
+from gateway.platform.database.engine import Database
 from tests.support.databases import create_sqlite, make_template, sqlite_url
 from tests.support.deployment import attach, place, uses_deployment
 from tests.support.kinds import DATABASE_PARAMETERS, REDIS_KINDS, REDIS_PARAMETERS

@@ -48,7 +48,7 @@ def test_gateway_has_few_dependencies() -> None:
 def test_every_module_can_be_imported() -> None:
     files = [
         file.relative_to(REPOSITORY)
-        for package in ("contract", "gateway", "worker")
+        for package in ("common", "contract", "gateway", "worker")
         for file in sorted((REPOSITORY / package).rglob("*.py"))
     ]
     modules = [

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from pydantic_settings import BaseSettings
 
-import gateway.settings
+import gateway.platform.settings
 import worker.hosting.settings
 import worker.settings
-from gateway import errors
 from gateway.dialects.chat.request import ChatCompletionRequest
 from gateway.dialects.completions import CompletionRequest
 from gateway.dialects.parameters import PARAMETERS
+from gateway.records import errors
 from tests.support.cases import all_cases
 from tests.support.stack import REPOSITORY
 
@@ -23,7 +23,7 @@ DOCUMENTS = sorted([*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md")])
 
 
 SETTINGS: dict[str, type[BaseSettings]] = {
-    "gateway": gateway.settings.Settings,
+    "gateway": gateway.platform.settings.Settings,
     "worker": worker.settings.Settings,
     "host": worker.hosting.settings.HostSettings,
 }

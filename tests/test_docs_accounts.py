@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 
 from contract.tier import ServiceTier
-from gateway.cli import COMMANDS
+from gateway.billing.usage.parts import Dimension
+from gateway.billing.usage.periods import Bucket
+from gateway.cli.main import COMMANDS
 from gateway.jobs.schedule import TASKS
 from gateway.jobs.webhooks import signature
-from gateway.management.usage.parts import Dimension
-from gateway.management.usage.periods import Bucket
-from gateway.server.app import create_app, create_operator_app
-from gateway.settings import Settings
-from gateway.tenancy.limits import LimitName
-from gateway.tenancy.roles import ROLE_SCOPES
-from gateway.tenancy.scopes import Scope
-from gateway.tenancy.usage_record import Outcome
+from gateway.platform.settings import Settings
+from gateway.process.app import create_app, create_operator_app
+from gateway.records.limits import LimitName
+from gateway.records.roles import ROLE_SCOPES
+from gateway.records.scopes import Scope
+from gateway.records.usage_record import Outcome
 from tests.support.cases import all_cases
 from tests.support.stack import REPOSITORY
 

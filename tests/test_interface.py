@@ -16,19 +16,20 @@ from prometheus_client import REGISTRY
 from prometheus_client.metrics import MetricWrapperBase
 from pydantic_settings import BaseSettings
 
-from contract.metrics import LightCounter, LightHistogram
-from gateway import cli, errors
+from common.metrics import LightCounter, LightHistogram
+from gateway.cli import main as cli
 from gateway.jobs.app import create_app as create_celery
-from gateway.server.app import create_app, create_operator_app
-from gateway.settings import Settings
+from gateway.platform.settings import Settings
+from gateway.process.app import create_app, create_operator_app
+from gateway.records import errors
 from worker.hosting.settings import HostSettings
 from worker.settings import Settings as WorkerSettings
 
 RECORD = Path(__file__).parent / "interface.json"
 WITH_METRICS = (
     "gateway.jobs.telemetry",
-    "gateway.store_telemetry",
-    "gateway.telemetry",
+    "gateway.platform.store_telemetry",
+    "gateway.platform.telemetry",
     "worker.telemetry",
     "worker.hosting.telemetry",
 )

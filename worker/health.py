@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from contract.health import HealthServer
+from common.health import HealthServer
 
 
 def open_health(

@@ -22,10 +22,10 @@ import uvloop
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from contract.health import HealthServer
-from contract.logs import configure_logs
-from contract.metrics import begin_metrics
-from contract.tasks import end_task, in_background
+from common.health import HealthServer
+from common.logs import configure_logs
+from common.metrics import begin_metrics
+from common.tasks import end_task, in_background
 from worker import telemetry, tracing
 from worker.adapters.files import AdapterFiles
 from worker.engine.adapters import adapter_limits

@@ -6,7 +6,7 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from contract.redis_url import redis_client
+from common.redis_url import redis_client
 
 REDIS_TIMEOUT_SECONDS: Final = 5.0
 

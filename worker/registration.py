@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 from redis.asyncio import Redis
 
-from contract import clock, keys, messages
+from common import clock
+from contract import keys, messages
 from contract.adapters import encode_shapes
 from contract.messages import AdapterSupport, WorkerCard, WorkerState
 from contract.queue import JobQueue

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 from redis.exceptions import RedisError
 
-from contract.tasks import Backoff
+from common.tasks import Backoff
 
 _log = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from common.logs import LogFormat
+from common.redis_url import check_redis_url
 from contract.dialect import Dialect
-from contract.logs import LogFormat
-from contract.redis_url import check_redis_url
 from worker.chat_format import given_template
 from worker.model_files import adapter_modules
 

@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from contract.tasks import Backoff, end_task
+from common.tasks import Backoff, end_task
 from worker import telemetry
 from worker.engine.base import Engine
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Final
 
 from opentelemetry.trace import Tracer
 
-from contract.tracing import close_provider, open_provider, tracer_of
+from common.tracing import close_provider, open_provider, tracer_of
 from worker.settings import Settings
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from redis.exceptions import InvalidResponse, ReadOnlyError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from typing_extensions import override
 
-from contract.tasks import end_task
+from common.tasks import end_task
 
 _CLOSED = "Redis closed the connection"
 _INCOMPLETE = object()

@@ -9,7 +9,7 @@ from typing import Annotated, Any, BinaryIO, Final, Literal, NamedTuple
 import msgspec
 
 from contract.adapters import MAX_CONFIG_BYTES, MAX_HEADER_BYTES, ModuleShapes
-from gateway.errors import shown
+from gateway.records.errors import shown
 
 LENGTH_BYTES: Final = 8
 """Bytes of the number with which a safetensors file begins: the length of its header."""

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from redis.exceptions import RedisError
 
+from common.object_store import S3_SCHEME
 from contract.adapters import (
     CONFIG_FILE,
     MAX_CONFIG_BYTES,
@@ -21,7 +22,6 @@ from contract.adapters import (
     folder_of,
 )
 from contract.messages import AdapterSupport
-from contract.object_store import S3_SCHEME
 from gateway.adapters.checks import (
     LENGTH_BYTES,
     AdapterFormat,
@@ -30,9 +30,9 @@ from gateway.adapters.checks import (
     check_weights,
     header_length,
 )
-from gateway.dispatch.catalogue import Catalogue
-from gateway.errors import NoWorkerError, StoreUnavailableError, shown
-from gateway.files.blobs import Blobs, MissingBlobError
+from gateway.models.catalogue import Catalogue
+from gateway.platform.blobs import Blobs, MissingBlobError
+from gateway.records.errors import NoWorkerError, StoreUnavailableError, shown
 
 PIECE_BYTES: Final = 4 * 1024 * 1024
 RETRY_AFTER_SECONDS: Final = 5.0

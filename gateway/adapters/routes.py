@@ -8,6 +8,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path
 
+from gateway.accounts.shared.callers import CallerOfTenant, any_tenant, own_tenant
+from gateway.accounts.shared.parameters import AfterId, PageSize
 from gateway.adapters.schemas import (
     AdapterBody,
     AdapterList,
@@ -17,12 +19,10 @@ from gateway.adapters.schemas import (
     RegisteredAdapterList,
 )
 from gateway.adapters.service import AdapterService
-from gateway.database.paging import PageRequest
 from gateway.http.bounded_route import BoundedRoute
 from gateway.http.services import made
-from gateway.management.shared.callers import CallerOfTenant, any_tenant, own_tenant
-from gateway.management.shared.parameters import AfterId, PageSize
-from gateway.tenancy.scopes import Scope
+from gateway.platform.database.paging import PageRequest
+from gateway.records.scopes import Scope
 
 _of_both = APIRouter(prefix="/adapters", tags=["Adapters"], route_class=BoundedRoute)
 _of_customers = APIRouter(prefix="/adapters", tags=["Adapters"], route_class=BoundedRoute)

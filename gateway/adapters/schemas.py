@@ -5,8 +5,8 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from gateway.management.shared.fields import ListBody, Name, RecordBody, RequestBody
-from gateway.tenancy.adapters import AdapterState
+from gateway.accounts.shared.fields import ListBody, Name, RecordBody, RequestBody
+from gateway.records.adapters import AdapterState
 
 
 class AdapterRegistration(RequestBody):

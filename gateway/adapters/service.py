@@ -13,16 +13,24 @@ from typing import Any, Final
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from contract.object_store import S3_SCHEME
+from common.object_store import S3_SCHEME
+from gateway.accounts.audit.log import SYSTEM
+from gateway.accounts.changes import changing
+from gateway.accounts.tenants.service import reading_of_tenant
 from gateway.adapters.checks import InvalidAdapterError
 from gateway.adapters.copying import AdapterCopier, UnreadableSourceError
 from gateway.adapters.store import AdapterStore
-from gateway.database.claims import CLAIM, Claim, LostClaimError, Slots, claimed
-from gateway.database.engine import Database
-from gateway.database.paging import Page, PageRequest
-from gateway.database.tables import AdapterRow
-from gateway.dispatch.catalogue import Catalogue
-from gateway.errors import (
+from gateway.models.catalogue import Catalogue
+from gateway.platform.blobs import Blobs
+from gateway.platform.changes import ChangeAnnouncer
+from gateway.platform.database.claims import CLAIM, Claim, LostClaimError, Slots, claimed
+from gateway.platform.database.engine import Database
+from gateway.platform.database.paging import Page, PageRequest
+from gateway.platform.database.tables import AdapterRow
+from gateway.platform.settings import Settings
+from gateway.records.adapters import Adapter, AdapterState
+from gateway.records.checks import check_known, check_name
+from gateway.records.errors import (
     ConflictError,
     NotFoundError,
     ServiceUnavailableError,
@@ -30,15 +38,7 @@ from gateway.errors import (
     must,
     shown,
 )
-from gateway.files.blobs import Blobs
-from gateway.management.audit.log import SYSTEM
-from gateway.management.changes import changing
-from gateway.management.tenants.service import reading_of_tenant
-from gateway.settings import Settings
-from gateway.tenancy.adapters import Adapter, AdapterState
-from gateway.tenancy.changes import ChangeAnnouncer
-from gateway.tenancy.checks import check_known, check_name
-from gateway.tenancy.times import EPOCH, utc_now
+from gateway.records.times import EPOCH, utc_now
 
 MAX_ADAPTERS: Final = 1_000
 """Maximum number per tenant."""

@@ -7,10 +7,10 @@ from datetime import datetime
 from sqlalchemy import ColumnElement, and_, func, not_, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from gateway.database.claims import lock_in_turns
-from gateway.database.paging import Page, PageRequest, find_record, read_page
-from gateway.database.tables import AdapterRow
-from gateway.tenancy.adapters import Adapter, AdapterState
+from gateway.platform.database.claims import lock_in_turns
+from gateway.platform.database.paging import Page, PageRequest, find_record, read_page
+from gateway.platform.database.tables import AdapterRow
+from gateway.records.adapters import Adapter, AdapterState
 
 _IS_LIVE = AdapterRow.state != AdapterState.DELETED
 _HAS_ENDED = AdapterRow.state.in_((AdapterState.FAILED, AdapterState.DELETED))

@@ -6,12 +6,11 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Final, TypedDict
 
-from contract import clock
+from common import clock
 from contract.tier import ServiceTier
 from gateway.auth.api_key import ApiKey, MalformedKeyError, digest
 from gateway.auth.cache import LookupCache
 from gateway.auth.jwt_verifier import JwtVerifier, TokenClaims
-from gateway.auth.principal import Principal
 from gateway.auth.store import (
     Caller,
     KeyOwner,
@@ -20,17 +19,18 @@ from gateway.auth.store import (
     find_owner,
     find_owner_by_id,
 )
-from gateway.database.engine import Database
-from gateway.errors import (
+from gateway.platform.database.engine import Database
+from gateway.platform.settings import Settings
+from gateway.records.errors import (
     AccountSuspendedError,
     AuthenticationError,
     ExpiredCredentialError,
     PermissionDeniedError,
 )
-from gateway.origins import allows_origin
-from gateway.settings import Settings
-from gateway.tenancy.limits import Limits, LimitScope, SubjectLimits
-from gateway.tenancy.records import (
+from gateway.records.limits import Limits, LimitScope, SubjectLimits
+from gateway.records.origins import allows_origin
+from gateway.records.principal import Principal
+from gateway.records.records import (
     Billing,
     KeyRecord,
     Person,
@@ -40,9 +40,9 @@ from gateway.tenancy.records import (
     Tenant,
     TenantStatus,
 )
-from gateway.tenancy.roles import ROLE_SCOPES
-from gateway.tenancy.scopes import Scope
-from gateway.tenancy.times import to_ms
+from gateway.records.roles import ROLE_SCOPES
+from gateway.records.scopes import Scope
+from gateway.records.times import to_ms
 
 MAX_CREDENTIAL_CHARACTERS: Final = 8192
 """Longer credentials are rejected without hashing, since no valid key or token is longer."""

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
-from gateway.errors import StoreUnavailableError
+from gateway.records.errors import StoreUnavailableError
 
 ABSENT_SECONDS: Final = 1.0
 """How long a negative result is cached; a new key must soon work."""

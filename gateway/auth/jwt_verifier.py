@@ -12,10 +12,10 @@ import jwt
 import msgspec
 
 from contract.dialect import Dialect
-from gateway.errors import AuthenticationError, ExpiredCredentialError, StartupError, shown
-from gateway.settings import JwtAlgorithm, Settings
-from gateway.tenancy.checks import is_storable
-from gateway.tenancy.scopes import DEFAULT_SCOPES, TENANT_SCOPES, Scope
+from gateway.platform.settings import JwtAlgorithm, Settings
+from gateway.records.checks import is_storable
+from gateway.records.errors import AuthenticationError, ExpiredCredentialError, StartupError, shown
+from gateway.records.scopes import DEFAULT_SCOPES, TENANT_SCOPES, Scope
 
 logger = logging.getLogger(__name__)
 

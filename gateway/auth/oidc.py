@@ -18,11 +18,15 @@ import jwt
 import msgspec
 
 from gateway.auth.jwt_verifier import subject_of
-from gateway.auth.principal import Principal
-from gateway.errors import AuthenticationError, InvalidParameterError, ServiceUnavailableError
-from gateway.settings import Settings
-from gateway.tenancy.checks import checked_email
-from gateway.tenancy.scopes import Scope
+from gateway.platform.settings import Settings
+from gateway.records.checks import checked_email
+from gateway.records.errors import (
+    AuthenticationError,
+    InvalidParameterError,
+    ServiceUnavailableError,
+)
+from gateway.records.principal import Principal
+from gateway.records.scopes import Scope
 
 logger = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from redis.asyncio import Redis
 
+from common.tasks import Backoff, end_task, jittered
 from contract import keys
-from contract.tasks import Backoff, end_task, jittered
 from gateway.auth.authenticator import Authenticator
 
 logger = logging.getLogger(__name__)

@@ -7,8 +7,8 @@ from sqlalchemy import ColumnElement, and_, exists, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
-from gateway.database.tables import ApiKeyRow, MemberRow, PlanRow, ProjectRow, TenantRow
-from gateway.tenancy.records import KeyRecord, Member, Person, Plan, Project, Tenant
+from gateway.platform.database.tables import ApiKeyRow, MemberRow, PlanRow, ProjectRow, TenantRow
+from gateway.records.records import KeyRecord, Member, Person, Plan, Project, Tenant
 
 
 class KeyOwner(NamedTuple):

@@ -11,36 +11,36 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from contract.dialect import Dialect
 from gateway.auth.authenticator import Authenticator
-from gateway.auth.principal import Principal
 from gateway.batches.claimed import TURN_SECONDS, BatchSlots
 from gateway.batches.events import add_events
+from gateway.batches.files.service import FileService
+from gateway.batches.files.store import Owner
 from gateway.batches.principals import principal_of
 from gateway.batches.store import BatchStore
 from gateway.batches.validation import UNREADABLE_CODE, FileChecker, ModelBounds, error_of
-from gateway.concurrency.large_work import LargeWork
-from gateway.database.batch_tokens import tokens_in_batches
-from gateway.database.engine import Database
-from gateway.database.locking import lock_tenant
-from gateway.database.tables import BatchRow, FileRow
 from gateway.dialects.endpoint import CHATS
 from gateway.dialects.profile import ALL_THAT_FIT, PROFILES
 from gateway.dialects.profile_choice import DEFAULT_MODEL, dialect_of
-from gateway.dispatch.books import AdapterBook, AliasBook
-from gateway.dispatch.catalogue import Catalogue
-from gateway.dispatch.model_access import find_allowed
-from gateway.errors import (
+from gateway.models.access import find_allowed
+from gateway.models.books import AdapterBook, AliasBook
+from gateway.models.catalogue import Catalogue
+from gateway.platform.concurrency.large_work import LargeWork
+from gateway.platform.database.batch_tokens import tokens_in_batches
+from gateway.platform.database.engine import Database
+from gateway.platform.database.locking import lock_tenant
+from gateway.platform.database.tables import BatchRow, FileRow
+from gateway.records.adapters import Adapter
+from gateway.records.aliases import Alias
+from gateway.records.batches import Batch, BatchStatus
+from gateway.records.errors import (
     AccountSuspendedError,
     AuthenticationError,
     ModelNotFoundError,
     NotFoundError,
     PermissionDeniedError,
 )
-from gateway.files.service import FileService
-from gateway.files.store import Owner
-from gateway.tenancy.adapters import Adapter
-from gateway.tenancy.aliases import Alias
-from gateway.tenancy.batches import Batch, BatchStatus
-from gateway.tenancy.times import utc_now
+from gateway.records.principal import Principal
+from gateway.records.times import utc_now
 
 LARGE_LINES: Final = 20_000
 LARGE_BYTES: Final = 32 * 1024 * 1024

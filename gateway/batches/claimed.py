@@ -13,12 +13,19 @@ from sqlalchemy import ColumnElement, and_, select
 from sqlalchemy.orm import aliased
 
 from gateway.batches.store import OPEN
-from gateway.database.claims import CLAIM, Claim, LostClaimError, Slots, claimed, lock_in_turns
-from gateway.database.engine import Database
-from gateway.database.tables import BatchRow
-from gateway.errors import StoreUnavailableError
-from gateway.tenancy.batches import Batch
-from gateway.tenancy.times import utc_now
+from gateway.platform.database.claims import (
+    CLAIM,
+    Claim,
+    LostClaimError,
+    Slots,
+    claimed,
+    lock_in_turns,
+)
+from gateway.platform.database.engine import Database
+from gateway.platform.database.tables import BatchRow
+from gateway.records.batches import Batch
+from gateway.records.errors import StoreUnavailableError
+from gateway.records.times import utc_now
 
 TURN_SECONDS: Final = 1.0
 """How long a run claims batches and waits for the work on them, which may outlast it."""

@@ -2,9 +2,9 @@
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from gateway.management.webhooks.service import make_event, webhooks_of
-from gateway.management.webhooks.store import EventName, WebhookStore
-from gateway.tenancy.batches import Batch
+from gateway.accounts.webhooks.service import make_event, webhooks_of
+from gateway.accounts.webhooks.store import EventName, WebhookStore
+from gateway.records.batches import Batch
 
 
 async def add_events(transaction: AsyncSession, batch: Batch) -> None:

@@ -13,15 +13,15 @@ from redis.asyncio import Redis
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from common.tasks import each_apart
 from contract import keys
-from contract.tasks import each_apart
 from contract.tier import Lane
 from gateway.batches.store import BatchStore, Feed
-from gateway.database.engine import Database
-from gateway.database.tables import BatchFeedRow
-from gateway.dispatch.catalogue import Catalogue
-from gateway.tenancy.changes import ChangeAnnouncer
-from gateway.tenancy.times import EPOCH, utc_now
+from gateway.models.catalogue import Catalogue
+from gateway.platform.changes import ChangeAnnouncer
+from gateway.platform.database.engine import Database
+from gateway.platform.database.tables import BatchFeedRow
+from gateway.records.times import EPOCH, utc_now
 
 LEAST_WAITING: Final = 64
 """Lines that may wait whatever the rate is."""

@@ -12,16 +12,16 @@ from sqlalchemy import ColumnElement, and_, or_
 
 from gateway.batches.claimed import TURN_SECONDS, BatchSlots
 from gateway.batches.events import add_events
+from gateway.batches.files.service import FileService
+from gateway.batches.files.store import FileStore
 from gateway.batches.lines import CANCELLED, EXPIRED, Result, custom_id_of, line_id_of, unfinished
 from gateway.batches.results import ResultFiles, error_id_of, output_id_of
 from gateway.batches.store import RUNNING, BatchStore
 from gateway.batches.validation import error_of
-from gateway.database.engine import Database
-from gateway.database.tables import BatchRow
-from gateway.files.service import FileService
-from gateway.files.store import FileStore
-from gateway.tenancy.batches import Batch, BatchStatus, Chunk
-from gateway.tenancy.times import utc_now
+from gateway.platform.database.engine import Database
+from gateway.platform.database.tables import BatchRow
+from gateway.records.batches import Batch, BatchStatus, Chunk
+from gateway.records.times import utc_now
 
 BATCHES_AT_ONCE: Final = 4
 MOST_ATTEMPTS: Final = 9

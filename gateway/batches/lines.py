@@ -5,9 +5,9 @@ from typing import Final
 
 import msgspec
 
+from gateway.completions.rendering.completion import Usage
 from gateway.dialects.endpoint import ENDPOINTS, Endpoint
-from gateway.errors import ApiError, ErrorStyle
-from gateway.stream.completion import Usage
+from gateway.records.errors import ApiError, ErrorStyle
 
 MAX_CUSTOM_ID_CHARACTERS: Final = 512
 ENDPOINTS_BY_PATH: Final[dict[str, Endpoint]] = {each.path: each for each in ENDPOINTS}

@@ -5,10 +5,10 @@ from typing import Final
 
 from gateway.auth.authenticator import Authenticator
 from gateway.auth.jwt_verifier import TokenClaims
-from gateway.auth.principal import Principal
-from gateway.tenancy.batches import Batch
-from gateway.tenancy.limits import LimitName, Limits, SubjectLimits
-from gateway.tenancy.scopes import Scope
+from gateway.records.batches import Batch
+from gateway.records.limits import LimitName, Limits, SubjectLimits
+from gateway.records.principal import Principal
+from gateway.records.scopes import Scope
 
 _LINE_LIMITS: Final = (
     LimitName.REQUESTS_PER_DAY,

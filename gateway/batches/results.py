@@ -6,14 +6,14 @@ from typing import Final, NamedTuple
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from gateway.batches.files.service import FileService
+from gateway.batches.files.store import FileStore
 from gateway.batches.lines import Result
 from gateway.batches.store import BatchStore, Progress
 from gateway.batches.validation import MAX_ERRORS, UNREADABLE_CODE, error_of
-from gateway.database.engine import Database
-from gateway.files.service import FileService
-from gateway.files.store import FileStore
-from gateway.tenancy.batches import Batch, Chunk, File, FilePurpose
-from gateway.tenancy.times import utc_now
+from gateway.platform.database.engine import Database
+from gateway.records.batches import Batch, Chunk, File, FilePurpose
+from gateway.records.times import utc_now
 
 OBJECT_BYTES: Final = 8 * 1024 * 1024
 """An object of a result file ends with the line that reaches this size."""

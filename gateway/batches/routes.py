@@ -8,16 +8,16 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query, Request
 
+from gateway.accounts.shared.callers import any_tenant
+from gateway.accounts.shared.parameters import PLAIN
+from gateway.batches.files.routes import After, CallerPrincipal, OwnerOfFiles, caller_principal
 from gateway.batches.schemas import BatchBody, BatchCreation, BatchList
 from gateway.batches.service import BatchService
-from gateway.database.paging import MAX_PAGE, PageRequest
 from gateway.dialects.profile_choice import DIALECT_HEADER, choose_profile
-from gateway.files.routes import After, CallerPrincipal, OwnerOfFiles, caller_principal
 from gateway.http.bounded_route import BoundedRoute
 from gateway.http.services import made, provided
-from gateway.management.shared.callers import any_tenant
-from gateway.management.shared.parameters import PLAIN
-from gateway.settings import Settings
+from gateway.platform.database.paging import MAX_PAGE, PageRequest
+from gateway.platform.settings import Settings
 
 _of_both = APIRouter(prefix="/batches", tags=["Batches"], route_class=BoundedRoute)
 _of_customers = APIRouter(prefix="/batches", tags=["Batches"], route_class=BoundedRoute)

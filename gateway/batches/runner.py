@@ -12,19 +12,23 @@ from typing import Final, NamedTuple
 from redis.exceptions import RedisError
 from sqlalchemy import update
 
-from contract.tasks import Backoff, TaskSet, end_task, jittered, raise_if_cancelled
+from common.tasks import Backoff, TaskSet, end_task, jittered, raise_if_cancelled
 from contract.tier import ServiceTier
-from gateway import telemetry
-from gateway.auth.principal import Principal
+from gateway.batches.files.service import FileService
 from gateway.batches.finishing import joined, numbered
 from gateway.batches.principals import for_lines, principal_of
 from gateway.batches.results import ResultFiles
 from gateway.batches.running import BatchState, Line, LineRun, LineRunner, refused
 from gateway.batches.store import LEASE, BatchStore
 from gateway.batches.validation import CHUNK_LINES, error_of
-from gateway.database.tables import BatchFeedRow
+from gateway.completions.context import ProcessContext
 from gateway.dialects.profile import PROFILES
-from gateway.errors import (
+from gateway.http.draining import Drain
+from gateway.http.services import Services
+from gateway.platform import telemetry
+from gateway.platform.database.tables import BatchFeedRow
+from gateway.records.batches import Batch, BatchStatus, Chunk
+from gateway.records.errors import (
     AccountSuspendedError,
     ApiError,
     AuthenticationError,
@@ -43,12 +47,8 @@ from gateway.errors import (
     UnservedModelError,
     queue_unavailable,
 )
-from gateway.files.service import FileService
-from gateway.http.context import ProcessContext
-from gateway.http.draining import Drain
-from gateway.http.services import Services
-from gateway.tenancy.batches import Batch, BatchStatus, Chunk
-from gateway.tenancy.times import utc_now
+from gateway.records.principal import Principal
+from gateway.records.times import utc_now
 
 LOOK_SECONDS: Final = 0.5
 """How often the runner looks for released lines, and for cancelled batches."""

@@ -10,10 +10,9 @@ from typing import Any, Final, NamedTuple
 
 from redis.exceptions import RedisError
 
-from contract import logs
-from contract.tasks import end_task
+from common import logs
+from common.tasks import end_task
 from contract.tier import TIER_RANKS, ServiceTier
-from gateway.auth.principal import Principal
 from gateway.batches.finishing import end_code_of
 from gateway.batches.lines import (
     ENDPOINTS_BY_PATH,
@@ -26,22 +25,28 @@ from gateway.batches.lines import (
     unfinished,
 )
 from gateway.batches.principals import without_rights
-from gateway.concurrency.fair_turns import FairTurns
-from gateway.concurrency.large_work import INLINE_SIZE
+from gateway.completions.admission.call import BatchLine, Call
+from gateway.completions.admission.check import check_request
+from gateway.completions.admission.idempotency import find_earlier, release
+from gateway.completions.admission.model_choice import profile_of
+from gateway.completions.admission.submit import Submission, submit
+from gateway.completions.context import ProcessContext
+from gateway.completions.idempotency.registry import IdempotentRequest
+from gateway.completions.rendering.assembler import WholeResponse, collect
+from gateway.completions.stored.store import StoredResponse
 from gateway.dialects.endpoint import Endpoint
 from gateway.dialects.wire import StructureMeter, parse_object
-from gateway.errors import ApiError, ErrorStyle, GenerationTimeoutError, RequestCancelledError
-from gateway.generation.call import BatchLine, Call
-from gateway.generation.check import check_request
-from gateway.generation.idempotency import find_earlier, release
-from gateway.generation.model_choice import profile_of
-from gateway.generation.submit import Submission, submit
-from gateway.http.context import ProcessContext
-from gateway.idempotency.registry import IdempotentRequest
-from gateway.responses.store import StoredResponse
-from gateway.stream.assembler import WholeResponse, collect
-from gateway.tenancy.batches import Batch, BatchStatus
-from gateway.tenancy.times import to_ms
+from gateway.platform.concurrency.fair_turns import FairTurns
+from gateway.platform.concurrency.large_work import INLINE_SIZE
+from gateway.records.batches import Batch, BatchStatus
+from gateway.records.errors import (
+    ApiError,
+    ErrorStyle,
+    GenerationTimeoutError,
+    RequestCancelledError,
+)
+from gateway.records.principal import Principal
+from gateway.records.times import to_ms
 
 MOST_STARTING: Final = 8
 """Lines that are checked and submitted at once; tenants take turns."""

@@ -5,10 +5,10 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, Field
 
-from gateway.files.schemas import CursorList, to_seconds
-from gateway.management.shared.fields import RequestBody
-from gateway.tenancy.batches import Batch, BatchStatus
-from gateway.tenancy.times import utc_now
+from gateway.accounts.shared.fields import RequestBody
+from gateway.batches.files.schemas import CursorList, to_seconds
+from gateway.records.batches import Batch, BatchStatus
+from gateway.records.times import utc_now
 
 
 class OutputExpiry(RequestBody):

@@ -5,14 +5,17 @@ import secrets
 from datetime import timedelta
 from typing import Final
 
-from gateway.auth.principal import Principal
+from gateway.batches.files.service import FileService, is_id, read_retention
+from gateway.batches.files.store import Owner
 from gateway.batches.lines import ENDPOINTS_BY_PATH
 from gateway.batches.principals import TOKEN_PREFIX
 from gateway.batches.store import BatchStore
-from gateway.database.engine import Database
-from gateway.database.locking import lock_tenant
-from gateway.database.paging import Page, PageRequest
-from gateway.errors import (
+from gateway.platform.database.engine import Database
+from gateway.platform.database.locking import lock_tenant
+from gateway.platform.database.paging import Page, PageRequest
+from gateway.platform.settings import Settings
+from gateway.records.batches import Batch, BatchStatus, FilePurpose
+from gateway.records.errors import (
     InvalidParameterError,
     NotFoundError,
     StateConflictError,
@@ -20,11 +23,8 @@ from gateway.errors import (
     must,
     shown,
 )
-from gateway.files.service import FileService, is_id, read_retention
-from gateway.files.store import Owner
-from gateway.settings import Settings
-from gateway.tenancy.batches import Batch, BatchStatus, FilePurpose
-from gateway.tenancy.times import utc_now
+from gateway.records.principal import Principal
+from gateway.records.times import utc_now
 
 MAX_LABELS: Final = 16
 MAX_LABEL_NAME: Final = 64

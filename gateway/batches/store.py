@@ -22,13 +22,13 @@ from sqlalchemy import (
 )
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from gateway.database.claims import CLAIM, lock_in_turns
-from gateway.database.paging import Page, PageRequest, find_record, read_page
-from gateway.database.tables import BatchChunkRow, BatchRow, TenantRow
-from gateway.files.store import Owner
-from gateway.tenancy.batches import Batch, BatchStatus, Chunk, ChunkState
-from gateway.tenancy.records import TenantStatus
-from gateway.tenancy.times import EPOCH, utc_now
+from gateway.batches.files.store import Owner
+from gateway.platform.database.claims import CLAIM, lock_in_turns
+from gateway.platform.database.paging import Page, PageRequest, find_record, read_page
+from gateway.platform.database.tables import BatchChunkRow, BatchRow, TenantRow
+from gateway.records.batches import Batch, BatchStatus, Chunk, ChunkState
+from gateway.records.records import TenantStatus
+from gateway.records.times import EPOCH, utc_now
 
 LEASE: Final = timedelta(seconds=30)
 """How long a chunk belongs to a gateway, unless the gateway renews the lease."""

@@ -9,8 +9,8 @@ import msgspec
 
 from gateway.batches.lines import MAX_CUSTOM_ID_CHARACTERS, InputLine, decode_line
 from gateway.dialects.profile import ALL_THAT_FIT
-from gateway.errors import MissingParameterError, shown
-from gateway.tenancy.batches import Chunk
+from gateway.records.batches import Chunk
+from gateway.records.errors import MissingParameterError, shown
 
 CHUNK_LINES: Final = 32
 CHUNK_BYTES: Final = 256 * 1024

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from fastapi import APIRouter, Response
 
-from gateway.errors import NotFoundError
+from gateway.records.errors import NotFoundError
 
 _TYPES: Final = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 

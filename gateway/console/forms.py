@@ -9,17 +9,17 @@ from fastapi import Request
 from pydantic import BaseModel, ValidationError
 from typing_extensions import override
 
-from gateway.errors import (
+from gateway.http.body import require_utf8
+from gateway.http.content_coding import content_coding
+from gateway.http.services import services_of
+from gateway.platform.settings import Settings
+from gateway.records.errors import (
     InvalidParameterError,
     PayloadTooLargeError,
     RequestTimeoutError,
     UnsupportedMediaTypeError,
     shown,
 )
-from gateway.http.body import require_utf8
-from gateway.http.content_coding import content_coding
-from gateway.http.services import services_of
-from gateway.settings import Settings
 
 Body = TypeVar("Body", bound=BaseModel)
 

@@ -3,9 +3,9 @@
 from typing import Final
 
 from gateway.console.forms import Form
-from gateway.errors import must
-from gateway.tenancy.limits import FromPlan, LimitName, LimitValues
-from gateway.terminal.money import read_dollars, show_dollars
+from gateway.records.errors import must
+from gateway.records.limits import FromPlan, LimitName, LimitValues
+from gateway.records.money import read_dollars, show_dollars
 
 NONE: Final = "none"
 

@@ -40,11 +40,11 @@ from gateway.console.sessions import (
     open_id_token,
     use_link,
 )
-from gateway.errors import ApiError, AuthenticationError, PermissionDeniedError
 from gateway.http.allowances import FailedLogins, UnpaidRequests, network_of
 from gateway.http.exchange import exchange_of
 from gateway.http.services import AllServices, services_of
-from gateway.settings import Settings
+from gateway.platform.settings import Settings
+from gateway.records.errors import ApiError, AuthenticationError, PermissionDeniedError
 
 HOME: Final = "/console"
 _OWN_PAGE: Final = re.compile(r"/console(/[A-Za-z0-9._~:@%/-]*)?(\?[A-Za-z0-9._~:@%/&=+*,-]*)?")

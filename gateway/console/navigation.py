@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from gateway.auth.principal import Principal
-from gateway.tenancy.scopes import Scope
+from gateway.records.principal import Principal
+from gateway.records.scopes import Scope
 
 
 def navigation(principal: Principal) -> Iterator[tuple[str, str]]:

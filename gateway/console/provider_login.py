@@ -8,6 +8,7 @@ import msgspec
 from fastapi import APIRouter, Query, Request, Response
 from redis.asyncio import Redis
 
+from gateway.accounts.members.service import MemberService
 from gateway.auth.authenticator import Authenticator
 from gateway.auth.oidc import Identity, OidcProvider
 from gateway.console.login import HOME, SESSION_ROUTES, begin, login_page, safe_page
@@ -38,7 +39,9 @@ from gateway.console.sessions import (
     begin_attempt,
     use_attempt,
 )
-from gateway.errors import (
+from gateway.http.allowances import FailedLogins, network_of
+from gateway.http.services import AllServices, Services, services_of
+from gateway.records.errors import (
     ApiError,
     AuthenticationError,
     BadRequestError,
@@ -46,10 +49,7 @@ from gateway.errors import (
     PermissionDeniedError,
     shown,
 )
-from gateway.http.allowances import FailedLogins, network_of
-from gateway.http.services import AllServices, Services, services_of
-from gateway.management.members.service import MemberService
-from gateway.tenancy.records import Member
+from gateway.records.records import Member
 
 PROVIDER_LOGIN: Final = f"{LOGIN}/provider"
 CALLBACK: Final = f"{LOGIN}/callback"

@@ -17,9 +17,9 @@ from msgspec import json
 from gateway.console.assets import PATHS
 from gateway.console.navigation import navigation
 from gateway.http.services import services_of
-from gateway.settings import Settings
-from gateway.tenancy.usage_record import MICRO
-from gateway.terminal.money import show_dollars
+from gateway.platform.settings import Settings
+from gateway.records.money import show_dollars
+from gateway.records.usage_record import MICRO
 
 SECURITY_HEADERS: Final[Mapping[str, str]] = {
     "cache-control": "no-store",

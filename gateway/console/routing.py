@@ -18,12 +18,15 @@ from typing_extensions import override
 
 from gateway.auth.authenticator import Authenticator
 from gateway.auth.oidc import OidcProvider
-from gateway.auth.principal import Principal
-from gateway.concurrency.fair_turns import LoopTurns
 from gateway.console.forms import Form, read_form
 from gateway.console.rendering import SECURITY_HEADERS, page
 from gateway.console.sessions import Audience, KeyLogin, PersonLogin, Session, Sessions
-from gateway.errors import (
+from gateway.http.error_handlers import on_exception
+from gateway.http.exchange import exchange_of
+from gateway.http.services import Services, services_of
+from gateway.platform.concurrency.fair_turns import LoopTurns
+from gateway.platform.settings import Settings
+from gateway.records.errors import (
     ApiError,
     AuthenticationError,
     ErrorStyle,
@@ -32,11 +35,8 @@ from gateway.errors import (
     queue_unavailable,
     shown,
 )
-from gateway.http.error_handlers import on_exception
-from gateway.http.exchange import exchange_of
-from gateway.http.services import Services, services_of
-from gateway.settings import Settings
-from gateway.tenancy.scopes import OPERATOR_SCOPES, TENANT_SCOPES, Scope
+from gateway.records.principal import Principal
+from gateway.records.scopes import OPERATOR_SCOPES, TENANT_SCOPES, Scope
 
 LOGIN: Final = "/console/login"
 ACCOUNTS: Final = "/console/accounts"

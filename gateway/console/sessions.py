@@ -12,8 +12,9 @@ import msgspec
 from cryptography.fernet import Fernet
 from redis.asyncio import Redis
 
-from contract import clock, keys
-from gateway.redis_client import converting_errors
+from common import clock
+from contract import keys
+from gateway.platform.redis_client import converting_errors
 
 TOKEN_BYTES: Final = 32
 LINK_PATH: Final = "/console/enter"

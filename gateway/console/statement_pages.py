@@ -7,13 +7,13 @@ from typing import Final
 
 from fastapi import Request, Response
 
+from gateway.billing.invoices.routes import statement_csv
+from gateway.billing.invoices.service import InvoiceService
+from gateway.billing.usage.periods import DAY
 from gateway.console.rendering import page
-from gateway.database.ledger.partitions import month_start
 from gateway.http.services import Services
-from gateway.management.invoices.routes import statement_csv
-from gateway.management.invoices.service import InvoiceService
-from gateway.management.usage.periods import DAY
-from gateway.tenancy.times import utc_now
+from gateway.platform.database.partitions import month_start
+from gateway.records.times import utc_now
 
 MONTHS: Final = 12
 

@@ -7,15 +7,15 @@ from typing import Final, NamedTuple
 from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
 
+from gateway.billing.ledger.history import DAYS, ServiceHistory
 from gateway.console.rendering import SECURITY_HEADERS, policy, render
 from gateway.console.routing import PageRoute
-from gateway.dispatch.catalogue import Catalogue
+from gateway.console.status.routes import CACHE_CONTROL
+from gateway.console.status.schemas import DayStatus, ServiceState, ServiceStatus
+from gateway.console.status.service import service_status
 from gateway.http.services import AllServices
-from gateway.ledger.history import DAYS, ServiceHistory
-from gateway.management.status.routes import CACHE_CONTROL
-from gateway.management.status.schemas import DayStatus, ServiceState, ServiceStatus
-from gateway.management.status.service import service_status
-from gateway.settings import Settings
+from gateway.models.catalogue import Catalogue
+from gateway.platform.settings import Settings
 
 STATES: Final = {
     ServiceState.OPERATIONAL: ("good", "Operational"),

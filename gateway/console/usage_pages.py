@@ -10,14 +10,9 @@ from typing import Final
 from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
 
-from gateway.concurrency.fair_turns import LoopTurns
-from gateway.console.rendering import page
-from gateway.console.usage_query import UsageQuery
-from gateway.database.paging import PART
-from gateway.http.services import Services
-from gateway.management.usage.csv_text import Cell, to_csv
-from gateway.management.usage.export import RECEIPT_COLUMNS, receipt_row
-from gateway.management.usage.pages import (
+from gateway.billing.usage.csv_text import Cell, to_csv
+from gateway.billing.usage.export import RECEIPT_COLUMNS, receipt_row
+from gateway.billing.usage.pages import (
     USAGE_COLUMNS,
     Writer,
     columns_of,
@@ -25,11 +20,16 @@ from gateway.management.usage.pages import (
     usage_row,
     writer_of,
 )
-from gateway.management.usage.parts import Dimension, UsageFilter
-from gateway.management.usage.periods import Bucket
-from gateway.management.usage.query import MAX_USAGE_PAGE
-from gateway.management.usage.schemas import receipt_fields, usage_fields
-from gateway.management.usage.service import ReportRequest, UsageService, position
+from gateway.billing.usage.parts import Dimension, UsageFilter
+from gateway.billing.usage.periods import Bucket
+from gateway.billing.usage.query import MAX_USAGE_PAGE
+from gateway.billing.usage.schemas import receipt_fields, usage_fields
+from gateway.billing.usage.service import ReportRequest, UsageService, position
+from gateway.console.rendering import page
+from gateway.console.usage_query import UsageQuery
+from gateway.http.services import Services
+from gateway.platform.concurrency.fair_turns import LoopTurns
+from gateway.platform.database.paging import PART
 
 ROWS: Final = 50
 

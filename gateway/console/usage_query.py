@@ -8,16 +8,16 @@ from urllib.parse import parse_qs, urlencode
 
 from fastapi import Request
 
+from gateway.accounts.shared.parameters import MAX_CURSOR_CHARACTERS, MAX_TEXT_CHARACTERS
+from gateway.billing.usage.input import read_span
+from gateway.billing.usage.parts import Dimension, UsageFilter, UsageSums
+from gateway.billing.usage.periods import DAY, Bucket, Span
+from gateway.billing.usage.service import ReportRequest, UsageService
 from gateway.console.forms import MAX_FIELDS, Form
-from gateway.errors import InvalidParameterError, must
-from gateway.management.shared.parameters import MAX_CURSOR_CHARACTERS, MAX_TEXT_CHARACTERS
-from gateway.management.usage.input import read_span
-from gateway.management.usage.parts import Dimension, UsageFilter, UsageSums
-from gateway.management.usage.periods import DAY, Bucket, Span
-from gateway.management.usage.service import ReportRequest, UsageService
-from gateway.tenancy.checks import is_storable
-from gateway.tenancy.times import day_of
-from gateway.terminal.money import show_dollars
+from gateway.records.checks import is_storable
+from gateway.records.errors import InvalidParameterError, must
+from gateway.records.money import show_dollars
+from gateway.records.times import day_of
 
 DAYS: Final = 30
 """Days of the chart on the first page."""

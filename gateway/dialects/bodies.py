@@ -42,7 +42,7 @@ from gateway.dialects.stream_options import (
 )
 from gateway.dialects.structured.structured_outputs import unknown_options
 from gateway.dialects.structured.structures import StructureParameters, read_structure
-from gateway.errors import InvalidParameterError, MissingParameterError, must
+from gateway.records.errors import InvalidParameterError, MissingParameterError, must
 
 
 class SharedParameters(

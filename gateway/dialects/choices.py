@@ -10,7 +10,7 @@ from gateway.dialects.fields import COUNT, Parameters, agreed, bounded, integer
 from gateway.dialects.json_types import schema_of
 from gateway.dialects.profile import Profile
 from gateway.dialects.wire import INTEGRAL
-from gateway.errors import InvalidParameterError, must
+from gateway.records.errors import InvalidParameterError, must
 
 
 class SharedChoiceParameters(Parameters):

@@ -19,7 +19,7 @@ from gateway.dialects.request import GenerationRequest, Prompt
 from gateway.dialects.sampling.parameters import new_seed
 from gateway.dialects.structured.tools import ToolParameters, read_tool_use
 from gateway.dialects.wire import validate
-from gateway.errors import InvalidParameterError
+from gateway.records.errors import InvalidParameterError
 
 MOST_READ: Final = 1_000
 """Combinations of parameters whose requests are kept."""

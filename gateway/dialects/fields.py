@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from contract.sampling import Range
-from gateway.errors import InvalidParameterError, must, shown
+from gateway.records.errors import InvalidParameterError, must, shown
 
 TOKEN_ID = Range(0, 2**31 - 1)
 COUNT = Range(0, 2**31 - 1)

@@ -9,7 +9,7 @@ from pydantic import Field
 from gateway.dialects.fields import Parameters, read_list
 from gateway.dialects.json_types import schema_of
 from gateway.dialects.request import Prompt
-from gateway.errors import InvalidParameterError, must, shown
+from gateway.records.errors import InvalidParameterError, must, shown
 
 IMAGE_MARK = "<image>"
 """Marks the place of an image in a prompt's text."""

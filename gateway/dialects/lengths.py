@@ -12,18 +12,11 @@ from contract.sampling import (
     Range,
     RepetitionDetection,
 )
-from gateway.dialects.fields import (
-    COUNT,
-    Parameters,
-    agreed,
-    bounded,
-    check_length,
-    read_token_ids,
-)
+from gateway.dialects.fields import COUNT, Parameters, agreed, bounded, check_length, read_token_ids
 from gateway.dialects.json_types import schema_of
 from gateway.dialects.profile import ContextLengthBehavior, Profile
 from gateway.dialects.wire import INTEGRAL
-from gateway.errors import InvalidParameterError, must
+from gateway.records.errors import InvalidParameterError, must
 
 MAX_TOKENS = Range(-1, 2**31 - 1)
 PATTERN_SIZE = Range(0, 128)

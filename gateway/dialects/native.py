@@ -19,7 +19,7 @@ from gateway.dialects.sampling.chain import with_reported_probabilities
 from gateway.dialects.sampling.logit_bias import FORBIDDEN
 from gateway.dialects.sampling.mirostat import DEFAULT_ETA, DEFAULT_TAU
 from gateway.dialects.wire import validate
-from gateway.errors import InvalidParameterError, MissingParameterError, must
+from gateway.records.errors import InvalidParameterError, MissingParameterError, must
 
 MAX_FILES: Final = 256
 MAX_FIELDS: Final = 64

@@ -18,7 +18,7 @@ from contract.messages import Feature
 from contract.sampling import DEFAULT_SAMPLERS, SamplerChain
 from gateway.dialects.profile import Profile
 from gateway.dialects.request import GenerationRequest, ToolMode
-from gateway.errors import (
+from gateway.records.errors import (
     MAX_SHOWN_CHARACTERS,
     UnknownParameterError,
     UnsupportedParameterError,

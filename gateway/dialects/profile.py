@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from contract.dialect import Dialect
 from contract.sampling import MAX_STOP_STRINGS
-from gateway.errors import ErrorStyle
+from gateway.records.errors import ErrorStyle
 
 __all__ = ["ALL_THAT_FIT", "PROFILES", "Dialect", "MirostatUnit", "Profile", "TimingShape"]
 

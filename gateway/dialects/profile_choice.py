@@ -5,10 +5,10 @@ from collections.abc import Set as AbstractSet
 from functools import lru_cache
 
 from contract.dialect import Dialect
-from gateway.auth.principal import Principal
 from gateway.dialects.profile import PROFILES, Profile
-from gateway.errors import InvalidParameterError, MissingParameterError, shown
-from gateway.settings import Settings
+from gateway.platform.settings import Settings
+from gateway.records.errors import InvalidParameterError, MissingParameterError, shown
+from gateway.records.principal import Principal
 
 DIALECT_HEADER = "X-Api-Dialect"
 DEFAULT_MODEL = "default"

@@ -11,7 +11,7 @@ from gateway.dialects.parameters import unread
 from gateway.dialects.profile import Profile
 from gateway.dialects.request import FIT, Prompt
 from gateway.dialects.wire import INTEGRAL
-from gateway.errors import InvalidParameterError, MissingParameterError, must
+from gateway.records.errors import InvalidParameterError, MissingParameterError, must
 
 _TEXT = "prompt_string"
 _IDS = "list[int[0:]]"

@@ -111,8 +111,8 @@ class ImageSource:
     """Its place in the body, such as `messages[0].content[1].image_url.url`."""
     file: bytes | None = None
     url: str = ""
-    """As the client gave it: an http or https URL, which `gateway.images` fetches, or any other
-    string that is not a data URI."""
+    """As the client gave it: an http or https URL, which the gateway fetches, or any other string
+    that is not a data URI."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     infill_files: list[tuple[str, str]] | None = None
     """Name and text of each file before the prefix, in llama.cpp's `/infill`; None elsewhere."""
     is_native: bool = False
-    """Whether the response has llama.cpp's own form (`gateway.stream.native`), not OpenAI's."""
+    """Whether the response has llama.cpp's own form (`rendering.native`), not OpenAI's."""
     response_fields: tuple[str, ...] = ()
     """Paths of the only members of a native response, such as `timings/prompt_n`; empty for all."""
     images: list[list[bytes]]

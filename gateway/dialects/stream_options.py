@@ -7,7 +7,7 @@ from pydantic import Field
 from contract.tier import REQUEST_TIERS
 from gateway.dialects.fields import Parameters, agreed
 from gateway.dialects.profile import Profile
-from gateway.errors import InvalidParameterError, must
+from gateway.records.errors import InvalidParameterError, must
 
 MAX_ISOLATION_KEY_CHARACTERS = 256
 

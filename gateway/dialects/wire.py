@@ -7,7 +7,7 @@ import msgspec
 from pydantic import BaseModel, BeforeValidator, ValidationError
 from pydantic_core import ErrorDetails
 
-from gateway.errors import (
+from gateway.records.errors import (
     MAX_SHOWN_CHARACTERS,
     ApiError,
     InvalidJsonError,

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import Final
 
-from gateway.auth.principal import Principal
-from gateway.errors import TenantQueueFullError, TooManyUnpaidError
 from gateway.http.exchange import Exchange
+from gateway.records.errors import TenantQueueFullError, TooManyUnpaidError
+from gateway.records.principal import Principal
 
 MAX_CALLERS: Final = 100_000
 """Maximum callers with a stored count; above it, the least recent caller is dropped."""

@@ -6,19 +6,19 @@ from typing import Annotated, Final
 
 from fastapi import Depends, Request
 
-from contract.tracing import AUTHENTICATE, TENANT_ID
-from gateway import tracing
+from common.tracing import AUTHENTICATE, TENANT_ID
 from gateway.auth.authenticator import Authenticator
-from gateway.auth.principal import Principal
-from gateway.concurrency.fair_turns import LoopTurns
 from gateway.dialects.profile import PROFILES, Profile
 from gateway.dialects.profile_choice import DIALECT_HEADER, dialect_of
-from gateway.errors import AuthenticationError, ErrorStyle
 from gateway.http.allowances import FailedLogins, network_of
 from gateway.http.exchange import exchange_of
 from gateway.http.services import services_of
-from gateway.settings import Settings
-from gateway.tenancy.scopes import Scope
+from gateway.platform import tracing
+from gateway.platform.concurrency.fair_turns import LoopTurns
+from gateway.platform.settings import Settings
+from gateway.records.errors import AuthenticationError, ErrorStyle
+from gateway.records.principal import Principal
+from gateway.records.scopes import Scope
 
 API_KEY_HEADER: Final = "x-api-key"
 AZURE_KEY_HEADER: Final = "api-key"

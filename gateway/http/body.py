@@ -11,20 +11,20 @@ from typing import Final
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 
-from gateway.concurrency.fair_turns import LoopTurns
-from gateway.concurrency.large_work import INLINE_SIZE, LargeWork
 from gateway.dialects.wire import StructureMeter
-from gateway.errors import (
+from gateway.http.allowances import Intake, UnpaidRequests
+from gateway.http.connection import connection_of
+from gateway.http.content_coding import CODINGS, content_coding, decode
+from gateway.http.exchange import exchange_of
+from gateway.platform.concurrency.fair_turns import LoopTurns
+from gateway.platform.concurrency.large_work import INLINE_SIZE, LargeWork
+from gateway.platform.settings import Settings
+from gateway.records.errors import (
     PayloadTooLargeError,
     RequestTimeoutError,
     UnsupportedMediaTypeError,
     shown,
 )
-from gateway.http.allowances import Intake, UnpaidRequests
-from gateway.http.connection import connection_of
-from gateway.http.content_coding import CODINGS, content_coding, decode
-from gateway.http.exchange import exchange_of
-from gateway.settings import Settings
 
 _CHARSET: Final = re.compile(r""";\s*charset\s*=\s*"?([^";\s]*)""", re.IGNORECASE)
 _UTF8: Final = frozenset({"utf-8", "utf8", "us-ascii", "ascii"})

@@ -9,7 +9,12 @@ import brotli  # type: ignore[import-untyped]
 from backports import zstd
 from starlette.datastructures import Headers
 
-from gateway.errors import BadRequestError, PayloadTooLargeError, UnsupportedMediaTypeError, shown
+from gateway.records.errors import (
+    BadRequestError,
+    PayloadTooLargeError,
+    UnsupportedMediaTypeError,
+    shown,
+)
 
 HEADER: Final = "content-encoding"
 PART_BYTES: Final = 65_536

@@ -1,6 +1,6 @@
 """Drain a gateway: report not ready, serve for a while longer, then reject new requests.
 
-Running requests continue; `gateway.server.serve` limits how long.
+Running requests continue; `gateway.process.serve` limits how long.
 """
 
 import signal
@@ -10,8 +10,8 @@ from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.errors import GatewayStoppingError
 from gateway.http.error_handlers import error_style_of, to_response
+from gateway.records.errors import GatewayStoppingError
 
 PROBES: Final = frozenset(
     {"/healthz", "/readyz", "/health", "/v1/health", "/ping", "/load", "/version", "/metrics"}

@@ -11,10 +11,15 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
 from contract.dialect import Dialect
-from gateway import tracing
 from gateway.dialects.profile import PROFILES
 from gateway.dialects.profile_choice import DIALECT_HEADER, dialect_of
-from gateway.errors import (
+from gateway.http.allowances import UnpaidRequests
+from gateway.http.exchange import exchange_of
+from gateway.http.services import Services, services_of
+from gateway.platform import tracing
+from gateway.platform.settings import Settings
+from gateway.platform.store_errors import cause_of
+from gateway.records.errors import (
     ApiError,
     BadRequestError,
     ErrorStyle,
@@ -29,11 +34,6 @@ from gateway.errors import (
     queue_unavailable,
     shown,
 )
-from gateway.http.allowances import UnpaidRequests
-from gateway.http.exchange import exchange_of
-from gateway.http.services import Services, services_of
-from gateway.settings import Settings
-from gateway.store_errors import cause_of
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from collections.abc import Collection, MutableMapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gateway.errors import ErrorStyle
+from gateway.records.errors import ErrorStyle
 
 _KEY: Final = "sluice.exchange"
 

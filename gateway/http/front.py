@@ -29,18 +29,18 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from typing_extensions import override
 
-from contract import logs
-from contract.tracing import REQUEST_ID
-from gateway import telemetry, tracing
+from common import logs
+from common.tracing import REQUEST_ID
 from gateway.auth.authenticator import Authenticator
-from gateway.concurrency.fair_turns import LoopTurns
-from gateway.errors import TenantQueueFullError
 from gateway.http.allowances import network_of
 from gateway.http.authorization import credential_of
 from gateway.http.connection import connection_of
 from gateway.http.draining import PROBES, Drain
 from gateway.http.error_handlers import EXPECTED_ERRORS, on_exception
 from gateway.http.services import Services
+from gateway.platform import telemetry, tracing
+from gateway.platform.concurrency.fair_turns import LoopTurns
+from gateway.records.errors import TenantQueueFullError
 
 _PROPAGATED: Final = frozenset({b"traceparent", b"tracestate"})
 _FAILED: Final = 500

@@ -11,9 +11,9 @@ from typing import Final
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse
 
-from gateway.concurrency.large_work import INLINE_SIZE, LargeWork
 from gateway.http.services import services_of
-from gateway.settings import Settings
+from gateway.platform.concurrency.large_work import INLINE_SIZE, LargeWork
+from gateway.platform.settings import Settings
 
 _STYLE: Final = """
 :root { color-scheme: light dark; --text: #1f2328; --muted: #59636e; --page: #fff;

@@ -13,10 +13,10 @@ from celery.signals import setup_logging
 from celery.worker.consumer import Consumer
 from typing_extensions import override
 
-from contract.redis_url import SentinelAddress, blocking_redis_client, sentinel_address
+from common.redis_url import SentinelAddress, blocking_redis_client, sentinel_address
 from gateway.jobs.runner import Runner
 from gateway.jobs.schedule import TASKS, Task
-from gateway.settings import Settings
+from gateway.platform.settings import Settings
 
 QUEUE: Final = "sluice"
 MOST_WAITING: Final = 200

@@ -10,11 +10,11 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from gateway.database.engine import Database
+from gateway.accounts.audit.log import AuditLog
+from gateway.accounts.audit.signing import HeadSigner, SignedHead
 from gateway.jobs.outbound import DeliveryError, Outbound
-from gateway.management.audit.log import AuditLog
-from gateway.management.audit.signing import HeadSigner, SignedHead
-from gateway.settings import AUDIT_LOG_SINK, Settings
+from gateway.platform.database.engine import Database
+from gateway.platform.settings import AUDIT_LOG_SINK, Settings
 
 FILE_MODE: Final = 0o600
 

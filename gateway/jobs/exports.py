@@ -11,14 +11,14 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from gateway.database.claims import Slots
-from gateway.database.engine import Database
-from gateway.database.tables import LedgerRow
+from gateway.billing.exports.store import LEASE, Batch, ExportStore
 from gateway.jobs import telemetry
 from gateway.jobs.outbound import DeliveryError, Outbound, Reply
-from gateway.management.exports.store import LEASE, Batch, ExportStore
-from gateway.settings import STRIPE_URL, ExportKind, ExportSink, Settings
-from gateway.tenancy.times import to_ms, utc_now
+from gateway.platform.database.claims import Slots
+from gateway.platform.database.engine import Database
+from gateway.platform.database.tables import LedgerRow
+from gateway.platform.settings import STRIPE_URL, ExportKind, ExportSink, Settings
+from gateway.records.times import to_ms, utc_now
 
 TIMEOUT_SECONDS: Final = 30.0
 """Of one request; less than a lease."""

@@ -11,17 +11,17 @@ from typing import Any, Final
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from common.metrics import UNKNOWN
 from contract import keys
-from contract.metrics import UNKNOWN
+from gateway.accounts.keys.expiry import count_expiring_keys
 from gateway.batches.store import BatchStore
-from gateway.database.engine import Database
-from gateway.errors import StoreUnavailableError
+from gateway.billing.exports.store import ExportStore
 from gateway.jobs import telemetry
-from gateway.management.exports.store import ExportStore
-from gateway.management.keys.expiry import count_expiring_keys
-from gateway.redis_client import observe_memory
-from gateway.tenancy.batches import BatchStatus
-from gateway.tenancy.times import utc_now
+from gateway.platform.database.engine import Database
+from gateway.platform.redis_client import observe_memory
+from gateway.records.batches import BatchStatus
+from gateway.records.errors import StoreUnavailableError
+from gateway.records.times import utc_now
 
 UPDATE_SECONDS: Final = 5.0
 """Interval of the gauges that are read from Redis."""

@@ -9,8 +9,8 @@ from typing import Final
 import httpcore
 import httpx
 
-from gateway.outbound.addresses import HTTPS_PORTS, is_public
-from gateway.outbound.client import OutboundClient, OutboundError, ResponseTooLargeError
+from gateway.platform.outbound.addresses import HTTPS_PORTS, is_public
+from gateway.platform.outbound.client import OutboundClient, OutboundError, ResponseTooLargeError
 
 TIMEOUT_SECONDS: Final = 5.0
 """For DNS, connecting, sending and the response status together."""

@@ -11,15 +11,15 @@ from typing import Any, Final, TypeVar
 
 from redis.exceptions import RedisError
 
-from contract import clock
-from contract.tasks import end_task
-from gateway.errors import StoreUnavailableError
+from common import clock
+from common.tasks import end_task
 from gateway.jobs import telemetry
 from gateway.jobs.observing import Observer
 from gateway.jobs.schedule import TASKS, Task
 from gateway.jobs.services import Services, open_services
-from gateway.settings import Settings
-from gateway.store_errors import cause_of
+from gateway.platform.settings import Settings
+from gateway.platform.store_errors import cause_of
+from gateway.records.errors import StoreUnavailableError
 
 GRACE_SECONDS: Final = 5.0
 """How long jobs may continue when the process is shutting down."""

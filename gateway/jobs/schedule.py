@@ -6,14 +6,14 @@ from typing import Final, NamedTuple
 
 from celery.schedules import crontab
 
-from gateway.database.ledger.partitions import make_partitions, months_from
+from gateway.accounts.keys.expiry import audit_expired_keys
+from gateway.accounts.webhooks.service import encrypt_secrets
+from gateway.billing.alerts.service import find_alerts
+from gateway.billing.ledger.reconcile import reconcile
 from gateway.jobs import telemetry
 from gateway.jobs.services import Services
-from gateway.ledger.reconcile import reconcile
-from gateway.management.alerts.service import find_alerts
-from gateway.management.keys.expiry import audit_expired_keys
-from gateway.management.webhooks.service import encrypt_secrets
-from gateway.tenancy.times import utc_now
+from gateway.platform.database.partitions import make_partitions, months_from
+from gateway.records.times import utc_now
 
 logger = logging.getLogger(__name__)
 

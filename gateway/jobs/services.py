@@ -5,27 +5,27 @@ from contextlib import asynccontextmanager
 
 from redis.asyncio import Redis
 
+from gateway.accounts.webhooks.secret_box import SecretBox
 from gateway.adapters.service import AdapterService
 from gateway.auth.authenticator import Authenticator
 from gateway.batches.checking import Validator
 from gateway.batches.feeding import Feeder
+from gateway.batches.files.service import FileService
 from gateway.batches.finishing import Finisher
-from gateway.database.engine import Database
-from gateway.database.ledger.rollups import Rollups
-from gateway.dispatch.catalogue import Catalogue
-from gateway.files.service import FileService
+from gateway.billing.credits.service import CreditService
+from gateway.billing.ledger.connections import open_ledger
+from gateway.billing.ledger.drain import Drain
+from gateway.billing.ledger.rollups import Rollups
+from gateway.billing.ledger.sweep import Sweep
 from gateway.jobs.audit_heads import HeadKeeper
 from gateway.jobs.exports import Exporter
 from gateway.jobs.outbound import Outbound
 from gateway.jobs.webhooks import WebhookSender
-from gateway.ledger.connections import open_ledger
-from gateway.ledger.drain import Drain
-from gateway.ledger.sweep import Sweep
-from gateway.management.credits.service import CreditService
-from gateway.management.webhooks.secret_box import SecretBox
-from gateway.redis_client import MeasuredConnection
-from gateway.settings import Settings
-from gateway.tenancy.changes import ChangeAnnouncer
+from gateway.models.catalogue import Catalogue
+from gateway.platform.changes import ChangeAnnouncer
+from gateway.platform.database.engine import Database
+from gateway.platform.redis_client import MeasuredConnection
+from gateway.platform.settings import Settings
 
 
 class Services:

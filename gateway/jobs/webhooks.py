@@ -7,14 +7,14 @@ from collections.abc import Collection
 from datetime import timedelta
 from typing import Final
 
-from contract import clock
-from gateway.database.claims import Slots
-from gateway.database.engine import Database
-from gateway.database.tables import WebhookEventRow
+from common import clock
+from gateway.accounts.webhooks.secret_box import SealedSecretError, SecretBox
+from gateway.accounts.webhooks.store import Delivery, WebhookStore
 from gateway.jobs.outbound import DeliveryError, Outbound
-from gateway.management.webhooks.secret_box import SealedSecretError, SecretBox
-from gateway.management.webhooks.store import Delivery, WebhookStore
-from gateway.tenancy.times import utc_now
+from gateway.platform.database.claims import Slots
+from gateway.platform.database.engine import Database
+from gateway.platform.database.tables import WebhookEventRow
+from gateway.records.times import utc_now
 
 AT_ONCE: Final = 20
 """Events that are sent concurrently."""

@@ -5,13 +5,13 @@ from typing import Any
 from redis.asyncio import Redis
 
 from contract.keys import KEY_EVENTS
-from gateway.database.engine import Database
-from gateway.database.tables import PlanRow
-from gateway.management.audit.log import AuditEntry, AuditLog
-from gateway.tenancy.grants import BOUNDS, Grant
-from gateway.tenancy.limits import Limits, LimitScope
-from gateway.tenancy.scopes import TENANT_SCOPES
-from gateway.tenancy.times import utc_now
+from gateway.accounts.audit.log import AuditEntry, AuditLog
+from gateway.platform.database.engine import Database
+from gateway.platform.database.tables import PlanRow
+from gateway.records.grants import BOUNDS, Grant
+from gateway.records.limits import Limits, LimitScope
+from gateway.records.scopes import TENANT_SCOPES
+from gateway.records.times import utc_now
 
 
 def grant(*, is_operator: bool = False, **bounds: Any) -> Grant:

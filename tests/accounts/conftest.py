@@ -3,12 +3,12 @@
 import pytest
 from redis.asyncio import Redis
 
-from gateway.database.engine import Database
-from gateway.management.keys.service import KeyService
-from gateway.management.members.service import MemberService
-from gateway.management.projects.service import ProjectService
-from gateway.management.tenants.service import TenantService
-from gateway.tenancy.changes import ChangeAnnouncer
+from gateway.accounts.keys.service import KeyService
+from gateway.accounts.members.service import MemberService
+from gateway.accounts.projects.service import ProjectService
+from gateway.accounts.tenants.service import TenantService
+from gateway.platform.changes import ChangeAnnouncer
+from gateway.platform.database.engine import Database
 
 
 @pytest.fixture

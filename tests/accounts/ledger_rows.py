@@ -10,13 +10,13 @@ import msgspec
 from sqlalchemy import delete
 
 from contract.tier import ServiceTier
-from gateway.database.engine import Database
-from gateway.database.ledger.partitions import make_partitions, month_start
-from gateway.database.ledger.rows import row_of
-from gateway.database.tables import DirtyHourRow, LedgerRow, RollupPeriod, RollupRow
-from gateway.management.usage.parts import UsageSums
-from gateway.tenancy.times import day_of, hour_of, to_ms, to_time
-from gateway.tenancy.usage_record import Outcome, UsageRecord
+from gateway.billing.ledger.rows import row_of
+from gateway.billing.usage.parts import UsageSums
+from gateway.platform.database.engine import Database
+from gateway.platform.database.partitions import make_partitions, month_start
+from gateway.platform.database.tables import DirtyHourRow, LedgerRow, RollupPeriod, RollupRow
+from gateway.records.times import day_of, hour_of, to_ms, to_time
+from gateway.records.usage_record import Outcome, UsageRecord
 
 NOON = datetime(2026, 11, 10, 12, tzinfo=UTC)
 

@@ -4,8 +4,8 @@ from ipaddress import ip_network
 
 import pytest
 
-from gateway.errors import InvalidParameterError
-from gateway.management.keys.addresses import MAX_ADDRESSES, read_addresses
+from gateway.accounts.keys.addresses import MAX_ADDRESSES, read_addresses
+from gateway.records.errors import InvalidParameterError
 from tests.support.cases import all_cases, case
 
 

@@ -10,20 +10,20 @@ from unittest.mock import AsyncMock
 import pytest
 from redis.asyncio import Redis
 
-from gateway.database.engine import Database
-from gateway.errors import StoreUnavailableError
-from gateway.management.alerts.service import find_alerts
-from gateway.management.credits.service import CreditService
-from gateway.management.keys.service import KeyService
-from gateway.management.plans.service import PlanService
-from gateway.management.projects.service import ProjectService
-from gateway.management.tenants.service import TenantService
-from gateway.management.webhooks.service import WebhookService
-from gateway.management.webhooks.store import WebhookStore
-from gateway.tenancy.changes import ChangeAnnouncer
-from gateway.tenancy.limits import LimitName, LimitScope
-from gateway.tenancy.records import Billing, Webhook
-from gateway.tenancy.times import utc_now
+from gateway.accounts.keys.service import KeyService
+from gateway.accounts.plans.service import PlanService
+from gateway.accounts.projects.service import ProjectService
+from gateway.accounts.tenants.service import TenantService
+from gateway.accounts.webhooks.service import WebhookService
+from gateway.accounts.webhooks.store import WebhookStore
+from gateway.billing.alerts.service import find_alerts
+from gateway.billing.credits.service import CreditService
+from gateway.platform.changes import ChangeAnnouncer
+from gateway.platform.database.engine import Database
+from gateway.records.errors import StoreUnavailableError
+from gateway.records.limits import LimitName, LimitScope
+from gateway.records.records import Billing, Webhook
+from gateway.records.times import utc_now
 from tests.support.kinds import every_database
 from tests.support.ledger import use
 from tests.support.postgres_server import NOWHERE

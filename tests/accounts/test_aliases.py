@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from gateway.database.engine import Database
-from gateway.errors import InvalidParameterError, NotFoundError
-from gateway.management.aliases.service import MAX_MODELS, AliasService
-from gateway.management.audit.log import AuditLog
-from gateway.tenancy.aliases import MAX_WEIGHT, Alias, Sticky
-from gateway.tenancy.changes import ChangeAnnouncer
-from gateway.tenancy.times import EPOCH, utc_now
+from gateway.accounts.aliases.service import MAX_MODELS, AliasService
+from gateway.accounts.audit.log import AuditLog
+from gateway.platform.changes import ChangeAnnouncer
+from gateway.platform.database.engine import Database
+from gateway.records.aliases import MAX_WEIGHT, Alias, Sticky
+from gateway.records.errors import InvalidParameterError, NotFoundError
+from gateway.records.times import EPOCH, utc_now
 from tests.support.cases import all_cases
 from tests.support.kinds import every_database
 

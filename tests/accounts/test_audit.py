@@ -11,15 +11,15 @@ import pytest
 from sqlalchemy import delete, insert, text, update
 from sqlalchemy.exc import DBAPIError
 
-from gateway.database.engine import Database
-from gateway.database.ledger.partitions import make_partitions
-from gateway.database.tables import AuditRow
-from gateway.errors import StoreUnavailableError
-from gateway.management.audit import log as audit
-from gateway.management.audit.log import AuditLog, AuditLogBrokenError, ChainState, row_hash
-from gateway.management.audit.service import AuditFilter, AuditService
-from gateway.management.audit.signing import ACTION, HeadSigner, SignedHead
-from gateway.tenancy.times import utc_now
+from gateway.accounts.audit import log as audit
+from gateway.accounts.audit.log import AuditLog, AuditLogBrokenError, ChainState, row_hash
+from gateway.accounts.audit.service import AuditFilter, AuditService
+from gateway.accounts.audit.signing import ACTION, HeadSigner, SignedHead
+from gateway.platform.database.engine import Database
+from gateway.platform.database.partitions import make_partitions
+from gateway.platform.database.tables import AuditRow
+from gateway.records.errors import StoreUnavailableError
+from gateway.records.times import utc_now
 from tests.support.kinds import every_database
 
 MEBIBYTE = 1 << 20

@@ -6,16 +6,16 @@ from types import MappingProxyType
 import pytest
 from redis.asyncio import Redis
 
-from gateway.database.engine import Database
-from gateway.database.tables import ApiKeyRow, MemberRow, ProjectRow
-from gateway.errors import ConflictError
-from gateway.management.keys.service import KeyService
-from gateway.management.members.service import MemberService
-from gateway.management.projects.service import ProjectService
-from gateway.management.shared import capacity
-from gateway.management.tenants.service import TenantService
-from gateway.tenancy.changes import ChangeAnnouncer
-from gateway.tenancy.records import Role
+from gateway.accounts.keys.service import KeyService
+from gateway.accounts.members.service import MemberService
+from gateway.accounts.projects.service import ProjectService
+from gateway.accounts.shared import capacity
+from gateway.accounts.tenants.service import TenantService
+from gateway.platform.changes import ChangeAnnouncer
+from gateway.platform.database.engine import Database
+from gateway.platform.database.tables import ApiKeyRow, MemberRow, ProjectRow
+from gateway.records.errors import ConflictError
+from gateway.records.records import Role
 from tests.support.kinds import every_database
 
 

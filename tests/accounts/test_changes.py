@@ -7,13 +7,13 @@ from redis.asyncio import Redis
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from gateway.database.engine import Database
-from gateway.database.paging import list_records
-from gateway.database.tables import PlanRow
-from gateway.errors import ConflictError
-from gateway.management.changes import changing
-from gateway.tenancy.changes import ChangeAnnouncer
-from gateway.tenancy.records import Plan
+from gateway.accounts.changes import changing
+from gateway.platform.changes import ChangeAnnouncer
+from gateway.platform.database.engine import Database
+from gateway.platform.database.paging import list_records
+from gateway.platform.database.tables import PlanRow
+from gateway.records.errors import ConflictError
+from gateway.records.records import Plan
 from tests.accounts.changes import announced, audited, plan_row
 from tests.support.cases import case
 from tests.support.kinds import every_database

@@ -4,12 +4,12 @@ from datetime import timedelta
 
 import pytest
 
-from gateway.database.claims import Claim, LostClaimError, lock_in_turns
-from gateway.database.engine import Database
-from gateway.database.tables import AdapterRow
-from gateway.management.tenants.service import TenantService
-from gateway.tenancy.adapters import AdapterState
-from gateway.tenancy.times import EPOCH, utc_now
+from gateway.accounts.tenants.service import TenantService
+from gateway.platform.database.claims import Claim, LostClaimError, lock_in_turns
+from gateway.platform.database.engine import Database
+from gateway.platform.database.tables import AdapterRow
+from gateway.records.adapters import AdapterState
+from gateway.records.times import EPOCH, utc_now
 from tests.support.kinds import every_database
 
 NOW = utc_now()

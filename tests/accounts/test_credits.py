@@ -9,19 +9,19 @@ import pytest
 from redis.asyncio import Redis
 
 from contract import keys
-from gateway.database.engine import Database
-from gateway.database.paging import PageRequest
-from gateway.errors import InvalidParameterError, NotFoundError, StoreUnavailableError
-from gateway.management.audit.log import SYSTEM, AuditLog
-from gateway.management.credits import service as service_module
-from gateway.management.credits.checks import MAX_AMOUNT_MICROS
-from gateway.management.credits.service import GRACE, CreditService
-from gateway.management.tenants.service import TenantService
-from gateway.quota.accounts import FIELD
-from gateway.redis_client import connect
-from gateway.tenancy.changes import ChangeAnnouncer
-from gateway.tenancy.records import Credit, CreditKind
-from gateway.tenancy.times import utc_now
+from gateway.accounts.audit.log import SYSTEM, AuditLog
+from gateway.accounts.tenants.service import TenantService
+from gateway.billing.credits import service as service_module
+from gateway.billing.credits.checks import MAX_AMOUNT_MICROS
+from gateway.billing.credits.service import GRACE, CreditService
+from gateway.limits.accounts import FIELD
+from gateway.platform.changes import ChangeAnnouncer
+from gateway.platform.database.engine import Database
+from gateway.platform.database.paging import PageRequest
+from gateway.platform.redis_client import connect
+from gateway.records.errors import InvalidParameterError, NotFoundError, StoreUnavailableError
+from gateway.records.records import Credit, CreditKind
+from gateway.records.times import utc_now
 from tests.support.cases import all_cases, case
 from tests.support.kinds import every_database
 from tests.support.ledger import use

@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from gateway.errors import PermissionDeniedError
-from gateway.management.keys.addresses import read_addresses
-from gateway.tenancy.grants import BOUNDS, Bounds, bounds_of_key, bounds_of_project, bounds_of_role
-from gateway.tenancy.limits import LimitName, Limits, LimitScope
-from gateway.tenancy.records import KeyRecord, Plan, Project, ProjectStatus, Role
-from gateway.tenancy.roles import ROLE_SCOPES
-from gateway.tenancy.scopes import TENANT_SCOPES, Scope
+from gateway.accounts.keys.addresses import read_addresses
+from gateway.records.errors import PermissionDeniedError
+from gateway.records.grants import BOUNDS, Bounds, bounds_of_key, bounds_of_project, bounds_of_role
+from gateway.records.limits import LimitName, Limits, LimitScope
+from gateway.records.records import KeyRecord, Plan, Project, ProjectStatus, Role
+from gateway.records.roles import ROLE_SCOPES
+from gateway.records.scopes import TENANT_SCOPES, Scope
 from tests.accounts.changes import grant
 from tests.support.cases import all_cases, case
 

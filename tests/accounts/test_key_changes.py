@@ -9,10 +9,17 @@ import pytest
 from redis.asyncio import Redis
 from sqlalchemy import update
 
-from gateway.database.engine import Database
-from gateway.database.paging import PageRequest
-from gateway.database.tables import ApiKeyRow
-from gateway.errors import (
+from gateway.accounts.keys.addresses import read_addresses
+from gateway.accounts.keys.rules import MAX_GRACE, MadeKeys
+from gateway.accounts.keys.service import CreatedKey, KeyService
+from gateway.accounts.projects.service import ProjectService
+from gateway.accounts.tenants.service import TenantService
+from gateway.platform.changes import ChangeAnnouncer
+from gateway.platform.database.engine import Database
+from gateway.platform.database.paging import PageRequest
+from gateway.platform.database.tables import ApiKeyRow
+from gateway.platform.redis_client import connect
+from gateway.records.errors import (
     AuthenticationError,
     BadRequestError,
     ChangeNotAnnouncedError,
@@ -20,16 +27,9 @@ from gateway.errors import (
     NotFoundError,
     PermissionDeniedError,
 )
-from gateway.management.keys.addresses import read_addresses
-from gateway.management.keys.rules import MAX_GRACE, MadeKeys
-from gateway.management.keys.service import CreatedKey, KeyService
-from gateway.management.projects.service import ProjectService
-from gateway.management.tenants.service import TenantService
-from gateway.redis_client import connect
-from gateway.tenancy.changes import ChangeAnnouncer
-from gateway.tenancy.grants import BOUNDS
-from gateway.tenancy.limits import FromPlan, LimitName, Limits
-from gateway.tenancy.scopes import DEFAULT_SCOPES, TENANT_SCOPES, Scope
+from gateway.records.grants import BOUNDS
+from gateway.records.limits import FromPlan, LimitName, Limits
+from gateway.records.scopes import DEFAULT_SCOPES, TENANT_SCOPES, Scope
 from tests.accounts.changes import announced, audited, grant
 from tests.support.cases import all_cases, case
 from tests.support.kinds import every_database

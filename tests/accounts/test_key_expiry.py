@@ -6,14 +6,14 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import update
 
-from gateway.database.engine import Database
-from gateway.database.tables import ApiKeyRow
-from gateway.management.audit.log import AuditEntry, AuditLog
-from gateway.management.keys import expiry as key_expiry
-from gateway.management.keys.expiry import audit_expired_keys
-from gateway.management.keys.service import KeyService
-from gateway.management.tenants.service import TenantService
-from gateway.tenancy.times import utc_now
+from gateway.accounts.audit.log import AuditEntry, AuditLog
+from gateway.accounts.keys import expiry as key_expiry
+from gateway.accounts.keys.expiry import audit_expired_keys
+from gateway.accounts.keys.service import KeyService
+from gateway.accounts.tenants.service import TenantService
+from gateway.platform.database.engine import Database
+from gateway.platform.database.tables import ApiKeyRow
+from gateway.records.times import utc_now
 from tests.support.kinds import every_database
 
 HOUR = timedelta(hours=1)

@@ -12,13 +12,13 @@ from sqlalchemy.exc import IntegrityError
 
 from contract.dialect import Dialect
 from contract.keys import KEY_EVENTS
-from gateway.database.engine import Database
-from gateway.database.paging import PageRequest
-from gateway.database.tables import ApiKeyRow
-from gateway.errors import InvalidParameterError, NotFoundError
-from gateway.management.keys.service import KeyService
-from gateway.management.tenants.service import TenantService
-from gateway.tenancy.scopes import DEFAULT_SCOPES, Scope
+from gateway.accounts.keys.service import KeyService
+from gateway.accounts.tenants.service import TenantService
+from gateway.platform.database.engine import Database
+from gateway.platform.database.paging import PageRequest
+from gateway.platform.database.tables import ApiKeyRow
+from gateway.records.errors import InvalidParameterError, NotFoundError
+from gateway.records.scopes import DEFAULT_SCOPES, Scope
 from tests.support.cases import case
 from tests.support.kinds import every_database
 

@@ -8,13 +8,13 @@ from sqlalchemy import func, select, text
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from contract.tier import ServiceTier
-from gateway.database.engine import Database
-from gateway.database.ledger.rows import UnusableRecordError, row_of
-from gateway.database.ledger.store import LedgerStore, PeriodUsage
-from gateway.database.tables import DirtyHourRow, LedgerRow
-from gateway.errors import StoreUnavailableError
-from gateway.tenancy.limits import LimitScope
-from gateway.tenancy.usage_record import Outcome, UsageRecord
+from gateway.billing.ledger.rows import UnusableRecordError, row_of
+from gateway.billing.ledger.store import LedgerStore, PeriodUsage
+from gateway.platform.database.engine import Database
+from gateway.platform.database.tables import DirtyHourRow, LedgerRow
+from gateway.records.errors import StoreUnavailableError
+from gateway.records.limits import LimitScope
+from gateway.records.usage_record import Outcome, UsageRecord
 from tests.support.cases import all_cases
 from tests.support.kinds import every_database
 from tests.support.usage import HOUR_MS, NOON_MS, usage_record

@@ -11,12 +11,13 @@ import pytest
 from sqlalchemy import delete, func, select, text, update
 
 from contract.tier import ServiceTier
-from gateway.database.engine import Database
-from gateway.database.ledger import rollups as rollups_module
-from gateway.database.ledger.rollups import Rollups
-from gateway.database.ledger.rows import row_of
-from gateway.database.ledger.store import LedgerStore
-from gateway.database.tables import (
+from gateway.accounts.tenants.service import TenantService
+from gateway.billing.ledger import rollups as rollups_module
+from gateway.billing.ledger.rollups import Rollups
+from gateway.billing.ledger.rows import row_of
+from gateway.billing.ledger.store import LedgerStore
+from gateway.platform.database.engine import Database
+from gateway.platform.database.tables import (
     FAILED_OUTCOMES,
     FIRST_TOKENS,
     AdapterRow,
@@ -26,11 +27,10 @@ from gateway.database.tables import (
     RollupRow,
     ServiceRollupRow,
 )
-from gateway.management.tenants.service import TenantService
-from gateway.tenancy.adapters import AdapterState
-from gateway.tenancy.first_tokens import BOUNDS_MS
-from gateway.tenancy.times import day_of, hour_of, to_time
-from gateway.tenancy.usage_record import Outcome, UsageRecord
+from gateway.records.adapters import AdapterState
+from gateway.records.first_tokens import BOUNDS_MS
+from gateway.records.times import day_of, hour_of, to_time
+from gateway.records.usage_record import Outcome, UsageRecord
 from tests.support.kinds import every_database
 from tests.support.usage import HOUR_MS, NOON_MS, usage_record
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from gateway.errors import InvalidParameterError
-from gateway.tenancy.limits import (
+from gateway.records.errors import InvalidParameterError
+from gateway.records.limits import (
     MAX_LIMIT,
     FromPlan,
     LimitName,

@@ -7,19 +7,19 @@ from dataclasses import replace
 import pytest
 from redis.asyncio import Redis
 
-from gateway.database.engine import Database
-from gateway.database.paging import PageRequest
-from gateway.errors import (
+from gateway.accounts.members.service import MemberService
+from gateway.accounts.tenants.service import TenantService
+from gateway.platform.database.engine import Database
+from gateway.platform.database.paging import PageRequest
+from gateway.records.errors import (
     BadRequestError,
     ConflictError,
     InvalidParameterError,
     NotFoundError,
     PermissionDeniedError,
 )
-from gateway.management.members.service import MemberService
-from gateway.management.tenants.service import TenantService
-from gateway.tenancy.records import Person, Role
-from gateway.tenancy.scopes import Scope
+from gateway.records.records import Person, Role
+from gateway.records.scopes import Scope
 from tests.accounts.changes import announced, audited, grant
 from tests.support.cases import all_cases
 from tests.support.kinds import every_database

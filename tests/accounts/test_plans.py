@@ -7,12 +7,12 @@ import pytest
 from redis.asyncio import Redis
 
 from contract.keys import KEY_EVENTS
-from gateway.database.engine import Database
-from gateway.errors import ConflictError, InvalidParameterError, NotFoundError
-from gateway.management.audit.log import AuditLog
-from gateway.management.plans.service import PlanService
-from gateway.tenancy.changes import ChangeAnnouncer
-from gateway.tenancy.limits import LimitName, LimitScope
+from gateway.accounts.audit.log import AuditLog
+from gateway.accounts.plans.service import PlanService
+from gateway.platform.changes import ChangeAnnouncer
+from gateway.platform.database.engine import Database
+from gateway.records.errors import ConflictError, InvalidParameterError, NotFoundError
+from gateway.records.limits import LimitName, LimitScope
 from tests.support.cases import all_cases
 from tests.support.kinds import every_database
 

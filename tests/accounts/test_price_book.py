@@ -7,17 +7,17 @@ from datetime import timedelta
 import pytest
 from redis.asyncio import Redis
 
-from contract.tasks import end_task
+from common.tasks import end_task
 from contract.tier import ServiceTier
 from gateway.auth.authenticator import Authenticator
 from gateway.auth.revocation import RevocationListener
-from gateway.database import table_copy
-from gateway.database.engine import Database
-from gateway.errors import StoreUnavailableError
-from gateway.management.prices.service import PriceService
-from gateway.quota.price_book import PriceBook
-from gateway.tenancy.changes import ChangeAnnouncer
-from gateway.tenancy.times import utc_now
+from gateway.billing.prices.service import PriceService
+from gateway.models.price_book import PriceBook
+from gateway.platform.changes import ChangeAnnouncer
+from gateway.platform.database import table_copy
+from gateway.platform.database.engine import Database
+from gateway.records.errors import StoreUnavailableError
+from gateway.records.times import utc_now
 from tests.support.kinds import every_database
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.postgres_server import NOWHERE

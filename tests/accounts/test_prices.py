@@ -10,13 +10,13 @@ from sqlalchemy.exc import DBAPIError
 
 from contract.keys import KEY_EVENTS
 from contract.tier import ServiceTier
-from gateway.database.engine import Database
-from gateway.errors import InvalidParameterError, StoreUnavailableError
-from gateway.management.audit.log import AuditLog
-from gateway.management.prices.service import PriceService
-from gateway.tenancy.changes import ChangeAnnouncer
-from gateway.tenancy.records import MAX_PRICE_MICROS
-from gateway.tenancy.times import utc_now
+from gateway.accounts.audit.log import AuditLog
+from gateway.billing.prices.service import PriceService
+from gateway.platform.changes import ChangeAnnouncer
+from gateway.platform.database.engine import Database
+from gateway.records.errors import InvalidParameterError, StoreUnavailableError
+from gateway.records.records import MAX_PRICE_MICROS
+from gateway.records.times import utc_now
 from tests.support.cases import all_cases
 from tests.support.kinds import every_database
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 from redis.asyncio import Redis
 
-from gateway.database.engine import Database
-from gateway.database.paging import PageRequest
-from gateway.errors import InvalidParameterError, NotFoundError
-from gateway.management.projects.service import ProjectService
-from gateway.management.tenants.service import TenantService
-from gateway.tenancy.limits import FromPlan, LimitChanges, LimitName
-from gateway.tenancy.records import ProjectStatus
+from gateway.accounts.projects.service import ProjectService
+from gateway.accounts.tenants.service import TenantService
+from gateway.platform.database.engine import Database
+from gateway.platform.database.paging import PageRequest
+from gateway.records.errors import InvalidParameterError, NotFoundError
+from gateway.records.limits import FromPlan, LimitChanges, LimitName
+from gateway.records.records import ProjectStatus
 from tests.accounts.changes import announced, audited
 from tests.support.cases import case
 from tests.support.kinds import every_database

@@ -10,13 +10,13 @@ from alembic import command
 from alembic.script import ScriptDirectory
 from sqlalchemy import text
 
-from gateway.database import schema
-from gateway.database.engine import Database
-from gateway.database.ledger.partitions import make_partitions, months_from
-from gateway.database.paging import list_records
-from gateway.database.schema import SchemaNotCurrentError, SchemaState
-from gateway.database.tables import Table, TenantRow
-from gateway.errors import InvalidParameterError, StartupError, StoreUnavailableError
+from gateway.platform.database import schema
+from gateway.platform.database.engine import Database
+from gateway.platform.database.paging import list_records
+from gateway.platform.database.partitions import make_partitions, months_from
+from gateway.platform.database.schema import SchemaNotCurrentError, SchemaState
+from gateway.platform.database.tables import Table, TenantRow
+from gateway.records.errors import InvalidParameterError, StartupError, StoreUnavailableError
 from tests.support.cases import all_cases
 from tests.support.kinds import every_database
 

@@ -8,16 +8,16 @@ import pytest
 
 from contract.messages import WorkerCard, WorkerState
 from contract.queue import ModelStatus
-from gateway.database.engine import Database
-from gateway.database.ledger.rollups import Rollups
-from gateway.dispatch.catalogue import ServedModel
-from gateway.ledger import history as history_module
-from gateway.ledger import rejections as rejections_module
-from gateway.ledger.history import DAYS, History, Served, ServiceHistory
-from gateway.ledger.rejections import Rejections
-from gateway.management.status import service
-from gateway.management.status.schemas import ServiceState
-from gateway.tenancy.usage_record import Outcome, UsageRecord
+from gateway.billing.ledger import history as history_module
+from gateway.billing.ledger.history import DAYS, History, Served, ServiceHistory
+from gateway.billing.ledger.rollups import Rollups
+from gateway.console.status import service
+from gateway.console.status.schemas import ServiceState
+from gateway.limits import rejections as rejections_module
+from gateway.limits.rejections import Rejections
+from gateway.models.catalogue import ServedModel
+from gateway.platform.database.engine import Database
+from gateway.records.usage_record import Outcome, UsageRecord
 from tests.accounts.ledger_rows import NOON, add, record
 from tests.support.kinds import every_database
 

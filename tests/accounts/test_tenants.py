@@ -14,19 +14,19 @@ from sqlalchemy.exc import IntegrityError
 from contract.dialect import Dialect
 from contract.keys import KEY_EVENTS
 from contract.tier import ServiceTier
-from gateway.database.engine import Database
-from gateway.database.paging import PageRequest
-from gateway.errors import (
+from gateway.accounts.tenants.service import TenantService
+from gateway.platform.changes import ChangeAnnouncer
+from gateway.platform.database.engine import Database
+from gateway.platform.database.paging import PageRequest
+from gateway.platform.redis_client import connect
+from gateway.records.errors import (
     ChangeNotAnnouncedError,
     ConflictError,
     InvalidParameterError,
     NotFoundError,
 )
-from gateway.management.tenants.service import TenantService
-from gateway.redis_client import connect
-from gateway.tenancy.changes import ChangeAnnouncer
-from gateway.tenancy.limits import FromPlan, LimitName
-from gateway.tenancy.records import Billing, TenantStatus
+from gateway.records.limits import FromPlan, LimitName
+from gateway.records.records import Billing, TenantStatus
 from tests.accounts.changes import add_plan, announced, audited
 from tests.support.cases import case
 from tests.support.kinds import every_database

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.management.usage.periods import (
+from gateway.billing.usage.periods import (
     DAY,
     HOUR,
     MAX_SPANS,
@@ -16,7 +16,7 @@ from gateway.management.usage.periods import (
     choose_sources,
     next_month,
 )
-from gateway.tenancy.times import day_of, hour_of
+from gateway.records.times import day_of, hour_of
 from tests.support.cases import all_cases
 
 START = datetime(2026, 2, 27, tzinfo=UTC)

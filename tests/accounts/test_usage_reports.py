@@ -14,15 +14,12 @@ import pytest
 from sqlalchemy import update
 
 from contract.tier import ServiceTier
-from gateway.database.engine import Database
-from gateway.database.ledger.rollups import Rollups
-from gateway.database.tables import FIRST_TOKENS, RollupPeriod, RollupRow
-from gateway.errors import NotFoundError, StoreUnavailableError
-from gateway.management.invoices.service import InvoiceService
-from gateway.management.tenants.service import TenantService
-from gateway.management.usage.parts import Dimension, UsageFilter, UsageSums
-from gateway.management.usage.periods import DAY, HOUR, Bucket, Span
-from gateway.management.usage.service import (
+from gateway.accounts.tenants.service import TenantService
+from gateway.billing.invoices.service import InvoiceService
+from gateway.billing.ledger.rollups import Rollups
+from gateway.billing.usage.parts import Dimension, UsageFilter, UsageSums
+from gateway.billing.usage.periods import DAY, HOUR, Bucket, Span
+from gateway.billing.usage.service import (
     Latency,
     ReportRequest,
     UsageReport,
@@ -30,10 +27,13 @@ from gateway.management.usage.service import (
     UsageSlice,
     position,
 )
-from gateway.management.usage.store import UsageStore
-from gateway.tenancy.first_tokens import BOUNDS_MS, quantile_ms
-from gateway.tenancy.times import day_of, hour_of, to_time
-from gateway.tenancy.usage_record import Outcome, UsageRecord
+from gateway.billing.usage.store import UsageStore
+from gateway.platform.database.engine import Database
+from gateway.platform.database.tables import FIRST_TOKENS, RollupPeriod, RollupRow
+from gateway.records.errors import NotFoundError, StoreUnavailableError
+from gateway.records.first_tokens import BOUNDS_MS, quantile_ms
+from gateway.records.times import day_of, hour_of, to_time
+from gateway.records.usage_record import Outcome, UsageRecord
 from tests.accounts.ledger_rows import NOON, add, record, sum_up, totals
 from tests.support.kinds import DATABASE_KINDS, every_database
 
@@ -320,7 +320,7 @@ async def test_one_request_is_found_by_its_tenant_only(database: Database) -> No
 async def test_pages_have_every_request_once_while_others_are_added(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.management.usage.service.PART", 3)
+    monkeypatch.setattr("gateway.billing.usage.service.PART", 3)
     records = [record(NOON + number % 5 * HOUR) for number in range(30)]
     await add(database, records)
     seen: list[UsageRecord] = []

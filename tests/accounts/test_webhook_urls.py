@@ -2,8 +2,8 @@
 
 import pytest
 
-from gateway.errors import InvalidParameterError
-from gateway.management.webhooks.urls import MAX_URL_CHARACTERS, check_url, host_of
+from gateway.accounts.webhooks.urls import MAX_URL_CHARACTERS, check_url, host_of
+from gateway.records.errors import InvalidParameterError
 from tests.support.cases import all_cases, case
 
 PUBLIC = [

@@ -12,26 +12,27 @@ import pytest
 from redis.asyncio import Redis
 from sqlalchemy import select, update
 
-from gateway.database.claims import CLAIM
-from gateway.database.engine import Database
-from gateway.database.tables import WebhookEventRow, WebhookRow
-from gateway.errors import BadRequestError, ConflictError, InvalidParameterError, NotFoundError
-from gateway.management.audit.log import AuditLog
-from gateway.management.tenants.service import TenantService
-from gateway.management.webhooks.secret_box import SealedSecretError, SecretBox
-from gateway.management.webhooks.service import (
+from gateway.accounts.audit.log import AuditLog
+from gateway.accounts.tenants.service import TenantService
+from gateway.accounts.webhooks.secret_box import SealedSecretError, SecretBox
+from gateway.accounts.webhooks.service import (
     MAX_WEBHOOKS,
     WebhookService,
     encrypt_secrets,
     make_event,
 )
-from gateway.management.webhooks.store import (
-    Delivery,
-    EventName,
-    WebhookStore,
+from gateway.accounts.webhooks.store import Delivery, EventName, WebhookStore
+from gateway.platform.database.claims import CLAIM
+from gateway.platform.database.engine import Database
+from gateway.platform.database.tables import WebhookEventRow, WebhookRow
+from gateway.records.errors import (
+    BadRequestError,
+    ConflictError,
+    InvalidParameterError,
+    NotFoundError,
 )
-from gateway.tenancy.records import Webhook
-from gateway.tenancy.times import utc_now
+from gateway.records.records import Webhook
+from gateway.records.times import utc_now
 from tests.support.cases import all_cases
 from tests.support.kinds import every_database
 from tests.support.secret_box import BOX, ENCRYPTION_KEY, OTHER_ENCRYPTION_KEY
@@ -114,7 +115,7 @@ async def test_secret_is_kept_encrypted_and_nothing_is_registered_without_a_key(
 async def test_plain_and_former_secrets_are_encrypted_with_the_first_key(
     webhooks: WebhookService, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.management.webhooks.service.AT_ONCE", 2)
+    monkeypatch.setattr("gateway.accounts.webhooks.service.AT_ONCE", 2)
     created = [await webhooks.create("acme", URL) for _ in range(4)]
     secrets = {webhook.id: webhook.secret for webhook in created}
     plain, foreign, *_ = secrets
@@ -204,7 +205,7 @@ async def test_test_event_is_due_once_a_minute(
     webhooks: WebhookService, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = utc_now()
-    monkeypatch.setattr("gateway.management.webhooks.service.utc_now", lambda: now)
+    monkeypatch.setattr("gateway.accounts.webhooks.service.utc_now", lambda: now)
     webhook = await webhooks.create("acme", URL)
     event = await webhooks.test("acme", webhook.id)
     with pytest.raises(ConflictError, match="already tested in this minute"):

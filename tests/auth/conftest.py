@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
+from gateway.accounts.keys.service import CreatedKey, KeyService
+from gateway.accounts.tenants.service import TenantService
 from gateway.auth.authenticator import Authenticator
-from gateway.database.engine import Database
-from gateway.management.keys.service import CreatedKey, KeyService
-from gateway.management.tenants.service import TenantService
-from gateway.tenancy.changes import ChangeAnnouncer
+from gateway.platform.changes import ChangeAnnouncer
+from gateway.platform.database.engine import Database
 from tests.auth.gateways import Gateway, have_found_their_place
 from tests.support.redis_server import RedisServer
 

@@ -2,12 +2,12 @@
 
 import asyncio
 
+from gateway.accounts.keys.service import CreatedKey
 from gateway.auth.authenticator import Authenticator
 from gateway.auth.revocation import RevocationListener
-from gateway.database.engine import Database
-from gateway.errors import ApiError
-from gateway.management.keys.service import CreatedKey
-from gateway.redis_client import connect
+from gateway.platform.database.engine import Database
+from gateway.platform.redis_client import connect
+from gateway.records.errors import ApiError
 from tests.support.patience import PATIENCE_SECONDS
 
 

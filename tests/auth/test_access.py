@@ -9,29 +9,29 @@ import jwt
 import pytest
 from redis.asyncio import Redis
 
+from gateway.accounts.keys.addresses import read_addresses
+from gateway.accounts.keys.service import KeyService
+from gateway.accounts.members.service import MemberService
+from gateway.accounts.projects.service import ProjectService
+from gateway.accounts.tenants.service import TenantService
 from gateway.auth.authenticator import Authenticator
 from gateway.auth.jwt_verifier import JwtVerifier
-from gateway.auth.principal import Principal
-from gateway.database.engine import Database
-from gateway.database.tables import PlanRow
-from gateway.errors import (
+from gateway.platform.changes import ChangeAnnouncer
+from gateway.platform.database.engine import Database
+from gateway.platform.database.tables import PlanRow
+from gateway.platform.settings import JwtAlgorithm
+from gateway.records.errors import (
     AccountSuspendedError,
     AddressNotAllowedError,
     AuthenticationError,
     PermissionDeniedError,
 )
-from gateway.management.keys.addresses import read_addresses
-from gateway.management.keys.service import KeyService
-from gateway.management.members.service import MemberService
-from gateway.management.projects.service import ProjectService
-from gateway.management.tenants.service import TenantService
-from gateway.settings import JwtAlgorithm
-from gateway.tenancy.changes import ChangeAnnouncer
-from gateway.tenancy.limits import LimitName, LimitScope
-from gateway.tenancy.records import Role
-from gateway.tenancy.roles import ROLE_SCOPES
-from gateway.tenancy.scopes import DEFAULT_SCOPES, TENANT_SCOPES, Scope
-from gateway.tenancy.times import utc_now
+from gateway.records.limits import LimitName, LimitScope
+from gateway.records.principal import Principal
+from gateway.records.records import Role
+from gateway.records.roles import ROLE_SCOPES
+from gateway.records.scopes import DEFAULT_SCOPES, TENANT_SCOPES, Scope
+from gateway.records.times import utc_now
 
 SECRET = "a secret of thirty-two bytes or more"
 

@@ -12,21 +12,21 @@ from pathlib import Path
 import pytest
 from sqlalchemy import event
 
-from contract import clock
+from common import clock
 from contract.dialect import Dialect
+from gateway.accounts.keys.service import CreatedKey, KeyService
+from gateway.accounts.tenants.service import TenantService
 from gateway.auth.api_key import ApiKey
 from gateway.auth.authenticator import MAX_CREDENTIAL_CHARACTERS, Authenticator
-from gateway.database.engine import Database
-from gateway.errors import (
+from gateway.platform.database.engine import Database
+from gateway.records.errors import (
     AccountSuspendedError,
     AuthenticationError,
     ExpiredCredentialError,
     PermissionDeniedError,
     StoreUnavailableError,
 )
-from gateway.management.keys.service import CreatedKey, KeyService
-from gateway.management.tenants.service import TenantService
-from gateway.tenancy.scopes import Scope
+from gateway.records.scopes import Scope
 
 
 def _bearer(key: CreatedKey) -> str:

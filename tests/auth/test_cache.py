@@ -6,14 +6,8 @@ from dataclasses import dataclass
 import pytest
 
 from gateway.auth import cache as cache_module
-from gateway.auth.cache import (
-    ABSENT_SECONDS,
-    MAX_ABSENT,
-    RETRY_SECONDS,
-    STALE_SECONDS,
-    LookupCache,
-)
-from gateway.errors import StoreUnavailableError
+from gateway.auth.cache import ABSENT_SECONDS, MAX_ABSENT, RETRY_SECONDS, STALE_SECONDS, LookupCache
+from gateway.records.errors import StoreUnavailableError
 from tests.support.patience import PATIENCE_SECONDS
 
 TTL = 60.0

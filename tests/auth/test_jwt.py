@@ -20,13 +20,17 @@ from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 from pydantic import ValidationError
 
 from contract.dialect import Dialect
+from gateway.accounts.tenants.service import TenantService
 from gateway.auth.authenticator import Authenticator
 from gateway.auth.jwt_verifier import CHECK_SECONDS, JwksError, JwksFile, JwtVerifier
-from gateway.database.engine import Database
-from gateway.errors import AccountSuspendedError, AuthenticationError, ExpiredCredentialError
-from gateway.management.tenants.service import TenantService
-from gateway.settings import JwtAlgorithm, Settings
-from gateway.tenancy.scopes import DEFAULT_SCOPES, TENANT_SCOPES, Scope
+from gateway.platform.database.engine import Database
+from gateway.platform.settings import JwtAlgorithm, Settings
+from gateway.records.errors import (
+    AccountSuspendedError,
+    AuthenticationError,
+    ExpiredCredentialError,
+)
+from gateway.records.scopes import DEFAULT_SCOPES, TENANT_SCOPES, Scope
 from tests.support.cases import all_cases, case
 
 ISSUER = "https://login.example"

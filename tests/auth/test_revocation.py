@@ -7,11 +7,11 @@ from redis.asyncio import Redis
 
 from contract.dialect import Dialect
 from contract.keys import KEY_EVENTS
-from gateway.database.engine import Database
-from gateway.management.keys.service import CreatedKey, KeyService
-from gateway.management.tenants.service import TenantService
-from gateway.redis_client import connect
-from gateway.tenancy.changes import ChangeAnnouncer
+from gateway.accounts.keys.service import CreatedKey, KeyService
+from gateway.accounts.tenants.service import TenantService
+from gateway.platform.changes import ChangeAnnouncer
+from gateway.platform.database.engine import Database
+from gateway.platform.redis_client import connect
 from tests.auth.gateways import (
     Gateway,
     all_accept,

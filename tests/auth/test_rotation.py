@@ -5,12 +5,12 @@ from datetime import timedelta
 
 import pytest
 
-from contract import clock
+from common import clock
 from contract.dialect import Dialect
+from gateway.accounts.keys.service import CreatedKey, KeyService
 from gateway.auth.authenticator import Authenticator
-from gateway.auth.principal import Principal
-from gateway.errors import ApiError, AuthenticationError, ExpiredCredentialError
-from gateway.management.keys.service import CreatedKey, KeyService
+from gateway.records.errors import ApiError, AuthenticationError, ExpiredCredentialError
+from gateway.records.principal import Principal
 from tests.auth.gateways import Gateway, all_accept, until_refused
 
 

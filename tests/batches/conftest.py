@@ -14,8 +14,8 @@ from openai import OpenAI
 from openai.types import Batch
 from sqlalchemy import text
 
-from gateway.cli import main
-from gateway.database.engine import Database
+from gateway.cli.main import main
+from gateway.platform.database.engine import Database
 from tests.batches.s3_server import running_s3
 from tests.gateway.conftest import gateway_client
 from tests.support.patience import PROCESS_PATIENCE_SECONDS

@@ -12,8 +12,8 @@ from redis.asyncio import Redis
 
 from contract import keys, messages
 from contract.messages import AdapterSupport
-from gateway.dispatch.catalogue import Catalogue
-from gateway.tenancy.scopes import Scope
+from gateway.models.catalogue import Catalogue
+from gateway.records.scopes import Scope
 from tests.batches.conftest import create, execute, line, results, run_sluice, wait_for
 from tests.support.adapters import write_adapter
 from tests.support.fake_worker import FakeWorker

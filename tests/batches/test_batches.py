@@ -9,9 +9,9 @@ import pytest
 import redis
 from openai import APIStatusError, OpenAI
 
-from gateway.idempotency.registry import RETIRED_MS
-from gateway.settings import Settings
-from gateway.tenancy.limits import LimitName
+from gateway.completions.idempotency.registry import RETIRED_MS
+from gateway.platform.settings import Settings
+from gateway.records.limits import LimitName
 from tests.batches.conftest import (
     CHATS,
     COMPLETIONS,

@@ -10,27 +10,27 @@ import pytest
 from pydantic import SecretStr
 from redis.asyncio import Redis
 
+from gateway.accounts.keys.service import KeyService
+from gateway.accounts.tenants.service import TenantService
 from gateway.auth.authenticator import Authenticator
-from gateway.auth.principal import Principal
 from gateway.batches import checking, finishing
 from gateway.batches.checking import Validator
 from gateway.batches.claimed import TURN_SECONDS
+from gateway.batches.files.service import REMOVAL
+from gateway.batches.files.store import FileStore, Owner
 from gateway.batches.finishing import BATCHES_AT_ONCE, Finisher
 from gateway.batches.service import BatchService
 from gateway.batches.store import BatchStore
-from gateway.database.claims import CLAIM
-from gateway.database.tables import BatchRow
-from gateway.errors import StoreUnavailableError, TenantQueueFullError
-from gateway.files.blobs import Blobs
-from gateway.files.service import REMOVAL
-from gateway.files.store import FileStore, Owner
 from gateway.jobs.services import Services, open_services
-from gateway.management.keys.service import KeyService
-from gateway.management.tenants.service import TenantService
-from gateway.settings import Settings
-from gateway.tenancy.batches import Batch, BatchStatus, File
-from gateway.tenancy.changes import ChangeAnnouncer
-from gateway.tenancy.times import utc_now
+from gateway.platform.blobs import Blobs
+from gateway.platform.changes import ChangeAnnouncer
+from gateway.platform.database.claims import CLAIM
+from gateway.platform.database.tables import BatchRow
+from gateway.platform.settings import Settings
+from gateway.records.batches import Batch, BatchStatus, File
+from gateway.records.errors import StoreUnavailableError, TenantQueueFullError
+from gateway.records.principal import Principal
+from gateway.records.times import utc_now
 from tests.batches.conftest import jsonl, line
 from tests.support.fake_worker import FakeWorker
 from tests.support.kinds import every_database
@@ -251,7 +251,7 @@ async def test_slow_work_keeps_its_claim_and_ends_with_the_process(
     file = await office.upload("many")
     batch = await office.create("many", file)
     office.break_file(monkeypatch, file, _hangs)
-    for module in ("gateway.batches.claimed", "gateway.database.claims"):
+    for module in ("gateway.batches.claimed", "gateway.platform.database.claims"):
         monkeypatch.setattr(f"{module}.CLAIM", timedelta(seconds=0.3))
 
     async def claimed_until() -> Any:
@@ -358,7 +358,7 @@ async def test_file_that_cannot_be_removed_delays_no_other(
 async def test_file_is_removed_before_many_older_ones_of_another_tenant(
     office: Office, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.files.service.REMOVED_AT_ONCE", 10)
+    monkeypatch.setattr("gateway.batches.files.service.REMOVED_AT_ONCE", 10)
     await expired(office, "many", 10)
     (file,) = await expired(office, "few")
     await office.files.remove_old()

@@ -14,20 +14,20 @@ from contract import keys
 from contract.messages import JobFailed
 from contract.outcomes import FailureCode
 from contract.tier import Lane, ServiceTier
+from gateway.accounts.tenants.service import TenantService
 from gateway.batches.feeding import LEAST_WAITING, STEP, Feeder
 from gateway.batches.runner import runs_again, tier_of
 from gateway.batches.running import BatchState, Line, LineRunner
 from gateway.batches.store import BatchStore, Progress
-from gateway.database.engine import Database
-from gateway.database.tables import BatchChunkRow, BatchFeedRow
-from gateway.dispatch.catalogue import Catalogue
-from gateway.errors import OverloadedError
-from gateway.management.tenants.service import TenantService
-from gateway.redis_client import MeasuredConnection
-from gateway.stream.failures import to_api_error
-from gateway.tenancy.batches import Batch, BatchStatus, Chunk, ChunkState
-from gateway.tenancy.changes import ChangeAnnouncer
-from gateway.tenancy.times import utc_now
+from gateway.completions.rendering.failures import to_api_error
+from gateway.models.catalogue import Catalogue
+from gateway.platform.changes import ChangeAnnouncer
+from gateway.platform.database.engine import Database
+from gateway.platform.database.tables import BatchChunkRow, BatchFeedRow
+from gateway.platform.redis_client import MeasuredConnection
+from gateway.records.batches import Batch, BatchStatus, Chunk, ChunkState
+from gateway.records.errors import OverloadedError
+from gateway.records.times import utc_now
 from tests.support.fake_worker import FakeWorker
 from tests.support.kinds import every_database
 

@@ -12,9 +12,9 @@ import pytest
 from fastapi.routing import APIRoute
 from openai import APIStatusError, NotFoundError, OpenAI
 
+from gateway.batches.files.routes import customers as files_router
+from gateway.batches.files.upload import Form
 from gateway.batches.routes import customers as batches_router
-from gateway.files.routes import customers as files_router
-from gateway.files.upload import Form
 from tests.batches.conftest import (
     MAX_BODY_BYTES,
     MOST_LINES,

@@ -11,17 +11,17 @@ import pytest
 
 from contract.adapters import FILES, WEIGHTS_FILE, encode_shapes
 from contract.messages import AdapterRef, AdapterSupport
+from gateway.accounts.tenants.service import TenantService
 from gateway.adapters.checks import InvalidAdapterError
 from gateway.adapters.copying import AdapterCopier
-from gateway.database.engine import Database
-from gateway.errors import BadRequestError, ConflictError, StoreUnavailableError
-from gateway.files.blobs import Blobs, MissingBlobError
-from gateway.files.service import Bound, FileService
-from gateway.files.store import FileStore, Owner
-from gateway.management.tenants.service import TenantService
-from gateway.settings import Settings
-from gateway.tenancy.batches import File
-from gateway.tenancy.changes import ChangeAnnouncer
+from gateway.batches.files.service import Bound, FileService
+from gateway.batches.files.store import FileStore, Owner
+from gateway.platform.blobs import Blobs, MissingBlobError
+from gateway.platform.changes import ChangeAnnouncer
+from gateway.platform.database.engine import Database
+from gateway.platform.settings import Settings
+from gateway.records.batches import File
+from gateway.records.errors import BadRequestError, ConflictError, StoreUnavailableError
 from tests.batches.s3_server import BUCKET
 from tests.support.adapters import FEATURES, Q_PROJ, RANK, write_adapter
 from tests.support.kinds import every_database

@@ -5,8 +5,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gateway.database.ledger.store import LATE
-from gateway.tenancy.usage_record import Outcome
+from gateway.billing.ledger.store import LATE
+from gateway.records.usage_record import Outcome
 from tests.chaos.faults import Fault, Kind
 from tests.chaos.history import Behaviour, Ending, History, Stretch
 from tests.chaos.machine import Standstill

@@ -66,9 +66,9 @@ def _never_reclaim() -> None:
 def _never_drop() -> None:
     """A dequeued job gets lost, and no process drops its lease when its worker is dead."""
     from contract.messages import JobLost
-    from gateway.dispatch.jobs import JobsInFlight
-    from gateway.dispatch.lost_jobs import LostJobs
-    from gateway.dispatch.ticket import Ticket
+    from gateway.completions.queue.jobs import JobsInFlight
+    from gateway.completions.queue.lost_jobs import LostJobs
+    from gateway.completions.queue.ticket import Ticket
 
     drop, lose, report = JobsInFlight.drop, LostJobs.lose, LostJobs._report
 
@@ -94,8 +94,8 @@ def _never_drop() -> None:
 
 def _reserve_twice() -> None:
     """Every fifth request is reserved twice and settled once. Disarmed, the rest is settled."""
-    from gateway.quota.replies import ReservationRequest
-    from gateway.quota.store import QuotaStore
+    from gateway.limits.replies import ReservationRequest
+    from gateway.limits.store import QuotaStore
 
     reserve, calls, twins = QuotaStore.reserve, [0], list[ReservationRequest]()
 
@@ -115,8 +115,8 @@ def _reserve_twice() -> None:
 
 def _skip_settling() -> None:
     """Every fifth request is settled only once this is disarmed."""
-    from gateway.quota.reservations import Reservations
-    from gateway.tenancy.usage_record import UsageRecord
+    from gateway.limits.reservations import Reservations
+    from gateway.records.usage_record import UsageRecord
 
     settle, calls, skipped = Reservations.settle, [0], list[UsageRecord]()
 
@@ -135,8 +135,8 @@ def _skip_settling() -> None:
 
 def _charge_more() -> None:
     """Every fifth request is recorded with one token too many."""
-    from gateway.quota.reservations import Reservations
-    from gateway.tenancy.usage_record import UsageRecord
+    from gateway.limits.reservations import Reservations
+    from gateway.records.usage_record import UsageRecord
 
     settle, calls = Reservations.settle, [0]
 
@@ -152,7 +152,7 @@ def _charge_more() -> None:
 def _deliver_twice() -> None:
     """Every tenth delta is delivered twice."""
     from contract.messages import Delta
-    from gateway.dispatch.generation import Generation
+    from gateway.completions.queue.generation import Generation
 
     push, calls = Generation.push, [0]
 
@@ -167,7 +167,7 @@ def _deliver_twice() -> None:
 
 def _leave_tasks() -> None:
     """Every request starts a task that ends only once this is disarmed."""
-    from gateway.dispatch.generation import Generation
+    from gateway.completions.queue.generation import Generation
 
     begin, left = Generation.__init__, list[asyncio.Task[Any]]()
 
@@ -188,7 +188,7 @@ async def _wait_for_ever() -> None:
 def _change_tokens() -> None:
     """The next worker resumes from tokens of which the last is wrong."""
     from contract.messages import SequenceProgress
-    from gateway.dispatch.output import ChoiceOutput
+    from gateway.completions.queue.output import ChoiceOutput
 
     snapshot = ChoiceOutput.snapshot
 
@@ -235,7 +235,7 @@ def _reset_parsers() -> None:
 
 def _change_call_ids() -> None:
     """Each gateway gives calls different ids."""
-    from gateway.stream.chat_choice import ChatChoice
+    from gateway.completions.rendering.chat_choice import ChatChoice
 
     call_id = ChatChoice._call_id
 

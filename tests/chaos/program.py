@@ -40,7 +40,7 @@ def main() -> None:
     if role == "worker":
         _run_worker(arguments)
     else:
-        from gateway.cli import main as sluice
+        from gateway.cli.main import main as sluice
 
         if SHORT_LEASES in os.environ:
             shorten_leases()
@@ -52,7 +52,7 @@ def main() -> None:
 
 def _plant_failing_loop(trigger: Path) -> None:
     """Give a gateway a loop that fails once a file exists."""
-    from gateway.dispatch.catalogue import Catalogue
+    from gateway.models.catalogue import Catalogue
 
     refresh = Catalogue.refresh
 

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from http.client import HTTPException
 from pathlib import Path
 
-from gateway.database import schema
-from gateway.tenancy.records import Billing
+from gateway.platform.database import schema
+from gateway.records.records import Billing
 from tests.chaos.batches import Batches
 from tests.chaos.deployment import CLOCKED, Deployment, Member, Size, deployed
 from tests.chaos.faults import FaultInjector, Kind, each_once, schedule

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from gateway.stream.tool_calls import call_id
-from gateway.tenancy.usage_record import Outcome
+from gateway.completions.rendering.tool_calls import call_id
+from gateway.records.usage_record import Outcome
 from tests.chaos.faults import WEIGHTS, Fault, Kind, schedule
 from tests.chaos.history import Behaviour, Ending, History, Stretch
 from tests.chaos.judge import (

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.stream.tool_calls import call_id
+from gateway.completions.rendering.tool_calls import call_id
 
 _LISTS = ("tokens", "token_logprobs", "top_logprobs", "text_offset", "content")
 """Lists of log-probabilities: those of completions, and the last one of chats."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from gateway.cli import main
+from gateway.cli.main import main
 from tests.support.redis_server import RedisServer
 
 REPOSITORY = Path(__file__).parents[2]

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from gateway.launch import bring_up, up
-from gateway.launch.bring_up import BringUp
-from gateway.launch.launch_plan import LaunchPlan, make_plan
-from gateway.supervision.child import ChildSpec
+from gateway.cli.launch import bring_up, up
+from gateway.cli.launch.bring_up import BringUp
+from gateway.cli.launch.launch_plan import LaunchPlan, make_plan
+from gateway.process.supervision.child import ChildSpec
 from tests.cli.conftest import Sluice
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.processes import is_alive

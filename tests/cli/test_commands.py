@@ -12,10 +12,10 @@ import pytest
 from click.testing import Result
 
 from gateway.auth.authenticator import Authenticator
-from gateway.auth.principal import Principal
-from gateway.database.engine import Database
-from gateway.errors import AuthenticationError
-from gateway.settings import load_settings
+from gateway.platform.database.engine import Database
+from gateway.platform.settings import load_settings
+from gateway.records.errors import AuthenticationError
+from gateway.records.principal import Principal
 from tests.support.cases import case
 from tests.support.processes import free_port
 
@@ -341,7 +341,7 @@ def test_worker_gets_its_arguments_and_is_not_taken_from_the_current_folder(tmp_
     (tmp_path / "worker").mkdir()
     (tmp_path / "worker" / "__main__.py").write_text("print('not ours')")
     result = subprocess.run(
-        [sys.executable, "-P", "-m", "gateway.cli", "worker", "--help"],
+        [sys.executable, "-P", "-m", "gateway.cli.main", "worker", "--help"],
         capture_output=True,
         text=True,
         check=False,
@@ -355,9 +355,9 @@ def test_worker_gets_its_arguments_and_is_not_taken_from_the_current_folder(tmp_
 def test_client_of_a_gateway_and_worker_need_no_database_package() -> None:
     program = (
         "import sys\n"
-        "from gateway.cli import main\n"
-        "import gateway.commands.worker\n"
-        "from gateway.commands import accounts, money, records, serving\n"
+        "from gateway.cli.main import main\n"
+        "import gateway.cli.worker\n"
+        "from gateway.cli import accounts, money, records, serving\n"
         "packages = {'sqlalchemy', 'alembic', 'fastapi', 'worker', 'jwt', 'redis'}\n"
         "print(packages & set(sys.modules))"
     )

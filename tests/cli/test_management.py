@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from gateway.database.engine import Database
-from gateway.management.audit.log import AuditEntry, AuditLog
-from gateway.settings import load_settings
+from gateway.accounts.audit.log import AuditEntry, AuditLog
+from gateway.platform.database.engine import Database
+from gateway.platform.settings import load_settings
 from tests.support.cases import case
 
 Sluice = Callable[..., Result]

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from gateway.database.engine import Database
-from gateway.management.exports.store import ExportStore
-from gateway.tenancy.times import utc_now
-from gateway.terminal.money import show_dollars
+from gateway.billing.exports.store import ExportStore
+from gateway.platform.database.engine import Database
+from gateway.records.money import show_dollars
+from gateway.records.times import utc_now
 from tests.support.billing import rejected_batch
 from tests.support.cases import case
 from tests.support.secret_box import ENCRYPTION_KEY

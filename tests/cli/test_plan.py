@@ -8,10 +8,10 @@ from threading import Barrier
 
 import pytest
 
-from gateway.errors import StartupError
-from gateway.launch.launch_plan import LaunchPlan, UpOptions, make_plan
-from gateway.launch.ports import find_ports, require_ports
-from gateway.settings import Settings
+from gateway.cli.launch.launch_plan import LaunchPlan, UpOptions, make_plan
+from gateway.cli.launch.ports import find_ports, require_ports
+from gateway.platform.settings import Settings
+from gateway.records.errors import StartupError
 from tests.support.processes import free_port
 
 

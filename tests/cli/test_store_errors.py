@@ -11,7 +11,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from gateway.launch import bring_up
+from gateway.cli.launch import bring_up
 from tests.cli.conftest import Sluice
 from tests.support.cases import case
 from tests.support.processes import free_port, wait_until

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from gateway.errors import StartupError
-from gateway.settings import Settings
-from gateway.supervision import processes
-from gateway.supervision import supervisor as module
-from gateway.supervision.child import ChildSpec, describe_exit
-from gateway.supervision.supervisor import ChildDiedError, Supervisor
+from gateway.platform.settings import Settings
+from gateway.process.supervision import processes
+from gateway.process.supervision import supervisor as module
+from gateway.process.supervision.child import ChildSpec, describe_exit
+from gateway.process.supervision.supervisor import ChildDiedError, Supervisor
+from gateway.records.errors import StartupError
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.processes import wait_until
 
@@ -244,9 +244,9 @@ from types import SimpleNamespace
 
 import uvicorn
 
-from gateway.server import graceful
-from gateway.server.one_of_many import OneOfMany
-from gateway.settings import Settings
+from gateway.process import graceful
+from gateway.process.one_of_many import OneOfMany
+from gateway.platform.settings import Settings
 
 def held():
     time.sleep(600)
@@ -271,7 +271,7 @@ from pathlib import Path
 from gateway.supervision import child
 from gateway.supervision.child import ChildSpec
 from gateway.supervision.supervisor import Supervisor
-from gateway.concurrency.tether import adopt_orphans
+from gateway.platform.concurrency.tether import adopt_orphans
 
 child.ORPHAN_SECONDS = 0.3
 

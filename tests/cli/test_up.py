@@ -26,10 +26,10 @@ import pytest
 import redis
 
 from contract import keys
-from gateway.env_file import EnvFile, LiveEnvFile
-from gateway.errors import StartupError
-from gateway.launch.ports import find_ports, require_ports
-from gateway.tenancy.usage_record import UsageRecord, encode_usage
+from gateway.cli.launch.ports import find_ports, require_ports
+from gateway.platform.env_file import EnvFile, LiveEnvFile
+from gateway.records.errors import StartupError
+from gateway.records.usage_record import UsageRecord, encode_usage
 from tests.cli.conftest import Sluice
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.processes import free_port, wait_until
@@ -51,7 +51,7 @@ class Up:
         self.gateways = self.workers = 1
 
     def start(self, *arguments: str) -> "subprocess.Popen[bytes]":
-        command = [sys.executable, "-m", "gateway.cli", "up", "--engine", "scripted"]
+        command = [sys.executable, "-m", "gateway.cli.main", "up", "--engine", "scripted"]
         # Other tests may use the default ports at the same time.
         operator_port = first_port(self.gateways)
         command += ["--operator-port", str(operator_port), *arguments]
@@ -226,7 +226,7 @@ def test_everything_starts_and_serves_requests(running: Up) -> None:
     logs = "".join(log.read_text() for log in (running.demo.parent / "logs").iterdir())
     assert variables["SLUICE_KEY"][16:] not in logs
     assert len(running.children()) == running.processes
-    assert len(running.children("gateway.cli gateway")) == running.gateways
+    assert len(running.children("gateway.cli.main gateway")) == running.gateways
     assert len(running.children("-m worker")) == running.workers
     for each in range(port, port + running.gateways):
         _await_completion({**variables, "SLUICE_URL": f"http://127.0.0.1:{each}"})
@@ -309,7 +309,7 @@ def test_streams_outlive_killed_workers_and_a_killed_redis(running: Up) -> None:
     [(signal.SIGKILL, "killed by SIGKILL"), (signal.SIGTERM, "exit status 0")],
 )
 def test_gateway_that_ends_is_restarted(running: Up, number: signal.Signals, words: str) -> None:
-    gateway = running.children("gateway.cli gateway")[0]
+    gateway = running.children("gateway.cli.main gateway")[0]
     os.kill(gateway, number)
     wait_until(
         lambda: gateway not in running.children(), seconds=START_SECONDS, what="the gateway's end"
@@ -387,7 +387,7 @@ def _rows(up: Up, query: str) -> list[tuple[Any, ...]]:
 
 def _append_usage(up: Up, record: UsageRecord) -> None:
     """Append a record as a gateway does, with the Redis password of a child process."""
-    gateway = up.children("gateway.cli gateway")[0]
+    gateway = up.children("gateway.cli.main gateway")[0]
     variables = Path(f"/proc/{gateway}/environ").read_bytes().split(b"\0")
     url = next(v.split(b"=", 1)[1] for v in variables if v.startswith(b"SLUICE_REDIS_URL="))
     with redis.Redis.from_url(url.decode()) as client:

@@ -16,11 +16,11 @@ from click.testing import Result
 from redis.asyncio import Redis
 
 from contract import keys
-from gateway.database.engine import Database
-from gateway.management.audit.log import AuditLog
-from gateway.management.audit.signing import HeadSigner, SignedHead
-from gateway.quota.accounts import FIELD, AccountNumbers
-from gateway.tenancy.usage_record import Outcome, UsageRecord, encode_usage
+from gateway.accounts.audit.log import AuditLog
+from gateway.accounts.audit.signing import HeadSigner, SignedHead
+from gateway.limits.accounts import FIELD, AccountNumbers
+from gateway.platform.database.engine import Database
+from gateway.records.usage_record import Outcome, UsageRecord, encode_usage
 from tests.accounts.ledger_rows import NOON, add, record
 from tests.support.cases import case
 from tests.support.processes import free_port

@@ -22,17 +22,17 @@ from playwright.async_api import (
     async_playwright,
 )
 
+from gateway.accounts.aliases.service import AliasService
+from gateway.accounts.tenants.service import TenantService
 from gateway.adapters.store import AdapterStore
-from gateway.database.claims import Claim
-from gateway.database.engine import Database
-from gateway.database.tables import AdapterRow
-from gateway.management.aliases.service import AliasService
-from gateway.management.tenants.service import TenantService
-from gateway.redis_client import connect
-from gateway.tenancy.adapters import Adapter, AdapterState
-from gateway.tenancy.changes import ChangeAnnouncer
-from gateway.tenancy.scopes import TENANT_SCOPES, Scope
-from gateway.tenancy.times import utc_now
+from gateway.platform.changes import ChangeAnnouncer
+from gateway.platform.database.claims import Claim
+from gateway.platform.database.engine import Database
+from gateway.platform.database.tables import AdapterRow
+from gateway.platform.redis_client import connect
+from gateway.records.adapters import Adapter, AdapterState
+from gateway.records.scopes import TENANT_SCOPES, Scope
+from gateway.records.times import utc_now
 from tests.support.ledger import use
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.processes import free_port

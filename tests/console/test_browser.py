@@ -11,9 +11,9 @@ from typing import Final
 import pytest
 from playwright.async_api import ViewportSize
 
-from gateway.tenancy.records import Role
-from gateway.tenancy.roles import ROLE_SCOPES
-from gateway.tenancy.scopes import TENANT_SCOPES, Scope
+from gateway.records.records import Role
+from gateway.records.roles import ROLE_SCOPES
+from gateway.records.scopes import TENANT_SCOPES, Scope
 from tests.console.conftest import HOSTILE, TENANT, Tab, visiting
 from tests.gateway.conftest import complete, gateway_client
 from tests.support.stack import REPOSITORY, Stack

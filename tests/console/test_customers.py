@@ -3,9 +3,9 @@
 import asyncio
 import re
 
-from gateway.database.engine import Database
-from gateway.tenancy.limits import LimitName
-from gateway.tenancy.scopes import TENANT_SCOPES, Scope
+from gateway.platform.database.engine import Database
+from gateway.records.limits import LimitName
+from gateway.records.scopes import TENANT_SCOPES, Scope
 from tests.console.conftest import HOSTILE, fail_adapter, visiting
 from tests.gateway.conftest import eventually, gateway_client
 from tests.support.stack import MODEL, Stack

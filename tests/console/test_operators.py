@@ -5,8 +5,8 @@ import re
 
 from sqlalchemy import text
 
-from gateway.database.engine import Database
-from gateway.tenancy.scopes import TENANT_SCOPES, Scope
+from gateway.platform.database.engine import Database
+from gateway.records.scopes import TENANT_SCOPES, Scope
 from tests.console.conftest import HOSTILE, OTHER, TENANT, Visit, visiting
 from tests.gateway.conftest import complete, eventually, gateway_client
 from tests.support.stack import MODEL, Stack

@@ -14,14 +14,14 @@ import httpx
 import pytest
 from sqlalchemy import delete
 
-from gateway.database.engine import Database
-from gateway.database.tables import MemberRow
-from gateway.management.audit.service import AuditService
-from gateway.management.members.service import MemberService
-from gateway.redis_client import connect
-from gateway.settings import Settings
-from gateway.tenancy.changes import ChangeAnnouncer
-from gateway.tenancy.records import Role
+from gateway.accounts.audit.service import AuditService
+from gateway.accounts.members.service import MemberService
+from gateway.platform.changes import ChangeAnnouncer
+from gateway.platform.database.engine import Database
+from gateway.platform.database.tables import MemberRow
+from gateway.platform.redis_client import connect
+from gateway.platform.settings import Settings
+from gateway.records.records import Role
 from tests.console.conftest import CSRF, OTHER, TENANT, Tab, Visit, anonymous
 from tests.gateway.management_api import running_management
 from tests.support.cases import all_cases

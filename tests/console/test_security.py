@@ -13,7 +13,16 @@ import pytest
 from fastapi.routing import APIRoute
 from redis.asyncio import Redis
 
-from contract import clock
+from common import clock
+from gateway.accounts.keys.service import KeyService
+from gateway.accounts.members.service import MemberService
+from gateway.accounts.projects.service import ProjectService
+from gateway.accounts.tenants.service import TenantService
+from gateway.accounts.webhooks.secret_box import SecretBox
+from gateway.accounts.webhooks.service import WebhookService
+from gateway.billing.usage.input import read_span
+from gateway.billing.usage.parts import UsageFilter
+from gateway.billing.usage.service import UsageService
 from gateway.console.login import safe_page
 from gateway.console.routing import CustomerRoute, OperatorRoute
 from gateway.console.sessions import (
@@ -24,23 +33,14 @@ from gateway.console.sessions import (
     make_link,
     use_link,
 )
-from gateway.database.engine import Database
-from gateway.database.paging import PageRequest
-from gateway.management.keys.service import KeyService
-from gateway.management.members.service import MemberService
-from gateway.management.projects.service import ProjectService
-from gateway.management.tenants.service import TenantService
-from gateway.management.usage.input import read_span
-from gateway.management.usage.parts import UsageFilter
-from gateway.management.usage.service import UsageService
-from gateway.management.webhooks.secret_box import SecretBox
-from gateway.management.webhooks.service import WebhookService
-from gateway.redis_client import connect
-from gateway.server.app import create_app, create_operator_app
-from gateway.settings import Settings
-from gateway.tenancy.changes import ChangeAnnouncer
-from gateway.tenancy.records import Role
-from gateway.tenancy.scopes import TENANT_SCOPES, Scope
+from gateway.platform.changes import ChangeAnnouncer
+from gateway.platform.database.engine import Database
+from gateway.platform.database.paging import PageRequest
+from gateway.platform.redis_client import connect
+from gateway.platform.settings import Settings
+from gateway.process.app import create_app, create_operator_app
+from gateway.records.records import Role
+from gateway.records.scopes import TENANT_SCOPES, Scope
 from tests.console.conftest import (
     OTHER,
     TENANT,

@@ -13,7 +13,7 @@ import pytest
 from redis.asyncio import Redis
 
 from contract.queue import EnqueueReport, EnqueueResult, JobQueue, LeaseReport, Room
-from gateway.dispatch.dispatcher import SHORTEST_RETRY_SECONDS, UNKNOWN_RETRY_SECONDS
+from gateway.completions.queue.dispatcher import SHORTEST_RETRY_SECONDS, UNKNOWN_RETRY_SECONDS
 from tests.contract.test_queue import LEASE_MS, MODEL, admit, job
 from tests.quota.building import NOON, TestClock
 

@@ -8,15 +8,10 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from contract import clock, keys, messages
+from common import clock
+from contract import keys, messages
 from contract import queue as queue_module
-from contract.messages import (
-    GenerationJob,
-    Resumption,
-    SequenceProgress,
-    WorkerCard,
-    WorkerState,
-)
+from contract.messages import GenerationJob, Resumption, SequenceProgress, WorkerCard, WorkerState
 from contract.outcomes import FinishReason
 from contract.queue import (
     JOBS_AT_ONCE,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from contract.redis_url import check_redis_url, sentinel_address
+from common.redis_url import check_redis_url, sentinel_address
 from tests.support.cases import all_cases
 
 

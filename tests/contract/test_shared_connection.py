@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from contract.redis_url import redis_client
+from common.redis_url import redis_client
 from contract.scripts import executor as module
 from contract.scripts.executor import SharedConnection
 from tests.support.patience import PATIENCE_SECONDS

@@ -11,10 +11,10 @@ import asyncpg
 import pytest
 from click.testing import CliRunner, Result
 
-from gateway.cli import main
-from gateway.database.engine import Database
-from gateway.database.ledger.partitions import make_partitions, months_from
-from gateway.tenancy.times import utc_now
+from gateway.cli.main import main
+from gateway.platform.database.engine import Database
+from gateway.platform.database.partitions import make_partitions, months_from
+from gateway.records.times import utc_now
 from tests.deploy.test_operations import PAGE
 from tests.support.ledger import use
 from tests.support.postgres_server import PROGRAMS

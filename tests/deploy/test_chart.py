@@ -12,7 +12,7 @@ import jsonschema  # type: ignore[import-untyped]
 import pytest
 import yaml
 
-from gateway.outbound.addresses import is_public
+from gateway.platform.outbound.addresses import is_public
 from tests.deploy.crd_shapes import SHAPES
 from tests.deploy.helm import (
     CASES,

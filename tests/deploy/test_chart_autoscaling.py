@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from gateway.errors import ModelLoadingError, NoWorkerError
+from gateway.records.errors import ModelLoadingError, NoWorkerError
 from tests.deploy.helm import CHART, case, named, of_kind, render
 from tests.support.stack import REPOSITORY
 from tests.telemetry.test_rules import needs_promtool, promtool

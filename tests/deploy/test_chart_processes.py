@@ -25,7 +25,7 @@ from redis import Redis
 from redis.exceptions import AuthenticationError, NoPermissionError, ResponseError
 
 from contract import keys
-from gateway.cli import main
+from gateway.cli.main import main
 from tests.deploy.chart_redis import ChartRedis, running_chart_redis
 from tests.deploy.helm import CHART, Manifest, PodTemplate, environment, pod_of, render
 from tests.support.patience import PROCESS_PATIENCE_SECONDS
@@ -34,7 +34,7 @@ from tests.support.processes import free_port, spawn, stop, wait_until
 from tests.support.redis_server import BUNDLED, SYSTEM
 from tests.support.stack import CHECKPOINT, MODEL, REPOSITORY, http_status, metric
 
-ENTRYPOINT = (sys.executable, "-m", "gateway.cli")
+ENTRYPOINT = (sys.executable, "-m", "gateway.cli.main")
 """The `sluice` command, the entry point of the images."""
 
 OF_INTERPRETER = ("LD_", "PYTHON", "COVERAGE_")

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from pydantic_settings import BaseSettings
 
-import gateway.settings
+import gateway.platform.settings
 import worker.settings
 from scripts import chart
 from tests.deploy.helm import CASES, CHART, case, environment, named, pods, render
@@ -132,7 +132,7 @@ def settings_of(component: str) -> type[BaseSettings]:
     """Return the settings class of a component."""
     if component == "host":
         return HostSettings
-    return worker.settings.Settings if component == "worker" else gateway.settings.Settings
+    return worker.settings.Settings if component == "worker" else gateway.platform.settings.Settings
 
 
 def process_of(container: Mapping[str, Any], component: str) -> str:
@@ -203,7 +203,7 @@ def test_numbers_lists_and_booleans_are_parsed_by_settings(
             variables = environment(pod.containers[0], manifests)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    read = gateway.settings.Settings()
+    read = gateway.platform.settings.Settings()
     assert read.max_waiting_jobs == 1_000_000
     assert read.queue_timeout.total_seconds() == 60.5
     assert read.answer_retention.total_seconds() == 0

@@ -15,11 +15,11 @@ import yaml
 from opentelemetry.sdk import environment_variables
 from pydantic_settings import BaseSettings
 
-import gateway.settings
+import gateway.platform.settings
 import worker.settings
-from gateway.cli import main
-from gateway.launch import launch_plan
-from gateway.supervision import processes
+from gateway.cli.launch import launch_plan
+from gateway.cli.main import main
+from gateway.process.supervision import processes
 from tests.deploy import compose_file
 from tests.deploy.compose_file import (
     ENVIRONMENT,
@@ -276,7 +276,7 @@ def settings_of(service: Service) -> type[BaseSettings]:
     if service.name == "worker-host":
         return HostSettings
     is_worker = service.name.startswith("worker")
-    return worker.settings.Settings if is_worker else gateway.settings.Settings
+    return worker.settings.Settings if is_worker else gateway.platform.settings.Settings
 
 
 def variables(settings: type[BaseSettings]) -> set[str]:

@@ -19,7 +19,7 @@ import pytest
 from click.testing import CliRunner
 from typing_extensions import override
 
-from gateway.cli import main
+from gateway.cli.main import main
 from tests.deploy.compose_file import Service, services
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.postgres_server import PROGRAMS
@@ -55,7 +55,7 @@ class Containers:
     def start(self, name: str) -> None:
         """Start a process of Sluice with the environment of its service."""
         self.ports[name] = free_port()
-        command = [sys.executable, "-m", "gateway.cli"]
+        command = [sys.executable, "-m", "gateway.cli.main"]
         self._spawn(
             name, command + services()[name].options["command"], self._environment(services()[name])
         )

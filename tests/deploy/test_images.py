@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from gateway.cli import COMMANDS
+from gateway.cli.main import COMMANDS
 from tests.deploy.compose_file import services
 from tests.deploy.dockerfile import FOLDER, Stage, sources, stages
 from tests.support.cases import all_cases
@@ -165,8 +165,8 @@ class OnlyInstalled:
 sys.meta_path.insert(0, OnlyInstalled())
 """
 PROCESSES = """
-import gateway.commands.beat, gateway.commands.db, gateway.commands.gateway, gateway.commands.jobs
-import gateway.jobs.app, gateway.jobs.runner, gateway.server.serve
+import gateway.cli.beat, gateway.cli.db, gateway.cli.gateway, gateway.cli.jobs
+import gateway.jobs.app, gateway.jobs.runner, gateway.process.serve
 import worker.__main__, worker.engine.scripted
 assert "tokenizers" in sys.modules
 # Only processes that trace load it.

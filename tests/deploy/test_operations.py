@@ -11,9 +11,9 @@ import click
 import pytest
 
 import worker.__main__
-from gateway.cli import main
-from gateway.launch import launch_plan
-from gateway.supervision import processes
+from gateway.cli.launch import launch_plan
+from gateway.cli.main import main
+from gateway.process.supervision import processes
 from tests.deploy.compose_file import services
 from tests.support.cases import all_cases
 from tests.support.stack import REPOSITORY

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from contract.redis_url import redis_client
-from gateway.database.engine import Database
-from gateway.management.tenants.service import TenantService
-from gateway.tenancy.changes import ChangeAnnouncer
+from common.redis_url import redis_client
+from gateway.accounts.tenants.service import TenantService
+from gateway.platform.changes import ChangeAnnouncer
+from gateway.platform.database.engine import Database
 from tests.e2e.examples import COUNTING, OPEN
 from tests.e2e.seeds.calling import DIALECTS, Body, Caller, each_dialect, text_of
 from tests.support.stack import MODEL, Stack

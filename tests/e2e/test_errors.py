@@ -13,7 +13,7 @@ from openai import (
     RateLimitError,
 )
 
-from gateway.tenancy.scopes import Scope
+from gateway.records.scopes import Scope
 from tests.e2e.at_once import each_at_once
 from tests.e2e.completions import complete, parameters, streamed, wait_until_served
 from tests.e2e.examples import COUNTING, TOKENIZER

@@ -19,7 +19,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from gateway.tenancy.scopes import Scope
+from gateway.records.scopes import Scope
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.stack import Stack
 

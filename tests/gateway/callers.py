@@ -10,12 +10,12 @@ from typing import Any
 import httpx
 from sqlalchemy import update
 
-from gateway.database.engine import Database
-from gateway.database.tables import ApiKeyRow
-from gateway.redis_client import connect
-from gateway.tenancy.changes import ChangeAnnouncer
-from gateway.tenancy.scopes import Scope
-from gateway.tenancy.times import utc_now
+from gateway.platform.changes import ChangeAnnouncer
+from gateway.platform.database.engine import Database
+from gateway.platform.database.tables import ApiKeyRow
+from gateway.platform.redis_client import connect
+from gateway.records.scopes import Scope
+from gateway.records.times import utc_now
 from tests.gateway.conftest import gateway_client
 from tests.support.stack import Stack
 

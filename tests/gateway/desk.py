@@ -7,18 +7,19 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from contract import clock, keys
+from common import clock
+from contract import keys
 from contract.messages import Delta, GenerationJob, JobFailed
 from contract.outcomes import FailureCode
 from contract.queue import Claim, JobQueue
 from contract.sampling import SamplingSpec
-from gateway.dispatch import dispatcher as dispatching
-from gateway.dispatch import lost_jobs, presence
-from gateway.dispatch.catalogue import Catalogue
-from gateway.dispatch.dispatcher import Dispatcher
-from gateway.dispatch.generation import Generation
-from gateway.dispatch.ticket import Ticket
-from gateway.redis_client import MeasuredConnection
+from gateway.completions.queue import dispatcher as dispatching
+from gateway.completions.queue import lost_jobs, presence
+from gateway.completions.queue.dispatcher import Dispatcher
+from gateway.completions.queue.generation import Generation
+from gateway.completions.queue.ticket import Ticket
+from gateway.models.catalogue import Catalogue
+from gateway.platform.redis_client import MeasuredConnection
 from tests.support.fake_worker import FakeWorker
 from tests.support.patience import PATIENCE_SECONDS
 

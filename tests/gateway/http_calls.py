@@ -10,9 +10,9 @@ import httpx
 import msgspec
 import uvicorn
 
-from gateway.concurrency.fair_turns import LoopTurns
-from gateway.server.protocol import http_protocol
-from gateway.settings import Settings
+from gateway.platform.concurrency.fair_turns import LoopTurns
+from gateway.platform.settings import Settings
+from gateway.process.protocol import http_protocol
 from tests.support.patience import PATIENCE_SECONDS
 
 _REQUEST_ID = re.compile(r"req_[0-9a-f]{24}")

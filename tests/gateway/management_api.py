@@ -9,16 +9,16 @@ from typing import Any
 import httpx
 from fastapi import FastAPI
 
-from gateway.database.engine import Database
-from gateway.http.context import ProcessContext
-from gateway.management.keys.service import KeyService
-from gateway.quota.store import QuotaStore
-from gateway.redis_client import connect
-from gateway.server.app import create_app, create_operator_app
-from gateway.server.services import open_services
-from gateway.settings import Settings
-from gateway.tenancy.changes import ChangeAnnouncer
-from gateway.tenancy.scopes import Scope
+from gateway.accounts.keys.service import KeyService
+from gateway.completions.context import ProcessContext
+from gateway.limits.store import QuotaStore
+from gateway.platform.changes import ChangeAnnouncer
+from gateway.platform.database.engine import Database
+from gateway.platform.redis_client import connect
+from gateway.platform.settings import Settings
+from gateway.process.app import create_app, create_operator_app
+from gateway.process.services import open_services
+from gateway.records.scopes import Scope
 from tests.support.postgres_server import NOWHERE
 from tests.support.processes import free_port
 

@@ -15,10 +15,10 @@ from contract.messages import (
 )
 from contract.outcomes import FailureCode, FinishReason
 from contract.sampling import SamplingSpec
+from gateway.completions.queue.generation import Generation, Reply
+from gateway.completions.rendering.completion import Completion
 from gateway.dialects.profile import PROFILES, ContextLengthBehavior
 from gateway.dialects.request import GenerationRequest
-from gateway.dispatch.generation import Generation, Reply
-from gateway.stream.completion import Completion
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 

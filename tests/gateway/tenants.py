@@ -4,12 +4,12 @@ import asyncio
 
 from typing_extensions import Unpack
 
-from gateway.database.engine import Database
-from gateway.management.keys.service import KeyService
-from gateway.management.tenants.service import TenantService
-from gateway.redis_client import connect
-from gateway.tenancy.changes import ChangeAnnouncer
-from gateway.tenancy.records import TenantOptions
+from gateway.accounts.keys.service import KeyService
+from gateway.accounts.tenants.service import TenantService
+from gateway.platform.changes import ChangeAnnouncer
+from gateway.platform.database.engine import Database
+from gateway.platform.redis_client import connect
+from gateway.records.records import TenantOptions
 from tests.gateway.callers import status_with
 from tests.gateway.conftest import eventually
 from tests.support.stack import Stack

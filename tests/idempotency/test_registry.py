@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
+from common.tasks import TaskSet
 from contract import keys
-from contract.tasks import TaskSet
-from gateway.errors import StoreUnavailableError
-from gateway.generation import idempotency
-from gateway.generation.idempotency import find_earlier
-from gateway.idempotency.registry import (
+from gateway.completions.admission import idempotency
+from gateway.completions.admission.idempotency import find_earlier
+from gateway.completions.idempotency.registry import (
     RETIRED_MS,
     Claim,
     IdempotencyRegistry,
     IdempotentRequest,
 )
-from gateway.redis_client import MeasuredConnection
+from gateway.platform.redis_client import MeasuredConnection
+from gateway.records.errors import StoreUnavailableError
 from tests.support.kinds import every_redis
 from tests.support.patience import PATIENCE_SECONDS
 

@@ -7,7 +7,7 @@ import pytest
 from redis.asyncio import Redis
 
 from contract import keys
-from gateway.tenancy.usage_record import UsageRecord, encode_usage
+from gateway.records.usage_record import UsageRecord, encode_usage
 
 Append = Callable[..., Awaitable[None]]
 

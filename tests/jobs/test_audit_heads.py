@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from gateway.database.engine import Database
+from gateway.accounts.audit.log import AuditLog
+from gateway.accounts.audit.signing import HeadSigner, SignedHead
 from gateway.jobs.audit_heads import HeadKeeper, file_sink
-from gateway.management.audit.log import AuditLog
-from gateway.management.audit.signing import HeadSigner, SignedHead
-from gateway.settings import Settings, load_settings
+from gateway.platform.database.engine import Database
+from gateway.platform.settings import Settings, load_settings
 from tests.support.patience import PATIENCE_SECONDS
 
 KEY = "a key of thirty-two characters or more"

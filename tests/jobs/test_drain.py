@@ -9,13 +9,13 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from sqlalchemy import func, select
 
 from contract import keys
-from gateway.database import schema
-from gateway.database.engine import Database
-from gateway.database.ledger.store import BATCH
-from gateway.database.tables import LedgerRow
-from gateway.errors import StoreUnavailableError
-from gateway.ledger.drain import Drain
-from gateway.tenancy.usage_record import Outcome, UsageRecord, encode_usage
+from gateway.billing.ledger.drain import Drain
+from gateway.billing.ledger.store import BATCH
+from gateway.platform.database import schema
+from gateway.platform.database.engine import Database
+from gateway.platform.database.tables import LedgerRow
+from gateway.records.errors import StoreUnavailableError
+from gateway.records.usage_record import Outcome, UsageRecord, encode_usage
 from tests.jobs.conftest import Append, undrained
 from tests.support.kinds import every_database
 from tests.support.postgres_server import PostgresServer

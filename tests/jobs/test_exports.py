@@ -12,28 +12,28 @@ from click.testing import CliRunner
 from redis.asyncio import Redis
 from sqlalchemy import func, select, update
 
-from gateway.cli import main
-from gateway.database.engine import Database
-from gateway.database.ledger.rows import row_of
-from gateway.database.ledger.store import LedgerStore
-from gateway.database.tables import (
+from gateway.accounts.tenants.service import TenantService
+from gateway.billing.exports import store as store_module
+from gateway.billing.exports.service import ExportService
+from gateway.billing.exports.store import ExportState, ExportStore
+from gateway.billing.ledger.rows import row_of
+from gateway.billing.ledger.store import LedgerStore
+from gateway.cli.main import main
+from gateway.jobs import exports as exports_module
+from gateway.jobs.exports import Exporter
+from gateway.platform.changes import ChangeAnnouncer
+from gateway.platform.database.engine import Database
+from gateway.platform.database.tables import (
     BatchState,
     ExportBatchRow,
     ExportSinkRow,
     LedgerRow,
     PositionRow,
 )
-from gateway.errors import NotFoundError
-from gateway.jobs import exports as exports_module
-from gateway.jobs.exports import Exporter
-from gateway.management.exports import store as store_module
-from gateway.management.exports.service import ExportService
-from gateway.management.exports.store import ExportState, ExportStore
-from gateway.management.tenants.service import TenantService
-from gateway.settings import load_settings
-from gateway.tenancy.changes import ChangeAnnouncer
-from gateway.tenancy.times import EPOCH, to_time, utc_now
-from gateway.tenancy.usage_record import Outcome, UsageRecord
+from gateway.platform.settings import load_settings
+from gateway.records.errors import NotFoundError
+from gateway.records.times import EPOCH, to_time, utc_now
+from gateway.records.usage_record import Outcome, UsageRecord
 from tests.support.billing import Billing, Fate, running_billing
 from tests.support.cases import all_cases
 from tests.support.kinds import every_database

@@ -19,12 +19,12 @@ import pytest
 import redis
 
 from contract import keys
-from gateway.database.engine import Database
+from gateway.billing.exports.store import ExportStore
 from gateway.jobs.app import FULL_SECONDS, MOST_WAITING, QUEUE, BoundedScheduler, create_app
-from gateway.management.exports.store import ExportStore
-from gateway.settings import load_settings
-from gateway.tenancy.times import EPOCH, utc_now
-from gateway.tenancy.usage_record import encode_usage
+from gateway.platform.database.engine import Database
+from gateway.platform.settings import load_settings
+from gateway.records.times import EPOCH, utc_now
+from gateway.records.usage_record import encode_usage
 from tests.support.billing import Billing, billing_in_thread
 from tests.support.processes import spawn, stop, wait_until
 from tests.support.redis_server import RedisServer, running_redis
@@ -60,7 +60,7 @@ class Deployment:
         }
         with (self.folder / f"{command[0]}.log").open("ab") as log:
             process = spawn(
-                *(sys.executable, "-m", "gateway.cli", *command),
+                *(sys.executable, "-m", "gateway.cli.main", *command),
                 cwd=REPOSITORY,
                 env={**os.environ, **environment},
                 stdout=log,

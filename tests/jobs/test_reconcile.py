@@ -8,24 +8,25 @@ import pytest
 from redis.asyncio import Redis
 from sqlalchemy import update
 
-from contract import clock, keys
-from gateway.database.engine import Database
-from gateway.database.ledger.rollups import Rollups
-from gateway.database.tables import RollupRow
-from gateway.ledger import reconcile as reconcile_module
-from gateway.ledger.balances import LedgerBalances
-from gateway.ledger.drain import Drain
-from gateway.ledger.reconcile import reconcile
-from gateway.management.credits.service import CreditService
-from gateway.management.keys.service import KeyService
-from gateway.management.tenants.service import TenantService
-from gateway.quota.accounts import FIELD, AccountNumbers
-from gateway.quota.seeding import Seeder
-from gateway.quota.store import QuotaStore
-from gateway.tenancy.changes import ChangeAnnouncer
-from gateway.tenancy.limits import Limits, LimitScope, SubjectLimits
-from gateway.tenancy.times import hour_of, to_ms, utc_now
-from gateway.tenancy.usage_record import UsageRecord, encode_usage
+from common import clock
+from contract import keys
+from gateway.accounts.keys.service import KeyService
+from gateway.accounts.tenants.service import TenantService
+from gateway.billing.credits.service import CreditService
+from gateway.billing.ledger import reconcile as reconcile_module
+from gateway.billing.ledger.balances import LedgerBalances
+from gateway.billing.ledger.drain import Drain
+from gateway.billing.ledger.reconcile import reconcile
+from gateway.billing.ledger.rollups import Rollups
+from gateway.limits.accounts import FIELD, AccountNumbers
+from gateway.limits.seeding import Seeder
+from gateway.limits.store import QuotaStore
+from gateway.platform.changes import ChangeAnnouncer
+from gateway.platform.database.engine import Database
+from gateway.platform.database.tables import RollupRow
+from gateway.records.limits import Limits, LimitScope, SubjectLimits
+from gateway.records.times import hour_of, to_ms, utc_now
+from gateway.records.usage_record import UsageRecord, encode_usage
 from tests.jobs.conftest import Append, command
 from tests.support.accounts import plant
 from tests.support.kinds import every_database

@@ -12,8 +12,7 @@ from celery.worker import state
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from gateway.database.engine import Database
-from gateway.errors import StoreUnavailableError
+from gateway.accounts.tenants.service import TenantService
 from gateway.jobs import app as app_module
 from gateway.jobs import runner as runner_module
 from gateway.jobs.app import create_app, run_worker
@@ -21,9 +20,10 @@ from gateway.jobs.observing import Observer
 from gateway.jobs.runner import Runner, running
 from gateway.jobs.schedule import TASKS, Task
 from gateway.jobs.services import Services, open_services
-from gateway.management.tenants.service import TenantService
-from gateway.settings import Settings, load_settings
-from gateway.tenancy.changes import ChangeAnnouncer
+from gateway.platform.changes import ChangeAnnouncer
+from gateway.platform.database.engine import Database
+from gateway.platform.settings import Settings, load_settings
+from gateway.records.errors import StoreUnavailableError
 from tests.support.cases import case
 from tests.support.kinds import every_database
 from tests.support.patience import PATIENCE_SECONDS

@@ -6,16 +6,17 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from contract import clock, keys
+from common import clock
+from contract import keys
 from contract.outcomes import JobState
 from contract.queue import JobQueue, LeaseReport
-from gateway.ledger import sweep as sweep_module
-from gateway.ledger.drain import FIELD
-from gateway.ledger.sweep import PATIENCE_MS, Sweep
-from gateway.quota.replies import Admitted, ReservationRequest
-from gateway.quota.store import QuotaStore
-from gateway.tenancy.limits import Limits, LimitScope, SubjectLimits
-from gateway.tenancy.usage_record import Outcome, UsageRecord, decode_usage, encode_usage
+from gateway.billing.ledger import sweep as sweep_module
+from gateway.billing.ledger.drain import FIELD
+from gateway.billing.ledger.sweep import PATIENCE_MS, Sweep
+from gateway.limits.replies import Admitted, ReservationRequest
+from gateway.limits.store import QuotaStore
+from gateway.records.limits import Limits, LimitScope, SubjectLimits
+from gateway.records.usage_record import Outcome, UsageRecord, decode_usage, encode_usage
 from tests.contract.test_queue import LEASE_MS, PLENTY, claim_ids, enqueue, job
 from tests.jobs.conftest import command
 from tests.support.redis_server import RedisServer

@@ -18,18 +18,18 @@ import pytest
 from redis.asyncio import Redis
 from sqlalchemy import select, update
 
-from gateway.database.engine import Database
-from gateway.database.tables import WebhookEventRow, WebhookRow
+from gateway.accounts.tenants.service import TenantService
+from gateway.accounts.webhooks.secret_box import SecretBox
+from gateway.accounts.webhooks.service import WebhookService, make_event
+from gateway.accounts.webhooks.store import EventName, WebhookStore
 from gateway.jobs import webhooks as webhooks_module
 from gateway.jobs.outbound import DeliveryError, Outbound
 from gateway.jobs.webhooks import WebhookSender, signature
-from gateway.management.tenants.service import TenantService
-from gateway.management.webhooks.secret_box import SecretBox
-from gateway.management.webhooks.service import WebhookService, make_event
-from gateway.management.webhooks.store import EventName, WebhookStore
-from gateway.tenancy.changes import ChangeAnnouncer
-from gateway.tenancy.records import Webhook
-from gateway.tenancy.times import utc_now
+from gateway.platform.changes import ChangeAnnouncer
+from gateway.platform.database.engine import Database
+from gateway.platform.database.tables import WebhookEventRow, WebhookRow
+from gateway.records.records import Webhook
+from gateway.records.times import utc_now
 from tests.support.certificates import self_signed
 from tests.support.kinds import every_database
 from tests.support.patience import PATIENCE_SECONDS

@@ -32,11 +32,11 @@ SEED = 15
 SHARES = {
     "contract/*.py": 20,
     "contract/scripts/*.lua": 22,
-    "gateway/quota/*.py": 18,
-    "gateway/quota/scripts/*.lua": 20,
-    "gateway/dispatch/*.py": 18,
-    "gateway/stream/*.py": 16,
-    "gateway/responses/*.py": 18,
+    "gateway/limits/*.py": 18,
+    "gateway/limits/scripts/*.lua": 20,
+    "gateway/completions/queue/*.py": 18,
+    "gateway/completions/rendering/*.py": 16,
+    "gateway/completions/stored/*.py": 18,
     "gateway/auth/*.py": 14,
     "worker/**/*.py": 24,
 }
@@ -45,8 +45,8 @@ LEFT_OUT = ("/settings.py",)
 
 REACHES = {
     "contract/": ("tests/contract", "tests/worker", "tests/gateway"),
-    "gateway/quota/": ("tests/quota", "tests/jobs", "tests/gateway"),
-    "gateway/responses/": ("tests/responses", "tests/gateway"),
+    "gateway/limits/": ("tests/quota", "tests/jobs", "tests/gateway"),
+    "gateway/completions/stored/": ("tests/responses", "tests/gateway"),
     "gateway/auth/": ("tests/auth", "tests/gateway"),
     "gateway/": ("tests/gateway",),
     "worker/": ("tests/worker", "tests/samplers"),

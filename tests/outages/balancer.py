@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Final
 from urllib.parse import urlsplit
 
-from contract.tasks import end_task
+from common.tasks import end_task
 from tests.support.patience import PATIENCE_SECONDS
 
 PROBE_SECONDS: Final = 0.1

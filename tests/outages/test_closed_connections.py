@@ -7,7 +7,7 @@ import pytest
 import uvloop
 from redis.exceptions import RedisError
 
-from contract.redis_url import redis_client
+from common.redis_url import redis_client
 from tests.support.redis_server import RedisServer
 from tests.support.sentinels import WatchedRedis
 

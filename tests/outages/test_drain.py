@@ -16,10 +16,10 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from gateway.concurrency.fair_turns import LoopTurns
 from gateway.http.services import Services
-from gateway.server.app import create_app
-from gateway.settings import Settings
+from gateway.platform.concurrency.fair_turns import LoopTurns
+from gateway.platform.settings import Settings
+from gateway.process.app import create_app
 from tests.chaos.program import FAILING_LOOP
 from tests.outages.deployment import SLOW_STEP_SECONDS
 from tests.proofs.client import Answer, ask, request

@@ -6,10 +6,10 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from common.redis_url import redis_client
 from contract import keys
-from contract.redis_url import redis_client
-from gateway.redis_client import MeasuredConnection, connect
-from gateway.tenancy.usage_record import encode_usage
+from gateway.platform.redis_client import MeasuredConnection, connect
+from gateway.records.usage_record import encode_usage
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.sentinels import WatchedRedis
 from tests.support.usage import usage_record

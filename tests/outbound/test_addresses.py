@@ -1,6 +1,6 @@
 """Public addresses and names."""
 
-from gateway.outbound.addresses import is_public, looks_public
+from gateway.platform.outbound.addresses import is_public, looks_public
 from tests.support.cases import all_cases
 
 PUBLIC = [

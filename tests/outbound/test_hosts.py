@@ -3,8 +3,8 @@
 import pytest
 from pydantic import ValidationError
 
-from gateway.outbound.addresses import parse_host_pattern
-from gateway.settings import Settings
+from gateway.platform.outbound.addresses import parse_host_pattern
+from gateway.platform.settings import Settings
 from tests.support.cases import all_cases
 
 ALLOWED = [

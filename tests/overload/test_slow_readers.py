@@ -13,7 +13,7 @@ from contract import keys
 from contract.messages import JobFinished
 from contract.outcomes import FinishReason
 from contract.queue import Claim
-from gateway.tenancy.usage_record import Outcome, UsageRecord, decode_usage
+from gateway.records.usage_record import Outcome, UsageRecord, decode_usage
 from tests.gateway.http_calls import post
 from tests.overload.conftest import MAX_UNREAD_BYTES, SEND_SECONDS
 from tests.support.fake_worker import FakeWorker, delta

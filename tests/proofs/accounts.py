@@ -7,19 +7,19 @@ from typing import Any
 
 from redis.asyncio import Redis
 
-from contract.redis_url import redis_client
-from gateway.database.engine import Database
-from gateway.management.credits.service import CreditService
-from gateway.management.keys.service import KeyService
-from gateway.management.members.service import MemberService
-from gateway.management.plans.service import PlanService
-from gateway.management.prices.service import PriceService
-from gateway.management.projects.service import ProjectService
-from gateway.management.tenants.service import TenantService
-from gateway.management.webhooks.service import WebhookService
-from gateway.tenancy.changes import ChangeAnnouncer
-from gateway.tenancy.limits import LimitName, LimitScope
-from gateway.tenancy.scopes import TENANT_SCOPES
+from common.redis_url import redis_client
+from gateway.accounts.keys.service import KeyService
+from gateway.accounts.members.service import MemberService
+from gateway.accounts.plans.service import PlanService
+from gateway.accounts.projects.service import ProjectService
+from gateway.accounts.tenants.service import TenantService
+from gateway.accounts.webhooks.service import WebhookService
+from gateway.billing.credits.service import CreditService
+from gateway.billing.prices.service import PriceService
+from gateway.platform.changes import ChangeAnnouncer
+from gateway.platform.database.engine import Database
+from gateway.records.limits import LimitName, LimitScope
+from gateway.records.scopes import TENANT_SCOPES
 from tests.proofs.client import request
 from tests.support.secret_box import BOX
 from tests.support.stack import MODEL, Stack

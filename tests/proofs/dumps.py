@@ -4,7 +4,7 @@ from redis.asyncio import Redis
 from sqlalchemy import inspect, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from gateway.database.engine import Database
+from gateway.platform.database.engine import Database
 from tests.support.stack import Stack
 
 

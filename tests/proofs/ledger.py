@@ -11,9 +11,9 @@ from redis.asyncio import Redis
 from sqlalchemy import text
 
 from contract import keys
-from gateway.database.engine import Database
-from gateway.quota.accounts import FIELD, AccountNumbers
-from gateway.redis_client import connect
+from gateway.limits.accounts import FIELD, AccountNumbers
+from gateway.platform.database.engine import Database
+from gateway.platform.redis_client import connect
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.stack import MODEL, Stack
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import jwt
 
-from gateway.database.ledger.rollups import Rollups
-from gateway.tenancy.records import Billing, Role
+from gateway.billing.ledger.rollups import Rollups
+from gateway.records.records import Billing, Role
 from tests.proofs.accounts import Accounts, Credential, open_accounts
 from tests.proofs.client import Answer, request
 from tests.proofs.clients import Clients, Wish, wishes

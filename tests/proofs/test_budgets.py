@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gateway.tenancy.limits import LimitScope
-from gateway.tenancy.records import Billing
+from gateway.records.limits import LimitScope
+from gateway.records.records import Billing
 from tests.proofs.accounts import Accounts, Credential
 from tests.proofs.client import Answer, ask, request
 from tests.proofs.conftest import COMPLETION_TOKENS, cost_of

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.tenancy.limits import LimitScope
+from gateway.records.limits import LimitScope
 from tests.proofs.accounts import Accounts, Credential
 from tests.proofs.client import Answer, ask
 from tests.proofs.ledger import Books

@@ -6,8 +6,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from gateway.ledger.reconcile import reconcile
-from gateway.tenancy.usage_record import Outcome
+from gateway.billing.ledger.reconcile import reconcile
+from gateway.records.usage_record import Outcome
 from tests.proofs.client import Answer, request
 from tests.proofs.conftest import BUSY_WORKER, ENVIRONMENT, Scale, cost_of, deployed
 from tests.proofs.ledger import Row, open_books, totals

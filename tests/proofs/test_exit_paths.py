@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from gateway.tenancy.limits import LimitScope
+from gateway.records.limits import LimitScope
 from tests.proofs.accounts import Accounts, Credential
 from tests.proofs.client import request
 from tests.proofs.conftest import WORKER, cost_of

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from contract.dialect import Dialect
-from gateway.tenancy.limits import RESERVED_LIMITS, LimitName, LimitScope
-from gateway.tenancy.records import Billing
+from gateway.records.limits import RESERVED_LIMITS, LimitName, LimitScope
+from gateway.records.records import Billing
 from tests.proofs.accounts import Accounts, Credential, named
 from tests.proofs.client import Answer, ask, request
 from tests.proofs.conftest import COMPLETION_TOKENS, STEP_SECONDS, WORKER, cost_of

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from gateway.quota.replies import SubjectStatus
-from gateway.quota.store import QuotaStore
-from gateway.tenancy.limits import LimitName, Limits, LimitScope, SubjectLimits
+from gateway.limits.replies import SubjectStatus
+from gateway.limits.store import QuotaStore
+from gateway.records.limits import LimitName, Limits, LimitScope, SubjectLimits
 from tests.proofs.accounts import Accounts, Credential
 from tests.proofs.client import Answer, ask
 from tests.proofs.conftest import Scale

@@ -11,8 +11,8 @@ from redis.asyncio import Redis
 
 from contract import keys
 from contract.scripts import CommandExecutor, LuaScript
-from gateway.quota import store as store_module
-from gateway.quota.replies import (
+from gateway.limits import store as store_module
+from gateway.limits.replies import (
     METERED,
     NO_LIMIT,
     Admitted,
@@ -20,9 +20,9 @@ from gateway.quota.replies import (
     Remaining,
     ReservationRequest,
 )
-from gateway.quota.store import QuotaStore
-from gateway.tenancy.limits import LimitName, Limits, LimitScope, SubjectLimits
-from gateway.tenancy.usage_record import Outcome, UsageRecord
+from gateway.limits.store import QuotaStore
+from gateway.records.limits import LimitName, Limits, LimitScope, SubjectLimits
+from gateway.records.usage_record import Outcome, UsageRecord
 
 TENANT = "acme"
 BUCKET = keys.bucket_of(TENANT)

@@ -3,8 +3,8 @@
 import pytest
 from redis.asyncio import Redis
 
-from gateway.quota import store as store_module
-from gateway.quota.store import QuotaStore
+from gateway.limits import store as store_module
+from gateway.limits.store import QuotaStore
 from tests.quota.building import SCRIPTS, TestClock, with_test_clock
 
 

@@ -5,10 +5,10 @@ from collections.abc import Awaitable, Callable, Collection
 
 from contract import keys
 from contract.scripts import CommandExecutor
-from gateway.errors import StoreUnavailableError
-from gateway.quota.seeding import Balances
-from gateway.tenancy.limits import LimitScope, SubjectLimits
-from gateway.tenancy.usage_record import UsageRecord, decode_usage
+from gateway.limits.seeding import Balances
+from gateway.records.errors import StoreUnavailableError
+from gateway.records.limits import LimitScope, SubjectLimits
+from gateway.records.usage_record import UsageRecord, decode_usage
 from tests.quota.building import BUCKET
 
 

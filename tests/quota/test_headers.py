@@ -1,10 +1,10 @@
 """Rate limit headers, and the errors of refusals."""
 
-from gateway.errors import ErrorStyle, InsufficientQuotaError, RateLimitError, RefusingLimit
-from gateway.quota.headers import dollars, duration, headers_of
-from gateway.quota.refusals import refusal_error
-from gateway.quota.replies import Admitted, Refused, Remaining, sees_all, sees_key
-from gateway.tenancy.limits import LimitName, SubjectLimits
+from gateway.limits.headers import dollars, duration, headers_of
+from gateway.limits.refusals import refusal_error
+from gateway.limits.replies import Admitted, Refused, Remaining, sees_all, sees_key
+from gateway.records.errors import ErrorStyle, InsufficientQuotaError, RateLimitError, RefusingLimit
+from gateway.records.limits import LimitName, SubjectLimits
 from tests.quota.building import NOON, key_of, project_of, remaining, tenant_of
 from tests.support.cases import all_cases
 

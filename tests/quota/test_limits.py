@@ -6,9 +6,9 @@ import pytest
 from redis.asyncio import Redis
 
 from contract import keys
-from gateway.quota.replies import Admitted, NeedsSeed, Refused, Withdrawn
-from gateway.quota.store import QuotaStore
-from gateway.tenancy.limits import RESERVED_LIMITS, LimitName, LimitScope, SubjectLimits
+from gateway.limits.replies import Admitted, NeedsSeed, Refused, Withdrawn
+from gateway.limits.store import QuotaStore
+from gateway.records.limits import RESERVED_LIMITS, LimitName, LimitScope, SubjectLimits
 from tests.quota.building import (
     BUCKET,
     DAY_MS,

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
+from common.tasks import end_task
 from contract import keys
-from contract.tasks import end_task
-from gateway.errors import RateLimitError
-from gateway.quota import reservations as module
-from gateway.quota.replies import ReservationRequest, ReserveReply
-from gateway.quota.store import QuotaStore
-from gateway.redis_client import connect
+from gateway.limits import reservations as module
+from gateway.limits.replies import ReservationRequest, ReserveReply
+from gateway.limits.store import QuotaStore
+from gateway.platform.redis_client import connect
+from gateway.records.errors import RateLimitError
 from tests.quota.building import BUCKET, TENANT, key_of, open_ids, record, usage
 from tests.quota.fake_ledger import FakeLedger
 from tests.quota.test_reservations import GatewayDesk, Line, until

@@ -8,14 +8,14 @@ from typing import Any
 
 from redis.asyncio import Redis
 
-from contract import clock
+from common import clock
 from contract.scripts import LuaScript
-from gateway.quota import store as store_module
-from gateway.quota.replies import Admitted, NeedsSeed, Refused, ReservationRequest, ReserveReply
-from gateway.quota.seeding import Seeder
-from gateway.quota.store import QuotaStore
-from gateway.tenancy.limits import LimitName, LimitScope, SubjectLimits
-from gateway.tenancy.usage_record import UsageRecord
+from gateway.limits import store as store_module
+from gateway.limits.replies import Admitted, NeedsSeed, Refused, ReservationRequest, ReserveReply
+from gateway.limits.seeding import Seeder
+from gateway.limits.store import QuotaStore
+from gateway.records.limits import LimitName, LimitScope, SubjectLimits
+from gateway.records.usage_record import UsageRecord
 from tests.quota.building import (
     BUCKET,
     DAY_MS,

@@ -3,10 +3,10 @@
 import pytest
 from redis.asyncio import Redis
 
-from contract import clock
-from gateway.quota import period_counts
-from gateway.quota.period_counts import Period, PeriodCounts
-from gateway.redis_client import MeasuredConnection
+from common import clock
+from gateway.limits import period_counts
+from gateway.limits.period_counts import Period, PeriodCounts
+from gateway.platform.redis_client import MeasuredConnection
 
 HOUR = 3600
 NOON = 1_800_014_400

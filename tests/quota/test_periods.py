@@ -5,9 +5,9 @@ from itertools import pairwise
 
 import pytest
 
-from gateway.quota import store as store_module
-from gateway.quota.periods import day_of, day_start_ms, month_of, month_start_ms
-from gateway.quota.store import QuotaStore
+from gateway.limits import store as store_module
+from gateway.limits.periods import day_of, day_start_ms, month_of, month_start_ms
+from gateway.limits.store import QuotaStore
 from tests.quota.building import SCRIPTS, Desk, TestClock, key_of, project_of, tenant_of
 from tests.support.cases import all_cases
 

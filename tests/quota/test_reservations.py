@@ -11,18 +11,18 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
+from common.tasks import end_task
 from contract import keys
-from contract.tasks import end_task
-from gateway.errors import InsufficientQuotaError, RateLimitError, StoreUnavailableError
-from gateway.quota import endings, reservations
-from gateway.quota import store as store_module
-from gateway.quota.replies import ReservationRequest
-from gateway.quota.reservations import Admission, Reservations
-from gateway.quota.seeding import Seeder
-from gateway.quota.store import QuotaStore
-from gateway.redis_client import MeasuredConnection
-from gateway.tenancy.limits import LimitScope, SubjectLimits
-from gateway.tenancy.usage_record import Outcome
+from gateway.limits import endings, reservations
+from gateway.limits import store as store_module
+from gateway.limits.replies import ReservationRequest
+from gateway.limits.reservations import Admission, Reservations
+from gateway.limits.seeding import Seeder
+from gateway.limits.store import QuotaStore
+from gateway.platform.redis_client import MeasuredConnection
+from gateway.records.errors import InsufficientQuotaError, RateLimitError, StoreUnavailableError
+from gateway.records.limits import LimitScope, SubjectLimits
+from gateway.records.usage_record import Outcome
 from tests.quota.building import (
     BUCKET,
     TENANT,

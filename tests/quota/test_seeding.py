@@ -10,13 +10,13 @@ from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from contract import keys
-from gateway.errors import StoreUnavailableError
-from gateway.quota import seeding
-from gateway.quota.replies import AuditResult, NeedsSeed, SubjectStatus
-from gateway.quota.seeding import Seeder
-from gateway.quota.store import QuotaStore
-from gateway.tenancy.limits import LimitName, LimitScope, SubjectLimits
-from gateway.tenancy.usage_record import encode_usage
+from gateway.limits import seeding
+from gateway.limits.replies import AuditResult, NeedsSeed, SubjectStatus
+from gateway.limits.seeding import Seeder
+from gateway.limits.store import QuotaStore
+from gateway.records.errors import StoreUnavailableError
+from gateway.records.limits import LimitName, LimitScope, SubjectLimits
+from gateway.records.usage_record import encode_usage
 from tests.quota.building import (
     BUCKET,
     DAY_MS,

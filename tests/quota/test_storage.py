@@ -6,10 +6,10 @@ import pytest
 from redis.asyncio import Redis
 
 from contract import keys
-from gateway.errors import RateLimitError, StoreUnavailableError
-from gateway.quota import storage as storage_module
-from gateway.quota.storage import Storage
-from gateway.tenancy.limits import Limits, LimitScope, SubjectLimits
+from gateway.limits import storage as storage_module
+from gateway.limits.storage import Storage
+from gateway.records.errors import RateLimitError, StoreUnavailableError
+from gateway.records.limits import Limits, LimitScope, SubjectLimits
 from tests.quota.building import (
     BUCKET,
     TENANT,

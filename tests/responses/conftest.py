@@ -5,8 +5,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 from redis.asyncio import Redis
 
-from gateway.responses import owned, settlement
-from gateway.responses import reader as reading
+from gateway.completions import settlement
+from gateway.completions.stored import owned
+from gateway.completions.stored import reader as reading
 from tests.gateway.desk import hurry
 from tests.responses.house import JOURNAL_SECONDS, MODEL, House
 from tests.support.fake_worker import FakeWorker

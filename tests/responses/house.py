@@ -11,31 +11,32 @@ from weakref import WeakSet
 import msgspec
 from redis.asyncio import Redis
 
-from contract import clock, keys
+from common import clock
+from contract import keys
 from contract.messages import Delta, GenerationJob, JobFailed, JobFinished, Ranking
 from contract.queue import Claim
 from contract.sampling import SamplingSpec
-from gateway.concurrency.fair_turns import LoopTurns
+from gateway.completions.queue.dispatcher import Dispatcher
+from gateway.completions.queue.generation import Generation, Reply
+from gateway.completions.rendering.completion import Completion
+from gateway.completions.settlement import Settlement, SettlementService
+from gateway.completions.stored.head import ResponseHead
+from gateway.completions.stored.reader import ResponseReader
+from gateway.completions.stored.service import Responses
+from gateway.completions.stored.store import ResponseState, StoredResponse
 from gateway.dialects.completions import CompletionRequest, to_generation_request
 from gateway.dialects.profile import PROFILES, Dialect
 from gateway.dialects.wire import validate
-from gateway.dispatch.catalogue import Catalogue
-from gateway.dispatch.dispatcher import Dispatcher
-from gateway.dispatch.generation import Generation, Reply
-from gateway.quota.replies import ReservationRequest
-from gateway.quota.reservations import Reservations
-from gateway.quota.seeding import Seeder
-from gateway.quota.storage import Storage
-from gateway.quota.store import QuotaStore
-from gateway.redis_client import MeasuredConnection
-from gateway.responses.head import ResponseHead
-from gateway.responses.reader import ResponseReader
-from gateway.responses.service import Responses
-from gateway.responses.settlement import Settlement, SettlementService
-from gateway.responses.store import ResponseState, StoredResponse
-from gateway.stream.completion import Completion
-from gateway.tenancy.limits import Limits, LimitScope, SubjectLimits
-from gateway.tenancy.usage_record import Counts, UsageRecord, decode_usage
+from gateway.limits.replies import ReservationRequest
+from gateway.limits.reservations import Reservations
+from gateway.limits.seeding import Seeder
+from gateway.limits.storage import Storage
+from gateway.limits.store import QuotaStore
+from gateway.models.catalogue import Catalogue
+from gateway.platform.concurrency.fair_turns import LoopTurns
+from gateway.platform.redis_client import MeasuredConnection
+from gateway.records.limits import Limits, LimitScope, SubjectLimits
+from gateway.records.usage_record import Counts, UsageRecord, decode_usage
 from tests.gateway.conftest import eventually
 from tests.quota.fake_ledger import FakeLedger
 from tests.support.fake_worker import FakeWorker

@@ -9,8 +9,8 @@ from redis.asyncio import Redis
 from contract import keys
 from contract.messages import JobStarted
 from contract.outcomes import FailureCode
-from gateway.responses import reader as reading
-from gateway.responses.store import ResponseState
+from gateway.completions.stored import reader as reading
+from gateway.completions.stored.store import ResponseState
 from tests.gateway.conftest import eventually
 from tests.responses.conftest import OpenHouse
 from tests.responses.house import (

@@ -7,6 +7,8 @@ import msgspec
 
 from contract.messages import GenerationJob
 from contract.sampling import SamplingSpec
+from gateway.completions.rendering.completion import Completion, Usage
+from gateway.completions.stored.head import ResponseHead, decode_head, encode_head
 from gateway.dialects.completions import CompletionRequest, to_generation_request
 from gateway.dialects.profile import PROFILES, Dialect
 from gateway.dialects.request import (
@@ -18,10 +20,8 @@ from gateway.dialects.request import (
     ToolUse,
 )
 from gateway.dialects.wire import validate
-from gateway.responses.head import ResponseHead, decode_head, encode_head
-from gateway.stream.completion import Completion, Usage
-from gateway.tenancy.limits import Limits, LimitScope, SubjectLimits
-from gateway.tenancy.usage_record import Counts, UsageRecord
+from gateway.records.limits import Limits, LimitScope, SubjectLimits
+from gateway.records.usage_record import Counts, UsageRecord
 from tests.support.cases import all_cases
 
 SUBJECTS = (SubjectLimits(LimitScope.TENANT, "acme", Limits(budget_micros=5)),)

@@ -13,8 +13,13 @@ from contract.messages import (
 )
 from contract.outcomes import FailureCode
 from contract.sampling import SamplingSpec
-from gateway.responses.history import History, frame_messages
-from gateway.responses.journal import Received, decode_entry, encode_entries, encode_message
+from gateway.completions.stored.history import History, frame_messages
+from gateway.completions.stored.journal import (
+    Received,
+    decode_entry,
+    encode_entries,
+    encode_message,
+)
 
 
 def job(**fields: Any) -> GenerationJob:

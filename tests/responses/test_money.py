@@ -14,11 +14,11 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from contract.messages import JobFailed
 from contract.outcomes import FailureCode
 from gateway.batches.running import BatchState, Line, LineRunner
-from gateway.errors import ApiError, InternalError, RequestCancelledError, SlowReaderError
-from gateway.responses.settlement import Ending
-from gateway.stream.failures import to_api_error
-from gateway.tenancy.batches import Batch
-from gateway.tenancy.usage_record import Outcome, UsageRecord
+from gateway.completions.rendering.failures import to_api_error
+from gateway.completions.settlement import Ending
+from gateway.records.batches import Batch
+from gateway.records.errors import ApiError, InternalError, RequestCancelledError, SlowReaderError
+from gateway.records.usage_record import Outcome, UsageRecord
 from tests.gateway.conftest import eventually
 from tests.responses.house import (
     COMPLETION_PRICE,

@@ -13,7 +13,7 @@ import pytest
 from redis.asyncio import Redis
 
 from contract import keys
-from gateway.tenancy.usage_record import Outcome, UsageRecord, decode_usage
+from gateway.records.usage_record import Outcome, UsageRecord, decode_usage
 from tests.gateway.conftest import asking, eventually, gateway_client, nothing_left
 from tests.gateway.resuming import Events, Reader, await_status, resume
 from tests.support.events import numbered_events, texts_by_choice

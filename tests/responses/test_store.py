@@ -8,9 +8,8 @@ from redis.asyncio import Redis
 
 from contract import keys
 from contract.messages import Delta
-from gateway.dialects.profile import Dialect
-from gateway.responses import store as store_module
-from gateway.responses.journal import (
+from gateway.completions.stored import store as store_module
+from gateway.completions.stored.journal import (
     MESSAGES_OF_ENTRY,
     SLICE_BYTES,
     Received,
@@ -19,8 +18,14 @@ from gateway.responses.journal import (
     encode_entries,
     encode_message,
 )
-from gateway.responses.store import ResponseState, ResponseStatus, ResponseStore, WriteResult
-from gateway.tenancy.usage_record import Counts
+from gateway.completions.stored.store import (
+    ResponseState,
+    ResponseStatus,
+    ResponseStore,
+    WriteResult,
+)
+from gateway.dialects.profile import Dialect
+from gateway.records.usage_record import Counts
 from tests.responses.test_head import completion_of, head_of, request_of
 from tests.support.kinds import every_redis
 

@@ -11,10 +11,10 @@ from contract import keys
 from contract.messages import TokenLogprob
 from contract.outcomes import FailureCode
 from contract.queue import Claim
-from gateway.quota.storage import Storage
-from gateway.responses import owned
-from gateway.responses.store import ResponseState
-from gateway.tenancy.limits import Limits, LimitScope, SubjectLimits
+from gateway.completions.stored import owned
+from gateway.completions.stored.store import ResponseState
+from gateway.limits.storage import Storage
+from gateway.records.limits import Limits, LimitScope, SubjectLimits
 from tests.gateway.conftest import eventually
 from tests.responses.house import TENANT, House, Reader, begun, settled, state_is
 from tests.support.fake_worker import FakeWorker

@@ -10,20 +10,20 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
+from common.tasks import end_task
 from contract import keys
 from contract.messages import JobStarted
 from contract.outcomes import FailureCode
 from contract.queue import Claim
-from contract.tasks import end_task
-from gateway.dispatch import lost_jobs
-from gateway.errors import RateLimitError, StoreUnavailableError, queue_unavailable
-from gateway.quota.store import QuotaStore
-from gateway.redis_client import MeasuredConnection
-from gateway.responses import service, unread
-from gateway.responses.history import frame_messages
-from gateway.responses.store import ResponseState
-from gateway.tenancy.limits import Limits
-from gateway.tenancy.usage_record import UsageRecord
+from gateway.completions.queue import lost_jobs
+from gateway.completions.stored import service, unread
+from gateway.completions.stored.history import frame_messages
+from gateway.completions.stored.store import ResponseState
+from gateway.limits.store import QuotaStore
+from gateway.platform.redis_client import MeasuredConnection
+from gateway.records.errors import RateLimitError, StoreUnavailableError, queue_unavailable
+from gateway.records.limits import Limits
+from gateway.records.usage_record import UsageRecord
 from tests.gateway.conftest import eventually, nothing_left
 from tests.responses.conftest import OpenHouse
 from tests.responses.house import (

@@ -7,13 +7,13 @@ from redis.asyncio import Redis
 
 from contract import keys
 from contract.queue import JobQueue
-from gateway.dispatch.generation import REPLIES_AT_ONCE, Generation
-from gateway.errors import SlowReaderError
-from gateway.ledger.sweep import Sweep
-from gateway.quota.store import QuotaStore
-from gateway.responses import reader as reading
-from gateway.responses.store import ResponseState
-from gateway.tenancy.usage_record import Outcome, UsageRecord
+from gateway.billing.ledger.sweep import Sweep
+from gateway.completions.queue.generation import REPLIES_AT_ONCE, Generation
+from gateway.completions.stored import reader as reading
+from gateway.completions.stored.store import ResponseState
+from gateway.limits.store import QuotaStore
+from gateway.records.errors import SlowReaderError
+from gateway.records.usage_record import Outcome, UsageRecord
 from tests.gateway.conftest import eventually
 from tests.responses.conftest import OpenHouse
 from tests.responses.house import (

@@ -7,7 +7,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer
 
-from gateway.structure.sandbox import pool
+from gateway.completions.structure.sandbox import pool
 from tests.support.patience import PATIENCE_SECONDS
 
 CHECKPOINT = Path(__file__).parents[2] / "worker" / "demo_model" / "checkpoint"

@@ -1,6 +1,6 @@
 """A slow and plain recogniser of GBNF, for comparison with the translation."""
 
-from gateway.structure.gbnf.tree import (
+from gateway.completions.structure.gbnf.tree import (
     Alternatives,
     Characters,
     Grammar,

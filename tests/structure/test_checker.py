@@ -13,17 +13,10 @@ from typing import Any
 
 import pytest
 
-from gateway.dialects.request import (
-    Reasoning,
-    Structure,
-    StructureKind,
-    Tool,
-    ToolMode,
-    ToolUse,
-)
-from gateway.errors import InvalidGrammarError, OverloadedError, TenantQueueFullError
-from gateway.structure.checker import GrammarChecker
-from gateway.structure.sandbox.pool import SandboxSettings, TokenizerSource
+from gateway.completions.structure.checker import GrammarChecker
+from gateway.completions.structure.sandbox.pool import SandboxSettings, TokenizerSource
+from gateway.dialects.request import Reasoning, Structure, StructureKind, Tool, ToolMode, ToolUse
+from gateway.records.errors import InvalidGrammarError, OverloadedError, TenantQueueFullError
 from tests.structure.conftest import EOS_ID
 from tests.support.patience import PATIENCE_SECONDS
 
@@ -64,7 +57,10 @@ def children() -> list[int]:
         with contextlib.suppress(OSError):
             fields = status.read_text().rpartition(")")[2].split()
             command = (status.parent / "cmdline").read_bytes()
-            if int(fields[1]) == os.getpid() and b"gateway.structure.sandbox.program" in command:
+            if (
+                int(fields[1]) == os.getpid()
+                and b"gateway.completions.structure.sandbox.program" in command
+            ):
                 found.append(int(status.parent.name))
     return found
 
@@ -421,9 +417,9 @@ async def test_sandboxes_end_with_the_process_that_started_them(
     script.write_text(
         "import asyncio, os, pathlib, sys, time\n"
         "from gateway.dialects.request import Structure, StructureKind\n"
-        "from gateway.structure.checker import GrammarChecker\n"
-        "from gateway.structure.sandbox import pool\n"
-        "from gateway.structure.sandbox.pool import SandboxSettings, TokenizerSource\n"
+        "from gateway.completions.structure.checker import GrammarChecker\n"
+        "from gateway.completions.structure.sandbox import pool\n"
+        "from gateway.completions.structure.sandbox.pool import SandboxSettings, TokenizerSource\n"
         f"vars(pool).update(_START_SECONDS={PATIENCE_SECONDS}, _LOAD_SECONDS={PATIENCE_SECONDS})\n"
         "async def fetch():\n"
         "    return pathlib.Path(sys.argv[1]).read_bytes()\n"

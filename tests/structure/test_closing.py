@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from gateway.structure import lark
-from gateway.structure.errors import RefusedError
-from gateway.structure.schemas import json_from_schema
+from gateway.completions.structure import lark
+from gateway.completions.structure.errors import RefusedError
+from gateway.completions.structure.schemas import json_from_schema
 from tests.support.cases import all_cases
 
 Schema = dict[str, Any]

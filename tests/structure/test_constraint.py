@@ -5,17 +5,10 @@ from collections.abc import Callable
 import pytest
 from tokenizers import Tokenizer
 
-from gateway.dialects.request import (
-    Reasoning,
-    Structure,
-    StructureKind,
-    Tool,
-    ToolMode,
-    ToolUse,
-)
-from gateway.structure.constraint import Constraint, added_tokens, to_grammar
-from gateway.structure.errors import RefusedError
-from gateway.structure.lark import TokenIds
+from gateway.completions.structure.constraint import Constraint, added_tokens, to_grammar
+from gateway.completions.structure.errors import RefusedError
+from gateway.completions.structure.lark import TokenIds
+from gateway.dialects.request import Reasoning, Structure, StructureKind, Tool, ToolMode, ToolUse
 
 AcceptsIds = Callable[[str, list[int]], bool]
 

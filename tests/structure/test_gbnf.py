@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.structure.errors import RefusedError
-from gateway.structure.gbnf.compile import from_gbnf
-from gateway.structure.gbnf.parser import parse_gbnf
+from gateway.completions.structure.errors import RefusedError
+from gateway.completions.structure.gbnf.compile import from_gbnf
+from gateway.completions.structure.gbnf.parser import parse_gbnf
 from tests.structure.recogniser import matches
 from tests.support.cases import all_cases
 

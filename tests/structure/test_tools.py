@@ -7,13 +7,10 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from gateway.completions.structure.constraint import Constraint, added_tokens, to_grammar
+from gateway.completions.structure.lark import TokenIds
+from gateway.completions.structure.tools import ToolCall, parse_tool_calls
 from gateway.dialects.request import Tool, ToolMode, ToolUse
-from gateway.structure.constraint import Constraint, added_tokens, to_grammar
-from gateway.structure.lark import TokenIds
-from gateway.structure.tools import (
-    ToolCall,
-    parse_tool_calls,
-)
 from tests.support.cases import all_cases
 
 Accepts = Callable[[str, str], bool]

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from llguidance.gbnf_to_lark import any_to_lark
 
+from gateway.completions.structure.errors import RefusedError
+from gateway.completions.structure.translate import to_lark
 from gateway.dialects.request import Structure, StructureKind
-from gateway.structure.errors import RefusedError
-from gateway.structure.translate import to_lark
 from tests.support.cases import all_cases
 
 Accepts = Callable[[str, str], bool]

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from gateway.structure.checker import GrammarChecker
+from gateway.completions.structure.checker import GrammarChecker
 from tests.structure.conftest import CHECKPOINT
 from tests.structure.test_checker import PATIENT
 

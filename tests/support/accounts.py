@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from gateway.quota.accounts import FIELD, AccountNumbers
+from gateway.limits.accounts import FIELD, AccountNumbers
 
 _PLACES: Final = {name: place for place, name in enumerate(AccountNumbers._fields, start=1)}
 _PLANT: Final = f"""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import parse_qs
 
-from gateway.database.tables import BatchState, ExportBatchRow, ExportSinkRow
+from gateway.platform.database.tables import BatchState, ExportBatchRow, ExportSinkRow
 
 OK: Final = (True, 204, "")
 """What happens to a request: whether it is stored, the status (0: the connection is closed; -1: no

@@ -8,7 +8,7 @@ import fcntl
 import shutil
 from pathlib import Path
 
-from gateway.database import schema
+from gateway.platform.database import schema
 from tests.support.preloaded import begin_run
 
 

@@ -5,13 +5,13 @@ from datetime import datetime
 
 from sqlalchemy import func, select
 
-from gateway.database.engine import Database
-from gateway.database.ledger.rollups import Rollups
-from gateway.database.ledger.rows import row_of
-from gateway.database.ledger.store import LedgerStore
-from gateway.database.tables import RejectionRow
-from gateway.tenancy.times import to_ms, utc_now
-from gateway.tenancy.usage_record import Outcome, UsageRecord
+from gateway.billing.ledger.rollups import Rollups
+from gateway.billing.ledger.rows import row_of
+from gateway.billing.ledger.store import LedgerStore
+from gateway.platform.database.engine import Database
+from gateway.platform.database.tables import RejectionRow
+from gateway.records.times import to_ms, utc_now
+from gateway.records.usage_record import Outcome, UsageRecord
 
 
 async def use(

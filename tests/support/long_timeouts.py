@@ -14,8 +14,8 @@ from tests.support.patience import PATIENCE_SECONDS
 
 def wait_for_sandboxes() -> None:
     """Limit the check of a structure only by CPU time in this process."""
-    from gateway.server import services
-    from gateway.structure.sandbox import pool
+    from gateway.completions.structure.sandbox import pool
+    from gateway.process import services
 
     settings = partial(
         pool.SandboxSettings, wait_seconds=PATIENCE_SECONDS, task_seconds=PATIENCE_SECONDS
@@ -27,11 +27,11 @@ def wait_for_sandboxes() -> None:
 
 def wait_for_stores() -> None:
     """Let requests wait for Redis and the database. Refused connections fail at once."""
-    from gateway import redis_client
-    from gateway.database import engine
-    from gateway.quota import endings
-    from gateway.responses import service as responses
-    from gateway.server import health
+    from gateway.completions.stored import service as responses
+    from gateway.limits import endings
+    from gateway.platform import redis_client
+    from gateway.platform.database import engine
+    from gateway.process import health
 
     vars(redis_client).update(
         CONNECT_TIMEOUT_SECONDS=PATIENCE_SECONDS,
@@ -46,7 +46,7 @@ def wait_for_stores() -> None:
 
 def main() -> None:
     """Run the command that the first argument names."""
-    from gateway.cli import main as sluice
+    from gateway.cli.main import main as sluice
 
     if sys.argv[1] == "gateway":
         wait_for_sandboxes()

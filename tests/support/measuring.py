@@ -31,8 +31,10 @@ from slipcover import FileMatcher, ImportManager, Slipcover, print_coverage
 FOLDER_VARIABLE: Final = "COVERAGE_FOLDER"
 """The variable with the folder for the results of each process. Nothing is measured without it."""
 REPOSITORY: Final = Path(__file__).parents[2]
-_SOURCES: Final = [str(REPOSITORY / package) for package in ("contract", "gateway", "worker")]
-_LEFT_OUT: Final = [str(REPOSITORY / "gateway/database/migrations/*")]
+_SOURCES: Final = [
+    str(REPOSITORY / package) for package in ("common", "contract", "gateway", "worker")
+]
+_LEFT_OUT: Final = [str(REPOSITORY / "gateway/platform/database/migrations/*")]
 """Alembic loads these scripts again in each process."""
 _REMOVAL: Final = 20
 """Executions of one probe after which all executed probes are removed."""

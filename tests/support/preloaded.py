@@ -39,14 +39,14 @@ from typing import Any, Final
 
 from typing_extensions import override
 
-from gateway.concurrency.tether import end_with
+from gateway.platform.concurrency.tether import end_with
 from tests.support import measuring
 
 _MODULE: Final = "tests.support.preloaded"
 """This module, whose name differs when it runs as a program."""
 
 PROGRAMS: Final = (
-    "gateway.cli",
+    "gateway.cli.main",
     "worker",
     "tests.chaos.program",
     "tests.proofs.program",
@@ -56,7 +56,7 @@ PROGRAMS: Final = (
 )
 """Modules that run as forks; any other command starts as usual."""
 _IMPORTED: Final = {
-    "beat": ("gateway.commands.beat", "gateway.jobs.app"),
+    "beat": ("gateway.cli.beat", "gateway.jobs.app"),
     "engine": (
         "worker.main",
         "worker.engine.vllm.engine",
@@ -68,11 +68,11 @@ _IMPORTED: Final = {
         "vllm.v1.worker.cpu_worker",
         "vllm.model_executor.models.llama",
     ),
-    "gateway": ("gateway.commands.gateway", "gateway.server.serve"),
-    "jobs": ("gateway.commands.jobs", "gateway.jobs.app", "gateway.jobs.runner"),
+    "gateway": ("gateway.cli.gateway", "gateway.process.serve"),
+    "jobs": ("gateway.cli.jobs", "gateway.jobs.app", "gateway.jobs.runner"),
     "tests": (
-        "gateway.database.schema",
-        "gateway.server.app",
+        "gateway.platform.database.schema",
+        "gateway.process.app",
         "gateway.jobs.runner",
         "hypothesis.strategies",
         "openai",

@@ -2,7 +2,7 @@
 
 import base64
 
-from gateway.management.webhooks.secret_box import SecretBox
+from gateway.accounts.webhooks.secret_box import SecretBox
 
 ENCRYPTION_KEY, OTHER_ENCRYPTION_KEY = (
     base64.b64encode(bytes([number]) * 32).decode() for number in (1, 2)

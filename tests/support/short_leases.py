@@ -13,10 +13,10 @@ HEARTBEAT_SECONDS = 1.0
 
 def shorten_leases() -> None:
     """Shorten leases of reservations and gateways, and the sweep's interval."""
-    from gateway import heartbeat
-    from gateway.dispatch import dispatcher
+    from gateway.completions.queue import dispatcher
     from gateway.jobs import schedule
-    from gateway.quota import reservations
+    from gateway.limits import reservations
+    from gateway.process import heartbeat
 
     # The product declares them final, and reads them as globals of their modules.
     vars(dispatcher).update(HEARTBEAT_SECONDS=HEARTBEAT_SECONDS)
@@ -31,7 +31,7 @@ def shorten_leases() -> None:
 
 def main() -> None:
     """Run the command that the first argument names."""
-    from gateway.cli import main as sluice
+    from gateway.cli.main import main as sluice
 
     shorten_leases()
     sluice(prog_name="sluice")

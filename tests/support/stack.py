@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from contract.redis_url import redis_client
-from gateway.database import schema
-from gateway.database.engine import Database
-from gateway.errors import ConflictError
-from gateway.management.keys.service import KeyService
-from gateway.management.tenants.service import TenantService
-from gateway.tenancy.changes import ChangeAnnouncer
+from common.redis_url import redis_client
+from gateway.accounts.keys.service import KeyService
+from gateway.accounts.tenants.service import TenantService
+from gateway.platform.changes import ChangeAnnouncer
+from gateway.platform.database import schema
+from gateway.platform.database.engine import Database
+from gateway.records.errors import ConflictError
 from tests.support.databases import create_sqlite
 from tests.support.patience import PATIENCE_SECONDS, PROCESS_PATIENCE_SECONDS
 from tests.support.processes import free_port, spawn, stop, wait_until

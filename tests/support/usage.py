@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from gateway.tenancy.usage_record import Outcome, UsageRecord
+from gateway.records.usage_record import Outcome, UsageRecord
 
 NOON_MS = 1_795_176_000_000
 """2026-11-20 12:00 UTC."""

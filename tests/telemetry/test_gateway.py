@@ -9,8 +9,8 @@ import pytest
 from redis.asyncio import Redis
 
 from contract.messages import ReturnReason, WorkerState
-from gateway.dispatch.catalogue import Catalogue
 from gateway.jobs.schedule import TASKS
+from gateway.models.catalogue import Catalogue
 from tests.gateway.conftest import asking, eventually
 from tests.support.fake_worker import FakeWorker
 from tests.support.stack import MODEL

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 from prometheus_client import REGISTRY
 
-from gateway.errors import InvalidParameterError
-from tests.gateway.images.serving import (
+from gateway.records.errors import InvalidParameterError
+from tests.gateway.completions.prompt.images.serving import (
     SERVED,
     Names,
     fetch,

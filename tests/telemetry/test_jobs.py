@@ -13,22 +13,22 @@ from prometheus_client import REGISTRY
 from redis.asyncio import Redis
 
 from contract import keys
-from gateway.commands.health import SIGNALS, serving_health
-from gateway.database.engine import Database
-from gateway.database.ledger.rows import row_of
-from gateway.database.ledger.store import LedgerStore
-from gateway.errors import StartupError
+from gateway.accounts.keys.service import KeyService
+from gateway.accounts.tenants.service import TenantService
+from gateway.billing.exports.service import ExportService
+from gateway.billing.exports.store import ExportStore
+from gateway.billing.ledger.rows import row_of
+from gateway.billing.ledger.store import LedgerStore
+from gateway.cli.health import SIGNALS, serving_health
 from gateway.jobs.app import Heartbeat, create_app
 from gateway.jobs.observing import OVERDUE_MS, Observer
 from gateway.jobs.schedule import sweep
-from gateway.management.exports.service import ExportService
-from gateway.management.exports.store import ExportStore
-from gateway.management.keys.service import KeyService
-from gateway.management.tenants.service import TenantService
-from gateway.settings import Settings, load_settings
-from gateway.tenancy.changes import ChangeAnnouncer
-from gateway.tenancy.times import to_ms, utc_now
-from gateway.tenancy.usage_record import encode_usage
+from gateway.platform.changes import ChangeAnnouncer
+from gateway.platform.database.engine import Database
+from gateway.platform.settings import Settings, load_settings
+from gateway.records.errors import StartupError
+from gateway.records.times import to_ms, utc_now
+from gateway.records.usage_record import encode_usage
 from tests.support.processes import free_port
 from tests.support.redis_server import RedisServer, running_redis
 from tests.support.stack import http_status

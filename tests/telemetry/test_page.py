@@ -8,12 +8,12 @@ from prometheus_client import REGISTRY, CollectorRegistry, Gauge
 from prometheus_client.metrics import MetricWrapperBase
 
 import gateway.jobs.telemetry
-import gateway.store_telemetry
-import gateway.telemetry
+import gateway.platform.store_telemetry
+import gateway.platform.telemetry
 import worker.hosting.telemetry
 import worker.telemetry
-from contract.health import HealthServer
-from contract.metrics import LightCounter, LightHistogram
+from common.health import HealthServer
+from common.metrics import LightCounter, LightHistogram
 from tests.gateway.conftest import asking
 from tests.support.cases import all_cases
 from tests.support.processes import wait_until
@@ -59,8 +59,8 @@ def test_every_table_of_the_page_is_parsed() -> None:
 
 def test_labels_of_the_page_equal_the_declared_ones() -> None:
     modules = (
-        gateway.telemetry,
-        gateway.store_telemetry,
+        gateway.platform.telemetry,
+        gateway.platform.store_telemetry,
         gateway.jobs.telemetry,
         worker.telemetry,
         worker.hosting.telemetry,

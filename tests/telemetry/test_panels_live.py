@@ -11,10 +11,10 @@ from typing import NamedTuple
 import httpx
 import pytest
 
-from gateway.database.engine import Database
-from gateway.management.aliases.service import AliasService
-from gateway.redis_client import connect
-from gateway.tenancy.changes import ChangeAnnouncer
+from gateway.accounts.aliases.service import AliasService
+from gateway.platform.changes import ChangeAnnouncer
+from gateway.platform.database.engine import Database
+from gateway.platform.redis_client import connect
 from tests.gateway.conftest import asking
 from tests.support.billing import billing_in_thread
 from tests.support.certificates import self_signed

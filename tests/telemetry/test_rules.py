@@ -11,10 +11,10 @@ import click
 import pytest
 import yaml
 
-import gateway.settings
+import gateway.platform.settings
 import worker.settings
-from gateway import telemetry
-from gateway.cli import SluiceGroup
+from gateway.cli.main import SluiceGroup
+from gateway.platform import telemetry
 from ops.dashboards.limits import (
     AVAILABILITY,
     FIRST_TOKEN,
@@ -230,7 +230,10 @@ def test_commands_of_a_runbook_exist(path: Path) -> None:
 
 @each_runbook
 def test_settings_of_a_runbook_exist(path: Path) -> None:
-    known = {*gateway.settings.Settings.model_fields, *worker.settings.Settings.model_fields}
+    known = {
+        *gateway.platform.settings.Settings.model_fields,
+        *worker.settings.Settings.model_fields,
+    }
     named = set(re.findall(r"\bSLUICE_([A-Z_]+)\b", path.read_text()))
     assert named <= {name.upper() for name in known}
 

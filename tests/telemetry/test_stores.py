@@ -13,9 +13,9 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
 from contract.scripts import CommandExecutor, LuaScript
-from gateway import store_telemetry
-from gateway.database.engine import Database, operation_of
-from gateway.redis_client import MeasuredConnection, connect
+from gateway.platform import store_telemetry
+from gateway.platform.database.engine import Database, operation_of
+from gateway.platform.redis_client import MeasuredConnection, connect
 from tests.support.cases import all_cases
 from tests.support.certificates import self_signed
 from tests.support.processes import free_port

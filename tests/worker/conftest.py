@@ -19,7 +19,8 @@ from redis.backoff import NoBackoff
 from tokenizers import Tokenizer
 from typing_extensions import override
 
-from contract import clock, keys, messages
+from common import clock
+from contract import keys, messages
 from contract.messages import (
     Delta,
     Frame,

@@ -17,8 +17,8 @@ from tokenizers import Tokenizer
 from contract.messages import Delta, GenerationJob, Parsing, Resumption, SequenceProgress
 from contract.outcomes import FinishReason
 from contract.sampling import SamplingSpec
+from gateway.completions.structure.constraint import Constraint, added_tokens, to_grammar
 from gateway.dialects.request import Reasoning, Tool, ToolMode, ToolUse
-from gateway.structure.constraint import Constraint, added_tokens, to_grammar
 from tests.worker.conftest import MODEL_FOLDER, make_job
 from tests.worker.parsing.cases import Whole, whole
 from tests.worker.real_engine import EXACT, MARKS, EngineSlot, generation_of, run_jobs

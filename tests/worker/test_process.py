@@ -33,14 +33,7 @@ from worker.__main__ import command
 from worker.chat_format import folder_templates
 from worker.engine.base import EngineDeadError
 from worker.engine.scripted import Script, ScriptedEngine
-from worker.main import (
-    EXIT_ENGINE_DIED,
-    EXIT_NOT_STARTED,
-    LOADED,
-    SLEEP,
-    WAKE,
-    serve,
-)
+from worker.main import EXIT_ENGINE_DIED, EXIT_NOT_STARTED, LOADED, SLEEP, WAKE, serve
 from worker.settings import Settings
 
 ROOT = Path(__file__).parents[2]

@@ -12,14 +12,9 @@ import pytest
 from redis.asyncio import Redis
 from typing_extensions import override
 
-from contract import clock, keys
-from contract.messages import (
-    GenerationJob,
-    JobFailed,
-    JobFinished,
-    Resumption,
-    SequenceProgress,
-)
+from common import clock
+from contract import keys
+from contract.messages import GenerationJob, JobFailed, JobFinished, Resumption, SequenceProgress
 from contract.outcomes import JobReceipt, JobState
 from contract.queue import LeaseReport, RequeueResult
 from contract.sampling import SamplingSpec

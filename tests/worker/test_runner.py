@@ -11,7 +11,9 @@ import pytest
 from redis.asyncio import Redis
 from typing_extensions import override
 
-from contract import clock, keys
+from common import clock
+from common.tasks import end_task
+from contract import keys
 from contract.messages import (
     ContextExcess,
     Feature,
@@ -25,7 +27,6 @@ from contract.messages import (
 from contract.outcomes import FailureCode, FinishReason
 from contract.queue import RequeueResult, Room
 from contract.sampling import SamplingSpec
-from contract.tasks import end_task
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.redis_server import RedisServer
 from tests.worker.conftest import (

@@ -12,8 +12,8 @@ from tokenizers import Tokenizer
 
 from contract.messages import Parsing
 from contract.sampling import SamplingSpec
+from gateway.completions.structure.constraint import Constraint, added_tokens, to_grammar
 from gateway.dialects.request import Reasoning, Tool, ToolMode, ToolUse
-from gateway.structure.constraint import Constraint, added_tokens, to_grammar
 from tests.worker.conftest import MODEL_FOLDER
 from tests.worker.parsing.cases import Whole, read_whole
 from worker.engine.base import EngineRequest, SequenceEnd

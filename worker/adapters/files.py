@@ -13,6 +13,7 @@ from asyncio import to_thread
 from collections.abc import Collection
 from pathlib import Path
 
+from common.object_store import NO_STORE, open_store
 from contract.adapters import (
     CONFIG_FILE,
     FILES,
@@ -22,7 +23,6 @@ from contract.adapters import (
     folder_of,
 )
 from contract.messages import AdapterRef
-from contract.object_store import NO_STORE, open_store
 
 _log = logging.getLogger(__name__)
 

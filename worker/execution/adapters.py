@@ -13,8 +13,7 @@ from functools import partial
 from itertools import count
 
 from contract.affinity import resource_digest
-from contract.logs import about
-from contract.messages import AdapterRef, GenerationJob
+from contract.messages import AdapterRef, GenerationJob, about
 from contract.queue import AdapterRoom
 from worker import telemetry
 from worker.adapters.files import AdapterFiles, StoreFailedError, WrongFilesError

@@ -7,9 +7,8 @@ from collections.abc import Iterable
 
 from tokenizers import Tokenizer
 
-from contract import clock
-from contract.logs import about
-from contract.messages import JobFailed
+from common import clock
+from contract.messages import JobFailed, about
 from contract.outcomes import FailureCode
 from contract.queue import Affinity, Claim, let_others_run
 from contract.tier import Lane

@@ -3,8 +3,7 @@
 import asyncio
 import logging
 
-from contract.logs import about
-from contract.messages import ContextExcess, JobFailed, ReturnReason
+from contract.messages import ContextExcess, JobFailed, ReturnReason, about
 from contract.outcomes import FailureCode
 from worker import telemetry
 from worker.engine.base import SequenceOutput

@@ -3,7 +3,7 @@
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
-from contract.tasks import TaskSet
+from common.tasks import TaskSet
 from worker.engine.base import SequenceOutput
 from worker.execution.generation import Generation
 from worker.execution.jobs import RunningJobs

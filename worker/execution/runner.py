@@ -14,8 +14,8 @@ from functools import partial
 
 from redis.exceptions import RedisError
 
+from common.tasks import TaskSet, end_task
 from contract.messages import ReturnReason
-from contract.tasks import TaskSet, end_task
 from worker.adapters.files import AdapterFiles
 from worker.engine.base import Engine, EngineDeadError
 from worker.execution.adapters import Adapters

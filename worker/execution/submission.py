@@ -3,10 +3,10 @@
 from collections import deque
 from contextlib import suppress
 
+from common.tasks import TaskSet
 from contract.messages import ReturnReason
 from contract.outcomes import FailureCode
 from contract.queue import let_others_run
-from contract.tasks import TaskSet
 from worker.engine.base import Engine, EngineDeadError, EngineRequest, InvalidRequestError
 from worker.execution.adapters import AdapterFailedError, Adapters
 from worker.execution.generation import Generation, Stage

@@ -18,9 +18,9 @@ from opentelemetry.context import Context
 from opentelemetry.semconv.attributes.error_attributes import ERROR_TYPE
 from opentelemetry.trace import Link, SpanKind, StatusCode, Tracer, set_span_in_context
 
-from contract import tracing as names
+from common import tracing as names
+from common.tracing import context_of, span_of
 from contract.outcomes import FailureCode
-from contract.tracing import context_of, span_of
 from worker import tracing
 from worker.execution.generation import Generation
 

@@ -5,7 +5,8 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from contract import clock, keys
+from common import clock
+from contract import keys
 from contract.outcomes import FailureCode
 from worker.execution import tracing
 from worker.execution.jobs import DEADLINE_MESSAGE, RunningJobs

@@ -19,12 +19,12 @@ import uvloop
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from common.logs import configure_logs
+from common.metrics import begin_metrics
+from common.tasks import Backoff, end_task
 from contract import keys
-from contract.logs import configure_logs
 from contract.messages import WorkerState
-from contract.metrics import begin_metrics
 from contract.queue import JobQueue, ModelStatus
-from contract.tasks import Backoff, end_task
 from worker.health import open_health
 from worker.hosting import telemetry
 from worker.hosting.process import HostedWorker, read_card

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import Field, SecretStr, TypeAdapter, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from contract.logs import LogFormat
+from common.logs import LogFormat
 from worker.command_line import reasons
 from worker.settings import RedisUrl, Settings, environment_name
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from redis.asyncio import Redis
 
+from common.tasks import end_task
 from contract import keys
 from contract.scripts.executor import SharedConnection
-from contract.tasks import end_task
 from contract.tier import Lane
 
 WAIT_SECONDS = 3

@@ -20,8 +20,8 @@ from redis.asyncio import Redis
 from redis.asyncio.client import PubSub
 from redis.exceptions import NoPermissionError, RedisError
 
+from common.loop_thread import LoopThread
 from contract import keys
-from contract.loop_thread import LoopThread
 from contract.queue import JobQueue
 from worker import telemetry
 from worker.redis_client import connect

@@ -10,10 +10,10 @@ from collections.abc import Iterable
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from common.tasks import end_task
 from contract import keys
 from contract.queue import JobQueue
 from contract.scripts.executor import SharedConnection
-from contract.tasks import end_task
 from worker.queue.held import HeldDigests
 from worker.queue.leases import Leases
 from worker.queue.replies import ReplyWriter

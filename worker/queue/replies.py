@@ -37,7 +37,7 @@ FRAMES_KEPT_MS = 30_000
 """How long frames stay in a gateway's stream, at least.
 
 The next owner of a dead gateway's responses needs those that no journal has: of the last 13
-seconds before its death (`gateway.responses.owned`), and of the eleven until workers stop.
+seconds before its death (`gateway.completions.stored.owned`), and of the eleven until workers stop.
 """
 
 MAX_KEPT_BYTES = 67_108_864

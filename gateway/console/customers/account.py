@@ -6,16 +6,16 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Depends, Query, Request, Response
 from msgspec import json
 
+from gateway.accounts.audit.routes import MAX_SEQUENCE, own_entries
+from gateway.accounts.audit.service import AuditService
+from gateway.accounts.limits.service import LimitReports
 from gateway.console.limit_fields import LABELS, shown_limit
 from gateway.console.rendering import page
 from gateway.console.routing import AnyVisitor, CustomerRoute, Visitor, needs, origin_of
 from gateway.console.sessions import Audience
-from gateway.dispatch.catalogue import Catalogue
 from gateway.http.services import AllServices
-from gateway.management.audit.routes import MAX_SEQUENCE, own_entries
-from gateway.management.audit.service import AuditService
-from gateway.management.limits.service import LimitReports
-from gateway.tenancy.scopes import Scope
+from gateway.models.catalogue import Catalogue
+from gateway.records.scopes import Scope
 
 ROWS: Final = 50
 _HELLO: Final = {"messages": [{"role": "user", "content": "Hello!"}]}

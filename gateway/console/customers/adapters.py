@@ -4,12 +4,12 @@ from typing import Annotated, Final
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
+from gateway.accounts.shared.parameters import AfterId
 from gateway.adapters.routes import AdapterId, Adapters
 from gateway.console.rendering import confirmation, page
 from gateway.console.routing import CustomerRoute, Visitor, needs, redirect
-from gateway.database.paging import PageRequest
-from gateway.management.shared.parameters import AfterId
-from gateway.tenancy.scopes import Scope
+from gateway.platform.database.paging import PageRequest
+from gateway.records.scopes import Scope
 
 ROWS: Final = 50
 HOME: Final = "/console/adapters"

@@ -4,11 +4,11 @@ from typing import Annotated, Final
 
 from fastapi import APIRouter, Depends, Request, Response
 
+from gateway.billing.invoices.routes import Month
 from gateway.console.routing import CustomerRoute, Visitor, needs
 from gateway.console.statement_pages import statement_file, statement_page, statements_list
 from gateway.http.services import AllServices
-from gateway.management.invoices.routes import Month
-from gateway.tenancy.scopes import Scope
+from gateway.records.scopes import Scope
 
 HOME: Final = "/console/invoices"
 

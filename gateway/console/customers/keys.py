@@ -7,21 +7,21 @@ from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
+from gateway.accounts.keys.routes import KeyId, Keys
+from gateway.accounts.keys.rules import MadeKeys
+from gateway.accounts.keys.schemas import KeyChange, KeyCreation, KeyRotation
+from gateway.accounts.shared.parameters import AfterId
 from gateway.console.forms import Form, checked, number
 from gateway.console.limit_fields import LABELS, fields_of, read_limits
 from gateway.console.rendering import confirmation, page
 from gateway.console.routing import CustomerRoute, SentForm, Visitor, needs, redirect
-from gateway.database.paging import PageRequest
-from gateway.dispatch.catalogue import Catalogue
-from gateway.errors import ApiError
 from gateway.http.services import AllServices
-from gateway.management.keys.routes import KeyId, Keys
-from gateway.management.keys.rules import MadeKeys
-from gateway.management.keys.schemas import KeyChange, KeyCreation, KeyRotation
-from gateway.management.shared.parameters import AfterId
-from gateway.tenancy.records import KeyRecord
-from gateway.tenancy.scopes import TENANT_SCOPES, Scope
-from gateway.tenancy.times import utc_now
+from gateway.models.catalogue import Catalogue
+from gateway.platform.database.paging import PageRequest
+from gateway.records.errors import ApiError
+from gateway.records.records import KeyRecord
+from gateway.records.scopes import TENANT_SCOPES, Scope
+from gateway.records.times import utc_now
 
 ROWS: Final = 50
 GRACES: Final = (

@@ -2,22 +2,22 @@
 
 from fastapi import APIRouter, Request, Response
 
+from gateway.accounts.limits.schemas import LimitBody, LimitsReport
+from gateway.accounts.limits.service import LimitReports
+from gateway.billing.usage.parts import UsageFilter
+from gateway.billing.usage.periods import Span
+from gateway.billing.usage.routes import own_usage
+from gateway.billing.usage.service import UsageService
 from gateway.console.charts import bars
 from gateway.console.limit_fields import LABELS, shown_limit
 from gateway.console.rendering import page
 from gateway.console.routing import AnyVisitor, CustomerRoute
 from gateway.console.usage_query import DAYS, NOTHING, Point, add, daily, last_days
-from gateway.database.ledger.partitions import month_start
 from gateway.http.services import AllServices
-from gateway.management.limits.schemas import LimitBody, LimitsReport
-from gateway.management.limits.service import LimitReports
-from gateway.management.usage.parts import UsageFilter
-from gateway.management.usage.periods import Span
-from gateway.management.usage.routes import own_usage
-from gateway.management.usage.service import UsageService
-from gateway.tenancy.limits import LimitName
-from gateway.tenancy.scopes import Scope
-from gateway.tenancy.times import utc_now
+from gateway.platform.database.partitions import month_start
+from gateway.records.limits import LimitName
+from gateway.records.scopes import Scope
+from gateway.records.times import utc_now
 
 router = APIRouter(route_class=CustomerRoute, include_in_schema=False)
 

@@ -4,20 +4,20 @@ from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
+from gateway.accounts.members.schemas import MemberAddition, MemberChange
+from gateway.accounts.members.service import MemberService
+from gateway.accounts.projects.schemas import ProjectChange, ProjectCreation
+from gateway.accounts.projects.service import ProjectService
+from gateway.accounts.shared.parameters import AfterId
 from gateway.console.forms import Form, checked
 from gateway.console.limit_fields import LABELS, fields_of, read_limits
 from gateway.console.rendering import confirmation, page
 from gateway.console.routing import CustomerRoute, SentForm, Visitor, needs, redirect
-from gateway.database.paging import PageRequest
-from gateway.errors import ApiError
 from gateway.http.services import made
-from gateway.management.members.schemas import MemberAddition, MemberChange
-from gateway.management.members.service import MemberService
-from gateway.management.projects.schemas import ProjectChange, ProjectCreation
-from gateway.management.projects.service import ProjectService
-from gateway.management.shared.parameters import AfterId
-from gateway.tenancy.records import Project, ProjectStatus, Role
-from gateway.tenancy.scopes import Scope
+from gateway.platform.database.paging import PageRequest
+from gateway.records.errors import ApiError
+from gateway.records.records import Project, ProjectStatus, Role
+from gateway.records.scopes import Scope
 
 ROWS: Final = 50
 ROLES: Final = [(role.value, role.value) for role in Role]

@@ -4,14 +4,14 @@ from typing import Annotated, Final
 
 from fastapi import APIRouter, Depends, Request, Response
 
+from gateway.completions.endpoints.generation import create_completion, estimate_completion
 from gateway.console.customers.account import base_url
 from gateway.console.rendering import page
 from gateway.console.routing import CustomerRoute, Visitor, needs
 from gateway.dialects.endpoint import CHATS, COMPLETIONS
-from gateway.dispatch.catalogue import Catalogue
-from gateway.generation.routes import create_completion, estimate_completion
 from gateway.http.services import AllServices
-from gateway.tenancy.scopes import Scope
+from gateway.models.catalogue import Catalogue
+from gateway.records.scopes import Scope
 
 NUMBERS: Final = (
     ("max_tokens", "Maximum tokens", "200", "1"),

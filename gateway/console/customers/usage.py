@@ -4,19 +4,19 @@ from typing import Annotated, Final
 
 from fastapi import APIRouter, Depends, Request, Response
 
+from gateway.accounts.keys.service import KeyService
+from gateway.billing.usage.parts import Dimension, UsageFilter
+from gateway.billing.usage.query import decode_cursor, encode_cursor
+from gateway.billing.usage.routes import RequestId, own_usage
+from gateway.billing.usage.service import UsageService
 from gateway.console.charts import bars
 from gateway.console.rendering import page
 from gateway.console.routing import CustomerRoute, Visitor, needs
 from gateway.console.usage_pages import ROWS, receipt_of, requests_file, requests_list, sums_file
 from gateway.console.usage_query import UsageQuery, by_dimension, daily
-from gateway.errors import must
 from gateway.http.services import AllServices, Services
-from gateway.management.keys.service import KeyService
-from gateway.management.usage.parts import Dimension, UsageFilter
-from gateway.management.usage.query import decode_cursor, encode_cursor
-from gateway.management.usage.routes import RequestId, own_usage
-from gateway.management.usage.service import UsageService
-from gateway.tenancy.scopes import Scope
+from gateway.records.errors import must
+from gateway.records.scopes import Scope
 
 VIEWS: Final = (Dimension.MODEL, Dimension.KEY, Dimension.PROJECT)
 """Dimensions of the table; it can also show days."""

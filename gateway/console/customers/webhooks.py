@@ -4,15 +4,15 @@ from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
+from gateway.accounts.webhooks.routes import WebhookId
+from gateway.accounts.webhooks.schemas import WebhookCreation
+from gateway.accounts.webhooks.service import WebhookService
 from gateway.console.forms import Form, checked
 from gateway.console.rendering import confirmation, page
 from gateway.console.routing import CustomerRoute, SentForm, Visitor, needs, redirect
-from gateway.errors import ApiError
 from gateway.http.services import made
-from gateway.management.webhooks.routes import WebhookId
-from gateway.management.webhooks.schemas import WebhookCreation
-from gateway.management.webhooks.service import WebhookService
-from gateway.tenancy.scopes import Scope
+from gateway.records.errors import ApiError
+from gateway.records.scopes import Scope
 
 EVENTS: Final = 50
 NOTICES: Final = {

@@ -5,16 +5,16 @@ from urllib.parse import quote
 
 from fastapi import APIRouter, Query, Request, Response
 
+from gateway.accounts.shared.parameters import AfterId, TenantId
 from gateway.adapters.routes import AdapterId, Adapters
 from gateway.adapters.schemas import AdapterRegistration
 from gateway.console.forms import Form, checked
 from gateway.console.rendering import confirmation, page
 from gateway.console.routing import AnyVisitor, OperatorRoute, SentForm, redirect
-from gateway.database.paging import PageRequest
-from gateway.dispatch.catalogue import Catalogue
-from gateway.errors import ApiError
 from gateway.http.services import AllServices, Services
-from gateway.management.shared.parameters import AfterId, TenantId
+from gateway.models.catalogue import Catalogue
+from gateway.platform.database.paging import PageRequest
+from gateway.records.errors import ApiError
 
 ROWS: Final = 50
 HOME: Final = "/console/adapters"

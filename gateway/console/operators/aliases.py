@@ -5,16 +5,16 @@ from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Query, Request, Response
 
+from gateway.accounts.aliases.schemas import AliasDefinition
+from gateway.accounts.aliases.service import AliasService
+from gateway.accounts.shared.parameters import MAX_TEXT_CHARACTERS
 from gateway.console.forms import Form, checked
 from gateway.console.rendering import confirmation, page, show_time
 from gateway.console.routing import AnyVisitor, OperatorRoute, SentForm, redirect
-from gateway.errors import ApiError
 from gateway.http.services import AllServices, made
-from gateway.management.aliases.schemas import AliasDefinition
-from gateway.management.aliases.service import AliasService
-from gateway.management.shared.parameters import MAX_TEXT_CHARACTERS
-from gateway.quota.period_counts import Period, PeriodCounts
-from gateway.tenancy.aliases import Alias, Sticky, read_weights
+from gateway.limits.period_counts import Period, PeriodCounts
+from gateway.records.aliases import Alias, Sticky, read_weights
+from gateway.records.errors import ApiError
 
 HOME: Final = "/console/aliases"
 NOTICES: Final = {

@@ -5,15 +5,15 @@ from urllib.parse import quote
 
 from fastapi import APIRouter, Query, Request, Response
 
+from gateway.accounts.shared.parameters import TenantId
+from gateway.billing.live.routes import AfterPosition
+from gateway.billing.live.schemas import LiveRequestBody, following
+from gateway.billing.live.service import LiveRequests
+from gateway.billing.usage.pages import read_cursor
+from gateway.billing.usage.routes import RequestId
 from gateway.console.rendering import confirmation, page
 from gateway.console.routing import AnyVisitor, OperatorRoute, redirect
 from gateway.http.services import AllServices
-from gateway.management.live.routes import AfterPosition
-from gateway.management.live.schemas import LiveRequestBody, following
-from gateway.management.live.service import LiveRequests
-from gateway.management.shared.parameters import TenantId
-from gateway.management.usage.pages import read_cursor
-from gateway.management.usage.routes import RequestId
 
 ROWS: Final = 50
 NOTICES: Final = {

@@ -6,15 +6,15 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Query, Request, Response
 
 from contract.tier import ServiceTier
+from gateway.billing.prices.schemas import PriceAddition
+from gateway.billing.prices.service import PriceService
 from gateway.console.forms import Form, checked
 from gateway.console.rendering import confirmation, page, show_time
 from gateway.console.routing import AnyVisitor, OperatorRoute, SentForm, redirect
-from gateway.dispatch.catalogue import Catalogue
-from gateway.errors import ApiError, must
 from gateway.http.services import AllServices, Services
-from gateway.management.prices.schemas import PriceAddition
-from gateway.management.prices.service import PriceService
-from gateway.terminal.money import read_dollars, show_dollars
+from gateway.models.catalogue import Catalogue
+from gateway.records.errors import ApiError, must
+from gateway.records.money import read_dollars, show_dollars
 
 PRICE_FIELDS: Final = (
     ("prompt_micros", "Prompt tokens"),

@@ -5,6 +5,14 @@ from urllib.parse import quote
 
 from fastapi import APIRouter, Query, Request, Response
 
+from gateway.accounts.shared.parameters import TenantId
+from gateway.accounts.tenants.routes import Tenants
+from gateway.billing.invoices.routes import Month
+from gateway.billing.live.routes import AfterPosition
+from gateway.billing.usage.input import read_month
+from gateway.billing.usage.parts import Dimension, UsageFilter
+from gateway.billing.usage.query import decode_cursor, encode_cursor
+from gateway.billing.usage.service import UsageService
 from gateway.console.rendering import page
 from gateway.console.routing import OperatorRoute
 from gateway.console.statement_pages import (
@@ -15,15 +23,7 @@ from gateway.console.statement_pages import (
 )
 from gateway.console.usage_query import by_dimension
 from gateway.http.services import AllServices
-from gateway.management.invoices.routes import Month
-from gateway.management.live.routes import AfterPosition
-from gateway.management.shared.parameters import TenantId
-from gateway.management.tenants.routes import Tenants
-from gateway.management.usage.input import read_month
-from gateway.management.usage.parts import Dimension, UsageFilter
-from gateway.management.usage.query import decode_cursor, encode_cursor
-from gateway.management.usage.service import UsageService
-from gateway.quota.store import QuotaStore
+from gateway.limits.store import QuotaStore
 
 ROWS: Final = 50
 MOST_PREPAID: Final = 10_000

@@ -5,17 +5,17 @@ from typing import Final
 
 from fastapi import APIRouter, Request, Response
 
+from gateway.billing.usage.parts import Dimension, UsageFilter
+from gateway.billing.usage.periods import Span
+from gateway.billing.usage.service import UsageService
 from gateway.console.charts import bars
 from gateway.console.rendering import page
 from gateway.console.routing import OperatorRoute
 from gateway.console.usage_query import add, by_dimension, daily, last_days
-from gateway.database.ledger.partitions import month_start
-from gateway.dispatch.catalogue import Catalogue
 from gateway.http.services import AllServices
-from gateway.management.usage.parts import Dimension, UsageFilter
-from gateway.management.usage.periods import Span
-from gateway.management.usage.service import UsageService
-from gateway.tenancy.times import utc_now
+from gateway.models.catalogue import Catalogue
+from gateway.platform.database.partitions import month_start
+from gateway.records.times import utc_now
 
 TOP: Final = 10
 MOST_TENANTS: Final = 100_000

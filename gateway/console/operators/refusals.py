@@ -4,10 +4,10 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
+from gateway.accounts.limits.service import LimitReports, Since
 from gateway.console.rendering import page
 from gateway.console.routing import OperatorRoute
 from gateway.http.services import AllServices
-from gateway.management.limits.service import LimitReports, Since
 
 router = APIRouter(route_class=OperatorRoute, include_in_schema=False)
 

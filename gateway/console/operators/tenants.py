@@ -6,26 +6,26 @@ from urllib.parse import quote, urlencode
 from fastapi import APIRouter, Query, Request, Response
 
 from contract.tier import REQUEST_TIERS
+from gateway.accounts.plans.service import PlanService
+from gateway.accounts.shared.parameters import AfterId, TenantId
+from gateway.accounts.tenants.routes import Tenants
+from gateway.accounts.tenants.schemas import TenantChange, TenantCreation
+from gateway.billing.credits.service import CreditService
+from gateway.billing.usage.parts import UsageFilter
+from gateway.billing.usage.periods import Span
+from gateway.billing.usage.service import UsageService
 from gateway.console.forms import Form, checked, number
 from gateway.console.limit_fields import LABELS, fields_of, read_limits
 from gateway.console.rendering import confirmation, page
 from gateway.console.routing import AnyVisitor, OperatorRoute, SentForm, redirect
 from gateway.console.usage_query import total
-from gateway.database.ledger.partitions import month_start
-from gateway.database.paging import PageRequest
-from gateway.errors import ApiError, must
 from gateway.http.services import AllServices, Services
-from gateway.management.credits.service import CreditService
-from gateway.management.plans.service import PlanService
-from gateway.management.shared.parameters import AfterId, TenantId
-from gateway.management.tenants.routes import Tenants
-from gateway.management.tenants.schemas import TenantChange, TenantCreation
-from gateway.management.usage.parts import UsageFilter
-from gateway.management.usage.periods import Span
-from gateway.management.usage.service import UsageService
-from gateway.tenancy.records import Billing, Tenant
-from gateway.tenancy.times import utc_now
-from gateway.terminal.money import read_dollars, show_dollars
+from gateway.platform.database.paging import PageRequest
+from gateway.platform.database.partitions import month_start
+from gateway.records.errors import ApiError, must
+from gateway.records.money import read_dollars, show_dollars
+from gateway.records.records import Billing, Tenant
+from gateway.records.times import utc_now
 
 ROWS: Final = 50
 CREDITS: Final = 20

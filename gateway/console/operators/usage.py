@@ -5,17 +5,17 @@ from typing import Final
 
 from fastapi import APIRouter, Request, Response
 
+from gateway.billing.usage.parts import Dimension, UsageFilter
+from gateway.billing.usage.query import decode_cursor, encode_cursor
+from gateway.billing.usage.routes import RequestId
+from gateway.billing.usage.service import UsageService
 from gateway.console.charts import bars
 from gateway.console.rendering import page
 from gateway.console.routing import OperatorRoute
 from gateway.console.usage_pages import ROWS, receipt_of, requests_file, requests_list, sums_file
 from gateway.console.usage_query import UsageQuery, by_dimension, daily
-from gateway.errors import must
 from gateway.http.services import AllServices
-from gateway.management.usage.parts import Dimension, UsageFilter
-from gateway.management.usage.query import decode_cursor, encode_cursor
-from gateway.management.usage.routes import RequestId
-from gateway.management.usage.service import UsageService
+from gateway.records.errors import must
 
 VIEWS: Final = (Dimension.TENANT, Dimension.MODEL, Dimension.KEY, Dimension.PROJECT)
 

@@ -19,7 +19,7 @@ from gateway.dialects.json_types import schema_of
 from gateway.dialects.parameters import MAX_NAMED, is_nothing
 from gateway.dialects.request import ImageSource
 from gateway.dialects.wire import parse_object
-from gateway.errors import (
+from gateway.records.errors import (
     InvalidJsonError,
     InvalidParameterError,
     MissingParameterError,

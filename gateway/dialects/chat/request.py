@@ -10,12 +10,7 @@ from typing import Any
 import msgspec
 from pydantic import Field
 
-from gateway.dialects.bodies import (
-    SharedParameters,
-    check_end_is_free,
-    read_shared,
-    shared_extra,
-)
+from gateway.dialects.bodies import SharedParameters, check_end_is_free, read_shared, shared_extra
 from gateway.dialects.chat.messages import (
     Conversation,
     MessageParameters,
@@ -35,20 +30,14 @@ from gateway.dialects.chat.thinking import (
     read_thinking,
 )
 from gateway.dialects.chat.tools import ChatToolParameters, ChatTools, read_chat_tools
-from gateway.dialects.choices import (
-    read_chat_n,
-    read_logprobs,
-)
+from gateway.dialects.choices import read_chat_n, read_logprobs
 from gateway.dialects.fields import Parameters
 from gateway.dialects.json_types import schema_of
-from gateway.dialects.lengths import (
-    ChatLengthParameters,
-    read_chat_max_tokens,
-)
+from gateway.dialects.lengths import ChatLengthParameters, read_chat_max_tokens
 from gateway.dialects.parameters import REJECTED_BY_CHATS, unread
 from gateway.dialects.profile import Profile
 from gateway.dialects.request import ChatRequest, GenerationRequest, ToolMode
-from gateway.errors import InvalidParameterError, must
+from gateway.records.errors import InvalidParameterError, must
 
 MAX_METADATA = 16
 MAX_METADATA_KEY_CHARACTERS = 64

@@ -10,7 +10,7 @@ from gateway.dialects.chat.thinking import Thinking
 from gateway.dialects.fields import Parameters
 from gateway.dialects.json_types import schema_of
 from gateway.dialects.request import ChatRequest
-from gateway.errors import InvalidParameterError, UnsupportedParameterError, must, shown
+from gateway.records.errors import InvalidParameterError, UnsupportedParameterError, must, shown
 
 MAX_ARGUMENTS = 32
 MAX_ARGUMENT_CHARACTERS = 1024

@@ -11,7 +11,7 @@ from gateway.dialects.fields import Parameters, agreed, bounded, integer
 from gateway.dialects.json_types import Schema, or_null, schema_of
 from gateway.dialects.profile import Profile
 from gateway.dialects.wire import INTEGRAL
-from gateway.errors import InvalidParameterError, must
+from gateway.records.errors import InvalidParameterError, must
 
 THINKING_BUDGET = Range(-1, 2**31 - 1)
 UNLIMITED: Final = -1

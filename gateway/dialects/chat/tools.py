@@ -22,7 +22,7 @@ from gateway.dialects.structured.tools import (
     read_tool_choice,
     read_tools,
 )
-from gateway.errors import InvalidParameterError, must
+from gateway.records.errors import InvalidParameterError, must
 
 _MODE: Final = f'"mode": "auto" | "required", "tools": list[{NAMED}, 1:{MAX_TOOLS}]'
 _ALLOWED: Final = (

@@ -38,7 +38,7 @@ from gateway.dialects.sampling.parameters import (
     without_penalties,
     without_truncation,
 )
-from gateway.errors import InvalidParameterError, must, shown
+from gateway.records.errors import InvalidParameterError, must, shown
 
 
 def read_sampling(body: ChainParameters, profile: Profile) -> SamplingSpec:

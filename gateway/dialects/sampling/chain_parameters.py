@@ -16,7 +16,7 @@ from gateway.dialects.json_types import schema_of
 from gateway.dialects.sampling.mirostat import MirostatParameters
 from gateway.dialects.sampling.parameters import SamplingParameters
 from gateway.dialects.wire import INTEGRAL
-from gateway.errors import shown
+from gateway.records.errors import shown
 
 DEFAULT_XTC_THRESHOLD = 0.1
 MAX_ACTIVE_XTC_THRESHOLD = 0.5

@@ -23,7 +23,7 @@ from gateway.dialects.fields import (
     read_token_ids,
 )
 from gateway.dialects.json_types import schema_of
-from gateway.errors import InvalidParameterError, must, shown
+from gateway.records.errors import InvalidParameterError, must, shown
 
 MAX_BIAS_TEXT_CHARACTERS = 128
 FORBIDDEN = -math.inf

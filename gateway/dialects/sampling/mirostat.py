@@ -9,7 +9,7 @@ from contract.sampling import MIROSTAT, MIROSTAT_ETA, MIROSTAT_TAU, Mirostat
 from gateway.dialects.fields import Parameters, bounded
 from gateway.dialects.profile import MirostatUnit, Profile
 from gateway.dialects.wire import INTEGRAL
-from gateway.errors import InvalidParameterError
+from gateway.records.errors import InvalidParameterError
 
 DEFAULT_TAU = 5.0
 DEFAULT_ETA = 0.1

@@ -6,7 +6,7 @@ from gateway.dialects.json_types import schema_of
 from gateway.dialects.parameters import PARAMETERS
 from gateway.dialects.request import Structure, StructureKind
 from gateway.dialects.structured.schemas import checked_schema
-from gateway.errors import UnsupportedParameterError, must
+from gateway.records.errors import UnsupportedParameterError, must
 
 _NAME = "response_format"
 _TYPES = ("text", "json_object", "json_schema", "grammar")

@@ -3,7 +3,7 @@
 from typing import Any
 
 from gateway.dialects.wire import parse_object
-from gateway.errors import InvalidJsonError, must
+from gateway.records.errors import InvalidJsonError, must
 
 SCHEMA_SCHEMA: dict[str, Any] = {
     "type": ["object", "boolean", "string", "null"],

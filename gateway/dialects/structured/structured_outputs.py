@@ -6,7 +6,7 @@ from gateway.dialects.fields import read_strings
 from gateway.dialects.json_types import Schema, or_null, schema_of
 from gateway.dialects.request import Structure, StructureKind
 from gateway.dialects.structured.schemas import decoded_schema
-from gateway.errors import InvalidParameterError, must
+from gateway.records.errors import InvalidParameterError, must
 
 MAX_CHOICES = 1024
 MAX_CHOICE_CHARACTERS = 4096

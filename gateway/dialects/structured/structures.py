@@ -15,7 +15,7 @@ from gateway.dialects.structured.structured_outputs import (
     STRUCTURED_OUTPUTS_SCHEMA,
     read_structured_outputs,
 )
-from gateway.errors import InvalidParameterError, must
+from gateway.records.errors import InvalidParameterError, must
 
 
 class GrammarSyntax(StrEnum):

@@ -9,7 +9,7 @@ from gateway.dialects.fields import Parameters, read_list
 from gateway.dialects.json_types import schema_of
 from gateway.dialects.request import Tool, ToolMode, ToolUse
 from gateway.dialects.structured.schemas import checked_schema
-from gateway.errors import InvalidParameterError, must, shown
+from gateway.records.errors import InvalidParameterError, must, shown
 
 MAX_TOOLS = 128
 

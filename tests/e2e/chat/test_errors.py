@@ -15,8 +15,8 @@ from openai import (
     UnprocessableEntityError,
 )
 
-from gateway.tenancy.limits import LimitName
-from gateway.tenancy.scopes import Scope
+from gateway.records.limits import LimitName
+from gateway.records.scopes import Scope
 from tests.e2e.at_once import each_at_once
 from tests.e2e.chat.chats import assistant, chat, streamed, user
 from tests.e2e.chat.tools import WEATHER

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gateway.stream.sse import BLOCK_BYTES
+from gateway.completions.rendering.sse import BLOCK_BYTES
 from tests.e2e.at_once import at_once, each_at_once
 from tests.e2e.examples import COUNTING, ENDING, LONG, OPEN, ids_of
 from tests.e2e.seeds.calling import (

@@ -14,20 +14,20 @@ from sqlalchemy import select
 from contract import keys
 from contract.adapters import encode_shapes, folder_of
 from contract.messages import AdapterSupport
+from gateway.accounts.tenants.service import TenantService
 from gateway.adapters import service as service_module
 from gateway.adapters.copying import AdapterCopier
 from gateway.adapters.service import AdapterService
-from gateway.database import claims as claims_module
-from gateway.database.claims import CLAIM, Claim, LostClaimError
-from gateway.database.engine import Database
-from gateway.database.tables import AdapterRow
-from gateway.dispatch.catalogue import Catalogue
-from gateway.errors import StoreUnavailableError
-from gateway.files.blobs import Blobs
-from gateway.management.tenants.service import TenantService
-from gateway.tenancy.adapters import Adapter, AdapterState
-from gateway.tenancy.changes import ChangeAnnouncer
-from gateway.tenancy.times import utc_now
+from gateway.models.catalogue import Catalogue
+from gateway.platform.blobs import Blobs
+from gateway.platform.changes import ChangeAnnouncer
+from gateway.platform.database import claims as claims_module
+from gateway.platform.database.claims import CLAIM, Claim, LostClaimError
+from gateway.platform.database.engine import Database
+from gateway.platform.database.tables import AdapterRow
+from gateway.records.adapters import Adapter, AdapterState
+from gateway.records.errors import StoreUnavailableError
+from gateway.records.times import utc_now
 from tests.support.adapters import FEATURES, Q_PROJ, write_adapter
 from tests.support.fake_worker import FakeWorker
 from tests.support.kinds import every_database

@@ -8,7 +8,7 @@ from gateway.dialects.chat.request import ChatCompletionRequest, to_chat_generat
 from gateway.dialects.profile import Profile
 from gateway.dialects.request import ChatRequest, GenerationRequest
 from gateway.dialects.wire import validate
-from gateway.errors import BadRequestError
+from gateway.records.errors import BadRequestError
 from tests.gateway.dialects.reading import OPENAI
 
 USER = {"role": "user", "content": "Hello"}

@@ -11,7 +11,7 @@ from gateway.dialects.completions import read_completion
 from gateway.dialects.parameters import Row
 from gateway.dialects.profile import PROFILES, Dialect, Profile
 from gateway.dialects.request import GenerationRequest
-from gateway.errors import BadRequestError
+from gateway.records.errors import BadRequestError
 
 OPENAI = PROFILES[Dialect.OPENAI]
 FIREWORKS = PROFILES[Dialect.FIREWORKS]

@@ -11,16 +11,12 @@ from msgspec.structs import replace
 from contract.messages import Feature
 from contract.sampling import SamplingSpec
 from gateway.dialects.bodies import require_model
-from gateway.dialects.completions import (
-    CompletionRequest,
-    read_completion,
-    to_generation_request,
-)
+from gateway.dialects.completions import CompletionRequest, read_completion, to_generation_request
 from gateway.dialects.parameters import REJECTED, check_supported, reject_ignored
 from gateway.dialects.profile import PROFILES, Dialect, Profile
 from gateway.dialects.request import GenerationRequest
 from gateway.dialects.wire import validate
-from gateway.errors import BadRequestError
+from gateway.records.errors import BadRequestError
 from tests.gateway.dialects.reading import at_once
 from tests.support.cases import all_cases
 from tests.support.examples import examples

@@ -16,7 +16,7 @@ from gateway.dialects.effective import effective_parameters
 from gateway.dialects.parameters import REJECTED_BY_CHATS, check_supported, reject_ignored
 from gateway.dialects.profile import PROFILES, Profile
 from gateway.dialects.request import ChatRequest, GenerationRequest
-from gateway.errors import BadRequestError
+from gateway.records.errors import BadRequestError
 from tests.gateway.dialects.chat_reading import PNG_URI, USER, image, read_chat_body
 from tests.gateway.dialects.reading import VLLM, at_once
 from tests.support.cases import all_cases

@@ -6,7 +6,7 @@ import jsonschema  # type: ignore[import-untyped]
 import pytest
 
 from gateway.dialects.chat.request import ChatCompletionRequest
-from gateway.errors import BadRequestError
+from gateway.records.errors import BadRequestError
 from tests.gateway.dialects.chat_reading import PNG_URI, USER, image, read_chat, text
 from tests.gateway.dialects.reading import OPENAI, VLLM
 from tests.support.cases import all_cases

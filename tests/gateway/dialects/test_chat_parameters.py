@@ -9,7 +9,7 @@ from gateway.dialects.completions import CompletionRequest
 from gateway.dialects.parameters import REJECTED_BY_CHATS
 from gateway.dialects.profile import ContextLengthBehavior, Profile
 from gateway.dialects.request import FIT
-from gateway.errors import BadRequestError
+from gateway.records.errors import BadRequestError
 from tests.gateway.dialects.chat_reading import USER, chat_refusal, read_chat, read_chat_body
 from tests.gateway.dialects.reading import (
     EVERY_PROFILE,

@@ -8,7 +8,7 @@ from contract.messages import Feature
 from gateway.dialects.chat.request import ChatCompletionRequest
 from gateway.dialects.parameters import NEEDS, check_supported, supported_chat_parameters
 from gateway.dialects.request import GenerationRequest
-from gateway.errors import BadRequestError
+from gateway.records.errors import BadRequestError
 from tests.gateway.dialects.chat_reading import image, read_chat
 from tests.gateway.dialects.reading import LLAMACPP
 from tests.support.cases import all_cases

@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 
 from contract.dialect import Dialect
-from gateway.auth.principal import Principal
 from gateway.dialects.profile import PROFILES
 from gateway.dialects.profile_choice import choose_model, choose_profile
-from gateway.errors import InvalidParameterError, MissingParameterError
-from gateway.settings import Settings
-from gateway.tenancy.scopes import DEFAULT_SCOPES
+from gateway.platform.settings import Settings
+from gateway.records.errors import InvalidParameterError, MissingParameterError
+from gateway.records.principal import Principal
+from gateway.records.scopes import DEFAULT_SCOPES
 from tests.support.cases import all_cases
 
 NOBODY = Principal(

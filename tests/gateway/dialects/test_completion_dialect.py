@@ -6,7 +6,7 @@ import pytest
 
 from gateway.dialects.profile import PROFILES, Profile
 from gateway.dialects.request import FIT
-from gateway.errors import BadRequestError
+from gateway.records.errors import BadRequestError
 from tests.gateway.dialects.chat_reading import PNG_URI, chat_refusal, read_chat
 from tests.gateway.dialects.reading import (
     EVERY_PROFILE,

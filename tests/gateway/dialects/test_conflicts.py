@@ -14,7 +14,7 @@ from contract.sampling import Mirostat
 from gateway.dialects.parameters import reject_ignored
 from gateway.dialects.profile import PROFILES, ContextLengthBehavior, Profile
 from gateway.dialects.request import Structure, StructureKind
-from gateway.errors import UnknownParameterError
+from gateway.records.errors import UnknownParameterError
 from tests.gateway.dialects.reading import (
     EVERY_PROFILE,
     FIREWORKS,

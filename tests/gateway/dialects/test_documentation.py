@@ -6,7 +6,7 @@ import jsonschema  # type: ignore[import-untyped]
 import pytest
 
 from gateway.dialects.completions import CompletionRequest
-from gateway.errors import BadRequestError
+from gateway.records.errors import BadRequestError
 from tests.gateway.dialects.reading import VLLM, read
 from tests.support.cases import all_cases
 

@@ -8,7 +8,7 @@ from gateway.dialects.bodies import require_model
 from gateway.dialects.completions import CompletionRequest
 from gateway.dialects.profile import PROFILES, ContextLengthBehavior, Profile
 from gateway.dialects.wire import validate
-from gateway.errors import MissingParameterError
+from gateway.records.errors import MissingParameterError
 from tests.gateway.dialects.reading import (
     EVERY_PROFILE,
     FIREWORKS,

@@ -14,7 +14,7 @@ from gateway.dialects.request import GenerationRequest
 from gateway.dialects.sampling.chain_parameters import ChainParameters
 from gateway.dialects.sampling.parameters import SamplingParameters
 from gateway.dialects.structured.structures import StructureParameters
-from gateway.errors import BadRequestError
+from gateway.records.errors import BadRequestError
 from tests.gateway.dialects.reading import LLAMACPP, MISTRALRS, OPENAI, read
 from tests.support.cases import all_cases
 

@@ -19,7 +19,7 @@ from gateway.dialects.wire import (
     parse_object,
     validate,
 )
-from gateway.errors import InvalidJsonError, InvalidParameterError, PayloadTooLargeError
+from gateway.records.errors import InvalidJsonError, InvalidParameterError, PayloadTooLargeError
 from tests.support.cases import all_cases
 
 

@@ -9,13 +9,13 @@ import pytest
 from pydantic import SecretStr
 from redis.asyncio import Redis
 
-from gateway.errors import TooManyUnpaidError
+from gateway.accounts.tenants.service import TenantService
 from gateway.http import allowances
 from gateway.http.allowances import BYTES_OF_USE, Allowance, network_of
-from gateway.management.tenants.service import TenantService
-from gateway.settings import Settings
-from gateway.tenancy.limits import LimitName
-from gateway.tenancy.scopes import Scope
+from gateway.platform.settings import Settings
+from gateway.records.errors import TooManyUnpaidError
+from gateway.records.limits import LimitName
+from gateway.records.scopes import Scope
 from tests.gateway.conftest import serve
 from tests.gateway.http_calls import message_of
 from tests.gateway.management_api import Management, running_management

@@ -7,9 +7,9 @@ from typing import Any
 
 import jsonschema  # type: ignore[import-untyped]
 
-from gateway.openapi.management_pages import BODY_ERRORS, ERRORS, METHODS
-from gateway.server.app import create_app, create_operator_app
-from gateway.settings import Settings
+from gateway.platform.settings import Settings
+from gateway.process.app import create_app, create_operator_app
+from gateway.process.openapi.management_pages import BODY_ERRORS, ERRORS, METHODS
 
 BY_HAND = (
     *("/v1/completions", "/v1/chat/completions", "/v1/models", "/tokenize", "/detokenize"),

@@ -8,10 +8,16 @@ from fastapi import FastAPI, Request
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from contract.dialect import Dialect
-from gateway import errors
-from gateway.concurrency.fair_turns import LoopTurns
 from gateway.dialects.profile import PROFILES
-from gateway.errors import (
+from gateway.http.draining import Drain
+from gateway.http.error_handlers import install_error_handlers
+from gateway.http.exchange import exchange_of
+from gateway.http.front import FrontMiddleware
+from gateway.http.services import Services
+from gateway.platform.concurrency.fair_turns import LoopTurns
+from gateway.platform.settings import Settings
+from gateway.records import errors
+from gateway.records.errors import (
     ApiError,
     AuthenticationError,
     ContextLengthExceededError,
@@ -26,12 +32,6 @@ from gateway.errors import (
     UnknownParameterError,
     UnsupportedParameterError,
 )
-from gateway.http.draining import Drain
-from gateway.http.error_handlers import install_error_handlers
-from gateway.http.exchange import exchange_of
-from gateway.http.front import FrontMiddleware
-from gateway.http.services import Services
-from gateway.settings import Settings
 from tests.support.cases import all_cases
 
 INVALID = InvalidParameterError("'n' must be at least 1. Given: 0.", param="n")

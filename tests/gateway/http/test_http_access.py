@@ -12,12 +12,12 @@ import pytest
 from pydantic import SecretStr
 from redis.asyncio import Redis
 
-from gateway.concurrency.fair_turns import MOST_ENTERING
-from gateway.database.engine import Database
-from gateway.management.keys.service import KeyService
-from gateway.management.tenants.service import TenantService
-from gateway.settings import Settings
-from gateway.tenancy.changes import ChangeAnnouncer
+from gateway.accounts.keys.service import KeyService
+from gateway.accounts.tenants.service import TenantService
+from gateway.platform.changes import ChangeAnnouncer
+from gateway.platform.concurrency.fair_turns import MOST_ENTERING
+from gateway.platform.database.engine import Database
+from gateway.platform.settings import Settings
 from tests.gateway.conftest import (
     JWT_AUDIENCE,
     JWT_ISSUER,

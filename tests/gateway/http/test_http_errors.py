@@ -20,14 +20,14 @@ from contract.messages import WorkerState
 from gateway.auth.api_key import ApiKey
 from gateway.dialects.profile import PROFILES
 from gateway.dialects.wire import MAX_MEMBERS
-from gateway.errors import (
+from gateway.platform.settings import Settings
+from gateway.records.errors import (
     ApiError,
     AuthenticationError,
     ErrorStyle,
     InvalidJsonError,
     InvalidParameterError,
 )
-from gateway.settings import Settings
 from tests.gateway.callers import let_expire
 from tests.gateway.conftest import (
     MAX_BODY_BYTES,

@@ -17,7 +17,7 @@ from contract import sampling
 from contract.dialect import Dialect
 from contract.messages import Feature, WorkerState
 from gateway.dialects.completions import CompletionRequest
-from gateway.tenancy.scopes import Scope
+from gateway.records.scopes import Scope
 from tests.gateway.chats import CHATS, chatting
 from tests.gateway.conftest import asking, complete, eventually, gateway_client, serve
 from tests.gateway.http_calls import message_of

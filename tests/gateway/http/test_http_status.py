@@ -8,9 +8,9 @@ import pytest
 from redis.asyncio import Redis
 
 from contract.messages import WorkerState
-from gateway.launch.bring_up import wait_until_serving
-from gateway.server.app import create_app
-from gateway.settings import Settings
+from gateway.cli.launch.bring_up import wait_until_serving
+from gateway.platform.settings import Settings
+from gateway.process.app import create_app
 from tests.gateway.conftest import complete, eventually, gateway_client, serve
 from tests.gateway.http_calls import message_of
 from tests.support.cases import all_cases

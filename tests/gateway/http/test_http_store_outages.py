@@ -11,10 +11,10 @@ from pydantic import SecretStr
 from redis.asyncio import Redis
 from sqlalchemy import text
 
-from gateway.database import engine
-from gateway.errors import StoreUnavailableError
-from gateway.settings import Settings
-from gateway.tenancy.scopes import Scope
+from gateway.platform.database import engine
+from gateway.platform.settings import Settings
+from gateway.records.errors import StoreUnavailableError
+from gateway.records.scopes import Scope
 from tests.gateway.callers import caller, status_with
 from tests.gateway.conftest import assert_no_key_in_logs, eventually
 from tests.gateway.http_calls import message_of

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from gateway.concurrency import fair_turns
-from gateway.concurrency.fair_turns import ROUND_SECONDS, FairTurns, LoopTurns
-from gateway.concurrency.large_work import INLINE_SIZE, LargeWork
+from gateway.completions.prompt.preparation import prepare
+from gateway.completions.prompt.tokenizers import PromptEncoder
 from gateway.dialects.request import Prompt
-from gateway.errors import InvalidParameterError, OverloadedError, TenantQueueFullError
 from gateway.http.allowances import Intake
-from gateway.prompt.preparation import prepare
-from gateway.prompt.tokenizers import PromptEncoder
-from tests.gateway.prompt.building import card_of, request_of, tiny_tokenizer
+from gateway.platform.concurrency import fair_turns
+from gateway.platform.concurrency.fair_turns import ROUND_SECONDS, FairTurns, LoopTurns
+from gateway.platform.concurrency.large_work import INLINE_SIZE, LargeWork
+from gateway.records.errors import InvalidParameterError, OverloadedError, TenantQueueFullError
+from tests.gateway.completions.prompt.building import card_of, request_of, tiny_tokenizer
 from tests.support.cases import all_cases
 from tests.support.patience import PATIENCE_SECONDS
 
@@ -217,7 +217,7 @@ async def test_many_short_prompts_are_large_work(work: LargeWork) -> None:
             return super().encode(prompt, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gateway.prompt.preparation.PromptEncoder", Noting)
+        patch.setattr("gateway.completions.prompt.preparation.PromptEncoder", Noting)
         request = request_of(*["a b"] * 1_024)
         prepared = await prepare(request, tokenizer, card_of(tokenizer), work.of(ONE, size=7_000))
     assert len(prepared.prompts) == 1_024

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from gateway import tracing
-from gateway.settings import Settings
+from gateway.platform import tracing
+from gateway.platform.settings import Settings
 from tests.support.processes import free_port, wait_until
 from tests.support.stack import Stack, running_stack
 from tests.telemetry.traces.client import ask, start_scripted_worker

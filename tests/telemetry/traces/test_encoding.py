@@ -21,8 +21,8 @@ from opentelemetry.trace import (
 from opentelemetry.util.types import AnyValue
 from typing_extensions import override
 
-from contract.spans import LightExporter, LightSpan
-from contract.tracing import context_of, tracer_of
+from common.spans import LightExporter, LightSpan
+from common.tracing import context_of, tracer_of
 
 VALUES: dict[str, AnyValue] = {
     "text": "a b",

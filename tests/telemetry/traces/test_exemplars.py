@@ -7,11 +7,11 @@ from prometheus_client import REGISTRY
 from prometheus_client.openmetrics.exposition import generate_latest
 
 from contract.messages import Delta
-from gateway import tracing
-from gateway.delivery.measuring import RequestMeasure
-from gateway.dispatch.generation import Reply
+from gateway.completions.queue.generation import Reply
+from gateway.completions.sending.measuring import RequestMeasure
 from gateway.http.exchange import Exchange
-from gateway.settings import Settings
+from gateway.platform import tracing
+from gateway.platform.settings import Settings
 from tests.telemetry.traces.collector import Collector
 
 

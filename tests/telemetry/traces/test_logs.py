@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from contract import logs
-from contract.logs import JsonFormatter, about
+from common import logs
+from common.logs import JsonFormatter
+from contract.messages import about
 from tests.support.processes import free_port, wait_until
 from tests.support.secrets import scan_for_secrets
 from tests.support.stack import REPOSITORY, Stack
@@ -100,7 +101,7 @@ def test_line_about_a_job_names_its_request_and_trace(
 def test_warnings_and_uncaught_errors_are_json_lines() -> None:
     code = """
 import logging, threading, warnings
-from contract.logs import LogFormat, configure_logs
+from common.logs import LogFormat, configure_logs
 configure_logs(LogFormat.JSON, level=logging.INFO)
 warnings.warn("beware")
 thread = threading.Thread(target=lambda: 1 / 0)

@@ -2,11 +2,11 @@
 
 import msgspec
 
+from common.tracing import span_of
 from contract.messages import GenerationJob, decode_job, encode
 from contract.sampling import SamplingSpec
-from contract.tracing import span_of
-from gateway import tracing
-from gateway.settings import Settings
+from gateway.platform import tracing
+from gateway.platform.settings import Settings
 from tests.support.cases import all_cases
 from tests.support.stack import running_stack
 from tests.telemetry.traces.client import ask, start_scripted_worker

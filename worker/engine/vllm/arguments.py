@@ -4,7 +4,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from contract.logs import LogFormat
+from common.logs import LogFormat
 from contract.sampling import LOGPROBS, MAX_BAD_WORDS
 from worker.engine.adapters import adapter_limits
 from worker.samplers.arguments import PROCESSOR

@@ -50,7 +50,7 @@
 {{- end -}}
 
 {{/*
-Some ports of the public internet: the addresses that gateway/outbound/addresses.py accepts as
+Some ports of the public internet: the addresses that gateway/platform/outbound/addresses.py accepts as
 public. A client's URL thus reaches no other address, even if that code has an error. Takes ports.
 */}}
 {{- define "sluice.toInternet" -}}

@@ -1,0 +1,1 @@
+"""Utilities of every process."""

@@ -1,0 +1,165 @@
+"""Tracing: names of spans, their propagation in jobs, and their export.
+
+Spans are exported to an OpenTelemetry collector by OTLP over HTTP. The standard `OTEL_` variables,
+which OpenTelemetry's SDK reads, set its address, the sampling and the size of the export queue. A
+thread exports spans from this bounded queue. If the collector is slow or unreachable, spans are
+lost, but requests are not affected.
+"""
+
+import logging
+import re
+import threading
+import time
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Final
+
+from opentelemetry.context import Context
+from opentelemetry.trace import (
+    NonRecordingSpan,
+    SpanContext,
+    TraceFlags,
+    Tracer,
+    format_span_id,
+    format_trace_id,
+    set_span_in_context,
+)
+from typing_extensions import override
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.sampling import Sampler
+
+INSTRUMENTATION: Final = "sluice"
+PROVIDER: Final = "sluice"
+
+# Names of spans, in the order in which they occur in a request.
+AUTHENTICATE: Final = "authenticate"
+PLAN: Final = "plan"
+RESERVE: Final = "reserve"
+FETCH_IMAGES: Final = "fetch images"
+ATTEMPT: Final = "attempt"
+QUEUE: Final = "queue"
+GENERATE: Final = "generate"
+PREFILL: Final = "prefill"
+DECODE: Final = "decode"
+TAKE_OVER: Final = "take over"
+SETTLE: Final = "settle"
+
+# Attributes of Sluice.
+ATTEMPT_NUMBER: Final = "sluice.attempt"
+CODE: Final = "sluice.code"
+GATEWAY_ID: Final = "sluice.gateway.id"
+JOB_ID: Final = "sluice.job.id"
+OUTCOME: Final = "sluice.outcome"
+REQUEST_ID: Final = "sluice.request.id"
+TENANT_ID: Final = "sluice.tenant.id"
+WORKER_ID: Final = "sluice.worker.id"
+
+# Attributes of OpenTelemetry's conventions for generative AI. They are not stable, and the package
+# of semantic conventions deprecates its constants for them.
+GEN_AI_OPERATION: Final = "gen_ai.operation.name"
+GEN_AI_PROVIDER: Final = "gen_ai.provider.name"
+GEN_AI_INPUT: Final = "gen_ai.input.messages"
+GEN_AI_REQUEST_CHOICES: Final = "gen_ai.request.choice.count"
+GEN_AI_REQUEST_MAX_TOKENS: Final = "gen_ai.request.max_tokens"
+GEN_AI_REQUEST_MODEL: Final = "gen_ai.request.model"
+GEN_AI_REQUEST_STREAM: Final = "gen_ai.request.stream"
+GEN_AI_RESPONSE_FINISH_REASONS: Final = "gen_ai.response.finish_reasons"
+GEN_AI_RESPONSE_ID: Final = "gen_ai.response.id"
+GEN_AI_RESPONSE_MODEL: Final = "gen_ai.response.model"
+GEN_AI_RESPONSE_TIME_TO_FIRST_CHUNK: Final = "gen_ai.response.time_to_first_chunk"
+GEN_AI_USAGE_CACHED_TOKENS: Final = "gen_ai.usage.cache_read.input_tokens"
+GEN_AI_USAGE_INPUT_TOKENS: Final = "gen_ai.usage.input_tokens"
+GEN_AI_USAGE_OUTPUT_TOKENS: Final = "gen_ai.usage.output_tokens"
+
+TEXT_COMPLETION: Final = "text_completion"
+CHAT: Final = "chat"
+
+FLUSH_SECONDS: Final = 3.0
+"""Longest time that the export of spans may take at shutdown."""
+COMPLAINT_SECONDS: Final = 60.0
+"""Shortest time between two log records about failed exports."""
+
+_EXPORTER: Final = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
+_TRACEPARENT: Final = re.compile("00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
+
+
+def open_provider(
+    service: str, *, instance: str = "", sampler: "Sampler | None" = None
+) -> "TracerProvider":
+    """Return a provider that creates and exports spans; close it with `close_provider`.
+
+    `service` and `instance` name this process, unless OTEL_SERVICE_NAME and
+    OTEL_RESOURCE_ATTRIBUTES do. Without a `sampler`, OTEL_TRACES_SAMPLER applies. Raises ValueError
+    for invalid variables.
+    """
+    from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    from common.spans import LightExporter
+
+    names = {"service.name": service, "service.version": version("sluice")}
+    if instance:
+        names["service.instance.id"] = instance
+    resource = Resource.create(names).merge(OTELResourceDetector().detect())
+    # A shutdown at exit could delay the exit by half a minute.
+    provider = TracerProvider(sampler=sampler, resource=resource, shutdown_on_exit=False)
+    logging.getLogger(_EXPORTER).addFilter(_Seldom())
+    provider.add_span_processor(BatchSpanProcessor(LightExporter(resource, INSTRUMENTATION)))
+    return provider
+
+
+def tracer_of(provider: "TracerProvider") -> Tracer:
+    """Return a tracer for spans that cost little; it creates none if OTEL_SDK_DISABLED is set."""
+    from opentelemetry.sdk.trace import Tracer as SdkTracer
+
+    from common.spans import LightTracer
+
+    tracer = provider.get_tracer(INSTRUMENTATION)
+    return LightTracer(tracer) if isinstance(tracer, SdkTracer) else tracer
+
+
+def close_provider(provider: "TracerProvider") -> None:
+    """Export queued spans for at most `FLUSH_SECONDS`, and drop the rest if the collector hangs."""
+    closing = threading.Thread(target=provider.shutdown, name="close-traces", daemon=True)
+    closing.start()
+    closing.join(FLUSH_SECONDS)
+
+
+def traceparent_of(span: SpanContext) -> str:
+    """Return the `traceparent` of a span, as jobs hold it; empty if the span is invalid."""
+    if not span.is_valid:
+        return ""
+    ids = f"{format_trace_id(span.trace_id)}-{format_span_id(span.span_id)}"
+    return f"00-{ids}-{span.trace_flags:02x}"
+
+
+def span_of(traceparent: str) -> SpanContext | None:
+    """Return the span that a `traceparent` identifies; None if it is empty or malformed."""
+    if (found := _TRACEPARENT.fullmatch(traceparent)) is None:
+        return None
+    trace_id, span_id, flags = found.groups()
+    span = SpanContext(int(trace_id, 16), int(span_id, 16), True, TraceFlags(int(flags, 16)))
+    return span if span.is_valid else None
+
+
+def context_of(span: SpanContext) -> Context:
+    """Return a context whose parent is a span of another process."""
+    return set_span_in_context(NonRecordingSpan(span), Context())
+
+
+class _Seldom(logging.Filter):
+    """Passes at most one record per `COMPLAINT_SECONDS`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._next_at = 0.0
+
+    @override
+    def filter(self, record: logging.LogRecord) -> bool:
+        now = time.monotonic()
+        if now < self._next_at:
+            return False
+        self._next_at = now + COMPLAINT_SECONDS
+        return True

@@ -1,0 +1,133 @@
+"""Aliases of models: defined, replaced and removed by operators."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from datetime import datetime
+from typing import Any, Final
+
+from sqlalchemy import delete
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from gateway.accounts.audit.log import SYSTEM
+from gateway.accounts.changes import Service, changing
+from gateway.dialects.profile_choice import DEFAULT_MODEL
+from gateway.platform.database.paging import find_record, list_records
+from gateway.platform.database.tables import AliasRow
+from gateway.records.aliases import MAX_WEIGHT, Alias, Sticky
+from gateway.records.checks import check_name
+from gateway.records.errors import InvalidParameterError, NotFoundError, must, shown
+from gateway.records.times import in_utc, utc_now
+
+MAX_MODELS: Final = 32
+"""Models of one alias: a request computes a digest for each."""
+
+
+class AliasService(Service):
+    """The aliases of models."""
+
+    async def put(
+        self,
+        name: str,
+        *,
+        weights: Mapping[str, int],
+        sticky: Sticky = Sticky.TENANT,
+        fallback: str | None = None,
+        sunset_at: datetime | None = None,
+        replacement: str | None = None,
+        actor: str = SYSTEM,
+    ) -> Alias:
+        """Define an alias, or replace the one of this name.
+
+        Args:
+            name: what requests call it; hides a model of the same name.
+            weights: shares of the callers by model; the ids under which workers announce them.
+            sticky: whose requests go to the same model.
+            fallback: the model of requests whose own has no worker.
+            sunset_at: when requests for the alias begin to fail, with an error that names the
+                replacement.
+            replacement: what to use instead; default: the model with the largest weight.
+            actor: recorded in the audit log.
+        """
+        _check(name, weights, fallback=fallback, replacement=replacement)
+        now = utc_now()
+        sunset_at = None if sunset_at is None else in_utc(sunset_at, param="sunset_at")
+        async with changing(self._database, actor=actor) as change:
+            old = await find_record(change.transaction, AliasRow, AliasRow.name == name)
+            deprecated_at = None if old is None else old.deprecated_at
+            alias = Alias(
+                name=name,
+                weights=dict(weights),
+                sticky=sticky,
+                fallback=fallback,
+                sunset_at=sunset_at,
+                deprecated_at=None if sunset_at is None else deprecated_at or now,
+                replacement=replacement or max(weights, key=weights.__getitem__),
+                created_at=now if old is None else old.created_at,
+            )
+            await change.transaction.merge(AliasRow(**asdict(alias)))
+            await change.audit("alias.set", name, _details(alias))
+            change.announce(self._announcer.aliases_changed)
+        return alias
+
+    async def remove(self, name: str, *, actor: str = SYSTEM) -> None:
+        """Remove the alias. Raises NotFoundError."""
+        async with changing(self._database, actor=actor) as change:
+            await _find(change.transaction, name)
+            await change.transaction.execute(delete(AliasRow).where(AliasRow.name == name))
+            await change.audit("alias.remove", name)
+            change.announce(self._announcer.aliases_changed)
+
+    async def get(self, name: str) -> Alias:
+        """Return the alias. Raises NotFoundError."""
+        async with self._database.reading() as transaction:
+            return await _find(transaction, name)
+
+    async def list_all(self) -> list[Alias]:
+        """Return all aliases, by name."""
+        async with self._database.reading() as transaction:
+            return await list_records(transaction, AliasRow, order=["name"])
+
+
+def _check(
+    name: str, weights: Mapping[str, int], *, fallback: str | None, replacement: str | None
+) -> None:
+    check_name(name)
+    if name == DEFAULT_MODEL:
+        raise InvalidParameterError(
+            f"'name' must not be '{DEFAULT_MODEL}', which requests the caller's own model.",
+            param="name",
+        )
+    if not 0 < len(weights) <= MAX_MODELS:
+        raise must("weights", f"have 1 to {MAX_MODELS} models", len(weights))
+    for model, weight in weights.items():
+        check_name(model, param="weights")
+        if not 0 <= weight <= MAX_WEIGHT:
+            raise InvalidParameterError(
+                f"'weights' must be integers from 0 to {MAX_WEIGHT}. "
+                f"Given: {weight} for {shown(model)}.",
+                param="weights",
+            )
+    if not any(weights.values()):
+        raise InvalidParameterError(
+            "'weights' must have a weight greater than 0. Given: only 0.", param="weights"
+        )
+    for param, value in (("fallback", fallback), ("replacement", replacement)):
+        if value is not None:
+            check_name(value, param=param)
+
+
+async def _find(transaction: AsyncSession, name: str) -> Alias:
+    alias = await find_record(transaction, AliasRow, AliasRow.name == name)
+    if alias is None:
+        raise NotFoundError(f"There is no alias {shown(name)}.")
+    return alias
+
+
+def _details(alias: Alias) -> dict[str, Any]:
+    return {
+        "weights": dict(alias.weights),
+        "sticky": alias.sticky,
+        "fallback": alias.fallback,
+        "sunset_at": alias.sunset_at,
+        "replacement": alias.replacement,
+    }

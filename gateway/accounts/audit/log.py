@@ -1,0 +1,351 @@
+"""The audit log: who changed what, in a hash chain that reveals tampering.
+
+Each row's hash covers its content and the previous row's hash, so changing, removing or inserting a
+row breaks the chain. Signatures among the rows reveal a recomputed chain. Only a hash or a signed
+head stored elsewhere reveals that the newest rows were removed.
+"""
+
+import hashlib
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from enum import Enum
+from typing import Any, Final
+
+import msgspec
+from sqlalchemy import desc, func, select, text
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import aliased
+
+from gateway.accounts.audit import signing
+from gateway.accounts.audit.signing import HeadSigner, SignedHead
+from gateway.platform.database.tables import AuditRow
+from gateway.records.times import utc_now
+
+SYSTEM: Final = "system"
+"""The actor of automatic changes, such as an expiry."""
+
+CHAIN_LOCK: Final = 7_585_424
+"""PostgreSQL advisory lock that serializes the insertion of rows."""
+BEGINNING: Final = bytes(32)
+"""The hash before the first row."""
+PAGE: Final = 1000
+
+_json = msgspec.json.Encoder(order="sorted").encode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditEntry:
+    """One change, as shown to readers."""
+
+    sequence: int
+    at: datetime
+    actor: str
+    action: str
+    tenant_id: str | None
+    subject: str
+    details: Mapping[str, Any]
+    hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChainState:
+    """Result of a check of the whole chain."""
+
+    entries: int
+    head: str
+    """Hash of the newest row; store it elsewhere to detect removal of the newest rows."""
+    broken_at: int | None
+    """Sequence number of the first wrong or missing row."""
+    reason: str = ""
+    has_expected: bool = True
+    """Whether a row has the expected hash; checked only in an intact chain."""
+    signed: int | None = None
+    """Number of rows that the newest signature covers; None if no key was given to check it."""
+    lost_head: int | None = None
+    """Sequence number of the first stored head that is not in this chain or is wrongly signed."""
+    unprotected: Sequence[str] = ()
+    """Append-only tables, of usage and money too, whose triggers do not reject changes."""
+
+
+class AuditLogBrokenError(Exception):
+    """The log was tampered with, so its head is not signed."""
+
+
+class AuditLog:
+    """The log, within one transaction, which commits a change together with its row."""
+
+    def __init__(self, transaction: AsyncSession) -> None:
+        self._transaction = transaction
+
+    async def append(
+        self,
+        action: str,
+        subject: str,
+        *,
+        actor: str,
+        tenant_id: str | None = None,
+        details: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Append a row with the details as JSON. They must not contain secrets."""
+        await self._take_turn()
+        last = await self._newest()
+        plain = {name: _plain(value) for name, value in (details or {}).items()}
+        await self._add_after(last, action, subject, actor, tenant_id, plain)
+
+    async def sign(
+        self, signer: HeadSigner, *, after: SignedHead | None = None
+    ) -> SignedHead | None:
+        """Sign the newest row, unless it is a signature.
+
+        Return the newest signed head; None for an empty log. Raises AuditLogBrokenError if the rows
+        after the previous signature are not a valid chain, or if `after`, which this process
+        signed, is no longer part of the log.
+        """
+        await self._take_turn()
+        if after is not None:
+            signed = await self._transaction.get(AuditRow, after.sequence)
+            if signed is None or signed.hash.hex() != after.hash:
+                raise AuditLogBrokenError(f"row {after.sequence} is not the row that was signed")
+        newest = await self._newest()
+        if newest is None:
+            return None
+        previous = await self._newest(action=signing.ACTION)
+        expected, head = 1, BEGINNING
+        if previous is not None:
+            expected, head = previous.sequence, previous.previous_hash
+        async for row in self._rows(expected):
+            if reason := _fault(row, expected, head) or _signature_fault(row, signer):
+                raise AuditLogBrokenError(reason)
+            expected, head = row.sequence + 1, row.hash
+        if newest.action == signing.ACTION:
+            return _signed_head(newest)
+        made = signer.sign(newest.sequence, newest.hash)
+        subject = f"{newest.sequence}"
+        await self._add_after(newest, signing.ACTION, subject, SYSTEM, None, made.details)
+        return made
+
+    async def entries(
+        self,
+        *,
+        tenant_id: str | None = None,
+        actor: str | None = None,
+        action: str | None = None,
+        before: int | None = None,
+        limit: int = 100,
+    ) -> list[AuditEntry]:
+        """Return the newest rows, filtered by the arguments that are given."""
+        query = select(AuditRow).order_by(desc(AuditRow.sequence)).limit(limit)
+        if tenant_id is not None:
+            query = query.where(AuditRow.tenant_id == tenant_id)
+        if actor is not None:
+            query = query.where(AuditRow.actor == actor)
+        if action is not None:
+            query = query.where(AuditRow.action == action)
+        if before is not None:
+            query = query.where(AuditRow.sequence < before)
+        return [_entry(row) for row in await self._transaction.scalars(query)]
+
+    async def entries_of(
+        self,
+        tenant_id: str,
+        *,
+        action: str | None = None,
+        before: int | None = None,
+        limit: int = 100,
+    ) -> list[AuditEntry]:
+        """Return the newest rows of a tenant, numbered 1, 2, 3 ... regardless of other tenants."""
+        number = func.row_number().over(order_by=AuditRow.sequence).label("number")
+        own = select(AuditRow, number).where(AuditRow.tenant_id == tenant_id).subquery()
+        row = aliased(AuditRow, own)
+        query = select(row, own.c.number).order_by(desc(own.c.number)).limit(limit)
+        if action is not None:
+            query = query.where(row.action == action)
+        if before is not None:
+            query = query.where(own.c.number < before)
+        found = await self._transaction.execute(query)
+        return [replace(_entry(each), sequence=sequence) for each, sequence in found]
+
+    async def made_keys(
+        self, makers: Collection[str], *, tenant_id: str | None, by_former_secret: bool = False
+    ) -> set[str]:
+        """Return the ids of keys that other keys made; by default with any of their secrets.
+
+        `tenant_id` is the tenant of the makers; None if they may make keys of any tenant.
+        """
+        actors = [f"{kind}key:{each}" for each in makers for kind in ("", "operator:")]
+        query = select(AuditRow.subject, AuditRow.details).where(
+            AuditRow.action == "key.create", AuditRow.actor.in_(actors)
+        )
+        if tenant_id is not None:
+            query = query.where(AuditRow.tenant_id == tenant_id)
+        return {
+            key_id
+            for key_id, details in await self._transaction.execute(query)
+            if not by_former_secret or msgspec.json.decode(details).get("is_former_secret")
+        }
+
+    async def verify(
+        self,
+        *,
+        expected_hash: str | None = None,
+        signer: HeadSigner | None = None,
+        noted: Sequence[SignedHead] = (),
+    ) -> ChainState:
+        """Check every row from the first one, and compare with heads stored elsewhere.
+
+        Args:
+            expected_hash: a hash that a row must have.
+            signer: checks the signatures among the rows, and those of `noted`.
+            noted: signed heads that rows must have; needs a signer.
+        """
+        expected, head, signed = 1, BEGINNING, 0
+        is_found = expected_hash in (None, head.hex())
+        lost = {each.sequence for each in noted if signer is None or not signer.is_genuine(each)}
+        wanted = {(each.sequence, each.hash) for each in noted}
+        async for row in self._rows():
+            reason = _fault(row, expected, head)
+            if not reason and signer is not None:
+                reason = _signature_fault(row, signer)
+            if reason:
+                return ChainState(expected - 1, head.hex(), expected, reason)
+            if row.action == signing.ACTION:
+                signed = row.sequence - 1
+            expected, head = row.sequence + 1, row.hash
+            is_found = is_found or head.hex() == expected_hash
+            wanted.discard((row.sequence, head.hex()))
+        lost.update(sequence for sequence, _ in wanted)
+        return ChainState(
+            expected - 1,
+            head.hex(),
+            None,
+            has_expected=is_found,
+            signed=None if signer is None else signed,
+            lost_head=min(lost, default=None),
+        )
+
+    async def _newest(self, *, action: str | None = None) -> AuditRow | None:
+        query = select(AuditRow).order_by(desc(AuditRow.sequence)).limit(1)
+        if action is not None:
+            query = query.where(AuditRow.action == action)
+        row: AuditRow | None = await self._transaction.scalar(query)
+        return row
+
+    async def _add_after(
+        self,
+        last: AuditRow | None,
+        action: str,
+        subject: str,
+        actor: str,
+        tenant_id: str | None,
+        details: Mapping[str, Any],
+    ) -> None:
+        row = AuditRow(
+            sequence=1 if last is None else last.sequence + 1,
+            at=utc_now(),
+            actor=actor[:300],
+            action=action,
+            tenant_id=tenant_id,
+            subject=subject[:300],
+            details=_json(details).decode(),
+            previous_hash=BEGINNING if last is None else last.hash,
+        )
+        row.hash = row_hash(row)
+        self._transaction.add(row)
+        await self._transaction.flush()
+
+    async def _rows(self, first: int = 1) -> AsyncIterator[AuditRow]:
+        last = first - 1
+        while True:
+            page = list(
+                await self._transaction.scalars(
+                    select(AuditRow)
+                    .where(AuditRow.sequence > last)
+                    .order_by(AuditRow.sequence)
+                    .limit(PAGE)
+                )
+            )
+            for row in page:
+                yield row
+            if len(page) < PAGE:
+                return
+            last = page[-1].sequence
+            self._transaction.expunge_all()
+
+    async def _take_turn(self) -> None:
+        # SQLite runs only one writing transaction at a time anyway.
+        if self._transaction.get_bind().dialect.name == "postgresql":
+            await self._transaction.execute(
+                text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": CHAIN_LOCK}
+            )
+
+
+def row_hash(row: AuditRow) -> bytes:
+    """Return the hash that the row must have."""
+    content = [
+        row.sequence,
+        row.at.isoformat(),
+        row.actor,
+        row.action,
+        row.tenant_id,
+        row.subject,
+        row.details,
+    ]
+    return hashlib.sha256(row.previous_hash + _json(content)).digest()
+
+
+def _plain(value: object) -> object:
+    match value:
+        case Mapping():
+            return {str(name): _plain(each) for name, each in value.items()}
+        case frozenset():
+            return sorted(str(each) for each in value)
+        case tuple():
+            return [str(each) for each in value]
+        case Enum():
+            return value.value
+        case _:
+            return value
+
+
+def _fault(row: AuditRow, expected: int, head: bytes) -> str:
+    if row.sequence != expected:
+        return f"row {expected} is missing"
+    if row.previous_hash != head:
+        return f"row {expected} does not continue the previous row"
+    if row.hash != row_hash(row):
+        return f"row {expected} was changed"
+    return ""
+
+
+def _signature_fault(row: AuditRow, signer: HeadSigner) -> str:
+    if row.action != signing.ACTION:
+        return ""
+    head = _signed_head(row)
+    is_of_row_before = head is not None and (head.sequence, head.hash) == (
+        row.sequence - 1,
+        row.previous_hash.hex(),
+    )
+    if head is None or not is_of_row_before or not signer.is_genuine(head):
+        return f"row {row.sequence} has no signature of the previous row by this key"
+    return ""
+
+
+def _signed_head(row: AuditRow) -> SignedHead | None:
+    try:
+        return SignedHead.of(msgspec.json.decode(row.details))
+    except msgspec.DecodeError:
+        return None
+
+
+def _entry(row: AuditRow) -> AuditEntry:
+    return AuditEntry(
+        sequence=row.sequence,
+        at=row.at,
+        actor=row.actor,
+        action=row.action,
+        tenant_id=row.tenant_id,
+        subject=row.subject,
+        details=msgspec.json.decode(row.details),
+        hash=row.hash.hex(),
+    )

@@ -1,0 +1,119 @@
+"""Audit log: `GET /v1/audit` of the caller's tenant, `GET /admin/audit` of all tenants."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import datetime
+from typing import Annotated, Any, Final, Literal
+
+from fastapi import APIRouter, Query
+from pydantic import BaseModel, Field
+
+from gateway.accounts.audit.log import AuditEntry
+from gateway.accounts.audit.service import AuditFilter, AuditService
+from gateway.accounts.shared.fields import RecordBody
+from gateway.accounts.shared.parameters import PLAIN, PageSize, text_filter
+from gateway.http.authorization import CanManageMembers, CanSeeEverything
+from gateway.http.services import made
+from gateway.platform.database.paging import Page
+from gateway.records.principal import Principal
+
+OPERATOR: Final = "operator"
+"""Actor that customers see instead of any operator."""
+OPERATORS_ACTORS: Final = ("cli:", "operator:")
+"""Prefixes of operator actors."""
+MAX_SEQUENCE: Final = 2**53
+
+router = APIRouter(tags=["Audit"])
+operators = APIRouter(tags=["Audit"])
+
+ActionFilter = Annotated[str | None, text_filter("Only this action, such as `key.revoke`.")]
+Audit = Annotated[AuditService, made(AuditService)]
+After = Annotated[
+    int | None,
+    Query(ge=1, le=MAX_SEQUENCE, description="`next` of the previous page; absent: the newest."),
+    PLAIN,
+]
+
+
+class AuditEntryBody(RecordBody):
+    """One change."""
+
+    object: Literal["audit.entry"] = "audit.entry"
+    sequence: int = Field(
+        description="1, 2, 3 ... without gaps, within the tenant or, for operators, the whole log."
+    )
+    at: datetime
+    actor: str = Field(
+        description="`key:KEY_ID`, `jwt:SUBJECT` or `system`. "
+        "Customers see operators as `operator`."
+    )
+    action: str
+    tenant: str | None = Field(validation_alias="tenant_id")
+    subject: str = Field(description="Id of the changed object.")
+    details: dict[str, Any] = Field(description="The new values; never a secret.")
+    hash: str = Field(description="SHA-256 of this entry and the hash of the previous one.")
+
+
+class AuditList(BaseModel):
+    """A page of changes, newest first."""
+
+    object: Literal["list"] = "list"
+    data: list[AuditEntryBody]
+    has_more: bool
+    next: int | None = Field(description="`after` for the next page; null on the last page.")
+
+
+@router.get("/v1/audit", summary="List changes of your tenant")
+async def list_entries(
+    log: Audit,
+    principal: CanManageMembers,
+    action: ActionFilter = None,
+    after: After = None,
+    limit: PageSize = 20,
+) -> AuditList:
+    """List audit entries, newest first. Needs the scope `members`."""
+    return await own_entries(log, principal, action=action, after=after, limit=limit)
+
+
+@operators.get("/audit", name="list_entries", summary="List changes of all tenants")
+async def list_all_entries(
+    log: Audit,
+    _principal: CanSeeEverything,
+    tenant: Annotated[str | None, text_filter("Only changes of this tenant.")] = None,
+    actor: Annotated[str | None, text_filter("Only changes by this actor, as listed.")] = None,
+    action: ActionFilter = None,
+    after: After = None,
+    limit: PageSize = 20,
+) -> AuditList:
+    """List audit entries, newest first.
+
+    `sluice audit verify` checks that no entry was changed or removed.
+    """
+    wanted = AuditFilter(tenant_id=tenant, actor=actor, action=action)
+    page = await log.page(wanted, before=after, limit=limit)
+    return to_list(page, page.entries)
+
+
+async def own_entries(
+    log: AuditService,
+    principal: Principal,
+    *,
+    action: str | None,
+    after: int | None,
+    limit: int,
+) -> AuditList:
+    """Return a page of the changes of a tenant, as its members see them."""
+    page = await log.page_of(principal.tenant_id, action=action, before=after, limit=limit)
+    return to_list(page, map(_for_customers, page.entries))
+
+
+def to_list(page: Page[AuditEntry], entries: Iterable[AuditEntry]) -> AuditList:
+    """Return the response body of a page."""
+    data = [AuditEntryBody.of(entry) for entry in entries]
+    return AuditList(
+        data=data, has_more=page.has_more, next=data[-1].sequence if page.has_more else None
+    )
+
+
+def _for_customers(entry: AuditEntry) -> AuditEntry:
+    return replace(entry, actor=OPERATOR) if entry.actor.startswith(OPERATORS_ACTORS) else entry

@@ -1,0 +1,79 @@
+"""Models that workers have announced: `/admin/models`."""
+
+from typing import Annotated, Literal
+
+from fastapi import APIRouter
+from pydantic import BaseModel, Field
+
+from gateway.accounts.shared.fields import ListBody
+from gateway.accounts.shared.parameters import AnyName
+from gateway.http.authorization import CanAdminister, CanSeeEverything
+from gateway.http.services import provided
+from gateway.models.catalogue import Catalogue, ServedModel
+from gateway.platform.database.paging import Page
+from gateway.records.errors import NotFoundError, StateConflictError, shown
+
+ModelCatalogue = Annotated[Catalogue, provided(Catalogue)]
+
+router = APIRouter(prefix="/models", tags=["Models"])
+
+
+class ServedModelBody(BaseModel):
+    """A model that a worker has announced, and its load."""
+
+    object: Literal["served_model"] = "served_model"
+    model: str
+    aliases: list[str]
+    state: str = Field(description="`ready`, `sleeping`, or the code of the error of its requests.")
+    loading_seconds: float | None = Field(description="Time that a worker takes to load it.")
+    ready_workers: int
+    waiting_jobs: int
+    leased_jobs: int
+
+    @classmethod
+    def of(cls, model: ServedModel) -> "ServedModelBody":
+        """Return the response body of a model."""
+        return cls(
+            model=model.card.model,
+            aliases=list(model.card.aliases),
+            state=model.state,
+            loading_seconds=model.card.load_seconds or None,
+            ready_workers=model.status.ready_workers,
+            waiting_jobs=model.status.waiting_jobs,
+            leased_jobs=model.status.leased_jobs,
+        )
+
+
+class ServedModelList(ListBody[ServedModelBody]):
+    """All known models, by name."""
+
+
+@router.get("", summary="List models with their load")
+async def list_models(catalogue: ModelCatalogue, _principal: CanSeeEverything) -> ServedModelList:
+    """List every model that a worker has announced, with its workers and its load now."""
+    await catalogue.refresh()
+    bodies = list(map(ServedModelBody.of, catalogue.models))
+    return ServedModelList.of(Page(bodies, has_more=False))
+
+
+@router.delete("/{name:path}", summary="Remove an unserved model")
+async def remove_model(
+    catalogue: ModelCatalogue, _principal: CanAdminister, name: AnyName
+) -> ServedModelBody:
+    """Remove a model that no worker serves any more. Requests for it get 404 within a second.
+
+    It becomes known again as soon as a worker announces it.
+    """
+    await catalogue.refresh()
+    known = catalogue.known(name)
+    if known is None or known.card.model != name:
+        raise NotFoundError(f"There is no model {shown(name)}.")
+    status = known.status
+    waiting = status.waiting_jobs + status.waiting_batch_jobs
+    if status.ready_workers or waiting or status.leased_jobs:
+        raise StateConflictError(
+            f"The model {shown(name)} is in use: {status.ready_workers} workers serve it, "
+            f"{waiting} jobs wait and {status.leased_jobs} run. Stop its workers first."
+        )
+    await catalogue.remove(name)
+    return ServedModelBody.of(known)

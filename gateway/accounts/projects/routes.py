@@ -1,0 +1,85 @@
+"""Projects, parts of a tenant with their own keys and limits.
+
+Tenants have these routes at `/v1/projects`, operators at `/admin/tenants/{tenant_id}/projects`.
+"""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path
+
+from gateway.accounts.projects.schemas import (
+    ProjectBody,
+    ProjectChange,
+    ProjectCreation,
+    ProjectList,
+)
+from gateway.accounts.projects.service import ProjectService
+from gateway.accounts.shared.callers import CallerOfTenant
+from gateway.accounts.shared.parameters import AfterId, PageSize
+from gateway.http.bounded_route import BoundedRoute
+from gateway.http.services import made
+from gateway.platform.database.paging import PageRequest
+
+router = APIRouter(prefix="/projects", tags=["Projects"], route_class=BoundedRoute)
+
+
+Projects = Annotated[ProjectService, made(ProjectService)]
+ProjectId = Annotated[str, Path(description="Id of the project.")]
+
+
+@router.get("", summary="List projects")
+async def list_projects(
+    projects: Projects, caller: CallerOfTenant, after: AfterId = None, limit: PageSize = 20
+) -> ProjectList:
+    """List projects, oldest first, including archived projects.
+
+    All routes under `/v1/projects` need the scope `keys`. A project credential sees only its
+    project and cannot change projects.
+    """
+    return ProjectList.of(
+        await projects.page(caller.tenant_id, PageRequest(after, limit), grantor=caller.grant)
+    )
+
+
+@router.post("", summary="Create a project")
+async def create_project(
+    projects: Projects, caller: CallerOfTenant, body: ProjectCreation
+) -> ProjectBody:
+    """Create a project. To create a key in it, name the project in the key's request."""
+    created = await projects.create(caller.tenant_id, **body.options(), **caller.by)
+    return ProjectBody.of(created)
+
+
+@router.get("/{project_id}", summary="Get a project")
+async def get_project(
+    projects: Projects, caller: CallerOfTenant, project_id: ProjectId
+) -> ProjectBody:
+    """Get a project with its own limits."""
+    return ProjectBody.of(await projects.get(caller.tenant_id, project_id, grantor=caller.grant))
+
+
+@router.patch("/{project_id}", summary="Update a project")
+async def change_project(
+    projects: Projects, caller: CallerOfTenant, project_id: ProjectId, body: ProjectChange
+) -> ProjectBody:
+    """Change the fields that the body contains."""
+    changed = await projects.update(caller.tenant_id, project_id, **body.options(), **caller.by)
+    return ProjectBody.of(changed)
+
+
+@router.post("/{project_id}:archive", summary="Archive a project")
+async def archive_project(
+    projects: Projects, caller: CallerOfTenant, project_id: ProjectId
+) -> ProjectBody:
+    """Archive the project. All gateways reject its keys within a second."""
+    archived = await projects.archive(caller.tenant_id, project_id, **caller.by)
+    return ProjectBody.of(archived)
+
+
+@router.post("/{project_id}:activate", summary="Activate an archived project")
+async def activate_project(
+    projects: Projects, caller: CallerOfTenant, project_id: ProjectId
+) -> ProjectBody:
+    """Activate the project. Its keys work again."""
+    activated = await projects.activate(caller.tenant_id, project_id, **caller.by)
+    return ProjectBody.of(activated)

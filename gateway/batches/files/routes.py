@@ -1,0 +1,178 @@
+"""Files, as OpenAI's API has them: `/v1/files`.
+
+Operators list and delete those of a tenant at `/admin/tenants/{tenant_id}/files`.
+"""
+
+from typing import Annotated, Any, Final, Literal
+
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
+
+from gateway.accounts.shared.callers import Caller, CallerOfTenant, any_tenant
+from gateway.accounts.shared.parameters import PLAIN
+from gateway.batches.files.content import MEDIA_TYPE, content_response
+from gateway.batches.files.schemas import DeletedFile, FileBody, FileList
+from gateway.batches.files.service import MAX_RETENTION_SECONDS, MIN_RETENTION_SECONDS, FileService
+from gateway.batches.files.store import Owner
+from gateway.batches.files.upload import Uploads
+from gateway.dialects.parameters import ignored_header
+from gateway.http.allowances import UnpaidRequests
+from gateway.http.authorization import Authorizer
+from gateway.http.exchange import exchange_of
+from gateway.http.services import made, services_of
+from gateway.platform.database.paging import PageRequest
+from gateway.records.batches import FilePurpose
+from gateway.records.principal import Principal
+from gateway.records.scopes import Scope
+
+_of_both = APIRouter(prefix="/files", tags=["Files"])
+_of_customers = APIRouter(prefix="/files", tags=["Files"])
+
+MAX_LIMIT: Final = 10_000
+"""As in OpenAI's API."""
+MOST_OF_PAGE: Final = 1_000
+
+_FORM: Final[dict[str, Any]] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["file", "purpose"],
+                    "properties": {
+                        "file": {
+                            "type": "string",
+                            "format": "binary",
+                            "description": "Requests, one JSON object per line, in UTF-8.",
+                        },
+                        "purpose": {"const": FilePurpose.BATCH.value},
+                        "expires_after[anchor]": {"const": "created_at"},
+                        "expires_after[seconds]": {
+                            "type": "integer",
+                            "minimum": MIN_RETENTION_SECONDS,
+                            "maximum": MAX_RETENTION_SECONDS,
+                            "description": "After this time the file is deleted.",
+                        },
+                    },
+                }
+            }
+        },
+    }
+}
+_CONTENT: Final[dict[int | str, dict[str, Any]]] = {
+    200: {"content": {MEDIA_TYPE: {"schema": {"type": "string"}}}, "description": "The file."},
+    206: {"content": {MEDIA_TYPE: {"schema": {"type": "string"}}}, "description": "A range."},
+    416: {
+        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
+        "description": "The range begins after the end of the file.",
+    },
+}
+
+
+async def caller_principal(request: Request) -> Principal:
+    """Authorize a caller of files and batches. Its requests count as unpaid."""
+    services = services_of(request)
+    principal = await services[Authorizer].authorize(request, Scope.COMPLETIONS)
+    services[UnpaidRequests].admit(exchange_of(request.scope), principal)
+    request.state.management_caller = Caller(principal, principal.tenant_id)
+    return principal
+
+
+def owner_of(caller: CallerOfTenant) -> Owner:
+    """Return the files and batches that a caller may use."""
+    return Owner(caller.tenant_id, None if caller.grant is None else caller.grant.project_id)
+
+
+Files = Annotated[FileService, made(FileService)]
+CallerPrincipal = Annotated[Principal, Depends(caller_principal)]
+OwnerOfFiles = Annotated[Owner, Depends(owner_of)]
+FileId = Annotated[str, Path(description="Id of the file.")]
+After = Annotated[
+    str | None, Query(min_length=1, max_length=63, description="`last_id` of the previous page.")
+]
+
+
+@_of_customers.post("", summary="Upload a file", openapi_extra=_FORM)
+async def upload_file(
+    request: Request,
+    response: Response,
+    uploads: Annotated[Uploads, made(Uploads)],
+    owner: OwnerOfFiles,
+    principal: CallerPrincipal,
+) -> FileBody:
+    """Upload the requests of a batch: a form with `file` and `purpose`.
+
+    The file is checked while it arrives, and an invalid one is refused with the number of its first
+    bad line. All routes under `/v1/files` need the scope `completions`. A project credential sees
+    only the files of its project.
+    """
+    file, ignored = await uploads.receive(request, owner, is_strict=principal.is_strict)
+    response.headers.update(ignored_header(ignored))
+    return FileBody.of(file)
+
+
+@_of_both.get("", summary="List files", response_model=FileList)
+async def list_files(
+    files: Files,
+    owner: OwnerOfFiles,
+    after: After = None,
+    limit: Annotated[
+        int,
+        Query(
+            ge=1,
+            le=MAX_LIMIT,
+            description=f"Maximum entries of one page, which never has more than {MOST_OF_PAGE}.",
+        ),
+        PLAIN,
+    ] = MAX_LIMIT,
+    order: Annotated[
+        Literal["asc", "desc"], Query(description="`asc`: oldest first; `desc`: newest first.")
+    ] = "desc",
+    purpose: Annotated[
+        FilePurpose | None, Query(description="Only files with this purpose.")
+    ] = None,
+) -> Response:
+    """List files by their time of creation, newest first by default."""
+    wanted = PageRequest(after, min(limit, MOST_OF_PAGE), is_newest_first=order == "desc")
+    page = await files.page(owner, wanted, purpose=purpose)
+    # FastAPI would check every entry again, and encode it in Python.
+    content = FileList.of(page, FileBody.of).model_dump_json()
+    return Response(content, media_type="application/json")
+
+
+@_of_customers.get("/{file_id}", summary="Get a file")
+async def get_file(files: Files, owner: OwnerOfFiles, file_id: FileId) -> FileBody:
+    """Get a file, without its content."""
+    return FileBody.of(await files.get(owner, file_id))
+
+
+@_of_customers.get(
+    "/{file_id}/content",
+    summary="Get the content of a file",
+    responses=_CONTENT,
+    response_class=Response,
+)
+async def get_content(
+    request: Request, files: Files, owner: OwnerOfFiles, file_id: FileId
+) -> Response:
+    """Get the content of a file, or the bytes that the header `Range` names.
+
+    A result file can be read while its batch runs; it contains the lines that have ended.
+    """
+    file = await files.get(owner, file_id)
+    return content_response(files.reader, file, request.headers.get("range"))
+
+
+@_of_both.delete("/{file_id}", summary="Delete a file")
+async def delete_file(files: Files, owner: OwnerOfFiles, file_id: FileId) -> DeletedFile:
+    """Delete a file. The input of a batch that has not ended cannot be deleted."""
+    await files.delete(owner, file_id)
+    return DeletedFile(id=file_id)
+
+
+customers = APIRouter(prefix="/v1", dependencies=[Depends(caller_principal)])
+customers.include_router(_of_both)
+customers.include_router(_of_customers)
+
+operators = APIRouter(prefix="/admin/tenants/{tenant_id}", dependencies=[Depends(any_tenant)])
+operators.include_router(_of_both)

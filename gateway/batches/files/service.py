@@ -1,0 +1,260 @@
+"""Files of tenants: uploads, results of batches, and their removal."""
+
+import logging
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+
+from common.tasks import each_apart
+from gateway.batches.files.reader import FileReader
+from gateway.batches.files.store import FileStore, Owner
+from gateway.platform.blobs import Blobs
+from gateway.platform.database.engine import Database
+from gateway.platform.database.locking import lock_tenant
+from gateway.platform.database.paging import Page, PageRequest
+from gateway.platform.settings import Settings
+from gateway.records.batches import File, FilePurpose
+from gateway.records.errors import (
+    NotFoundError,
+    StateConflictError,
+    StoreUnavailableError,
+    must,
+    shown,
+)
+from gateway.records.times import utc_now
+
+UPLOAD_LIMIT: Final = timedelta(hours=24)
+"""After this time an upload counts as abandoned."""
+MIN_RETENTION_SECONDS: Final = 3600
+MAX_RETENTION_SECONDS: Final = 2_592_000
+"""Bounds of `expires_after.seconds`, as in OpenAI's API."""
+REMOVAL: Final = timedelta(hours=1)
+"""After this time the removal of a file is tried again."""
+REMOVED_AT_ONCE: Final = 100
+REMOVALS_AT_ONCE: Final = 8
+MERGED_BYTES: Final = 8 * 1024 * 1024
+"""Bytes of the objects into which smaller ones are merged."""
+MERGED_PARTS: Final = 64
+"""Objects that are merged at once."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """The most bytes or lines that a file may have."""
+
+    most: int
+    message: str
+    """Names the limit: of a file, or of all files of the tenant."""
+
+    @classmethod
+    def of(cls, unit: str, most: int, *, of_tenant: int, used: int) -> "Bound":
+        """Return the smaller one of a file's limit and of what is left to its tenant."""
+        left = of_tenant - used
+        if left < most:
+            return cls(
+                left,
+                f"The files of an account must have at most {of_tenant} {unit}, "
+                f"of which {left} are left.",
+            )
+        return cls(most, f"The file must have at most {most} {unit}.")
+
+
+class FileService:
+    """Files of all tenants. All methods raise StoreUnavailableError."""
+
+    def __init__(self, settings: Settings, database: Database) -> None:
+        self._settings = settings
+        self._database = database
+        self._blobs = Blobs(settings.file_store)
+        self.reader = FileReader(database, self._blobs)
+        self.retention = settings.file_retention
+
+    # -- for customers ---------------------------------------------------------------------------
+
+    async def get(self, owner: Owner, file_id: str, *, param: str | None = None) -> File:
+        """Return a file. Raises NotFoundError, which names the parameter that has the id."""
+        file = None
+        if is_id(file_id):
+            async with self._database.reading() as transaction:
+                file = await FileStore(transaction).find(owner, file_id)
+        if file is None:
+            of_param = "" if param is None else f" in '{param}'"
+            raise NotFoundError(
+                f"The file {shown(file_id)}{of_param} does not exist or has expired.", param=param
+            )
+        return file
+
+    async def page(
+        self, owner: Owner, wanted: PageRequest, *, purpose: FilePurpose | None = None
+    ) -> Page[File]:
+        """Return a page of files. Raises InvalidParameterError for an unknown `after`."""
+        async with self._database.reading() as transaction:
+            return await FileStore(transaction).page(owner, wanted, purpose=purpose)
+
+    async def delete(self, owner: Owner, file_id: str) -> None:
+        """Delete a file. Raises NotFoundError, and StateConflictError if a batch still uses it."""
+        await self.get(owner, file_id)
+        now = utc_now()
+        async with self._database.writing() as transaction:
+            store = FileStore(transaction)
+            if await store.is_needed(file_id):
+                raise StateConflictError(
+                    f"The file {shown(file_id)} belongs to a batch that has not ended. "
+                    "Cancel the batch first."
+                )
+            is_in_use = await store.is_in_use(file_id)
+            expiry = now if is_in_use else now + REMOVAL
+            await store.change(file_id, is_visible=False, expires_at=expiry)
+        if is_in_use:
+            return
+        try:
+            await self.remove(file_id)
+        except StoreUnavailableError as error:
+            logger.warning("the file %s is removed later: %s", file_id, error)
+
+    async def require_room(self, tenant_id: str) -> tuple[Bound, Bound]:
+        """Return the bounds of the bytes and lines of the tenant's next file.
+
+        Raises StateConflictError if the tenant has the maximum already.
+        """
+        self._blobs.require()
+        async with self._database.reading() as transaction:
+            used = await FileStore(transaction).use_of(tenant_id)
+        of = self._settings
+        size = Bound.of(
+            "bytes", of.max_file_bytes, of_tenant=of.max_file_bytes_of_tenant, used=used.size
+        )
+        lines = Bound.of(
+            "lines", of.max_file_lines, of_tenant=of.max_file_lines_of_tenant, used=used.lines
+        )
+        if size.most <= 0 or lines.most <= 0:
+            raise self._full(used.size, used.lines)
+        return size, lines
+
+    def _full(self, size: int, lines: int) -> StateConflictError:
+        most = self._settings
+        return StateConflictError(
+            "The files of an account must have at most "
+            f"{most.max_file_bytes_of_tenant} bytes and {most.max_file_lines_of_tenant} lines. "
+            f"Given: {size} bytes, {lines} lines. Delete files first."
+        )
+
+    # -- contents --------------------------------------------------------------------------------
+
+    async def begin_upload(self, owner: Owner) -> File:
+        """Create an empty file, which is invisible until the upload is complete."""
+        file = File(
+            id=f"file-{secrets.token_hex(16)}",
+            tenant_id=owner.tenant_id,
+            project_id=owner.project_id,
+            name="",
+            purpose=FilePurpose.BATCH,
+            size=0,
+            lines=0,
+            created_at=utc_now(),
+            expires_at=None,
+        )
+        async with self._database.writing() as transaction:
+            await FileStore(transaction).add(file, is_visible=False)
+        return file
+
+    async def put(self, file_id: str, content: bytes) -> str:
+        """Write an object of a file, which does not belong to the file yet. Return its key."""
+        key = f"{file_id}/{secrets.token_hex(8)}"
+        await self._blobs.put(key, content)
+        return key
+
+    async def discard(self, keys: list[str]) -> None:
+        """Delete objects that belong to no file."""
+        await self._blobs.delete(keys)
+
+    async def finish_upload(
+        self,
+        file: File,
+        parts: Sequence[tuple[str, int]],
+        *,
+        name: str,
+        lines: int,
+        retention: timedelta | None,
+    ) -> File:
+        """Make an uploaded file visible, with these objects. Raises StateConflictError."""
+        retention = self.retention if retention is None else retention
+        async with self._database.writing() as transaction:
+            await lock_tenant(transaction, file.tenant_id)
+            store = FileStore(transaction)
+            await store.append(file.id, parts, lines=lines)
+            used = await store.use_of(file.tenant_id)
+            most = self._settings
+            if (
+                used.size > most.max_file_bytes_of_tenant
+                or used.lines > most.max_file_lines_of_tenant
+            ):
+                raise self._full(used.size, used.lines)
+            await store.change(
+                file.id, name=name, is_visible=True, expires_at=file.created_at + retention
+            )
+            found = await store.find(Owner(file.tenant_id), file.id)
+        assert found is not None  # noqa: S101 - this transaction has made it visible
+        return found
+
+    # -- removal and merging ---------------------------------------------------------------------
+
+    async def remove(self, file_id: str) -> None:
+        """Remove a file with its objects. Safe to repeat."""
+        await self._blobs.delete_folder(file_id)
+        async with self._database.writing() as transaction:
+            await FileStore(transaction).remove(file_id)
+
+    async def remove_old(self) -> int:
+        """Remove expired files and abandoned uploads; return how many.
+
+        One that cannot be removed is tried again in an hour. Raises the first error at the end.
+        """
+        now = utc_now()
+        async with self._database.writing() as transaction:
+            found = await FileStore(transaction).claim_removable(
+                now, uploads_before=now - UPLOAD_LIMIT, until=now + REMOVAL, limit=REMOVED_AT_ONCE
+            )
+        await each_apart(self.remove, found, at_once=REMOVALS_AT_ONCE)
+        return len(found)
+
+    async def merge_parts(self, file_id: str, *, at_least: int = 2) -> bool:
+        """Merge small objects of a file into one; return whether there may be more.
+
+        Does nothing for fewer than `at_least` objects.
+        """
+        async with self._database.reading() as transaction:
+            parts = await FileStore(transaction).small_parts(
+                file_id, most_bytes=MERGED_BYTES, limit=MERGED_PARTS
+            )
+        merged, size = [], 0
+        for part in parts:
+            if size >= MERGED_BYTES:
+                break
+            merged.append(part)
+            size += part.size
+        if len(merged) < at_least:
+            return False
+        content = await self.reader.read(file_id, merged[0].start, size)
+        key = await self.put(file_id, content)
+        async with self._database.writing() as transaction:
+            is_merged = await FileStore(transaction).merge(file_id, merged, key)
+        await self._blobs.delete([part.key for part in merged] if is_merged else [key])
+        return is_merged
+
+
+def is_id(text: str) -> bool:
+    """Return whether a text can be an id. PostgreSQL rejects some other characters."""
+    return len(text) <= 63 and text.isascii() and text.isprintable()
+
+
+def read_retention(seconds: int, *, param: str) -> timedelta:
+    """Return the time after which a file expires. Raises InvalidParameterError."""
+    if not MIN_RETENTION_SECONDS <= seconds <= MAX_RETENTION_SECONDS:
+        bounds = f"{MIN_RETENTION_SECONDS} to {MAX_RETENTION_SECONDS}"
+        raise must(param, f"be from {bounds} seconds", seconds)
+    return timedelta(seconds=seconds)

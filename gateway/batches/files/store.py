@@ -1,0 +1,202 @@
+"""Queries on the tables `files` and `file_parts`."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any, Final, NamedTuple
+
+from sqlalchemy import ColumnElement, and_, delete, exists, false, func, insert, or_, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from gateway.platform.database.claims import lock_in_turns
+from gateway.platform.database.paging import Page, PageRequest, find_record, read_page
+from gateway.platform.database.tables import BatchRow, FilePartRow, FileRow
+from gateway.records.batches import ENDED, BatchStatus, File, FilePurpose
+
+
+def _is_used_by(*batches: ColumnElement[bool]) -> ColumnElement[bool]:
+    is_open = BatchRow.status.not_in(ENDED)
+    return exists().where(BatchRow.tenant_id == FileRow.tenant_id, is_open, *batches)
+
+
+_IS_INPUT: Final = BatchRow.input_file_id == FileRow.id
+_IS_RESULT: Final = or_(BatchRow.output_file_id == FileRow.id, BatchRow.error_file_id == FileRow.id)
+_IS_IN_USE: Final = _is_used_by(or_(_IS_INPUT, _IS_RESULT))
+_IS_NEEDED: Final = _is_used_by(
+    or_(
+        _IS_RESULT,
+        and_(_IS_INPUT, BatchRow.status.in_((BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS))),
+    )
+)
+"""A batch that ends only names the lines of its input: the file may be deleted, and is then removed
+when the batch has ended."""
+
+
+class Part(NamedTuple):
+    """An object that contains a part of a file."""
+
+    key: str
+    start: int
+    """Bytes of the file before it."""
+    size: int
+
+
+class TenantUse(NamedTuple):
+    """What all files of a tenant take."""
+
+    size: int
+    lines: int
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """A tenant, or one of its projects, whose files and batches a caller may use."""
+
+    tenant_id: str
+    project_id: str | None = None
+    """Restricts the caller to this project."""
+
+    def conditions(self, table: type[FileRow] | type[BatchRow]) -> list[ColumnElement[bool]]:
+        """Return the conditions for the rows that the caller may use."""
+        of_tenant = table.tenant_id == self.tenant_id
+        if self.project_id is None:
+            return [of_tenant]
+        return [of_tenant, table.project_id == self.project_id]
+
+
+class FileStore:
+    """Files, within one transaction."""
+
+    def __init__(self, transaction: AsyncSession) -> None:
+        self._transaction = transaction
+
+    async def add(self, file: File, *, is_visible: bool) -> None:
+        """Insert a file without parts."""
+        self._transaction.add(FileRow(**asdict(file), parts=0, is_visible=is_visible))
+        await self._transaction.flush()
+
+    async def find(self, owner: Owner, file_id: str, *, is_locked: bool = False) -> File | None:
+        """Return a file of the owner; with `is_locked`, nothing else changes it meanwhile."""
+        conditions = (*owner.conditions(FileRow), FileRow.id == file_id, FileRow.is_visible)
+        return await find_record(self._transaction, FileRow, *conditions, is_locked=is_locked)
+
+    async def page(
+        self, owner: Owner, wanted: PageRequest, *, purpose: FilePurpose | None = None
+    ) -> Page[File]:
+        """Return a page of the owner's files."""
+        conditions = [*owner.conditions(FileRow), FileRow.is_visible.is_(True)]
+        if purpose is not None:
+            conditions.append(FileRow.purpose == purpose)
+        return await read_page(self._transaction, FileRow, wanted, *conditions)
+
+    async def use_of(self, tenant_id: str) -> TenantUse:
+        """Return what all files of a tenant take."""
+        row = await self._transaction.execute(
+            select(func.sum(FileRow.size), func.sum(FileRow.lines)).where(
+                FileRow.tenant_id == tenant_id
+            )
+        )
+        return TenantUse(*(int(value or 0) for value in row.one()))
+
+    async def append(self, file_id: str, parts: Sequence[tuple[str, int]], *, lines: int) -> bool:
+        """Append objects, given as key and bytes, to a file. Return False if it is deleted.
+
+        Appends to one file run one after the other.
+        """
+        row = await self._transaction.scalar(
+            select(FileRow).where(FileRow.id == file_id).with_for_update()
+        )
+        if row is None:
+            return False
+        start, rows = row.size, []
+        for number, (key, size) in enumerate(parts, start=row.parts):
+            values = {"number": number, "key": key, "start": start, "size": size}
+            rows.append({"file_id": file_id, **values})
+            start += size
+        if rows:
+            await self._transaction.execute(insert(FilePartRow), rows)
+        row.size, row.lines, row.parts = start, row.lines + lines, row.parts + len(rows)
+        await self._transaction.flush()
+        return True
+
+    async def change(self, file_id: str, **columns: Any) -> None:
+        """Change columns of a file."""
+        await self._transaction.execute(
+            update(FileRow).where(FileRow.id == file_id).values(**columns)
+        )
+
+    async def parts(self, file_id: str, *, start: int, limit: int) -> list[Part]:
+        """Return parts of a file, beginning with the one that contains byte `start`."""
+        rows = await self._transaction.execute(
+            select(FilePartRow.key, FilePartRow.start, FilePartRow.size)
+            .where(FilePartRow.file_id == file_id, FilePartRow.start + FilePartRow.size > start)
+            .order_by(FilePartRow.start)
+            .limit(limit)
+        )
+        return [Part(*row) for row in rows]
+
+    async def small_parts(self, file_id: str, *, most_bytes: int, limit: int) -> list[Part]:
+        """Return the first parts of at most `most_bytes` that follow each other."""
+        first = await self._transaction.scalar(
+            select(func.min(FilePartRow.start)).where(
+                FilePartRow.file_id == file_id, FilePartRow.size < most_bytes
+            )
+        )
+        return [] if first is None else await self.parts(file_id, start=first, limit=limit)
+
+    async def merge(self, file_id: str, parts: Sequence[Part], key: str) -> bool:
+        """Replace parts that follow each other by one. Return False if they do not exist."""
+        first, last = parts[0], parts[-1]
+        is_of = FilePartRow.file_id == file_id
+        removed = await self._transaction.scalars(
+            delete(FilePartRow)
+            .where(is_of, FilePartRow.start.between(first.start, last.start))
+            .returning(FilePartRow.number)
+        )
+        numbers = sorted(removed)
+        if len(numbers) != len(parts):
+            return False
+        size = sum(part.size for part in parts)
+        values = {"number": numbers[0], "key": key, "start": first.start, "size": size}
+        await self._transaction.execute(insert(FilePartRow), [{"file_id": file_id, **values}])
+        return True
+
+    async def claim_removable(
+        self, now: datetime, *, uploads_before: datetime, until: datetime, limit: int
+    ) -> list[str]:
+        """Claim files that are expired, deleted or never completed, in turns of their tenants.
+
+        Return their ids. They are deleted for customers, and can be claimed again after `until`.
+        """
+        is_abandoned = and_(FileRow.expires_at.is_(None), FileRow.created_at < uploads_before)
+        rows = await lock_in_turns(
+            self._transaction,
+            FileRow,
+            is_due=and_(
+                or_(FileRow.expires_at < now, and_(FileRow.is_visible.is_(False), is_abandoned)),
+                ~_IS_IN_USE,
+            ),
+            is_held=false(),
+            owners=(FileRow.tenant_id,),
+            order=FileRow.created_at,
+            limit=limit,
+        )
+        for row in rows:
+            row.is_visible, row.expires_at = False, until
+        await self._transaction.flush()
+        return [row.id for row in rows]
+
+    async def is_needed(self, file_id: str) -> bool:
+        """Return whether a batch still runs the lines of the file, or writes the file."""
+        query = select(FileRow.id).where(FileRow.id == file_id, _IS_NEEDED)
+        return await self._transaction.scalar(query) is not None
+
+    async def is_in_use(self, file_id: str) -> bool:
+        """Return whether a batch that has not ended reads or writes the file."""
+        query = select(FileRow.id).where(FileRow.id == file_id, _IS_IN_USE)
+        return await self._transaction.scalar(query) is not None
+
+    async def remove(self, file_id: str) -> None:
+        """Remove a file and its parts, whose objects are deleted already."""
+        await self._transaction.execute(delete(FilePartRow).where(FilePartRow.file_id == file_id))
+        await self._transaction.execute(delete(FileRow).where(FileRow.id == file_id))

@@ -1,0 +1,251 @@
+"""Prepaid credits: grants, adjustments, consumption by usage, and expiry."""
+
+import secrets
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta
+from itertools import zip_longest
+from typing import Any, Final
+
+from sqlalchemy import ColumnExpressionArgument, func, select
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import InstrumentedAttribute, aliased
+
+from common.tasks import each_apart
+from gateway.accounts.audit.log import SYSTEM
+from gateway.accounts.changes import Service, changing
+from gateway.accounts.tenants.service import reading_of_tenant
+from gateway.billing.credits.checks import (
+    MAX_AMOUNT_MICROS,
+    check_amount,
+    check_note,
+    future_expiry,
+)
+from gateway.billing.credits.funds import replay, turning_points
+from gateway.platform.database.paging import Page, PageRequest, list_records, read_page
+from gateway.platform.database.tables import CreditRow, LedgerRow
+from gateway.records.checks import check_known
+from gateway.records.errors import InvalidParameterError, StoreUnavailableError
+from gateway.records.records import Credit, CreditKind
+from gateway.records.times import utc_now
+
+GRACE: Final = timedelta(minutes=5)
+"""Minimum time between a grant's expiry and taking it back.
+
+Requests admitted before the expiry must have ended and reached the ledger. Other credits pay for a
+request that takes longer, or it creates a debt.
+"""
+
+_ACTIONS: Final = {
+    CreditKind.GRANT: "credit.grant",
+    CreditKind.ADJUSTMENT: "credit.adjust",
+    CreditKind.EXPIRY: "credit.expire",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """A tenant's balance by the ledger, which usage reaches a few seconds after it ends."""
+
+    granted_micros: int
+    """All grants and adjustments, minus expired credits that were taken back."""
+    spent_micros: int
+
+    @property
+    def micros(self) -> int:
+        """The balance in micro-dollars; a negative balance is a debt."""
+        return self.granted_micros - self.spent_micros
+
+
+class CreditService(Service):
+    """Changes and shows balances."""
+
+    async def grant(
+        self,
+        tenant_id: str,
+        amount_micros: int,
+        *,
+        note: str = "",
+        expires_at: datetime | None = None,
+        actor: str = SYSTEM,
+    ) -> Credit:
+        """Grant the tenant micro-dollars, which expire at `expires_at` if given."""
+        check_amount(amount_micros, least=1)
+        check_note(note)
+        expires_at = future_expiry(expires_at)
+        return await self._add(
+            _credit(tenant_id, CreditKind.GRANT, amount_micros, note=note, expires_at=expires_at),
+            actor=actor,
+        )
+
+    async def adjust(
+        self, tenant_id: str, amount_micros: int, *, note: str, actor: str = SYSTEM
+    ) -> Credit:
+        """Add to the tenant's balance; a negative amount deducts. The note gives the reason."""
+        check_amount(amount_micros, least=-MAX_AMOUNT_MICROS)
+        if amount_micros == 0:
+            raise InvalidParameterError("'amount_micros' must not be 0.", param="amount_micros")
+        check_note(note)
+        if not note.strip():
+            raise InvalidParameterError("'note' must not be empty for an adjustment.", param="note")
+        credit = _credit(tenant_id, CreditKind.ADJUSTMENT, amount_micros, note=note)
+        return await self._add(credit, actor=actor)
+
+    async def balance(self, tenant_id: str) -> Balance:
+        """Return the tenant's balance."""
+        async with reading_of_tenant(self._database, tenant_id) as transaction:
+            return await balance_of(transaction, tenant_id)
+
+    async def page(self, tenant_id: str, wanted: PageRequest) -> Page[Credit]:
+        """Return a page of balance changes, oldest first."""
+        async with reading_of_tenant(self._database, tenant_id) as transaction:
+            is_its = CreditRow.tenant_id == tenant_id
+            return await read_page(transaction, CreditRow, wanted, is_its)
+
+    async def expire_due(self, now: datetime) -> int:
+        """Take back the rest of grants that expired more than `GRACE` ago.
+
+        Two calls may run at once: each grant is taken back once. Return the number of such grants.
+        One tenant's failure, which is raised at the end, delays no other tenant.
+        """
+        expiry = aliased(CreditRow)
+        due = (
+            select(CreditRow.tenant_id)
+            .outerjoin(expiry, expiry.grant_id == CreditRow.id)
+            .where(CreditRow.expires_at < now - GRACE, expiry.id.is_(None))
+            .distinct()
+            .order_by(CreditRow.tenant_id)
+        )
+        async with self._database.reading() as transaction:
+            tenants = list(await transaction.scalars(due))
+        expired = []
+
+        async def expire(tenant_id: str) -> None:
+            async def expiries(transaction: AsyncSession) -> list[Credit]:
+                return await _expiries(transaction, tenant_id, now)
+
+            expired.extend(await self._append(tenant_id, expiries))
+
+        await each_apart(expire, tenants, at_once=1)
+        return len(expired)
+
+    async def _add(self, credit: Credit, *, actor: str) -> Credit:
+        async def added(_transaction: AsyncSession) -> list[Credit]:
+            return [credit]
+
+        await self._append(credit.tenant_id, added, actor=actor)
+        return credit
+
+    async def _append(
+        self,
+        tenant_id: str,
+        find: Callable[[AsyncSession], Awaitable[list[Credit]]],
+        *,
+        actor: str = SYSTEM,
+    ) -> list[Credit]:
+        """Add credits to the database, and mark the balance in Redis to be derived again.
+
+        A change that Redis did not receive must not be repeated, since it would be applied twice.
+        The method therefore contacts Redis first: while Redis is unavailable, nothing changes.
+        """
+        check_known(tenant_id, "tenant")
+        try:
+            await self._announcer.credits_changed(tenant_id)
+        except StoreUnavailableError as error:
+            raise StoreUnavailableError(
+                "Redis is unavailable, so nothing was changed. Retry later.",
+                detail=f"{error.detail} Nothing was changed. Retry later.",
+            ) from error
+        async with changing(self._database, tenant_id, actor=actor, is_locked=True) as change:
+            written = await find(change.transaction)
+            for credit in written:
+                await change.insert(CreditRow(**asdict(credit)))
+                await change.audit(_ACTIONS[credit.kind], credit.id, _details(credit))
+        # Not announced by the unit of work: this error must say that the change is saved.
+        try:
+            await self._announcer.credits_changed(tenant_id)
+        except StoreUnavailableError as error:
+            names = ", ".join(credit.id for credit in written)
+            saved = f"The change is saved ({names}); do not repeat it."
+            consequence = "The next reconciliation corrects the balance in Redis."
+            raise StoreUnavailableError(
+                f"{saved} Redis became unavailable meanwhile. {consequence}",
+                detail=f"{saved} {error.detail} {consequence}",
+            ) from error
+        return written
+
+
+async def balance_of(transaction: AsyncSession, tenant_id: str) -> Balance:
+    """Return the tenant's balance, as this transaction sees it."""
+    return Balance(
+        await _sum(transaction, CreditRow.amount_micros, CreditRow.tenant_id == tenant_id),
+        await _spent(transaction, LedgerRow.tenant_id == tenant_id),
+    )
+
+
+async def _spent(transaction: AsyncSession, *conditions: ColumnExpressionArgument[bool]) -> int:
+    return await _sum(transaction, LedgerRow.cost_micros, LedgerRow.is_prepaid, *conditions)
+
+
+async def _sum(
+    transaction: AsyncSession,
+    column: InstrumentedAttribute[int],
+    *conditions: ColumnExpressionArgument[bool],
+) -> int:
+    return int(await transaction.scalar(select(func.sum(column)).where(*conditions)) or 0)
+
+
+async def _expiries(transaction: AsyncSession, tenant_id: str, now: datetime) -> list[Credit]:
+    """Return the expiry entries of the tenant's due grants."""
+    known = await list_records(transaction, CreditRow, CreditRow.tenant_id == tenant_id)
+    ended = {credit.grant_id for credit in known}
+    due = [
+        credit
+        for credit in known
+        if credit.expires_at is not None
+        and credit.expires_at < now - GRACE
+        and credit.id not in ended
+    ]
+    if not due:
+        return []
+    times, time = turning_points(known, now), LedgerRow.created_at
+    spent: dict[datetime, int] = {}
+    for start, end in zip_longest(times, times[1:]):
+        is_before_end = [] if end is None else [time < end]
+        conditions = (LedgerRow.tenant_id == tenant_id, time >= start, *is_before_end)
+        spent[start] = await _spent(transaction, *conditions)
+    left = replay(known, spent).left
+    return [
+        _credit(tenant_id, CreditKind.EXPIRY, -left[grant.id], note=grant.note, grant_id=grant.id)
+        for grant in due
+    ]
+
+
+def _details(credit: Credit) -> dict[str, Any]:
+    details = {"expires_at": credit.expires_at, "grant_id": credit.grant_id}
+    return {
+        "amount_micros": credit.amount_micros,
+        "note": credit.note,
+        **{name: value for name, value in details.items() if value is not None},
+    }
+
+
+def _credit(
+    tenant_id: str,
+    kind: CreditKind,
+    amount_micros: int,
+    *,
+    note: str,
+    expires_at: datetime | None = None,
+    grant_id: str | None = None,
+) -> Credit:
+    return Credit(
+        id=f"crd_{secrets.token_hex(8)}",
+        tenant_id=tenant_id,
+        kind=kind,
+        amount_micros=amount_micros,
+        note=note,
+        created_at=utc_now(),
+        expires_at=expires_at,
+        grant_id=grant_id,
+    )

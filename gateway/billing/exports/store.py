@@ -1,0 +1,545 @@
+"""Queries on the tables `usage_positions`, `export_sinks` and `export_batches`."""
+
+import secrets
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final, NamedTuple
+
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    String,
+    and_,
+    case,
+    cast,
+    delete,
+    exists,
+    func,
+    select,
+    update,
+)
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from gateway.billing.ledger.store import LedgerStore
+from gateway.platform.database.tables import (
+    BatchState,
+    ExportBatchRow,
+    ExportSinkRow,
+    LedgerRow,
+    PositionRow,
+    TenantRow,
+)
+from gateway.records.times import EPOCH
+
+LEASE: Final = timedelta(seconds=60)
+"""How long one process may send to a sink before another one may; longer than an attempt takes."""
+ROWS_OF_WINDOW: Final = 200_000
+"""Positions that one transaction sums up."""
+HELD_AT_ONCE: Final = 100
+"""Held sums that one transaction releases."""
+OLDEST_EVENT: Final = timedelta(days=34)
+"""Stripe rejects events that are older than 35 days."""
+MAX_ERROR_CHARACTERS: Final = 200
+EXPORTED: Final = (BatchState.PENDING, BatchState.UNCERTAIN)
+
+_HOUR_FORMATS: Final = {"postgresql": "YYYYMMDDHH24", "sqlite": "%Y%m%d%H"}
+_MONTH_DIGITS: Final = 6
+
+
+class Batch(NamedTuple):
+    """A frozen part of the ledger, to send now."""
+
+    row: ExportBatchRow
+    requests: Sequence[LedgerRow]
+    """The single requests; none for a sum."""
+    was_uncertain: bool
+    """Whether the sink may have stored it in an earlier attempt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportState:
+    """How far the ledger is exported to a sink."""
+
+    name: str
+    kind: str
+    created_at: datetime
+    paused_at: datetime | None
+    lag_rows: int
+    oldest_at: datetime | None
+    """End of the oldest request that is not exported; rejected and held ones do not count."""
+    batches: dict[BatchState, int]
+    held_micros: int
+    failures: int
+    next_attempt_at: datetime | None
+    """Null unless the last attempt failed."""
+    last_error: str
+
+
+class Span(NamedTuple):
+    """Positions above `after`, up to `upto`."""
+
+    after: int
+    upto: int
+
+
+class ExportStore:
+    """Positions, sinks and their batches, within one transaction."""
+
+    def __init__(self, transaction: AsyncSession) -> None:
+        self._transaction = transaction
+
+    async def lock_sink(self, name: str) -> ExportSinkRow | None:
+        """Return the sink, locked until the transaction ends, or None if it does not exist."""
+        return await self._transaction.scalar(
+            select(ExportSinkRow).where(ExportSinkRow.name == name).with_for_update()
+        )
+
+    async def has_sink(self, name: str) -> bool:
+        """Whether the sink exists."""
+        return await self._transaction.get(ExportSinkRow, name) is not None
+
+    async def register(self, name: str, kind: str, now: datetime) -> ExportSinkRow:
+        """Return the locked sink. A new one exports what enters the ledger from now on."""
+        if (row := await self.lock_sink(name)) is not None:
+            return row
+        # Rows whose transactions saw no sink have no position. All of them are committed by now.
+        await LedgerStore(self._transaction).lock_positions()
+        if (row := await self.lock_sink(name)) is not None:
+            return row
+        newest = await self._transaction.scalar(select(func.max(PositionRow.position)))
+        row = ExportSinkRow(
+            name=name,
+            kind=kind,
+            tag=secrets.token_hex(4),
+            position=newest or 0,
+            closed_at=now,
+            created_at=now,
+            lease="",
+            leased_until=EPOCH,
+            failures=0,
+            next_attempt_at=EPOCH,
+            last_error="",
+        )
+        self._transaction.add(row)
+        await self._transaction.flush()
+        return row
+
+    async def freeze_requests(self, sink: ExportSinkRow, limit: int) -> None:
+        """Freeze the sink's next requests as one batch, unless another one is pending."""
+        if await self._transaction.scalar(
+            select(exists(select(ExportBatchRow.id).where(_is(sink.name, BatchState.PENDING))))
+        ):
+            return
+        positions = list(
+            await self._transaction.scalars(
+                select(PositionRow.position)
+                .where(PositionRow.position > sink.position)
+                .order_by(PositionRow.position)
+                .limit(limit)
+            )
+        )
+        if not positions:
+            return
+        span = Span(sink.position, positions[-1])
+        self._transaction.add(
+            _batch(sink.name, span, rows=len(positions), oldest_at=await self._oldest_end(span))
+        )
+        sink.position = span.upto
+        await self._transaction.flush()
+
+    async def freeze_sums(self, sink: ExportSinkRow, now: datetime, window: timedelta) -> None:
+        """At the end of a window, freeze what each postpaid tenant has used in each hour.
+
+        Sums of tenants without a customer are held, one for each month. A sum of 0 is no event.
+        """
+        if now - sink.closed_at < window:
+            return
+        newest = await self._transaction.scalar(select(func.max(PositionRow.position)))
+        span = Span(sink.position, min(newest or 0, sink.position + ROWS_OF_WINDOW))
+        if span.upto <= span.after:
+            sink.closed_at = now
+            return
+        for batch in await self._sums(sink, span):
+            if batch.customer:
+                self._transaction.add(batch)
+            else:
+                await self._hold(batch)
+        sink.position = span.upto
+        if span.upto == newest:
+            sink.closed_at = now
+        await self._transaction.flush()
+
+    async def release_held(self, sink: ExportSinkRow, now: datetime) -> None:
+        """Make held sums of tenants that have a customer by now pending."""
+        found = await self._transaction.execute(
+            select(ExportBatchRow, func.coalesce(TenantRow.stripe_customer_id, ""))
+            .join(TenantRow, TenantRow.id == ExportBatchRow.tenant_id)
+            .where(_is(sink.name, BatchState.HELD), TenantRow.stripe_customer_id.is_not(None))
+            .order_by(ExportBatchRow.id)
+            .limit(HELD_AT_ONCE)
+        )
+        for batch, customer in found.all():
+            batch.identifier = f"{batch.identifier}:{batch.upto:x}:{sink.tag}"
+            batch.customer = customer
+            batch.state = BatchState.PENDING
+            batch.occurred_at = max(batch.occurred_at, now - OLDEST_EVENT)
+        await self._transaction.flush()
+
+    async def stop_uncertain(self, name: str, before: datetime) -> list[int]:
+        """Stop sending batches that have been uncertain since `before`. Return their ids."""
+        stopped = await self._transaction.scalars(
+            update(ExportBatchRow)
+            .where(_is(name, BatchState.PENDING), ExportBatchRow.uncertain_since <= before)
+            .values(state=BatchState.UNCERTAIN)
+            .returning(ExportBatchRow.id)
+        )
+        return list(stopped)
+
+    async def take(self, name: str, now: datetime, limit: int) -> list[Batch]:
+        """Return the pending batches that were sent least often, at most one for each customer.
+
+        From now on the sink may have stored them.
+        """
+        rows = await self._transaction.scalars(
+            select(ExportBatchRow)
+            .where(_is(name, BatchState.PENDING))
+            .order_by(ExportBatchRow.attempts, ExportBatchRow.id)
+            .limit(limit)
+        )
+        found = []
+        # Stripe limits concurrent calls to one for each customer and meter.
+        for row in {row.customer: row for row in reversed(rows.all())}.values():
+            was_uncertain = row.uncertain_since is not None
+            row.attempts += 1
+            row.uncertain_since = row.uncertain_since or now
+            requests = await self._requests(row) if row.cost_micros is None else ()
+            found.append(Batch(row, requests, was_uncertain))
+        await self._transaction.flush()
+        return found
+
+    async def delivered(self, name: str, batch_id: int) -> None:
+        """Remove a batch that the sink has stored."""
+        await self._transaction.execute(delete(ExportBatchRow).where(ExportBatchRow.id == batch_id))
+        await self._set(name, failures=0, next_attempt_at=EPOCH, last_error="")
+
+    async def rejected(self, name: str, batch: Batch, error: str) -> bool:
+        """Divide a batch that the sink has not accepted; put aside a single event.
+
+        Return whether it was put aside.
+        """
+        row = await self._transaction.scalar(
+            select(ExportBatchRow)
+            .where(
+                ExportBatchRow.id == batch.row.id,
+                # Another process may have divided it, if this one has lost its lease.
+                ExportBatchRow.upto == batch.row.upto,
+                _is(name, BatchState.PENDING),
+            )
+            .with_for_update()
+        )
+        if row is None:
+            return False
+        if not batch.was_uncertain:
+            row.uncertain_since = None
+        positions = await self._positions(Span(row.after, row.upto)) if batch.requests else []
+        if len(positions) > 1:
+            await self._divide(row, positions)
+            return False
+        if batch.requests:
+            row.identifier = batch.requests[0].request_id
+            row.tenant_id = batch.requests[0].tenant_id
+        # A sum that was perhaps stored before must not be sent again without a decision.
+        is_open = batch.was_uncertain and not batch.requests
+        row.state = BatchState.UNCERTAIN if is_open else BatchState.REJECTED
+        row.last_error = error[:MAX_ERROR_CHARACTERS]
+        await self._transaction.flush()
+        return True
+
+    async def failed(
+        self, name: str, batch: Batch, error: str, *, is_certain: bool, next_attempt_at: datetime
+    ) -> None:
+        """Note a failed attempt.
+
+        Args:
+            name: the sink, to which nothing is sent before `next_attempt_at`.
+            batch: what was sent.
+            error: the reason.
+            is_certain: whether the sink has certainly not stored the batch.
+            next_attempt_at: when the sink gets the next request.
+        """
+        columns: dict[str, Any] = {"last_error": error[:MAX_ERROR_CHARACTERS]}
+        paused = {**columns, "next_attempt_at": next_attempt_at}
+        if is_certain and not batch.was_uncertain:
+            columns["uncertain_since"] = None
+        await self._transaction.execute(
+            update(ExportBatchRow).where(ExportBatchRow.id == batch.row.id).values(**columns)
+        )
+        await self._set(name, failures=ExportSinkRow.failures + 1, **paused)
+
+    async def release(self, name: str, lease: str) -> None:
+        """End the lease, so that another process may send at once."""
+        await self._transaction.execute(
+            update(ExportSinkRow)
+            .where(ExportSinkRow.name == name, ExportSinkRow.lease == lease)
+            .values(leased_until=EPOCH)
+        )
+
+    async def remove_exported(self) -> None:
+        """Remove the positions that no sink needs any more."""
+        least = select(func.min(ExportSinkRow.position)).scalar_subquery()
+        is_needed = exists(
+            select(ExportBatchRow.id).where(
+                ExportBatchRow.cost_micros.is_(None),
+                ExportBatchRow.after < PositionRow.position,
+                ExportBatchRow.upto >= PositionRow.position,
+            )
+        )
+        await self._transaction.execute(
+            delete(PositionRow).where(
+                PositionRow.position <= func.coalesce(least, 2**63 - 1), ~is_needed
+            )
+        )
+
+    async def set_paused(self, name: str, paused_at: datetime | None) -> None:
+        """Pause or resume a sink."""
+        await self._set(name, paused_at=paused_at, failures=0, next_attempt_at=EPOCH)
+
+    async def _set(self, name: str, **columns: Any) -> None:
+        is_it = ExportSinkRow.name == name
+        await self._transaction.execute(update(ExportSinkRow).where(is_it).values(**columns))
+
+    async def retry(
+        self, name: str, states: Collection[BatchState], now: datetime, batch_id: int | None = None
+    ) -> int:
+        """Make batches in these states, or one of them, pending again. Return how many."""
+        found = await self._transaction.scalars(
+            update(ExportBatchRow)
+            .where(*_chosen(name, states, batch_id))
+            .values(
+                state=BatchState.PENDING,
+                attempts=0,
+                uncertain_since=None,
+                occurred_at=case(
+                    (ExportBatchRow.occurred_at < now - OLDEST_EVENT, now - OLDEST_EVENT),
+                    else_=ExportBatchRow.occurred_at,
+                ),
+            )
+            .returning(ExportBatchRow.id)
+        )
+        return len(list(found))
+
+    async def discard(
+        self, name: str, states: Collection[BatchState], batch_id: int
+    ) -> ExportBatchRow | None:
+        """Remove a batch that is in one of these states, and return it."""
+        row = await self._transaction.scalar(
+            select(ExportBatchRow).where(*_chosen(name, states, batch_id)).with_for_update()
+        )
+        if row is not None:
+            await self._transaction.delete(row)
+            await self._transaction.flush()
+        return row
+
+    async def remove(self, name: str) -> None:
+        """Remove a sink with its batches."""
+        await self._transaction.execute(delete(ExportSinkRow).where(ExportSinkRow.name == name))
+
+    async def batches(
+        self, name: str, state: BatchState | None, *, after: int, limit: int
+    ) -> list[ExportBatchRow]:
+        """Return batches of a sink, oldest first."""
+        is_wanted = ExportBatchRow.sink == name if state is None else _is(name, state)
+        rows = await self._transaction.scalars(
+            select(ExportBatchRow)
+            .where(is_wanted, ExportBatchRow.id > after)
+            .order_by(ExportBatchRow.id)
+            .limit(limit)
+        )
+        return list(rows)
+
+    async def states(self) -> list[ExportState]:
+        """Return the states of all sinks, by name."""
+        newest = await self._transaction.scalar(select(func.max(PositionRow.position)))
+        rows = await self._transaction.scalars(select(ExportSinkRow).order_by(ExportSinkRow.name))
+        return [await self._state(row, newest or 0) for row in rows.all()]
+
+    async def _state(self, row: ExportSinkRow, newest: int) -> ExportState:
+        counts: dict[BatchState, int] = dict.fromkeys(BatchState, 0)
+        waiting, held_micros, ends = max(newest - row.position, 0), 0, []
+        if waiting:
+            ends.append(await self._oldest_end(Span(row.position, newest)))
+        for state, count, rows, micros, oldest_at in await self._transaction.execute(
+            select(
+                ExportBatchRow.state,
+                func.count(),
+                func.sum(ExportBatchRow.rows),
+                func.sum(ExportBatchRow.cost_micros),
+                func.min(ExportBatchRow.oldest_at),
+            )
+            .where(ExportBatchRow.sink == row.name)
+            .group_by(ExportBatchRow.state)
+        ):
+            counts[state] = count
+            if state is BatchState.HELD:
+                held_micros = int(micros or 0)
+            if state in EXPORTED:
+                waiting += int(rows)
+                ends.append(oldest_at)
+        return ExportState(
+            name=row.name,
+            kind=row.kind,
+            created_at=row.created_at,
+            paused_at=row.paused_at,
+            lag_rows=waiting,
+            oldest_at=min(ends, default=None),
+            batches=counts,
+            held_micros=held_micros,
+            failures=row.failures,
+            next_attempt_at=row.next_attempt_at if row.failures else None,
+            last_error=row.last_error,
+        )
+
+    async def _sums(self, sink: ExportSinkRow, span: Span) -> list[ExportBatchRow]:
+        dialect = self._transaction.get_bind().dialect.name
+        time: Any = LedgerRow.created_at
+        if dialect == "postgresql":
+            utc = func.timezone("UTC", time)
+            hour = func.to_char(utc, _HOUR_FORMATS[dialect], type_=String)
+        else:
+            hour = func.strftime(_HOUR_FORMATS[dialect], time, type_=String)
+        micros = cast(func.sum(LedgerRow.cost_micros), BigInteger)
+        found = await self._transaction.execute(
+            select(
+                LedgerRow.tenant_id,
+                hour.label("hour"),
+                micros,
+                func.count(),
+                func.min(LedgerRow.ended_at),
+                func.max(LedgerRow.created_at),
+                func.max(TenantRow.stripe_customer_id),
+            )
+            .select_from(PositionRow)
+            .join(LedgerRow, _IS_ROW)
+            .outerjoin(TenantRow, TenantRow.id == LedgerRow.tenant_id)
+            .where(_inside(span), ~LedgerRow.is_prepaid)
+            .group_by(LedgerRow.tenant_id, "hour")
+            .having(micros != 0)
+            .order_by(LedgerRow.tenant_id, "hour")
+        )
+        batches = []
+        for tenant_id, named_hour, cost_micros, rows, oldest_at, newest_at, customer in found:
+            # At most 100 characters, as Stripe requires; unique for this sink and span.
+            identifier = f"{tenant_id}:{named_hour}:{span.upto:x}:{sink.tag}"
+            if customer is None:
+                identifier = f"{tenant_id}:{named_hour[:_MONTH_DIGITS]}"
+            batches.append(
+                _batch(
+                    sink.name,
+                    span,
+                    rows=rows,
+                    oldest_at=oldest_at,
+                    state=BatchState.PENDING if customer else BatchState.HELD,
+                    identifier=identifier,
+                    tenant_id=tenant_id,
+                    customer=customer or "",
+                    cost_micros=cost_micros,
+                    occurred_at=newest_at,
+                )
+            )
+        return batches
+
+    async def _hold(self, batch: ExportBatchRow) -> None:
+        """Add a sum to the one that is held for the same tenant and month."""
+        held = await self._transaction.scalar(
+            select(ExportBatchRow).where(
+                _is(batch.sink, BatchState.HELD), ExportBatchRow.identifier == batch.identifier
+            )
+        )
+        if held is None:
+            self._transaction.add(batch)
+        else:
+            held.upto = batch.upto
+            held.rows += batch.rows
+            held.cost_micros = (held.cost_micros or 0) + (batch.cost_micros or 0)
+            held.occurred_at = max(held.occurred_at, batch.occurred_at)
+        await self._transaction.flush()
+
+    async def _divide(self, row: ExportBatchRow, positions: Sequence[int]) -> None:
+        half = len(positions) // 2
+        second = _batch(
+            row.sink,
+            Span(positions[half - 1], row.upto),
+            rows=len(positions) - half,
+            oldest_at=row.oldest_at,
+            occurred_at=row.occurred_at,
+            uncertain_since=row.uncertain_since,
+        )
+        row.upto, row.rows = positions[half - 1], half
+        self._transaction.add(second)
+        await self._transaction.flush()
+
+    async def _positions(self, span: Span) -> list[int]:
+        found = await self._transaction.scalars(
+            select(PositionRow.position).where(_inside(span)).order_by(PositionRow.position)
+        )
+        return list(found)
+
+    async def _requests(self, row: ExportBatchRow) -> list[LedgerRow]:
+        found = await self._transaction.scalars(
+            select(LedgerRow)
+            .select_from(PositionRow)
+            .join(LedgerRow, _IS_ROW)
+            .where(_inside(Span(row.after, row.upto)))
+            .order_by(PositionRow.position)
+        )
+        return list(found)
+
+    async def _oldest_end(self, span: Span) -> datetime:
+        """Return the end of the request at the first of these positions."""
+        end = await self._transaction.scalar(
+            select(LedgerRow.ended_at)
+            .select_from(PositionRow)
+            .join(LedgerRow, _IS_ROW)
+            .where(_inside(span))
+            .order_by(PositionRow.position)
+            .limit(1)
+        )
+        return EPOCH if end is None else end
+
+
+_IS_ROW: Final = and_(
+    LedgerRow.request_id == PositionRow.request_id, LedgerRow.created_at == PositionRow.created_at
+)
+
+
+def _inside(span: Span) -> ColumnElement[bool]:
+    return and_(PositionRow.position > span.after, PositionRow.position <= span.upto)
+
+
+def _is(name: str, state: BatchState) -> ColumnElement[bool]:
+    return and_(ExportBatchRow.sink == name, ExportBatchRow.state == state)
+
+
+def _chosen(
+    name: str, states: Collection[BatchState], batch_id: int | None
+) -> list[ColumnElement[bool]]:
+    chosen = [ExportBatchRow.sink == name, ExportBatchRow.state.in_(states)]
+    return chosen if batch_id is None else [*chosen, ExportBatchRow.id == batch_id]
+
+
+def _batch(
+    sink: str, span: Span, *, rows: int, oldest_at: datetime, **columns: Any
+) -> ExportBatchRow:
+    values = {
+        "state": BatchState.PENDING,
+        "identifier": "",
+        "customer": "",
+        "occurred_at": oldest_at,
+        "attempts": 0,
+        "last_error": "",
+        **columns,
+    }
+    return ExportBatchRow(
+        sink=sink, after=span.after, upto=span.upto, rows=rows, oldest_at=oldest_at, **values
+    )

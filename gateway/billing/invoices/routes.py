@@ -1,0 +1,104 @@
+"""Monthly statements.
+
+Tenants have these routes at `/v1/invoices`, operators at `/admin/tenants/{tenant_id}/invoices`.
+"""
+
+from datetime import datetime
+from typing import Annotated, Final, Literal
+
+from fastapi import APIRouter, Path, Query, Response
+from pydantic import BaseModel, BeforeValidator, Field
+
+from gateway.accounts.shared.callers import CallerOfTenant
+from gateway.accounts.shared.fields import RecordBody
+from gateway.billing.invoices.service import InvoiceService, Line, Statement
+from gateway.billing.usage.csv_text import to_csv
+from gateway.billing.usage.routes import WITH_CSV
+from gateway.http.services import made
+from gateway.records.records import Billing
+
+COLUMNS: Final = (
+    "month",
+    "model",
+    "service_tier",
+    "requests",
+    "failed_requests",
+    "prompt_tokens",
+    "cached_tokens",
+    "completion_tokens",
+    "cost_micros",
+)
+
+router = APIRouter(prefix="/invoices", tags=["Usage"])
+
+Month = Annotated[str, Path(max_length=7, description="A UTC month, such as `2026-11`.")]
+
+
+class LineBody(BaseModel):
+    """Usage of one model in one service tier."""
+
+    model: str
+    service_tier: str
+    requests: int
+    failed_requests: int
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    cost_micros: int
+
+
+def _bodies(lines: list[Line]) -> list[LineBody]:
+    return [
+        LineBody(model=each.model, service_tier=each.service_tier, **each.sums._asdict())
+        for each in lines
+    ]
+
+
+class StatementBody(RecordBody):
+    """What a tenant used in a month."""
+
+    object: Literal["invoice"] = "invoice"
+    tenant: str = Field(validation_alias="tenant_id")
+    tenant_name: str
+    month: str
+    start: datetime
+    end: datetime = Field(description="End of the month, exclusive.")
+    is_open: bool = Field(description="Whether the month has not ended yet.")
+    billing: Billing
+    lines: Annotated[list[LineBody], BeforeValidator(_bodies)]
+    total_micros: int = Field(description="Micro-dollars: the sum of the ledger's rows.")
+
+
+@router.get(
+    "/{month}",
+    summary="Get the statement of a month",
+    response_model=StatementBody,
+    responses=WITH_CSV,
+)
+async def get_statement(
+    invoices: Annotated[InvoiceService, made(InvoiceService)],
+    caller: CallerOfTenant,
+    month: Month,
+    format_: Annotated[
+        Literal["json", "csv"], Query(alias="format", description="Form of the statement.")
+    ] = "json",
+) -> Response | StatementBody:
+    """Get the usage and cost of a month by model and service tier.
+
+    `/v1/invoices` needs the scope `usage` and a credential of the whole account. A request counts
+    in the month in which it was admitted.
+    """
+    statement = await invoices.statement(caller.tenant_id, month)
+    if format_ == "csv":
+        return statement_csv(statement)
+    return StatementBody.of(statement)
+
+
+def statement_csv(statement: Statement) -> Response:
+    """Return a statement as CSV, one row for each line."""
+    rows = (
+        (statement.month, line.model, line.service_tier, *line.sums) for line in statement.lines
+    )
+    name = f"invoice-{statement.month}.csv"
+    headers = {"content-disposition": f'attachment; filename="{name}"'}
+    return Response(to_csv(COLUMNS, rows), media_type="text/csv", headers=headers)

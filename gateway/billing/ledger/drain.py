@@ -1,0 +1,115 @@
+"""Drain usage records from Redis to the ledger: at least once; the ledger keeps one of each."""
+
+import logging
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+from redis.asyncio import Redis
+
+from contract import keys
+from gateway.billing.ledger.rows import UnusableRecordError, row_of
+from gateway.billing.ledger.store import BATCH, LedgerStore
+from gateway.platform.database.engine import Database
+from gateway.records.usage_record import readable_usage
+
+FIELD: Final = b"u"
+
+Entry = tuple[bytes, Mapping[bytes, bytes]]
+"""Id and fields of a stream entry."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Batch:
+    """The rows that one transaction inserts, and their stream entries."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    entries: dict[int, list[bytes]] = field(default_factory=dict)
+    """Bucket -> ids of stream entries."""
+
+
+class Drain:
+    """Drains the 64 streams."""
+
+    def __init__(self, redis: Redis, database: Database) -> None:
+        self._redis = redis
+        self._database = database
+
+    async def run(self, *, seconds: float = 20.0) -> int:
+        """Drain until the streams are empty or `seconds` are over.
+
+        Returns how many records are new to the ledger. Raises RedisError or StoreUnavailableError;
+        records that are not in the ledger then stay in their streams.
+        """
+        deadline = time.monotonic() + seconds
+        buckets: Sequence[int] = range(keys.BUCKETS)
+        added = 0
+        while buckets:
+            pages = await self._read(buckets)
+            for batch in await self._batches(pages):
+                added += await self._move(batch)
+            if time.monotonic() > deadline:
+                break
+            buckets = [bucket for bucket, page in pages.items() if len(page) == BATCH]
+        return added
+
+    async def _read(self, buckets: Sequence[int]) -> dict[int, list[Entry]]:
+        """Return the oldest entries of each bucket that has any."""
+        pipeline = self._redis.pipeline(transaction=False)
+        for bucket in buckets:
+            pipeline.execute_command("XRANGE", keys.usage(bucket), "-", "+", "COUNT", BATCH)
+        pages = await pipeline.execute()
+        return {bucket: page for bucket, page in zip(buckets, pages, strict=True) if page}
+
+    async def _batches(self, pages: Mapping[int, Iterable[Entry]]) -> list[_Batch]:
+        """Group the entries of all buckets into as few transactions as possible."""
+        batches = [_Batch()]
+        for bucket, page in pages.items():
+            for entry_id, fields in page:
+                row = _row(fields)
+                if row is None:
+                    await self._put_aside(bucket, entry_id, fields)
+                    continue
+                if len(batches[-1].rows) == BATCH:
+                    batches.append(_Batch())
+                batches[-1].rows.append(row)
+                batches[-1].entries.setdefault(bucket, []).append(entry_id)
+        return [batch for batch in batches if batch.rows]
+
+    async def _move(self, batch: _Batch) -> int:
+        async with self._database.writing() as transaction:
+            added = await LedgerStore(transaction).insert(batch.rows)
+        # The entries are no longer needed. If deleting them fails, a second insert has no effect.
+        pipeline = self._redis.pipeline(transaction=False)
+        for bucket, entry_ids in batch.entries.items():
+            pipeline.execute_command("XDEL", keys.usage(bucket), *entry_ids)
+        await pipeline.execute()
+        return added
+
+    async def _put_aside(self, bucket: int, entry_id: bytes, fields: Mapping[bytes, bytes]) -> None:
+        """Move an unreadable record to a separate key, so that it does not block the stream."""
+        logger.error(
+            "usage record %s of bucket %d is unreadable and was moved to %s",
+            entry_id.decode(),
+            bucket,
+            keys.unreadable_usage(bucket),
+        )
+        content = fields.get(FIELD) or msgspec.msgpack.encode(dict(fields))
+        # Both keys are in one bucket, so this is atomic on a cluster too.
+        pipeline = self._redis.pipeline(transaction=True)
+        pipeline.execute_command("HSET", keys.unreadable_usage(bucket), entry_id, content)
+        pipeline.execute_command("XDEL", keys.usage(bucket), entry_id)
+        await pipeline.execute()
+
+
+def _row(fields: Mapping[bytes, bytes]) -> dict[str, Any] | None:
+    """Return the ledger row of an entry; None if the entry cannot be stored in the ledger."""
+    record = readable_usage(fields.get(FIELD))
+    try:
+        return None if record is None else row_of(record)
+    except UnusableRecordError:
+        return None

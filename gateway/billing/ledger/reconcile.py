@@ -1,0 +1,308 @@
+"""Reconcile Redis with the ledger, and the ledger's rows with their rollups.
+
+The numbers of a subject in Redis must equal the ledger's sums plus the records that are not yet
+drained. A wrong number is not corrected: the subject is unseeded, and its numbers are derived again
+when they are next needed.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Final, NamedTuple
+
+from redis.asyncio import Redis
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from common.tasks import each_apart
+from contract import keys
+from gateway.billing.ledger.drain import FIELD
+from gateway.billing.ledger.rollups import DAY, Rollups
+from gateway.billing.ledger.store import LedgerStore
+from gateway.limits import accounts
+from gateway.limits.accounts import AccountNumbers
+from gateway.limits.periods import DAY_MS
+from gateway.limits.store import QuotaStore
+from gateway.platform.database.engine import Database
+from gateway.platform.database.tables import ApiKeyRow, ProjectRow, TenantRow
+from gateway.platform.redis_client import MeasuredConnection
+from gateway.records.limits import LimitScope, subject_of
+from gateway.records.times import day_of, to_ms, to_time, utc_now
+from gateway.records.usage_record import UsageRecord, readable_usage
+
+LOOKS: Final = 3
+"""A number that differs by the same amount in this many reads is wrong.
+
+One difference may only mean that usage reached the ledger between two reads.
+"""
+MOST_LOOKS: Final = 8
+PAUSE_SECONDS: Final = 0.2
+MOST_UNDRAINED: Final = 20_000
+"""A bucket with more undrained records is left for the next run."""
+ROLLUP_DAYS: Final = 3
+"""Days whose rollups are compared with their rows."""
+
+_SCOPES = {subject_of(scope, "")[0]: scope for scope in LimitScope}
+_TENANTS: Final = {
+    LimitScope.TENANT: (TenantRow.id, TenantRow.id.label("tenant_id")),
+    LimitScope.PROJECT: (ProjectRow.id, ProjectRow.tenant_id),
+    LimitScope.KEY: (ApiKeyRow.id, ApiKeyRow.tenant_id),
+}
+"""Columns with the ids of holders of limits, and those of their tenants."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """A number that was wrong in Redis."""
+
+    tenant_id: str
+    subject: str
+    """Such as `t:acme`."""
+    number: str
+    """`requests_of_day`, `tokens_of_day`, `cost_of_month` or `credit`."""
+    redis: int
+    ledger: int
+    """The value from the ledger and the undrained records."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ReconcileReport:
+    """What was compared, and the differences that were found and healed."""
+
+    compared_accounts: int = 0
+    busy_accounts: int = 0
+    """Subjects that kept changing; they are compared in the next run."""
+    differences: list[Difference] = field(default_factory=list)
+    corrected_reservations: int = 0
+    """Subjects with a wrong amount held by open reservations."""
+    forgotten_requests: int = 0
+    """Concurrent requests that had no reservation."""
+    wrong_hours: list[datetime] = field(default_factory=list)
+    """Hours whose rollups did not match their rows."""
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether no difference was found."""
+        return not (
+            self.differences
+            or self.corrected_reservations
+            or self.forgotten_requests
+            or self.wrong_hours
+        )
+
+
+class _Counters(NamedTuple):
+    """A subject's counters in Redis and its undrained records, read at one moment."""
+
+    day: int
+    month: int
+    numbers: Mapping[str, int]
+    undrained: Sequence[UsageRecord]
+
+
+class _Holder(NamedTuple):
+    tenant_id: str
+    scope: LimitScope
+    id: str
+
+    @property
+    def subject(self) -> str:
+        return subject_of(self.scope, self.id)
+
+    def owns(self, record: UsageRecord) -> bool:
+        return record.tenant_id == self.tenant_id and record.id_of(self.scope) == self.id
+
+
+async def reconcile(
+    redis: Redis, database: Database, *, rollup_days: int = ROLLUP_DAYS
+) -> ReconcileReport:
+    """Compare everything, heal differences and report them.
+
+    Args:
+        redis: A client of the Redis server.
+        database: The ledger's database.
+        rollup_days: Number of days, today included, whose rollups are compared with their rows.
+
+    Raises RedisError or StoreUnavailableError; differences healed before stay healed.
+    """
+    report = ReconcileReport()
+    reconciler = _Reconciler(redis, database, report)
+    parts: list[Callable[[], Awaitable[None]]] = [
+        partial(part, bucket)
+        for bucket in range(keys.BUCKETS)
+        for part in (reconciler.compare_accounts, reconciler.audit_reservations)
+    ]
+    # One bad account or bucket hides no difference of the others.
+    parts.append(partial(reconciler.compare_rollups, rollup_days))
+    await each_apart(lambda part: part(), parts, at_once=1)
+    return report
+
+
+class _Reconciler:
+    def __init__(self, redis: Redis, database: Database, report: ReconcileReport) -> None:
+        self._redis = redis
+        self._executor = MeasuredConnection(redis)
+        self._database = database
+        self._report = report
+        self._store = QuotaStore(self._executor)
+
+    async def compare_accounts(self, bucket: int) -> None:
+        names = await self._executor.execute_command("SMEMBERS", keys.accounts(bucket))
+        holders = await self._holders(bucket, [name.decode() for name in names])
+        await each_apart(partial(self._compare, bucket), holders, at_once=1)
+
+    async def audit_reservations(self, bucket: int) -> None:
+        audit = await self._store.audit_open(bucket)
+        self._report.corrected_reservations += audit.corrected_subjects
+        self._report.forgotten_requests += audit.orphaned_requests
+
+    async def compare_rollups(self, days: int) -> None:
+        rollups, now = Rollups(self._database), utc_now()
+        # Day by day: reports read the rows of marked hours, and one transaction sums them up.
+        for age in reversed(range(days)):
+            day = day_of(now - timedelta(days=age))
+            wrong = await rollups.wrong_hours(since=day, until=min(day + DAY, now))
+            if not wrong:
+                continue
+            async with self._database.writing() as transaction:
+                await LedgerStore(transaction).mark_dirty(wrong)
+            await rollups.make_all()
+            self._report.wrong_hours += wrong
+
+    async def _holders(self, bucket: int, subjects: Sequence[str]) -> list[_Holder]:
+        """Return the holders of these names, without those that the database does not have."""
+        wanted = [
+            (_SCOPES[kind], id_)
+            for kind, _, id_ in (subject.partition(":") for subject in sorted(subjects))
+            if kind in _SCOPES
+        ]
+        if not wanted:
+            return []
+        async with self._database.reading() as transaction:
+            tenants = await _tenants_of(transaction, wanted)
+        return [
+            _Holder(tenants[scope, id_], scope, id_)
+            for scope, id_ in wanted
+            if (scope, id_) in tenants and keys.bucket_of(tenants[scope, id_]) == bucket
+        ]
+
+    async def _compare(self, bucket: int, holder: _Holder) -> None:
+        seen: list[dict[str, int]] = []
+        for _ in range(MOST_LOOKS):
+            counters = await self._counters(bucket, holder)
+            if counters is None:
+                return
+            differences = await self._differences(holder, counters)
+            if not differences:
+                self._report.compared_accounts += 1
+                return
+            seen.append({each.number: each.redis - each.ledger for each in differences})
+            if len(seen) >= LOOKS and all(each == seen[-1] for each in seen[-LOOKS:]):
+                await self._heal(holder, differences)
+                return
+            await asyncio.sleep(PAUSE_SECONDS)
+        self._report.busy_accounts += 1
+
+    async def _heal(self, holder: _Holder, differences: list[Difference]) -> None:
+        await self._store.unseed(holder.tenant_id, holder.subject)
+        self._report.compared_accounts += 1
+        self._report.differences += differences
+
+    async def _counters(self, bucket: int, holder: _Holder) -> _Counters | None:
+        """Return the counters; None if not seeded, or with too many undrained records."""
+        # Both keys are in one bucket: a transaction reads them at the same moment.
+        pipeline = self._redis.pipeline(transaction=True)
+        account = keys.account(bucket, holder.subject)
+        pipeline.execute_command("HMGET", account, "seeded", accounts.FIELD)
+        pipeline.execute_command("XRANGE", keys.usage(bucket), "-", "+", "COUNT", MOST_UNDRAINED)
+        values, entries = await pipeline.execute()
+        if None in values or len(entries) == MOST_UNDRAINED:
+            return None
+        numbers = AccountNumbers.decode(values[1])
+        known = {
+            "requests_of_day": numbers.requests,
+            "tokens_of_day": numbers.tokens,
+            "cost_of_month": numbers.cost_micros,
+            "credit": numbers.credit_micros if holder.scope is LimitScope.TENANT else None,
+        }
+        return _Counters(
+            numbers.day,
+            numbers.month,
+            {name: value for name, value in known.items() if value is not None},
+            list(_records_of(holder, entries)),
+        )
+
+    async def _differences(self, holder: _Holder, counters: _Counters) -> list[Difference]:
+        derived = await self._derive(holder, counters)
+        return [
+            Difference(
+                tenant_id=holder.tenant_id,
+                subject=holder.subject,
+                number=name,
+                redis=value,
+                ledger=derived[name],
+            )
+            for name, value in counters.numbers.items()
+            if value != derived[name]
+        ]
+
+    async def _derive(self, holder: _Holder, counters: _Counters) -> dict[str, int]:
+        """Return the correct values of the counters, for their day and month."""
+        day = (to_time(counters.day * DAY_MS), to_time((counters.day + 1) * DAY_MS))
+        month = _month_span(counters.month)
+        async with self._database.snapshot() as transaction:
+            store = LedgerStore(transaction)
+            of_day, of_month = [
+                await store.usage_between(*holder, start=start, end=end)
+                for start, end in (day, month)
+            ]
+            credit = await store.credit(holder.tenant_id) if "credit" in counters.numbers else 0
+            known = await store.known({record.request_id for record in counters.undrained})
+        rest = _missing(counters.undrained, known)
+        today = [record for record in rest if _is_within(record, day)]
+        return {
+            "requests_of_day": of_day.requests + len(today),
+            "tokens_of_day": of_day.tokens
+            + sum(record.prompt_tokens + record.completion_tokens for record in today),
+            "cost_of_month": of_month.cost_micros
+            + sum(record.cost_micros for record in rest if _is_within(record, month)),
+            "credit": credit - sum(record.cost_micros for record in rest if record.is_prepaid),
+        }
+
+
+def _records_of(
+    holder: _Holder, entries: Sequence[tuple[bytes, Mapping[bytes, bytes]]]
+) -> Iterator[UsageRecord]:
+    for _, fields in entries:
+        record = readable_usage(fields.get(FIELD))
+        if record is not None and holder.owns(record):
+            yield record
+
+
+def _missing(records: Sequence[UsageRecord], known: Collection[str]) -> list[UsageRecord]:
+    """Return the first record of each request that is not in the ledger."""
+    first = {record.request_id: record for record in reversed(records)}
+    return [record for request_id, record in first.items() if request_id not in known]
+
+
+def _is_within(record: UsageRecord, span: tuple[datetime, datetime]) -> bool:
+    return to_ms(span[0]) <= record.created_ms < to_ms(span[1])
+
+
+def _month_span(month: int) -> tuple[datetime, datetime]:
+    start = datetime(month // 100, month % 100, 1, tzinfo=UTC)
+    return start, (start + timedelta(days=31)).replace(day=1)
+
+
+async def _tenants_of(
+    transaction: AsyncSession, holders: Collection[tuple[LimitScope, str]]
+) -> dict[tuple[LimitScope, str], str]:
+    """Return the tenant of each known holder of limits, given by scope and id."""
+    found: dict[tuple[LimitScope, str], str] = {}
+    for scope, (id_column, tenant_column) in _TENANTS.items():
+        ids = [id_ for holder_scope, id_ in holders if holder_scope is scope]
+        query = select(id_column, tenant_column).where(id_column.in_(ids))
+        found |= {(scope, id_): tenant for id_, tenant in await transaction.execute(query)}
+    return found

@@ -1,0 +1,189 @@
+"""Ledger store: insert usage rows and query them for limits."""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final, NamedTuple
+
+from sqlalchemy import ColumnElement, and_, exists, func, insert, select, text
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from gateway.platform.database.partitions import make_partitions, month_start
+from gateway.platform.database.tables import (
+    CreditRow,
+    DirtyHourRow,
+    ExportSinkRow,
+    LedgerRow,
+    PositionRow,
+    Table,
+)
+from gateway.records.limits import LimitScope
+from gateway.records.times import hour_of
+from gateway.records.usage_record import Outcome
+
+BATCH: Final = 500
+"""Rows that one transaction inserts."""
+LATE: Final = ".late"
+"""Suffix of the id of usage settled after its request was settled as lost."""
+ASKED_AT_ONCE: Final = 5_000
+"""Request ids per query; databases limit the number of parameters."""
+
+POSITION_LOCK: Final = 7_585_427
+"""PostgreSQL advisory lock under which rows get their positions, until the commit."""
+
+_LEDGER = Table.metadata.tables[LedgerRow.__tablename__]
+
+
+class PeriodUsage(NamedTuple):
+    """Usage in a period."""
+
+    requests: int
+    tokens: int
+    cost_micros: int
+
+
+class LedgerStore:
+    """Queries on the ledger, within one transaction."""
+
+    def __init__(self, transaction: AsyncSession) -> None:
+        self._transaction = transaction
+
+    async def insert(self, rows: Sequence[Mapping[str, Any]]) -> int:
+        """Insert the rows of requests that are not in the ledger. Return how many are new.
+
+        Of several rows of one request the first counts. There is one exception: a gateway may
+        settle a request after a sweep settled it as lost. The gateway was alive, and may have
+        delivered everything, so the difference is added under a separate id. The hours of the new
+        rows are marked as dirty.
+        """
+        first = {row["request_id"]: row for row in reversed(rows)}
+        if not first:
+            return 0
+        added = await self._add(first)
+        again = [row for row in rows if row is not first[row["request_id"]]]
+        again += [row for request_id, row in first.items() if request_id not in added]
+        late = await self._add(await self._late(again))
+        times = [*added.values(), *late.values()]
+        await self.mark_dirty({hour_of(time) for time in times})
+        await self._number({**added, **late})
+        return len(times)
+
+    async def lock_positions(self) -> None:
+        """Block other transactions that number rows, until this one ends."""
+        # On SQLite the transaction holds the write lock from the start.
+        if self._transaction.get_bind().dialect.name == "postgresql":
+            await self._transaction.execute(
+                text("SELECT pg_advisory_xact_lock(:key)"), {"key": POSITION_LOCK}
+            )
+
+    async def _number(self, added: Mapping[str, datetime]) -> None:
+        """Give new rows their positions, if a sink exports the ledger."""
+        rows = [{"request_id": id_, "created_at": time} for id_, time in added.items()]
+        if not rows:
+            return
+        await self.lock_positions()
+        if await self._transaction.scalar(select(exists(select(ExportSinkRow.name)))):
+            await self._transaction.execute(insert(PositionRow), rows)
+
+    async def _add(self, rows: Mapping[str, Mapping[str, Any]]) -> dict[str, datetime]:
+        """Insert the rows that are new. Return their times by request id."""
+        if not rows:
+            return {}
+        months = {month_start(row["created_at"]) for row in rows.values()}
+        await make_partitions(self._transaction, months)
+        dialect = self._transaction.get_bind().dialect.name
+        add = (postgresql.insert if dialect == "postgresql" else sqlite.insert)(_LEDGER)
+        added = await self._transaction.execute(
+            add.on_conflict_do_nothing().returning(_LEDGER.c.request_id, _LEDGER.c.created_at),
+            # Sorted, so that two transactions that insert the same rows wait for each other without
+            # deadlock.
+            [rows[request_id] for request_id in sorted(rows)],
+        )
+        return {row.request_id: row.created_at for row in added}
+
+    async def _late(self, rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+        """Return the additional usage in rows of requests that were settled as lost."""
+        found = {row["request_id"]: row for row in rows if row["outcome"] is not Outcome.LOST}
+        if not found:
+            return {}
+        lost = await self._transaction.scalars(
+            select(LedgerRow).where(
+                LedgerRow.request_id.in_(found), LedgerRow.outcome == Outcome.LOST
+            )
+        )
+        late = [_difference(found[row.request_id], row) for row in lost]
+        return {row["request_id"]: row for row in late}
+
+    async def mark_dirty(self, hours: Iterable[datetime]) -> None:
+        """Mark these hours, so that their sums are computed again."""
+        marks = [{"hour": hour} for hour in sorted(hours)]
+        if marks:
+            await self._transaction.execute(insert(DirtyHourRow), marks)
+
+    async def usage_between(
+        self, tenant_id: str, scope: LimitScope, holder: str, *, start: datetime, end: datetime
+    ) -> PeriodUsage:
+        """Return the usage of a tenant, or of its project or key, from `start` up to `end`."""
+        row = await self._transaction.execute(
+            select(
+                func.count(),
+                func.sum(LedgerRow.prompt_tokens + LedgerRow.completion_tokens),
+                func.sum(LedgerRow.cost_micros),
+            ).where(
+                _is_of(tenant_id, scope, holder),
+                LedgerRow.created_at >= start,
+                LedgerRow.created_at < end,
+            )
+        )
+        return PeriodUsage(*(int(value or 0) for value in row.one()))
+
+    async def credit(self, tenant_id: str) -> int:
+        """Return the tenant's credits minus the cost of its prepaid requests, in micro-dollars."""
+        granted = await self._transaction.scalar(
+            select(func.sum(CreditRow.amount_micros)).where(CreditRow.tenant_id == tenant_id)
+        )
+        spent = await self._transaction.scalar(
+            select(func.sum(LedgerRow.cost_micros)).where(
+                LedgerRow.tenant_id == tenant_id, LedgerRow.is_prepaid
+            )
+        )
+        return int(granted or 0) - int(spent or 0)
+
+    async def known(self, request_ids: Collection[str]) -> set[str]:
+        """Return the given request ids that are in the ledger."""
+        found: set[str] = set()
+        for some in _chunks(sorted(request_ids)):
+            found.update(
+                await self._transaction.scalars(
+                    select(LedgerRow.request_id).where(LedgerRow.request_id.in_(some))
+                )
+            )
+        return found
+
+
+def _is_of(tenant_id: str, scope: LimitScope, holder: str) -> ColumnElement[bool]:
+    is_tenants = LedgerRow.tenant_id == tenant_id
+    match scope:
+        case LimitScope.TENANT:
+            return is_tenants
+        case LimitScope.PROJECT:
+            return and_(is_tenants, LedgerRow.project_id == holder)
+        case LimitScope.KEY:
+            return and_(is_tenants, LedgerRow.credential_id == holder)
+
+
+def _chunks(values: Sequence[str]) -> Iterator[Sequence[str]]:
+    return (values[i : i + ASKED_AT_ONCE] for i in range(0, len(values), ASKED_AT_ONCE))
+
+
+def _difference(row: Mapping[str, Any], lost: LedgerRow) -> dict[str, Any]:
+    """Return the row of a request minus its row that was settled as lost."""
+    late = {**row, "request_id": f"{lost.request_id}{LATE}"}
+    for name in ("prompt_tokens", "cached_tokens", "completion_tokens"):
+        free = f"free_{name}"
+        paid = (row[name] - row[free]) - (getattr(lost, name) - getattr(lost, free))
+        late[name] = max(row[name] - getattr(lost, name), 0)
+        # Negative if tokens that were free are now paid.
+        late[free] = late[name] - paid
+    late["cost_micros"] = row["cost_micros"] - lost.cost_micros
+    return late

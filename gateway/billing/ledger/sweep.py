@@ -1,0 +1,174 @@
+"""Settlement sweep: settle requests of dead gateways, whose reservations are no longer renewed.
+
+The sweep cancels their jobs, reads the engine's counts from the receipts and settles the requests
+as lost. A stream pays for its tokens: clients have received them, or can resume it. A gateway that
+returns may settle the same requests: the first settlement counts. A gateway that takes a request
+over renews its reservation first; then the sweep does not settle it.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+from redis.asyncio import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from common import clock
+from contract import keys
+from contract.outcomes import JobReceipt, JobState
+from contract.queue import JobQueue
+from gateway.limits.replies import ExpiredReservation
+from gateway.limits.store import QuotaStore
+from gateway.platform.redis_client import MeasuredConnection
+from gateway.records.usage_record import Counts, Outcome, UsageRecord, readable_usage
+
+PATIENCE_MS: Final = 600_000
+"""After this long without renewal, the request is settled even if its gateway is alive.
+
+The engine's last reported counts are then final.
+"""
+AT_ONCE: Final = 500
+"""Limit of reservations of one bucket that are read at once."""
+LOST_CODE: Final = "gateway_lost"
+
+logger = logging.getLogger(__name__)
+
+
+class _Abandoned(NamedTuple):
+    record: UsageRecord
+    expired_ms: int
+    """When its lease expired."""
+
+
+class Sweep:
+    """Finds and settles abandoned reservations in all buckets."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._executor = MeasuredConnection(redis)
+        self._store = QuotaStore(self._executor)
+        self.lost_micros = 0
+        """Cost in micro-dollars of all tokens that were settled free of charge."""
+
+    async def run(self, *, seconds: float = 20.0) -> int:
+        """Settle abandoned requests whose jobs have ended, and cancel the jobs of the others.
+
+        Looks past those that cannot be settled, until `seconds` are over. Returns how many requests
+        were settled. Raises RedisError.
+        """
+        deadline, settled = time.monotonic() + seconds, 0
+        kept = dict.fromkeys(range(keys.BUCKETS), 0)
+        while kept and time.monotonic() < deadline:
+            pages = await asyncio.gather(
+                *(self._store.expired(bucket, most=AT_ONCE, skip=kept[bucket]) for bucket in kept)
+            )
+            found = [[each for each in map(_abandoned, page) if each is not None] for page in pages]
+            alive = await self._living({each.record.gateway for some in found for each in some})
+            for bucket, page, some in zip(list(kept), pages, found, strict=True):
+                ended = sum([await self._try_to_end(each, alive) for each in some])
+                settled += ended
+                kept[bucket] += len(page) - ended
+                if len(page) < AT_ONCE:
+                    del kept[bucket]
+        return settled
+
+    async def _living(self, gateways: set[str]) -> set[str]:
+        names = sorted(gateways)
+        beats = await asyncio.gather(
+            *(self._executor.execute_command("EXISTS", keys.gateway_alive(n)) for n in names)
+        )
+        return {name for name, lives in zip(names, beats, strict=True) if lives}
+
+    async def _try_to_end(self, abandoned: _Abandoned, alive: set[str]) -> bool:
+        try:
+            return await self._end(abandoned, alive)
+        except (RedisConnectionError, RedisTimeoutError):
+            raise
+        except Exception:
+            # A faulty record must not block the others.
+            logger.exception("request %s cannot be settled", abandoned.record.request_id)
+            return False
+
+    async def _end(self, abandoned: _Abandoned, alive: set[str]) -> bool:
+        record = abandoned.record
+        is_overdue = clock.now_ms() - abandoned.expired_ms > PATIENCE_MS
+        if record.gateway in alive and not is_overdue:
+            return False
+        queue = JobQueue(self._executor, record.model)
+        job_ids = record.job_ids
+        receipts = await self._cancel(queue, record.tenant_id, job_ids)
+        if not is_overdue and not all(map(_has_ended, receipts)):
+            return False
+        # Does nothing if another gateway has taken the request over in the meantime.
+        expired_ms = abandoned.expired_ms
+        if record.line:
+            # The line runs again, and is recorded then.
+            is_settled = await self._store.release(
+                record.tenant_id, record.request_id, expired_ms=expired_ms
+            )
+        else:
+            settled = _settled(record, receipts)
+            is_settled = await self._store.settle(settled, expired_ms=expired_ms)
+            self.lost_micros += is_settled * _free_micros(settled)
+        if is_settled:
+            await queue.forget(job_ids)
+        return is_settled
+
+    async def _cancel(
+        self, queue: JobQueue, tenant_id: str, job_ids: Sequence[str]
+    ) -> list[JobReceipt]:
+        """Cancel jobs that have not ended; return the receipts afterwards."""
+        receipts = await queue.receipts(job_ids)
+        waiting = [
+            job_id
+            for job_id, receipt in zip(job_ids, receipts, strict=True)
+            if not _has_ended(receipt)
+        ]
+        if not waiting:
+            return receipts
+        await asyncio.gather(*(queue.cancel(job_id, tenant_id) for job_id in waiting))
+        return await queue.receipts(job_ids)
+
+
+def _abandoned(expired: ExpiredReservation) -> _Abandoned | None:
+    draft = readable_usage(expired.record)
+    if draft is None:
+        logger.error("the record of reservation %s cannot be read", expired.request_id)
+        return None
+    record = msgspec.structs.replace(
+        draft, request_id=expired.request_id, created_ms=expired.created_ms
+    )
+    return _Abandoned(record, expired.expired_ms)
+
+
+def _has_ended(receipt: JobReceipt) -> bool:
+    return receipt.state in (JobState.ENDED, JobState.ABSENT)
+
+
+def _counts(receipts: Iterable[JobReceipt]) -> Counts:
+    counts = [(each.prompt_tokens, each.cached_tokens, each.completion_tokens) for each in receipts]
+    return Counts(*map(sum, zip(*counts, strict=True)))
+
+
+def _free_micros(record: UsageRecord) -> int:
+    return record.cost_of(
+        prompt_tokens=record.free_prompt_tokens,
+        cached_tokens=record.free_cached_tokens,
+        completion_tokens=record.free_completion_tokens,
+    )
+
+
+def _settled(draft: UsageRecord, receipts: Sequence[JobReceipt]) -> UsageRecord:
+    def is_free(receipt: JobReceipt) -> bool:
+        return draft.is_whole or not receipt.completion_tokens
+
+    return draft.ended(
+        _counts(receipts),
+        free=_counts(filter(is_free, receipts)),
+        outcome=Outcome.LOST,
+        code=LOST_CODE,
+        engines=[receipt.engine for receipt in receipts],
+    )

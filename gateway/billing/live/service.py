@@ -1,0 +1,190 @@
+"""Live requests of a tenant: what waits and runs now, and its cancellation.
+
+Reservations show which requests are live, the queues of their models how far they are. Nothing is
+stored for this: a request that is not listed costs nothing.
+"""
+
+import asyncio
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+from common import clock
+from contract import keys
+from contract.messages import CancelResponse
+from contract.outcomes import JobReceipt, JobState
+from contract.queue import JobQueue
+from contract.scripts import CommandExecutor
+from gateway.accounts.audit.log import SYSTEM
+from gateway.accounts.changes import changing
+from gateway.accounts.tenants.service import reading_of_tenant
+from gateway.completions.queue.notices import send_notices
+from gateway.limits.store import QuotaStore
+from gateway.platform.database.engine import Database
+from gateway.records.checks import is_storable
+from gateway.records.errors import ConflictError, NotFoundError, shown
+from gateway.records.usage_record import UsageRecord
+
+MOST_JOBS: Final = 100
+"""Prompts of a request whose jobs are read."""
+CANCEL_SECONDS: Final = 5.0
+"""How long a gateway has to end a request."""
+ASK_AGAIN_SECONDS: Final = 1.0
+LOOK_SECONDS: Final = 0.05
+
+Position = tuple[int, str]
+"""When a request was admitted, as Unix time in milliseconds, and its id."""
+
+
+class LiveState(StrEnum):
+    """What happens with a live request."""
+
+    STARTING = "starting"  # It is admitted; its jobs are not on the queue yet.
+    WAITING = "waiting"  # No worker has claimed its jobs.
+    RUNNING = "running"  # A worker runs at least one of its jobs.
+    ENDING = "ending"  # Its jobs have ended, and it is not settled yet.
+    LOST = "lost"  # Its gateway is gone; another one or the sweep continues or settles it.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveRequest:
+    """A request that is admitted and not settled."""
+
+    record: UsageRecord
+    """The draft of its usage record."""
+    state: LiveState
+    age_ms: int
+    prompt_tokens: int
+    """0 until an engine has processed the prompt."""
+    completion_tokens: int
+    """By the last report of its workers, for its first `MOST_JOBS` prompts; so are the others."""
+    workers: Sequence[str]
+
+    @property
+    def position(self) -> Position:
+        """Its place in lists."""
+        return self.record.created_ms, self.record.request_id
+
+
+class LivePage(NamedTuple):
+    """A part of a tenant's live requests, oldest first."""
+
+    entries: list[LiveRequest]
+    next: Position | None
+    """The position after which the next page begins; None on the last page."""
+    total: int
+    """Live requests of the tenant."""
+    is_complete: bool
+    """False if there are so many requests that `total` may lack some."""
+
+
+class LiveRequests:
+    """Lists and cancels live requests. All methods raise RedisError and StoreUnavailableError."""
+
+    def __init__(self, database: Database, executor: CommandExecutor) -> None:
+        self._database = database
+        self._executor = executor
+        self._quotas = QuotaStore(executor)
+
+    async def page(self, tenant_id: str, *, after: Position | None, limit: int) -> LivePage:
+        """Return a page of the tenant's live requests. Raises NotFoundError."""
+        async with reading_of_tenant(self._database, tenant_id):
+            pass
+        found = await self._quotas.live(tenant_id)
+        start = 0 if after is None else bisect_right(found.requests, after)
+        wanted = found.requests[start : start + limit]
+        drafts = await asyncio.gather(
+            *(self._quotas.draft(tenant_id, request_id) for _, request_id in wanted)
+        )
+        records = [draft for draft in drafts if draft is not None]
+        alive = await self._alive({record.gateway for record in records})
+        entries = await asyncio.gather(
+            *(self._described(record, is_alive=record.gateway in alive) for record in records)
+        )
+        has_more = start + limit < len(found.requests)
+        return LivePage(
+            entries, wanted[-1] if has_more else None, len(found.requests), found.is_complete
+        )
+
+    async def get(self, tenant_id: str, request_id: str) -> LiveRequest:
+        """Return a live request. Raises NotFoundError."""
+        record = await self._find(tenant_id, request_id)
+        alive = await self._alive({record.gateway})
+        return await self._described(record, is_alive=bool(alive))
+
+    async def cancel(self, tenant_id: str, request_id: str, *, actor: str = SYSTEM) -> bool:
+        """Cancel a live request. Return False if its gateway has not ended it after some seconds.
+
+        The client gets the error `request_cancelled`, and the tenant pays for the work so far.
+        Raises NotFoundError, and ConflictError for a line of a batch.
+        """
+        record = await self._find(tenant_id, request_id)
+        if record.line:
+            batch_id = record.line.rpartition(":")[0]
+            raise ConflictError(
+                f"The request {shown(request_id)} is a line of the batch {shown(batch_id)}. "
+                "Cancel the batch."
+            )
+        details = {"model": record.full_model, "key": record.credential_id}
+        async with changing(self._database, tenant_id, actor=actor) as change:
+            await change.audit("request.cancel", request_id, details)
+        loop = asyncio.get_running_loop()
+        deadline, ask_at = loop.time() + CANCEL_SECONDS, loop.time()
+        while loop.time() < deadline:
+            # Another gateway may take the request over meanwhile.
+            draft = await self._quotas.draft(tenant_id, request_id)
+            if draft is None:
+                return True
+            if loop.time() >= ask_at:
+                ask_at += ASK_AGAIN_SECONDS
+                await self._ask(draft)
+            await asyncio.sleep(LOOK_SECONDS)
+        return False
+
+    async def _ask(self, record: UsageRecord) -> None:
+        # A request that resumed after its settlement has the id of its first reservation.
+        cancel = CancelResponse(record.request_id.partition(".")[0])
+        await send_notices(self._executor, record.gateway, sender="operator", cancels=[cancel])
+
+    async def _find(self, tenant_id: str, request_id: str) -> UsageRecord:
+        async with reading_of_tenant(self._database, tenant_id):
+            pass
+        draft = None
+        if is_storable(request_id):
+            draft = await self._quotas.draft(tenant_id, request_id)
+        if draft is None:
+            raise NotFoundError(
+                f"The tenant {shown(tenant_id)} has no live request {shown(request_id)}."
+            )
+        return draft
+
+    async def _alive(self, gateways: set[str]) -> set[str]:
+        names = sorted(gateways)
+        beats = await asyncio.gather(
+            *(self._executor.execute_command("EXISTS", keys.gateway_alive(n)) for n in names)
+        )
+        return {name for name, lives in zip(names, beats, strict=True) if lives}
+
+    async def _described(self, record: UsageRecord, *, is_alive: bool) -> LiveRequest:
+        job_ids = record.job_ids[:MOST_JOBS]
+        queue = JobQueue(self._executor, record.model)
+        receipts, workers = await asyncio.gather(queue.receipts(job_ids), queue.holders_of(job_ids))
+        return LiveRequest(
+            record=record,
+            state=_state(receipts) if is_alive else LiveState.LOST,
+            age_ms=max(clock.now_ms() - record.created_ms, 0),
+            prompt_tokens=sum(receipt.prompt_tokens for receipt in receipts),
+            completion_tokens=sum(receipt.completion_tokens for receipt in receipts),
+            workers=sorted(workers),
+        )
+
+
+def _state(receipts: Sequence[JobReceipt]) -> LiveState:
+    states = {receipt.state for receipt in receipts}
+    if JobState.RUNNING in states:
+        return LiveState.RUNNING
+    if JobState.WAITING in states:
+        return LiveState.WAITING
+    return LiveState.ENDING if JobState.ENDED in states else LiveState.STARTING

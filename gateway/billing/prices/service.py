@@ -1,0 +1,106 @@
+"""Prices: they are added, never changed, and never apply to the past."""
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+
+from contract.tier import ServiceTier
+from gateway.accounts.audit.log import SYSTEM
+from gateway.accounts.changes import Service, changing
+from gateway.platform.database.paging import list_records
+from gateway.platform.database.tables import PriceRow
+from gateway.records.checks import check_name
+from gateway.records.errors import InvalidParameterError, must
+from gateway.records.records import MAX_PRICE_MICROS, Price
+from gateway.records.times import in_utc, utc_now
+
+
+class PriceService(Service):
+    """The price table."""
+
+    async def add(
+        self,
+        model: str,
+        *,
+        prompt_micros: int,
+        completion_micros: int,
+        cached_micros: int | None = None,
+        service_tier: ServiceTier = ServiceTier.DEFAULT,
+        effective_at: datetime | None = None,
+        actor: str = SYSTEM,
+    ) -> Price:
+        """Set the price of a model from `effective_at` on, or from now.
+
+        Args:
+            model: the id under which workers announce it; need not be served at present.
+            prompt_micros: micro-dollars per million prompt tokens.
+            completion_micros: micro-dollars per million completion tokens.
+            cached_micros: for prompt tokens in the prefix cache; default: the price of other prompt
+                tokens.
+            service_tier: the tier of the price; `default` also applies to tiers without their own
+                price.
+            effective_at: not in the past, since past usage is already charged.
+            actor: recorded in the audit log.
+        """
+        micros = {
+            "prompt_micros": prompt_micros,
+            "cached_micros": prompt_micros if cached_micros is None else cached_micros,
+            "completion_micros": completion_micros,
+        }
+        check_name(model, param="model")
+        _check_micros(micros)
+        now = utc_now()
+        starts_at = now if effective_at is None else in_utc(effective_at, param="effective_at")
+        _check_start(starts_at, now)
+        row = PriceRow(
+            model=model,
+            service_tier=service_tier,
+            effective_at=starts_at,
+            created_at=now,
+            **micros,
+        )
+        async with changing(self._database, actor=actor) as change:
+            await change.insert(row)
+            price = row.to_record()
+            details = ("service_tier", *micros, "effective_at")
+            await change.audit("price.add", model, {name: getattr(price, name) for name in details})
+            change.announce(self._announcer.prices_changed)
+        return price
+
+    async def list_current(self, model: str | None = None) -> list[Price]:
+        """Return the prices in force now, one for each model and tier that has one."""
+        now = utc_now()
+        current = {
+            (price.model, price.service_tier): price
+            for price in await self.list_history(model)
+            if price.effective_at <= now
+        }
+        return _in_order(current.values())
+
+    async def list_history(self, model: str | None = None) -> list[Price]:
+        """Return every price, including future ones, in the order in which they take effect."""
+        conditions = [] if model is None else [PriceRow.model == model]
+        order = ("effective_at", "id")
+        async with self._database.reading() as transaction:
+            return await list_records(transaction, PriceRow, *conditions, order=order)
+
+
+def _in_order(prices: Iterable[Price]) -> list[Price]:
+    return sorted(prices, key=lambda price: (price.model, price.service_tier))
+
+
+def _check_start(starts_at: datetime, now: datetime) -> None:
+    if starts_at < now:
+        raise InvalidParameterError(
+            "'effective_at' must not be in the past, whose usage is already charged. "
+            f"Given: {starts_at.isoformat()}.",
+            param="effective_at",
+        )
+
+
+def _check_micros(micros: Mapping[str, int]) -> None:
+    for name, value in micros.items():
+        if not 0 <= value <= MAX_PRICE_MICROS:
+            raise must(name, f"be an integer from 0 to {MAX_PRICE_MICROS}", value)
+    cached, prompt = micros["cached_micros"], micros["prompt_micros"]
+    if cached > prompt:
+        raise must("cached_micros", f"be <= 'prompt_micros' ({prompt})", cached)

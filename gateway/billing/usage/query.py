@@ -1,0 +1,138 @@
+"""Query parameters of usage routes: time range, groups, page and format."""
+
+import base64
+from dataclasses import dataclass
+from typing import Annotated, Final, Literal
+
+import msgspec
+from fastapi import Depends, Header, Query
+
+from gateway.accounts.shared.parameters import MAX_CURSOR_CHARACTERS, PLAIN, PRINTABLE, text_filter
+from gateway.billing.usage.input import read_span
+from gateway.billing.usage.parts import UsageFilter
+from gateway.billing.usage.periods import Bucket, Span
+from gateway.records.errors import InvalidParameterError
+
+MAX_USAGE_PAGE: Final = 1000
+MAX_TIME_CHARACTERS: Final = 40
+
+
+def _time(description: str) -> object:
+    return Query(
+        max_length=MAX_TIME_CHARACTERS,
+        description=f"{description} A date or time such as `2026-11-01` or `2026-11-01T10:00:00Z`; "
+        "UTC if it has no zone.",
+    )
+
+
+Start = Annotated[
+    str | None, _time("Start, inclusive. Default: 30 days before the end, at midnight.")
+]
+End = Annotated[str | None, _time("End, exclusive. Default: now.")]
+
+
+@dataclass(frozen=True, slots=True)
+class BucketsQuery:
+    """A time range and its buckets."""
+
+    span: Span
+    bucket: Bucket
+
+
+@dataclass(frozen=True, slots=True)
+class PageQuery:
+    """The requested page and its format."""
+
+    after: str | None
+    limit: int
+    as_csv: bool
+
+
+def wanted_query(
+    model: Annotated[str | None, text_filter("Only this model.")] = None,
+    key: Annotated[str | None, text_filter("Only this key, by its id, or `jwt:SUBJECT`.")] = None,
+    project: Annotated[str | None, text_filter("Only this project, by its id.")] = None,
+) -> UsageFilter:
+    """Return the usage filter; the caller adds the tenant."""
+    return UsageFilter(tenant_id=None, project_id=project, credential_id=key, model=model)
+
+
+def span_query(start: Start = None, end: End = None) -> Span:
+    """Return the requested time range."""
+    return read_span(start, end)
+
+
+def buckets_query(
+    start: Start = None,
+    end: End = None,
+    bucket: Annotated[
+        Bucket, Query(description="Length of the period of each sum; `hour` for at most 31 days.")
+    ] = Bucket.DAY,
+) -> BucketsQuery:
+    """Return the requested time range and buckets."""
+    return BucketsQuery(read_span(start, end, bucket=bucket), bucket)
+
+
+def page_query(
+    after: Annotated[
+        str | None,
+        Query(
+            min_length=1,
+            max_length=MAX_CURSOR_CHARACTERS,
+            pattern=PRINTABLE,
+            description="`next` of the previous page; for CSV, its header `x-next-page`.",
+        ),
+    ] = None,
+    limit: Annotated[
+        int, Query(ge=1, le=MAX_USAGE_PAGE, description="Maximum entries of one page."), PLAIN
+    ] = 100,
+    format_: Annotated[
+        Literal["json", "csv"] | None,
+        Query(alias="format", description="Default: the first format in the `Accept` header."),
+    ] = None,
+    accept: Annotated[str, Header(include_in_schema=False)] = "",
+) -> PageQuery:
+    """Return the requested page."""
+    return PageQuery(after, limit, as_csv=wants_csv(format_, accept))
+
+
+WantedUsage = Annotated[UsageFilter, Depends(wanted_query)]
+AskedSpan = Annotated[Span, Depends(span_query)]
+AskedBuckets = Annotated[BucketsQuery, Depends(buckets_query)]
+AskedPage = Annotated[PageQuery, Depends(page_query)]
+
+
+def encode_cursor(*values: str) -> str:
+    """Return the cursor of the end of a page, which the client sends back."""
+    return base64.urlsafe_b64encode(msgspec.json.encode(values)).rstrip(b"=").decode()
+
+
+def decode_cursor(after: str | None, parts: int) -> tuple[str, ...] | None:
+    """Return the texts of a cursor. Raises InvalidParameterError if it is invalid."""
+    if after is None:
+        return None
+    try:
+        text = base64.urlsafe_b64decode(after + "=" * (-len(after) % 4))
+        values = msgspec.json.decode(text, type=tuple[str, ...])
+    except (ValueError, msgspec.DecodeError):
+        values = ()
+    # PostgreSQL rejects a comparison with NUL.
+    if len(values) != parts or any("\x00" in value for value in values):
+        raise bad_cursor()
+    return values
+
+
+def bad_cursor() -> InvalidParameterError:
+    """Return the error for an invalid cursor."""
+    return InvalidParameterError(
+        "'after' must be 'next' of a page of the same list.", param="after"
+    )
+
+
+def wants_csv(format_: str | None, accept: str) -> bool:
+    """Whether the response is CSV."""
+    if format_ is not None:
+        return format_ == "csv"
+    named = [part.split(";")[0].strip().lower() for part in accept.split(",")]
+    offered = [name for name in named if name in ("text/csv", "application/json", "*/*")]
+    return offered[:1] == ["text/csv"]

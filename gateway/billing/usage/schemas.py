@@ -1,0 +1,178 @@
+"""Response formats of usage: JSON and CSV."""
+
+from datetime import datetime
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+
+from gateway.billing.usage.parts import Dimension
+from gateway.billing.usage.service import UsageSlice
+from gateway.records.times import to_time
+from gateway.records.usage_record import Outcome, UsageRecord
+
+_MICROS = "Micro-dollars per million tokens"
+
+
+class UsageBody(BaseModel):
+    """Sums over the requests of one time range and one value of the grouping."""
+
+    object: Literal["usage"] = "usage"
+    start: datetime
+    end: datetime = Field(description="End of the period, exclusive.")
+    model: str | None = Field(description="Null unless grouped by `model`.")
+    key: str | None = Field(description="Id of the key, or `jwt:SUBJECT`; null unless grouped so.")
+    project: str | None = Field(description="Null unless grouped by `project`, or without one.")
+    service_tier: str | None = Field(description="Null unless grouped by `service_tier`.")
+    requests: int
+    failed_requests: int = Field(description="Requests that failed, timed out or were lost.")
+    prompt_tokens: int
+    cached_tokens: int = Field(description="Prompt tokens found in the prefix cache.")
+    completion_tokens: int
+    cost_micros: int = Field(description="Micro-dollars.")
+
+
+class AnyUsageBody(UsageBody):
+    """Sums of usage of any tenant."""
+
+    tenant: str | None = Field(description="Null unless grouped by `tenant`.")
+
+
+class _Report(BaseModel):
+    object: Literal["list"] = "list"
+    start: datetime
+    end: datetime
+    bucket: str
+    has_more: bool
+    next: str | None = Field(description="`after` for the next page; null on the last page.")
+
+
+class UsageList(_Report):
+    """A page of a usage report, by time."""
+
+    data: list[UsageBody]
+
+
+class AnyUsageList(_Report):
+    """A page of a usage report over any tenants."""
+
+    data: list[AnyUsageBody]
+
+
+class LatencyBody(BaseModel):
+    """Time from the admission to the first token."""
+
+    object: Literal["usage.latency"] = "usage.latency"
+    requests: int = Field(description="Requests that had a first token.")
+    p50_ms: int | None
+    p99_ms: int | None
+
+
+class Prices(BaseModel):
+    """Prices that applied when the request was admitted."""
+
+    prompt_micros: int = Field(description=f"{_MICROS}.")
+    cached_micros: int = Field(description=f"{_MICROS}.")
+    completion_micros: int = Field(description=f"{_MICROS}.")
+
+
+class ReceiptBody(BaseModel):
+    """Usage and cost of one request."""
+
+    object: Literal["usage.request"] = "usage.request"
+    id: str = Field(description="Id of the completion.")
+    created_at: datetime = Field(description="When it was admitted.")
+    ended_at: datetime
+    first_token_ms: int = Field(description="Milliseconds to the first reply; 0 if there was none.")
+    model: str
+    engine: str | None = Field(
+        description="Name and version of the engine that ran it, such as `vllm 0.32.0`. Several "
+        "ones are separated by commas. Null if none ran it, and in records of earlier releases."
+    )
+    key: str
+    project: str | None
+    endpoint: str
+    dialect: str
+    service_tier: str
+    stream: bool
+    outcome: Outcome
+    code: str | None = Field(description="Code of the error that ended it.")
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    prices: Prices
+    free_prompt_tokens: int = Field(
+        description="Prompt tokens that are not charged, because a fault of the service ended "
+        "their job. Negative in a record that charges for free tokens of an earlier record."
+    )
+    free_cached_tokens: int = Field(description="The same for cached tokens.")
+    free_completion_tokens: int = Field(description="The same for completion tokens.")
+    is_prepaid: bool = Field(description="Whether the cost was taken from credits.")
+    cost_micros: int = Field(description="Micro-dollars.")
+
+
+class AnyReceiptBody(ReceiptBody):
+    """Usage and cost of one request of any tenant."""
+
+    tenant: str
+    gateway: str
+
+
+class ReceiptList(BaseModel):
+    """A page of requests, newest first."""
+
+    object: Literal["list"] = "list"
+    data: list[ReceiptBody]
+    has_more: bool
+    next: str | None = Field(description="`after` for the next page; null on the last page.")
+
+
+class AnyReceiptList(BaseModel):
+    """A page of requests of any tenants, newest first."""
+
+    object: Literal["list"] = "list"
+    data: list[AnyReceiptBody]
+    has_more: bool
+    next: str | None = Field(description="`after` for the next page; null on the last page.")
+
+
+def usage_fields(each: UsageSlice) -> dict[str, Any]:
+    """Return the members of an AnyUsageBody, which include those of a UsageBody."""
+    named = {dimension.value: each.values.get(dimension) or None for dimension in Dimension}
+    span = {"start": each.span.start, "end": each.span.end}
+    return {"object": "usage", **span, **named, **each.sums._asdict()}
+
+
+def receipt_fields(record: UsageRecord) -> dict[str, Any]:
+    """Return the members of an AnyReceiptBody, which include those of a ReceiptBody."""
+    return {
+        "object": "usage.request",
+        "id": record.request_id,
+        "created_at": to_time(record.created_ms),
+        "ended_at": to_time(record.ended_ms),
+        "first_token_ms": record.first_token_ms,
+        "tenant": record.tenant_id,
+        "gateway": record.gateway,
+        "model": record.model,
+        "engine": record.engine or None,
+        "key": record.credential_id,
+        "project": record.project_id,
+        "endpoint": record.endpoint,
+        "dialect": record.dialect,
+        "service_tier": record.service_tier,
+        "stream": record.is_streamed,
+        "outcome": record.outcome,
+        "code": record.code or None,
+        "prompt_tokens": record.prompt_tokens,
+        "cached_tokens": record.cached_tokens,
+        "completion_tokens": record.completion_tokens,
+        "prices": {
+            "prompt_micros": record.prompt_price,
+            "cached_micros": record.cached_price,
+            "completion_micros": record.completion_price,
+        },
+        "free_prompt_tokens": record.free_prompt_tokens,
+        "free_cached_tokens": record.free_cached_tokens,
+        "free_completion_tokens": record.free_completion_tokens,
+        "is_prepaid": record.is_prepaid,
+        "cost_micros": record.cost_micros,
+    }

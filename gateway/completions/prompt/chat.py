@@ -1,0 +1,308 @@
+"""Render a chat's messages to a prompt with the model's chat template."""
+
+import bisect
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from redis.exceptions import RedisError
+from tokenizers import Tokenizer
+
+from common.clock import now_seconds
+from contract.messages import ChatFormat, WorkerCard
+from gateway.completions.prompt.chat_templates import ChatTemplates
+from gateway.completions.prompt.conversation import (
+    for_template,
+    image_count,
+    tools_for_template,
+    written_texts,
+)
+from gateway.completions.prompt.templates.template import (
+    ChatTemplate,
+    RefusedMessagesError,
+    TooLongError,
+)
+from gateway.dialects.chat.template_arguments import RESERVED
+from gateway.dialects.request import ChatRequest, GenerationRequest, Reasoning
+from gateway.platform.concurrency.large_work import Beside
+from gateway.records.errors import (
+    ContextLengthExceededError,
+    InvalidParameterError,
+    UnsupportedParameterError,
+    queue_unavailable,
+)
+
+CHARACTERS_PER_TOKEN: Final = 16
+"""More than the average of any text, so that longer texts are too long without being rendered."""
+SLACK_CHARACTERS: Final = 65_536
+MAX_OPENING_TOKENS: Final = 256
+"""Longest opening that a template gives a response; of a longer one, only its end is examined."""
+
+_PARAM: Final = "messages"
+_CONTINUATION_MARK: Final = "CONTINUE_FINAL_MESSAGE_TAG "
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenderedChat:
+    """A chat rendered as a prompt."""
+
+    text: str
+    """Encode without the tokenizer's own special tokens: the template writes them."""
+    opening_tokens: int
+    """Tokens at the end of the prompt that begin the response, for parsers; 0 if there are none."""
+    reasoning: Reasoning | None
+    """Reasoning that begins the response; None if there is none or the prompt has ended it."""
+    finds_reasoning: bool
+    """Whether the response may contain reasoning. Continued content stays content."""
+    ignored_template_arguments: tuple[str, ...]
+    """Variables that the client set but the template does not read."""
+
+
+async def render_chat(
+    request: GenerationRequest,
+    card: WorkerCard,
+    templates: ChatTemplates,
+    tokenizer: Tokenizer,
+    beside: Beside,
+) -> RenderedChat:
+    """Return the prompt that a model's chat template renders for a chat.
+
+    Raises an ApiError: one that names `messages` if the template rejects them,
+    ContextLengthExceededError if the prompt cannot fit, and ServiceUnavailableError if the template
+    is unusable.
+    """
+    chat, form = request.chat, card.chat
+    if chat is None or form is None:
+        raise UnsupportedParameterError(
+            f"'{_PARAM}' is not supported by the model '{card.model}': it has no chat template.",
+            param=_PARAM,
+        )
+    try:
+        chosen = (await templates.get(form.template_digest)).choose(has_tools=bool(chat.tools))
+    except RedisError:
+        raise queue_unavailable() from None
+    rendering = _Rendering(chat, card, form, chosen, tokenizer)
+    return await beside(rendering.run)
+
+
+class _Rendering:
+    """Renders one chat."""
+
+    def __init__(
+        self,
+        chat: ChatRequest,
+        card: WorkerCard,
+        form: ChatFormat,
+        template: ChatTemplate,
+        tokenizer: Tokenizer,
+    ) -> None:
+        self._chat = chat
+        self._card = card
+        self._form = form
+        self._template = template
+        self._tokenizer = tokenizer
+        self._now = datetime.fromtimestamp(now_seconds(), UTC)
+        settable = template.variables - RESERVED - form.special_tokens.keys()
+        arguments = chat.template_arguments
+        self._ignored = tuple(name for name in arguments if name not in settable)
+        self._variables = {
+            **form.special_tokens,
+            **{name: value for name, value in arguments.items() if name in settable},
+            "tools": tools_for_template(chat.tools),
+            "documents": None,
+        }
+
+    def run(self) -> RenderedChat:
+        """Render the chat."""
+        if _size(self._chat) > _most_characters(self._card):
+            raise _too_long(self._card)
+        self._check_texts()
+        messages = for_template(
+            list(self._chat.messages),
+            self._form.content_format,
+            image_token=self._card.image_token,
+            tool_parser=self._form.tool_parser,
+            has_developer_role=self._template.has_developer_role,
+        )
+        continues = self._chat.continues_last_message
+        text = (
+            self._continued(messages)
+            if continues
+            else self._rendered(messages, opens=self._chat.opens_message)
+        )
+        self._check_text(text)
+        opening = self._opening(text, messages)
+        reasoning = _reasoning(opening, self._form)
+        is_content = continues and bool(_marked(messages[-1])[0])
+        if is_content and reasoning is not None and not reasoning.is_open:
+            reasoning = None
+        return RenderedChat(
+            text=text,
+            opening_tokens=self._count(opening),
+            reasoning=reasoning,
+            finds_reasoning=bool(self._form.reasoning_parser)
+            and (reasoning is not None or not is_content),
+            ignored_template_arguments=self._ignored,
+        )
+
+    def _rendered(self, messages: list[dict[str, Any]], *, opens: bool) -> str:
+        """Return the text of messages; with `opens`, add the text that begins a response."""
+        try:
+            return self._text(messages, opens=opens)
+        except RefusedMessagesError as error:
+            raise InvalidParameterError(
+                f"'{_PARAM}' was rejected by the model's chat template: {str(error).rstrip('.')}.",
+                param=_PARAM,
+            ) from None
+        except TooLongError:
+            raise _too_long(self._card) from None
+
+    def _text(self, messages: list[dict[str, Any]], *, opens: bool) -> str:
+        return self._template.render(
+            {**self._variables, "messages": messages, "add_generation_prompt": opens},
+            now=self._now,
+            most_characters=_most_characters(self._card),
+        )
+
+    def _continued(self, messages: list[dict[str, Any]]) -> str:
+        """Return the text up to the end of the last message's content, as in transformers."""
+        *earlier, last = messages
+        text, marked = _marked(last)
+        rendered = self._rendered([*earlier, marked], opens=False)
+        end = rendered.rfind(_CONTINUATION_MARK.rstrip())
+        if end < 0 or text.strip() not in rendered:
+            param = f"{_PARAM}[{len(earlier)}]"
+            raise InvalidParameterError(
+                f"'{param}' cannot be continued: the model's chat template changes its content.",
+                param=param,
+            )
+        is_kept = rendered.startswith(_CONTINUATION_MARK, end)
+        # A template that trims the mark also trims the text before it.
+        return rendered[:end] if is_kept else rendered[:end].rstrip()
+
+    def _opening(self, text: str, messages: list[dict[str, Any]]) -> str:
+        """Return the end of the text that belongs to the response: header and continued text."""
+        if not (self._form.reasoning_parser or self._form.tool_parser):
+            return ""
+        history = messages[:-1] if self._chat.continues_last_message else messages
+        try:
+            before = self._text(history, opens=False)
+        except (RefusedMessagesError, TooLongError):
+            before = ""
+        common = len(before) if text.startswith(before) else _common(text, before)
+        start = self._form.reasoning_start
+        if common == len(text) and start and text.rstrip().endswith(start):
+            # This template opens every response this way, even without a generation prompt.
+            return text[text.rfind(start) :]
+        return text[common:]
+
+    def _count(self, opening: str) -> int:
+        if not opening:
+            return 0
+        [encoding] = self._tokenizer.encode_batch_fast([opening], add_special_tokens=False)
+        count = len(encoding.ids)
+        # A continued message may be long and may begin with reasoning.
+        return count if self._chat.continues_last_message else min(count, MAX_OPENING_TOKENS)
+
+    def _check_texts(self) -> None:
+        token = self._card.image_token
+        if not token:
+            return
+        for index, message in enumerate(self._chat.messages):
+            for path, text in written_texts(message):
+                if token in text:
+                    # The engine inserts an image wherever that token occurs.
+                    param = f"{_PARAM}[{index}].{path}"
+                    raise InvalidParameterError(
+                        f"'{param}' must not contain '{token}', the model's image token.",
+                        param=param,
+                    )
+
+    def _check_text(self, text: str) -> None:
+        if not text:
+            raise InvalidParameterError(
+                f"'{_PARAM}' must not be empty: the model's chat template renders no text.",
+                param=_PARAM,
+            )
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise InvalidParameterError(
+                f"'{_PARAM}' must not contain unpaired surrogates.", param=_PARAM
+            ) from None
+        images = sum(map(image_count, self._chat.messages))
+        token = self._card.image_token
+        found = text.count(token) if token else 0
+        if found != images:
+            raise InvalidParameterError(
+                f"'{_PARAM}' must not contain the model's image token except for its images. "
+                f"Given: {found} image tokens, {images} images.",
+                param=_PARAM,
+            )
+
+
+def _marked(message: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the last text of a message, and the message with a mark after that text."""
+    content = message["content"]
+    if isinstance(content, str):
+        return content, {**message, "content": content + _CONTINUATION_MARK}
+    for index in reversed(range(len(content))):
+        if (text := content[index].get("text")) is not None:
+            part = {"type": "text", "text": text + _CONTINUATION_MARK}
+            return text, {**message, "content": [*content[:index], part, *content[index + 1 :]]}
+    # Parts are also absent from a message without content.
+    part = {"type": "text", "text": _CONTINUATION_MARK}
+    return "", {**message, "content": [*content, part]}
+
+
+def _reasoning(opening: str, form: ChatFormat) -> Reasoning | None:
+    if not (form.reasoning_start and form.reasoning_end):
+        return None
+    start, end = opening.rfind(form.reasoning_start), opening.rfind(form.reasoning_end)
+    if end > start:
+        return None
+    return Reasoning(form.reasoning_start, form.reasoning_end, is_open=start >= 0)
+
+
+def _common(one: str, other: str) -> int:
+    """Return the length of the common prefix of two texts."""
+    shorter = min(len(one), len(other))
+    return bisect.bisect_left(
+        range(shorter), x=True, key=lambda end: one[: end + 1] != other[: end + 1]
+    )
+
+
+def _most_characters(card: WorkerCard) -> int:
+    return card.context_window * CHARACTERS_PER_TOKEN + SLACK_CHARACTERS
+
+
+def _too_long(card: WorkerCard) -> ContextLengthExceededError:
+    window, least = card.context_window, card.context_window + 1
+    return ContextLengthExceededError(
+        f"you requested at least {least} tokens (at least {least} in the {_PARAM})",
+        advice=f"Please reduce the length of the {_PARAM}. '{_PARAM}' and 'tools' must have at "
+        f"most {_most_characters(card)} characters; more cannot fit.",
+        window=window,
+        param=_PARAM,
+        requested=f"at least {least}",
+    )
+
+
+def _size(chat: ChatRequest) -> int:
+    """Return the size of what must be rendered, in characters and values."""
+    return sum(_sizes([chat.messages, chat.tools, chat.template_arguments]))
+
+
+def _sizes(values: list[Any]) -> Iterator[int]:
+    pending = list(values)
+    while pending:
+        value = pending.pop()
+        yield 1
+        if isinstance(value, str):
+            yield len(value)
+        elif isinstance(value, Mapping):
+            pending += value.keys()
+            pending += value.values()
+        elif isinstance(value, list):
+            pending += value

@@ -1,0 +1,144 @@
+"""Convert chat messages and tools to the form that the model's chat template takes, as in vLLM.
+
+Steps that do not depend on the model are done earlier (`gateway.dialects.chat.messages`).
+"""
+
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from contract.messages import ContentFormat
+from gateway.completions.prompt.templates.environment import WrittenArguments
+
+Message = Mapping[str, Any]
+
+_PART_SEPARATOR: Final = "\n"
+_SYSTEM_SEPARATOR: Final = "\n\n"
+_MISTRAL_ID_CHARACTERS: Final = 9
+
+
+def written_texts(message: Message) -> Iterator[tuple[str, str]]:
+    """Return the client's texts in a message, each with its path within the message."""
+    content = message["content"]
+    if isinstance(content, str):
+        yield "content", content
+    for index, part in enumerate(content if isinstance(content, list) else ()):
+        if part["type"] == "text":
+            yield f"content[{index}]", part["text"]
+    if reasoning := message.get("reasoning_content"):
+        yield "reasoning_content", reasoning
+
+
+def image_count(message: Message) -> int:
+    """Return the number of images in a message."""
+    return sum(part["type"] == "image" for part in _parts(message["content"]))
+
+
+def for_template(
+    messages: list[Message],
+    form: ContentFormat,
+    *,
+    image_token: str,
+    tool_parser: str,
+    has_developer_role: bool,
+) -> list[dict[str, Any]]:
+    """Return messages in the template's form; the given messages are not modified.
+
+    Args:
+        messages: The client's messages, already validated.
+        form: The form in which the template takes content.
+        image_token: The text that represents an image in string content.
+        tool_parser: vLLM's name of the parser; it determines the form of call ids.
+        has_developer_role: Whether the template has a developer role. If not, developer messages
+            become system messages, and all system messages are merged into one at the front.
+    """
+    converted = [
+        {**message, "content": _content(message, form, image_token)} for message in messages
+    ]
+    _name_calls(converted, tool_parser)
+    has_developer = any(message["role"] == "developer" for message in converted)
+    return converted if has_developer_role or not has_developer else _as_system(converted)
+
+
+def tools_for_template(tools: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
+    """Return tools with their fields in vLLM's order, which affects the prompt; None if empty."""
+    return [_tool(tool) for tool in tools] or None
+
+
+def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    function = tool["function"]
+    # The order of the fields affects the prompt, and so does a missing description.
+    described = {key: function.get(key) for key in ("name", "description", "parameters")}
+    if (strict := function.get("strict")) is not None:
+        described["strict"] = strict
+    return {"type": "function", "function": described}
+
+
+def _content(message: Message, form: ContentFormat, image_token: str) -> Any:
+    content = message["content"]
+    if message["role"] == "tool":
+        # Few templates accept parts in a tool result.
+        return content
+    if form is ContentFormat.PARTS:
+        return _parts(content)
+    marks = [image_token] * image_count(message)
+    written = _joined(content)
+    return _PART_SEPARATOR.join([*marks, written] if written else marks)
+
+
+def _parts(content: Any) -> list[Message]:
+    if content is None:
+        return []
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+def _name_calls(messages: list[dict[str, Any]], tool_parser: str) -> None:
+    """Give calls ids of the form that the model was trained on and its template may require."""
+    known: dict[str, str] = {}
+    numbers = itertools.count()
+    for message in messages:
+        if calls := message.get("tool_calls"):
+            named = [
+                {
+                    **call,
+                    "id": _call_id(call, next(numbers), tool_parser),
+                    "function": _function(call["function"]),
+                }
+                for call in calls
+            ]
+            message["tool_calls"] = named
+            known |= {one["id"]: other["id"] for one, other in zip(calls, named, strict=True)}
+        if "tool_call_id" in message:
+            message["tool_call_id"] = known.get(message["tool_call_id"], message["tool_call_id"])
+
+
+def _function(function: Mapping[str, Any]) -> Mapping[str, Any]:
+    if isinstance(arguments := function["arguments"], str):
+        return {**function, "arguments": WrittenArguments(arguments=arguments)}
+    return function
+
+
+def _call_id(call: Mapping[str, Any], number: int, tool_parser: str) -> str:
+    own: str = call["id"]
+    match tool_parser:
+        case "mistral":
+            return own[-_MISTRAL_ID_CHARACTERS:]
+        case "kimi_k2":
+            return f"functions.{call['function']['name']}:{number}"
+        case _:
+            return own
+
+
+def _as_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages with all system and developer messages merged into one at the front."""
+    systems = [message for message in messages if message["role"] in ("system", "developer")]
+    others = [message for message in messages if message["role"] not in ("system", "developer")]
+    if len(systems) == 1 and messages[0] is systems[0]:
+        return [{**systems[0], "role": "system"}, *others]
+    written = [text for message in systems if (text := _joined(message["content"]))]
+    return [{"role": "system", "content": _SYSTEM_SEPARATOR.join(written)}, *others]
+
+
+def _joined(content: Any) -> str:
+    texts = [part["text"] for part in _parts(content) if part["type"] == "text"]
+    return _PART_SEPARATOR.join(texts)

@@ -1,0 +1,184 @@
+"""Lost and silent jobs: take jobs back from workers, and query Redis about jobs without replies.
+
+The lease of a lost job has expired: its worker is gone, or no longer extends it. A silent job may
+have waited too long for a worker, been lost by Redis or been taken over by another gateway. It may
+also have ended, with the reply lost.
+"""
+
+import logging
+import time
+from typing import Any
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from common import clock
+from common.tasks import in_background
+from contract import keys
+from contract.messages import JobLost
+from contract.outcomes import FailureCode
+from contract.queue import LostJob
+from contract.tier import ServiceTier
+from gateway.completions.queue.jobs import JobsInFlight
+from gateway.completions.queue.notices import ResponseNotices, send_notices
+from gateway.completions.queue.presence import Presence
+from gateway.completions.queue.recovery import Recoveries
+from gateway.completions.queue.ticket import RECOVERING, Ticket
+from gateway.models.catalogue import Catalogue
+from gateway.platform import telemetry
+
+SILENCE_SECONDS = 5.0
+"""Redis is queried about a job after this long without a reply, and again after each interval."""
+UNSERVED_SECONDS = 15.0
+"""A job that no worker has begun fails after its model had no worker for this long, unless a
+worker is started for waiting jobs.
+
+Announcements expire after five seconds. A worker that was disconnected, stopped or restarted
+needs a few more seconds to announce its model again.
+"""
+
+logger = logging.getLogger(__name__)
+
+
+class LostJobs:
+    """Reclaims the expired leases of all gateways' jobs, and decides about this gateway's jobs."""
+
+    def __init__(
+        self,
+        client: "Redis",
+        catalogue: Catalogue,
+        *,
+        presence: Presence,
+        jobs: JobsInFlight,
+        recoveries: Recoveries,
+        notices: ResponseNotices,
+        queue_timeout_seconds: float,
+    ) -> None:
+        self._client = client
+        self._catalogue = catalogue
+        self._presence = presence
+        self._jobs = jobs
+        self._recoveries = recoveries
+        self._notices = notices
+        self._queue_timeout_seconds = queue_timeout_seconds
+
+    async def reclaim(self) -> None:
+        """Reclaim expired leases, and notify the gateways of their jobs. Raises RedisError."""
+        if not self._presence.is_steady:
+            return
+        for model in self._catalogue.models:
+            queue = self._catalogue.queue(model.card.model)
+            for worker in await queue.gone_workers():
+                telemetry.GONE_WORKERS.inc()
+                logger.warning("worker %s is gone; other workers resume its jobs", worker)
+            for lost in await queue.reclaim():
+                await self._report(model.card.model, lost)
+
+    def lose(self, lost: JobLost) -> None:
+        """Retry a job whose lease has expired."""
+        ticket = self._jobs.tickets.get(lost.handle)
+        if ticket is None:
+            in_background(self._drop_unfollowed(lost))
+            return
+        if ticket.state is RECOVERING or lost.attempt < ticket.attempt:
+            return
+        if lost.attempt > ticket.attempt:
+            # The reply to our requeue was lost.
+            ticket.follow(lost.attempt)
+        self._recoveries.retry(ticket, "lease_expired")
+
+    async def _report(self, model: str, lost: LostJob) -> None:
+        gateway = self._presence.gateway
+        notice = JobLost(lost.handle, lost.attempt, model, lost.job_id, lost.tenant)
+        is_ours = lost.gateway == gateway
+        if is_ours and lost.handle in self._jobs.tickets:
+            self.lose(notice)
+        elif not is_ours and await self._client.exists(keys.gateway_alive(lost.gateway)):
+            await send_notices(self._client, lost.gateway, sender=gateway, lost=[notice])
+        elif not is_ours and not self._presence.may_judge_others():
+            return
+        elif is_ours or not await self._notices.offer_orphan(model, lost):
+            # No client waits for it: its gateway is gone or has cancelled it.
+            await self._catalogue.queue(model).cancel(lost.job_id, lost.tenant)
+
+    async def _drop_unfollowed(self, lost: JobLost) -> None:
+        """Remove a job of ours that is no longer in flight, unless another gateway took it over.
+
+        If Redis is unavailable, the loss is reported again later.
+        """
+        try:
+            owner: Any = await self._client.hget(keys.job(lost.model, lost.job_id), "gateway")
+            if owner == self._presence.gateway.encode():
+                await self._catalogue.queue(lost.model).cancel(lost.job_id, lost.tenant)
+        except RedisError as error:
+            logger.warning("cannot remove a job from the queue: %s", type(error).__name__)
+
+    async def check_silent(self) -> None:
+        """Query Redis about silent jobs, and retry or fail them. Raises RedisError."""
+        if not self._presence.is_steady:
+            return
+        if not self._presence.is_announced:
+            # Workers drop jobs of a gateway that has no heartbeat in an emptied Redis.
+            await self._presence.beat()
+        await self._jobs.drop_again()
+        now = time.monotonic()
+        silent = [
+            ticket
+            for ticket in self._jobs.tickets.values()
+            if ticket.is_followed
+            and max(ticket.check_at, ticket.last_reply_at + SILENCE_SECONDS) < now
+        ]
+        if not silent:
+            return
+        pipeline = self._client.pipeline(transaction=False)
+        for ticket in silent:
+            ticket.check_at = now + SILENCE_SECONDS
+            key = keys.job(ticket.model, ticket.job.id)
+            pipeline.execute_command("HMGET", key, "worker", "ended", "gateway", "attempt")
+        states = await pipeline.execute()
+        for ticket, state in zip(silent, states, strict=True):
+            # A reply may have arrived during the query.
+            if ticket.last_reply_at <= now and ticket.is_followed:
+                self._judge(ticket, *state, now=now)
+
+    def _judge(
+        self,
+        ticket: Ticket,
+        worker: bytes | None,
+        ended: bytes | None,
+        gateway: bytes | None,
+        attempt: bytes | None,
+        *,
+        now: float,
+    ) -> None:
+        """Decide about a silent job by its state in Redis; if `worker` is empty, it waits."""
+        if worker is None and ended is None:
+            self._recoveries.retry(ticket, "forgotten")
+        elif gateway is not None and gateway.decode() != self._presence.gateway:
+            self._jobs.fail(ticket, FailureCode.TAKEN_OVER)
+        elif ended is not None:
+            if ticket.retries.miss_completion():
+                self._recoveries.retry(ticket, "replies_lost")
+        elif int(attempt or 0) + (worker == b"") < ticket.attempt:
+            # A Redis failover lost the requeue of this job.
+            self._recoveries.retry(ticket, "forgotten")
+        elif worker == b"":
+            self._judge_waiting(ticket, now)
+
+    def _judge_waiting(self, ticket: Ticket, now: float) -> None:
+        if ticket.job.service_tier is ServiceTier.BATCH:
+            # It waits while others go first, and while its model has no worker.
+            if ticket.job.deadline_ms <= clock.now_ms():
+                self._jobs.fail(ticket, FailureCode.DEADLINE_EXCEEDED)
+            return
+        unserved_seconds = self._catalogue.unserved_seconds(ticket.model)
+        model = self._catalogue.known(ticket.model)
+        is_asleep = model is not None and model.is_asleep
+        is_overdue = now - ticket.enqueued_at > self._queue_timeout_seconds
+        if ticket.is_resumed:
+            if is_overdue:
+                self._jobs.fail(ticket, FailureCode.WORKER_LOST)
+        elif is_overdue and not is_asleep:
+            self._jobs.fail(ticket, FailureCode.QUEUE_TIMEOUT)
+        elif is_overdue or (unserved_seconds > UNSERVED_SECONDS and not is_asleep):
+            self._jobs.fail(ticket, FailureCode.NO_WORKER)

@@ -1,0 +1,162 @@
+"""Output of a job: everything received from its attempts, from which another worker resumes."""
+
+from array import array
+
+import msgspec
+
+from contract.messages import (
+    Delta,
+    GenerationJob,
+    JobFailed,
+    JobFinished,
+    JobMessage,
+    JobStarted,
+    PromptScored,
+    Resumption,
+    SequenceProgress,
+)
+from contract.outcomes import FinishReason
+from gateway.platform import telemetry
+
+
+class ChoiceOutput:
+    """The output received of one choice, or of one candidate if sequences are ranked.
+
+    Takes about four bytes for each token.
+    """
+
+    __slots__ = (
+        "cumulative_logprob",
+        "finish_reason",
+        "last_tokens_at",
+        "stop_reason",
+        "token_ids",
+    )
+
+    def __init__(self) -> None:
+        self.token_ids = array("i")
+        self.last_tokens_at = 0.0
+        """When its last tokens arrived; 0 if none have arrived since the job last paused."""
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | str | None = None
+        self.cumulative_logprob = 0.0
+
+    def snapshot(self) -> SequenceProgress:
+        """Return the progress as it is sent to another worker."""
+        return SequenceProgress(
+            self.token_ids.tolist(), self.finish_reason, self.stop_reason, self.cumulative_logprob
+        )
+
+
+class JobOutput:
+    """The output of one job so far, without its text."""
+
+    __slots__ = (
+        "_first_token_at",
+        "_is_prompt_scored",
+        "_job",
+        "_started",
+        "choices",
+        "latency",
+    )
+
+    def __init__(self, job: GenerationJob, model: str) -> None:
+        self._job = job
+        choices = job.n if job.is_replicated else job.best_of
+        self.choices = tuple(ChoiceOutput() for _ in range(choices))
+        """The choices, or the candidates if sequences are ranked. Replicated ones are all equal."""
+        self.latency = telemetry.INTER_TOKEN_LATENCY.labels(model)
+        self._first_token_at: float | None = None
+        self._started: JobStarted | None = None
+        self._is_prompt_scored = False
+
+    def add(self, delta: Delta) -> bool:
+        """Apply new tokens.
+
+        Returns False, changing nothing, if they do not directly follow the last ones.
+        """
+        if not 0 <= delta.choice < len(self.choices):
+            return False
+        choice = self.choices[delta.choice]
+        if delta.start != len(choice.token_ids):
+            return False
+        try:
+            choice.token_ids.fromlist(delta.token_ids)
+        except OverflowError:
+            # No vocabulary has such a token id.
+            return False
+        choice.cumulative_logprob = delta.cumulative_logprob
+        if delta.finish_reason is not None:
+            choice.finish_reason = delta.finish_reason
+            choice.stop_reason = delta.stop_reason
+        return True
+
+    def note_latency(self, delta: Delta, now: float) -> None:
+        """Record the inter-token latency of one or more tokens that just arrived."""
+        choice = self.choices[delta.choice]
+        if choice.last_tokens_at:
+            self.latency.observe((now - choice.last_tokens_at) / len(delta.token_ids))
+        else:
+            self._first_token_at = self._first_token_at or now
+        choice.last_tokens_at = now
+
+    def pause(self) -> None:
+        """Do not record the time until the next tokens as inter-token latency."""
+        for choice in self.choices:
+            choice.last_tokens_at = 0.0
+
+    def receive(self, message: JobStarted | PromptScored | JobFinished | JobFailed) -> bool:
+        """Apply another message than a delta. Return False if it contradicts the output."""
+        if isinstance(message, JobFinished):
+            return self._is_complete(message)
+        if isinstance(message, JobStarted):
+            self._started = self._started or message
+        elif isinstance(message, PromptScored):
+            self._is_prompt_scored = True
+        return True
+
+    def replay(self, message: JobMessage, now: float) -> bool:
+        """Apply a message that another gateway received. Return False if it contradicts others."""
+        if not isinstance(message, Delta):
+            return self.receive(message)
+        if message.token_ids:
+            self._first_token_at = self._first_token_at or now
+        return self.add(message)
+
+    def is_known(self, message: JobMessage) -> bool:
+        """Whether an earlier attempt sent the same message."""
+        if isinstance(message, JobStarted):
+            return self._started is not None
+        return isinstance(message, PromptScored) and self._is_prompt_scored
+
+    def with_total_duration(self, finished: JobFinished, now: float) -> JobFinished:
+        """Return the final message with the generation time of all attempts."""
+        if self._first_token_at is None:
+            return finished
+        generation_ms = (now - self._first_token_at) * 1000
+        return msgspec.structs.replace(finished, generation_ms=generation_ms)
+
+    def resumption(self, last_reply_at: float) -> Resumption | None:
+        """Return the output for the next worker; None if there is none."""
+        began_at, started = self._first_token_at, self._started
+        has_received = began_at is not None or any(each.finish_reason for each in self.choices)
+        if not has_received and started is None and not self._is_prompt_scored:
+            return None
+        sequences = self.choices[:1] if self._job.is_replicated else self.choices
+        return Resumption(
+            [each.snapshot() for each in sequences],
+            prompt_tokens=started.prompt_tokens if started else 0,
+            cached_tokens=started.cached_tokens if started else 0,
+            is_prompt_scored=self._is_prompt_scored,
+            generation_ms=0.0 if began_at is None else max(last_reply_at - began_at, 0.0) * 1000,
+        )
+
+    def _is_complete(self, finished: JobFinished) -> bool:
+        if finished.completion_tokens != sum(len(each.token_ids) for each in self.choices):
+            return False
+        if not self._job.is_ranked:
+            return True
+        chosen = set(finished.chosen)
+        return len(chosen) == len(finished.chosen) == self._job.n and chosen <= set(
+            range(len(self.choices))
+        )

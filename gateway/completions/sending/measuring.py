@@ -1,0 +1,115 @@
+"""Metrics of one generation request, from its arrival to the end of its response."""
+
+import time
+from collections.abc import Iterable
+from typing import ClassVar, Final
+
+from opentelemetry.semconv.attributes.error_attributes import ERROR_TYPE
+
+from common.tracing import GEN_AI_RESPONSE_TIME_TO_FIRST_CHUNK
+from contract.messages import Delta
+from gateway.completions.queue.generation import Reply
+from gateway.http.exchange import Exchange
+from gateway.platform import telemetry, tracing
+from gateway.records.errors import ApiError, ErrorStyle, InternalError, UnservedModelError
+
+_OUR_FAULT: Final = 500
+"""The lowest status of failures of the service."""
+
+
+class RequestMeasure:
+    """Counts a request exactly once, however it ends.
+
+    Args:
+        endpoint: Endpoint name in the metrics.
+        exchange: The request; its `tenant_id` is set after authentication.
+        generates: Whether it generates text, rather than reads an earlier response.
+    """
+
+    in_progress: ClassVar = 0
+    """Number of requests that are measured and not counted yet."""
+
+    def __init__(self, endpoint: str, exchange: Exchange, *, generates: bool) -> None:
+        self.endpoint = endpoint
+        self._exchange = exchange
+        self._generates = generates
+        self._started_at = time.perf_counter()
+        self._model = self._checked_model = ""
+        self.waits_for_token = False
+        """Whether the first token is still to be measured."""
+        self._status, self._code = 200, "ok"
+        self._closed = False
+        self._span = tracing.current()
+        self._exemplar = tracing.exemplar()
+        RequestMeasure.in_progress += 1
+
+    def elapsed_ms(self) -> int:
+        """Return the milliseconds since the request arrived."""
+        return int((time.perf_counter() - self._started_at) * 1000)
+
+    def checked(self, model: str) -> None:
+        """Record the model of a request that is valid."""
+        self._checked_model = model
+
+    def accepted(self, model: str) -> None:
+        """Record that the jobs are queued. A request that reads another's response has no jobs."""
+        self._model = model
+        self.waits_for_token = True
+
+    def replied(self, replies: Iterable[Reply]) -> None:
+        """Record replies that the client reads at once; the first one with a token counts."""
+        if self.waits_for_token and any(isinstance(each.message, Delta) for each in replies):
+            self.waits_for_token = False
+            elapsed = time.perf_counter() - self._started_at
+            telemetry.TIME_TO_FIRST_TOKEN.labels(self._model).observe(elapsed, self._exemplar)
+            self._span.set_attribute(GEN_AI_RESPONSE_TIME_TO_FIRST_CHUNK, elapsed)
+
+    def failed(self, error: BaseException, style: ErrorStyle = ErrorStyle.OPENAI) -> str:
+        """Record that the request ends with an error, in a style that decides its status.
+
+        Return the error's code if the request is rejected before any work, else an empty string.
+        """
+        failure = error if isinstance(error, ApiError) else InternalError()
+        self._status, self._code = failure.status_for(style), failure.code
+        if self._status >= 500:
+            tracing.fail(self._span, failure.code)
+        else:
+            self._span.set_attribute(ERROR_TYPE, failure.code)
+        if self._generates and not self._model and not isinstance(failure, InternalError):
+            model = failure.model if isinstance(failure, UnservedModelError) else ""
+            telemetry.REFUSED_REQUESTS.labels(failure.code, model).inc()
+            return failure.code
+        return ""
+
+    def unserved_model(self, error: Exception) -> str | None:
+        """Return the model of a request that the service rejects before any work, else None.
+
+        It is empty if the model is not known.
+        """
+        if not self._generates or self._model:
+            return None
+        if isinstance(error, ApiError) and (error.status < _OUR_FAULT or error.is_recorded):
+            return None
+        return error.model if isinstance(error, UnservedModelError) else self._checked_model
+
+    def disconnected(self) -> None:
+        """Record that the client disconnected before the end."""
+        self._status, self._code = 499, "client_closed_request"
+        self._span.set_attribute(ERROR_TYPE, self._code)
+        telemetry.DISCONNECTS.inc()
+
+    def close(self) -> None:
+        """Count the request; later calls do nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        RequestMeasure.in_progress -= 1
+        telemetry.responded(self.endpoint, self._status, self._code)
+        if self._exchange.tenant_id:
+            telemetry.tenant_responded(self._exchange.tenant_id, self._status)
+        if self._model:
+            elapsed = time.perf_counter() - self._started_at
+            telemetry.request_took(self._model, elapsed, self._exemplar)
+
+
+telemetry.REQUESTS_IN_PROGRESS.set_function(lambda: RequestMeasure.in_progress)

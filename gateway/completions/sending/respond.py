@@ -1,0 +1,153 @@
+"""Send a response to a client, whole or as a stream."""
+
+import asyncio
+from collections.abc import Awaitable, Mapping
+
+from fastapi import Request, Response
+from starlette.requests import ClientDisconnect
+
+from gateway.completions.context import context_of
+from gateway.completions.rendering.assembler import WholeResponse, collect
+from gateway.completions.sending.measuring import RequestMeasure
+from gateway.completions.sending.streaming import DisconnectWatch, StreamedCompletion
+from gateway.completions.sending.subscription import Subscription
+from gateway.http.connection import connection_of
+from gateway.http.error_handlers import CLIENT_CLOSED_REQUEST, error_style_of
+from gateway.http.exchange import exchange_of
+from gateway.limits.headers import dollars
+from gateway.records.errors import GenerationTimeoutError
+
+
+async def measured(
+    request: Request, measure: RequestMeasure, responding: Awaitable[Response]
+) -> Response:
+    """Measure a request until its response is ready. A stream records its own end."""
+    try:
+        response = await responding
+    except ClientDisconnect:
+        measure.disconnected()
+        response = Response(status_code=CLIENT_CLOSED_REQUEST)
+    except BaseException as error:
+        code = measure.failed(error, error_style_of(request))
+        context = context_of(request)
+        if code:
+            context.counts.refused(exchange_of(request.scope).tenant_id, code)
+        if isinstance(error, Exception) and (model := measure.unserved_model(error)) is not None:
+            context.rejections.count(model)
+        measure.close()
+        raise
+    if not isinstance(response, StreamedCompletion):
+        measure.close()
+    return response
+
+
+async def respond_whole(
+    request: Request,
+    subscription: Subscription,
+    measure: RequestMeasure,
+    *,
+    headers: Mapping[str, str],
+) -> Response:
+    """Wait for the whole response and return it.
+
+    Raises ClientDisconnect if the client leaves, or an ApiError if the request fails.
+    """
+    settings = context_of(request).settings
+    watch = _watch(request, subscription)
+    try:
+        content = await _collect(
+            subscription, watch, seconds=settings.request_timeout.total_seconds()
+        )
+        await subscription.finish()
+        return _response(subscription, content, {**_times(measure), **headers})
+    except ClientDisconnect:
+        subscription.leave()
+        raise
+    except BaseException as error:
+        subscription.fail(error)
+        raise
+    finally:
+        watch.stop()
+        await subscription.aclose()
+
+
+async def _collect(
+    subscription: Subscription, watch: DisconnectWatch, *, seconds: float
+) -> WholeResponse:
+    """Wait for the whole response. Raises ClientDisconnect, or an ApiError if it fails."""
+    is_late = False
+
+    def expire() -> None:
+        nonlocal is_late
+        is_late = True
+        subscription.generation.wake()
+
+    def check() -> None:
+        if watch.disconnected:
+            raise ClientDisconnect
+        if is_late:
+            raise GenerationTimeoutError("The request exceeded its time limit.")
+
+    timer = asyncio.get_running_loop().call_later(seconds, expire)
+    try:
+        return await collect(subscription.completion, subscription.generation, check=check)
+    finally:
+        timer.cancel()
+
+
+async def respond_streamed(
+    request: Request,
+    subscription: Subscription,
+    measure: RequestMeasure,
+    *,
+    headers: Mapping[str, str],
+    skip: int = 0,
+    has_ids: bool,
+) -> Response:
+    """Wait for the first event, then start the stream. An earlier failure gets its own HTTP status.
+
+    The stream omits the first `skip` events. If the client already has every event, the response is
+    204, which stops a browser from reconnecting.
+    """
+    settings = context_of(request).settings
+    response = StreamedCompletion(
+        subscription,
+        skip=skip,
+        has_ids=has_ids,
+        watch=_watch(request, subscription),
+        measure=measure,
+        keep_alive_seconds=settings.keep_alive_interval.total_seconds(),
+        headers={**_times(measure), **headers},
+    )
+    try:
+        await response.begin(timeout_seconds=settings.commit_after.total_seconds())
+    except BaseException as error:
+        subscription.fail(error)
+        await response.abandon()
+        raise
+    if response.is_over:
+        await response.abandon()
+        return Response(status_code=204)
+    return response
+
+
+def _watch(request: Request, subscription: Subscription) -> DisconnectWatch:
+    connection = connection_of(request.scope)
+    return DisconnectWatch(request.receive, subscription.generation, connection)
+
+
+def _response(
+    subscription: Subscription, content: WholeResponse, headers: Mapping[str, str]
+) -> Response:
+    cost = {}
+    if subscription.completion.cost_of is not None:
+        cost["x-cost"] = dollars(subscription.completion.cost_of(content.usage))
+    return Response(
+        content.content,
+        media_type="application/json",
+        headers={**headers, **cost, **content.headers},
+    )
+
+
+def _times(measure: RequestMeasure) -> dict[str, str]:
+    return {"openai-processing-ms": str(measure.elapsed_ms())}

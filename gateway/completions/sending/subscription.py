@@ -1,0 +1,79 @@
+"""A client's subscription to a response, and what happens to the response when it ends."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from typing_extensions import override
+
+from gateway.completions.queue.generation import Generation
+from gateway.completions.rendering.completion import Completion
+from gateway.completions.settlement import Settlement
+from gateway.completions.stored.reader import ResponseReader
+from gateway.completions.stored.service import Responses
+
+
+class Subscription:
+    """Subscription of a client whose end has no effect on the response."""
+
+    def __init__(self, completion: Completion, generation: Generation) -> None:
+        self.completion = completion
+        self.generation = generation
+
+    def replied(self) -> None:
+        """Record that replies have arrived."""
+
+    async def finish(self) -> None:
+        """Record that everything has been read. The client gets the last part afterwards."""
+
+    def fail(self, error: BaseException) -> None:
+        """Record that the response, or its delivery, has failed; the client gets the error."""
+
+    def leave(self) -> None:
+        """Record that the client disconnected before the end."""
+
+    async def aclose(self) -> None:
+        """Stop reading, whatever the outcome, even if the caller is cancelled."""
+
+
+class InitialSubscription(Subscription):
+    """Subscription of the client that started the request; its end settles the response."""
+
+    def __init__(
+        self,
+        responses: Responses,
+        settlement: Settlement,
+        completion: Completion,
+        generation: Generation,
+    ) -> None:
+        super().__init__(completion, generation)
+        self._responses = responses
+        self._settlement = settlement
+
+    @override
+    def replied(self) -> None:
+        self._settlement.replied()
+
+    @override
+    def finish(self) -> Coroutine[Any, Any, None]:
+        return self._responses.finish(self._settlement)
+
+    @override
+    def fail(self, error: BaseException) -> None:
+        self._responses.fail(self._settlement, error)
+
+    @override
+    def leave(self) -> None:
+        self._responses.leave(self._settlement)
+
+
+class StoredSubscription(Subscription):
+    """Subscription of a client that reads a stored response, which is settled elsewhere."""
+
+    def __init__(self, reader: ResponseReader) -> None:
+        super().__init__(reader.completion, reader.generation)
+        self._reader = reader
+
+    @override
+    async def aclose(self) -> None:
+        await asyncio.shield(self._reader.aclose())

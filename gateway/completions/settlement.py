@@ -1,0 +1,384 @@
+"""Settlement: settle the usage of an admitted request exactly once, however it ends."""
+
+import asyncio
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Final, NamedTuple, Self
+
+import msgspec
+from redis.exceptions import RedisError
+
+from common import tracing as names
+from common.tasks import Backoff, TaskSet, raise_if_cancelled
+from contract.outcomes import JobReceipt, JobState
+from gateway.completions.queue.dispatcher import Dispatcher
+from gateway.completions.queue.generation import Generation
+from gateway.limits.reservations import Admission, Reservations
+from gateway.limits.storage import Storage
+from gateway.models.catalogue import Catalogue
+from gateway.platform import telemetry, tracing
+from gateway.records.errors import (
+    ApiError,
+    GenerationTimeoutError,
+    InternalError,
+    RequestCancelledError,
+    ServiceUnavailableError,
+    SlowReaderError,
+)
+from gateway.records.limits import SubjectLimits
+from gateway.records.usage_record import Counts, Outcome, UsageRecord
+
+RECEIPT_PATIENCE_SECONDS: Final = 30.0
+"""Wait for the engine's counts of a cancelled job: longer than a dead worker's lease."""
+FIRST_LOOK_SECONDS: Final = 0.02
+LAST_LOOK_SECONDS: Final = 0.5
+DROP_SECONDS: Final = 1.0
+"""How often receipts of settled jobs are dropped."""
+DROP_BATCH: Final = 500
+MAX_RECEIPTS_TO_DROP: Final = 100_000
+"""Receipts that wait to be dropped while Redis is unavailable; others expire."""
+CLOSE_SECONDS: Final = 5.0
+CANCELLED_CODE: Final = "cancelled"
+_OUR_FAULT: Final = 500
+"""The lowest status of errors that are not the client's fault."""
+
+logger = logging.getLogger(__name__)
+
+
+class Ending(NamedTuple):
+    """How a request ends if its jobs do not all finish."""
+
+    outcome: Outcome
+    code: str = ""
+    """The error code in the usage record."""
+    is_our_fault: bool = False
+    """Whether tokens that the client did not receive are free."""
+    is_temporary: bool = False
+    """Whether the same request may succeed later."""
+
+    @classmethod
+    def of_error(cls, error: BaseException) -> Self:
+        """Return the end of a request that fails with this error."""
+        if isinstance(error, SlowReaderError):
+            return cls(Outcome.CANCELLED, error.code)
+        if isinstance(error, RequestCancelledError):
+            return cls(Outcome.CANCELLED, CANCELLED_CODE)
+        if isinstance(error, GenerationTimeoutError):
+            return cls(Outcome.TIMED_OUT, error.code)
+        if isinstance(error, ApiError):
+            return cls(Outcome.FAILED, error.code, error.status >= _OUR_FAULT, is_temporary(error))
+        return cls(
+            Outcome.FAILED,
+            InternalError.code,
+            is_our_fault=True,
+            is_temporary=is_temporary(error),
+        )
+
+
+def is_temporary(error: BaseException) -> bool:
+    """Return whether a request that fails with this error may succeed later."""
+    # Without Redis, or when the gateway stops, it is unknown whether the jobs are enqueued.
+    return isinstance(error, ServiceUnavailableError | RedisError | asyncio.CancelledError)
+
+
+class SettlementService:
+    """Opens settlements, and drops the receipts of settled jobs."""
+
+    def __init__(
+        self,
+        reservations: Reservations,
+        dispatcher: Dispatcher,
+        catalogue: Catalogue,
+        storage: Storage,
+    ) -> None:
+        self.reservations = reservations
+        self.dispatcher = dispatcher
+        self.catalogue = catalogue
+        self.storage = storage
+        self.tasks = TaskSet()
+        """Work that outlives its request: settlements, and writes of stored responses."""
+        self._to_drop: defaultdict[str, list[str]] = defaultdict(list)
+
+    def open(
+        self, record: UsageRecord, admission: Admission, generation: Generation
+    ) -> "Settlement":
+        """Return the settlement of a request that was just admitted."""
+        record = msgspec.structs.replace(record, created_ms=admission.created_ms)
+        return Settlement(self, record, admission, generation)
+
+    def drop_receipts(self, model: str, job_ids: list[str]) -> None:
+        """Drop the receipts of settled jobs with the next batch."""
+        if sum(map(len, self._to_drop.values())) < MAX_RECEIPTS_TO_DROP:
+            self._to_drop[model] += job_ids
+
+    async def drop_receipts_now(self, model: str, job_ids: list[str]) -> None:
+        """Drop the receipts of settled jobs at once, if Redis responds."""
+        try:
+            await self.catalogue.queue(model).forget(job_ids)
+        except RedisError as error:
+            logger.warning("cannot drop receipts: %s", type(error).__name__)
+
+    async def run(self) -> None:
+        """Drop receipts until cancelled."""
+        while True:
+            await asyncio.sleep(DROP_SECONDS)
+            await self._drop_all()
+            raise_if_cancelled()
+
+    async def aclose(self) -> None:
+        """Finish pending work within CLOSE_SECONDS; a sweep settles the remaining requests."""
+        await self.tasks.finish(CLOSE_SECONDS)
+        await self._drop_all()
+
+    async def _drop_all(self) -> None:
+        try:
+            for model in list(self._to_drop):
+                while job_ids := self._to_drop[model][:DROP_BATCH]:
+                    await self.catalogue.queue(model).forget(job_ids)
+                    del self._to_drop[model][: len(job_ids)]
+                del self._to_drop[model]
+        except RedisError as error:
+            logger.warning("cannot drop receipts: %s", type(error).__name__)
+
+
+class Settlement:
+    """The reservation and the usage of one admitted request. It ends once; the first end counts."""
+
+    def __init__(
+        self,
+        service: SettlementService,
+        record: UsageRecord,
+        admission: Admission,
+        generation: Generation,
+    ) -> None:
+        self.admission = admission
+        self.record = record
+        self._service = service
+        self.generation = generation
+        self._opened_at = time.monotonic()
+        # The settlement belongs to the trace of the request, whatever task ends it.
+        self._trace = tracing.here()
+        self._first_token_ms = 0
+        self.has_ended = False
+        """Whether it is settled, or being settled."""
+        self.is_finished = False
+        """Whether it is settled with a whole response."""
+        self._storage_subjects: tuple[SubjectLimits, ...] | None = None
+        self._is_storage_kept = False
+
+    def count_storage(self, subjects: tuple[SubjectLimits, ...], *, is_kept: bool) -> None:
+        """Note that the request's stored bytes count towards these subjects.
+
+        They stop counting when it ends, unless its response `is_kept`.
+        """
+        self._storage_subjects, self._is_storage_kept = subjects, is_kept
+
+    async def withdraw(self) -> None:
+        """End a request whose jobs were not enqueued: nothing of it counts, or is recorded."""
+        self.has_ended, self._is_storage_kept = True, False
+        self._free_storage()
+        await self._service.reservations.release(self.record.tenant_id, self.record.request_id)
+
+    def hand_over(self) -> None:
+        """Leave the request to another gateway, which settles it."""
+        self.has_ended = True
+        self._service.reservations.hand_over(self.record.request_id)
+
+    def replied(self) -> None:
+        """Record the time of the first worker reply; later calls do nothing."""
+        if not self._first_token_ms:
+            self._first_token_ms = max(int(self._age_ms()), 1)
+
+    async def finish(self) -> None:
+        """Settle a request whose jobs have all finished, before the client receives its end.
+
+        This frees its reservation, so that the client can send its next request at once.
+        """
+        if not self.begin_end():
+            return
+        finished = self.generation.finished.values()
+        if not self._first_token_ms:
+            # No consumer recorded it. The worker reports the time since its first token.
+            generated_ms = max(each.generation_ms for each in finished)
+            self._first_token_ms = max(int(self._age_ms() - generated_ms), 1)
+        counts = [
+            Counts(each.prompt_tokens, each.cached_tokens, each.completion_tokens)
+            for each in finished
+        ]
+        engines = [each.engine for each in finished]
+        record = await self._settle(Outcome.FINISHED, "", counts, free=Counts(), engines=engines)
+        self._service.drop_receipts(record.model, record.job_ids)
+        self.generation.release()
+        self.is_finished = True
+
+    def end(self, ending: Ending) -> None:
+        """Settle a request that ends in any other way, in the background."""
+        if self.begin_end():
+            self._service.tasks.start(self.settle(ending))
+
+    def begin_end(self) -> bool:
+        """Mark the request as ended. Return False if it has already ended."""
+        if self.has_ended:
+            return False
+        self.has_ended = True
+        self._free_storage()
+        return True
+
+    def _free_storage(self) -> None:
+        if self._storage_subjects is not None and not self._is_storage_kept:
+            record, storage = self.record, self._service.storage
+            self._service.tasks.start(
+                storage.settle(
+                    record.tenant_id, self._storage_subjects, record.request_id, 0, live_ms=0
+                )
+            )
+
+    async def settle(self, ending: Ending, *, is_stored: bool = False) -> UsageRecord:
+        """Cancel the jobs of an ended request, wait for the engine's counts, and settle.
+
+        The tenant is charged for the engine's work. Clients of a response that `is_stored` can
+        still receive its output. A line of a batch is charged only for a whole result, and is not
+        recorded if it runs again.
+        """
+        await self._service.dispatcher.cancel(self.generation)
+        receipts = await self._receipts(self.record.job_ids)
+        counts = [self._counts_of(index, each) for index, each in enumerate(receipts)]
+        engines = [each.engine for each in receipts]
+        engines += [each.engine for each in self.generation.finished.values()]
+        free = self._undelivered(counts, is_stored=is_stored) if ending.is_our_fault else Counts()
+        runs_again = False
+        if self.record.line:
+            free, runs_again = _total(counts), ending.is_temporary
+        record = await self._settle(
+            ending.outcome,
+            ending.code,
+            counts,
+            free=free,
+            engines=engines,
+            is_recorded=not runs_again,
+        )
+        if is_stored:
+            # A stored response may soon resume with jobs of the same ids.
+            await self._service.drop_receipts_now(record.model, record.job_ids)
+        else:
+            self._service.drop_receipts(record.model, record.job_ids)
+        self.generation.release()
+        return record
+
+    def _age_ms(self) -> float:
+        return (time.monotonic() - self._opened_at) * 1000
+
+    async def _settle(
+        self,
+        outcome: Outcome,
+        code: str,
+        counts: Sequence[Counts],
+        *,
+        free: Counts,
+        engines: Sequence[str],
+        is_recorded: bool = True,
+    ) -> UsageRecord:
+        record = self.record.ended(
+            _total(counts),
+            free=free,
+            outcome=outcome,
+            code=code,
+            first_token_ms=self._first_token_ms,
+            engines=engines,
+        )
+        telemetry.tokens_used(
+            record.model,
+            record.tenant_id,
+            prompt=record.prompt_tokens,
+            cached=record.cached_tokens,
+            completion=record.completion_tokens,
+        )
+        if self._trace is None:
+            await self._end_reservation(record, is_recorded=is_recorded)
+            return record
+        tracing.note_in(
+            self._trace,
+            {
+                names.GEN_AI_USAGE_INPUT_TOKENS: record.prompt_tokens,
+                names.GEN_AI_USAGE_CACHED_TOKENS: record.cached_tokens,
+                names.GEN_AI_USAGE_OUTPUT_TOKENS: record.completion_tokens,
+            },
+        )
+        with tracing.span_in(self._trace, names.SETTLE):
+            tracing.note(
+                {
+                    names.GEN_AI_RESPONSE_ID: record.request_id,
+                    names.OUTCOME: outcome.value,
+                    names.CODE: code,
+                }
+            )
+            await self._end_reservation(record, is_recorded=is_recorded)
+        return record
+
+    async def _end_reservation(self, record: UsageRecord, *, is_recorded: bool) -> None:
+        reservations = self._service.reservations
+        if not is_recorded:
+            await reservations.release(record.tenant_id, record.request_id)
+        elif record.line:
+            # Its result is stored next, and must not be free if this gateway dies then.
+            await reservations.settle_surely(record)
+        else:
+            await reservations.settle(record)
+
+    def _undelivered(self, counts: Sequence[Counts], *, is_stored: bool) -> Counts:
+        """Return the tokens of each job that no client has received or can still receive."""
+        if not (self.record.is_streamed or is_stored):
+            return _total(counts)
+        return _total([self._undelivered_of(index, each) for index, each in enumerate(counts)])
+
+    def _undelivered_of(self, index: int, counts: Counts) -> Counts:
+        if index in self.generation.finished:
+            return Counts()
+        delivered = self.generation.delivered_tokens(index)
+        if not delivered:
+            return counts
+        return Counts(completion_tokens=counts.completion_tokens - delivered)
+
+    async def _receipts(self, job_ids: list[str]) -> list[JobReceipt]:
+        queue = self._service.catalogue.queue(self.record.model)
+        receipts = [JobReceipt(JobState.ABSENT)] * len(job_ids)
+        deadline = time.monotonic() + RECEIPT_PATIENCE_SECONDS
+        backoff = Backoff(FIRST_LOOK_SECONDS, LAST_LOOK_SECONDS)
+        while time.monotonic() < deadline:
+            try:
+                receipts = await queue.receipts(job_ids)
+                if all(each.state in (JobState.ENDED, JobState.ABSENT) for each in receipts):
+                    break
+            except RedisError as error:
+                logger.warning("cannot read receipts: %s", type(error).__name__)
+            await asyncio.sleep(backoff.next_seconds())
+        return receipts
+
+    def _counts_of(self, index: int, receipt: JobReceipt) -> Counts:
+        """Return the engine's counts of a job, but at least the tokens received of it."""
+        finished = self.generation.finished.get(index)
+        if finished is not None:
+            return Counts(
+                finished.prompt_tokens, finished.cached_tokens, finished.completion_tokens
+            )
+        received = self.generation.received_tokens[index]
+        prompt_tokens = receipt.prompt_tokens
+        settled_before = self.record.completion_tokens
+        if (
+            received
+            and not prompt_tokens
+            and sum(self.generation.received_tokens.values()) > settled_before
+        ):
+            # A job that was never followed has no prompt here.
+            prompt_tokens = sum(
+                len(job.prompt_token_ids) for job in self.generation.jobs[index : index + 1]
+            )
+        return Counts(
+            prompt_tokens, receipt.cached_tokens, max(receipt.completion_tokens, received)
+        )
+
+
+def _total(counts: Sequence[Counts]) -> Counts:
+    return counts[0] if len(counts) == 1 else Counts(*map(sum, zip(*counts, strict=True)))

@@ -1,0 +1,197 @@
+"""Response head: what any gateway needs to replay or resume a response."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import compress
+from operator import attrgetter, is_not
+from typing import Any, Final
+
+import msgspec
+from msgspec.structs import FieldInfo
+
+from common import clock
+from contract import messages
+from contract.dialect import Dialect
+from contract.messages import GenerationJob, decode_job
+from gateway.completions.rendering.completion import Completion, Usage
+from gateway.dialects.profile import PROFILES
+from gateway.dialects.request import ChatRequest, GenerationRequest
+from gateway.records.limits import SubjectLimits
+from gateway.records.usage_record import Counts, UsageRecord
+
+_FIELDS: Final = msgspec.structs.fields(GenerationRequest)
+
+
+def _stored(field: FieldInfo) -> tuple[str, Any] | tuple[str, Any, Any]:
+    hint = Dialect if field.name == "profile" else field.type
+    if field.required:
+        return field.name, hint
+    if field.default is msgspec.NODEFAULT:
+        return field.name, hint, msgspec.field(default_factory=field.default_factory)
+    return field.name, hint, field.default
+
+
+# A GenerationRequest with the name of its profile instead of the profile. A field added by a newer
+# gateway takes its default when the stored request is from an older one.
+_StoredRequest = msgspec.defstruct(
+    "_StoredRequest", [_stored(each) for each in _FIELDS], kw_only=True
+)
+_LEFT_OUT: Final = frozenset({"structure", "bias_texts", "infill_files"})
+_CUT: Final = frozenset({"profile", "prompts", "chat", "images", "image_params", "tool_use"})
+_WHOLE: Final = [each for each in _FIELDS if each.name not in _LEFT_OUT | _CUT]
+_NAMES: Final = tuple(each.name for each in _WHOLE)
+_DEFAULTS: Final = tuple(each.default for each in _WHOLE)
+_values_of: Final = attrgetter(*_NAMES)
+
+
+class ResponseHead(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """All of a response that is known before it begins.
+
+    It is stored in Redis as msgpack; fields may only be added, with defaults.
+    """
+
+    request_id: str
+    model: str
+    """As given by the client."""
+    created: int
+    """Unix time in seconds, as shown in the response."""
+    fingerprint: str
+    request: dict[str, Any]
+    """The GenerationRequest without the fields that only its jobs need: see `ResponseHead.of`.
+
+    Most fields have their default and are left out: the gateway keeps the head of each stream.
+    """
+    prompt_texts: list[str]
+    """The text of each prompt that the response contains."""
+    generation_settings: dict[str, Any] = {}
+    """See `Completion.generation_settings`."""
+    jobs: list[GenerationJob]
+    """As they were enqueued: job `i` runs prompt `i`."""
+    record: UsageRecord
+    """Draft of the usage record, created at admission."""
+    subjects: tuple[SubjectLimits, ...]
+    """The subjects whose limits the request counts towards."""
+    most: Counts = Counts()
+    """The most tokens that the request may use."""
+    weight: float
+    shows_cost: bool = False
+    is_background: bool = False
+    """Whether it continues without a connected client."""
+    most_ms: int
+    """How long it may run, from its beginning or from when it resumes."""
+    retention_ms: int
+    """How long it can be read after its end."""
+    stored_bytes: int = 0
+    """Bytes reserved for its request (`gateway.limits.storage`) until it ends; 0 if not counted."""
+
+    @classmethod
+    def of(
+        cls,
+        completion: Completion,
+        *,
+        jobs: list[GenerationJob],
+        record: UsageRecord,
+        subjects: tuple[SubjectLimits, ...],
+        most: Counts,
+        weight: float,
+        is_background: bool,
+        retention_ms: int,
+        stored_bytes: int = 0,
+    ) -> "ResponseHead":
+        """Return the head of a response.
+
+        Prompts, infill, messages, images, tools, structure and biases are left out of the request:
+        the jobs contain them, or they were only needed to make the jobs.
+        """
+        request = completion.request
+        values = _values_of(request)
+        # Defaults are mostly constants, so their identity suffices.
+        fields: dict[str, Any] = dict(
+            compress(zip(_NAMES, values, strict=True), map(is_not, values, _DEFAULTS))
+        )
+        fields["profile"] = request.profile.name
+        fields["prompts"] = [""] * len(request.prompts)
+        fields["images"] = [[] for _ in request.images]
+        fields["image_params"] = []
+        if request.chat is not None:
+            fields["chat"] = _format_of(request.chat)
+        if request.tool_use is not None:
+            fields["tool_use"] = replace(request.tool_use, tools=[])
+        return cls(
+            request_id=completion.id,
+            model=completion.model,
+            created=completion.created,
+            fingerprint=completion.fingerprint,
+            request=fields,
+            prompt_texts=completion.prompt_texts,
+            generation_settings=completion.generation_settings,
+            jobs=jobs,
+            record=record,
+            subjects=subjects,
+            most=most,
+            weight=weight,
+            shows_cost=completion.cost_of is not None,
+            is_background=is_background,
+            most_ms=max(max(job.deadline_ms for job in jobs) - clock.now_ms(), 0),
+            retention_ms=retention_ms,
+            stored_bytes=stored_bytes,
+        )
+
+    @property
+    def tenant_id(self) -> str:
+        """The tenant that owns the response."""
+        return self.record.tenant_id
+
+    def generation_request(self) -> GenerationRequest:
+        """Return the part of the request that determines the format of the response."""
+        stored = msgspec.convert(self.request, _StoredRequest)
+        values = msgspec.structs.asdict(stored)
+        return GenerationRequest(**values | {"profile": PROFILES[values["profile"]]})
+
+    def completion(self) -> Completion:
+        """Return the parts shared by all chunks of the response."""
+        return Completion(
+            id=self.request_id,
+            model=self.model,
+            created=self.created,
+            fingerprint=self.fingerprint,
+            request=self.generation_request(),
+            prompt_token_ids=[job.prompt_token_ids for job in self.jobs],
+            prompt_texts=self.prompt_texts,
+            generation_settings=self.generation_settings,
+            cost_of=cost_by(self.record) if self.shows_cost else None,
+        )
+
+
+def cost_by(record: UsageRecord) -> Callable[[Usage], int]:
+    """Return a function that returns the cost of usage in micro-dollars, by a record's prices."""
+    return lambda usage: record.cost_of(
+        prompt_tokens=usage.prompt_tokens,
+        cached_tokens=usage.cached_tokens,
+        completion_tokens=usage.completion_tokens,
+    )
+
+
+def _format_of(chat: ChatRequest) -> ChatRequest:
+    return ChatRequest(
+        messages=[],
+        shows_reasoning=chat.shows_reasoning,
+        uses_legacy_functions=chat.uses_legacy_functions,
+    )
+
+
+encode_head = messages.encode
+_StoredHead = msgspec.defstruct(
+    "_StoredHead", [("jobs", list[msgspec.Raw])], bases=(ResponseHead,), kw_only=True
+)
+_decode = msgspec.msgpack.Decoder(_StoredHead).decode
+
+
+def decode_head(content: bytes) -> ResponseHead:
+    """Return the head that `encode_head` encoded. Raises msgspec.MsgspecError.
+
+    A thread that decodes a large head lets the event loop run between two jobs.
+    """
+    stored: Any = _decode(content)
+    values = {name: getattr(stored, name) for name in ResponseHead.__struct_fields__}
+    return ResponseHead(**values | {"jobs": [decode_job(job) for job in stored.jobs]})

@@ -1,0 +1,568 @@
+"""Owned responses: this gateway generates them, stores them, and notifies their readers."""
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+from redis.exceptions import RedisError
+
+from common import clock
+from contract.messages import Delta, Follow, JobFailed, JobFinished, JobMessage
+from contract.outcomes import FailureCode
+from gateway.completions.queue.dispatcher import Dispatcher
+from gateway.completions.queue.reader import entry_id_of
+from gateway.completions.rendering.failures import to_api_error
+from gateway.completions.settlement import CANCELLED_CODE, Ending, Settlement, SettlementService
+from gateway.completions.stored.background import BackgroundIndex
+from gateway.completions.stored.head import ResponseHead
+from gateway.completions.stored.journal import (
+    MESSAGES_OF_ENTRY,
+    Received,
+    encode_entries,
+    encode_message,
+)
+from gateway.completions.stored.peers import Peers
+from gateway.completions.stored.store import (
+    DEADLINE_GRACE_MS,
+    ResponseState,
+    ResponseStatus,
+    ResponseStore,
+    WriteResult,
+)
+from gateway.limits.storage import SMALL_BYTES
+from gateway.records.errors import RateLimitError, StoreUnavailableError
+from gateway.records.usage_record import Counts, Outcome, UsageRecord
+
+FOLLOWED_SECONDS: Final = 6.0
+"""How long a follower counts without repeating its notice, which it sends every two seconds."""
+GIVE_UP_SECONDS: Final = 600.0
+"""How long writing the end of a response is retried."""
+WRITE_SECONDS: Final = 0.25
+"""How often the journal of a finished line is written until Redis has it."""
+UNWRITTEN_SECONDS: Final = 12.0
+"""How long a response with few new messages waits for its next write.
+
+Until then, they are only in this gateway's reply stream, which keeps frames for 30 seconds
+(`worker.queue.replies`). Eleven of them may pass between the death of this gateway and the last
+frame.
+"""
+TRIM_BYTES: Final = 8_388_608
+"""Bytes of replies after which all journals are written, so that these replies can be removed.
+
+Workers remove replies after 30 seconds, which may be hundreds of megabytes.
+"""
+TAKEOVER_SECONDS: Final = 60.0
+"""How long no reply is removed after another gateway may have begun to take a response over."""
+MAX_CONCURRENT_WRITES: Final = 50
+"""Responses that are written before the event loop runs other tasks."""
+_RESUMABLE: Final = (FailureCode.TAKEN_OVER, FailureCode.GATEWAY_STOPPING)
+"""Failures after which another gateway can resume the response."""
+
+logger = logging.getLogger(__name__)
+
+
+class OwnedResponses:
+    """The responses that this gateway owns, until they have ended or another gateway owns them."""
+
+    def __init__(
+        self,
+        store: ResponseStore,
+        peers: Peers,
+        background: BackgroundIndex,
+        *,
+        dispatcher: Dispatcher,
+        settlements: SettlementService,
+    ) -> None:
+        self.store = store
+        self.peers = peers
+        self.background = background
+        self.dispatcher = dispatcher
+        self.settlements = settlements
+        self.tasks = settlements.tasks
+        self.by_id: dict[str, OwnedResponse] = {}
+        self.interrupted: asyncio.Queue[str] = asyncio.Queue()
+        """Background responses that ended because of a slow reader, and must resume."""
+        self._trimmed_bytes = 0
+        """`Dispatcher.read_bytes` when the reply stream was last trimmed."""
+        self._trims_after = -math.inf
+
+    def of(self, settlement: Settlement) -> "OwnedResponse | None":
+        """Return the response that has this settlement; None if it is not stored, or has ended."""
+        response = self.by_id.get(settlement.record.request_id)
+        return response if response is not None and response.settlement is settlement else None
+
+    def add(self, response: "OwnedResponse") -> None:
+        """Add a response that begins, or that was taken over."""
+        self.by_id[response.head.request_id] = response
+        if response.head.is_background:
+            self.background.add(response.head.request_id)
+
+    def remove(self, response: "OwnedResponse") -> None:
+        """Remove a response that has ended, or that another gateway owns. Safe to repeat."""
+        head = response.head
+        if self.by_id.get(head.request_id) is not response:
+            return
+        del self.by_id[head.request_id]
+        if response.counted_bytes or response.stored_bytes >= SMALL_BYTES:
+            # A line's response is deleted as soon as its result is stored.
+            size = 0 if head.record.line else response.stored_bytes
+            self.tasks.start(
+                self.settlements.storage.settle(
+                    head.tenant_id, head.subjects, head.request_id, size, live_ms=head.retention_ms
+                )
+            )
+        if response.must_resume:
+            self.interrupted.put_nowait(head.request_id)
+        elif head.is_background:
+            self.background.remove(head.request_id)
+
+    def discard(self, request_id: str) -> None:
+        """Delete a response whose jobs were not enqueued. Does nothing if it is not owned."""
+        response = self.by_id.pop(request_id, None)
+        if response is not None:
+            self.background.remove(request_id)
+            self.tasks.start(response.discard())
+
+    async def check(self) -> None:
+        """End the responses that no client reads, and write those whose messages are due."""
+        responses, now = list(self.by_id.values()), time.monotonic()
+        for response in responses:
+            response.end_if_abandoned()
+        read_bytes = self.dispatcher.read_bytes
+        trims = read_bytes - self._trimmed_bytes > TRIM_BYTES and now > self._trims_after
+        await self._write([each for each in responses if trims or each.is_write_due(now)])
+        if trims and now > self._trims_after:
+            await self._trim()
+            self._trimmed_bytes = read_bytes
+
+    def keep_replies(self) -> None:
+        """Keep the reply stream for a gateway that takes a response over."""
+        self._trims_after = time.monotonic() + TAKEOVER_SECONDS
+
+    async def _trim(self) -> None:
+        """Remove the replies that all journals have."""
+        unwritten = [each.through for each in self.by_id.values() if each.needs_write]
+        try:
+            await self.dispatcher.trim_replies(
+                min((self.dispatcher.last_entry, *unwritten), key=entry_id_of)
+            )
+        except RedisError as error:
+            logger.warning("cannot trim the reply stream: %s", type(error).__name__)
+
+    async def write(self) -> None:
+        """Write the new messages of all responses."""
+        await self._write([each for each in self.by_id.values() if each.needs_write])
+
+    async def _write(self, responses: list["OwnedResponse"]) -> None:
+        for start in range(0, len(responses), MAX_CONCURRENT_WRITES):
+            some = responses[start : start + MAX_CONCURRENT_WRITES]
+            await asyncio.gather(*(each.write() for each in some))
+            await asyncio.sleep(0)
+
+
+class OwnedResponse:
+    """One response from its beginning or takeover until its end. It drives its settlement."""
+
+    def __init__(
+        self,
+        owned: OwnedResponses,
+        head: ResponseHead,
+        settlement: Settlement,
+        *,
+        term: int,
+        status: ResponseStatus,
+        entries: Sequence[bytes] = (),
+        has_consumer: bool,
+    ) -> None:
+        self.head = head
+        self.settlement = settlement
+        self.generation = settlement.generation
+        self.term = term
+        self.has_ended = False
+        self.has_consumer = has_consumer
+        """Whether the client that began the request still waits for it here."""
+        self._owned = owned
+        self._status = status
+        self._entries = list(entries)
+        """The whole journal, from which it is restored if Redis loses it."""
+        self._pending: list[msgspec.Raw] = []
+        """Messages received since the last entry."""
+        self._written: int | None = len(entries) if term > 1 else None
+        """Entries stored in Redis; None if Redis may not have the response at all."""
+        self._written_status: ResponseStatus | None = None
+        self._followers: dict[tuple[str, int], float] = {}
+        # The reader that caused a takeover sends its first follow notice soon.
+        self._wanted_until = 0.0 if has_consumer else time.monotonic() + FOLLOWED_SECONDS
+        self._unfinished = len(head.jobs)
+        self._failure: JobFailed | None = None
+        self._is_cancelled = False
+        self._is_lost = False
+        self._is_stopping = False
+        self._is_unanswered = False
+        """Whether its client got an error without a failure of its jobs, and may have repeated the
+        request: it resumes if a client asks for it."""
+        self._ended_at = 0.0
+        self._lock = asyncio.Lock()
+        self._finish_lock = asyncio.Lock()
+        self._is_writing_soon = False
+        self._written_at = time.monotonic()
+        self._entry_bytes = sum(map(len, self._entries))
+        self.counted_bytes = head.stored_bytes
+        """Bytes in Redis that count towards the limits of the tenant."""
+        self.through = owned.dispatcher.last_entry
+        """The last entry of the reply stream whose messages the stored journal has."""
+        self.generation.on_reply = self.on_reply
+        self.generation.journal = self._pending
+
+    # -- replies ---------------------------------------------------------------------------------
+
+    def on_reply(self, prompt_index: int, message: JobMessage) -> None:
+        """Record a reply that was accepted."""
+        if self.has_ended:
+            return
+        if type(message) is not Delta:
+            self._on_rare_reply(prompt_index, message)
+            return
+        self._pending.append(encode_message(prompt_index, message))
+        if self._followers:
+            self.write_soon()
+
+    def _on_rare_reply(self, prompt_index: int, message: JobMessage) -> None:
+        if isinstance(message, JobFailed) and message.code in _RESUMABLE:
+            self._stop(message.code)
+            return
+        self._pending.append(encode_message(prompt_index, message))
+        if self._followers:
+            self.write_soon()
+        self._count_end(message)
+        if not self.has_consumer:
+            self._end_if_complete()
+
+    def restore(self, received: Sequence[Received], *, unread: Sequence[Received]) -> None:
+        """Apply messages from before the takeover; `unread` are those missing from the journal."""
+        for _, message in received:
+            self._count_end(message)
+        self._pending += [encode_message(*each) for each in unread]
+
+    def _count_end(self, message: JobMessage) -> None:
+        if isinstance(message, JobFinished):
+            self._unfinished -= 1
+        elif isinstance(message, JobFailed):
+            self._failure = self._failure or message
+
+    def set_handles(self, handles: tuple[int, ...]) -> None:
+        """Record the handles of its jobs. If all jobs have ended, end the response."""
+        self._status = self._status._replace(handles=handles)
+        self.write_soon()
+        self._end_if_complete()
+
+    def _end_if_complete(self) -> None:
+        """Settle a complete response that has no consumer here."""
+        if self._failure is not None:
+            self.end(Ending.of_error(to_api_error(self._failure)))
+        elif self._unfinished == 0:
+            self._owned.tasks.start(self.finish())
+
+    # -- readers ---------------------------------------------------------------------------------
+
+    @property
+    def must_resume(self) -> bool:
+        """Whether it ended because of a slow reader, although it runs in the background."""
+        is_left = self._status.state is ResponseState.LEFT and not self._is_lost
+        return is_left and self.head.is_background and not self._is_unanswered
+
+    def follow(self, follow: Follow) -> None:
+        """Notify a follower of new messages for some seconds, or stop if `follow.is_over`."""
+        follower = (follow.gateway, follow.handle)
+        if follow.is_over:
+            self._followers.pop(follower, None)
+            self._wanted_until = 0.0
+            self.end_if_abandoned()
+            return
+        is_new = follower not in self._followers
+        self._followers[follower] = time.monotonic() + FOLLOWED_SECONDS
+        if is_new:
+            # The fast path (`Generation.take`) does not notify followers.
+            self.generation.forbid_take()
+            # The follower may have read just before the latest entry was written.
+            self._owned.tasks.start(self._write_and_notify())
+
+    def leave(self) -> None:
+        """Record that the client that began the request has disconnected."""
+        self.has_consumer = False
+        self.generation.detach()
+        self.end_if_abandoned()
+        self._end_if_complete()
+
+    def end_if_abandoned(self) -> None:
+        """End the response if no client reads it, unless it runs in the background."""
+        if self.has_consumer and not self._followers:
+            return
+        now = time.monotonic()
+        self._followers = {
+            follower: until for follower, until in self._followers.items() if until > now
+        }
+        is_wanted = (
+            self.has_consumer
+            or self.head.is_background
+            or bool(self._followers)
+            or self._wanted_until > now
+        )
+        if not is_wanted and self._unfinished and self._failure is None:
+            self.end(Ending(Outcome.CANCELLED, is_temporary=True))
+
+    # -- end -------------------------------------------------------------------------------------
+
+    def cancel(self) -> None:
+        """Cancel the response, even if clients read it."""
+        if self.settlement.has_ended:
+            return
+        self._is_cancelled = True
+        self.end(Ending(Outcome.CANCELLED, CANCELLED_CODE))
+        self.generation.push(0, JobFailed(0, 0, FailureCode.CANCELLED, ""))
+
+    async def finish(self) -> None:
+        """Settle a response whose jobs have all finished.
+
+        A line of a batch is settled when its journal is complete, and ends only then. If this
+        gateway dies before, the one that takes the response over settles it under the same id.
+        """
+        if self.head.record.line:
+            async with self._finish_lock:
+                await self._finish_line()
+        elif not self.settlement.has_ended:
+            self._end(ResponseState.FINISHED)
+            await self.settlement.finish()
+
+    async def _finish_line(self) -> None:
+        while self.needs_write and not self._is_lost:
+            await self.write()
+            if self.needs_write:
+                await asyncio.sleep(WRITE_SECONDS)
+        if not self.settlement.has_ended:
+            await self.settlement.finish()
+            self._end(ResponseState.FINISHED)
+
+    def end(self, ending: Ending) -> None:
+        """Settle a response that ends in any other way, in the background."""
+        if self.settlement.begin_end():
+            self._on_ending(ending)
+            self._owned.tasks.start(self._settle(ending))
+
+    def hand_over(self) -> None:
+        """Leave the response to the gateway that takes it over, because this one stops."""
+        if not self.settlement.has_ended:
+            self._is_stopping = True
+            self._owned.keep_replies()
+            self._owned.dispatcher.give_up(self.generation)
+            self.settlement.hand_over()
+
+    async def discard(self) -> None:
+        """Delete a response whose jobs were not enqueued."""
+        self.has_ended = self._is_lost = True
+        async with self._lock:
+            try:
+                await self._owned.store.discard(self.head.request_id)
+            except RedisError as error:
+                logger.warning("cannot delete a response: %s", type(error).__name__)
+
+    async def _settle(self, ending: Ending) -> None:
+        # The gateway that takes a response over settles it.
+        await self.write()
+        if self._is_lost:
+            self.settlement.hand_over()
+        else:
+            self._on_settled(await self.settlement.settle(ending, is_stored=True))
+
+    def _on_ending(self, ending: Ending) -> None:
+        self._is_unanswered = ending.is_temporary and self._failure is None
+        match ending.outcome:
+            case Outcome.CANCELLED if self._is_cancelled:
+                self._fail_readers(FailureCode.CANCELLED)
+                self._end(ResponseState.CANCELLED)
+            case Outcome.CANCELLED:
+                pass  # It may resume after its settlement.
+            case _ if self._is_stopping or self._is_unanswered:
+                pass  # It may resume after its settlement.
+            case Outcome.TIMED_OUT:
+                self._fail_readers(FailureCode.DEADLINE_EXCEEDED)
+                self._end(ResponseState.FAILED)
+            case _:
+                self._fail_readers(FailureCode.ENGINE_ERROR)
+                self._end(ResponseState.FAILED)
+
+    def _on_settled(self, record: UsageRecord) -> None:
+        if not self.has_ended:
+            before = self._status.settled
+            settled = Counts(
+                before.prompt_tokens + record.prompt_tokens,
+                before.cached_tokens + record.cached_tokens,
+                before.completion_tokens + record.completion_tokens,
+            )
+            self._status = self._status._replace(settled=settled)
+            self._end(ResponseState.LEFT)
+
+    def _fail_readers(self, code: FailureCode) -> None:
+        if self._failure is None:
+            self._failure = JobFailed(0, 0, code, "")
+            self._pending.append(encode_message(0, self._failure))
+
+    def _end(self, state: ResponseState) -> None:
+        self.has_ended = True
+        self.generation.forbid_take()
+        self._ended_at = time.monotonic()
+        self._status = self._status._replace(state=state)
+        self.write_soon()
+
+    def _stop(self, code: FailureCode) -> None:
+        """Stop generating the response, although it has not failed."""
+        if code is FailureCode.TAKEN_OVER and not self._is_stopping:
+            self._lose()
+            return
+        self._is_stopping = True
+        if not self.has_consumer:
+            self.hand_over()
+
+    def _lose(self) -> None:
+        """Stop all work on a response that another gateway has taken over."""
+        if self._is_lost:
+            return
+        self._is_lost = self.has_ended = True
+        self.generation.forbid_take()
+        logger.warning("another gateway took response %s over", self.head.request_id)
+        self._owned.keep_replies()
+        self._owned.dispatcher.give_up(self.generation)
+        if not self.settlement.has_ended:
+            self.settlement.hand_over()
+        self._owned.remove(self)
+
+    # -- writing ---------------------------------------------------------------------------------
+
+    @property
+    def stored_bytes(self) -> int:
+        """Approximate bytes stored in Redis: its request and its journal."""
+        return self.head.stored_bytes + self._entry_bytes
+
+    @property
+    def needs_write(self) -> bool:
+        """Whether Redis lacks messages or the latest status."""
+        return bool(
+            self._pending
+            or self._written is None
+            or self._written < len(self._entries)
+            or self._written_status != self._status
+        )
+
+    def is_write_due(self, now: float) -> bool:
+        """Whether to write now.
+
+        A changed status is written at once. Messages alone wait until they fill an entry, or until
+        UNWRITTEN_SECONDS pass.
+        """
+        has_only_messages = (
+            self._written == len(self._entries) and self._written_status == self._status
+        )
+        if has_only_messages and now - self._written_at < UNWRITTEN_SECONDS:
+            return len(self._pending) >= MESSAGES_OF_ENTRY
+        return self.needs_write
+
+    def write_soon(self) -> None:
+        """Write pending messages in the next turn of the event loop."""
+        if not self._is_writing_soon:
+            self._is_writing_soon = True
+            self._owned.tasks.start(self.write())
+
+    async def write(self) -> None:
+        """Write pending messages. If Redis fails, they wait for the next write."""
+        async with self._lock:
+            self._is_writing_soon = False
+            self._written_at = time.monotonic()
+            while self.needs_write and not self._is_lost:
+                try:
+                    if not await self._write():
+                        return
+                except RedisError as error:
+                    logger.warning("cannot write a response: %s", type(error).__name__)
+                    break
+                self._notify_followers()
+        if self.has_ended and (not self.needs_write or self._is_write_overdue()):
+            self._owned.remove(self)
+
+    async def _write_and_notify(self) -> None:
+        await self.write()
+        self._notify_followers()
+
+    async def _write(self) -> bool:
+        """Write everything. Return False if another gateway has taken the response over."""
+        owned, status, through = self._owned, self._status, self._owned.dispatcher.last_entry
+        if self._pending:
+            entries = encode_entries(self._pending, through.decode())
+            self._pending.clear()
+            self._entries += entries
+            self._entry_bytes += sum(map(len, entries))
+            await self._count()
+        written = len(self._entries)
+        if self._written is None:
+            result = await owned.store.open(
+                self.head,
+                owner=owned.dispatcher.gateway,
+                term=self.term,
+                status=status,
+                ttl_ms=self._ttl_ms(),
+                entries=self._entries,
+            )
+        else:
+            result = await owned.store.append(
+                self.head.request_id,
+                term=self.term,
+                index=self._written,
+                entries=self._entries[self._written :],
+                status=status,
+                ttl_ms=self._ttl_ms(),
+            )
+        if result is WriteResult.NOT_OWNER:
+            self._lose()
+            return False
+        if result is WriteResult.MISSING:
+            # Send a heartbeat first: a stored response is taken over if its owner has none.
+            await owned.dispatcher.beat()
+            self._written = None
+            return True
+        self._written, self._written_status, self.through = written, status, through
+        return True
+
+    async def _count(self) -> None:
+        """Count the stored bytes of a response that has grown; end it if they exceed a limit."""
+        size, head, storage = self.stored_bytes, self.head, self._owned.settlements.storage
+        if size - self.counted_bytes < SMALL_BYTES or self.has_ended:
+            return
+        count = storage.settle if head.record.line else storage.take
+        try:
+            await count(
+                head.tenant_id, head.subjects, head.request_id, size, live_ms=self._ttl_ms()
+            )
+            self.counted_bytes = size
+        except RateLimitError as error:
+            if not self.has_ended:
+                failed = JobFailed(0, 0, FailureCode.STORED_BYTES, str(error))
+                self.generation.push(0, failed)
+        except StoreUnavailableError:
+            pass  # Then Redis does not take the journal either.
+
+    def _ttl_ms(self) -> int:
+        if self.has_ended:
+            return self.head.retention_ms
+        deadline_ms = max(job.deadline_ms for job in self.head.jobs)
+        left_ms = max(deadline_ms - clock.now_ms(), 0)
+        return left_ms + DEADLINE_GRACE_MS + self.head.retention_ms
+
+    def _is_write_overdue(self) -> bool:
+        return time.monotonic() > self._ended_at + GIVE_UP_SECONDS
+
+    def _notify_followers(self) -> None:
+        for gateway, handle in self._followers:
+            self._owned.peers.notify_reader(gateway, handle)

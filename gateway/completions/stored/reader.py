@@ -1,0 +1,224 @@
+"""Response reader: read a response from its journal, whichever gateway owns it."""
+
+import asyncio
+import logging
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager, suppress
+from functools import partial
+from typing import Final
+
+from redis.exceptions import RedisError
+from typing_extensions import override
+
+from common.tasks import end_task, raise_if_cancelled
+from contract.messages import Follow, JobFailed, JobFinished
+from contract.outcomes import FailureCode
+from gateway.completions.queue.generation import REPLIES_AT_ONCE, Generation, Reply, Take, Turn
+from gateway.completions.rendering.completion import Completion
+from gateway.completions.stored.head import ResponseHead
+from gateway.completions.stored.journal import Received, decode_slices
+from gateway.completions.stored.peers import Peers
+from gateway.completions.stored.store import ResponseState, ResponseStore
+from gateway.completions.stored.takeover import Takeovers
+from gateway.platform.concurrency.fair_turns import LoopTurns
+from gateway.records.errors import ApiError, StoreUnavailableError
+
+REPEAT_SECONDS: Final = 2.0
+"""How often the owner is checked, and its follow notice is repeated."""
+PAUSE_SECONDS: Final = 0.2
+MISSING_SECONDS: Final = 10.0
+"""How long a response may be missing: after Redis loses it, its owner writes it again."""
+OVERDUE_SECONDS: Final = 60.0
+"""How long after its deadline a response that does not end is still read."""
+
+logger = logging.getLogger(__name__)
+
+
+class ReplayedGeneration(Generation):
+    """Delivers the messages of a journal, at the pace of the consumer."""
+
+    def __init__(self, turn: Turn, *, delivers_starts: bool) -> None:
+        super().__init__(max_unread_bytes=sys.maxsize, turn=turn, delivers_starts=delivers_starts)
+        self._was_taken = asyncio.Event()
+
+    @override
+    def turn_for(self, replies: list[Reply]) -> AbstractAsyncContextManager[None]:
+        return self.turn()
+
+    @override
+    async def replies(self, take: Take | None = None) -> list[Reply]:
+        # Nothing is taken without a turn.
+        del take
+        taken = await super().replies()
+        self._was_taken.set()
+        return taken
+
+    async def deliver(self, received: Sequence[Received]) -> None:
+        """Deliver messages and wait until the consumer has taken them."""
+        for start in range(0, len(received), REPLIES_AT_ONCE):
+            self._was_taken.clear()
+            for index, message in received[start : start + REPLIES_AT_ONCE]:
+                self.push(index, message)
+            while self._replies and not self._was_taken.is_set():
+                await self._was_taken.wait()
+
+
+class ResponseReader:
+    """Reads a response from its beginning, then new messages as they arrive."""
+
+    def __init__(
+        self,
+        head: ResponseHead,
+        store: ResponseStore,
+        takeovers: Takeovers,
+        peers: Peers,
+        *,
+        gateway: str,
+        loop_turns: LoopTurns,
+    ) -> None:
+        self.completion: Completion = head.completion()
+        turn = partial(loop_turns.slice_of, head.tenant_id)
+        reports = self.completion.request.reports_progress
+        self.generation = ReplayedGeneration(turn, delivers_starts=reports)
+        """Delivers the same replies, in the same order, as the response's original generation.
+
+        It does not overflow: a slow consumer only delays reading.
+        """
+        for index, job in enumerate(head.jobs):
+            self.generation.expect(index, job)
+        self._head = head
+        self._store = store
+        self._takeovers = takeovers
+        self._peers = peers
+        self._gateway = gateway
+        self._index = 0
+        self._unfinished = len(head.jobs)
+        self._has_failed = False
+        self._cannot_resume = False
+        self._owner = ""
+        self._grown = asyncio.Event()
+        self._is_left = asyncio.Event()
+        self._handle = peers.add_reader(self._grown)
+        # These tasks keep the response running even while the consumer takes nothing.
+        self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._follow())]
+
+    async def aclose(self) -> None:
+        """Stop reading. A response without readers ends, unless it runs in the background."""
+        self._peers.remove_reader(self._handle)
+        for task in self._tasks:
+            await end_task(task)
+        # The cancelled tasks refer to this reader; such a cycle would wait for the collector.
+        self._tasks.clear()
+        if self._owner and not self._is_complete:
+            self._notify_owner(is_over=True)
+
+    @property
+    def _is_complete(self) -> bool:
+        return self._has_failed or self._unfinished == 0
+
+    # -- reading ---------------------------------------------------------------------------------
+
+    async def _read(self) -> None:
+        try:
+            await self._read_all()
+        except Exception:
+            logger.exception("cannot read response %s", self._head.request_id)
+            self._fail()
+
+    async def _read_all(self) -> None:
+        overdue_at = time.monotonic() + self._head.most_ms / 1000 + OVERDUE_SECONDS
+        seen_at = time.monotonic()
+        while not self._is_complete:
+            if time.monotonic() > min(seen_at + MISSING_SECONDS, overdue_at):
+                self._fail()
+                return
+            self._grown.clear()
+            try:
+                exists = await self._read_page()
+            except RedisError as error:
+                logger.warning("cannot read a response: %s", type(error).__name__)
+                exists = True  # Unknown.
+                await asyncio.sleep(PAUSE_SECONDS)
+            raise_if_cancelled()
+            if exists:
+                seen_at = time.monotonic()
+            else:
+                await asyncio.sleep(PAUSE_SECONDS)
+
+    async def _read_page(self) -> bool:
+        """Read the available entries, and wait for more after the last one.
+
+        Returns False if the response does not exist.
+        """
+        page = await self._store.read_page(self._head.request_id, index=self._index)
+        if page is None:
+            return False
+        for entry in page.entries:
+            await self._take(entry)
+        if self._index >= page.total_entries and not self._is_complete:
+            await self._wait_for_more(page.status.state)
+        return True
+
+    async def _take(self, entry: bytes) -> None:
+        self._index += 1
+        slices = decode_slices(entry)
+        while True:
+            async with self.generation.turn():
+                received = next(slices, None)
+            if received is None:
+                return
+            for _, message in received:
+                if isinstance(message, JobFinished):
+                    self._unfinished -= 1
+                elif isinstance(message, JobFailed):
+                    self._has_failed = True
+            await self.generation.deliver(received)
+
+    async def _wait_for_more(self, state: ResponseState) -> None:
+        if state.is_end or self._cannot_resume:
+            # The last journal entry of an ended response contains its end, unless it is lost.
+            self._fail()
+        else:
+            if state is ResponseState.LEFT:
+                self._is_left.set()
+            # A notice may get lost, so read again after a timeout.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(REPEAT_SECONDS):
+                    await self._grown.wait()
+
+    def _fail(self) -> None:
+        """Stop reading. The response has not failed; a client can resume it later."""
+        self._has_failed = True
+        self.generation.push(0, JobFailed(0, 0, FailureCode.TAKEN_OVER, ""))
+
+    # -- keeping it running ----------------------------------------------------------------------
+
+    async def _follow(self) -> None:
+        """Repeat the follow notice to the owner, and check that the owner is alive."""
+        while not self._is_complete:
+            self._is_left.clear()
+            try:
+                response = await self._store.read(self._head.request_id, max_entries=0)
+                if response is not None and not response.state.is_end:
+                    self._owner = await self._takeovers.keep_running(response)
+                    self._notify_owner()
+            except RedisError as error:
+                logger.warning("cannot follow a response: %s", type(error).__name__)
+            except StoreUnavailableError:
+                pass  # Redis is unavailable.
+            except ApiError as error:
+                # A limit prevents it from resuming now; its reader may retry later.
+                logger.warning("response %s cannot resume: %s", self._head.request_id, error.code)
+                self._cannot_resume = True
+                self._grown.set()
+                return
+            raise_if_cancelled()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(REPEAT_SECONDS):
+                    await self._is_left.wait()
+
+    def _notify_owner(self, *, is_over: bool = False) -> None:
+        follow = Follow(self._head.request_id, self._gateway, self._handle, is_over)
+        self._takeovers.follow(self._owner, follow)

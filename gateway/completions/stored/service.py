@@ -1,0 +1,331 @@
+"""Stored responses, which clients can resume from any gateway, even if gateways die.
+
+A response has one owner, the gateway that follows its jobs. The owner writes what it receives to a
+journal in Redis, and readers of all gateways read from there. If the owner is dead, the next
+gateway that attaches a reader takes the response over.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, Final
+
+from redis.asyncio import Redis
+
+from common.tasks import raise_if_cancelled, repeat
+from contract.messages import CancelResponse, Follow, JobFailed, ResponseGrown
+from contract.outcomes import FailureCode
+from contract.queue import LostJob
+from contract.scripts import CommandExecutor
+from gateway.completions.queue.dispatcher import Dispatcher
+from gateway.completions.queue.notices import ResponseCallbacks
+from gateway.completions.settlement import CLOSE_SECONDS, Ending, Settlement, SettlementService
+from gateway.completions.stored.background import BackgroundIndex
+from gateway.completions.stored.head import ResponseHead
+from gateway.completions.stored.journal import encode_entries, encode_message
+from gateway.completions.stored.owned import OwnedResponse, OwnedResponses
+from gateway.completions.stored.peers import Peers
+from gateway.completions.stored.reader import ResponseReader
+from gateway.completions.stored.store import (
+    ResponseState,
+    ResponseStatus,
+    ResponseStore,
+    StoredResponse,
+)
+from gateway.completions.stored.takeover import Takeovers
+from gateway.platform.concurrency.fair_turns import LoopTurns
+from gateway.records.usage_record import Counts, Outcome
+
+BACKGROUND_SECONDS: Final = 3.0
+"""How often background responses of dead gateways are taken over."""
+CANCEL_SECONDS: Final = 5.0
+"""How long an owner has to cancel a response."""
+ASK_AGAIN_SECONDS: Final = 1.0
+LOOK_SECONDS: Final = 0.03
+"""How often it is checked whether a response has ended."""
+
+logger = logging.getLogger(__name__)
+
+
+class Responses:
+    """All responses that one gateway process owns, and access to other gateways' responses."""
+
+    def __init__(
+        self,
+        client: "Redis",
+        executor: CommandExecutor,
+        dispatcher: Dispatcher,
+        settlements: SettlementService,
+        *,
+        loop_turns: LoopTurns,
+        journal_interval: timedelta,
+        max_unread_bytes: int,
+    ) -> None:
+        self.store = ResponseStore(executor)
+        self.dispatcher = dispatcher
+        self._loop_turns = loop_turns
+        self._journal_seconds = journal_interval.total_seconds()
+        self._peers = Peers(executor, dispatcher, settlements.tasks)
+        self._background = BackgroundIndex(executor, dispatcher.gateway)
+        self._owned = OwnedResponses(
+            self.store,
+            self._peers,
+            self._background,
+            dispatcher=dispatcher,
+            settlements=settlements,
+        )
+        self._takeovers = Takeovers(client, self._owned, max_unread_bytes=max_unread_bytes)
+        dispatcher.notices.subscribe(
+            ResponseCallbacks(
+                on_follow=self._on_follow,
+                on_grown=self._on_grown,
+                on_cancel=self._on_cancel,
+                on_orphan=self._on_orphan,
+            )
+        )
+
+    # -- the request that generates a response ---------------------------------------------------
+
+    def open(self, head: ResponseHead, settlement: Settlement) -> StoredResponse:
+        """Store a response from now on, before its jobs are enqueued. Does not wait for Redis.
+
+        Plain responses that are not streamed are never opened; `finish`, `fail` and `leave` accept
+        them too. The response ends with its settlement.
+        """
+        handles = tuple(job.handle for job in head.jobs)
+        status = ResponseStatus(ResponseState.RUNNING, head.request_id, Counts(), handles)
+        response = OwnedResponse(
+            self._owned, head, settlement, term=1, status=status, has_consumer=True
+        )
+        self._owned.add(response)
+        response.write_soon()
+        gateway = self.dispatcher.gateway
+        return StoredResponse(head, gateway, 1, status, gateway, 0, [])
+
+    def discard(self, request_id: str) -> None:
+        """Delete a response whose jobs were not enqueued. Does nothing if it is not stored."""
+        self._owned.discard(request_id)
+
+    def finish(self, settlement: Settlement) -> Coroutine[Any, Any, None]:
+        """Settle a request whose jobs have all finished, before the client receives its end."""
+        owned = self._owned.of(settlement)
+        return (settlement if owned is None else owned).finish()
+
+    def fail(self, settlement: Settlement, error: BaseException) -> None:
+        """Settle a request that ends with an error, in the background."""
+        owned = self._owned.of(settlement)
+        (settlement if owned is None else owned).end(Ending.of_error(error))
+
+    def leave(self, settlement: Settlement) -> None:
+        """Record that the client that began a request has disconnected.
+
+        If no other client reads the response, its jobs stop and it is settled as cancelled;
+        otherwise it continues. To run a background response without a client, call this as soon as
+        its jobs are enqueued.
+        """
+        owned = self._owned.of(settlement)
+        if owned is None:
+            settlement.end(Ending(Outcome.CANCELLED))
+        else:
+            owned.leave()
+
+    # -- other requests --------------------------------------------------------------------------
+
+    async def is_gone(self, gateway: str) -> bool:
+        """Return whether another gateway is dead. Raises RedisError."""
+        return gateway != self.dispatcher.gateway and not await self._peers.is_alive(gateway)
+
+    async def find(self, request_id: str, *, tenant_id: str) -> StoredResponse | None:
+        """Return a tenant's response; None if it does not exist, or is another tenant's.
+
+        Raises RedisError.
+        """
+        stored = await self.store.read(request_id, max_entries=0)
+        if stored is None or stored.head.tenant_id != tenant_id:
+            return None
+        if stored.head.is_background and not stored.state.is_end:
+            self._takeovers.resume_soon(request_id)
+        return stored
+
+    async def attach(self, response: StoredResponse) -> ResponseReader:
+        """Read a response from its beginning, and keep it running while it is being read.
+
+        If the owner is dead, the response is taken over; if all clients had left, it resumes.
+        Readers of a failed or cancelled response get the stored output, then the failure. Close the
+        reader after use.
+
+        Raises RateLimitError or InsufficientQuotaError if resuming needs a new reservation that the
+        limits do not allow, StoreUnavailableError or RedisError while Redis does not respond.
+        """
+        if not response.state.is_end and response.id not in self._owned.by_id:
+            stored = await self.store.read(response.id, max_entries=0)
+            if stored is not None and not stored.state.is_end:
+                await self._takeovers.keep_running(stored)
+        return ResponseReader(
+            response.head,
+            self.store,
+            self._takeovers,
+            self._peers,
+            gateway=self.dispatcher.gateway,
+            loop_turns=self._loop_turns,
+        )
+
+    async def cancel(self, response: StoredResponse) -> StoredResponse:
+        """Cancel a response, even if clients read it, and return it as stored afterwards.
+
+        A response that has ended is left unchanged. The response may still be running if its owner
+        does not react. Raises RedisError.
+        """
+        deadline = time.monotonic() + CANCEL_SECONDS
+        while not response.state.is_end:
+            stored = await self.store.read(response.id, max_entries=0)
+            if stored is None:
+                break
+            response = stored
+            if response.state.is_end or time.monotonic() > deadline:
+                break
+            await self._cancel(response)
+            await self._end_of(response)
+        return response
+
+    async def _end_of(self, response: StoredResponse) -> None:
+        """Wait until a response ends, at most for ASK_AGAIN_SECONDS. Raises RedisError."""
+        for _ in range(round(ASK_AGAIN_SECONDS / LOOK_SECONDS)):
+            if not await self.store.is_running(response.id):
+                return
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def _cancel(self, stored: StoredResponse) -> None:
+        request_id = stored.id
+        if stored.state is ResponseState.LEFT:
+            await self._cancel_left(stored)
+            return
+        owner = await self._takeovers.keep_running(stored)
+        owned = self._owned.by_id.get(request_id)
+        if owned is not None:
+            owned.cancel()
+        else:
+            self._peers.send(owner, cancels=[CancelResponse(request_id)])
+
+    async def _cancel_left(self, stored: StoredResponse) -> None:
+        """Cancel a response that is settled and whose jobs do not run."""
+        head = stored.head
+        term = await self.store.adopt(
+            head,
+            term=stored.term,
+            state=ResponseState.LEFT,
+            owner=self.dispatcher.gateway,
+            ttl_ms=head.retention_ms,
+        )
+        if term:
+            cancelled = encode_message(0, JobFailed(0, 0, FailureCode.CANCELLED, ""))
+            await self.store.append(
+                head.request_id,
+                term=term,
+                index=stored.total_entries,
+                entries=encode_entries([cancelled], ""),
+                status=stored.status._replace(state=ResponseState.CANCELLED, handles=()),
+                ttl_ms=head.retention_ms,
+            )
+
+    async def settled(self, response: StoredResponse) -> bool:
+        """Wait until a line of a batch that was read to its end is settled.
+
+        Return False if it was cancelled or failed after its last token, and is not charged. If the
+        owner dies before, this gateway takes the response over. Raises an ApiError or RedisError.
+        """
+        while True:
+            stored = await self.store.read(response.id, max_entries=0)
+            if stored is None or stored.state.is_end:
+                return stored is None or stored.state is ResponseState.FINISHED
+            await self._takeovers.keep_running(stored)
+            await self._end_of(stored)
+
+    async def forget(self, request_id: str) -> None:
+        """Delete an ended response whose result is stored elsewhere. Raises RedisError."""
+        owned = self._owned.by_id.get(request_id)
+        if owned is not None:
+            # A later write would store it again.
+            await owned.write()
+        await self.store.discard(request_id)
+
+    # -- loops -----------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Write journals and take over background responses of dead gateways, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._keep_writing())
+            tasks.create_task(self._keep_resuming())
+            tasks.create_task(self._keep_background_running())
+
+    def hand_over(self) -> None:
+        """Leave responses without a client here to other gateways, because this process stops."""
+        for response in list(self._owned.by_id.values()):
+            if not response.has_consumer:
+                response.hand_over()
+
+    async def aclose(self) -> None:
+        """Leave unfinished responses to other gateways, and write all journals.
+
+        This takes at most CLOSE_SECONDS. What is not written then is in the reply stream.
+        """
+        for response in list(self._owned.by_id.values()):
+            response.hand_over()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await self._owned.write()
+
+    async def take_over_background(self) -> None:
+        """Take over the background responses of dead gateways. Raises RedisError."""
+        for owner in await self._background.other_owners():
+            if not await self._peers.is_alive(owner):
+                for request_id in await self._background.responses_of(owner):
+                    if await self._takeovers.resume(request_id):
+                        await self._background.remove_of(owner, request_id)
+                await self._background.remove_owner(owner)
+
+    async def _keep_writing(self) -> None:
+        while True:
+            await asyncio.sleep(self._journal_seconds)
+            await self._owned.check()
+            raise_if_cancelled()
+
+    async def _keep_resuming(self) -> None:
+        while True:
+            self._takeovers.resume_soon(await self._owned.interrupted.get())
+
+    async def _keep_background_running(self) -> None:
+        async def look() -> None:
+            await self._background.refresh()
+            await self.take_over_background()
+
+        await repeat("look for dead gateways", look, seconds=BACKGROUND_SECONDS)
+
+    # -- notices ---------------------------------------------------------------------------------
+
+    def _on_follow(self, follow: Follow) -> None:
+        self._takeovers.on_follow(follow)
+
+    def _on_grown(self, grown: ResponseGrown) -> None:
+        self._peers.notify_reader(self.dispatcher.gateway, grown.handle)
+
+    def _on_cancel(self, cancel: CancelResponse) -> None:
+        owned = self._owned.by_id.get(cancel.request_id)
+        if owned is not None:
+            owned.cancel()
+        elif not self.dispatcher.fail_request(cancel.request_id, FailureCode.CANCELLED):
+            self._takeovers.resume_soon(cancel.request_id)
+
+    async def _on_orphan(self, _model: str, lost: LostJob) -> bool:
+        """Take over a background response of a dead gateway; return whether the job is of one."""
+        request_id = lost.job_id.rpartition("-")[0]
+        stored = await self.store.read(request_id, max_entries=0)
+        if stored is None or stored.state is not ResponseState.RUNNING:
+            return False
+        if not stored.head.is_background:
+            return False
+        self._takeovers.resume_soon(request_id)
+        return True

@@ -1,0 +1,113 @@
+"""Check structures and tools of requests, and compile them into grammars for the engine."""
+
+import hashlib
+from typing import Final
+
+import msgspec
+from cachetools import LRUCache
+
+from gateway.completions.structure.constraint import Constraint
+from gateway.completions.structure.limits import MAX_SOURCE_BYTES
+from gateway.completions.structure.sandbox import messages
+from gateway.completions.structure.sandbox.messages import Task, Template, Verdict
+from gateway.completions.structure.sandbox.pool import (
+    SandboxDiedError,
+    SandboxPool,
+    SandboxSettings,
+    TokenizerSource,
+)
+from gateway.dialects.request import Reasoning, Structure, ToolUse
+from gateway.records.errors import InvalidGrammarError, OverloadedError
+
+_MAX_CACHED_CHARACTERS: Final = 16 * 1024 * 1024
+_TOO_EXPENSIVE: Final = Verdict(refusal="too complex: it takes too long or too much memory")
+
+
+class GrammarChecker:
+    """Compiles structures and tools into grammars, and caches the verdicts."""
+
+    def __init__(self, settings: SandboxSettings) -> None:
+        self._pool = SandboxPool(settings)
+        self._verdicts: LRUCache[bytes, Verdict] = LRUCache(_MAX_CACHED_CHARACTERS, _characters)
+
+    async def compile(
+        self,
+        structure: Structure | None,
+        tool_use: ToolUse | None = None,
+        *,
+        tenant_id: str,
+        tokenizer: TokenizerSource,
+        reasoning: Reasoning | None = None,
+    ) -> str:
+        """Return the grammar for `GenerationJob.grammar`; empty if nothing is constrained.
+
+        With both a structure and tools, the text is either calls or matches the structure.
+        `reasoning` describes the reasoning that ends before either of them begins.
+
+        Raises InvalidGrammarError, which names the place of the structure or of a tool's schema,
+        TenantQueueFullError if too many structures of the tenant are waiting, and OverloadedError.
+        """
+        if structure is None and (tool_use is None or not tool_use.is_constraint):
+            return ""
+        param = structure.place if structure is not None else tool_use.param if tool_use else ""
+        encoded = _encoded(Constraint(structure, tool_use, reasoning), param)
+        verdict = await self._verdict(Task(tokenizer.digest, encoded), tokenizer, tenant_id)
+        if verdict.refusal:
+            named = verdict.param or param
+            raise InvalidGrammarError(f"'{named}' was rejected: {verdict.refusal}.", param=named)
+        return verdict.grammar
+
+    async def try_template(self, source: str) -> str:
+        """Return why a chat template is unusable, or "" if it works. Raises OverloadedError."""
+        try:
+            verdict = await self._pool.try_out(Template(source))
+        except SandboxDiedError as error:
+            if error.is_tasks_fault:
+                return _TOO_EXPENSIVE.refusal
+            raise OverloadedError(
+                "The model's chat template could not be checked in time.",
+                retry_after_seconds=1.0,
+            ) from None
+        return verdict.refusal
+
+    async def aclose(self) -> None:
+        """Stop the sandboxes."""
+        await self._pool.aclose()
+
+    async def _verdict(self, task: Task, tokenizer: TokenizerSource, tenant_id: str) -> Verdict:
+        key = hashlib.sha256(messages.encode(task)).digest()
+        verdict = self._verdicts.get(key)
+        if verdict is None:
+            verdict = await self._judged(task, tokenizer, tenant_id)
+            self._verdicts[key] = verdict
+        return verdict
+
+    async def _judged(self, task: Task, tokenizer: TokenizerSource, tenant_id: str) -> Verdict:
+        try:
+            return await self._pool.run(task, tokenizer, tenant_id=tenant_id)
+        except SandboxDiedError as error:
+            if error.is_tasks_fault:
+                return _TOO_EXPENSIVE
+            raise OverloadedError(
+                "The grammar could not be compiled in time.", retry_after_seconds=1.0
+            ) from None
+
+
+def _characters(verdict: Verdict) -> int:
+    return 256 + len(verdict.grammar) + len(verdict.refusal)
+
+
+def _encoded(constraint: Constraint, param: str) -> bytes:
+    try:
+        encoded = messages.encode(constraint)
+    except (msgspec.MsgspecError, RecursionError, OverflowError, UnicodeEncodeError):
+        raise InvalidGrammarError(
+            f"'{param}' was rejected: nested too deeply, or a number or text is out of range.",
+            param=param,
+        ) from None
+    if len(encoded) > MAX_SOURCE_BYTES:
+        raise InvalidGrammarError(
+            f"'{param}' must have at most {MAX_SOURCE_BYTES} bytes. Given: {len(encoded)}.",
+            param=param,
+        )
+    return encoded

@@ -1,0 +1,149 @@
+"""Tool calls: the grammar that makes a model write them, and their parser.
+
+A call is `<tool_call>`, a line of JSON with `name` and `arguments`, and `</tool_call>`, as Hermes
+and Qwen models write it.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+from tokenizers import Tokenizer
+
+from gateway.completions.structure import lark
+from gateway.completions.structure.errors import RefusedError
+from gateway.completions.structure.schemas import json_from_schema
+from gateway.dialects.request import Tool, ToolMode, ToolUse
+
+OPENING: Final = "<tool_call>"
+CLOSING: Final = "</tool_call>"
+
+_ANY_OBJECT: Final = {"type": "object"}
+_NO_PROPERTIES: Final[dict[str, Any]] = {**_ANY_OBJECT, "properties": {}}
+"""What a schema of arguments adds to: without properties, a tool has no arguments."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A tool call that a model wrote."""
+
+    name: str
+    arguments: str
+    """JSON as the model wrote it."""
+
+
+class _WrittenCall(msgspec.Struct):
+    name: str
+    arguments: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+_find_end = re.compile(
+    rf'(?:[^"<]|"(?:[^"\\]|\\.)*+"|<(?!/?tool_call>))*+(?P<end>{CLOSING})', re.DOTALL
+).match
+"""Finds the end of a call, outside of its strings."""
+
+_MOST_UNCLOSED_CALLS: Final = 8
+"""Calls without an end that are skipped: each takes a search through the whole text."""
+
+_read_call = msgspec.json.Decoder(_WrittenCall).decode
+
+
+def has_tool_calls(tokenizer: Tokenizer) -> bool:
+    """Whether the model's vocabulary has the token that begins a call."""
+    return tokenizer.token_to_id(OPENING) is not None
+
+
+def calls_in_text(tool_use: ToolUse, token_ids: lark.TokenIds) -> lark.Part:
+    """Return the grammar of a text with calls. Raises RefusedError.
+
+    If a call is required, its arguments match the schema of its tool. If calls are optional, free
+    text may surround them, and only the arguments of strict tools must match.
+    """
+    if tool_use.mode is not ToolMode.AUTO:
+        return calls_alone(tool_use, token_ids)
+    closing = lark.mark(CLOSING, token_ids)
+    count = "*" if tool_use.is_parallel else "?"
+    if OPENING in token_ids:
+        opening = f"opening: text {lark.mark(OPENING, token_ids)}"
+    else:
+        # A lazy terminal ends at the first tag, so the text before it contains no tag.
+        opening = rf"opening[lazy]: /(.|\n)*{OPENING}/"
+    return lark.Part(
+        rf"(opening /\n?/ body /\n?/ {closing}){count} text",
+        (
+            opening,
+            "text: TEXT",
+            rf"TEXT: /(.|\n)*/ & ~/(.|\n)*{OPENING}(.|\n)*/",
+            _bodies(tool_use),
+        ),
+    )
+
+
+def calls_alone(tool_use: ToolUse, token_ids: lark.TokenIds) -> lark.Part:
+    """Return the grammar of one call, or of several if allowed, and nothing else.
+
+    Raises RefusedError.
+    """
+    opening, closing = lark.mark(OPENING, token_ids), lark.mark(CLOSING, token_ids)
+    is_single = tool_use.mode is ToolMode.NAMED or not tool_use.is_parallel
+    return lark.Part(
+        "call" if is_single else r"call (/\n?/ call)*",
+        (_bodies(tool_use), rf"call: {opening} /\n?/ body /\n?/ {closing}"),
+    )
+
+
+def parse_tool_calls(text: str) -> list[ToolCall]:
+    """Return the calls in a text in order. Skip incomplete or malformed calls."""
+    calls, start, unclosed = list[ToolCall](), 0, 0
+    while (opening := text.find(OPENING, start)) >= 0 and unclosed < _MOST_UNCLOSED_CALLS:
+        start = opening + len(OPENING)
+        closing = _find_end(text, start)
+        if closing is None:
+            unclosed += 1
+        elif (call := _parsed(text[start : closing.start("end")])) is not None:
+            calls.append(call)
+            start = closing.end()
+    return calls
+
+
+def _bodies(tool_use: ToolUse) -> str:
+    is_free = tool_use.mode is ToolMode.AUTO
+    bodies = (
+        _body(tool, is_exact=tool.is_strict or not is_free) for tool in tool_use.callable_tools
+    )
+    return "body: " + "\n | ".join(bodies)
+
+
+def _body(tool: Tool, *, is_exact: bool) -> str:
+    schema: Any = tool.parameters if is_exact else True
+    if isinstance(schema, dict):
+        schema = {**_NO_PROPERTIES, **schema}
+    elif schema is True:
+        schema = _ANY_OBJECT
+    try:
+        arguments = json_from_schema(schema)
+    except RefusedError as error:
+        raise RefusedError(str(error), param=tool.place) from None
+    name = json.dumps(tool.name)
+    return (
+        f"{lark.literal('{')} {lark.literal(json.dumps('name') + ':')} / ?/ "
+        f"{lark.literal(name + ',')} "
+        f"/ ?/ {lark.literal(json.dumps('arguments') + ':')} / ?/ {arguments} {lark.literal('}')}"
+    )
+
+
+def _parsed(written: str) -> ToolCall | None:
+    try:
+        call = _read_call(written)
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+    return ToolCall(call.name, _unwrapped(bytes(call.arguments)))
+
+
+def _unwrapped(arguments: bytes) -> str:
+    """Return arguments as JSON, even if the model wrote the JSON as a string."""
+    if not arguments.startswith(b'"'):
+        return arguments.decode()
+    return msgspec.json.decode(arguments, type=str)

@@ -1,1 +1,0 @@
-"""Usage records from Redis into the SQL ledger: drain, sweep, reconcile."""

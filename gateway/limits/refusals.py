@@ -1,0 +1,153 @@
+"""API errors for requests that a limit rejects."""
+
+from dataclasses import replace
+from typing import Final
+
+from gateway.limits.headers import dollars, headers_of
+from gateway.limits.replies import Refused, SeesUse, sees_all
+from gateway.records.errors import InsufficientQuotaError, RateLimitError, RefusingLimit
+from gateway.records.limits import LimitName
+from gateway.records.scopes import Scope
+
+CREDIT: Final = "credit_micros"
+"""Name of the prepaid credit among the limits."""
+
+_WORDS: Final = {
+    LimitName.REQUESTS_PER_MINUTE: "{} requests per minute",
+    LimitName.TOKENS_PER_MINUTE: "{} tokens per minute",
+    LimitName.PROMPT_TOKENS_PER_MINUTE: "{} prompt tokens per minute",
+    LimitName.COMPLETION_TOKENS_PER_MINUTE: "{} completion tokens per minute",
+    LimitName.REQUESTS_PER_DAY: "{} requests per day",
+    LimitName.TOKENS_PER_DAY: "{} tokens per day",
+    LimitName.CONCURRENT_REQUESTS: "{} concurrent requests",
+    LimitName.STORED_BYTES: "{} stored bytes",
+}
+_CODES: Final = {
+    LimitName.REQUESTS_PER_MINUTE: "requests",
+    LimitName.REQUESTS_PER_DAY: "requests",
+    LimitName.CONCURRENT_REQUESTS: "concurrency",
+    LimitName.STORED_BYTES: "stored_bytes",
+}
+_PROMPT_ADVICE: Final = "Shorten the prompt."
+_COMPLETION_ADVICE: Final = "Lower 'max_tokens', 'n' or 'best_of'."
+_ADVICE: Final = {
+    LimitName.TOKENS_PER_MINUTE: f"{_COMPLETION_ADVICE} {_PROMPT_ADVICE}",
+    LimitName.TOKENS_PER_DAY: f"{_COMPLETION_ADVICE} {_PROMPT_ADVICE}",
+    LimitName.PROMPT_TOKENS_PER_MINUTE: _PROMPT_ADVICE,
+    LimitName.COMPLETION_TOKENS_PER_MINUTE: _COMPLETION_ADVICE,
+    LimitName.STORED_BYTES: _PROMPT_ADVICE,
+}
+
+
+def refusal_error(
+    refused: Refused, *, is_openai: bool, sees: SeesUse = sees_all
+) -> RateLimitError | InsufficientQuotaError:
+    """Return the error of a rejection; lack of money has a separate status in the OpenAI dialect.
+
+    The message contains amounts of money only if the caller may see them.
+    """
+    if refused.limit is None or refused.limit is LimitName.BUDGET:
+        return _money_error(refused, is_openai=is_openai, sees=sees)
+    return RateLimitError(
+        _rate_message(refused, refused.limit),
+        refusing=_refusing_limit(refused),
+        code=_CODES.get(refused.limit, "tokens"),
+        is_retryable=not refused.is_too_large,
+        headers=headers_of(refused, sees),
+    )
+
+
+def _money_error(refused: Refused, *, is_openai: bool, sees: SeesUse) -> InsufficientQuotaError:
+    is_credit = refused.limit is None
+    refusing = _refusing_limit(refused)
+    if sees(refused.subject.scope):
+        message = _credit_message(refused) if is_credit else _budget_message(refused)
+    else:
+        message = _hidden_message(refused)
+        refusing = replace(refusing, limit_value=None, used=None)
+    return InsufficientQuotaError(
+        message,
+        refusing=refusing,
+        code="insufficient_credits" if is_credit else "budget_exceeded",
+        is_openai=is_openai,
+        headers=headers_of(refused, sees),
+    )
+
+
+def _refusing_limit(refused: Refused) -> RefusingLimit:
+    return RefusingLimit(
+        limit=CREDIT if refused.limit is None else refused.limit.value,
+        scope=refused.subject.scope.value,
+        limit_value=refused.value,
+        used=refused.used,
+        reset_seconds=None if refused.retry_ms is None else refused.retry_ms / 1000,
+    )
+
+
+def _rate_message(refused: Refused, limit: LimitName) -> str:
+    name = _WORDS[limit].format(refused.value)
+    if refused.is_too_large:
+        advice = _ADVICE.get(limit, "The limit allows no requests.")
+        return (
+            f"The request needs {refused.wanted}, which exceeds the limit of {name} "
+            f"of {_holder(refused)}. {advice}"
+        )
+    if limit is LimitName.CONCURRENT_REQUESTS:
+        return (
+            f"The limit of {name} of {_holder(refused)} is reached. "
+            "Retry when one of them has ended."
+        )
+    if limit is LimitName.STORED_BYTES:
+        return (
+            f"The limit of {name} of {_holder(refused)} is reached{_shortage(refused)}. "
+            "Retry when requests have ended or stored responses have expired."
+        )
+    return (
+        f"The limit of {name} of {_holder(refused)} is reached{_shortage(refused)}. "
+        f"It resets {_in_seconds(refused)}."
+    )
+
+
+def _budget_message(refused: Refused) -> str:
+    return (
+        f"The monthly budget of {dollars(refused.value)} dollars of {_holder(refused)} does not "
+        f"allow the request: {dollars(refused.used)} are used or reserved, and the request may "
+        f"cost {dollars(refused.wanted)}. The budget resets {_in_seconds(refused)}."
+        if refused.retry_ms is not None
+        else f"The request may cost {dollars(refused.wanted)} dollars, which exceeds the monthly "
+        f"budget of {dollars(refused.value)} dollars of {_holder(refused)}. {_COMPLETION_ADVICE}"
+    )
+
+
+def _hidden_message(refused: Refused) -> str:
+    money = "credit" if refused.limit is None else "budget"
+    return (
+        f"The {money} of {_holder(refused)} does not allow the request, which may cost "
+        f"{dollars(refused.wanted)} dollars. The remaining amount is visible with the scope "
+        f"'{Scope.USAGE}' in the {refused.subject.scope.value}."
+    )
+
+
+def _credit_message(refused: Refused) -> str:
+    left = max(refused.value - refused.used, 0)
+    return (
+        f"The credit of {_holder(refused)} is insufficient: {dollars(left)} dollars remain, and "
+        f"the request may cost {dollars(refused.wanted)}. Buy credits or lower 'max_tokens'."
+    )
+
+
+def _holder(refused: Refused) -> str:
+    return f"the {refused.subject.scope.value} '{refused.subject.id}'"
+
+
+def _shortage(refused: Refused) -> str:
+    left = refused.value - refused.used
+    if left <= 0 or refused.wanted == 1:
+        return ""
+    return f": {left} remain, and the request needs {refused.wanted}"
+
+
+def _in_seconds(refused: Refused) -> str:
+    milliseconds = refused.retry_ms or 0
+    # Round up to tenths, for the same reason as the header.
+    return f"in {-(-milliseconds // 100) / 10:.1f} s"

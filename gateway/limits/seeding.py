@@ -1,0 +1,170 @@
+"""Derive a subject's durable counters from the ledger and from usage records not in it yet.
+
+The order of reads makes the sum exact. Every settlement of a subject increases the version of its
+counters. Anything settled before the version is read is therefore already in the stream or in the
+ledger. If anything is settled later, the version differs and the counters are not written.
+"""
+
+import asyncio
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from redis.exceptions import RedisError
+
+from common.tasks import jittered
+from contract import keys
+from gateway.limits.periods import day_of, day_start_ms, month_of, month_start_ms
+from gateway.limits.replies import SubjectStatus
+from gateway.limits.store import QuotaStore
+from gateway.records.errors import StoreUnavailableError
+from gateway.records.limits import LimitScope, SubjectLimits
+from gateway.records.usage_record import UsageRecord
+
+MOST_TRIES: Final = 20
+"""Maximum attempts until the counters of a subject are stable.
+
+Until they are known, no new request is admitted, so they become stable.
+"""
+PAUSE_SECONDS: Final = 0.1
+"""The longest pause between two attempts."""
+RETRY_AFTER_SECONDS: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Balances:
+    """A subject's usage in the ledger: requests count for the day and month of their admission."""
+
+    requests_today: int
+    tokens_today: int
+    cost_this_month: int
+    credit_micros: int | None
+    """Credits granted minus the cost of all prepaid requests; None unless the subject is a tenant.
+    """
+    known_ids: Collection[str]
+    """The given request ids that are in the ledger, and therefore in these sums."""
+
+
+class BalanceSource(Protocol):
+    """Derives a subject's counters from what is durable."""
+
+    async def balances(
+        self,
+        tenant_id: str,
+        subject: SubjectLimits,
+        *,
+        day_start_ms: int,
+        month_start_ms: int,
+        request_ids: Collection[str],
+    ) -> Balances:
+        """Return a subject's counters since the given Unix times, all as of one moment.
+
+        Raises StoreUnavailableError if the database is unreachable.
+        """
+        ...
+
+
+class Seeder:
+    """Seeds subjects; one task per subject, no matter how many requests wait for it."""
+
+    def __init__(self, store: QuotaStore, ledger: BalanceSource) -> None:
+        self._store = store
+        self._ledger = ledger
+        self._running: dict[tuple[str, str], asyncio.Task[None]] = {}
+
+    async def seed(self, tenant_id: str, subjects: Collection[SubjectLimits]) -> None:
+        """Write the durable counters of subjects of one tenant to Redis.
+
+        Raises StoreUnavailableError if Redis or the database is unreachable, or the counters keep
+        changing.
+        """
+        tasks = [self._task_of(tenant_id, subject) for subject in subjects]
+        # A cancelled request must not cancel the task, because other requests may wait for it.
+        await asyncio.gather(*(asyncio.shield(task) for task in tasks))
+
+    def _task_of(self, tenant_id: str, subject: SubjectLimits) -> asyncio.Task[None]:
+        key = (tenant_id, subject.subject)
+        task = self._running.get(key)
+        if task is None:
+            task = asyncio.create_task(self._seed(tenant_id, subject))
+            self._running[key] = task
+            task.add_done_callback(lambda done: self._end(key, done))
+        return task
+
+    def _end(self, key: tuple[str, str], task: asyncio.Task[None]) -> None:
+        del self._running[key]
+        if not task.cancelled():
+            # Retrieve the exception, or asyncio logs it if every waiting request was cancelled.
+            task.exception()
+
+    async def _seed(self, tenant_id: str, subject: SubjectLimits) -> None:
+        try:
+            for _ in range(MOST_TRIES):
+                if await self._try(tenant_id, subject):
+                    return
+                await asyncio.sleep(jittered(PAUSE_SECONDS))
+        except RedisError:
+            raise StoreUnavailableError(
+                "The limits cannot be checked.", retry_after_seconds=RETRY_AFTER_SECONDS
+            ) from None
+        raise StoreUnavailableError(
+            "The limits cannot be checked because their usage keeps changing.",
+            retry_after_seconds=RETRY_AFTER_SECONDS,
+        )
+
+    async def _try(self, tenant_id: str, subject: SubjectLimits) -> bool:
+        """Return whether the subject is seeded, by this process or another."""
+        (status,) = await self._store.status(tenant_id, [subject])
+        if status.is_seeded and (
+            subject.scope is not LimitScope.TENANT or status.credit_micros is not None
+        ):
+            return True
+        undrained = await self._undrained(tenant_id, subject)
+        balances = await self._ledger.balances(
+            tenant_id,
+            subject,
+            day_start_ms=day_start_ms(status.now_ms),
+            month_start_ms=month_start_ms(status.now_ms),
+            request_ids=undrained.keys(),
+        )
+        rest = [record for id_, record in undrained.items() if id_ not in balances.known_ids]
+        return await self._write(tenant_id, subject, status=status, balances=balances, rest=rest)
+
+    async def _undrained(self, tenant_id: str, subject: SubjectLimits) -> dict[str, UsageRecord]:
+        """Return the records that may not be in the ledger; the first per request counts."""
+        bucket, found = keys.bucket_of(tenant_id), dict[str, UsageRecord]()
+        after: str | None = "-"
+        while after is not None:
+            records, after = await self._store.undrained(bucket, after=after)
+            for record in records:
+                if record.tenant_id == tenant_id and record.id_of(subject.scope) == subject.id:
+                    found.setdefault(record.request_id, record)
+        return found
+
+    async def _write(
+        self,
+        tenant_id: str,
+        subject: SubjectLimits,
+        *,
+        status: SubjectStatus,
+        balances: Balances,
+        rest: list[UsageRecord],
+    ) -> bool:
+        day, month = day_of(status.now_ms), month_of(status.now_ms)
+        today = [record for record in rest if day_of(record.created_ms) == day]
+        credit = balances.credit_micros
+        if credit is not None:
+            credit -= sum(record.cost_micros for record in rest if record.is_prepaid)
+        return await self._store.seed(
+            tenant_id,
+            subject,
+            version=status.version,
+            day=day,
+            requests=balances.requests_today + len(today),
+            tokens=balances.tokens_today
+            + sum(record.prompt_tokens + record.completion_tokens for record in today),
+            month=month,
+            cost_micros=balances.cost_this_month
+            + sum(r.cost_micros for r in rest if month_of(r.created_ms) == month),
+            credit_micros=credit,
+        )

@@ -1,0 +1,154 @@
+"""Storage quota: bytes in Redis of waiting and running requests and of stored responses."""
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from redis.exceptions import RedisError
+
+from contract import keys
+from contract.scripts import Argument, CommandExecutor, LuaScript
+from gateway.limits.refusals import refusal_error
+from gateway.limits.replies import Refused
+from gateway.records.errors import queue_unavailable
+from gateway.records.limits import LimitName, LimitScope, SubjectLimits
+
+SMALL_BYTES: Final = 16_384
+"""Smaller requests are not counted unless they are stored for long: their number is bounded."""
+
+TENANTS_IN_MEMORY: Final = 4
+"""A tenant without its own limit never holds more than this part of Redis's maximum memory."""
+LOOK_SECONDS: Final = 10.0
+"""How often the maximum memory of Redis is read, which operators may change."""
+
+_NO_LIMIT: Final = -1
+_KEEP = LuaScript("quota_keep", "gateway.limits.scripts")
+
+logger = logging.getLogger(__name__)
+
+
+class Storage:
+    """Counts and limits the bytes of tenants, projects and keys in Redis.
+
+    It always counts for the tenant, and for the project and the key if their `stored_bytes` are
+    limited. All subjects of one call belong to the same tenant.
+    """
+
+    def __init__(self, executor: CommandExecutor, *, most_of_tenant: int) -> None:
+        """Limit each tenant without its own limit to `most_of_tenant` bytes.
+
+        It is limited to a quarter of Redis's maximum memory if that is less.
+        """
+        self._executor = executor
+        self._most_of_tenant = self._set_most = most_of_tenant
+        self._look_at = 0.0
+
+    def in_force(self, subject: SubjectLimits) -> SubjectLimits:
+        """Return a subject with its effective `stored_bytes`: a tenant always has a limit."""
+        limits = subject.limits
+        if subject.scope is not LimitScope.TENANT or limits.stored_bytes is not None:
+            return subject
+        return replace(subject, limits=replace(limits, stored_bytes=self._most_of_tenant))
+
+    def _counted(self, subjects: Sequence[SubjectLimits]) -> list[SubjectLimits]:
+        return [
+            each for each in map(self.in_force, subjects) if each.limits.stored_bytes is not None
+        ]
+
+    async def take(
+        self,
+        tenant_id: str,
+        subjects: Sequence[SubjectLimits],
+        request_id: str,
+        size: int,
+        *,
+        live_ms: int,
+    ) -> None:
+        """Count the bytes of a request, for at most `live_ms` milliseconds.
+
+        Raises RateLimitError, and counts nothing, if one of the subjects would exceed its limit.
+        Raises StoreUnavailableError.
+        """
+        try:
+            await self._look_at_memory()
+            counted = self._counted(subjects)
+            limits = [_limit_of(each) for each in counted]
+            refusing, *used = await self._keep(
+                tenant_id, counted, request_id, size, live_ms=live_ms, limits=limits
+            )
+        except RedisError:
+            raise queue_unavailable() from None
+        if refusing:
+            holder, limit = counted[refusing - 1], limits[refusing - 1]
+            refused = Refused(holder, LimitName.STORED_BYTES, limit, used[0], size, None)
+            raise refusal_error(refused, is_openai=False)
+
+    async def settle(
+        self,
+        tenant_id: str,
+        subjects: Sequence[SubjectLimits],
+        request_id: str,
+        size: int,
+        *,
+        live_ms: int,
+    ) -> None:
+        """Count the actual bytes of a request, regardless of the limits; 0 returns its bytes.
+
+        If Redis does not respond, the bytes expire.
+        """
+        try:
+            await self._keep(tenant_id, self._counted(subjects), request_id, size, live_ms=live_ms)
+        except RedisError as error:
+            logger.warning("cannot count stored bytes: %s", type(error).__name__)
+
+    async def used(self, tenant_id: str, subjects: Sequence[SubjectLimits]) -> list[int]:
+        """Return the bytes of each subject, in order; 0 for one that is not counted.
+
+        Raises RedisError.
+        """
+        counted = self._counted(subjects)
+        if not counted:
+            return [0] * len(subjects)
+        _, *used = await self._keep(tenant_id, counted, "", 0, live_ms=0)
+        by_subject = dict(zip((each.subject for each in counted), used, strict=True))
+        return [by_subject.get(each.subject, 0) for each in subjects]
+
+    async def _look_at_memory(self) -> None:
+        if (now := time.monotonic()) < self._look_at:
+            return
+        self._look_at = now + LOOK_SECONDS
+        memory: Any = await self._executor.execute_command("INFO", "memory")
+        share = memory["maxmemory"] // TENANTS_IN_MEMORY
+        self._most_of_tenant = min(self._set_most, share or self._set_most)
+
+    async def _keep(
+        self,
+        tenant_id: str,
+        subjects: Sequence[SubjectLimits],
+        request_id: str,
+        size: int,
+        *,
+        live_ms: int,
+        limits: Sequence[int] = (),
+    ) -> list[int]:
+        bucket = keys.bucket_of(tenant_id)
+        names = [
+            key(bucket, each.subject)
+            for each in subjects
+            for key in (keys.stored_ends, keys.stored_bytes)
+        ]
+        arguments: list[Argument] = [
+            request_id,
+            size,
+            live_ms,
+            *(limits or [_NO_LIMIT] * len(subjects)),
+        ]
+        reply: list[int] = await _KEEP.run(self._executor, names, arguments)
+        return reply
+
+
+def _limit_of(subject: SubjectLimits) -> int:
+    limit = subject.limits.stored_bytes
+    return _NO_LIMIT if limit is None else limit

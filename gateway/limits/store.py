@@ -1,0 +1,389 @@
+"""Redis store of limits, reservations and usage records: a typed method for each script.
+
+All data of a tenant is in its bucket, so one script can check every limit of a request.
+"""
+
+import asyncio
+import math
+import struct
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from functools import lru_cache
+from typing import Any, Final
+
+import msgspec
+
+from contract import keys
+from contract.scripts import Argument, CommandExecutor, LuaScript
+from gateway.limits.accounts import FIELD, AccountNumbers
+from gateway.limits.replies import (
+    Admitted,
+    AuditResult,
+    ExpiredReservation,
+    LiveReservations,
+    NeedsSeed,
+    Refused,
+    Remaining,
+    ReservationRequest,
+    ReserveReply,
+    SubjectStatus,
+    Withdrawn,
+)
+from gateway.records.limits import RESERVED_LIMITS, LimitScope, SubjectLimits, subject_of
+from gateway.records.usage_record import UsageRecord, encode_usage, readable_usage
+
+MOST_OPEN: Final = 20_000
+"""Open reservations of a bucket that a search for one tenant reads at most."""
+OPEN_AT_ONCE: Final = 500
+"""Reservations that one script reads, and accounts that are read at once: more would delay other
+commands."""
+USAGE_PAGE: Final = 200
+"""Usage records per read, so that reading many of them does not block other work."""
+
+_PACKAGE = "gateway.limits.scripts"
+_RESERVE = LuaScript("quota_reserve", _PACKAGE)
+_END = LuaScript("quota_end", _PACKAGE)
+_RENEW = LuaScript("quota_renew", _PACKAGE)
+_TAKE_OVER = LuaScript("quota_take_over", _PACKAGE)
+_SEED = LuaScript("quota_seed", _PACKAGE)
+_UNSEED = LuaScript("quota_unseed", _PACKAGE)
+_STATUS = LuaScript("quota_status", _PACKAGE)
+_EXPIRED = LuaScript("quota_expired", _PACKAGE)
+_AUDIT_OPEN = LuaScript("quota_audit_open", _PACKAGE)
+_LIVE = LuaScript("quota_live", _PACKAGE)
+
+_STATUS_WIDTH = 6
+_ADMITTED, _NEEDS_SEED, _REFUSED = 1, 0, -1
+
+
+class QuotaStore:
+    """Operations on limits and reservations.
+
+    All of them raise RedisError when Redis does not respond.
+    """
+
+    def __init__(self, executor: CommandExecutor) -> None:
+        self._executor = executor
+
+    async def reserve(self, request: ReservationRequest, *, lease_ms: int) -> ReserveReply:
+        """Reserve the maximum usage of the request in all limits, or in none.
+
+        For a request that is already admitted, it reserves nothing and returns the first reply
+        again.
+        """
+        bucket = keys.bucket_of(request.tenant_id)
+        arguments: list[Argument] = [
+            request.request_id,
+            lease_ms,
+            request.prompt_tokens,
+            request.completion_tokens,
+            request.cost_micros,
+            request.record,
+            keys.window_prefix(bucket),
+            keys.running_prefix(bucket),
+            keys.account_prefix(bucket),
+            *_packed(request.subjects, is_prepaid=request.is_prepaid),
+        ]
+        reply = await _RESERVE.run(
+            self._executor,
+            [keys.reservation(bucket, request.request_id), keys.open_reservations(bucket)],
+            arguments,
+        )
+        return _reserve_reply(request, reply)
+
+    async def server_id(self) -> str:
+        """Return the id of the Redis process.
+
+        A new process may lack data that an earlier one stored.
+        """
+        info: Any = await self._executor.execute_command("INFO", "server")
+        return str(info["run_id"])
+
+    def settle(
+        self, record: UsageRecord, *, expired_ms: int | None = None
+    ) -> Coroutine[Any, Any, bool]:
+        """Settle a reservation with the actual usage, and append the record for the ledger.
+
+        Return False if the reservation was not open any more. The record is then still appended,
+        and the ledger keeps the first one of the request. With `expired_ms`, only end a reservation
+        whose lease expired at that time and was not renewed since; otherwise do nothing.
+        """
+        subjects = [subject_of(scope, id_) for scope, id_ in record.owners if id_ is not None]
+        used = [1, record.prompt_tokens, record.completion_tokens, record.cost_micros]
+        return self._end(
+            record.tenant_id,
+            record.request_id,
+            [*used, encode_usage(record), "" if expired_ms is None else expired_ms, *subjects],
+        )
+
+    def release(
+        self, tenant_id: str, request_id: str, *, expired_ms: int | None = None
+    ) -> Coroutine[Any, Any, bool]:
+        """Release a reservation as if it had never existed.
+
+        Return False if it was not open. A reservation that arrives after its release reserves
+        nothing. `expired_ms` as for `settle`.
+        """
+        expiry = "" if expired_ms is None else expired_ms
+        return self._end(tenant_id, request_id, [0, 0, 0, 0, "", expiry])
+
+    async def withdraw(self, tenant_id: str, request_id: str) -> bool:
+        """Keep a request from being admitted; return False if its reservation is open.
+
+        If its process admits it after all, its reservation reserves nothing.
+        """
+        # No open reservation expires at 0, so this only marks a request without a reservation.
+        await self.release(tenant_id, request_id, expired_ms=0)
+        open_reservations = keys.open_reservations(keys.bucket_of(tenant_id))
+        expiry = await self._executor.execute_command("ZSCORE", open_reservations, request_id)
+        return expiry is None
+
+    async def _end(self, tenant_id: str, request_id: str, how: list[Argument]) -> bool:
+        bucket = keys.bucket_of(tenant_id)
+        ended = await _END.run(
+            self._executor,
+            [
+                keys.reservation(bucket, request_id),
+                keys.open_reservations(bucket),
+                keys.usage(bucket),
+            ],
+            [
+                keys.window_prefix(bucket),
+                keys.running_prefix(bucket),
+                keys.account_prefix(bucket),
+                request_id,
+                *how,
+            ],
+        )
+        return bool(ended)
+
+    async def renew(self, bucket: int, request_ids: Iterable[str], *, lease_ms: int) -> list[str]:
+        """Renew the leases of reservations. Return the ids of those that are not open."""
+        unknown = await _RENEW.run(
+            self._executor,
+            [keys.open_reservations(bucket)],
+            [
+                keys.reservation_prefix(bucket),
+                keys.running_prefix(bucket),
+                lease_ms,
+                *request_ids,
+            ],
+        )
+        return [request_id.decode() for request_id in unknown]
+
+    async def take_over(self, request: ReservationRequest, *, lease_ms: int) -> bool:
+        """Renew the lease of another gateway's reservation, and replace the draft of its record.
+
+        Return False if it is not open.
+        """
+        bucket = keys.bucket_of(request.tenant_id)
+        taken = await _TAKE_OVER.run(
+            self._executor,
+            [keys.reservation(bucket, request.request_id), keys.open_reservations(bucket)],
+            [keys.running_prefix(bucket), request.request_id, lease_ms, request.record],
+        )
+        return bool(taken)
+
+    async def seed(
+        self,
+        tenant_id: str,
+        subject: SubjectLimits,
+        *,
+        version: int,
+        day: int,
+        requests: int,
+        tokens: int,
+        month: int,
+        cost_micros: int,
+        credit_micros: int | None,
+    ) -> bool:
+        """Write a subject's usage of durable limits in a day and a month, as `periods` counts them.
+
+        Return False, without a write, if it is already seeded or its version has changed.
+        """
+        bucket = keys.bucket_of(tenant_id)
+        credit = "" if credit_micros is None else credit_micros
+        numbers = [version, day, requests, tokens, month, cost_micros, credit]
+        seeded = await _SEED.run(
+            self._executor,
+            [keys.account(bucket, subject.subject), keys.accounts(bucket)],
+            [subject.subject, *numbers],
+        )
+        return bool(seeded)
+
+    async def unseed(self, tenant_id: str, subject: str) -> bool:
+        """Mark a subject's (`t:acme`) durable counters to be derived again.
+
+        Return False if already marked.
+        """
+        account = keys.account(keys.bucket_of(tenant_id), subject)
+        return bool(await _UNSEED.run(self._executor, [account], []))
+
+    async def status(
+        self, tenant_id: str, subjects: Sequence[SubjectLimits]
+    ) -> list[SubjectStatus]:
+        """Return the usage of one or more subjects of one tenant."""
+        bucket = keys.bucket_of(tenant_id)
+        script_keys = [key for s in subjects for key in _keys_of(bucket, s.subject)]
+        now_ms, *rest = await _STATUS.run(self._executor, script_keys, [])
+        return [SubjectStatus.from_reply(now_ms, row) for row in _rows(rest, _STATUS_WIDTH)]
+
+    async def credits(self, tenant_ids: Sequence[str]) -> dict[str, int]:
+        """Return the micro-dollars that prepaid tenants have left, minus what is reserved.
+
+        Tenants whose balance is not derived at the moment are absent: they sent no request lately.
+        """
+        found: dict[str, int] = {}
+        for start in range(0, len(tenant_ids), OPEN_AT_ONCE):
+            some = tenant_ids[start : start + OPEN_AT_ONCE]
+            accounts = (
+                keys.account(keys.bucket_of(each), subject_of(LimitScope.TENANT, each))
+                for each in some
+            )
+            replies = await asyncio.gather(
+                *(
+                    self._executor.execute_command("HMGET", account, "seeded", FIELD)
+                    for account in accounts
+                )
+            )
+            for tenant_id, (seeded, packed) in zip(some, replies, strict=True):
+                if seeded is None or packed is None:
+                    continue
+                account = AccountNumbers.decode(packed)
+                if account.credit_micros is not None:
+                    found[tenant_id] = account.credit_micros - account.reserved_credit_micros
+        return found
+
+    async def expired(
+        self, bucket: int, *, most: int = 100, skip: int = 0
+    ) -> list[ExpiredReservation]:
+        """Return open reservations whose lease has expired, longest expired first.
+
+        `skip` of them are left out.
+        """
+        reply = await _EXPIRED.run(
+            self._executor,
+            [keys.open_reservations(bucket)],
+            [keys.reservation_prefix(bucket), most, skip],
+        )
+        return [
+            ExpiredReservation(request_id.decode(), int(created_ms), record, int(expired_ms))
+            for request_id, created_ms, record, expired_ms in _rows(reply, 4)
+        ]
+
+    async def live(self, tenant_id: str) -> LiveReservations:
+        """Return the open reservations of a tenant, oldest first."""
+        bucket = keys.bucket_of(tenant_id)
+        open_reservations = keys.open_reservations(bucket)
+        # One more than is read shows whether there are more.
+        ids: list[bytes] = await self._executor.execute_command(
+            "ZRANGE", open_reservations, 0, MOST_OPEN
+        )
+        head = [keys.reservation_prefix(bucket), subject_of(LimitScope.TENANT, tenant_id)]
+        found: list[tuple[int, str]] = []
+        for start in range(0, min(len(ids), MOST_OPEN), OPEN_AT_ONCE):
+            some = ids[start : min(start + OPEN_AT_ONCE, MOST_OPEN)]
+            reply = await _LIVE.run(self._executor, [open_reservations], [*head, *some])
+            found += [(int(ms), request_id.decode()) for request_id, ms in _rows(reply, 2)]
+        return LiveReservations(sorted(found), is_complete=len(ids) <= MOST_OPEN)
+
+    async def draft(self, tenant_id: str, request_id: str) -> UsageRecord | None:
+        """Return the draft of an open reservation's record; None if the tenant has none."""
+        key = keys.reservation(keys.bucket_of(tenant_id), request_id)
+        created_ms, content = await self._executor.execute_command(
+            "HMGET", key, "created_ms", "record"
+        )
+        draft = readable_usage(content)
+        if created_ms is None or draft is None or draft.tenant_id != tenant_id:
+            return None
+        return msgspec.structs.replace(draft, request_id=request_id, created_ms=int(created_ms))
+
+    async def audit_open(self, bucket: int) -> AuditResult:
+        """Correct the amounts that subjects of a bucket hold for open reservations."""
+        reply = await _AUDIT_OPEN.run(
+            self._executor,
+            [keys.open_reservations(bucket), keys.accounts(bucket)],
+            [
+                keys.reservation_prefix(bucket),
+                keys.running_prefix(bucket),
+                keys.account_prefix(bucket),
+            ],
+        )
+        return AuditResult(*reply)
+
+    async def undrained(
+        self, bucket: int, *, after: str = "-"
+    ) -> tuple[list[UsageRecord], str | None]:
+        """Return usage records that may not be in the ledger yet, and the start of the next page.
+
+        A record that cannot be read never reaches the ledger, so it is not returned either.
+        """
+        page = await self._executor.execute_command(
+            "XRANGE", keys.usage(bucket), after, "+", "COUNT", USAGE_PAGE
+        )
+        records = [record for _, fields in page if (record := readable_usage(fields.get(b"u")))]
+        return records, f"({page[-1][0].decode()}" if len(page) == USAGE_PAGE else None
+
+
+def _keys_of(bucket: int, subject: str) -> tuple[str, str, str]:
+    return (
+        keys.window(bucket, subject),
+        keys.running(bucket, subject),
+        keys.account(bucket, subject),
+    )
+
+
+@lru_cache(maxsize=10_000)
+def _packed(subjects: tuple[SubjectLimits, ...], *, is_prepaid: bool) -> tuple[bytes, ...]:
+    """Return the arguments that describe subjects and limits: packed numbers cost Redis least."""
+    limits = [each.limits for each in subjects]
+    described = (
+        [each.subject for each in subjects],
+        _flags(any(value is not None for value in each.reserved()[:4]) for each in limits),
+        _flags(
+            each.limits.is_durable or (is_prepaid and each.scope is LimitScope.TENANT)
+            for each in subjects
+        ),
+        _flags(each.concurrent_requests is not None for each in limits),
+        is_prepaid,
+    )
+    return (
+        msgspec.msgpack.encode(described),
+        *(
+            struct.pack(">8d", *(math.inf if value is None else value for value in each.reserved()))
+            for each in limits
+        ),
+    )
+
+
+def _flags(values: Iterable[bool]) -> str:
+    return "".join(str(int(value)) for value in values)
+
+
+def _reserve_reply(request: ReservationRequest, reply: list[int]) -> ReserveReply:
+    code, *rest = reply
+    subjects = request.subjects
+    if code == _ADMITTED:
+        return Admitted(rest[0], Remaining(subjects, rest[1:]))
+    if code == _NEEDS_SEED:
+        return NeedsSeed(tuple(subjects[number - 1] for number in rest))
+    if code == _REFUSED:
+        return _refused(request, rest)
+    return Withdrawn()
+
+
+def _refused(request: ReservationRequest, reply: list[int]) -> Refused:
+    _, number, subject, value, used, wait, *remaining = reply
+    limit = RESERVED_LIMITS[number - 1] if number <= len(RESERVED_LIMITS) else None
+    return Refused(
+        request.subjects[subject - 1],
+        limit,
+        value,
+        used,
+        request.wanted(limit),
+        None if wait == -1 else wait,
+        Remaining(request.subjects, remaining),
+    )
+
+
+def _rows(values: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+    return (values[i : i + size] for i in range(0, len(values), size))

@@ -1,0 +1,1 @@
+"""What can be requested: models, adapters, aliases, and their prices."""

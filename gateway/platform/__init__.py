@@ -1,0 +1,1 @@
+"""Technology below the features: settings, stores, telemetry, concurrency."""

@@ -1,0 +1,4 @@
+"""SQL: engine, tables and migrations.
+
+Stores and queries contain no policy.
+"""

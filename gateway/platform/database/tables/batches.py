@@ -1,0 +1,131 @@
+"""Tables `batches`, `batch_chunks` and `batch_feeds`: the progress of batches."""
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import JSON, BigInteger, Float, ForeignKey, Index, String
+from sqlalchemy.orm import Mapped, mapped_column
+
+from contract.dialect import Dialect
+from gateway.platform.database.tables.base import (
+    DialectName,
+    Table,
+    UtcDateTime,
+    enum_column,
+    record_of,
+)
+from gateway.records.batches import Batch, BatchStatus, Chunk, ChunkState
+
+
+class BatchRow(Table):
+    """A file of requests that run until a deadline."""
+
+    __tablename__ = "batches"
+    __table_args__ = (
+        Index("ix_batches_tenant_id", "tenant_id", "created_at", "id"),
+        Index("ix_batches_status", "status", "expires_at"),
+    )
+
+    id: Mapped[str] = mapped_column(String(63), primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id", ondelete="RESTRICT"))
+    project_id: Mapped[str | None] = mapped_column(String(32))
+    credential_id: Mapped[str]
+    allowed_models: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
+    """Models of the token that created the batch; those of a key are read when a line runs."""
+    dialect: Mapped[Dialect | None] = mapped_column(DialectName)
+    """Dialect that the request named for all lines, or that of its token."""
+    endpoint: Mapped[str] = mapped_column(String(63))
+    input_file_id: Mapped[str] = mapped_column(String(63), index=True)
+    output_file_id: Mapped[str | None] = mapped_column(String(63))
+    error_file_id: Mapped[str | None] = mapped_column(String(63))
+    completion_window: Mapped[str] = mapped_column(String(16))
+    # `metadata` is an attribute of every table class.
+    labels: Mapped[dict[str, str] | None] = mapped_column("metadata", JSON(none_as_null=True))
+    output_seconds: Mapped[int | None] = mapped_column(BigInteger)
+    """Seconds from the creation of a result file to its expiry; null: the deployment's."""
+    status: Mapped[BatchStatus] = mapped_column(
+        enum_column(BatchStatus, "status", is_checked=False)
+    )
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    expires_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    in_progress_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    finalizing_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    completed_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    failed_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    expired_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    cancelling_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    cancelled_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    errors: Mapped[list[dict[str, Any]] | None] = mapped_column(JSON(none_as_null=True))
+    models: Mapped[list[str]] = mapped_column(JSON)
+    """Names of the models in its lines; an empty name for lines without one."""
+    total: Mapped[int] = mapped_column(BigInteger)
+    completed: Mapped[int] = mapped_column(BigInteger)
+    failed: Mapped[int] = mapped_column(BigInteger)
+    progressed_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    tokens: Mapped[int] = mapped_column(BigInteger)
+    """The most tokens that all lines may take, by an estimate."""
+    prompt_tokens: Mapped[int] = mapped_column(BigInteger)
+    cached_tokens: Mapped[int] = mapped_column(BigInteger)
+    completion_tokens: Mapped[int] = mapped_column(BigInteger)
+    reasoning_tokens: Mapped[int] = mapped_column(BigInteger)
+    claimed_until: Mapped[datetime] = mapped_column(UtcDateTime)
+    """Until when one process validates or ends the batch."""
+    due_at: Mapped[datetime] = mapped_column(UtcDateTime, server_default="1970-01-01 00:00:00")
+    """When a process next looks at it."""
+    resting_until: Mapped[datetime] = mapped_column(
+        UtcDateTime, server_default="1970-01-01 00:00:00"
+    )
+    """Until when none of its lines is released, because some had to wait for long."""
+    attempts: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    """Claims since the last one that ended without an error."""
+
+    def to_record(self) -> Batch:
+        """Return the row as a record for other packages."""
+        return record_of(self, Batch)
+
+
+class BatchChunkRow(Table):
+    """Some consecutive lines of a batch, which one gateway runs and whose results are one part."""
+
+    __tablename__ = "batch_chunks"
+    __table_args__ = (
+        Index("ix_batch_chunks_state", "state", "leased_until"),
+        Index("ix_batch_chunks_batch_id", "batch_id", "state", "number"),
+    )
+
+    batch_id: Mapped[str] = mapped_column(
+        ForeignKey("batches.id", ondelete="CASCADE"), primary_key=True
+    )
+    number: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    first_line: Mapped[int] = mapped_column(BigInteger)
+    """Counted from 1."""
+    lines: Mapped[int] = mapped_column(BigInteger)
+    start: Mapped[int] = mapped_column(BigInteger)
+    """Bytes of the input file before it."""
+    size: Mapped[int] = mapped_column(BigInteger)
+    state: Mapped[ChunkState] = mapped_column(enum_column(ChunkState, "state", is_checked=False))
+    gateway: Mapped[str] = mapped_column(String(63))
+    """The gateway that runs it; empty if none does."""
+    leased_until: Mapped[datetime] = mapped_column(UtcDateTime)
+    """When it may be claimed, or claimed again."""
+
+    def to_record(self) -> Chunk:
+        """Return the row as a record for other packages."""
+        return record_of(self, Chunk)
+
+
+class BatchFeedRow(Table):
+    """How many lines of a tenant's batches should wait in the queue."""
+
+    __tablename__ = "batch_feeds"
+
+    tenant_id: Mapped[str] = mapped_column(String(63), primary_key=True)
+    target: Mapped[int] = mapped_column(BigInteger)
+    """Lines that should wait in the queue."""
+    rate: Mapped[float] = mapped_column(Float)
+    """Measured lines a second."""
+    done: Mapped[int] = mapped_column(BigInteger)
+    """Ended lines of the tenant's running batches when the rate was measured."""
+    measured_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    pushed_back_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    """When a gateway last had to wait with a line because of a full queue or a limit."""

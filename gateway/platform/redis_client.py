@@ -1,0 +1,167 @@
+"""Redis connections of the gateway and the background jobs, with metrics."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from redis.asyncio import Redis
+from redis.asyncio.client import Pipeline
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import SentinelConnectionPool
+from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import NoScriptError, RedisError
+from typing_extensions import override
+
+from common.metrics import UNKNOWN
+from common.redis_url import redis_client
+from contract.scripts import LuaScript
+from contract.scripts.executor import SharedConnection
+from gateway.platform import store_telemetry
+from gateway.platform.store_errors import cause_of
+from gateway.records.errors import StoreUnavailableError
+
+REDIS_PORT: Final = 6379
+CONNECT_TIMEOUT_SECONDS: Final = 1.0
+COMMAND_TIMEOUT_SECONDS: Final = 5.0
+SHARED_TIMEOUT_SECONDS: Final = 1.5
+"""How long requests wait for Redis, including connecting and Sentinel lookups, before their 503."""
+
+_WAITING_COMMANDS: Final = frozenset({"BLPOP", "XREAD"})
+"""Blocking commands, whose duration does not reflect the speed of Redis."""
+_PIPELINE: Final = "pipeline"
+
+
+def connect(url: str, *, max_connections: int) -> "Redis":
+    """Return a client that fails fast: a request gets a 503 at once instead of waiting for Redis.
+
+    One retry covers the ordinary case that the server closed an idle pooled connection. Commands
+    that time out are not retried.
+    """
+    has_tls = url.startswith("rediss:")
+    return redis_client(
+        url,
+        kind=MeasuredRedis,
+        redis_connect_func=_connect_and_record_certificate if has_tls else None,
+        max_connections=max_connections,
+        socket_connect_timeout=CONNECT_TIMEOUT_SECONDS,
+        socket_timeout=COMMAND_TIMEOUT_SECONDS,
+        socket_keepalive=True,
+        retry=Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,)),
+    )
+
+
+def describe(client: "Redis") -> str:
+    """Return the address of the server, or of its sentinels, without a password."""
+    pool: Any = client.connection_pool
+    if isinstance(pool, SentinelConnectionPool):
+        sentinels = (_address(each.connection_pool) for each in pool.sentinel_manager.sentinels)
+        return f"Redis {pool.service_name} of the sentinels {', '.join(sentinels)}"
+    return f"Redis at {_address(pool)}"
+
+
+def _address(pool: Any) -> str:
+    return f"{pool.connection_kwargs['host']}:{pool.connection_kwargs.get('port', REDIS_PORT)}"
+
+
+@contextmanager
+def converting_errors(client: "Redis") -> Iterator[None]:
+    """Convert every error of Redis to StoreUnavailableError."""
+    try:
+        yield
+    except (RedisError, OSError) as error:
+        raise StoreUnavailableError(
+            "Redis cannot be reached at the moment.",
+            detail=f"{describe(client)}: {cause_of(error)}.",
+            retry_after_seconds=1.0,
+        ) from error
+
+
+async def observe_memory(client: "Redis", *, timeout_seconds: float) -> None:
+    """Query the used and maximum memory of Redis; both are unknown if Redis does not respond."""
+    used = most = UNKNOWN
+    try:
+        async with asyncio.timeout(timeout_seconds):
+            info: Any = await client.info("memory")
+        used, most = info["used_memory"], info["maxmemory"] or info["total_system_memory"]
+    except (RedisError, TimeoutError):
+        pass
+    store_telemetry.REDIS_USED_MEMORY.set(used)
+    store_telemetry.REDIS_MAX_MEMORY.set(most)
+
+
+class MeasuredRedis(Redis):
+    """Client that records the duration and failures of its commands and pipelines."""
+
+    @override
+    async def execute_command(self, *args: Any, **options: Any) -> Any:
+        above: Any = super()
+        began = time.perf_counter()
+        try:
+            reply = await above.execute_command(*args, **options)
+        except Exception as error:
+            _note_failure(args, error)
+            raise
+        _note_reply(args, began)
+        return reply
+
+    @override
+    def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> Pipeline:
+        return _MeasuredPipeline(
+            self.connection_pool, self.response_callbacks, transaction, shard_hint
+        )
+
+
+class _MeasuredPipeline(Pipeline):
+    @override
+    async def execute(self, raise_on_error: bool = True) -> list[Any]:
+        began = time.perf_counter()
+        try:
+            replies = await super().execute(raise_on_error)
+        except Exception:
+            store_telemetry.redis_failed(_PIPELINE)
+            raise
+        store_telemetry.redis_replied(_PIPELINE, began)
+        return replies
+
+
+class MeasuredConnection(SharedConnection):
+    """A shared connection that fails fast and records the duration and failures of its commands."""
+
+    def __init__(self, client: "Redis", *, timeout_seconds: float | None = None) -> None:
+        super().__init__(client, timeout_seconds=timeout_seconds or SHARED_TIMEOUT_SECONDS)
+
+    @override
+    def replied(self, args: tuple[Any, ...], began: float) -> None:
+        _note_reply(args, began)
+
+    @override
+    def failed(self, args: tuple[Any, ...], error: Exception) -> None:
+        _note_failure(args, error)
+
+
+def _name_of(args: tuple[Any, ...]) -> str:
+    """Return the metrics name of a command; for a script, the name of its file."""
+    if args[0] == "EVALSHA":
+        return LuaScript.names.get(args[1], "evalsha")
+    return str(args[0]).lower()
+
+
+def _note_reply(args: tuple[Any, ...], began: float) -> None:
+    if args[0] not in _WAITING_COMMANDS:
+        store_telemetry.redis_replied(_name_of(args), began)
+
+
+def _note_failure(args: tuple[Any, ...], error: Exception) -> None:
+    # NOSCRIPT is the normal reply before a script is loaded.
+    if not isinstance(error, NoScriptError):
+        store_telemetry.redis_failed(_name_of(args))
+
+
+async def _connect_and_record_certificate(connection: Any) -> None:
+    await connection.on_connect()
+    encrypted = connection._writer.get_extra_info("ssl_object")  # noqa: SLF001 - no public API
+    if (certificate := encrypted.getpeercert(binary_form=True)) is not None:
+        store_telemetry.certificate_shown("redis", certificate)

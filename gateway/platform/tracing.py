@@ -1,0 +1,260 @@
+"""OpenTelemetry spans of a gateway process, with one tracer for the whole process.
+
+While traces are off, and in requests that are not sampled, each function here does nothing, within
+a microsecond. Spans contain ids, counts and names; they contain client text only if
+`shows_content`.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Final
+
+from opentelemetry.context import Context, attach, detach, get_current
+from opentelemetry.semconv.attributes.error_attributes import ERROR_TYPE
+from opentelemetry.trace import (
+    INVALID_SPAN,
+    Link,
+    Span,
+    SpanContext,
+    SpanKind,
+    StatusCode,
+    Tracer,
+    format_span_id,
+    format_trace_id,
+    get_current_span,
+    set_span_in_context,
+)
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from typing_extensions import override
+
+from common import tracing
+from gateway.platform.settings import Settings
+from gateway.records.errors import ApiError
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+
+SERVICE: Final = "sluice-gateway"
+MOST_CONTENT: Final = 16_384
+"""Maximum characters of content in one attribute; longer content is truncated."""
+
+Attributes = Mapping[str, str | bool | int | float]
+
+_propagator = TraceContextTextMapPropagator()
+
+
+@dataclass(slots=True)
+class _Tracing:
+    """State for creating spans while traces are on."""
+
+    provider: "TracerProvider | None" = None
+    tracer: Tracer | None = None
+    shows_content: bool = False
+
+
+_tracing = _Tracing()
+
+
+def start(settings: Settings) -> None:
+    """Start creating spans, if enabled. Raises ValueError for an invalid `OTEL_` variable."""
+    if settings.traces:
+        provider = tracing.open_provider(SERVICE)
+        _tracing.provider = provider
+        _tracing.tracer = tracing.tracer_of(provider)
+        _tracing.shows_content = settings.trace_content
+
+
+def stop() -> None:
+    """Stop creating spans, and export pending ones within seconds."""
+    provider = _tracing.provider
+    _tracing.provider, _tracing.tracer, _tracing.shows_content = None, None, False
+    if provider is not None:
+        tracing.close_provider(provider)
+
+
+def is_on() -> bool:
+    """Whether spans are created."""
+    return _tracing.tracer is not None
+
+
+def shows_content() -> bool:
+    """Whether spans may contain client text."""
+    return _tracing.shows_content
+
+
+# --- spans ---------------------------------------------------------------------------------------
+
+
+def span(name: str) -> AbstractContextManager[Span]:
+    """Return a context manager for a span of a stage, a child of the current span.
+
+    The current span stays the same. If an error leaves the block, the span records its name without
+    its message.
+    """
+    if _tracing.tracer is None or not get_current_span().is_recording():
+        return NO_SPAN
+    return _Ending(_tracing.tracer.start_span(name))
+
+
+def span_in(context: Context | None, name: str) -> AbstractContextManager[Span]:
+    """Return a context manager for a new current span, with the parent from `here` or `context_of`.
+
+    There is no span without a context.
+    """
+    if _tracing.tracer is None or context is None:
+        return NO_SPAN
+    return _Current(_tracing.tracer.start_span(name, context))
+
+
+def request_span(
+    method: str, headers: Mapping[str, str], attributes: Attributes
+) -> AbstractContextManager[Span]:
+    """Return the context manager for a whole HTTP request; it continues any trace of the client.
+
+    Returns NO_SPAN for a request that is not sampled, which then creates no other spans either.
+    """
+    if _tracing.tracer is None:
+        return NO_SPAN
+    context = _propagator.extract(headers, Context())
+    span = _tracing.tracer.start_span(method, context, SpanKind.SERVER, attributes=attributes)
+    return _Current(span) if span.is_recording() else NO_SPAN
+
+
+def attempt_span(
+    traceparent: str, *, earlier: SpanContext | None, attributes: Attributes
+) -> Span | None:
+    """Start the span of a job's attempt, in the trace of the job's request, if there is one.
+
+    The span links to the span of the previous attempt. End it with `end`.
+    """
+    parent = context_of(traceparent)
+    if _tracing.tracer is None or parent is None:
+        return None
+    links = [Link(earlier)] if earlier is not None else []
+    return _tracing.tracer.start_span(
+        tracing.ATTEMPT, parent, SpanKind.PRODUCER, attributes=attributes, links=links
+    )
+
+
+def note(attributes: Attributes) -> None:
+    """Set attributes of the current span."""
+    if _tracing.tracer is not None:
+        get_current_span().set_attributes(attributes)
+
+
+def note_in(context: Context | None, attributes: Attributes) -> None:
+    """Set attributes of the span of a context, if it has one that has not ended."""
+    if context is not None and (span := get_current_span(context)).is_recording():
+        span.set_attributes(attributes)
+
+
+def fail(span: Span, error_type: str) -> None:
+    """Mark a span as failed, with the code or class of the error."""
+    span.set_attribute(ERROR_TYPE, error_type)
+    span.set_status(StatusCode.ERROR)
+
+
+# --- context propagation -------------------------------------------------------------------------
+
+
+def current() -> Span:
+    """Return the current span, or a span that ignores all calls if there is none."""
+    return INVALID_SPAN if _tracing.tracer is None else get_current_span()
+
+
+def here() -> Context | None:
+    """Return a context that makes the current span a later one's parent; None without a span."""
+    if _tracing.tracer is None or not get_current_span().is_recording():
+        return None
+    return get_current()
+
+
+def traceparent() -> str:
+    """Return the current span's identifier for a job; empty if there is none."""
+    if _tracing.tracer is None:
+        return ""
+    return tracing.traceparent_of(get_current_span().get_span_context())
+
+
+def context_of(traceparent: str) -> Context | None:
+    """Return the context of the span that a job names; None if it names none, or traces are off."""
+    if _tracing.tracer is None or not traceparent:
+        return None
+    named = tracing.span_of(traceparent)
+    return None if named is None else tracing.context_of(named)
+
+
+def exemplar() -> dict[str, str] | None:
+    """Return the histogram exemplar of the current request; None if its trace is not recorded."""
+    return None if _tracing.tracer is None else exemplar_of(get_current_span())
+
+
+def exemplar_of(span: Span | None) -> dict[str, str] | None:
+    """Return the histogram exemplar of a span; None if the span is not sampled."""
+    if span is None:
+        return None
+    context = span.get_span_context()
+    if not context.is_valid or not context.trace_flags.sampled:
+        return None
+    return {
+        "trace_id": format_trace_id(context.trace_id),
+        "span_id": format_span_id(context.span_id),
+    }
+
+
+class _Ending:
+    """A span that ends with a block."""
+
+    __slots__ = ("_span",)
+
+    def __init__(self, span: Span) -> None:
+        self._span = span
+
+    def __enter__(self) -> Span:
+        return self._span
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            self._note(error)
+        self._span.end()
+
+    def _note(self, error: BaseException) -> None:
+        if isinstance(error, asyncio.CancelledError):
+            self._span.set_attribute(ERROR_TYPE, "cancelled")
+        elif isinstance(error, ApiError) and error.status < 500:
+            # A rejection is normal operation of the gateway, not a failure.
+            self._span.set_attribute(ERROR_TYPE, error.code)
+        else:
+            fail(self._span, error.code if isinstance(error, ApiError) else type(error).__name__)
+
+
+class _Current(_Ending):
+    """A span that is current within a block and ends with it."""
+
+    __slots__ = ("_token",)
+
+    @override
+    def __enter__(self) -> Span:
+        self._token = attach(set_span_in_context(self._span))
+        return self._span
+
+    @override
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        detach(self._token)
+        super().__exit__(kind, error, traceback)
+
+
+NO_SPAN: Final[AbstractContextManager[Span]] = nullcontext(INVALID_SPAN)

@@ -1,0 +1,1 @@
+"""A gateway process: its services and applications, its HTTP server, and its shutdown."""

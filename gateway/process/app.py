@@ -1,0 +1,190 @@
+"""The gateway's two ASGI applications: one for customers, one for operators."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from importlib.metadata import version
+from typing import Any, Final
+
+import msgspec
+from fastapi import APIRouter, FastAPI
+from fastapi.openapi.docs import get_swagger_ui_html
+from fastapi_offline import FastAPIOffline
+from starlette.datastructures import State
+from starlette.routing import Route
+from starlette.types import ASGIApp
+from typing_extensions import override
+
+from gateway.adapters import routes as adapters
+from gateway.batches import routes as batches
+from gateway.batches.files import routes as files
+from gateway.batches.runner import running_batches
+from gateway.completions.context import ProcessContext
+from gateway.completions.endpoints import generation, models, native, tokenize
+from gateway.completions.sending import routes as kept_responses
+from gateway.console import routers as console
+from gateway.console.status import routes as status
+from gateway.http import front_page
+from gateway.http.cors import CorsMiddleware
+from gateway.http.draining import Drain, DrainMiddleware
+from gateway.http.error_handlers import install_error_handlers
+from gateway.http.front import FrontMiddleware
+from gateway.http.front_page import FixedPage
+from gateway.platform import tracing
+from gateway.platform.settings import Settings
+from gateway.process import health, management
+from gateway.process.openapi.described import RESPONSE_HEADERS
+from gateway.process.openapi.document import install_documentation
+from gateway.process.openapi.operations import GENERATION_TAGS
+from gateway.process.services import open_services
+
+_OPENAPI: Final = "/openapi.json"
+_STATIC: Final = "/static-offline-docs"
+CUSTOMER_ROUTERS = (
+    generation.router,
+    kept_responses.router,
+    tokenize.router,
+    native.router,
+    models.router,
+    files.customers,
+    batches.customers,
+    adapters.customers,
+    management.customers,
+    front_page.customer_router,
+    health.customer_router,
+    health.router,
+)
+OPERATOR_ROUTERS = (
+    management.operators,
+    adapters.operators,
+    files.operators,
+    batches.operators,
+    front_page.operator_router,
+    health.router,
+    health.metrics_router,
+)
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """Return the customers' application. It opens no connections until its lifespan starts."""
+    drain = Drain()
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        tracing.start(settings)
+        try:
+            async with (
+                open_services(settings, on_failure=drain.fail) as services,
+                running_batches(services, drain, on_failure=drain.fail),
+            ):
+                app.state.context = ProcessContext.of(services)
+                app.state.services = services
+                yield
+        finally:
+            tracing.stop()
+
+    # Last: the router tries routes in order, and the API's come first.
+    own: list[APIRouter] = []
+    if settings.status_page:
+        own += [status.router, console.status]
+    if settings.console:
+        own.append(console.customers)
+    if own:
+        own.append(console.files)
+    app = _application("Sluice", (*CUSTOMER_ROUTERS, *own), generates=True, lifespan=lifespan)
+    app.state.drain = drain
+
+    def wrap(inner: ASGIApp) -> ASGIApp:
+        drained = DrainMiddleware(inner, drain)
+        return CorsMiddleware(drained, origins=settings.cors_origins, exposed=RESPONSE_HEADERS)
+
+    app.middleware_stack = FrontMiddleware(
+        app.build_middleware_stack(),
+        application=app,
+        direct=generation.router.routes,
+        wrap=wrap,
+        traces=settings.traces,
+        drain=drain,
+    )
+    return app
+
+
+def create_operator_app(settings: Settings, customers: FastAPI) -> FastAPI:
+    """Return the operators' application, which shares the resources of the customers' application.
+
+    It does not drain: it serves until every customer request has ended.
+    """
+    own = (console.operators, console.files) if settings.console else ()
+    app = _application("Sluice for operators", (*OPERATOR_ROUTERS, *own), generates=False)
+    app.state = customers.state
+    app.middleware_stack = FrontMiddleware(
+        app.build_middleware_stack(),
+        application=app,
+        wrap=lambda inner: inner,
+        traces=settings.traces,
+        drain=Drain(),
+    )
+    return app
+
+
+def _application(
+    title: str,
+    routers: tuple[APIRouter, ...],
+    *,
+    generates: bool,
+    lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]] | None = None,
+) -> FastAPI:
+    # FastAPIOffline: the files of the /docs page, which loads nothing from other servers.
+    app = FastAPIOffline(
+        docs_url=None,
+        title=title,
+        openapi_url=_OPENAPI,
+        static_url=_STATIC,
+        version=version("sluice"),
+        description="A multi-tenant completions gateway with batched GPU workers.",
+        lifespan=lifespan,
+        redoc_url=None,
+        # A redirect would contain the host name from the client's Host header.
+        redirect_slashes=False,
+        openapi_tags=[{"name": tag} for tag in GENERATION_TAGS] if generates else None,
+    )
+    app.state = _PlainState()
+    install_error_handlers(app)
+    for router in routers:
+        app.include_router(router)
+    install_documentation(app, generates=generates)
+    document = FixedPage(lambda: msgspec.json.encode(app.openapi()), media_type="application/json")
+    docs = FixedPage(lambda: _docs(title), media_type="text/html")
+    # FastAPI's own route encodes the document for each request.
+    app.router.routes[:] = [
+        Route(_OPENAPI, document.respond, include_in_schema=False)
+        if getattr(route, "path", "") == _OPENAPI
+        else route
+        for route in app.routes
+    ]
+    app.add_route("/docs", docs.respond, include_in_schema=False)
+    return app
+
+
+def _docs(title: str) -> bytes:
+    page = get_swagger_ui_html(
+        openapi_url=_OPENAPI,
+        title=f"{title} - Swagger UI",
+        swagger_js_url=f"{_STATIC}/swagger-ui-bundle.js",
+        swagger_css_url=f"{_STATIC}/swagger-ui.css",
+        swagger_favicon_url=f"{_STATIC}/favicon.png",
+        # Show request bodies as parameter lists with descriptions instead of examples.
+        swagger_ui_parameters={"defaultModelRendering": "model", "defaultModelExpandDepth": 2},
+    )
+    return bytes(page.body)
+
+
+class _PlainState(State):
+    """A state that keeps its attributes on the object, where Python finds them without its code.
+
+    Each request reads the services several times.
+    """
+
+    @override
+    def __setattr__(self, key: Any, value: Any) -> None:
+        super().__setattr__(key, value)
+        object.__setattr__(self, key, value)

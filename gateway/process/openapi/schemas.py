@@ -1,0 +1,346 @@
+"""JSON schemas of the generation API's responses, and of requests and headers without a model.
+
+The gateway renders these responses as dictionaries, without models: it does it for every token.
+"""
+
+import re
+from functools import cache
+from typing import Final
+
+from contract.dialect import Dialect
+from contract.tier import ServiceTier
+from gateway.dialects.json_types import Schema, schema_of
+from gateway.dialects.native import MAX_FILES
+from gateway.records.limits import LimitScope
+
+_TABLE: Final = """
+FunctionCall
+  name: str; arguments: str
+ToolCall
+  id: str; type: "function"; function: FunctionCall
+PromptTokensDetails
+  cached_tokens: int
+CompletionTokensDetails
+  best_of_tokens?: int  # Tokens that `best_of` discarded.
+  reasoning_tokens?: int  # Reasoning tokens of chats.
+Usage
+  prompt_tokens: int
+  completion_tokens: int  # Tokens of all sequences, including those that `best_of` discarded.
+  total_tokens: int; prompt_tokens_details?: PromptTokensDetails
+  completion_tokens_details?: CompletionTokensDetails
+  cached_tokens?: int  # In dialect `omlx`.
+  cost?: float  # Cost in dollars, if the account or the request enables it.
+PromptToken
+  logprob: float
+  rank: int  # 1 is the likeliest.
+  decoded_token: str
+PromptTokens = dict[str, PromptToken]
+  # By token id: the prompt's token first, then the likeliest.
+PromptLogprobs = list[PromptTokens | None]  # With `prompt_logprobs`; null for the first token.
+PromptProgress  # With `return_progress`, before the first token.
+  total: int; cache: int; processed: int; time_ms: int
+_Named
+  created: int  # Unix time in seconds.
+  model: str  # The model as the request named it.
+_Optional
+  system_fingerprint?: str
+  service_tier?: tier  # The tier that runs the request, if it has a `service_tier`.
+  timings?: dict  # In dialect `llamacpp`.
+  perf_metrics?: dict | None  # In dialect `fireworks`, with `perf_metrics_in_response`.
+  metrics?: dict | None  # In dialect `vllm`.
+_Streamed
+  usage?: Usage | None
+  obfuscation?: str  # Padding, with `include_obfuscation`.
+  prompt_progress?: PromptProgress
+CompletionLogprobs
+  tokens: list[str]
+  token_logprobs: list[float | None]  # Null for the first token of an echoed prompt.
+  top_logprobs: list[dict[str, float] | None]
+  text_offset: list[int[0:]]  # Code points of the returned text before the token.
+  token_ids?: list[int[0:]]
+_Stop
+  stop_reason?: str | int | None
+    # The stop string, or the id of the stop token, that ended the choice.
+  token_ids?: list[int[0:]]  # With `return_token_ids`.
+CompletionChoice
+  index: int  # prompt index * n + choice
+  text: str; logprobs: CompletionLogprobs | None
+  finish_reason: "stop" | "length" | "tool_calls" | None
+    # Null in a stream until the choice ends.
+  +_Stop
+  prompt_token_ids?: list[int[0:]]  # With `return_token_ids`.
+  prompt_logprobs?: PromptLogprobs; tool_calls?: list[ToolCall]
+_Completion
+  id: match("^cmpl-"); object: "text_completion"; +_Named; choices: list[CompletionChoice]
+Completion
+  +_Completion; usage: Usage; +_Optional
+CompletionChunk  # One `data:` line of a stream.
+  +_Completion; +_Optional; +_Streamed
+CompletionStatus
+  id: match("^(chat)?cmpl-"); object: "text_completion" | "chat.completion"; +_Named
+  background: bool
+  status: "queued" | "in_progress" | "completed" | "failed" | "cancelled" | "incomplete"
+    # `incomplete`: its client disconnected; reading it resumes it.
+  error?: dict  # The error of a failed completion, as in `Error`.
+CompletionEstimate
+  object: "completion.estimate"; model: str; dialect: dialect
+  prompt_tokens: int  # Tokens of all prompts, after truncation.
+  prompt_truncated: int  # Truncated prompt tokens.
+  max_tokens: int  # The lowest effective value of any prompt.
+  completion_tokens_max: int
+    # Maximum tokens to generate, including those that `best_of` discards.
+  total_tokens_max: int
+  parameters: dict  # Effective parameters, including defaults.
+  ignored_parameters: list[str]; context_window: int; service_tier: tier; cost: EstimatedCost
+  limits: dict[str, int | dict]
+    # Limits of the server, and those of `key`, `project` and `tenant`.
+EstimatedCost  # Micro-dollars.
+  prompt_micros: int  # Cost of the prompt alone.
+  max_micros: int  # Maximum cost.
+ChatAlternative
+  token: str; logprob: float
+  bytes: list[int[0:255]] | None  # The token's text in UTF-8; null for an incomplete character.
+ChatToken
+  +ChatAlternative; top_logprobs: list[ChatAlternative]
+ChatLogprobs
+  content: list[ChatToken]; refusal: None
+_Reasoning
+  reasoning_content?: str | None
+    # The model's reasoning; dialect `vllm` has it as `reasoning` too.
+  reasoning?: str | None
+ChatMessage
+  role: "assistant"
+  content: str | None  # Null if the message has only calls.
+  refusal: None; +_Reasoning; tool_calls?: list[ToolCall] | None
+  function_call?: FunctionCall  # For requests with `functions`.
+FunctionCallPart
+  arguments: str; name?: str
+ToolCallPart  # Only the first part of a call has `id`, `type` and the function's name.
+  index: int; function: FunctionCallPart; id?: str; type?: "function"
+ChatDelta  # The first delta of a choice has the role; the last is empty.
+  role?: "assistant"; content?: str | None; +_Reasoning; tool_calls?: list[ToolCallPart]
+  function_call?: FunctionCallPart
+_ChatEnd
+  logprobs: ChatLogprobs | None
+  finish_reason: "stop" | "length" | "tool_calls" | "function_call" | None
+    # Null in a stream until the choice ends.
+  +_Stop
+  prompt_token_ids?: list[int[0:]]
+    # With `return_token_ids`; dialect `vllm` has it beside `choices`.
+ChatChoice
+  index: int; message: ChatMessage; +_ChatEnd
+ChatChunkChoice
+  index: int; delta: ChatDelta; +_ChatEnd
+_Chat
+  prompt_token_ids?: list[int[0:]]
+    # In dialect `vllm`, with `return_token_ids`; in a stream, in first chunks.
+  prompt_logprobs?: PromptLogprobs; +_Optional
+ChatCompletion
+  id: match("^chatcmpl-"); object: "chat.completion"; +_Named; choices: list[ChatChoice]
+  usage: Usage; +_Chat
+ChatCompletionChunk  # One `data:` line of a stream.
+  id: match("^chatcmpl-"); object: "chat.completion.chunk"; +_Named; choices: list[ChatChunkChoice]
+  +_Chat; +_Streamed
+_ErrorText
+  message: str; type: str
+OpenAIError
+  +_ErrorText; param: str | None; code: str | None
+  limit?: str  # Name of the limit that rejected the request.
+  scope?: scope; limit_value?: hidden; used?: hidden
+  reset_seconds?: float | None
+    # Seconds until the limit allows the request; null if never or unknown.
+LlamacppError
+  +_ErrorText; code: int; n_prompt_tokens?: int; n_ctx?: int
+VllmError
+  +_ErrorText; param: str | None; code: int
+Error  # `code` is a word, or the HTTP status in dialects `llamacpp` and `vllm`.
+  error: OpenAIError | LlamacppError | VllmError
+TokenPiece
+  id: int; piece: str | list[int]
+Tokens
+  tokens: list[int | TokenPiece]; count?: int; max_model_len?: int; token_strs?: list[str] | None
+Detokenized
+  prompt?: str  # The text, in dialect `vllm` or if the request names a model.
+  content?: str  # The text in all other cases, as in llama.cpp.
+NamedTemplate
+  name: str; template: str
+TokenizerInfo
+  tokenizer_class: str; model_max_length: int
+  added_tokens_decoder: dict[str, str]  # Texts of the added tokens by token id.
+  bos_token?: str
+  chat_template?: str | list[NamedTemplate]
+    # The template's source; of several templates, each with its name.
+ModelMeta  # Sizes of the vocabulary and of the context, as in llama.cpp.
+  n_vocab: int; n_ctx: int; n_ctx_train: int
+Model
+  id: str
+  aliases: list[str]  # Other names of the model in requests.
+  object: "model"; created: int; owned_by: str
+  root: str  # The model; of an adapter, `sha256:` and the digest of its files.
+  parent: str | None  # The base model of an adapter; null for other models.
+  context_window: int  # Prompt and completion tokens.
+  max_model_len: int  # The same, under vLLM's name.
+  meta: ModelMeta
+  ready: bool  # Whether a worker currently serves it.
+  state: "ready" | "sleeping" | "model_loading" | "no_worker"
+    # `sleeping`: a request starts a worker and waits for it. `model_loading`: a worker is being
+    # started. `no_worker`: requests get 503.
+  loading_seconds: int | None
+    # Seconds that the last worker took to load the model; null if unknown.
+  dialect: dialect; features: list[str]
+  supported_parameters: list[str]  # Parameters of `POST /v1/completions`.
+  supported_chat_parameters: list[str]
+    # Parameters of `POST /v1/chat/completions`; empty if the model has no chat template.
+  unsupported_parameters: list[str]
+    # Parameters that `POST /v1/completions` rejects for every model.
+  unsupported_chat_parameters: list[str]
+    # Parameters that `POST /v1/chat/completions` rejects for every model.
+  pricing: dict | None
+    # Micro-dollars per million tokens, by service tier: `prompt_micros`, `cached_micros`,
+    # `completion_micros`.
+  resolves_to?: str
+    # Of an alias that an operator has defined: the model that runs the requests of this tenant.
+  sunset_at?: time | None  # When requests for this alias begin to fail.
+ModelList
+  object: "list"; data: list[Model]
+_NativeToken
+  id: int; token: str; bytes: list[int] | None
+NativeAlternative
+  +_NativeToken; logprob: float
+NativeLogprob
+  +NativeAlternative; top_logprobs: list[NativeAlternative]
+NativeProbabilityAlternative
+  +_NativeToken; prob: float[0:1]
+NativeProbability  # With `post_sampling_probs`.
+  +NativeProbabilityAlternative; top_probs: list[NativeProbabilityAlternative]
+NativeSettings = dict  # Effective parameters by llama.cpp's names, and `n_ctx`.
+_NativeResult
+  index: int  # prompt index * n + choice
+  id_slot: -1  # Requests have no slots.
+  tokens_predicted: int
+  completion_probabilities?: list[NativeLogprob | NativeProbability]
+    # With `n_probs`, one item for each token; in a stream, of the new tokens.
+NativePartialResult
+  +_NativeResult; content: str; tokens: list[int[0:]]; stop: False; tokens_evaluated: int
+  timings?: dict  # With `timings_per_token`.
+  prompt_progress?: PromptProgress
+NativeResult
+  +_NativeResult
+  content: str  # Empty in a stream.
+  tokens: list[int[0:]]  # With `return_tokens`; empty in a stream.
+  stop: True; model: str
+  tokens_evaluated: int  # Tokens of the prompt.
+  generation_settings: NativeSettings
+  prompt: str  # The text of the prompt's tokens.
+  has_new_line: bool
+  truncated: bool  # Whether the text ended because the context window is full.
+  stop_type: "eos" | "word" | "limit"; stopping_word: str
+  tokens_cached: int  # Cached tokens of the prompt.
+  timings: dict
+NativeResults = list[NativeResult]  # The results of several choices.
+NativeResponse = NativeResult | NativeResults
+DefaultSettings
+  n_ctx: int; params: NativeSettings
+Modalities
+  vision: bool; audio: False
+NativeProps
+  default_generation_settings: DefaultSettings
+  total_slots: int  # Requests that the ready workers of the model run at once.
+  model_alias: str
+  model_path: str  # The name of the model.
+  modalities: Modalities
+  chat_template: str  # Empty if the model has none.
+  bos_token: str; eos_token: str; build_info: str; is_sleeping: bool
+RenderedPrompt
+  prompt: str
+GatewayStatus
+  status: str
+GatewayLoad
+  server_load: int
+GatewayVersion
+  version: str
+InfillFile
+  text: str; filename?: str
+_PostSampling
+  post_sampling_probs?: bool | None
+    # Return probabilities after the samplers instead of the model's own log-probabilities;
+    # requires `n_probs`. Default: false.
+InfillRequest  # The parameters of `CompletionRequest`, except `suffix` and `images`, and:
+  input_prefix: str; input_suffix: str
+  input_extra?: files  # Files that precede the prefix as context.
+  prompt?: str  # Text after the prefix. Default: empty.
+  +_PostSampling
+ServerSentEvent
+  data: str
+  id?: str
+    # Id of the response, a colon, and the event's number from 1; only on request (see
+    # `X-Event-Ids`).
+_RequestHeaders
+  X-Api-Dialect?: dialect
+    # API for which the client was written; determines defaults and the response format. Default:
+    # the dialect of the key, else of the tenant, the model or the server.
+  X-Request-Id?: match("^[A-Za-z0-9._-]{1,128}$")
+    # Id of the request, returned in the response if it is well-formed.
+_BodyHeaders
+  +_RequestHeaders
+  X-Include-Cost?: "true" | "false"
+    # Whether the response includes its cost. Default: the account's setting.
+_CreationHeaders
+  +_BodyHeaders
+  Idempotency-Key?: match("^[!-~]{1,255}$")
+    # Later requests with the same key and body get the same response and do not run again.
+  X-Event-Ids?: "true" | "false"
+    # Whether the events of a stream have an `id`. Default: only with `background` or an
+    # Idempotency-Key. Events of a resumed stream always have one.
+_Position
+  stream?: flag  # Whether to stream the response.
+  starting_after?: position  # With `stream`: number of the last received event.
+_ModelName
+  model?: str  # The model. Default: the account's default or only model.
+"""
+"""Objects with their members, whose types are written as in Python; members with `?` may be absent.
+
+`+NAME` stands for the members of another object. Descriptions follow `# `. Objects whose name
+begins with `_` are no schemas of the page, but parts of others, or parameters.
+"""
+
+
+_TYPES: Final[dict[str, Schema]] = {
+    "time": {"type": "string", "format": "date-time"},
+    "dialect": {"type": "string", "enum": [each.value for each in Dialect]},
+    "scope": {"type": "string", "enum": [each.value for each in LimitScope]},
+    "tier": {"type": "string", "enum": [each.value for each in ServiceTier]},
+    "hidden": {
+        "type": ["integer", "null"],
+        "description": "Null for a budget or credit whose use the credential may not see.",
+    },
+    "flag": {"type": "boolean", "default": False},
+    "position": {"type": "integer", "minimum": 0, "default": 0},
+    "files": schema_of(f"list[InfillFile, :{MAX_FILES}]"),
+}
+
+
+@cache
+def table_schemas() -> dict[str, Schema]:
+    """Return the schemas of the table by name; those whose name begins with `_` are only parts."""
+    found: dict[str, Schema] = {}
+    schema: Schema = {}
+    for line in re.sub(r"\n +# ", " # ", _TABLE.strip()).splitlines():
+        code, *texts = (part.strip() for part in line.split("# "))
+        description = {"description": " ".join(texts)} if texts else {}
+        if not line.startswith(" "):
+            name, _, kind = code.partition(" = ")
+            schema = {"type": "object", "required": [], "properties": {}}
+            schema = found[name] = (schema_of(kind, **_TYPES) if kind else schema) | description
+            continue
+        for member in code.split("; "):
+            name, _, kind = member.partition(": ")
+            if kind:
+                part = {name.rstrip("?"): schema_of(kind, **_TYPES) | description}
+                required = [name] * (not name.endswith("?"))
+            else:
+                base = found[name.removeprefix("+")]
+                part, required = base["properties"], base["required"]
+            schema["properties"] |= part
+            schema["required"] += required
+    return found

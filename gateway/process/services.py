@@ -1,0 +1,230 @@
+"""The services of a gateway process: opened at startup, closed in reverse order at shutdown."""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Final, Protocol
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from common.tasks import end_task
+from gateway.auth.authenticator import Authenticator
+from gateway.auth.oidc import OidcProvider
+from gateway.auth.revocation import RevocationListener
+from gateway.batches.runner import LinesReleased
+from gateway.billing.ledger.balances import LedgerBalances
+from gateway.billing.ledger.history import ServiceHistory
+from gateway.completions.idempotency.registry import IdempotencyRegistry
+from gateway.completions.prompt.chat_templates import ChatTemplates
+from gateway.completions.prompt.images.fetcher import ImageFetcher
+from gateway.completions.prompt.tokenizers import TokenizerStore
+from gateway.completions.queue.dispatcher import Dispatcher
+from gateway.completions.settlement import SettlementService
+from gateway.completions.stored.service import Responses
+from gateway.completions.structure.checker import GrammarChecker
+from gateway.completions.structure.sandbox.pool import SandboxSettings
+from gateway.http.allowances import FailedLogins, Intake, UnpaidRequests
+from gateway.http.authorization import Authorizer
+from gateway.http.body import BodyReader
+from gateway.http.services import Services
+from gateway.limits.period_counts import PeriodCounts
+from gateway.limits.refusal_log import RefusalLog
+from gateway.limits.rejections import Rejections
+from gateway.limits.reservations import Reservations
+from gateway.limits.seeding import Seeder
+from gateway.limits.storage import Storage
+from gateway.limits.store import QuotaStore
+from gateway.models.books import AdapterBook, AliasBook
+from gateway.models.catalogue import Catalogue
+from gateway.models.price_book import PriceBook
+from gateway.platform import telemetry
+from gateway.platform.changes import ChangeAnnouncer
+from gateway.platform.concurrency.fair_turns import LoopTurns
+from gateway.platform.concurrency.large_work import LargeWork
+from gateway.platform.database.engine import Database
+from gateway.platform.database.schema import require_current_schema
+from gateway.platform.redis_client import MeasuredConnection, connect, describe
+from gateway.platform.settings import Settings
+from gateway.platform.store_errors import cause_of
+from gateway.process.heartbeat import Heartbeat
+
+logger = logging.getLogger(__name__)
+
+MAX_REDIS_CONNECTIONS: Final = 64
+
+
+class _Loop(Protocol):
+    async def run(self) -> None: ...
+
+
+_LOOPS: Final[tuple[type[_Loop], ...]] = (
+    Catalogue,
+    Dispatcher,
+    PriceBook,
+    AdapterBook,
+    RefusalLog,
+    PeriodCounts,
+    Rejections,
+    AliasBook,
+    Reservations,
+    SettlementService,
+    Responses,
+)
+"""Services that run in the background, in the order in which they start."""
+
+
+@asynccontextmanager
+async def open_services(
+    settings: Settings, *, on_failure: Callable[[], None]
+) -> AsyncIterator[Services]:
+    """Open connections and start the background loops; on exit, stop them in reverse order.
+
+    Calls `on_failure` if a bug ends a loop: otherwise the process would stop responding but appear
+    healthy.
+    """
+    telemetry.TENANTS.assign(settings.metrics_tenants)
+    async with AsyncExitStack() as stack:
+        services = await _open(settings, stack)
+        await _start(services, stack, on_failure)
+        yield services
+
+
+async def _open(settings: Settings, stack: AsyncExitStack) -> Services:
+    database = Database(settings.database_url.get_secret_value())
+    stack.push_async_callback(database.aclose)
+    await require_current_schema(database)
+    authenticator = Authenticator.from_settings(settings, database)
+    redis = connect(settings.redis_url, max_connections=MAX_REDIS_CONNECTIONS)
+    stack.push_async_callback(redis.aclose)
+    prices = PriceBook(database, batch_percent=settings.batch_price_percent)
+    aliases, adapters = AliasBook(database), AdapterBook(database)
+    for book in (prices, aliases, adapters):
+        await book.refresh()
+    lines_released = LinesReleased()
+    listener = RevocationListener(
+        redis,
+        authenticator,
+        on_prices_changed=prices.refresh_soon,
+        on_aliases_changed=aliases.refresh_soon,
+        on_lines_released=lines_released.set,
+        on_adapters_changed=adapters.refresh_soon,
+    )
+    listener.start()
+    stack.push_async_callback(listener.stop)
+    executor = MeasuredConnection(redis)
+    stack.push_async_callback(executor.aclose)
+    catalogue = Catalogue(executor)
+    dispatcher = Dispatcher(
+        gateway=f"gw-{secrets.token_hex(6)}",
+        client=redis,
+        catalogue=catalogue,
+        max_waiting_jobs=settings.max_waiting_jobs,
+        max_waiting_jobs_of_tenant=settings.max_waiting_jobs_of_tenant,
+        queue_timeout_seconds=settings.queue_timeout.total_seconds(),
+        resume_after_seconds=settings.resume_after.total_seconds(),
+    )
+    # Always accept a single body of the maximum size.
+    most_held = max(settings.max_held_bytes_of_tenant, settings.max_body_bytes)
+    intake = Intake(most_bytes=most_held)
+    large_work = LargeWork(most_waiting_bytes=most_held, processes=settings.processes)
+    stack.callback(large_work.close)
+    loop_turns = LoopTurns()
+    unpaid = UnpaidRequests(settings.unpaid_requests_per_minute)
+    failed_logins = FailedLogins(settings.failed_logins_per_minute)
+    grammars = GrammarChecker(SandboxSettings())
+    stack.push_async_callback(grammars.aclose)
+    quotas = QuotaStore(executor)
+    seeder = Seeder(quotas, LedgerBalances(database))
+    reservations = Reservations(quotas, seeder)
+    storage = Storage(executor, most_of_tenant=settings.max_stored_bytes_of_tenant)
+    settlements = SettlementService(reservations, dispatcher, catalogue, storage)
+    responses = Responses(
+        redis,
+        executor,
+        dispatcher,
+        settlements,
+        loop_turns=loop_turns,
+        journal_interval=settings.journal_interval,
+        max_unread_bytes=settings.max_unread_bytes,
+    )
+    provider = OidcProvider.from_settings(settings)
+    return Services.of(
+        settings,
+        database,
+        executor,
+        ChangeAnnouncer(redis),
+        lines_released,
+        # Requests
+        intake,
+        large_work,
+        loop_turns,
+        unpaid,
+        failed_logins,
+        authenticator,
+        Authorizer(settings, authenticator, failed_logins, loop_turns),
+        BodyReader(settings, intake, large_work, loop_turns, unpaid),
+        # Models
+        catalogue,
+        adapters,
+        aliases,
+        TokenizerStore(catalogue.tokenizer),
+        ChatTemplates(catalogue.chat_template, grammars.try_template),
+        grammars,
+        ImageFetcher.from_settings(settings),
+        # Limits
+        prices,
+        quotas,
+        seeder,
+        reservations,
+        storage,
+        RefusalLog(executor),
+        PeriodCounts(executor),
+        Rejections(database),
+        ServiceHistory(database),
+        # Responses
+        dispatcher,
+        settlements,
+        responses,
+        IdempotencyRegistry(
+            executor, gateway=dispatcher.gateway, retention=settings.idempotency_retention
+        ),
+    ).with_others({Redis: redis} if provider is None else {Redis: redis, OidcProvider: provider})
+
+
+async def _start(services: Services, stack: AsyncExitStack, on_failure: Callable[[], None]) -> None:
+    dispatcher, reservations = services[Dispatcher], services[Reservations]
+    await _announce(services)
+    stack.push_async_callback(dispatcher.aclose)
+    heartbeat = Heartbeat(
+        services[Settings].redis_url, dispatcher.presence, reservations, on_failure=on_failure
+    )
+    stack.push_async_callback(heartbeat.aclose)
+    heartbeat.start()
+
+    def report_failure(task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.critical("a background loop failed; the gateway shuts down", exc_info=error)
+            on_failure()
+
+    for kind in _LOOPS:
+        task = asyncio.create_task(services[kind].run())
+        task.add_done_callback(report_failure)
+        stack.push_async_callback(end_task, task)
+    stack.push_async_callback(services[Rejections].write)
+    # Settle the requests that end at shutdown while the loops still run.
+    stack.push_async_callback(reservations.aclose)
+    stack.push_async_callback(services[SettlementService].aclose)
+    stack.push_async_callback(services[Responses].aclose)
+
+
+async def _announce(services: Services) -> None:
+    # Workers drop jobs of a gateway without a heartbeat, so send the first heartbeat before any
+    # job.
+    try:
+        await services[Dispatcher].beat()
+        await services[Catalogue].refresh()
+    except RedisError as error:
+        logger.warning("%s is not reachable yet: %s", describe(services[Redis]), cause_of(error))

@@ -1,0 +1,1 @@
+"""Records: tenants, keys, limits, rights, usage, and errors, without technology."""

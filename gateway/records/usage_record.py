@@ -1,0 +1,193 @@
+"""Usage records: one record per admitted request, however it ends."""
+
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+import msgspec
+
+from common import clock
+from contract.tier import ServiceTier
+from gateway.records.adapters import SEPARATOR
+from gateway.records.limits import LimitScope
+
+MICRO: Final = 1_000_000
+"""Number of tokens that a price applies to, and micro-dollars in a dollar."""
+
+
+class Outcome(StrEnum):
+    """How a request ended."""
+
+    FINISHED = "finished"
+    CANCELLED = "cancelled"  # The client disconnected or stopped reading, or it was cancelled.
+    TIMED_OUT = "timed_out"  # It exceeded its time limit.
+    FAILED = "failed"  # It ended with an error.
+    LOST = "lost"  # Its gateway died.
+
+
+class Counts(NamedTuple):
+    """Token counts of a request, over all of its jobs."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """Included in the prompt tokens."""
+    completion_tokens: int = 0
+
+
+class UsageRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """One request's usage, with the engine's counts and the price in force at its admission.
+
+    Redis stores it as msgpack; fields may only be added, with defaults.
+    """
+
+    request_id: str
+    """For a request that resumed after its settlement, the id ends with a period and a number."""
+    tenant_id: str
+    project_id: str | None
+    credential_id: str
+    """Id of the API key, or `jwt:` and the token's subject."""
+    model: str
+    """The model whose workers run the request."""
+    endpoint: str
+    dialect: str
+    service_tier: ServiceTier = ServiceTier.DEFAULT
+    is_streamed: bool = False
+    is_ranked: bool = False
+    """Whether its tokens arrive at the end, when the best sequences are known, even if streamed."""
+    is_prepaid: bool = False
+    """Whether the cost is taken from the tenant's credits."""
+    gateway: str = ""
+    line: str = ""
+    """Batch and line number of a line of a batch, which pays only for a delivered result."""
+    adapter: str = ""
+    """Name of the adapter with which it runs; empty for the model itself."""
+    jobs: int = 1
+    """Number of prompts in the request; see `job_ids`."""
+    prompt_price: int = 0
+    """Micro-dollars per million tokens, as are the other prices."""
+    cached_price: int = 0
+    completion_price: int = 0
+    created_ms: int = 0
+    """Unix time of the admission, by the Redis clock."""
+    ended_ms: int = 0
+    outcome: Outcome = Outcome.LOST
+    code: str = ""
+    """Code of the error that ended the request; empty if none."""
+    prompt_tokens: int = 0
+    """In the draft of a resumed request, the count of its earlier settlement.
+
+    The same applies to the next two.
+    """
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    free_prompt_tokens: int = 0
+    """Tokens above that the tenant does not pay for: the operator's fault ended their job."""
+    free_cached_tokens: int = 0
+    free_completion_tokens: int = 0
+    cost_micros: int = 0
+    first_token_ms: int = 0
+    """Milliseconds from the admission to the first reply of a worker; 0 if there was none."""
+    engine: str = ""
+    """Name and version of the engine that ran it; empty if unknown or if none did.
+
+    Several ones are separated by commas, as after a resumption on a worker of another release.
+    """
+
+    @property
+    def full_model(self) -> str:
+        """The model, with the adapter if there is one, as in the ledger."""
+        return f"{self.model}{SEPARATOR}{self.adapter}" if self.adapter else self.model
+
+    @property
+    def job_ids(self) -> list[str]:
+        """Ids of the request's jobs, one for each prompt."""
+        first_id = self.request_id.partition(".")[0]
+        return [f"{first_id}-{index}" for index in range(self.jobs)]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether a client receives nothing before the end."""
+        return self.is_ranked or not self.is_streamed
+
+    def used(self, total: Counts) -> Counts:
+        """Return the tokens that the record of a draft has, if its jobs have used `total`."""
+        if not (self.prompt_tokens or self.cached_tokens or self.completion_tokens):
+            return total
+        return Counts(
+            max(total.prompt_tokens - self.prompt_tokens, 0),
+            max(total.cached_tokens - self.cached_tokens, 0),
+            max(total.completion_tokens - self.completion_tokens, 0),
+        )
+
+    def ended(
+        self,
+        total: Counts,
+        *,
+        free: Counts,
+        outcome: Outcome,
+        code: str,
+        first_token_ms: int = 0,
+        engines: Iterable[str] = (),
+    ) -> "UsageRecord":
+        """Return the record of a draft that ends now.
+
+        Its jobs have used `total`, on these engines. The tenant does not pay for the tokens `free`.
+        """
+        own = self.used(total)
+        if any(free):
+            # For a request that resumed after a settlement, free tokens may be among those settled
+            # before.
+            free = Counts(*map(min, own, free))
+        return msgspec.structs.replace(
+            self,
+            prompt_tokens=own.prompt_tokens,
+            cached_tokens=own.cached_tokens,
+            completion_tokens=own.completion_tokens,
+            free_prompt_tokens=free.prompt_tokens,
+            free_cached_tokens=free.cached_tokens,
+            free_completion_tokens=free.completion_tokens,
+            cost_micros=self.cost_of(
+                prompt_tokens=own.prompt_tokens - free.prompt_tokens,
+                cached_tokens=own.cached_tokens - free.cached_tokens,
+                completion_tokens=own.completion_tokens - free.completion_tokens,
+            ),
+            outcome=outcome,
+            code=code,
+            ended_ms=clock.now_ms(),
+            first_token_ms=first_token_ms,
+            engine=", ".join(sorted({each for each in engines if each})),
+        )
+
+    @property
+    def owners(self) -> tuple[tuple[LimitScope, str | None], ...]:
+        """The key (or token), project and tenant whose limits apply, by id."""
+        return (
+            (LimitScope.KEY, self.credential_id),
+            (LimitScope.PROJECT, self.project_id),
+            (LimitScope.TENANT, self.tenant_id),
+        )
+
+    def id_of(self, scope: LimitScope) -> str | None:
+        """Return the id of one of the owners."""
+        return dict(self.owners)[scope]
+
+    def cost_of(self, *, prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> int:
+        """Return the cost of these tokens in micro-dollars, rounded up once."""
+        cost = (
+            (prompt_tokens - cached_tokens) * self.prompt_price
+            + cached_tokens * self.cached_price
+            + completion_tokens * self.completion_price
+        )
+        return -(-cost // MICRO)
+
+
+encode_usage = msgspec.msgpack.Encoder().encode
+decode_usage = msgspec.msgpack.Decoder(UsageRecord).decode
+
+
+def readable_usage(content: bytes | None) -> UsageRecord | None:
+    """Decode a usage record; None if it cannot be read."""
+    try:
+        return None if content is None else decode_usage(content)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None

@@ -1,1 +1,0 @@
-"""The server process: applications, HTTP protocol limits, graceful shutdown."""

@@ -1,1 +1,0 @@
-"""Records of tenants, projects, members, keys and plans, their limits and rights."""
