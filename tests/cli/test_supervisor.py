@@ -268,9 +268,9 @@ asyncio.run(run())
 SUPERVISED = """
 import asyncio, sys
 from pathlib import Path
-from gateway.supervision import child
-from gateway.supervision.child import ChildSpec
-from gateway.supervision.supervisor import Supervisor
+from gateway.process.supervision import child
+from gateway.process.supervision.child import ChildSpec
+from gateway.process.supervision.supervisor import Supervisor
 from gateway.platform.concurrency.tether import adopt_orphans
 
 child.ORPHAN_SECONDS = 0.3
