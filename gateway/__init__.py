@@ -1,21 +1,19 @@
-"""The stateless HTTP gateway.
+"""The gateway. Each package is a subject of the product, and imports only those below it.
 
-The packages are stages of a generation request, in this order:
-
-    server      uvicorn, HTTP limits, the applications and their routers
-    http        middleware, authorization, error bodies, process-wide resources
-    auth        credentials: API keys and JWTs
-    dialects    parameters of six APIs, parsed into one `GenerationRequest`
-    generation  model choice, checks, price, admission: `/v1/completions`, `/v1/chat/completions`
-    prompt, images, structure, templates  the prompt's tokens and the output's grammar
-    quota       limits: reservation before, settlement after
-    dispatch    the queue to the workers, and their replies
-    responses   settlement of every admitted request; responses that clients can resume
-    stream      bodies and events of a response, from the workers' deltas
-    delivery    one response to one client
-
-Beside them: `management` (a package for each resource), `ledger` and `jobs` (usage records into
-SQL, schedules), `database` and `tenancy` (tables and records), `commands`, `launch` and `terminal`
-(the command line), `supervision` (child processes). import-linter checks their order
-(pyproject.toml).
+cli          the `sluice` command line, and `sluice up`
+process      a gateway process: its services, applications, HTTP server and shutdown
+console      web pages for customers and operators, and the public status page
+jobs         what runs by itself, on Celery
+billing      what was used and what it costs: ledger, usage, invoices, exports, credits, prices
+adapters     LoRA adapters of tenants
+batches      offline requests, and their files
+accounts     who buys: tenants, projects, members, keys, plans, webhooks, audit log
+completions  the path of a request; its packages are its stages, in order
+http         what requests to all routes pass: body, authorization, errors
+models       what can be requested: catalogue, aliases, adapters, access, prices in force
+limits       what may be used: reservation, settlement, storage, refused requests
+auth         who sends a request: keys, tokens, identity providers
+dialects     the public APIs: profiles and parameters, converted into one request
+platform     technology: settings, database, Redis, telemetry, concurrency, outbound requests
+records      nouns without technology: tenants, limits, rights, usage records, errors
 """
