@@ -351,12 +351,12 @@ def error_page(request: Request, error: Exception) -> Response:
     return response
 
 
-def _session_of(request: Request) -> Session:
+async def _session_of(request: Request) -> Session:
     session: Session = request.state.session
     return session
 
 
-def _form_of(request: Request) -> Form:
+async def _form_of(request: Request) -> Form:
     form: Form = request.state.form
     return form
 

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Final
 
 from fastapi import Request, Response
-from fastapi.responses import StreamingResponse
 
 from gateway.billing.usage.csv_text import Cell, to_csv
 from gateway.billing.usage.export import RECEIPT_COLUMNS, receipt_row
@@ -27,6 +26,7 @@ from gateway.billing.usage.schemas import receipt_fields, usage_fields
 from gateway.billing.usage.service import ReportRequest, UsageService, position
 from gateway.console.rendering import page
 from gateway.console.usage_query import UsageQuery
+from gateway.http.connection import Stream
 from gateway.http.services import Services
 from gateway.platform.concurrency.fair_turns import LoopTurns
 from gateway.platform.database.paging import PART
@@ -101,7 +101,7 @@ def _csv_file(
                 yield part
 
     headers = {"content-disposition": f'attachment; filename="{name}.csv"'}
-    return StreamingResponse(content(), media_type="text/csv", headers=headers)
+    return Stream(content(), media_type="text/csv", headers=headers)
 
 
 async def receipt_of(

@@ -7,8 +7,13 @@ client has disconnected, with one call each.
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
+from starlette.requests import ClientDisconnect
+from starlette.responses import StreamingResponse  # noqa: TID251 - its base class
+from starlette.types import Message, Receive, Scope, Send
+from typing_extensions import override
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
 CONNECTION: Final = "sluice.connection"
@@ -140,3 +145,23 @@ def connection_of(scope: Mapping[str, Any]) -> DirectConnection | None:
         return None
     connection: DirectConnection = extensions[CONNECTION]["connection"]
     return connection
+
+
+class Stream(StreamingResponse):
+    """A body that is made part by part in the request's own task, until its client leaves.
+
+    Starlette uses another task, whose steps would take no turns of the event loop.
+    """
+
+    @override
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the response (ASGI)."""
+        connection = connection_of(scope)
+
+        async def send_or_stop(message: Message) -> None:
+            if connection is not None and connection.cycle is None:
+                raise ClientDisconnect
+            await send(message)
+
+        with suppress(ClientDisconnect):
+            await self.stream_response(send_or_stop)

@@ -58,20 +58,20 @@ def services_of(request: Request) -> Services:
 
 def provided(kind: type[T]) -> Any:
     """Return the declaration of a route's parameter that is the service of a type."""
-
-    def of_process(request: Request) -> T:
-        return services_of(request)[kind]
-
-    return Depends(of_process)
+    return _depends(lambda services: services[kind])
 
 
 def made(make: Callable[..., T]) -> Any:
     """Return the declaration of a route's parameter that `Services.make` returns."""
+    return _depends(lambda services: services.make(make))
 
-    def of_process(request: Request) -> T:
-        return services_of(request).make(make)
+
+def _depends(find: Callable[[Services], T]) -> Any:
+    # FastAPI calls functions that are not async in a thread.
+    async def of_process(request: Request) -> T:
+        return find(services_of(request))
 
     return Depends(of_process)
 
 
-AllServices = Annotated[Services, Depends(services_of)]
+AllServices = Annotated[Services, _depends(lambda services: services)]

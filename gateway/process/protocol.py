@@ -169,7 +169,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._waiting, self._parsed = data, 0
         if not self._turns.is_over(self._network):
             self._parse_some(len(data))
-        elif not self._account.is_over(time.perf_counter()):
+        elif not (self._drops_input or self._account.is_over(time.perf_counter())):
             self._parse_some(FREE_BYTES)
         if self._waiting and self._parsing is None:
             self._flow.hold()

@@ -54,7 +54,7 @@ def run(settings: Settings, one: OneOfMany | None) -> None:
     # run it rarely.
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 20, 20)
+    gc.set_threshold(2_000, 10, 50)
     config = _config(settings, app, settings.host, settings.port, settings.max_connections)
     server = GracefulServer(config, app, settings, operators=operators, one=one)
     server.run(None if one is None else one.sockets())

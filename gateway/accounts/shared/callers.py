@@ -63,7 +63,7 @@ async def any_tenant(request: Request, tenant_id: TenantId) -> None:
     request.state.management_caller = Caller(await operates(*scopes)(request), tenant_id)
 
 
-def _caller(request: Request) -> Caller:
+async def _caller(request: Request) -> Caller:
     caller: Caller = request.state.management_caller
     return caller
 

@@ -5,9 +5,9 @@ from typing import Final
 from urllib.parse import quote
 
 from fastapi import Response
-from fastapi.responses import StreamingResponse
 
 from gateway.batches.files.reader import FileReader
+from gateway.http.connection import Stream
 from gateway.records.batches import File
 from gateway.records.errors import RangeNotSatisfiableError
 
@@ -32,7 +32,7 @@ def content_response(reader: FileReader, file: File, wanted: str | None) -> Resp
         status = 206
         headers["content-range"] = f"bytes {start}-{end - 1}/{file.size}"
     pieces = reader.pieces(file.id, start, end)
-    return StreamingResponse(pieces, status_code=status, headers=headers, media_type=MEDIA_TYPE)
+    return Stream(pieces, status_code=status, headers=headers, media_type=MEDIA_TYPE)
 
 
 def _range(wanted: str | None, size: int) -> tuple[int, int]:

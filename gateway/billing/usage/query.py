@@ -48,7 +48,7 @@ class PageQuery:
     as_csv: bool
 
 
-def wanted_query(
+async def wanted_query(
     model: Annotated[str | None, text_filter("Only this model.")] = None,
     key: Annotated[str | None, text_filter("Only this key, by its id, or `jwt:SUBJECT`.")] = None,
     project: Annotated[str | None, text_filter("Only this project, by its id.")] = None,
@@ -57,12 +57,12 @@ def wanted_query(
     return UsageFilter(tenant_id=None, project_id=project, credential_id=key, model=model)
 
 
-def span_query(start: Start = None, end: End = None) -> Span:
+async def span_query(start: Start = None, end: End = None) -> Span:
     """Return the requested time range."""
     return read_span(start, end)
 
 
-def buckets_query(
+async def buckets_query(
     start: Start = None,
     end: End = None,
     bucket: Annotated[
@@ -73,7 +73,7 @@ def buckets_query(
     return BucketsQuery(read_span(start, end, bucket=bucket), bucket)
 
 
-def page_query(
+async def page_query(
     after: Annotated[
         str | None,
         Query(

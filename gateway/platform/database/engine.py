@@ -27,7 +27,7 @@ from gateway.platform.store_errors import cause_of, lacks_permission
 from gateway.records.errors import InvalidParameterError, StoreUnavailableError
 
 POOL_SIZE: Final = 5
-"""Connections that stay open: keys are cached, so many more would only burden the database."""
+"""Connections to PostgreSQL that stay open: keys are cached, so more would only burden it."""
 MOST_CONNECTIONS: Final = 2 * POOL_SIZE
 """Connections of a gateway."""
 TIMEOUT_SECONDS: Final = 5.0
@@ -128,7 +128,7 @@ def create_engine(
     """
     parsed = parse_url(url)
     if parsed.get_backend_name() == "sqlite":
-        return _create_sqlite_engine(parsed)
+        return _create_sqlite_engine(parsed, most_connections)
     return create_async_engine(
         parsed,
         pool_size=POOL_SIZE,
@@ -173,10 +173,12 @@ def describe(url: URL) -> str:
     return f"PostgreSQL at {', '.join(each if ':' in each else f'{each}:{port}' for each in hosts)}"
 
 
-def _create_sqlite_engine(url: URL) -> AsyncEngine:
+def _create_sqlite_engine(url: URL, most_connections: int) -> AsyncEngine:
     engine = create_async_engine(
         url,
-        pool_size=POOL_SIZE,
+        # Each connection is a thread, which takes longer to start than most statements.
+        pool_size=most_connections,
+        max_overflow=0,
         pool_timeout=TIMEOUT_SECONDS,
         hide_parameters=True,
         connect_args={"timeout": TIMEOUT_SECONDS},

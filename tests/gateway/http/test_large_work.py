@@ -4,23 +4,30 @@ import asyncio
 import itertools
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import ExitStack, suppress
+from inspect import iscoroutinefunction
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fastapi.dependencies.models import Dependant
+from fastapi.routing import APIRoute
 from typing_extensions import override
 
 from gateway.completions.prompt.preparation import prepare
 from gateway.completions.prompt.tokenizers import PromptEncoder
 from gateway.dialects.request import Prompt
 from gateway.http.allowances import Intake
+from gateway.http.connection import Stream
 from gateway.platform.concurrency import fair_turns
 from gateway.platform.concurrency.fair_turns import ROUND_SECONDS, FairTurns, LoopTurns
 from gateway.platform.concurrency.large_work import INLINE_SIZE, LargeWork
+from gateway.platform.settings import Settings
+from gateway.process.app import create_app, create_operator_app
 from gateway.records.errors import InvalidParameterError, OverloadedError, TenantQueueFullError
 from tests.gateway.completions.prompt.building import card_of, request_of, tiny_tokenizer
+from tests.gateway.http_calls import connection, head, serving
 from tests.support.cases import all_cases
 from tests.support.patience import PATIENCE_SECONDS
 
@@ -397,6 +404,41 @@ async def test_slices_of_a_caller_above_its_share_take_one_turn_each(
 
     async with asyncio.timeout(PATIENCE_SECONDS):
         await requests.turns.run(work())
+
+
+async def test_parts_of_a_stream_are_steps_of_its_request_until_the_client_leaves() -> None:
+    own, makers, left = set[Any](), set[Any](), asyncio.Event()
+
+    async def parts() -> AsyncIterator[bytes]:
+        while True:
+            makers.add(asyncio.current_task())
+            await asyncio.sleep(0)
+            yield b"part"
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        own.add(asyncio.current_task())
+        await Stream(parts())(scope, receive, send)
+        left.set()
+
+    async with serving(app) as url:
+        async with connection(url) as (reader, writer):
+            writer.write(head("key"))
+            await reader.readuntil(b"part")
+        await asyncio.wait_for(left.wait(), PATIENCE_SECONDS)
+    assert makers == own
+
+
+def test_no_route_calls_a_dependency_in_a_thread() -> None:
+    def calls(dependant: Dependant) -> Iterator[Any]:
+        yield dependant.call
+        for each in dependant.dependencies:
+            yield from calls(each)
+
+    app = create_app(Settings())
+    for route in (*app.routes, *create_operator_app(Settings(), app).routes):
+        if isinstance(route, APIRoute):
+            threaded = [call for call in calls(route.dependant) if not iscoroutinefunction(call)]
+            assert not threaded, route.path
 
 
 async def test_failures_and_cancellations_reach_the_request_that_waits(requests: Requests) -> None:
