@@ -93,6 +93,9 @@ _environment.globals |= {
     "share": _share,
     "short_scale": short_scale,
 }
+# Parts of every page: to compile these and a page at once would hold the event loop for too long.
+for _name in ("base.html", "parts.html"):
+    _environment.get_template(_name)
 
 
 def render(template: str, /, **values: Any) -> str:

@@ -167,9 +167,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._waiting += data
             return
         self._waiting, self._parsed = data, 0
-        if not self._turns.is_over(self._network):
+        if self._drops_input:
+            pass  # Nobody waits for it: read the next part in a turn, since reading takes time too.
+        elif not self._turns.is_over(self._network):
             self._parse_some(len(data))
-        elif not (self._drops_input or self._account.is_over(time.perf_counter())):
+        elif not self._account.is_over(time.perf_counter()):
             self._parse_some(FREE_BYTES)
         if self._waiting and self._parsing is None:
             self._flow.hold()

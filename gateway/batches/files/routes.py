@@ -78,7 +78,7 @@ async def caller_principal(request: Request) -> Principal:
     return principal
 
 
-def owner_of(caller: CallerOfTenant) -> Owner:
+async def owner_of(caller: CallerOfTenant) -> Owner:
     """Return the files and batches that a caller may use."""
     return Owner(caller.tenant_id, None if caller.grant is None else caller.grant.project_id)
 
