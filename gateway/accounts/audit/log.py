@@ -13,12 +13,13 @@ from enum import Enum
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import desc, func, select, text
+from sqlalchemy import desc, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
 from gateway.accounts.audit import signing
 from gateway.accounts.audit.signing import HeadSigner, SignedHead
+from gateway.platform.database.locking import lock_kind
 from gateway.platform.database.tables import AuditRow
 from gateway.records.times import utc_now
 
@@ -88,7 +89,7 @@ class AuditLog:
         details: Mapping[str, Any] | None = None,
     ) -> None:
         """Append a row with the details as JSON. They must not contain secrets."""
-        await self._take_turn()
+        await lock_kind(self._transaction, CHAIN_LOCK)
         last = await self._newest()
         plain = {name: _plain(value) for name, value in (details or {}).items()}
         await self._add_after(last, action, subject, actor, tenant_id, plain)
@@ -102,7 +103,7 @@ class AuditLog:
         after the previous signature are not a valid chain, or if `after`, which this process
         signed, is no longer part of the log.
         """
-        await self._take_turn()
+        await lock_kind(self._transaction, CHAIN_LOCK)
         if after is not None:
             signed = await self._transaction.get(AuditRow, after.sequence)
             if signed is None or signed.hash.hex() != after.hash:
@@ -271,13 +272,6 @@ class AuditLog:
                 return
             last = page[-1].sequence
             self._transaction.expunge_all()
-
-    async def _take_turn(self) -> None:
-        # SQLite runs only one writing transaction at a time anyway.
-        if self._transaction.get_bind().dialect.name == "postgresql":
-            await self._transaction.execute(
-                text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": CHAIN_LOCK}
-            )
 
 
 def row_hash(row: AuditRow) -> bytes:

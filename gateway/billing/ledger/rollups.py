@@ -1,9 +1,12 @@
 """Rollups: hourly and daily sums of the ledger, derived from rows and never corrected."""
 
+import math
 import operator
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import cache, reduce
+from random import SystemRandom
 from typing import Any, Final, NamedTuple
 
 from sqlalchemy import (
@@ -22,13 +25,13 @@ from sqlalchemy import (
     literal_column,
     or_,
     select,
-    text,
 )
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from common.tasks import each_apart
 from contract.tier import ServiceTier
 from gateway.platform.database.engine import Database
+from gateway.platform.database.locking import lock_kind
 from gateway.platform.database.tables import (
     FAILED_OUTCOMES,
     FIRST_TOKENS,
@@ -57,6 +60,7 @@ TENANT_WEIGHT: Final = 10_000
 HOUR: Final = timedelta(hours=1)
 DAY: Final = timedelta(days=1)
 
+_random: Final = SystemRandom()
 _START: Final = bindparam("start", type_=LedgerRow.created_at.type)
 _END: Final = bindparam("end", type_=LedgerRow.created_at.type)
 _CLIENT_CODES: Final = sorted(codes_of_clients())
@@ -81,19 +85,20 @@ class Rollups:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def make_all(self) -> int:
-        """Compute the sums of all marked hours. Return the number of hours.
+    async def make_all(self, *, seconds: float = math.inf) -> int:
+        """Compute the sums of marked hours until none is left or `seconds` are over.
 
-        One hour's failure, which is raised at the end, delays no other hour.
+        Return the number of hours. One hour's failure, which is raised at the end, delays no other
+        hour: in a random order, one that takes all the time is not always the first.
         """
-        made: list[datetime] = []
+        deadline, made = time.monotonic() + seconds, list[datetime]()
 
         async def make(hour: datetime) -> None:
-            if await self._make(hour):
+            if time.monotonic() < deadline and await self._make(hour):
                 made.append(hour)
 
-        while hours := await self._marked_hours():
-            await each_apart(make, hours, at_once=1)
+        while time.monotonic() < deadline and (hours := await self._marked_hours()):
+            await each_apart(make, _random.sample(hours, len(hours)), at_once=1)
         return len(made)
 
     async def wrong_hours(self, *, since: datetime, until: datetime) -> list[datetime]:
@@ -117,10 +122,7 @@ class Rollups:
     async def _make(self, hour: datetime) -> bool:
         """Compute the sums of an hour and its day, unless another process has done it."""
         async with self._database.writing() as transaction:
-            if transaction.get_bind().dialect.name == "postgresql":
-                await transaction.execute(
-                    text("SELECT pg_advisory_xact_lock(:key)"), {"key": ROLLUP_LOCK}
-                )
+            await lock_kind(transaction, ROLLUP_LOCK)
             # Every later query sees at least the rows whose marks this query sees.
             marks = await transaction.scalars(
                 select(DirtyHourRow.id).where(DirtyHourRow.hour == hour).limit(MARKS)

@@ -4,10 +4,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import ColumnElement, and_, exists, func, insert, select, text
+from sqlalchemy import ColumnElement, and_, exists, func, insert, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from gateway.platform.database.locking import lock_kind
 from gateway.platform.database.partitions import make_partitions, month_start
 from gateway.platform.database.tables import (
     CreditRow,
@@ -70,11 +71,7 @@ class LedgerStore:
 
     async def lock_positions(self) -> None:
         """Block other transactions that number rows, until this one ends."""
-        # On SQLite the transaction holds the write lock from the start.
-        if self._transaction.get_bind().dialect.name == "postgresql":
-            await self._transaction.execute(
-                text("SELECT pg_advisory_xact_lock(:key)"), {"key": POSITION_LOCK}
-            )
+        await lock_kind(self._transaction, POSITION_LOCK)
 
     async def _number(self, added: Mapping[str, datetime]) -> None:
         """Give new rows their positions, if a sink exports the ledger."""

@@ -1,18 +1,23 @@
-"""Tenant lock: serialize the changes of one tenant."""
+"""Locks: serialize changes of one kind, or of one tenant, until the end of the transaction.
 
-from sqlalchemy import select
+SQLite runs only one writing transaction at a time anyway.
+"""
+
+from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.platform.database.tables import TenantRow
 from gateway.records.errors import NotFoundError, shown
 
 
-async def lock_tenant(transaction: AsyncSession, tenant_id: str) -> None:
-    """Block other callers for the same tenant until the transaction ends.
+async def lock_kind(transaction: AsyncSession, key: int) -> None:
+    """Block other callers with the same key."""
+    if transaction.get_bind().dialect.name == "postgresql":
+        await transaction.execute(select(func.pg_advisory_xact_lock(key)))
 
-    SQLite runs only one writing transaction at a time anyway. Raises NotFoundError if the tenant
-    does not exist.
-    """
+
+async def lock_tenant(transaction: AsyncSession, tenant_id: str) -> None:
+    """Block other callers for the same tenant. Raises NotFoundError if it does not exist."""
     # FOR NO KEY UPDATE: other transactions may still add rows that refer to the tenant.
     found = await transaction.scalar(
         select(TenantRow.id).where(TenantRow.id == tenant_id).with_for_update(key_share=True)

@@ -8,6 +8,7 @@ from typing import Final
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from gateway.platform.database.locking import lock_kind
 from gateway.platform.database.tables import LedgerRow
 
 PARTITION_LOCK: Final = 7_585_425
@@ -53,7 +54,7 @@ async def make_partitions(transaction: AsyncSession, months: Iterable[datetime])
     wanted = {_name(month): month for month in sorted(set(months))}
     if wanted.keys() <= await _existing(transaction):
         return []
-    await transaction.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": PARTITION_LOCK})
+    await lock_kind(transaction, PARTITION_LOCK)
     missing = wanted.keys() - await _existing(transaction)
     return [await _make(transaction, wanted[name]) for name in wanted if name in missing]
 
