@@ -1,6 +1,7 @@
 """Work of commands that the Admin API does not do: it needs the database or local files."""
 
 from collections.abc import Iterator
+from contextlib import aclosing
 from dataclasses import asdict
 from typing import Any, TextIO
 
@@ -12,11 +13,10 @@ from gateway.accounts.audit.signing import HeadSigner, SignedHead
 from gateway.adapters.checks import InvalidAdapterError
 from gateway.adapters.schemas import RegisteredAdapterBody
 from gateway.adapters.service import AdapterService
-from gateway.billing.ledger.connections import open_ledger
-from gateway.billing.ledger.drain import Drain
 from gateway.billing.ledger.reconcile import reconcile
 from gateway.cli.deployment import Stores, command_settings, open_stores
 from gateway.cli.terminal.output import print_json
+from gateway.jobs.services import JobServices
 from gateway.platform.database.schema import require_current_schema
 from gateway.platform.redis_client import converting_errors
 
@@ -24,11 +24,11 @@ from gateway.platform.redis_client import converting_errors
 async def reconciled(*, days: int, **urls: str | None) -> dict[str, Any]:
     """Drain the usage stream, and repair differences; return the report."""
     settings = command_settings(**urls)
-    async with open_ledger(settings) as (redis, database):
-        with converting_errors(redis):
-            await require_current_schema(database)
-            await Drain(redis, database).run()
-            report = await reconcile(redis, database, rollup_days=days)
+    async with aclosing(JobServices(settings)) as services:
+        with converting_errors(services.redis):
+            await require_current_schema(services.database)
+            await services.drain.run()
+            report = await reconcile(services.redis, services.database, rollup_days=days)
     return asdict(report) | {"is_clean": report.is_clean}
 
 

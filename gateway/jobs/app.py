@@ -1,9 +1,13 @@
-"""Celery application: schedules jobs and runs workers. The jobs are in `gateway.jobs.schedule`."""
+"""Celery application: its scheduler puts runs into queues, and its worker starts them.
+
+Celery is bound to a minor version: the subclasses of `Consumer` and `Scheduler` override methods
+that are not documented.
+"""
 
 import logging
 import time
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Never
 from urllib.parse import quote
 
 import redis
@@ -15,12 +19,11 @@ from typing_extensions import override
 
 from common.redis_url import SentinelAddress, blocking_redis_client, sentinel_address
 from gateway.jobs.runner import Runner
-from gateway.jobs.schedule import TASKS, Task
+from gateway.jobs.schedule import TASKS, Task, Track
 from gateway.platform.settings import Settings
 
-QUEUE: Final = "sluice"
 MOST_WAITING: Final = 200
-"""Limit of waiting runs: no more are queued while workers do not take them."""
+"""Limit of waiting runs of a track: no more are queued while workers do not take them."""
 BROKER_SECONDS: Final = 5.0
 """Timeout of the broker, and interval of its health checks."""
 SENTINEL_SECONDS: Final = 1.0
@@ -40,7 +43,7 @@ def create_app(settings: Settings) -> Celery:
     sentinels = sentinel_address(url)
     app = Celery("sluice", broker=url if sentinels is None else _sentinel_urls(sentinels))
     app.conf.update(
-        task_default_queue=QUEUE,
+        task_default_queue=Track.LEDGER,
         task_ignore_result=True,
         task_serializer="json",
         accept_content=["json"],
@@ -60,13 +63,32 @@ def create_app(settings: Settings) -> Celery:
             "health_check_interval": BROKER_SECONDS,
             **({} if sentinels is None else _sentinel_options(sentinels)),
         },
-        beat_scheduler=BoundedScheduler,
         beat_max_loop_interval=1,
         beat_schedule={task.name: _entry(task) for task in TASKS},
         sluice_broker=url,
-        sluice_heartbeat=Heartbeat(),
     )
     return app
+
+
+def run_worker(app: Celery, runners: Mapping[Track, Runner]) -> int:
+    """Start due jobs of these tracks until SIGTERM or SIGINT. Return the exit status.
+
+    The only thread of the pool starts a job without waiting for it, so that no run delays another.
+    """
+    for task in TASKS:
+        if task.track in runners:
+            app.task(_start(runners[task.track], task), name=_name(task), shared=False)
+    worker = app.Worker(
+        pool="solo",
+        queues=[track.value for track in runners],
+        loglevel="WARNING",
+        quiet=True,
+        without_gossip=True,
+        without_mingle=True,
+        without_heartbeat=True,
+    )
+    worker.start()
+    return int(worker.exitcode or 0)
 
 
 class Heartbeat:
@@ -80,35 +102,12 @@ class Heartbeat:
         return time.monotonic() - self.at < SILENT_SECONDS
 
 
-def run_worker(app: Celery, runner: Runner) -> int:
-    """Start due jobs until SIGTERM or SIGINT. Return the exit status.
-
-    The only thread of the pool starts a job and takes the next one, so that no job waits for
-    another. While the runner's loop is stuck, the process takes no more runs from the others.
-    """
-    for task in TASKS:
-        app.task(_task(runner, task), name=_name(task), shared=False)
-    worker = app.Worker(
-        pool="solo",
-        queues=[QUEUE],
-        loglevel="WARNING",
-        quiet=True,
-        without_gossip=True,
-        without_mingle=True,
-        without_heartbeat=True,
-    )
-    worker.start()
-    return int(worker.exitcode or 0)
-
-
-def run_beat(app: Celery) -> None:
-    """Send due jobs to workers until a signal ends the process.
-
-    Signal handlers are left unchanged: Celery's own would save a schedule that is only in memory.
-    """
-    beat = app.Beat(loglevel="WARNING", quiet=True, remote_control=False)
-    beat.install_sync_handler = lambda _service: None
-    beat.run()
+def run_beat(app: Celery, heartbeat: Heartbeat) -> Never:
+    """Send due jobs to workers until a signal ends the process."""
+    scheduler = BoundedScheduler(app)
+    while True:
+        heartbeat.at = time.monotonic()
+        time.sleep(scheduler.tick())
 
 
 class PatientConsumer(Consumer):  # type: ignore[misc]
@@ -138,14 +137,8 @@ class BoundedScheduler(Scheduler):  # type: ignore[misc]
 
     def __init__(self, app: Celery, **options: Any) -> None:
         self._broker = blocking_redis_client(app.conf.sluice_broker, socket_timeout=BROKER_SECONDS)
-        self._heartbeat: Heartbeat = app.conf.sluice_heartbeat
         self._is_away = False
         super().__init__(app, **options)
-
-    @override
-    def tick(self, *args: Any, **options: Any) -> Any:
-        self._heartbeat.at = time.monotonic()
-        return super().tick(*args, **options)
 
     @override
     def adjust(self, n: float, drift: float = 0.0) -> float:
@@ -155,7 +148,7 @@ class BoundedScheduler(Scheduler):  # type: ignore[misc]
     @override
     def apply_async(self, entry: Any, **options: Any) -> Any:
         try:
-            waiting: Any = self._broker.llen(QUEUE)
+            waiting: Any = self._broker.llen(entry.options["queue"])
             sent = super().apply_async(entry, **options) if waiting < MOST_WAITING else None
         except (redis.RedisError, SchedulingError) as error:
             if not self._is_away:
@@ -193,18 +186,18 @@ def _sentinel_options(address: SentinelAddress) -> dict[str, Any]:
     }
 
 
-def _task(runner: Runner, task: Task) -> Callable[[], None]:
-    def run() -> None:
+def _start(runner: Runner, task: Task) -> Callable[[], None]:
+    def start() -> None:
         runner.start(task)
 
-    return run
+    return start
 
 
 def _entry(task: Task) -> dict[str, Any]:
     return {
         "task": _name(task),
         "schedule": task.schedule,
-        "options": {"expires": task.expires_seconds},
+        "options": {"expires": task.expires_seconds, "queue": task.track.value},
     }
 
 

@@ -68,28 +68,25 @@ def url_sink(url: str) -> Sink:
 
 
 class HeadKeeper:
-    """Signs the newest entry and stores the signature, whenever there are new entries."""
+    """Signs the newest entry and stores the signature, whenever there are new entries.
 
-    def __init__(self, database: Database, signer: HeadSigner, sink: Sink) -> None:
+    Does nothing if the settings have no key.
+    """
+
+    def __init__(self, settings: Settings, database: Database) -> None:
         self._database = database
-        self._signer = signer
-        self._sink = sink
+        self._signer = HeadSigner(settings.audit_keys) if settings.audit_keys else None
+        self._sink = _sink(settings.audit_sink)
         self._signed: SignedHead | None = None
         self._kept: SignedHead | None = None
-
-    @classmethod
-    def from_settings(cls, settings: Settings, database: Database) -> "HeadKeeper | None":
-        """Return the signer for the settings; None without a key."""
-        keys = settings.audit_keys
-        if not keys:
-            return None
-        return cls(database, HeadSigner(keys), _sink(settings.audit_sink))
 
     async def run(self) -> None:
         """Sign the head and store it at least once. May run twice at once.
 
         Raises AuditLogBrokenError, StoreUnavailableError, OSError.
         """
+        if self._signer is None:
+            return
         async with self._database.writing() as transaction:
             head = await AuditLog(transaction).sign(self._signer, after=self._signed)
         self._signed = head

@@ -1,12 +1,12 @@
-"""Task runner: jobs run side by side on one event loop, in its own thread beside Celery's."""
+"""Task runner: the jobs of a track run side by side on an event loop in a thread of its own."""
 
 import asyncio
 import logging
 import threading
 import time
-from collections.abc import Coroutine, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from typing import Any, Final, TypeVar
 
 from redis.exceptions import RedisError
@@ -15,8 +15,8 @@ from common import clock
 from common.tasks import end_task
 from gateway.jobs import telemetry
 from gateway.jobs.observing import Observer
-from gateway.jobs.schedule import TASKS, Task
-from gateway.jobs.services import Services, open_services
+from gateway.jobs.schedule import TASKS, Task, Track
+from gateway.jobs.services import JobServices
 from gateway.platform.settings import Settings
 from gateway.platform.store_errors import cause_of
 from gateway.records.errors import StoreUnavailableError
@@ -26,7 +26,9 @@ GRACE_SECONDS: Final = 5.0
 RESPONSE_SECONDS: Final = 2.0
 """How long the loop may take to respond before the process counts as stuck."""
 BLOCKING_CALLS: Final = 64
-"""Threads for files, object stores and name resolution: more than all jobs use at once."""
+"""Threads of a track for files, stores and name resolution: more than its jobs use at once."""
+SQL_CONNECTIONS: Final = {Track.LEDGER: 8, Track.LONG: 24}
+"""More than a track has jobs, so that none waits for the statements of others."""
 SUCCEEDED: Final = "succeeded"
 FAILED: Final = "failed"
 
@@ -36,34 +38,31 @@ logger = logging.getLogger(__name__)
 
 
 class Runner:
-    """Runs each job at most once at a time in this process. Called from other threads."""
+    """Runs each job of a track at most once at a time. Called from other threads."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, services: Services) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, services: JobServices) -> None:
         self._loop = loop
         self._services = services
         self._running: dict[str, asyncio.Task[None]] = {}
         self._failing: set[str] = set()
-        for task in TASKS:
-            for outcome in (SUCCEEDED, FAILED):
-                telemetry.TASKS.labels(task.name, outcome)  # Exported even while it is 0.
 
     def start(self, task: Task) -> None:
-        """Start a job unless it is running, once the loop responds.
+        """Let a job start unless it is running. Does not wait, not even for a loop that is stuck.
 
         If Redis or the database is unavailable, the job ends quietly. That is logged once until the
         job succeeds again.
         """
-        self._call(self._start(task))
+        self._loop.call_soon_threadsafe(self._start, task)
 
     def run(self, task: Task) -> None:
         """Start a job unless it is running, and wait for its end."""
 
         async def run() -> None:
-            await asyncio.wait([await self._start(task)])
+            await asyncio.wait([self._start(task)])
 
-        self._call(run())
+        self._submit(run()).result()
 
-    def stop(self) -> None:
+    def stop(self) -> Future[None]:
         """Wait for the ends of running jobs; cancel them after the grace period."""
 
         async def stop() -> None:
@@ -71,23 +70,18 @@ class Runner:
                 await asyncio.wait(self._running.values(), timeout=GRACE_SECONDS)
             await end_task(*self._running.values())
 
-        self._call(stop())
+        return self._submit(stop())
 
     def is_responsive(self) -> bool:
         """Whether the loop responds."""
-        reply = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self._loop)
-        try:
-            reply.result(RESPONSE_SECONDS)
-        except TimeoutError:
-            return False
-        return True
+        return not wait([self._submit(asyncio.sleep(0))], RESPONSE_SECONDS).not_done
 
-    def _call(self, work: Coroutine[Any, Any, object]) -> None:
-        asyncio.run_coroutine_threadsafe(work, self._loop).result()
+    def _submit(self, work: Coroutine[Any, Any, Result]) -> Future[Result]:
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
 
-    async def _start(self, task: Task) -> asyncio.Task[None]:
+    def _start(self, task: Task) -> asyncio.Task[None]:
         if task.name not in self._running:
-            self._running[task.name] = asyncio.create_task(self._run(task))
+            self._running[task.name] = self._loop.create_task(self._run(task))
         return self._running[task.name]
 
     async def _run(self, task: Task) -> None:
@@ -118,24 +112,30 @@ class Runner:
             telemetry.TASK_DURATION.labels(task.name).observe(time.perf_counter() - began)
 
 
+def stop_all(runners: Iterable[Runner]) -> None:
+    """Wait for the ends of running jobs for the grace period. A track that is stuck is left."""
+    wait([runner.stop() for runner in runners], GRACE_SECONDS + RESPONSE_SECONDS)
+
+
 @contextmanager
-def running(settings: Settings) -> Iterator[Runner]:
-    """Start a loop with the services of jobs; stop both at the end of the block."""
+def running(settings: Settings, track: Track) -> Iterator[Runner]:
+    """Start a loop with the services of a track; stop both at the end of the block."""
+    for task in TASKS:
+        for outcome in (SUCCEEDED, FAILED):
+            telemetry.TASKS.labels(task.name, outcome)  # Exported even while it is 0.
     loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, name="jobs", daemon=True)
+    thread = threading.Thread(target=loop.run_forever, name=track, daemon=True)
     thread.start()
-    opened = open_services(settings)
+    opened = _opened(settings, track)
 
     def call(work: Coroutine[Any, Any, Result]) -> Result:
         return asyncio.run_coroutine_threadsafe(work, loop).result()
 
     try:
         services = call(opened.__aenter__())
-        observing = call(_begin(Observer(services.redis, services.database)))
         try:
             yield Runner(loop, services)
         finally:
-            call(end_task(observing))
             call(opened.__aexit__(None, None, None))
     finally:
         loop.call_soon_threadsafe(loop.stop)
@@ -143,7 +143,15 @@ def running(settings: Settings) -> Iterator[Runner]:
         loop.close()
 
 
-async def _begin(observer: Observer) -> asyncio.Task[None]:
+@asynccontextmanager
+async def _opened(settings: Settings, track: Track) -> AsyncIterator[JobServices]:
     # Each item of a job may block a thread for as long as its store or name server takes.
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(BLOCKING_CALLS))
-    return asyncio.create_task(observer.run())
+    async with aclosing(JobServices(settings, most_connections=SQL_CONNECTIONS[track])) as services:
+        observer = Observer(services.redis, services.database)
+        # The gauges are of the deployment, so one track is enough.
+        observing = [asyncio.create_task(observer.run())] if track is Track.LEDGER else []
+        try:
+            yield services
+        finally:
+            await end_task(*observing)

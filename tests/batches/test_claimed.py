@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from gateway.batches.files.store import FileStore, Owner
 from gateway.batches.finishing import BATCHES_AT_ONCE, Finisher
 from gateway.batches.service import BatchService
 from gateway.batches.store import BatchStore
-from gateway.jobs.services import Services, open_services
+from gateway.jobs.services import JobServices
 from gateway.platform.blobs import Blobs
 from gateway.platform.changes import ChangeAnnouncer
 from gateway.platform.database.claims import CLAIM
@@ -49,7 +50,7 @@ STEPS = {
 class Office:
     """Two tenants with files and batches, and the jobs that work on their batches."""
 
-    def __init__(self, settings: Settings, services: Services) -> None:
+    def __init__(self, settings: Settings, services: JobServices) -> None:
         self.settings = settings
         self.database, self.files = services.database, services.files
         self.validator, self.finisher = services.validator, services.finisher
@@ -138,7 +139,7 @@ async def office(
         redis_url=redis_server.url,
         file_store=str(tmp_path / "files"),
     )
-    async with open_services(settings) as services:
+    async with aclosing(JobServices(settings)) as services:
         office = Office(settings, services)
         await office.open()
         yield office

@@ -9,9 +9,9 @@ import pytest
 
 from gateway.accounts.audit.log import AuditLog
 from gateway.accounts.audit.signing import HeadSigner, SignedHead
-from gateway.jobs.audit_heads import HeadKeeper, file_sink
+from gateway.jobs.audit_heads import HeadKeeper
 from gateway.platform.database.engine import Database
-from gateway.platform.settings import Settings, load_settings
+from gateway.platform.settings import load_settings
 from tests.support.patience import PATIENCE_SECONDS
 
 KEY = "a key of thirty-two characters or more"
@@ -33,9 +33,7 @@ def change(database: Database) -> Append:
 def keeper(database: Database, sink: str) -> HeadKeeper:
     """Return the keeper that the settings select."""
     settings = load_settings(audit_key=KEY, audit_sink=sink)
-    made = HeadKeeper.from_settings(settings, database)
-    assert made is not None
-    return made
+    return HeadKeeper(settings, database)
 
 
 async def test_each_head_is_added_to_the_file(
@@ -63,7 +61,7 @@ async def test_failed_head_is_stored_later(
     database: Database, change: Append, tmp_path: Path
 ) -> None:
     folder = tmp_path / "not there yet"
-    heads = HeadKeeper(database, HeadSigner([KEY]), file_sink(folder / "heads"))
+    heads = keeper(database, (folder / "heads").as_uri())
     await change()
     with pytest.raises(OSError, match="not there yet"):
         await heads.run()
@@ -111,8 +109,13 @@ async def test_head_is_posted_to_the_url_and_a_refusal_is_a_failure(
     assert b'"sequence":1' in bodies[0]
 
 
-def test_nothing_is_signed_without_a_key(database: Database) -> None:
-    assert HeadKeeper.from_settings(Settings(), database) is None
+async def test_nothing_is_signed_without_a_key(
+    database: Database, change: Append, tmp_path: Path
+) -> None:
+    await change()
+    file = tmp_path / "heads"
+    await HeadKeeper(load_settings(audit_sink=file.as_uri()), database).run()
+    assert not file.exists()
 
 
 @pytest.mark.parametrize(

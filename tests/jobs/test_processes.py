@@ -20,7 +20,8 @@ import redis
 
 from contract import keys
 from gateway.billing.exports.store import ExportStore
-from gateway.jobs.app import FULL_SECONDS, MOST_WAITING, QUEUE, BoundedScheduler, create_app
+from gateway.jobs.app import FULL_SECONDS, MOST_WAITING, BoundedScheduler, create_app
+from gateway.jobs.schedule import Track
 from gateway.platform.database.engine import Database
 from gateway.platform.settings import load_settings
 from gateway.records.times import EPOCH, utc_now
@@ -58,7 +59,8 @@ class Deployment:
             "SLUICE_DATABASE_URL": f"sqlite+aiosqlite:///{self.database}",
             **self.settings,
         }
-        with (self.folder / f"{command[0]}.log").open("ab") as log:
+        name = " ".join(command)
+        with (self.folder / f"{name}.log").open("ab") as log:
             process = spawn(
                 *(sys.executable, "-m", "gateway.cli.main", *command),
                 cwd=REPOSITORY,
@@ -66,7 +68,7 @@ class Deployment:
                 stdout=log,
                 stderr=log,
             )
-        self.processes[command[0]] = process
+        self.processes[name] = process
         return process
 
     def log(self, name: str) -> str:
@@ -193,11 +195,12 @@ def test_runs_do_not_accumulate_without_a_worker(
     deployment: Deployment, scheduler: BoundedScheduler
 ) -> None:
     with redis.Redis.from_url(deployment.server.url) as client:
-        client.rpush(QUEUE, *(["x"] * (MOST_WAITING - 2)))
+        client.rpush(Track.LONG, *(["x"] * (MOST_WAITING - 2)))
         for _ in range(3):
             for entry in list(scheduler.schedule.values()):
                 scheduler.apply_async(entry, advance=False)
-        assert client.llen(QUEUE) == MOST_WAITING
+        assert client.llen(Track.LONG) == MOST_WAITING
+        assert client.llen(Track.LEDGER) == 9, "each track has its own queue"
 
 
 def test_scheduler_sleeps_between_runs(scheduler: BoundedScheduler) -> None:
@@ -214,7 +217,8 @@ def test_scheduler_sleeps_between_runs(scheduler: BoundedScheduler) -> None:
 def test_full_and_stopped_redis_are_logged_once_and_sigterm_drains_all_usage(
     deployment: Deployment,
 ) -> None:
-    jobs, beat = deployment.start("jobs"), deployment.start("beat")
+    names = "jobs --track ledger", "jobs --track long", "beat"
+    jobs, long, beat = [deployment.start(*name.split()) for name in names]
     _drain(deployment, 0)
     # A full one rejects the start of runs, and what ends those that run.
     deployment.append(5, RECORDS)
@@ -224,8 +228,8 @@ def test_full_and_stopped_redis_are_logged_once_and_sigterm_drains_all_usage(
     time.sleep(3 * FULL_SECONDS)
     deployment.server.command("CONFIG SET maxmemory 0")
     _drain(deployment, 5 + RECORDS)
-    assert (jobs.poll(), beat.poll()) == (None, None)
-    for name in ("jobs", "beat"):
+    assert (jobs.poll(), long.poll(), beat.poll()) == (None, None, None)
+    for name in names:
         assert "Traceback" not in deployment.log(name)
         assert len(re.findall("OutOfMemory|rejects writes", deployment.log(name))) <= 1
 
@@ -235,20 +239,22 @@ def test_full_and_stopped_redis_are_logged_once_and_sigterm_drains_all_usage(
     deployment.server.start()
     rows = deployment.rows()
     _drain(deployment, rows)
-    assert (jobs.poll(), beat.poll()) == (None, None)
-    assert deployment.log("jobs").count("job drain failed and is retried") <= 1
+    assert (jobs.poll(), long.poll(), beat.poll()) == (None, None, None)
+    assert deployment.log(names[0]).count("job drain failed and is retried") <= 1
     assert deployment.log("beat").count(complaint) == 1
     # Celery logs a traceback for a run that it could not confirm.
-    reported = deployment.log("jobs")
+    reported = deployment.log(names[0])
 
-    beat.send_signal(signal.SIGTERM)
-    assert beat.wait(END_SECONDS) == 0
+    for process in (beat, long):
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(END_SECONDS) == 0
     deployment.append(rows + 5, 10)
     jobs.send_signal(signal.SIGTERM)
     assert jobs.wait(END_SECONDS) == 0
     assert deployment.undrained() == 0
     assert deployment.rows() == rows + 15
-    assert "Traceback" not in deployment.log("jobs").removeprefix(reported) + deployment.log("beat")
+    logs = deployment.log(names[0]).removeprefix(reported) + deployment.log("beat")
+    assert "Traceback" not in logs
 
 
 def _drain(deployment: Deployment, rows: int) -> None:

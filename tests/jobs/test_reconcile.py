@@ -1,11 +1,14 @@
 """Reconciliation: differences in Redis are reported and corrected once."""
 
 import asyncio
+from collections import Counter
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from redis.asyncio import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
 from sqlalchemy import update
 
 from common import clock
@@ -16,7 +19,7 @@ from gateway.billing.credits.service import CreditService
 from gateway.billing.ledger import reconcile as reconcile_module
 from gateway.billing.ledger.balances import LedgerBalances
 from gateway.billing.ledger.drain import Drain
-from gateway.billing.ledger.reconcile import reconcile
+from gateway.billing.ledger.reconcile import Reconciler, ReconcileReport, reconcile
 from gateway.billing.ledger.rollups import Rollups
 from gateway.limits.accounts import FIELD, AccountNumbers
 from gateway.limits.seeding import Seeder
@@ -180,7 +183,7 @@ async def test_usage_drained_between_two_reads_is_no_difference(
     busy: int,
 ) -> None:
     await _seed(database, redis, key)
-    derive = reconcile_module._Reconciler._derive
+    derive = Reconciler._derive
     numbers = iter(range(looks))
 
     async def late(*args: Any) -> dict[str, int]:
@@ -194,7 +197,7 @@ async def test_usage_drained_between_two_reads_is_no_difference(
             await Drain(redis, database).run()
         return await derive(*args)
 
-    monkeypatch.setattr(reconcile_module._Reconciler, "_derive", late)
+    monkeypatch.setattr(Reconciler, "_derive", late)
     report = await reconcile(redis, database, rollup_days=1)
     assert report.is_clean, report
     assert (report.compared_accounts, report.busy_accounts) == (1 - busy, busy)
@@ -264,3 +267,32 @@ async def test_account_of_an_unknown_subject_is_left_alone(
 ) -> None:
     await command(redis, "SADD", keys.accounts(BUCKET), "k:jwt:bob", "t:gone", "x")
     assert (await reconcile(redis, database, rollup_days=1)).compared_accounts == 0
+
+
+async def test_slice_continues_the_last_one_and_what_failed_is_compared_again(
+    database: Database, redis: Redis, key: SubjectLimits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await _seed(database, redis, key)
+    await _plant(redis, key, requests=5)
+    audited, failing, audit = Counter[int](), {BUCKET}, QuotaStore.audit_open
+
+    async def audit_unless_failing(store: QuotaStore, bucket: int) -> Any:
+        audited[bucket] += 1
+        if bucket in failing:
+            raise RedisConnectionError
+        return await audit(store, bucket)
+
+    monkeypatch.setattr(QuotaStore, "audit_open", audit_unless_failing)
+    reconciler, report = Reconciler(redis, database, rollup_days=1), ReconcileReport()
+    slices = 2 * keys.BUCKETS + 20
+    for _ in range(slices):
+        with suppress(RedisConnectionError):
+            await reconciler.run(report, seconds=0)
+    assert len(report.differences) == 1
+    repeated = audited.pop(BUCKET)
+    assert audited == {bucket: 1 for bucket in range(keys.BUCKETS) if bucket != BUCKET}
+    assert 2 < repeated <= 20
+    failing.clear()
+    for _ in range(3):
+        await reconciler.run(report, seconds=0)
+    assert audited[BUCKET] == 1

@@ -1,8 +1,10 @@
-"""The runner: one run at a time, outages, shutdown; and every scheduled job."""
+"""The runner: tracks, one run at a time, outages, shutdown; and every scheduled job."""
 
 import asyncio
+import queue
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock
@@ -17,9 +19,9 @@ from gateway.jobs import app as app_module
 from gateway.jobs import runner as runner_module
 from gateway.jobs.app import create_app, run_worker
 from gateway.jobs.observing import Observer
-from gateway.jobs.runner import Runner, running
-from gateway.jobs.schedule import TASKS, Task
-from gateway.jobs.services import Services, open_services
+from gateway.jobs.runner import Runner, running, stop_all
+from gateway.jobs.schedule import TASKS, Task, Track
+from gateway.jobs.services import JobServices
 from gateway.platform.changes import ChangeAnnouncer
 from gateway.platform.database.engine import Database
 from gateway.platform.settings import Settings, load_settings
@@ -42,21 +44,21 @@ def settings(
 def runner(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runner]:
     # SQLite's driver leaves a thread, which logs an error, if the loop ends during a statement.
     monkeypatch.setattr(Observer, "update", AsyncMock())
-    with running(settings) as runner:
+    with running(settings, Track.LEDGER) as runner:
         yield runner
 
 
 def _job(
-    run: Callable[[Services], Awaitable[Any]], *, limit_seconds: float = PATIENCE_SECONDS
+    run: Callable[[JobServices], Awaitable[Any]], *, limit_seconds: float = PATIENCE_SECONDS
 ) -> Task:
-    return Task("test", run, 1.0, 1.0, limit_seconds)
+    return Task("test", run, 1.0, limit_seconds=limit_seconds)
 
 
 def test_running_job_is_not_started_again(runner: Runner) -> None:
     runs = []
     may_end = threading.Event()
 
-    async def slow(_services: Services) -> None:
+    async def slow(_services: JobServices) -> None:
         runs.append(1)
         await asyncio.to_thread(may_end.wait, PATIENCE_SECONDS)
 
@@ -70,29 +72,49 @@ def test_running_job_is_not_started_again(runner: Runner) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::celery.exceptions.SecurityWarning")
-def test_long_jobs_delay_no_other_one(
+def test_long_job_delays_no_other_job_and_a_stuck_one_no_job_of_the_ledger(
     runner: Runner, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    has_run = threading.Event()
+    ends, may_end = queue.Queue[str](), threading.Event()
 
-    async def hang(_services: Services) -> None:
-        await asyncio.Event().wait()
+    def replaced(job: Task) -> Task:
+        async def work(_services: JobServices) -> None:
+            ends.put(job.name)
+            if job.track is Track.LONG:
+                await asyncio.Event().wait()
 
-    async def note(_services: Services) -> None:
-        has_run.set()
+        return job._replace(run=work)
 
-    jobs = [_job(hang)._replace(name=f"long-{number}") for number in range(40)]
-    monkeypatch.setattr(app_module, "TASKS", (*jobs, _job(note)))
+    async def block(_services: JobServices) -> None:
+        ends.put("stuck")
+        may_end.wait()
+
+    jobs = [*map(replaced, TASKS), _job(block)._replace(name="stuck")]
+    monkeypatch.setattr(app_module, "TASKS", jobs)
     monkeypatch.setattr(runner_module, "GRACE_SECONDS", 0.0)
     app = create_app(settings)
-    for job in (*jobs, _job(note)):
-        app.send_task(f"sluice.{job.name}", expires=PATIENCE_SECONDS)
-    worker = threading.Thread(target=run_worker, args=(app, runner))
-    worker.start()
-    assert has_run.wait(PATIENCE_SECONDS)
-    monkeypatch.setattr(state, "should_stop", 0)
-    worker.join(PATIENCE_SECONDS)
-    runner.stop()
+
+    def all_begin(some: Sequence[Task]) -> None:
+        for job in some:
+            app.send_task(f"sluice.{job.name}", queue=job.track, expires=PATIENCE_SECONDS)
+        assert {ends.get(timeout=PATIENCE_SECONDS) for _ in some} == {job.name for job in some}
+
+    with running(settings, Track.LONG) as long:
+        tracks = {Track.LEDGER: runner, Track.LONG: long}
+        worker = threading.Thread(target=run_worker, args=(app, tracks))
+        worker.start()
+        try:
+            all_begin([job for job in jobs if job.name != "stuck"])
+            all_begin(jobs[-1:])
+            all_begin([job for job in jobs if job.track is Track.LEDGER])
+            assert runner.is_responsive()
+            monkeypatch.setattr(runner_module, "RESPONSE_SECONDS", 0.1)
+            assert not long.is_responsive()
+        finally:
+            may_end.set()
+            monkeypatch.setattr(state, "should_stop", 0)
+            worker.join(PATIENCE_SECONDS)
+            stop_all(tracks.values())
 
 
 @pytest.mark.parametrize(
@@ -103,7 +125,7 @@ def test_outage_of_a_store_is_reported_once(
 ) -> None:
     is_away = True
 
-    async def fail(_services: Services) -> None:
+    async def fail(_services: JobServices) -> None:
         if is_away:
             raise error
 
@@ -123,7 +145,7 @@ def test_outage_of_a_store_is_reported_once(
 def test_bug_in_a_job_is_reported_and_the_job_runs_again(
     runner: Runner, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def fail(_services: Services) -> None:
+    async def fail(_services: JobServices) -> None:
         raise ZeroDivisionError
 
     for _ in range(2):
@@ -134,7 +156,7 @@ def test_bug_in_a_job_is_reported_and_the_job_runs_again(
 def test_job_that_takes_too_long_is_cancelled(runner: Runner) -> None:
     ends = []
 
-    async def hang(_services: Services) -> None:
+    async def hang(_services: JobServices) -> None:
         try:
             await asyncio.Event().wait()
         finally:
@@ -149,11 +171,11 @@ def test_stopping_process_cancels_the_running_job(
 ) -> None:
     monkeypatch.setattr(runner_module, "GRACE_SECONDS", 0.1)
 
-    async def hang(_services: Services) -> None:
+    async def hang(_services: JobServices) -> None:
         await asyncio.Event().wait()
 
     runner.start(_job(hang, limit_seconds=2 * PATIENCE_SECONDS))
-    runner.stop()
+    runner.stop().result()
     assert "job test was cancelled" in caplog.text
 
 
@@ -165,7 +187,7 @@ async def test_every_job_runs_also_twice_concurrently(
     await TenantService(database, ChangeAnnouncer(redis)).create("Acme", tenant_id="acme")
     await database.aclose()
     settings = load_settings(redis_url=redis_server.url, database_url=database_url)
-    async with open_services(settings) as services:
+    async with aclosing(JobServices(settings)) as services:
         for task in TASKS:
             with case(task.name):
                 await asyncio.gather(task.run(services), task.run(services))

@@ -3,10 +3,10 @@
 import math
 import os
 import signal
-from collections.abc import Iterator
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from prometheus_client import REGISTRY
@@ -20,7 +20,7 @@ from gateway.billing.exports.store import ExportStore
 from gateway.billing.ledger.rows import row_of
 from gateway.billing.ledger.store import LedgerStore
 from gateway.cli.health import SIGNALS, serving_health
-from gateway.jobs.app import Heartbeat, create_app
+from gateway.jobs.app import BoundedScheduler, Heartbeat, create_app, run_beat
 from gateway.jobs.observing import OVERDUE_MS, Observer
 from gateway.jobs.schedule import sweep
 from gateway.platform.changes import ChangeAnnouncer
@@ -30,7 +30,7 @@ from gateway.records.errors import StartupError
 from gateway.records.times import to_ms, utc_now
 from gateway.records.usage_record import encode_usage
 from tests.support.processes import free_port
-from tests.support.redis_server import RedisServer, running_redis
+from tests.support.redis_server import running_redis
 from tests.support.stack import http_status
 from tests.support.usage import usage_record
 
@@ -183,21 +183,13 @@ def test_no_port_opens_no_server_and_a_taken_one_is_reported() -> None:
     assert http_status(f"{url}/healthz") == 0
 
 
-@pytest.fixture
-def server() -> Iterator[RedisServer]:
-    with running_redis() as server:
-        yield server
-
-
-def test_tick_of_the_scheduler_renews_the_heartbeat_of_beat(server: RedisServer) -> None:
-    app = create_app(load_settings(redis_url=server.url))
-    heartbeat: Heartbeat = app.conf.sluice_heartbeat
+def test_tick_of_the_scheduler_renews_the_heartbeat_of_beat(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    heartbeat = Heartbeat()
     heartbeat.at -= 120
     assert not heartbeat.is_recent()
-    scheduler = app.conf.beat_scheduler(app)
-    try:
-        scheduler.tick()
-    finally:
-        scheduler.close()
-        app.close()
+    monkeypatch.setattr(BoundedScheduler, "tick", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        run_beat(create_app(load_settings()), heartbeat)
     assert heartbeat.is_recent()

@@ -6,6 +6,9 @@ when they are next needed.
 """
 
 import asyncio
+import math
+import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -16,7 +19,6 @@ from redis.asyncio import Redis
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from common.tasks import each_apart
 from contract import keys
 from gateway.billing.ledger.drain import FIELD
 from gateway.billing.ledger.rollups import DAY, Rollups
@@ -41,6 +43,8 @@ MOST_LOOKS: Final = 8
 PAUSE_SECONDS: Final = 0.2
 MOST_UNDRAINED: Final = 20_000
 """A bucket with more undrained records is left for the next run."""
+PASS_SECONDS: Final = 3600.0
+"""Least time between the beginnings of two passes over everything."""
 ROLLUP_DAYS: Final = 3
 """Days whose rollups are compared with their rows."""
 
@@ -118,58 +122,88 @@ class _Holder(NamedTuple):
 async def reconcile(
     redis: Redis, database: Database, *, rollup_days: int = ROLLUP_DAYS
 ) -> ReconcileReport:
-    """Compare everything, heal differences and report them.
+    """Compare everything once, heal differences and report them. Raises as `Reconciler.run`."""
+    report = ReconcileReport()
+    await Reconciler(redis, database, rollup_days=rollup_days).run(report)
+    return report
+
+
+class Reconciler:
+    """Compares everything in passes, which begin at most once an hour, in slices.
 
     Args:
         redis: A client of the Redis server.
         database: The ledger's database.
         rollup_days: Number of days, today included, whose rollups are compared with their rows.
-
-    Raises RedisError or StoreUnavailableError; differences healed before stay healed.
     """
-    report = ReconcileReport()
-    reconciler = _Reconciler(redis, database, report)
-    parts: list[Callable[[], Awaitable[None]]] = [
-        partial(part, bucket)
-        for bucket in range(keys.BUCKETS)
-        for part in (reconciler.compare_accounts, reconciler.audit_reservations)
-    ]
-    # One bad account or bucket hides no difference of the others.
-    parts.append(partial(reconciler.compare_rollups, rollup_days))
-    await each_apart(lambda part: part(), parts, at_once=1)
-    return report
 
-
-class _Reconciler:
-    def __init__(self, redis: Redis, database: Database, report: ReconcileReport) -> None:
+    def __init__(self, redis: Redis, database: Database, *, rollup_days: int = ROLLUP_DAYS) -> None:
         self._redis = redis
         self._executor = MeasuredConnection(redis)
         self._database = database
-        self._report = report
         self._store = QuotaStore(self._executor)
+        self._rollup_days = rollup_days
+        self._report = ReconcileReport()
+        self._begins_at = -math.inf
+        self._parts: deque[Callable[[], Awaitable[None]]] = deque()
+        self._failed: set[Callable[[], Awaitable[None]]] = set()
 
-    async def compare_accounts(self, bucket: int) -> None:
+    async def run(self, report: ReconcileReport, *, seconds: float = math.inf) -> None:
+        """Compare for some time from where the last call ended, and report what was compared.
+
+        A part that fails delays no other part: the call after the pass compares it again. Raises
+        the first error, a RedisError or StoreUnavailableError, at the end.
+        """
+        self._report = report
+        deadline, errors = time.monotonic() + seconds, list[Exception]()
+        if not self._parts:
+            self._begin()
+        while self._parts:
+            part = self._parts.popleft()
+            self._failed.add(part)
+            try:
+                await part()
+            except Exception as error:  # One bad account or bucket hides no other difference.
+                errors.append(error)
+            else:
+                self._failed.discard(part)
+            if time.monotonic() >= deadline:
+                break
+        if errors:
+            raise errors[0]
+
+    def _begin(self) -> None:
+        if time.monotonic() < self._begins_at:
+            self._parts.extend(self._failed)
+            return
+        self._begins_at = time.monotonic() + PASS_SECONDS
+        self._failed.clear()
+        for bucket in range(keys.BUCKETS):
+            self._parts.append(partial(self._find_accounts, bucket))
+            self._parts.append(partial(self._audit_reservations, bucket))
+        # Day by day: reports read the rows of marked hours, and one transaction sums them up.
+        for age in reversed(range(self._rollup_days)):
+            self._parts.append(partial(self._compare_rollups, day_of(utc_now()) - age * DAY))
+
+    async def _find_accounts(self, bucket: int) -> None:
         names = await self._executor.execute_command("SMEMBERS", keys.accounts(bucket))
         holders = await self._holders(bucket, [name.decode() for name in names])
-        await each_apart(partial(self._compare, bucket), holders, at_once=1)
+        self._parts.extendleft(partial(self._compare, bucket, holder) for holder in holders)
 
-    async def audit_reservations(self, bucket: int) -> None:
+    async def _audit_reservations(self, bucket: int) -> None:
         audit = await self._store.audit_open(bucket)
         self._report.corrected_reservations += audit.corrected_subjects
         self._report.forgotten_requests += audit.orphaned_requests
 
-    async def compare_rollups(self, days: int) -> None:
-        rollups, now = Rollups(self._database), utc_now()
-        # Day by day: reports read the rows of marked hours, and one transaction sums them up.
-        for age in reversed(range(days)):
-            day = day_of(now - timedelta(days=age))
-            wrong = await rollups.wrong_hours(since=day, until=min(day + DAY, now))
-            if not wrong:
-                continue
-            async with self._database.writing() as transaction:
-                await LedgerStore(transaction).mark_dirty(wrong)
-            await rollups.make_all()
-            self._report.wrong_hours += wrong
+    async def _compare_rollups(self, day: datetime) -> None:
+        rollups = Rollups(self._database)
+        wrong = await rollups.wrong_hours(since=day, until=min(day + DAY, utc_now()))
+        if not wrong:
+            return
+        async with self._database.writing() as transaction:
+            await LedgerStore(transaction).mark_dirty(wrong)
+        await rollups.make_all()
+        self._report.wrong_hours += wrong
 
     async def _holders(self, bucket: int, subjects: Sequence[str]) -> list[_Holder]:
         """Return the holders of these names, without those that the database does not have."""
