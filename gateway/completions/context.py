@@ -19,8 +19,7 @@ from gateway.completions.structure.checker import GrammarChecker
 from gateway.http.allowances import FailedLogins, Intake, UnpaidRequests
 from gateway.http.services import Services
 from gateway.limits.period_counts import PeriodCounts
-from gateway.limits.refusal_log import RefusalLog
-from gateway.limits.rejections import Rejections
+from gateway.limits.refusal_log import Refusals
 from gateway.limits.reservations import Reservations
 from gateway.limits.seeding import Seeder
 from gateway.limits.storage import Storage
@@ -66,9 +65,8 @@ class ProcessContext:
     quotas: QuotaStore
     seeder: Seeder
     reservations: Reservations
-    refusals: RefusalLog
+    refusals: Refusals
     counts: PeriodCounts
-    rejections: Rejections
     storage: Storage
     settlements: SettlementService
     responses: Responses

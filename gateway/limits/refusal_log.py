@@ -1,30 +1,57 @@
-"""The latest requests of each tenant that a limit rejected, for the people who ask why.
+"""Requests that are refused before any work: the one place that records them, for four readers.
 
-A gateway counts equal rejections and writes them to Redis once a second, so that a client that
-retries without a pause costs no command for each rejection. The log is not the truth about usage:
-the rejections of the last second are lost with their gateway.
+- Metrics: refused requests by code and model, of one process.
+- Operators: refused requests by tenant and code, of the last hours and days (`PeriodCounts`).
+- Customers: the latest requests and lines of batches that a limit rejected (`Refusal`).
+- The status page: what the service refused through its own fault, in SQL.
+
+A gateway counts, and writes its counts once a second, so that a client that retries without a pause
+costs no command for each refusal. Counts of the last second are lost with their gateway. While SQL
+is unavailable, the gateway keeps its counts; they count twice if SQL accepts them but its reply is
+lost.
 """
 
+import logging
+from collections import Counter
+from datetime import datetime
 from typing import Final
 
 import msgspec
+from sqlalchemy.dialects import postgresql, sqlite
 
 from common import clock
 from common.tasks import repeat
 from contract import keys
 from contract.scripts import CommandExecutor
-from gateway.records.errors import InsufficientQuotaError, RateLimitError
+from gateway.limits.period_counts import PeriodCounts
+from gateway.platform import telemetry
+from gateway.platform.database.engine import Database
+from gateway.platform.database.tables import RejectionRow
+from gateway.records.errors import (
+    ApiError,
+    InsufficientQuotaError,
+    InternalError,
+    RateLimitError,
+    StoreUnavailableError,
+    UnservedModelError,
+)
+from gateway.records.times import hour_of, utc_now
+from gateway.records.usage_record import UsageRecord
 
 KEPT: Final = 100
-"""Entries for each tenant."""
+"""Latest refusals for each tenant."""
 KEPT_SECONDS: Final = 7 * 24 * 3600
 FLUSH_SECONDS: Final = 1.0
 MOST_PENDING: Final = 10_000
-"""Entries that a gateway holds; further ones of that second are dropped."""
+"""Different refusals by limits that a gateway holds; further ones of that second are dropped."""
+_OUR_FAULT: Final = 500
+"""The lowest status of failures of the service."""
+
+logger = logging.getLogger(__name__)
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """Equal rejections of one credential within a second."""
+    """Equal rejections of one credential by a limit within a second."""
 
     at_ms: int
     """Unix time of the first one."""
@@ -39,50 +66,67 @@ class Refusal(msgspec.Struct, frozen=True):
     times: int = 1
 
 
-class RefusalLog:
-    """Writes and reads the log. Reading raises RedisError."""
+class Refusals:
+    """Records refused requests, and reads the latest ones."""
 
-    def __init__(self, executor: CommandExecutor) -> None:
+    def __init__(self, database: Database, executor: CommandExecutor, counts: PeriodCounts) -> None:
+        self._database = database
         self._executor = executor
-        self._pending: dict[tuple[str, str, str, str], Refusal] = {}
+        self._counts = counts
+        self._latest: dict[tuple[str, str, str, str], Refusal] = {}
+        self._faults: Counter[tuple[datetime, str]] = Counter()
 
-    def note(
-        self,
-        tenant_id: str,
-        error: RateLimitError | InsufficientQuotaError,
-        *,
-        credential_id: str,
-        project_id: str | None,
-        model: str,
-    ) -> None:
-        """Record that a limit rejected a request."""
+    def by_limit(self, record: UsageRecord, error: RateLimitError | InsufficientQuotaError) -> None:
+        """Record that a limit rejected a request or a line of a batch."""
         refusing = error.refusing
         if refusing is None:
             return
-        key = tenant_id, credential_id, refusing.scope, refusing.limit
-        if (known := self._pending.get(key)) is not None:
-            self._pending[key] = msgspec.structs.replace(known, times=known.times + 1)
-        elif len(self._pending) < MOST_PENDING:
-            self._pending[key] = Refusal(
+        key = record.tenant_id, record.credential_id, refusing.scope, refusing.limit
+        if (known := self._latest.get(key)) is not None:
+            self._latest[key] = msgspec.structs.replace(known, times=known.times + 1)
+        elif len(self._latest) < MOST_PENDING:
+            self._latest[key] = Refusal(
                 at_ms=clock.now_ms(),
-                credential_id=credential_id,
-                project_id=project_id,
-                model=model,
+                credential_id=record.credential_id,
+                project_id=record.project_id,
+                model=record.model,
                 code=error.code,
                 limit=refusing.limit,
                 scope=refusing.scope,
                 message=error.message,
             )
 
+    def of_request(self, error: BaseException, *, tenant_id: str, model: str) -> None:
+        """Record that a request is refused before any work.
+
+        Args:
+            error: the error that the client gets; others than ApiError become InternalError.
+            tenant_id: empty if the caller is not known.
+            model: the model of a request that is valid, else empty.
+        """
+        unserved = error.model if isinstance(error, UnservedModelError) else None
+        is_fault = isinstance(error, Exception)
+        if isinstance(error, ApiError):
+            is_fault = error.status >= _OUR_FAULT and not error.is_recorded
+            if not isinstance(error, InternalError):
+                telemetry.REFUSED_REQUESTS.labels(error.code, unserved or "").inc()
+                self._counts.refused(tenant_id, error.code)
+        if is_fault:
+            self._faults[hour_of(utc_now()), model if unserved is None else unserved] += 1
+
     async def run(self) -> None:
-        """Write the entries each second until cancelled."""
+        """Write what was recorded each second until cancelled."""
         await repeat("write rejected requests", self.flush, seconds=FLUSH_SECONDS)
 
     async def flush(self) -> None:
-        """Write the entries, which are dropped if that fails. Raises RedisError."""
-        pending, self._pending = self._pending, {}
+        """Write what was recorded. Refusals by limits are dropped if that fails.
+
+        Raises RedisError.
+        """
+        await self.write_faults()
+        latest, self._latest = self._latest, {}
         by_tenant: dict[str, list[bytes]] = {}
-        for (tenant_id, *_), refusal in pending.items():
+        for (tenant_id, *_), refusal in latest.items():
             by_tenant.setdefault(tenant_id, []).append(msgspec.msgpack.encode(refusal))
         for tenant_id, entries in by_tenant.items():
             key = keys.refusals(tenant_id)
@@ -93,7 +137,10 @@ class RefusalLog:
     async def latest(
         self, tenant_id: str, *, credential_id: str | None = None, project_id: str | None = None
     ) -> list[Refusal]:
-        """Return the tenant's latest entries, newest first; only of a credential or project."""
+        """Return the latest rejections of a tenant by limits, newest first.
+
+        With a credential or project, only those of it. Raises RedisError.
+        """
         found: list[bytes] = await self._executor.execute_command(
             "LRANGE", keys.refusals(tenant_id), 0, KEPT - 1
         )
@@ -103,3 +150,25 @@ class RefusalLog:
             for each in entries
             if credential_id in (None, each.credential_id) and project_id in (None, each.project_id)
         ]
+
+    async def write_faults(self) -> None:
+        """Add what the service refused to the counts in SQL, or keep it if SQL is unavailable."""
+        if not self._faults:
+            return
+        faults, self._faults = self._faults, Counter()
+        try:
+            async with self._database.writing() as transaction:
+                dialect = transaction.get_bind().dialect.name
+                insert = (postgresql if dialect == "postgresql" else sqlite).insert(RejectionRow)
+                # Sorted, so that two gateways wait for each other without deadlock.
+                for (hour, model), requests in sorted(faults.items()):
+                    row = {"hour": hour, "model": model, "requests": requests}
+                    await transaction.execute(
+                        insert.values(row).on_conflict_do_update(
+                            index_elements=[RejectionRow.hour, RejectionRow.model],
+                            set_={"requests": RejectionRow.requests + requests},
+                        )
+                    )
+        except StoreUnavailableError as error:
+            self._faults.update(faults)
+            logger.warning("cannot write rejected requests: %s", error)

@@ -31,8 +31,7 @@ from gateway.http.authorization import Authorizer
 from gateway.http.body import BodyReader
 from gateway.http.services import Services
 from gateway.limits.period_counts import PeriodCounts
-from gateway.limits.refusal_log import RefusalLog
-from gateway.limits.rejections import Rejections
+from gateway.limits.refusal_log import Refusals
 from gateway.limits.reservations import Reservations
 from gateway.limits.seeding import Seeder
 from gateway.limits.storage import Storage
@@ -65,9 +64,8 @@ _LOOPS: Final[tuple[type[_Loop], ...]] = (
     Dispatcher,
     PriceBook,
     AdapterBook,
-    RefusalLog,
+    Refusals,
     PeriodCounts,
-    Rejections,
     AliasBook,
     Reservations,
     SettlementService,
@@ -140,6 +138,7 @@ async def _open(settings: Settings, stack: AsyncExitStack) -> Services:
     seeder = Seeder(quotas, LedgerBalances(database))
     reservations = Reservations(quotas, seeder)
     storage = Storage(executor, most_of_tenant=settings.max_stored_bytes_of_tenant)
+    counts = PeriodCounts(executor)
     settlements = SettlementService(reservations, dispatcher, catalogue, storage)
     responses = Responses(
         redis,
@@ -180,9 +179,8 @@ async def _open(settings: Settings, stack: AsyncExitStack) -> Services:
         seeder,
         reservations,
         storage,
-        RefusalLog(executor),
-        PeriodCounts(executor),
-        Rejections(database),
+        counts,
+        Refusals(database, executor, counts),
         ServiceHistory(database),
         # Responses
         dispatcher,
@@ -213,7 +211,7 @@ async def _start(services: Services, stack: AsyncExitStack, on_failure: Callable
         task = asyncio.create_task(services[kind].run())
         task.add_done_callback(report_failure)
         stack.push_async_callback(end_task, task)
-    stack.push_async_callback(services[Rejections].write)
+    stack.push_async_callback(services[Refusals].write_faults)
     # Settle the requests that end at shutdown while the loops still run.
     stack.push_async_callback(reservations.aclose)
     stack.push_async_callback(services[SettlementService].aclose)

@@ -3,6 +3,7 @@
 import asyncio
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,10 +14,12 @@ from gateway.billing.ledger.history import DAYS, History, Served, ServiceHistory
 from gateway.billing.ledger.rollups import Rollups
 from gateway.console.status import service
 from gateway.console.status.schemas import ServiceState
-from gateway.limits import rejections as rejections_module
-from gateway.limits.rejections import Rejections
+from gateway.limits import refusal_log as refusals_module
+from gateway.limits.period_counts import PeriodCounts
+from gateway.limits.refusal_log import Refusals
 from gateway.models.catalogue import ServedModel
 from gateway.platform.database.engine import Database
+from gateway.records.errors import OverloadedError
 from gateway.records.usage_record import Outcome, UsageRecord
 from tests.accounts.ledger_rows import NOON, add, record
 from tests.support.kinds import every_database
@@ -30,8 +33,14 @@ def _at_noon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _set_clock(monkeypatch: pytest.MonkeyPatch, now: datetime) -> None:
-    for module in (history_module, rejections_module):
+    for module in (history_module, refusals_module):
         monkeypatch.setattr(module, "utc_now", lambda: now)
+
+
+def _refusals(database: Database) -> Refusals:
+    """Return what records refusals, without Redis."""
+    executor: Any = None
+    return Refusals(database, executor, PeriodCounts(executor))
 
 
 @every_database
@@ -51,15 +60,15 @@ async def test_history_has_what_every_model_served_failed_and_rejected(
         ],
     )
     await Rollups(database).make_all()
-    gateways = [Rejections(database) for _ in range(2)]
+    gateways = [_refusals(database) for _ in range(2)]
     for now, models in ((NOON - DAYS * DAY, "m1"), (NOON - DAY, ["m1", ""]), (NOON, ["m1"])):
         _set_clock(monkeypatch, now)
         for gateway in gateways:
             for model in models:
-                gateway.count(model)
+                gateway.of_request(OverloadedError("full"), tenant_id="", model=model)
         # One after another: both have rows that the other one has.
         for gateway in gateways:
-            await gateway.write()
+            await gateway.write_faults()
     history = await ServiceHistory(database).get()
     yesterday = history.days[(NOON - DAY).date()]
     counts = {model: served[:2] for model, served in yesterday.items()}
@@ -102,14 +111,14 @@ async def test_one_tenant_neither_sets_nor_shows_times_of_the_service(database: 
 
 async def test_rejections_wait_until_sql_is_available(database: Database, tmp_path: Path) -> None:
     away = Database(f"postgresql+asyncpg://postgres@/none?host={tmp_path}")
-    rejections = Rejections(away)
+    refusals = _refusals(away)
     for _ in range(3):
-        rejections.count("m1")
-    await rejections.write()
-    rejections.count("m1")
-    rejections._database = database
+        refusals.of_request(ZeroDivisionError(), tenant_id="", model="m1")
+    await refusals.write_faults()
+    refusals.of_request(ZeroDivisionError(), tenant_id="", model="m1")
+    refusals._database = database
     for _ in range(2):
-        await rejections.write()
+        await refusals.write_faults()
     history = await ServiceHistory(database).get()
     assert history.days[NOON.date()]["m1"] == Served(4, 4)
     await away.aclose()

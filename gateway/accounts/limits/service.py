@@ -14,7 +14,7 @@ from gateway.accounts.limits.schemas import (
 )
 from gateway.accounts.tenants.service import find_tenant
 from gateway.limits.period_counts import Period, PeriodCounts
-from gateway.limits.refusal_log import RefusalLog
+from gateway.limits.refusal_log import Refusals
 from gateway.limits.replies import SubjectStatus
 from gateway.limits.seeding import Seeder
 from gateway.limits.storage import Storage
@@ -40,7 +40,7 @@ class LimitReports:
         quotas: QuotaStore,
         seeder: Seeder,
         storage: Storage,
-        refusals: RefusalLog,
+        refusals: Refusals,
         counts: PeriodCounts,
     ) -> None:
         self._database = database

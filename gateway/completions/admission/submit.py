@@ -154,13 +154,7 @@ async def _reserve(call: Call, checked: CheckedRequest, record: UsageRecord) -> 
                 sees=principal.sees_use_of,
             )
     except (RateLimitError, InsufficientQuotaError) as error:
-        context.refusals.note(
-            record.tenant_id,
-            error,
-            credential_id=record.credential_id,
-            project_id=record.project_id,
-            model=record.model,
-        )
+        context.refusals.by_limit(record, error)
         raise
     telemetry.admitted(record.model, record.service_tier)
     if checked.alias is not None:

@@ -115,7 +115,7 @@ async def _submit(
 ) -> Submission:
     with tracing.span(PLAN):
         checked = await check_request(call, endpoint)
-    measure.checked(checked.card.model)
+    measure.checked_model = checked.card.model
     note_request(checked, request_id)
     return await submit(
         call,

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterable
-from typing import ClassVar, Final
+from typing import ClassVar
 
 from opentelemetry.semconv.attributes.error_attributes import ERROR_TYPE
 
@@ -11,10 +11,7 @@ from contract.messages import Delta
 from gateway.completions.queue.generation import Reply
 from gateway.http.exchange import Exchange
 from gateway.platform import telemetry, tracing
-from gateway.records.errors import ApiError, ErrorStyle, InternalError, UnservedModelError
-
-_OUR_FAULT: Final = 500
-"""The lowest status of failures of the service."""
+from gateway.records.errors import ApiError, ErrorStyle, InternalError
 
 
 class RequestMeasure:
@@ -34,7 +31,9 @@ class RequestMeasure:
         self._exchange = exchange
         self._generates = generates
         self._started_at = time.perf_counter()
-        self._model = self._checked_model = ""
+        self._model = ""
+        self.checked_model = ""
+        """The model of a request that is valid."""
         self.waits_for_token = False
         """Whether the first token is still to be measured."""
         self._status, self._code = 200, "ok"
@@ -46,10 +45,6 @@ class RequestMeasure:
     def elapsed_ms(self) -> int:
         """Return the milliseconds since the request arrived."""
         return int((time.perf_counter() - self._started_at) * 1000)
-
-    def checked(self, model: str) -> None:
-        """Record the model of a request that is valid."""
-        self._checked_model = model
 
     def accepted(self, model: str) -> None:
         """Record that the jobs are queued. A request that reads another's response has no jobs."""
@@ -64,33 +59,19 @@ class RequestMeasure:
             telemetry.TIME_TO_FIRST_TOKEN.labels(self._model).observe(elapsed, self._exemplar)
             self._span.set_attribute(GEN_AI_RESPONSE_TIME_TO_FIRST_CHUNK, elapsed)
 
-    def failed(self, error: BaseException, style: ErrorStyle = ErrorStyle.OPENAI) -> str:
-        """Record that the request ends with an error, in a style that decides its status.
+    @property
+    def is_before_work(self) -> bool:
+        """Whether the request has not been accepted, but generates text if it is."""
+        return self._generates and not self._model
 
-        Return the error's code if the request is rejected before any work, else an empty string.
-        """
+    def failed(self, error: BaseException, style: ErrorStyle = ErrorStyle.OPENAI) -> None:
+        """Record that the request ends with an error, in a style that decides its status."""
         failure = error if isinstance(error, ApiError) else InternalError()
         self._status, self._code = failure.status_for(style), failure.code
         if self._status >= 500:
             tracing.fail(self._span, failure.code)
         else:
             self._span.set_attribute(ERROR_TYPE, failure.code)
-        if self._generates and not self._model and not isinstance(failure, InternalError):
-            model = failure.model if isinstance(failure, UnservedModelError) else ""
-            telemetry.REFUSED_REQUESTS.labels(failure.code, model).inc()
-            return failure.code
-        return ""
-
-    def unserved_model(self, error: Exception) -> str | None:
-        """Return the model of a request that the service rejects before any work, else None.
-
-        It is empty if the model is not known.
-        """
-        if not self._generates or self._model:
-            return None
-        if isinstance(error, ApiError) and (error.status < _OUR_FAULT or error.is_recorded):
-            return None
-        return error.model if isinstance(error, UnservedModelError) else self._checked_model
 
     def disconnected(self) -> None:
         """Record that the client disconnected before the end."""

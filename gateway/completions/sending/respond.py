@@ -28,12 +28,12 @@ async def measured(
         measure.disconnected()
         response = Response(status_code=CLIENT_CLOSED_REQUEST)
     except BaseException as error:
-        code = measure.failed(error, error_style_of(request))
-        context = context_of(request)
-        if code:
-            context.counts.refused(exchange_of(request.scope).tenant_id, code)
-        if isinstance(error, Exception) and (model := measure.unserved_model(error)) is not None:
-            context.rejections.count(model)
+        measure.failed(error, error_style_of(request))
+        if measure.is_before_work:
+            tenant_id = exchange_of(request.scope).tenant_id
+            context_of(request).refusals.of_request(
+                error, tenant_id=tenant_id, model=measure.checked_model
+            )
         measure.close()
         raise
     if not isinstance(response, StreamedCompletion):
