@@ -5,9 +5,10 @@ import logging
 import re
 import secrets
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,11 +20,11 @@ from gateway.accounts.changes import changing
 from gateway.accounts.tenants.service import reading_of_tenant
 from gateway.adapters.checks import InvalidAdapterError
 from gateway.adapters.copying import AdapterCopier, UnreadableSourceError
-from gateway.adapters.store import AdapterStore
+from gateway.adapters.store import AdapterStore, lock_new, lock_unused
 from gateway.models.catalogue import Catalogue
 from gateway.platform.blobs import Blobs
 from gateway.platform.changes import ChangeAnnouncer
-from gateway.platform.database.claims import CLAIM, Claim, LostClaimError, Slots, claimed
+from gateway.platform.database.claims import CLAIM, Claim, LostClaimError, Slots, claiming
 from gateway.platform.database.engine import Database
 from gateway.platform.database.paging import Page, PageRequest
 from gateway.platform.database.tables import AdapterRow
@@ -45,7 +46,6 @@ MAX_ADAPTERS: Final = 1_000
 MAX_SOURCE_CHARACTERS: Final = 1_000
 AT_ONCE: Final = 8
 """Adapters that one process validates at once, and that it removes at once."""
-AT_ONCE_OF_TENANT: Final = 2
 SECONDS: Final = 900.0
 """Time for one validation."""
 RUN_SECONDS: Final = 30.0
@@ -60,8 +60,6 @@ PATIENCE: Final = timedelta(hours=1)
 """... and after this time if a worker or the file store is missing."""
 REMOVAL_CLAIM: Final = timedelta(minutes=10)
 """Longer than an object store takes to remove an adapter's files or to fail."""
-KEPT_AFTER_DELETION: Final = timedelta(days=1)
-"""Time for which running requests may still need the files of a deleted adapter."""
 MAX_REASON_CHARACTERS: Final = 500
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -83,8 +81,9 @@ class AdapterService:
         self._announcer = announcer
         self._catalogue = catalogue
         self._copier = copier
-        self._validating = Slots(AT_ONCE, self._claim, self._try_to_validate)
-        self._removing = Slots(AT_ONCE, self._claim_unused, self._remove)
+        claim = partial(claiming, database, AdapterRow.claimed_until)
+        self._validating = Slots(AT_ONCE, claim(lock_new), self._try_to_validate)
+        self._removing = Slots(AT_ONCE, claim(lock_unused, REMOVAL_CLAIM), self._remove)
 
     @classmethod
     def of(
@@ -193,8 +192,9 @@ class AdapterService:
         """
         until = utc_now() + CLAIM
         adapter = await self.register(tenant_id, name, claimed_until=until, **details)
+        claim = Claim(self._database, AdapterRow.claimed_until, adapter.id, until)
         try:
-            await self._validate(adapter, Claim(self._database, AdapterRow, adapter.id, until))
+            await self._validate(adapter, claim)
         except Exception:
             await self.delete(tenant_id, adapter.id, actor=details.get("actor", SYSTEM))
             raise
@@ -214,28 +214,9 @@ class AdapterService:
         await self._validating.aclose()
         await self._removing.aclose()
 
-    async def _claim(self, limit: int, held: Collection[str]) -> dict[str, tuple[Adapter, Claim]]:
-        now = utc_now()
-        async with self._database.writing() as transaction:
-            rows = await AdapterStore(transaction).lock_new(
-                now, held, most=AT_ONCE_OF_TENANT, limit=limit
-            )
-            return claimed(self._database, rows, now + CLAIM)
-
-    async def _claim_unused(
-        self, limit: int, held: Collection[str]
-    ) -> dict[str, tuple[Adapter, Claim]]:
-        del held  # Their claims last longer than their removal.
-        now = utc_now()
-        async with self._database.writing() as transaction:
-            rows = await AdapterStore(transaction).lock_unused(
-                now, before=now - KEPT_AFTER_DELETION, limit=limit
-            )
-            return claimed(self._database, rows, now + REMOVAL_CLAIM)
-
-    async def _try_to_validate(self, item: tuple[Adapter, Claim]) -> bool:
+    async def _try_to_validate(self, item: tuple[AdapterRow, Claim]) -> bool:
         """Validate an adapter; if that fails, let it be repeated after a pause, or fail."""
-        adapter, claim = item
+        adapter, claim = item[0].to_record(), item[1]
         patience = SOURCE_PATIENCE
         try:
             await self._validate(adapter, claim)
@@ -291,9 +272,9 @@ class AdapterService:
             size=copied.size,
         )
 
-    async def _remove(self, item: tuple[Adapter, Claim]) -> bool:
-        adapter, claim = item
-        await self._copier.remove(adapter.sha256)
+    async def _remove(self, item: tuple[AdapterRow, Claim]) -> bool:
+        row, claim = item
+        await self._copier.remove(row.sha256)
         await claim.change(is_stored=False)
         return True
 

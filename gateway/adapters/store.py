@@ -2,7 +2,8 @@
 
 from collections.abc import Collection
 from dataclasses import asdict
-from datetime import datetime
+from datetime import datetime, timedelta
+from typing import Final
 
 from sqlalchemy import ColumnElement, and_, func, not_, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -11,6 +12,11 @@ from gateway.platform.database.claims import lock_in_turns
 from gateway.platform.database.paging import Page, PageRequest, find_record, read_page
 from gateway.platform.database.tables import AdapterRow
 from gateway.records.adapters import Adapter, AdapterState
+
+AT_ONCE_OF_TENANT: Final = 2
+"""Adapters of one tenant that a process validates at once."""
+KEPT_AFTER_DELETION: Final = timedelta(days=1)
+"""Time for which running requests may still need the files of a deleted adapter."""
 
 _IS_LIVE = AdapterRow.state != AdapterState.DELETED
 _HAS_ENDED = AdapterRow.state.in_((AdapterState.FAILED, AdapterState.DELETED))
@@ -62,26 +68,6 @@ class AdapterStore:
         row.state, row.deleted_at, row.claimed_until = AdapterState.DELETED, now, now
         await self._transaction.flush()
 
-    async def lock_new(
-        self, now: datetime, held: Collection[str], *, most: int, limit: int
-    ) -> list[AdapterRow]:
-        """Lock adapters to validate: the tenants in turns, each with at most `most` at once.
-
-        `held` are the ids of those that this process validates.
-        """
-        return await lock_in_turns(
-            self._transaction,
-            AdapterRow,
-            is_due=and_(
-                AdapterRow.state == AdapterState.VALIDATING, AdapterRow.claimed_until <= now
-            ),
-            is_held=AdapterRow.id.in_(held),
-            owners=(AdapterRow.tenant_id,),
-            order=AdapterRow.claimed_until,
-            limit=limit,
-            most=(most,),
-        )
-
     async def is_being_removed(self, sha256: str, now: datetime) -> bool:
         """Return whether a process removes these files now. None begins during this transaction.
 
@@ -94,28 +80,47 @@ class AdapterStore:
         )
         return any(until > now for until in claims)
 
-    async def lock_unused(self, now: datetime, *, before: datetime, limit: int) -> list[AdapterRow]:
-        """Lock adapters that ended before a time, and whose files no other adapter has.
 
-        Files that another adapter has are left to it.
-        """
-        rows = await self._transaction.scalars(
-            select(AdapterRow)
-            .where(AdapterRow.is_stored, AdapterRow.claimed_until <= now, _ended(before))
-            .order_by(AdapterRow.claimed_until)
-            .limit(limit)
-            .with_for_update(skip_locked=True)
+async def lock_new(
+    transaction: AsyncSession, now: datetime, limit: int, held: Collection[str]
+) -> list[AdapterRow]:
+    """Lock adapters to validate, in turns of their tenants; see `claiming`."""
+    return await lock_in_turns(
+        transaction,
+        AdapterRow,
+        is_due=and_(AdapterRow.state == AdapterState.VALIDATING, AdapterRow.claimed_until <= now),
+        is_held=AdapterRow.id.in_(held),
+        owners=(AdapterRow.tenant_id,),
+        order=AdapterRow.claimed_until,
+        limit=limit,
+        most=(AT_ONCE_OF_TENANT,),
+    )
+
+
+async def lock_unused(
+    transaction: AsyncSession, now: datetime, limit: int, held: Collection[str]
+) -> list[AdapterRow]:
+    """Lock adapters that ended a while ago, and whose files no other adapter has.
+
+    The tenants take turns. Files that another adapter has are left to it.
+    """
+    before = now - KEPT_AFTER_DELETION
+    rows = await lock_in_turns(
+        transaction,
+        AdapterRow,
+        is_due=and_(AdapterRow.is_stored, AdapterRow.claimed_until <= now, _ended(before)),
+        is_held=AdapterRow.id.in_(held),
+        owners=(AdapterRow.tenant_id,),
+        order=AdapterRow.claimed_until,
+        limit=limit,
+    )
+    for row in rows:
+        others = select(AdapterRow.id).where(
+            AdapterRow.sha256 == row.sha256, AdapterRow.id != row.id, not_(_ended(before))
         )
-        unused = []
-        for row in rows.all():
-            others = select(AdapterRow.id).where(
-                AdapterRow.sha256 == row.sha256, AdapterRow.id != row.id, not_(_ended(before))
-            )
-            row.is_stored = await self._transaction.scalar(others.limit(1)) is None
-            if row.is_stored:
-                unused.append(row)
-        await self._transaction.flush()
-        return unused
+        row.is_stored = await transaction.scalar(others.limit(1)) is None
+    await transaction.flush()
+    return [row for row in rows if row.is_stored]
 
 
 def _ended(before: datetime) -> ColumnElement[bool]:

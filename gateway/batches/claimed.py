@@ -18,7 +18,6 @@ from gateway.platform.database.claims import (
     Claim,
     LostClaimError,
     Slots,
-    claimed,
     lock_in_turns,
 )
 from gateway.platform.database.engine import Database
@@ -89,7 +88,10 @@ class BatchSlots(Slots[tuple[Batch, Claim]]):
             )
             for row in rows:
                 row.attempts += 1
-            return claimed(self._database, rows, now + CLAIM)
+            end, until = BatchRow.claimed_until, now + CLAIM
+            return {
+                row.id: (row.to_record(), Claim.of(self._database, row, end, until)) for row in rows
+            }
 
     async def _try(self, item: tuple[Batch, Claim]) -> bool:
         batch, claim = item

@@ -191,24 +191,23 @@ class BatchStore:
 
     async def claim_unclaimed(self, batch_id: str, now: datetime, *, limit: int) -> list[Chunk]:
         """Claim chunks that no gateway has ever run, to end them without running them."""
-        rows = await self._transaction.scalars(
-            select(BatchChunkRow)
-            .where(
+        rows = await lock_in_turns(
+            self._transaction,
+            BatchChunkRow,
+            is_due=and_(
                 BatchChunkRow.batch_id == batch_id,
                 BatchChunkRow.state != ChunkState.DONE,
                 BatchChunkRow.gateway == "",
                 BatchChunkRow.leased_until <= now,
-            )
-            .order_by(BatchChunkRow.number)
-            .limit(limit)
-            .with_for_update(skip_locked=True)
+            ),
+            owners=(BatchChunkRow.batch_id,),
+            order=BatchChunkRow.number,
+            limit=limit,
         )
-        chunks = []
         for row in rows:
             row.leased_until = now + CLAIM
-            chunks.append(row.to_record())
         await self._transaction.flush()
-        return chunks
+        return [row.to_record() for row in rows]
 
     async def open_chunks(self, batch_id: str, *, limit: int) -> list[Chunk]:
         """Return chunks whose results are not stored yet."""

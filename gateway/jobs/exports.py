@@ -2,26 +2,26 @@
 
 import asyncio
 import logging
-import secrets
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 from datetime import datetime, timedelta
 from typing import Any, Final
 from urllib.parse import urlencode
 
 import msgspec
+from sqlalchemy.ext.asyncio import AsyncSession
 
-from gateway.billing.exports.store import LEASE, Batch, ExportStore
+from gateway.billing.exports.store import Batch, ExportStore
 from gateway.jobs import telemetry
 from gateway.jobs.outbound import DeliveryError, Outbound, Reply
-from gateway.platform.database.claims import Slots
+from gateway.platform.database.claims import CLAIM, Claim, LostClaimError, Slots, claiming
 from gateway.platform.database.engine import Database
-from gateway.platform.database.tables import LedgerRow
+from gateway.platform.database.tables import ExportSinkRow, LedgerRow
 from gateway.platform.settings import STRIPE_URL, ExportKind, ExportSink, Settings
-from gateway.records.times import to_ms, utc_now
+from gateway.records.times import EPOCH, to_ms, utc_now
 
 TIMEOUT_SECONDS: Final = 30.0
-"""Of one request; less than a lease."""
+"""Of one request; less than a claim."""
 AT_ONCE: Final = 8
 """Sums that are sent concurrently, each of another customer."""
 FIRST_PAUSE: Final = timedelta(seconds=5)
@@ -44,29 +44,17 @@ logger = logging.getLogger(__name__)
 
 
 class Exporter:
-    """Exports the ledger to all sinks.
+    """Exports the ledger to the sinks of the settings."""
 
-    Args:
-        database: has the ledger, and how far it is exported.
-        sinks: the billing systems.
-        tokens: their bearer tokens by the name of the sink.
-    """
-
-    def __init__(
-        self, database: Database, sinks: Sequence[ExportSink], tokens: Mapping[str, str]
-    ) -> None:
+    def __init__(self, settings: Settings, database: Database) -> None:
         self._database = database
-        self._sinks = sinks
-        self._tokens = tokens
+        self._sinks = {sink.name: sink for sink in settings.export_sinks}
+        self._tokens = settings.tokens_of_sinks
         self._outbound = Outbound(allows_private=True, timeout_seconds=TIMEOUT_SECONDS)
-        self._due: dict[str, ExportSink] = {}
+        self._due = set[str]()
         self._seconds = 0.0
-        self._slots = Slots(len(sinks), self._claim, self._export)
-
-    @classmethod
-    def from_settings(cls, settings: Settings, database: Database) -> "Exporter":
-        """Return the exporter for the settings."""
-        return cls(database, settings.export_sinks, settings.tokens_of_sinks)
+        claim = claiming(database, ExportSinkRow.leased_until, self._lock_due)
+        self._slots = Slots(len(self._sinks), claim, self._export)
 
     async def run(self, *, seconds: float) -> None:
         """Export to each sink until nothing is left, an attempt fails or `seconds` are over.
@@ -74,49 +62,54 @@ class Exporter:
         A slow sink delays no other one: its attempt continues after the run. Raises
         StoreUnavailableError. Processes that run at once take turns.
         """
-        self._due = {sink.name: sink for sink in self._sinks}
+        self._due = set(self._sinks)
         self._seconds = seconds
         await self._slots.run(seconds=seconds)
 
     async def aclose(self) -> None:
-        """End all attempts. Another process repeats them when the leases have expired."""
+        """End all attempts. Another process repeats them when the claims have expired."""
         await self._slots.aclose()
 
-    async def _claim(self, _limit: int, held: Collection[str]) -> dict[str, ExportSink]:
-        due, self._due = self._due, {}
-        return {name: sink for name, sink in due.items() if name not in held}
-
-    async def _export(self, sink: ExportSink) -> bool:
-        deadline = time.monotonic() + self._seconds
-        lease = secrets.token_hex(16)
-        while batches := await self._freeze(sink, lease):
-            results = await asyncio.gather(*(self._send(sink, batch) for batch in batches))
-            if not all(results) or time.monotonic() > deadline:
-                break
-        async with self._database.writing() as transaction:
-            store = ExportStore(transaction)
-            await store.release(sink.name, lease)
-            await store.remove_exported()
-        return True
-
-    async def _freeze(self, sink: ExportSink, lease: str) -> list[Batch]:
-        """Take the lease, and commit what is sent next before it is sent."""
-        now = utc_now()
-        async with self._database.writing() as transaction:
-            store = ExportStore(transaction)
-            row = await store.register(sink.name, sink.kind, now)
-            if row.kind != sink.kind:
+    async def _lock_due(
+        self, transaction: AsyncSession, now: datetime, _limit: int, held: Collection[str]
+    ) -> list[ExportSinkRow]:
+        """Lock sinks that were not claimed in this run yet."""
+        due, self._due = self._due.difference(held), set()
+        store, kinds = ExportStore(transaction), dict[str, str]()
+        for name in sorted(due):
+            kinds[name] = kind = self._sinks[name].kind
+            row = await store.register(name, kind, now)
+            if row.kind != kind:
                 logger.error(
                     "the sink %s is of the kind %s: remove it (`sluice exports remove`), or give "
                     "the new one another name",
-                    sink.name,
+                    name,
                     row.kind,
                 )
+        return await store.lock_due(kinds, now) if kinds else []
+
+    async def _export(self, item: tuple[ExportSinkRow, Claim]) -> bool:
+        sink, claim = self._sinks[item[0].name], item[1]
+        deadline = time.monotonic() + self._seconds
+        try:
+            while batches := await self._freeze(sink, claim):
+                results = await asyncio.gather(*(self._send(sink, batch) for batch in batches))
+                if not all(results) or time.monotonic() > deadline:
+                    break
+            async with claim.changing(leased_until=EPOCH) as transaction:
+                await ExportStore(transaction).remove_exported()
+        except LostClaimError:
+            return False  # The process was slow, and another one exports.
+        return True
+
+    async def _freeze(self, sink: ExportSink, claim: Claim) -> list[Batch]:
+        """Renew the claim, and commit what is sent next before it is sent."""
+        now = utc_now()
+        async with claim.changing(leased_until=now + CLAIM) as transaction:
+            store = ExportStore(transaction)
+            row = await transaction.get_one(ExportSinkRow, sink.name)
+            if row.paused_at is not None:
                 return []
-            is_leased = row.lease != lease and row.leased_until > now
-            if row.paused_at is not None or is_leased or row.next_attempt_at > now:
-                return []
-            row.lease, row.leased_until = lease, now + LEASE
             if sink.kind is ExportKind.STRIPE:
                 await store.freeze_sums(row, now, sink.window)
                 await store.release_held(row, now)

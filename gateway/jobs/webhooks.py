@@ -4,16 +4,19 @@ import hashlib
 import hmac
 import logging
 from collections.abc import Collection
-from datetime import timedelta
+from contextlib import suppress
+from datetime import datetime, timedelta
 from typing import Final
+
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from common import clock
 from gateway.accounts.webhooks.secret_box import SealedSecretError, SecretBox
-from gateway.accounts.webhooks.store import Delivery, WebhookStore
+from gateway.accounts.webhooks.store import WebhookStore
 from gateway.jobs.outbound import DeliveryError, Outbound
-from gateway.platform.database.claims import Slots
+from gateway.platform.database.claims import Claim, LostClaimError, Slots, claiming
 from gateway.platform.database.engine import Database
-from gateway.platform.database.tables import WebhookEventRow
+from gateway.platform.database.tables import WebhookEventRow, WebhookRow
 from gateway.records.times import utc_now
 
 AT_ONCE: Final = 20
@@ -25,6 +28,8 @@ FIRST_PAUSE: Final = timedelta(seconds=30)
 LONGEST_PAUSE: Final = timedelta(hours=4)
 GIVE_UP_AFTER: Final = timedelta(hours=24)
 
+MAX_ERROR_CHARACTERS: Final = 200
+
 logger = logging.getLogger(__name__)
 
 
@@ -35,7 +40,8 @@ class WebhookSender:
         self._database = database
         self._box = box
         self._outbound = outbound
-        self._slots = Slots(AT_ONCE, self._claim, self._send)
+        claim = claiming(database, WebhookEventRow.next_attempt_at, _lock_due)
+        self._slots = Slots(AT_ONCE, claim, self._send)
 
     async def run(self, *, seconds: float = 40.0) -> int:
         """Send events until none is due or `seconds` are over. Return how many were delivered.
@@ -48,37 +54,41 @@ class WebhookSender:
         """End all attempts. Their events are due again when their claims have expired."""
         await self._slots.aclose()
 
-    async def _claim(self, limit: int, held: Collection[str]) -> dict[str, Delivery]:
-        async with self._database.writing() as transaction:
-            return await WebhookStore(transaction).due(utc_now(), limit, held=held, most=MOST)
-
-    async def _send(self, delivery: Delivery) -> bool:
-        event, webhook = delivery
+    async def _send(self, item: tuple[WebhookEventRow, Claim]) -> bool:
+        event, claim = item
+        async with self._database.reading() as transaction:
+            webhook = await transaction.get_one(WebhookRow, event.webhook_id)
+        reason = ""
         try:
             sealed, body = webhook.sealed_secret, event.body.encode()
             secret = webhook.secret if sealed is None else self._box.open(sealed)
             await self._outbound.post(webhook.url, body, _headers(event.id, body, secret))
         except (DeliveryError, SealedSecretError) as error:
-            await self._failed(event, str(error))
-            return False
+            reason = str(error)
         except Exception:
             logger.exception("webhook event %s cannot be sent", event.id)
-            await self._failed(event, "could not be sent by an internal error")
-            return False
-        async with self._database.writing() as transaction:
-            await WebhookStore(transaction).delivered(event.id, utc_now())
-        return True
-
-    async def _failed(self, event: WebhookEventRow, why: str) -> None:
-        now = utc_now()
-        pause = min(FIRST_PAUSE * 2 ** min(event.attempts, 30), LONGEST_PAUSE)
-        gives_up = now + pause - event.created_at > GIVE_UP_AFTER
-        if gives_up:
-            logger.warning("webhook event %s is abandoned: %s", event.id, why)
-        async with self._database.writing() as transaction:
-            await WebhookStore(transaction).failed(
-                event.id, next_attempt_at=None if gives_up else now + pause, error=why
+            reason = "could not be sent by an internal error"
+        now, next_at = utc_now(), None
+        if reason:
+            pause = min(FIRST_PAUSE * 2 ** min(event.attempts, 30), LONGEST_PAUSE)
+            next_at = now + pause
+            if next_at - event.created_at > GIVE_UP_AFTER:
+                logger.warning("webhook event %s is abandoned: %s", event.id, reason)
+                next_at = None
+        with suppress(LostClaimError):  # The process was slow, and another one sends it again.
+            await claim.change(
+                delivered_at=None if reason else now,
+                next_attempt_at=next_at,
+                attempts=event.attempts + 1,
+                last_error=reason[:MAX_ERROR_CHARACTERS],
             )
+        return not reason
+
+
+async def _lock_due(
+    transaction: AsyncSession, now: datetime, limit: int, held: Collection[str]
+) -> list[WebhookEventRow]:
+    return await WebhookStore(transaction).lock_due(now, limit, held=held, most=MOST)
 
 
 def signature(secret: str, body: bytes, unix_seconds: int) -> str:

@@ -43,10 +43,12 @@ async def webhook(database: Database, tenants: TenantService) -> Webhook:
 
 
 async def _pending(database: Database) -> list[dict[str, Any]]:
-    """Return the pending alerts in the order of scope and threshold."""
+    """Return the pending alerts in the order of scope and threshold, once each."""
     async with database.writing() as transaction:
-        due = await WebhookStore(transaction).due(utc_now() + timedelta(days=1), 100)
-    bodies = [json.loads(delivery.event.body) for delivery in due.values()]
+        due = await WebhookStore(transaction).lock_due(utc_now() + timedelta(days=1), 100)
+        for event in due:
+            event.next_attempt_at = None
+    bodies = [json.loads(event.body) for event in due]
     return sorted(
         bodies, key=lambda body: (body["data"].get("scope", ""), body["data"].get("threshold", 0))
     )

@@ -1,19 +1,239 @@
 """Claims of rows: in turns of their owners, once at a time, and again after they expire."""
 
-from datetime import timedelta
+import asyncio
+from collections.abc import Awaitable, Callable, Collection
+from contextlib import aclosing
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
 
 import pytest
+from sqlalchemy import update
+from sqlalchemy.orm import InstrumentedAttribute
 
 from gateway.accounts.tenants.service import TenantService
+from gateway.accounts.webhooks.service import WebhookService, make_event
+from gateway.accounts.webhooks.store import EventName, WebhookStore
+from gateway.batches.claimed import BatchSlots
+from gateway.batches.files.store import FileStore
+from gateway.batches.store import BatchStore
+from gateway.jobs.services import JobServices
 from gateway.platform.database.claims import Claim, LostClaimError, lock_in_turns
 from gateway.platform.database.engine import Database
-from gateway.platform.database.tables import AdapterRow
+from gateway.platform.database.tables import (
+    AdapterRow,
+    BatchChunkRow,
+    BatchRow,
+    ExportSinkRow,
+    FileRow,
+    WebhookEventRow,
+)
+from gateway.platform.settings import load_settings
 from gateway.records.adapters import AdapterState
+from gateway.records.batches import Batch, BatchStatus, Chunk, File, FilePurpose
 from gateway.records.times import EPOCH, utc_now
+from tests.support.cases import case
 from tests.support.kinds import every_database
+from tests.support.redis_server import RedisServer
+from tests.support.secret_box import BOX, ENCRYPTION_KEY
 
 NOW = utc_now()
 MINUTE = timedelta(minutes=1)
+SINKS = [{"name": f"sink-{at}", "kind": "openmeter", "url": "http://[::1]:9"} for at in range(3)]
+
+
+def adapter(tenant: str, name: str, **columns: Any) -> AdapterRow:
+    """Return an adapter that nobody works on."""
+    return AdapterRow(
+        **{
+            "id": name,
+            "tenant_id": tenant,
+            "name": name,
+            "base_model": "m",
+            "source": "",
+            "is_shared": False,
+            "state": AdapterState.VALIDATING,
+            "reason": "",
+            "sha256": name,
+            "rank": 0,
+            "target_modules": [],
+            "size": 0,
+            "is_stored": False,
+            "created_at": NOW,
+            "claimed_until": EPOCH,
+            **columns,
+        }
+    )
+
+
+class Plan(NamedTuple):
+    """A table whose rows are claimed."""
+
+    end: InstrumentedAttribute[Any]
+    """Column with the ends of claims."""
+    plant: Callable[[JobServices, str, str], Awaitable[None]]
+    """Adds a due row of a tenant with an id."""
+    claim: Callable[[JobServices, int], Awaitable[Collection[Any]]]
+    """Claims so many rows, and returns their keys."""
+
+
+def _of(field: str) -> Callable[[JobServices, int], Awaitable[Collection[Any]]]:
+    """Return the claims of the slots that a service has in a field."""
+
+    async def claim(services: JobServices, limit: int) -> Collection[Any]:
+        slots: Any = services
+        for name in field.split("."):
+            slots = getattr(slots, name)
+        claimed: dict[str, Any] = await slots._claim(limit, ())
+        return claimed
+
+    return claim
+
+
+async def _plant_validation(services: JobServices, tenant: str, name: str) -> None:
+    async with services.database.writing() as transaction:
+        transaction.add(adapter(tenant, name))
+
+
+async def _plant_removal(services: JobServices, tenant: str, name: str) -> None:
+    ended = {"state": AdapterState.DELETED, "is_stored": True, "deleted_at": EPOCH}
+    async with services.database.writing() as transaction:
+        transaction.add(adapter(tenant, name, **ended))
+
+
+async def _plant_event(services: JobServices, tenant: str, name: str) -> None:
+    webhooks = WebhookService(services.database, BOX)
+    webhook = await webhooks.create(tenant, f"https://{name}.example.com/")
+    event = replace(make_event(EventName(webhook.id, "k", name, "", 1), tenant, {}), id=name)
+    async with services.database.writing() as transaction:
+        await WebhookStore(transaction).add_events([event])
+
+
+async def _plant_batch(services: JobServices, tenant: str, name: str) -> None:
+    batch = Batch(
+        id=name,
+        tenant_id=tenant,
+        project_id=None,
+        credential_id="key",
+        allowed_models=None,
+        dialect=None,
+        endpoint="/v1/completions",
+        input_file_id="file",
+        completion_window="24h",
+        labels=None,
+        output_seconds=None,
+        created_at=EPOCH,
+        expires_at=NOW + 99 * MINUTE,
+        status=BatchStatus.IN_PROGRESS,
+    )
+    async with services.database.writing() as transaction:
+        await BatchStore(transaction).add(batch)
+
+
+async def _plant_chunk(services: JobServices, tenant: str, name: str) -> None:
+    await _plant_batch(services, tenant, name)
+    chunk = Chunk(batch_id=name, number=1, first_line=1, lines=1, start=0, size=1)
+    async with services.database.writing() as transaction:
+        await BatchStore(transaction).add_chunks([chunk])
+        await BatchStore(transaction).release(tenant, 1, NOW)
+
+
+async def _plant_file(services: JobServices, tenant: str, name: str) -> None:
+    file = File(
+        id=name,
+        tenant_id=tenant,
+        project_id=None,
+        name="",
+        purpose=FilePurpose.BATCH,
+        size=0,
+        lines=0,
+        created_at=NOW,
+        expires_at=EPOCH,
+    )
+    async with services.database.writing() as transaction:
+        await FileStore(transaction).add(file, is_visible=True)
+
+
+async def _plant_nothing(_services: JobServices, _tenant: str, _name: str) -> None:
+    """The sinks register themselves."""
+
+
+async def _claim_sinks(services: JobServices, limit: int) -> Collection[Any]:
+    services.exporter._due = set(services.exporter._sinks)
+    return await services.exporter._slots._claim(limit, ())
+
+
+async def _claim_files(services: JobServices, limit: int) -> Collection[Any]:
+    now = utc_now()
+    async with services.database.writing() as transaction:
+        return await FileStore(transaction).claim_removable(
+            now, uploads_before=EPOCH, until=now + MINUTE, limit=limit
+        )
+
+
+async def _claim_chunks(services: JobServices, limit: int) -> Collection[Any]:
+    async with services.database.writing() as transaction:
+        found = await BatchStore(transaction).claim_chunks("gateway", utc_now(), limit=limit)
+    return [each.chunk.batch_id for each in found]
+
+
+async def _claim_batches(services: JobServices, limit: int) -> Collection[Any]:
+    slots: BatchSlots = services.finisher._slots
+    # The last free slot is for a tenant that has none.
+    return await slots._claim(limit + 1, ())
+
+
+PLANS = {
+    "validation of an adapter": Plan(
+        AdapterRow.claimed_until, _plant_validation, _of("adapters._validating")
+    ),
+    "removal of an adapter": Plan(
+        AdapterRow.claimed_until, _plant_removal, _of("adapters._removing")
+    ),
+    "event": Plan(WebhookEventRow.next_attempt_at, _plant_event, _of("webhooks._slots")),
+    "sink": Plan(ExportSinkRow.leased_until, _plant_nothing, _claim_sinks),
+    "file": Plan(FileRow.expires_at, _plant_file, _claim_files),
+    "batch": Plan(BatchRow.claimed_until, _plant_batch, _claim_batches),
+    "chunk": Plan(BatchChunkRow.leased_until, _plant_chunk, _claim_chunks),
+}
+
+
+@every_database
+async def test_each_kind_of_row_is_claimed_fairly_once_until_the_claim_expires(
+    database_url: str, redis_server: RedisServer, tenants: TenantService
+) -> None:
+    settings = load_settings(
+        redis_url=redis_server.url,
+        database_url=database_url,
+        encryption_keys=ENCRYPTION_KEY,
+        export_sinks=SINKS,  # type: ignore[arg-type]
+    )
+    for tenant in ("many", "few"):
+        await tenants.create(tenant, tenant_id=tenant)
+    async with (
+        aclosing(JobServices(settings)) as services,
+        aclosing(JobServices(settings)) as others,
+    ):
+        for kind, plan in PLANS.items():
+            with case(kind):
+                await _check(plan, services, others, kind.replace(" ", "-"))
+
+
+async def _check(plan: Plan, services: JobServices, others: JobServices, kind: str) -> None:
+    names = [f"{kind}-{at}" for at in range(3)]
+    for name, tenant in zip(names, ("many", "many", "few"), strict=True):
+        await plan.plant(services, tenant, name)
+    found = await asyncio.gather(plan.claim(services, 99), plan.claim(others, 99))
+    assert sorted([*found[0], *found[1]]) == names, "each row is claimed by one process"
+    assert not await plan.claim(others, 99)
+    await _end_claims(services, plan, EPOCH)
+    assert names[-1] in await plan.claim(others, 2), "tenants take turns"
+    await _end_claims(services, plan, NOW + 99 * MINUTE)
+
+
+async def _end_claims(services: JobServices, plan: Plan, at: datetime) -> None:
+    async with services.database.writing() as transaction:
+        await transaction.execute(update(plan.end.class_).values({plan.end.key: at}))
 
 
 @pytest.fixture
@@ -25,22 +245,8 @@ async def rows(database: Database, tenants: TenantService) -> None:
     names += [("few", "c", 40 + at) for at in range(2)]
     async with database.writing() as transaction:
         transaction.add_all(
-            AdapterRow(
-                id=f"{tenant}-{source}-{at:02}",
-                tenant_id=tenant,
-                name=f"n{at}",
-                base_model="m",
-                source=source,
-                is_shared=False,
-                state=AdapterState.VALIDATING,
-                reason="",
-                sha256="",
-                rank=0,
-                target_modules=[],
-                size=0,
-                is_stored=False,
-                created_at=NOW + MINUTE * at,
-                claimed_until=EPOCH,
+            adapter(
+                tenant, f"{tenant}-{source}-{at:02}", source=source, created_at=NOW + MINUTE * at
             )
             for tenant, source, at in names
         )
@@ -91,8 +297,8 @@ async def test_locked_row_delays_nobody(database: Database) -> None:
 @every_database
 @pytest.mark.usefixtures("rows")
 async def test_lost_claim_changes_nothing(database: Database) -> None:
-    first = Claim(database, AdapterRow, "few-c-40", EPOCH)
-    other = Claim(database, AdapterRow, "few-c-40", EPOCH)
+    first = Claim(database, AdapterRow.claimed_until, "few-c-40", EPOCH)
+    other = Claim(database, AdapterRow.claimed_until, "few-c-40", EPOCH)
     await other.change(claimed_until=NOW, reason="other")
     with pytest.raises(LostClaimError):
         await first.change(claimed_until=NOW + MINUTE, reason="first")

@@ -21,8 +21,7 @@ from gateway.accounts.webhooks.service import (
     encrypt_secrets,
     make_event,
 )
-from gateway.accounts.webhooks.store import Delivery, EventName, WebhookStore
-from gateway.platform.database.claims import CLAIM
+from gateway.accounts.webhooks.store import EventName, WebhookStore
 from gateway.platform.database.engine import Database
 from gateway.platform.database.tables import WebhookEventRow, WebhookRow
 from gateway.records.errors import (
@@ -56,10 +55,10 @@ async def _add_event(database: Database, webhook: Webhook, threshold: int = 50) 
     return event.id
 
 
-async def _due(database: Database, *, after: timedelta = SECOND, limit: int = 10) -> list[Delivery]:
+async def _due(database: Database) -> list[tuple[WebhookEventRow, WebhookRow]]:
     async with database.writing() as transaction:
-        found = await WebhookStore(transaction).due(utc_now() + after, limit)
-    return list(found.values())
+        rows = await WebhookStore(transaction).lock_due(utc_now() + SECOND, 10)
+        return [(row, await transaction.get_one(WebhookRow, row.webhook_id)) for row in rows]
 
 
 async def test_webhook_is_stored(webhooks: WebhookService) -> None:
@@ -210,12 +209,12 @@ async def test_test_event_is_due_once_a_minute(
     event = await webhooks.test("acme", webhook.id)
     with pytest.raises(ConflictError, match="already tested in this minute"):
         await webhooks.test("acme", webhook.id)
-    (delivery,) = await _due(database)
-    assert delivery.event.id == event.id
-    assert (delivery.webhook.url, delivery.event.attempts) == (URL, 0)
-    assert BOX.open(delivery.webhook.sealed_secret or b"") == webhook.secret
-    assert webhook.secret not in repr(delivery)
-    body = json.loads(delivery.event.body)
+    ((row, to),) = await _due(database)
+    assert row.id == event.id
+    assert (to.url, row.attempts) == (URL, 0)
+    assert BOX.open(to.sealed_secret or b"") == webhook.secret
+    assert webhook.secret not in repr((row, to))
+    body = json.loads(row.body)
     assert body == {
         "object": "event",
         "id": event.id,
@@ -245,46 +244,6 @@ async def test_event_of_the_same_name_is_stored_once(
             [webhook.id], "budget.threshold", ["2026-11"]
         )
     assert known == {name, name._replace(threshold=80)}
-
-
-@every_database
-async def test_due_events_are_claimed_once_until_the_claim_expires(
-    webhooks: WebhookService, database: Database
-) -> None:
-    webhook = await webhooks.create("acme", URL)
-    ids = {await _add_event(database, webhook, threshold) for threshold in range(1, 9)}
-    handed_out = await asyncio.gather(*(_due(database, limit=3) for _ in range(4)))
-    assert sorted(d.event.id for some in handed_out for d in some) == sorted(ids)
-    assert await _due(database) == []
-    assert {d.event.id for d in await _due(database, after=2 * CLAIM)} == ids
-
-
-async def test_delivered_event_is_not_due(webhooks: WebhookService, database: Database) -> None:
-    event_id = await _add_event(database, await webhooks.create("acme", URL))
-    async with database.writing() as transaction:
-        await WebhookStore(transaction).delivered(event_id, utc_now())
-        # A late success of an abandoned attempt does not cause another delivery.
-        await WebhookStore(transaction).failed(event_id, next_attempt_at=utc_now(), error="late")
-    assert await _due(database, after=10 * CLAIM) == []
-    async with database.reading() as transaction:
-        row = await transaction.get_one(WebhookEventRow, event_id)
-    assert row.delivered_at is not None
-    assert (row.attempts, row.next_attempt_at, row.last_error) == (1, None, "")
-
-
-async def test_failed_event_is_due_again_at_its_retry_time(
-    webhooks: WebhookService, database: Database
-) -> None:
-    event_id = await _add_event(database, await webhooks.create("acme", URL))
-    later = utc_now() + 10 * CLAIM
-    async with database.writing() as transaction:
-        await WebhookStore(transaction).failed(event_id, next_attempt_at=later, error="x" * 999)
-    assert await _due(database, after=9 * CLAIM) == []
-    (delivery,) = await _due(database, after=11 * CLAIM)
-    assert (delivery.event.id, delivery.event.attempts) == (event_id, 1)
-    async with database.writing() as transaction:
-        await WebhookStore(transaction).failed(event_id, next_attempt_at=None, error="gone")
-    assert await _due(database, after=99 * CLAIM) == []
 
 
 async def test_removed_webhook_gets_no_events(webhooks: WebhookService, database: Database) -> None:

@@ -103,7 +103,7 @@ async def fail_adapter(database: Database, tenant_id: str, name: str) -> str:
     )
     async with database.writing() as transaction:
         await AdapterStore(transaction).add(adapter, claimed_until=now)
-    claim = Claim(database, AdapterRow, adapter.id, now)
+    claim = Claim(database, AdapterRow.claimed_until, adapter.id, now)
     await claim.change(state=AdapterState.FAILED, reason=f"Why {HOSTILE}")
     return adapter.id
 

@@ -65,7 +65,7 @@ def _short_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
 def _exporter(database: Database, billing: Billing, kind: str, **options: Any) -> Exporter:
     sink = {"name": SINK, "kind": kind, "url": billing.url, **options}
     settings = load_settings(export_sinks=[sink], export_tokens=f"{SINK}=token")  # type: ignore[arg-type]
-    return Exporter.from_settings(settings, database)
+    return Exporter(settings, database)
 
 
 async def _run(exporter: Exporter) -> None:
@@ -335,7 +335,7 @@ async def test_silent_sink_delays_no_other(
             for name, each in (("silent", silent), (SINK, billing))
         ]
         settings = load_settings(export_sinks=sinks)  # type: ignore[arg-type]
-        exporter = Exporter.from_settings(settings, database)
+        exporter = Exporter(settings, database)
         await exporter.run(seconds=PATIENCE_SECONDS)
         for number in range(3):
             await _insert(database, usage_record(number))

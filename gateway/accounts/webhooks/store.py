@@ -3,16 +3,14 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
-from sqlalchemy import and_, join, select, update
+from sqlalchemy import and_, join, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from gateway.platform.database.claims import CLAIM, lock_in_turns
+from gateway.platform.database.claims import lock_in_turns
 from gateway.platform.database.tables import WebhookEventRow, WebhookRow
-
-MAX_ERROR_CHARACTERS: Final = 200
 
 
 class EventName(NamedTuple):
@@ -38,13 +36,6 @@ class WebhookEvent:
     body: str
     """Body of the request: JSON."""
     created_at: datetime
-
-
-class Delivery(NamedTuple):
-    """An event that is due."""
-
-    event: WebhookEventRow
-    webhook: WebhookRow
 
 
 class WebhookStore:
@@ -86,18 +77,10 @@ class WebhookStore:
         )
         return {EventName(*row) for row in rows}
 
-    async def due(
-        self,
-        now: datetime,
-        limit: int,
-        *,
-        held: Collection[str] = (),
-        most: Sequence[int] = (),
-    ) -> dict[str, Delivery]:
-        """Return due events by id, in turns of tenants and of their URLs; claim them for `CLAIM`.
-
-        Commit the transaction before sending them. The sender of an event then calls `delivered` or
-        `failed`; if the sender dies, the event is due again after `CLAIM`.
+    async def lock_due(
+        self, now: datetime, limit: int, *, held: Collection[str] = (), most: Sequence[int] = ()
+    ) -> list[WebhookEventRow]:
+        """Lock due events with their webhooks, in turns of tenants and of their URLs.
 
         Args:
             now: the time at which they are due.
@@ -105,53 +88,20 @@ class WebhookStore:
             held: the ids of those that this process is sending.
             most: the most events of a tenant, and to one URL of it, that it sends at once.
         """
-        next_attempt_at: Any = WebhookEventRow.next_attempt_at
-        rows = await lock_in_turns(
+        return await lock_in_turns(
             self._transaction,
             WebhookEventRow,
             is_due=and_(
                 WebhookEventRow.delivered_at.is_(None),
-                next_attempt_at <= now,
+                WebhookEventRow.next_attempt_at <= now,
                 WebhookRow.removed_at.is_(None),
             ),
             is_held=WebhookEventRow.id.in_(held),
             owners=(WebhookRow.tenant_id, WebhookRow.url),
-            order=next_attempt_at,
+            order=WebhookEventRow.next_attempt_at,
             limit=limit,
             most=most,
             source=join(WebhookEventRow, WebhookRow),
-        )
-        found = {}
-        for row in rows:
-            row.next_attempt_at = now + CLAIM
-            webhook = await self._transaction.get_one(WebhookRow, row.webhook_id)
-            found[row.id] = Delivery(row, webhook)
-        await self._transaction.flush()
-        return found
-
-    async def delivered(self, event_id: str, at: datetime) -> None:
-        """Record that an event was delivered."""
-        await self._transaction.execute(
-            update(WebhookEventRow)
-            .where(WebhookEventRow.id == event_id)
-            .values(
-                delivered_at=at,
-                next_attempt_at=None,
-                attempts=WebhookEventRow.attempts + 1,
-                last_error="",
-            )
-        )
-
-    async def failed(self, event_id: str, *, next_attempt_at: datetime | None, error: str) -> None:
-        """Record why an event was not sent, and when to retry; None: never."""
-        await self._transaction.execute(
-            update(WebhookEventRow)
-            .where(WebhookEventRow.id == event_id, WebhookEventRow.delivered_at.is_(None))
-            .values(
-                next_attempt_at=next_attempt_at,
-                attempts=WebhookEventRow.attempts + 1,
-                last_error=error[:MAX_ERROR_CHARACTERS],
-            )
         )
 
 

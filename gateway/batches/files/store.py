@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import ColumnElement, and_, delete, exists, false, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, and_, delete, exists, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.platform.database.claims import lock_in_turns
@@ -176,7 +176,6 @@ class FileStore:
                 or_(FileRow.expires_at < now, and_(FileRow.is_visible.is_(False), is_abandoned)),
                 ~_IS_IN_USE,
             ),
-            is_held=false(),
             owners=(FileRow.tenant_id,),
             order=FileRow.created_at,
             limit=limit,

@@ -1,7 +1,7 @@
 """Queries on the tables `usage_positions`, `export_sinks` and `export_batches`."""
 
 import secrets
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple
@@ -15,13 +15,16 @@ from sqlalchemy import (
     cast,
     delete,
     exists,
+    false,
     func,
+    or_,
     select,
     update,
 )
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.billing.ledger.store import LedgerStore
+from gateway.platform.database.claims import lock_in_turns
 from gateway.platform.database.tables import (
     BatchState,
     ExportBatchRow,
@@ -32,8 +35,6 @@ from gateway.platform.database.tables import (
 )
 from gateway.records.times import EPOCH
 
-LEASE: Final = timedelta(seconds=60)
-"""How long one process may send to a sink before another one may; longer than an attempt takes."""
 ROWS_OF_WINDOW: Final = 200_000
 """Positions that one transaction sums up."""
 HELD_AT_ONCE: Final = 100
@@ -115,7 +116,6 @@ class ExportStore:
             position=newest or 0,
             closed_at=now,
             created_at=now,
-            lease="",
             leased_until=EPOCH,
             failures=0,
             next_attempt_at=EPOCH,
@@ -124,6 +124,26 @@ class ExportStore:
         self._transaction.add(row)
         await self._transaction.flush()
         return row
+
+    async def lock_due(self, kinds: Mapping[str, str], now: datetime) -> list[ExportSinkRow]:
+        """Lock the sinks of these names and kinds that get a request now."""
+        is_one = [
+            and_(ExportSinkRow.name == name, ExportSinkRow.kind == kind)
+            for name, kind in kinds.items()
+        ]
+        return await lock_in_turns(
+            self._transaction,
+            ExportSinkRow,
+            is_due=and_(
+                or_(false(), *is_one),
+                ExportSinkRow.paused_at.is_(None),
+                ExportSinkRow.next_attempt_at <= now,
+                ExportSinkRow.leased_until <= now,
+            ),
+            owners=(ExportSinkRow.name,),
+            order=ExportSinkRow.next_attempt_at,
+            limit=len(kinds),
+        )
 
     async def freeze_requests(self, sink: ExportSinkRow, limit: int) -> None:
         """Freeze the sink's next requests as one batch, unless another one is pending."""
@@ -276,14 +296,6 @@ class ExportStore:
             update(ExportBatchRow).where(ExportBatchRow.id == batch.row.id).values(**columns)
         )
         await self._set(name, failures=ExportSinkRow.failures + 1, **paused)
-
-    async def release(self, name: str, lease: str) -> None:
-        """End the lease, so that another process may send at once."""
-        await self._transaction.execute(
-            update(ExportSinkRow)
-            .where(ExportSinkRow.name == name, ExportSinkRow.lease == lease)
-            .values(leased_until=EPOCH)
-        )
 
     async def remove_exported(self) -> None:
         """Remove the positions that no sink needs any more."""

@@ -22,7 +22,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
-from sqlalchemy import ColumnElement, FromClause, and_, func, inspect, not_, select, update
+from sqlalchemy import ColumnElement, FromClause, and_, false, func, inspect, not_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 
@@ -52,9 +52,9 @@ async def lock_in_turns(
     table: type[Row],
     *,
     is_due: ColumnElement[bool],
-    is_held: ColumnElement[bool],
+    is_held: ColumnElement[bool] | None = None,
     owners: Sequence[InstrumentedAttribute[str]],
-    order: InstrumentedAttribute[datetime],
+    order: InstrumentedAttribute[Any],
     limit: int,
     most: Sequence[int] = (),
     source: FromClause | None = None,
@@ -69,7 +69,7 @@ async def lock_in_turns(
         transaction: ends before the work begins: a dead process then loses its claim by time.
         table: the table of the rows.
         is_due: whether a row can be claimed, checked again when it is locked.
-        is_held: whether someone works on a row now, so that it is not due.
+        is_held: whether someone works on a row now, so that it is not due; default: never.
         owners: columns that take turns, such as tenant and address: the tenants in turns, and the
             addresses of each tenant in turns.
         order: column by which one owner's rows follow each other.
@@ -78,6 +78,7 @@ async def lock_in_turns(
         source: joins `table` with the tables of the other columns; default: `table` alone.
     """
     source = source if source is not None else inspect(table).local_table
+    is_held = false() if is_held is None else is_held
     is_due = and_(is_due, not_(is_held))
     primary = inspect(table).primary_key
     keys = [column.label(f"key_{at}") for at, column in enumerate(primary)]
@@ -120,21 +121,32 @@ class LostClaimError(Exception):
 
 
 class Claim:
-    """The claim of one row, which has the columns `id` and `claimed_until`.
+    """The claim of one row.
 
     Args:
         database: has the row.
-        table: its table.
-        row_id: its `id`.
-        until: its `claimed_until`, which nobody else has set.
+        end: the column with the ends of claims.
+        key: the row's primary key.
+        until: the end of this claim, which nobody else has set.
     """
 
-    def __init__(self, database: Database, table: Any, row_id: str, until: datetime) -> None:
+    def __init__(
+        self, database: Database, end: InstrumentedAttribute[Any], key: str, until: datetime
+    ) -> None:
         self._database = database
-        self._table = table
-        self._row_id = row_id
+        self._end = end
+        self.key = key
         self._until = until
         self._changing = asyncio.Lock()
+
+    @classmethod
+    def of(
+        cls, database: Database, row: Table, end: InstrumentedAttribute[Any], until: datetime
+    ) -> "Claim":
+        """Claim a locked row until a time, in this column."""
+        setattr(row, end.key, until)
+        [key] = inspect(type(row)).primary_key_from_instance(row)
+        return cls(database, end, key, until)
 
     @asynccontextmanager
     async def changing(self, **columns: Any) -> AsyncIterator[AsyncSession]:
@@ -142,19 +154,20 @@ class Claim:
 
         Raises LostClaimError, StoreUnavailableError.
         """
-        row = self._table
+        table = self._end.class_
+        [key] = inspect(table).primary_key
         async with self._changing:
             async with self._database.writing() as transaction:
                 changed = await transaction.scalar(
-                    update(row)
-                    .where(row.id == self._row_id, row.claimed_until == self._until)
+                    update(table)
+                    .where(key == self.key, self._end == self._until)
                     .values(**columns)
-                    .returning(row.id)
+                    .returning(key)
                 )
                 if changed is None:
                     raise LostClaimError
                 yield transaction
-            self._until = columns.get("claimed_until", self._until)
+            self._until = columns.get(self._end.key, self._until)
 
     async def change(self, **columns: Any) -> None:
         """Change columns of the row. Raises LostClaimError, StoreUnavailableError."""
@@ -183,18 +196,32 @@ class Claim:
         while True:
             await asyncio.sleep(CLAIM.total_seconds() / 3)
             with suppress(StoreUnavailableError):
-                await self.change(claimed_until=utc_now() + CLAIM)
+                await self.change(**{self._end.key: utc_now() + CLAIM})
 
 
-def claimed(
-    database: Database, rows: Iterable[Any], until: datetime
-) -> dict[str, tuple[Any, Claim]]:
-    """Claim locked rows of one table until a time. Return their records and claims by id."""
-    found = {}
-    for row in rows:
-        row.claimed_until = until
-        found[row.id] = (row.to_record(), Claim(database, type(row), row.id, until))
-    return found
+def claiming(
+    database: Database,
+    end: InstrumentedAttribute[Any],
+    lock: Callable[[AsyncSession, datetime, int, Collection[str]], Awaitable[Iterable[Row]]],
+    claim: timedelta = CLAIM,
+) -> Callable[[int, Collection[str]], Awaitable[dict[str, tuple[Row, Claim]]]]:
+    """Return what claims rows for `Slots`.
+
+    Args:
+        database: has the rows.
+        end: the column with the ends of claims.
+        lock: locks rows that are due at a time: at most so many, and none with these keys.
+        claim: how long a row is claimed, unless its claim is renewed.
+    """
+
+    async def locked(limit: int, held: Collection[str]) -> dict[str, tuple[Row, Claim]]:
+        now = utc_now()
+        async with database.writing() as transaction:
+            rows = await lock(transaction, now, limit, held)
+            claims = ((row, Claim.of(database, row, end, now + claim)) for row in rows)
+            return {claim.key: (row, claim) for row, claim in claims}
+
+    return locked
 
 
 class Slots(Generic[Item]):

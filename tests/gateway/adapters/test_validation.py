@@ -18,6 +18,7 @@ from gateway.accounts.tenants.service import TenantService
 from gateway.adapters import service as service_module
 from gateway.adapters.copying import AdapterCopier
 from gateway.adapters.service import AdapterService
+from gateway.adapters.store import AT_ONCE_OF_TENANT
 from gateway.models.catalogue import Catalogue
 from gateway.platform.blobs import Blobs
 from gateway.platform.changes import ChangeAnnouncer
@@ -147,7 +148,7 @@ async def test_slow_source_keeps_its_own_slot(
         claimed = select(AdapterRow).where(
             AdapterRow.state == AdapterState.VALIDATING, AdapterRow.claimed_until > utc_now()
         )
-        assert len((await transaction.scalars(claimed)).all()) == service_module.AT_ONCE_OF_TENANT
+        assert len((await transaction.scalars(claimed)).all()) == AT_ONCE_OF_TENANT
 
 
 async def test_validation_that_takes_too_long_ends(
@@ -219,7 +220,9 @@ async def test_adapter_of_a_dead_process_is_validated_again(
     await _change(database, adapter, claimed_until=utc_now() - CLAIM)
     assert await service.validate_new() == 1
     with pytest.raises(LostClaimError):
-        await Claim(database, AdapterRow, adapter.id, until).change(state=AdapterState.FAILED)
+        await Claim(database, AdapterRow.claimed_until, adapter.id, until).change(
+            state=AdapterState.FAILED
+        )
     assert (await _row(database, adapter)).state is AdapterState.READY
 
 
@@ -248,7 +251,7 @@ async def test_claim_is_renewed_while_the_work_runs(
     monkeypatch.setattr(claims_module, "CLAIM", timedelta(seconds=0.3))
     adapter = await _register(service, "acme", "poet", UNREACHABLE)
     until = (await _row(database, adapter)).claimed_until
-    claim = Claim(database, AdapterRow, adapter.id, until)
+    claim = Claim(database, AdapterRow.claimed_until, adapter.id, until)
     await claim.hold(asyncio.sleep(0.5), seconds=PATIENCE_SECONDS)
     assert (await _row(database, adapter)).claimed_until > until
     await _change(database, adapter, claimed_until=until)

@@ -51,9 +51,10 @@ class ExportSinkRow(Table):
     """When the last window of a sink with windows was closed."""
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
     paused_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
-    lease: Mapped[str] = mapped_column(String(32))
-    """The process that may send."""
+    lease: Mapped[str] = mapped_column(String(32), default="")
+    """The process that may send, if it runs an earlier release."""
     leased_until: Mapped[datetime] = mapped_column(UtcDateTime)
+    """Until then, one process sends."""
     failures: Mapped[int] = mapped_column(BigInteger)
     """Failed attempts since the last success."""
     next_attempt_at: Mapped[datetime] = mapped_column(UtcDateTime)
