@@ -1,8 +1,7 @@
 """Changes of tenants in a running deployment, as by `sluice tenants set`."""
 
 import asyncio
-
-from typing_extensions import Unpack
+from typing import Unpack
 
 from gateway.accounts.keys.service import KeyService
 from gateway.accounts.tenants.service import TenantService

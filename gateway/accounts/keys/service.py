@@ -5,11 +5,10 @@ import secrets
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 from sqlalchemy import ColumnElement, and_, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
-from typing_extensions import Unpack
 
 from gateway.accounts.audit.log import SYSTEM, AuditLog
 from gateway.accounts.changes import By, Change, Service, changing

@@ -2,11 +2,11 @@
 
 import secrets
 from dataclasses import asdict, replace
+from typing import Unpack
 
 from sqlalchemy import ColumnElement, delete, exists, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
-from typing_extensions import Unpack
 
 from gateway.accounts.changes import By, Service, changing
 from gateway.accounts.shared.capacity import require_room

@@ -2,11 +2,10 @@
 
 import secrets
 from dataclasses import asdict, replace
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 from sqlalchemy import ColumnElement, and_, update
 from sqlalchemy.ext.asyncio import AsyncSession
-from typing_extensions import Unpack
 
 from gateway.accounts.audit.log import SYSTEM
 from gateway.accounts.changes import By, Change, Service, changing

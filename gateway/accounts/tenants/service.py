@@ -6,11 +6,10 @@ import secrets
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 from sqlalchemy import or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
-from typing_extensions import Unpack
 
 from gateway.accounts.audit.log import SYSTEM
 from gateway.accounts.changes import Change, Service, changing
