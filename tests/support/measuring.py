@@ -65,17 +65,19 @@ class _Measured(Slipcover):  # type: ignore[misc] # SlipCover has no types
             for file, seen in self._get_newly_seen().items():
                 self.all_seen[file] |= seen
                 for each in seen:
-                    for address in self._probes[file].pop(each, ()):
+                    for address in self._probes.get(file, {}).pop(each, ()):
                         ctypes.memset(address, _JUMP_FORWARD, 1)
 
     def _index(self) -> None:
-        for code, probes in islice(self.code2index.items(), self._indexed, None):
+        # Empty from Python 3.12, which reports each line once by itself (sys.monitoring).
+        code2index = vars(self).get("code2index", {})
+        for code, probes in islice(code2index.items(), self._indexed, None):
             addresses = self._probes.setdefault(code.co_filename, {})
             start = id(code) + type(code).__basicsize__
             for offset, what in probes:
                 assert ctypes.string_at(start + offset, 1)[0] == _NOP
                 addresses.setdefault(what, []).append(start + offset)
-        self._indexed = len(self.code2index)
+        self._indexed = len(code2index)
 
 
 def pytest_load_initial_conftests() -> None:
