@@ -3,7 +3,7 @@
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 import brotli  # type: ignore[import-untyped]
 from backports import zstd
@@ -18,6 +18,8 @@ from gateway.records.errors import (
 
 HEADER: Final = "content-encoding"
 PART_BYTES: Final = 65_536
+MOST_MEMBERS: Final = 1_024
+"""Members of gzip, or frames of Zstandard, in one body."""
 _ZSTD_WINDOW_LOG: Final = 23
 """RFC 9659 allows no larger window, of 8 MiB."""
 _ERRORS: Final = (zlib.error, brotli.error, zstd.ZstdError, EOFError)
@@ -63,21 +65,38 @@ def decode(content: bytes, coding: str, *, most_bytes: int) -> bytes:
     return bytes(decoded)
 
 
-def _gzip(content: bytes, bits: int = zlib.MAX_WBITS | 16) -> Iterator[bytes]:
-    while content:  # Some encoders write several members.
-        decoder = zlib.decompressobj(bits)
-        while part := decoder.decompress(content, PART_BYTES):
+def _members(content: bytes, new: Callable[[], Any]) -> Iterator[bytes]:
+    """Decode the members of a body: some encoders write several. `new` decodes one."""
+    decoder, members = new(), 1
+    for start in range(0, len(content), PART_BYTES):
+        # Not more: decoders copy what they leave, even after a member of a few bytes.
+        piece = content[start : start + PART_BYTES]
+        while piece or not decoder.eof:
+            if decoder.eof:
+                decoder, members = new(), members + 1
+                if members > MOST_MEMBERS:
+                    raise BadRequestError(
+                        "A body with a 'Content-Encoding' must have at most "
+                        f"{MOST_MEMBERS} members or frames."
+                    )
+            part = decoder.decompress(piece, PART_BYTES)
             yield part
-            content = decoder.unconsumed_tail
-        if not decoder.eof:
-            raise EOFError
-        content = decoder.unused_data
+            piece = getattr(decoder, "unconsumed_tail", b"") or decoder.unused_data
+            if not part and not piece:
+                break
+    if content and not decoder.eof:
+        raise EOFError
+
+
+def _gzip(content: bytes) -> Iterator[bytes]:
+    return _members(content, lambda: zlib.decompressobj(zlib.MAX_WBITS | 16))
 
 
 def _deflate(content: bytes) -> Iterator[bytes]:
     # Some clients leave out the header.
     has_header = content[:1] and content[0] & 0x0F == zlib.DEFLATED
-    return _gzip(content, zlib.MAX_WBITS if has_header else -zlib.MAX_WBITS)
+    bits = zlib.MAX_WBITS if has_header else -zlib.MAX_WBITS
+    return _members(content, lambda: zlib.decompressobj(bits))
 
 
 def _brotli(content: bytes) -> Iterator[bytes]:
@@ -94,15 +113,7 @@ def _brotli(content: bytes) -> Iterator[bytes]:
 
 def _zstd(content: bytes) -> Iterator[bytes]:
     options: dict[int, int] = {zstd.DecompressionParameter.window_log_max: _ZSTD_WINDOW_LOG}
-    while content:
-        decoder = zstd.ZstdDecompressor(options=options)
-        while not decoder.eof:
-            part = decoder.decompress(content, PART_BYTES)
-            if not part and decoder.needs_input:
-                raise EOFError
-            yield part
-            content = b""
-        content = decoder.unused_data
+    return _members(content, lambda: zstd.ZstdDecompressor(options=options))
 
 
 _DECODERS: Final[Mapping[str, Callable[[bytes], Iterator[bytes]]]] = MappingProxyType(
