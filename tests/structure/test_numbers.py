@@ -1,11 +1,13 @@
 """A schema's numbers are those that the client sent, also beyond 2^53, or the schema is refused."""
 
+import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from gateway.completions.structure import lark
+from gateway.completions.structure.clients_lark import from_lark
 from gateway.completions.structure.errors import RefusedError
 from gateway.completions.structure.schemas import json_from_schema
 from tests.support.cases import all_cases
@@ -74,3 +76,15 @@ def test_numbers_of_a_schema_are_exact(
 def test_number_that_would_change_is_refused(schema: Any, named: str) -> None:
     with pytest.raises(RefusedError, match=named):
         json_from_schema(schema)
+    # A Lark grammar may have schemas too.
+    with pytest.raises(RefusedError, match=named):
+        from_lark(f'start: "%json {{" %json{json.dumps(schema, indent=1)} // %json {{')
+
+
+def test_schema_in_a_lark_grammar_is_refused_beyond_the_ranges_of_the_compiler() -> None:
+    for schema in (ranged(-(2**63), 0), ranged(0, UINT64)):
+        with pytest.raises(RefusedError, match="cannot be beyond"):
+            from_lark(f"start: a\na: %json {json.dumps(schema)}")
+    with pytest.raises(RefusedError, match="nested too deeply"):
+        from_lark("start: %json " + "[" * 100_000)
+    assert "%json [" in from_lark("start: %json [1, x")

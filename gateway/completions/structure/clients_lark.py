@@ -7,15 +7,18 @@ from typing import Any
 from contract.grammar import MAX_GRAMMAR_CHARACTERS
 from gateway.completions.structure import lark
 from gateway.completions.structure.errors import RefusedError
-from gateway.completions.structure.schemas import json_from_schema
+from gateway.completions.structure.schemas import check_numbers, json_from_schema
 from gateway.records.errors import shown
 
 _OPTIONS_LINE = re.compile(r"^\s*%llguidance\s*\{[^\n]*\}[ \t]*$", re.MULTILINE)
+_DECODER = json.JSONDecoder()
 _KINDS = {"lark_grammar", "json_schema"}
 _TOKENS = re.compile(
-    r'"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\])+/|(?://|#)[^\n]*|@(?P<name>[\w-]+)', re.ASCII | re.DOTALL
+    r'"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\])+/|(?://|#)[^\n]*|@(?P<name>[\w-]+)|(?P<json>%json)\s*',
+    re.ASCII | re.DOTALL,
 )
-"""Strings, regular expressions and comments of Lark, and references to grammars outside of them."""
+"""Strings, regular expressions and comments of Lark, and what is outside of them: references to
+grammars, and the beginnings of schemas."""
 _START = re.compile(r"^\s*\??start\s*(?:\[[^\]\n]*\]\s*)?:", re.MULTILINE)
 
 
@@ -23,6 +26,15 @@ def from_lark(source: str) -> str:
     """Return a client's Lark grammar with the gateway's options instead of the client's."""
     if not _START.search(source):
         raise RefusedError("a Lark grammar must have a rule 'start'")
+    for found in _TOKENS.finditer(source):
+        if found["json"]:
+            try:
+                schema, _ = _DECODER.raw_decode(source, found.end())
+            except json.JSONDecodeError:
+                break  # The compiler names what is no JSON.
+            except RecursionError:
+                raise RefusedError("a schema in the grammar is nested too deeply") from None
+            check_numbers(schema)
     return lark.HEADER + _OPTIONS_LINE.sub("", source)
 
 

@@ -358,6 +358,20 @@ def exact(schema: dict[str, Any], keyword: str) -> Any:
     return value
 
 
+def check_numbers(schema: Any) -> None:
+    """Raise RefusedError for a number of a schema that the compiler would read as another one."""
+    pending = [schema]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, dict):
+            for keyword, given in value.items():
+                if (end := exact(value, keyword)) != given:
+                    raise RefusedError(f"'{keyword}' cannot be beyond {end}. Given: {given}")
+            pending += value.values()
+        elif isinstance(value, list):
+            pending += value
+
+
 def _check_exact(keyword: str, number: int, *, most: int) -> None:
     if abs(number) > most or (float(number) != number and number != _LARGEST_INTEGER):
         raise RefusedError(
@@ -366,9 +380,11 @@ def _check_exact(keyword: str, number: int, *, most: int) -> None:
         )
 
 
-def _integers(value: Any) -> Iterator[int]:
-    if isinstance(value, dict | list):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _integers(each)
-    elif isinstance(value, int) and not isinstance(value, bool):
-        yield value
+def _integers(data: Any) -> Iterator[int]:
+    pending = [data]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, dict | list):
+            pending += value.values() if isinstance(value, dict) else value
+        elif isinstance(value, int) and not isinstance(value, bool):
+            yield value
