@@ -143,11 +143,16 @@ BAD: dict[str, tuple[bytes, int, str]] = {
         "from 3600 to 2592000 seconds. Given: 60.",
     ),
     "anchor": (form(CONTENT, **{"expires_after[seconds]": "7200"}), 400, "must be created_at"),
+    "header without a colon": (
+        form(CONTENT).replace(b'filename="', b'filename="a\r\nb'),
+        400,
+        "The form is malformed",
+    ),
     "half a form": (form(CONTENT)[:-20], 400, "The form is incomplete."),
     "no form": (b"--" + CONTENT, 400, "The form is malformed"),
     "field twice": (form(b"batch", name="purpose"), 400, "has more than one 'purpose'."),
     "file twice": (
-        form(CONTENT)[:-4] + b"\r\n" + form(CONTENT, purpose=""),
+        form(CONTENT)[:-4] + form(CONTENT, purpose="").removeprefix(f"--{BOUNDARY}".encode()),
         400,
         "more than one 'file'.",
     ),

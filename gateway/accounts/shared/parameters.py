@@ -22,6 +22,8 @@ def _plain(value: Any) -> Any:
 
 PLAIN: Final = BeforeValidator(_plain)
 """Refuses what pydantic reads as an integer too, such as ` 1`, `1.0` and `1_0`."""
+FLAG: Final = BeforeValidator(lambda value: {"true": True, "false": False}.get(value, value))
+"""Takes `true` and `false` in a query, before a strict boolean."""
 _INTEGER: Final = re.compile(r"-?[0-9]{1,20}")
 
 AnyName = Annotated[

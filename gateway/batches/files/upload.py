@@ -173,7 +173,9 @@ class Form:
         del self._rest[: end + 4]
         disposition = b""
         for header in headers.split(b"\r\n")[1:]:
-            name, _, value = header.partition(b":")
+            name, colon, value = header.partition(b":")
+            if not colon:
+                raise _malformed("a header of a part has no colon")
             if name.strip().lower() == b"content-disposition":
                 disposition = value.strip()
         self._begin_part(disposition)

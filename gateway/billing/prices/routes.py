@@ -4,7 +4,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from gateway.accounts.shared.parameters import text_filter
+from gateway.accounts.shared.parameters import FLAG, text_filter
 from gateway.billing.prices.schemas import PriceAddition, PriceBody, PriceList
 from gateway.billing.prices.service import PriceService
 from gateway.http.authorization import CanAdminister, CanSeeEverything
@@ -24,7 +24,7 @@ async def list_prices(
     *,
     model: Annotated[str | None, text_filter("Only this model.")] = None,
     history: Annotated[
-        bool, Query(description="Include past and future prices, in order.")
+        bool, Query(strict=True, description="Include past and future prices, in order."), FLAG
     ] = False,
 ) -> PriceList:
     """List the prices in force, or all prices ever added. A model without a price is free."""

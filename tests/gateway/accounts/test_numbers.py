@@ -52,22 +52,31 @@ def test_bodies_have_strict_numbers_and_flags() -> None:
     assert not taken
 
 
-def test_queries_and_paths_have_plain_integers() -> None:
+OTHERS: dict[str, tuple[str, ...]] = {
+    "integer": (" 5", "5 ", "5.0", "0_5", "+5", "5\n"),
+    "boolean": ("1", "yes", "on", "True", " true", ""),
+}
+"""Texts of a query that are no integers or flags."""
+
+
+def test_queries_and_paths_have_plain_integers_and_flags() -> None:
     settings = Settings()
     app = create_app(settings)
-    taken, checked = [], 0
+    taken, checked = [], set()
     for route in (*app.routes, *create_operator_app(settings, app).routes):
         if isinstance(route, APIRoute):
             dependant = get_flat_dependant(route.dependant)
             for field in (*dependant.query_params, *dependant.path_params):
                 adapter = check_of(field.field_info)
-                if adapter.json_schema().get("type") == "integer":
-                    checked += 1
-                    for text in (" 5", "5 ", "5.0", "0_5", "+5", "5\n"):
-                        try:
-                            adapter.validate_python(text)
-                        except ValidationError:
-                            continue
-                        taken.append((route.path, field.alias, text))
-    assert checked > 10
+                kind = str(adapter.json_schema().get("type"))
+                checked.add((kind, field.alias))
+                for text in OTHERS.get(kind, ()):
+                    try:
+                        adapter.validate_python(text)
+                    except ValidationError:
+                        continue
+                    taken.append((route.path, field.alias, text))
+                if kind == "boolean":
+                    assert [adapter.validate_python(each) for each in ("true", "false")] == [1, 0]
+    assert checked >= {("integer", "limit"), ("boolean", "history")}
     assert not taken
