@@ -2,7 +2,7 @@
 
 import asyncio
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, cast
 
 import pytest
@@ -142,6 +142,39 @@ async def test_each_tenant_has_its_own_window_and_early_deadlines_go_first(
     # Claimed lines no longer wait here; those in the queue do.
     assert await claim_all(database) == 0
     assert await feeder.run() == 2 * LEAST_WAITING
+
+
+async def test_tenant_that_cannot_be_fed_delays_no_other(
+    feeder: Feeder, database: Database, redis: "Redis", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad, good = await running_batch(database), await running_batch(database, "other")
+    release = BatchStore.release
+
+    async def broken(store: BatchStore, tenant_id: str, lines: int, now: datetime) -> int:
+        return await release(store, tenant_id, lines // (tenant_id != "acme"), now)
+
+    monkeypatch.setattr(BatchStore, "release", broken)
+    with pytest.raises(ZeroDivisionError):
+        await feeder.run()
+    assert (await released(database, bad), await released(database, good)) == (0, LEAST_WAITING)
+    assert await announced(redis) == [RELEASED]
+
+
+@every_database
+async def test_chunk_is_leased_before_a_thousand_released_ones_of_another_tenant(
+    database: Database,
+) -> None:
+    for tenant, chunks in (("acme", 1000), ("other", 1)):
+        await running_batch(database, tenant, chunks=chunks)
+        async with database.writing() as transaction:
+            await BatchStore(transaction).release(tenant, chunks * LINES, utc_now())
+    async with database.writing() as transaction:
+        found = await BatchStore(transaction).claim_chunks("gw-1", utc_now(), limit=2)
+    assert {each.batch.tenant_id for each in found} == {"acme", "other"}
+    # The last places of a gateway are for tenants that it does not serve.
+    async with database.writing() as transaction:
+        store = BatchStore(transaction)
+        assert not await store.claim_chunks("gw-1", utc_now(), limit=2, besides={"acme"})
 
 
 async def test_lines_that_wait_in_the_queue_fill_the_window(
