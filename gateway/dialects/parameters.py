@@ -115,15 +115,31 @@ both: length_penalty=1
   = It belongs to beam search, which is not available.
 both: logprob_token_ids
   = Use 'logprobs' (in chats 'top_logprobs') for the likeliest tokens.
-both: max_new_tokens max_output_tokens max_tokens_to_sample
+both: max_new_tokens max_output_tokens max_tokens_to_sample num_predict
   = Use 'max_tokens'.
+both: do_sample=true
+  = Use 'temperature' 0 for the likeliest tokens.
+both: format
+  = Use 'response_format'.
+both: guardrails safe_prompt
+  = Nothing is added to prompts, and texts are not moderated. Write it into 'prompt' or 'messages'.
+both: options parameters
+  = Parameters are members of the body itself.
+both: random_seed
+  = Use 'seed'.
+both: return_full_text
+  = Use 'echo'.
+both: top_n_tokens
+  = Use 'logprobs' (in chats 'top_logprobs').
+both: truncate
+  = Use 'truncate_prompt_tokens'.
 both: media_io_kwargs
   = Images are decoded in one way for all requests. Resize them before the request.
 both: min_new_tokens=0
   = Use 'min_tokens'.
 both: max_dynamic_patch min_dynamic_patch mm_payload mm_processor_kwargs use_audio_in_video
   = Only the model's operator configures its image processor.
-both: models preset provider
+both: max_price models preset provider
   = One request runs one model of this server. Name it as 'model'.
 both: moderation safety_model
   = Texts are not moderated. Moderate them in another service.
@@ -133,7 +149,7 @@ both: no_stop_trim
   = Use 'include_stop_str_in_output'.
 both: output_config output_format
   = Use 'response_format' (in chats also 'reasoning_effort').
-both: plugins web_search_options
+both: enable_search plugins search_parameters web_search_options
   = Nothing searches the web here, and no plugins run. Offer a search as one of the 'tools'.
 both: post_sampling_probs
   = Use POST /completion in dialect llamacpp, or 'logprobs' for the model's own.
@@ -168,7 +184,7 @@ both: top_a=0
   = Use 'min_p'.
 both: use_beam_search
   = In completions, 'best_of' returns the likeliest of several samples.
-both: watermarking
+both: watermark watermarking
   = The sampler has no watermarks.
 chats: add_special_tokens
   = The model's chat template writes the special tokens.

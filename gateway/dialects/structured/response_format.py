@@ -61,9 +61,10 @@ def _json(value: dict[str, Any], *, needs_schema: bool) -> Structure:
     if (
         member != "schema"
         and isinstance(schema, dict)
-        and ("schema" in schema or schema.keys() <= _WRAPPER)
+        and ("schema" in schema or schema.keys() <= {*_WRAPPER, "value"})
     ):
-        place, schema = f"{place}.schema", schema.get("schema")
+        within = "schema" if "schema" in schema or "value" not in schema else "value"
+        place, schema = f"{place}.{within}", schema.get(within)
     return Structure(StructureKind.JSON_SCHEMA, checked_schema(schema, place), _NAME, f".{member}")
 
 

@@ -39,6 +39,11 @@ def test_request_without_structure_has_none(given: dict[str, Any]) -> None:
         ({"type": "json_schema", "json_schema": SCHEMA}, StructureKind.JSON_SCHEMA, SCHEMA),
         ({"type": "json_schema", "value": SCHEMA}, StructureKind.JSON_SCHEMA, SCHEMA),
         (
+            {"type": "json_schema", "json_schema": {"name": "x", "value": SCHEMA}},
+            StructureKind.JSON_SCHEMA,
+            SCHEMA,
+        ),
+        (
             {"type": "json_schema", "value": {"name": "x", "schema": SCHEMA}},
             StructureKind.JSON_SCHEMA,
             SCHEMA,
