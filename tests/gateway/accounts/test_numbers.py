@@ -69,6 +69,8 @@ def test_queries_and_paths_have_plain_integers_and_flags() -> None:
             for field in (*dependant.query_params, *dependant.path_params):
                 adapter = check_of(field.field_info)
                 kind = str(adapter.json_schema().get("type"))
+                if kind == "boolean" and route.path.startswith("/console"):
+                    continue  # Only the console itself writes the addresses of its pages.
                 checked.add((kind, field.alias))
                 for text in OTHERS.get(kind, ()):
                     try:
