@@ -65,12 +65,31 @@ def _check_rank(rank: int) -> int:
 RedisUrl = Annotated[SecretStr, AfterValidator(_check_redis_url)]
 
 
-class Settings(BaseSettings):
+class ProcessSettings(BaseSettings):
+    """Settings of every process that runs models."""
+
+    model_config = SettingsConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    redis_url: RedisUrl = Field(
+        default=SecretStr("redis://127.0.0.1:6379/0"), description="Redis server of the queue."
+    )
+    health_host: str = Field(
+        default="127.0.0.1", description="Address of /metrics, /healthz and /readyz."
+    )
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
+        default="INFO", description="Minimum level of log messages."
+    )
+    log_format: LogFormat = Field(
+        default=LogFormat.TEXT,
+        description="`text`, or `json`: one object per line, "
+        "with the ids of the request and trace.",
+    )
+
+
+class Settings(ProcessSettings):
     """All settings of a worker."""
 
-    model_config = SettingsConfigDict(
-        env_prefix=_PREFIX, extra="forbid", frozen=True, protected_namespaces=()
-    )
+    model_config = SettingsConfigDict(env_prefix=_PREFIX)
 
     model_path: str = Field(
         min_length=1, description="Folder of the model, or its Hugging Face id."
@@ -95,9 +114,6 @@ class Settings(BaseSettings):
     may_sleep: bool = Field(
         default=False,
         description="Whether the host may put the engine to sleep, which vLLM does on GPUs.",
-    )
-    redis_url: RedisUrl = Field(
-        default=SecretStr("redis://127.0.0.1:6379/0"), description="Redis server of the queue."
     )
     worker_id: str = Field(
         default_factory=default_worker_id,
@@ -235,9 +251,6 @@ class Settings(BaseSettings):
         "0 disables both.",
     )
 
-    health_host: str = Field(
-        default="127.0.0.1", description="Address of /metrics, /healthz and /readyz."
-    )
     health_port: int = Field(
         default=0,
         ge=0,
@@ -260,14 +273,6 @@ class Settings(BaseSettings):
         default=1800.0,
         gt=0,
         description="Time after which /healthz fails if a dead engine was not restarted.",
-    )
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
-        default="INFO", description="Minimum level of log messages."
-    )
-    log_format: LogFormat = Field(
-        default=LogFormat.TEXT,
-        description="`text`, or `json`: one object per line, "
-        "with the ids of the request and trace.",
     )
     traces: bool = Field(
         default=False,

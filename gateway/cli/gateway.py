@@ -11,8 +11,7 @@ import msgspec
 from common.logs import configure_logs
 from gateway.auth.jwt_verifier import JwtVerifier
 from gateway.cli.terminal.options import DATABASE
-from gateway.platform.database.engine import Database
-from gateway.platform.database.schema import require_current_schema
+from gateway.platform.database.schema import check_schema
 from gateway.platform.settings import Settings, environment_of, load_settings
 from gateway.process.one_of_many import OneOfMany
 from gateway.records.errors import StartupError
@@ -97,11 +96,7 @@ def _serve(settings: Settings, one: OneOfMany | None) -> None:
 async def _check(settings: Settings) -> None:
     """Raise errors that would stop the gateway later, while one sentence can still report them."""
     JwtVerifier.from_settings(settings)
-    database = Database(settings.database_url.get_secret_value())
-    try:
-        await require_current_schema(database)
-    finally:
-        await database.aclose()
+    await check_schema(settings.database_url.get_secret_value())
     if not settings.cache_salt_secret.get_secret_value():
         raise StartupError(
             "SLUICE_CACHE_SALT_SECRET is not set. Set it to the same random text on all gateways. "

@@ -11,9 +11,8 @@ from common.logs import configure_logs
 from common.metrics import begin_metrics
 from gateway.cli.health import serving_health
 from gateway.cli.terminal.options import DATABASE
-from gateway.platform.database.engine import Database
-from gateway.platform.database.schema import require_current_schema
-from gateway.platform.settings import Settings, load_settings
+from gateway.platform.database.schema import check_schema
+from gateway.platform.settings import load_settings
 
 EPILOG = """\
 \b
@@ -39,7 +38,7 @@ track `long` does the rest. Each setting is also an environment variable SLUICE_
 def command(redis_url: str | None, database_url: str | None, track: str | None) -> None:
     """Run background jobs until SIGTERM or Ctrl-C, and finish running ones first."""
     settings = load_settings(redis_url=redis_url, database_url=database_url)
-    asyncio.run(_check(settings))
+    asyncio.run(check_schema(settings.database_url.get_secret_value()))
     from gateway.jobs.app import create_app, run_worker
     from gateway.jobs.runner import running, stop_all
     from gateway.jobs.schedule import DRAIN, Track
@@ -60,11 +59,3 @@ def command(redis_url: str | None, database_url: str | None, track: str | None) 
             # Drain the settlements of stopped gateways, so that none stay in Redis.
             runners[Track.LEDGER].run(DRAIN)
     sys.exit(status)
-
-
-async def _check(settings: Settings) -> None:
-    database = Database(settings.database_url.get_secret_value())
-    try:
-        await require_current_schema(database)
-    finally:
-        await database.aclose()

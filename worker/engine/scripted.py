@@ -111,16 +111,6 @@ class ScriptedEngine:
         self._dead = False
         self._adapters: set[EngineAdapter] = set()
 
-    @property
-    def info(self) -> EngineInfo:
-        """Limits and properties of the engine; available once it has started."""
-        return self._info
-
-    @property
-    def parsers(self) -> Parsers:
-        """Parsers of chat responses; available once the engine has started."""
-        return self._parsers
-
     async def start(self) -> None:
         """Read the model's tokenizer and configuration."""
         content = (self._folder / "tokenizer.json").read_bytes()
@@ -130,7 +120,7 @@ class ScriptedEngine:
             for token_id in range(tokenizer.get_vocab_size())
             if _WORD.fullmatch(tokenizer.decode([token_id]))
         ]
-        self._parsers = OwnParsers(
+        self.parsers: Parsers = OwnParsers(
             tokenizer, finds_reasoning=tokenizer.token_to_id(THINKING_END) is not None
         )
         config = json.loads((self._folder / "config.json").read_text())
@@ -140,7 +130,7 @@ class ScriptedEngine:
         if self._script.chat_template is not None:
             templates = given_template(self._script.chat_template)
         chat = chat_format(templates, folder_special_tokens(self._folder), OWN_PARSERS)
-        self._info = EngineInfo(
+        self.info = EngineInfo(
             name="scripted",
             context_window=self._script.context_window or context_window(self._folder),
             vocabulary_size=config["vocab_size"],
@@ -238,7 +228,7 @@ class ScriptedEngine:
         self._work.set()
 
     def _check(self, request: EngineRequest) -> None:
-        prompt, size = request.prompt_token_ids, self._info.vocabulary_size
+        prompt, size = request.prompt_token_ids, self.info.vocabulary_size
         if not prompt:
             raise InvalidRequestError("The prompt must not be empty.")
         if request.adapter is not None and request.adapter not in self._adapters:
@@ -246,10 +236,10 @@ class ScriptedEngine:
         known = prompt + request.output_token_ids
         if not (min(known) >= 0 and max(known) < size):
             raise InvalidRequestError(f"Token ids must be between 0 and {size - 1}.")
-        if len(prompt) >= self._info.context_window:
+        if len(prompt) >= self.info.context_window:
             raise InvalidRequestError(
                 f"The prompt must be shorter than the context window of "
-                f"{self._info.context_window} tokens. Given: {len(prompt)}"
+                f"{self.info.context_window} tokens. Given: {len(prompt)}"
             )
 
     async def _wait_for_work(self) -> None:
@@ -332,7 +322,7 @@ class ScriptedEngine:
         is_eos = token_id == self._eos_token_id and not request.sampling.ignore_eos
         if is_eos or token_id in request.sampling.stop_token_ids:
             return SequenceEnd.STOP
-        if sequence.generated >= request.max_tokens or tokens >= self._info.context_window:
+        if sequence.generated >= request.max_tokens or tokens >= self.info.context_window:
             return SequenceEnd.LENGTH
         return None
 

@@ -5,12 +5,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, SecretStr, TypeAdapter, ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import Field, TypeAdapter, ValidationError
+from pydantic_settings import SettingsConfigDict
 
-from common.logs import LogFormat
 from worker.command_line import reasons
-from worker.settings import RedisUrl, Settings, environment_name
+from worker.settings import ProcessSettings, Settings, environment_name
 
 _OF_HOST = (
     "ends_with_input",
@@ -23,20 +22,17 @@ _OF_HOST = (
 """Settings of a worker that the host decides."""
 
 
-class HostSettings(BaseSettings):
+class HostSettings(ProcessSettings):
     """Settings of a host, from the environment (prefix `SLUICE_HOST_`) or the command line.
 
     Its workers inherit the environment, so `SLUICE_` variables are settings of every worker.
     """
 
-    model_config = SettingsConfigDict(env_prefix="SLUICE_HOST_", extra="forbid", frozen=True)
+    model_config = SettingsConfigDict(env_prefix="SLUICE_HOST_")
 
     models: Path = Field(
         description="JSON file with a list of the settings of each model's worker, such as "
         '`[{"model_path": "/models/a"}, {"model_path": "/models/b", "max_sequences": 64}]`.',
-    )
-    redis_url: RedisUrl = Field(
-        default=SecretStr("redis://127.0.0.1:6379/0"), description="Redis server of the queue."
     )
     least_seconds: float = Field(
         default=30.0,
@@ -67,14 +63,9 @@ class HostSettings(BaseSettings):
         description="Maximum number of models whose workers sleep beside the one that is served, "
         "with their weights in the machine's memory; 0 ends the worker at each swap. Needs a GPU.",
     )
-    health_host: str = Field(
-        default="127.0.0.1", description="Address of /metrics, /healthz and /readyz."
-    )
     health_port: int = Field(
         default=0, ge=0, le=65535, description="Port of the host's /metrics; 0 opens none."
     )
-    log_level: str = Field(default="INFO", description="Minimum level of log messages.")
-    log_format: LogFormat = Field(default=LogFormat.TEXT, description="`text`, or `json`.")
 
 
 def read_models(path: Path) -> dict[str, dict[str, str]]:

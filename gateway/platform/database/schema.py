@@ -110,6 +110,15 @@ async def require_current_schema(database: Database) -> None:
         raise SchemaNotCurrentError(database.engine.url, state)
 
 
+async def check_schema(url: str) -> None:
+    """Raise SchemaNotCurrentError if this code cannot run on the database at `url`."""
+    database = Database(url)
+    try:
+        await require_current_schema(database)
+    finally:
+        await database.aclose()
+
+
 async def unprotected_tables(transaction: AsyncSession) -> list[str]:
     """Return the append-only tables and partitions whose triggers are not as `upgrade` made them.
 

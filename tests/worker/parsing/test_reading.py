@@ -23,7 +23,7 @@ from tests.support.redis_server import RedisServer
 from tests.worker.conftest import Gateway, make_job, resumed, running_worker
 from worker.engine.scripted import Script, ScriptedEngine
 from worker.parsing import reader as reader_module
-from worker.parsing.base import MakeParser, Parsed, Parsers
+from worker.parsing.base import MakeParser, Parsed
 
 STEADY = Script(step_seconds=0.002)
 GREEDY = SamplingSpec(seed=1, temperature=0.0)
@@ -89,10 +89,10 @@ class ParsersByName:
 class Engine(ScriptedEngine):
     """An engine with these parsers."""
 
-    @property
     @override
-    def parsers(self) -> Parsers:
-        return ParsersByName()
+    async def start(self) -> None:
+        await super().start()
+        self.parsers = ParsersByName()
 
 
 def parsing(name: str) -> Parsing:

@@ -23,7 +23,6 @@ from worker.engine.base import (
     AdapterRejectedError,
     EngineAdapter,
     EngineDeadError,
-    EngineInfo,
     EngineRequest,
     EngineStep,
     Held,
@@ -61,22 +60,12 @@ class VllmEngine:
         self._processes = EngineProcesses()
         self._resumed = ResumedSequences()
         self._banned = BannedOutputs()
-        self._parsers: Parsers = NO_PARSERS
+        self.parsers: Parsers = NO_PARSERS
         self._cache_events: CacheEvents | None = None
         # vLLM's tokenizer is not thread-safe, so one thread does everything that
         # needs it. The other thread keeps grammars from waiting for images.
         self._tokenizing = ThreadPoolExecutor(1, "tokenize")
         self._compiling = ThreadPoolExecutor(1, "compile")
-
-    @property
-    def info(self) -> EngineInfo:
-        """Limits and properties of the engine; available once it has started."""
-        return self._info
-
-    @property
-    def parsers(self) -> Parsers:
-        """Parsers of chat responses; available once the engine has started."""
-        return self._parsers
 
     async def start(self) -> None:
         """Load the model in a thread: this takes half a minute or more."""
@@ -273,7 +262,7 @@ class VllmEngine:
         self._prompts = Prompts(
             self._llm, tokens_input, partial(parse_model_prompt, self._llm.model_config)
         )
-        self._info = describe(
+        self.info = describe(
             self._llm,
             self._prompts,
             self._settings,
@@ -289,15 +278,15 @@ class VllmEngine:
             ),
         )
         if self._cache_events is not None:
-            self._cache_events.begin(self._info.cache_block_tokens)
+            self._cache_events.begin(self.info.cache_block_tokens)
         if parsers.tool_parser or parsers.reasoning_parser:
-            self._parsers = VllmParsers(
-                parsers.tool_parser, parsers.reasoning_parser, self._info.tokenizer_json
+            self.parsers = VllmParsers(
+                parsers.tool_parser, parsers.reasoning_parser, self.info.tokenizer_json
             )
         self._parameters = SamplingParameters(
             vllm.sampling_params,
-            self._info.tokenizer_json,
-            self._info.eos_token_ids,
+            self.info.tokenizer_json,
+            self.info.eos_token_ids,
             # vLLM's CPU runner draws each seeded sequence separately, which costs a thirtieth
             # of the throughput of a full batch. Its GPU runner draws all sequences alike.
             seeds_cost_time=is_cpu,
@@ -320,7 +309,7 @@ class VllmEngine:
             cache_salt="warm-up",
             logprobs=1,
             prompt_logprobs=1,
-            grammar=_WARM_UP_GRAMMAR if Feature.STRUCTURE in self._info.features else "",
+            grammar=_WARM_UP_GRAMMAR if Feature.STRUCTURE in self.info.features else "",
         )
         await self.submit([request])
         while not any(output.end for output in (await self.step()).outputs):
@@ -343,7 +332,7 @@ class VllmEngine:
         try:
             prompt = self._prompts.make(first)
             prompt_tokens = len(prompt["prompt_token_ids"])
-            max_tokens = fitting_max_tokens(first, prompt_tokens, self._info.context_window)
+            max_tokens = fitting_max_tokens(first, prompt_tokens, self.info.context_window)
             for request in requests:
                 self._check_output(request, prompt_tokens, max_tokens)
             params = self._parameters.make(
@@ -363,7 +352,7 @@ class VllmEngine:
         self._parameters.forbid_words(made.sampling_params)
         is_bounded = first.sampling.thinking_budget is not None
         bans = Bans(first, made.sampling_params, forced=self._forced if is_bounded else ())
-        if not bans.leave_any(self._info.vocabulary_size):
+        if not bans.leave_any(self.info.vocabulary_size):
             names = first.sampling.bans
             raise InvalidRequestError(
                 f"{' and '.join(names)} must allow at least one token to begin with.",
@@ -376,7 +365,7 @@ class VllmEngine:
         token_ids = request.output_token_ids
         if not token_ids:
             return
-        largest, window = self._info.vocabulary_size - 1, self._info.context_window
+        largest, window = self.info.vocabulary_size - 1, self.info.context_window
         if not (min(token_ids) >= 0 and max(token_ids) <= largest):
             raise InvalidRequestError(f"Earlier tokens must have ids between 0 and {largest}.")
         if not (len(token_ids) < max_tokens and prompt_tokens + len(token_ids) < window):
