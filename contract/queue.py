@@ -19,9 +19,10 @@ the rate at which jobs are claimed.
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from functools import lru_cache
+from itertools import chain
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -78,17 +79,16 @@ MISSING_MS: Final = 200
 """Time for which a worker must be missing before it is gone: enough for heartbeats that waited
 while Redis paused, and for a worker that connects again."""
 
-_PRELUDE = "job_prelude"
-_ENQUEUE = LuaScript("job_enqueue", prelude=_PRELUDE)
-_CLAIM = LuaScript("job_claim", prelude=_PRELUDE)
-_EXTEND = LuaScript("job_extend", prelude=_PRELUDE)
-_FINISH = LuaScript("job_finish", prelude=_PRELUDE)
-_CANCEL = LuaScript("job_cancel", prelude=_PRELUDE)
-_RECLAIM = LuaScript("job_reclaim", prelude=_PRELUDE)
-_REQUEUE = LuaScript("job_requeue", prelude=_PRELUDE)
-_PROMOTE = LuaScript("job_promote", prelude=_PRELUDE)
-_REVIVE = LuaScript("job_revive", prelude=_PRELUDE)
-_CHARGE = LuaScript("job_charge", prelude=_PRELUDE)
+_ENQUEUE = LuaScript("job_enqueue")
+_CLAIM = LuaScript("job_claim")
+_EXTEND = LuaScript("job_extend")
+_FINISH = LuaScript("job_finish")
+_CANCEL = LuaScript("job_cancel")
+_RECLAIM = LuaScript("job_reclaim")
+_REQUEUE = LuaScript("job_requeue")
+_PROMOTE = LuaScript("job_promote")
+_REVIVE = LuaScript("job_revive")
+_CHARGE = LuaScript("job_charge")
 _RECEIPTS = LuaScript("job_receipts")
 _FORGET = LuaScript("job_forget")
 _ANNOUNCE = LuaScript("worker_announce")
@@ -248,19 +248,22 @@ class JobQueue:
         self._sequence = keys.sequence(model)
         self._leases = keys.leases(model)
         self._lanes = {lane: _lane_keys(model, lane) for lane in Lane}
-        self._counters = [key for each in self._lanes.values() for key in each[:2]]
-        """The active tenants and service counters of every lane."""
+        names = ("active", "counters", "batch_active", "batch_counters")
+        self._counters = dict(
+            zip(names, [key for each in self._lanes.values() for key in each[:2]], strict=True)
+        )
+        """The active tenants and service counters of every lane, as scripts name them."""
         self._holders = keys.holders(model)
-        self._claim_keys = [
-            self._leases,
-            *(key for each in self._lanes.values() for key in each),
-            self._holders,
-        ]
+        self._keys_of_lanes = [key for each in self._lanes.values() for key in each]
         self._prefixes = {
             lane: (keys.queue_prefix(model, lane), keys.pace_prefix(model, lane)) for lane in Lane
         }
         """Of the tenants' queues and paces in every lane."""
-        self._enqueue_keys = lru_cache(maxsize=10_000)(self._keys_to_enqueue)
+        names = ("queue_prefix", "pace_prefix", "batch_queue_prefix", "batch_pace_prefix")
+        self._lane_prefixes = dict(
+            zip(names, [each for pair in self._prefixes.values() for each in pair], strict=True)
+        )
+        self._enqueue_names = lru_cache(maxsize=10_000)(self._names_to_enqueue)
         self._held_prefix = keys.held.prefix(model)
         self._worker_doorbell_prefix = keys.worker_doorbell.prefix(model)
 
@@ -281,7 +284,11 @@ class JobQueue:
         first, *others = [
             jobs[start : start + JOBS_AT_ONCE] for start in range(0, len(jobs), JOBS_AT_ONCE)
         ]
-        bounds = [most_waiting, most_waiting_of_tenant, int(longest_wait_seconds * 1000)]
+        bounds = {
+            "most_waiting": most_waiting,
+            "most_waiting_of_tenant": most_waiting_of_tenant,
+            "longest_wait": int(longest_wait_seconds * 1000),
+        }
         report = await self._enqueue(first, weight, bounds, admitted=len(jobs))
         for part in others:
             if report.result not in (EnqueueResult.ENQUEUED, EnqueueResult.DUPLICATE):
@@ -291,28 +298,17 @@ class JobQueue:
         return report
 
     async def _enqueue(
-        self, jobs: Sequence[GenerationJob], weight: float, bounds: Sequence[int], *, admitted: int
+        self,
+        jobs: Sequence[GenerationJob],
+        weight: float,
+        bounds: Mapping[str, int],
+        *,
+        admitted: int,
     ) -> EnqueueReport:
         tenant, tier = jobs[0].tenant, jobs[0].service_tier
         lane = lane_of(tier)
         deadline_ms = max(job.deadline_ms for job in jobs)
-        most_waiting, most_waiting_of_tenant, longest_wait_ms = bounds
-        script_keys = [
-            *self._enqueue_keys(tenant, lane),
-            *[self._job_prefix + job.id for job in jobs],
-        ]
-        arguments: list[Argument] = [
-            tenant,
-            weight * TIER_BOOSTS[tier],
-            most_waiting,
-            most_waiting_of_tenant,
-            max(deadline_ms - clock.now_ms(), 0) + _ABANDONED_GRACE_MS,
-            TIER_RANKS[tier],
-            longest_wait_ms,
-            self._job_prefix,
-            *self._prefixes[lane],
-            admitted,
-        ]
+        arguments: list[Argument] = []
         for job in jobs:
             arguments += [
                 job.id,
@@ -326,8 +322,17 @@ class JobQueue:
                 adapter_of(job),
             ]
             await let_others_run(job)
+        names, tenant_keys = self._enqueue_names(tenant, lane)
         code, waiting_jobs, retry_ms, *rows = await _ENQUEUE.run(
-            self._executor, script_keys, arguments
+            self._executor,
+            **names,
+            keys=[*tenant_keys, *self._jobs([job.id for job in jobs])],
+            weight=weight * TIER_BOOSTS[tier],
+            rank=TIER_RANKS[tier],
+            **bounds,
+            expires_ms=_expires_ms(deadline_ms),
+            admitted=admitted,
+            arguments=arguments,
         )
         shed = [ShedJob(gateway.decode(), int(handle)) for gateway, handle in _grouped(rows, 2)]
         return EnqueueReport(
@@ -361,31 +366,31 @@ class JobQueue:
             *rows,
         ) = await _CLAIM.run(
             self._executor,
-            self._claim_keys,
-            [
-                self._job_prefix,
-                worker,
-                most_jobs,
-                room.tokens,
-                room.sequences,
-                room.most_sequences,
-                int(room.empty),
-                lease_ms,
-                PROMPT_COST,
-                MOST_CLAIMED_PROMPT_TOKENS,
-                room.preemptible_tokens,
-                room.preemptible_sequences,
-                room.batch_prompt_tokens,
-                *(prefix for prefixes in self._prefixes.values() for prefix in prefixes),
-                self._held_prefix,
-                self._worker_doorbell_prefix,
-                affinity.patience_ms,
-                affinity.prefill_us,
-                AFFINITY_QUANTUM,
-                engine,
-                -1 if adapters is None else adapters.free_slots,
-                *(() if adapters is None else adapters.used),
-            ],
+            leases=self._leases,
+            holders=self._holders,
+            keys=self._keys_of_lanes,
+            job_prefix=self._job_prefix,
+            worker=worker,
+            engine=engine,
+            most_jobs=most_jobs,
+            lease_ms=lease_ms,
+            prompt_cost=PROMPT_COST,
+            tokens=room.tokens,
+            sequences=room.sequences,
+            most_sequences=room.most_sequences,
+            is_empty=int(room.empty),
+            most_prompt_tokens=MOST_CLAIMED_PROMPT_TOKENS,
+            preemptible_tokens=room.preemptible_tokens,
+            preemptible_sequences=room.preemptible_sequences,
+            batch_prompt_tokens=room.batch_prompt_tokens,
+            **self._lane_prefixes,
+            held_prefix=self._held_prefix,
+            doorbell_prefix=self._worker_doorbell_prefix,
+            patience=affinity.patience_ms,
+            prefill_us=affinity.prefill_us,
+            quantum=AFFINITY_QUANTUM,
+            free_slots=-1 if adapters is None else adapters.free_slots,
+            arguments=() if adapters is None else adapters.used,
         )
         claims = []
         for number, (_, attempt, waited_ms, payload) in enumerate(_grouped(rows, 4)):
@@ -417,16 +422,17 @@ class JobQueue:
 
         A lease of 0 ms returns the jobs: they count as lost immediately.
         """
-        arguments: list[Argument] = [
-            self._job_prefix,
-            worker,
-            COMPLETION_COST,
-            lease_ms,
-            PROMPT_COST,
-        ]
-        for report in reports:
-            arguments += report
-        lost = await _EXTEND.run(self._executor, [self._leases, *self._counters], arguments)
+        lost = await _EXTEND.run(
+            self._executor,
+            leases=self._leases,
+            **self._counters,
+            job_prefix=self._job_prefix,
+            worker=worker,
+            lease_ms=lease_ms,
+            completion_cost=COMPLETION_COST,
+            prompt_cost=PROMPT_COST,
+            arguments=chain.from_iterable(reports),
+        )
         return [job_id.decode() for job_id in lost]
 
     async def finish(self, worker: str, *reports: LeaseReport) -> bool:
@@ -435,12 +441,15 @@ class JobQueue:
         Return False if another worker holds the lease of one of them or it has ended. That job is
         unchanged.
         """
-        arguments: list[Argument] = [worker, COMPLETION_COST, PROMPT_COST]
-        for report in reports:
-            arguments += report
-        jobs = [self._job_prefix + report.job_id for report in reports]
         finished = await _FINISH.run(
-            self._executor, [self._leases, *self._counters, *jobs], arguments
+            self._executor,
+            leases=self._leases,
+            **self._counters,
+            keys=self._jobs([report.job_id for report in reports]),
+            worker=worker,
+            completion_cost=COMPLETION_COST,
+            prompt_cost=PROMPT_COST,
+            arguments=chain.from_iterable(reports),
         )
         return bool(finished == len(reports))
 
@@ -451,8 +460,11 @@ class JobQueue:
         """
         charged = await _CHARGE.run(
             self._executor,
-            [self._job_prefix + job_id, *self._counters],
-            [worker, attempt, units],
+            key=self._job_prefix + job_id,
+            **self._counters,
+            worker=worker,
+            attempt=attempt,
+            units=units,
         )
         return bool(charged)
 
@@ -465,8 +477,9 @@ class JobQueue:
         """
         cancelled = await _CANCEL.run(
             self._executor,
-            self._keys_of_job(job_id, tenant),
-            [job_id, tenant, keys.control.prefix(self.model)],
+            **self._names_of(job_id, tenant),
+            keys=self._keys_of_tenant(tenant),
+            control_prefix=keys.control.prefix(self.model),
         )
         return bool(cancelled)
 
@@ -477,7 +490,11 @@ class JobQueue:
         reports.
         """
         rows = await _RECLAIM.run(
-            self._executor, [self._leases], [self._job_prefix, most, _REPORT_AGAIN_MS]
+            self._executor,
+            leases=self._leases,
+            job_prefix=self._job_prefix,
+            most=most,
+            again_ms=_REPORT_AGAIN_MS,
         )
         return [
             LostJob(job_id.decode(), tenant.decode(), gateway.decode(), int(handle), int(attempt))
@@ -491,18 +508,18 @@ class JobQueue:
 
         Attempt `attempt` must be lost, or returned by its worker (`is_returned`).
         """
+        completion, prompt, cached = received_counts(job)
         code = await _REQUEUE.run(
             self._executor,
-            self._keys_of_job(job.id, job.tenant),
-            [
-                job.id,
-                job.tenant,
-                attempt,
-                int(is_returned),
-                needed_tokens(job),
-                messages.encode_job(job),
-                *received_counts(job),
-            ],
+            **self._names_of(job.id, job.tenant),
+            keys=self._keys_of_tenant(job.tenant),
+            lost_attempt=attempt,
+            is_returned=int(is_returned),
+            need_tokens=needed_tokens(job),
+            payload=messages.encode_job(job),
+            completion=completion,
+            prompt=prompt,
+            cached=cached,
         )
         return RequeueResult(code)
 
@@ -514,26 +531,27 @@ class JobQueue:
         jobs do not apply, since the job was admitted before.
         """
         tier = job.service_tier
+        completion, prompt, cached = received_counts(job)
         over: int = await _REVIVE.run(
             self._executor,
-            [*self._keys_of_job(job.id, job.tenant), self._sequence],
-            [
-                job.id,
-                job.tenant,
-                attempt,
-                needed_tokens(job),
-                messages.encode_job(job),
-                weight * TIER_BOOSTS[tier],
-                TIER_RANKS[tier],
-                len(job.prompt_token_ids),
-                job.best_of,
-                job.gateway,
-                job.handle,
-                max(job.deadline_ms - clock.now_ms(), 0) + _ABANDONED_GRACE_MS,
-                *received_counts(job),
-                job.affinity,
-                adapter_of(job),
-            ],
+            **self._names_of(job.id, job.tenant),
+            sequence=self._sequence,
+            keys=self._keys_of_tenant(job.tenant),
+            over_attempt=attempt,
+            need_tokens=needed_tokens(job),
+            payload=messages.encode_job(job),
+            weight=weight * TIER_BOOSTS[tier],
+            rank=TIER_RANKS[tier],
+            prompt_tokens=len(job.prompt_token_ids),
+            sequences=job.best_of,
+            gateway=job.gateway,
+            handle=job.handle,
+            expires_ms=_expires_ms(job.deadline_ms),
+            completion=completion,
+            prompt=prompt,
+            cached=cached,
+            affinity=job.affinity,
+            adapter=adapter_of(job),
         )
         return over
 
@@ -544,20 +562,22 @@ class JobQueue:
         request does not change.
         """
         boosts = [TIER_BOOSTS[each] for each in sorted(TIER_RANKS, key=TIER_RANKS.__getitem__)]
-        lanes = [key for lane in Lane for key in self._keys_of(tenant, lane)]
+        lanes = self._keys_of_tenant(tenant)
         raised = 0
         for start in range(0, len(job_ids), _PROMOTED_AT_ONCE):
             some = job_ids[start : start + _PROMOTED_AT_ONCE]
             raised += await _PROMOTE.run(
                 self._executor,
-                [*lanes, *self._jobs(some)],
-                [tenant, TIER_RANKS[tier], *boosts, *some],
+                keys=[*lanes, *self._jobs(some)],
+                tenant=tenant,
+                new_rank=TIER_RANKS[tier],
+                arguments=[*boosts, *some],
             )
         return raised
 
     async def receipts(self, job_ids: Sequence[str]) -> list[JobReceipt]:
         """Return the states and token counts of jobs, in the order of `job_ids`."""
-        rows = await _RECEIPTS.run(self._executor, self._jobs(job_ids), [])
+        rows = await _RECEIPTS.run(self._executor, keys=self._jobs(job_ids))
         return [
             JobReceipt(JobState(state), completion, prompt, cached, engine.decode())
             for state, completion, prompt, cached, engine in rows
@@ -572,7 +592,7 @@ class JobQueue:
 
     async def forget(self, job_ids: Sequence[str]) -> None:
         """Drop the receipts of settled jobs; jobs that have not ended will leave none."""
-        await _FORGET.run(self._executor, self._jobs(job_ids), [])
+        await _FORGET.run(self._executor, keys=self._jobs(job_ids))
 
     async def announce(self, card: WorkerCard, *, ttl_ms: int) -> int:
         """Announce a worker; the announcement and what it holds expire after `ttl_ms`.
@@ -581,12 +601,13 @@ class JobQueue:
         """
         held: int = await _ANNOUNCE.run(
             self._executor,
-            [
-                keys.workers(self.model),
-                keys.worker_card(self.model, card.id),
-                keys.held(self.model, card.id),
-            ],
-            [card.id, messages.encode(card), ttl_ms, int(card.state is WorkerState.READY)],
+            workers=keys.workers(self.model),
+            card_key=keys.worker_card(self.model, card.id),
+            held=keys.held(self.model, card.id),
+            worker=card.id,
+            card=messages.encode(card),
+            ttl_ms=ttl_ms,
+            is_claiming=int(card.state is WorkerState.READY),
         )
         return held
 
@@ -609,15 +630,14 @@ class JobQueue:
             some = changes[start : start + _HELD_AT_ONCE]
             held = await _HOLD.run(
                 self._executor,
-                [keys.held(self.model, worker), self._holders],
-                [
-                    worker,
-                    ttl_ms,
-                    int(starts_over and not start),
-                    _MOST_HOLDERS,
-                    sum(not is_added for _, is_added in some),
-                    *(digest for digest, _ in some),
-                ],
+                held=keys.held(self.model, worker),
+                holders=self._holders,
+                worker=worker,
+                ttl_ms=ttl_ms,
+                starts_over=int(starts_over and not start),
+                most_holders=_MOST_HOLDERS,
+                removed=sum(not is_added for _, is_added in some),
+                arguments=(digest for digest, _ in some),
             )
         return held
 
@@ -628,8 +648,10 @@ class JobQueue:
         """
         watched = await _BEAT.run(
             self._executor,
-            [keys.watched_workers(self.model)],
-            [worker, keys.worker_channel(self.model, worker), lease_ms],
+            watched=keys.watched_workers(self.model),
+            worker=worker,
+            channel=keys.worker_channel(self.model, worker),
+            lease_ms=lease_ms,
         )
         return bool(watched)
 
@@ -640,14 +662,14 @@ class JobQueue:
         """
         gone = await _WATCH.run(
             self._executor,
-            [keys.watched_workers(self.model), keys.workers(self.model), self._leases],
-            [
-                keys.worker_channel.prefix(self.model),
-                keys.worker_card.prefix(self.model),
-                self._job_prefix,
-                MISSING_MS,
-                self._held_prefix,
-            ],
+            watched=keys.watched_workers(self.model),
+            workers=keys.workers(self.model),
+            leases=self._leases,
+            channel_prefix=keys.worker_channel.prefix(self.model),
+            card_prefix=keys.worker_card.prefix(self.model),
+            job_prefix=self._job_prefix,
+            held_prefix=self._held_prefix,
+            grace_ms=MISSING_MS,
         )
         return [worker.decode() for worker in gone]
 
@@ -655,35 +677,42 @@ class JobQueue:
         """Count ready workers and jobs, and measure the oldest wait."""
         workers, waiting, leased, tenants, oldest_ms, batch_jobs = await _STATUS.run(
             self._executor,
-            [
-                keys.workers(self.model),
-                keys.waiting(self.model),
-                self._leases,
-                keys.active_tenants(self.model),
-                keys.arrivals(self.model),
-                keys.waiting(self.model, Lane.BATCH),
-            ],
-            [self._job_prefix],
+            workers=keys.workers(self.model),
+            waiting=keys.waiting(self.model),
+            leases=self._leases,
+            active=keys.active_tenants(self.model),
+            arrivals=keys.arrivals(self.model),
+            batch_waiting=keys.waiting(self.model, Lane.BATCH),
+            job_prefix=self._job_prefix,
         )
         return ModelStatus(workers, waiting, leased, tenants, oldest_ms / 1000, batch_jobs)
 
-    def _keys_of_job(self, job_id: str, tenant: str) -> list[str]:
-        """Return the keys that change when a job enters or leaves the queue, in any lane."""
-        lanes = [key for lane in Lane for key in self._keys_of(tenant, lane)]
-        return [self._leases, self._job_prefix + job_id, *lanes]
+    def _names_to_enqueue(self, tenant: str, lane: Lane) -> tuple[dict[str, str], list[str]]:
+        """Return what `job_enqueue` names and what never changes for a tenant, and further keys."""
+        queue_prefix, pace_prefix = self._prefixes[lane]
+        names = {
+            "sequence": self._sequence,
+            "promises": keys.promises(self.model, lane),
+            "tenant_promises": keys.tenant_promises(self.model, tenant, lane),
+            "tenant": tenant,
+            "job_prefix": self._job_prefix,
+            "queue_prefix": queue_prefix,
+            "pace_prefix": pace_prefix,
+        }
+        return names, self._keys_of(tenant, lane)
+
+    def _names_of(self, job_id: str, tenant: str) -> dict[str, str]:
+        """Return what scripts for one job name."""
+        key = self._job_prefix + job_id
+        return {"leases": self._leases, "key": key, "id": job_id, "tenant": tenant}
+
+    def _keys_of_tenant(self, tenant: str) -> list[str]:
+        """Return the keys that change when a job of a tenant enters or leaves any lane."""
+        return [key for lane in Lane for key in self._keys_of(tenant, lane)]
 
     def _keys_of(self, tenant: str, lane: Lane) -> list[str]:
         """Return the keys of a lane, then the keys of a tenant in it."""
         return [*self._lanes[lane], *(prefix + tenant for prefix in self._prefixes[lane])]
-
-    def _keys_to_enqueue(self, tenant: str, lane: Lane) -> tuple[str, ...]:
-        """Return the keys that `job_enqueue` uses, except the jobs' own keys."""
-        return (
-            *self._keys_of(tenant, lane),
-            self._sequence,
-            keys.promises(self.model, lane),
-            keys.tenant_promises(self.model, tenant, lane),
-        )
 
     def _jobs(self, job_ids: Sequence[str]) -> list[str]:
         return [self._job_prefix + job_id for job_id in job_ids]
@@ -731,6 +760,11 @@ def received_counts(job: GenerationJob) -> tuple[int, int, int]:
     tokens = sum(len(each.token_ids) for each in job.resumption.sequences)
     copies = job.n if job.is_replicated else 1
     return tokens * copies, job.resumption.prompt_tokens, job.resumption.cached_tokens
+
+
+def _expires_ms(deadline_ms: int) -> int:
+    """Return after how many milliseconds a job disappears if every process abandons it."""
+    return max(deadline_ms - clock.now_ms(), 0) + _ABANDONED_GRACE_MS
 
 
 def _grouped(values: list[Any], size: int) -> Iterable[list[Any]]:

@@ -1,11 +1,15 @@
 -- Charge the tenant of a leased job for work of its worker besides tokens.
 --
--- KEYS[1] job
--- KEYS[2..3] of requests: active tenants, service counters  KEYS[4..5] the same of batch jobs
--- ARGV[1] worker  ARGV[2] attempt  ARGV[3] service units before the division by the weight
+-- KEYS job, then the active tenants and service counters of each lane
+-- ARGV worker, attempt, units: service units before the division by the weight
 -- Output 1 charged, 0 no longer leased to this worker (nothing is changed)
-local job = call('HMGET', KEYS[1], 'worker', 'attempt', 'tenant', 'weight', 'place')
-if job[1] ~= ARGV[1] or job[2] ~= ARGV[2] then return 0 end
-local lane = is_batch(job[5]) and 4 or 2
-charge(KEYS[lane], KEYS[lane + 1], job[3], ARGV[3] / job[4])
+-- @include places
+-- @include counters
+local key, active, counters, batch_active, batch_counters = unpack(KEYS, 1, 5)
+local worker, attempt, units = unpack(ARGV, 1, 3)
+local holder, current, tenant, weight, place = unpack(
+  call('HMGET', key, 'worker', 'attempt', 'tenant', 'weight', 'place'))
+if holder ~= worker or current ~= attempt then return 0 end
+if is_batch(place) then active, counters = batch_active, batch_counters end
+charge(active, counters, tenant, units / weight)
 return 1

@@ -5,33 +5,36 @@
 -- job is reported as lost, in case the worker's control list was lost, but stays leased until the
 -- worker has ended it.
 --
--- KEYS[1] leases
--- KEYS[2..3] of requests: active tenants, service counters  KEYS[4..5] the same of batch jobs
--- ARGV[1] job prefix  ARGV[2] worker  ARGV[3] cost of a completion token
--- ARGV[4] lease in milliseconds  ARGV[5] cost of a prompt token
--- ARGV[6..] for each job: id, attempt, completion tokens so far, prompt tokens, cached tokens
+-- KEYS leases, then the active tenants and service counters of each lane
+-- ARGV worker, lease_ms, completion_cost and prompt_cost: of a token, in service units, then for
+--   each job: id, attempt, completion tokens so far, prompt tokens, cached tokens
 -- Output the ids of jobs that the worker must abort and end: cancelled, ended, or leased to another
 -- worker
-local leases = KEYS[1]
-local expiry = now_ms() + ARGV[4]
-local lost, held, costs = {}, {}, {[2] = {}, [4] = {}}
+-- @include reports
+local leases, active, counters, batch_active, batch_counters = unpack(KEYS, 1, 5)
+local job_prefix, worker, lease_ms, completion_cost, prompt_cost = unpack(ARGV, 1, 5)
+local expiry = now_ms() + lease_ms
+local lost, held = {}, {}
 for i = 6, #ARGV, 5 do
-  local id, key = ARGV[i], ARGV[1] .. ARGV[i]
-  local job = call('HMGET', key, 'worker', 'attempt', 'tenant', 'weight', 'charged', 'place',
-    'uncached', 'cancelled', 'reported')
-  local is_held = job[1] == ARGV[2] and job[2] == ARGV[i + 1]
+  local id, attempt, completion, prompt, cached = unpack(ARGV, i, i + 4)
+  local key = job_prefix .. id
+  local holder, current, tenant, weight, charged, place, uncached, cancelled, reported = unpack(
+    call('HMGET', key, 'worker', 'attempt', 'tenant', 'weight', 'charged', 'place', 'uncached',
+      'cancelled', 'reported'))
+  local is_held = holder == worker and current == attempt
   if is_held then
-    local charged = add_cost(costs, job, ARGV[i + 2], ARGV[i + 3], ARGV[i + 4], ARGV[3], ARGV[5])
-    call('HSET', key, 'charged', charged, 'completion', ARGV[i + 2], 'prompt', ARGV[i + 3],
-      'cached', ARGV[i + 4])
-    if job[9] or job[7] and ARGV[i + 3] ~= '0' then
-      call('HDEL', key, 'reported', ARGV[i + 3] == '0' and 'reported' or 'uncached')
+    local tokens, correction = uncharged(charged, uncached, completion, prompt, cached)
+    add_cost(place, tenant, (completion_cost * tokens + prompt_cost * correction) / weight)
+    call('HSET', key, 'charged', charged + tokens, 'completion', completion, 'prompt', prompt,
+      'cached', cached)
+    if reported or uncached and prompt ~= '0' then
+      call('HDEL', key, 'reported', prompt == '0' and 'reported' or 'uncached')
     end
     held[#held + 1] = expiry
     held[#held + 1] = id
   end
-  if not is_held or job[8] then lost[#lost + 1] = id end
+  if not is_held or cancelled then lost[#lost + 1] = id end
 end
-charge_all(costs)
+charge_all(active, counters, batch_active, batch_counters)
 call_in_parts('ZADD', leases, held)
 return lost

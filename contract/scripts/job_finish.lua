@@ -4,25 +4,28 @@
 -- A receipt has no worker field, so checks for the lease holder fail; gateway and attempt identify
 -- what ended.
 --
--- KEYS[1] leases
--- KEYS[2..3] of requests: active tenants, service counters  KEYS[4..5] the same of batch jobs
--- KEYS[6..] one job hash for each job
--- ARGV[1] worker  ARGV[2] cost of a completion token  ARGV[3] cost of a prompt token
--- ARGV[4..] for each job: id, attempt, completion tokens in all, prompt tokens, cached tokens
+-- KEYS leases, then the active tenants and service counters of each lane, then each job
+-- ARGV worker, completion_cost and prompt_cost: of a token, in service units, then for each job: id,
+--   attempt, completion tokens in all, prompt tokens, cached tokens
 -- Output how many jobs were finished; jobs no longer leased to this worker do not change
-local worker, completion_cost, prompt_cost = ARGV[1], ARGV[2], ARGV[3]
-local ended, costs = {}, {[2] = {}, [4] = {}}
-for i = 1, #KEYS - 5 do
-  local key, a = KEYS[5 + i], 5 * i - 1
-  local attempt, completion, tokens, cached = ARGV[a + 1], ARGV[a + 2], ARGV[a + 3], ARGV[a + 4]
-  local job = call('HMGET', key, 'worker', 'attempt', 'tenant', 'weight', 'charged', 'place',
-    'uncached', 'settled', 'gateway', 'engine')
-  if job[1] == worker and job[2] == attempt then
-    add_cost(costs, job, completion, tokens, cached, completion_cost, prompt_cost)
-    leave_receipt(key, job[8], completion, tokens, cached, job[9], attempt, job[10])
-    ended[#ended + 1] = ARGV[a]
+-- @include reports
+-- @include receipts
+local leases, active, counters, batch_active, batch_counters = unpack(KEYS, 1, 5)
+local worker, completion_cost, prompt_cost = unpack(ARGV, 1, 3)
+local ended = {}
+for i = 4, #ARGV, 5 do
+  local id, attempt, completion, prompt, cached = unpack(ARGV, i, i + 4)
+  local key = KEYS[5 + (i + 1) / 5]
+  local holder, current, tenant, weight, charged, place, uncached, settled, gateway, engine = unpack(
+    call('HMGET', key, 'worker', 'attempt', 'tenant', 'weight', 'charged', 'place', 'uncached',
+      'settled', 'gateway', 'engine'))
+  if holder == worker and current == attempt then
+    local tokens, correction = uncharged(charged, uncached, completion, prompt, cached)
+    add_cost(place, tenant, (completion_cost * tokens + prompt_cost * correction) / weight)
+    leave_receipt(key, settled, completion, prompt, cached, gateway, attempt, engine)
+    ended[#ended + 1] = id
   end
 end
-charge_all(costs)
-call_in_parts('ZREM', KEYS[1], ended)
+charge_all(active, counters, batch_active, batch_counters)
+call_in_parts('ZREM', leases, ended)
 return #ended

@@ -3,61 +3,38 @@
 -- A waiting job goes to the place that it would have if it had been enqueued in the new tier. A
 -- leased job stays with its worker, and returns to the new tier if it is requeued.
 --
--- KEYS[1..10] of requests: active tenants, service counters, last active, waiting, doorbell,
--- sheddable, the model's pace, arrivals, the tenant's queue, the tenant's pace
--- KEYS[11..20] the same of batch jobs  KEYS[21..] jobs
--- ARGV[1] tenant  ARGV[2] rank of the new tier  ARGV[3..6] boosts of the tiers, by rank
--- ARGV[7..] id of each job
+-- KEYS the ten keys of each lane and the tenant (see _lanes), then jobs
+-- ARGV tenant, new_rank: of the new tier, then the boosts of the tiers by rank, and the jobs' ids
 -- Output how many jobs were raised
-local first_job, tenant, rank = 20, ARGV[1], tonumber(ARGV[2])
-local boost = ARGV[3 + rank]
-local raised = 0
+-- @include waiting
+local tenant, new_rank = unpack(ARGV, 1, 2)
+local first_job, first_boost, first_id, raised, lane_of = 21, 3, 7, 0, lanes_at(1)
+new_rank = tonumber(new_rank)
 
-local function lane_of(place) return is_batch(place) and 11 or 1 end
-
-local function leave(lane, id)
-  local active, queue = KEYS[lane], KEYS[lane + 8]
-  call('ZREM', queue, id)
-  call('DECR', KEYS[lane + 3])
-  if call('ZCARD', queue) == 0 and call('ZREM', active, tenant) == 1 then
-    call('SET', KEYS[lane + 2], tenant)
-    call('HDEL', KEYS[lane + 9], 'at', 'given')
-    if call('ZCARD', active) == 0 then call('HDEL', KEYS[lane + 6], 'at', 'given') end
-  end
-end
-
-local function enter(lane)
-  if call('ZCARD', KEYS[lane + 8]) == 0 then
-    begin_waiting(KEYS[lane], KEYS[lane + 1], KEYS[lane + 2], tenant)
-  end
-  call('INCR', KEYS[lane + 3])
-end
-
-local function move(id, old_place, new_place, score)
-  local from, to = lane_of(old_place), lane_of(new_place)
-  local arrived = call('ZSCORE', KEYS[from + 7], id)
+local function move(id, rank, from, to, place)
   if from ~= to then
-    leave(from, id)
-    enter(to)
-    call('ZREM', KEYS[from + 7], id)
+    local arrived = call('ZSCORE', from.arrivals, id) or now_ms()
+    leave(from, tenant, id, rank)
+    return enter(to, tenant, id, place, arrived)
   end
-  call('ZADD', KEYS[to + 8], new_place + (score - old_place), id)
-  call('ZADD', KEYS[to + 7], arrived or now_ms(), id)
-  recount(KEYS[from + 5], KEYS[from + 8], tenant, math.floor(old_place / tier_span))
-  recount(KEYS[to + 5], KEYS[to + 8], tenant, rank)
-  call('RPUSH', KEYS[to + 4], 1)
+  call('ZADD', to.queue, place, id)
+  recount(to.sheddable, to.queue, tenant, rank)
+  recount(to.sheddable, to.queue, tenant, new_rank)
+  call('RPUSH', to.doorbell, 1)
 end
 
-for i = first_job + 1, #KEYS do
-  local id = ARGV[6 + i - first_job]
-  local job = call('HMGET', KEYS[i], 'worker', 'place', 'weight')
-  local old_rank = job[1] and math.floor(job[2] / tier_span) or 0
-  if old_rank > rank then
-    local place = rank * tier_span + job[2] % tier_span
-    call('HSET', KEYS[i], 'place', string.format('%.0f', place),
-      'weight', string.format('%.17g', job[3] / ARGV[3 + old_rank] * boost))
-    local score = call('ZSCORE', KEYS[lane_of(job[2]) + 8], id)
-    if score then move(id, job[2], place, score) end
+for i = first_job, #KEYS do
+  local key, id = KEYS[i], ARGV[first_id + i - first_job]
+  local old, weight = unpack(call('HMGET', key, 'place', 'weight'))
+  local rank = old and rank_of(old) or 0
+  if rank > new_rank then
+    local new = new_rank * tier_span + old % tier_span
+    weight = weight / ARGV[first_boost + rank] * ARGV[first_boost + new_rank]
+    call('HSET', key, 'place', string.format('%.0f', new),
+      'weight', string.format('%.17g', weight))
+    local from, to = lane_of(old), lane_of(new)
+    local score = call('ZSCORE', from.queue, id)
+    if score then move(id, rank, from, to, new + (score - old)) end
     raised = raised + 1
   end
 end

@@ -5,28 +5,28 @@
 -- gateway has decided keeps the job. A cancelled job is not reported: no worker will end it, so the
 -- last reported counts become its receipt (see job_finish).
 --
--- KEYS[1] leases
--- ARGV[1] job prefix  ARGV[2] most jobs to look at
--- ARGV[3] milliseconds after which a job is reported again
+-- KEYS leases
+-- ARGV most: jobs to look at  again_ms: milliseconds after which a job is reported again
 -- Output {id, tenant, gateway, handle, attempt, ...}
-local leases = KEYS[1]
-local now = now_ms()
-local out = {}
-for _, id in ipairs(call('ZRANGEBYSCORE', leases, '-inf', now, 'LIMIT', 0, ARGV[2])) do
-  local key = ARGV[1] .. id
-  local job = call('HMGET', key, 'tenant', 'gateway', 'handle', 'attempt', 'reported',
-    'cancelled', 'settled', 'completion', 'prompt', 'cached', 'engine')
-  if not job[1] then
+-- @include receipts
+local leases = unpack(KEYS, 1, 1)
+local job_prefix, most, again_ms = unpack(ARGV, 1, 3)
+local now, out = now_ms(), {}
+for _, id in ipairs(call('ZRANGEBYSCORE', leases, '-inf', now, 'LIMIT', 0, most)) do
+  local key = job_prefix .. id
+  local tenant, gateway, handle, attempt, reported, cancelled, settled, completion, prompt, cached,
+    engine = unpack(call('HMGET', key, 'tenant', 'gateway', 'handle', 'attempt', 'reported',
+      'cancelled', 'settled', 'completion', 'prompt', 'cached', 'engine'))
+  if not tenant then
     call('ZREM', leases, id)
-  elseif job[6] then
+  elseif cancelled then
     call('ZREM', leases, id)
-    leave_receipt(key, job[7], job[8], job[9], job[10], job[2], job[4], job[11])
-  elseif not job[5] or now - job[5] >= tonumber(ARGV[3]) then
+    leave_receipt(key, settled, completion, prompt, cached, gateway, attempt, engine)
+  elseif not reported or now - reported >= tonumber(again_ms) then
     call('HSET', key, 'reported', now)
     -- Others come first at the next call, however many a stuck gateway leaves unresolved.
     call('ZADD', leases, now, id)
-    out[#out + 1] = id
-    for field = 1, 4 do out[#out + 1] = job[field] end
+    for _, value in ipairs({id, tenant, gateway, handle, attempt}) do out[#out + 1] = value end
   end
 end
 return out

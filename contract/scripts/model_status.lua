@@ -4,28 +4,24 @@
 -- processes without arrivals. Jobs that expire also leave entries. This script drops such entries
 -- at the front, some on each call.
 --
--- KEYS[1] workers  KEYS[2] waiting  KEYS[3] leases  KEYS[4] active tenants  KEYS[5] arrivals
--- KEYS[6] waiting batch jobs
--- ARGV[1] job prefix
+-- KEYS workers, waiting, leases, active, arrivals, batch_waiting
+-- ARGV job_prefix
 -- Output {workers that claim jobs, waiting jobs, leased jobs, tenants with waiting jobs,
 -- milliseconds that the oldest of these jobs has waited, waiting batch jobs}: batch jobs count only
 -- in the last number and as leased jobs
-local workers, waiting, leases, active, arrivals = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local most_dropped = 100
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
-redis.call('ZREMRANGEBYSCORE', workers, '-inf', now)
-
-local oldest = 0
+-- @include server
+local workers, waiting, leases, active, arrivals, batch_waiting = unpack(KEYS, 1, 6)
+local job_prefix = unpack(ARGV, 1, 1)
+local most_dropped, now, oldest = 100, now_ms(), 0
+call('ZREMRANGEBYSCORE', workers, '-inf', now)
 for _ = 1, most_dropped do
-  local first = redis.call('ZRANGE', arrivals, 0, 0, 'WITHSCORES')
-  if not first[1] then break end
-  if redis.call('HGET', ARGV[1] .. first[1], 'worker') == '' then
-    oldest = math.max(now - first[2], 0)
+  local id, arrived = unpack(call('ZRANGE', arrivals, 0, 0, 'WITHSCORES'))
+  if not id then break end
+  if call('HGET', job_prefix .. id, 'worker') == '' then
+    oldest = math.max(now - arrived, 0)
     break
   end
-  redis.call('ZREM', arrivals, first[1])
+  call('ZREM', arrivals, id)
 end
-return {redis.call('ZCARD', workers), tonumber(redis.call('GET', waiting) or '0'),
-  redis.call('ZCARD', leases), redis.call('ZCARD', active), oldest,
-  tonumber(redis.call('GET', KEYS[6]) or '0')}
+return {call('ZCARD', workers), tonumber(call('GET', waiting) or '0'), call('ZCARD', leases),
+  call('ZCARD', active), oldest, tonumber(call('GET', batch_waiting) or '0')}

@@ -3,16 +3,17 @@
 -- Redis drops the subscription when the worker's process ends, so worker_watch detects that at
 -- once. A worker without a subscription is not watched: only the leases of its jobs expire.
 --
--- KEYS[1] watched workers
--- ARGV[1] worker  ARGV[2] its channel  ARGV[3] lease in milliseconds, 0 to end it
+-- KEYS watched: watched workers
+-- ARGV worker, channel, lease_ms: 0 to end the lease
 -- Output 1 if the worker is watched, else 0
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
+-- @include server
+local watched = unpack(KEYS, 1, 1)
+local worker, channel, lease_ms = unpack(ARGV, 1, 3)
 -- PUBSUB fails if the user may not run it.
-local seen = redis.pcall('PUBSUB', 'NUMSUB', ARGV[2])
-if seen.err or tonumber(seen[2]) == 0 or ARGV[3] == '0' then
-  redis.call('ZREM', KEYS[1], ARGV[1])
+local seen = redis.pcall('PUBSUB', 'NUMSUB', channel)
+if seen.err or tonumber(seen[2]) == 0 or lease_ms == '0' then
+  call('ZREM', watched, worker)
   return 0
 end
-redis.call('ZADD', KEYS[1], now + ARGV[3], ARGV[1])
+call('ZADD', watched, now_ms() + lease_ms, worker)
 return 1

@@ -1,27 +1,29 @@
--- Update what a worker holds, for the affinity of jobs (see job_claim).
+-- Update what a worker holds, for the affinity of jobs (see _affinity).
 --
 -- The holders name one worker for each digest. An entry may be out of date, so whoever uses it looks
 -- into what that worker holds. Random entries go if there are too many: this costs cache hits only.
 --
--- KEYS[1] what the worker holds  KEYS[2] holders
--- ARGV[1] worker  ARGV[2] milliseconds until the former expires  ARGV[3] 1 to forget it first, else 0
--- ARGV[4] most holders  ARGV[5] number of removed digests
--- ARGV[6..] removed digests, then added ones
+-- KEYS held: what the worker holds  holders
+-- ARGV ttl_ms: milliseconds until the former expires  starts_over: 1 to forget it first, else 0
+--   most_holders, removed: number of removed digests; then removed digests, then added ones
 -- Output how many digests the worker holds
-local held, holders, worker = KEYS[1], KEYS[2], ARGV[1]
-local first_added = 6 + ARGV[5]
-if ARGV[3] == '1' then redis.call('DEL', held) end
-for i = 6, first_added - 1 do
-  redis.call('SREM', held, ARGV[i])
-  if redis.call('HGET', holders, ARGV[i]) == worker then redis.call('HDEL', holders, ARGV[i]) end
+-- @include server
+local held, holders = unpack(KEYS, 1, 2)
+local worker, ttl_ms, starts_over, most_holders, removed = unpack(ARGV, 1, 5)
+local first_removed, dropped_at_once = 6, 1000
+local first_added = first_removed + removed
+if starts_over == '1' then call('DEL', held) end
+for i = first_removed, first_added - 1 do
+  call('SREM', held, ARGV[i])
+  if call('HGET', holders, ARGV[i]) == worker then call('HDEL', holders, ARGV[i]) end
 end
 for i = first_added, #ARGV do
-  redis.call('SADD', held, ARGV[i])
-  redis.call('HSET', holders, ARGV[i], worker)
+  call('SADD', held, ARGV[i])
+  call('HSET', holders, ARGV[i], worker)
 end
-redis.call('PEXPIRE', held, ARGV[2])
-local excess = redis.call('HLEN', holders) - ARGV[4]
+call('PEXPIRE', held, ttl_ms)
+local excess = call('HLEN', holders) - most_holders
 if excess > 0 then
-  redis.call('HDEL', holders, unpack(redis.call('HRANDFIELD', holders, math.min(excess, 1000))))
+  call('HDEL', holders, unpack(call('HRANDFIELD', holders, math.min(excess, dropped_at_once))))
 end
-return redis.call('SCARD', held)
+return call('SCARD', held)

@@ -190,7 +190,7 @@ def _lua_edits(lines: Sequence[str]) -> Iterator[tuple[int, str]]:
                 yield number, line[:at] + new + line[at + len(old) :]
         for match in re.finditer(r"(?<![\w.'\"\[])(\d+)(?![\w'\"])", code):
             yield number, line[: match.start()] + str(int(match[1]) + 1) + line[match.end() :]
-        if re.fullmatch(r"\s*redis\.call\(.*\)\s*", code):
+        if re.fullmatch(r"\s*(redis\.)?call\(.*\)\s*", code):
             yield number, "-- " + line
 
 

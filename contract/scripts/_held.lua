@@ -1,0 +1,59 @@
+-- What a claim knows of waiting jobs, and what its worker holds of them (see contract.affinity).
+-- @include server
+
+local digest_bytes, record_bytes, adds = 8, 12, 2 ^ 31
+
+-- Return the tokens of a record, and whether they add to the tokens of prefixes.
+local function tokens_of(records, number)
+  local tokens = struct.unpack('>I4', records, (number - 1) * record_bytes + digest_bytes + 1)
+  if tokens >= adds then return tokens - adds, true end
+  return tokens, false
+end
+
+-- Note what of a job the worker holds: prompt tokens in its cache, and their sum with other tokens.
+local function match(affinity, job)
+  job.is_held = call('SMISMEMBER', affinity.held_prefix .. affinity.worker, unpack(job.digests))
+  job.is_complete = job.is_held[1] == 1
+  for number = #job.digests, 1, -1 do
+    local tokens, is_added = tokens_of(job.records, number)
+    if job.is_held[number] ~= 1 then
+      if is_added then job.is_complete = false end
+    elseif is_added then
+      job.score = job.score + tokens
+    else
+      job.cached = tokens
+    end
+  end
+  job.score = job.score + job.cached
+end
+
+-- Read of a waiting job what decides about its order, once in a claim.
+local function look_at(affinity, id)
+  local job = affinity.seen[id]
+  if job then return job end
+  local key = affinity.job_prefix .. id
+  local tokens, sequences, records, passed_at, kept_for, kept_until = unpack(call('HMGET', key,
+    'need_tokens', 'sequences', 'affinity', 'passed_at', 'kept_for', 'kept_until'))
+  job = {
+    key = key, exists = tokens, tokens = tonumber(tokens), sequences = tonumber(sequences),
+    passed_at = passed_at, is_due = passed_at and affinity.now - passed_at >= affinity.patience,
+    kept_for = kept_for, kept_until = tonumber(kept_until), score = 0, cached = 0
+  }
+  affinity.seen[id] = job
+  if records then
+    job.records, job.digests = records, {}
+    for i = 1, #records, record_bytes do
+      job.digests[#job.digests + 1] = string.sub(records, i, i + digest_bytes - 1)
+    end
+    if affinity.holds_any then match(affinity, job) end
+  end
+  return job
+end
+
+-- Note that a job is passed over or kept. Return whether it is the first time.
+local function note_passed(affinity, job)
+  if job.passed_at then return false end
+  job.passed_at = affinity.now
+  call('HSET', job.key, 'passed_at', affinity.now)
+  return true
+end

@@ -1,0 +1,79 @@
+-- What a claim changes: jobs are leased, and leave the queues of their tenants.
+--
+-- `claim` is the state of one claim, for all lanes: leases, job_prefix, worker, engine, now, expiry,
+-- prompt_cost, room (see _room), and the reply, `out`. The lane has what is written at its end:
+--   jobs: how many were leased, by tenant
+--   leased: expiries and ids of leases
+--   removed: the ids that left the queues; `waits` has the places of their waits in the reply
+--   changed: tiers of tenants of which fewer jobs can be shed
+-- @include places
+-- @include counters
+-- @include pace
+-- @include room
+
+-- Lease a job of a tenant; `cached` of its prompt tokens are in the worker's cache. Return what the
+-- engine lacks, if so.
+local function lease(claim, lane, tenant, id, cached, is_last)
+  local key, out, room = claim.job_prefix .. id, claim.out, claim.room
+  local need_tokens, sequences, prompt_tokens, weight, payload, reported, adapter, attempt = unpack(
+    call('HMGET', key, 'need_tokens', 'sequences', 'prompt_tokens', 'weight', 'payload',
+      'reported', 'adapter', 'attempt'))
+  -- A job without a hash has expired: its id is dropped without a charge.
+  if not need_tokens then return nil end
+  local lacks = take(room, tonumber(need_tokens), tonumber(sequences), tonumber(prompt_tokens),
+    adapter)
+  if lacks then return lacks end
+  attempt = attempt + 1
+  if attempt == 1 then
+    local uncached = prompt_tokens - cached
+    call('HSET', key, 'attempt', 1, 'worker', claim.worker, 'engine', claim.engine,
+      'uncached', uncached)
+    charge(not is_last and lane.active, lane.counters, tenant,
+      claim.prompt_cost * uncached / weight)
+  else
+    call('HSET', key, 'attempt', attempt, 'worker', claim.worker, 'engine', claim.engine)
+  end
+  if reported then call('HDEL', key, 'reported') end
+  local leased, at = lane.leased, #out
+  leased[#leased + 1], leased[#leased + 2] = claim.expiry, id
+  lane.jobs[tenant] = (lane.jobs[tenant] or 0) + 1
+  lane.waits[#lane.removed + 1] = at + 3
+  out[at + 1], out[at + 2], out[at + 3], out[at + 4] = id, attempt, -1, payload
+  return nil
+end
+
+-- Remove a job from its place in the queue of its tenant.
+local function remove(lane, tenant, queue, id, place, is_last)
+  call('ZREM', queue, id)
+  lane.removed[#lane.removed + 1] = id
+  local rank = rank_of(place)
+  local fresh = rank .. ' ' .. tenant
+  if is_last then call('ZREM', lane.sheddable, fresh) end
+  lane.changed[fresh] = not is_last and {queue, tenant, rank} or nil
+end
+
+-- Remove a tenant without waiting jobs from the active tenants.
+local function end_waiting(claim, lane, tenant)
+  call('ZREM', lane.active, tenant)
+  call('SET', lane.last, tenant)
+  note_pace(lane.tenant_pace .. tenant, claim.now, lane.jobs[tenant] or 0, false)
+  lane.jobs[tenant] = nil
+end
+
+-- Write what the claim has changed of a lane. `is_backlog`: jobs are left that are not kept.
+local function write(claim, lane, is_backlog)
+  local leased, removed, now = lane.leased, lane.removed, claim.now
+  if #leased > 0 then call('ZADD', claim.leases, unpack(leased)) end
+  if #removed > 0 then
+    for i, arrived in ipairs(call('ZMSCORE', lane.arrivals, unpack(removed))) do
+      if arrived and lane.waits[i] then claim.out[lane.waits[i]] = math.max(now - arrived, 0) end
+    end
+    call('ZREM', lane.arrivals, unpack(removed))
+    call('DECRBY', lane.waiting, #removed)
+    for _, each in pairs(lane.changed) do recount(lane.sheddable, unpack(each)) end
+  end
+  for tenant, number in pairs(lane.jobs) do
+    note_pace(lane.tenant_pace .. tenant, now, number, true)
+  end
+  if #leased > 0 or not is_backlog then note_pace(lane.pace, now, #leased / 2, is_backlog) end
+end

@@ -1,0 +1,42 @@
+-- Room of a worker's engine, which a claim fills.
+--
+-- `room` has the free KV-cache tokens and sequences, most_sequences that one job is counted for, the
+-- prompt tokens that several jobs may still have (of all lanes, and of this lane), the number of
+-- jobs, and the slots for adapters.
+
+local function fits(room, tokens, sequences)
+  return tokens <= room.tokens and math.min(sequences, room.most_sequences) <= room.sequences
+end
+
+-- Return whether a job with this adapter has a slot, or gets one. After the first job that waits for
+-- a slot, none does.
+local function take_slot(room, adapter)
+  if room.waits_for_slot or room.free_slots < 0 then return false end
+  if not room.has_slot[adapter] then
+    if room.free_slots == 0 then return false end
+    room.free_slots, room.has_slot[adapter] = room.free_slots - 1, true
+  end
+  return true
+end
+
+-- Take the room of a job. Return nil, or what there is too little of: 'room', 'prompt tokens' or
+-- 'slots'.
+local function take(room, tokens, sequences, prompt_tokens, adapter)
+  -- An empty engine accepts any job. Otherwise a job that needs more than the pool would block all
+  -- tenants forever.
+  local accepts_any = room.is_empty and room.jobs == 0
+  if room.lane_prompt_tokens <= 0 or not accepts_any and not fits(room, tokens, sequences) then
+    return 'room'
+  end
+  if room.jobs > 0 and prompt_tokens > room.prompt_tokens then return 'prompt tokens' end
+  if adapter and not take_slot(room, adapter) then
+    room.waits_for_slot = true
+    return 'slots'
+  end
+  room.jobs = room.jobs + 1
+  room.tokens = room.tokens - tokens
+  room.sequences = room.sequences - math.min(sequences, room.most_sequences)
+  room.prompt_tokens = room.prompt_tokens - prompt_tokens
+  room.lane_prompt_tokens = room.lane_prompt_tokens - prompt_tokens
+  return nil
+end
