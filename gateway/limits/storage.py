@@ -9,7 +9,7 @@ from typing import Any, Final
 from redis.exceptions import RedisError
 
 from contract import keys
-from contract.scripts import Argument, CommandExecutor, LuaScript
+from contract.scripts import CommandExecutor, LuaScript
 from gateway.limits.refusals import refusal_error
 from gateway.limits.replies import Refused
 from gateway.records.errors import queue_unavailable
@@ -139,13 +139,14 @@ class Storage:
             for each in subjects
             for key in (keys.stored_ends, keys.stored_bytes)
         ]
-        arguments: list[Argument] = [
-            request_id,
-            size,
-            live_ms,
-            *(limits or [_NO_LIMIT] * len(subjects)),
-        ]
-        reply: list[int] = await _KEEP.run(self._executor, names, arguments)
+        reply: list[int] = await _KEEP.run(
+            self._executor,
+            keys=names,
+            id=request_id,
+            bytes=size,
+            live_ms=live_ms,
+            arguments=limits or [_NO_LIMIT] * len(subjects),
+        )
         return reply
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from contract import keys
-from contract.scripts import Argument, CommandExecutor, LuaScript
+from contract.scripts import CommandExecutor, LuaScript
 from gateway.limits.accounts import FIELD, AccountNumbers
 from gateway.limits.replies import (
     Admitted,
@@ -71,22 +71,22 @@ class QuotaStore:
         again.
         """
         bucket = keys.bucket_of(request.tenant_id)
-        arguments: list[Argument] = [
-            request.request_id,
-            lease_ms,
-            request.prompt_tokens,
-            request.completion_tokens,
-            request.cost_micros,
-            request.record,
-            keys.window_prefix(bucket),
-            keys.running_prefix(bucket),
-            keys.account_prefix(bucket),
-            *_packed(request.subjects, is_prepaid=request.is_prepaid),
-        ]
+        described, *limits = _packed(request.subjects, is_prepaid=request.is_prepaid)
         reply = await _RESERVE.run(
             self._executor,
-            [keys.reservation(bucket, request.request_id), keys.open_reservations(bucket)],
-            arguments,
+            reservation=keys.reservation(bucket, request.request_id),
+            open_reservations=keys.open_reservations(bucket),
+            id=request.request_id,
+            lease_ms=lease_ms,
+            prompt=request.prompt_tokens,
+            completion=request.completion_tokens,
+            cost=request.cost_micros,
+            record=request.record,
+            window_prefix=keys.window_prefix(bucket),
+            running_prefix=keys.running_prefix(bucket),
+            account_prefix=keys.account_prefix(bucket),
+            request=described,
+            arguments=limits,
         )
         return _reserve_reply(request, reply)
 
@@ -108,11 +108,16 @@ class QuotaStore:
         whose lease expired at that time and was not renewed since; otherwise do nothing.
         """
         subjects = [subject_of(scope, id_) for scope, id_ in record.owners if id_ is not None]
-        used = [1, record.prompt_tokens, record.completion_tokens, record.cost_micros]
         return self._end(
             record.tenant_id,
             record.request_id,
-            [*used, encode_usage(record), "" if expired_ms is None else expired_ms, *subjects],
+            expired_ms,
+            requests=1,
+            prompt=record.prompt_tokens,
+            completion=record.completion_tokens,
+            cost=record.cost_micros,
+            record=encode_usage(record),
+            subjects=subjects,
         )
 
     def release(
@@ -123,8 +128,7 @@ class QuotaStore:
         Return False if it was not open. A reservation that arrives after its release reserves
         nothing. `expired_ms` as for `settle`.
         """
-        expiry = "" if expired_ms is None else expired_ms
-        return self._end(tenant_id, request_id, [0, 0, 0, 0, "", expiry])
+        return self._end(tenant_id, request_id, expired_ms)
 
     async def withdraw(self, tenant_id: str, request_id: str) -> bool:
         """Keep a request from being admitted; return False if its reservation is open.
@@ -137,22 +141,36 @@ class QuotaStore:
         expiry = await self._executor.execute_command("ZSCORE", open_reservations, request_id)
         return expiry is None
 
-    async def _end(self, tenant_id: str, request_id: str, how: list[Argument]) -> bool:
+    async def _end(
+        self,
+        tenant_id: str,
+        request_id: str,
+        expired_ms: int | None,
+        *,
+        requests: int = 0,
+        prompt: int = 0,
+        completion: int = 0,
+        cost: int = 0,
+        record: bytes = b"",
+        subjects: Sequence[str] = (),
+    ) -> bool:
         bucket = keys.bucket_of(tenant_id)
         ended = await _END.run(
             self._executor,
-            [
-                keys.reservation(bucket, request_id),
-                keys.open_reservations(bucket),
-                keys.usage(bucket),
-            ],
-            [
-                keys.window_prefix(bucket),
-                keys.running_prefix(bucket),
-                keys.account_prefix(bucket),
-                request_id,
-                *how,
-            ],
+            reservation=keys.reservation(bucket, request_id),
+            open_reservations=keys.open_reservations(bucket),
+            usage_records=keys.usage(bucket),
+            id=request_id,
+            window_prefix=keys.window_prefix(bucket),
+            running_prefix=keys.running_prefix(bucket),
+            account_prefix=keys.account_prefix(bucket),
+            requests=requests,
+            prompt=prompt,
+            completion=completion,
+            cost=cost,
+            record=record,
+            expired_at="" if expired_ms is None else expired_ms,
+            arguments=subjects,
         )
         return bool(ended)
 
@@ -160,13 +178,11 @@ class QuotaStore:
         """Renew the leases of reservations. Return the ids of those that are not open."""
         unknown = await _RENEW.run(
             self._executor,
-            [keys.open_reservations(bucket)],
-            [
-                keys.reservation_prefix(bucket),
-                keys.running_prefix(bucket),
-                lease_ms,
-                *request_ids,
-            ],
+            open_reservations=keys.open_reservations(bucket),
+            reservation_prefix=keys.reservation_prefix(bucket),
+            running_prefix=keys.running_prefix(bucket),
+            lease_ms=lease_ms,
+            arguments=request_ids,
         )
         return [request_id.decode() for request_id in unknown]
 
@@ -178,8 +194,12 @@ class QuotaStore:
         bucket = keys.bucket_of(request.tenant_id)
         taken = await _TAKE_OVER.run(
             self._executor,
-            [keys.reservation(bucket, request.request_id), keys.open_reservations(bucket)],
-            [keys.running_prefix(bucket), request.request_id, lease_ms, request.record],
+            reservation=keys.reservation(bucket, request.request_id),
+            open_reservations=keys.open_reservations(bucket),
+            running_prefix=keys.running_prefix(bucket),
+            id=request.request_id,
+            lease_ms=lease_ms,
+            record=request.record,
         )
         return bool(taken)
 
@@ -201,12 +221,18 @@ class QuotaStore:
         Return False, without a write, if it is already seeded or its version has changed.
         """
         bucket = keys.bucket_of(tenant_id)
-        credit = "" if credit_micros is None else credit_micros
-        numbers = [version, day, requests, tokens, month, cost_micros, credit]
         seeded = await _SEED.run(
             self._executor,
-            [keys.account(bucket, subject.subject), keys.accounts(bucket)],
-            [subject.subject, *numbers],
+            account=keys.account(bucket, subject.subject),
+            accounts=keys.accounts(bucket),
+            subject=subject.subject,
+            version=version,
+            day=day,
+            requests=requests,
+            tokens=tokens,
+            month=month,
+            cost=cost_micros,
+            credit="" if credit_micros is None else credit_micros,
         )
         return bool(seeded)
 
@@ -216,7 +242,7 @@ class QuotaStore:
         Return False if already marked.
         """
         account = keys.account(keys.bucket_of(tenant_id), subject)
-        return bool(await _UNSEED.run(self._executor, [account], []))
+        return bool(await _UNSEED.run(self._executor, account=account))
 
     async def status(
         self, tenant_id: str, subjects: Sequence[SubjectLimits]
@@ -224,7 +250,7 @@ class QuotaStore:
         """Return the usage of one or more subjects of one tenant."""
         bucket = keys.bucket_of(tenant_id)
         script_keys = [key for s in subjects for key in _keys_of(bucket, s.subject)]
-        now_ms, *rest = await _STATUS.run(self._executor, script_keys, [])
+        now_ms, *rest = await _STATUS.run(self._executor, keys=script_keys)
         return [SubjectStatus.from_reply(now_ms, row) for row in _rows(rest, _STATUS_WIDTH)]
 
     async def credits(self, tenant_ids: Sequence[str]) -> dict[str, int]:
@@ -262,8 +288,10 @@ class QuotaStore:
         """
         reply = await _EXPIRED.run(
             self._executor,
-            [keys.open_reservations(bucket)],
-            [keys.reservation_prefix(bucket), most, skip],
+            open_reservations=keys.open_reservations(bucket),
+            reservation_prefix=keys.reservation_prefix(bucket),
+            most=most,
+            skip=skip,
         )
         return [
             ExpiredReservation(request_id.decode(), int(created_ms), record, int(expired_ms))
@@ -278,11 +306,16 @@ class QuotaStore:
         ids: list[bytes] = await self._executor.execute_command(
             "ZRANGE", open_reservations, 0, MOST_OPEN
         )
-        head = [keys.reservation_prefix(bucket), subject_of(LimitScope.TENANT, tenant_id)]
         found: list[tuple[int, str]] = []
         for start in range(0, min(len(ids), MOST_OPEN), OPEN_AT_ONCE):
             some = ids[start : min(start + OPEN_AT_ONCE, MOST_OPEN)]
-            reply = await _LIVE.run(self._executor, [open_reservations], [*head, *some])
+            reply = await _LIVE.run(
+                self._executor,
+                keys=[open_reservations],
+                reservation_prefix=keys.reservation_prefix(bucket),
+                subject=subject_of(LimitScope.TENANT, tenant_id),
+                arguments=some,
+            )
             found += [(int(ms), request_id.decode()) for request_id, ms in _rows(reply, 2)]
         return LiveReservations(sorted(found), is_complete=len(ids) <= MOST_OPEN)
 
@@ -301,12 +334,11 @@ class QuotaStore:
         """Correct the amounts that subjects of a bucket hold for open reservations."""
         reply = await _AUDIT_OPEN.run(
             self._executor,
-            [keys.open_reservations(bucket), keys.accounts(bucket)],
-            [
-                keys.reservation_prefix(bucket),
-                keys.running_prefix(bucket),
-                keys.account_prefix(bucket),
-            ],
+            open_reservations=keys.open_reservations(bucket),
+            accounts=keys.accounts(bucket),
+            reservation_prefix=keys.reservation_prefix(bucket),
+            running_prefix=keys.running_prefix(bucket),
+            account_prefix=keys.account_prefix(bucket),
         )
         return AuditResult(*reply)
 

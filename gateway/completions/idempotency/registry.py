@@ -58,21 +58,33 @@ class IdempotencyRegistry:
         """
         claimed, body_digest, age_ms, gateway = await _CLAIM.run(
             self._executor,
-            [_entry(request)],
-            [request_id, request.body_digest, self._retention_ms, in_place_of, self._gateway],
+            entry=_entry(request),
+            request_id=request_id,
+            body_digest=request.body_digest,
+            retention_ms=self._retention_ms,
+            in_place_of=in_place_of,
+            gateway=self._gateway,
         )
         return Claim(claimed.decode(), body_digest.decode(), int(age_ms), gateway.decode())
 
     async def release(self, request: IdempotentRequest, request_id: str) -> bool:
         """Free the key if it maps to `request_id`. Return whether it did."""
-        return bool(await _RELEASE.run(self._executor, [_entry(request)], [request_id, 0]))
+        return await self._release(request, request_id, retired_ms=0)
 
     async def retire(self, request: IdempotentRequest, request_id: str) -> None:
         """Free the key in a minute if it maps to `request_id`, whose response is deleted.
 
         Until then, a gateway that did not notice the end of the request cannot run it again.
         """
-        await _RELEASE.run(self._executor, [_entry(request)], [request_id, RETIRED_MS])
+        await self._release(request, request_id, retired_ms=RETIRED_MS)
+
+    async def _release(
+        self, request: IdempotentRequest, request_id: str, *, retired_ms: int
+    ) -> bool:
+        released = await _RELEASE.run(
+            self._executor, entry=_entry(request), request_id=request_id, retired_ms=retired_ms
+        )
+        return bool(released)
 
 
 def _entry(request: IdempotentRequest) -> str:

@@ -9,7 +9,7 @@ import msgspec
 
 from contract import keys
 from contract.queue import JOBS_AT_ONCE, LONG_PROMPT_TOKENS
-from contract.scripts import Argument, CommandExecutor, LuaScript
+from contract.scripts import CommandExecutor, LuaScript
 from gateway.completions.stored.head import ResponseHead, decode_head, encode_head
 from gateway.completions.stored.journal import compressed, is_compressed, restored
 from gateway.records.usage_record import Counts
@@ -129,8 +129,13 @@ class ResponseStore:
         """Write a whole response, unless another gateway owns it now."""
         code = await _OPEN.run(
             self._executor,
-            _keys(head.request_id),
-            [term, ttl_ms, await _packed(head), owner, *_fields(status), *entries],
+            **_keys(head.request_id),
+            term=term,
+            ttl_ms=ttl_ms,
+            head=await _packed(head),
+            owner=owner,
+            **_fields(status),
+            arguments=entries,
         )
         return WriteResult(code)
 
@@ -150,8 +155,12 @@ class ResponseStore:
         """
         code = await _APPEND.run(
             self._executor,
-            _keys(request_id),
-            [term, ttl_ms, index, *_fields(status), *entries],
+            **_keys(request_id),
+            term=term,
+            ttl_ms=ttl_ms,
+            index=index,
+            **_fields(status),
+            arguments=entries,
         )
         return WriteResult(code)
 
@@ -170,8 +179,14 @@ class ResponseStore:
         """
         new_term: int = await _ADOPT.run(
             self._executor,
-            _keys(head.request_id),
-            [term, state, ttl_ms, owner, _encode(()), ResponseState.RUNNING, await _packed(head)],
+            **_keys(head.request_id),
+            term=term,
+            state=state,
+            ttl_ms=ttl_ms,
+            owner=owner,
+            no_handles=_encode(()),
+            new_state=ResponseState.RUNNING,
+            head=await _packed(head),
         )
         return new_term
 
@@ -204,17 +219,26 @@ class ResponseStore:
 
     async def _read(self, request_id: str, index: int, max_entries: int, *, with_head: bool) -> Any:
         return await _READ.run(
-            self._executor, _keys(request_id), [index, max_entries, PAGE_BYTES, int(with_head)]
+            self._executor,
+            **_keys(request_id),
+            index=index,
+            most_entries=max_entries,
+            most_bytes=PAGE_BYTES,
+            with_head=int(with_head),
         )
 
     async def discard(self, request_id: str) -> None:
         """Delete a response."""
-        await self._executor.execute_command("DEL", *_keys(request_id))
+        await self._executor.execute_command("DEL", *_keys(request_id).values())
 
 
-def _fields(status: ResponseStatus) -> list[Argument]:
-    handles, settled = _encode(status.handles), _encode(status.settled)
-    return [handles, status.reservation, status.state, settled]
+def _fields(status: ResponseStatus) -> dict[str, Any]:
+    return {
+        "handles": _encode(status.handles),
+        "reservation": status.reservation,
+        "state": status.state,
+        "settled": _encode(status.settled),
+    }
 
 
 def _page(fields: Sequence[Any]) -> Page:
@@ -245,5 +269,5 @@ async def _unpacked(content: bytes) -> ResponseHead:
     return await asyncio.to_thread(lambda: decode_head(restored(content)))
 
 
-def _keys(request_id: str) -> list[str]:
-    return [keys.response(request_id), keys.journal(request_id)]
+def _keys(request_id: str) -> dict[str, str]:
+    return {"response": keys.response(request_id), "journal": keys.journal(request_id)}

@@ -4,18 +4,20 @@
 -- Output {ms, for each subject: requests, prompt and completion tokens of the last minute, ms until
 --   the oldest of them leave (-1: no usage), concurrent requests, then of the account as strings or
 --   nothing: seeded, version, packed numbers (see `gateway.limits.accounts`)}
-local MINUTE_SLOTS, SLOT_MS = 240, 250
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
+-- @include server
+-- @include minute
+local now = now_ms()
 local slot = math.floor(now / SLOT_MS)
 local out = {now}
 for i = 1, #KEYS, 3 do
-  local fields, r, p, c, oldest = redis.call('HGETALL', KEYS[i]), 0, 0, 0, nil
-  local account = redis.call('HMGET', KEYS[i + 2], 'seeded', 'v', 'n', 'w')
-  if account[4] then
-    local _, _, _, _, current, sr, sp, sc = struct.unpack('>dddddddd', account[4])
-    fields[#fields + 1] = current
-    fields[#fields + 1] = string.format('%d %d %d', sr, sp, sc)
+  local window, running, account = unpack(KEYS, i, i + 2)
+  local fields, r, p, c, oldest = call('HGETALL', window), 0, 0, 0, nil
+  local seeded, version, numbers, minute = unpack(
+    call('HMGET', account, 'seeded', 'v', 'n', 'w'))
+  if minute then
+    local m = read_minute(minute)
+    fields[#fields + 1] = m.slot
+    fields[#fields + 1] = string.format('%d %d %d', m.sr, m.sp, m.sc)
   end
   for at = 1, #fields, 2 do
     local number = tonumber(fields[at])
@@ -27,9 +29,9 @@ for i = 1, #KEYS, 3 do
     end
   end
   local reset = oldest and (oldest + MINUTE_SLOTS + 1) * SLOT_MS - now or -1
-  local running = redis.call('ZCOUNT', KEYS[i + 1], '(' .. string.format('%d', now), '+inf')
-  for _, value in ipairs({r, p, c, reset, running}) do out[#out + 1] = value end
-  account[4] = nil
-  out[#out + 1] = account
+  local concurrent = call('ZCOUNT', running, string.format('(%d', now), '+inf')
+  for _, value in ipairs({r, p, c, reset, concurrent, {seeded, version, numbers}}) do
+    out[#out + 1] = value
+  end
 end
 return out

@@ -2,8 +2,11 @@
 --
 -- The version increases, so counters whose derivation is in progress are not written.
 --
--- KEYS[1] account
+-- KEYS account
 -- Output 1 if it was seeded, else 0
-redis.call('HINCRBY', KEYS[1], 'v', 1)
-redis.call('PEXPIRE', KEYS[1], 3456000000)
-return redis.call('HDEL', KEYS[1], 'seeded')
+-- @include server
+-- @include accounts
+local account = unpack(KEYS, 1, 1)
+call('HINCRBY', account, 'v', 1)
+call('PEXPIRE', account, ACCOUNT_MS)
+return call('HDEL', account, 'seeded')

@@ -1,17 +1,20 @@
 -- Map an Idempotency-Key to a request, unless it maps to another one.
 --
--- KEYS[1] idempotency entry of the key
--- ARGV[1] request id  ARGV[2] digest of the request's body  ARGV[3] TTL of the entry in milliseconds
--- ARGV[4] id of a request that this one may replace; empty if none  ARGV[5] gateway of the request
+-- KEYS entry: idempotency entry of the key
+-- ARGV request_id, body_digest: of the request  retention_ms: TTL of the entry
+--   in_place_of: id of a request that this one may replace; empty if none  gateway: of the request
 -- Returns {id of the request to which the key maps now, digest of its body, age in milliseconds,
 --   its gateway; empty if an earlier release stored the entry}
-local clock = redis.call('TIME')
-local now_ms = clock[1] * 1000 + math.floor(clock[2] / 1000)
-local seen = redis.call('HMGET', KEYS[1], 'request', 'body', 'created_ms', 'gateway')
-if seen[1] and seen[1] ~= ARGV[4] then
-  return {seen[1], seen[2], now_ms - tonumber(seen[3]), seen[4] or ''}
+-- @include server
+local entry = unpack(KEYS, 1, 1)
+local request_id, body_digest, retention_ms, in_place_of, gateway = unpack(ARGV, 1, 5)
+local now = now_ms()
+local seen, seen_body, created_ms, seen_gateway = unpack(
+  call('HMGET', entry, 'request', 'body', 'created_ms', 'gateway'))
+if seen and seen ~= in_place_of then
+  return {seen, seen_body, now - tonumber(created_ms), seen_gateway or ''}
 end
-redis.call('HSET', KEYS[1], 'request', ARGV[1], 'body', ARGV[2],
-  'created_ms', string.format('%d', now_ms), 'gateway', ARGV[5])
-redis.call('PEXPIRE', KEYS[1], ARGV[3])
-return {ARGV[1], ARGV[2], 0, ARGV[5]}
+call('HSET', entry, 'request', request_id, 'body', body_digest,
+  'created_ms', string.format('%d', now), 'gateway', gateway)
+call('PEXPIRE', entry, retention_ms)
+return {request_id, body_digest, 0, gateway}

@@ -3,19 +3,22 @@
 -- The former owner's handles stay in `unread_owner` and `unread_handles` until the new owner has
 -- written: its journal may lack replies to them, and the new owner may die before it has any.
 --
--- KEYS[1] response  KEYS[2] journal
--- ARGV[1] the term that ends  ARGV[2] its state  ARGV[3] TTL in milliseconds  ARGV[4] owner
--- ARGV[5] no handles  ARGV[6] new state  ARGV[7] head
+-- KEYS response, journal
+-- ARGV term, state: those that end  ttl_ms  owner, no_handles, new_state, head: of the new term
 -- Returns the new term, or 0 if the response is gone or has changed its term or state (no effect)
-local known = redis.call('HMGET', KEYS[1], 'term', 'state', 'owner', 'handles')
-if known[1] ~= ARGV[1] or known[2] ~= ARGV[2] then return 0 end
-if known[2] ~= ARGV[6] then
-  redis.call('HDEL', KEYS[1], 'unread_owner', 'unread_handles')
-elseif known[4] ~= ARGV[5] then
-  redis.call('HSET', KEYS[1], 'unread_owner', known[3], 'unread_handles', known[4])
+-- @include server
+local response, journal = unpack(KEYS, 1, 2)
+local term, state, ttl_ms, owner, no_handles, new_state, head = unpack(ARGV, 1, 7)
+local known_term, known_state, known_owner, handles = unpack(
+  call('HMGET', response, 'term', 'state', 'owner', 'handles'))
+if known_term ~= term or known_state ~= state then return 0 end
+if state ~= new_state then
+  call('HDEL', response, 'unread_owner', 'unread_handles')
+elseif handles ~= no_handles then
+  call('HSET', response, 'unread_owner', known_owner, 'unread_handles', handles)
 end
-local term = redis.call('HINCRBY', KEYS[1], 'term', 1)
-redis.call('HSET', KEYS[1], 'owner', ARGV[4], 'handles', ARGV[5], 'state', ARGV[6], 'head', ARGV[7])
-redis.call('PEXPIRE', KEYS[1], ARGV[3])
-redis.call('PEXPIRE', KEYS[2], ARGV[3])
-return term
+local new_term = call('HINCRBY', response, 'term', 1)
+call('HSET', response, 'owner', owner, 'handles', no_handles, 'state', new_state, 'head', head)
+call('PEXPIRE', response, ttl_ms)
+call('PEXPIRE', journal, ttl_ms)
+return new_term

@@ -1,18 +1,21 @@
 -- Append to a response's journal and update its status. Skips entries appended by an earlier call.
 --
--- KEYS[1] response  KEYS[2] journal
--- ARGV[1] term  ARGV[2] TTL in milliseconds  ARGV[3] number of entries before the given ones
--- ARGV[4] handles  ARGV[5] reservation  ARGV[6] state  ARGV[7] settled tokens
--- ARGV[8..] journal entries
+-- KEYS response, journal
+-- ARGV term, ttl_ms, index: number of entries before the given ones
+--   handles, reservation, state, settled: the status; then the journal entries
 -- Returns 1 if done, 0 if another gateway owns it, -1 if Redis lost some or all of it (no effect)
-local term = redis.call('HGET', KEYS[1], 'term')
-if not term or tonumber(term) < tonumber(ARGV[1]) then return -1 end
-if term ~= ARGV[1] then return 0 end
-local known = redis.call('LLEN', KEYS[2]) - ARGV[3]
+-- @include server
+local response, journal = unpack(KEYS, 1, 2)
+local term, ttl_ms, index, handles, reservation, state, settled = unpack(ARGV, 1, 7)
+local first_entry, known_term = 8, call('HGET', response, 'term')
+if not known_term or tonumber(known_term) < tonumber(term) then return -1 end
+if known_term ~= term then return 0 end
+local known = call('LLEN', journal) - index
 if known < 0 then return -1 end
-for i = 8 + known, #ARGV do redis.call('RPUSH', KEYS[2], ARGV[i]) end
-redis.call('HDEL', KEYS[1], 'unread_owner', 'unread_handles')
-redis.call('HSET', KEYS[1], 'handles', ARGV[4], 'reservation', ARGV[5], 'state', ARGV[6], 'settled', ARGV[7])
-redis.call('PEXPIRE', KEYS[1], ARGV[2])
-redis.call('PEXPIRE', KEYS[2], ARGV[2])
+for i = first_entry + known, #ARGV do call('RPUSH', journal, ARGV[i]) end
+call('HDEL', response, 'unread_owner', 'unread_handles')
+call('HSET', response, 'handles', handles, 'reservation', reservation, 'state', state,
+  'settled', settled)
+call('PEXPIRE', response, ttl_ms)
+call('PEXPIRE', journal, ttl_ms)
 return 1

@@ -1,0 +1,44 @@
+-- Limits of a subject, by number: requests, tokens, prompt tokens and completion tokens per minute;
+-- requests and tokens per day; concurrent requests; budget; credit. `s` is the subject: its key,
+-- window, limits, what is used of them, minute and account.
+-- @include accounts
+-- @include window
+-- @include calendar
+
+local REQUESTS_DAY, CONCURRENT, BUDGET, CREDIT, NEVER = 5, 7, 8, 9, 2 ^ 53
+local METERED = {1, 2, 3, 4, BUDGET, CREDIT}
+
+-- Return the account of a day and a month, and whether its day is new; nil if it must be derived
+-- again.
+local function load_account(key, seeded, packed, day, month, is_payer)
+  if not (seeded and packed) then return nil end
+  local a = read_account(packed)
+  if a.day > day or a.month > month or (is_payer and a.credit == math.huge) then
+    call('HDEL', key, 'seeded')
+    return nil
+  end
+  local is_new = a.day ~= day
+  advance(a, day, month)
+  return a, is_new
+end
+
+-- Return the milliseconds until a limit may allow the request; -1 if that is unknown.
+local function wait_for(s, limit, wanted, now, day)
+  if limit == CREDIT or wanted > s.limits[limit] then return NEVER end
+  if limit < REQUESTS_DAY then
+    local need = s.used[limit] + wanted - s.limits[limit]
+    return window_wait(s.window, s.minute, limit, need, now)
+  end
+  if limit == CONCURRENT then return -1 end
+  return (limit == BUDGET and next_month(day) or day + 1) * DAY_MS - now
+end
+
+-- Append what is left of the metered limits, after `taken` if it is given.
+local function append_remaining(out, s, taken)
+  local at, limits, used = #out, s.limits, s.used
+  for i = 1, #METERED do
+    local limit = METERED[i]
+    local left = limits[limit] - used[limit] - (taken and taken[limit] or 0)
+    out[at + i] = (left == math.huge or s.is_unseeded) and -1 or left > 0 and left or 0
+  end
+end
