@@ -12,10 +12,10 @@
 -- @include receipts
 local leases, active, counters, batch_active, batch_counters = unpack(KEYS, 1, 5)
 local worker, completion_cost, prompt_cost = unpack(ARGV, 1, 3)
-local ended = {}
-for i = 4, #ARGV, 5 do
+local first_key, first_report, ended = 6, 4, {}
+for i = first_report, #ARGV, 5 do
   local id, attempt, completion, prompt, cached = unpack(ARGV, i, i + 4)
-  local key = KEYS[5 + (i + 1) / 5]
+  local key = KEYS[first_key + (i - first_report) / 5]
   local holder, current, tenant, weight, charged, place, uncached, settled, gateway, engine = unpack(
     call('HMGET', key, 'worker', 'attempt', 'tenant', 'weight', 'charged', 'place', 'uncached',
       'settled', 'gateway', 'engine'))

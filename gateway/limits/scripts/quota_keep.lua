@@ -11,7 +11,7 @@
 --   and nothing is changed
 -- @include server
 local id, bytes, live_ms = unpack(ARGV, 1, 3)
-local EXPIRED_AT_ONCE = 200
+local first_limit, EXPIRED_AT_ONCE = 4, 200
 bytes, live_ms = tonumber(bytes), tonumber(live_ms)
 local now = now_ms()
 
@@ -24,9 +24,8 @@ local function drop(s, name)
 end
 
 local function load_subject(number)
-  local s = {
-    ends = KEYS[2 * number - 1], bytes = KEYS[2 * number], limit = tonumber(ARGV[3 + number])
-  }
+  local ends, held = unpack(KEYS, 2 * number - 1, 2 * number)
+  local s = {ends = ends, bytes = held, limit = tonumber(ARGV[first_limit - 1 + number])}
   s.sum = tonumber(call('HGET', s.bytes, '') or '0')
   local expired = call('ZRANGEBYSCORE', s.ends, '-inf', integer(now),
     'LIMIT', 0, EXPIRED_AT_ONCE)
