@@ -14,6 +14,7 @@ from sqlalchemy import update
 
 from common.tasks import Backoff, TaskSet, end_task, jittered, raise_if_cancelled
 from contract.tier import ServiceTier
+from gateway.auth.authenticator import Authenticator
 from gateway.batches.files.service import FileService
 from gateway.batches.finishing import joined, numbered
 from gateway.batches.principals import for_lines, principal_of
@@ -21,12 +22,14 @@ from gateway.batches.results import ResultFiles
 from gateway.batches.running import BatchState, Line, LineRun, LineRunner, refused
 from gateway.batches.store import LEASE, BatchStore
 from gateway.batches.validation import CHUNK_LINES, error_of
-from gateway.completions.context import ProcessContext
+from gateway.completions.queue.dispatcher import Dispatcher
 from gateway.dialects.profile import PROFILES
 from gateway.http.draining import Drain
 from gateway.http.services import Services
 from gateway.platform import telemetry
+from gateway.platform.database.engine import Database
 from gateway.platform.database.tables import BatchFeedRow
+from gateway.platform.settings import Settings
 from gateway.records.batches import Batch, BatchStatus, Chunk
 from gateway.records.errors import (
     AccountSuspendedError,
@@ -106,17 +109,27 @@ class _Chunk(NamedTuple):
 class BatchRunner:
     """Runs lines of batches in this gateway process."""
 
-    def __init__(self, services: Services, drain: Drain) -> None:
-        context = ProcessContext.of(services)
-        self._released = services[LinesReleased]
-        files = FileService(context.settings, context.database)
-        self._context = context
+    def __init__(
+        self,
+        settings: Settings,
+        database: Database,
+        authenticator: Authenticator,
+        dispatcher: Dispatcher,
+        lines: LineRunner,
+        released: LinesReleased,
+        drain: Drain,
+    ) -> None:
+        self._settings = settings
+        self._authenticator = authenticator
+        self._gateway = dispatcher.gateway
+        self._released = released
+        files = FileService(settings, database)
         self._drain = drain
-        self._database = context.database
+        self._database = database
         self._reader = files.reader
-        self._results = ResultFiles(context.database, files)
-        self._lines = LineRunner(context)
-        self._most_chunks = max(context.settings.batch_lines // CHUNK_LINES, 1)
+        self._results = ResultFiles(database, files)
+        self._lines = lines
+        self._most_chunks = max(settings.batch_lines // CHUNK_LINES, 1)
         self._running: dict[asyncio.Task[None], _Chunk] = {}
         self._forgetting = TaskSet()
         self._pushed_back: set[str] = set()
@@ -164,10 +177,6 @@ class BatchRunner:
                     )
             except StoreUnavailableError as error:
                 logger.warning("chunks of batches cannot be given back: %s", error)
-
-    @property
-    def _gateway(self) -> str:
-        return self._context.dispatcher.gateway
 
     # -- chunks ----------------------------------------------------------------------------------
 
@@ -315,7 +324,7 @@ class BatchRunner:
         if state.stop.is_set():
             return None
         try:
-            principal = for_lines(await principal_of(self._context.authenticator, batch))
+            principal = for_lines(await principal_of(self._authenticator, batch))
             return replace(principal, dialect=batch.dialect or principal.dialect)
         except AccountSuspendedError:
             pass
@@ -343,7 +352,7 @@ class BatchRunner:
                 await state.stop.wait()
 
     def _style(self, line: Line) -> ErrorStyle:
-        return PROFILES[line.batch.dialect or self._context.settings.default_dialect].error_style
+        return PROFILES[line.batch.dialect or self._settings.default_dialect].error_style
 
 
 def remaining(chunk: Chunk, lines: Sequence[Line], runs: Sequence[LineRun | None]) -> list[Chunk]:
@@ -386,7 +395,7 @@ async def running_batches(
     services: Services, drain: Drain, *, on_failure: Callable[[], None]
 ) -> AsyncIterator[None]:
     """Run lines of batches during the block. Calls `on_failure` if a bug ends the loop."""
-    runner = BatchRunner(services, drain)
+    runner = services.with_others({Drain: drain}).make(BatchRunner)
     task = asyncio.create_task(runner.run())
 
     def report_failure(ended: asyncio.Task[None]) -> None:

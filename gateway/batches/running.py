@@ -26,18 +26,20 @@ from gateway.batches.lines import (
 )
 from gateway.batches.principals import without_rights
 from gateway.completions.admission.call import BatchLine, Call
-from gateway.completions.admission.check import check_request
-from gateway.completions.admission.idempotency import find_earlier, release
-from gateway.completions.admission.model_choice import profile_of
-from gateway.completions.admission.submit import Submission, submit
-from gateway.completions.context import ProcessContext
-from gateway.completions.idempotency.registry import IdempotentRequest
+from gateway.completions.admission.check import RequestChecker
+from gateway.completions.admission.idempotency import EarlierResponses
+from gateway.completions.admission.model_choice import Models
+from gateway.completions.admission.submit import RequestSubmitter, Submission
+from gateway.completions.idempotency.registry import IdempotencyRegistry, IdempotentRequest
 from gateway.completions.rendering.assembler import WholeResponse, collect
+from gateway.completions.stored.service import Responses
 from gateway.completions.stored.store import StoredResponse
 from gateway.dialects.endpoint import Endpoint
 from gateway.dialects.wire import StructureMeter, parse_object
+from gateway.models.catalogue import Catalogue
 from gateway.platform.concurrency.fair_turns import FairTurns
-from gateway.platform.concurrency.large_work import INLINE_SIZE
+from gateway.platform.concurrency.large_work import INLINE_SIZE, LargeWork
+from gateway.platform.settings import Settings
 from gateway.records.batches import Batch, BatchStatus
 from gateway.records.errors import (
     ApiError,
@@ -119,8 +121,27 @@ class LineRun(NamedTuple):
 class LineRunner:
     """Runs lines in this process. A line that another gateway began is continued."""
 
-    def __init__(self, context: ProcessContext) -> None:
-        self._context = context
+    def __init__(
+        self,
+        settings: Settings,
+        large_work: LargeWork,
+        models: Models,
+        checker: RequestChecker,
+        submitter: RequestSubmitter,
+        earlier: EarlierResponses,
+        idempotency: IdempotencyRegistry,
+        responses: Responses,
+        catalogue: Catalogue,
+    ) -> None:
+        self._settings = settings
+        self._large_work = large_work
+        self._models = models
+        self._checker = checker
+        self._submitter = submitter
+        self._earlier = earlier
+        self._idempotency = idempotency
+        self._responses = responses
+        self._catalogue = catalogue
         # Without it, hundreds of released lines would start in one turn of the event loop.
         self._starting = FairTurns(
             MOST_STARTING, most_waiting_size=0, wait_seconds=None, what="lines"
@@ -159,7 +180,7 @@ class LineRunner:
         try:
             for model in {model for model, _ in state.jobs}:
                 job_ids = sorted(job_id for of, job_id in state.jobs if of == model)
-                queue = self._context.catalogue.queue(model)
+                queue = self._catalogue.queue(model)
                 await queue.promote(job_ids, state.batch.tenant_id, tier)
             state.tier = tier
         except RedisError as error:
@@ -169,27 +190,25 @@ class LineRunner:
         """Delete the stored response of a line whose result is stored. It expires otherwise."""
         if run.idempotent is None:
             return
-        context = self._context
         try:
-            await context.responses.forget(run.request_id)
-            await context.idempotency.retire(run.idempotent, run.request_id)
+            await self._responses.forget(run.request_id)
+            await self._idempotency.retire(run.idempotent, run.request_id)
         except RedisError as error:
             logger.warning("cannot delete the response of a line: %s", type(error).__name__)
 
     async def _call(self, line: Line, principal: Principal, tier: ServiceTier) -> Call:
-        context = self._context
         found = decode_line(line.content)
         content = bytes(found.body)
-        beside = context.large_work.of(principal.tenant_id, size=len(content))
+        beside = self._large_work.of(principal.tenant_id, size=len(content))
         body: dict[str, Any] = await beside(partial(self._parse, content))
-        profile = await profile_of(context, principal, body, header=None)
+        choice, profile = await self._models.choose(principal, body, header=None)
         deadline_ms = to_ms(line.batch.expires_at) + GRACE_MS
         batch_line = BatchLine(line.id, deadline_ms, tier)
-        return Call(context, principal, profile, body, beside, batch_line)
+        return Call(principal, profile, choice, body, beside, batch_line)
 
     def _parse(self, content: bytes) -> dict[str, Any]:
         if len(content) > INLINE_SIZE:
-            meter = StructureMeter(most_items=self._context.settings.max_body_items)
+            meter = StructureMeter(most_items=self._settings.max_body_items)
             meter.feed(content)
             while meter.is_in_doubt:
                 meter.count()
@@ -201,21 +220,21 @@ class LineRunner:
         """Return the earlier response of a line, or submit it; None if it must not begin to run."""
         endpoint = ENDPOINTS_BY_PATH[line.batch.endpoint]
         request_id = endpoint.new_id()
-        earlier = await find_earlier(call, line.idempotent, request_id)
+        earlier = await self._earlier.find(call, line.idempotent, request_id)
         if earlier is not None:
             return earlier
         if line.state.stop.is_set() or not begins:
-            await release(call, line.idempotent, request_id)
+            await self._earlier.release(line.idempotent, request_id)
             return None
         try:
             return await self._submit(call, endpoint, request_id)
         except BaseException:
-            await asyncio.shield(release(call, line.idempotent, request_id))
+            await asyncio.shield(self._earlier.release(line.idempotent, request_id))
             raise
 
     async def _submit(self, call: Call, endpoint: Endpoint, request_id: str) -> Submission:
-        checked = await check_request(call, endpoint)
-        return await submit(
+        checked = await self._checker.check(call, endpoint)
+        return await self._submitter.submit(
             call,
             checked,
             request_id=request_id,
@@ -225,7 +244,7 @@ class LineRunner:
 
     async def _follow(self, line: Line, submission: Submission) -> LineRun:
         """Return the result of a line that this gateway has just submitted."""
-        responses, response = self._context.responses, submission.response
+        responses, response = self._responses, submission.response
         assert response is not None  # noqa: S101 - idempotent requests are stored
         model, jobs = submission.checked.card.model, submission.generation.jobs
         own = {(model, job.id) for job in jobs}
@@ -251,14 +270,14 @@ class LineRunner:
 
     async def _continue(self, line: Line, response: StoredResponse) -> LineRun:
         """Return the result of a line that was submitted before."""
-        reader = await self._context.responses.attach(response)
+        reader = await self._responses.attach(response)
         collecting = asyncio.create_task(collect(reader.completion, reader.generation))
         try:
             whole = await self._collected(collecting, response, line.state.stop)
         finally:
             await end_task(collecting)
             await asyncio.shield(reader.aclose())
-        if not await self._context.responses.settled(response):
+        if not await self._responses.settled(response):
             raise RequestCancelledError(_CANCELLED)
         return _finished(line, response.id, whole)
 
@@ -270,7 +289,7 @@ class LineRunner:
         try:
             await asyncio.wait({collecting, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if not collecting.done():
-                await self._context.responses.cancel(response)
+                await self._responses.cancel(response)
         finally:
             stopping.cancel()
         return await collecting

@@ -18,9 +18,7 @@ from gateway.adapters import routes as adapters
 from gateway.batches import routes as batches
 from gateway.batches.files import routes as files
 from gateway.batches.runner import running_batches
-from gateway.completions.context import ProcessContext
-from gateway.completions.endpoints import generation, models, native, tokenize
-from gateway.completions.sending import routes as kept_responses
+from gateway.completions.endpoints import generation, models, native, stored, tokenize
 from gateway.console import routers as console
 from gateway.console.status import routes as status
 from gateway.http import front_page
@@ -41,7 +39,7 @@ _OPENAPI: Final = "/openapi.json"
 _STATIC: Final = "/static-offline-docs"
 CUSTOMER_ROUTERS = (
     generation.router,
-    kept_responses.router,
+    stored.router,
     tokenize.router,
     native.router,
     models.router,
@@ -76,7 +74,6 @@ def create_app(settings: Settings) -> FastAPI:
                 open_services(settings, on_failure=drain.fail) as services,
                 running_batches(services, drain, on_failure=drain.fail),
             ):
-                app.state.context = ProcessContext.of(services)
                 app.state.services = services
                 yield
         finally:

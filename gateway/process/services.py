@@ -5,23 +5,35 @@ import logging
 import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from common.tasks import end_task
+from contract.scripts import CommandExecutor
 from gateway.auth.authenticator import Authenticator
 from gateway.auth.oidc import OidcProvider
 from gateway.auth.revocation import RevocationListener
 from gateway.batches.runner import LinesReleased
+from gateway.batches.running import LineRunner
 from gateway.billing.ledger.balances import LedgerBalances
 from gateway.billing.ledger.history import ServiceHistory
+from gateway.completions.admission.call import RequestReader
+from gateway.completions.admission.check import RequestChecker
+from gateway.completions.admission.idempotency import EarlierResponses
+from gateway.completions.admission.model_choice import Models
+from gateway.completions.admission.submit import RequestSubmitter
+from gateway.completions.endpoints.generation import Completions
+from gateway.completions.endpoints.models import ModelList
+from gateway.completions.endpoints.stored import StoredCompletions
+from gateway.completions.endpoints.tokenize import Tokenization
 from gateway.completions.idempotency.registry import IdempotencyRegistry
 from gateway.completions.prompt.chat_templates import ChatTemplates
 from gateway.completions.prompt.images.fetcher import ImageFetcher
 from gateway.completions.prompt.tokenizers import TokenizerStore
 from gateway.completions.queue.dispatcher import Dispatcher
+from gateway.completions.sending.respond import ResponseSender
 from gateway.completions.settlement import SettlementService
 from gateway.completions.stored.service import Responses
 from gateway.completions.structure.checker import GrammarChecker
@@ -72,6 +84,23 @@ _LOOPS: Final[tuple[type[_Loop], ...]] = (
     Responses,
 )
 """Services that run in the background, in the order in which they start."""
+
+_FEATURES: Final[tuple[type[Any], ...]] = (
+    Authorizer,
+    BodyReader,
+    Models,
+    RequestReader,
+    RequestChecker,
+    RequestSubmitter,
+    EarlierResponses,
+    ResponseSender,
+    StoredCompletions,
+    Completions,
+    Tokenization,
+    ModelList,
+    LineRunner,
+)
+"""What serves requests. Each is made from services and the features before it."""
 
 
 @asynccontextmanager
@@ -126,12 +155,9 @@ async def _open(settings: Settings, stack: AsyncExitStack) -> Services:
     )
     # Always accept a single body of the maximum size.
     most_held = max(settings.max_held_bytes_of_tenant, settings.max_body_bytes)
-    intake = Intake(most_bytes=most_held)
     large_work = LargeWork(most_waiting_bytes=most_held, processes=settings.processes)
     stack.callback(large_work.close)
     loop_turns = LoopTurns()
-    unpaid = UnpaidRequests(settings.unpaid_requests_per_minute)
-    failed_logins = FailedLogins(settings.failed_logins_per_minute)
     grammars = GrammarChecker(SandboxSettings())
     stack.push_async_callback(grammars.aclose)
     quotas = QuotaStore(executor)
@@ -149,22 +175,19 @@ async def _open(settings: Settings, stack: AsyncExitStack) -> Services:
         journal_interval=settings.journal_interval,
         max_unread_bytes=settings.max_unread_bytes,
     )
-    provider = OidcProvider.from_settings(settings)
-    return Services.of(
+    services = Services.of(
         settings,
         database,
         executor,
         ChangeAnnouncer(redis),
         lines_released,
         # Requests
-        intake,
+        Intake(most_bytes=most_held),
         large_work,
         loop_turns,
-        unpaid,
-        failed_logins,
+        UnpaidRequests(settings.unpaid_requests_per_minute),
+        FailedLogins(settings.failed_logins_per_minute),
         authenticator,
-        Authorizer(settings, authenticator, failed_logins, loop_turns),
-        BodyReader(settings, intake, large_work, loop_turns, unpaid),
         # Models
         catalogue,
         adapters,
@@ -189,7 +212,16 @@ async def _open(settings: Settings, stack: AsyncExitStack) -> Services:
         IdempotencyRegistry(
             executor, gateway=dispatcher.gateway, retention=settings.idempotency_retention
         ),
-    ).with_others({Redis: redis} if provider is None else {Redis: redis, OidcProvider: provider})
+    ).with_others(
+        {
+            Redis: redis,
+            CommandExecutor: executor,
+            OidcProvider: OidcProvider.from_settings(settings),
+        }
+    )
+    for feature in _FEATURES:
+        services = services.with_others({feature: services.make(feature)})
+    return services
 
 
 async def _start(services: Services, stack: AsyncExitStack, on_failure: Callable[[], None]) -> None:

@@ -318,7 +318,7 @@ async def test_lines_of_a_tenant_begin_in_turn_with_the_lines_of_others() -> Non
             await asyncio.sleep(0.001)
             raise OverloadedError("", retry_after_seconds=1.0)
 
-    runner: Any = Runner(cast("Any", None))
+    runner: Any = Runner(*cast("Any", [None] * 9))
     names = dict.fromkeys(Batch.__dataclass_fields__)
 
     def lines(tenant: str, number: int) -> list[Any]:

@@ -396,8 +396,10 @@ async def https(
         "failed_logins_per_minute": 2,
     }
     async with running_management(Settings(**settings)) as management:
-        context = management.context
-        await TenantService(context.database, context.announcer).create("A", tenant_id="acme")
+        services = management.services
+        await TenantService(services[Database], services[ChangeAnnouncer]).create(
+            "A", tenant_id="acme"
+        )
         key = await management.key("acme", Scope.USAGE)
         transport = httpx.ASGITransport(management.app)
         async with httpx.AsyncClient(transport=transport, base_url="https://gateway") as client:

@@ -10,7 +10,7 @@ import httpx
 from fastapi import FastAPI
 
 from gateway.accounts.keys.service import KeyService
-from gateway.completions.context import ProcessContext
+from gateway.http.services import Services
 from gateway.limits.store import QuotaStore
 from gateway.platform.changes import ChangeAnnouncer
 from gateway.platform.database.engine import Database
@@ -29,11 +29,16 @@ class Management:
 
     app: FastAPI
     operators: FastAPI
-    context: ProcessContext
+
+    @property
+    def services(self) -> Services:
+        """The services of the gateway."""
+        services: Services = self.app.state.services
+        return services
 
     async def key(self, tenant_id: str, *scopes: Scope, **options: Any) -> str:
         """Return a new key of a tenant."""
-        service = KeyService(self.context.database, self.context.announcer)
+        service = KeyService(self.services[Database], self.services[ChangeAnnouncer])
         created = await service.create(tenant_id, name="test", scopes=scopes, **options)
         return created.key.reveal()
 
@@ -62,8 +67,7 @@ class Management:
         )
 
     def _replace(self, others: Mapping[type[Any], object]) -> None:
-        self.app.state.services = self.app.state.services.with_others(others)
-        self.app.state.context = ProcessContext.of(self.app.state.services)
+        self.app.state.services = self.services.with_others(others)
 
 
 @cache
@@ -79,5 +83,5 @@ async def running_management(settings: Settings) -> AsyncIterator[Management]:
     """Open the gateway without a port; its services are in its context."""
     app, operators = _apps()
     async with open_services(settings, on_failure=app.state.drain.fail) as services:
-        app.state.context, app.state.services = ProcessContext.of(services), services
-        yield Management(app, operators, app.state.context)
+        app.state.services = services
+        yield Management(app, operators)

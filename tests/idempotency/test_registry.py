@@ -12,7 +12,7 @@ from redis.asyncio import Redis
 from common.tasks import TaskSet
 from contract import keys
 from gateway.completions.admission import idempotency
-from gateway.completions.admission.idempotency import find_earlier
+from gateway.completions.admission.idempotency import EarlierResponses
 from gateway.completions.idempotency.registry import (
     RETIRED_MS,
     Claim,
@@ -124,16 +124,14 @@ async def test_claim_that_redis_executes_after_its_timeout_frees_the_key(
     executor = MeasuredConnection(any_redis, timeout_seconds=0.2)
     registry = IdempotencyRegistry(executor, gateway="gw-1", retention=RETENTION)
     tasks = TaskSet()
-    call: Any = SimpleNamespace(
-        context=SimpleNamespace(
-            idempotency=registry, responses=None, settlements=SimpleNamespace(tasks=tasks)
-        )
-    )
+    call: Any = None
+    settlements: Any = SimpleNamespace(tasks=tasks)
+    earlier = EarlierResponses(registry, call, call, settlements)
     await any_redis.client_pause(500, all=False)
     with pytest.raises(StoreUnavailableError):
-        await find_earlier(call, ASKED, "cmpl-1")
+        await earlier.find(call, ASKED, "cmpl-1")
 
     async with asyncio.timeout(PATIENCE_SECONDS):
         await tasks.finish(PATIENCE_SECONDS)
-    assert await find_earlier(call, ASKED, "cmpl-2") is None, "the key stands for the next request"
+    assert await earlier.find(call, ASKED, "cmpl-2") is None, "the key stands for the next request"
     await executor.aclose()

@@ -152,8 +152,9 @@ async def test_line_of_a_batch_that_is_cancelled_while_it_ends_is_delivered_if_i
         batch: Any = {**names, "id": "batch_1", "tenant_id": TENANT}
         line = Line(BatchState(Batch(**batch)), number, b'{"custom_id":"a"}')
         stored: Any = await first.find(request.id)
-        house: Any = second if is_continued else first
-        runner = LineRunner(house)
+        house = second if is_continued else first
+        services: Any = [*[None] * 7, house.responses, None]
+        runner = LineRunner(*services)
         if is_continued:
             first.responses.leave(request.settlement)
             run = runner._continue(line, stored)

@@ -1,4 +1,4 @@
-"""Read a request of the generation API: authorize it, parse its body, choose its dialect."""
+"""Read a request of the generation API: its caller, body, model and dialect."""
 
 from functools import partial
 from typing import Any
@@ -7,8 +7,8 @@ import msgspec
 from fastapi import Request
 
 from contract.tier import ServiceTier
-from gateway.completions.admission.model_choice import profile_of
-from gateway.completions.context import ProcessContext, context_of
+from gateway.completions.admission.model_choice import ModelChoice, Models
+from gateway.dialects.bodies import require_model
 from gateway.dialects.profile import Profile
 from gateway.dialects.profile_choice import DIALECT_HEADER
 from gateway.dialects.wire import parse_object
@@ -17,7 +17,6 @@ from gateway.http.authorization import Authorizer, require_header_of
 from gateway.http.body import BodyReader
 from gateway.http.error_handlers import route_hint
 from gateway.http.exchange import exchange_of
-from gateway.http.services import services_of
 from gateway.platform.concurrency.large_work import Beside, LargeWork
 from gateway.records.errors import NotFoundError
 from gateway.records.principal import Principal
@@ -38,71 +37,95 @@ class BatchLine(msgspec.Struct, frozen=True):
 class Call(msgspec.Struct, frozen=True):
     """An authorized request to the generation API."""
 
-    context: ProcessContext
     principal: Principal
     profile: Profile
+    choice: ModelChoice
     body: dict[str, Any]
     beside: Beside
     """Runs work whose time grows with the size of the body."""
     line: BatchLine | None = None
     """Set for a line of a batch."""
 
-
-async def read_call(
-    request: Request,
-    *,
-    is_paid: bool = False,
-    has_native_path: bool = False,
-    authorized: Principal | None = None,
-) -> Call:
-    """Authorize the caller, unless it is `authorized`, read the body, and choose the dialect.
-
-    Raises an ApiError.
-
-    Unless it `is_paid`, the request counts as unpaid; a paid request counts as unpaid only if it
-    fails. A request that `has_native_path` is in one of llama.cpp's dialects. After this call,
-    errors have the style of the client's dialect.
-    """
-    services, principal = services_of(request), authorized
-    if principal is None:
-        authorize = services[Authorizer].authorize
-        principal = await authorize(request, Scope.COMPLETIONS, model_decides=True)
-    else:
-        principal.require_scope(Scope.COMPLETIONS)
-    services[UnpaidRequests].admit(exchange_of(request.scope), principal, is_paid=is_paid)
-    content = await services[BodyReader].read_counted(request, principal.tenant_id)
-    beside = services[LargeWork].of(principal.tenant_id, size=len(content))
-    body: dict[str, Any] = await beside(partial(parse_object, content))
-    call = await _in_dialect(request, principal, body, beside)
-    if authorized is None:
-        require_header_of(request, call.profile)
-    if has_native_path:
-        require_native_paths(request, call.profile)
-    return call
+    def require_model(self) -> None:
+        """Raise a BadRequestError or the choice's refusal if the request cannot have its model."""
+        require_model(self.body, self.profile)
+        self.choice.require()
 
 
-async def read_query(request: Request, body: dict[str, Any]) -> Call:
-    """Like `read_call`, for GET requests whose parameters are in the query string, read as `body`.
+class RequestReader:
+    """Reads requests: their callers, bodies, models and dialects."""
 
-    The request counts as unpaid. Raises an ApiError.
-    """
-    services = services_of(request)
-    principal = await services[Authorizer].authorize(request, Scope.COMPLETIONS)
-    services[UnpaidRequests].admit(exchange_of(request.scope), principal)
-    beside = services[LargeWork].of(principal.tenant_id, size=0)
-    call = await _in_dialect(request, principal, body, beside)
-    require_header_of(request, call.profile)
-    return call
+    def __init__(
+        self,
+        authorizer: Authorizer,
+        unpaid: UnpaidRequests,
+        bodies: BodyReader,
+        large_work: LargeWork,
+        models: Models,
+    ) -> None:
+        self._authorizer = authorizer
+        self._unpaid = unpaid
+        self._bodies = bodies
+        self._large_work = large_work
+        self._models = models
 
+    async def read(
+        self,
+        request: Request,
+        *,
+        is_paid: bool = False,
+        has_native_path: bool = False,
+        authorized: Principal | None = None,
+    ) -> Call:
+        """Authorize the caller, unless it is `authorized`, read the body, and choose the dialect.
 
-async def _in_dialect(
-    request: Request, principal: Principal, body: dict[str, Any], beside: Beside
-) -> Call:
-    context = context_of(request)
-    header = request.headers.get(DIALECT_HEADER)
-    profile = await profile_of(context, principal, body, header=header)
-    exchange_of(request.scope).error_style = profile.error_style
-    return Call(context, principal, profile, body, beside)
+        Raises an ApiError.
+
+        Unless it `is_paid`, the request counts as unpaid; a paid request counts as unpaid only if
+        it fails. A request that `has_native_path` is in one of llama.cpp's dialects. After this
+        call, errors have the style of the client's dialect.
+        """
+        exchange, principal = exchange_of(request.scope), authorized
+        if principal is None:
+            principal = await self._authorizer.authorize(
+                request, Scope.COMPLETIONS, model_decides=True
+            )
+        else:
+            principal.require_scope(Scope.COMPLETIONS)
+        self._unpaid.admit(exchange, principal, is_paid=is_paid)
+        content = await self._bodies.read_counted(request, principal.tenant_id)
+        beside = self._large_work.of(principal.tenant_id, size=len(content))
+        body: dict[str, Any] = await beside(partial(parse_object, content))
+        header = request.headers.get(DIALECT_HEADER)
+        choice, profile = await self._models.choose(principal, body, header=header)
+        exchange.error_style = profile.error_style
+        if authorized is None:
+            require_header_of(request, profile)
+        if has_native_path:
+            require_native_paths(request, profile)
+        return Call(principal, profile, choice, body, beside)
+
+    async def read_query(
+        self, request: Request, body: dict[str, Any], *, has_native_path: bool = False
+    ) -> Call:
+        """Like `read`, for GET requests whose parameters are in the query, read as `body`.
+
+        The request counts as unpaid, unless it `has_native_path`. Raises an ApiError.
+        """
+        exchange = exchange_of(request.scope)
+        principal = await self._authorizer.authorize(
+            request, Scope.COMPLETIONS, model_decides=has_native_path
+        )
+        if not has_native_path:
+            self._unpaid.admit(exchange, principal)
+        header = request.headers.get(DIALECT_HEADER)
+        choice, profile = await self._models.choose(principal, body, header=header)
+        exchange.error_style = profile.error_style
+        require_header_of(request, profile)
+        if has_native_path:
+            require_native_paths(request, profile)
+        beside = self._large_work.of(principal.tenant_id, size=0)
+        return Call(principal, profile, choice, body, beside)
 
 
 def require_native_paths(request: Request, profile: Profile) -> None:

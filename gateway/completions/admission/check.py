@@ -12,15 +12,16 @@ from common.tracing import FETCH_IMAGES
 from contract.messages import Feature, Parsing, Ranking, WorkerCard
 from contract.tier import ServiceTier
 from gateway.completions.admission.call import Call
-from gateway.completions.admission.model_choice import ModelChoice, choose_allowed
-from gateway.completions.context import ProcessContext
+from gateway.completions.admission.model_choice import Models
 from gateway.completions.prompt.chat import render_chat
-from gateway.completions.prompt.images.fetcher import fetch_images
+from gateway.completions.prompt.chat_templates import ChatTemplates
+from gateway.completions.prompt.images.fetcher import ImageFetcher, fetch_images
 from gateway.completions.prompt.infill import find_template
 from gateway.completions.prompt.preparation import PreparedRequest, prepare
+from gateway.completions.prompt.tokenizers import TokenizerStore
+from gateway.completions.structure.checker import GrammarChecker
 from gateway.completions.structure.sandbox.pool import TokenizerSource
 from gateway.completions.structure.tools import has_tool_calls
-from gateway.dialects.bodies import require_model
 from gateway.dialects.chat.template_arguments import unread_parameters
 from gateway.dialects.endpoint import Endpoint
 from gateway.dialects.lengths import MAX_TOKENS_NAMES
@@ -32,6 +33,7 @@ from gateway.models.access import is_runnable
 from gateway.models.catalogue import RETRY_AFTER_SECONDS
 from gateway.platform import tracing
 from gateway.platform.concurrency.large_work import Beside
+from gateway.platform.settings import Settings
 from gateway.records.adapters import Adapter
 from gateway.records.aliases import Alias
 from gateway.records.errors import (
@@ -65,59 +67,6 @@ class CheckedChat(msgspec.Struct, frozen=True):
     """The reasoning before structured output."""
     enforced_tools: ToolUse | None
     """Tool use of the request, unless no grammar can describe the model's tool-call format."""
-
-
-async def check_chat(
-    context: ProcessContext,
-    request: GenerationRequest,
-    card: WorkerCard,
-    tokenizer: Tokenizer,
-    beside: Beside,
-) -> CheckedChat:
-    """Render the messages of a chat; return a completion unchanged. Raises an ApiError."""
-    chat, form = request.chat, card.chat
-    if chat is None:
-        return CheckedChat(request, None, None, request.tool_use)
-    rendered = await render_chat(request, card, context.chat_templates, tokenizer, beside)
-    assert form is not None  # noqa: S101 - nothing is rendered without it
-    read = chat.template_arguments.keys() - {*rendered.ignored_template_arguments}
-    ignored = unread_parameters(chat, read)
-    switch = chat.argument_params.get("enable_thinking", "")
-    if (
-        switch in ignored
-        and not switch.startswith("chat_template_kwargs")
-        and not chat.template_arguments["enable_thinking"]
-        and Feature.REASONING in card.features
-    ):
-        raise UnsupportedParameterError(
-            f"'{switch}' cannot turn off the reasoning of this model. Set a variable of its "
-            "template with 'chat_template_kwargs', or hide it with 'include_reasoning' false.",
-            param=switch,
-        )
-    use = request.tool_use if form.tool_parser else None
-    enforced = use if use is not None and _can_be_enforced(request, use, card) else None
-    parsing = Parsing(
-        tools=chat.tools if use is not None else [],
-        has_hermes_calls=enforced is not None and Feature.STRICT_TOOLS not in card.features,
-        finds_reasoning=rendered.finds_reasoning,
-        hides_special_tokens=not request.shows_special_tokens,
-        opening_tokens=rendered.opening_tokens,
-        template_arguments={name: chat.template_arguments[name] for name in sorted(read)},
-    )
-    request = msgspec.structs.replace(
-        request,
-        prompts=[rendered.text],
-        images=[[_UNREAD_IMAGE] * len(chat.image_sources)],
-        image_params=[[source.param for source in chat.image_sources]],
-        ignored_parameters=tuple(sorted({*request.ignored_parameters, *ignored})),
-    )
-    return CheckedChat(request, parsing, rendered.reasoning, enforced)
-
-
-def _can_be_enforced(request: GenerationRequest, use: ToolUse, card: WorkerCard) -> bool:
-    """Whether a grammar can enforce the calls, in Hermes' format or in the model's own."""
-    uses_hermes_format = use.mode is not ToolMode.AUTO or request.structure is not None
-    return uses_hermes_format or Feature.STRICT_TOOLS in card.features
 
 
 class CheckedRequest(msgspec.Struct, frozen=True):
@@ -172,72 +121,158 @@ class RenderedRequest(NamedTuple):
     chat: CheckedChat
     card: WorkerCard
     tokenizer: Tokenizer
-    choice: ModelChoice
 
 
-async def check_request(call: Call, endpoint: Endpoint) -> CheckedRequest:
-    """Check a request against its dialect, its model and the context window. Raises an ApiError."""
-    context = call.context
-    chat, card, tokenizer, choice = await render_request(call, endpoint)
-    request = chat.request
-    literal = None
-    if request.infill_param:
-        literal = await context.tokenizers.get_literal(card.tokenizer_digest)
-    prepared = await prepare(request, tokenizer, card, call.beside, literal=literal)
-    tier = call.principal.service_tier
-    if call.line is not None:
-        tier = ServiceTier.BATCH
-    elif request.service_tier not in (None, AUTO_TIER):
-        tier = ServiceTier(request.service_tier)
-    if request.service_tier == AUTO_TIER:
-        # The response names the tier that was used.
-        request = msgspec.structs.replace(request, service_tier=tier)
-    parsing = chat.parsing and _within(chat.parsing, request, prepared)
-    checked = CheckedRequest(
-        endpoint, request, card, prepared, "", tier, parsing, choice.adapter, choice.alias
-    )
-    is_given = any(call.body.get(name) is not None for name in MAX_TOKENS_NAMES)
-    if request.max_tokens == ALL_THAT_FIT or not (is_given or request.max_tokens == SHORT_DEFAULT):
-        checked = _within_limits(checked, call.principal.limits)
-    _check_size(request, checked.prepared, most_bytes=context.settings.max_held_bytes)
-    grammar = await _grammar(context, chat, card, call.principal.tenant_id)
-    return msgspec.structs.replace(checked, grammar=grammar)
+class RequestChecker:
+    """Checks requests against their dialects and models."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        models: Models,
+        tokenizers: TokenizerStore,
+        chat_templates: ChatTemplates,
+        grammars: GrammarChecker,
+    ) -> None:
+        self._settings = settings
+        self._models = models
+        self._tokenizers = tokenizers
+        self._chat_templates = chat_templates
+        self._grammars = grammars
+
+    async def check(self, call: Call, endpoint: Endpoint) -> CheckedRequest:
+        """Check a request against its dialect, model and context window. Raises an ApiError."""
+        chat, card, tokenizer = await self.render(call, endpoint)
+        request, choice = chat.request, call.choice
+        literal = None
+        if request.infill_param:
+            literal = await self._tokenizers.get_literal(card.tokenizer_digest)
+        prepared = await prepare(request, tokenizer, card, call.beside, literal=literal)
+        tier = call.principal.service_tier
+        if call.line is not None:
+            tier = ServiceTier.BATCH
+        elif request.service_tier not in (None, AUTO_TIER):
+            tier = ServiceTier(request.service_tier)
+        if request.service_tier == AUTO_TIER:
+            # The response names the tier that was used.
+            request = msgspec.structs.replace(request, service_tier=tier)
+        parsing = chat.parsing and _within(chat.parsing, request, prepared)
+        checked = CheckedRequest(
+            endpoint, request, card, prepared, "", tier, parsing, choice.adapter, choice.alias
+        )
+        is_given = any(call.body.get(name) is not None for name in MAX_TOKENS_NAMES)
+        if request.max_tokens == ALL_THAT_FIT or not (
+            is_given or request.max_tokens == SHORT_DEFAULT
+        ):
+            checked = _within_limits(checked, call.principal.limits)
+        _check_size(request, checked.prepared, most_bytes=self._settings.max_held_bytes)
+        grammar = await self._grammar(chat, card, call.principal.tenant_id)
+        return msgspec.structs.replace(checked, grammar=grammar)
+
+    async def render(self, call: Call, endpoint: Endpoint) -> RenderedRequest:
+        """Check a request against its dialect and model, and render a chat. Raises an ApiError."""
+        principal, choice = call.principal, call.choice
+        call.require_model()
+        most = self._settings.max_prompts
+        read = partial(endpoint.read, call.body, call.profile, max_prompts=most)
+        request = await call.beside(read)
+        if call.line is not None:
+            request = _of_line(request)
+        if choice.alias is not None:
+            # The response names the model that runs.
+            request = msgspec.structs.replace(request, model=None)
+        if principal.is_strict:
+            reject_ignored(request.ignored_parameters)
+        try:
+            card = (await self._models.find(choice)).card
+            tokenizers = self._tokenizers
+            get = tokenizers.get if request.parses_special_tokens else tokenizers.get_literal
+            tokenizer = await get(card.tokenizer_digest)
+        except RedisError:
+            raise queue_unavailable() from None
+        if choice.adapter is not None:
+            _check_adapter(choice.adapter, card)
+        request = check_supported(
+            request,
+            card.features,
+            has_infill=find_template(tokenizer) is not None,
+            has_tools=has_tool_calls(tokenizer),
+            max_images=card.max_images,
+        )
+        chat = await self._check_chat(request, card, tokenizer, call.beside)
+        if principal.is_strict:
+            reject_ignored(chat.request.ignored_parameters)
+        return RenderedRequest(chat, card, tokenizer)
+
+    async def _check_chat(
+        self,
+        request: GenerationRequest,
+        card: WorkerCard,
+        tokenizer: Tokenizer,
+        beside: Beside,
+    ) -> CheckedChat:
+        """Render the messages of a chat; return a completion unchanged. Raises an ApiError."""
+        chat, form = request.chat, card.chat
+        if chat is None:
+            return CheckedChat(request, None, None, request.tool_use)
+        rendered = await render_chat(request, card, self._chat_templates, tokenizer, beside)
+        assert form is not None  # noqa: S101 - nothing is rendered without it
+        read = chat.template_arguments.keys() - {*rendered.ignored_template_arguments}
+        ignored = unread_parameters(chat, read)
+        switch = chat.argument_params.get("enable_thinking", "")
+        if (
+            switch in ignored
+            and not switch.startswith("chat_template_kwargs")
+            and not chat.template_arguments["enable_thinking"]
+            and Feature.REASONING in card.features
+        ):
+            raise UnsupportedParameterError(
+                f"'{switch}' cannot turn off the reasoning of this model. Set a variable of its "
+                "template with 'chat_template_kwargs', or hide it with 'include_reasoning' false.",
+                param=switch,
+            )
+        use = request.tool_use if form.tool_parser else None
+        enforced = use if use is not None and _can_be_enforced(request, use, card) else None
+        parsing = Parsing(
+            tools=chat.tools if use is not None else [],
+            has_hermes_calls=enforced is not None and Feature.STRICT_TOOLS not in card.features,
+            finds_reasoning=rendered.finds_reasoning,
+            hides_special_tokens=not request.shows_special_tokens,
+            opening_tokens=rendered.opening_tokens,
+            template_arguments={name: chat.template_arguments[name] for name in sorted(read)},
+        )
+        request = msgspec.structs.replace(
+            request,
+            prompts=[rendered.text],
+            images=[[_UNREAD_IMAGE] * len(chat.image_sources)],
+            image_params=[[source.param for source in chat.image_sources]],
+            ignored_parameters=tuple(sorted({*request.ignored_parameters, *ignored})),
+        )
+        return CheckedChat(request, parsing, rendered.reasoning, enforced)
+
+    async def _grammar(self, chat: CheckedChat, card: WorkerCard, tenant_id: str) -> str:
+        if chat.request.structure is None and chat.enforced_tools is None:
+            return ""
+        digest = card.tokenizer_digest
+        tokenizer = TokenizerSource(
+            digest,
+            partial(self._tokenizers.file, digest),
+            eos_token_ids=card.eos_token_ids,
+            vocabulary_size=card.vocabulary_size,
+        )
+        return await self._grammars.compile(
+            chat.request.structure,
+            chat.enforced_tools,
+            tenant_id=tenant_id,
+            tokenizer=tokenizer,
+            reasoning=chat.reasoning,
+        )
 
 
-async def render_request(call: Call, endpoint: Endpoint) -> RenderedRequest:
-    """Check a request against its dialect and its model, and render a chat. Raises an ApiError."""
-    context, principal, body, profile = call.context, call.principal, call.body, call.profile
-    name = require_model(body, profile)
-    choice = choose_allowed(context, principal, name, profile=profile, body=body)
-    read = partial(endpoint.read, body, profile, max_prompts=context.settings.max_prompts)
-    request = await call.beside(read)
-    if call.line is not None:
-        request = _of_line(request)
-    if choice.alias is not None:
-        # The response names the model that runs.
-        request = msgspec.structs.replace(request, model=None)
-    if principal.is_strict:
-        reject_ignored(request.ignored_parameters)
-    try:
-        card = (await choice.find(context.catalogue)).card
-        tokenizers = context.tokenizers
-        get = tokenizers.get if request.parses_special_tokens else tokenizers.get_literal
-        tokenizer = await get(card.tokenizer_digest)
-    except RedisError:
-        raise queue_unavailable() from None
-    if choice.adapter is not None:
-        _check_adapter(choice.adapter, card)
-    request = check_supported(
-        request,
-        card.features,
-        has_infill=find_template(tokenizer) is not None,
-        has_tools=has_tool_calls(tokenizer),
-        max_images=card.max_images,
-    )
-    chat = await check_chat(context, request, card, tokenizer, call.beside)
-    if principal.is_strict:
-        reject_ignored(chat.request.ignored_parameters)
-    return RenderedRequest(chat, card, tokenizer, choice)
+def _can_be_enforced(request: GenerationRequest, use: ToolUse, card: WorkerCard) -> bool:
+    """Whether a grammar can enforce the calls, in Hermes' format or in the model's own."""
+    uses_hermes_format = use.mode is not ToolMode.AUTO or request.structure is not None
+    return uses_hermes_format or Feature.STRICT_TOOLS in card.features
 
 
 def _check_adapter(adapter: Adapter, card: WorkerCard) -> None:
@@ -250,7 +285,9 @@ def _check_adapter(adapter: Adapter, card: WorkerCard) -> None:
         )
 
 
-async def with_images(call: Call, checked: CheckedRequest) -> CheckedRequest:
+async def with_images(
+    checked: CheckedRequest, images: ImageFetcher, *, tenant_id: str
+) -> CheckedRequest:
     """Return the request with its image files; images of a chat may have to be fetched.
 
     Raises InvalidParameterError, which names an unavailable image, and OverloadedError.
@@ -259,9 +296,7 @@ async def with_images(call: Call, checked: CheckedRequest) -> CheckedRequest:
     if chat is None or not chat.image_sources:
         return checked
     with tracing.span(FETCH_IMAGES):
-        files = await fetch_images(
-            chat.image_sources, fetcher=call.context.images, tenant_id=call.principal.tenant_id
-        )
+        files = await fetch_images(chat.image_sources, fetcher=images, tenant_id=tenant_id)
     request = msgspec.structs.replace(checked.request, images=[files])
     return msgspec.structs.replace(checked, request=request)
 
@@ -332,24 +367,3 @@ def _within(parsing: Parsing, request: GenerationRequest, prepared: PreparedRequ
     if parsing.opening_tokens <= tokens:
         return parsing
     return msgspec.structs.replace(parsing, opening_tokens=tokens)
-
-
-async def _grammar(
-    context: ProcessContext, chat: CheckedChat, card: WorkerCard, tenant_id: str
-) -> str:
-    if chat.request.structure is None and chat.enforced_tools is None:
-        return ""
-    digest = card.tokenizer_digest
-    tokenizer = TokenizerSource(
-        digest,
-        partial(context.tokenizers.file, digest),
-        eos_token_ids=card.eos_token_ids,
-        vocabulary_size=card.vocabulary_size,
-    )
-    return await context.grammars.compile(
-        chat.request.structure,
-        chat.enforced_tools,
-        tenant_id=tenant_id,
-        tokenizer=tokenizer,
-        reasoning=chat.reasoning,
-    )

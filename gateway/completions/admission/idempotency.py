@@ -14,8 +14,10 @@ from redis.exceptions import RedisError
 from common.tasks import Backoff, wait_for_end
 from gateway.completions.admission.call import Call
 from gateway.completions.idempotency.registry import Claim, IdempotencyRegistry, IdempotentRequest
-from gateway.completions.sending.routes import may_read
+from gateway.completions.settlement import SettlementService
+from gateway.completions.stored.service import Responses
 from gateway.completions.stored.store import ResponseState, StoredResponse
+from gateway.limits.reservations import Reservations
 from gateway.records.errors import (
     IdempotencyConflictError,
     IdempotencyInProgressError,
@@ -64,93 +66,101 @@ async def read_idempotent_request(request: Request, call: Call) -> IdempotentReq
     )
 
 
-async def find_earlier(
-    call: Call, idempotent: IdempotentRequest, request_id: str
-) -> StoredResponse | None:
-    """Return the response for the key; None if the key now stands for `request_id`.
+class EarlierResponses:
+    """The responses of earlier requests with the same Idempotency-Key."""
 
-    A failed response counts as none. Raises IdempotencyConflictError if the key stands for a
-    different request, IdempotencyInProgressError if that request is not admitted soon, and
-    StoreUnavailableError.
-    """
-    try:
-        return await _find_earlier(call, idempotent, request_id)
-    except (RedisError, asyncio.CancelledError) as error:
-        # Redis may have mapped the key to this request, or may still do so.
-        await release(call, idempotent, request_id)
-        if isinstance(error, RedisError):
-            raise queue_unavailable() from None
-        raise
+    def __init__(
+        self,
+        registry: IdempotencyRegistry,
+        responses: Responses,
+        reservations: Reservations,
+        settlements: SettlementService,
+    ) -> None:
+        self._registry = registry
+        self._responses = responses
+        self._reservations = reservations
+        self._settlements = settlements
 
+    async def find(
+        self, call: Call, idempotent: IdempotentRequest, request_id: str
+    ) -> StoredResponse | None:
+        """Return the response for the key; None if the key now stands for `request_id`.
 
-async def _find_earlier(
-    call: Call, idempotent: IdempotentRequest, request_id: str
-) -> StoredResponse | None:
-    deadline = time.monotonic() + WAIT_SECONDS
-    unusable_id = withdrawn_id = ""
-    registry, responses = call.context.idempotency, call.context.responses
-    while True:
-        claim = await registry.claim(idempotent, request_id, in_place_of=unusable_id)
-        if claim.request_id == request_id:
-            return None
-        if claim.body_digest != idempotent.body_digest:
-            raise IdempotencyConflictError
-        response = await responses.find(claim.request_id, tenant_id=idempotent.tenant_id)
-        if response is not None and response.state is not ResponseState.FAILED:
-            if not may_read(call.principal, response):
-                # A request without a model in its body uses the default of this credential.
-                raise IdempotencyConflictError
-            return response
-        is_late = claim.age_ms > ADMISSION_SECONDS * 1000
-        if response is not None or is_late or claim.request_id == withdrawn_id:
-            unusable_id = claim.request_id
-        elif await _is_withdrawn(call, claim):
-            # Its gateway may have stored the response since it was looked for.
-            withdrawn_id = claim.request_id
-        elif time.monotonic() > deadline:
-            raise IdempotencyInProgressError
-        else:
-            await asyncio.sleep(_POLL_SECONDS)
-
-
-async def _is_withdrawn(call: Call, claim: Claim) -> bool:
-    """Return whether a request will never be admitted, because its gateway has died before.
-
-    A gateway that was only slow cannot admit the request any more. If it already has, but died
-    before it stored the response, the reservation has to expire first. Raises RedisError.
-    """
-    context = call.context
-    return (
-        claim.gateway != ""
-        and await context.responses.is_gone(claim.gateway)
-        and await context.reservations.withdraw(call.principal.tenant_id, claim.request_id)
-    )
-
-
-async def release(call: Call, idempotent: IdempotentRequest, request_id: str) -> None:
-    """Free the key of a request that was not admitted.
-
-    If Redis does not respond, or does not know of the claim yet, this continues in the background.
-    """
-    context = call.context
-    releasing = asyncio.create_task(_release(context.idempotency, idempotent, request_id))
-    # A gateway that stops waits for it.
-    context.settlements.tasks.start(wait_for_end(releasing, timeout_seconds=ADMISSION_SECONDS))
-    await wait_for_end(releasing, timeout_seconds=RELEASE_SECONDS)
-
-
-async def _release(
-    registry: IdempotencyRegistry, idempotent: IdempotentRequest, request_id: str
-) -> None:
-    """Free a key. If its claim is not found, try once more, because it may still arrive."""
-    backoff = Backoff(RELEASE_SECONDS, LONGEST_PAUSE_SECONDS)
-    deadline = time.monotonic() + ADMISSION_SECONDS
-    tries = 2
-    while tries and time.monotonic() < deadline:
+        A failed response counts as none. Raises IdempotencyConflictError if the key stands for a
+        different request, IdempotencyInProgressError if that request is not admitted soon, and
+        StoreUnavailableError.
+        """
         try:
-            if await registry.release(idempotent, request_id):
-                return
-            tries -= 1
-        except RedisError as error:
-            logger.warning("cannot free an Idempotency-Key: %s", type(error).__name__)
-        await asyncio.sleep(backoff.next_seconds())
+            return await self._find(call, idempotent, request_id)
+        except (RedisError, asyncio.CancelledError) as error:
+            # Redis may have mapped the key to this request, or may still do so.
+            await self.release(idempotent, request_id)
+            if isinstance(error, RedisError):
+                raise queue_unavailable() from None
+            raise
+
+    async def release(self, idempotent: IdempotentRequest, request_id: str) -> None:
+        """Free the key of a request that was not admitted.
+
+        If Redis does not respond, or does not know of the claim yet, this continues in the
+        background.
+        """
+        releasing = asyncio.create_task(self._release(idempotent, request_id))
+        # A gateway that stops waits for it.
+        self._settlements.tasks.start(wait_for_end(releasing, timeout_seconds=ADMISSION_SECONDS))
+        await wait_for_end(releasing, timeout_seconds=RELEASE_SECONDS)
+
+    async def _find(
+        self, call: Call, idempotent: IdempotentRequest, request_id: str
+    ) -> StoredResponse | None:
+        deadline = time.monotonic() + WAIT_SECONDS
+        unusable_id = withdrawn_id = ""
+        registry, responses = self._registry, self._responses
+        while True:
+            claim = await registry.claim(idempotent, request_id, in_place_of=unusable_id)
+            if claim.request_id == request_id:
+                return None
+            if claim.body_digest != idempotent.body_digest:
+                raise IdempotencyConflictError
+            response = await responses.find(claim.request_id, tenant_id=idempotent.tenant_id)
+            if response is not None and response.state is not ResponseState.FAILED:
+                if not response.is_readable_by(call.principal):
+                    # A request without a model in its body uses the default of this credential.
+                    raise IdempotencyConflictError
+                return response
+            is_late = claim.age_ms > ADMISSION_SECONDS * 1000
+            if response is not None or is_late or claim.request_id == withdrawn_id:
+                unusable_id = claim.request_id
+            elif await self._is_withdrawn(idempotent.tenant_id, claim):
+                # Its gateway may have stored the response since it was looked for.
+                withdrawn_id = claim.request_id
+            elif time.monotonic() > deadline:
+                raise IdempotencyInProgressError
+            else:
+                await asyncio.sleep(_POLL_SECONDS)
+
+    async def _is_withdrawn(self, tenant_id: str, claim: Claim) -> bool:
+        """Return whether a request will never be admitted, because its gateway has died before.
+
+        A gateway that was only slow cannot admit the request any more. If it already has, but died
+        before it stored the response, the reservation has to expire first. Raises RedisError.
+        """
+        return (
+            claim.gateway != ""
+            and await self._responses.is_gone(claim.gateway)
+            and await self._reservations.withdraw(tenant_id, claim.request_id)
+        )
+
+    async def _release(self, idempotent: IdempotentRequest, request_id: str) -> None:
+        """Free a key. If its claim is not found, try once more, because it may still arrive."""
+        backoff = Backoff(RELEASE_SECONDS, LONGEST_PAUSE_SECONDS)
+        deadline = time.monotonic() + ADMISSION_SECONDS
+        tries = 2
+        while tries and time.monotonic() < deadline:
+            try:
+                if await self._registry.release(idempotent, request_id):
+                    return
+                tries -= 1
+            except RedisError as error:
+                logger.warning("cannot free an Idempotency-Key: %s", type(error).__name__)
+            await asyncio.sleep(backoff.next_seconds())

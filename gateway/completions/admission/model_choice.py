@@ -7,15 +7,20 @@ from typing import Any, Final, NamedTuple
 
 from redis.exceptions import RedisError
 
-from contract.messages import WorkerCard
-from gateway.completions.context import ProcessContext
 from gateway.dialects.profile import Profile
 from gateway.dialects.profile_choice import choose_model, choose_profile
-from gateway.models.access import allows_served, find_adapter, find_allowed
+from gateway.models.access import allows_served, find_adapter
+from gateway.models.books import AdapterBook, AliasBook
 from gateway.models.catalogue import Catalogue, ServedModel
+from gateway.platform.settings import Settings
 from gateway.records.adapters import Adapter
 from gateway.records.aliases import Alias
-from gateway.records.errors import MissingParameterError, ModelNotFoundError
+from gateway.records.errors import (
+    ApiError,
+    MissingParameterError,
+    ModelNotFoundError,
+    ModelRetiredError,
+)
 from gateway.records.principal import Principal
 from gateway.records.times import utc_now
 
@@ -27,115 +32,140 @@ class ModelChoice(NamedTuple):
 
     model: str
     """Name of the model, or an alias that its workers announce; the base model of an adapter."""
+    served: ServedModel | None = None
+    """The model as it was known when it was chosen; None if it was unknown."""
     alias: Alias | None = None
     """The alias that the request named, if an operator has defined it."""
     adapter: Adapter | None = None
     """The adapter that the request named."""
+    refusal: ApiError | None = None
+    """Why the caller may not use the model."""
 
-    async def find(self, catalogue: Catalogue) -> ServedModel:
-        """Return the model, which is ready or asleep. Raises as `Catalogue.find` does."""
+    @property
+    def is_unknown(self) -> bool:
+        """Whether nothing has the name that the request gave."""
+        return bool(self.model) and not (self.served or self.alias or self.adapter)
+
+    @property
+    def dialect(self) -> str:
+        """The dialect that the model's worker announces; empty if the caller may not learn it."""
+        is_visible = self.refusal is None or isinstance(self.refusal, ModelRetiredError)
+        return self.served.card.dialect if self.served is not None and is_visible else ""
+
+    def require(self) -> None:
+        """Raise MissingParameterError, ModelNotFoundError or ModelRetiredError if it is refused."""
+        if self.refusal is not None:
+            raise self.refusal
+
+
+class Models:
+    """What the name of a model stands for: a model that workers announce, an alias, an adapter."""
+
+    def __init__(
+        self, settings: Settings, catalogue: Catalogue, aliases: AliasBook, adapters: AdapterBook
+    ) -> None:
+        self._settings = settings
+        self._catalogue = catalogue
+        self._aliases = aliases
+        self._adapters = adapters
+
+    async def choose(
+        self, principal: Principal, body: Mapping[str, Any], *, header: str | None
+    ) -> tuple[ModelChoice, Profile]:
+        """Return the model and the profile of a body; `header` is the value of X-Api-Dialect.
+
+        Without a model in the body, it is the principal's default. The choice has a refusal both
+        for an unknown model and for one that the principal may not use. Raises
+        InvalidParameterError for an invalid header.
+        """
+        asked = body.get("model")
+        name = asked if isinstance(asked, str) else None
+        choice, dialect = self._choose(principal, name, body), ""
+        if header is None and principal.dialect is None and choice.model:
+            try:
+                served = await self._look_up(choice)
+            except RedisError:
+                pass
+            else:
+                if choice.served is None and served is not None:
+                    choice = self._choose(principal, name, body)
+                else:
+                    choice = choice._replace(served=served)
+                dialect = choice.dialect
+        profile = choose_profile(header, principal, model_dialect=dialect, settings=self._settings)
+        if profile.takes_any_model_name and choice.is_unknown:
+            only = _only_model(principal, self._catalogue.names)
+            if only is not None:
+                choice = ModelChoice(only, self._catalogue.known(only))
+        return choice, profile
+
+    async def find(self, choice: ModelChoice) -> ServedModel:
+        """Return the chosen model, which is ready or asleep.
+
+        Raises its refusal, or the errors of `Catalogue.find`.
+        """
+        choice.require()
+        if choice.served is not None and choice.served.is_ready:
+            return choice.served
         try:
-            return await catalogue.find(self.model)
+            return await self._catalogue.find(choice.model)
         except ModelNotFoundError:
             # The caller does not know which models an alias has.
-            raise ModelNotFoundError(self.alias.name if self.alias else self.model) from None
+            name = choice.alias.name if choice.alias else choice.model
+            raise ModelNotFoundError(name) from None
 
+    def model_of(self, principal: Principal, alias: Alias, body: Mapping[str, Any] = _EMPTY) -> str:
+        """Return the model that runs a request of the principal for an alias.
 
-async def profile_of(
-    context: ProcessContext, principal: Principal, body: dict[str, Any], *, header: str | None
-) -> Profile:
-    """Return the profile for a body. Raises InvalidParameterError for an invalid header."""
-    dialect = ""
-    if header is None and principal.dialect is None:
-        dialect = await _dialect_of_model(context, principal, body)
-    return choose_profile(header, principal, model_dialect=dialect, settings=context.settings)
+        It may depend on `user` in the body.
+        """
+        user = body.get("user") or body.get("safety_identifier")
+        model = alias.choose(principal.tenant_id, user if isinstance(user, str) else "")
+        fallback = alias.fallback
+        if fallback is None or self._is_ready(model) or not self._is_ready(fallback):
+            return model
+        return fallback
 
-
-async def find_card(
-    context: ProcessContext, principal: Principal, name: str | None, *, profile: Profile
-) -> WorkerCard:
-    """Return the card of the requested model; if `name` is None, of the principal's default.
-
-    Raises the errors of `choose_allowed`, ModelLoadingError, NoWorkerError, and RedisError if no
-    model is known.
-    """
-    choice = choose_allowed(context, principal, name, profile=profile)
-    return (await choice.find(context.catalogue)).card
-
-
-def choose_allowed(
-    context: ProcessContext,
-    principal: Principal,
-    name: str | None,
-    *,
-    profile: Profile,
-    body: Mapping[str, Any] = _EMPTY,
-) -> ModelChoice:
-    """Return the model for the requested name; if `name` is None, for the principal's default.
-
-    An alias may depend on `user` in the body. Raises MissingParameterError, ModelRetiredError, and
-    ModelNotFoundError both for an unknown model and for one that the principal may not use.
-    """
-    catalogue = context.catalogue
-    chosen = choose_model(name, principal, catalogue.names)
-    found = find_allowed(catalogue, context.adapters, context.aliases, principal, chosen)
-    if isinstance(found, Alias):
-        found.check_current(utc_now())
-        return ModelChoice(model_of(context, principal, found, body), found)
-    if isinstance(found, Adapter):
-        return ModelChoice(found.base_model, adapter=found)
-    if found is None:
-        if profile.takes_any_model_name:
-            chosen = _only_model(principal, catalogue.names) or chosen
-        if not principal.allows_model(chosen):
-            raise ModelNotFoundError(chosen)
-    return ModelChoice(chosen)
-
-
-def model_of(
-    context: ProcessContext, principal: Principal, alias: Alias, body: Mapping[str, Any] = _EMPTY
-) -> str:
-    """Return the model that runs a request of the principal for an alias."""
-    user = body.get("user") or body.get("safety_identifier")
-    model = alias.choose(principal.tenant_id, user if isinstance(user, str) else "")
-    fallback = alias.fallback
-    if fallback is None or _is_ready(context, model) or not _is_ready(context, fallback):
-        return model
-    return fallback
-
-
-def _is_ready(context: ProcessContext, model: str) -> bool:
-    known = context.catalogue.known(model)
-    return known is not None and known.is_ready
-
-
-async def _dialect_of_model(
-    context: ProcessContext, principal: Principal, body: Mapping[str, Any]
-) -> str:
-    """Return the dialect of the model that a body appears to request; empty if there is none."""
-    name = body.get("model")
-    asked = name if isinstance(name, str) else None
-    try:
-        chosen = choose_model(asked, principal, context.catalogue.names)
-        catalogue = context.catalogue
-        alias = context.aliases.find(chosen)
-        if alias is None and catalogue.known(chosen) is None:
-            adapter = find_adapter(catalogue, context.adapters, principal, chosen)
+    def _choose(
+        self, principal: Principal, name: str | None, body: Mapping[str, Any]
+    ) -> ModelChoice:
+        catalogue = self._catalogue
+        refusal: ApiError | None = None
+        try:
+            chosen = choose_model(name, principal, catalogue.names)
+        except MissingParameterError as error:
+            return ModelChoice("", refusal=error)
+        alias = self._aliases.find(chosen)
+        if alias is not None:
+            try:
+                if not alias.is_allowed(principal.allows_model):
+                    raise ModelNotFoundError(chosen)
+                alias.check_current(utc_now())
+            except ApiError as error:
+                refusal = error
+            model = self.model_of(principal, alias, body)
+            return ModelChoice(model, catalogue.known(model), alias, refusal=refusal)
+        served = catalogue.known(chosen)
+        if served is None:
+            adapter = find_adapter(catalogue, self._adapters, principal, chosen)
             if adapter is not None:
-                model = await catalogue.look_up(adapter.base_model)
-                return model.card.dialect if model else ""
-        model = await catalogue.look_up(
-            chosen if alias is None else model_of(context, principal, alias, body)
+                base = adapter.base_model
+                return ModelChoice(base, catalogue.known(base), adapter=adapter)
+            is_allowed = principal.allows_model(chosen)
+        else:
+            is_allowed = allows_served(principal, chosen, served)
+        return ModelChoice(
+            chosen, served, refusal=None if is_allowed else ModelNotFoundError(chosen)
         )
-    except (MissingParameterError, RedisError):
-        return ""
-    if model is None:
-        return ""
-    if alias is not None:
-        is_allowed = alias.is_allowed(principal.allows_model)
-    else:
-        is_allowed = allows_served(principal, chosen, model)
-    return model.card.dialect if is_allowed else ""
+
+    async def _look_up(self, choice: ModelChoice) -> ServedModel | None:
+        if choice.served is not None and choice.served.is_ready:
+            return choice.served
+        return await self._catalogue.look_up(choice.model)
+
+    def _is_ready(self, model: str) -> bool:
+        known = self._catalogue.known(model)
+        return known is not None and known.is_ready
 
 
 def _only_model(principal: Principal, served: AbstractSet[str]) -> str | None:

@@ -20,18 +20,24 @@ from contract.dialect import Dialect
 from contract.messages import AdapterRef, GenerationJob, Ranking
 from gateway.completions.admission.call import Call
 from gateway.completions.admission.check import CheckedRequest, with_images
-from gateway.completions.context import ProcessContext
+from gateway.completions.prompt.images.fetcher import ImageFetcher
+from gateway.completions.queue.dispatcher import Dispatcher
 from gateway.completions.queue.generation import Generation
 from gateway.completions.rendering.completion import Completion, Usage
-from gateway.completions.settlement import Settlement
+from gateway.completions.settlement import Settlement, SettlementService
 from gateway.completions.stored.head import ResponseHead, cost_by
+from gateway.completions.stored.service import Responses
 from gateway.completions.stored.store import DEADLINE_GRACE_MS, StoredResponse
 from gateway.dialects.native import native_settings
 from gateway.dialects.profile import ContextLengthBehavior
+from gateway.limits.period_counts import PeriodCounts
+from gateway.limits.refusal_log import Refusals
 from gateway.limits.replies import ReservationRequest
-from gateway.limits.reservations import Admission
-from gateway.limits.storage import SMALL_BYTES
+from gateway.limits.reservations import Admission, Reservations
+from gateway.limits.storage import SMALL_BYTES, Storage
+from gateway.models.price_book import PriceBook
 from gateway.platform import telemetry, tracing
+from gateway.platform.concurrency.fair_turns import LoopTurns
 from gateway.platform.settings import Settings
 from gateway.records.errors import (
     ApiError,
@@ -61,181 +67,268 @@ class Submission(msgspec.Struct, frozen=True):
     """The stored response that clients can read again; None if it is not stored."""
 
 
-async def submit(
-    call: Call,
-    checked: CheckedRequest,
-    *,
-    request_id: str,
-    shows_cost: bool,
-    is_idempotent: bool = False,
-) -> Submission:
-    """Reserve the usage of a request, fetch its images, and enqueue its jobs.
+class RequestSubmitter:
+    """Reserves the usage of checked requests, and enqueues their jobs."""
 
-    Responses of streams, background and idempotent requests are stored, so that clients can read
-    them again. Raises an ApiError after cleaning up.
-    """
-    context, principal = call.context, call.principal
-    # A whole response is collected while it arrives, so its unread bytes need no limit.
-    most_unread = context.settings.max_unread_bytes if checked.request.stream else sys.maxsize
-    turn = partial(context.loop_turns.slice_of, principal.tenant_id)
-    generation = Generation(
-        max_unread_bytes=most_unread,
-        turn=turn,
-        delivers_starts=checked.request.reports_progress,
-    )
-    record = draft_record(call, checked, request_id)
-    retention = _retention(context.settings, checked, is_idempotent=is_idempotent)
-    response = None
-    async with _reserving(call, checked, record, generation) as settlement:
-        # Fetch images only now: a request without permission to run must not fetch any or delay
-        # others.
-        checked = await with_images(call, checked)
-        jobs = _jobs(call, checked, completion_id=request_id)
-        stored = await _take_storage(context, principal, settlement, jobs, retention)
-        cost_of = cost_by(record) if shows_cost else None
-        completion = _completion(checked, request_id, cost_of=cost_of)
-        if retention:
-            head = ResponseHead.of(
-                completion,
-                jobs=jobs,
-                record=settlement.record,
-                subjects=principal.limits,
-                most=checked.most,
-                weight=principal.tenant_weight,
-                is_background=checked.request.is_background,
-                retention_ms=int(retention.total_seconds() * 1000),
-                stored_bytes=stored,
-            )
-            response = context.responses.open(head, settlement)
+    def __init__(
+        self,
+        settings: Settings,
+        loop_turns: LoopTurns,
+        images: ImageFetcher,
+        prices: PriceBook,
+        reservations: Reservations,
+        refusals: Refusals,
+        counts: PeriodCounts,
+        storage: Storage,
+        settlements: SettlementService,
+        responses: Responses,
+        dispatcher: Dispatcher,
+    ) -> None:
+        self._settings = settings
+        self._loop_turns = loop_turns
+        self._images = images
+        self._prices = prices
+        self._reservations = reservations
+        self._refusals = refusals
+        self._counts = counts
+        self._storage = storage
+        self._settlements = settlements
+        self._responses = responses
+        self._dispatcher = dispatcher
+
+    async def submit(
+        self,
+        call: Call,
+        checked: CheckedRequest,
+        *,
+        request_id: str,
+        shows_cost: bool,
+        is_idempotent: bool = False,
+    ) -> Submission:
+        """Reserve the usage of a request, fetch its images, and enqueue its jobs.
+
+        Responses of streams, background and idempotent requests are stored, so that clients can
+        read them again. Raises an ApiError after cleaning up.
+        """
+        principal = call.principal
+        # A whole response is collected while it arrives, so its unread bytes need no limit.
+        most_unread = self._settings.max_unread_bytes if checked.request.stream else sys.maxsize
+        turn = partial(self._loop_turns.slice_of, principal.tenant_id)
+        generation = Generation(
+            max_unread_bytes=most_unread,
+            turn=turn,
+            delivers_starts=checked.request.reports_progress,
+        )
+        record = self.draft(call, checked, request_id)
+        retention = _retention(self._settings, checked, is_idempotent=is_idempotent)
+        response = None
+        async with self._reserving(call, checked, record, generation) as settlement:
+            # Fetch images only now: a request without permission to run must not fetch any or delay
+            # others.
+            checked = await with_images(checked, self._images, tenant_id=principal.tenant_id)
+            jobs = self._jobs(call, checked, completion_id=request_id)
+            stored = await self._take_storage(principal, settlement, jobs, retention)
+            cost_of = cost_by(record) if shows_cost else None
+            completion = _completion(checked, request_id, cost_of=cost_of)
+            if retention:
+                head = ResponseHead.of(
+                    completion,
+                    jobs=jobs,
+                    record=settlement.record,
+                    subjects=principal.limits,
+                    most=checked.most,
+                    weight=principal.tenant_weight,
+                    is_background=checked.request.is_background,
+                    retention_ms=int(retention.total_seconds() * 1000),
+                    stored_bytes=stored,
+                )
+                response = self._responses.open(head, settlement)
+            try:
+                await self._dispatcher.enqueue(
+                    checked.card.model, jobs, weight=principal.tenant_weight, generation=generation
+                )
+            except (OverloadedError, TenantQueueFullError):
+                raise
+            except BaseException as error:
+                # The queue may have accepted the jobs, and a worker may have started them.
+                self._responses.fail(settlement, error)
+                if isinstance(error, ApiError):
+                    error.is_recorded = True
+                raise
+        return Submission(checked, completion, generation, settlement, response)
+
+    def draft(self, call: Call, checked: CheckedRequest, request_id: str) -> UsageRecord:
+        """Return the usage record of a request before it runs, including its price.
+
+        Raises StoreUnavailableError while prices are unknown.
+        """
+        principal, model = call.principal, checked.card.model
+        prices, tier, adapter = self._prices, checked.service_tier, checked.adapter
+        request = checked.request
+        if adapter is None:
+            price = prices.find(model, tier, utc_now())
+        else:
+            price = prices.find_first((adapter.id, model), tier, utc_now())
+        record = UsageRecord(
+            request_id=request_id,
+            tenant_id=principal.tenant_id,
+            project_id=principal.project_id,
+            credential_id=principal.credential_id,
+            model=model,
+            adapter="" if adapter is None else adapter.name,
+            endpoint=checked.endpoint.name,
+            dialect=request.profile.name,
+            service_tier=tier,
+            is_streamed=request.stream,
+            is_ranked=request.best_of > request.n or request.ranking is Ranking.SUM,
+            is_prepaid=principal.is_prepaid,
+            gateway=self._dispatcher.gateway,
+            line="" if call.line is None else call.line.id,
+            jobs=len(checked.prepared.prompts),
+        )
+        if price is None:
+            return record
+        return msgspec.structs.replace(
+            record,
+            prompt_price=price.prompt_micros,
+            cached_price=price.cached_micros,
+            completion_price=price.completion_micros,
+        )
+
+    @asynccontextmanager
+    async def _reserving(
+        self, call: Call, checked: CheckedRequest, record: UsageRecord, generation: Generation
+    ) -> AsyncIterator[Settlement]:
+        """Reserve the usage of a request; withdraw it if the block fails without settling it."""
+        admission = await self._reserve(call, checked, record)
+        settlement = self._settlements.open(record, admission, generation)
         try:
-            await context.dispatcher.enqueue(
-                checked.card.model, jobs, weight=principal.tenant_weight, generation=generation
-            )
-        except (OverloadedError, TenantQueueFullError):
+            yield settlement
+        except BaseException:
+            if not settlement.has_ended:
+                self._responses.discard(record.request_id)
+                await settlement.withdraw()
             raise
-        except BaseException as error:
-            # The queue may have accepted the jobs, and a worker may have started them.
-            context.responses.fail(settlement, error)
-            if isinstance(error, ApiError):
-                error.is_recorded = True
+
+    async def _reserve(self, call: Call, checked: CheckedRequest, record: UsageRecord) -> Admission:
+        principal, most = call.principal, checked.most
+        try:
+            with tracing.span(RESERVE):
+                admission = await self._reservations.reserve(
+                    ReservationRequest.of(
+                        record,
+                        principal.limits,
+                        prompt_tokens=most.prompt_tokens,
+                        completion_tokens=most.completion_tokens,
+                    ),
+                    is_openai=call.profile.name is Dialect.OPENAI,
+                    sees=principal.sees_use_of,
+                )
+        except (RateLimitError, InsufficientQuotaError) as error:
+            self._refusals.by_limit(record, error)
             raise
-    return Submission(checked, completion, generation, settlement, response)
+        telemetry.admitted(record.model, record.service_tier)
+        if checked.alias is not None:
+            telemetry.alias_admitted(checked.alias.name, record.model)
+            self._counts.alias_admitted(checked.alias.name, record.model)
+        return admission
 
+    async def _take_storage(
+        self,
+        principal: Principal,
+        settlement: Settlement,
+        jobs: list[GenerationJob],
+        retention: timedelta,
+    ) -> int:
+        """Count the bytes that Redis stores for a request; return them, or 0 if too few to count.
 
-@asynccontextmanager
-async def _reserving(
-    call: Call, checked: CheckedRequest, record: UsageRecord, generation: Generation
-) -> AsyncIterator[Settlement]:
-    """Reserve the usage of a request, and withdraw it if the block fails without settling it."""
-    context = call.context
-    admission = await _reserve(call, checked, record)
-    settlement = context.settlements.open(record, admission, generation)
-    try:
-        yield settlement
-    except BaseException:
-        if not settlement.has_ended:
-            context.responses.discard(record.request_id)
-            await settlement.withdraw()
-        raise
+        Raises RateLimitError.
+        """
+        settings, record = self._settings, settlement.record
+        size = sum(map(_job_bytes, jobs))
+        if retention:
+            # The head of a stored response contains the jobs as well.
+            size *= 2
+        # A small response to a line of a batch is deleted when the line's result is stored.
+        if size < SMALL_BYTES and (retention <= settings.answer_retention or record.line):
+            return 0
+        live_ms = jobs[0].deadline_ms - clock.now_ms() + int(retention.total_seconds() * 1000)
+        await self._storage.take(
+            record.tenant_id,
+            principal.limits,
+            record.request_id,
+            size,
+            live_ms=live_ms + DEADLINE_GRACE_MS,
+        )
+        settlement.count_storage(principal.limits, is_kept=bool(retention))
+        return size
 
-
-async def _reserve(call: Call, checked: CheckedRequest, record: UsageRecord) -> Admission:
-    context, principal, most = call.context, call.principal, checked.most
-    try:
-        with tracing.span(RESERVE):
-            admission = await context.reservations.reserve(
-                ReservationRequest.of(
-                    record,
-                    principal.limits,
-                    prompt_tokens=most.prompt_tokens,
-                    completion_tokens=most.completion_tokens,
-                ),
-                is_openai=call.profile.name is Dialect.OPENAI,
-                sees=principal.sees_use_of,
+    def _jobs(
+        self, call: Call, checked: CheckedRequest, *, completion_id: str
+    ) -> list[GenerationJob]:
+        principal, request, line = call.principal, checked.request, call.line
+        deadline_ms = clock.now_ms() + int(self._settings.request_timeout.total_seconds() * 1000)
+        if line is not None:
+            deadline_ms = line.deadline_ms
+        salt = _cache_salt(
+            self._settings.cache_salt_secret.get_secret_value(),
+            principal.tenant_id,
+            request.cache_isolation_key,
+        )
+        # A job that reads no cache gains nothing from a worker that holds its prefix. Images take
+        # more tokens in the engine than in the prompt.
+        reads_cache = request.reads_prefix_cache and request.scored_alternatives is None
+        block_tokens = checked.card.cache_block_tokens if reads_cache else 0
+        adapter, ref, adapter_affinity = checked.adapter, None, b""
+        if adapter is not None:
+            adapter_affinity = resource_affinity(adapter.sha256, LOAD_TOKENS)
+            ref = AdapterRef(adapter.sha256, adapter.rank, adapter.size)
+            salt = cache_salt_of(salt, adapter.sha256)
+        return [
+            GenerationJob(
+                id=f"{completion_id}-{index}",
+                handle=self._dispatcher.next_handle(),
+                gateway=self._dispatcher.gateway,
+                tenant=principal.tenant_id,
+                cache_salt=salt,
+                prompt_token_ids=prompt.token_ids,
+                max_tokens=prompt.max_tokens,
+                sampling=checked.prepared.sampling,
+                deadline_ms=deadline_ms,
+                n=request.n,
+                best_of=request.best_of,
+                ranking=request.ranking,
+                stop=request.stop,
+                includes_stop=request.includes_stop,
+                logprobs=request.logprobs,
+                score_prompt=request.scored_alternatives is not None,
+                prompt_logprobs=request.scored_alternatives,
+                identifies_tokens=True,
+                stream=request.stream,
+                grammar=checked.grammar,
+                reads_prefix_cache=request.reads_prefix_cache,
+                shows_special_tokens=_shows_special_tokens(checked),
+                max_predict_ms=request.max_predict_ms,
+                images=request.images[index],
+                image_params=request.image_params[index],
+                service_tier=checked.service_tier if line is None else line.tier,
+                is_background=request.is_background,
+                adapter=ref,
+                may_shorten=request.context_length_behavior is ContextLengthBehavior.TRUNCATE,
+                parsing=checked.parsing,
+                request_id=logs.request_id.get(),
+                traceparent=tracing.traceparent(),
+                affinity=b""
+                if request.images[index]
+                else prefix_affinity(salt, prompt.token_ids, block_tokens) + adapter_affinity,
             )
-    except (RateLimitError, InsufficientQuotaError) as error:
-        context.refusals.by_limit(record, error)
-        raise
-    telemetry.admitted(record.model, record.service_tier)
-    if checked.alias is not None:
-        telemetry.alias_admitted(checked.alias.name, record.model)
-        context.counts.alias_admitted(checked.alias.name, record.model)
-    return admission
-
-
-async def _take_storage(
-    context: ProcessContext,
-    principal: Principal,
-    settlement: Settlement,
-    jobs: list[GenerationJob],
-    retention: timedelta,
-) -> int:
-    """Count the bytes that Redis stores for a request; return them, or 0 if too few to count.
-
-    Raises RateLimitError.
-    """
-    settings, record = context.settings, settlement.record
-    size = sum(map(_job_bytes, jobs))
-    if retention:
-        # The head of a stored response contains the jobs as well.
-        size *= 2
-    # A small response to a line of a batch is deleted when the line's result is stored.
-    if size < SMALL_BYTES and (retention <= settings.answer_retention or record.line):
-        return 0
-    live_ms = jobs[0].deadline_ms - clock.now_ms() + int(retention.total_seconds() * 1000)
-    await context.storage.take(
-        record.tenant_id,
-        principal.limits,
-        record.request_id,
-        size,
-        live_ms=live_ms + DEADLINE_GRACE_MS,
-    )
-    settlement.count_storage(principal.limits, is_kept=bool(retention))
-    return size
+            for index, prompt in enumerate(checked.prepared.prompts)
+        ]
 
 
 def _job_bytes(job: GenerationJob) -> int:
     images = sum(map(len, job.images))
     return _JOB_BYTES + _TOKEN_BYTES * len(job.prompt_token_ids) + images + len(job.grammar)
-
-
-def draft_record(call: Call, checked: CheckedRequest, request_id: str) -> UsageRecord:
-    """Return the usage record of a request before it runs, including its price.
-
-    Raises StoreUnavailableError while prices are unknown.
-    """
-    principal, model = call.principal, checked.card.model
-    prices, tier, adapter = call.context.prices, checked.service_tier, checked.adapter
-    request = checked.request
-    if adapter is None:
-        price = prices.find(model, tier, utc_now())
-    else:
-        price = prices.find_first((adapter.id, model), tier, utc_now())
-    record = UsageRecord(
-        request_id=request_id,
-        tenant_id=principal.tenant_id,
-        project_id=principal.project_id,
-        credential_id=principal.credential_id,
-        model=model,
-        adapter="" if adapter is None else adapter.name,
-        endpoint=checked.endpoint.name,
-        dialect=request.profile.name,
-        service_tier=tier,
-        is_streamed=request.stream,
-        is_ranked=request.best_of > request.n or request.ranking is Ranking.SUM,
-        is_prepaid=principal.is_prepaid,
-        gateway=call.context.dispatcher.gateway,
-        line="" if call.line is None else call.line.id,
-        jobs=len(checked.prepared.prompts),
-    )
-    if price is None:
-        return record
-    return msgspec.structs.replace(
-        record,
-        prompt_price=price.prompt_micros,
-        cached_price=price.cached_micros,
-        completion_price=price.completion_micros,
-    )
 
 
 def _retention(settings: Settings, checked: CheckedRequest, *, is_idempotent: bool) -> timedelta:
@@ -272,67 +365,6 @@ def _generation_settings(checked: CheckedRequest) -> dict[str, Any]:
         return {}
     sampling, window = checked.prepared.sampling, checked.card.context_window
     return native_settings(checked.request, sampling, context_window=window)
-
-
-def _jobs(call: Call, checked: CheckedRequest, *, completion_id: str) -> list[GenerationJob]:
-    context, principal, request, line = call.context, call.principal, checked.request, call.line
-    deadline_ms = clock.now_ms() + int(context.settings.request_timeout.total_seconds() * 1000)
-    if line is not None:
-        deadline_ms = line.deadline_ms
-    salt = _cache_salt(
-        context.settings.cache_salt_secret.get_secret_value(),
-        principal.tenant_id,
-        request.cache_isolation_key,
-    )
-    # A job that reads no cache gains nothing from a worker that holds its prefix. Images take more
-    # tokens in the engine than in the prompt.
-    reads_cache = request.reads_prefix_cache and request.scored_alternatives is None
-    block_tokens = checked.card.cache_block_tokens if reads_cache else 0
-    adapter, ref, adapter_affinity = checked.adapter, None, b""
-    if adapter is not None:
-        adapter_affinity = resource_affinity(adapter.sha256, LOAD_TOKENS)
-        ref = AdapterRef(adapter.sha256, adapter.rank, adapter.size)
-        salt = cache_salt_of(salt, adapter.sha256)
-    return [
-        GenerationJob(
-            id=f"{completion_id}-{index}",
-            handle=context.dispatcher.next_handle(),
-            gateway=context.dispatcher.gateway,
-            tenant=principal.tenant_id,
-            cache_salt=salt,
-            prompt_token_ids=prompt.token_ids,
-            max_tokens=prompt.max_tokens,
-            sampling=checked.prepared.sampling,
-            deadline_ms=deadline_ms,
-            n=request.n,
-            best_of=request.best_of,
-            ranking=request.ranking,
-            stop=request.stop,
-            includes_stop=request.includes_stop,
-            logprobs=request.logprobs,
-            score_prompt=request.scored_alternatives is not None,
-            prompt_logprobs=request.scored_alternatives,
-            identifies_tokens=True,
-            stream=request.stream,
-            grammar=checked.grammar,
-            reads_prefix_cache=request.reads_prefix_cache,
-            shows_special_tokens=_shows_special_tokens(checked),
-            max_predict_ms=request.max_predict_ms,
-            images=request.images[index],
-            image_params=request.image_params[index],
-            service_tier=checked.service_tier if line is None else line.tier,
-            is_background=request.is_background,
-            adapter=ref,
-            may_shorten=request.context_length_behavior is ContextLengthBehavior.TRUNCATE,
-            parsing=checked.parsing,
-            request_id=logs.request_id.get(),
-            traceparent=tracing.traceparent(),
-            affinity=b""
-            if request.images[index]
-            else prefix_affinity(salt, prompt.token_ids, block_tokens) + adapter_affinity,
-        )
-        for index, prompt in enumerate(checked.prepared.prompts)
-    ]
 
 
 def _shows_special_tokens(checked: CheckedRequest) -> bool:

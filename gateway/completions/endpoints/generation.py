@@ -10,30 +10,32 @@ from fastapi import APIRouter, Request, Response
 
 from common import tracing as names
 from common.tracing import PLAN
-from gateway.completions.admission.call import Call, read_call
-from gateway.completions.admission.check import CheckedRequest, check_request
+from gateway.completions.admission.call import Call, RequestReader
+from gateway.completions.admission.check import CheckedRequest, RequestChecker
 from gateway.completions.admission.idempotency import (
     REPLAYED_HEADER,
-    find_earlier,
+    EarlierResponses,
     read_idempotent_request,
-    release,
 )
-from gateway.completions.admission.model_choice import choose_allowed
-from gateway.completions.admission.submit import Submission, draft_record, submit
+from gateway.completions.admission.submit import RequestSubmitter, Submission
+from gateway.completions.endpoints.event_ids import read_event_ids, read_last_event_id
+from gateway.completions.endpoints.stored import StoredCompletions
 from gateway.completions.idempotency.registry import IdempotentRequest
-from gateway.completions.sending.event_ids import read_event_ids, read_last_event_id
 from gateway.completions.sending.measuring import RequestMeasure
-from gateway.completions.sending.respond import measured, respond_streamed, respond_whole
-from gateway.completions.sending.routes import continue_stream, resend, status_response
+from gateway.completions.sending.respond import ResponseSender
 from gateway.completions.sending.subscription import InitialSubscription
+from gateway.completions.stored.service import Responses
 from gateway.completions.stored.store import StoredResponse
-from gateway.dialects.bodies import require_model
 from gateway.dialects.effective import effective_parameters
 from gateway.dialects.endpoint import ENDPOINTS, INVOCATIONS, NATIVE_ENDPOINTS, Endpoint
 from gateway.dialects.parameters import ignored_header
 from gateway.dialects.request import GenerationRequest
+from gateway.http.allowances import UnpaidRequests
 from gateway.http.exchange import exchange_of
+from gateway.http.services import services_of
+from gateway.limits.refusal_log import Refusals
 from gateway.platform import tracing
+from gateway.platform.settings import Settings
 from gateway.records.principal import Principal
 
 COST_HEADER: Final = "x-include-cost"
@@ -42,155 +44,222 @@ COST_HEADER: Final = "x-include-cost"
 router = APIRouter()
 
 
-async def create_completion(
-    request: Request, endpoint: Endpoint, *, authorized: Principal | None = None
-) -> Response:
-    """Authenticate, check, reserve, enqueue, and respond with a whole response or a stream.
+class Completions:
+    """Serves clients that begin a completion or a chat, or estimate one."""
 
-    A client that resumes a stream, or repeats an Idempotency-Key, gets the original response. An
-    `authorized` caller sends no credential.
-    """
-    measure = RequestMeasure(endpoint.name, exchange_of(request.scope), generates=True)
-    return await measured(request, measure, _create(request, endpoint, measure, authorized))
+    def __init__(
+        self,
+        settings: Settings,
+        reader: RequestReader,
+        checker: RequestChecker,
+        submitter: RequestSubmitter,
+        earlier: EarlierResponses,
+        stored: StoredCompletions,
+        sender: ResponseSender,
+        responses: Responses,
+        unpaid: UnpaidRequests,
+        refusals: Refusals,
+    ) -> None:
+        self._settings = settings
+        self._reader = reader
+        self._checker = checker
+        self._submitter = submitter
+        self._earlier = earlier
+        self._stored = stored
+        self._sender = sender
+        self._responses = responses
+        self._unpaid = unpaid
+        self._refusals = refusals
 
+    async def create(
+        self, request: Request, endpoint: Endpoint, *, authorized: Principal | None = None
+    ) -> Response:
+        """Authenticate, check, reserve, enqueue, and respond as a whole or with a stream.
 
-async def estimate_completion(
-    request: Request, endpoint: Endpoint, *, authorized: Principal | None = None
-) -> Response:
-    """Estimate a request without running it."""
-    call = await read_call(request, authorized=authorized)
-    checked = await check_request(call, endpoint)
-    return Response(
-        msgspec.json.encode(estimate(call, checked)),
-        media_type="application/json",
-        headers=_applied_headers(checked),
-    )
+        A client that resumes a stream, or repeats an Idempotency-Key, gets the original response.
+        An `authorized` caller sends no credential.
+        """
+        measure = RequestMeasure(endpoint.name, exchange_of(request.scope), self._refusals)
+        responding = self._create(request, endpoint, measure, authorized)
+        return await measure.until_response(request, responding)
 
-
-async def _create(
-    request: Request, endpoint: Endpoint, measure: RequestMeasure, authorized: Principal | None
-) -> Response:
-    if authorized is None and (position := read_last_event_id(request)) is not None:
-        return await continue_stream(request, endpoint, position, measure)
-    call = await read_call(
-        request,
-        is_paid=True,
-        has_native_path=endpoint.has_native_path,
-        authorized=authorized,
-    )
-    endpoint = endpoint.of(call.body)
-    measure.endpoint = endpoint.name
-    idempotent = await read_idempotent_request(request, call)
-    # These clients may read the response again, so they need a position in it.
-    may_resume = idempotent is not None or call.body.get("background") is True
-    has_ids = read_event_ids(request, default=may_resume)
-    request_id = endpoint.new_id()
-    if idempotent is None:
-        submission = await _submit(request, call, endpoint, measure, request_id=request_id)
-    else:
-        # Do not replay a stored response to a caller that may not use its model.
-        name = require_model(call.body, call.profile)
-        choose_allowed(call.context, call.principal, name, profile=call.profile, body=call.body)
-        earlier = await find_earlier(call, idempotent, request_id)
-        if earlier is not None:
-            call.context.unpaid.count(exchange_of(request.scope), is_fault=True)
-            return await _replay(request, call, endpoint, earlier, measure, has_ids=has_ids)
-        submission = await _submit_with_key(
-            request, call, endpoint, idempotent, measure, request_id=request_id
+    async def estimate(
+        self, request: Request, endpoint: Endpoint, *, authorized: Principal | None = None
+    ) -> Response:
+        """Estimate a request without running it."""
+        call = await self._reader.read(request, authorized=authorized)
+        checked = await self._checker.check(call, endpoint)
+        return Response(
+            msgspec.json.encode(self._estimate(call, checked)),
+            media_type="application/json",
+            headers=_applied_headers(checked),
         )
-    measure.accepted(submission.checked.card.model)
-    # Each paid request allows one more failure.
-    call.context.unpaid.use(exchange_of(request.scope).caller, -1)
-    return await _respond(request, call, endpoint, submission, measure, has_ids=has_ids)
 
-
-async def _submit(
-    request: Request,
-    call: Call,
-    endpoint: Endpoint,
-    measure: RequestMeasure,
-    *,
-    request_id: str,
-    is_idempotent: bool = False,
-) -> Submission:
-    with tracing.span(PLAN):
-        checked = await check_request(call, endpoint)
-    measure.checked_model = checked.card.model
-    note_request(checked, request_id)
-    return await submit(
-        call,
-        checked,
-        request_id=request_id,
-        shows_cost=_shows_cost(request, call),
-        is_idempotent=is_idempotent,
-    )
-
-
-async def _submit_with_key(
-    request: Request,
-    call: Call,
-    endpoint: Endpoint,
-    idempotent: IdempotentRequest,
-    measure: RequestMeasure,
-    *,
-    request_id: str,
-) -> Submission:
-    """Submit a request under its Idempotency-Key, and free the key if that fails."""
-    try:
-        return await _submit(
-            request, call, endpoint, measure, request_id=request_id, is_idempotent=True
+    async def _create(
+        self,
+        request: Request,
+        endpoint: Endpoint,
+        measure: RequestMeasure,
+        authorized: Principal | None,
+    ) -> Response:
+        if authorized is None and (position := read_last_event_id(request)) is not None:
+            return await self._stored.continue_stream(request, endpoint, position, measure)
+        call = await self._reader.read(
+            request,
+            is_paid=True,
+            has_native_path=endpoint.has_native_path,
+            authorized=authorized,
         )
-    except BaseException:
-        await release(call, idempotent, request_id)
-        raise
+        endpoint = endpoint.of(call.body)
+        measure.endpoint = endpoint.name
+        idempotent = await read_idempotent_request(request, call)
+        # These clients may read the response again, so they need a position in it.
+        may_resume = idempotent is not None or call.body.get("background") is True
+        has_ids = read_event_ids(request, default=may_resume)
+        request_id = endpoint.new_id()
+        if idempotent is None:
+            submission = await self._submit(request, call, endpoint, measure, request_id=request_id)
+        else:
+            # Do not replay a stored response to a caller that may not use its model.
+            call.require_model()
+            earlier = await self._earlier.find(call, idempotent, request_id)
+            if earlier is not None:
+                self._unpaid.count(exchange_of(request.scope), is_fault=True)
+                return await self._replay(
+                    request, call, endpoint, earlier, measure, has_ids=has_ids
+                )
+            submission = await self._submit_with_key(
+                request, call, endpoint, idempotent, measure, request_id=request_id
+            )
+        measure.accepted(submission.checked.card.model)
+        # Each paid request allows one more failure.
+        self._unpaid.use(exchange_of(request.scope).caller, -1)
+        return await self._respond(request, endpoint, submission, measure, has_ids=has_ids)
 
-
-async def _replay(
-    request: Request,
-    call: Call,
-    endpoint: Endpoint,
-    response: StoredResponse,
-    measure: RequestMeasure,
-    *,
-    has_ids: bool,
-) -> Response:
-    is_streamed = call.body.get("stream") is True
-    headers = {REPLAYED_HEADER: "true"}
-    if response.head.is_background and not is_streamed:
-        return await status_response(call.context, endpoint, response, headers=headers)
-    return await resend(
-        request, response, measure, is_streamed=is_streamed, has_ids=has_ids, headers=headers
-    )
-
-
-async def _respond(
-    request: Request,
-    call: Call,
-    endpoint: Endpoint,
-    submission: Submission,
-    measure: RequestMeasure,
-    *,
-    has_ids: bool,
-) -> Response:
-    headers = {**submission.settlement.admission.headers, **_applied_headers(submission.checked)}
-    is_streamed = submission.checked.request.stream
-    responses = call.context.responses
-    response = submission.response
-    if response is not None and response.head.is_background:
-        responses.leave(submission.settlement)
-        if not is_streamed:
-            return await status_response(call.context, endpoint, response, headers=headers)
-        return await resend(
-            request, response, measure, is_streamed=True, has_ids=has_ids, headers=headers
+    async def _submit(
+        self,
+        request: Request,
+        call: Call,
+        endpoint: Endpoint,
+        measure: RequestMeasure,
+        *,
+        request_id: str,
+        is_idempotent: bool = False,
+    ) -> Submission:
+        with tracing.span(PLAN):
+            checked = await self._checker.check(call, endpoint)
+        measure.checked_model = checked.card.model
+        note_request(checked, request_id)
+        return await self._submitter.submit(
+            call,
+            checked,
+            request_id=request_id,
+            shows_cost=_shows_cost(request, call),
+            is_idempotent=is_idempotent,
         )
-    subscription = InitialSubscription(
-        responses, submission.settlement, submission.completion, submission.generation
-    )
-    if is_streamed:
-        return await respond_streamed(
-            request, subscription, measure, headers=headers, has_ids=has_ids
+
+    async def _submit_with_key(
+        self,
+        request: Request,
+        call: Call,
+        endpoint: Endpoint,
+        idempotent: IdempotentRequest,
+        measure: RequestMeasure,
+        *,
+        request_id: str,
+    ) -> Submission:
+        """Submit a request under its Idempotency-Key, and free the key if that fails."""
+        try:
+            return await self._submit(
+                request, call, endpoint, measure, request_id=request_id, is_idempotent=True
+            )
+        except BaseException:
+            await self._earlier.release(idempotent, request_id)
+            raise
+
+    async def _replay(
+        self,
+        request: Request,
+        call: Call,
+        endpoint: Endpoint,
+        response: StoredResponse,
+        measure: RequestMeasure,
+        *,
+        has_ids: bool,
+    ) -> Response:
+        is_streamed = call.body.get("stream") is True
+        headers = {REPLAYED_HEADER: "true"}
+        if response.head.is_background and not is_streamed:
+            return await self._stored.status(endpoint, response, headers=headers)
+        return await self._stored.resend(
+            request, response, measure, is_streamed=is_streamed, has_ids=has_ids, headers=headers
         )
-    return await respond_whole(request, subscription, measure, headers=headers)
+
+    async def _respond(
+        self,
+        request: Request,
+        endpoint: Endpoint,
+        submission: Submission,
+        measure: RequestMeasure,
+        *,
+        has_ids: bool,
+    ) -> Response:
+        headers = {
+            **submission.settlement.admission.headers,
+            **_applied_headers(submission.checked),
+        }
+        is_streamed = submission.checked.request.stream
+        responses = self._responses
+        response = submission.response
+        if response is not None and response.head.is_background:
+            responses.leave(submission.settlement)
+            if not is_streamed:
+                return await self._stored.status(endpoint, response, headers=headers)
+            return await self._stored.resend(
+                request, response, measure, is_streamed=True, has_ids=has_ids, headers=headers
+            )
+        subscription = InitialSubscription(
+            responses, submission.settlement, submission.completion, submission.generation
+        )
+        if is_streamed:
+            return await self._sender.send_streamed(
+                request, subscription, measure, headers=headers, has_ids=has_ids
+            )
+        return await self._sender.send_whole(request, subscription, measure, headers=headers)
+
+    def _estimate(self, call: Call, checked: CheckedRequest) -> dict[str, Any]:
+        """Return the usage that a request would have, its possible cost and its parameters."""
+        request, settings = checked.request, self._settings
+        prompt_tokens = sum(len(prompt.token_ids) for prompt in checked.prepared.prompts)
+        return {
+            "object": "completion.estimate",
+            "model": checked.model,
+            "dialect": request.profile.name,
+            "service_tier": checked.service_tier,
+            "prompt_tokens": prompt_tokens,
+            "prompt_truncated": checked.prepared.cut_tokens,
+            "max_tokens": checked.prepared.applied_max_tokens,
+            "completion_tokens_max": checked.most.completion_tokens,
+            "total_tokens_max": prompt_tokens + checked.most.completion_tokens,
+            "context_window": checked.card.context_window,
+            "parameters": effective_parameters(request, checked.prepared.sampling),
+            "ignored_parameters": list(request.ignored_parameters),
+            "cost": self._cost(call, checked),
+            "limits": {
+                "max_prompts": settings.max_prompts,
+                "max_body_bytes": settings.max_body_bytes,
+                "max_waiting_prompts": settings.max_waiting_jobs_of_tenant,
+                **{limits.scope.value: limits.limits.body() for limits in call.principal.limits},
+            },
+        }
+
+    def _cost(self, call: Call, checked: CheckedRequest) -> dict[str, int]:
+        """Return the cost of the prompt alone and the maximum total cost."""
+        record, most = self._submitter.draft(call, checked, ""), checked.most
+        return {
+            "prompt_micros": record.cost_of(**most._replace(completion_tokens=0)._asdict()),
+            "max_micros": record.cost_of(**most._asdict()),
+        }
 
 
 def _shows_cost(request: Request, call: Call) -> bool:
@@ -205,52 +274,6 @@ def _applied_headers(checked: CheckedRequest) -> Mapping[str, str]:
     if checked.prepared.cut_tokens:
         headers["x-prompt-truncated"] = str(checked.prepared.cut_tokens)
     return headers | ignored_header(checked.request.ignored_parameters)
-
-
-# Plain routes: FastAPI's own resolve parameters and dependencies for every request, a fifth of the
-# gateway's time per request. Their documentation is in gateway.process.openapi.operations.
-for _endpoint in (*ENDPOINTS, INVOCATIONS, *NATIVE_ENDPOINTS):
-    _create_route = partial(create_completion, endpoint=_endpoint)
-    router.add_route(_endpoint.path, _create_route, methods=["POST"])
-for _endpoint in ENDPOINTS:
-    _estimate_route = partial(estimate_completion, endpoint=_endpoint)
-    router.add_route(f"{_endpoint.path}:estimate", _estimate_route, methods=["POST"])
-
-
-def estimate(call: Call, checked: CheckedRequest) -> dict[str, Any]:
-    """Return the usage that a request would have, its possible cost and its parameters."""
-    request, settings = checked.request, call.context.settings
-    prompt_tokens = sum(len(prompt.token_ids) for prompt in checked.prepared.prompts)
-    return {
-        "object": "completion.estimate",
-        "model": checked.model,
-        "dialect": request.profile.name,
-        "service_tier": checked.service_tier,
-        "prompt_tokens": prompt_tokens,
-        "prompt_truncated": checked.prepared.cut_tokens,
-        "max_tokens": checked.prepared.applied_max_tokens,
-        "completion_tokens_max": checked.most.completion_tokens,
-        "total_tokens_max": prompt_tokens + checked.most.completion_tokens,
-        "context_window": checked.card.context_window,
-        "parameters": effective_parameters(request, checked.prepared.sampling),
-        "ignored_parameters": list(request.ignored_parameters),
-        "cost": _cost(call, checked),
-        "limits": {
-            "max_prompts": settings.max_prompts,
-            "max_body_bytes": settings.max_body_bytes,
-            "max_waiting_prompts": settings.max_waiting_jobs_of_tenant,
-            **{limits.scope.value: limits.limits.body() for limits in call.principal.limits},
-        },
-    }
-
-
-def _cost(call: Call, checked: CheckedRequest) -> dict[str, int]:
-    """Return the cost of the prompt alone and the maximum total cost."""
-    record, most = draft_record(call, checked, ""), checked.most
-    return {
-        "prompt_micros": record.cost_of(**most._replace(completion_tokens=0)._asdict()),
-        "max_micros": record.cost_of(**most._asdict()),
-    }
 
 
 def note_request(checked: CheckedRequest, completion_id: str) -> None:
@@ -287,3 +310,21 @@ def _input(request: GenerationRequest) -> list[dict[str, Any]]:
         {"role": "user", "parts": [{"type": "text", "content": prompt}]}
         for prompt in request.prompts
     ]
+
+
+async def _create(request: Request, endpoint: Endpoint) -> Response:
+    return await services_of(request)[Completions].create(request, endpoint)
+
+
+async def _estimate(request: Request, endpoint: Endpoint) -> Response:
+    return await services_of(request)[Completions].estimate(request, endpoint)
+
+
+# Plain routes: FastAPI's own resolve parameters and dependencies for every request, a fifth of the
+# gateway's time per request. Their documentation is in gateway.process.openapi.operations.
+for _endpoint in (*ENDPOINTS, INVOCATIONS, *NATIVE_ENDPOINTS):
+    _create_route = partial(_create, endpoint=_endpoint)
+    router.add_route(_endpoint.path, _create_route, methods=["POST"])
+for _endpoint in ENDPOINTS:
+    _estimate_route = partial(_estimate, endpoint=_endpoint)
+    router.add_route(f"{_endpoint.path}:estimate", _estimate_route, methods=["POST"])

@@ -11,9 +11,9 @@ from tokenizers import Tokenizer
 
 from contract.messages import Feature, WorkerCard
 from contract.tier import ServiceTier
-from gateway.completions.admission.model_choice import model_of
-from gateway.completions.context import ProcessContext, context_of
+from gateway.completions.admission.model_choice import Models
 from gateway.completions.prompt.infill import find_template
+from gateway.completions.prompt.tokenizers import TokenizerStore
 from gateway.completions.structure.tools import has_tool_calls
 from gateway.dialects.chat.request import ChatCompletionRequest
 from gateway.dialects.completions import CompletionRequest
@@ -27,7 +27,10 @@ from gateway.dialects.profile_choice import choose_profile
 from gateway.http.authorization import Authorizer
 from gateway.http.services import services_of
 from gateway.models.access import allows_adapter, find_adapter, is_runnable
-from gateway.models.catalogue import ServedModel
+from gateway.models.books import AdapterBook, AliasBook
+from gateway.models.catalogue import Catalogue, ServedModel
+from gateway.models.price_book import PriceBook
+from gateway.platform.settings import Settings
 from gateway.records.adapters import Adapter
 from gateway.records.aliases import Alias
 from gateway.records.errors import (
@@ -60,6 +63,169 @@ _PRICE_DIGITS: Final = 12
 """Prices are in micro-dollars per million tokens, and here in dollars per token."""
 
 
+class ModelList:
+    """The models, aliases and adapters that a principal may use, as clients see them."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        models: Models,
+        catalogue: Catalogue,
+        aliases: AliasBook,
+        adapters: AdapterBook,
+        tokenizers: TokenizerStore,
+        prices: PriceBook,
+    ) -> None:
+        self._settings = settings
+        self._models = models
+        self._catalogue = catalogue
+        self._aliases = aliases
+        self._adapters = adapters
+        self._tokenizers = tokenizers
+        self._prices = prices
+
+    async def list(self, principal: Principal) -> dict[str, Any]:
+        """Return the bodies of the models, aliases and adapters that a principal may use."""
+        catalogue, now = self._catalogue, utc_now()
+        visible = [
+            model
+            for model in catalogue.models
+            if principal.allows_model(model.card.model)
+            and self._aliases.find(model.card.model) is None
+        ]
+        bodies = {model.card.model: await self._body(principal, model) for model in visible}
+        listed = [*bodies.values()]
+        for alias in self._aliases.aliases:
+            if not alias.is_allowed(principal.allows_model) or alias.is_over(now):
+                continue
+            model = catalogue.known(self._models.model_of(principal, alias))
+            if model is not None:
+                listed.append(await self._body_of_alias(principal, alias, model))
+        for adapter in self._adapters.visible_to(principal.tenant_id):
+            base = catalogue.known(adapter.base_model)
+            if base is None or not allows_adapter(principal, adapter):
+                continue
+            if (name := base.card.model) not in bodies:
+                bodies[name] = await self._body(principal, base)
+            listed.append(self._body_of_adapter(adapter, base, bodies[name]))
+        return {"object": "list", "data": listed}
+
+    async def get(self, principal: Principal, model_id: str) -> dict[str, Any]:
+        """Return one model by its id or an alias. Both may contain slashes."""
+        alias = self._aliases.find(model_id)
+        if alias is not None and alias.is_allowed(principal.allows_model):
+            alias.check_current(utc_now())
+            model = self._catalogue.known(self._models.model_of(principal, alias))
+            if model is None:
+                raise ModelNotFoundError(model_id)
+            return await self._body_of_alias(principal, alias, model)
+        model = self._catalogue.known(model_id)
+        if alias is None and model is None:
+            adapter = find_adapter(self._catalogue, self._adapters, principal, model_id)
+            base = None if adapter is None else self._catalogue.known(adapter.base_model)
+            if adapter is not None and base is not None:
+                body = await self._body(principal, base)
+                return self._body_of_adapter(adapter, base, body)
+        if alias is not None or model is None or not principal.allows_model(model.card.model):
+            raise ModelNotFoundError(model_id)
+        return await self._body(principal, model)
+
+    async def _body(self, principal: Principal, model: ServedModel) -> dict[str, Any]:
+        card = model.card
+        tokenizer = await self._tokenizer(card)
+        profile = choose_profile(
+            None, principal, model_dialect=card.dialect, settings=self._settings
+        )
+        return {
+            "id": card.model,
+            "aliases": card.aliases,
+            "object": "model",
+            "created": card.created,
+            "owned_by": "sluice",
+            "root": card.model,
+            "parent": None,
+            "context_window": card.context_window,
+            "max_model_len": card.context_window,
+            "meta": {
+                "n_vocab": card.vocabulary_size,
+                "n_ctx": card.context_window,
+                "n_ctx_train": card.context_window,
+            },
+            "dialect": profile.name,
+            "features": card.features,
+            "supported_parameters": supported_parameters(
+                CompletionRequest.model_fields,
+                card.features,
+                has_infill=tokenizer is not None and find_template(tokenizer) is not None,
+                has_tools=tokenizer is not None and has_tool_calls(tokenizer),
+            ),
+            "supported_chat_parameters": supported_chat_parameters(
+                ChatCompletionRequest.model_fields, card.features
+            ),
+            "unsupported_parameters": sorted(REJECTED),
+            "unsupported_chat_parameters": sorted(REJECTED_BY_CHATS),
+            "pricing": self._pricing(card.model),
+            "ready": model.is_ready,
+            "state": model.state,
+            "loading_seconds": card.load_seconds or None,
+        }
+
+    async def _body_of_alias(
+        self, principal: Principal, alias: Alias, model: ServedModel
+    ) -> dict[str, Any]:
+        """Return the body of the model that runs the tenant's requests, under the alias's name."""
+        body = await self._body(principal, model)
+        return body | {
+            "id": alias.name,
+            "aliases": [],
+            "resolves_to": model.card.model,
+            "sunset_at": None if alias.sunset_at is None else alias.sunset_at.isoformat(),
+        }
+
+    def _body_of_adapter(
+        self, adapter: Adapter, base: ServedModel, body: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Return the body of an adapter: `body` (its base model) with the differences."""
+        unserved = {} if is_runnable(adapter, base.card) else _UNSERVED
+        return body | {
+            "id": adapter.name,
+            "aliases": [f"{name}:{adapter.name}" for name in (base.card.model, *base.card.aliases)],
+            "created": int(adapter.created_at.timestamp()),
+            # vLLM returns the path of the adapter's files, which is not public here.
+            "root": f"sha256:{adapter.sha256}",
+            "parent": base.card.model,
+            "pricing": self._pricing(adapter.id, base.card.model),
+            **unserved,
+        }
+
+    def _pricing(self, *names: str) -> dict[str, Any] | None:
+        """Return current micro-dollars per million tokens in each tier; None if prices are unknown.
+
+        The first of the names that has a price counts.
+        """
+        try:
+            prices = {tier: self._prices.find_first(names, tier, utc_now()) for tier in ServiceTier}
+        except StoreUnavailableError:
+            return None
+        return {
+            tier: {
+                "prompt_micros": price.prompt_micros if price else 0,
+                "cached_micros": price.cached_micros if price else 0,
+                "completion_micros": price.completion_micros if price else 0,
+            }
+            for tier, price in prices.items()
+        }
+
+    async def _tokenizer(self, card: WorkerCard) -> Tokenizer | None:
+        """Return the model's tokenizer; None until a worker publishes it."""
+        if not card.tokenizer_digest:
+            return None
+        try:
+            return await self._tokenizers.get(card.tokenizer_digest)
+        except (RedisError, ServiceUnavailableError):
+            return None
+
+
 @router.get("/v1/models", summary="List available models")
 async def list_models(
     request: Request,
@@ -69,166 +235,21 @@ async def list_models(
     ] = None,
 ) -> dict[str, Any]:
     """Return every announced model that the principal may use."""
-    context, principal = context_of(request), await _principal(request)
-    models = await model_list(context, principal)
+    services = services_of(request)
+    principal = await services[Authorizer].authorize(request, Scope.COMPLETIONS)
+    models = await services[ModelList].list(principal)
     if form is None:
         return models
-    details = context.settings.openrouter_models
+    details = services[Settings].openrouter_models
     return {"data": [openrouter_body(body, details) for body in models["data"]]}
-
-
-async def model_list(context: ProcessContext, principal: Principal) -> dict[str, Any]:
-    """Return the bodies of the models, aliases and adapters that a principal may use."""
-    catalogue, now = context.catalogue, utc_now()
-    visible = [
-        model
-        for model in catalogue.models
-        if principal.allows_model(model.card.model)
-        and context.aliases.find(model.card.model) is None
-    ]
-    bodies = {model.card.model: await _body(context, principal, model) for model in visible}
-    listed = [*bodies.values()]
-    for alias in context.aliases.aliases:
-        if not alias.is_allowed(principal.allows_model) or alias.is_over(now):
-            continue
-        model = catalogue.known(model_of(context, principal, alias))
-        if model is not None:
-            listed.append(await _body_of_alias(context, principal, alias, model))
-    for adapter in context.adapters.visible_to(principal.tenant_id):
-        base = catalogue.known(adapter.base_model)
-        if base is None or not allows_adapter(principal, adapter):
-            continue
-        if (name := base.card.model) not in bodies:
-            bodies[name] = await _body(context, principal, base)
-        listed.append(_body_of_adapter(context, adapter, base, bodies[name]))
-    return {"object": "list", "data": listed}
 
 
 @router.get("/v1/models/{model_id:path}", summary="Retrieve a model")
 async def get_model(request: Request, model_id: str) -> dict[str, Any]:
     """Return one model by its id or an alias. Both may contain slashes."""
-    context, principal = context_of(request), await _principal(request)
-    alias = context.aliases.find(model_id)
-    if alias is not None and alias.is_allowed(principal.allows_model):
-        alias.check_current(utc_now())
-        model = context.catalogue.known(model_of(context, principal, alias))
-        if model is None:
-            raise ModelNotFoundError(model_id)
-        return await _body_of_alias(context, principal, alias, model)
-    model = context.catalogue.known(model_id)
-    if alias is None and model is None:
-        adapter = find_adapter(context.catalogue, context.adapters, principal, model_id)
-        base = None if adapter is None else context.catalogue.known(adapter.base_model)
-        if adapter is not None and base is not None:
-            body = await _body(context, principal, base)
-            return _body_of_adapter(context, adapter, base, body)
-    if alias is not None or model is None or not principal.allows_model(model.card.model):
-        raise ModelNotFoundError(model_id)
-    return await _body(context, principal, model)
-
-
-async def _principal(request: Request) -> Principal:
-    return await services_of(request)[Authorizer].authorize(request, Scope.COMPLETIONS)
-
-
-async def _body(
-    context: ProcessContext, principal: Principal, model: ServedModel
-) -> dict[str, Any]:
-    card = model.card
-    tokenizer = await _tokenizer(context, card)
-    profile = choose_profile(None, principal, model_dialect=card.dialect, settings=context.settings)
-    return {
-        "id": card.model,
-        "aliases": card.aliases,
-        "object": "model",
-        "created": card.created,
-        "owned_by": "sluice",
-        "root": card.model,
-        "parent": None,
-        "context_window": card.context_window,
-        "max_model_len": card.context_window,
-        "meta": {
-            "n_vocab": card.vocabulary_size,
-            "n_ctx": card.context_window,
-            "n_ctx_train": card.context_window,
-        },
-        "dialect": profile.name,
-        "features": card.features,
-        "supported_parameters": supported_parameters(
-            CompletionRequest.model_fields,
-            card.features,
-            has_infill=tokenizer is not None and find_template(tokenizer) is not None,
-            has_tools=tokenizer is not None and has_tool_calls(tokenizer),
-        ),
-        "supported_chat_parameters": supported_chat_parameters(
-            ChatCompletionRequest.model_fields, card.features
-        ),
-        "unsupported_parameters": sorted(REJECTED),
-        "unsupported_chat_parameters": sorted(REJECTED_BY_CHATS),
-        "pricing": _pricing(context, card.model),
-        "ready": model.is_ready,
-        "state": model.state,
-        "loading_seconds": card.load_seconds or None,
-    }
-
-
-async def _body_of_alias(
-    context: ProcessContext, principal: Principal, alias: Alias, model: ServedModel
-) -> dict[str, Any]:
-    """Return the body of the model that runs the tenant's requests, under the alias's name."""
-    body = await _body(context, principal, model)
-    return body | {
-        "id": alias.name,
-        "aliases": [],
-        "resolves_to": model.card.model,
-        "sunset_at": None if alias.sunset_at is None else alias.sunset_at.isoformat(),
-    }
-
-
-def _body_of_adapter(
-    context: ProcessContext, adapter: Adapter, base: ServedModel, body: dict[str, Any]
-) -> dict[str, Any]:
-    """Return the body of an adapter: `body` (its base model) with the differences."""
-    unserved = {} if is_runnable(adapter, base.card) else _UNSERVED
-    return body | {
-        "id": adapter.name,
-        "aliases": [f"{name}:{adapter.name}" for name in (base.card.model, *base.card.aliases)],
-        "created": int(adapter.created_at.timestamp()),
-        # vLLM returns the path of the adapter's files, which is not public here.
-        "root": f"sha256:{adapter.sha256}",
-        "parent": base.card.model,
-        "pricing": _pricing(context, adapter.id, base.card.model),
-        **unserved,
-    }
-
-
-def _pricing(context: ProcessContext, *names: str) -> dict[str, Any] | None:
-    """Return current micro-dollars per million tokens in each tier; None if prices are unknown.
-
-    The first of the names that has a price counts.
-    """
-    try:
-        prices = {tier: context.prices.find_first(names, tier, utc_now()) for tier in ServiceTier}
-    except StoreUnavailableError:
-        return None
-    return {
-        tier: {
-            "prompt_micros": price.prompt_micros if price else 0,
-            "cached_micros": price.cached_micros if price else 0,
-            "completion_micros": price.completion_micros if price else 0,
-        }
-        for tier, price in prices.items()
-    }
-
-
-async def _tokenizer(context: ProcessContext, card: WorkerCard) -> Tokenizer | None:
-    """Return the model's tokenizer; None until a worker publishes it."""
-    if not card.tokenizer_digest:
-        return None
-    try:
-        return await context.tokenizers.get(card.tokenizer_digest)
-    except (RedisError, ServiceUnavailableError):
-        return None
+    services = services_of(request)
+    principal = await services[Authorizer].authorize(request, Scope.COMPLETIONS)
+    return await services[ModelList].get(principal, model_id)
 
 
 def openrouter_body(

@@ -8,22 +8,17 @@ from fastapi import APIRouter, Request, Response
 from redis.exceptions import RedisError
 
 from contract.messages import WorkerCard
-from gateway.completions.admission.call import read_call, require_native_paths
-from gateway.completions.admission.check import render_request
-from gateway.completions.admission.model_choice import find_card, profile_of
-from gateway.completions.context import ProcessContext, context_of
-from gateway.completions.endpoints.models import model_list
+from gateway.completions.admission.call import RequestReader
+from gateway.completions.admission.check import RequestChecker
+from gateway.completions.admission.model_choice import Models
+from gateway.completions.endpoints.models import ModelList
+from gateway.completions.prompt.chat_templates import ChatTemplates
 from gateway.dialects.endpoint import CHATS
 from gateway.dialects.native import default_settings
 from gateway.dialects.parameters import ignored_header
-from gateway.dialects.profile import Profile
-from gateway.dialects.profile_choice import DIALECT_HEADER
-from gateway.http.authorization import Authorizer, require_header_of
-from gateway.http.exchange import exchange_of
 from gateway.http.services import services_of
+from gateway.models.catalogue import Catalogue
 from gateway.records.errors import queue_unavailable
-from gateway.records.principal import Principal
-from gateway.records.scopes import Scope
 
 router = APIRouter()
 
@@ -32,18 +27,20 @@ _BUILD: Final = f"sluice {version('sluice')}"
 
 async def native_models(request: Request) -> Response:
     """Return the models that the caller may use."""
-    context, principal, _ = await _authorize(request, model=None)
-    return _respond(await model_list(context, principal))
+    services = services_of(request)
+    call = await services[RequestReader].read_query(request, {}, has_native_path=True)
+    return _respond(await services[ModelList].list(call.principal))
 
 
 async def props(request: Request) -> Response:
     """Return the properties of a model: of `model` in the query, else of the default model."""
-    name = request.query_params.get("model")
-    context, principal, profile = await _authorize(request, model=name)
+    name, services = request.query_params.get("model"), services_of(request)
+    reader = services[RequestReader]
+    call = await reader.read_query(request, {"model": name}, has_native_path=True)
     try:
-        card = await find_card(context, principal, name, profile=profile)
-        template = await _template(context, card)
-        model = context.catalogue.known(card.model)
+        card = (await services[Models].find(call.choice)).card
+        template = await _template(services[ChatTemplates], card)
+        model = services[Catalogue].known(card.model)
     except RedisError:
         raise queue_unavailable() from None
     ready = 0 if model is None else model.status.ready_workers
@@ -52,7 +49,7 @@ async def props(request: Request) -> Response:
         {
             "default_generation_settings": {
                 "n_ctx": card.context_window,
-                "params": default_settings(profile, context_window=card.context_window),
+                "params": default_settings(call.profile, context_window=card.context_window),
             },
             "total_slots": ready * card.max_sequences,
             "model_alias": card.model,
@@ -70,8 +67,9 @@ async def props(request: Request) -> Response:
 
 async def apply_template(request: Request) -> Response:
     """Return the prompt that the model's chat template renders for a chat."""
-    call = await read_call(request, has_native_path=True)
-    chat = (await render_request(call, CHATS)).chat.request
+    services = services_of(request)
+    call = await services[RequestReader].read(request, has_native_path=True)
+    chat = (await services[RequestChecker].render(call, CHATS)).chat.request
     return _respond({"prompt": chat.prompts[0]}, ignored_header(chat.ignored_parameters))
 
 
@@ -81,26 +79,11 @@ router.add_route("/props", props, methods=["GET"])
 router.add_route("/apply-template", apply_template, methods=["POST"])
 
 
-async def _authorize(
-    request: Request, *, model: str | None
-) -> tuple[ProcessContext, Principal, Profile]:
-    """Return who sends a request without a body, in a dialect that has llama.cpp's own paths."""
-    context = context_of(request)
-    authorize = services_of(request)[Authorizer].authorize
-    principal = await authorize(request, Scope.COMPLETIONS, model_decides=True)
-    header = request.headers.get(DIALECT_HEADER)
-    profile = await profile_of(context, principal, {"model": model}, header=header)
-    exchange_of(request.scope).error_style = profile.error_style
-    require_header_of(request, profile)
-    require_native_paths(request, profile)
-    return context, principal, profile
-
-
-async def _template(context: ProcessContext, card: WorkerCard) -> str:
+async def _template(chat_templates: ChatTemplates, card: WorkerCard) -> str:
     """Return the source of the model's chat template; empty if it has none."""
     if card.chat is None:
         return ""
-    templates = await context.chat_templates.get(card.chat.template_digest)
+    templates = await chat_templates.get(card.chat.template_digest)
     return templates.choose(has_tools=False).source
 
 

@@ -14,11 +14,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.json_schema import SkipJsonSchema
 
 from contract.messages import WorkerCard
-from gateway.completions.admission.call import Call, read_call, read_query
-from gateway.completions.admission.model_choice import find_card
+from gateway.completions.admission.call import Call, RequestReader
+from gateway.completions.admission.model_choice import Models
 from gateway.completions.prompt.chat import render_chat
+from gateway.completions.prompt.chat_templates import ChatTemplates
 from gateway.completions.prompt.tokenization import llamacpp_tokens, tokenizer_config, vllm_tokens
-from gateway.completions.prompt.tokenizers import PromptEncoder
+from gateway.completions.prompt.tokenizers import PromptEncoder, TokenizerStore
 from gateway.dialects.chat.messages import MESSAGES_SCHEMA
 from gateway.dialects.chat.template_arguments import KWARGS_SCHEMA, unread_parameters
 from gateway.dialects.endpoint import CHATS
@@ -27,6 +28,7 @@ from gateway.dialects.parameters import ignored_header, reject_ignored
 from gateway.dialects.profile import Dialect
 from gateway.dialects.structured.tools import TOOLS_SCHEMA
 from gateway.dialects.wire import validate
+from gateway.http.services import services_of
 from gateway.records.errors import InvalidParameterError, UnsupportedParameterError, must
 
 router = APIRouter()
@@ -99,46 +101,154 @@ class DetokenizeRequest(_Body):
     tokens: Any = Field(json_schema_extra=schema_of(f"list[int[0:], :{MAX_TOKENS}]"))
 
 
+class Tokenization:
+    """Tokenizes and detokenizes with the tokenizers of models."""
+
+    def __init__(
+        self,
+        reader: RequestReader,
+        models: Models,
+        tokenizers: TokenizerStore,
+        chat_templates: ChatTemplates,
+    ) -> None:
+        self._reader = reader
+        self._models = models
+        self._tokenizers = tokenizers
+        self._chat_templates = chat_templates
+
+    async def tokenize(self, request: Request) -> Response:
+        """Respond in the format of the request."""
+        call = await self._reader.read(request)
+        names = ("prompt", "messages", "content")
+        [*others, name] = [each for each in names if call.body.get(each) is not None] or ["prompt"]
+        if others:
+            raise InvalidParameterError(
+                f"'{name}' cannot be combined with '{others[0]}': a request has one text.",
+                param=name,
+            )
+        if name == "messages":
+            return await self._tokenize_chat(call)
+        return await (
+            self._tokenize_as_llamacpp(call) if name == "content" else self._tokenize_as_vllm(call)
+        )
+
+    async def detokenize(self, request: Request) -> Response:
+        """Respond in vLLM's format in its dialect or if a model is named, else in llama.cpp's."""
+        call = await self._reader.read(request)
+        body = validate(DetokenizeRequest, call.body)
+        encoder = await self._encoder(await self._card(call))
+        is_vllm = call.profile.name is Dialect.VLLM or body.model is not None
+        name = "prompt" if is_vllm else "content"
+
+        def work() -> dict[str, Any]:
+            return {name: encoder.decode(_read_ids(body.tokens, encoder))}
+
+        return await _respond(call, body, work)
+
+    async def info(self, request: Request, model: str | None) -> Response:
+        """Return the configuration of a model's tokenizer."""
+        card = await self._card(await self._reader.read_query(request, {"model": model}))
+        tokenizer = await self._tokenizers.get(card.tokenizer_digest)
+        sources: dict[str, str] = {}
+        if card.chat is not None:
+            sources = (await self._chat_templates.get(card.chat.template_digest)).sources
+        content = msgspec.json.encode(tokenizer_config(tokenizer, card, sources))
+        return Response(content, media_type="application/json")
+
+    async def _tokenize_as_vllm(self, call: Call) -> Response:
+        body = validate(VllmTokenizeRequest, call.body)
+        card = await self._card(call)
+        work = partial(
+            vllm_tokens,
+            await self._encoder(card),
+            body.prompt,
+            adds_special_tokens=body.add_special_tokens,
+            shows_tokens=body.return_token_strs,
+            window=card.context_window,
+        )
+        return await _respond(call, body, work)
+
+    async def _tokenize_chat(self, call: Call) -> Response:
+        body = validate(ChatTokenizeRequest, call.body)
+        card = await self._card(call)
+        fields = {name: getattr(body, name) for name in _CHAT_FIELDS}
+        # vLLM rejects an empty list in chats only.
+        fields |= {"model": card.model, "tools": None if body.tools == [] else body.tools}
+        if call.body.get("add_generation_prompt"):
+            fields["add_generation_prompt"] = True
+        request = await call.beside(partial(CHATS.read, fields, call.profile, max_prompts=1))
+        chat = request.chat
+        assert chat is not None  # noqa: S101 - CHATS reads chats
+        if chat.image_sources:
+            raise UnsupportedParameterError(
+                "'messages' with images are not supported: the engine determines an image's "
+                "tokens.",
+                param="messages",
+            )
+        chat = replace(chat, opens_message=body.add_generation_prompt)
+        request = msgspec.structs.replace(request, chat=chat)
+        encoder = await self._encoder(card)
+        rendered = await render_chat(
+            request, card, self._chat_templates, encoder.tokenizer, call.beside
+        )
+        if len(rendered.text) > MAX_CHARACTERS:
+            raise InvalidParameterError(
+                f"'messages' must have at most {MAX_CHARACTERS} characters as a prompt. "
+                f"Given: {len(rendered.text)} characters.",
+                param="messages",
+            )
+        read = chat.template_arguments.keys() - {*rendered.ignored_template_arguments}
+        work = partial(
+            vllm_tokens,
+            encoder,
+            rendered.text,
+            adds_special_tokens=body.add_special_tokens,
+            shows_tokens=body.return_token_strs,
+            window=card.context_window,
+        )
+        ignored = [*request.ignored_parameters, *unread_parameters(chat, read)]
+        return await _respond(call, body, work, size=len(rendered.text), ignored=ignored)
+
+    async def _tokenize_as_llamacpp(self, call: Call) -> Response:
+        body = validate(LlamacppTokenizeRequest, call.body)
+        card = await self._card(call)
+        work = partial(
+            llamacpp_tokens,
+            await self._encoder(card, parses_special=body.parse_special),
+            body.content,
+            adds_special_tokens=body.add_special,
+            shows_pieces=body.with_pieces,
+        )
+        return await _respond(call, body, work)
+
+    async def _card(self, call: Call) -> WorkerCard:
+        return (await self._models.find(call.choice)).card
+
+    async def _encoder(self, card: WorkerCard, *, parses_special: bool = True) -> PromptEncoder:
+        tokenizers = self._tokenizers
+        get = tokenizers.get if parses_special else tokenizers.get_literal
+        return PromptEncoder(
+            await get(card.tokenizer_digest),
+            vocabulary_size=card.vocabulary_size,
+            bos_token_id=card.bos_token_id,
+        )
+
+
 async def tokenize(request: Request) -> Response:
     """Respond in the format of the request."""
-    call = await read_call(request)
-    names = ("prompt", "messages", "content")
-    [*others, name] = [each for each in names if call.body.get(each) is not None] or ["prompt"]
-    if others:
-        raise InvalidParameterError(
-            f"'{name}' cannot be combined with '{others[0]}': a request has one text.", param=name
-        )
-    if name == "messages":
-        return await _tokenize_chat(call)
-    return await (_tokenize_as_llamacpp(call) if name == "content" else _tokenize_as_vllm(call))
+    return await services_of(request)[Tokenization].tokenize(request)
 
 
 async def detokenize(request: Request) -> Response:
-    """Respond in vLLM's format in its dialect or if a model is named, else in llama.cpp's."""
-    call = await read_call(request)
-    body = validate(DetokenizeRequest, call.body)
-    encoder = await _encoder(call, await _card(call, body))
-    is_vllm = call.profile.name is Dialect.VLLM or body.model is not None
-    name = "prompt" if is_vllm else "content"
-
-    def work() -> dict[str, Any]:
-        return {name: encoder.decode(_read_ids(body.tokens, encoder))}
-
-    return await _respond(call, body, work)
+    """Respond in the format of the request."""
+    return await services_of(request)[Tokenization].detokenize(request)
 
 
 @router.get("/tokenizer_info", summary="Describe a tokenizer", tags=["Tokenization"])
 @router.get("/v1/tokenizer_info", include_in_schema=False)
 async def tokenizer_info(request: Request, model: str | None = None) -> Response:
     """Return the configuration of a model's tokenizer, in the form of tokenizer_config.json."""
-    call = await read_query(request, {"model": model})
-    card = await find_card(call.context, call.principal, model, profile=call.profile)
-    tokenizer = await call.context.tokenizers.get(card.tokenizer_digest)
-    sources: dict[str, str] = {}
-    if card.chat is not None:
-        sources = (await call.context.chat_templates.get(card.chat.template_digest)).sources
-    content = msgspec.json.encode(tokenizer_config(tokenizer, card, sources))
-    return Response(content, media_type="application/json")
+    return await services_of(request)[Tokenization].info(request, model)
 
 
 # Plain routes, which gateway.process.openapi.operations describes.
@@ -146,88 +256,6 @@ for _path in ("/tokenize", "/v1/tokenize"):
     router.add_route(_path, tokenize, methods=["POST"])
 for _path in ("/detokenize", "/v1/detokenize"):
     router.add_route(_path, detokenize, methods=["POST"])
-
-
-async def _tokenize_as_vllm(call: Call) -> Response:
-    body = validate(VllmTokenizeRequest, call.body)
-    card = await _card(call, body)
-    work = partial(
-        vllm_tokens,
-        await _encoder(call, card),
-        body.prompt,
-        adds_special_tokens=body.add_special_tokens,
-        shows_tokens=body.return_token_strs,
-        window=card.context_window,
-    )
-    return await _respond(call, body, work)
-
-
-async def _tokenize_chat(call: Call) -> Response:
-    body = validate(ChatTokenizeRequest, call.body)
-    card = await _card(call, body)
-    fields = {name: getattr(body, name) for name in _CHAT_FIELDS}
-    # vLLM rejects an empty list in chats only.
-    fields |= {"model": card.model, "tools": None if body.tools == [] else body.tools}
-    if call.body.get("add_generation_prompt"):
-        fields["add_generation_prompt"] = True
-    request = await call.beside(partial(CHATS.read, fields, call.profile, max_prompts=1))
-    chat = request.chat
-    assert chat is not None  # noqa: S101 - CHATS reads chats
-    if chat.image_sources:
-        raise UnsupportedParameterError(
-            "'messages' with images are not supported: the engine determines an image's tokens.",
-            param="messages",
-        )
-    chat = replace(chat, opens_message=body.add_generation_prompt)
-    request = msgspec.structs.replace(request, chat=chat)
-    encoder = await _encoder(call, card)
-    rendered = await render_chat(
-        request, card, call.context.chat_templates, encoder.tokenizer, call.beside
-    )
-    if len(rendered.text) > MAX_CHARACTERS:
-        raise InvalidParameterError(
-            f"'messages' must have at most {MAX_CHARACTERS} characters as a prompt. "
-            f"Given: {len(rendered.text)} characters.",
-            param="messages",
-        )
-    read = chat.template_arguments.keys() - {*rendered.ignored_template_arguments}
-    work = partial(
-        vllm_tokens,
-        encoder,
-        rendered.text,
-        adds_special_tokens=body.add_special_tokens,
-        shows_tokens=body.return_token_strs,
-        window=card.context_window,
-    )
-    ignored = [*request.ignored_parameters, *unread_parameters(chat, read)]
-    return await _respond(call, body, work, size=len(rendered.text), ignored=ignored)
-
-
-async def _tokenize_as_llamacpp(call: Call) -> Response:
-    body = validate(LlamacppTokenizeRequest, call.body)
-    card = await _card(call, body)
-    work = partial(
-        llamacpp_tokens,
-        await _encoder(call, card, parses_special=body.parse_special),
-        body.content,
-        adds_special_tokens=body.add_special,
-        shows_pieces=body.with_pieces,
-    )
-    return await _respond(call, body, work)
-
-
-async def _card(call: Call, body: _Body) -> WorkerCard:
-    return await find_card(call.context, call.principal, body.model, profile=call.profile)
-
-
-async def _encoder(call: Call, card: WorkerCard, *, parses_special: bool = True) -> PromptEncoder:
-    tokenizers = call.context.tokenizers
-    get = tokenizers.get if parses_special else tokenizers.get_literal
-    return PromptEncoder(
-        await get(card.tokenizer_digest),
-        vocabulary_size=card.vocabulary_size,
-        bos_token_id=card.bos_token_id,
-    )
 
 
 def _read_ids(tokens: Any, encoder: PromptEncoder) -> list[int]:

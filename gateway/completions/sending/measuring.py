@@ -1,15 +1,19 @@
 """Metrics of one generation request, from its arrival to the end of its response."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 from typing import ClassVar
 
+from fastapi import Request, Response
 from opentelemetry.semconv.attributes.error_attributes import ERROR_TYPE
+from starlette.requests import ClientDisconnect
 
 from common.tracing import GEN_AI_RESPONSE_TIME_TO_FIRST_CHUNK
 from contract.messages import Delta
 from gateway.completions.queue.generation import Reply
+from gateway.http.error_handlers import CLIENT_CLOSED_REQUEST, error_style_of
 from gateway.http.exchange import Exchange
+from gateway.limits.refusal_log import Refusals
 from gateway.platform import telemetry, tracing
 from gateway.records.errors import ApiError, ErrorStyle, InternalError
 
@@ -20,16 +24,16 @@ class RequestMeasure:
     Args:
         endpoint: Endpoint name in the metrics.
         exchange: The request; its `tenant_id` is set after authentication.
-        generates: Whether it generates text, rather than reads an earlier response.
+        refusals: Records its refusal if it generates text, rather than reads an earlier response.
     """
 
     in_progress: ClassVar = 0
     """Number of requests that are measured and not counted yet."""
 
-    def __init__(self, endpoint: str, exchange: Exchange, *, generates: bool) -> None:
+    def __init__(self, endpoint: str, exchange: Exchange, refusals: Refusals | None = None) -> None:
         self.endpoint = endpoint
         self._exchange = exchange
-        self._generates = generates
+        self._refusals = refusals
         self._started_at = time.perf_counter()
         self._model = ""
         self.checked_model = ""
@@ -38,9 +42,26 @@ class RequestMeasure:
         """Whether the first token is still to be measured."""
         self._status, self._code = 200, "ok"
         self._closed = False
+        self.is_streaming = False
+        """Whether a stream closes the measure at its end."""
         self._span = tracing.current()
         self._exemplar = tracing.exemplar()
         RequestMeasure.in_progress += 1
+
+    async def until_response(self, request: Request, responding: Awaitable[Response]) -> Response:
+        """Measure a request until its response is ready. A stream records its own end."""
+        try:
+            response = await responding
+        except ClientDisconnect:
+            self.disconnected()
+            response = Response(status_code=CLIENT_CLOSED_REQUEST)
+        except BaseException as error:
+            self.failed(error, error_style_of(request))
+            self.close()
+            raise
+        if not self.is_streaming:
+            self.close()
+        return response
 
     def elapsed_ms(self) -> int:
         """Return the milliseconds since the request arrived."""
@@ -59,11 +80,6 @@ class RequestMeasure:
             telemetry.TIME_TO_FIRST_TOKEN.labels(self._model).observe(elapsed, self._exemplar)
             self._span.set_attribute(GEN_AI_RESPONSE_TIME_TO_FIRST_CHUNK, elapsed)
 
-    @property
-    def is_before_work(self) -> bool:
-        """Whether the request has not been accepted, but generates text if it is."""
-        return self._generates and not self._model
-
     def failed(self, error: BaseException, style: ErrorStyle = ErrorStyle.OPENAI) -> None:
         """Record that the request ends with an error, in a style that decides its status."""
         failure = error if isinstance(error, ApiError) else InternalError()
@@ -72,6 +88,9 @@ class RequestMeasure:
             tracing.fail(self._span, failure.code)
         else:
             self._span.set_attribute(ERROR_TYPE, failure.code)
+        if self._refusals is not None and not self._model:
+            tenant_id = self._exchange.tenant_id
+            self._refusals.of_request(error, tenant_id=tenant_id, model=self.checked_model)
 
     def disconnected(self) -> None:
         """Record that the client disconnected before the end."""

@@ -1,74 +1,94 @@
 """Send a response to a client, whole or as a stream."""
 
 import asyncio
-from collections.abc import Awaitable, Mapping
+from collections.abc import Mapping
 
 from fastapi import Request, Response
 from starlette.requests import ClientDisconnect
 
-from gateway.completions.context import context_of
 from gateway.completions.rendering.assembler import WholeResponse, collect
 from gateway.completions.sending.measuring import RequestMeasure
 from gateway.completions.sending.streaming import DisconnectWatch, StreamedCompletion
 from gateway.completions.sending.subscription import Subscription
 from gateway.http.connection import connection_of
-from gateway.http.error_handlers import CLIENT_CLOSED_REQUEST, error_style_of
-from gateway.http.exchange import exchange_of
 from gateway.limits.headers import dollars
+from gateway.platform.settings import Settings
 from gateway.records.errors import GenerationTimeoutError
 
 
-async def measured(
-    request: Request, measure: RequestMeasure, responding: Awaitable[Response]
-) -> Response:
-    """Measure a request until its response is ready. A stream records its own end."""
-    try:
-        response = await responding
-    except ClientDisconnect:
-        measure.disconnected()
-        response = Response(status_code=CLIENT_CLOSED_REQUEST)
-    except BaseException as error:
-        measure.failed(error, error_style_of(request))
-        if measure.is_before_work:
-            tenant_id = exchange_of(request.scope).tenant_id
-            context_of(request).refusals.of_request(
-                error, tenant_id=tenant_id, model=measure.checked_model
+class ResponseSender:
+    """Sends responses to connected clients."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    async def send_whole(
+        self,
+        request: Request,
+        subscription: Subscription,
+        measure: RequestMeasure,
+        *,
+        headers: Mapping[str, str],
+    ) -> Response:
+        """Wait for the whole response and return it.
+
+        Raises ClientDisconnect if the client leaves, or an ApiError if the request fails.
+        """
+        watch = _watch(request, subscription)
+        try:
+            content = await _collect(
+                subscription, watch, seconds=self._settings.request_timeout.total_seconds()
             )
-        measure.close()
-        raise
-    if not isinstance(response, StreamedCompletion):
-        measure.close()
-    return response
+            await subscription.finish()
+            return _response(subscription, content, {**_times(measure), **headers})
+        except ClientDisconnect:
+            subscription.leave()
+            raise
+        except BaseException as error:
+            subscription.fail(error)
+            raise
+        finally:
+            watch.stop()
+            await subscription.aclose()
 
+    async def send_streamed(
+        self,
+        request: Request,
+        subscription: Subscription,
+        measure: RequestMeasure,
+        *,
+        headers: Mapping[str, str],
+        skip: int = 0,
+        has_ids: bool,
+    ) -> Response:
+        """Wait for the first event, then start the stream.
 
-async def respond_whole(
-    request: Request,
-    subscription: Subscription,
-    measure: RequestMeasure,
-    *,
-    headers: Mapping[str, str],
-) -> Response:
-    """Wait for the whole response and return it.
+        An earlier failure gets its own HTTP status.
 
-    Raises ClientDisconnect if the client leaves, or an ApiError if the request fails.
-    """
-    settings = context_of(request).settings
-    watch = _watch(request, subscription)
-    try:
-        content = await _collect(
-            subscription, watch, seconds=settings.request_timeout.total_seconds()
+        The stream omits the first `skip` events. If the client already has every event, the
+        response is 204, which stops a browser from reconnecting.
+        """
+        settings = self._settings
+        response = StreamedCompletion(
+            subscription,
+            skip=skip,
+            has_ids=has_ids,
+            watch=_watch(request, subscription),
+            measure=measure,
+            keep_alive_seconds=settings.keep_alive_interval.total_seconds(),
+            headers={**_times(measure), **headers},
         )
-        await subscription.finish()
-        return _response(subscription, content, {**_times(measure), **headers})
-    except ClientDisconnect:
-        subscription.leave()
-        raise
-    except BaseException as error:
-        subscription.fail(error)
-        raise
-    finally:
-        watch.stop()
-        await subscription.aclose()
+        try:
+            await response.begin(timeout_seconds=settings.commit_after.total_seconds())
+        except BaseException as error:
+            subscription.fail(error)
+            await response.abandon()
+            raise
+        if response.is_over:
+            await response.abandon()
+            return Response(status_code=204)
+        measure.is_streaming = True
+        return response
 
 
 async def _collect(
@@ -93,42 +113,6 @@ async def _collect(
         return await collect(subscription.completion, subscription.generation, check=check)
     finally:
         timer.cancel()
-
-
-async def respond_streamed(
-    request: Request,
-    subscription: Subscription,
-    measure: RequestMeasure,
-    *,
-    headers: Mapping[str, str],
-    skip: int = 0,
-    has_ids: bool,
-) -> Response:
-    """Wait for the first event, then start the stream. An earlier failure gets its own HTTP status.
-
-    The stream omits the first `skip` events. If the client already has every event, the response is
-    204, which stops a browser from reconnecting.
-    """
-    settings = context_of(request).settings
-    response = StreamedCompletion(
-        subscription,
-        skip=skip,
-        has_ids=has_ids,
-        watch=_watch(request, subscription),
-        measure=measure,
-        keep_alive_seconds=settings.keep_alive_interval.total_seconds(),
-        headers={**_times(measure), **headers},
-    )
-    try:
-        await response.begin(timeout_seconds=settings.commit_after.total_seconds())
-    except BaseException as error:
-        subscription.fail(error)
-        await response.abandon()
-        raise
-    if response.is_over:
-        await response.abandon()
-        return Response(status_code=204)
-    return response
 
 
 def _watch(request: Request, subscription: Subscription) -> DisconnectWatch:

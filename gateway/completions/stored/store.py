@@ -12,6 +12,7 @@ from contract.queue import JOBS_AT_ONCE, LONG_PROMPT_TOKENS
 from contract.scripts import CommandExecutor, LuaScript
 from gateway.completions.stored.head import ResponseHead, decode_head, encode_head
 from gateway.completions.stored.journal import compressed, is_compressed, restored
+from gateway.records.principal import Principal
 from gateway.records.usage_record import Counts
 
 _PACKAGE = "gateway.completions.stored.scripts"
@@ -103,6 +104,13 @@ class StoredResponse(NamedTuple):
     def has_begun(self) -> bool:
         """Whether the journal contains any reply of a worker."""
         return self.total_entries > 0
+
+    def is_readable_by(self, principal: Principal) -> bool:
+        """Whether a caller of its tenant may use its project and its model."""
+        record = self.head.record
+        in_project = principal.project_id in (None, record.project_id)
+        names = (self.head.model, record.full_model, record.adapter or record.model)
+        return in_project and any(map(principal.allows_model, names))
 
 
 _encode = msgspec.msgpack.Encoder().encode

@@ -4,7 +4,7 @@ from typing import Annotated, Final
 
 from fastapi import APIRouter, Depends, Request, Response
 
-from gateway.completions.endpoints.generation import create_completion, estimate_completion
+from gateway.completions.endpoints.generation import Completions
 from gateway.console.customers.account import base_url
 from gateway.console.rendering import page
 from gateway.console.routing import CustomerRoute, Visitor, needs
@@ -46,24 +46,28 @@ async def playground(request: Request, services: AllServices, visitor: Generates
 
 
 @router.post("/console/playground/completions")
-async def complete(request: Request, visitor: Generates) -> Response:
+async def complete(request: Request, services: AllServices, visitor: Generates) -> Response:
     """Run a request of `POST /v1/completions`."""
-    return await create_completion(request, COMPLETIONS, authorized=visitor.principal)
+    completions = services[Completions]
+    return await completions.create(request, COMPLETIONS, authorized=visitor.principal)
 
 
 @router.post("/console/playground/completions:estimate")
-async def estimate(request: Request, visitor: Generates) -> Response:
+async def estimate(request: Request, services: AllServices, visitor: Generates) -> Response:
     """Estimate such a request."""
-    return await estimate_completion(request, COMPLETIONS, authorized=visitor.principal)
+    completions = services[Completions]
+    return await completions.estimate(request, COMPLETIONS, authorized=visitor.principal)
 
 
 @router.post("/console/playground/chat/completions")
-async def chat(request: Request, visitor: Generates) -> Response:
+async def chat(request: Request, services: AllServices, visitor: Generates) -> Response:
     """Run a request of `POST /v1/chat/completions`."""
-    return await create_completion(request, CHATS, authorized=visitor.principal)
+    completions = services[Completions]
+    return await completions.create(request, CHATS, authorized=visitor.principal)
 
 
 @router.post("/console/playground/chat/completions:estimate")
-async def estimate_chat(request: Request, visitor: Generates) -> Response:
+async def estimate_chat(request: Request, services: AllServices, visitor: Generates) -> Response:
     """Estimate such a request."""
-    return await estimate_completion(request, CHATS, authorized=visitor.principal)
+    completions = services[Completions]
+    return await completions.estimate(request, CHATS, authorized=visitor.principal)

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from gateway.completions.sending.event_ids import LAST_EVENT_ID_HEADER
+from gateway.completions.endpoints.event_ids import LAST_EVENT_ID_HEADER
 from gateway.dialects.endpoint import CHATS, COMPLETIONS, INVOCATIONS, Endpoint
 from gateway.dialects.json_types import Schema, reference
 from gateway.dialects.parameters import Endpoints, rejected_by

@@ -21,6 +21,7 @@ from sqlalchemy import insert
 
 from gateway.accounts.tenants.service import TenantService
 from gateway.batches.files.routes import MOST_OF_PAGE
+from gateway.platform.changes import ChangeAnnouncer
 from gateway.platform.database.engine import Database
 from gateway.platform.database.tables import FileRow
 from gateway.platform.settings import Settings
@@ -64,11 +65,11 @@ def held() -> Iterator[list[float]]:
 async def fill(management: Management) -> None:
     """Give a tenant more files and requests than a page has, in as many groups."""
     now = utc_now()
-    tenants = TenantService(management.context.database, management.context.announcer)
+    tenants = TenantService(management.services[Database], management.services[ChangeAnnouncer])
     for tenant_id in ("ops", "acme"):
         await tenants.create(tenant_id, tenant_id=tenant_id)
     hours = [now - timedelta(hours=number % 700, minutes=3) for number in range(ROWS)]
-    database = management.context.database
+    database = management.services[Database]
     await add(
         database,
         [record(at, credential_id=f"key_{number}") for number, at in enumerate(hours)],

@@ -16,6 +16,9 @@ from gateway.accounts.audit.log import AuditLog
 from gateway.accounts.tenants.service import TenantService
 from gateway.billing.exports.store import ExportStore
 from gateway.limits.replies import Admitted, ReservationRequest
+from gateway.limits.reservations import Reservations
+from gateway.limits.store import QuotaStore
+from gateway.platform.changes import ChangeAnnouncer
 from gateway.platform.database.engine import Database
 from gateway.platform.database.tables import BatchState, ExportBatchRow
 from gateway.platform.settings import Settings
@@ -70,7 +73,7 @@ async def owner(management: Management) -> str:
 
 
 def _tenants(management: Management) -> TenantService:
-    return TenantService(management.context.database, management.context.announcer)
+    return TenantService(management.services[Database], management.services[ChangeAnnouncer])
 
 
 async def _ok(
@@ -108,7 +111,7 @@ async def test_plan_is_created_shown_and_changed(management: Management, admin: 
     assert await _ok(management, admin, "GET", "/admin/plans/pro") == changed
     listed = await _ok(management, admin, "GET", "/admin/plans")
     assert listed == {"object": "list", "data": [changed], "has_more": False}
-    async with management.context.database.reading() as transaction:
+    async with management.services[Database].reading() as transaction:
         newest = (await AuditLog(transaction).entries())[0]
     assert newest.actor.startswith("operator:key:key_")
 
@@ -133,7 +136,7 @@ async def test_credits_are_granted_adjusted_and_shown(management: Management, ad
     assert (granted["kind"], granted["amount_micros"], granted["note"]) == ("grant", 1000, "trial")
     adjust = {"kind": "adjustment", "amount_micros": -100, "note": "mistake"}
     adjusted = await _ok(management, admin, "POST", path, adjust)
-    await use(management.context.database, "acme", 250)
+    await use(management.services[Database], "acme", 250)
     shown = await _ok(management, admin, "GET", path)
     assert shown["data"] == [granted, adjusted]
     assert shown["balance"] == {
@@ -225,7 +228,7 @@ async def test_stored_responses_of_a_tenant_are_limited_and_shown(
     assert f"{most} stored bytes of the tenant 'acme'" in error["message"]
     assert (error["code"], error["used"]) == ("stored_bytes", 2 * one)
     # Refused requests leave nothing, and small foreground responses do not count.
-    assert management.context.reservations.open_requests == 2
+    assert management.services[Reservations].open_requests == 2
 
 
 async def test_limits_show_values_and_use(management: Management, admin: str) -> None:
@@ -237,7 +240,7 @@ async def test_limits_show_values_and_use(management: Management, admin: str) ->
     grant = {"amount_micros": 5000}
     await _ok(management, admin, "POST", "/admin/tenants/acme/credits", grant)
     key = await management.key("acme", Scope.USAGE, limits={LimitName.TOKENS_PER_DAY: 7})
-    await use(management.context.database, "acme", 1200)
+    await use(management.services[Database], "acme", 1200)
     shown = await _ok(management, key, "GET", "/v1/limits")
     by_key, by_tenant = shown.pop("scopes")
     assert shown == {
@@ -287,7 +290,9 @@ async def test_running_requests_count_as_used_until_they_leave_the_minute(
         is_prepaid=False,
         record=b"",
     )
-    assert isinstance(await management.context.quotas.reserve(request, lease_ms=60_000), Admitted)
+    assert isinstance(
+        await management.services[QuotaStore].reserve(request, lease_ms=60_000), Admitted
+    )
     shown = (await _ok(management, key, "GET", "/v1/limits"))["scopes"][-1]["limits"]
     now = utc_now()
     used = {name: shown[name]["used"] for name in limits}
@@ -504,7 +509,7 @@ async def test_odd_ids_and_cursors_are_not_found_or_refused(
 
 async def test_audit_log_has_no_webhook_secret(management: Management, owner: str) -> None:
     made = await _ok(management, owner, "POST", "/v1/webhooks", {"url": HOOK})
-    async with management.context.database.reading() as transaction:
+    async with management.services[Database].reading() as transaction:
         entries = await AuditLog(transaction).entries()
     kept = json.dumps([dict(entry.details) for entry in entries])
     assert "example.com" in kept
@@ -512,7 +517,7 @@ async def test_audit_log_has_no_webhook_secret(management: Management, owner: st
 
 
 async def test_operator_pauses_and_repairs_an_export(management: Management, admin: str) -> None:
-    async with management.context.database.writing() as transaction:
+    async with management.services[Database].writing() as transaction:
         row = await ExportStore(transaction).register("meter", "openmeter", utc_now())
         batch = rejected_batch(row)
         transaction.add(batch)
@@ -532,7 +537,7 @@ async def test_operator_pauses_and_repairs_an_export(management: Management, adm
         ("GET", "/admin/exports/other/batches"),
     ):
         assert (await management.call(admin, method, wrong)).status_code == 404
-    async with management.context.database.writing() as transaction:
+    async with management.services[Database].writing() as transaction:
         await transaction.execute(update(ExportBatchRow).values(state=BatchState.UNCERTAIN))
     assert (await _ok(management, admin, "DELETE", one))["id"] == batch.id
     assert (await _ok(management, admin, "DELETE", path))["deleted"]

@@ -15,6 +15,8 @@ from gateway.accounts.keys.addresses import read_addresses
 from gateway.accounts.members.service import MemberService
 from gateway.accounts.projects.service import ProjectService
 from gateway.accounts.tenants.service import TenantService
+from gateway.platform.changes import ChangeAnnouncer
+from gateway.platform.database.engine import Database
 from gateway.platform.settings import JwtAlgorithm, Settings
 from gateway.records.grants import BOUNDS
 from gateway.records.limits import LimitName
@@ -123,9 +125,9 @@ async def management(
         encryption_keys=(SecretStr(ENCRYPTION_KEY),),
     )
     async with running_management(settings) as management:
-        context = management.context
+        services = management.services
         for tenant in ("acme", "solo", "emptied", "ops", "victim"):
-            await TenantService(context.database, context.announcer).create(
+            await TenantService(services[Database], services[ChangeAnnouncer]).create(
                 tenant, tenant_id=tenant
             )
         yield management
@@ -135,13 +137,13 @@ async def management(
 async def world(management: Management) -> World:
     """A resource for each route, and a credential of each kind."""
     world = World(management)
-    context = management.context
+    services = management.services
     operator = await management.key("ops", Scope.ADMIN)
     for tenant in ("acme", "solo", "emptied"):
         world.elsewhere[tenant] = await _things(world, operator, tenant)
     world.elsewhere["ops"] = await _things(world, operator, "victim")
     world.inside = await _things(world, operator, "acme")
-    members = MemberService(context.database, context.announcer)
+    members = MemberService(services[Database], services[ChangeAnnouncer])
     for role in Role:
         await members.add("acme", subject=role, role=role)
     gone = await members.add("emptied", subject="gone", role=Role.VIEWER)
@@ -162,7 +164,7 @@ async def _things(world: World, operator: str, tenant: str) -> dict[str, str]:
         return str(response.json()["id"])
 
     project = await make("/projects", name="shop")
-    database = world.management.context.database
+    database = world.management.services[Database]
     await use(database, tenant, 1, project_id=project)
     used = await world.management.call(
         operator, "GET", "/admin/usage/requests", params={"tenant": tenant, "project": project}
@@ -294,8 +296,10 @@ UNBOUND: dict[str, Any] = {
 
 
 async def test_bounds_of_a_key_hold_on_every_route(management: Management) -> None:
-    context = management.context
-    shop = await ProjectService(context.database, context.announcer).create("acme", name="shop")
+    services = management.services
+    shop = await ProjectService(services[Database], services[ChangeAnnouncer]).create(
+        "acme", name="shop"
+    )
     bounds: dict[str, Any] = {
         "project_id": shop.id,
         "scopes": frozenset({Scope.KEYS, Scope.MEMBERS, Scope.COMPLETIONS}),

@@ -11,7 +11,15 @@ from redis.asyncio import Redis
 
 from gateway.accounts.tenants.service import TenantService
 from gateway.http import allowances
-from gateway.http.allowances import BYTES_OF_USE, Allowance, network_of
+from gateway.http.allowances import (
+    BYTES_OF_USE,
+    Allowance,
+    FailedLogins,
+    UnpaidRequests,
+    network_of,
+)
+from gateway.platform.changes import ChangeAnnouncer
+from gateway.platform.database.engine import Database
 from gateway.platform.settings import Settings
 from gateway.records.errors import TooManyUnpaidError
 from gateway.records.limits import LimitName
@@ -126,9 +134,9 @@ async def gateway(
     )
     async with running_management(settings) as gateway:
         clock = Clock()
-        gateway.context.unpaid._monotonic = clock
-        gateway.context.failed_logins._monotonic = clock
-        tenants = TenantService(gateway.context.database, gateway.context.announcer)
+        gateway.services[UnpaidRequests]._monotonic = clock
+        gateway.services[FailedLogins]._monotonic = clock
+        tenants = TenantService(gateway.services[Database], gateway.services[ChangeAnnouncer])
         await tenants.create("acme", tenant_id="acme")
         await serve(redis, MODEL)
         yield gateway

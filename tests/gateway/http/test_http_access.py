@@ -14,8 +14,9 @@ from redis.asyncio import Redis
 
 from gateway.accounts.keys.service import KeyService
 from gateway.accounts.tenants.service import TenantService
+from gateway.auth.authenticator import Authenticator
 from gateway.platform.changes import ChangeAnnouncer
-from gateway.platform.concurrency.fair_turns import MOST_ENTERING
+from gateway.platform.concurrency.fair_turns import MOST_ENTERING, LoopTurns
 from gateway.platform.database.engine import Database
 from gateway.platform.settings import Settings
 from tests.gateway.conftest import (
@@ -200,8 +201,8 @@ async def test_every_route_shares_the_event_loop(stack: Stack, key: str) -> None
     """No route, page or error is served to a caller above its share before its turn."""
     settings = Settings(database_url=SecretStr(stack.database_url), redis_url=stack.redis.url)
     async with running_management(settings) as gateway, AsyncExitStack() as exits:
-        turns = gateway.context.loop_turns
-        tenant = (await gateway.context.authenticator.authenticate(f"Bearer {key}")).tenant_id
+        turns = gateway.services[LoopTurns]
+        tenant = (await gateway.services[Authenticator].authenticate(f"Bearer {key}")).tenant_id
         callers = ("127.0.0.1", tenant)  # Before and after authentication.
         turns._steps.set_places(0)
         for caller in callers:

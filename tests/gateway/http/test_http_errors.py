@@ -20,6 +20,7 @@ from contract.messages import WorkerState
 from gateway.auth.api_key import ApiKey
 from gateway.dialects.profile import PROFILES
 from gateway.dialects.wire import MAX_MEMBERS
+from gateway.platform.concurrency.fair_turns import LoopTurns
 from gateway.platform.settings import Settings
 from gateway.records.errors import (
     ApiError,
@@ -297,7 +298,7 @@ async def test_body_that_does_not_arrive_gets_408(stack: Stack, key: str) -> Non
         began = loop.time()
         response = await gateway.call(key, "POST", "/v1/completions", content=body())
         took = loop.time() - began
-        async with gateway.context.loop_turns.slice_of("another tenant"):
+        async with gateway.services[LoopTurns].slice_of("another tenant"):
             # The bytes that arrived wait longer for their turn than the client may take to send.
             long = asyncio.create_task(
                 gateway.call(key, "POST", "/v1/completions", content=b" " * 100_000)

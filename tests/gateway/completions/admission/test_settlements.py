@@ -21,6 +21,7 @@ from contract.tier import ServiceTier
 from gateway.accounts.tenants.service import TenantService
 from gateway.billing.prices.service import PriceService
 from gateway.completions.stored.head import ResponseHead
+from gateway.limits.reservations import Reservations
 from gateway.platform.changes import ChangeAnnouncer
 from gateway.platform.database.engine import Database
 from gateway.platform.redis_client import connect
@@ -398,12 +399,14 @@ async def test_request_that_fails_before_the_queue_holds_nothing(
         database_url=SecretStr(copy_sqlite(tmp_path / "bug.db")), redis_url=redis_server.url
     )
     async with running_management(settings) as gateway:
-        context = gateway.context
-        await TenantService(context.database, context.announcer).create("acme", tenant_id="acme")
+        services = gateway.services
+        await TenantService(services[Database], services[ChangeAnnouncer]).create(
+            "acme", tenant_id="acme"
+        )
         key = await gateway.key("acme", Scope.COMPLETIONS)
         body = asking(prompt="a b " * 900, stream=True)
         assert (await gateway.call(key, "POST", "/v1/completions", body)).status_code == 500
-        assert not context.reservations.open_requests
+        assert not services[Reservations].open_requests
     assert not await redis.keys("{b:*}:open*") + await redis.keys("{b:*}:stored*")
 
 

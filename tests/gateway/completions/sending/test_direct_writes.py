@@ -115,7 +115,7 @@ async def streaming(
     """Stream a response whose first event was sent."""
     generation = Generation(max_unread_bytes=1000)
     job = Job(generation, n=n)
-    measure = RequestMeasure("completions", Exchange(), generates=True)
+    measure = RequestMeasure("completions", Exchange())
     response = StreamedCompletion(
         Subscription(completion(n=n), generation),
         has_ids=has_ids,

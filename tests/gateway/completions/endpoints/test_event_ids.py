@@ -3,7 +3,7 @@
 import pytest
 from fastapi import Request
 
-from gateway.completions.sending.event_ids import (
+from gateway.completions.endpoints.event_ids import (
     Position,
     read_event_ids,
     read_last_event_id,

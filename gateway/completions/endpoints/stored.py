@@ -1,0 +1,196 @@
+"""Stored responses: get them by id, cancel them, and resume their streams."""
+
+from collections.abc import Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import Any, Final
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from gateway.completions.endpoints.event_ids import Position, read_position, read_stream
+from gateway.completions.rendering.assembler import collect
+from gateway.completions.sending.measuring import RequestMeasure
+from gateway.completions.sending.respond import ResponseSender
+from gateway.completions.sending.subscription import StoredSubscription
+from gateway.completions.stored.service import Responses
+from gateway.completions.stored.store import ResponseState, StoredResponse
+from gateway.dialects.endpoint import ENDPOINTS, Endpoint
+from gateway.dialects.parameters import ignored_header
+from gateway.dialects.profile import PROFILES
+from gateway.http.allowances import UnpaidRequests
+from gateway.http.authorization import Authorizer
+from gateway.http.body import BodyReader
+from gateway.http.exchange import exchange_of
+from gateway.http.services import services_of
+from gateway.records.errors import ApiError, ErrorStyle, NotFoundError, shown
+from gateway.records.scopes import Scope
+
+router = APIRouter()
+
+_ENDED: Final = {
+    ResponseState.FINISHED: "completed",
+    ResponseState.FAILED: "failed",
+    ResponseState.CANCELLED: "cancelled",
+    ResponseState.LEFT: "incomplete",
+}
+
+
+class StoredCompletions:
+    """Serves clients of responses that another request has begun."""
+
+    def __init__(
+        self,
+        authorizer: Authorizer,
+        unpaid: UnpaidRequests,
+        bodies: BodyReader,
+        responses: Responses,
+        sender: ResponseSender,
+    ) -> None:
+        self._authorizer = authorizer
+        self._unpaid = unpaid
+        self._bodies = bodies
+        self._responses = responses
+        self._sender = sender
+
+    async def get(self, request: Request, endpoint: Endpoint) -> Response:
+        """Get a stored completion: whole, its status, or as a stream."""
+        measure = RequestMeasure(f"{endpoint.name}.get", exchange_of(request.scope))
+        return await measure.until_response(request, self._get(request, endpoint, measure))
+
+    async def cancel(self, request: Request, endpoint: Endpoint) -> Response:
+        """Cancel a stored completion and return its status.
+
+        A completion that has ended stays as it is.
+        """
+        measure = RequestMeasure(f"{endpoint.name}.cancel", exchange_of(request.scope))
+        return await measure.until_response(request, self._cancel(request, endpoint))
+
+    async def continue_stream(
+        self, request: Request, endpoint: Endpoint, position: Position, measure: RequestMeasure
+    ) -> Response:
+        """Resume a stream after the last event that the client received.
+
+        The request's own body is not run.
+        """
+        response = await self._find(request, endpoint, position.request_id)
+        await self._bodies.read_counted(request, response.head.tenant_id)
+        return await self.resend(request, response, measure, is_streamed=True, skip=position.number)
+
+    async def resend(
+        self,
+        request: Request,
+        response: StoredResponse,
+        measure: RequestMeasure,
+        *,
+        is_streamed: bool,
+        skip: int = 0,
+        has_ids: bool = True,
+        headers: Mapping[str, str] = MappingProxyType({}),
+    ) -> Response:
+        """Send a response to a client that did not start it, or not on this connection."""
+        subscription = StoredSubscription(await self._responses.attach(response))
+        headers = {**_headers(response, subscription), **headers}
+        if is_streamed:
+            return await self._sender.send_streamed(
+                request, subscription, measure, headers=headers, skip=skip, has_ids=has_ids
+            )
+        return await self._sender.send_whole(request, subscription, measure, headers=headers)
+
+    async def status(
+        self,
+        endpoint: Endpoint,
+        response: StoredResponse,
+        *,
+        headers: Mapping[str, str] = MappingProxyType({}),
+    ) -> Response:
+        """Return a completion's status, with the error of a failed one."""
+        head = response.head
+        if response.state is ResponseState.RUNNING:
+            status = "in_progress" if response.has_begun else "queued"
+        else:
+            status = _ENDED[response.state]
+        body: dict[str, Any] = {
+            "id": response.id,
+            "object": endpoint.response_object,
+            "created": head.created,
+            "model": head.model,
+            "background": head.is_background,
+            "status": status,
+        }
+        if response.state is ResponseState.FAILED:
+            failure = await self._failure(response)
+            body |= {} if failure is None else failure.body(_error_style(response))
+        content = msgspec.json.encode(body)
+        return Response(content, media_type="application/json", headers=dict(headers))
+
+    async def _get(self, request: Request, endpoint: Endpoint, measure: RequestMeasure) -> Response:
+        response = await self._find(request, endpoint, request.path_params["completion_id"])
+        if read_stream(request):
+            skip = read_position(request, response.id)
+            return await self.resend(request, response, measure, is_streamed=True, skip=skip)
+        if response.state is ResponseState.FINISHED:
+            return await self.resend(request, response, measure, is_streamed=False)
+        return await self.status(endpoint, response)
+
+    async def _cancel(self, request: Request, endpoint: Endpoint) -> Response:
+        response = await self._find(request, endpoint, request.path_params["completion_id"])
+        return await self.status(endpoint, await self._responses.cancel(response))
+
+    async def _failure(self, response: StoredResponse) -> ApiError | None:
+        """Return the error with which a response ended, as its readers receive it."""
+        reader = await self._responses.attach(response)
+        try:
+            await collect(reader.completion, reader.generation)
+        except ApiError as error:
+            return error
+        finally:
+            await reader.aclose()
+        return None
+
+    async def _find(self, request: Request, endpoint: Endpoint, request_id: str) -> StoredResponse:
+        """Return a response of this endpoint that the caller may read.
+
+        From then on, errors have the style of the response's dialect. Raises NotFoundError, also
+        for a response of another project or of a model that the caller may not use.
+        """
+        exchange = exchange_of(request.scope)
+        principal = await self._authorizer.authorize(request, Scope.COMPLETIONS)
+        self._unpaid.admit(exchange, principal)
+        response = None
+        if endpoint.has_given(request_id):
+            response = await self._responses.find(request_id, tenant_id=principal.tenant_id)
+        if response is None or not response.is_readable_by(principal):
+            raise NotFoundError(
+                f"The completion {shown(request_id)} does not exist or has expired."
+            )
+        exchange.error_style = _error_style(response)
+        return response
+
+
+def _error_style(response: StoredResponse) -> ErrorStyle:
+    return PROFILES[response.head.request["profile"]].error_style
+
+
+def _headers(response: StoredResponse, subscription: StoredSubscription) -> dict[str, str]:
+    applied = min(job.max_tokens for job in response.head.jobs)
+    return {
+        "x-max-tokens-applied": str(applied),
+        **ignored_header(subscription.completion.request.ignored_parameters),
+    }
+
+
+async def _get(request: Request, endpoint: Endpoint) -> Response:
+    return await services_of(request)[StoredCompletions].get(request, endpoint)
+
+
+async def _cancel(request: Request, endpoint: Endpoint) -> Response:
+    return await services_of(request)[StoredCompletions].cancel(request, endpoint)
+
+
+# Plain routes, which gateway.process.openapi.operations describes.
+for _endpoint in ENDPOINTS:
+    _path = f"{_endpoint.path}/{{completion_id}}"
+    router.add_route(_path, partial(_get, endpoint=_endpoint), methods=["GET"])
+    _cancel_route = partial(_cancel, endpoint=_endpoint)
+    router.add_route(f"{_path}/cancel", _cancel_route, methods=["POST"])
