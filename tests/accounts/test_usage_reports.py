@@ -397,7 +397,8 @@ async def test_statement_equals_the_rows_of_its_month(database: Database) -> Non
     random_ = random.Random(7)
     records = [
         record(
-            NOON + timedelta(days=random_.randint(-40, 40), minutes=random_.randint(0, 700)),
+            # Few hours, of which each is summed up in a transaction of its own.
+            NOON + timedelta(days=5 * random_.randint(-8, 8), minutes=random_.randint(0, 180)),
             model=random_.choice(["m1", "m2"]),
             service_tier=random_.choice([ServiceTier.DEFAULT, ServiceTier.FLEX]),
             cost_micros=random_.randint(0, 10**12),

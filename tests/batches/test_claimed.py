@@ -160,7 +160,7 @@ async def test_many_batches_of_another_tenant_delay_a_batch_by_a_turn(
 ) -> None:
     before, after = STEPS[kind]
     file = await office.upload("many")
-    many = [await office.create("many", file) for _ in range(15 * BATCHES_AT_ONCE)]
+    many = [await office.create("many", file) for _ in range(5 * BATCHES_AT_ONCE)]
     if kind == "end":
         for batch in many:
             await office.change(batch, status=before, cancelling_at=utc_now())
