@@ -128,7 +128,6 @@ async def serving(
     """Open a client of the Admin API in this process, with only the routes of these modules."""
     async with open_stores(database_url, redis_url) as stores:
         app = FastAPI(openapi_url=None)
-        app.state.context = stores
         app.state.services = stores.services()
         install_error_handlers(app)
         for error in (StoreUnavailableError, RedisError):
