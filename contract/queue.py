@@ -136,7 +136,7 @@ class RequeueResult(Enum):
     UNKNOWN = -2  # Redis has lost it, or has only earlier attempts of it.
 
 
-class Claim(NamedTuple):
+class JobClaim(NamedTuple):
     """One job leased to a worker."""
 
     job: GenerationJob
@@ -150,7 +150,7 @@ class Claim(NamedTuple):
 class ClaimResult(NamedTuple):
     """Jobs leased by one call, requests first."""
 
-    claims: list[Claim]
+    claims: list[JobClaim]
     blocked: Lane | None = None
     """The lane whose next job waits for more room, if any."""
     kept_seconds: float = 0.0
@@ -401,7 +401,7 @@ class JobQueue:
                 _log.exception("Claimed a job that this version cannot decode")
                 continue
             waited_seconds = None if waited_ms < 0 else waited_ms / 1000
-            claims.append(Claim(job, int(attempt), waited_seconds, number >= requests))
+            claims.append(JobClaim(job, int(attempt), waited_seconds, number >= requests))
             await let_others_run(job)
         return ClaimResult(
             claims,

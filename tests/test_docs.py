@@ -24,7 +24,7 @@ DOCUMENTS = sorted([*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md")])
 
 SETTINGS: dict[str, type[BaseSettings]] = {
     "gateway": gateway.platform.settings.Settings,
-    "worker": worker.settings.Settings,
+    "worker": worker.settings.WorkerSettings,
     "host": worker.hosting.settings.HostSettings,
 }
 

@@ -23,7 +23,7 @@ from gateway.platform.settings import Settings
 from gateway.process.app import create_app, create_operator_app
 from gateway.records import errors
 from worker.hosting.settings import HostSettings
-from worker.settings import Settings as WorkerSettings
+from worker.settings import WorkerSettings
 
 RECORD = Path(__file__).parent / "interface.json"
 WITH_METRICS = (

@@ -2,11 +2,11 @@
 
 from worker.command_line import settings_command
 from worker.main import run
-from worker.settings import Settings
+from worker.settings import WorkerSettings
 
 command = settings_command(
     "worker",
-    Settings,
+    WorkerSettings,
     run,
     description="Run a worker: claim jobs of one model from Redis, run them in batches, and reply.",
 )

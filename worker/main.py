@@ -33,13 +33,13 @@ from worker.engine.base import Engine, EngineDeadError, EngineInfo
 from worker.engine.scripted import Script, ScriptedEngine
 from worker.execution.runner import Runner
 from worker.health import open_health
-from worker.queue.heartbeat import Heartbeat
+from worker.queue.heartbeat import WorkerHeartbeat
 from worker.queue.link import Link
 from worker.redis_client import connect
-from worker.registration import ANNOUNCE_SECONDS, Catalogue
+from worker.registration import ANNOUNCE_SECONDS, Registration
 from worker.retries import repeat
-from worker.settings import Settings
-from worker.supervisor import Supervisor
+from worker.settings import WorkerSettings
+from worker.supervisor import EngineSupervisor
 
 _log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ LOADED = b"loaded"
 _INPUT_BYTES = 4_096
 
 
-def run(settings: Settings) -> int:
+def run(settings: WorkerSettings) -> int:
     """Run a worker until a signal stops it. Return the exit code."""
     configure_logs(settings.log_format, level=settings.log_level)
     begin_metrics("worker")
@@ -68,7 +68,7 @@ def run(settings: Settings) -> int:
         tracing.stop()
 
 
-def make_engine(settings: Settings) -> Engine:
+def make_engine(settings: WorkerSettings) -> Engine:
     """Return the engine selected by the settings, not started."""
     if settings.engine == "vllm":
         from worker.engine.vllm.engine import VllmEngine
@@ -90,7 +90,7 @@ def make_engine(settings: Settings) -> Engine:
     return ScriptedEngine(Path(settings.model_path), script)
 
 
-async def serve(settings: Settings, make_engine: Callable[[], Engine]) -> int:
+async def serve(settings: WorkerSettings, make_engine: Callable[[], Engine]) -> int:
     """Run one worker. `make_engine` makes its engine, and a new one each time an engine dies."""
     async with connect(settings.redis_url.get_secret_value()) as redis:
         return await _Process(settings, make_engine, redis).run()
@@ -99,7 +99,9 @@ async def serve(settings: Settings, make_engine: Callable[[], Engine]) -> int:
 class _Process:
     """One worker process from start to exit."""
 
-    def __init__(self, settings: Settings, make_engine: Callable[[], Engine], redis: Redis) -> None:
+    def __init__(
+        self, settings: WorkerSettings, make_engine: Callable[[], Engine], redis: Redis
+    ) -> None:
         self._settings = settings
         self._link = Link(
             redis,
@@ -108,13 +110,13 @@ class _Process:
             lease_ms=settings.job_lease_ms,
             most_pending_deltas=settings.reply_buffer_deltas,
         )
-        self._heartbeat = Heartbeat(
+        self._heartbeat = WorkerHeartbeat(
             settings.redis_url.get_secret_value(),
             settings.served_name,
             settings.worker_id,
             lease_ms=settings.lease_ms,
         )
-        self._catalogue = Catalogue(
+        self._catalogue = Registration(
             redis,
             self._link.queue,
             worker=settings.worker_id,
@@ -133,7 +135,7 @@ class _Process:
         self._health: HealthServer | None = None
         self._stop_asked = asyncio.Event()
         self._wake_asked = asyncio.Event()
-        self._supervisor = Supervisor(
+        self._supervisor = EngineSupervisor(
             make_engine,
             stopping=self._stop_asked,
             longest_pause_seconds=settings.restart_pause_seconds,

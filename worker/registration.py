@@ -31,7 +31,7 @@ _SLEEPING_FILE_TTL_SECONDS = 365 * 86_400
 """If workers are started by requests: gateways need the files of a model before its worker runs."""
 
 
-class Catalogue:
+class Registration:
     """Keeps one worker's catalogue entry alive."""
 
     def __init__(

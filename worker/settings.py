@@ -86,7 +86,7 @@ class ProcessSettings(BaseSettings):
     )
 
 
-class Settings(ProcessSettings):
+class WorkerSettings(ProcessSettings):
     """All settings of a worker."""
 
     model_config = SettingsConfigDict(env_prefix=_PREFIX)

@@ -22,7 +22,7 @@ STEADY_SECONDS = 60.0
 _CLOSE_SECONDS = 30.0
 
 
-class Supervisor:
+class EngineSupervisor:
     """Starts engines, one after the other."""
 
     def __init__(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 from opentelemetry.trace import Tracer
 
 from common.tracing import close_provider, open_provider, tracer_of
-from worker.settings import Settings
+from worker.settings import WorkerSettings
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -27,7 +27,7 @@ class Tracing:
 state: Final = Tracing()
 
 
-def start(settings: Settings) -> None:
+def start(settings: WorkerSettings) -> None:
     """Start tracing if the settings enable it. Raises ValueError for a bad `OTEL_` variable."""
     if not settings.traces:
         return

@@ -12,8 +12,8 @@ from gateway.auth.api_key import ApiKey, MalformedKeyError, digest
 from gateway.auth.cache import LookupCache
 from gateway.auth.jwt_verifier import JwtVerifier, TokenClaims
 from gateway.auth.store import (
-    Caller,
     KeyOwner,
+    TenantMember,
     find_caller,
     find_origins,
     find_owner,
@@ -84,7 +84,7 @@ class Authenticator:
         self._keys_by_id = LookupCache[str, _KnownKey](
             ttl_seconds=ttl_seconds, max_entries=max_entries, subjects=_subjects_of_key
         )
-        self._callers = LookupCache[tuple[str, Person, str | None], Caller](
+        self._callers = LookupCache[tuple[str, Person, str | None], TenantMember](
             ttl_seconds=ttl_seconds, max_entries=max_entries, subjects=_subjects_of_caller
         )
         self._origins = LookupCache[str, frozenset[str]](
@@ -236,7 +236,9 @@ class Authenticator:
         caller = await self._caller_of(claims.tenant_id, person, project_id=claims.project_id)
         return _principal_of_token(claims, caller)
 
-    async def _caller_of(self, tenant_id: str, person: Person, *, project_id: str | None) -> Caller:
+    async def _caller_of(
+        self, tenant_id: str, person: Person, *, project_id: str | None
+    ) -> TenantMember:
         caller = await self._callers.get(
             (tenant_id, person, project_id),
             partial(self._load_caller, tenant_id, person, project_id),
@@ -247,7 +249,7 @@ class Authenticator:
 
     async def _load_caller(
         self, tenant_id: str, person: Person, project_id: str | None
-    ) -> Caller | None:
+    ) -> TenantMember | None:
         async with self._database.reading() as transaction:
             return await find_caller(transaction, tenant_id, person, project_id=project_id)
 
@@ -318,7 +320,7 @@ def _known(
     )
 
 
-def _principal_of_token(claims: TokenClaims, caller: Caller) -> Principal:
+def _principal_of_token(claims: TokenClaims, caller: TenantMember) -> Principal:
     tenant, project, member = caller.tenant, caller.project, caller.member
     if claims.project_id is not None and project is None:
         raise AuthenticationError("The token's project does not exist.")
@@ -340,7 +342,9 @@ def _principal_of_token(claims: TokenClaims, caller: Caller) -> Principal:
     )
 
 
-def _principal_of_caller(caller: Caller, *, subject: str, scopes: frozenset[Scope]) -> Principal:
+def _principal_of_caller(
+    caller: TenantMember, *, subject: str, scopes: frozenset[Scope]
+) -> Principal:
     tenant, project = caller.tenant, caller.project
     return Principal(
         **_tenant_options(tenant),
@@ -421,7 +425,7 @@ def _subjects_of_key(known: _KnownKey) -> tuple[str, str]:
     return _key_subject(principal.credential_id), _tenant_subject(principal.tenant_id)
 
 
-def _subjects_of_caller(caller: Caller) -> tuple[str]:
+def _subjects_of_caller(caller: TenantMember) -> tuple[str]:
     return (_tenant_subject(caller.tenant.id),)
 
 

@@ -20,7 +20,7 @@ class KeyOwner(NamedTuple):
     plan: Plan | None
 
 
-class Caller(NamedTuple):
+class TenantMember(NamedTuple):
     """A tenant, and the member and project that one of its people is and uses."""
 
     tenant: Tenant
@@ -83,7 +83,7 @@ def is_person(person: Person) -> ColumnElement[bool]:
 
 async def find_caller(
     transaction: AsyncSession, tenant_id: str, person: Person, *, project_id: str | None
-) -> Caller | None:
+) -> TenantMember | None:
     """Return the caller that a person is, or None if the tenant does not exist."""
     of_tenant = MemberRow.tenant_id == TenantRow.id
     anybody = aliased(MemberRow)
@@ -102,7 +102,7 @@ async def find_caller(
     if row is None:
         return None
     tenant, plan, member, project, has_any = row
-    return Caller(
+    return TenantMember(
         tenant.to_record(),
         None if plan is None else plan.to_record(),
         None if member is None else member.to_record(),

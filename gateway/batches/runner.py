@@ -24,7 +24,7 @@ from gateway.batches.store import LEASE, BatchStore
 from gateway.batches.validation import CHUNK_LINES, error_of
 from gateway.completions.queue.dispatcher import Dispatcher
 from gateway.dialects.profile import PROFILES
-from gateway.http.draining import Drain
+from gateway.http.draining import Draining
 from gateway.http.services import Services
 from gateway.platform import telemetry
 from gateway.platform.database.engine import Database
@@ -117,7 +117,7 @@ class BatchRunner:
         dispatcher: Dispatcher,
         lines: LineRunner,
         released: LinesReleased,
-        drain: Drain,
+        drain: Draining,
     ) -> None:
         self._settings = settings
         self._authenticator = authenticator
@@ -392,10 +392,10 @@ def runs_again(error: ApiError, times: int) -> bool:
 
 @asynccontextmanager
 async def running_batches(
-    services: Services, drain: Drain, *, on_failure: Callable[[], None]
+    services: Services, drain: Draining, *, on_failure: Callable[[], None]
 ) -> AsyncIterator[None]:
     """Run lines of batches during the block. Calls `on_failure` if a bug ends the loop."""
-    runner = services.with_others({Drain: drain}).make(BatchRunner)
+    runner = services.with_others({Draining: drain}).make(BatchRunner)
     task = asyncio.create_task(runner.run())
 
     def report_failure(ended: asyncio.Task[None]) -> None:

@@ -26,11 +26,11 @@ SLUICE_*.
 def command(redis_url: str | None) -> None:
     """Schedule background jobs until SIGTERM or Ctrl-C."""
     settings = load_settings(redis_url=redis_url)
-    from gateway.jobs.app import Heartbeat, create_app, run_beat
+    from gateway.jobs.app import SchedulerTick, create_app, run_beat
 
     configure_logs(settings.log_format, level=logging.WARNING)
     begin_metrics("beat")
-    heartbeat = Heartbeat()
+    heartbeat = SchedulerTick()
     # The jobs are imported for their schedules; this process runs none of them.
     with serving_health(settings, heartbeat.is_recent, registry=bare_registry()):
         run_beat(create_app(settings), heartbeat)

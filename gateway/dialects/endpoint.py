@@ -18,7 +18,7 @@ _ID_CHARACTERS: Final = f"[a-z2-7]{{{_ID_LENGTH}}}"
 _CHARACTER_OF_BYTE: Final = b"abcdefghijklmnopqrstuvwxyz234567" * 8
 
 
-class BodyReader(Protocol):
+class BodyParser(Protocol):
     """Parses a body into a request."""
 
     def __call__(
@@ -38,7 +38,7 @@ class Endpoint:
     """Prefix of the ids of its responses, equal only in endpoints that share their responses."""
     response_object: str
     """`object` of its responses."""
-    read: BodyReader
+    read: BodyParser
     has_native_path: bool = False
     """Whether it exists only in dialects that have llama.cpp's own paths."""
     takes_chats: bool = False

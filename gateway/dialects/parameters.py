@@ -44,7 +44,7 @@ class Endpoints(Flag):
     BOTH = COMPLETIONS | CHATS
 
 
-class Row(NamedTuple):
+class RefusedParameter(NamedTuple):
     """Why endpoints reject a parameter; without endpoints, why it has no effect."""
 
     endpoints: Endpoints
@@ -236,21 +236,21 @@ none: adaptive_decay backend_sampling cache_control compliance custom_labels dat
 """Endpoints and names, with the accepted values as JSON, and the reason after `=`."""
 
 
-def _rows() -> Iterable[tuple[str, Row]]:
+def _rows() -> Iterable[tuple[str, RefusedParameter]]:
     for row in re.split(r"\n(?! )", _TABLE.strip()):
         head, reason = " ".join(row.split()).split(" = ")
         endpoints, *names = head.split()
         for each in names:
             name, *accepted = re.split("[=|]", each)
             values = tuple(map(json.loads, accepted))
-            yield name, Row(Endpoints[endpoints[:-1].upper()], values, reason)
+            yield name, RefusedParameter(Endpoints[endpoints[:-1].upper()], values, reason)
 
 
-PARAMETERS: Final[Mapping[str, Row]] = dict(_rows())
+PARAMETERS: Final[Mapping[str, RefusedParameter]] = dict(_rows())
 """The documented parameters of other APIs that the gateway rejects or that have no effect."""
 
 
-def rejected_by(endpoint: Endpoints) -> dict[str, Row]:
+def rejected_by(endpoint: Endpoints) -> dict[str, RefusedParameter]:
     """Return the parameters that an endpoint rejects, without those inside of objects."""
     return {
         name: row
@@ -264,7 +264,9 @@ REJECTED_BY_CHATS: Final = rejected_by(Endpoints.CHATS)
 
 
 def unread(
-    entries: Mapping[str, Any] | None, rejected: Mapping[str, Row] = PARAMETERS, path: str = ""
+    entries: Mapping[str, Any] | None,
+    rejected: Mapping[str, RefusedParameter] = PARAMETERS,
+    path: str = "",
 ) -> list[str]:
     """Return the names of a body's entries that have no effect; below a `path`, only the first.
 

@@ -20,7 +20,7 @@ PROBES: Final = frozenset(
 RETRY_AFTER_SECONDS: Final = 1.0
 
 
-class Drain:
+class Draining:
     """Whether this process is shutting down, and its progress."""
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Drain:
 class DrainMiddleware:
     """Closes connections after their responses during a drain; otherwise adds no overhead."""
 
-    def __init__(self, app: ASGIApp, drain: Drain) -> None:
+    def __init__(self, app: ASGIApp, drain: Draining) -> None:
         self._app = app
         self._drain = drain
 

@@ -35,7 +35,7 @@ from gateway.auth.authenticator import Authenticator
 from gateway.http.allowances import network_of
 from gateway.http.authorization import credential_of
 from gateway.http.connection import connection_of
-from gateway.http.draining import PROBES, Drain
+from gateway.http.draining import PROBES, Draining
 from gateway.http.error_handlers import EXPECTED_ERRORS, on_exception
 from gateway.http.services import Services
 from gateway.platform import telemetry, tracing
@@ -141,7 +141,7 @@ class FrontMiddleware:
         direct: Iterable[BaseRoute] = (),
         wrap: Callable[[ASGIApp], ASGIApp],
         traces: bool = False,
-        drain: Drain,
+        drain: Draining,
     ) -> None:
         self._app = app
         self._application = application

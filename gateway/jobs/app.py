@@ -18,7 +18,7 @@ from celery.worker.consumer import Consumer
 from typing_extensions import override
 
 from common.redis_url import SentinelAddress, blocking_redis_client, sentinel_address
-from gateway.jobs.runner import Runner
+from gateway.jobs.runner import TrackRunner
 from gateway.jobs.schedule import TASKS, Task, Track
 from gateway.platform.settings import Settings
 
@@ -70,7 +70,7 @@ def create_app(settings: Settings) -> Celery:
     return app
 
 
-def run_worker(app: Celery, runners: Mapping[Track, Runner]) -> int:
+def run_worker(app: Celery, runners: Mapping[Track, TrackRunner]) -> int:
     """Start due jobs of these tracks until SIGTERM or SIGINT. Return the exit status.
 
     The only thread of the pool starts a job without waiting for it, so that no run delays another.
@@ -91,7 +91,7 @@ def run_worker(app: Celery, runners: Mapping[Track, Runner]) -> int:
     return int(worker.exitcode or 0)
 
 
-class Heartbeat:
+class SchedulerTick:
     """The time of the scheduler's last tick."""
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ class Heartbeat:
         return time.monotonic() - self.at < SILENT_SECONDS
 
 
-def run_beat(app: Celery, heartbeat: Heartbeat) -> Never:
+def run_beat(app: Celery, heartbeat: SchedulerTick) -> Never:
     """Send due jobs to workers until a signal ends the process."""
     scheduler = BoundedScheduler(app)
     while True:
@@ -186,7 +186,7 @@ def _sentinel_options(address: SentinelAddress) -> dict[str, Any]:
     }
 
 
-def _start(runner: Runner, task: Task) -> Callable[[], None]:
+def _start(runner: TrackRunner, task: Task) -> Callable[[], None]:
     def start() -> None:
         runner.start(task)
 

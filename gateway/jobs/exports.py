@@ -11,9 +11,9 @@ from urllib.parse import urlencode
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from gateway.billing.exports.store import Batch, ExportStore
+from gateway.billing.exports.store import ExportBatch, ExportStore
 from gateway.jobs import telemetry
-from gateway.jobs.outbound import DeliveryError, Outbound, Reply
+from gateway.jobs.outbound import DeliveryError, HttpReply, Outbound
 from gateway.platform.database.claims import CLAIM, Claim, LostClaimError, Slots, claiming
 from gateway.platform.database.engine import Database
 from gateway.platform.database.tables import ExportSinkRow, LedgerRow
@@ -102,7 +102,7 @@ class Exporter:
             return False  # The process was slow, and another one exports.
         return True
 
-    async def _freeze(self, sink: ExportSink, claim: Claim) -> list[Batch]:
+    async def _freeze(self, sink: ExportSink, claim: Claim) -> list[ExportBatch]:
         """Renew the claim, and commit what is sent next before it is sent."""
         now = utc_now()
         async with claim.changing(leased_until=now + CLAIM) as transaction:
@@ -124,7 +124,7 @@ class Exporter:
                 )
             return await store.take(sink.name, now, AT_ONCE)
 
-    async def _send(self, sink: ExportSink, batch: Batch) -> bool:
+    async def _send(self, sink: ExportSink, batch: ExportBatch) -> bool:
         """Send a batch and record the outcome. Return whether the sink may get the next one."""
         try:
             body, content_type = _body(sink, batch)
@@ -153,13 +153,13 @@ class Exporter:
             retry_after=reply.headers.get("retry-after", ""),
         )
 
-    async def _delivered(self, sink: ExportSink, batch: Batch) -> bool:
+    async def _delivered(self, sink: ExportSink, batch: ExportBatch) -> bool:
         async with self._database.writing() as transaction:
             await ExportStore(transaction).delivered(sink.name, batch.row.id)
         telemetry.EXPORTED.labels(sink.name, "delivered").inc(len(batch.requests) or 1)
         return True
 
-    async def _rejected(self, sink: ExportSink, batch: Batch, reason: str) -> bool:
+    async def _rejected(self, sink: ExportSink, batch: ExportBatch, reason: str) -> bool:
         async with self._database.writing() as transaction:
             is_aside = await ExportStore(transaction).rejected(sink.name, batch, reason)
         if is_aside:
@@ -172,7 +172,7 @@ class Exporter:
     async def _failed(
         self,
         sink: ExportSink,
-        batch: Batch,
+        batch: ExportBatch,
         reason: str,
         *,
         is_certain: bool,
@@ -195,7 +195,7 @@ class Exporter:
         return False
 
 
-def _body(sink: ExportSink, batch: Batch) -> tuple[bytes, str]:
+def _body(sink: ExportSink, batch: ExportBatch) -> tuple[bytes, str]:
     """Return the body of a request and its content type."""
     if sink.kind is ExportKind.STRIPE:
         fields = {
@@ -242,7 +242,7 @@ def _rfc3339(moment: datetime) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _is_duplicate(sink: ExportSink, reply: Reply) -> bool:
+def _is_duplicate(sink: ExportSink, reply: HttpReply) -> bool:
     is_stripes = sink.kind is ExportKind.STRIPE and reply.status == REJECTIONS[0]
     return is_stripes and _DUPLICATE in reply.error
 

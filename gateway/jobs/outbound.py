@@ -30,7 +30,7 @@ class DeliveryError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class HttpReply:
     """A response."""
 
     status: int
@@ -74,7 +74,7 @@ class Outbound:
 
     async def exchange(
         self, url: str, body: bytes, headers: Mapping[str, str], *, error_bytes: int = 0
-    ) -> Reply:
+    ) -> HttpReply:
         """Send `body` and return the response, with so many bytes of the body of an error.
 
         Raises DeliveryError if there is no response.
@@ -97,7 +97,7 @@ class Outbound:
 
     async def _post(
         self, url: httpx.URL, body: bytes, headers: Mapping[str, str], error_bytes: int
-    ) -> Reply:
+    ) -> HttpReply:
         if url.scheme != "https" and not (self._allows_private and url.scheme == "http"):
             raise DeliveryError("is not an https URL")
         async with self._client.stream("POST", url, headers=headers, content=body) as reply:
@@ -108,7 +108,7 @@ class Outbound:
                     error += piece
                     if len(error) >= error_bytes:
                         break
-            return Reply(reply.status, reply.headers, error[:error_bytes])
+            return HttpReply(reply.status, reply.headers, error[:error_bytes])
 
 
 def _is_any(_address: str) -> bool:

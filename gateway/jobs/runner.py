@@ -37,7 +37,7 @@ Result = TypeVar("Result")
 logger = logging.getLogger(__name__)
 
 
-class Runner:
+class TrackRunner:
     """Runs each job of a track at most once at a time. Called from other threads."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, services: JobServices) -> None:
@@ -112,13 +112,13 @@ class Runner:
             telemetry.TASK_DURATION.labels(task.name).observe(time.perf_counter() - began)
 
 
-def stop_all(runners: Iterable[Runner]) -> None:
+def stop_all(runners: Iterable[TrackRunner]) -> None:
     """Wait for the ends of running jobs for the grace period. A track that is stuck is left."""
     wait([runner.stop() for runner in runners], GRACE_SECONDS + RESPONSE_SECONDS)
 
 
 @contextmanager
-def running(settings: Settings, track: Track) -> Iterator[Runner]:
+def running(settings: Settings, track: Track) -> Iterator[TrackRunner]:
     """Start a loop with the services of a track; stop both at the end of the block."""
     for task in TASKS:
         for outcome in (SUCCEEDED, FAILED):
@@ -134,7 +134,7 @@ def running(settings: Settings, track: Track) -> Iterator[Runner]:
     try:
         services = call(opened.__aenter__())
         try:
-            yield Runner(loop, services)
+            yield TrackRunner(loop, services)
         finally:
             call(opened.__aexit__(None, None, None))
     finally:

@@ -38,7 +38,7 @@ LONGEST_PAUSE_SECONDS: Final = 5.0
 logger = logging.getLogger(__name__)
 
 
-class Ending(msgspec.Struct, frozen=True):
+class ReservationEnd(msgspec.Struct, frozen=True):
     """The end of a reservation: settled with a record, or released without one."""
 
     tenant_id: str
@@ -52,9 +52,9 @@ class Endings:
     def __init__(self, store: QuotaStore) -> None:
         self._store = store
         # A plain dictionary finds its oldest key more slowly, the more were removed before it.
-        self._pending: OrderedDict[str, Ending] = OrderedDict()
+        self._pending: OrderedDict[str, ReservationEnd] = OrderedDict()
         self._attempts: dict[str, asyncio.Task[None]] = {}
-        self._confirmed: OrderedDict[str, tuple[float, Ending]] = OrderedDict()
+        self._confirmed: OrderedDict[str, tuple[float, ReservationEnd]] = OrderedDict()
         self._followers = TaskSet()
         self._is_failing = False
 
@@ -64,11 +64,11 @@ class Endings:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._pending
 
-    def begin(self, ending: Ending) -> None:
+    def begin(self, ending: ReservationEnd) -> None:
         """Send an ending in the background; the first ending of a request wins."""
         _ = self._begin(ending)
 
-    def begin_after(self, ending: Ending) -> None:
+    def begin_after(self, ending: ReservationEnd) -> None:
         """Send an ending in the background after the request's earlier ending has arrived."""
         self._followers.start(self._follow(ending))
 
@@ -90,7 +90,7 @@ class Endings:
                 return
             del self._confirmed[request_id]
 
-    async def send(self, ending: Ending) -> bool:
+    async def send(self, ending: ReservationEnd) -> bool:
         """Send an ending, retrying until it arrives. Return whether it does within WAIT_SECONDS."""
         await wait_for_end(self._begin(ending), timeout_seconds=WAIT_SECONDS)
         return ending.request_id not in self._pending
@@ -127,13 +127,13 @@ class Endings:
             if any(ending.request_id in self._pending for ending in some):
                 return
 
-    def _begin(self, ending: Ending) -> "asyncio.Task[None]":
+    def _begin(self, ending: ReservationEnd) -> "asyncio.Task[None]":
         known = self._pending.get(ending.request_id)
         if known is None:
             self._add(ending)
         return self._attempt(known or ending)
 
-    def _add(self, ending: Ending) -> None:
+    def _add(self, ending: ReservationEnd) -> None:
         if ending.record is None and len(self._pending) >= MOST_RELEASES:
             return
         if len(self._pending) >= MOST_ENDINGS:
@@ -141,14 +141,14 @@ class Endings:
             logger.error("too many unconfirmed endings: dropped one, its reservation will expire")
         self._pending[ending.request_id] = ending
 
-    def _attempt(self, ending: Ending) -> "asyncio.Task[None]":
+    def _attempt(self, ending: ReservationEnd) -> "asyncio.Task[None]":
         task = self._attempts.get(ending.request_id)
         if task is None:
             task = asyncio.create_task(self._end(ending))
             self._attempts[ending.request_id] = task
         return task
 
-    async def _end(self, ending: Ending) -> None:
+    async def _end(self, ending: ReservationEnd) -> None:
         try:
             if ending.record is not None:
                 await self._store.settle(ending.record)
@@ -165,14 +165,14 @@ class Endings:
         finally:
             del self._attempts[ending.request_id]
 
-    def _note_confirmed(self, ending: Ending) -> None:
+    def _note_confirmed(self, ending: ReservationEnd) -> None:
         # Keep the order of arrival: a release after a settlement must not replace it.
         if ending.request_id not in self._confirmed:
             self._confirmed[ending.request_id] = (time.monotonic(), ending)
         if len(self._confirmed) > MOST_CONFIRMED:
             self._confirmed.popitem(last=False)
 
-    async def _follow(self, ending: Ending) -> None:
+    async def _follow(self, ending: ReservationEnd) -> None:
         while True:
             await asyncio.sleep(FIRST_PAUSE_SECONDS)
             if ending.request_id not in self._pending:

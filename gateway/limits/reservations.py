@@ -11,7 +11,7 @@ from redis.exceptions import RedisError
 
 from common.tasks import raise_if_cancelled
 from contract import keys
-from gateway.limits.endings import Ending, Endings
+from gateway.limits.endings import Endings, ReservationEnd
 from gateway.limits.headers import headers_of
 from gateway.limits.refusals import refusal_error
 from gateway.limits.replies import (
@@ -115,7 +115,7 @@ class Restoring:
                 self._late.discard(request_id)
                 # The reservation may arrive after the request's end, and then nothing else would
                 # end it.
-                self._endings.begin_after(Ending(request.tenant_id, request_id))
+                self._endings.begin_after(ReservationEnd(request.tenant_id, request_id))
 
 
 class Admission(msgspec.Struct, frozen=True):
@@ -193,7 +193,7 @@ class Reservations:
         retried in the background, even if the caller disconnects. The first ending of a request
         counts.
         """
-        return self._end(Ending(record.tenant_id, record.request_id, record))
+        return self._end(ReservationEnd(record.tenant_id, record.request_id, record))
 
     async def settle_surely(self, record: UsageRecord) -> None:
         """Settle a reservation of this process; return when Redis has confirmed it."""
@@ -211,7 +211,7 @@ class Reservations:
 
         Return value as for `settle`.
         """
-        return self._end(Ending(tenant_id, request_id))
+        return self._end(ReservationEnd(tenant_id, request_id))
 
     async def withdraw(self, tenant_id: str, request_id: str) -> bool:
         """Keep a request of another process from being admitted; return False if it is admitted.
@@ -268,7 +268,7 @@ class Reservations:
             return await self._store.reserve(request, lease_ms=LEASE_MS)
         except BaseException as error:
             # It is unknown whether Redis has reserved.
-            self._endings.begin(Ending(request.tenant_id, request.request_id))
+            self._endings.begin(ReservationEnd(request.tenant_id, request.request_id))
             if isinstance(error, RedisError):
                 raise _unavailable() from None
             raise
@@ -298,7 +298,7 @@ class Reservations:
     async def _reserve_again(self, request: ReservationRequest) -> ReserveReply:
         return await self._seeded(request, await self._reserve(request), self._reserve)
 
-    async def _end(self, ending: Ending) -> bool:
+    async def _end(self, ending: ReservationEnd) -> bool:
         if (
             self._open.pop(ending.request_id, None) is None
             and ending.request_id not in self._endings

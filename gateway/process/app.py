@@ -23,7 +23,7 @@ from gateway.console import routers as console
 from gateway.console.status import routes as status
 from gateway.http import front_page
 from gateway.http.cors import CorsMiddleware
-from gateway.http.draining import Drain, DrainMiddleware
+from gateway.http.draining import Draining, DrainMiddleware
 from gateway.http.error_handlers import install_error_handlers
 from gateway.http.front import FrontMiddleware
 from gateway.http.front_page import FixedPage
@@ -64,7 +64,7 @@ OPERATOR_ROUTERS = (
 
 def create_app(settings: Settings) -> FastAPI:
     """Return the customers' application. It opens no connections until its lifespan starts."""
-    drain = Drain()
+    drain = Draining()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -118,7 +118,7 @@ def create_operator_app(settings: Settings, customers: FastAPI) -> FastAPI:
         application=app,
         wrap=lambda inner: inner,
         traces=settings.traces,
-        drain=Drain(),
+        drain=Draining(),
     )
     return app
 

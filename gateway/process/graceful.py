@@ -18,7 +18,7 @@ from typing_extensions import override
 from contract.outcomes import FailureCode
 from gateway.completions.queue.dispatcher import Dispatcher
 from gateway.completions.stored.service import Responses
-from gateway.http.draining import Drain
+from gateway.http.draining import Draining
 from gateway.http.services import Services
 from gateway.platform.settings import Settings
 from gateway.process.one_of_many import OneOfMany
@@ -65,7 +65,7 @@ class GracefulServer(uvicorn.Server):
         self._operators = operators
         self._one = one
         self._app = app
-        self._drain: Drain = app.state.drain
+        self._drain: Draining = app.state.drain
         self._delay_seconds = settings.drain_delay.total_seconds()
         self._drain_seconds = settings.drain_timeout.total_seconds()
         self._is_hurried = False

@@ -10,7 +10,7 @@ import pytest
 from contract.messages import WorkerCard, WorkerState
 from contract.queue import ModelStatus
 from gateway.billing.ledger import history as history_module
-from gateway.billing.ledger.history import DAYS, History, Served, ServiceHistory
+from gateway.billing.ledger.history import DAYS, RecordedService, Served, ServiceHistory
 from gateway.billing.ledger.rollups import Rollups
 from gateway.console.status import service
 from gateway.console.status.schemas import ServiceState
@@ -131,7 +131,7 @@ async def test_process_reads_the_history_once_in_some_seconds(
     source, reads = ServiceHistory(away), list[object]()
     read = source._read
 
-    async def count() -> History:
+    async def count() -> RecordedService:
         reads.append(None)
         return await read()
 
@@ -166,7 +166,7 @@ def test_state_follows_workers_waits_and_failures(
     models: list[ServedModel], expected: list[str]
 ) -> None:
     recent = {"failing": Served(100, 6), "fair": Served(100, 5), "m1": Served(10, 0)}
-    history = History(NOON, recent=recent)
+    history = RecordedService(NOON, recent=recent)
     status = service._status(history, models, 2, is_stale=False)
     assert [status.state, *(model.state for model in status.models)] == expected
     stale = service._status(history, models, 2, is_stale=True)
@@ -175,7 +175,7 @@ def test_state_follows_workers_waits_and_failures(
 
 def test_status_has_every_day_and_the_sums_of_the_period() -> None:
     bucket = (0, 0, 0, 0, 10) + (0,) * 31
-    history = History(
+    history = RecordedService(
         NOON,
         days={
             (NOON - 2 * DAY).date(): {"m1": Served(1, 1)},

@@ -13,7 +13,7 @@ from fastapi.routing import APIRoute
 from openai import APIStatusError, NotFoundError, OpenAI
 
 from gateway.batches.files.routes import customers as files_router
-from gateway.batches.files.upload import Form
+from gateway.batches.files.upload import UploadForm
 from gateway.batches.routes import customers as batches_router
 from tests.batches.conftest import (
     MAX_BODY_BYTES,
@@ -217,7 +217,7 @@ async def test_upload_that_is_no_form_is_refused(client: httpx.AsyncClient) -> N
 def test_form_is_parsed_however_it_is_cut_into_pieces(boundary: bytes, size: int) -> None:
     content = b"\r\n--\r\n-" + b"\r\n--" + boundary[:-1] + b"\r\n\r"
     whole = form(content).replace(BOUNDARY.encode(), boundary) + b"epilogue"
-    parsed = Form(boundary)
+    parsed = UploadForm(boundary)
     pieces = [parsed.feed(whole[at : at + size]) for at in range(0, len(whole), size)]
     assert (b"".join(pieces), parsed.is_complete) == (content, True)
     assert (parsed.fields, parsed.name) == ({"purpose": "batch"}, "input.jsonl")

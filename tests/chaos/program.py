@@ -68,12 +68,12 @@ def _run_worker(arguments: list[str]) -> None:
     import worker.main
     from worker.__main__ import command
     from worker.engine.base import Engine
-    from worker.settings import Settings
+    from worker.settings import WorkerSettings
 
     engines: list[Any] = []
     make_engine = worker.main.make_engine
 
-    def make_and_remember(settings: Settings) -> Engine:
+    def make_and_remember(settings: WorkerSettings) -> Engine:
         engine = _with_structure(make_engine(settings))
         engines[:] = [engine]
         return engine

@@ -132,7 +132,9 @@ def settings_of(component: str) -> type[BaseSettings]:
     """Return the settings class of a component."""
     if component == "host":
         return HostSettings
-    return worker.settings.Settings if component == "worker" else gateway.platform.settings.Settings
+    if component == "worker":
+        return worker.settings.WorkerSettings
+    return gateway.platform.settings.Settings
 
 
 def process_of(container: Mapping[str, Any], component: str) -> str:

@@ -276,7 +276,7 @@ def settings_of(service: Service) -> type[BaseSettings]:
     if service.name == "worker-host":
         return HostSettings
     is_worker = service.name.startswith("worker")
-    return worker.settings.Settings if is_worker else gateway.platform.settings.Settings
+    return worker.settings.WorkerSettings if is_worker else gateway.platform.settings.Settings
 
 
 def variables(settings: type[BaseSettings]) -> set[str]:
@@ -288,7 +288,7 @@ def variables(settings: type[BaseSettings]) -> set[str]:
 def test_environment_has_only_settings_of_the_process(service: Service) -> None:
     known = variables(settings_of(service))
     if service.name == "worker-host":  # Its workers inherit the environment.
-        known |= variables(worker.settings.Settings)
+        known |= variables(worker.settings.WorkerSettings)
     known |= {name for name in vars(environment_variables) if name.startswith("OTEL_")}
     if service.name.startswith("worker-"):
         known.add("HF_TOKEN")  # Hugging Face's own.

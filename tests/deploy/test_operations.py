@@ -17,7 +17,7 @@ from gateway.process.supervision import processes
 from tests.deploy.compose_file import services
 from tests.support.cases import all_cases
 from tests.support.stack import REPOSITORY
-from worker.settings import Settings
+from worker.settings import WorkerSettings
 
 PAGE = (REPOSITORY / "docs" / "operations.md").read_text()
 PAGES = {
@@ -119,7 +119,9 @@ def test_shown_values_are_accepted_by_the_chart(tmp_path: Path) -> None:
 
 def test_documented_stop_times_equal_the_configured_ones() -> None:
     # As in `sluice up`; test_compose.py compares the services with the same.
-    worker_margin = launch_plan.WORKER_STOP_SECONDS - Settings.model_fields["drain_seconds"].default
+    worker_margin = (
+        launch_plan.WORKER_STOP_SECONDS - WorkerSettings.model_fields["drain_seconds"].default
+    )
     section = PAGE.partition("## Upgrade without downtime")[2].partition("\n## ")[0]
     reported = re.findall(r"^\| (.+?) \|.*\| ([^|]+) \|$", section, re.MULTILINE)
     assert dict(reported[1:]) == {

@@ -8,7 +8,7 @@ from redis.asyncio import Redis
 from tokenizers import Tokenizer
 
 from contract.messages import ChatFormat, Feature
-from contract.queue import Claim
+from contract.queue import JobClaim
 from tests.gateway.conftest import serve
 from tests.support.fake_worker import FakeWorker, chat_format
 from tests.support.stack import CHECKPOINT, MODEL
@@ -44,7 +44,7 @@ async def serve_chats(
     return await serve(redis, name, **known | card), name
 
 
-def prompt_of(claim: Claim) -> str:
+def prompt_of(claim: JobClaim) -> str:
     """Return a job's prompt as text."""
     return str(TOKENIZER.decode(claim.job.prompt_token_ids, skip_special_tokens=False))
 

@@ -11,7 +11,7 @@ from common import clock
 from contract import keys
 from contract.messages import Delta, GenerationJob, JobFailed
 from contract.outcomes import FailureCode
-from contract.queue import Claim, JobQueue
+from contract.queue import JobClaim, JobQueue
 from contract.sampling import SamplingSpec
 from gateway.completions.queue import dispatcher as dispatching
 from gateway.completions.queue import lost_jobs, presence
@@ -110,7 +110,7 @@ class Desk:
         )
 
 
-async def begun(desk: Desk, worker: FakeWorker, **fields: Any) -> tuple[Generation, Claim]:
+async def begun(desk: Desk, worker: FakeWorker, **fields: Any) -> tuple[Generation, JobClaim]:
     """Make a request whose worker has sent the first text, `a`."""
     generation = await desk.request(**fields)
     claim = await worker.claim_one()

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 
-from contract.queue import Claim
+from contract.queue import JobClaim
 from tests.gateway.conftest import asking
 from tests.support.events import numbered_events
 from tests.support.fake_worker import FakeWorker
@@ -42,10 +42,10 @@ class Reader:
 @asynccontextmanager
 async def begun(
     client: httpx.AsyncClient, worker: FakeWorker, model: str, text: str
-) -> AsyncIterator[tuple[httpx.Response, Claim]]:
+) -> AsyncIterator[tuple[httpx.Response, JobClaim]]:
     """Start a stream and send its first token; yield the response and the job's claim."""
 
-    async def send_first() -> Claim:
+    async def send_first() -> JobClaim:
         claim = await worker.claim_one()
         await worker.say(claim, text)
         return claim

@@ -15,9 +15,9 @@ from gateway.completions.admission import idempotency
 from gateway.completions.admission.idempotency import EarlierResponses
 from gateway.completions.idempotency.registry import (
     RETIRED_MS,
-    Claim,
     IdempotencyRegistry,
     IdempotentRequest,
+    KeyedRequest,
 )
 from gateway.platform.redis_client import MeasuredConnection
 from gateway.records.errors import StoreUnavailableError
@@ -35,7 +35,7 @@ def registry(any_redis: "Redis") -> IdempotencyRegistry:
 
 
 async def test_key_belongs_to_the_first_request(registry: IdempotencyRegistry) -> None:
-    assert await registry.claim(ASKED, "cmpl-1") == Claim("cmpl-1", "digest-1", 0, "gw-1")
+    assert await registry.claim(ASKED, "cmpl-1") == KeyedRequest("cmpl-1", "digest-1", 0, "gw-1")
     other = ASKED._replace(body_digest="digest-2")
     claim = await registry.claim(other, "cmpl-2")
     assert (claim.request_id, claim.body_digest) == ("cmpl-1", "digest-1")

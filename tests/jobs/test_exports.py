@@ -24,8 +24,8 @@ from gateway.jobs.exports import Exporter
 from gateway.platform.changes import ChangeAnnouncer
 from gateway.platform.database.engine import Database
 from gateway.platform.database.tables import (
-    BatchState,
     ExportBatchRow,
+    ExportBatchState,
     ExportSinkRow,
     LedgerRow,
     PositionRow,
@@ -191,7 +191,7 @@ async def test_a_rejected_event_is_put_aside_alone_and_can_be_retried(
     await _insert(database, *(usage_record(number) for number in range(20)))
     await _finish(database, exporter)
     assert len(billing.events) == 19
-    [rejected] = await service.batches(SINK, BatchState.REJECTED)
+    [rejected] = await service.batches(SINK, ExportBatchState.REJECTED)
     assert (rejected.identifier, rejected.tenant_id) == ("cmpl-000013", "acme")
     assert "no such event cmpl-000013" in rejected.last_error
     billing.poison = set()
@@ -200,7 +200,7 @@ async def test_a_rejected_event_is_put_aside_alone_and_can_be_retried(
     assert await service.retry(SINK, rejected.id) == 1
     await _finish(database, exporter)
     assert billing.cost() == await _ledger_cost(database)
-    assert (await _state(database)).batches[BatchState.REJECTED] == 0
+    assert (await _state(database)).batches[ExportBatchState.REJECTED] == 0
 
 
 async def test_receiver_decides_when_it_gets_the_next_request(
@@ -222,7 +222,7 @@ async def test_receiver_decides_when_it_gets_the_next_request(
     await _make_due(database)
     await _run(exporter)
     state = await _state(database)
-    assert state.batches[BatchState.PENDING] == 1
+    assert state.batches[ExportBatchState.PENDING] == 1
     assert state.failures == 2
     service = ExportService(database)
     await service.pause(SINK)
@@ -263,7 +263,7 @@ async def test_sums_for_stripe_equal_the_ledger_after_failures_and_deaths(
     await _finish(database, exporter)
 
     state = await _state(database)
-    assert state.batches == {**dict.fromkeys(BatchState, 0), BatchState.HELD: 1}
+    assert state.batches == {**dict.fromkeys(ExportBatchState, 0), ExportBatchState.HELD: 1}
     expected = await _ledger_cost(database) - prepaid.cost_micros
     assert billing.cost() + state.held_micros == expected
     assert max(billing.received.values()) > 1
@@ -308,7 +308,7 @@ async def test_a_sum_with_an_unknown_outcome_is_not_sent_after_stripe_drops_its_
         )
     await _finish_all_but_uncertain(database, exporter)
     service = ExportService(database)
-    [uncertain] = await service.batches(SINK, BatchState.UNCERTAIN)
+    [uncertain] = await service.batches(SINK, ExportBatchState.UNCERTAIN)
     assert billing.received[uncertain.identifier] == 1, "a second event could charge twice"
     assert len(billing.events) == 2, "the batch that was certainly not stored is sent on"
     assert await service.retry(SINK) == 0, "only an operator who names it may send it again"
@@ -358,7 +358,7 @@ async def test_event_that_cannot_be_encoded_is_put_aside_alone(
     await _insert(database, *(usage_record(at, created_ms=NOON_MS + at) for at in range(8)))
     await _run(exporter)
     assert len(billing.events) == 7
-    [aside] = await ExportService(database).batches(SINK, BatchState.REJECTED)
+    [aside] = await ExportService(database).batches(SINK, ExportBatchState.REJECTED)
     assert aside.last_error == "cannot be encoded"
 
 

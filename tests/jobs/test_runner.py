@@ -19,7 +19,7 @@ from gateway.jobs import app as app_module
 from gateway.jobs import runner as runner_module
 from gateway.jobs.app import create_app, run_worker
 from gateway.jobs.observing import Observer
-from gateway.jobs.runner import Runner, running, stop_all
+from gateway.jobs.runner import TrackRunner, running, stop_all
 from gateway.jobs.schedule import TASKS, Task, Track
 from gateway.jobs.services import JobServices
 from gateway.platform.changes import ChangeAnnouncer
@@ -41,7 +41,7 @@ def settings(
 
 
 @pytest.fixture
-def runner(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runner]:
+def runner(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[TrackRunner]:
     # SQLite's driver leaves a thread, which logs an error, if the loop ends during a statement.
     monkeypatch.setattr(Observer, "update", AsyncMock())
     with running(settings, Track.LEDGER) as runner:
@@ -54,7 +54,7 @@ def _job(
     return Task("test", run, 1.0, limit_seconds=limit_seconds)
 
 
-def test_running_job_is_not_started_again(runner: Runner) -> None:
+def test_running_job_is_not_started_again(runner: TrackRunner) -> None:
     runs = []
     may_end = threading.Event()
 
@@ -73,7 +73,7 @@ def test_running_job_is_not_started_again(runner: Runner) -> None:
 
 @pytest.mark.filterwarnings("ignore::celery.exceptions.SecurityWarning")
 def test_long_job_delays_no_other_job_and_a_stuck_one_no_job_of_the_ledger(
-    runner: Runner, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    runner: TrackRunner, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ends, may_end = queue.Queue[str](), threading.Event()
 
@@ -121,7 +121,7 @@ def test_long_job_delays_no_other_job_and_a_stuck_one_no_job_of_the_ledger(
     "error", [RedisConnectionError("x"), StoreUnavailableError("x"), OSError(), TimeoutError()]
 )
 def test_outage_of_a_store_is_reported_once(
-    runner: Runner, error: Exception, caplog: pytest.LogCaptureFixture
+    runner: TrackRunner, error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
     is_away = True
 
@@ -143,7 +143,7 @@ def test_outage_of_a_store_is_reported_once(
 
 
 def test_bug_in_a_job_is_reported_and_the_job_runs_again(
-    runner: Runner, caplog: pytest.LogCaptureFixture
+    runner: TrackRunner, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def fail(_services: JobServices) -> None:
         raise ZeroDivisionError
@@ -153,7 +153,7 @@ def test_bug_in_a_job_is_reported_and_the_job_runs_again(
     assert caplog.text.count("job test failed") == 2
 
 
-def test_job_that_takes_too_long_is_cancelled(runner: Runner) -> None:
+def test_job_that_takes_too_long_is_cancelled(runner: TrackRunner) -> None:
     ends = []
 
     async def hang(_services: JobServices) -> None:
@@ -167,7 +167,7 @@ def test_job_that_takes_too_long_is_cancelled(runner: Runner) -> None:
 
 
 def test_stopping_process_cancels_the_running_job(
-    runner: Runner, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    runner: TrackRunner, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(runner_module, "GRACE_SECONDS", 0.1)
 

@@ -12,7 +12,7 @@ from redis.asyncio import Redis
 from contract import keys
 from contract.messages import JobFinished
 from contract.outcomes import FinishReason
-from contract.queue import Claim
+from contract.queue import JobClaim
 from gateway.records.usage_record import Outcome, UsageRecord, decode_usage
 from tests.gateway.http_calls import post
 from tests.overload.conftest import MAX_UNREAD_BYTES, SEND_SECONDS
@@ -77,7 +77,7 @@ async def serve(redis: "Redis", model: str) -> FakeWorker:
     return worker
 
 
-async def push(worker: FakeWorker, claims: list[Claim], texts: int = 0) -> None:
+async def push(worker: FakeWorker, claims: list[JobClaim], texts: int = 0) -> None:
     """Send long texts to streams, then end them."""
     for _ in range(texts):
         deltas = [delta(claim, PIECE) for claim in claims]
@@ -92,8 +92,8 @@ async def push(worker: FakeWorker, claims: list[Claim], texts: int = 0) -> None:
 async def overflow(
     redis: "Redis",
     worker: FakeWorker,
-    slow: list[Claim],
-    quick: list[Claim],
+    slow: list[JobClaim],
+    quick: list[JobClaim],
     readers: list[asyncio.StreamReader],
 ) -> list[bytes]:
     """Send text until the gateway has cancelled each slow one; return what the others have read.

@@ -14,7 +14,7 @@ from redis.asyncio import Redis
 from common import clock
 from contract import keys
 from contract.messages import Delta, GenerationJob, JobFailed, JobFinished, Ranking
-from contract.queue import Claim
+from contract.queue import JobClaim
 from contract.sampling import SamplingSpec
 from gateway.completions.queue.dispatcher import Dispatcher
 from gateway.completions.queue.generation import Generation, Reply
@@ -285,7 +285,7 @@ class Reader:
 
 async def begun(
     house: House, worker: FakeWorker, *texts: str, **parameters: Any
-) -> tuple[Submitted, Claim]:
+) -> tuple[Submitted, JobClaim]:
     """Start a response whose first client has received these texts, by default `a`."""
     texts = texts or ("a",)
     request = await house.submit(**parameters)

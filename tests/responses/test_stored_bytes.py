@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 from contract import keys
 from contract.messages import TokenLogprob
 from contract.outcomes import FailureCode
-from contract.queue import Claim
+from contract.queue import JobClaim
 from gateway.completions.stored import owned
 from gateway.completions.stored.store import ResponseState
 from gateway.limits.storage import Storage
@@ -23,7 +23,7 @@ from tests.support.patience import PATIENCE_SECONDS
 MOST = 300_000
 
 
-async def flood(worker: FakeWorker, claim: Claim, size: int) -> int:
+async def flood(worker: FakeWorker, claim: JobClaim, size: int) -> int:
     """Send tokens with log-probabilities of at least so many bytes. Return how many tokens."""
     draw, tokens = random.Random(size), 0
     while size > 0:

@@ -14,7 +14,7 @@ from common.tasks import end_task
 from contract import keys
 from contract.messages import JobStarted
 from contract.outcomes import FailureCode
-from contract.queue import Claim
+from contract.queue import JobClaim
 from gateway.completions.queue import lost_jobs
 from gateway.completions.stored import service, unread
 from gateway.completions.stored.history import frame_messages
@@ -428,7 +428,7 @@ async def test_reader_that_attaches_during_abandonment_is_served(
 # -- background ---------------------------------------------------------------------------------
 
 
-async def left_to_itself(house: House, worker: FakeWorker) -> tuple[Submitted, Claim]:
+async def left_to_itself(house: House, worker: FakeWorker) -> tuple[Submitted, JobClaim]:
     """Start a response, abandon it, and kill its gateway when Redis has the text `a`."""
     request = await house.submit(is_background=True)
     house.responses.leave(request.settlement)

@@ -9,7 +9,7 @@ import torch
 from contract.sampling import DEFAULT_SAMPLERS, Sampler
 from tests.samplers.reference import Logits
 from worker.samplers.candidates import Placement
-from worker.samplers.parameters import Breaker, ChainParameters
+from worker.samplers.parameters import Breaker, SequenceChain
 from worker.samplers.rows import Rows, apply_chain
 
 Tokens = Sequence[int]
@@ -24,7 +24,7 @@ def history_of(sequences: Sequence[Tokens], width: int | None = None) -> torch.T
 
 def chain_batch(
     logits: Logits,
-    parameters: Sequence[ChainParameters],
+    parameters: Sequence[SequenceChain],
     sequences: Sequence[Tokens],
     *,
     dtype: torch.dtype = torch.float64,
@@ -44,14 +44,14 @@ def chain_batch(
     return result
 
 
-def random_parameters(random: Random, vocab_size: int) -> ChainParameters:
+def random_parameters(random: Random, vocab_size: int) -> SequenceChain:
     """Parameters of which about half are neutral, often in the default order."""
 
     def maybe(neutral: float, low: float, high: float) -> float:
         return neutral if random.random() < 0.5 else random.uniform(low, high)
 
     order = random.sample(list(Sampler), random.randint(0, len(Sampler)))
-    return ChainParameters(
+    return SequenceChain(
         order=DEFAULT_SAMPLERS if random.random() < 0.3 else tuple(order),
         temperature=random.choice([0.0, 0.5, 1.0, 1.7]),
         top_p=maybe(1.0, 0.0, 1.0),
@@ -92,7 +92,7 @@ def random_breakers(random: Random, vocab_size: int) -> tuple[Breaker, ...]:
     )
 
 
-def random_tokens(random: Random, parameters: ChainParameters, vocab_size: int) -> list[int]:
+def random_tokens(random: Random, parameters: SequenceChain, vocab_size: int) -> list[int]:
     """A prompt and its completion; a few tokens repeat often."""
     length = random.randint(parameters.prompt_tokens, 40)
     few = min(vocab_size, 4)

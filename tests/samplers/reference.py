@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.sampling import Sampler
-from worker.samplers.parameters import ChainParameters
+from worker.samplers.parameters import SequenceChain
 
 Logits = NDArray[np.float64]
 
@@ -31,11 +31,11 @@ class Candidate:
 class Request:
     """The inputs of the steps besides the candidates."""
 
-    parameters: ChainParameters
+    parameters: SequenceChain
     tokens: Sequence[int]
 
 
-def chain_logits(logits: Logits, parameters: ChainParameters, tokens: Sequence[int]) -> Logits:
+def chain_logits(logits: Logits, parameters: SequenceChain, tokens: Sequence[int]) -> Logits:
     """The logits that a sequence samples from after `tokens` (prompt and completion)."""
     candidates = [Candidate(i, float(x)) for i, x in enumerate(logits) if x > -math.inf]
     for step in parameters.order:
@@ -65,7 +65,7 @@ def draw(seed: int, position: int) -> float:
     return ((z ^ (z >> 31)) >> 11) / 2**53
 
 
-def mirostat_probabilities(logits: Logits, parameters: ChainParameters, mu: float) -> Logits:
+def mirostat_probabilities(logits: Logits, parameters: SequenceChain, mu: float) -> Logits:
     """The probabilities that a sequence samples from in mirostat's state `mu`."""
     candidates = [
         Candidate(i, float(x) / parameters.temperature)
@@ -134,7 +134,7 @@ def _penalties(candidates: list[Candidate], request: Request) -> list[Candidate]
     return candidates
 
 
-def dry_penalties(parameters: ChainParameters, tokens: Sequence[int]) -> dict[int, float]:
+def dry_penalties(parameters: SequenceChain, tokens: Sequence[int]) -> dict[int, float]:
     """The DRY penalty of each token's logit."""
     off = parameters.dry_multiplier == 0 or parameters.dry_base < 1 or parameters.dry_last_n == 0
     if off:
@@ -162,14 +162,14 @@ def dry_penalties(parameters: ChainParameters, tokens: Sequence[int]) -> dict[in
     }
 
 
-def _power(parameters: ChainParameters, length: int) -> float:
+def _power(parameters: SequenceChain, length: int) -> float:
     exponent = length - parameters.dry_allowed_length
     if parameters.dry_base > 1.000001:
         exponent = min(exponent, int(88.7228391 / math.log(parameters.dry_base)))
     return float(parameters.dry_base**exponent)
 
 
-def _breaker_limit(parameters: ChainParameters, window: Sequence[int]) -> int:
+def _breaker_limit(parameters: SequenceChain, window: Sequence[int]) -> int:
     for age in range(len(window)):
         position = len(window) - 1 - age
         tails = [

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from contract.sampling import DEFAULT_SAMPLERS, Dry, Mirostat, SamplerChain, SamplingSpec, Xtc
 from worker.samplers.arguments import chain_arguments, chain_parameters, varied
-from worker.samplers.parameters import ChainParameters
+from worker.samplers.parameters import SequenceChain
 
 SPEC = SamplingSpec(
     seed=1,
@@ -28,7 +28,7 @@ SPEC = SamplingSpec(
 [KEY] = chain_arguments(SPEC, seed=0, prompt_tokens=0, breakers=[], spared_token_ids=[])
 
 
-def travelled(spec: SamplingSpec) -> ChainParameters | None:
+def travelled(spec: SamplingSpec) -> SequenceChain | None:
     """The parameters that the engine's process parses from a spec."""
     arguments = chain_arguments(
         spec,
@@ -41,7 +41,7 @@ def travelled(spec: SamplingSpec) -> ChainParameters | None:
 
 
 def test_chain_parameters_round_trip() -> None:
-    assert travelled(SPEC) == ChainParameters(
+    assert travelled(SPEC) == SequenceChain(
         order=DEFAULT_SAMPLERS,
         temperature=0.8,
         top_k=40,
@@ -120,7 +120,7 @@ _VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
     max_leaves=5,
 )
-_NAMES = st.sampled_from(sorted(ChainParameters.__slots__)) | st.text(max_size=5)
+_NAMES = st.sampled_from(sorted(SequenceChain.__slots__)) | st.text(max_size=5)
 
 
 @given(_VALUES | st.dictionaries(_NAMES, _VALUES, max_size=5))
@@ -129,4 +129,4 @@ def test_arbitrary_input_raises_only_value_error(arguments: object) -> None:
         parameters = chain_parameters({KEY: arguments})
     except ValueError:
         return
-    assert parameters is None or isinstance(parameters, ChainParameters)
+    assert parameters is None or isinstance(parameters, SequenceChain)

@@ -17,7 +17,7 @@ from tests.samplers.batches import (
     random_tokens,
 )
 from worker.samplers.candidates import Placement
-from worker.samplers.parameters import ALL_TOKENS, ChainParameters
+from worker.samplers.parameters import ALL_TOKENS, SequenceChain
 from worker.samplers.rows import Rows, apply_chain
 from worker.samplers.stages.mirostat import MirostatRows, apply_mirostat, next_mu
 
@@ -129,7 +129,7 @@ def test_float32_keeps_the_same_tokens_as_float64() -> None:
 
 def test_greedy_rows_apply_only_penalties_and_dry() -> None:
     logits = np.array([[3.0, 2.9, 2.0, 1.0]])
-    everything = ChainParameters(
+    everything = SequenceChain(
         temperature=0.0,
         top_k=1,
         top_p=0.1,
@@ -153,15 +153,15 @@ def test_greedy_rows_apply_only_penalties_and_dry() -> None:
 
 def test_unused_steps_are_skipped() -> None:
     placement = Placement(device=torch.device("cpu"), vocab_size=8)
-    rows = Rows.build([ChainParameters(), ChainParameters(min_p=0.1)], placement)
+    rows = Rows.build([SequenceChain(), SequenceChain(min_p=0.1)], placement)
     assert [type(step).__name__ for step in rows.steps] == ["MinP"]
-    assert Rows.build([ChainParameters(temperature=0.0)], placement).steps == []
+    assert Rows.build([SequenceChain(temperature=0.0)], placement).steps == []
 
 
 def test_step_runs_only_if_named_and_only_once() -> None:
     logits = np.array([[4.0, 3.0, 2.0, 1.0]])
     order = (Sampler.TEMPERATURE, *[Sampler.PENALTIES, Sampler.TEMPERATURE] * 20)
-    parameters = ChainParameters(order=order, temperature=0.01, repetition_penalty=0.01, top_k=1)
+    parameters = SequenceChain(order=order, temperature=0.01, repetition_penalty=0.01, top_k=1)
 
     actual = chain_batch(logits, [parameters], [[1]], dtype=torch.float32)
 
@@ -171,21 +171,21 @@ def test_step_runs_only_if_named_and_only_once() -> None:
 @pytest.mark.parametrize(
     ("parameters", "ranked_tokens"),
     [
-        (ChainParameters(), 0),
-        (ChainParameters(min_p=0.1, xtc_probability=1.0, typical_p=0.5, temperature=0.5), 0),
-        (ChainParameters(top_k=40, top_p=0.9), 128),
-        (ChainParameters(top_k=65), 512),
-        (ChainParameters(top_k=5, min_keep=70), 512),
-        (ChainParameters(top_k=1985), ALL_TOKENS),
-        (ChainParameters(top_p=0.9), ALL_TOKENS),
-        (ChainParameters(min_p=0.1, min_keep=2), ALL_TOKENS),
-        (ChainParameters(order=(Sampler.TOP_P, Sampler.TOP_K), top_k=40, top_p=0.9), ALL_TOKENS),
-        (ChainParameters(top_k=40, temperature=0.0), 0),
-        (ChainParameters(top_k=40, mirostat_version=2), 0),
+        (SequenceChain(), 0),
+        (SequenceChain(min_p=0.1, xtc_probability=1.0, typical_p=0.5, temperature=0.5), 0),
+        (SequenceChain(top_k=40, top_p=0.9), 128),
+        (SequenceChain(top_k=65), 512),
+        (SequenceChain(top_k=5, min_keep=70), 512),
+        (SequenceChain(top_k=1985), ALL_TOKENS),
+        (SequenceChain(top_p=0.9), ALL_TOKENS),
+        (SequenceChain(min_p=0.1, min_keep=2), ALL_TOKENS),
+        (SequenceChain(order=(Sampler.TOP_P, Sampler.TOP_K), top_k=40, top_p=0.9), ALL_TOKENS),
+        (SequenceChain(top_k=40, temperature=0.0), 0),
+        (SequenceChain(top_k=40, mirostat_version=2), 0),
     ],
 )
 def test_only_as_many_tokens_are_ranked_as_needed(
-    parameters: ChainParameters, ranked_tokens: int
+    parameters: SequenceChain, ranked_tokens: int
 ) -> None:
     assert parameters.ranked_tokens == ranked_tokens
 
@@ -193,19 +193,19 @@ def test_only_as_many_tokens_are_ranked_as_needed(
 @pytest.mark.parametrize(
     ("parameters", "needed"),
     [
-        (ChainParameters(), 0),
-        (ChainParameters(penalty_last_n=64), 0),
-        (ChainParameters(penalty_last_n=64, presence_penalty=1.0), 64),
-        (ChainParameters(penalty_last_n=64, presence_penalty=1.0, dry_multiplier=1.0), -1),
-        (ChainParameters(dry_multiplier=1.0, dry_last_n=100, dry_base=0.5), 0),
-        (ChainParameters(dry_multiplier=1.0, dry_last_n=100), 100),
-        (ChainParameters(order=(), dry_multiplier=1.0), 0),
-        (ChainParameters(dry_multiplier=1.0, temperature=0.0), -1),
-        (ChainParameters(dry_multiplier=1.0, mirostat_version=1), 0),
+        (SequenceChain(), 0),
+        (SequenceChain(penalty_last_n=64), 0),
+        (SequenceChain(penalty_last_n=64, presence_penalty=1.0), 64),
+        (SequenceChain(penalty_last_n=64, presence_penalty=1.0, dry_multiplier=1.0), -1),
+        (SequenceChain(dry_multiplier=1.0, dry_last_n=100, dry_base=0.5), 0),
+        (SequenceChain(dry_multiplier=1.0, dry_last_n=100), 100),
+        (SequenceChain(order=(), dry_multiplier=1.0), 0),
+        (SequenceChain(dry_multiplier=1.0, temperature=0.0), -1),
+        (SequenceChain(dry_multiplier=1.0, mirostat_version=1), 0),
     ],
 )
 def test_history_is_needed_only_by_penalties_and_dry(
-    parameters: ChainParameters, needed: int
+    parameters: SequenceChain, needed: int
 ) -> None:
     assert parameters.history_needed == needed
 
@@ -215,7 +215,7 @@ def test_of_equal_logits_at_the_edge_of_top_k_the_lower_ids_are_kept() -> None:
     edge = np.array([4000, 17, 3000, 100, 4999])
     logits[0, edge] = 1.0
 
-    actual = chain_batch(logits, [ChainParameters(top_k=3)], [[]], dtype=torch.float32)
+    actual = chain_batch(logits, [SequenceChain(top_k=3)], [[]], dtype=torch.float32)
 
     assert np.flatnonzero(np.isfinite(actual[0])).tolist() == [17, 100, 3000]
 
@@ -223,7 +223,7 @@ def test_of_equal_logits_at_the_edge_of_top_k_the_lower_ids_are_kept() -> None:
 def test_top_k_keeps_k_of_more_equal_logits_than_a_partial_sort_holds() -> None:
     logits = np.zeros((2, 5000))
     logits[:, 4990:] = 1.0
-    parameters = [ChainParameters(top_k=20), ChainParameters(top_k=64)]
+    parameters = [SequenceChain(top_k=20), SequenceChain(top_k=64)]
 
     actual = chain_batch(logits, parameters, [[], []], dtype=torch.float32)
 
@@ -246,7 +246,7 @@ def test_chain_never_synchronises_with_the_device() -> None:
         )
         assert logits.shape == (3, 300)
 
-    rows = MirostatRows.build([ChainParameters(mirostat_version=v) for v in (1, 2)], placement)
+    rows = MirostatRows.build([SequenceChain(mirostat_version=v) for v in (1, 2)], placement)
     mu = torch.empty(2, device=meta)
     _, kept = apply_mirostat(torch.empty(2, 300, device=meta), rows, mu)
     sampled = torch.empty(2, dtype=torch.int64, device=meta)
@@ -254,4 +254,4 @@ def test_chain_never_synchronises_with_the_device() -> None:
 
 
 def test_default_order_equals_the_contract() -> None:
-    assert ChainParameters().order == DEFAULT_SAMPLERS
+    assert SequenceChain().order == DEFAULT_SAMPLERS

@@ -9,13 +9,13 @@ import torch
 from tests.samplers import reference
 from tests.samplers.batches import chain_batch, random_breakers
 from tests.samplers.statistics import chi_square_is_likely
-from worker.samplers.parameters import Breaker, ChainParameters
+from worker.samplers.parameters import Breaker, SequenceChain
 
 A, B, C, D, X, Y = range(6)
 VOCABULARY = 8
 
 
-def penalties(tokens: list[int], parameters: ChainParameters) -> dict[int, float]:
+def penalties(tokens: list[int], parameters: SequenceChain) -> dict[int, float]:
     """The penalty of each token, which the reference confirms."""
     actual = -chain_batch(np.zeros((1, VOCABULARY)), [parameters], [tokens])[0]
     found = {token: round(float(lost), 6) for token, lost in enumerate(actual) if lost}
@@ -24,9 +24,9 @@ def penalties(tokens: list[int], parameters: ChainParameters) -> dict[int, float
     return found
 
 
-def dry(allowed_length: int = 1, **arguments: object) -> ChainParameters:
+def dry(allowed_length: int = 1, **arguments: object) -> SequenceChain:
     """DRY with a penalty of two to the power of a match's excess length."""
-    return ChainParameters(
+    return SequenceChain(
         dry_multiplier=1.0,
         dry_base=2.0,
         dry_allowed_length=allowed_length,
@@ -124,10 +124,10 @@ def test_long_matches_and_large_powers_are_bounded() -> None:
     loop = [A] * 500
     lost = -chain_batch(np.zeros((1, VOCABULARY)), [dry(1)], [loop], dtype=torch.float32)[0, A]
     assert lost == pytest.approx(1e12)
-    mild = ChainParameters(dry_multiplier=1.0, dry_base=1.1, dry_allowed_length=2)
+    mild = SequenceChain(dry_multiplier=1.0, dry_base=1.1, dry_allowed_length=2)
     lost = -chain_batch(np.zeros((1, VOCABULARY)), [mild], [loop])[0, A]
     assert lost == pytest.approx(1.1**62)
-    steep = ChainParameters(dry_multiplier=1000.0, dry_base=1000.0, dry_allowed_length=0)
+    steep = SequenceChain(dry_multiplier=1000.0, dry_base=1000.0, dry_allowed_length=0)
     result = chain_batch(np.zeros((1, VOCABULARY)), [steep], [loop], dtype=torch.float32)[0]
     assert result[A] == pytest.approx(-1e12)
     assert np.isfinite(result).all()
@@ -135,8 +135,8 @@ def test_long_matches_and_large_powers_are_bounded() -> None:
 
 def test_base_of_one_and_below() -> None:
     tokens = [A, B, C, D, A, B, C]
-    assert penalties(tokens, ChainParameters(dry_multiplier=3.0, dry_base=1.0)) == {D: 3.0}
-    assert penalties(tokens, ChainParameters(dry_multiplier=3.0, dry_base=0.9)) == {}
+    assert penalties(tokens, SequenceChain(dry_multiplier=3.0, dry_base=1.0)) == {D: 3.0}
+    assert penalties(tokens, SequenceChain(dry_multiplier=3.0, dry_base=0.9)) == {}
 
 
 def test_tokens_outside_the_vocabulary_take_part_in_matches() -> None:

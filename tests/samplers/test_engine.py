@@ -37,7 +37,7 @@ from tests.samplers.engines import (
     Side,
 )
 from worker.samplers.arguments import chain_parameters
-from worker.samplers.parameters import ChainParameters
+from worker.samplers.parameters import SequenceChain
 
 pytestmark = pytest.mark.e2e
 
@@ -329,7 +329,7 @@ def test_malformed_chain_is_refused_and_the_engine_survives(
     assert len(side.generate([Request(prompt=PROMPT, max_tokens=1)])[0].tokens) == 1
 
 
-def parameters_of(request: Request) -> ChainParameters:
+def parameters_of(request: Request) -> SequenceChain:
     parameters = chain_parameters(request.arguments()["extra_args"])
     assert parameters is not None
     return parameters

@@ -10,7 +10,7 @@ import torch
 from tests.samplers import reference
 from worker.samplers.batch import ChainedSequence, Group, grouped
 from worker.samplers.candidates import Placement
-from worker.samplers.parameters import ChainParameters
+from worker.samplers.parameters import SequenceChain
 from worker.samplers.stages.mirostat import MirostatRows, apply_mirostat, next_mu
 
 CPU = torch.device("cpu")
@@ -23,9 +23,9 @@ def chain(
     eta: float = 0.1,
     temperature: float = 1.0,
     prompt_tokens: int = 0,
-) -> ChainParameters:
+) -> SequenceChain:
     """Parameters of mirostat alone."""
-    return ChainParameters(
+    return SequenceChain(
         mirostat_version=version,
         mirostat_tau=tau,
         mirostat_eta=eta,
@@ -34,7 +34,7 @@ def chain(
     )
 
 
-def rows_of(parameters: list[ChainParameters], vocab_size: int, dtype: torch.dtype) -> MirostatRows:
+def rows_of(parameters: list[SequenceChain], vocab_size: int, dtype: torch.dtype) -> MirostatRows:
     """The rows of a batch."""
     return MirostatRows.build(parameters, Placement(device=CPU, vocab_size=vocab_size, dtype=dtype))
 
@@ -168,7 +168,7 @@ def test_mean_surprise_is_the_target(tokens: int) -> None:
     assert largest_difference < 1e-3
 
 
-def closed_loop(parameters: list[ChainParameters], tokens: int) -> tuple[list[float], float]:
+def closed_loop(parameters: list[SequenceChain], tokens: int) -> tuple[list[float], float]:
     """Sample; return mean surprises, and the distance of mu from the reference."""
     vocab_size = 2048
     random = np.random.default_rng(8)

@@ -63,12 +63,12 @@ class Batch:
 
 @pytest.fixture
 def processor() -> Any:
-    from worker.samplers.processor import SamplerChain
+    from worker.samplers.processor import ChainProcessor
 
     config = SimpleNamespace(
         model_config=SimpleNamespace(max_model_len=64), speculative_config=None
     )
-    return SamplerChain(config, torch.device("cpu"), False)
+    return ChainProcessor(config, torch.device("cpu"), False)
 
 
 @pytest.mark.parametrize(
@@ -121,8 +121,8 @@ def test_batch_without_chains_is_left_alone(processor: Any) -> None:
 
 
 def test_speculative_decoding_is_refused() -> None:
-    from worker.samplers.processor import SamplerChain
+    from worker.samplers.processor import ChainProcessor
 
     config = SimpleNamespace(speculative_config=object())
     with pytest.raises(ValueError, match="speculative"):
-        SamplerChain(config, SimpleNamespace())
+        ChainProcessor(config, SimpleNamespace())

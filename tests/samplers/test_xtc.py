@@ -8,7 +8,7 @@ from tests.samplers import reference
 from tests.samplers.batches import chain_batch
 from tests.samplers.statistics import chi_square_is_likely
 from worker.samplers.candidates import Placement
-from worker.samplers.parameters import ChainParameters
+from worker.samplers.parameters import SequenceChain
 from worker.samplers.rows import Rows, apply_chain
 from worker.samplers.stages.xtc import signed, uniform
 
@@ -46,7 +46,7 @@ def test_draws_are_uniform_over_seeds_and_positions() -> None:
 def test_tokens_are_excluded_with_the_requested_probability() -> None:
     rows = 4000
     parameters = [
-        ChainParameters(xtc_probability=0.3, xtc_threshold=0.2, seed=seed) for seed in range(rows)
+        SequenceChain(xtc_probability=0.3, xtc_threshold=0.2, seed=seed) for seed in range(rows)
     ]
     result = chain_batch(np.tile(LOGITS, (rows, 1)), parameters, [[0] * 9] * rows)
     excluded = int((result[:, 3] == -np.inf).sum())
@@ -55,7 +55,7 @@ def test_tokens_are_excluded_with_the_requested_probability() -> None:
 
 def test_sampled_tokens_follow_the_reference() -> None:
     length = 20_000
-    parameters = ChainParameters(
+    parameters = SequenceChain(
         order=(Sampler.XTC, Sampler.TEMPERATURE),
         xtc_probability=0.5,
         xtc_threshold=0.2,

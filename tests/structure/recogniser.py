@@ -3,11 +3,11 @@
 from gateway.completions.structure.gbnf.tree import (
     Alternatives,
     Characters,
+    Concatenation,
     Grammar,
     Node,
     Reference,
     Repetition,
-    Sequence,
 )
 
 
@@ -41,7 +41,7 @@ class _Recogniser:
                 return {place + 1} if fits else set()
             case Reference(rule):
                 return set(self._known.setdefault((rule, place), frozenset()))
-            case Sequence(parts):
+            case Concatenation(parts):
                 places = {place}
                 for part in parts:
                     places = {end for start in places for end in self._ends(part, start)}

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import parse_qs
 
-from gateway.platform.database.tables import BatchState, ExportBatchRow, ExportSinkRow
+from gateway.platform.database.tables import ExportBatchRow, ExportBatchState, ExportSinkRow
 
 OK: Final = (True, 204, "")
 """What happens to a request: whether it is stored, the status (0: the connection is closed; -1: no
@@ -112,7 +112,7 @@ def rejected_batch(sink: ExportSinkRow) -> ExportBatchRow:
     """Return a request that the sink has not accepted."""
     return ExportBatchRow(
         sink=sink.name,
-        state=BatchState.REJECTED,
+        state=ExportBatchState.REJECTED,
         after=0,
         upto=1,
         rows=1,

@@ -25,7 +25,7 @@ from contract.messages import (
     encode_logprobs,
 )
 from contract.outcomes import FailureCode, FinishReason
-from contract.queue import Claim, JobQueue, LeaseReport, Room
+from contract.queue import JobClaim, JobQueue, LeaseReport, Room
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.stack import CHECKPOINT
 
@@ -100,9 +100,9 @@ class FakeWorker:
         await self._redis.hset(keys.MODELS, card.model, messages.encode(card))
         await self.queue.announce(card, ttl_ms=ttl_ms)
 
-    async def claim(self, number: int = 1) -> list[Claim]:
+    async def claim(self, number: int = 1) -> list[JobClaim]:
         """Wait until `count` jobs have been claimed."""
-        claims: list[Claim] = []
+        claims: list[JobClaim] = []
         async with asyncio.timeout(PATIENCE_SECONDS):
             while len(claims) < number:
                 result = await self.queue.claim(
@@ -117,7 +117,7 @@ class FakeWorker:
                     await asyncio.sleep(0.01)
         return claims
 
-    async def claim_one(self) -> Claim:
+    async def claim_one(self) -> JobClaim:
         """Wait for one job."""
         (claim,) = await self.claim()
         return claim
@@ -134,7 +134,7 @@ class FakeWorker:
         """Drop the next frame."""
         self._numbers[gateway] = self._numbers.get(gateway, 0) + 1
 
-    async def say(self, claim: Claim, *texts: str, finish: FinishReason | None = None) -> None:
+    async def say(self, claim: JobClaim, *texts: str, finish: FinishReason | None = None) -> None:
         """Send one frame for each text of one token; the last one has the finish reason."""
         for text in texts:
             reason = finish if text is texts[-1] else None
@@ -142,7 +142,7 @@ class FakeWorker:
             await self.send(claim.job.gateway, deltas=[delta])
 
     def next_delta(
-        self, claim: Claim, text: str, *, choice: int = 0, tokens: int = 1, **fields: Any
+        self, claim: JobClaim, text: str, *, choice: int = 0, tokens: int = 1, **fields: Any
     ) -> Delta:
         """Make the delta that continues a choice; its token ids count up from 100."""
         reported = self._sent_by(claim)
@@ -151,12 +151,12 @@ class FakeWorker:
         ids = [100 + number for number in range(start, start + tokens)]
         return delta(claim, text, choice=choice, start=start, token_ids=ids, **fields)
 
-    def sent_tokens(self, claim: Claim) -> int:
+    def sent_tokens(self, claim: JobClaim) -> int:
         """Return the number of tokens that all attempts of a job have sent."""
         return sum(self._sent_by(claim).values())
 
     async def finish(
-        self, claim: Claim, *, tokens: int | None = None, cached: int = 0, **fields: Any
+        self, claim: JobClaim, *, tokens: int | None = None, cached: int = 0, **fields: Any
     ) -> None:
         """End the job: last frame, then lease. `tokens` defaults to what was sent."""
         job, prompt_tokens = claim.job, len(claim.job.prompt_token_ids)
@@ -167,20 +167,20 @@ class FakeWorker:
         await self.send(job.gateway, finished=[finished])
         await self.drop(claim, tokens=counted, cached=cached)
 
-    async def conclude(self, claim: Claim, *texts: str) -> None:
+    async def conclude(self, claim: JobClaim, *texts: str) -> None:
         """Send the last texts of a job with one choice, and end it."""
         await self.say(claim, *texts, finish=FinishReason.STOP)
         await self.finish(claim)
 
     async def give_back(
-        self, claim: Claim, reason: ReturnReason, *, has_progressed: bool = False
+        self, claim: JobClaim, reason: ReturnReason, *, has_progressed: bool = False
     ) -> None:
         """Return a job to the queue, and end its lease."""
         returned = JobReturned(claim.job.handle, claim.attempt, reason, has_progressed)
         await self.send(claim.job.gateway, returned=[returned])
         await self.lose(claim, tokens=self.sent_tokens(claim))
 
-    def _sent_by(self, claim: Claim) -> dict[int, int]:
+    def _sent_by(self, claim: JobClaim) -> dict[int, int]:
         job = claim.job
         sequences = job.resumption.sequences if job.resumption else []
         before = {choice: len(each.token_ids) for choice, each in enumerate(sequences)}
@@ -188,19 +188,19 @@ class FakeWorker:
             before = dict.fromkeys(range(job.n), before[0])
         return self._sent.setdefault((job.gateway, job.handle, claim.attempt), before)
 
-    async def drop(self, claim: Claim, *, tokens: int = 0, cached: int = 0) -> None:
+    async def drop(self, claim: JobClaim, *, tokens: int = 0, cached: int = 0) -> None:
         """End the job's lease without a frame, as a worker does with a cancelled job."""
         job = claim.job
         report = LeaseReport(job.id, claim.attempt, tokens, len(job.prompt_token_ids), cached)
         await self.queue.finish(self.name, report)
 
-    async def fail(self, claim: Claim, code: FailureCode, message: str = "") -> None:
+    async def fail(self, claim: JobClaim, code: FailureCode, message: str = "") -> None:
         """Report the job as failed."""
         failed = JobFailed(claim.job.handle, claim.attempt, code, message)
         await self.send(claim.job.gateway, failed=[failed])
         await self.queue.finish(self.name, LeaseReport(claim.job.id, claim.attempt, 0))
 
-    async def lose(self, claim: Claim, *, tokens: int = 0) -> None:
+    async def lose(self, claim: JobClaim, *, tokens: int = 0) -> None:
         """Expire the lease, as if the worker had died some seconds ago, after a last report."""
         prompt_tokens = len(claim.job.prompt_token_ids) if tokens else 0
         report = LeaseReport(claim.job.id, claim.attempt, tokens, prompt_tokens)
@@ -209,7 +209,7 @@ class FakeWorker:
 
 
 def delta(
-    claim: Claim,
+    claim: JobClaim,
     text: str,
     *,
     choice: int = 0,

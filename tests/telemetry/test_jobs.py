@@ -20,7 +20,7 @@ from gateway.billing.exports.store import ExportStore
 from gateway.billing.ledger.rows import row_of
 from gateway.billing.ledger.store import LedgerStore
 from gateway.cli.health import SIGNALS, serving_health
-from gateway.jobs.app import BoundedScheduler, Heartbeat, create_app, run_beat
+from gateway.jobs.app import BoundedScheduler, SchedulerTick, create_app, run_beat
 from gateway.jobs.observing import OVERDUE_MS, Observer
 from gateway.jobs.schedule import sweep
 from gateway.platform.changes import ChangeAnnouncer
@@ -186,7 +186,7 @@ def test_no_port_opens_no_server_and_a_taken_one_is_reported() -> None:
 def test_tick_of_the_scheduler_renews_the_heartbeat_of_beat(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    heartbeat = Heartbeat()
+    heartbeat = SchedulerTick()
     heartbeat.at -= 120
     assert not heartbeat.is_recent()
     monkeypatch.setattr(BoundedScheduler, "tick", Mock(side_effect=KeyboardInterrupt))

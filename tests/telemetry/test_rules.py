@@ -232,7 +232,7 @@ def test_commands_of_a_runbook_exist(path: Path) -> None:
 def test_settings_of_a_runbook_exist(path: Path) -> None:
     known = {
         *gateway.platform.settings.Settings.model_fields,
-        *worker.settings.Settings.model_fields,
+        *worker.settings.WorkerSettings.model_fields,
     }
     named = set(re.findall(r"\bSLUICE_([A-Z_]+)\b", path.read_text()))
     assert named <= {name.upper() for name in known}

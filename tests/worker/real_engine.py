@@ -12,15 +12,15 @@ from tokenizers import Tokenizer
 
 from contract.affinity import prefix_affinity
 from contract.messages import GenerationJob, TokenLogprob, decode_logprobs
-from contract.queue import Claim
+from contract.queue import JobClaim
 from tests.support.patience import PATIENCE_SECONDS
 from tests.worker.conftest import MODEL_FOLDER
 from worker.engine.base import EngineStats
 from worker.engine.vllm.engine import VllmEngine
-from worker.execution.generation import Generation
+from worker.execution.generation import RunningJob
 from worker.execution.logprobs import TokenTexts
-from worker.queue.replies import Outbox
-from worker.settings import Settings
+from worker.queue.replies import ReplyOutbox
+from worker.settings import WorkerSettings
 
 MARKS = [
     pytest.mark.e2e,
@@ -68,7 +68,7 @@ class EngineSlot(AsyncExitStack):
         if settings != self._settings:
             self._settings = None
             await self.aclose()
-            self._engine = VllmEngine(Settings(**settings))
+            self._engine = VllmEngine(WorkerSettings(**settings))
             self.push_async_callback(self._engine.aclose)
             await self._engine.start()
             self._settings = settings
@@ -79,8 +79,8 @@ class EngineSlot(AsyncExitStack):
 class Results:
     """Results of some jobs, and how full the engine was."""
 
-    outboxes: list[Outbox]
-    generations: list[Generation]
+    outboxes: list[ReplyOutbox]
+    generations: list[RunningJob]
     stats: list[EngineStats]
 
     def text(self, job: int, choice: int = 0) -> str:
@@ -123,11 +123,15 @@ async def read_cache(engine: VllmEngine, held: Held, until: Callable[[], bool]) 
             await asyncio.sleep(0.01)
 
 
-def generation_of(engine: VllmEngine, job: GenerationJob) -> Generation:
+def generation_of(engine: VllmEngine, job: GenerationJob) -> RunningJob:
     """Return the generation of a claimed job."""
     tokenizer, texts = _tokenizer(engine.info.tokenizer_json)
-    return Generation(
-        Claim(job, 1), Outbox("g1"), tokenizer=tokenizer, texts=texts, parsers=engine.parsers
+    return RunningJob(
+        JobClaim(job, 1),
+        ReplyOutbox("g1"),
+        tokenizer=tokenizer,
+        texts=texts,
+        parsers=engine.parsers,
     )
 
 
@@ -143,7 +147,7 @@ async def run_jobs(
     """Run jobs until all have ended; set `begun` when the first of their outputs arrives."""
     generations = [generation_of(engine, job) for job in jobs]
     results = Results([generation.outbox for generation in generations], generations, [])
-    by_sequence: dict[str, Generation] = {}
+    by_sequence: dict[str, RunningJob] = {}
     for generation in generations:
         requests = generation.requests()
         by_sequence.update((request.id, generation) for request in requests)

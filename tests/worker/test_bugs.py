@@ -16,7 +16,7 @@ from tests.worker.conftest import ENDLESS, Gateway, make_job, running_worker
 from worker.engine.base import EngineRequest
 from worker.engine.scripted import Script, ScriptedEngine
 from worker.execution.claims import Claimer
-from worker.execution.generation import Generation
+from worker.execution.generation import RunningJob
 from worker.execution.runner import Runner
 from worker.execution.sequence import Sequence as EngineSequence
 from worker.execution.steps import StepLoop
@@ -152,7 +152,7 @@ def raise_for_bad(patch: pytest.MonkeyPatch, owner: type, name: str) -> None:
     original = getattr(owner, name)
 
     def faulty(self: Any, *arguments: Any, **named: Any) -> Any:
-        job = self.job if isinstance(self, Generation) else self._job
+        job = self.job if isinstance(self, RunningJob) else self._job
         if job.cache_salt == BAD:
             raise RuntimeError("a bug")
         return original(self, *arguments, **named)
@@ -195,11 +195,11 @@ async def test_bug_in_a_submission_ends_its_job_only(
 
 
 PARTS = [
-    (Generation, "begin"),
-    (Generation, "requests"),
-    (Generation, "receive"),
-    (Generation, "_note_prefill"),
-    (Generation, "_finish"),
+    (RunningJob, "begin"),
+    (RunningJob, "requests"),
+    (RunningJob, "receive"),
+    (RunningJob, "_note_prefill"),
+    (RunningJob, "_finish"),
     (EngineSequence, "receive"),
 ]
 

@@ -12,7 +12,7 @@ from tests.worker.conftest import MODEL, MODEL_FOLDER
 from worker.engine.base import EngineInfo
 from worker.engine.scripted import Script, ScriptedEngine
 from worker.queue.held import HeldDigests
-from worker.registration import Catalogue
+from worker.registration import Registration
 
 
 @pytest.fixture
@@ -27,9 +27,9 @@ async def info() -> EngineInfo:
 
 
 @pytest.fixture
-def catalogue(redis: Redis) -> Catalogue:
+def catalogue(redis: Redis) -> Registration:
     queue = JobQueue(redis, MODEL)
-    return Catalogue(
+    return Registration(
         redis,
         queue,
         worker="w1",
@@ -45,7 +45,7 @@ async def announced_state(redis: Redis) -> WorkerState:
 
 
 async def test_worker_is_not_ready_before_its_files_are_published(
-    catalogue: Catalogue, redis: Redis, info: EngineInfo, monkeypatch: pytest.MonkeyPatch
+    catalogue: Registration, redis: Redis, info: EngineInfo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     note_model = redis.hsetnx
 
@@ -65,7 +65,7 @@ async def test_worker_is_not_ready_before_its_files_are_published(
 
 
 async def test_worker_whose_engine_dies_during_publication_is_not_ready(
-    catalogue: Catalogue, redis: Redis, info: EngineInfo, monkeypatch: pytest.MonkeyPatch
+    catalogue: Registration, redis: Redis, info: EngineInfo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     catalogue.engine_started(info)
     note_model = redis.hset

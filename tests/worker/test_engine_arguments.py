@@ -9,7 +9,7 @@ from tests.support.cases import all_cases
 from tests.worker.conftest import MODEL_FOLDER
 from worker.engine.vllm.arguments import engine_arguments
 from worker.samplers.arguments import PROCESSOR
-from worker.settings import Settings
+from worker.settings import WorkerSettings
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class EngineArgs:
 
 
 def arguments(*, is_cpu: bool, can_sleep: bool = True, **changes: Any) -> EngineArgs:
-    settings = Settings(model_path=str(MODEL_FOLDER), **changes)
+    settings = WorkerSettings(model_path=str(MODEL_FOLDER), **changes)
     made = engine_arguments(settings, EngineArgs, is_cpu=is_cpu, can_sleep=can_sleep)
     assert isinstance(made, EngineArgs)
     return made

@@ -7,13 +7,13 @@ from tokenizers import Tokenizer
 
 from contract.messages import Delta, Ranking, decode_logprobs
 from contract.outcomes import FinishReason
-from contract.queue import Claim
+from contract.queue import JobClaim
 from contract.sampling import SamplingSpec
 from tests.worker.conftest import make_job
 from worker.engine.base import SequenceEnd, SequenceOutput, TokenScores
-from worker.execution.generation import GATHERED_TOKENS, Generation
+from worker.execution.generation import GATHERED_TOKENS, RunningJob
 from worker.execution.logprobs import LOWEST_LOGPROB, TokenTexts
-from worker.queue.replies import Outbox
+from worker.queue.replies import ReplyOutbox
 
 GREEDY = SamplingSpec(seed=1, temperature=0.0)
 
@@ -25,16 +25,16 @@ def texts(tokenizer: Tokenizer) -> TokenTexts:
 
 @pytest.fixture
 def start(tokenizer: Tokenizer, texts: TokenTexts) -> Any:
-    def start(**changes: Any) -> tuple[Generation, Outbox]:
-        outbox = Outbox("g1")
-        claim = Claim(make_job(**changes), attempt=2)
-        return Generation(claim, outbox, tokenizer=tokenizer, texts=texts), outbox
+    def start(**changes: Any) -> tuple[RunningJob, ReplyOutbox]:
+        outbox = ReplyOutbox("g1")
+        claim = JobClaim(make_job(**changes), attempt=2)
+        return RunningJob(claim, outbox, tokenizer=tokenizer, texts=texts), outbox
 
     return start
 
 
 def feed(
-    generation: Generation,
+    generation: RunningJob,
     index: int,
     token_ids: list[int],
     *,

@@ -16,7 +16,7 @@ from contract.queue import JobQueue
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.redis_server import RedisServer
 from worker import telemetry
-from worker.queue.heartbeat import Heartbeat
+from worker.queue.heartbeat import WorkerHeartbeat
 
 MODEL = "beating"
 WORKER = "w1"
@@ -25,9 +25,9 @@ LEASE_MS = 3_000
 
 
 @asynccontextmanager
-async def heartbeat(url: str) -> AsyncIterator[Heartbeat]:
+async def heartbeat(url: str) -> AsyncIterator[WorkerHeartbeat]:
     """Send heartbeats for the length of a block."""
-    heartbeat = Heartbeat(url, MODEL, WORKER, lease_ms=LEASE_MS)
+    heartbeat = WorkerHeartbeat(url, MODEL, WORKER, lease_ms=LEASE_MS)
     heartbeat.start()
     try:
         yield heartbeat
@@ -83,14 +83,14 @@ async def test_closed_connection_is_replaced(redis: Redis, redis_server: RedisSe
 async def test_heartbeats_go_on_after_a_bug(
     redis: Redis, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original, errors = Heartbeat._beat, [RuntimeError("a bug")]
+    original, errors = WorkerHeartbeat._beat, [RuntimeError("a bug")]
 
-    async def beat(self: Heartbeat, queue: JobQueue) -> bool:
+    async def beat(self: WorkerHeartbeat, queue: JobQueue) -> bool:
         if errors:
             raise errors.pop()
         return await original(self, queue)
 
-    monkeypatch.setattr(Heartbeat, "_beat", beat)
+    monkeypatch.setattr(WorkerHeartbeat, "_beat", beat)
     async with heartbeat(redis_server.url):
         await until(lambda: is_watched(redis))
     assert not errors

@@ -19,7 +19,7 @@ from tests.support.cases import all_cases
 from tests.worker.conftest import MODEL_FOLDER
 from worker.engine.base import EngineRequest, InvalidRequestError
 from worker.engine.vllm.arguments import MAX_BAD_WORD_TOKENS
-from worker.engine.vllm.parameters import SamplingParameters
+from worker.engine.vllm.parameters import ParameterFactory
 from worker.engine.vllm.prompts import fitting_max_tokens
 from worker.samplers.arguments import chain_parameters
 
@@ -31,13 +31,13 @@ TYPES = SimpleNamespace(
 
 
 @pytest.fixture(scope="module")
-def parameters() -> SamplingParameters:
+def parameters() -> ParameterFactory:
     return maker(seeds_cost_time=True)
 
 
-def maker(*, seeds_cost_time: bool) -> SamplingParameters:
+def maker(*, seeds_cost_time: bool) -> ParameterFactory:
     content = (MODEL_FOLDER / "tokenizer.json").read_bytes()
-    return SamplingParameters(TYPES, content, [1], seeds_cost_time=seeds_cost_time)
+    return ParameterFactory(TYPES, content, [1], seeds_cost_time=seeds_cost_time)
 
 
 def request(spec: SamplingSpec | None = None, **changes: Any) -> EngineRequest:
@@ -52,11 +52,11 @@ def request(spec: SamplingSpec | None = None, **changes: Any) -> EngineRequest:
     return EngineRequest(**{**fields, **changes})
 
 
-def made(parameters: SamplingParameters, each: EngineRequest, max_tokens: int = 10) -> Any:
+def made(parameters: ParameterFactory, each: EngineRequest, max_tokens: int = 10) -> Any:
     return parameters.make(each, prompt_tokens=3, max_tokens=max_tokens)
 
 
-def test_vllm_samples_requests_without_a_chain(parameters: SamplingParameters) -> None:
+def test_vllm_samples_requests_without_a_chain(parameters: ParameterFactory) -> None:
     spec = SamplingSpec(seed=1, temperature=0.5, top_p=0.0, top_k=7, min_p=0.1, stop_token_ids=[4])
     params = made(parameters, request(spec))
     assert (params.temperature, params.top_p, params.top_k, params.min_p) == (0.5, 1e-6, 7, 0.1)
@@ -66,7 +66,7 @@ def test_vllm_samples_requests_without_a_chain(parameters: SamplingParameters) -
 
 @pytest.mark.parametrize(("temperature", "left"), [(0.7, 1.0), (0.0, 0.0)])
 def test_chain_gets_all_parameters_except_forbidden_tokens(
-    parameters: SamplingParameters, temperature: float, left: float
+    parameters: ParameterFactory, temperature: float, left: float
 ) -> None:
     chain = SamplerChain(
         order=list(DEFAULT_SAMPLERS),
@@ -97,7 +97,7 @@ def test_chain_gets_all_parameters_except_forbidden_tokens(
 
 @all_cases("logprobs", [None, 0, 2])
 def test_chain_reports_only_where_the_engine_does(
-    parameters: SamplingParameters, logprobs: int | None
+    parameters: ParameterFactory, logprobs: int | None
 ) -> None:
     spec = SamplingSpec(seed=1, chain=SamplerChain(order=[], reports_probabilities=True))
     found = chain_parameters(made(parameters, request(spec, logprobs=logprobs)).extra_args)
@@ -105,7 +105,7 @@ def test_chain_reports_only_where_the_engine_does(
     assert found.reports_probabilities is (logprobs is not None)
 
 
-def test_sequences_of_a_job_differ_in_seed_only(parameters: SamplingParameters) -> None:
+def test_sequences_of_a_job_differ_in_seed_only(parameters: ParameterFactory) -> None:
     spec = SamplingSpec(seed=1, chain=SamplerChain(order=[]))
     first = request(spec, prompt_logprobs=2)
     params = made(parameters, first)
@@ -121,14 +121,14 @@ def test_sequences_of_a_job_differ_in_seed_only(parameters: SamplingParameters) 
 
 
 def test_default_seed_is_omitted_where_it_costs_time(
-    parameters: SamplingParameters,
+    parameters: ParameterFactory,
 ) -> None:
     unasked = request(SamplingSpec(seed=1, is_seed_requested=False))
     assert made(parameters, unasked).seed is None
     assert made(maker(seeds_cost_time=False), unasked).seed == 3
 
 
-def test_other_fields_are_passed_on(parameters: SamplingParameters) -> None:
+def test_other_fields_are_passed_on(parameters: ParameterFactory) -> None:
     spec = SamplingSpec(
         seed=1,
         min_tokens=50,
@@ -153,7 +153,7 @@ def ids_of(text: str) -> list[int]:
 
 @pytest.mark.parametrize("word", ["jumps", " jumps", "the"])
 def test_bad_words_are_excluded_with_and_without_a_space(
-    parameters: SamplingParameters, word: str
+    parameters: ParameterFactory, word: str
 ) -> None:
     params = SimpleNamespace(bad_words=[word, word], _bad_words_token_ids=[[1]])
     parameters.forbid_words(params)
@@ -161,13 +161,13 @@ def test_bad_words_are_excluded_with_and_without_a_space(
     assert sorted(params._bad_words_token_ids) == sorted([ids_of(bare), ids_of(f" {bare}")])
 
 
-def test_nothing_is_forbidden_without_bad_words(parameters: SamplingParameters) -> None:
+def test_nothing_is_forbidden_without_bad_words(parameters: ParameterFactory) -> None:
     params = SimpleNamespace(bad_words=[], _bad_words_token_ids=None)
     parameters.forbid_words(params)
     assert params._bad_words_token_ids is None
 
 
-def test_bad_words_of_too_many_tokens_are_refused(parameters: SamplingParameters) -> None:
+def test_bad_words_of_too_many_tokens_are_refused(parameters: ParameterFactory) -> None:
     words = ["\u65e5" * (MAX_BAD_WORD_TOKENS // 3 // 2 - 1)]
     params = SimpleNamespace(bad_words=words, _bad_words_token_ids=None)
     parameters.forbid_words(params)

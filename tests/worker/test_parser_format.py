@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from tests.worker.conftest import MODEL_FOLDER
 from worker.chat_format import ParserFormat
 from worker.engine.vllm.parser_format import parser_format
-from worker.settings import Settings
+from worker.settings import WorkerSettings
 
 pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore")]
 
@@ -22,7 +22,7 @@ def load_tokenizer() -> Any:
 
 
 def described(tool_parser: str = "", reasoning_parser: str = "") -> ParserFormat:
-    settings = Settings(
+    settings = WorkerSettings(
         model_path=str(MODEL_FOLDER), tool_parser=tool_parser, reasoning_parser=reasoning_parser
     )
     return parser_format(settings, load_tokenizer)
@@ -32,7 +32,7 @@ def test_no_parser_needs_no_tokenizer() -> None:
     def never() -> Any:
         raise AssertionError
 
-    assert parser_format(Settings(model_path=str(MODEL_FOLDER)), never) == ParserFormat()
+    assert parser_format(WorkerSettings(model_path=str(MODEL_FOLDER)), never) == ParserFormat()
 
 
 @pytest.mark.parametrize("name", ["hermes", "qwen3_json"])

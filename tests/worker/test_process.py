@@ -34,7 +34,7 @@ from worker.chat_format import folder_templates
 from worker.engine.base import EngineDeadError
 from worker.engine.scripted import Script, ScriptedEngine
 from worker.main import EXIT_ENGINE_DIED, EXIT_NOT_STARTED, LOADED, SLEEP, WAKE, serve
-from worker.settings import Settings
+from worker.settings import WorkerSettings
 
 ROOT = Path(__file__).parents[2]
 LONG = 2_000
@@ -237,7 +237,7 @@ async def test_engine_that_does_not_start_ends_the_process_with_1(
         async def start(self) -> None:
             raise RuntimeError("no memory")
 
-    settings = Settings(model_path=str(MODEL_FOLDER), redis_url=SecretStr(redis_server.url))
+    settings = WorkerSettings(model_path=str(MODEL_FOLDER), redis_url=SecretStr(redis_server.url))
     assert await serve(settings, lambda: Broken(MODEL_FOLDER, Script())) == EXIT_NOT_STARTED
 
 
@@ -249,7 +249,7 @@ async def test_signal_while_loading_stops_the_process(
         async def start(self) -> None:
             await asyncio.Event().wait()
 
-    settings = Settings(
+    settings = WorkerSettings(
         model_path=str(MODEL_FOLDER),
         model_name=MODEL,
         model_aliases=("vendor/one", "two"),
@@ -309,7 +309,7 @@ async def test_hosts_worker_exits_if_it_cannot_sleep_or_wake(
     code: int,
 ) -> None:
     port = free_port()
-    settings = Settings(
+    settings = WorkerSettings(
         model_path=str(MODEL_FOLDER),
         model_name=MODEL,
         worker_id="w1",
@@ -364,7 +364,7 @@ async def test_hosts_worker_exits_if_it_cannot_sleep_or_wake(
 def test_help_names_every_setting_and_its_environment_variable() -> None:
     result = CliRunner().invoke(command, ["--help"], terminal_width=200)
     assert result.exit_code == 0
-    for name, field in Settings.model_fields.items():
+    for name, field in WorkerSettings.model_fields.items():
         assert f"--{name.replace('_', '-')}" in result.output
         assert f"[SLUICE_{name.upper()}]" in result.output
         assert field.description
@@ -400,7 +400,7 @@ def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("SLUICE_MODEL_PATH", str(MODEL_FOLDER))
     monkeypatch.setenv("SLUICE_ENGINE_ARGUMENTS", '{"tensor_parallel_size": 2}')
     monkeypatch.setenv("SLUICE_LEASE_SECONDS", "9")
-    settings = Settings()
+    settings = WorkerSettings()
     assert settings.engine_arguments == {"tensor_parallel_size": 2}
     assert (settings.lease_ms, settings.job_lease_ms) == (9_000, 27_000)
     assert settings.served_name == "checkpoint"
@@ -414,4 +414,4 @@ def test_aliases_are_separated_by_commas(
     monkeypatch: pytest.MonkeyPatch, value: str, aliases: tuple[str, ...]
 ) -> None:
     monkeypatch.setenv("SLUICE_MODEL_ALIASES", value)
-    assert Settings(model_path=str(MODEL_FOLDER)).model_aliases == aliases
+    assert WorkerSettings(model_path=str(MODEL_FOLDER)).model_aliases == aliases

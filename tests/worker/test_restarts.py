@@ -33,9 +33,9 @@ from tests.worker.test_process import get, ready
 from worker.engine.base import Engine, EngineDeadError, EngineRequest, EngineStep
 from worker.engine.scripted import Script, ScriptedEngine
 from worker.main import EXIT_STOPPED, serve
-from worker.registration import Catalogue
-from worker.settings import Settings
-from worker.supervisor import Supervisor
+from worker.registration import Registration
+from worker.settings import WorkerSettings
+from worker.supervisor import EngineSupervisor
 
 STEADY = Script(step_seconds=0.01)
 SLOW = Script(step_seconds=0.05)
@@ -127,7 +127,7 @@ async def serving(
         "lease_seconds": 60,
         **settings,
     }
-    task = asyncio.create_task(serve(Settings(**fields), factory))
+    task = asyncio.create_task(serve(WorkerSettings(**fields), factory))
     try:
         yield task
         if not task.done():
@@ -211,14 +211,14 @@ async def test_job_continues_after_an_engine_restart(
 async def test_announcements_go_on_after_a_bug(
     redis: Redis, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original, errors = Catalogue.announce, [RuntimeError("a bug")]
+    original, errors = Registration.announce, [RuntimeError("a bug")]
 
-    async def announce(self: Catalogue) -> None:
+    async def announce(self: Registration) -> None:
         if errors:
             raise errors.pop()
         await original(self)
 
-    monkeypatch.setattr(Catalogue, "announce", announce)
+    monkeypatch.setattr(Registration, "announce", announce)
     async with serving(redis_server, Factory()):
         await announced(redis, WorkerState.READY)
         # The periodic announcement alone renews the card.
@@ -271,7 +271,7 @@ async def test_pauses_double_until_an_engine_works_steadily(
     monkeypatch.setattr("worker.supervisor.time.monotonic", lambda: now)
     factory = Factory()
     failures: list[str] = []
-    supervisor = Supervisor(
+    supervisor = EngineSupervisor(
         factory,
         stopping=asyncio.Event(),
         longest_pause_seconds=60.0,

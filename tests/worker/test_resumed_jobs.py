@@ -22,7 +22,7 @@ from contract.messages import (
     decode_logprobs,
 )
 from contract.outcomes import FailureCode, FinishReason
-from contract.queue import Claim
+from contract.queue import JobClaim
 from contract.sampling import SamplingSpec
 from contract.tier import ServiceTier
 from tests.support.patience import PATIENCE_SECONDS
@@ -30,31 +30,31 @@ from tests.support.redis_server import RedisServer
 from tests.worker.conftest import Gateway, Stepwise, make_job, resumed, running_worker
 from worker.engine.base import SequenceEnd, SequenceOutput
 from worker.engine.scripted import Script
-from worker.execution.generation import Generation
+from worker.execution.generation import RunningJob
 from worker.execution.logprobs import TokenTexts
 from worker.execution.text import Detokenizer
-from worker.queue.replies import BYTES_OF_LOGPROB, MOST_DELTAS_IN_FRAME, Outbox
+from worker.queue.replies import BYTES_OF_LOGPROB, MOST_DELTAS_IN_FRAME, ReplyOutbox
 
 GREEDY = SamplingSpec(seed=1, temperature=0.0)
 STEADY = Script(step_seconds=0.01)
 
-Start = Callable[..., tuple[Generation, Outbox]]
+Start = Callable[..., tuple[RunningJob, ReplyOutbox]]
 
 
 @pytest.fixture
 def start(tokenizer: Tokenizer) -> Start:
     texts = TokenTexts(tokenizer)
 
-    def start(job: GenerationJob, attempt: int = 1) -> tuple[Generation, Outbox]:
-        outbox = Outbox("g1")
-        generation = Generation(Claim(job, attempt), outbox, tokenizer=tokenizer, texts=texts)
+    def start(job: GenerationJob, attempt: int = 1) -> tuple[RunningJob, ReplyOutbox]:
+        outbox = ReplyOutbox("g1")
+        generation = RunningJob(JobClaim(job, attempt), outbox, tokenizer=tokenizer, texts=texts)
         generation.begin()
         return generation, outbox
 
     return start
 
 
-def feed(generation: Generation, token_ids: list[int], *, is_first: bool) -> bool:
+def feed(generation: RunningJob, token_ids: list[int], *, is_first: bool) -> bool:
     """Feed the first sequence token by token to its end. Return whether it ended early."""
     sequence = generation.sequences[0]
     for position, token_id in enumerate(token_ids):
@@ -313,7 +313,7 @@ def test_handing_back_first_sends_pending_text(start: Start, tokenizer: Tokenize
 
 
 def test_frame_that_is_cut_keeps_the_choices_of_a_token_together() -> None:
-    outbox = Outbox("g1")
+    outbox = ReplyOutbox("g1")
     for start in range(MOST_DELTAS_IN_FRAME):
         outbox.deltas += [Delta(7, 1, choice, start, "a", [1]) for choice in range(3)]
     expected = list(outbox.deltas)
@@ -327,7 +327,7 @@ def test_frame_that_is_cut_keeps_the_choices_of_a_token_together() -> None:
 
 
 def test_frame_is_cut_by_the_log_probabilities_that_it_has() -> None:
-    outbox = Outbox("g1")
+    outbox = ReplyOutbox("g1")
     logprobs = bytes(99 * BYTES_OF_LOGPROB)
     outbox.deltas = [Delta(7, 1, 0, start, "a", [1], logprobs=logprobs) for start in range(50)]
     numbers = []

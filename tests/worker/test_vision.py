@@ -18,7 +18,7 @@ from tests.worker.test_images import HOSTILE, image_file
 from worker.engine.base import EngineRequest, InvalidRequestError, SequenceOutput
 from worker.engine.vllm.engine import VllmEngine
 from worker.model_files import context_window
-from worker.queue.replies import Outbox
+from worker.queue.replies import ReplyOutbox
 
 pytestmark = [*MARKS, pytest.mark.long]
 
@@ -40,15 +40,15 @@ def seeing(engine: VllmEngine, text: str, *images: bytes, **changes: object) -> 
     return make_job(prompt_token_ids=tokenizer.encode(text).ids, images=list(images), **fields)
 
 
-async def answers(engine: VllmEngine, *jobs: GenerationJob) -> list[Outbox]:
+async def answers(engine: VllmEngine, *jobs: GenerationJob) -> list[ReplyOutbox]:
     return (await run_jobs(engine, jobs)).outboxes
 
 
-def scores(outbox: Outbox) -> list[float | None]:
+def scores(outbox: ReplyOutbox) -> list[float | None]:
     return [entry.logprob for delta in outbox.deltas for entry in decode_logprobs(delta.logprobs)]
 
 
-def finished(outbox: Outbox) -> JobFinished:
+def finished(outbox: ReplyOutbox) -> JobFinished:
     (end,) = outbox.finished
     return end
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 from worker.engine.base import AdapterLimits
 from worker.model_files import adapter_modules
-from worker.settings import Settings
+from worker.settings import WorkerSettings
 
 
-def adapter_limits(settings: Settings) -> AdapterLimits | None:
+def adapter_limits(settings: WorkerSettings) -> AdapterLimits | None:
     """Return which adapters the engine can load; None if it runs the base model only."""
     if not settings.adapter_slots:
         return None

@@ -18,7 +18,7 @@ from contract.queue import AdapterRoom
 from worker import telemetry
 from worker.adapters.files import AdapterFiles, StoreFailedError, WrongFilesError
 from worker.engine.base import AdapterRejectedError, Engine, EngineAdapter
-from worker.execution.generation import Generation
+from worker.execution.generation import RunningJob
 from worker.execution.jobs import RunningJobs
 from worker.queue.held import HeldDigests
 
@@ -32,7 +32,7 @@ RETRY_SECONDS = 5.0
 """Time after a failure of the object store in which the worker loads no other adapter."""
 
 
-class AdapterFailedError(Exception):
+class AdapterLoadError(Exception):
     """An adapter could not be loaded. The message is fit for a client.
 
     Args:
@@ -62,7 +62,7 @@ class Adapters:
         files: AdapterFiles | None,
         *,
         held: HeldDigests,
-        charge: Callable[[Generation, float], Awaitable[None]],
+        charge: Callable[[RunningJob, float], Awaitable[None]],
         on_change: Callable[[list[str]], None],
     ) -> None:
         self._engine = engine
@@ -89,7 +89,7 @@ class Adapters:
         """Whether a job needs no load."""
         return job.adapter is None or job.adapter.digest in self._loaded
 
-    async def load(self, generation: Generation) -> EngineAdapter | None:
+    async def load(self, generation: RunningJob) -> EngineAdapter | None:
         """Load the adapter of a running job. Return None if the job runs the base model.
 
         Jobs with the same adapter share one load, for which the first one's tenant is charged.
@@ -109,7 +109,7 @@ class Adapters:
             task.add_done_callback(partial(self._load_ended, adapter.digest))
         return await asyncio.shield(task)
 
-    async def _load_for(self, generation: Generation, adapter: AdapterRef) -> EngineAdapter:
+    async def _load_for(self, generation: RunningJob, adapter: AdapterRef) -> EngineAdapter:
         began = time.monotonic()
         outcome = "failed"
         try:
@@ -127,7 +127,7 @@ class Adapters:
                 error,
                 extra=about(generation.job),
             )
-            raise AdapterFailedError(
+            raise AdapterLoadError(
                 "The adapter could not be loaded.", is_permanent=is_permanent
             ) from error
         finally:

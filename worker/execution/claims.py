@@ -10,14 +10,14 @@ from tokenizers import Tokenizer
 from common import clock
 from contract.messages import JobFailed, about
 from contract.outcomes import FailureCode
-from contract.queue import Affinity, Claim, let_others_run
+from contract.queue import Affinity, JobClaim, let_others_run
 from contract.tier import Lane
 from worker import telemetry
 from worker.engine.base import Engine, InvalidRequestError
 from worker.execution import tracing
 from worker.execution.adapters import Adapters
 from worker.execution.checks import check_job
-from worker.execution.generation import Generation, report_before
+from worker.execution.generation import RunningJob, report_before
 from worker.execution.jobs import DEADLINE_MESSAGE, RunningJobs
 from worker.execution.logprobs import TokenTexts
 from worker.execution.preemption import Preemption
@@ -133,11 +133,11 @@ class Claimer:
             lanes, self._jobs.room_changed, seconds=self._preemption.pause_seconds
         )
 
-    async def _charge_start(self, claim: Claim) -> None:
+    async def _charge_start(self, claim: JobClaim) -> None:
         units, self._start_units = self._start_units, 0.0
         await self._link.queue.charge(self._link.worker, claim.job.id, claim.attempt, units)
 
-    async def _start(self, claims: list[Claim], asked_at: float) -> None:
+    async def _start(self, claims: list[JobClaim], asked_at: float) -> None:
         # Register all jobs before submitting any: if the engine dies, registered jobs are returned.
         started = []
         for claim in claims:
@@ -164,7 +164,7 @@ class Claimer:
         await self._submitter.submit(started)
         self._link.writer.flush()
 
-    def _abandon(self, claim: Claim) -> None:
+    def _abandon(self, claim: JobClaim) -> None:
         """End a claim whose gateway is dead. Another gateway takes over a background job."""
         telemetry.JOBS_ENDED.labels(tracing.ABANDONED).inc()
         if claim.job.is_background:
@@ -172,7 +172,7 @@ class Claimer:
         else:
             self._link.leases.end([report_before(claim)])
 
-    async def _begin(self, claim: Claim, asked_at: float) -> Generation | None:
+    async def _begin(self, claim: JobClaim, asked_at: float) -> RunningJob | None:
         """Return the generation of a claimed job; None if the job has ended already."""
         if not await self._link.gateways.is_alive(claim.job.gateway):
             self._abandon(claim)
@@ -192,7 +192,7 @@ class Claimer:
         self._jobs.add(generation)
         return generation
 
-    def _validated(self, claim: Claim, asked_at: float) -> Generation | None:
+    def _validated(self, claim: JobClaim, asked_at: float) -> RunningJob | None:
         """Return the generation of a claimed job; None if the job failed."""
         job = claim.job
         if job.deadline_ms <= clock.now_ms():
@@ -200,7 +200,7 @@ class Claimer:
             return None
         try:
             check_job(job, self._engine.info)
-            return Generation(
+            return RunningJob(
                 claim,
                 self._link.writer.outbox(job.gateway),
                 tokenizer=self._tokenizer,
@@ -216,7 +216,7 @@ class Claimer:
         return None
 
     def _fail(
-        self, claim: Claim, code: FailureCode, message: str, *, param: str | None = None
+        self, claim: JobClaim, code: FailureCode, message: str, *, param: str | None = None
     ) -> None:
         job, report = claim.job, report_before(claim)
         failed = JobFailed(job.handle, claim.attempt, code, message, param=param)

@@ -33,7 +33,7 @@ from contract.messages import (
     encode_logprobs,
 )
 from contract.outcomes import FinishReason
-from contract.queue import Claim, LeaseReport, needed_tokens
+from contract.queue import JobClaim, LeaseReport, needed_tokens
 from worker import telemetry
 from worker.engine.base import EngineAdapter, EngineRequest, SequenceOutput
 from worker.execution.logprobs import TokenTexts, prompt_logprobs
@@ -41,7 +41,7 @@ from worker.execution.prefill import PrefillPace
 from worker.execution.sequence import Sequence
 from worker.execution.text import Detokenizer, StopStrings
 from worker.parsing.base import NO_PARSERS, MakeParser, Parsers
-from worker.queue.replies import Outbox
+from worker.queue.replies import ReplyOutbox
 
 GATHERED_TOKENS = 64
 """Tokens in one delta of a job that is ranked or not streamed."""
@@ -59,7 +59,7 @@ class Stage(IntEnum):
     ENDED = 2  # The job finished or failed, was returned to its gateway, or was dropped.
 
 
-def report_before(claim: Claim) -> LeaseReport:
+def report_before(claim: JobClaim) -> LeaseReport:
     """Return the lease report of a job that did not start: the counts of earlier attempts."""
     job, resumption = claim.job, claim.job.resumption
     if resumption is None:
@@ -79,13 +79,13 @@ def _prepare(parsers: Parsers, job: GenerationJob, parsing: Parsing) -> MakePars
     return parsers.prepare(parsing, opening)
 
 
-class Generation:
+class RunningJob:
     """Tracks one job until its last sequence ends."""
 
     def __init__(
         self,
-        claim: Claim,
-        outbox: Outbox,
+        claim: JobClaim,
+        outbox: ReplyOutbox,
         *,
         tokenizer: Tokenizer,
         texts: TokenTexts,

@@ -8,7 +8,7 @@ from contract.outcomes import FailureCode
 from worker import telemetry
 from worker.engine.base import SequenceOutput
 from worker.execution import tracing
-from worker.execution.generation import Generation, Stage
+from worker.execution.generation import RunningJob, Stage
 from worker.queue.leases import Leases
 from worker.queue.replies import UNDECODABLE_MESSAGE
 
@@ -26,10 +26,10 @@ class RunningJobs:
 
     def __init__(self, leases: Leases) -> None:
         self._leases = leases
-        self.by_id: dict[str, Generation] = {}
-        self.batch: dict[str, Generation] = {}
+        self.by_id: dict[str, RunningJob] = {}
+        self.batch: dict[str, RunningJob] = {}
         """The batch jobs among them by id, oldest first."""
-        self.by_sequence: dict[str, Generation] = {}
+        self.by_sequence: dict[str, RunningJob] = {}
         """The sequences in the engine that have not ended."""
         self.to_abort: list[str] = []
         self.kv_usage = 0.0
@@ -50,7 +50,7 @@ class RunningJobs:
         """KV-cache tokens that are reserved for the jobs and not used yet."""
         return sum(each.reserved_tokens for each in self.by_id.values())
 
-    def add(self, generation: Generation) -> None:
+    def add(self, generation: RunningJob) -> None:
         """Add a job that was claimed."""
         self.by_id[generation.job.id] = generation
         if generation.is_preemptible:
@@ -59,7 +59,7 @@ class RunningJobs:
         self.idle.clear()
         telemetry.JOBS_RUNNING.set(len(self.by_id))
 
-    def end_sequence(self, output: SequenceOutput, generation: Generation) -> None:
+    def end_sequence(self, output: SequenceOutput, generation: RunningJob) -> None:
         """Remove a sequence whose last output was sent, and its job if it was the last one."""
         self.by_sequence.pop(output.sequence_id, None)
         self.room_changed.set()
@@ -71,7 +71,7 @@ class RunningJobs:
 
     def fail(
         self,
-        generation: Generation,
+        generation: RunningJob,
         code: FailureCode,
         message: str,
         *,
@@ -87,13 +87,13 @@ class RunningJobs:
         self._leases.hold_until_written(report)
         self._remove(generation, code.value)
 
-    def fail_broken(self, generation: Generation, message: str = UNDECODABLE_MESSAGE) -> None:
+    def fail_broken(self, generation: RunningJob, message: str = UNDECODABLE_MESSAGE) -> None:
         """End a job that raised the current exception, unless it has ended."""
         _log.exception("Job %s: %s", generation.job.id, message, extra=about(generation.job))
         if not generation.has_ended:
             self.fail(generation, FailureCode.ENGINE_ERROR, message)
 
-    def return_job(self, generation: Generation, reason: ReturnReason) -> None:
+    def return_job(self, generation: RunningJob, reason: ReturnReason) -> None:
         """End a job here and return it to its gateway, which requeues it."""
         generation.return_job(reason)
         self._leases.hold_until_written(generation.report)
@@ -108,12 +108,12 @@ class RunningJobs:
             except Exception:  # One job must not keep all others.
                 self.fail_broken(generation)
 
-    def drop(self, generation: Generation, outcome: str) -> None:
+    def drop(self, generation: RunningJob, outcome: str) -> None:
         """End a job without a reply; its receipt has the counts if this worker holds the lease."""
         self._remove(generation, outcome)
         self._leases.end([generation.report])
 
-    def abandon(self, generation: Generation) -> None:
+    def abandon(self, generation: RunningJob) -> None:
         """End a job whose gateway is dead. Another gateway takes over a background job."""
         if not generation.job.is_background:
             self.drop(generation, tracing.ABANDONED)
@@ -124,12 +124,12 @@ class RunningJobs:
         self._leases.hold_until_written(report)
         self._remove(generation, tracing.RETURNED)
 
-    def drop_unsent(self, generation: Generation) -> None:
+    def drop_unsent(self, generation: RunningJob) -> None:
         """End a job whose pending replies were dropped, so that another worker claims it."""
         self._remove(generation, tracing.REPLIES_LOST)
         self._leases.release([generation.report])
 
-    def _remove(self, generation: Generation, outcome: str) -> None:
+    def _remove(self, generation: RunningJob, outcome: str) -> None:
         generation.advance(Stage.ENDED)
         del self.by_id[generation.job.id]
         if self.batch.pop(generation.job.id, None) is not None:

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from common.tasks import TaskSet
 from worker.engine.base import SequenceOutput
-from worker.execution.generation import Generation
+from worker.execution.generation import RunningJob
 from worker.execution.jobs import RunningJobs
 from worker.execution.submission import Submitter
 from worker.queue.replies import ReplyWriter
@@ -35,7 +35,7 @@ class ParserThread:
         # One thread: more would only take turns with each other and leave the event loop less time.
         self._thread = ThreadPoolExecutor(1, "parse-responses")
 
-    def defer(self, output: SequenceOutput, generation: Generation) -> None:
+    def defer(self, output: SequenceOutput, generation: RunningJob) -> None:
         """Parse one step's output of a sequence later."""
         generation.defer(output)
         if output.end is not None:
@@ -49,7 +49,7 @@ class ParserThread:
         """Stop parsing, without waiting for a call in progress."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    async def _parse_backlog(self, generation: Generation) -> None:
+    async def _parse_backlog(self, generation: RunningJob) -> None:
         backlog, loop = generation.backlog, asyncio.get_running_loop()
         while backlog and not generation.has_ended:
             outputs = [backlog.popleft() for _ in range(min(len(backlog), MOST_OUTPUTS_PER_CALL))]
@@ -63,7 +63,7 @@ class ParserThread:
             await self._submitter.apply_ends()
         generation.is_parsing = False
 
-    def _send(self, outputs: list[SequenceOutput], generation: Generation) -> None:
+    def _send(self, outputs: list[SequenceOutput], generation: RunningJob) -> None:
         for output in {each.sequence_id: each for each in outputs}.values():
             if generation.send_parsed(output.sequence_id):
                 self._jobs.end_sequence(output, generation)

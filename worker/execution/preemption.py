@@ -11,7 +11,7 @@ from contract.messages import ReturnReason
 from contract.queue import Room
 from worker import telemetry
 from worker.engine.base import Engine
-from worker.execution.generation import Generation
+from worker.execution.generation import RunningJob
 from worker.execution.jobs import RunningJobs
 
 BATCH_PROMPT_TOKENS = 2_048
@@ -80,7 +80,7 @@ class Preemption:
             batch_prompt_tokens=self._batch_prompt_tokens - unprocessed,
         )
 
-    def make_room(self, started: Sequence[Generation]) -> None:
+    def make_room(self, started: Sequence[RunningJob]) -> None:
         """Return batch jobs, youngest first, until the started jobs have room."""
         requests = [len(each.open_sequences) for each in started if not each.is_preemptible]
         if not requests or not self._jobs.batch:
@@ -95,13 +95,13 @@ class Preemption:
             tokens -= generation.held_tokens
             self._preempt(generation)
 
-    def _preempt(self, generation: Generation) -> None:
+    def _preempt(self, generation: RunningJob) -> None:
         self._allowance -= len(generation.open_sequences)
         telemetry.PREEMPTED_SEQUENCES.inc(len(generation.open_sequences))
         telemetry.PREEMPTED_TOKENS.inc(sum(e.tokens for e in generation.open_sequences.values()))
         self._jobs.return_job(generation, ReturnReason.PREEMPTED)
 
-    def _candidates(self) -> list[Generation]:
+    def _candidates(self) -> list[RunningJob]:
         """Return the batch jobs that may be preempted now, youngest first."""
         now = time.monotonic()
         renewed = self._allowance + (now - self._renewed_at) * self._rate

@@ -20,7 +20,7 @@ from worker.adapters.files import AdapterFiles
 from worker.engine.base import Engine, EngineDeadError
 from worker.execution.adapters import Adapters
 from worker.execution.claims import Claimer
-from worker.execution.generation import Generation
+from worker.execution.generation import RunningJob
 from worker.execution.jobs import RunningJobs
 from worker.execution.parsing import ParserThread
 from worker.execution.preemption import Preemption
@@ -167,7 +167,7 @@ class Runner:
         self._claimer.stop()
         self._stopped.set()
 
-    async def _charge_load(self, generation: Generation, seconds: float) -> None:
+    async def _charge_load(self, generation: RunningJob, seconds: float) -> None:
         link, units = self._link, self._adapter_load_units * seconds
         try:
             await link.queue.charge(link.worker, generation.job.id, generation.attempt, units)

@@ -7,7 +7,7 @@ from contract.messages import GenerationJob, ReturnReason
 from contract.outcomes import FailureCode
 from worker import telemetry
 from worker.engine.base import Engine, EngineDeadError, EngineStep, SequenceEnd, SequenceOutput
-from worker.execution.generation import Generation
+from worker.execution.generation import RunningJob
 from worker.execution.jobs import RunningJobs
 from worker.execution.parsing import ParserThread
 from worker.execution.submission import Submitter
@@ -98,7 +98,7 @@ class StepLoop:
         if step.stats is not None:
             self._jobs.kv_usage = step.stats.kv_usage
 
-    def _receive(self, output: SequenceOutput, generation: Generation, *, is_due: bool) -> None:
+    def _receive(self, output: SequenceOutput, generation: RunningJob, *, is_due: bool) -> None:
         if output.end is not None:
             if output.end is SequenceEnd.ABORTED:
                 self._jobs.return_job(generation, ReturnReason.DRAINING)

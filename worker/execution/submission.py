@@ -8,8 +8,8 @@ from contract.messages import ReturnReason
 from contract.outcomes import FailureCode
 from contract.queue import let_others_run
 from worker.engine.base import Engine, EngineDeadError, EngineRequest, InvalidRequestError
-from worker.execution.adapters import AdapterFailedError, Adapters
-from worker.execution.generation import Generation, Stage
+from worker.execution.adapters import AdapterLoadError, Adapters
+from worker.execution.generation import RunningJob, Stage
 from worker.execution.jobs import RunningJobs
 from worker.queue.replies import ReplyWriter
 
@@ -22,8 +22,8 @@ class Suspects:
     """
 
     def __init__(self) -> None:
-        self._waiting: deque[Generation] = deque()
-        self._current: Generation | None = None
+        self._waiting: deque[RunningJob] = deque()
+        self._current: RunningJob | None = None
         """The suspect whose first token is pending."""
 
     @property
@@ -31,11 +31,11 @@ class Suspects:
         """Whether suspects wait for another one's first token."""
         return bool(self._waiting)
 
-    def add(self, generation: Generation) -> None:
+    def add(self, generation: RunningJob) -> None:
         """Queue a suspect."""
         self._waiting.append(generation)
 
-    def next(self) -> Generation | None:
+    def next(self) -> RunningJob | None:
         """Return the next suspect, or None if none may start yet."""
         current = self._current
         if current is not None and not (current.has_ended or current.has_progressed):
@@ -76,7 +76,7 @@ class Submitter:
         """Whether `apply_ends` may have work to do."""
         return bool(self._jobs.to_abort) or self._suspects.are_waiting
 
-    async def submit(self, generations: list[Generation]) -> None:
+    async def submit(self, generations: list[RunningJob]) -> None:
         """Submit running jobs: suspects one at a time, and slow submissions in the background."""
         for generation in generations:
             if generation.job.is_suspect:
@@ -105,7 +105,7 @@ class Submitter:
                 self._jobs.to_abort += to_abort
                 raise
 
-    async def _submit(self, generation: Generation) -> None:
+    async def _submit(self, generation: RunningJob) -> None:
         """Submit a job, which alone fails if that is impossible. Raises EngineDeadError."""
         jobs, requests = self._jobs, list[EngineRequest]()
         try:
@@ -128,18 +128,18 @@ class Submitter:
             # The job ended when the engine did not have all of its sequences yet.
             jobs.to_abort += [each.id for each in requests if each.id not in jobs.by_sequence]
 
-    async def _load_adapter(self, generation: Generation) -> bool:
+    async def _load_adapter(self, generation: RunningJob) -> bool:
         """Load the adapter of a job. Return False if the job has ended."""
         try:
             generation.adapter = await self._adapters.load(generation)
-        except AdapterFailedError as error:
+        except AdapterLoadError as error:
             if not generation.has_ended and error.is_permanent:
                 self._jobs.fail(generation, FailureCode.ADAPTER_FAILED, str(error))
             elif not generation.has_ended:
                 self._jobs.return_job(generation, ReturnReason.ADAPTER_FAILED)
         return not generation.has_ended
 
-    async def _submit_alone(self, generation: Generation) -> None:
+    async def _submit_alone(self, generation: RunningJob) -> None:
         if not generation.has_ended:
             # The step loop raises the same error and ends all jobs.
             with suppress(EngineDeadError):

@@ -22,7 +22,7 @@ from common import tracing as names
 from common.tracing import context_of, span_of
 from contract.outcomes import FailureCode
 from worker import tracing
-from worker.execution.generation import Generation
+from worker.execution.generation import RunningJob
 
 # Outcomes of attempts, beside the codes of failures.
 FINISHED: Final = "finished"
@@ -38,7 +38,7 @@ LOST: Final = "lost"
 _FAILURES: Final = frozenset({LOST, *FailureCode}) - {FailureCode.CANCELLED}
 
 
-def attempt_ended(generation: Generation, outcome: str) -> None:
+def attempt_ended(generation: RunningJob, outcome: str) -> None:
     """Create the spans of an attempt that has left this worker."""
     tracer, job = tracing.state.tracer, generation.job
     if tracer is None or not job.traceparent:
@@ -92,7 +92,7 @@ class _Times:
     ended: int
 
     @classmethod
-    def of(cls, generation: Generation) -> "_Times":
+    def of(cls, generation: RunningJob) -> "_Times":
         """Return the times of an attempt that ends now."""
         now, ended = time.monotonic(), time.time_ns()
 

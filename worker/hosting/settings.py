@@ -9,7 +9,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from pydantic_settings import SettingsConfigDict
 
 from worker.command_line import reasons
-from worker.settings import ProcessSettings, Settings, environment_name
+from worker.settings import ProcessSettings, WorkerSettings, environment_name
 
 _OF_HOST = (
     "ends_with_input",
@@ -86,9 +86,9 @@ def read_models(path: Path) -> dict[str, dict[str, str]]:
         if given := sorted(set(fields) & set(_OF_HOST)):
             raise ValueError(f"{path}: model {index}: the host sets {', '.join(given)}")
         try:
-            settings = Settings(**fields)
+            settings = WorkerSettings(**fields)
         except ValidationError as error:
-            name, reason = reasons(error, Settings)[0]
+            name, reason = reasons(error, WorkerSettings)[0]
             raise ValueError(
                 f"{path}: model {index}: {name + ': ' if name else ''}{reason}"
             ) from None

@@ -10,7 +10,7 @@ from worker.parsing.base import MakeParser, Parsed
 from worker.parsing.hermes import HermesCalls
 
 
-class Thinking:
+class ReasoningMarks:
     """Separates reasoning from content at two single-token marks, as DeepSeek-R1 writes it.
 
     It returns what vLLM's parser `deepseek_r1` returns for one token at a time. The opening mark
@@ -54,7 +54,7 @@ class OwnParser:
 
     __slots__ = ("_calls", "_thinking")
 
-    def __init__(self, thinking: Thinking | None, calls: HermesCalls | None) -> None:
+    def __init__(self, thinking: ReasoningMarks | None, calls: HermesCalls | None) -> None:
         self._thinking = thinking
         self._calls = calls
 
@@ -99,7 +99,7 @@ class OwnParsers:
             return None
 
         def make() -> OwnParser:
-            thinking = None if marks is None else Thinking(*marks, opening)
+            thinking = None if marks is None else ReasoningMarks(*marks, opening)
             return OwnParser(thinking, HermesCalls() if finds_calls else None)
 
         return make

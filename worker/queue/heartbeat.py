@@ -34,7 +34,7 @@ _AGAIN_SECONDS = 0.05
 _UNWATCHED_SECONDS = 1.0
 
 
-class Heartbeat:
+class WorkerHeartbeat:
     """The thread of one worker process."""
 
     def __init__(self, redis_url: str, model: str, worker: str, *, lease_ms: int) -> None:

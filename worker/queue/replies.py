@@ -99,7 +99,7 @@ class Taken(NamedTuple):
     to_release: list[LeaseReport]
 
 
-class Outbox:
+class ReplyOutbox:
     """Messages that wait to be sent to one gateway."""
 
     __slots__ = (
@@ -248,18 +248,18 @@ class ReplyWriter:
         self._on_written = on_written
         self.overflowed = asyncio.Event()
         """Set after a failed write if too many deltas are unwritten."""
-        self._outboxes: dict[str, Outbox] = {}
+        self._outboxes: dict[str, ReplyOutbox] = {}
         self._kept: defaultdict[str, KeptFrames] = defaultdict(KeptFrames)
         """By stream."""
         self._has_messages = asyncio.Event()
         self._drained = asyncio.Event()
         self._drained.set()
 
-    def outbox(self, gateway: str) -> Outbox:
+    def outbox(self, gateway: str) -> ReplyOutbox:
         """Return the outbox of a gateway. Call `flush` after adding messages."""
         outbox = self._outboxes.get(gateway)
         if outbox is None:
-            outbox = self._outboxes[gateway] = Outbox(gateway)
+            outbox = self._outboxes[gateway] = ReplyOutbox(gateway)
         return outbox
 
     @property

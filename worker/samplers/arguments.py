@@ -8,9 +8,9 @@ import msgspec
 
 from contract import sampling as ranges
 from contract.sampling import Range, SamplerChain, SamplingSpec
-from worker.samplers.parameters import ChainParameters
+from worker.samplers.parameters import SequenceChain
 
-PROCESSOR = "worker.samplers.processor:SamplerChain"
+PROCESSOR = "worker.samplers.processor:ChainProcessor"
 """Value of vLLM's engine argument `logits_processors` that enables chains."""
 
 _KEY = "sluice_chain"
@@ -54,7 +54,7 @@ def chain_arguments(
     """
     if spec.chain is None:
         raise ValueError("'spec' must have a chain.")
-    parameters = ChainParameters(
+    parameters = SequenceChain(
         order=tuple(spec.chain.order),
         temperature=spec.temperature,
         top_p=spec.top_p,
@@ -92,7 +92,7 @@ def varied(
     return {_KEY: chain | {"seed": seed, "replayed": list(replayed)}}
 
 
-def chain_parameters(extra_args: Mapping[str, Any] | None) -> ChainParameters | None:
+def chain_parameters(extra_args: Mapping[str, Any] | None) -> SequenceChain | None:
     """Return the chain that `chain_arguments` wrote, or None if there is none.
 
     Raises ValueError if it is malformed, so that no invalid chain reaches a batch.
@@ -101,10 +101,10 @@ def chain_parameters(extra_args: Mapping[str, Any] | None) -> ChainParameters | 
     if arguments is None:
         return None
     try:
-        parameters = msgspec.convert(arguments, ChainParameters)
+        parameters = msgspec.convert(arguments, SequenceChain)
     except msgspec.ValidationError as error:
         raise ValueError(f"The sampler chain is malformed: {error}.") from None
-    if unknown := sorted(set(arguments) - {field.name for field in fields(ChainParameters)}):
+    if unknown := sorted(set(arguments) - {field.name for field in fields(SequenceChain)}):
         raise ValueError(f"The sampler chain has no parameter {', '.join(unknown)}.")
     for name, bounds in _BOUNDS.items():
         _check(name, getattr(parameters, name), bounds)
@@ -154,7 +154,7 @@ def _check(name: str, value: float, bounds: Range) -> None:
         )
 
 
-def _token_ids(parameters: ChainParameters) -> Iterator[int]:
+def _token_ids(parameters: SequenceChain) -> Iterator[int]:
     yield from parameters.xtc_spared
     yield from parameters.replayed
     for heads, tail in parameters.dry_breakers:

@@ -12,7 +12,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from worker.samplers.candidates import Placement
-from worker.samplers.parameters import ChainParameters
+from worker.samplers.parameters import SequenceChain
 from worker.samplers.reported import REPORTED
 from worker.samplers.rows import Rows, apply_chain
 from worker.samplers.stages.mirostat import MirostatRows, apply_mirostat, next_mu, replay
@@ -28,7 +28,7 @@ class ChainedSequence:
     of another worker does not restart: its first tokens are replayed.
     """
 
-    parameters: ChainParameters
+    parameters: SequenceChain
     memory: "MirostatMemory | None" = None
     """The memory that holds its state; None before its first step and without mirostat."""
     row: int = 0

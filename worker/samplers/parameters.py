@@ -20,7 +20,7 @@ TIED_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChainParameters:
+class SequenceChain:
     """The chain of one sequence. Defaults change nothing; the contract defines the meanings.
 
     At temperature 0 (greedy) only the penalties and DRY apply. Mirostat replaces every step except

@@ -11,7 +11,7 @@ from worker.samplers.v2 import ProcessorV2
 
 
 # The type checker skips vLLM.
-class SamplerChain(InterfaceV1, InterfaceV2):  # type: ignore[misc]
+class ChainProcessor(InterfaceV1, InterfaceV2):  # type: ignore[misc]
     """Passes the type checks of both runners, and creates the processor for the caller.
 
     Raises ValueError with speculative decoding: a step then samples several tokens of a sequence,

@@ -8,22 +8,22 @@ from torch import Tensor
 
 from contract.sampling import Sampler
 from worker.samplers.candidates import Candidates, Context, Placement, Step
-from worker.samplers.parameters import ChainParameters
-from worker.samplers.stages.dry import Dry
+from worker.samplers.parameters import SequenceChain
+from worker.samplers.stages.dry import DryStage
 from worker.samplers.stages.penalties import Penalties
 from worker.samplers.stages.temperature import Temperature
 from worker.samplers.stages.truncation import MinP, TopK, TopNSigma, TopP, TypicalP
-from worker.samplers.stages.xtc import Xtc
+from worker.samplers.stages.xtc import XtcStage
 
-_BUILDERS: Mapping[Sampler, Callable[[Sequence[ChainParameters], Placement], Step]] = {
+_BUILDERS: Mapping[Sampler, Callable[[Sequence[SequenceChain], Placement], Step]] = {
     Sampler.PENALTIES: Penalties.build,
-    Sampler.DRY: Dry.build,
+    Sampler.DRY: DryStage.build,
     Sampler.TOP_N_SIGMA: TopNSigma.build,
     Sampler.TOP_K: TopK.build,
     Sampler.TYPICAL_P: TypicalP.build,
     Sampler.TOP_P: TopP.build,
     Sampler.MIN_P: MinP.build,
-    Sampler.XTC: Xtc.build,
+    Sampler.XTC: XtcStage.build,
     Sampler.TEMPERATURE: Temperature.build,
 }
 
@@ -37,7 +37,7 @@ class Rows:
     ranked_tokens: int
 
     @classmethod
-    def build(cls, parameters: Sequence[ChainParameters], placement: Placement) -> Self:
+    def build(cls, parameters: Sequence[SequenceChain], placement: Placement) -> Self:
         """Copy parameters to the device: at least one, all of one group, none with mirostat."""
         used = {step for step in Sampler if any(row.uses(step) for row in parameters)}
         built = {step: _BUILDERS[step](parameters, placement) for step in used}

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator
 
-from gateway.batches.files.store import FileStore, Part
+from gateway.batches.files.store import FilePart, FileStore
 from gateway.platform.blobs import Blobs, MissingBlobError
 from gateway.platform.database.engine import Database
 from gateway.records.errors import StoreUnavailableError
@@ -53,7 +53,7 @@ class FileReader:
                     yield await self._blobs.get(part.key, start - part.start, size)
                     start += size
 
-    async def _parts(self, file_id: str, start: int) -> list[Part]:
+    async def _parts(self, file_id: str, start: int) -> list[FilePart]:
         async with self._database.reading() as transaction:
             return await FileStore(transaction).parts(file_id, start=start, limit=PARTS_AT_ONCE)
 

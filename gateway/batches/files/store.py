@@ -32,7 +32,7 @@ _IS_NEEDED: Final = _is_used_by(
 when the batch has ended."""
 
 
-class Part(NamedTuple):
+class FilePart(NamedTuple):
     """An object that contains a part of a file."""
 
     key: str
@@ -125,7 +125,7 @@ class FileStore:
             update(FileRow).where(FileRow.id == file_id).values(**columns)
         )
 
-    async def parts(self, file_id: str, *, start: int, limit: int) -> list[Part]:
+    async def parts(self, file_id: str, *, start: int, limit: int) -> list[FilePart]:
         """Return parts of a file, beginning with the one that contains byte `start`."""
         rows = await self._transaction.execute(
             select(FilePartRow.key, FilePartRow.start, FilePartRow.size)
@@ -133,9 +133,9 @@ class FileStore:
             .order_by(FilePartRow.start)
             .limit(limit)
         )
-        return [Part(*row) for row in rows]
+        return [FilePart(*row) for row in rows]
 
-    async def small_parts(self, file_id: str, *, most_bytes: int, limit: int) -> list[Part]:
+    async def small_parts(self, file_id: str, *, most_bytes: int, limit: int) -> list[FilePart]:
         """Return the first parts of at most `most_bytes` that follow each other."""
         first = await self._transaction.scalar(
             select(func.min(FilePartRow.start)).where(
@@ -144,7 +144,7 @@ class FileStore:
         )
         return [] if first is None else await self.parts(file_id, start=first, limit=limit)
 
-    async def merge(self, file_id: str, parts: Sequence[Part], key: str) -> bool:
+    async def merge(self, file_id: str, parts: Sequence[FilePart], key: str) -> bool:
         """Replace parts that follow each other by one. Return False if they do not exist."""
         first, last = parts[0], parts[-1]
         is_of = FilePartRow.file_id == file_id

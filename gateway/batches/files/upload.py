@@ -104,7 +104,7 @@ class LineChecker:
             raise _bad_line(self._ended + 1, reason)
 
 
-class Form:
+class UploadForm:
     """A multipart form with one file, which is parsed piece by piece.
 
     Each field is there at most once, and only the file can be long. The content of a part is
@@ -234,7 +234,7 @@ class Uploads:
         Return the file and the fields of the form without effect; if it `is_strict`, refuse them.
         Raises an ApiError or ClientDisconnect.
         """
-        form = Form(_boundary(request))
+        form = UploadForm(_boundary(request))
         bytes_bound, lines_bound = await self._files.require_room(owner.tenant_id)
         checker = LineChecker(lines_bound, most_bytes_of_line=self._settings.max_body_bytes)
         with self._intake.body_of(owner.tenant_id) as hold:
@@ -260,7 +260,7 @@ class Uploads:
         self,
         request: Request,
         file: File,
-        form: Form,
+        form: UploadForm,
         checker: LineChecker,
         bound: Bound,
     ) -> list[tuple[str, int]]:
@@ -329,7 +329,7 @@ def _boundary(request: Request) -> bytes:
     return boundary
 
 
-def _check_fields(form: Form) -> None:
+def _check_fields(form: UploadForm) -> None:
     if form.name is None:
         raise MissingParameterError(_FILE)
     if len(form.name) > MAX_NAME_CHARACTERS or not form.name.isprintable():

@@ -18,7 +18,7 @@ from gateway.http.authorization import CanAdminister, CanSeeEverything
 from gateway.http.bounded_route import BoundedRoute
 from gateway.http.services import made
 from gateway.platform.database.paging import Page
-from gateway.platform.database.tables import BatchState
+from gateway.platform.database.tables import ExportBatchState
 
 router = APIRouter(prefix="/exports", tags=["Exports"], route_class=BoundedRoute)
 
@@ -41,7 +41,9 @@ async def list_batches(
     _principal: CanSeeEverything,
     name: SinkName,
     *,
-    state: Annotated[BatchState | None, Query(description="Only batches in this state.")] = None,
+    state: Annotated[
+        ExportBatchState | None, Query(description="Only batches in this state.")
+    ] = None,
     after: Annotated[int, Query(ge=0, lt=2**63, description="`id` of the last one."), PLAIN] = 0,
     limit: PageSize = 20,
 ) -> ExportBatchList:

@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import BaseModel, Field
 
 from gateway.accounts.shared.fields import ListBody, RecordBody
-from gateway.platform.database.tables import BatchState
+from gateway.platform.database.tables import ExportBatchState
 
 
 class ExportBody(RecordBody):
@@ -35,7 +35,7 @@ class ExportBatchBody(RecordBody):
 
     object: Literal["export.batch"] = "export.batch"
     id: int
-    state: BatchState
+    state: ExportBatchState
     rows: int
     identifier: str = Field(description="Id of the event; empty for several events.")
     tenant_id: str | None

@@ -9,7 +9,7 @@ from gateway.accounts.audit.log import SYSTEM
 from gateway.accounts.changes import Change, changing
 from gateway.billing.exports.store import ExportState, ExportStore
 from gateway.platform.database.engine import Database
-from gateway.platform.database.tables import BatchState, ExportBatchRow
+from gateway.platform.database.tables import ExportBatchRow, ExportBatchState
 from gateway.records.checks import check_known
 from gateway.records.errors import NotFoundError, shown
 from gateway.records.times import utc_now
@@ -17,7 +17,7 @@ from gateway.records.times import utc_now
 MAX_BATCHES: Final = 100
 """Batches of one page."""
 
-_STOPPED: Final = (BatchState.REJECTED, BatchState.UNCERTAIN)
+_STOPPED: Final = (ExportBatchState.REJECTED, ExportBatchState.UNCERTAIN)
 
 
 class ExportService:
@@ -34,7 +34,7 @@ class ExportService:
     async def batches(
         self,
         name: str,
-        state: BatchState | None = None,
+        state: ExportBatchState | None = None,
         *,
         after: int = 0,
         limit: int = MAX_BATCHES,
@@ -60,7 +60,7 @@ class ExportService:
 
         Return how many. Raises NotFoundError if there is no such batch.
         """
-        states = _STOPPED if batch_id is not None else (BatchState.REJECTED,)
+        states = _STOPPED if batch_id is not None else (ExportBatchState.REJECTED,)
         async with self._changing(name, actor) as (change, store):
             number = await store.retry(name, states, utc_now(), batch_id)
             if batch_id is not None and not number:

@@ -26,8 +26,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from gateway.billing.ledger.store import LedgerStore
 from gateway.platform.database.claims import lock_in_turns
 from gateway.platform.database.tables import (
-    BatchState,
     ExportBatchRow,
+    ExportBatchState,
     ExportSinkRow,
     LedgerRow,
     PositionRow,
@@ -42,13 +42,13 @@ HELD_AT_ONCE: Final = 100
 OLDEST_EVENT: Final = timedelta(days=34)
 """Stripe rejects events that are older than 35 days."""
 MAX_ERROR_CHARACTERS: Final = 200
-EXPORTED: Final = (BatchState.PENDING, BatchState.UNCERTAIN)
+EXPORTED: Final = (ExportBatchState.PENDING, ExportBatchState.UNCERTAIN)
 
 _HOUR_FORMATS: Final = {"postgresql": "YYYYMMDDHH24", "sqlite": "%Y%m%d%H"}
 _MONTH_DIGITS: Final = 6
 
 
-class Batch(NamedTuple):
+class ExportBatch(NamedTuple):
     """A frozen part of the ledger, to send now."""
 
     row: ExportBatchRow
@@ -69,7 +69,7 @@ class ExportState:
     lag_rows: int
     oldest_at: datetime | None
     """End of the oldest request that is not exported; rejected and held ones do not count."""
-    batches: dict[BatchState, int]
+    batches: dict[ExportBatchState, int]
     held_micros: int
     failures: int
     next_attempt_at: datetime | None
@@ -77,7 +77,7 @@ class ExportState:
     last_error: str
 
 
-class Span(NamedTuple):
+class LedgerSpan(NamedTuple):
     """Positions above `after`, up to `upto`."""
 
     after: int
@@ -148,7 +148,9 @@ class ExportStore:
     async def freeze_requests(self, sink: ExportSinkRow, limit: int) -> None:
         """Freeze the sink's next requests as one batch, unless another one is pending."""
         if await self._transaction.scalar(
-            select(exists(select(ExportBatchRow.id).where(_is(sink.name, BatchState.PENDING))))
+            select(
+                exists(select(ExportBatchRow.id).where(_is(sink.name, ExportBatchState.PENDING)))
+            )
         ):
             return
         positions = list(
@@ -161,7 +163,7 @@ class ExportStore:
         )
         if not positions:
             return
-        span = Span(sink.position, positions[-1])
+        span = LedgerSpan(sink.position, positions[-1])
         self._transaction.add(
             _batch(sink.name, span, rows=len(positions), oldest_at=await self._oldest_end(span))
         )
@@ -176,7 +178,7 @@ class ExportStore:
         if now - sink.closed_at < window:
             return
         newest = await self._transaction.scalar(select(func.max(PositionRow.position)))
-        span = Span(sink.position, min(newest or 0, sink.position + ROWS_OF_WINDOW))
+        span = LedgerSpan(sink.position, min(newest or 0, sink.position + ROWS_OF_WINDOW))
         if span.upto <= span.after:
             sink.closed_at = now
             return
@@ -195,14 +197,14 @@ class ExportStore:
         found = await self._transaction.execute(
             select(ExportBatchRow, func.coalesce(TenantRow.stripe_customer_id, ""))
             .join(TenantRow, TenantRow.id == ExportBatchRow.tenant_id)
-            .where(_is(sink.name, BatchState.HELD), TenantRow.stripe_customer_id.is_not(None))
+            .where(_is(sink.name, ExportBatchState.HELD), TenantRow.stripe_customer_id.is_not(None))
             .order_by(ExportBatchRow.id)
             .limit(HELD_AT_ONCE)
         )
         for batch, customer in found.all():
             batch.identifier = f"{batch.identifier}:{batch.upto:x}:{sink.tag}"
             batch.customer = customer
-            batch.state = BatchState.PENDING
+            batch.state = ExportBatchState.PENDING
             batch.occurred_at = max(batch.occurred_at, now - OLDEST_EVENT)
         await self._transaction.flush()
 
@@ -210,20 +212,20 @@ class ExportStore:
         """Stop sending batches that have been uncertain since `before`. Return their ids."""
         stopped = await self._transaction.scalars(
             update(ExportBatchRow)
-            .where(_is(name, BatchState.PENDING), ExportBatchRow.uncertain_since <= before)
-            .values(state=BatchState.UNCERTAIN)
+            .where(_is(name, ExportBatchState.PENDING), ExportBatchRow.uncertain_since <= before)
+            .values(state=ExportBatchState.UNCERTAIN)
             .returning(ExportBatchRow.id)
         )
         return list(stopped)
 
-    async def take(self, name: str, now: datetime, limit: int) -> list[Batch]:
+    async def take(self, name: str, now: datetime, limit: int) -> list[ExportBatch]:
         """Return the pending batches that were sent least often, at most one for each customer.
 
         From now on the sink may have stored them.
         """
         rows = await self._transaction.scalars(
             select(ExportBatchRow)
-            .where(_is(name, BatchState.PENDING))
+            .where(_is(name, ExportBatchState.PENDING))
             .order_by(ExportBatchRow.attempts, ExportBatchRow.id)
             .limit(limit)
         )
@@ -234,7 +236,7 @@ class ExportStore:
             row.attempts += 1
             row.uncertain_since = row.uncertain_since or now
             requests = await self._requests(row) if row.cost_micros is None else ()
-            found.append(Batch(row, requests, was_uncertain))
+            found.append(ExportBatch(row, requests, was_uncertain))
         await self._transaction.flush()
         return found
 
@@ -243,7 +245,7 @@ class ExportStore:
         await self._transaction.execute(delete(ExportBatchRow).where(ExportBatchRow.id == batch_id))
         await self._set(name, failures=0, next_attempt_at=EPOCH, last_error="")
 
-    async def rejected(self, name: str, batch: Batch, error: str) -> bool:
+    async def rejected(self, name: str, batch: ExportBatch, error: str) -> bool:
         """Divide a batch that the sink has not accepted; put aside a single event.
 
         Return whether it was put aside.
@@ -254,7 +256,7 @@ class ExportStore:
                 ExportBatchRow.id == batch.row.id,
                 # Another process may have divided it, if this one has lost its lease.
                 ExportBatchRow.upto == batch.row.upto,
-                _is(name, BatchState.PENDING),
+                _is(name, ExportBatchState.PENDING),
             )
             .with_for_update()
         )
@@ -262,7 +264,7 @@ class ExportStore:
             return False
         if not batch.was_uncertain:
             row.uncertain_since = None
-        positions = await self._positions(Span(row.after, row.upto)) if batch.requests else []
+        positions = await self._positions(LedgerSpan(row.after, row.upto)) if batch.requests else []
         if len(positions) > 1:
             await self._divide(row, positions)
             return False
@@ -271,13 +273,19 @@ class ExportStore:
             row.tenant_id = batch.requests[0].tenant_id
         # A sum that was perhaps stored before must not be sent again without a decision.
         is_open = batch.was_uncertain and not batch.requests
-        row.state = BatchState.UNCERTAIN if is_open else BatchState.REJECTED
+        row.state = ExportBatchState.UNCERTAIN if is_open else ExportBatchState.REJECTED
         row.last_error = error[:MAX_ERROR_CHARACTERS]
         await self._transaction.flush()
         return True
 
     async def failed(
-        self, name: str, batch: Batch, error: str, *, is_certain: bool, next_attempt_at: datetime
+        self,
+        name: str,
+        batch: ExportBatch,
+        error: str,
+        *,
+        is_certain: bool,
+        next_attempt_at: datetime,
     ) -> None:
         """Note a failed attempt.
 
@@ -322,14 +330,18 @@ class ExportStore:
         await self._transaction.execute(update(ExportSinkRow).where(is_it).values(**columns))
 
     async def retry(
-        self, name: str, states: Collection[BatchState], now: datetime, batch_id: int | None = None
+        self,
+        name: str,
+        states: Collection[ExportBatchState],
+        now: datetime,
+        batch_id: int | None = None,
     ) -> int:
         """Make batches in these states, or one of them, pending again. Return how many."""
         found = await self._transaction.scalars(
             update(ExportBatchRow)
             .where(*_chosen(name, states, batch_id))
             .values(
-                state=BatchState.PENDING,
+                state=ExportBatchState.PENDING,
                 attempts=0,
                 uncertain_since=None,
                 occurred_at=case(
@@ -342,7 +354,7 @@ class ExportStore:
         return len(list(found))
 
     async def discard(
-        self, name: str, states: Collection[BatchState], batch_id: int
+        self, name: str, states: Collection[ExportBatchState], batch_id: int
     ) -> ExportBatchRow | None:
         """Remove a batch that is in one of these states, and return it."""
         row = await self._transaction.scalar(
@@ -358,7 +370,7 @@ class ExportStore:
         await self._transaction.execute(delete(ExportSinkRow).where(ExportSinkRow.name == name))
 
     async def batches(
-        self, name: str, state: BatchState | None, *, after: int, limit: int
+        self, name: str, state: ExportBatchState | None, *, after: int, limit: int
     ) -> list[ExportBatchRow]:
         """Return batches of a sink, oldest first."""
         is_wanted = ExportBatchRow.sink == name if state is None else _is(name, state)
@@ -377,10 +389,10 @@ class ExportStore:
         return [await self._state(row, newest or 0) for row in rows.all()]
 
     async def _state(self, row: ExportSinkRow, newest: int) -> ExportState:
-        counts: dict[BatchState, int] = dict.fromkeys(BatchState, 0)
+        counts: dict[ExportBatchState, int] = dict.fromkeys(ExportBatchState, 0)
         waiting, held_micros, ends = max(newest - row.position, 0), 0, []
         if waiting:
-            ends.append(await self._oldest_end(Span(row.position, newest)))
+            ends.append(await self._oldest_end(LedgerSpan(row.position, newest)))
         for state, count, rows, micros, oldest_at in await self._transaction.execute(
             select(
                 ExportBatchRow.state,
@@ -393,7 +405,7 @@ class ExportStore:
             .group_by(ExportBatchRow.state)
         ):
             counts[state] = count
-            if state is BatchState.HELD:
+            if state is ExportBatchState.HELD:
                 held_micros = int(micros or 0)
             if state in EXPORTED:
                 waiting += int(rows)
@@ -412,7 +424,7 @@ class ExportStore:
             last_error=row.last_error,
         )
 
-    async def _sums(self, sink: ExportSinkRow, span: Span) -> list[ExportBatchRow]:
+    async def _sums(self, sink: ExportSinkRow, span: LedgerSpan) -> list[ExportBatchRow]:
         dialect = self._transaction.get_bind().dialect.name
         time: Any = LedgerRow.created_at
         if dialect == "postgresql":
@@ -451,7 +463,7 @@ class ExportStore:
                     span,
                     rows=rows,
                     oldest_at=oldest_at,
-                    state=BatchState.PENDING if customer else BatchState.HELD,
+                    state=ExportBatchState.PENDING if customer else ExportBatchState.HELD,
                     identifier=identifier,
                     tenant_id=tenant_id,
                     customer=customer or "",
@@ -465,7 +477,8 @@ class ExportStore:
         """Add a sum to the one that is held for the same tenant and month."""
         held = await self._transaction.scalar(
             select(ExportBatchRow).where(
-                _is(batch.sink, BatchState.HELD), ExportBatchRow.identifier == batch.identifier
+                _is(batch.sink, ExportBatchState.HELD),
+                ExportBatchRow.identifier == batch.identifier,
             )
         )
         if held is None:
@@ -481,7 +494,7 @@ class ExportStore:
         half = len(positions) // 2
         second = _batch(
             row.sink,
-            Span(positions[half - 1], row.upto),
+            LedgerSpan(positions[half - 1], row.upto),
             rows=len(positions) - half,
             oldest_at=row.oldest_at,
             occurred_at=row.occurred_at,
@@ -491,7 +504,7 @@ class ExportStore:
         self._transaction.add(second)
         await self._transaction.flush()
 
-    async def _positions(self, span: Span) -> list[int]:
+    async def _positions(self, span: LedgerSpan) -> list[int]:
         found = await self._transaction.scalars(
             select(PositionRow.position).where(_inside(span)).order_by(PositionRow.position)
         )
@@ -502,12 +515,12 @@ class ExportStore:
             select(LedgerRow)
             .select_from(PositionRow)
             .join(LedgerRow, _IS_ROW)
-            .where(_inside(Span(row.after, row.upto)))
+            .where(_inside(LedgerSpan(row.after, row.upto)))
             .order_by(PositionRow.position)
         )
         return list(found)
 
-    async def _oldest_end(self, span: Span) -> datetime:
+    async def _oldest_end(self, span: LedgerSpan) -> datetime:
         """Return the end of the request at the first of these positions."""
         end = await self._transaction.scalar(
             select(LedgerRow.ended_at)
@@ -525,26 +538,26 @@ _IS_ROW: Final = and_(
 )
 
 
-def _inside(span: Span) -> ColumnElement[bool]:
+def _inside(span: LedgerSpan) -> ColumnElement[bool]:
     return and_(PositionRow.position > span.after, PositionRow.position <= span.upto)
 
 
-def _is(name: str, state: BatchState) -> ColumnElement[bool]:
+def _is(name: str, state: ExportBatchState) -> ColumnElement[bool]:
     return and_(ExportBatchRow.sink == name, ExportBatchRow.state == state)
 
 
 def _chosen(
-    name: str, states: Collection[BatchState], batch_id: int | None
+    name: str, states: Collection[ExportBatchState], batch_id: int | None
 ) -> list[ColumnElement[bool]]:
     chosen = [ExportBatchRow.sink == name, ExportBatchRow.state.in_(states)]
     return chosen if batch_id is None else [*chosen, ExportBatchRow.id == batch_id]
 
 
 def _batch(
-    sink: str, span: Span, *, rows: int, oldest_at: datetime, **columns: Any
+    sink: str, span: LedgerSpan, *, rows: int, oldest_at: datetime, **columns: Any
 ) -> ExportBatchRow:
     values = {
-        "state": BatchState.PENDING,
+        "state": ExportBatchState.PENDING,
         "identifier": "",
         "customer": "",
         "occurred_at": oldest_at,

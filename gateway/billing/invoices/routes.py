@@ -11,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, Field
 
 from gateway.accounts.shared.callers import CallerOfTenant
 from gateway.accounts.shared.fields import RecordBody
-from gateway.billing.invoices.service import InvoiceService, Line, Statement
+from gateway.billing.invoices.service import InvoiceService, Statement, StatementLine
 from gateway.billing.usage.csv_text import to_csv
 from gateway.billing.usage.routes import WITH_CSV
 from gateway.http.services import made
@@ -47,7 +47,7 @@ class LineBody(BaseModel):
     cost_micros: int
 
 
-def _bodies(lines: list[Line]) -> list[LineBody]:
+def _bodies(lines: list[StatementLine]) -> list[LineBody]:
     return [
         LineBody(model=each.model, service_tier=each.service_tier, **each.sums._asdict())
         for each in lines

@@ -18,7 +18,7 @@ MOST_LINES: Final = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class StatementLine:
     """Usage of one model in one service tier."""
 
     model: str
@@ -37,7 +37,7 @@ class Statement:
     end: datetime
     is_open: bool
     """Whether the month has not ended yet."""
-    lines: list[Line]
+    lines: list[StatementLine]
 
     @property
     def month(self) -> str:
@@ -82,7 +82,9 @@ class InvoiceService:
             end=span.end,
             is_open=utc_now() < span.end,
             lines=[
-                Line(each.values[Dimension.MODEL], each.values[Dimension.SERVICE_TIER], each.sums)
+                StatementLine(
+                    each.values[Dimension.MODEL], each.values[Dimension.SERVICE_TIER], each.sums
+                )
                 for each in report.slices
             ],
         )

@@ -77,7 +77,7 @@ class Served(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class RecordedService:
     """What was recorded until a moment."""
 
     read_at: datetime
@@ -103,11 +103,11 @@ class ServiceHistory:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._history: History | None = None
+        self._history: RecordedService | None = None
         self._expires_at = 0.0
         self._reading = asyncio.Lock()
 
-    async def get(self) -> History:
+    async def get(self) -> RecordedService:
         """Return the history of the last `DAYS` days, at most `FRESH_SECONDS` old."""
         async with self._reading:
             if self._history is None or time.monotonic() >= self._expires_at:
@@ -115,16 +115,16 @@ class ServiceHistory:
                 self._expires_at = time.monotonic() + FRESH_SECONDS
             return self._history
 
-    async def _read(self) -> History:
+    async def _read(self) -> RecordedService:
         now = utc_now()
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 return await self._from_sql(now)
         except (StoreUnavailableError, TimeoutError) as error:
             logger.warning("cannot read the history of the service: %s", error)
-            return History(now, is_known=False)
+            return RecordedService(now, is_known=False)
 
-    async def _from_sql(self, now: datetime) -> History:
+    async def _from_sql(self, now: datetime) -> RecordedService:
         first_day, last_hour = day_of(now) - (DAYS - 1) * DAY, hour_of(now) - HOUR
         columns = ServiceRollupRow.__table__.c
         numbers = ("requests", "failed_requests", *FIRST_TOKENS)
@@ -167,7 +167,7 @@ class ServiceHistory:
             days[hour.date()][model].append(rejected)
             if hour >= last_hour:
                 recent[model].append(rejected)
-        return History(
+        return RecordedService(
             now,
             days={day: _totals(models) for day, models in days.items()},
             recent=_totals(recent),

@@ -13,7 +13,11 @@ from redis.exceptions import RedisError
 
 from common.tasks import Backoff, wait_for_end
 from gateway.completions.admission.call import Call
-from gateway.completions.idempotency.registry import Claim, IdempotencyRegistry, IdempotentRequest
+from gateway.completions.idempotency.registry import (
+    IdempotencyRegistry,
+    IdempotentRequest,
+    KeyedRequest,
+)
 from gateway.completions.settlement import SettlementService
 from gateway.completions.stored.service import Responses
 from gateway.completions.stored.store import ResponseState, StoredResponse
@@ -139,7 +143,7 @@ class EarlierResponses:
             else:
                 await asyncio.sleep(_POLL_SECONDS)
 
-    async def _is_withdrawn(self, tenant_id: str, claim: Claim) -> bool:
+    async def _is_withdrawn(self, tenant_id: str, claim: KeyedRequest) -> bool:
         """Return whether a request will never be admitted, because its gateway has died before.
 
         A gateway that was only slow cannot admit the request any more. If it already has, but died

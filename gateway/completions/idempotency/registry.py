@@ -30,7 +30,7 @@ class IdempotentRequest(NamedTuple):
     """Fingerprint of the content, equal for equal requests."""
 
 
-class Claim(NamedTuple):
+class KeyedRequest(NamedTuple):
     """The request to which a key maps."""
 
     request_id: str
@@ -51,7 +51,7 @@ class IdempotencyRegistry:
 
     async def claim(
         self, request: IdempotentRequest, request_id: str, *, in_place_of: str = ""
-    ) -> Claim:
+    ) -> KeyedRequest:
         """Map the key to `request_id` unless it maps to another request; return the claim.
 
         The claim replaces the request `in_place_of`, whose response is unusable.
@@ -65,7 +65,7 @@ class IdempotencyRegistry:
             in_place_of=in_place_of,
             gateway=self._gateway,
         )
-        return Claim(claimed.decode(), body_digest.decode(), int(age_ms), gateway.decode())
+        return KeyedRequest(claimed.decode(), body_digest.decode(), int(age_ms), gateway.decode())
 
     async def release(self, request: IdempotentRequest, request_id: str) -> bool:
         """Free the key if it maps to `request_id`. Return whether it did."""

@@ -66,7 +66,7 @@ class WriteResult(Enum):
     MISSING = -1  # Redis has lost the response, or the end of its journal.
 
 
-class Page(NamedTuple):
+class JournalPage(NamedTuple):
     """A part of a response's journal."""
 
     status: ResponseStatus
@@ -214,7 +214,7 @@ class ResponseStore:
         fields = await self._read(request_id, 0, 0, with_head=False)
         return bool(fields) and not _page(fields[2:]).status.state.is_end
 
-    async def read_page(self, request_id: str, *, index: int) -> Page | None:
+    async def read_page(self, request_id: str, *, index: int) -> JournalPage | None:
         """Return entries from `index` on, at least one if any exist.
 
         Returns None if the response does not exist.
@@ -249,7 +249,7 @@ def _fields(status: ResponseStatus) -> dict[str, Any]:
     }
 
 
-def _page(fields: Sequence[Any]) -> Page:
+def _page(fields: Sequence[Any]) -> JournalPage:
     handles, reservation, state, settled, follower, total_entries, entries = fields
     status = ResponseStatus(
         ResponseState(state.decode()),
@@ -257,7 +257,7 @@ def _page(fields: Sequence[Any]) -> Page:
         _decode_counts(settled),
         _decode_handles(handles),
     )
-    return Page(status, follower.decode(), total_entries, entries)
+    return JournalPage(status, follower.decode(), total_entries, entries)
 
 
 async def _packed(head: ResponseHead) -> bytes:

@@ -29,7 +29,7 @@ from gateway.completions.stored.journal import (
 from gateway.completions.stored.owned import OwnedResponse, OwnedResponses
 from gateway.completions.stored.store import (
     DEADLINE_GRACE_MS,
-    Page,
+    JournalPage,
     ResponseState,
     ResponseStatus,
     StoredResponse,
@@ -216,7 +216,7 @@ class Takeovers:
 
     async def _read_journal(
         self, head: ResponseHead
-    ) -> tuple[History, list[bytes], str, Page | None]:
+    ) -> tuple[History, list[bytes], str, JournalPage | None]:
         """Return the history in the journal, its entries, the id of the last reply in it, and the
         last page; None if Redis has lost the journal.
         """
@@ -231,7 +231,9 @@ class Takeovers:
                 history.add(received)
                 entries.append(entry)
 
-    async def _read_replies(self, head: ResponseHead, page: Page, through: str) -> list[Received]:
+    async def _read_replies(
+        self, head: ResponseHead, page: JournalPage, through: str
+    ) -> list[Received]:
         """Return replies missing from the journal, whether the former owner read them or not."""
         if not page.status.handles:
             return []

@@ -9,7 +9,7 @@ from cachetools import LRUCache
 from gateway.completions.structure.constraint import Constraint
 from gateway.completions.structure.limits import MAX_SOURCE_BYTES
 from gateway.completions.structure.sandbox import messages
-from gateway.completions.structure.sandbox.messages import Task, Template, Verdict
+from gateway.completions.structure.sandbox.messages import CompileTask, Template, Verdict
 from gateway.completions.structure.sandbox.pool import (
     SandboxDiedError,
     SandboxPool,
@@ -51,7 +51,7 @@ class GrammarChecker:
             return ""
         param = structure.place if structure is not None else tool_use.param if tool_use else ""
         encoded = _encoded(Constraint(structure, tool_use, reasoning), param)
-        verdict = await self._verdict(Task(tokenizer.digest, encoded), tokenizer, tenant_id)
+        verdict = await self._verdict(CompileTask(tokenizer.digest, encoded), tokenizer, tenant_id)
         if verdict.refusal:
             named = verdict.param or param
             raise InvalidGrammarError(f"'{named}' was rejected: {verdict.refusal}.", param=named)
@@ -74,7 +74,9 @@ class GrammarChecker:
         """Stop the sandboxes."""
         await self._pool.aclose()
 
-    async def _verdict(self, task: Task, tokenizer: TokenizerSource, tenant_id: str) -> Verdict:
+    async def _verdict(
+        self, task: CompileTask, tokenizer: TokenizerSource, tenant_id: str
+    ) -> Verdict:
         key = hashlib.sha256(messages.encode(task)).digest()
         verdict = self._verdicts.get(key)
         if verdict is None:
@@ -82,7 +84,9 @@ class GrammarChecker:
             self._verdicts[key] = verdict
         return verdict
 
-    async def _judged(self, task: Task, tokenizer: TokenizerSource, tenant_id: str) -> Verdict:
+    async def _judged(
+        self, task: CompileTask, tokenizer: TokenizerSource, tenant_id: str
+    ) -> Verdict:
         try:
             return await self._pool.run(task, tokenizer, tenant_id=tenant_id)
         except SandboxDiedError as error:

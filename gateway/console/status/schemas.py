@@ -34,7 +34,7 @@ class DayStatus(_Period):
     date: date
 
 
-class ModelStatus(_Period):
+class PublicModelStatus(_Period):
     """One model, with all its adapters."""
 
     model: str
@@ -52,4 +52,4 @@ class ServiceStatus(_Period):
         description="False while the history cannot be read. Then only states are known."
     )
     days: list[DayStatus] = Field(description="The days of the period, oldest first.")
-    models: list[ModelStatus] = Field(description="The models that workers have announced.")
+    models: list[PublicModelStatus] = Field(description="The models that workers have announced.")

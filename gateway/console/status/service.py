@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from datetime import date
 from typing import Any, Final
 
-from gateway.billing.ledger.history import DAYS, History, Served, ServiceHistory
+from gateway.billing.ledger.history import DAYS, RecordedService, Served, ServiceHistory
 from gateway.billing.ledger.rollups import DAY
-from gateway.console.status.schemas import DayStatus, ModelStatus, ServiceState, ServiceStatus
+from gateway.console.status.schemas import DayStatus, PublicModelStatus, ServiceState, ServiceStatus
 from gateway.models.catalogue import Catalogue, ServedModel
 
 LONG_WAIT_SECONDS: Final = 30.0
@@ -36,7 +36,7 @@ async def service_status(
 
 
 def _status(
-    history: History, models: Sequence[ServedModel], days: int, *, is_stale: bool
+    history: RecordedService, models: Sequence[ServedModel], days: int, *, is_stale: bool
 ) -> ServiceStatus:
     today = history.read_at.date()
     dates = [today - age * DAY for age in reversed(range(days))]
@@ -56,10 +56,10 @@ def _status(
 
 
 def _model_status(
-    name: str, state: ServiceState, history: History, dates: Sequence[date]
-) -> ModelStatus:
+    name: str, state: ServiceState, history: RecordedService, dates: Sequence[date]
+) -> PublicModelStatus:
     served = [history.days.get(day, {}).get(name, Served()) for day in dates]
-    return ModelStatus(
+    return PublicModelStatus(
         model=name, state=state, **_numbers(Served.total(served)), days=_days(dates, served)
     )
 
@@ -76,7 +76,7 @@ def _numbers(served: Served) -> dict[str, Any]:
     }
 
 
-def _state(model: ServedModel, history: History) -> ServiceState:
+def _state(model: ServedModel, history: RecordedService) -> ServiceState:
     if not (model.is_ready or model.is_asleep):
         return ServiceState.NO_WORKER
     recent = history.recent.get(model.card.model, Served())

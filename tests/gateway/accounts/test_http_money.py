@@ -20,7 +20,7 @@ from gateway.limits.reservations import Reservations
 from gateway.limits.store import QuotaStore
 from gateway.platform.changes import ChangeAnnouncer
 from gateway.platform.database.engine import Database
-from gateway.platform.database.tables import BatchState, ExportBatchRow
+from gateway.platform.database.tables import ExportBatchRow, ExportBatchState
 from gateway.platform.settings import Settings
 from gateway.records.limits import LimitName, Limits, LimitScope, SubjectLimits
 from gateway.records.records import Billing
@@ -538,7 +538,7 @@ async def test_operator_pauses_and_repairs_an_export(management: Management, adm
     ):
         assert (await management.call(admin, method, wrong)).status_code == 404
     async with management.services[Database].writing() as transaction:
-        await transaction.execute(update(ExportBatchRow).values(state=BatchState.UNCERTAIN))
+        await transaction.execute(update(ExportBatchRow).values(state=ExportBatchState.UNCERTAIN))
     assert (await _ok(management, admin, "DELETE", one))["id"] == batch.id
     assert (await _ok(management, admin, "DELETE", path))["deleted"]
     assert (await _ok(management, admin, "GET", "/admin/exports"))["data"] == []

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.dialects.completions import read_completion
-from gateway.dialects.parameters import Row
+from gateway.dialects.parameters import RefusedParameter
 from gateway.dialects.profile import PROFILES, Dialect, Profile
 from gateway.dialects.request import GenerationRequest
 from gateway.records.errors import BadRequestError
@@ -45,7 +45,7 @@ def refusal(profile: Profile = OPENAI, /, **parameters: Any) -> BadRequestError:
     return caught.value
 
 
-def unsupported(name: str, value: Any, row: Row) -> str:
+def unsupported(name: str, value: Any, row: RefusedParameter) -> str:
     """Return the message for a parameter that is not served, or not with every value."""
     given = json.dumps(value, separators=(",", ":"))
     if not row.accepted:

@@ -9,7 +9,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from contract.dialect import Dialect
 from gateway.dialects.profile import PROFILES
-from gateway.http.draining import Drain
+from gateway.http.draining import Draining
 from gateway.http.error_handlers import install_error_handlers
 from gateway.http.exchange import exchange_of
 from gateway.http.front import FrontMiddleware
@@ -237,7 +237,7 @@ async def test_bug_after_the_route_chose_its_style_has_that_style() -> None:
     app = make_app()
     settings = SimpleNamespace(default_dialect=Dialect.OPENAI)
     app.state.services = Services({Settings: settings, LoopTurns: LoopTurns()})
-    app.add_middleware(FrontMiddleware, application=app, wrap=lambda inner: inner, drain=Drain())
+    app.add_middleware(FrontMiddleware, application=app, wrap=lambda inner: inner, drain=Draining())
 
     @app.get("/late")
     async def _late(request: Request) -> None:

@@ -17,32 +17,32 @@ from contract.messages import (
     SequenceProgress,
 )
 from contract.outcomes import FinishReason
-from contract.queue import Claim
+from contract.queue import JobClaim
 from contract.sampling import SamplingSpec
 from tests.worker.conftest import make_job
 from tests.worker.parsing.cases import HERMES, PARSING, THINK, TOOLS, Whole, whole
 from worker.engine.base import SequenceEnd, SequenceOutput
-from worker.execution.generation import Generation
+from worker.execution.generation import RunningJob
 from worker.execution.logprobs import TokenTexts
 from worker.parsing.base import Parsed
 from worker.parsing.own import OwnParsers
 from worker.parsing.reader import ParsedOutput, Reader
-from worker.queue.replies import Outbox
+from worker.queue.replies import ReplyOutbox
 
 TEXT = THINK + HERMES
 GREEDY = SamplingSpec(seed=1, temperature=0.0)
 
-Start = Callable[..., tuple[Generation, Outbox]]
+Start = Callable[..., tuple[RunningJob, ReplyOutbox]]
 
 
 @pytest.fixture
 def start(tokenizer: Tokenizer) -> Start:
     texts, parsers = TokenTexts(tokenizer), OwnParsers(tokenizer)
 
-    def start(job: GenerationJob) -> tuple[Generation, Outbox]:
-        outbox = Outbox("g1")
-        generation = Generation(
-            Claim(job, 1), outbox, tokenizer=tokenizer, texts=texts, parsers=parsers
+    def start(job: GenerationJob) -> tuple[RunningJob, ReplyOutbox]:
+        outbox = ReplyOutbox("g1")
+        generation = RunningJob(
+            JobClaim(job, 1), outbox, tokenizer=tokenizer, texts=texts, parsers=parsers
         )
         generation.begin()
         return generation, outbox
@@ -55,7 +55,7 @@ def chat_job(**changes: Any) -> GenerationJob:
 
 
 def feed(
-    generation: Generation, token_ids: Sequence[int], *, index: int = 0, end: SequenceEnd | None
+    generation: RunningJob, token_ids: Sequence[int], *, index: int = 0, end: SequenceEnd | None
 ) -> None:
     """Feed a sequence token by token, with its end at the last one, unless it ends before."""
     sequence = generation.sequences[index]

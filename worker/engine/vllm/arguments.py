@@ -8,7 +8,7 @@ from common.logs import LogFormat
 from contract.sampling import LOGPROBS, MAX_BAD_WORDS
 from worker.engine.adapters import adapter_limits
 from worker.samplers.arguments import PROCESSOR
-from worker.settings import Settings
+from worker.settings import WorkerSettings
 
 GRAMMAR_BACKEND = "guidance"
 """The backend with which the gateway has already compiled every grammar. By default vLLM chooses
@@ -43,7 +43,9 @@ _FIXED = {
 _CPU_FIXED = {"enable_chunked_prefill", "max_num_batched_tokens"}
 
 
-def engine_arguments(settings: Settings, engine_args: Any, *, is_cpu: bool, can_sleep: bool) -> Any:
+def engine_arguments(
+    settings: WorkerSettings, engine_args: Any, *, is_cpu: bool, can_sleep: bool
+) -> Any:
     """Return vLLM's engine arguments (an instance of `engine_args`) for these settings.
 
     `can_sleep` is whether vLLM has its sleep mode on this platform.
@@ -84,12 +86,12 @@ def engine_arguments(settings: Settings, engine_args: Any, *, is_cpu: bool, can_
     return engine_args(**arguments)
 
 
-def offers_sampler_chain(settings: Settings) -> bool:
+def offers_sampler_chain(settings: WorkerSettings) -> bool:
     """Whether the sampler chain is loaded; it is incompatible with speculative decoding."""
     return not settings.engine_arguments.get("speculative_config")
 
 
-def publishes_cache(settings: Settings, arguments: Any) -> bool:
+def publishes_cache(settings: WorkerSettings, arguments: Any) -> bool:
     """Whether the engine reports what is in its prefix cache.
 
     Several engines behind one worker have caches of their own, so a prefix may be in another one.
@@ -98,7 +100,7 @@ def publishes_cache(settings: Settings, arguments: Any) -> bool:
     return bool(settings.affinity_seconds and arguments.enable_prefix_caching and is_single)
 
 
-def environment_variables(settings: Settings) -> dict[str, str]:
+def environment_variables(settings: WorkerSettings) -> dict[str, str]:
     """Return environment variables for vLLM's processes; existing values take precedence."""
     logs = {"VLLM_LOGGING_CONFIG_PATH": str(_JSON_LOGS)}
     return {
@@ -114,7 +116,7 @@ def environment_variables(settings: Settings) -> dict[str, str]:
     }
 
 
-def _adapters(settings: Settings) -> dict[str, Any]:
+def _adapters(settings: WorkerSettings) -> dict[str, Any]:
     limits = adapter_limits(settings)
     if limits is None:
         return {}

@@ -10,13 +10,13 @@ from worker.engine.adapters import adapter_limits
 from worker.engine.base import EngineInfo
 from worker.engine.vllm.arguments import offers_sampler_chain
 from worker.engine.vllm.prompts import Prompts
-from worker.settings import Settings
+from worker.settings import WorkerSettings
 
 
 def describe(
     llm: Any,
     prompts: Prompts,
-    settings: Settings,
+    settings: WorkerSettings,
     *,
     version: str,
     has_grammars: bool,
@@ -75,7 +75,9 @@ def describe(
     )
 
 
-def _templates(settings: Settings, resolve_template: Callable[..., str | None]) -> dict[str, str]:
+def _templates(
+    settings: WorkerSettings, resolve_template: Callable[..., str | None]
+) -> dict[str, str]:
     if settings.chat_template is not None:
         return given_template(settings.chat_template)
     found = {DEFAULT: resolve_template(None), TOOL_USE: resolve_template([{}])}

@@ -33,7 +33,7 @@ from worker.engine.vllm.bans import BannedOutputs, Bans
 from worker.engine.vllm.cache_events import CacheEvents
 from worker.engine.vllm.description import describe
 from worker.engine.vllm.metrics import EngineMetrics
-from worker.engine.vllm.parameters import SamplingParameters
+from worker.engine.vllm.parameters import ParameterFactory
 from worker.engine.vllm.parser_format import parser_format
 from worker.engine.vllm.parsers import VllmParsers
 from worker.engine.vllm.processes import EngineProcesses
@@ -41,7 +41,7 @@ from worker.engine.vllm.prompts import Prompts, fitting_max_tokens
 from worker.engine.vllm.receiving import receive_outputs, step_of
 from worker.engine.vllm.resumption import ResumedSequences, replayed_token_ids
 from worker.parsing.base import NO_PARSERS, Parsers
-from worker.settings import Settings
+from worker.settings import WorkerSettings
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ _WARM_UP_GRAMMAR = 'start: "a"'
 class VllmEngine:
     """vLLM in separate processes, on the device of this machine."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: WorkerSettings) -> None:
         self._settings = settings
         self._llm: Any = None
         self._closing = False
@@ -283,7 +283,7 @@ class VllmEngine:
             self.parsers = VllmParsers(
                 parsers.tool_parser, parsers.reasoning_parser, self.info.tokenizer_json
             )
-        self._parameters = SamplingParameters(
+        self._parameters = ParameterFactory(
             vllm.sampling_params,
             self.info.tokenizer_json,
             self.info.eos_token_ids,

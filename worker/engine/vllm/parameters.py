@@ -15,7 +15,7 @@ from worker.samplers.breakers import DryBreakers
 _SMALLEST_TOP_P = 1e-6
 
 
-class SamplingParameters:
+class ParameterFactory:
     """Creates vLLM's sampling parameters. Its methods are called from several threads."""
 
     def __init__(

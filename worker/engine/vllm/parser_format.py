@@ -11,7 +11,7 @@ from typing import Any
 
 from worker.chat_format import ParserFormat
 from worker.parsing.own import HERMES
-from worker.settings import Settings
+from worker.settings import WorkerSettings
 
 _log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ _THINKING = {"thinking": True, "enable_thinking": True}
 _PROBE_TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 
 
-def parser_format(settings: Settings, load_tokenizer: Callable[[], Any]) -> ParserFormat:
+def parser_format(settings: WorkerSettings, load_tokenizer: Callable[[], Any]) -> ParserFormat:
     """Describe the configured parsers. Raise ValueError, naming the setting, if one is invalid.
 
     Args:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from contract.sampling import Sampler
 from worker.samplers.candidates import Candidates, Context, Placement
-from worker.samplers.parameters import ChainParameters
+from worker.samplers.parameters import SequenceChain
 from worker.samplers.stages.dry_breakers import BreakerRows
 from worker.samplers.stages.penalties import Window
 
@@ -32,7 +32,7 @@ _NO_TOKEN = -2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dry:
+class DryStage:
     """The parameters of DRY; rows that do not use it have an empty window."""
 
     multiplier: Tensor
@@ -44,7 +44,7 @@ class Dry:
     """None if no row has any."""
 
     @classmethod
-    def build(cls, parameters: Sequence[ChainParameters], placement: Placement) -> Self:
+    def build(cls, parameters: Sequence[SequenceChain], placement: Placement) -> Self:
         """Copy the parameters to the device."""
         used = [row.uses(Sampler.DRY) for row in parameters]
         lengths = [row.dry_last_n if on else 0 for row, on in zip(parameters, used, strict=True)]

@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from contract.sampling import Sampler
 from worker.samplers.candidates import Placement
-from worker.samplers.parameters import LONGEST_TAIL, Breaker, ChainParameters
+from worker.samplers.parameters import LONGEST_TAIL, Breaker, SequenceChain
 
 _SEARCHED_TOKENS = 64 + LONGEST_TAIL
 """Number of newest tokens to search: a more distant breaker limits no match of 64 tokens."""
@@ -41,7 +41,7 @@ class BreakerRows:
     """[rows, keys]: sorted `head * 2**20 + pattern`, padded with a key that never occurs."""
 
     @classmethod
-    def build(cls, parameters: Sequence[ChainParameters], placement: Placement) -> Self:
+    def build(cls, parameters: Sequence[SequenceChain], placement: Placement) -> Self:
         """Copy the breakers of the rows that use DRY to the device."""
         lists = [row.dry_breakers if row.uses(Sampler.DRY) else () for row in parameters]
         sets = {id(breakers): breakers for breakers in lists}

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from worker.samplers.candidates import MASKED, Placement
-from worker.samplers.parameters import ChainParameters
+from worker.samplers.parameters import SequenceChain
 from worker.samplers.stages.temperature import LOWEST
 
 _FITTED_TOKENS = 100
@@ -36,7 +36,7 @@ class MirostatRows:
     """[rows, tokens]: tokens to sample again, padded with -1; None if no row has any."""
 
     @classmethod
-    def build(cls, parameters: Sequence[ChainParameters], placement: Placement) -> Self:
+    def build(cls, parameters: Sequence[SequenceChain], placement: Placement) -> Self:
         """Copy the parameters to the device."""
         first = [row.mirostat_version == 1 for row in parameters]
         return cls(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from contract.sampling import Sampler
 from worker.samplers.candidates import Candidates, Context, Placement
-from worker.samplers.parameters import ChainParameters
+from worker.samplers.parameters import SequenceChain
 
 _ANY_LENGTH = 2**62
 
@@ -46,7 +46,7 @@ class Penalties:
     """First position that presence and frequency count; None if every row counts all positions."""
 
     @classmethod
-    def build(cls, parameters: Sequence[ChainParameters], placement: Placement) -> Self:
+    def build(cls, parameters: Sequence[SequenceChain], placement: Placement) -> Self:
         """Copy the parameters to the device."""
         used = [row.uses(Sampler.PENALTIES) for row in parameters]
         starts = [0 if row.penalizes_prompt else row.prompt_tokens for row in parameters]

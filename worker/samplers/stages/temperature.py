@@ -8,7 +8,7 @@ from torch import Tensor
 
 from contract.sampling import Sampler
 from worker.samplers.candidates import Candidates, Context, Placement
-from worker.samplers.parameters import ChainParameters
+from worker.samplers.parameters import SequenceChain
 
 LOWEST = 1e-6
 """Lower temperatures act as this one, which leaves only the largest logit."""
@@ -24,7 +24,7 @@ class Temperature:
     """None if no row has a range, so that the entropy is not needed."""
 
     @classmethod
-    def build(cls, parameters: Sequence[ChainParameters], placement: Placement) -> Self:
+    def build(cls, parameters: Sequence[SequenceChain], placement: Placement) -> Self:
         """Copy the parameters to the device."""
         middle = [row.temperature if row.uses(Sampler.TEMPERATURE) else 1.0 for row in parameters]
         width = [row.dynatemp_range if row.uses(Sampler.TEMPERATURE) else 0.0 for row in parameters]

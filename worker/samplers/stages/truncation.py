@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from contract.sampling import Sampler
 from worker.samplers.candidates import MASKED, Candidates, Context, Placement
-from worker.samplers.parameters import ChainParameters
+from worker.samplers.parameters import SequenceChain
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class TopNSigma:
     """Infinity keeps all."""
 
     @classmethod
-    def build(cls, parameters: Sequence[ChainParameters], placement: Placement) -> Self:
+    def build(cls, parameters: Sequence[SequenceChain], placement: Placement) -> Self:
         """Copy the parameters to the device."""
         used = [row.uses(Sampler.TOP_N_SIGMA) for row in parameters]
         wide = [row.top_n_sigma if on else 1e30 for row, on in zip(parameters, used, strict=True)]
@@ -48,7 +48,7 @@ class TopK:
     kept: Tensor
 
     @classmethod
-    def build(cls, parameters: Sequence[ChainParameters], placement: Placement) -> Self:
+    def build(cls, parameters: Sequence[SequenceChain], placement: Placement) -> Self:
         """Copy the parameters to the device."""
         kept = [
             max(row.top_k, row.min_keep) if row.uses(Sampler.TOP_K) else placement.vocab_size
@@ -70,7 +70,7 @@ class TypicalP:
     kept: Tensor
 
     @classmethod
-    def build(cls, parameters: Sequence[ChainParameters], placement: Placement) -> Self:
+    def build(cls, parameters: Sequence[SequenceChain], placement: Placement) -> Self:
         """Copy the parameters to the device."""
         probability = [row.typical_p if row.uses(Sampler.TYPICAL_P) else 2.0 for row in parameters]
         return cls(placement.floats(probability), _kept(parameters, placement))
@@ -99,7 +99,7 @@ class TopP:
     kept: Tensor
 
     @classmethod
-    def build(cls, parameters: Sequence[ChainParameters], placement: Placement) -> Self:
+    def build(cls, parameters: Sequence[SequenceChain], placement: Placement) -> Self:
         """Copy the parameters to the device."""
         probability = [row.top_p if row.uses(Sampler.TOP_P) else 2.0 for row in parameters]
         return cls(placement.floats(probability), _kept(parameters, placement))
@@ -120,7 +120,7 @@ class MinP:
     """None if no row keeps more than one candidate."""
 
     @classmethod
-    def build(cls, parameters: Sequence[ChainParameters], placement: Placement) -> Self:
+    def build(cls, parameters: Sequence[SequenceChain], placement: Placement) -> Self:
         """Copy the parameters to the device."""
         used = [row for row in parameters if row.uses(Sampler.MIN_P)]
         log_probability = [
@@ -141,7 +141,7 @@ class MinP:
         candidates.mask(is_unlikely)
 
 
-def _kept(parameters: Sequence[ChainParameters], placement: Placement) -> Tensor:
+def _kept(parameters: Sequence[SequenceChain], placement: Placement) -> Tensor:
     """Return the minimum number of candidates that each row keeps."""
     return placement.integers([max(row.min_keep, 1) for row in parameters])
 

@@ -9,14 +9,14 @@ from torch import Tensor
 
 from contract.sampling import Sampler
 from worker.samplers.candidates import Candidates, Context, Placement
-from worker.samplers.parameters import ChainParameters
+from worker.samplers.parameters import SequenceChain
 
 _MASK = 2**64 - 1
 _SIGN = 2**63
 
 
 @dataclass(frozen=True, slots=True)
-class Xtc:
+class XtcStage:
     """llama.cpp's XTC, but draws depend only on seed and position, and tokens can be spared."""
 
     probability: Tensor
@@ -27,7 +27,7 @@ class Xtc:
     """[rows, vocabulary]: tokens that are never removed; None if there are none."""
 
     @classmethod
-    def build(cls, parameters: Sequence[ChainParameters], placement: Placement) -> Self:
+    def build(cls, parameters: Sequence[SequenceChain], placement: Placement) -> Self:
         """Copy the parameters to the device."""
         used = [row.uses(Sampler.XTC) for row in parameters]
         pairs = list(zip(parameters, used, strict=True))

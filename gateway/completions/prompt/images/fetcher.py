@@ -51,7 +51,7 @@ class FetchError(Exception):
     """
 
 
-class Allowance:
+class ByteBudget:
     """Bytes that may still be fetched; all images of a request share it."""
 
     def __init__(self, most_bytes: int) -> None:
@@ -146,7 +146,7 @@ class ImageFetcher:
             )
         return _same_to_client(url, parts.hostname, port)
 
-    async def fetch(self, url: httpx.URL, allowance: Allowance) -> bytes:
+    async def fetch(self, url: httpx.URL, allowance: ByteBudget) -> bytes:
         """Return the image file at a checked URL. Raises FetchError.
 
         There is no time limit here: the caller sets one.
@@ -163,7 +163,7 @@ class ImageFetcher:
         except Exception as error:  # A hostile server may cause any error.
             raise FetchError(f"cannot be fetched: {type(error).__name__}") from None
 
-    async def _follow(self, url: httpx.URL, allowance: Allowance) -> bytes:
+    async def _follow(self, url: httpx.URL, allowance: ByteBudget) -> bytes:
         for _ in range(MAX_REDIRECTS + 1):
             async with self._client.stream("GET", url, headers=_HEADERS) as response:
                 if response.status not in _REDIRECTS:
@@ -192,7 +192,7 @@ def _same_to_client(url: str, host: str, port: int) -> httpx.URL:
     return parsed
 
 
-async def _read(response: Response, allowance: Allowance) -> bytes:
+async def _read(response: Response, allowance: ByteBudget) -> bytes:
     if response.status != 200:
         raise FetchError(f"returned status {response.status}")
     media_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -209,7 +209,7 @@ async def _read(response: Response, allowance: Allowance) -> bytes:
     return content
 
 
-async def _body(response: Response, allowance: Allowance) -> bytes:
+async def _body(response: Response, allowance: ByteBudget) -> bytes:
     content = bytearray()
     async for piece in response.pieces:
         allowance.use(len(piece))
@@ -266,7 +266,7 @@ class _Fetching:
 
     def __init__(self, fetcher: ImageFetcher) -> None:
         self._fetcher = fetcher
-        self._allowance = Allowance(fetcher.max_bytes)
+        self._allowance = ByteBudget(fetcher.max_bytes)
         self._places = asyncio.Semaphore(IMAGES_AT_ONCE)
         self._deadline = asyncio.get_running_loop().time() + fetcher.timeout_seconds
 

@@ -11,9 +11,9 @@ from functools import cache
 from gateway.completions.structure.gbnf.tree import (
     Alternatives,
     Characters,
+    Concatenation,
     Node,
     Repetition,
-    Sequence,
 )
 
 MAX_POSITIONS = 600
@@ -83,7 +83,7 @@ class Automaton:
         match node:
             case Characters():
                 self._moves[start] = (self._alphabet.mask(node), end)
-            case Sequence(parts):
+            case Concatenation(parts):
                 self._chain(start, end, parts)
             case Alternatives(options):
                 for option in options:

@@ -22,11 +22,11 @@ from gateway.completions.structure.gbnf.regular import (
 from gateway.completions.structure.gbnf.tree import (
     Alternatives,
     Characters,
+    Concatenation,
     Grammar,
     Node,
     Reference,
     Repetition,
-    Sequence,
 )
 
 _Key = TypeVar("_Key")
@@ -63,7 +63,7 @@ class _Writer:
         match node:
             case Reference(rule):
                 return self._names[rule]
-            case Sequence(parts):
+            case Concatenation(parts):
                 return " ".join(self._written(part) for part in parts) or '""'
             case Alternatives():
                 return f"({self._top(node)})"
@@ -178,7 +178,7 @@ class _Followers:
                 return _Reach(self._lexemes.mask(node), is_nullable=False)
             case Reference(rule):
                 return self._reach[rule]
-            case Sequence(parts):
+            case Concatenation(parts):
                 return self._reached_in_turn(parts)
             case Alternatives(options):
                 each = [self._reached(option) for option in options]
@@ -208,7 +208,7 @@ class _Followers:
         match node:
             case Reference(rule):
                 self._note(self._rules, rule, after)
-            case Sequence(parts):
+            case Concatenation(parts):
                 for part in reversed(parts):
                     self._follow(part, after)
                     reach = self._reached(part)

@@ -10,11 +10,11 @@ from gateway.completions.structure.gbnf.tree import (
     MAX_CODE_POINT,
     Alternatives,
     Characters,
+    Concatenation,
     Grammar,
     Node,
     Reference,
     Repetition,
-    Sequence,
     character_class,
     text,
 )
@@ -92,7 +92,7 @@ class _Parser:
         while (part := self._item()) is not None:
             parts.append(self._repeated(part))
             self._scanner.skip_blanks(over_lines=self._depth > 0)
-        return parts[0] if len(parts) == 1 else Sequence(tuple(parts))
+        return parts[0] if len(parts) == 1 else Concatenation(tuple(parts))
 
     def _item(self) -> Node | None:
         scanner = self._scanner

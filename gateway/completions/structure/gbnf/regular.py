@@ -4,11 +4,11 @@ from gateway.completions.structure.errors import RefusedError
 from gateway.completions.structure.gbnf.tree import (
     Alternatives,
     Characters,
+    Concatenation,
     Grammar,
     Node,
     Reference,
     Repetition,
-    Sequence,
 )
 
 _MAX_INLINED_CHARACTERS = 4096
@@ -26,7 +26,7 @@ def references(node: Node) -> set[str]:
 def children(node: Node) -> tuple[Node, ...]:
     """Return the direct children of a node."""
     match node:
-        case Sequence(parts):
+        case Concatenation(parts):
             return parts
         case Alternatives(options):
             return options
@@ -84,8 +84,8 @@ class _Inliner:
         match node:
             case Reference(rule):
                 return self._rule(rule, depth) or node
-            case Sequence(parts):
-                return Sequence(tuple(self._replace(part, depth) for part in parts))
+            case Concatenation(parts):
+                return Concatenation(tuple(self._replace(part, depth) for part in parts))
             case Alternatives(options):
                 return Alternatives(tuple(self._replace(option, depth) for option in options))
             case Repetition(part, least, most):
@@ -106,7 +106,7 @@ def literal_text(node: Node) -> str | None:
     if isinstance(node, Characters):
         low, high = node.ranges[0]
         return chr(low) if len(node.ranges) == 1 and low == high else None
-    if not isinstance(node, Sequence):
+    if not isinstance(node, Concatenation):
         return None
     texts = [literal_text(part) for part in node.parts]
     return None if None in texts else "".join(filter(None, texts))
@@ -117,7 +117,7 @@ def expression(node: Node) -> str:
     match node:
         case Characters(ranges):
             return _class(ranges)
-        case Sequence(parts):
+        case Concatenation(parts):
             return "".join(_grouped(part) for part in parts)
         case Alternatives(options):
             return "|".join(expression(option) for option in options)

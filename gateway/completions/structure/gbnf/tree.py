@@ -20,7 +20,7 @@ class Reference:
 
 
 @dataclass(frozen=True, slots=True)
-class Sequence:
+class Concatenation:
     """Parts in order; an empty sequence matches the empty text."""
 
     parts: tuple["Node", ...]
@@ -43,7 +43,7 @@ class Repetition:
     """None means no upper limit."""
 
 
-Node = Characters | Reference | Sequence | Alternatives | Repetition
+Node = Characters | Reference | Concatenation | Alternatives | Repetition
 
 Grammar = dict[str, Node]
 """Rules by name; the text starts at `root`."""
@@ -73,4 +73,4 @@ def _complement(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 def text(value: str) -> Node:
     """Return a literal as a sequence of characters."""
-    return Sequence(tuple(Characters(((ord(letter), ord(letter)),)) for letter in value))
+    return Concatenation(tuple(Characters(((ord(letter), ord(letter)),)) for letter in value))

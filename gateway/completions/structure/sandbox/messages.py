@@ -19,7 +19,7 @@ class Tokenizer(msgspec.Struct, frozen=True, tag=True):
     vocabulary_size: int
 
 
-class Task(msgspec.Struct, frozen=True, tag=True):
+class CompileTask(msgspec.Struct, frozen=True, tag=True):
     """A constraint to compile for a tokenizer."""
 
     digest: str
@@ -44,7 +44,7 @@ class Verdict(msgspec.Struct, frozen=True):
     lacks_tokenizer: bool = False
 
 
-Order = Tokenizer | Task | Template
+Order = Tokenizer | CompileTask | Template
 
 encode = msgspec.msgpack.Encoder().encode
 decode_order: Any = msgspec.msgpack.Decoder(Order).decode

@@ -15,7 +15,13 @@ from typing import Final
 
 from common.tasks import TaskSet
 from gateway.completions.structure.sandbox import messages
-from gateway.completions.structure.sandbox.messages import Order, Task, Template, Tokenizer, Verdict
+from gateway.completions.structure.sandbox.messages import (
+    CompileTask,
+    Order,
+    Template,
+    Tokenizer,
+    Verdict,
+)
 from gateway.platform.concurrency.fair_turns import FairTurns
 from gateway.platform.concurrency.tether import tethered
 
@@ -86,7 +92,9 @@ class SandboxPool:
         )
         self._revivals = TaskSet()
 
-    async def run(self, task: Task, tokenizer: TokenizerSource, *, tenant_id: str) -> Verdict:
+    async def run(
+        self, task: CompileTask, tokenizer: TokenizerSource, *, tenant_id: str
+    ) -> Verdict:
         """Return the verdict on a tenant's task.
 
         Raises SandboxDiedError and the errors of `FairTurns.take`.

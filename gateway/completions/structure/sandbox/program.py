@@ -40,7 +40,13 @@ from gateway.completions.structure.constraint import (
 from gateway.completions.structure.errors import RefusedError
 from gateway.completions.structure.lark import HEADER_LINES, TokenIds
 from gateway.completions.structure.sandbox import messages
-from gateway.completions.structure.sandbox.messages import Order, Task, Template, Tokenizer, Verdict
+from gateway.completions.structure.sandbox.messages import (
+    CompileTask,
+    Order,
+    Template,
+    Tokenizer,
+    Verdict,
+)
 from gateway.completions.structure.translate import to_lark
 from gateway.dialects.request import Structure, StructureKind, ToolUse
 
@@ -213,7 +219,7 @@ class Compiler:
             self._tokenizers.popitem(last=False)
         return Verdict()
 
-    def _compile(self, task: Task) -> Verdict:
+    def _compile(self, task: CompileTask) -> Verdict:
         if task.digest not in self._tokenizers:
             return Verdict(lacks_tokenizer=True)
         self._tokenizers.move_to_end(task.digest)

@@ -7,8 +7,8 @@ from gateway.platform.database.tables.audit_log import AuditRow
 from gateway.platform.database.tables.base import Table
 from gateway.platform.database.tables.batches import BatchChunkRow, BatchFeedRow, BatchRow
 from gateway.platform.database.tables.exports import (
-    BatchState,
     ExportBatchRow,
+    ExportBatchState,
     ExportSinkRow,
     PositionRow,
 )
@@ -37,10 +37,10 @@ __all__ = [
     "BatchChunkRow",
     "BatchFeedRow",
     "BatchRow",
-    "BatchState",
     "CreditRow",
     "DirtyHourRow",
     "ExportBatchRow",
+    "ExportBatchState",
     "ExportSinkRow",
     "FilePartRow",
     "FileRow",

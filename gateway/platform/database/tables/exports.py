@@ -11,7 +11,7 @@ from gateway.platform.database.tables.base import Table, UtcDateTime, enum_colum
 _SERIAL = BigInteger().with_variant(Integer, "sqlite")
 
 
-class BatchState(StrEnum):
+class ExportBatchState(StrEnum):
     """State of a frozen part of the ledger that its sink has not confirmed."""
 
     PENDING = "pending"  # It is sent until the sink confirms or rejects it.
@@ -72,7 +72,7 @@ class ExportBatchRow(Table):
 
     id: Mapped[int] = mapped_column(_SERIAL, primary_key=True, autoincrement=True)
     sink: Mapped[str] = mapped_column(ForeignKey("export_sinks.name", ondelete="CASCADE"))
-    state: Mapped[BatchState] = mapped_column(enum_column(BatchState, "state"))
+    state: Mapped[ExportBatchState] = mapped_column(enum_column(ExportBatchState, "state"))
     after: Mapped[int] = mapped_column(BigInteger)
     upto: Mapped[int] = mapped_column(BigInteger)
     """The batch has the positions above `after`, up to this one."""

@@ -23,7 +23,7 @@ from contract.messages import (
     SequenceProgress,
 )
 from contract.outcomes import FailureCode, FinishReason
-from contract.queue import JOBS_AT_ONCE, Claim, EnqueueReport, JobQueue, LeaseReport
+from contract.queue import JOBS_AT_ONCE, EnqueueReport, JobClaim, JobQueue, LeaseReport
 from gateway.completions.queue import reader as reading
 from gateway.completions.queue.generation import Generation
 from gateway.completions.queue.presence import LEFT_SECONDS
@@ -239,9 +239,9 @@ async def test_newer_attempt_is_followed_if_nothing_was_received(
 ) -> None:
     generation = await desk.request()
     claim = await worker.claim_one()
-    await worker.say(Claim(claim.job, 2), "from attempt 2")
+    await worker.say(JobClaim(claim.job, 2), "from attempt 2")
     await worker.say(claim, "from attempt 1")
-    await worker.finish(Claim(claim.job, 2))
+    await worker.finish(JobClaim(claim.job, 2))
     assert texts(await take(generation, 2)) == ["from attempt 2"]
 
 
@@ -250,7 +250,7 @@ async def test_newer_attempt_with_gap_or_overlap_is_ignored(
     desk: Desk, worker: FakeWorker, start: int
 ) -> None:
     generation, claim = await begun(desk, worker)
-    stray = delta(Claim(claim.job, 2), "not this", start=start, token_ids=[7])
+    stray = delta(JobClaim(claim.job, 2), "not this", start=start, token_ids=[7])
     await worker.send(GATEWAY, deltas=[stray])
     again = await worker.claim_one()
     assert again.attempt == 3
@@ -283,9 +283,9 @@ async def test_newer_attempt_that_continues_exactly_is_followed(
     generation, claim = await begun(desk, worker)
     other = FakeWorker(worker._redis, MODEL, name="fake-2")
     rest = msgspec.structs.replace(claim.job, resumption=Resumption([SequenceProgress([100])]))
-    await other.say(Claim(rest, 2), "b")
+    await other.say(JobClaim(rest, 2), "b")
     await worker.say(claim, "not this")
-    await other.finish(Claim(rest, 2))
+    await other.finish(JobClaim(rest, 2))
     assert texts(await take(generation, 3)) == ["a", "b"]
 
 

@@ -11,7 +11,7 @@ from redis.backoff import ConstantBackoff
 
 from contract import keys, messages
 from contract.messages import Delta, Frame, JobFinished
-from contract.queue import Claim, LeaseReport
+from contract.queue import JobClaim, LeaseReport
 from gateway.completions.queue import dispatcher as dispatching
 from tests.gateway.completions.queue.test_resumption import received
 from tests.gateway.conftest import eventually, nothing_left
@@ -169,7 +169,7 @@ async def test_gateway_sends_its_heartbeat_before_its_jobs_run_again(
     assert await worker._redis.exists(keys.gateway_alive(GATEWAY))
 
 
-async def write(client: "Redis", claim: Claim, number: int, entry: str) -> None:
+async def write(client: "Redis", claim: JobClaim, number: int, entry: str) -> None:
     """Write a worker's frame, whose number its token has as well, under a certain id."""
     text = "abc"[number - 1]
     delta = Delta(claim.job.handle, 1, 0, number - 1, text, [number])

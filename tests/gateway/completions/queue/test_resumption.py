@@ -29,9 +29,9 @@ from contract.messages import (
 )
 from contract.outcomes import FailureCode, FinishReason, JobReceipt, JobState
 from contract.queue import (
-    Claim,
     EnqueueReport,
     EnqueueResult,
+    JobClaim,
     JobQueue,
     LeaseReport,
     RequeueResult,
@@ -62,7 +62,9 @@ def received(*tokens: int, **fields: Any) -> Resumption:
     return Resumption(sequences, generation_ms=ANY, **fields)
 
 
-async def finish_elsewhere(generation: Generation, other: FakeWorker, *, attempt: int = 2) -> Claim:
+async def finish_elsewhere(
+    generation: Generation, other: FakeWorker, *, attempt: int = 2
+) -> JobClaim:
     """Let another worker finish the job after its first token, and check the result."""
     again = await other.claim_one()
     assert (again.attempt, again.job.resumption) == (attempt, received(1))
@@ -238,7 +240,7 @@ async def test_attempt_that_redis_issued_twice_is_replaced(
     desk: Desk, worker: FakeWorker, other: FakeWorker
 ) -> None:
     generation, claim = await begun(desk, worker)
-    await other.say(Claim(claim.job, 1), "not this")
+    await other.say(JobClaim(claim.job, 1), "not this")
     await finish_elsewhere(generation, other)
 
 
@@ -333,7 +335,7 @@ async def held_up(
         may_continue.set()
 
 
-async def report_lost(redis: "Redis", claim: Claim) -> None:
+async def report_lost(redis: "Redis", claim: JobClaim) -> None:
     """Report to the gateway that a lease has expired."""
     notice = Frame("gw-other", 0, lost=[JobLost(claim.job.handle, claim.attempt)])
     await redis.xadd(keys.replies(GATEWAY), {"f": messages.encode(notice)})

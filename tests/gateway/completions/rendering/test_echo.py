@@ -26,7 +26,7 @@ from tests.support.cases import all_cases
 from tests.support.events import parse_chunks
 from worker.execution.logprobs import TokenTexts, prompt_logprobs
 
-CHECKPOINT = Path(__file__).parents[3] / "worker" / "demo_model" / "checkpoint"
+CHECKPOINT = Path(__file__).parents[4] / "worker" / "demo_model" / "checkpoint"
 TOKENIZER = Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json"))
 TEXTS = TokenTexts(TOKENIZER)
 PIECES = PieceReader(TOKENIZER)
