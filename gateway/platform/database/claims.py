@@ -219,7 +219,7 @@ def claiming(
         async with database.writing() as transaction:
             rows = await lock(transaction, now, limit, held)
             claims = ((row, Claim.of(database, row, end, now + claim)) for row in rows)
-            return {claim.key: (row, claim) for row, claim in claims}
+            return {made.key: (row, made) for row, made in claims}
 
     return locked
 
