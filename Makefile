@@ -69,7 +69,7 @@ bench: setup-dev $(if $(filter affinity peers,$(ARGS)),setup-peers) ## Compare w
 	@exec $(BIN)/python -m bench $(ARGS)
 
 chaos: setup-dev setup-servers ## Inject faults under load (ARGS="--minutes 30 --seed 7")
-	@exec $(BIN)/python -m tests.chaos $(ARGS)
+	@exec $(BIN)/python -m tests.failures.chaos $(ARGS)
 
 chart: setup-dev ## Generate the dashboards, and the Helm chart's README, rules and dashboards
 	@$(BIN)/python -m ops.dashboards >/dev/null

@@ -49,7 +49,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--contexts",
         action="store_true",
         help="write into .coverage/ which test executes which line "
-        "(for tests.mutants; twice as slow)",
+        "(for tests.failures.mutants; twice as slow)",
     )
 
 

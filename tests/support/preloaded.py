@@ -48,8 +48,8 @@ _MODULE: Final = "tests.support.preloaded"
 PROGRAMS: Final = (
     "gateway.cli.main",
     "worker",
-    "tests.chaos.program",
-    "tests.proofs.program",
+    "tests.failures.chaos.program",
+    "tests.failures.proofs.program",
     "tests.support.short_leases",
     "tests.support.long_timeouts",
     "tests.support.vision_model",

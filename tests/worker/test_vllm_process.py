@@ -1,6 +1,6 @@
 """The worker process with a real engine in as many processes as on a GPU, which die in turn.
 
-In the default run, tests/kills kills a worker and the process of an engine.
+In the default run, tests/failures/kills kills a worker and the process of an engine.
 """
 
 import asyncio

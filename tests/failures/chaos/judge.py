@@ -1,0 +1,245 @@
+"""The invariants that must hold after a run, and their violations."""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from gateway.billing.ledger.store import LATE
+from gateway.records.usage_record import Outcome
+from tests.failures.chaos.faults import Fault, Kind
+from tests.failures.chaos.history import Behaviour, Ending, History, Stretch
+from tests.failures.chaos.machine import Standstill
+from tests.failures.proofs.ledger import Row
+
+GRACE_SECONDS: Final = 1.0
+"""Tolerance between the times of a fault and of its effect on a client."""
+
+_BREAKS_CONNECTIONS: Final = frozenset(
+    {Kind.KILL_GATEWAY, Kind.RESTART_GATEWAY, Kind.STOP_GATEWAY, Kind.PARTITION_GATEWAY}
+)
+"""Faults of a gateway that may break a client's connection."""
+
+_AWAY: Final = _BREAKS_CONNECTIONS | {Kind.KILL_REDIS, Kind.STOP_REDIS, Kind.LOSSY_NETWORK}
+"""Faults that stop all progress while they last: those of Redis, and of the stream's gateway."""
+REFUSE_SECONDS: Final = 2.0
+"""Time limit of a refusal while Redis is unavailable."""
+RESUME_SECONDS: Final = 5.0
+"""Time limit for a stream to resume after each loss of its worker."""
+MARGIN_SECONDS: Final = 5.0
+"""Allowance for a busy machine, mostly for process starts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A violated invariant."""
+
+    invariant: str
+    what: str
+    history: History | None = None
+
+
+def judge_histories(
+    histories: Iterable[History], faults: Sequence[Fault], standstills: Sequence[Standstill] = ()
+) -> list[Violation]:
+    """Return the differences between what clients received and what they should have received."""
+    found = []
+    for history in histories:
+        found += [Violation("right answers", what, history) for what in history.errors]
+        if history.ending is Ending.HUNG:
+            found.append(Violation("ends", "nothing ended it", history))
+        elif history.transcript.error is not None:
+            what = f"it failed with {history.transcript.error.get('code')}"
+            found.append(Violation("resumes", what, history))
+        elif history.final_error and not _is_excused(history.stretches[-1], faults):
+            what = f"its gateway ended it with {history.final_error}"
+            found.append(Violation("resumes", what, history))
+        if history.longest_gap > (allowed := _longest_pause(history, faults, standstills)):
+            what = f"a pause of {history.longest_gap:.1f} s, explained: {allowed:.1f} s"
+            found.append(Violation("soon", what, history))
+        for stretch in history.stretches:
+            seconds = stretch.ended - stretch.began
+            if stretch.code == "store_unavailable" and seconds > _longest_refusal(
+                stretch, faults, standstills
+            ):
+                what = f"{stretch.gateway} refused it after {seconds:.1f} s"
+                found.append(Violation("soon", what, history))
+            if stretch.is_broken and not _is_excused(stretch, faults):
+                what = f"{stretch.gateway} broke the connection without a fault"
+                found.append(Violation("connections", what, history))
+    return found
+
+
+def _longest_pause(
+    history: History, faults: Sequence[Fault], standstills: Sequence[Standstill]
+) -> float:
+    """Return the longest pause of a stream that its faults explain."""
+    began, ended = history.longest_gap_began, history.longest_gap_began + history.longest_gap
+    gateways = {stretch.gateway for stretch in history.stretches}
+    allowed = MARGIN_SECONDS
+    for standstill in standstills:
+        overlap = min(ended, standstill.ended) - max(began - RESUME_SECONDS, standstill.began)
+        if overlap > 0:
+            # Leases expire during the fault.
+            allowed += overlap + RESUME_SECONDS
+    for fault in faults:
+        overlap = min(ended, fault.ended or ended) - max(began - RESUME_SECONDS, fault.began)
+        if overlap < 0:
+            continue
+        if fault.kind in _AWAY and fault.target in {"redis", *gateways}:
+            allowed += overlap
+        allowed += RESUME_SECONDS
+    return allowed
+
+
+def _longest_refusal(
+    stretch: Stretch, faults: Sequence[Fault], standstills: Sequence[Standstill]
+) -> float:
+    """Return the longest time that a refusal without Redis may take, given the faults meanwhile."""
+    stops = [
+        (fault.began, fault.ended or stretch.ended)
+        for fault in faults
+        if fault.target == stretch.gateway and fault.kind in _BREAKS_CONNECTIONS
+    ]
+    overlaps = (
+        min(stretch.ended, ended) - max(stretch.began, began)
+        for began, ended in (*stops, *standstills)
+    )
+    return REFUSE_SECONDS + MARGIN_SECONDS + sum(each for each in overlaps if each > 0)
+
+
+def _is_excused(stretch: Stretch, faults: Sequence[Fault]) -> bool:
+    """Whether a fault of the gateway explains a broken connection."""
+    return any(
+        fault.target == stretch.gateway
+        and fault.kind in _BREAKS_CONNECTIONS
+        and fault.began <= stretch.ended + GRACE_SECONDS
+        and (not fault.ended or fault.ended >= stretch.began - GRACE_SECONDS)
+        for fault in faults
+    )
+
+
+def judge_rows(
+    histories: Iterable[History], rows: Sequence[Row], faults: Sequence[Fault] = ()
+) -> list[Violation]:
+    """Return the differences between the ledger and what clients received."""
+    by_request: dict[str, list[Row]] = {}
+    for row in rows:
+        by_request.setdefault(row["request_id"].partition(".")[0], []).append(row)
+    twice = [
+        name for name, times in Counter(row["request_id"] for row in rows).items() if times > 1
+    ]
+    found = [Violation("one record", f"{name} has several rows") for name in twice]
+    found += [
+        Violation("money", f"{row['request_id']} costs {row['cost_micros']} instead of {cost}")
+        for row in rows
+        # The cost of a later difference is a difference of two rounded costs.
+        if not row["request_id"].endswith(LATE) and row["cost_micros"] != (cost := cost_of(row))
+    ]
+    for history in histories:
+        if history.request_id:
+            own = by_request.get(history.request_id, [])
+            found += [
+                Violation("one record", what, history) for what in _judge_row(history, own, faults)
+            ]
+            if what := _unpaid(history, own):
+                found.append(Violation("money", what, history))
+    return found
+
+
+def cost_of(row: Row) -> int:
+    """Return the price of the tokens in a row that are not free, in micro-dollars."""
+    prompt, cached, completion = (
+        int(row[f"{kind}_tokens"] - row[f"free_{kind}_tokens"])
+        for kind in ("prompt", "cached", "completion")
+    )
+    cost: int = (prompt - cached) * row["prompt_price"] + cached * row["cached_price"]
+    cost += completion * row["completion_price"]
+    return -(-cost // 1_000_000)
+
+
+def _unpaid(history: History, rows: Sequence[Row]) -> str:
+    """Return how many of the tokens that a client received are in no row that it pays for.
+
+    A gateway's death is the operator's loss, as far as no receipt of a worker is left.
+    """
+    outcomes = [row["outcome"] for row in rows]
+    paid = sum(row["completion_tokens"] - row["free_completion_tokens"] for row in rows)
+    received = history.transcript.tokens
+    if Outcome.LOST in outcomes or not rows or paid >= received:
+        return ""
+    return f"its client received {received} tokens and pays for {paid} ({outcomes})"
+
+
+def _judge_row(history: History, rows: Sequence[Row], faults: Sequence[Fault]) -> list[str]:
+    if not rows:
+        return ["it has no row in the ledger"]
+    prompt = sum(row["prompt_tokens"] for row in rows)
+    completion = sum(row["completion_tokens"] for row in rows)
+    if history.ending is Ending.COMPLETE:
+        found = []
+        usage = history.transcript.usage
+        if usage is not None and (prompt, completion) != tuple(usage.values()):
+            found.append(f"its rows count {prompt} and {completion} tokens, its client {usage}")
+        outcomes = [row["outcome"] for row in rows]
+        if Outcome.FINISHED not in outcomes and not _gateway_died_before_settlement(
+            history, faults
+        ):
+            found.append(f"its client has the whole response, its outcome is {outcomes}")
+        return found
+    if history.ending is Ending.LEFT and completion < history.transcript.tokens:
+        outcomes = [row["outcome"] for row in rows]
+        if Outcome.LOST not in outcomes:
+            reported = history.transcript.tokens
+            return [f"its client had {reported} tokens, its rows count {completion} ({outcomes})"]
+    return []
+
+
+def _gateway_died_before_settlement(history: History, faults: Sequence[Fault]) -> bool:
+    """Whether Redis was away when a request ended, and its gateway was killed before Redis came
+    back.
+
+    No process then has a record that the client received everything. The ledger records the request
+    as lost, at no cost.
+    """
+    gateways = {stretch.gateway for stretch in history.stretches}
+    return any(
+        away.kind in _AWAY
+        and away.target in {"redis", *gateways}
+        and away.began - GRACE_SECONDS
+        <= history.ended
+        <= (away.ended or history.ended) + GRACE_SECONDS
+        and killed.kind is Kind.KILL_GATEWAY
+        and killed.target in gateways
+        and history.ended - GRACE_SECONDS
+        <= killed.began
+        <= (away.ended or killed.began) + MARGIN_SECONDS
+        for away in faults
+        for killed in faults
+    )
+
+
+def judge_growth(
+    name: str,
+    before: Mapping[str, float],
+    after: Mapping[str, float],
+    allowed: Mapping[str, float],
+) -> list[Violation]:
+    """Return the growth of a process beyond its allowance after everything has settled."""
+    return [
+        Violation("nothing left over", f"{name}: {what} went from {before.get(what, 0)} to {value}")
+        for what, value in after.items()
+        if value > before.get(what, 0) + allowed.get(what, 0)
+    ]
+
+
+def judge_behaviours(histories: Collection[History]) -> list[Violation]:
+    """Return the behaviours without a completed request: the run proves nothing about them."""
+    asked = {history.behaviour for history in histories} - completed_behaviours(histories)
+    return [Violation("all kinds", f"no request was completed: {each}") for each in asked]
+
+
+def completed_behaviours(histories: Collection[History]) -> set[Behaviour]:
+    """Return the behaviours of which a request ran to the end that its client wanted."""
+    done = (Ending.COMPLETE, Ending.LEFT, Ending.CANCELLED, Ending.DENIED)
+    return {history.behaviour for history in histories if history.ending in done}

@@ -1,0 +1,121 @@
+"""Budgets and credits under many clients on two gateways: fully spent, never overspent."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gateway.records.limits import LimitScope
+from gateway.records.records import Billing
+from tests.failures.proofs.accounts import Accounts, Credential
+from tests.failures.proofs.client import Answer, ask, request
+from tests.failures.proofs.conftest import COMPLETION_TOKENS, cost_of
+from tests.failures.proofs.ledger import Books
+from tests.support.stack import Stack
+
+CLIENTS = 12
+"""On each gateway."""
+PROMPT_TOKENS = 10
+MAX_TOKENS = 40
+"""More than a text has, so that each settlement returns some."""
+MOST = cost_of(PROMPT_TOKENS, MAX_TOKENS)
+COST = cost_of(PROMPT_TOKENS, COMPLETION_TOKENS)
+MONEY = 3_003
+"""Micro-dollars: enough for a third as many reservations at a time as there are clients."""
+
+HOLDERS: dict[str, tuple[LimitScope, dict[str, int], Billing]] = {
+    "key": (LimitScope.KEY, {"budget_micros": MONEY}, Billing.POSTPAID),
+    "project": (LimitScope.PROJECT, {"budget_micros": MONEY}, Billing.POSTPAID),
+    "tenant": (LimitScope.TENANT, {"budget_micros": MONEY}, Billing.POSTPAID),
+    "credits": (LimitScope.TENANT, {}, Billing.PREPAID),
+}
+
+
+async def spend(stack: Stack, key: Credential, number: int) -> list[Answer]:
+    """Send requests until the money is spent; return all responses."""
+    answers: list[Answer] = []
+    while not answers or answers[-1].status == 200:
+        answers.append(
+            await ask(
+                stack.gateways[number % 2],
+                key.text,
+                prompt=[5] * PROMPT_TOKENS,
+                max_tokens=MAX_TOKENS,
+                stream=number % 3 == 0,
+            )
+        )
+    return answers
+
+
+@pytest.mark.parametrize(
+    "holder",
+    [
+        "key",
+        # Scopes differ only in the charged account (test_every_limit_of_every_scope_is_enforced).
+        pytest.param("project", marks=pytest.mark.long),
+        pytest.param("tenant", marks=pytest.mark.long),
+        "credits",
+    ],
+)
+async def test_budget_is_spent_fully_and_never_overspent(
+    stack: Stack, accounts: Accounts, books: Books, name: Callable[[], str], holder: str
+) -> None:
+    scope, limits, billing = HOLDERS[holder]
+    key = await accounts.holder(scope, name(), limits, billing=billing)
+    if billing is Billing.PREPAID:
+        await accounts.grant(key.tenant, MONEY)
+
+    crowds = await asyncio.gather(*(spend(stack, key, number) for number in range(2 * CLIENTS)))
+    # Reservations of running requests blocked some of the money; now there are none.
+    last = await spend(stack, key, 0)
+
+    answers = [answer for clients in crowds for answer in clients] + last
+    served = [answer for answer in answers if answer.status == 200]
+    for answer in answers:
+        if answer.status != 200:
+            check_refusal(answer, holder)
+    await books.settled()
+    rows = await books.rows(key.tenant)
+    assert sorted(row["request_id"] for row in rows) == sorted(str(a.request_id) for a in served)
+    assert {row["cost_micros"] for row in rows} == {COST}
+    spent = sum(row["cost_micros"] for row in rows)
+    assert MONEY - MOST < spent <= MONEY
+    limits = await accounts.limits(stack.url, key)
+    check_account(limits, holder, spent=spent)
+
+
+def check_refusal(answer: Answer, holder: str) -> None:
+    """The refusal names the lack of money; its dialect's code is OpenAI's."""
+    assert answer.status == 429
+    error = answer.error
+    assert (error["type"], error["code"]) == ("insufficient_quota", "insufficient_quota")
+    assert error["scope"] == ("tenant" if holder == "credits" else holder)
+    assert answer.headers["x-should-retry"] == "false"
+    assert "retry-after-ms" not in answer.headers
+
+
+def check_account(limits: dict[str, Any], holder: str, *, spent: int) -> None:
+    """Redis, the customer's page and the ledger agree."""
+    if holder == "credits":
+        assert limits["credits"]["remaining_micros"] == MONEY - spent, json.dumps(limits)
+        return
+    budgets: dict[str, Any] = {
+        s["scope"]: s["limits"].get("budget_micros") for s in limits["scopes"]
+    }
+    assert budgets[holder]["used"] == spent
+    assert budgets[holder]["remaining"] == MONEY - spent
+
+
+async def test_dialect_with_402_uses_it_for_an_exceeded_budget(
+    stack: Stack, accounts: Accounts, name: Callable[[], str]
+) -> None:
+    key = await accounts.holder(LimitScope.KEY, name(), {"budget_micros": 0})
+    answer = await request(
+        stack.url,
+        key.text,
+        {"model": "sluice-tiny", "prompt": "x", "max_tokens": 1},
+        headers={"x-api-dialect": "fireworks"},
+    )
+    assert (answer.status, answer.error["code"]) == (402, "budget_exceeded")
