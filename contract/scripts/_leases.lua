@@ -15,23 +15,22 @@
 -- engine lacks, if so.
 local function lease(claim, lane, tenant, id, cached, is_last)
   local key, out, room = claim.job_prefix .. id, claim.out, claim.room
-  local need_tokens, sequences, prompt_tokens, weight, payload, reported, adapter, attempt = unpack(
+  local need_tokens, sequences, prompt_tokens, weight, payload, reported, adapter = unpack(
     call('HMGET', key, 'need_tokens', 'sequences', 'prompt_tokens', 'weight', 'payload',
-      'reported', 'adapter', 'attempt'))
+      'reported', 'adapter'))
   -- A job without a hash has expired: its id is dropped without a charge.
   if not need_tokens then return nil end
   local lacks = take(room, tonumber(need_tokens), tonumber(sequences), tonumber(prompt_tokens),
     adapter)
   if lacks then return lacks end
-  attempt = attempt + 1
+  local attempt = call('HINCRBY', key, 'attempt', 1)
   if attempt == 1 then
     local uncached = prompt_tokens - cached
-    call('HSET', key, 'attempt', 1, 'worker', claim.worker, 'engine', claim.engine,
-      'uncached', uncached)
+    call('HSET', key, 'worker', claim.worker, 'engine', claim.engine, 'uncached', uncached)
     charge(not is_last and lane.active, lane.counters, tenant,
       claim.prompt_cost * uncached / weight)
   else
-    call('HSET', key, 'attempt', attempt, 'worker', claim.worker, 'engine', claim.engine)
+    call('HSET', key, 'worker', claim.worker, 'engine', claim.engine)
   end
   if reported then call('HDEL', key, 'reported') end
   local leased, at = lane.leased, #out
