@@ -217,6 +217,10 @@ async def test_processes_share_a_port_and_a_drain_and_survive_each_other(
     assert of_one.port is not None
     of_both = of_one.geturl(), f"http://{of_one.hostname}:{of_one.port + 1}"
 
+    def are_serving() -> bool:
+        return all(http_status(f"{each}/healthz") for each in of_both)
+
+    await until(are_serving, what="both processes")
     for busy, operators in zip((other, one), of_both, strict=True):
         # The other process accepts the connection, and counts the request.
         before = metric(operators, "sluice_gateway_requests_total")
@@ -234,10 +238,7 @@ async def test_processes_share_a_port_and_a_drain_and_survive_each_other(
     assert not (await cut).is_complete
     os.kill(other, signal.SIGTERM)
     await until(
-        lambda: (
-            not children(parent) & {one, other}
-            and all(http_status(f"{each}/healthz") for each in of_both)
-        ),
+        lambda: not children(parent) & {one, other} and are_serving(),
         what="two new processes",
     )
     has_restarted.set()
