@@ -145,9 +145,9 @@ def _on_invalid_request(request: Request, error: RequestValidationError) -> Resp
 
 def route_hint(request: Request) -> str:
     """Return a sentence that names an existing route, or "" if none is similar."""
-    path, method = request.url.path, request.method
-    versioned = path.rfind(f"{_VERSION}/")
-    for meant in (_VERSION + path, path[versioned:] if versioned > 0 else ""):
+    method, path = request.method, request.url.path.rstrip("/")
+    version = max(path.rfind(f"{_VERSION}/"), 0)
+    for meant in (_VERSION + path, path[version:]):
         scope = {**request.scope, "path": meant}
         if any(route.matches(scope)[0] is Match.FULL for route in request.app.routes):
             return f"Use {method} {meant[:200]}. "

@@ -120,9 +120,11 @@ async def test_unknown_route_gets_404(client: httpx.AsyncClient, path: str) -> N
         ("POST", "/batches", "/v1/batches"),
         ("POST", "/v1/v1/completions", "/v1/completions"),
         ("POST", "/api/v1/chat/completions", "/v1/chat/completions"),
+        ("POST", "/v1/chat/completions/", "/v1/chat/completions"),
+        ("GET", "/files/", "/v1/files"),
     ],
 )
-async def test_route_without_its_version_is_answered_with_it(
+async def test_route_with_a_similar_path_is_named(
     client: httpx.AsyncClient, method: str, path: str, meant: str
 ) -> None:
     response = await client.request(method, path)
