@@ -16,6 +16,7 @@ from contract.messages import JobStarted
 from contract.outcomes import FailureCode
 from contract.queue import JobClaim
 from gateway.completions.queue import lost_jobs
+from gateway.completions.settlement import Ending
 from gateway.completions.stored import service, unread
 from gateway.completions.stored.history import frame_messages
 from gateway.completions.stored.store import ResponseState
@@ -23,7 +24,7 @@ from gateway.limits.store import QuotaStore
 from gateway.platform.redis_client import MeasuredConnection
 from gateway.records.errors import RateLimitError, StoreUnavailableError, queue_unavailable
 from gateway.records.limits import Limits
-from gateway.records.usage_record import UsageRecord
+from gateway.records.usage_record import Outcome, UsageRecord
 from tests.gateway.conftest import eventually, nothing_left
 from tests.responses.conftest import OpenHouse
 from tests.responses.house import (
@@ -539,13 +540,14 @@ async def test_background_response_outlives_all_gateways(
     assert await settled(redis, request.id) == [("finished", 3, 2)]
 
 
-async def test_stopping_gateway_hands_its_responses_over_unsettled(
+async def test_stopping_gateway_hands_its_responses_over_and_settles_the_others(
     first: House, second: House, worker: FakeWorker, redis: "Redis"
 ) -> None:
     request = await first.submit(prompts=2, is_background=True)
     first.responses.leave(request.settlement)
     followed = await first.submit()
-    claims = await worker.claim(3)
+    cut = await first.submit(is_kept=False)
+    *claims, ending = await worker.claim(4)
     for claim in claims:
         await worker.say(claim, "a")
     attachment = await second.attach(followed.id)
@@ -558,8 +560,12 @@ async def test_stopping_gateway_hands_its_responses_over_unsettled(
 
     # The first of two jobs that fail hands the response over, which ends the other one.
     first.dispatcher.fail_all(FailureCode.GATEWAY_STOPPING)
-    await first.leave()
-    assert not await usage_records(redis)
+    cut.settlement.end(Ending(Outcome.FAILED, "gateway_stopping"))
+    leaving = asyncio.create_task(first.leave())
+    await asyncio.sleep(0.1)
+    await worker.drop(ending, tokens=1)
+    await leaving
+    assert list(await usage_records(redis)) == [cut.id]
     for claim in claims:
         await worker.lose(claim, tokens=1)
     for claim in await worker.claim(3):
@@ -567,10 +573,11 @@ async def test_stopping_gateway_hands_its_responses_over_unsettled(
 
     await reader.to_the_end()
     assert reader.text == "ab"
-    records = await settled_records(redis, 2)
+    records = await settled_records(redis, 3)
     assert {id_: counts_of(record) for id_, record in records.items()} == {
         request.id: ("finished", 6, 4),
         followed.id: ("finished", 3, 2),
+        cut.id: ("failed", 3, 1),
     }
 
 
