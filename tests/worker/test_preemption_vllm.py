@@ -85,7 +85,7 @@ async def interrupt(gateway: Gateway, lines: list[GenerationJob]) -> int:
 async def test_preempted_lines_equal_their_undisturbed_outputs(
     redis_server: RedisServer, engine: VllmEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "_info", replace(engine.info, max_sequences=MOST_SEQUENCES))
+    monkeypatch.setattr(engine, "info", replace(engine.info, max_sequences=MOST_SEQUENCES))
     alike = [make_job(max_tokens=80, **fields) for fields in LINES.values()]
     lines = [
         msgspec.structs.replace(
