@@ -316,7 +316,7 @@ def _of_line(request: GenerationRequest) -> GenerationRequest:
 def _within_limits(checked: CheckedRequest, subjects: Iterable[SubjectLimits]) -> CheckedRequest:
     """Lower max_tokens, which the client did not set, to what the token limits can ever allow.
 
-    The request is unchanged if they do not even allow one token for each choice.
+    It stays what each choice needs at least, so that a refusal names the smallest request.
     """
     most, prompts = checked.most, checked.prepared.prompts
     room = most.completion_tokens
@@ -327,9 +327,10 @@ def _within_limits(checked: CheckedRequest, subjects: Iterable[SubjectLimits]) -
             (each.limits.completion_tokens_per_minute, 0),
         ):
             room = room if limit is None else min(room, limit - prompt_tokens)
-    tokens = room // (len(prompts) * checked.request.best_of)
-    if room == most.completion_tokens or tokens < max(1, checked.request.sampling.min_tokens):
+    if room == most.completion_tokens:
         return checked
+    tokens = room // (len(prompts) * checked.request.best_of)
+    tokens = max(tokens, 1, checked.request.sampling.min_tokens)
     lowered = [
         msgspec.structs.replace(prompt, max_tokens=min(prompt.max_tokens, tokens))
         for prompt in prompts

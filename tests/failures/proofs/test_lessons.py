@@ -169,6 +169,10 @@ async def test_without_max_tokens_prompt_and_default_completion_are_reserved(
     assert answer.status == 429, answer.body
     assert "needs 40, " in answer.error["message"]
     assert answer.headers["x-should-retry"] == "false"
+    # A limit that the prompt fills refuses the smallest request.
+    key = await accounts.holder(LimitScope.KEY, name(), {"tokens_per_minute": PROMPT_TOKENS})
+    answer = await request(stack.url, key.text, given | {"n": 2}, headers=llamacpp)
+    assert f"needs {PROMPT_TOKENS + 2}, " in answer.error["message"]
     # Where the default is 16 tokens, they count with the prompt.
     key = await accounts.holder(LimitScope.KEY, name(), {"tokens_per_minute": PROMPT_TOKENS + 15})
     answer = await request(stack.url, key.text, {"model": MODEL, "prompt": [5] * PROMPT_TOKENS})
