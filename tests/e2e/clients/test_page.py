@@ -28,7 +28,7 @@ SECTIONS: Final[dict[str, tuple[Environment, *tuple[pytest.MarkDecorator, ...]]]
     "Continue": (NODE,),
     "lm-eval": (LM_EVAL, LONG),
     "GuideLLM": (LOAD, LONG),
-    "vllm bench serve": (VLLM,),
+    "vllm bench serve": (VLLM, LONG),
     "SGLang": (LOAD, LONG),
 }
 """The environment that runs each section, and marks of its test."""
