@@ -7,12 +7,12 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 import urllib.error
 import urllib.request
 import zlib
-from asyncio.subprocess import Process
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from contract import keys, messages
 from contract.messages import Feature, GenerationJob, JobFinished, WorkerCard, WorkerState
 from tests.support.cases import all_cases
 from tests.support.patience import PATIENCE_SECONDS, PROCESS_PATIENCE_SECONDS
-from tests.support.processes import free_port, is_free
+from tests.support.processes import free_port, is_free, spawn
 from tests.support.redis_server import RedisServer
 from tests.worker.conftest import MODEL, MODEL_FOLDER, Gateway, make_job
 from worker.__main__ import command
@@ -41,29 +41,43 @@ LONG = 2_000
 """Tokens that take twenty seconds."""
 
 
-@contextlib.asynccontextmanager
-async def worker_process(redis_server: RedisServer, *options: str) -> AsyncIterator[Process]:
-    """Start a worker with the scripted engine; options come last."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "worker",
-        "--engine=scripted",
-        f"--model-path={MODEL_FOLDER}",
-        f"--model-name={MODEL}",
-        f"--redis-url={redis_server.url}",
-        "--scripted-step-seconds=0.01",
-        "--worker-id=w1",
-        *options,
-        cwd=ROOT,
-        stderr=asyncio.subprocess.PIPE,
-    )
+@contextlib.contextmanager
+def worker_process(
+    redis_server: RedisServer,
+    *options: str,
+    python: tuple[str, ...] = (sys.executable,),
+    log: Path = Path(os.devnull),
+) -> Iterator["subprocess.Popen[bytes]"]:
+    """Start a worker with the scripted engine; options come last.
+
+    With arguments of its own in `python`, it is not a fork.
+    """
+    with log.open("wb") as output:
+        process = spawn(
+            *python,
+            "-m",
+            "worker",
+            f"--model-path={MODEL_FOLDER}",
+            f"--model-name={MODEL}",
+            f"--redis-url={redis_server.url}",
+            "--scripted-step-seconds=0.01",
+            "--worker-id=w1",
+            *options,
+            cwd=ROOT,
+            env={**os.environ, "SLUICE_ENGINE": "scripted"},
+            stdout=output,
+            stderr=output,
+        )
     try:
         yield process
     finally:
-        if process.returncode is None:
-            process.kill()
-        await process.communicate()
+        process.kill()
+        process.wait()
+
+
+async def ended(process: "subprocess.Popen[bytes]") -> int:
+    """Wait for a process to exit, and return its exit code."""
+    return await asyncio.to_thread(process.wait, PATIENCE_SECONDS)
 
 
 async def ready(gateway: Gateway) -> None:
@@ -102,7 +116,7 @@ async def test_ready_worker_is_in_the_catalogue(
     redis: Redis, redis_server: RedisServer, gateway: Gateway
 ) -> None:
     options = ("--context-window=512", "--max-sequences=7", "--dialect=llamacpp-2026")
-    async with worker_process(redis_server, *options):
+    with worker_process(redis_server, *options):
         await ready(gateway)
         card = await card_of(redis)
         assert card is not None
@@ -128,7 +142,7 @@ async def test_sigterm_drains_announces_and_exits_0(
 ) -> None:
     # The draining state lasts until the test cancels the other job.
     job, other = make_job(max_tokens=100), make_job(max_tokens=LONG)
-    async with worker_process(redis_server) as process:
+    with worker_process(redis_server) as process:
         await ready(gateway)
         await gateway.begin(other, job)
         process.send_signal(signal.SIGTERM)
@@ -136,7 +150,7 @@ async def test_sigterm_drains_announces_and_exits_0(
         assert (await gateway.queue.status()).ready_workers == 0
         await gateway.finished(job)
         assert await gateway.queue.cancel(other.id, other.tenant)
-        assert await asyncio.wait_for(process.wait(), PATIENCE_SECONDS) == 0
+        assert await ended(process) == 0
     assert isinstance(gateway.end(job), JobFinished)
     assert await card_of(redis) is None
 
@@ -145,13 +159,13 @@ async def test_second_signal_hands_back_at_once(
     redis: Redis, redis_server: RedisServer, gateway: Gateway
 ) -> None:
     job = make_job(max_tokens=LONG)
-    async with worker_process(redis_server) as process:
+    with worker_process(redis_server) as process:
         await ready(gateway)
         await gateway.begin(job)
         process.send_signal(signal.SIGINT)
         await drains(redis)
         process.send_signal(signal.SIGINT)
-        assert await asyncio.wait_for(process.wait(), PATIENCE_SECONDS) == 0
+        assert await ended(process) == 0
     assert [lost.job_id for lost in await gateway.queue.reclaim()] == [job.id]
 
 
@@ -168,7 +182,7 @@ async def test_killed_process_loses_its_jobs_before_its_lease_expires(
     redis_server: RedisServer, gateway: Gateway
 ) -> None:
     job = make_job(max_tokens=LONG)
-    async with worker_process(redis_server, "--lease-seconds=600") as process:
+    with worker_process(redis_server, "--lease-seconds=600") as process:
         await ready(gateway)
         await gateway.begin(job)
         assert await gateway.queue.gone_workers() == []
@@ -180,7 +194,7 @@ async def test_stopped_process_loses_its_jobs_and_serves_again_when_it_continues
     redis: Redis, redis_server: RedisServer, gateway: Gateway
 ) -> None:
     job, other = make_job(max_tokens=LONG), make_job(max_tokens=5)
-    async with worker_process(redis_server) as process:
+    with worker_process(redis_server) as process:
         await ready(gateway)
         await gateway.begin(job)
         process.send_signal(signal.SIGSTOP)
@@ -192,13 +206,13 @@ async def test_stopped_process_loses_its_jobs_and_serves_again_when_it_continues
         await gateway.enqueue(other)
         await gateway.finished(other)
         process.send_signal(signal.SIGTERM)
-        assert await asyncio.wait_for(process.wait(), PATIENCE_SECONDS) == 0
+        assert await ended(process) == 0
     assert not await redis.exists(keys.watched_workers(MODEL))
 
 
 async def test_health_endpoints(redis: Redis, redis_server: RedisServer, gateway: Gateway) -> None:
     port = free_port()
-    async with worker_process(redis_server, f"--health-port={port}") as process:
+    with worker_process(redis_server, f"--health-port={port}") as process:
         await ready(gateway)
         assert (await get(port, "/healthz"))[0] == 200
         assert (await get(port, "/readyz"))[0] == 200
@@ -214,15 +228,18 @@ async def test_health_endpoints(redis: Redis, redis_server: RedisServer, gateway
     assert "sluice_worker_sequences_running 1.0" in metrics
 
 
-async def test_no_prompt_text_in_the_log(redis_server: RedisServer, gateway: Gateway) -> None:
+async def test_no_prompt_text_in_the_log(
+    redis_server: RedisServer, gateway: Gateway, tmp_path: Path
+) -> None:
     job = make_job(max_tokens=5, stop=["secretstop"], prompt_token_ids=[987654321])
-    async with worker_process(redis_server, "--log-level=DEBUG") as process:
+    log = tmp_path / "log"
+    with worker_process(redis_server, "--log-level=DEBUG", log=log) as process:
         await ready(gateway)
         await gateway.enqueue(job)
         await gateway.finished(job)
         process.send_signal(signal.SIGTERM)
-        _, log = await process.communicate()
-    text = log.decode()
+        assert await ended(process) == 0
+    text = log.read_text()
     assert "Loading model demo" in text
     assert "Ready: demo with scripted" in text
     assert "secretstop" not in text

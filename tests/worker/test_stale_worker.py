@@ -9,10 +9,9 @@ from redis.asyncio import Redis
 from contract import keys
 from contract.messages import JobFinished
 from contract.queue import RequeueResult
-from tests.support.patience import PATIENCE_SECONDS
 from tests.support.redis_server import RedisServer
 from tests.worker.conftest import MODEL, Gateway, make_job, resumed
-from tests.worker.test_process import ready, worker_process
+from tests.worker.test_process import ended, ready, worker_process
 
 LEASE = "--lease-seconds=1"
 
@@ -21,7 +20,7 @@ async def test_stopped_worker_drops_jobs_that_another_one_runs(
     redis: Redis, redis_server: RedisServer, gateway: Gateway
 ) -> None:
     jobs = [make_job(max_tokens=1000, n=2) for _ in range(3)]
-    async with worker_process(redis_server, LEASE) as first:
+    with worker_process(redis_server, LEASE) as first:
         await ready(gateway)
         await gateway.begin(*jobs)
         first.send_signal(signal.SIGSTOP)
@@ -33,7 +32,7 @@ async def test_stopped_worker_drops_jobs_that_another_one_runs(
             assert result is RequeueResult.REQUEUED
         faster = ("--worker-id=w2", "--scripted-step-seconds=0.003")
         second_worker = worker_process(redis_server, LEASE, *faster)
-        async with second_worker as second:
+        with second_worker as second:
             await gateway.read_until(
                 lambda: all(gateway.deltas(job)[-1].attempt == 2 for job in jobs)
             )
@@ -55,13 +54,13 @@ async def test_stopped_worker_drops_jobs_that_another_one_runs(
                     for before, after in pairwise(deltas):
                         assert after.start == before.start + len(before.token_ids)
             second.send_signal(signal.SIGTERM)
-            assert await asyncio.wait_for(second.wait(), PATIENCE_SECONDS) == 0
-        assert first.returncode is None
+            assert await ended(second) == 0
+        assert first.poll() is None
         again = make_job()
         await gateway.enqueue(again)
         await gateway.finished(again)
         first.send_signal(signal.SIGTERM)
-        assert await asyncio.wait_for(first.wait(), PATIENCE_SECONDS) == 0
+        assert await ended(first) == 0
     assert not await redis.zcard(keys.leases(MODEL))
 
 
@@ -70,7 +69,7 @@ async def test_worker_stopped_longer_than_the_stall_limit_keeps_its_engine(
 ) -> None:
     job = make_job(max_tokens=300)
     options = ("--stall-seconds=1", "--lease-seconds=30")
-    async with worker_process(redis_server, *options) as process:
+    with worker_process(redis_server, *options) as process:
         await ready(gateway)
         await gateway.begin(job)
         process.send_signal(signal.SIGSTOP)

@@ -6,6 +6,7 @@ In the default run, tests/failures/kills kills a worker and the process of an en
 import asyncio
 import os
 import signal
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from contract.sampling import SamplingSpec
 from tests.support.processes import children, descendants, is_alive, resident_pages
 from tests.support.redis_server import RedisServer
 from tests.worker.conftest import MODEL, Gateway, make_job, resumed
-from tests.worker.test_process import ready, worker_process
+from tests.worker.test_process import ended, ready, worker_process
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
@@ -86,7 +87,7 @@ async def test_dead_engines_are_replaced_in_the_same_process(
     """A restart and a resumed job follow each fault; then the worker is stopped."""
     harms = (kill_worker, stop_both, kill_core)
     options = ("--engine=vllm", "--context-window=1024", "--stall-seconds=8")
-    async with worker_process(redis_server, *options) as process:
+    with worker_process(redis_server, *options, python=(sys.executable, "-P")) as process:
         whole = endless(900)
         await ready_slowly(gateway)
         for number, harm in enumerate(harms, start=1):
@@ -116,7 +117,7 @@ async def test_dead_engines_are_replaced_in_the_same_process(
         await gateway.finished(whole, seconds=120)
         assert isinstance(gateway.end(whole), JobFinished)
         assert await gone({process.pid, *left}, 30)
-        assert await asyncio.wait_for(process.wait(), 5) == 0
+        assert await ended(process) == 0
 
 
 def trackers(pid: int) -> set[int]:
