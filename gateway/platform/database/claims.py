@@ -81,6 +81,11 @@ async def lock_in_turns(
     is_held = false() if is_held is None else is_held
     is_due = and_(is_due, not_(is_held))
     primary = inspect(table).primary_key
+    if (
+        await transaction.scalar(select(primary[0]).select_from(source).where(is_due).limit(1))
+        is None
+    ):
+        return []  # Most often. The statement for turns takes far longer.
     keys = [column.label(f"key_{at}") for at, column in enumerate(primary)]
     shares = [column.label(f"owner_{at}") for at, column in enumerate(owners)]
     due = select(*keys, *shares, order.label(_ORDER)).select_from(source).where(is_due).subquery()
