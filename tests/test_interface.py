@@ -18,7 +18,7 @@ from pydantic_settings import BaseSettings
 
 from common.metrics import LightCounter, LightHistogram
 from gateway.cli import main as cli
-from gateway.jobs.app import create_app as create_celery
+from gateway.jobs.schedule import TASKS
 from gateway.platform.settings import Settings
 from gateway.process.app import create_app, create_operator_app
 from gateway.records import errors
@@ -51,10 +51,7 @@ def describe() -> dict[str, Any]:
         "metrics": dict(_metrics()),
         "errors": _errors(),
         "commands": dict(_commands(cli.main, "sluice")),
-        "tasks": {
-            name: entry["task"]
-            for name, entry in create_celery(Settings()).conf.beat_schedule.items()
-        },
+        "tasks": {task.name: task.track for task in TASKS},
     }
 
 

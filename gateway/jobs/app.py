@@ -6,7 +6,7 @@ that are not documented.
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final, Never
 from urllib.parse import quote
 
@@ -22,6 +22,8 @@ from gateway.jobs.runner import TrackRunner
 from gateway.jobs.schedule import TASKS, Task, Track
 from gateway.platform.settings import Settings
 
+START: Final = "sluice.start"
+"""Name of the Celery task. Its arguments are names of jobs: each message takes CPU time."""
 MOST_WAITING: Final = 200
 """Limit of waiting runs of a track: no more are queued while workers do not take them."""
 BROKER_SECONDS: Final = 5.0
@@ -64,7 +66,7 @@ def create_app(settings: Settings) -> Celery:
             **({} if sentinels is None else _sentinel_options(sentinels)),
         },
         beat_max_loop_interval=1,
-        beat_schedule={task.name: _entry(task) for task in TASKS},
+        beat_schedule=_messages(),
         sluice_broker=url,
     )
     return app
@@ -75,9 +77,13 @@ def run_worker(app: Celery, runners: Mapping[Track, TrackRunner]) -> int:
 
     The only thread of the pool starts a job without waiting for it, so that no run delays another.
     """
-    for task in TASKS:
-        if task.track in runners:
-            app.task(_start(runners[task.track], task), name=_name(task), shared=False)
+
+    def start(*names: str) -> None:
+        for task in TASKS:
+            if task.name in names:
+                runners[task.track].start(task)
+
+    app.task(start, name=START, shared=False)
     worker = app.Worker(
         pool="solo",
         queues=[track.value for track in runners],
@@ -186,20 +192,17 @@ def _sentinel_options(address: SentinelAddress) -> dict[str, Any]:
     }
 
 
-def _start(runner: TrackRunner, task: Task) -> Callable[[], None]:
-    def start() -> None:
-        runner.start(task)
-
-    return start
-
-
-def _entry(task: Task) -> dict[str, Any]:
+def _messages() -> dict[str, dict[str, Any]]:
+    """Return the messages by their jobs: one for those of a track that have one schedule."""
+    jobs: dict[tuple[Track, str], list[Task]] = {}
+    for task in TASKS:
+        jobs.setdefault((task.track, str(task.schedule)), []).append(task)
     return {
-        "task": _name(task),
-        "schedule": task.schedule,
-        "options": {"expires": task.expires_seconds, "queue": task.track.value},
+        " ".join(task.name for task in tasks): {
+            "task": START,
+            "args": [task.name for task in tasks],
+            "schedule": tasks[0].schedule,
+            "options": {"expires": tasks[0].expires_seconds, "queue": track.value},
+        }
+        for (track, _), tasks in jobs.items()
     }
-
-
-def _name(task: Task) -> str:
-    return f"sluice.{task.name}"

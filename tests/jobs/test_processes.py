@@ -200,7 +200,7 @@ def test_runs_do_not_accumulate_without_a_worker(
             for entry in list(scheduler.schedule.values()):
                 scheduler.apply_async(entry, advance=False)
         assert client.llen(Track.LONG) == MOST_WAITING
-        assert client.llen(Track.LEDGER) == 9, "each track has its own queue"
+        assert client.llen(Track.LEDGER) == 6, "each track has its own queue"
 
 
 def test_scheduler_sleeps_between_runs(scheduler: BoundedScheduler) -> None:
@@ -210,7 +210,7 @@ def test_scheduler_sleeps_between_runs(scheduler: BoundedScheduler) -> None:
         time.sleep(max(0.0, scheduler.tick()))
         ticks += 1
     runs = sum(entry.total_run_count for entry in scheduler.schedule.values())
-    assert runs >= 5
+    assert runs >= 3
     assert ticks <= 3 * runs + 5
 
 

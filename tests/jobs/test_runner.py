@@ -17,7 +17,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from gateway.accounts.tenants.service import TenantService
 from gateway.jobs import app as app_module
 from gateway.jobs import runner as runner_module
-from gateway.jobs.app import create_app, run_worker
+from gateway.jobs.app import START, create_app, run_worker
 from gateway.jobs.observing import Observer
 from gateway.jobs.runner import TrackRunner, running, stop_all
 from gateway.jobs.schedule import TASKS, Task, Track
@@ -96,7 +96,7 @@ def test_long_job_delays_no_other_job_and_a_stuck_one_no_job_of_the_ledger(
 
     def all_begin(some: Sequence[Task]) -> None:
         for job in some:
-            app.send_task(f"sluice.{job.name}", queue=job.track, expires=PATIENCE_SECONDS)
+            app.send_task(START, [job.name], queue=job.track, expires=PATIENCE_SECONDS)
         assert {ends.get(timeout=PATIENCE_SECONDS) for _ in some} == {job.name for job in some}
 
     with running(settings, Track.LONG) as long:
