@@ -312,6 +312,7 @@ class _Server:
             for pid, fork in self._forks.items():
                 if fork.starter is starter:
                     os.kill(pid, signal.SIGTERM)
+                    os.kill(pid, signal.SIGCONT)  # A test may have stopped it.
             return None
         request = json.loads(starter.recv(_NUMBER.unpack(head)[0], socket.MSG_WAITALL))
         server, pid = os.getpid(), os.fork()
