@@ -149,6 +149,7 @@ def route_hint(request: Request) -> str:
     version = max(path.rfind(f"{_VERSION}/"), 0)
     for meant in (_VERSION + path, path[version:]):
         scope = {**request.scope, "path": meant}
-        if any(route.matches(scope)[0] is Match.FULL for route in request.app.routes):
+        is_other = meant != request.url.path
+        if is_other and any(r.matches(scope)[0] is Match.FULL for r in request.app.routes):
             return f"Use {method} {meant[:200]}. "
     return ""

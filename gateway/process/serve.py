@@ -54,7 +54,7 @@ def run(settings: Settings, one: OneOfMany | None) -> None:
     # runs, so it must begin after few. SQLAlchemy leaves hundreds for each statement.
     gc.collect()
     gc.freeze()
-    gc.set_threshold(1_000, 10, 100)
+    gc.set_threshold(5_000, 10, 50)
     config = _config(settings, app, settings.host, settings.port, settings.max_connections)
     server = GracefulServer(config, app, settings, operators=operators, one=one)
     server.run(None if one is None else one.sockets())

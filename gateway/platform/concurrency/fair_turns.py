@@ -18,7 +18,7 @@ MOST_TENANTS: Final = 1_000
 dropped."""
 SHARE: Final = 0.5
 """Part of the event loop's time that a caller may use without waiting for turns."""
-BURST_SECONDS: Final = 0.02
+BURST_SECONDS: Final = 0.01
 """How much loop time a caller may use at once."""
 MOST_DEBT_SECONDS: Final = 0.4
 """The most that a caller's used time exceeds its share by, so that it is over for 0.8 s at most."""
