@@ -85,25 +85,23 @@ class RequestReader:
         it fails. A request that `has_native_path` is in one of llama.cpp's dialects. After this
         call, errors have the style of the client's dialect.
         """
-        exchange, principal = exchange_of(request.scope), authorized
+        principal = authorized
         if principal is None:
             principal = await self._authorizer.authorize(
                 request, Scope.COMPLETIONS, model_decides=True
             )
         else:
             principal.require_scope(Scope.COMPLETIONS)
-        self._unpaid.admit(exchange, principal, is_paid=is_paid)
+        self._unpaid.admit(exchange_of(request.scope), principal, is_paid=is_paid)
         content = await self._bodies.read_counted(request, principal.tenant_id)
         beside = self._large_work.of(principal.tenant_id, size=len(content))
         body: dict[str, Any] = await beside(partial(parse_object, content))
-        header = request.headers.get(DIALECT_HEADER)
-        choice, profile = await self._models.choose(principal, body, header=header)
-        exchange.error_style = profile.error_style
+        call = await self._in_dialect(request, principal, body, beside)
         if authorized is None:
-            require_header_of(request, profile)
+            require_header_of(request, call.profile)
         if has_native_path:
-            require_native_paths(request, profile)
-        return Call(principal, profile, choice, body, beside)
+            require_native_paths(request, call.profile)
+        return call
 
     async def read_query(
         self, request: Request, body: dict[str, Any], *, has_native_path: bool = False
@@ -112,19 +110,24 @@ class RequestReader:
 
         The request counts as unpaid, unless it `has_native_path`. Raises an ApiError.
         """
-        exchange = exchange_of(request.scope)
         principal = await self._authorizer.authorize(
             request, Scope.COMPLETIONS, model_decides=has_native_path
         )
         if not has_native_path:
-            self._unpaid.admit(exchange, principal)
+            self._unpaid.admit(exchange_of(request.scope), principal)
+        beside = self._large_work.of(principal.tenant_id, size=0)
+        call = await self._in_dialect(request, principal, body, beside)
+        require_header_of(request, call.profile)
+        if has_native_path:
+            require_native_paths(request, call.profile)
+        return call
+
+    async def _in_dialect(
+        self, request: Request, principal: Principal, body: dict[str, Any], beside: Beside
+    ) -> Call:
         header = request.headers.get(DIALECT_HEADER)
         choice, profile = await self._models.choose(principal, body, header=header)
-        exchange.error_style = profile.error_style
-        require_header_of(request, profile)
-        if has_native_path:
-            require_native_paths(request, profile)
-        beside = self._large_work.of(principal.tenant_id, size=0)
+        exchange_of(request.scope).error_style = profile.error_style
         return Call(principal, profile, choice, body, beside)
 
 
