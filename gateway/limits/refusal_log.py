@@ -11,6 +11,7 @@ is unavailable, the gateway keeps its counts; they count twice if SQL accepts th
 lost.
 """
 
+import asyncio
 import logging
 from collections import Counter
 from datetime import datetime
@@ -115,15 +116,17 @@ class Refusals:
             self._faults[hour_of(utc_now()), model if unserved is None else unserved] += 1
 
     async def run(self) -> None:
-        """Write what was recorded each second until cancelled."""
-        await repeat("write rejected requests", self.flush, seconds=FLUSH_SECONDS)
+        """Write what was recorded each second until cancelled. Neither store delays the other."""
+        await asyncio.gather(
+            repeat("write rejected requests", self.write_latest, seconds=FLUSH_SECONDS),
+            repeat("write rejected requests", self.write_faults, seconds=FLUSH_SECONDS),
+        )
 
-    async def flush(self) -> None:
-        """Write what was recorded. Refusals by limits are dropped if that fails.
+    async def write_latest(self) -> None:
+        """Write the refusals by limits to Redis. They are dropped if that fails.
 
         Raises RedisError.
         """
-        await self.write_faults()
         latest, self._latest = self._latest, {}
         by_tenant: dict[str, list[bytes]] = {}
         for (tenant_id, *_), refusal in latest.items():
