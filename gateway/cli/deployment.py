@@ -8,7 +8,7 @@ import getpass
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from importlib import import_module
-from typing import Any, Final, NoReturn
+from typing import Any, NoReturn
 
 import click
 import httpx
@@ -38,9 +38,6 @@ from gateway.platform.settings import Settings, load_command_settings
 from gateway.records.errors import StoreUnavailableError
 from gateway.records.principal import Principal
 from gateway.records.scopes import Scope
-
-_OF_TENANT: Final = ("keys", "members", "projects", "webhooks")
-"""Resources whose routes tenants have too."""
 
 
 def command_settings(**given: str | None) -> Settings:
@@ -75,9 +72,8 @@ class Stores:
 
     def services(self) -> Services:
         """Return the services that the routes of the Admin API use."""
-        return Services(
-            {type(each): each for each in vars(self).values()}
-            | {
+        return Services.of(*vars(self).values()).with_others(
+            {
                 Database: self.database,
                 Redis: self.redis,
                 CommandExecutor: self.executor,
@@ -145,9 +141,9 @@ def _include(app: FastAPI, name: str) -> None:
     """Add the operators' routes of a module, as `gateway.process.management` does."""
     module = import_module(name)
     router: APIRouter = getattr(module, "operators", None) or module.router
-    if not name.startswith(("gateway.accounts.", "gateway.billing.")):
+    if router.prefix.startswith("/admin"):
         app.include_router(router)
-    elif name.split(".")[2] in _OF_TENANT:
+    elif hasattr(module, "authorize_tenant"):
         of_tenant = [Depends(any_tenant)]
         app.include_router(router, prefix="/admin/tenants/{tenant_id}", dependencies=of_tenant)
     else:

@@ -19,13 +19,15 @@ from gateway.accounts.keys.schemas import (
     RevokedKeyBody,
 )
 from gateway.accounts.keys.service import KeyService
-from gateway.accounts.shared.callers import CallerOfTenant
+from gateway.accounts.shared.callers import CallerOfTenant, own_tenant
 from gateway.accounts.shared.parameters import AfterId, PageSize
 from gateway.http.bounded_route import BoundedRoute
 from gateway.http.services import made
 from gateway.platform.database.paging import PageRequest
+from gateway.records.scopes import Scope
 
 router = APIRouter(prefix="/keys", tags=["Keys"], route_class=BoundedRoute)
+authorize_tenant = own_tenant(Scope.KEYS)
 
 
 Keys = Annotated[KeyService, made(KeyService)]

@@ -15,13 +15,15 @@ from gateway.accounts.members.schemas import (
     RemovedMember,
 )
 from gateway.accounts.members.service import MemberService
-from gateway.accounts.shared.callers import CallerOfTenant
+from gateway.accounts.shared.callers import CallerOfTenant, own_tenant
 from gateway.accounts.shared.parameters import AfterId, PageSize
 from gateway.http.bounded_route import BoundedRoute
 from gateway.http.services import made
 from gateway.platform.database.paging import PageRequest
+from gateway.records.scopes import Scope
 
 router = APIRouter(prefix="/members", tags=["Members"], route_class=BoundedRoute)
+authorize_tenant = own_tenant(Scope.MEMBERS, of_tenant=True)
 
 
 Members = Annotated[MemberService, made(MemberService)]

@@ -14,13 +14,15 @@ from gateway.accounts.projects.schemas import (
     ProjectList,
 )
 from gateway.accounts.projects.service import ProjectService
-from gateway.accounts.shared.callers import CallerOfTenant
+from gateway.accounts.shared.callers import CallerOfTenant, own_tenant
 from gateway.accounts.shared.parameters import AfterId, PageSize
 from gateway.http.bounded_route import BoundedRoute
 from gateway.http.services import made
 from gateway.platform.database.paging import PageRequest
+from gateway.records.scopes import Scope
 
 router = APIRouter(prefix="/projects", tags=["Projects"], route_class=BoundedRoute)
+authorize_tenant = own_tenant(Scope.KEYS)
 
 
 Projects = Annotated[ProjectService, made(ProjectService)]

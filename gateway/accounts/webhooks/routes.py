@@ -7,7 +7,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path
 
-from gateway.accounts.shared.callers import CallerOfTenant
+from gateway.accounts.shared.callers import CallerOfTenant, own_tenant
 from gateway.accounts.shared.parameters import PageSize
 from gateway.accounts.webhooks.schemas import (
     CreatedWebhookBody,
@@ -21,8 +21,10 @@ from gateway.accounts.webhooks.service import WebhookService
 from gateway.http.bounded_route import BoundedRoute
 from gateway.http.services import made
 from gateway.platform.database.paging import Page
+from gateway.records.scopes import Scope
 
 router = APIRouter(prefix="/webhooks", tags=["Webhooks"], route_class=BoundedRoute)
+authorize_tenant = own_tenant(Scope.KEYS, of_tenant=True)
 
 Webhooks = Annotated[WebhookService, made(WebhookService.of)]
 WebhookId = Annotated[str, Path(max_length=63, description="Id of the webhook.")]

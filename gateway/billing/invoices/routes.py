@@ -9,13 +9,14 @@ from typing import Annotated, Final, Literal
 from fastapi import APIRouter, Path, Query, Response
 from pydantic import BaseModel, BeforeValidator, Field
 
-from gateway.accounts.shared.callers import CallerOfTenant
+from gateway.accounts.shared.callers import CallerOfTenant, own_tenant
 from gateway.accounts.shared.fields import RecordBody
 from gateway.billing.invoices.service import InvoiceService, Statement, StatementLine
 from gateway.billing.usage.csv_text import to_csv
 from gateway.billing.usage.routes import WITH_CSV
 from gateway.http.services import made
 from gateway.records.records import Billing
+from gateway.records.scopes import Scope
 
 COLUMNS: Final = (
     "month",
@@ -30,6 +31,7 @@ COLUMNS: Final = (
 )
 
 router = APIRouter(prefix="/invoices", tags=["Usage"])
+authorize_tenant = own_tenant(Scope.USAGE, of_tenant=True)
 
 Month = Annotated[str, Path(max_length=7, description="A UTC month, such as `2026-11`.")]
 
