@@ -19,7 +19,6 @@ from prometheus_client import (
     disable_created_metrics,
 )
 from prometheus_client.core import CounterMetricFamily, Exemplar, HistogramMetricFamily
-from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
@@ -52,15 +51,6 @@ def bare_registry() -> CollectorRegistry:
     for collector in (ProcessCollector, PlatformCollector, GCCollector):
         _ = collector(registry=registry)
     return registry
-
-
-def exposition(source: Collector, accept: str) -> tuple[bytes, str]:
-    """Return the metrics of a source in a format the scraper accepts, and its content type.
-
-    OpenMetrics, which supports exemplars, is used if the header `Accept` names it.
-    """
-    encode, content_type = choose_encoder(accept)
-    return encode(source), content_type
 
 
 C = TypeVar("C")

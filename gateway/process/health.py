@@ -11,10 +11,10 @@ from typing import Final
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import REGISTRY
+from prometheus_client.exposition import choose_encoder
 from redis.asyncio import Redis
 from redis.exceptions import RedisError, ResponseError
 
-from common.metrics import exposition
 from gateway.completions.queue.dispatcher import Dispatcher
 from gateway.http.services import Services, services_of
 from gateway.limits.reservations import Reservations
@@ -75,8 +75,8 @@ async def metrics(request: Request) -> Response:
     The format is Prometheus text, or OpenMetrics if the request accepts it.
     """
     await _observe(services_of(request))
-    content, content_type = exposition(REGISTRY, request.headers.get("accept", ""))
-    return Response(content, headers={"content-type": content_type})
+    encode, content_type = choose_encoder(request.headers.get("accept", ""))
+    return Response(encode(REGISTRY), headers={"content-type": content_type})
 
 
 async def _observe(services: Services) -> None:
