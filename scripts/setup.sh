@@ -81,7 +81,7 @@ retry() { # NAME COMMAND...
 }
 
 # Not temporary: pip has reached the index, or has retried the connection itself. The second is how
-# it says so if it has constraints for the package.
+# pip reports it if it has constraints for the package.
 is_missing() { grep -qE 'No matching distribution|ResolutionImpossible' "$log"; }
 
 failure() { grep -E '^ *(ERROR|WARNING: Retrying)|rror:|^npm (ERR!|error) (code|network)' "$log" || tail "$log"; }

@@ -24,6 +24,6 @@ class OneOfMany(msgspec.Struct, frozen=True, kw_only=True):
         return sockets
 
     def report(self) -> None:
-        """Tell the parent that this process serves."""
+        """Report to the parent that this process serves."""
         os.write(self.serving, b".")
         os.close(self.serving)
