@@ -567,9 +567,13 @@ class Beside:
     """For each token of the endless one: engine steps with outputs since its last token."""
 
 
+RUNS = count()
+
+
 async def run_endless(engine: VllmEngine, request: EngineRequest) -> Beside:
     """Run a request next to an endless one, which must continue for ten steps after its end."""
-    other = raw(id="other", max_tokens=900, sampling=spec(ignore_eos=True))
+    # Outputs of a sequence may arrive after it was aborted, so each run uses an id of its own.
+    other = raw(id=f"endless-{next(RUNS)}", max_tokens=900, sampling=spec(ignore_eos=True))
     await engine.submit([other])
     while not any(each.sequence_id == other.id for each in (await engine.step()).outputs):
         pass
