@@ -31,7 +31,8 @@ from gateway.completions.admission.idempotency import EarlierResponses
 from gateway.completions.admission.model_choice import Models
 from gateway.completions.admission.submit import RequestSubmitter, Submission
 from gateway.completions.idempotency.registry import IdempotencyRegistry, IdempotentRequest
-from gateway.completions.rendering.assembler import WholeResponse, collect
+from gateway.completions.rendering.assembler import WholeResponse
+from gateway.completions.rendering.forms import collect
 from gateway.completions.stored.service import Responses
 from gateway.completions.stored.store import StoredResponse
 from gateway.dialects.endpoint import Endpoint

@@ -51,12 +51,12 @@ class Endpoint:
     @property
     def id_pattern(self) -> str:
         """The regular expression of its response ids."""
-        return rf"{self.id_prefix}-{_ID_CHARACTERS}"
+        return f"{self.id_prefix}{_ID_CHARACTERS}"
 
     def new_id(self) -> str:
         """Return an unguessable id."""
         random = os.urandom(_ID_LENGTH).translate(_CHARACTER_OF_BYTE)
-        return f"{self.id_prefix}-{random.decode()}"
+        return f"{self.id_prefix}{random.decode()}"
 
     def has_given(self, request_id: str) -> bool:
         """Return whether an id has the form of this endpoint's response ids."""
@@ -71,7 +71,7 @@ def _read_chat(body: dict[str, Any], profile: Profile, *, max_prompts: int) -> G
 COMPLETIONS: Final = Endpoint(
     name="completions",
     path="/v1/completions",
-    id_prefix="cmpl",
+    id_prefix="cmpl-",
     response_object="text_completion",
     read=read_completion,
 )
@@ -79,7 +79,7 @@ COMPLETIONS: Final = Endpoint(
 CHATS: Final = Endpoint(
     name="chat.completions",
     path="/v1/chat/completions",
-    id_prefix="chatcmpl",
+    id_prefix="chatcmpl-",
     response_object="chat.completion",
     read=_read_chat,
 )

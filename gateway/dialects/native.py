@@ -14,7 +14,7 @@ from gateway.dialects.completions import CompletionRequest, to_generation_reques
 from gateway.dialects.fields import read_list, read_strings
 from gateway.dialects.parameters import is_nothing, unread
 from gateway.dialects.profile import Profile
-from gateway.dialects.request import GenerationRequest, StructureKind
+from gateway.dialects.request import GenerationRequest, ResponseForm, StructureKind
 from gateway.dialects.sampling.chain import with_reported_probabilities
 from gateway.dialects.sampling.logit_bias import FORBIDDEN
 from gateway.dialects.sampling.mirostat import DEFAULT_ETA, DEFAULT_TAU
@@ -60,7 +60,7 @@ def read_native_completion(
         dropped.append(_POST_SAMPLING)
     ignored = tuple(sorted({*request.ignored_parameters, *dropped}))
     return msgspec.structs.replace(
-        request, is_native=True, response_fields=tuple(fields), ignored_parameters=ignored
+        request, form=ResponseForm.NATIVE, response_fields=tuple(fields), ignored_parameters=ignored
     )
 
 

@@ -29,6 +29,23 @@ class StructureKind(StrEnum):
     LLGUIDANCE = "llguidance"  # llguidance's own JSON, as a string or decoded.
 
 
+class ResponseForm(StrEnum):
+    """The API in whose form a request is answered."""
+
+    OPENAI = "openai"  # Completions and chats.
+    NATIVE = "native"  # llama.cpp's own form of a completion.
+    MESSAGES = "messages"  # Anthropic's Messages.
+    RESPONSES = "responses"  # OpenAI's Responses.
+
+
+class MessagesOptions(msgspec.Struct, frozen=True, omit_defaults=True, tag="messages"):
+    """What a response in Anthropic's form needs of its request."""
+
+
+class ResponsesOptions(msgspec.Struct, frozen=True, omit_defaults=True, tag="responses"):
+    """What a response in the form of OpenAI's Responses needs of its request."""
+
+
 @dataclass(frozen=True, slots=True)
 class Structure:
     """What the text must match."""
@@ -132,7 +149,10 @@ class ChatRequest:
     """The parts of a chat that a completion does not have."""
 
     messages: list[dict[str, Any]]
-    """In the form of `gateway.dialects.chat.messages`, before content gets the model's form."""
+    """In the form of `gateway.dialects.chat.messages`, before content gets the model's form.
+
+    An assistant's message may have `sealed`: its reasoning, as `gateway.completions.sealing` sealed
+    it for the client."""
     tools: list[dict[str, Any]] = field(default_factory=list)
     """As the client described them, for the template; present even if `tool_choice` is none."""
     image_sources: list[ImageSource] = field(default_factory=list)
@@ -165,8 +185,11 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The target of infill, or the text to append: see `Profile.is_suffix_literal`."""
     infill_files: list[tuple[str, str]] | None = None
     """Name and text of each file before the prefix, in llama.cpp's `/infill`; None elsewhere."""
-    is_native: bool = False
-    """Whether the response has llama.cpp's own form (`rendering.native`), not OpenAI's."""
+    form: ResponseForm = ResponseForm.OPENAI
+    form_options: MessagesOptions | ResponsesOptions | None = None
+    """The options of forms that have some."""
+    sealed_for: str = ""
+    """The model to which the reasoning of the response is sealed; empty if none is sealed."""
     response_fields: tuple[str, ...] = ()
     """Paths of the only members of a native response, such as `timings/prompt_n`; empty for all."""
     images: list[list[bytes]]
@@ -231,6 +254,11 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the request continues to run after the client disconnects."""
     ignored_parameters: tuple[str, ...]
     """Parameters of the body that have no effect here; the response names them."""
+
+    @property
+    def is_native(self) -> bool:
+        """Whether the response has llama.cpp's own form (`rendering.native`), not OpenAI's."""
+        return self.form is ResponseForm.NATIVE
 
     @property
     def reports_probabilities(self) -> bool:

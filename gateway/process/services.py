@@ -33,6 +33,7 @@ from gateway.completions.prompt.chat_templates import ChatTemplates
 from gateway.completions.prompt.images.fetcher import ImageFetcher
 from gateway.completions.prompt.tokenizers import TokenizerStore
 from gateway.completions.queue.dispatcher import Dispatcher
+from gateway.completions.sealing import Sealer
 from gateway.completions.sending.respond import ResponseSender
 from gateway.completions.settlement import SettlementService
 from gateway.completions.stored.service import Responses
@@ -166,6 +167,9 @@ async def _open(settings: Settings, stack: AsyncExitStack) -> Services:
     storage = Storage(executor, most_of_tenant=settings.max_stored_bytes_of_tenant)
     counts = PeriodCounts(executor)
     settlements = SettlementService(reservations, dispatcher, catalogue, storage)
+    # A deployment without encryption keys still has this secret.
+    salt_secret = settings.cache_salt_secret.get_secret_value()
+    sealer = Sealer(settings.plain_encryption_keys() or [salt_secret])
     responses = Responses(
         redis,
         executor,
@@ -174,6 +178,7 @@ async def _open(settings: Settings, stack: AsyncExitStack) -> Services:
         loop_turns=loop_turns,
         journal_interval=settings.journal_interval,
         max_unread_bytes=settings.max_unread_bytes,
+        sealer=sealer,
     )
     services = Services.of(
         settings,
@@ -196,6 +201,7 @@ async def _open(settings: Settings, stack: AsyncExitStack) -> Services:
         ChatTemplates(catalogue.chat_template, grammars.try_template),
         grammars,
         ImageFetcher.from_settings(settings),
+        sealer,
         # Limits
         prices,
         quotas,

@@ -19,6 +19,7 @@ from contract.sampling import SamplingSpec
 from gateway.completions.queue.dispatcher import Dispatcher
 from gateway.completions.queue.generation import Generation, Reply
 from gateway.completions.rendering.completion import Completion
+from gateway.completions.sealing import Sealer
 from gateway.completions.settlement import Settlement, SettlementService
 from gateway.completions.stored.head import ResponseHead
 from gateway.completions.stored.reader import ResponseReader
@@ -92,6 +93,7 @@ class House:
             loop_turns=LoopTurns(),
             journal_interval=timedelta(seconds=journal_seconds),
             max_unread_bytes=1 << 20,
+            sealer=Sealer(["secret"]),
         )
         self._tasks: list[asyncio.Task[None]] = []
         self._readers: WeakSet[ResponseReader] = WeakSet()

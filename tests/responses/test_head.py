@@ -8,6 +8,7 @@ import msgspec
 from contract.messages import GenerationJob
 from contract.sampling import SamplingSpec
 from gateway.completions.rendering.completion import Completion, Usage
+from gateway.completions.sealing import Sealer
 from gateway.completions.stored.head import ResponseHead, decode_head, encode_head
 from gateway.dialects.completions import CompletionRequest, to_generation_request
 from gateway.dialects.profile import PROFILES, Dialect
@@ -105,7 +106,7 @@ def test_head_describes_the_response_like_its_request(parameters: dict[str, Any]
         request = request_of(dialect, **parameters)
         completion = completion_of(request)
 
-        again = decode_head(encode_head(head_of(completion))).completion()
+        again = decode_head(encode_head(head_of(completion))).completion(Sealer(["secret"]))
 
         kept = msgspec.structs.replace(
             request,
@@ -142,7 +143,7 @@ def test_head_of_a_chat_stores_the_response_format_and_no_messages() -> None:
     encoded = encode_head(head_of(completion_of(request)))
 
     assert b"secret" not in encoded
-    again = decode_head(encoded).completion()
+    again = decode_head(encoded).completion(Sealer(["secret"]))
     assert again.request.chat == ChatRequest(
         messages=[], shows_reasoning=False, uses_legacy_functions=True
     )
@@ -159,7 +160,7 @@ def test_head_stores_jobs_limits_and_prices() -> None:
     assert again.jobs == head.jobs
     assert again.subjects == SUBJECTS
     assert (again.weight, again.is_background, again.retention_ms) == (2.0, True, 5000)
-    cost_of = again.completion().cost_of
+    cost_of = again.completion(Sealer(["secret"])).cost_of
     assert cost_of is not None
     assert cost_of(Usage(completion_tokens=3)) == 6
 

@@ -19,6 +19,7 @@ from gateway.completions.prompt.images.fetcher import ImageFetcher, fetch_images
 from gateway.completions.prompt.infill import find_template
 from gateway.completions.prompt.preparation import PreparedRequest, prepare
 from gateway.completions.prompt.tokenizers import TokenizerStore
+from gateway.completions.sealing import Sealer
 from gateway.completions.structure.checker import GrammarChecker
 from gateway.completions.structure.sandbox.pool import TokenizerSource
 from gateway.completions.structure.tools import has_tool_calls
@@ -133,7 +134,9 @@ class RequestChecker:
         tokenizers: TokenizerStore,
         chat_templates: ChatTemplates,
         grammars: GrammarChecker,
+        sealer: Sealer,
     ) -> None:
+        self._sealer = sealer
         self._settings = settings
         self._models = models
         self._tokenizers = tokenizers
@@ -199,6 +202,14 @@ class RequestChecker:
             has_tools=has_tool_calls(tokenizer),
             max_images=card.max_images,
         )
+        if request.form_options is not None and request.chat is not None:
+            model = _sealed_for(card, choice.adapter)
+            opened = partial(
+                self._sealer.opened, request.chat, tenant_id=principal.tenant_id, model=model
+            )
+            request = msgspec.structs.replace(
+                request, chat=await call.beside(opened), sealed_for=model
+            )
         chat = await self._check_chat(request, card, tokenizer, call.beside)
         if principal.is_strict:
             reject_ignored(chat.request.ignored_parameters)
@@ -273,6 +284,11 @@ def _can_be_enforced(request: GenerationRequest, use: ToolUse, card: WorkerCard)
     """Whether a grammar can enforce the calls, in Hermes' format or in the model's own."""
     uses_hermes_format = use.mode is not ToolMode.AUTO or request.structure is not None
     return uses_hermes_format or Feature.STRICT_TOOLS in card.features
+
+
+def _sealed_for(card: WorkerCard, adapter: Adapter | None) -> str:
+    """Return what identifies the model to which reasoning is sealed, on any worker."""
+    return f"{card.model} {card.tokenizer_digest} {'' if adapter is None else adapter.sha256}"
 
 
 def _check_adapter(adapter: Adapter, card: WorkerCard) -> None:

@@ -24,6 +24,7 @@ from gateway.completions.prompt.images.fetcher import ImageFetcher
 from gateway.completions.queue.dispatcher import Dispatcher
 from gateway.completions.queue.generation import Generation
 from gateway.completions.rendering.completion import Completion, Usage
+from gateway.completions.sealing import Sealer
 from gateway.completions.settlement import Settlement, SettlementService
 from gateway.completions.stored.head import ResponseHead, cost_by
 from gateway.completions.stored.service import Responses
@@ -83,7 +84,9 @@ class RequestSubmitter:
         settlements: SettlementService,
         responses: Responses,
         dispatcher: Dispatcher,
+        sealer: Sealer,
     ) -> None:
+        self._sealer = sealer
         self._settings = settings
         self._loop_turns = loop_turns
         self._images = images
@@ -130,6 +133,11 @@ class RequestSubmitter:
             stored = await self._take_storage(principal, settlement, jobs, retention)
             cost_of = cost_by(record) if shows_cost else None
             completion = _completion(checked, request_id, cost_of=cost_of)
+            seal = self._sealer.seal_of(
+                request_id, checked.request, tenant_id=call.principal.tenant_id
+            )
+            if seal is not None:
+                completion = msgspec.structs.replace(completion, seal=seal)
             if retention:
                 head = ResponseHead.of(
                     completion,

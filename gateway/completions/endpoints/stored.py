@@ -9,7 +9,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from gateway.completions.endpoints.event_ids import Position, read_position, read_stream
-from gateway.completions.rendering.assembler import collect
+from gateway.completions.rendering.forms import collect
 from gateway.completions.sending.measuring import RequestMeasure
 from gateway.completions.sending.respond import ResponseSender
 from gateway.completions.sending.subscription import StoredSubscription

@@ -1,17 +1,18 @@
 """Response assembler: collect the replies of a request into one JSON body."""
 
 import asyncio
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
+from typing_extensions import override
 
 from contract.messages import Delta, JobFailed, JobFinished, PromptScored
-from gateway.completions.queue.generation import REPLIES_AT_ONCE, Generation, Reply, Turn, in_slices
+from gateway.completions.queue.generation import REPLIES_AT_ONCE, Reply, Turn
 from gateway.completions.rendering.choice import Choice
 from gateway.completions.rendering.completion import Completion, Usage
 from gateway.completions.rendering.failures import to_api_error
 from gateway.completions.rendering.kinds import choice_type
+from gateway.completions.rendering.parts import PartStream
 from gateway.completions.rendering.prompt_logprobs import PromptLogprobs
 from gateway.completions.rendering.timings import Stopwatch, shown_timings
 
@@ -28,68 +29,101 @@ class WholeResponse(NamedTuple):
     """Timings, in dialects that send them in headers."""
 
 
-async def collect(
-    completion: Completion, generation: Generation, *, check: Callable[[], None] = lambda: None
-) -> WholeResponse:
-    """Wait for the whole response. Raises an ApiError if a job fails.
+class Assembler:
+    """Collects the replies of one request."""
 
-    `check` may raise to end this. Wake the generation when it would.
-    """
-    assembler = _Assembler(completion)
-    while assembler.unfinished_jobs:
-        check()
-        replies = await generation.replies()
-        if len(replies) < REPLIES_AT_ONCE and completion.request.scored_alternatives is None:
-            for reply in replies:
-                assembler.add(reply)
-            continue
-        for some in in_slices(replies):
-            await assembler.prompt_logprobs.prepare(some, generation.turn)
-            async with generation.turn_for(some):
-                for reply in some:
-                    assembler.add(reply)
-    return await assembler.response(generation.turn)
-
-
-class _Assembler:
     def __init__(self, completion: Completion) -> None:
-        self._completion = completion
-        self._usage = completion.new_usage()
-        self._stopwatch = Stopwatch(completion.started_at)
+        self.completion = completion
+        self.usage = completion.new_usage()
+        self.stopwatch = Stopwatch(completion.started_at)
         self.prompt_logprobs = PromptLogprobs(completion)
+        self.unfinished_jobs = len(completion.request.prompts)
+
+    def add(self, reply: Reply) -> None:
+        """Add a reply. Raises an ApiError if its job has failed."""
+        message = reply.message
+        if isinstance(message, Delta):
+            self.usage.add_reasoning(message)
+            self.add_delta(reply.prompt_index, message)
+        elif isinstance(message, JobFinished):
+            self.usage.add(message)
+            self.stopwatch.add(message)
+            self.unfinished_jobs -= 1
+            self.take_finished(reply.prompt_index, message)
+        elif isinstance(message, PromptScored):
+            self.take_scores(reply.prompt_index, message)
+        elif isinstance(message, JobFailed):
+            raise to_api_error(message)
+
+    def add_delta(self, prompt_index: int, delta: Delta) -> None:
+        """Add new text."""
+        raise NotImplementedError
+
+    def take_finished(self, prompt_index: int, finished: JobFinished) -> None:
+        """Store the counts of a finished job, in a form that shows them for each choice."""
+
+    def take_scores(self, prompt_index: int, scored: PromptScored) -> None:
+        """Store the log-probabilities of a prompt, in a form that shows them."""
+
+    async def response(self, turn: Turn) -> WholeResponse:
+        """Return the response. All jobs must have finished."""
+        raise NotImplementedError
+
+
+class PartsAssembler(Assembler):
+    """Collects the parts of a response with one choice."""
+
+    def __init__(self, completion: Completion) -> None:
+        super().__init__(completion)
+        self.stream = PartStream(completion.request)
+
+    @override
+    def add_delta(self, prompt_index: int, delta: Delta) -> None:
+        self.stream.add(delta)
+
+    @override
+    async def response(self, turn: Turn) -> WholeResponse:
+        return WholeResponse(msgspec.json.encode(self.body()), self.usage, {})
+
+    def body(self) -> dict[str, Any]:
+        """Return the body of the response."""
+        raise NotImplementedError
+
+
+class ChoicesAssembler(Assembler):
+    """Collects the choices of a completion or chat."""
+
+    def __init__(self, completion: Completion) -> None:
+        super().__init__(completion)
         self._returned_tokens = 0
         make_choice = choice_type(completion.request)
         self._choices: list[Choice] = [
             make_choice(completion, index) for index in range(completion.choices)
         ]
-        self.unfinished_jobs = len(completion.request.prompts)
 
-    def add(self, reply: Reply) -> None:
-        message = reply.message
-        if isinstance(message, Delta):
-            index = self._completion.choice_index(reply.prompt_index, message.choice)
-            self._choices[index].add(message)
-            self._returned_tokens += len(message.token_ids)
-            self._usage.add_reasoning(message)
-        elif isinstance(message, JobFinished):
-            self._usage.add(message)
-            self._stopwatch.add(message)
-            self.unfinished_jobs -= 1
-            for choice in self._choices_of(reply.prompt_index):
-                choice.take_finished(message)
-        elif isinstance(message, PromptScored):
-            encoded = self.prompt_logprobs.encode(reply.prompt_index, message)
-            for choice in self._choices_of(reply.prompt_index):
-                choice.take_prompt_logprobs(encoded)
-        elif isinstance(message, JobFailed):
-            raise to_api_error(message)
+    @override
+    def add_delta(self, prompt_index: int, delta: Delta) -> None:
+        self._choices[self.completion.choice_index(prompt_index, delta.choice)].add(delta)
+        self._returned_tokens += len(delta.token_ids)
 
+    @override
+    def take_finished(self, prompt_index: int, finished: JobFinished) -> None:
+        for choice in self._choices_of(prompt_index):
+            choice.take_finished(finished)
+
+    @override
+    def take_scores(self, prompt_index: int, scored: PromptScored) -> None:
+        encoded = self.prompt_logprobs.encode(prompt_index, scored)
+        for choice in self._choices_of(prompt_index):
+            choice.take_prompt_logprobs(encoded)
+
+    @override
     async def response(self, turn: Turn) -> WholeResponse:
-        completion, usage = self._completion, self._usage
+        completion, usage = self.completion, self.usage
         request = completion.request
         if request.best_of > request.n:
             usage.discarded_tokens = usage.completion_tokens - self._returned_tokens
-        timings = shown_timings(self._stopwatch, usage, request)
+        timings = shown_timings(self.stopwatch, usage, request)
         choices = await self._encoded_choices(turn)
         body: Any = {
             **completion.head(),
@@ -103,11 +137,11 @@ class _Assembler:
         return WholeResponse(msgspec.json.encode(body), usage, timings.headers)
 
     def _choices_of(self, prompt_index: int) -> list[Choice]:
-        first = self._completion.choice_index(prompt_index, 0)
-        return self._choices[first : first + self._completion.request.n]
+        first = self.completion.choice_index(prompt_index, 0)
+        return self._choices[first : first + self.completion.request.n]
 
     async def _encoded_choices(self, turn: Turn) -> list[msgspec.Raw]:
-        has_logprobs = self._completion.request.logprobs is not None
+        has_logprobs = self.completion.request.logprobs is not None
         if len(self._choices) < REPLIES_AT_ONCE and not has_logprobs:
             return [_encoded(choice) for choice in self._choices]
         choices = []

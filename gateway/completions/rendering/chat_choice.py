@@ -1,6 +1,5 @@
 """Chat choices: assistant messages with reasoning, content and tool calls."""
 
-from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import msgspec
@@ -12,7 +11,12 @@ from gateway.completions.rendering.choice import FAILED, FUNCTION_CALL, TOOL_CAL
 from gateway.completions.rendering.completion import Completion
 from gateway.completions.rendering.logprobs import ScoredToken, logprobs_body, scored_tokens
 from gateway.completions.rendering.prompt_logprobs import EncodedPrompt
-from gateway.completions.rendering.tool_calls import call_id, function_call
+from gateway.completions.rendering.tool_calls import (
+    ReturnedCalls,
+    call_id,
+    function_call,
+    merged,
+)
 from gateway.dialects.request import GenerationRequest, ToolMode
 
 
@@ -53,8 +57,7 @@ class ChatChoice(Choice):
     PLAIN_END: ClassVar[bytes] = b'},"logprobs":null,"finish_reason":null}'
 
     __slots__ = (
-        "_allowed",
-        "_call_indexes",
+        "_calls",
         "_has_begun",
         "_has_calls",
         "_index",
@@ -64,7 +67,6 @@ class ChatChoice(Choice):
         "_prompt_token_ids",
         "_request",
         "_request_id",
-        "_returns_one_call",
         "_visible",
     )
 
@@ -84,13 +86,13 @@ class ChatChoice(Choice):
             else:
                 self._prompt_token_ids = ids
         self._is_legacy = chat.uses_legacy_functions
-        self._returns_one_call = self._is_legacy or (use is not None and not use.is_parallel)
         self._visible = None if chat.shows_reasoning else _VisibleTokens()
         self._has_begun = False
         self._has_calls = False
-        self._allowed: tuple[str, ...] = () if use is None else use.allowed
-        self._call_indexes: dict[int, int | None] = {}
-        """Index in the response of each call that the model wrote; None if it is not returned."""
+        self._calls = ReturnedCalls(
+            allowed=() if use is None else use.allowed,
+            returns_one=self._is_legacy or (use is not None and not use.is_parallel),
+        )
         self._pieces: list[_Piece] = []
 
     @classmethod
@@ -163,7 +165,7 @@ class ChatChoice(Choice):
             token_ids, logprobs = delta.token_ids, decode_logprobs(delta.logprobs)
         else:
             token_ids, logprobs = self._visible.take(delta)
-        calls = self._returned_calls(delta.calls)
+        calls = self._calls.of(delta.calls)
         self._has_calls = self._has_calls or bool(calls)
         return _Piece(
             delta.text,
@@ -181,22 +183,6 @@ class ChatChoice(Choice):
             ),
             list(token_ids) if request.return_token_ids else [],
         )
-
-    def _returned_calls(self, pieces: list[CallPiece]) -> list[CallPiece]:
-        returned: list[CallPiece] = []
-        for piece in _merged(pieces):
-            if piece.index not in self._call_indexes:
-                self._call_indexes[piece.index] = self._new_index(piece)
-            if (index := self._call_indexes[piece.index]) is not None:
-                returned.append(msgspec.structs.replace(piece, index=index))
-        return returned
-
-    def _new_index(self, first: CallPiece) -> int | None:
-        if self._allowed and first.name not in self._allowed:
-            return None
-        # Clients expect indexes without gaps.
-        index = sum(each is not None for each in self._call_indexes.values())
-        return None if self._returns_one_call and index else index
 
     def _finish_reason(self, delta: Delta) -> str | None:
         use = self._request.tool_use
@@ -248,7 +234,7 @@ class ChatChoice(Choice):
         profile = self._request.profile
         content = "".join(piece.content for piece in self._pieces)
         reasoning = "".join(piece.reasoning for piece in self._pieces)
-        calls = _merged(call for piece in self._pieces for call in piece.calls)
+        calls = merged(call for piece in self._pieces for call in piece.calls)
         message: dict[str, Any] = {
             "role": "assistant",
             "content": None if calls and not content else content,
@@ -291,13 +277,3 @@ class _VisibleTokens:
             return token_ids, logprobs
         self._token_ids, self._logprobs = token_ids, logprobs
         return [], []
-
-
-def _merged(pieces: Iterable[CallPiece]) -> list[CallPiece]:
-    """Merge the pieces of each call into one piece."""
-    names: dict[int, str] = {}
-    arguments: dict[int, list[str]] = {}
-    for piece in pieces:
-        names[piece.index] = names.get(piece.index) or piece.name
-        arguments.setdefault(piece.index, []).append(piece.arguments)
-    return [CallPiece(index, name, "".join(arguments[index])) for index, name in names.items()]

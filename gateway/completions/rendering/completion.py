@@ -28,6 +28,9 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     """The parameters that a response in llama.cpp's own form contains; else empty."""
     cost_of: Callable[["Usage"], int] | None = None
     """Returns the cost of a usage in micro-dollars, if the response shows the cost."""
+    seal: Callable[[str, int], str] | None = None
+    """Seals the reasoning of a part of the response (`gateway.completions.sealing`), by its number,
+    if the form of the response contains sealed reasoning."""
     started_at: float = msgspec.field(default_factory=time.monotonic)
     """Monotonic time in seconds at which the client began to wait."""
 

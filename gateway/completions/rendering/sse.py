@@ -3,31 +3,23 @@
 Everything that does not change is encoded once per request. A delta that adds only text costs one
 escape and one join. Usage is in the final chunk, or in OpenAI's extra chunk if that was requested.
 
-Each event has a line `data`, and on request a line `id`: many clients accept one line only. An id
-consists of the request's id and the number of the event, counted from 1. Numbers depend only on the
-replies and their order, not on how many arrive at a time. So any gateway that has the replies can
-resume after an event. `data` comes first, because llama.cpp's own client loses the line after a
-line that it ignores.
+`data` comes before `id` (see `gateway.completions.rendering.events`), because llama.cpp's own
+client loses the line after a line that it ignores.
 """
 
 import secrets
-from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import msgspec
 from typing_extensions import override
 
-from contract.messages import Delta, JobFailed, JobFinished, JobStarted, PromptScored
-from contract.outcomes import FailureCode
-from gateway.completions.queue.generation import Reply
+from contract.messages import Delta, JobFinished, JobStarted, PromptScored
 from gateway.completions.rendering.choice import Choice
-from gateway.completions.rendering.completion import Completion, Usage
-from gateway.completions.rendering.failures import to_api_error
+from gateway.completions.rendering.completion import Completion
+from gateway.completions.rendering.events import EVENT_END, EventRenderer
 from gateway.completions.rendering.kinds import choice_type
-from gateway.completions.rendering.prompt_logprobs import PromptLogprobs
 from gateway.completions.rendering.timings import (
     RunningTimings,
-    Stopwatch,
     prompt_progress,
     shown_timings,
 )
@@ -45,11 +37,7 @@ Some clients parse each empty line as an event, and some load generators each ot
 BLOCK_BYTES = 128
 """Obfuscated chunks are padded to a multiple of this length."""
 
-_ONLY_HERE = {FailureCode.TAKEN_OVER, FailureCode.GATEWAY_STOPPING}
-"""Failures of one connection to a response that continues on another gateway."""
-
 _END = b"}"
-_EVENT_END = b"\n\n"
 _OBFUSCATION = b',"obfuscation":""'
 
 _json = msgspec.json.Encoder().encode
@@ -60,34 +48,16 @@ def error_data(error: ApiError, style: ErrorStyle = ErrorStyle.OPENAI, **members
     return b"data: " + _json({**error.body(style), **members})
 
 
-class ChunkRenderer:
-    """Renders the replies of one request as bytes to be sent.
-
-    The first `skip` events, which the client already has, are counted but left out.
-    """
+class ChunkRenderer(EventRenderer):
+    """Renders the chunks of completions and chats."""
 
     LAST_EVENTS: ClassVar[tuple[bytes, ...]] = (DONE,)
     """The events after everything else, of a failed stream too."""
 
     def __init__(self, completion: Completion, *, skip: int = 0, has_ids: bool = False) -> None:
+        super().__init__(completion, skip=skip, has_ids=has_ids)
         request = completion.request
-        self._completion = completion
-        self._n = request.n
-        self._skip = skip
-        self.number = 0
-        """Number of the last event."""
-        self._id = b"\nid: %s:" % completion.id.encode() if has_ids else b""
-        self.usage = completion.new_usage()
-        self.failure: ApiError | None = None
-        """The error that ended the stream."""
-        self._is_failed = False
-        """Whether the response itself has failed, and not only this connection to it."""
-        self._stopwatch = Stopwatch(completion.started_at)
         self._running = RunningTimings(completion) if request.timings_per_token else None
-        self.prompt_logprobs = PromptLogprobs(completion)
-        self._unfinished_jobs = len(request.prompts)
-        self._received = [0] * len(request.prompts)
-        """Completion tokens of each prompt whose job has not finished."""
         self._final_delta: tuple[int, Delta] | None = None
         self._finished_choices: set[int] = set()
         self._choices: dict[int, Choice] = {}
@@ -113,36 +83,11 @@ class ChunkRenderer:
             for index in range(completion.choices):
                 self._become_plain(index)
         usage = b',"usage":null' if request.include_usage else b""
-        event_end = self._id or _EVENT_END
+        event_end = self._id or EVENT_END
         self._plain_end = self._choice_type.PLAIN_END + b"]" + usage + _END + event_end
 
-    @property
-    def finished(self) -> bool:
-        """Whether everything has been rendered, `[DONE]` included."""
-        return self._unfinished_jobs == 0
-
-    def render(self, replies: Sequence[Reply]) -> bytes:
-        """Return the events for some replies, possibly none. Stops at a failure: see `failure`."""
-        parts: list[bytes] = []
-        try:
-            for prompt_index, message in replies:
-                if not isinstance(message, Delta):
-                    self._add_message(prompt_index, message, parts)
-                elif (event := self.render_plain(prompt_index, message)) is not None:
-                    parts.append(event)
-                else:
-                    self._received[prompt_index] += len(message.token_ids)
-                    self._add_delta(prompt_index * self._n + message.choice, message, parts)
-        except ApiError as error:
-            self.failure = error
-        return b"".join(parts)
-
+    @override
     def render_plain(self, prompt_index: int, delta: Delta) -> bytes | None:
-        """Return the event of a delta that adds only content or only reasoning, and ends no choice.
-
-        The event is empty if the delta has no text, or the client already has the event. Returns
-        None, changing nothing, for any other delta.
-        """
         index = prompt_index * self._n + delta.choice
         head, text = self._plain_heads[index], delta.text
         if delta.finish_reason is not None or not head:
@@ -162,15 +107,13 @@ class ChunkRenderer:
         event = b"".join((head, _json(text), self._plain_end))
         return b"%b%d\n\n" % (event, self.number) if self._id else event
 
-    def render_failure(self, error: ApiError) -> bytes:
-        """Return the events that end a failed stream, LAST_EVENTS included.
+    @override
+    def _failure_events(self, error: ApiError) -> list[bytes]:
+        """Return the error's event and LAST_EVENTS.
 
         `usage` counts the tokens that were sent before: in OpenAI's extra chunk if that was
         requested, else beside the error. Clients that declined usage get none. Fireworks clients
         also get a finish reason for every open choice.
-
-        If the response itself has not failed, these events repeat the number of the last event
-        before them, so that a client resumes after that event.
         """
         request = self._completion.request
         events: list[bytes] = []
@@ -187,48 +130,15 @@ class ChunkRenderer:
                 if index not in self._finished_choices
             ]
         events += (error_data(error, request.profile.error_style, **members), *self.LAST_EVENTS)
-        parts: list[bytes] = []
-        if self._is_failed:
-            for event in events:
-                self._add_event(event, parts)
-        else:
-            last_number = max(self.number, self._skip)
-            for event in events:
-                parts += (event, self._event_end(last_number))
-        return b"".join(parts)
+        return events
 
-    def usage_so_far(self) -> Usage:
-        """Return the usage known before the end.
+    @override
+    def _take_scores(self, prompt_index: int, scored: PromptScored) -> None:
+        encoded = self.prompt_logprobs.encode(prompt_index, scored)
+        for index in range(prompt_index * self._n, (prompt_index + 1) * self._n):
+            self._choice(index).take_prompt_logprobs(encoded)
 
-        A job that has not finished counts with the tokens that arrived. Its cached tokens and image
-        tokens are unknown.
-        """
-        running = [index for index, tokens in enumerate(self._received) if tokens]
-        prompt_tokens = sum(len(self._completion.prompt_token_ids[index]) for index in running)
-        return msgspec.structs.replace(
-            self.usage,
-            prompt_tokens=self.usage.prompt_tokens + prompt_tokens,
-            completion_tokens=self.usage.completion_tokens + sum(self._received),
-        )
-
-    def _add_message(
-        self,
-        prompt_index: int,
-        message: JobFinished | PromptScored | JobFailed | JobStarted,
-        parts: list[bytes],
-    ) -> None:
-        if isinstance(message, JobFinished):
-            self._finish_job(prompt_index, message, parts)
-        elif isinstance(message, JobStarted):
-            self._add_progress(prompt_index, message, parts)
-        elif isinstance(message, PromptScored):
-            encoded = self.prompt_logprobs.encode(prompt_index, message)
-            for index in range(prompt_index * self._n, (prompt_index + 1) * self._n):
-                self._choice(index).take_prompt_logprobs(encoded)
-        else:
-            self._is_failed = message.code not in _ONLY_HERE
-            raise to_api_error(message)
-
+    @override
     def _add_progress(self, prompt_index: int, started: JobStarted, parts: list[bytes]) -> None:
         """Add the events of a processed prompt: its cached part, then all of it."""
         for progress in prompt_progress(started, self._stopwatch.elapsed_ms()):
@@ -239,6 +149,7 @@ class ChunkRenderer:
                 # The chunk has sent the role.
                 self._become_plain(prompt_index * self._n)
 
+    @override
     def _add_delta(self, index: int, delta: Delta, parts: list[bytes]) -> None:
         if self._tokens:
             self._tokens[index] += len(delta.token_ids)
@@ -289,14 +200,7 @@ class ChunkRenderer:
         }
         return {"usage": counts}
 
-    def _finish_job(self, prompt_index: int, finished: JobFinished, parts: list[bytes]) -> None:
-        self._received[prompt_index] = 0
-        self.usage.add(finished)
-        self._stopwatch.add(finished)
-        self._unfinished_jobs -= 1
-        if self._unfinished_jobs == 0:
-            self._finish(parts)
-
+    @override
     def _finish(self, parts: list[bytes]) -> None:
         request = self._completion.request
         timings = shown_timings(self._stopwatch, self.usage, request)
@@ -318,14 +222,6 @@ class ChunkRenderer:
         for event in self.LAST_EVENTS:
             self._add_event(event, parts)
 
-    def _add_event(self, data: bytes, parts: list[bytes]) -> None:
-        self.number += 1
-        if self.number > self._skip:
-            parts += (data, self._event_end(self.number))
-
-    def _event_end(self, number: int) -> bytes:
-        return b"%b%d\n\n" % (self._id, number) if self._id else _EVENT_END
-
     def _choice(self, index: int) -> Choice:
         choice = self._choices.get(index)
         if choice is None:
@@ -335,7 +231,7 @@ class ChunkRenderer:
     def _chunk(self, choices: list[dict[str, Any]], members: dict[str, Any]) -> bytes:
         chunk = self._head + _json({"choices": choices, **members})[1:-1]
         if self._completion.request.include_obfuscation:
-            chunk += _obfuscation(len(chunk) + len(_END) + len(_EVENT_END))
+            chunk += _obfuscation(len(chunk) + len(_END) + len(EVENT_END))
         return chunk + _END
 
 
@@ -360,14 +256,6 @@ def _obfuscation(chunk_bytes: int) -> bytes:
     missing = -(chunk_bytes + len(_OBFUSCATION)) % BLOCK_BYTES
     # Random, because a compressing proxy would undo any other padding.
     return _OBFUSCATION[:-1] + secrets.token_hex(missing // 2 + 1)[:missing].encode() + b'"'
-
-
-def event_renderer(
-    completion: Completion, *, skip: int = 0, has_ids: bool = False
-) -> ChunkRenderer:
-    """Return a renderer for the form of a completion's response."""
-    renderer = NativeRenderer if completion.request.is_native else ChunkRenderer
-    return renderer(completion, skip=skip, has_ids=has_ids)
 
 
 class NativeRenderer(ChunkRenderer):

@@ -1,17 +1,66 @@
-"""Tool calls in OpenAI's format."""
+"""Tool calls: which calls of the model a client receives, their ids, and OpenAI's format."""
 
+from collections.abc import Iterable
 from hashlib import blake2b
 from typing import Any
 
+import msgspec
+
+from contract.messages import CallPiece
 from gateway.completions.structure.tools import parse_tool_calls
 
 ID_BYTES = 12
 
 
+class ReturnedCalls:
+    """Chooses the calls that a client receives, and numbers them without gaps."""
+
+    __slots__ = ("_allowed", "_indexes", "_returns_one")
+
+    def __init__(self, *, allowed: tuple[str, ...], returns_one: bool) -> None:
+        """Return calls of the `allowed` tools only, if there are any; at most one if so asked."""
+        self._allowed = allowed
+        self._returns_one = returns_one
+        self._indexes: dict[int, int | None] = {}
+        """Index in the response of each call that the model wrote; None if it is not returned."""
+
+    def of(self, pieces: list[CallPiece]) -> list[CallPiece]:
+        """Return the pieces for the client, at most one for each call."""
+        returned: list[CallPiece] = []
+        for piece in merged(pieces):
+            if piece.index not in self._indexes:
+                self._indexes[piece.index] = self._new_index(piece)
+            if (index := self._indexes[piece.index]) is not None:
+                returned.append(msgspec.structs.replace(piece, index=index))
+        return returned
+
+    def _new_index(self, first: CallPiece) -> int | None:
+        if self._allowed and first.name not in self._allowed:
+            return None
+        # Clients expect indexes without gaps.
+        index = sum(each is not None for each in self._indexes.values())
+        return None if self._returns_one and index else index
+
+
+def merged(pieces: Iterable[CallPiece]) -> list[CallPiece]:
+    """Merge the pieces of each call into one piece."""
+    names: dict[int, str] = {}
+    arguments: dict[int, list[str]] = {}
+    for piece in pieces:
+        names[piece.index] = names.get(piece.index) or piece.name
+        arguments.setdefault(piece.index, []).append(piece.arguments)
+    return [CallPiece(index, name, "".join(arguments[index])) for index, name in names.items()]
+
+
+def derived_id(prefix: str, request_id: str, *place: int) -> str:
+    """Return the id of a part of a response. Every replay of the response produces the same id."""
+    text = ":".join([request_id, *map(str, place)]).encode()
+    return prefix + blake2b(text, digest_size=ID_BYTES).hexdigest()
+
+
 def call_id(request_id: str, choice: int, call: int) -> str:
-    """Return the id of a call. Every replay of the response produces the same id."""
-    place = f"{request_id}:{choice}:{call}".encode()
-    return f"call_{blake2b(place, digest_size=ID_BYTES).hexdigest()}"
+    """Return the id of a call in OpenAI's format."""
+    return derived_id("call_", request_id, choice, call)
 
 
 def function_call(id_: str, name: str, arguments: str) -> dict[str, Any]:

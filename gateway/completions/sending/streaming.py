@@ -17,7 +17,9 @@ from typing_extensions import override
 from contract.messages import Delta
 from gateway.completions.queue.generation import REPLIES_AT_ONCE, Generation, Take, in_slices
 from gateway.completions.queue.output import JobOutput
-from gateway.completions.rendering.sse import BEGINNING, KEEP_ALIVE, ChunkRenderer, event_renderer
+from gateway.completions.rendering.events import EventRenderer
+from gateway.completions.rendering.forms import event_renderer
+from gateway.completions.rendering.sse import BEGINNING, KEEP_ALIVE
 from gateway.completions.sending.measuring import RequestMeasure
 from gateway.completions.sending.subscription import Subscription
 from gateway.completions.stored.journal import encode_message
@@ -34,7 +36,7 @@ _HEADERS: Final = (
 class KeepAlive:
     """Wakes a stream after each interval without an event."""
 
-    def __init__(self, generation: Generation, renderer: ChunkRenderer, seconds: float) -> None:
+    def __init__(self, generation: Generation, renderer: EventRenderer, seconds: float) -> None:
         self.has_begun = False
         """Whether a keep-alive has sent the beginning of the next event."""
         self._is_due = False
@@ -56,6 +58,8 @@ class KeepAlive:
         is_due, self._is_due = self._is_due, False
         if events and self.has_begun:
             events, self.has_begun = events.removeprefix(BEGINNING), False
+        elif is_due and not events and (event := self._renderer.keep_alive()) is not None:
+            events = event
         elif is_due and not events:
             events, self.has_begun = KEEP_ALIVE if self.has_begun else BEGINNING, True
         return events
@@ -76,7 +80,7 @@ class PlainDelivery:
     __slots__ = ("_connection", "_generation", "_renderer")
 
     def __init__(
-        self, generation: Generation, renderer: ChunkRenderer, connection: DirectConnection
+        self, generation: Generation, renderer: EventRenderer, connection: DirectConnection
     ) -> None:
         self._connection = connection
         self._generation = generation
@@ -243,7 +247,7 @@ class StreamedCompletion(Response):
         renderer, watch = self._renderer, self._watch
         alive = KeepAlive(self._generation, renderer, self._keep_alive_seconds)
         take = self._take_with(connection)
-        events = self._events
+        events = self._events or renderer.opening()
         try:
             while not watch.disconnected:
                 failure = self._failure()

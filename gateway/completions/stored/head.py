@@ -14,6 +14,7 @@ from contract import messages
 from contract.dialect import Dialect
 from contract.messages import GenerationJob, decode_job
 from gateway.completions.rendering.completion import Completion, Usage
+from gateway.completions.sealing import Sealer
 from gateway.dialects.profile import PROFILES
 from gateway.dialects.request import ChatRequest, GenerationRequest
 from gateway.records.limits import SubjectLimits
@@ -148,18 +149,20 @@ class ResponseHead(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
         values = msgspec.structs.asdict(stored)
         return GenerationRequest(**values | {"profile": PROFILES[values["profile"]]})
 
-    def completion(self) -> Completion:
+    def completion(self, sealer: Sealer) -> Completion:
         """Return the parts shared by all chunks of the response."""
+        request = self.generation_request()
         return Completion(
             id=self.request_id,
             model=self.model,
             created=self.created,
             fingerprint=self.fingerprint,
-            request=self.generation_request(),
+            request=request,
             prompt_token_ids=[job.prompt_token_ids for job in self.jobs],
             prompt_texts=self.prompt_texts,
             generation_settings=self.generation_settings,
             cost_of=cost_by(self.record) if self.shows_cost else None,
+            seal=sealer.seal_of(self.request_id, request, tenant_id=self.tenant_id),
         )
 
 

@@ -17,6 +17,7 @@ from contract.messages import Follow, JobFailed, JobFinished
 from contract.outcomes import FailureCode
 from gateway.completions.queue.generation import REPLIES_AT_ONCE, Generation, Reply, Take, Turn
 from gateway.completions.rendering.completion import Completion
+from gateway.completions.sealing import Sealer
 from gateway.completions.stored.head import ResponseHead
 from gateway.completions.stored.journal import Received, decode_slices
 from gateway.completions.stored.peers import Peers
@@ -77,8 +78,9 @@ class ResponseReader:
         *,
         gateway: str,
         loop_turns: LoopTurns,
+        sealer: Sealer,
     ) -> None:
-        self.completion: Completion = head.completion()
+        self.completion: Completion = head.completion(sealer)
         turn = partial(loop_turns.slice_of, head.tenant_id)
         reports = self.completion.request.reports_progress
         self.generation = ReplayedGeneration(turn, delivers_starts=reports)

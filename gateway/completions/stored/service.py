@@ -22,6 +22,7 @@ from contract.queue import LostJob
 from contract.scripts import CommandExecutor
 from gateway.completions.queue.dispatcher import Dispatcher
 from gateway.completions.queue.notices import ResponseCallbacks
+from gateway.completions.sealing import Sealer
 from gateway.completions.settlement import CLOSE_SECONDS, Ending, Settlement, SettlementService
 from gateway.completions.stored.background import BackgroundIndex
 from gateway.completions.stored.head import ResponseHead
@@ -63,7 +64,9 @@ class Responses:
         loop_turns: LoopTurns,
         journal_interval: timedelta,
         max_unread_bytes: int,
+        sealer: Sealer,
     ) -> None:
+        self._sealer = sealer
         self.store = ResponseStore(executor)
         self.dispatcher = dispatcher
         self._loop_turns = loop_turns
@@ -171,6 +174,7 @@ class Responses:
             self._peers,
             gateway=self.dispatcher.gateway,
             loop_turns=self._loop_turns,
+            sealer=self._sealer,
         )
 
     async def cancel(self, response: StoredResponse) -> StoredResponse:

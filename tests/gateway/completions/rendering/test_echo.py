@@ -16,7 +16,7 @@ from contract.messages import TokenLogprob
 from contract.pieces import PieceReader
 from gateway.completions.prompt.preparation import echoed_text
 from gateway.completions.rendering import prompt_logprobs as prompt_logprobs_module
-from gateway.completions.rendering.assembler import collect
+from gateway.completions.rendering.forms import collect
 from gateway.completions.rendering.logprobs import LOGPROB_FLOOR, placed
 from gateway.completions.rendering.sse import ChunkRenderer
 from gateway.dialects.request import ChatRequest

@@ -7,8 +7,8 @@ from contract.dialect import Dialect
 from contract.messages import JobStarted
 from contract.outcomes import FinishReason
 from gateway.completions.queue.generation import Reply
-from gateway.completions.rendering.sse import event_renderer
-from gateway.dialects.request import ChatRequest
+from gateway.completions.rendering.forms import event_renderer
+from gateway.dialects.request import ChatRequest, ResponseForm
 from gateway.records.errors import ApiError
 from tests.gateway.replies import LENGTH, STOP, completion, ended, failed, said
 from tests.support.cases import all_cases
@@ -18,7 +18,7 @@ CHAT = ChatRequest(messages=[])
 
 def native(**fields: Any) -> Any:
     """Make the fixed part of a response of llama.cpp's own completion."""
-    answer = completion(dialect=Dialect.LLAMACPP, is_native=True, **fields)
+    answer = completion(dialect=Dialect.LLAMACPP, form=ResponseForm.NATIVE, **fields)
     answer.generation_settings["n_ctx"] = 5
     return answer
 
@@ -75,14 +75,14 @@ def test_events_that_the_client_has_are_left_out() -> None:
 
 
 @all_cases("chat", [None, CHAT], ids=["text", "chat"])
-@all_cases("is_native", [False, True])
+@all_cases("form", [ResponseForm.OPENAI, ResponseForm.NATIVE])
 def test_processed_prompt_is_reported_before_its_tokens(
-    chat: ChatRequest | None, *, is_native: bool
+    chat: ChatRequest | None, *, form: ResponseForm
 ) -> None:
     answer = completion(
         chat=chat,
-        is_native=is_native and chat is None,
-        prompt_texts=None if chat or is_native else ["abc"],
+        form=form if chat is None else ResponseForm.OPENAI,
+        prompt_texts=None if chat or form is ResponseForm.NATIVE else ["abc"],
         reports_progress=True,
     )
     replies = [Reply(0, JobStarted(1, 1, 9, 4)), said("a"), said("b", finish=STOP), ended()]

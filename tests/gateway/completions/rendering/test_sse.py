@@ -11,8 +11,8 @@ from contract.dialect import Dialect
 from contract.messages import TokenLogprob
 from contract.outcomes import FailureCode
 from gateway.completions.queue.generation import Reply
-from gateway.completions.rendering.assembler import collect
 from gateway.completions.rendering.completion import Completion
+from gateway.completions.rendering.forms import collect
 from gateway.completions.rendering.sse import DONE, ChunkRenderer
 from gateway.records.errors import GenerationFailedError, OverloadedError
 from tests.gateway.replies import LENGTH, STOP, completion, ended, failed, inbox, said, scored

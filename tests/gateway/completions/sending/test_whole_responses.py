@@ -9,8 +9,8 @@ from contract.dialect import Dialect
 from contract.messages import TokenLogprob
 from contract.outcomes import FailureCode
 from gateway.completions.queue.generation import Reply
-from gateway.completions.rendering.assembler import collect
 from gateway.completions.rendering.completion import Completion
+from gateway.completions.rendering.forms import collect
 from gateway.records.errors import GenerationFailedError, GenerationTimeoutError
 from tests.gateway.replies import LENGTH, STOP, completion, ended, failed, inbox, said, scored
 from tests.support.cases import all_cases
