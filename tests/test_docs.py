@@ -119,6 +119,18 @@ def test_named_files_exist() -> None:
     assert [path for path in named if not any((root / path).exists() for root in roots)] == []
 
 
+def test_folders_of_tests_mirror_the_product() -> None:
+    tests = REPOSITORY / "tests"
+    folders = {file.parent.relative_to(tests) for file in tests.glob("*/**/test_*.py")}
+    products = {"common", "contract", "gateway", "worker"}
+    mirrored = {folder for folder in folders if folder.parts[0] in products}
+    assert [folder for folder in mirrored if not (REPOSITORY / folder).is_dir()] == []
+    assert {folder.parts[0] for folder in folders - mirrored} == {
+        *("bench", "deploy"),  # These mirror folders beside the product.
+        *("e2e", "failures", "telemetry"),
+    }
+
+
 API = (REPOSITORY / "docs" / "api.md").read_text()
 LESSONS = (REPOSITORY / "docs" / "lessons.md").read_text()
 PROOFS: dict[str, dict[str, list[str]]] = tomllib.loads(

@@ -7,7 +7,7 @@ from contract import keys
 from contract import queue as queue_module
 from contract.scripts import LuaScript
 from tests.contract.test_queue import MODEL
-from tests.quota.building import TestClock, with_test_clock
+from tests.gateway.limits.building import TestClock, with_test_clock
 
 
 @pytest.fixture

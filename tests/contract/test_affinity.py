@@ -19,7 +19,7 @@ from contract.messages import GenerationJob, WorkerCard, WorkerState
 from contract.queue import AFFINITY_QUANTUM, Affinity, ClaimResult, JobQueue, LeaseReport
 from contract.tier import ServiceTier
 from tests.contract.test_queue import LEASE_MS, MODEL, PLENTY, enqueue, job
-from tests.quota.building import TestClock
+from tests.gateway.limits.building import TestClock
 from tests.support.kinds import every_redis
 
 BLOCK = 16

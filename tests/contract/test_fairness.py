@@ -28,7 +28,7 @@ from contract.queue import (
 )
 from contract.tier import TIER_BOOSTS, TIER_RANKS, Lane, ServiceTier, lane_of
 from tests.contract.test_queue import LEASE_MS, MODEL, PLENTY, claim_ids, enqueue, job, text
-from tests.quota.building import TestClock
+from tests.gateway.limits.building import TestClock
 
 TENANTS = {"a": 1.0, "b": 2.0, "c": 0.5, "d": 1.0, "e": 4.0}
 """Weights: powers of two, so that counters are exact and ties are real."""

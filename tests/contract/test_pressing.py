@@ -15,7 +15,7 @@ from redis.asyncio import Redis
 from contract.queue import EnqueueReport, EnqueueResult, JobQueue, LeaseReport, Room
 from gateway.completions.queue.dispatcher import SHORTEST_RETRY_SECONDS, UNKNOWN_RETRY_SECONDS
 from tests.contract.test_queue import LEASE_MS, MODEL, admit, job
-from tests.quota.building import NOON, TestClock
+from tests.gateway.limits.building import NOON, TestClock
 
 SEQUENCES, SECONDS_OF_JOB = 4, 0.6
 MOST_OF_TENANT = 8

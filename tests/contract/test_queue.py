@@ -25,7 +25,7 @@ from contract.queue import (
 )
 from contract.sampling import SamplingSpec
 from contract.tier import Lane
-from tests.quota.building import TestClock
+from tests.gateway.limits.building import TestClock
 from tests.support.kinds import every_redis
 
 MODEL = "m/with:odd {chars}"

@@ -10,7 +10,7 @@ from contract import keys
 from contract.queue import EnqueueResult, JobQueue, LeaseReport, RequeueResult, ShedJob
 from contract.tier import ServiceTier
 from tests.contract.test_queue import MODEL, admit, claim_ids, enqueue, job, text
-from tests.quota.building import TestClock
+from tests.gateway.limits.building import TestClock
 
 FLEX, DEFAULT, PRIORITY = ServiceTier.FLEX, ServiceTier.DEFAULT, ServiceTier.PRIORITY
 

@@ -7,7 +7,7 @@ from contract import keys
 from contract.queue import EnqueueResult, JobQueue, LeaseReport, RequeueResult
 from contract.tier import ServiceTier
 from tests.contract.test_queue import LEASE_MS, MODEL, PLENTY, claim_ids, enqueue, job
-from tests.quota.building import TestClock
+from tests.gateway.limits.building import TestClock
 
 PAUSE_SECONDS = 7
 

@@ -10,7 +10,7 @@ from contract import keys
 from contract.messages import WorkerCard, WorkerState
 from contract.queue import MISSING_MS, JobQueue, LeaseReport
 from tests.contract.test_queue import LEASE_MS, MODEL, claim_ids, enqueue, job
-from tests.quota.building import TestClock
+from tests.gateway.limits.building import TestClock
 from tests.support.kinds import every_redis
 from tests.support.redis_server import RedisServer
 

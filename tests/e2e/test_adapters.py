@@ -9,8 +9,8 @@ import pytest
 from openai import AsyncOpenAI
 from redis import Redis
 
-from tests.batches.conftest import run_sluice
 from tests.e2e.test_disconnect import FILLING_TOKENS, waiting
+from tests.gateway.batches.conftest import run_sluice
 from tests.support.deployment import MAX_SEQUENCES
 from tests.support.patience import PROCESS_PATIENCE_SECONDS
 from tests.support.processes import wait_until

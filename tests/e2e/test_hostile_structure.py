@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.structure.test_checker import BOUNDED, HOSTILE
+from tests.gateway.completions.structure.test_checker import BOUNDED, HOSTILE
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.stack import MODEL, Stack
 

@@ -1,4 +1,7 @@
-"""A deployment that most tests share: two gateways and a scripted worker, on one Redis."""
+"""A deployment that most tests of HTTP share: two gateways and a scripted worker, on one Redis.
+
+The services of accounts, for tests without a gateway.
+"""
 
 import asyncio
 import json
@@ -13,6 +16,12 @@ from redis.asyncio import Redis
 
 from contract import keys
 from contract.messages import WorkerState
+from gateway.accounts.keys.service import KeyService
+from gateway.accounts.members.service import MemberService
+from gateway.accounts.projects.service import ProjectService
+from gateway.accounts.tenants.service import TenantService
+from gateway.platform.changes import ChangeAnnouncer
+from gateway.platform.database.engine import Database
 from tests.gateway.desk import GATEWAY, Desk, hurry
 from tests.gateway.desk import MODEL as DESK_MODEL
 from tests.support.fake_worker import FakeWorker
@@ -152,6 +161,30 @@ async def desk(open_desk: Callable[..., Any]) -> Desk:
     """One dispatcher."""
     desk: Desk = await open_desk()
     return desk
+
+
+@pytest.fixture
+def tenants(database: Database, redis: Redis) -> TenantService:
+    """The rules of tenants, on the database."""
+    return TenantService(database, ChangeAnnouncer(redis))
+
+
+@pytest.fixture
+def projects(database: Database, redis: Redis) -> ProjectService:
+    """The rules of projects, on the database."""
+    return ProjectService(database, ChangeAnnouncer(redis))
+
+
+@pytest.fixture
+def members(database: Database, redis: Redis) -> MemberService:
+    """The rules of members, on the database."""
+    return MemberService(database, ChangeAnnouncer(redis))
+
+
+@pytest.fixture(name="keys")
+def key_service(database: Database, redis: Redis) -> KeyService:
+    """The rules of keys, on the database."""
+    return KeyService(database, ChangeAnnouncer(redis))
 
 
 _TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

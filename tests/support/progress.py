@@ -118,7 +118,7 @@ def _file(test: str) -> str:
 
 
 def _folder(test: str) -> str:
-    return "/".join(_file(test).split("/")[:2])
+    return "/".join(_file(test).split("/")[:-1][:3])
 
 
 def _minutes(seconds: float) -> str:

@@ -12,8 +12,8 @@ TOGETHER: Final = {
     "tests/worker/test_resumption_vllm.py": VLLM,
     "tests/worker/test_chat_resumption_vllm.py": VLLM,
     "tests/worker/test_vllm_engine.py": VLLM,
-    "tests/samplers/test_engine.py": SAMPLERS,
-    "tests/samplers/test_resumption.py": SAMPLERS,
+    "tests/worker/samplers/test_engine.py": SAMPLERS,
+    "tests/worker/samplers/test_resumption.py": SAMPLERS,
     "tests/failures/chaos/test_planted_faults.py": "planted faults",
     "tests/e2e/test_hostile_structure.py": "hostile structures",
     # Alone with the shared deployment, best before others use it.
@@ -26,17 +26,27 @@ TOGETHER: Final = {
     "tests/failures/chaos/test_chaos.py": "chaos",
     "tests/worker/test_vision.py": VLLM,
     "tests/worker/test_vllm_metrics.py": VLLM,
-    "tests/samplers/test_v1.py": VLLM,
+    "tests/worker/samplers/test_v1.py": VLLM,
     "tests/worker/test_parser_format.py": VLLM,
     "tests/worker/parsing/": VLLM,
-    "tests/structure/test_translate.py": VLLM,
+    "tests/gateway/completions/structure/test_translate.py": VLLM,
     "tests/failures/outages/": "outages",
-    "tests/cli/test_up.py": "sluice up",
+    "tests/gateway/cli/test_up.py": "sluice up",
     "tests/failures/overload/": "overload",
-    "tests/console/": "console",
+    "tests/gateway/console/": "console",
 }
 """Files and folders, in this order; one process runs all that have the same name."""
-EARLY: Final = ("tests/e2e/", "tests/gateway/", "tests/samplers/")
+EARLY: Final = (
+    "tests/e2e/",
+    # These share the deployment of tests/gateway/conftest.py, which ends when a process leaves it.
+    "tests/gateway/accounts/test_http_",
+    "tests/gateway/adapters/",
+    "tests/gateway/billing/test_http_",
+    "tests/gateway/completions/",
+    "tests/gateway/dialects/",
+    "tests/gateway/http/",
+    "tests/worker/samplers/",
+)
 """Folders that come next."""
 
 

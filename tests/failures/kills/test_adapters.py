@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.batches.conftest import run_sluice
 from tests.failures.chaos.transcript import Transcript
 from tests.failures.kills.killing import (
     LONG_KILLS,
@@ -13,6 +12,7 @@ from tests.failures.kills.killing import (
     assert_kills_change_nothing,
     start_workers,
 )
+from tests.gateway.batches.conftest import run_sluice
 from tests.support.stack import MODEL, Stack
 from worker.demo_model import ADAPTERS
 

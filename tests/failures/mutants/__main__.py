@@ -45,13 +45,13 @@ SHARES = {
 """How many mutants each part of the code has in the sample."""
 LEFT_OUT = ("/settings.py",)
 
+_OF_REQUESTS = ("tests/gateway/completions", "tests/gateway/http", "tests/gateway/dialects")
 REACHES = {
-    "contract/": ("tests/contract", "tests/worker", "tests/gateway"),
-    "gateway/limits/": ("tests/quota", "tests/jobs", "tests/gateway"),
-    "gateway/completions/stored/": ("tests/responses", "tests/gateway"),
-    "gateway/auth/": ("tests/auth", "tests/gateway"),
-    "gateway/": ("tests/gateway",),
-    "worker/": ("tests/worker", "tests/samplers"),
+    "contract/": ("tests/contract", "tests/worker", *_OF_REQUESTS),
+    "gateway/limits/": ("tests/gateway/limits", "tests/gateway/jobs", *_OF_REQUESTS),
+    "gateway/completions/": _OF_REQUESTS,
+    "gateway/auth/": ("tests/gateway/auth", *_OF_REQUESTS),
+    "worker/": ("tests/worker",),
 }
 """Folders whose tests reach a part in this process; the first prefix that fits counts."""
 

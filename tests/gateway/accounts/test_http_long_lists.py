@@ -29,7 +29,7 @@ from gateway.process.heartbeat import HELD_SECONDS
 from gateway.records.batches import FilePurpose
 from gateway.records.scopes import TENANT_SCOPES, Scope
 from gateway.records.times import utc_now
-from tests.accounts.ledger_rows import add, record
+from tests.gateway.billing.ledger_rows import add, record
 from tests.gateway.management_api import Management, running_management
 from tests.support.redis_server import RedisServer
 

@@ -1,0 +1,201 @@
+"""Delivered tokens are charged, however their request ends."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from random import Random
+from types import SimpleNamespace
+from typing import Any, Final
+
+import pytest
+from redis.asyncio import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from contract.messages import JobFailed
+from contract.outcomes import FailureCode
+from gateway.batches.running import BatchState, Line, LineRunner
+from gateway.completions.rendering.failures import to_api_error
+from gateway.completions.settlement import Ending
+from gateway.records.batches import Batch
+from gateway.records.errors import ApiError, InternalError, RequestCancelledError, SlowReaderError
+from gateway.records.usage_record import Outcome, UsageRecord
+from tests.gateway.completions.stored.house import (
+    COMPLETION_PRICE,
+    MODEL,
+    PROMPT,
+    TENANT,
+    House,
+    Submitted,
+    settled,
+    settled_records,
+    usage_records,
+)
+from tests.gateway.conftest import eventually
+from tests.support.fake_worker import FakeWorker
+
+FINISHED, BEGUN = 4, 2
+"""Tokens of a prompt that finishes, and of one that does not."""
+COUNTED = 5
+"""Tokens of the latter that its engine has sampled when it receives the cancellation."""
+
+OURS: Final = frozenset(FailureCode) - {
+    FailureCode.INVALID_REQUEST,
+    FailureCode.DEADLINE_EXCEEDED,
+    FailureCode.STORED_BYTES,
+    # These end no request: another gateway settles it, or its client has ended it.
+    FailureCode.TAKEN_OVER,
+    FailureCode.CANCELLED,
+}
+
+End = Callable[[House, Submitted], None]
+
+
+def failing(error: ApiError | BaseException) -> End:
+    """End a request as its reader does at an error."""
+    return lambda house, request: house.responses.fail(request.settlement, error)
+
+
+def cancel(house: House, request: Submitted) -> None:
+    """End a request as its cancellation does."""
+    settlement = request.settlement
+    owned = house.responses._owned.of(settlement)
+    (settlement if owned is None else owned).end(Ending(Outcome.CANCELLED, "cancelled"))
+
+
+def leave(house: House, request: Submitted) -> None:
+    """End a request as its client does when it disconnects."""
+    house.responses.leave(request.settlement)
+
+
+THEIRS: Mapping[str, End] = {
+    "rejected": failing(to_api_error(JobFailed(0, 0, FailureCode.INVALID_REQUEST, ""))),
+    "timed out": failing(to_api_error(JobFailed(0, 0, FailureCode.DEADLINE_EXCEEDED, ""))),
+    "stored bytes": failing(to_api_error(JobFailed(0, 0, FailureCode.STORED_BYTES, ""))),
+    "slow reader": failing(SlowReaderError("")),
+    "left": leave,
+    "cancelled": cancel,
+}
+"""Ends that a client can cause."""
+FAILURES: Mapping[str, End] = {
+    **{code: failing(to_api_error(JobFailed(0, 0, code, ""))) for code in sorted(OURS)},
+    "a bug": failing(RuntimeError()),
+    "an internal error": failing(InternalError()),
+}
+
+
+async def used(
+    house: House, worker: FakeWorker, redis: "Redis", end: End, *, stream: bool, is_kept: bool
+) -> UsageRecord:
+    """Return the record of three prompts: one finished, one running, one waiting."""
+    request = await house.submit(prompts=3, is_kept=is_kept, stream=stream)
+    finished, begun = await worker.claim(2)
+    await worker.say(begun, *"ab")
+    await worker.conclude(finished, *"abcd")
+    generation = request.generation
+
+    async def has_come() -> bool:
+        received = sum(generation.received_tokens.values())
+        return len(generation.finished) == 1 and received == FINISHED + BEGUN
+
+    await eventually(has_come, what="the replies")
+    end(house, request)
+    await worker.drop(begun, tokens=COUNTED, cached=1)
+
+    async def is_settled() -> bool:
+        return request.id in await usage_records(redis)
+
+    await eventually(is_settled, what="the settlement")
+    return (await usage_records(redis))[request.id]
+
+
+def paid(record: UsageRecord) -> tuple[int, int]:
+    """Return the prompt and completion tokens that the tenant pays; check the cost."""
+    prompt = record.prompt_tokens - record.free_prompt_tokens
+    completion = record.completion_tokens - record.free_completion_tokens
+    assert record.cost_micros == (prompt + completion) * COMPLETION_PRICE // 1_000_000
+    assert 0 <= record.free_cached_tokens <= record.cached_tokens
+    assert record.completion_tokens == FINISHED + COUNTED
+    assert record.prompt_tokens == 2 * len(PROMPT)
+    return prompt, completion
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("is_kept", [False, True], ids=["", "kept"])
+async def test_no_end_caused_by_a_client_is_free(
+    first: House, worker: FakeWorker, redis: "Redis", *, stream: bool, is_kept: bool
+) -> None:
+    for name, end in THEIRS.items():
+        record = await used(first, worker, redis, end, stream=stream, is_kept=is_kept)
+        assert (name, paid(record)) == (name, (2 * len(PROMPT), FINISHED + COUNTED))
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("is_kept", [False, True], ids=["", "kept"])
+async def test_only_delivered_tokens_are_charged_after_a_server_failure(
+    first: House, worker: FakeWorker, redis: "Redis", *, stream: bool, is_kept: bool
+) -> None:
+    delivered = (2 * len(PROMPT), FINISHED + BEGUN) if stream or is_kept else (0, 0)
+    for name, end in FAILURES.items():
+        record = await used(first, worker, redis, end, stream=stream, is_kept=is_kept)
+        assert (name, paid(record)) == (name, delivered)
+
+
+@pytest.mark.parametrize("is_continued", [False, True], ids=["begun here", "continued"])
+async def test_line_of_a_batch_that_is_cancelled_while_it_ends_is_delivered_if_it_is_paid(
+    first: House, second: House, worker: FakeWorker, redis: "Redis", *, is_continued: bool
+) -> None:
+    random, delivered = Random(37), set[str]()
+    names = dict.fromkeys(Batch.__dataclass_fields__)
+    for number in range(40):
+        request = await first.submit(line=f"batch_1:{number}", stream=False, is_background=True)
+        claim = await worker.claim_one()
+        batch: Any = {**names, "id": "batch_1", "tenant_id": TENANT}
+        line = Line(BatchState(Batch(**batch)), number, b'{"custom_id":"a"}')
+        stored: Any = await first.find(request.id)
+        house = second if is_continued else first
+        services: Any = [*[None] * 7, house.responses, None]
+        runner = LineRunner(*services)
+        if is_continued:
+            first.responses.leave(request.settlement)
+            run = runner._continue(line, stored)
+        else:
+            submission: Any = SimpleNamespace(
+                checked=SimpleNamespace(card=SimpleNamespace(model=MODEL)),
+                completion=request.completion,
+                generation=request.generation,
+                settlement=request.settlement,
+                response=stored,
+            )
+            run = runner._follow(line, submission)
+        running = asyncio.create_task(run)
+        stop = line.state.stop.set
+        asyncio.get_running_loop().call_later(random.uniform(0.0, 0.02), stop)
+        await asyncio.sleep(random.uniform(0.0, 0.02))
+        ending = asyncio.create_task(worker.conclude(claim, "a"))
+        with suppress(RequestCancelledError):
+            assert b"cmpl-" in (await running).result.content
+            delivered.add(request.id)
+        await ending
+    records = await settled_records(redis, 40)
+    assert delivered == {key for key, record in records.items() if record.cost_micros}
+
+
+async def test_line_of_a_batch_that_runs_again_has_no_record(
+    first: House, worker: FakeWorker, redis: "Redis"
+) -> None:
+    ends = {
+        "again": failing(to_api_error(JobFailed(0, 0, FailureCode.ENGINE_ERROR, ""))),
+        "without Redis": failing(RedisConnectionError()),
+        "abandoned": leave,
+        "never": failing(to_api_error(JobFailed(0, 0, FailureCode.INVALID_REQUEST, ""))),
+    }
+    requests = {name: await first.submit(line=f"batch_1:{name}") for name in ends}
+    for claim in await worker.claim(len(requests)):
+        await worker.say(claim, "a")
+        await worker.drop(claim, tokens=1, cached=0)
+    for name, end in ends.items():
+        end(first, requests[name])
+    # What it has generated is free, because its result is not whole.
+    assert await settled(redis, requests["never"].id) == [("failed", 3, 1)]
+    (record,) = (await usage_records(redis)).values()
+    assert record.cost_micros == 0

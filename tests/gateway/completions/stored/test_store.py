@@ -1,0 +1,223 @@
+"""Only the present owner changes a stored response; repeated and late writes do nothing."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from redis.asyncio import Redis
+
+from contract import keys
+from contract.messages import Delta
+from gateway.completions.stored import store as store_module
+from gateway.completions.stored.journal import (
+    MESSAGES_OF_ENTRY,
+    SLICE_BYTES,
+    Received,
+    decode_entry,
+    decode_slices,
+    encode_entries,
+    encode_message,
+)
+from gateway.completions.stored.store import (
+    ResponseState,
+    ResponseStatus,
+    ResponseStore,
+    WriteResult,
+)
+from gateway.dialects.profile import Dialect
+from gateway.records.usage_record import Counts
+from tests.gateway.completions.stored.test_head import completion_of, head_of, request_of
+from tests.support.kinds import every_redis
+
+HEAD = head_of(completion_of(request_of(Dialect.VLLM)))
+ID = HEAD.request_id
+RUNNING = ResponseStatus(ResponseState.RUNNING, ID, Counts(), (1, 2))
+FINISHED = RUNNING._replace(state=ResponseState.FINISHED)
+
+
+@pytest.fixture
+def store(any_redis: "Redis") -> ResponseStore:
+    """An empty store."""
+    return ResponseStore(any_redis)
+
+
+async def opened(store: ResponseStore, *, term: int = 1, **fields: Any) -> bool:
+    known: dict[str, Any] = {"owner": "a", "status": RUNNING, "ttl_ms": 60_000}
+    return await store.open(HEAD, term=term, **(known | fields)) is WriteResult.DONE
+
+
+async def appended(
+    store: ResponseStore,
+    *entries: bytes,
+    index: int,
+    term: int = 1,
+    status: ResponseStatus = RUNNING,
+) -> WriteResult:
+    return await store.append(
+        ID, term=term, index=index, entries=entries, status=status, ttl_ms=50_000
+    )
+
+
+async def adopted(store: ResponseStore, *, term: int, state: ResponseState = RUNNING.state) -> int:
+    return await store.adopt(HEAD, term=term, state=state, owner="b", ttl_ms=70_000)
+
+
+async def entries(store: ResponseStore, **page: int) -> list[bytes]:
+    stored = await store.read(ID, **page)
+    assert stored is not None
+    return stored.entries
+
+
+@every_redis
+async def test_response_is_read_as_it_was_written(store: ResponseStore, any_redis: "Redis") -> None:
+    assert await store.read(ID) is None
+    assert await opened(store)
+    assert await appended(store, b"x", b"y", index=0) is WriteResult.DONE
+    status = ResponseStatus(ResponseState.LEFT, f"{ID}.2", Counts(3, 1, 5), (4,))
+    assert await appended(store, b"z", index=2, status=status) is WriteResult.DONE
+
+    stored = await store.read(ID, index=1, max_entries=1)
+
+    assert stored is not None
+    assert (stored.head.request_id, stored.head.jobs) == (ID, HEAD.jobs)
+    assert (stored.owner, stored.term, stored.status) == ("a", 1, status)
+    assert (stored.entries, stored.total_entries) == ([b"y"], 3)
+    assert await entries(store) == [b"x", b"y", b"z"]
+    assert await entries(store, max_entries=0) == []
+    for key in (keys.response(ID), keys.journal(ID)):
+        assert 0 < await any_redis.pttl(key) <= 50_000
+    await store.discard(ID)
+    assert await store.read(ID) is None
+
+
+async def test_written_entries_are_not_written_again(store: ResponseStore) -> None:
+    await opened(store)
+    await appended(store, b"x", index=0)
+    assert await appended(store, b"x", b"y", index=0) is WriteResult.DONE
+    assert await appended(store, b"x", b"y", index=0, status=FINISHED) is WriteResult.DONE
+    assert await entries(store) == [b"x", b"y"]
+
+
+async def test_owner_rewrites_what_redis_lost(store: ResponseStore, any_redis: "Redis") -> None:
+    assert await appended(store, b"x", index=0) is WriteResult.MISSING
+    await opened(store)
+    await appended(store, b"x", b"y", index=0)
+    await any_redis.rpop(keys.journal(ID))
+    assert await appended(store, b"z", index=2) is WriteResult.MISSING
+
+    assert await opened(store, entries=[b"x", b"y", b"z"])
+
+    assert await entries(store) == [b"x", b"y", b"z"]
+    assert await any_redis.pttl(keys.journal(ID)) > 0
+
+
+async def test_only_one_candidate_begins_the_next_term(store: ResponseStore) -> None:
+    await opened(store)
+    assert await adopted(store, term=1) == 2
+    assert await adopted(store, term=1) == 0
+    assert await adopted(store, term=2, state=ResponseState.LEFT) == 0
+    assert await adopted(store, term=2) == 3
+    stored = await store.read(ID)
+    assert stored is not None
+    assert (stored.owner, stored.term) == ("b", 3)
+
+
+async def test_handles_of_the_last_owner_that_wrote_stay_until_the_next_has_written(
+    store: ResponseStore,
+) -> None:
+    async def follower() -> tuple[str, tuple[int, ...]]:
+        page = await store.read_page(ID, index=0)
+        assert page is not None
+        return page.follower, page.status.handles
+
+    await opened(store)
+    await adopted(store, term=1)
+    await adopted(store, term=2)
+    assert await follower() == ("a", (1, 2))
+    await appended(store, index=0, term=3, status=RUNNING._replace(handles=(7,)))
+    assert await follower() == ("b", (7,))
+    await appended(store, index=0, term=3, status=RUNNING._replace(state=ResponseState.LEFT))
+    assert await adopted(store, term=3, state=ResponseState.LEFT) == 4
+    assert await follower() == ("b", ())
+
+
+@every_redis
+async def test_former_owner_changes_nothing(store: ResponseStore) -> None:
+    await opened(store)
+    await appended(store, b"x", index=0)
+    await adopted(store, term=1)
+    assert await appended(store, b"late", index=1, status=FINISHED) is WriteResult.NOT_OWNER
+    assert not await opened(store, entries=[b"late"])
+    stored = await store.read(ID)
+    assert stored is not None
+    assert (stored.entries, stored.status.state) == ([b"x"], ResponseState.RUNNING)
+
+
+async def test_owner_rewrites_everything_if_redis_lost_its_term(store: ResponseStore) -> None:
+    await opened(store)
+    assert await appended(store, b"x", index=0, term=2) is WriteResult.MISSING
+    assert await opened(store, term=2, owner="b", entries=[b"x"])
+    stored = await store.read(ID)
+    assert stored is not None
+    assert (stored.owner, stored.term, stored.entries) == ("b", 2, [b"x"])
+    assert await adopted(store, term=1) == 0
+
+
+async def test_unknown_response_cannot_be_adopted(store: ResponseStore, any_redis: "Redis") -> None:
+    assert await adopted(store, term=1) == 0
+    assert await any_redis.dbsize() == 0
+
+
+async def test_large_heads_and_entries_are_compressed(
+    store: ResponseStore, any_redis: "Redis"
+) -> None:
+    large = msgspec.structs.replace(HEAD.jobs[0], prompt_token_ids=[7] * 100_000)
+    head = msgspec.structs.replace(HEAD, jobs=[large])
+    await store.open(head, owner="a", term=1, status=RUNNING, ttl_ms=60_000)
+    delta = Delta(1, 1, 0, 0, "a" * 100_000, [1])
+    [entry] = encode_entries([encode_message(0, delta)], "1-0")
+    await appended(store, entry, index=0)
+
+    stored = await store.read(ID)
+
+    assert stored is not None
+    assert stored.head.jobs == [large]
+    assert [decode_entry(each) for each in stored.entries] == [([Received(0, delta)], "1-0")]
+    for key in (keys.response(ID), keys.journal(ID)):
+        assert (await any_redis.memory_usage(key) or 0) < 20_000
+
+
+@every_redis
+async def test_a_journal_is_read_in_pages_without_the_head(
+    store: ResponseStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert await store.read_page(ID, index=0) is None
+    assert await opened(store, entries=[b"aaa", b"bbb", b"ccc", b"ddd"])
+    monkeypatch.setattr(store_module, "PAGE_BYTES", 4)
+    pages = [await store.read_page(ID, index=index) for index in (0, 2, 3, 4)]
+    assert [page and page.entries for page in pages] == [
+        [b"aaa", b"bbb"],
+        [b"ccc", b"ddd"],
+        [b"ddd"],
+        [],
+    ]
+    assert {(page.status, page.total_entries) for page in pages if page} == {(RUNNING, 4)}
+
+
+def test_an_entry_is_read_in_slices_by_its_bytes() -> None:
+    text = "a" * (SLICE_BYTES // 3)
+    deltas = [(0, Delta(1, 1, 0, start, text, [1])) for start in range(5)]
+    deltas.insert(3, (0, Delta(1, 1, 0, 9, "b" * SLICE_BYTES, [1])))
+    [entry] = encode_entries([encode_message(*each) for each in deltas], "1-0")
+    slices = list(decode_slices(entry))
+    assert [len(each) for each in slices] == [2, 1, 1, 2]
+    assert [tuple(received) for each in slices for received in each] == deltas
+
+
+def test_replies_are_written_in_entries_of_bounded_length() -> None:
+    deltas = [(0, Delta(1, 1, 0, start, "a", [1])) for start in range(MESSAGES_OF_ENTRY + 1)]
+    encoded = encode_entries([encode_message(*each) for each in deltas], "1-0")
+    entries = [decode_entry(each) for each in encoded]
+    assert [len(received) for received, _ in entries] == [MESSAGES_OF_ENTRY, 1]
+    assert [tuple(each) for received, _ in entries for each in received] == deltas
+    assert {through for _, through in entries} == {"1-0"}

@@ -1,0 +1,227 @@
+"""Lost data and outages of Redis, idle readers, and sweeps at the wrong moment."""
+
+import asyncio
+
+import pytest
+from redis.asyncio import Redis
+
+from contract import keys
+from contract.queue import JobQueue
+from gateway.billing.ledger.sweep import Sweep
+from gateway.completions.queue.generation import REPLIES_AT_ONCE, Generation
+from gateway.completions.stored import reader as reading
+from gateway.completions.stored.store import ResponseState
+from gateway.limits.store import QuotaStore
+from gateway.records.errors import SlowReaderError
+from gateway.records.usage_record import Outcome, UsageRecord
+from tests.gateway.completions.stored.conftest import OpenHouse
+from tests.gateway.completions.stored.house import (
+    MODEL,
+    TENANT,
+    House,
+    Reader,
+    Submitted,
+    begun,
+    counts_of,
+    settled,
+    state_is,
+    usage_records,
+)
+from tests.gateway.conftest import eventually
+from tests.support.fake_worker import FakeWorker
+from tests.support.redis_server import RedisServer
+
+BUCKET = keys.bucket_of(TENANT)
+
+
+async def test_response_that_redis_lost_is_restored(
+    first: House, second: House, worker: FakeWorker, redis: "Redis"
+) -> None:
+    request, claim = await begun(first, worker, "a", "b", is_background=True)
+    attachment = await second.attach(request.id)
+    reader = await Reader(attachment.generation).until_text("ab")
+
+    await redis.delete(keys.response(request.id), keys.journal(request.id))
+    await worker.say(claim, "c")
+    await reader.until_text("abc")
+
+    again = await second.attach(request.id)
+    await Reader(again.generation).until_text("abc")
+
+
+async def test_reader_of_a_lost_response_gets_an_error(
+    first: House, second: House, worker: FakeWorker, redis: "Redis", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "MISSING_SECONDS", 0.3)
+    request = await first.submit()
+    await worker.claim_one()
+    attachment = await second.attach(request.id)
+    await first.kill()
+    await redis.delete(keys.response(request.id), keys.journal(request.id))
+
+    assert (await Reader(attachment.generation).to_the_end()).failure is not None
+
+
+async def test_response_continues_after_a_redis_outage(
+    first: House,
+    second: House,
+    worker: FakeWorker,
+    redis_server: RedisServer,
+    redis: "Redis",
+) -> None:
+    request = await first.submit(is_background=True)
+    direct = Reader(request.generation)
+    claim = await worker.claim_one()
+    await worker.say(claim, "a")
+    attachment = await second.attach(request.id)
+    reader = Reader(attachment.generation)
+    await reader.until_text("a")
+    await direct.until_text("a")
+
+    redis_server.stop()
+    await asyncio.sleep(1.0)
+    redis_server.start()
+    await worker.announce()
+    again = await worker.claim_one()
+    assert again.job.resumption is not None
+    await worker.conclude(again, "b")
+
+    await direct.to_the_end()
+    await first.responses.finish(request.settlement)
+    await reader.to_the_end()
+    assert (direct.text, reader.text) == ("ab", "ab")
+    await state_is(second, request.id, ResponseState.FINISHED)
+
+
+async def test_background_response_continues_without_its_slow_reader(
+    first: House, worker: FakeWorker, redis: "Redis"
+) -> None:
+    request, claim = await begun(first, worker, is_background=True)
+    first.responses.fail(request.settlement, SlowReaderError("slow"))
+    control = keys.control(MODEL, worker.name)
+    await eventually(lambda: redis.llen(control), what="the cancellation being sent")
+    await worker.drop(claim, tokens=1)
+
+    again = await worker.claim_one()
+    await worker.conclude(again, "b")
+
+    assert await settled(redis, request.id, f"{request.id}.2") == [
+        ("cancelled", 3, 1),
+        ("finished", 3, 1),
+    ]
+
+
+async def test_idle_reader_keeps_the_response_and_uses_no_memory(
+    first: House, second: House, worker: FakeWorker, redis: "Redis"
+) -> None:
+    request = await first.submit(max_tokens=10_000)
+    claim = await worker.claim_one()
+    for _ in range(20):
+        deltas = [worker.next_delta(claim, "x") for _ in range(100)]
+        await worker.send("gw1", deltas=deltas)
+    direct = Reader(request.generation)
+    await direct.until(lambda r: len(r.text) == 2000)
+    attachment = await second.attach(request.id)
+    generation: Generation = attachment.generation
+    await eventually(lambda: generation._replies, what="the first replies")
+    await eventually(lambda: first.responses._owned.by_id[request.id]._followers, what="Follow")
+    first.responses.leave(request.settlement)
+    await asyncio.sleep(1.0)
+
+    assert not request.settlement.has_ended
+    assert len(generation._replies) <= REPLIES_AT_ONCE
+    reader = await Reader(generation).until(lambda r: len(r.text) == 2000)
+    await worker.finish(claim)
+    await reader.to_the_end()
+    assert not generation.overflowed
+
+
+# -- the sweep ----------------------------------------------------------------------------------
+
+
+async def expire(redis: "Redis", request_id: str) -> None:
+    """Expire the lease of a reservation."""
+    await redis.zadd(keys.open_reservations(BUCKET), {request_id: 1000})
+
+
+async def abandoned(house: House, worker: FakeWorker, redis: "Redis") -> Submitted:
+    """Start a response whose gateway and worker die, and let its reservation expire."""
+    request, claim = await begun(house, worker)
+    await house.kill()
+    await worker.lose(claim, tokens=1)
+    await expire(redis, request.id)
+    return request
+
+
+async def test_sweep_does_not_settle_a_response_that_another_gateway_continues(
+    first: House, second: House, worker: FakeWorker, redis: "Redis", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = await abandoned(first, worker, redis)
+    taken: list[Reader] = []
+    settle = QuotaStore.settle
+
+    async def taken_over_first(
+        store: QuotaStore, record: UsageRecord, *, expired_ms: int | None = None
+    ) -> bool:
+        """Let the sweep settle after another gateway has taken the response over."""
+        if record.outcome is Outcome.LOST:
+            taken.append(Reader((await second.attach(request.id)).generation))
+        return await settle(store, record, expired_ms=expired_ms)
+
+    monkeypatch.setattr(QuotaStore, "settle", taken_over_first)
+    assert await Sweep(redis).run() == 0
+    (reader,) = taken
+    again = await worker.claim_one()
+    await worker.conclude(again, "b")
+    await reader.to_the_end()
+
+    assert reader.text == "ab"
+    assert await settled(redis, request.id) == [("finished", 3, 2)]
+
+
+async def test_response_settled_by_the_sweep_resumes_with_a_new_reservation(
+    first: House, second: House, worker: FakeWorker, redis: "Redis"
+) -> None:
+    request = await abandoned(first, worker, redis)
+    assert await Sweep(redis).run() == 1
+
+    reader = Reader((await second.attach(request.id)).generation)
+    again = await worker.claim_one()
+    await worker.conclude(again, "b")
+    await reader.to_the_end()
+
+    assert reader.text == "ab"
+    assert await settled(redis, request.id, f"{request.id}.2") == [
+        ("lost", 3, 1),
+        ("finished", 0, 1),
+    ]
+
+
+async def test_sweep_settles_only_the_unsettled_part_of_a_resumed_response(
+    open_house: OpenHouse, worker: FakeWorker, redis: "Redis"
+) -> None:
+    first, second = await open_house("gw1"), await open_house("gw2")
+    request = await first.submit()
+    first.responses.leave(request.settlement)
+    await state_is(first, request.id, ResponseState.LEFT)
+    reader = Reader((await second.attach(request.id)).generation)
+    claim = await worker.claim_one()
+    await worker.say(claim, "a", "b")
+    await reader.until_text("ab")
+    await second.kill()
+    await worker.lose(claim, tokens=2)
+    await eventually(lambda: _has_ended(redis, f"{request.id}-0"), what="the job being taken back")
+    await expire(redis, f"{request.id}.2")
+
+    assert await Sweep(redis).run() == 1
+
+    records = {id_: counts_of(record) for id_, record in (await usage_records(redis)).items()}
+    assert records == {
+        request.id: ("cancelled", 0, 0),
+        f"{request.id}.2": ("lost", 3, 2),
+    }
+
+
+async def _has_ended(redis: "Redis", job_id: str) -> bool:
+    (receipt,) = await JobQueue(redis, MODEL).receipts([job_id])
+    return receipt.state.name == "ENDED"

@@ -1,0 +1,361 @@
+"""The console in a real browser: whole flows by keyboard, accessibility, and hostile names."""
+
+import asyncio
+import json
+import re
+import shlex
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Final
+
+import pytest
+from playwright.async_api import ViewportSize
+
+from gateway.records.records import Role
+from gateway.records.roles import ROLE_SCOPES
+from gateway.records.scopes import TENANT_SCOPES, Scope
+from tests.gateway.conftest import complete, gateway_client
+from tests.gateway.console.conftest import HOSTILE, TENANT, Tab, visiting
+from tests.support.stack import REPOSITORY, Stack
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+AXE: Final = REPOSITORY / "tests/clients/node_modules/axe-core/axe.min.js"
+# What axe-core finds is large, so that the page selects from it. Without `preload`, axe-core does
+# not load the stylesheet again, which only rules that are off by default need.
+_FIND_PROBLEMS: Final = """
+axe.run({resultTypes: ['violations'], preload: false}).then(found => found.violations
+  .filter(each => ['serious', 'critical'].includes(each.impact))
+  .map(each => `${each.id}: ${each.nodes[0].html.slice(0, 200)}`))
+"""
+PHONE: Final[ViewportSize] = {"width": 390, "height": 800}
+DESKTOP: Final[ViewportSize] = {"width": 1280, "height": 800}
+MAX_PAGES: Final = 60
+
+OpenTab = Callable[..., Awaitable[Tab]]
+
+
+async def _problems(tab: Tab) -> list[str]:
+    """Return what axe-core finds."""
+    found: list[str] = await tab.page.evaluate(f"{AXE.read_text()};{_FIND_PROBLEMS}")
+    return found
+
+
+async def _reachable(tab: Tab) -> list[str]:
+    """Return the pages that links lead to, without files and without pages of other ids."""
+    links: list[str] = await tab.page.evaluate(
+        '[...document.querySelectorAll(\'a[href^="/console"], a[href="/status"]\')]'
+        ".map(a => a.getAttribute('href'))"
+    )
+    return [link for link in links if ".csv" not in link]
+
+
+@pytest.mark.parametrize("listener", ["customers", "operators"])
+async def test_every_page_is_accessible_at_every_size(
+    stack: Stack, open_tab: OpenTab, listener: str
+) -> None:
+    if not AXE.exists():
+        pytest.skip("axe-core is not installed (npm)")
+    is_operator = listener == "operators"
+    scopes = frozenset({Scope.ADMIN}) if is_operator else TENANT_SCOPES
+    key = await asyncio.to_thread(stack.key, "staff" if is_operator else TENANT, scopes=scopes)
+    url = stack.operators if is_operator else stack.url
+    await _add_hostile_names(stack)
+    tab = await open_tab(url, color_scheme="dark")
+    await tab.open("/console/login")
+    assert await _problems(tab) == []
+    await tab.log_in(key)
+    found, seen = ["/console"], set[str]()
+    while found:
+        path = found.pop(0)
+        shape = re.sub(
+            r"[?=].*|(key|prj|mbr|whk|crd|adp)_\w+|cmpl-\w+|tenants/[\w-]+|\d{4}-\d\d", "", path
+        )
+        if shape in seen:
+            continue
+        seen.add(shape)
+        await tab.open(path)
+        for size in (DESKTOP, PHONE):
+            await tab.page.set_viewport_size(size)
+            overflow = await tab.page.evaluate(
+                "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+            )
+            assert overflow <= 0, (path, size, overflow)
+        assert await _problems(tab) == [], path
+        if len(seen) == 1:
+            # One stylesheet: one page shows whether the colors of the other scheme suffice.
+            await tab.page.emulate_media(color_scheme="light")
+            assert await _problems(tab) == [], path
+            await tab.page.emulate_media(color_scheme="dark")
+        found += await _reachable(tab)
+        assert len(seen) < MAX_PAGES
+    assert len(seen) > 8
+    assert ("/status" in seen) is not is_operator
+
+
+async def _add_hostile_names(stack: Stack) -> None:
+    """Store a name that would run a script in a page that does not escape it."""
+    owner = await asyncio.to_thread(stack.key, TENANT, scopes=TENANT_SCOPES)
+    async with visiting(stack.url, owner) as visit:
+        created = await visit.send(
+            "/console/keys/new", name=f"key {HOSTILE}"[:100], scopes="usage", models="<b>m</b>"
+        )
+        assert created.status_code == 200, created.text
+        stack.note_key(re.findall(r"sk-\w+-\w{40}", created.text)[0])
+        assert "<script>alert" not in created.text
+
+
+async def test_owner_makes_rotates_and_revokes_a_key_with_the_keyboard(
+    stack: Stack, open_tab: OpenTab
+) -> None:
+    key = await asyncio.to_thread(stack.key, TENANT, scopes=TENANT_SCOPES)
+    tab = await open_tab(stack.url)
+    await tab.log_in(key)
+    page, press = tab.page, tab.page.keyboard.press
+    # The first stop skips the menu.
+    await press("Tab")
+    assert await page.evaluate("document.activeElement.textContent") == "Skip to the content"
+    await page.get_by_role("link", name="Keys", exact=True).focus()
+    await press("Enter")
+    await page.get_by_role("link", name="Create a key").focus()
+    await press("Enter")
+    await page.get_by_label("Name").focus()
+    await page.keyboard.type("by keyboard")
+    await page.get_by_label("Requests per minute").focus()
+    await page.keyboard.type("many")
+    await press("Enter")
+    alert = await page.get_by_role("alert").text_content()
+    assert alert == (
+        "'requests_per_minute' must be a whole number, 'none' or empty. Given: \"many\"."
+    )
+    # Chromium itself reports the status of the page.
+    [complaint] = tab.complaints
+    assert "400 (Bad Request)" in complaint
+    tab.complaints.clear()
+    # What was typed is still there.
+    assert await page.get_by_label("Name").input_value() == "by keyboard"
+    await page.get_by_label("Requests per minute").fill("7")
+    await press("Enter")
+    secret = await page.locator(".secret").text_content() or ""
+    stack.note_key(secret)
+    assert re.fullmatch(r"sk-\w{12}-\w{40}", secret)
+    await page.get_by_role("link", name="To the keys").click()
+    assert secret not in await page.content()
+    await page.get_by_role("link", name="by keyboard").click()
+    assert await page.get_by_label("Requests per minute").input_value() == "7"
+    await page.get_by_role("link", name="Rotate").click()
+    await page.get_by_role("button", name="Rotate the key").click()
+    rotated = await page.locator(".secret").text_content() or ""
+    stack.note_key(rotated)
+    assert rotated != secret
+    await page.get_by_role("link", name="To the keys").click()
+    await page.get_by_role("link", name="by keyboard").click()
+    await page.get_by_role("link", name="Revoke").click()
+    await page.get_by_role("button", name="Revoke the key").click()
+    await page.get_by_text("The key is revoked.").wait_for()
+    await page.get_by_role("link", name="Audit log").click()
+    actions = await page.locator("tbody td:nth-child(4)").all_text_contents()
+    assert actions[:3] == ["key.revoke", "key.rotate", "key.create"]
+
+
+async def test_owner_manages_projects_members_and_webhooks_with_the_keyboard(
+    stack: Stack, open_tab: OpenTab
+) -> None:
+    key = await asyncio.to_thread(stack.key, "flows", scopes=TENANT_SCOPES)
+    tab = await open_tab(stack.url)
+    await tab.log_in(key)
+    press, row = tab.press, tab.page.locator("tbody tr")
+
+    await press("link", "Projects")
+    await press("link", "Create a project")
+    await press("button", "Create the project", name="Shop", limit_tokens_per_day="5000")
+    await press("link", "Shop")
+    assert await tab.page.get_by_label("Tokens per day").input_value() == "5000"
+    await press("link", "Archive")
+    await press("button", "Archive the project")
+    assert "archived" in (await row.all_text_contents())[0]
+
+    await press("link", "Members")
+    for subject, role in (("flora", "owner"), ("fred", "viewer")):
+        await press("button", "Add the member", subject=subject, name=subject, role=role)
+    await press("link", "fred")
+    await press("button", "Change the role", role="billing")
+    assert "billing" in await row.filter(has_text="fred").inner_text()
+    await press("link", "fred")
+    await tab.page.get_by_text("Remove the member").focus()
+    await tab.page.keyboard.press("Enter")
+    await press("button", "Remove fred")
+    assert await row.filter(has_text="fred").count() == 0
+
+    await press("link", "Webhooks")
+    await press("button", "Register", url="http://127.0.0.1:9/hook", thresholds="50 90")
+    await press("link", "To the webhook")
+    await press("button", "Send a test event")
+    assert "webhook.test" in (await row.all_text_contents())[0]
+    await press("link", "Remove")
+    await press("button", "Remove the webhook")
+    await tab.page.get_by_text("There is no webhook.").wait_for()
+
+
+async def test_viewer_sees_usage_and_nothing_else(stack: Stack, open_tab: OpenTab) -> None:
+    scopes = ROLE_SCOPES[Role.VIEWER]
+    key = await asyncio.to_thread(stack.key, TENANT, scopes=scopes)
+    tab = await open_tab(stack.url)
+    await tab.log_in(key)
+    menu = tab.page.get_by_role("navigation", name="Pages").get_by_role("link")
+    names = await menu.all_text_contents()
+    assert names == [
+        *("Overview", "Usage", "Requests", "Invoices", "Limits", "Getting started", "Status")
+    ]
+    for name in names:
+        await tab.press("link", name)
+        # Filters only read, and everybody may log out.
+        actions = await tab.page.locator('form[method="post"]').evaluate_all(
+            "forms => forms.map(form => form.getAttribute('action'))"
+        )
+        assert set(actions) <= {"/console/logout", "/console/logout-everywhere"}, name
+        await tab.open("/console")
+    await tab.press("link", "Requests")
+    await tab.page.locator("tbody a").first.focus()
+    await tab.page.keyboard.press("Enter")
+    await tab.page.get_by_role("heading", name="Receipt").wait_for()
+
+
+async def test_operator_manages_a_tenant_with_the_keyboard(stack: Stack, open_tab: OpenTab) -> None:
+    key = await asyncio.to_thread(stack.key, "staff", scopes=frozenset({Scope.ADMIN}))
+    tab = await open_tab(stack.operators)
+    await tab.log_in(key)
+    press, content = tab.press, tab.page.locator("main")
+
+    await press("link", "Tenants")
+    await press("link", "Create a tenant")
+    await press("button", "Create the tenant", name="Keyboard", id="by-keyboard", billing="prepaid")
+    await press("button", "Continue", amount="12.50", note="welcome")
+    assert "Grant $12.50 to" in await content.inner_text()
+    await press("button", "Change the balance")
+    assert "$12.50 granted" in await content.inner_text()
+
+    customer = await asyncio.to_thread(stack.key, "by-keyboard", scopes=TENANT_SCOPES)
+    async with gateway_client(stack.url, customer) as client:
+        running = asyncio.create_task(complete(client, max_tokens=1900))
+        await press("link", "live requests")
+        await content.get_by_role("link", name="Cancel").focus()
+        await tab.page.keyboard.press("Enter")
+        await press("button", "Cancel the request")
+        assert (await running).status_code == 409
+    await tab.open("/console/tenants/by-keyboard")
+    await press("link", "Suspend")
+    await press("button", "Suspend the tenant")
+    assert await tab.page.locator("dd.bad").text_content() == "suspended"
+    await press("button", "Activate")
+
+    await press("link", "Prices")
+    await press("link", "Add a price")
+    price = {"model": "by-keyboard", "prompt_micros": "0.15", "completion_micros": "0.60"}
+    await press("button", "Continue", **price)
+    await press("button", "Add the price")
+    await press("link", "Audit log")
+    actions = await tab.page.locator("tbody td:nth-child(4)").all_text_contents()
+    assert actions[:4] == ["price.add", "tenant.activate", "tenant.suspend", "request.cancel"]
+    await press("button", "Verify the chain")
+    await tab.page.get_by_text("entries are intact").wait_for()
+
+
+async def test_filters_replace_the_results_without_loading_the_page(
+    stack: Stack, open_tab: OpenTab, tmp_path: Path
+) -> None:
+    key = await asyncio.to_thread(stack.key, TENANT, scopes=TENANT_SCOPES)
+    tab = await open_tab(stack.url)
+    await tab.log_in(key)
+    await tab.open("/console/usage")
+    page = tab.page
+    await page.evaluate("window.isSamePage = true")
+    await page.get_by_label("Group by").select_option("key")
+    await page.get_by_role("button", name="Show").click()
+    await page.get_by_role("heading", name="By key").wait_for()
+    assert await page.evaluate("window.isSamePage")
+    assert "by=key" in page.url
+    async with page.expect_download() as downloading:
+        await page.get_by_role("link", name="Download CSV").click()
+    file = tmp_path / "usage.csv"
+    await (await downloading.value).save_as(file)
+    lines = file.read_text().splitlines()
+    assert lines[0].startswith("start,end,model,key,")
+    assert len(lines) == 13
+    await page.get_by_role("link", name="key_1").click()
+    await page.get_by_role("link", name=re.compile("cmpl-")).first.click()
+    await page.get_by_role("heading", name="Receipt").wait_for()
+    assert "$1.25" in await page.content()
+
+
+async def test_forms_work_without_javascript(stack: Stack, open_tab: OpenTab) -> None:
+    key = await asyncio.to_thread(stack.key, TENANT, scopes=TENANT_SCOPES)
+    tab = await open_tab(stack.url, java_script_enabled=False)
+    await tab.log_in(key)
+    await tab.open("/console/usage")
+    await tab.page.get_by_label("Group by").select_option("day")
+    await tab.page.get_by_role("button", name="Show").click()
+    await tab.page.get_by_role("heading", name="By day").wait_for()
+    await tab.page.get_by_text(TENANT, exact=True).first.click()
+    await tab.page.get_by_role("button", name="Log out", exact=True).click()
+    await tab.page.get_by_role("button", name="Log in").wait_for()
+    await tab.page.get_by_role("link", name="Status of the service").click()
+    await tab.page.get_by_role("heading", name="All requests").wait_for()
+    strip = tab.page.get_by_role("img", name=re.compile("Availability of 90 days")).first
+    assert await strip.locator("rect").count() == 90
+
+
+async def test_playground_streams_estimates_and_writes_code(
+    stack: Stack, open_tab: OpenTab
+) -> None:
+    key = await asyncio.to_thread(stack.key, TENANT, scopes=TENANT_SCOPES)
+    tab = await open_tab(stack.url)
+    await tab.log_in(key)
+    await tab.open("/console/playground")
+    page = tab.page
+    await page.get_by_label("Prompt", exact=True).fill("Hello <b>you</b>")
+    await page.get_by_label("Maximum tokens").fill("6")
+    await page.get_by_label("Log-probabilities").check()
+    await page.get_by_role("button", name="Estimate the cost").click()
+    await page.get_by_text("at most 6 out").wait_for()
+    await page.get_by_text("Copy as curl, Python or Node").click()
+    await page.get_by_role("button", name="curl").click()
+    code = await page.locator("#code").text_content() or ""
+    asked = json.loads(shlex.split(code)[-1])
+    assert asked["messages"] == [{"role": "user", "content": "Hello <b>you</b>"}]
+    assert (asked["max_tokens"], asked["logprobs"]) == (6, True)
+    assert shlex.split(code)[1] == f"{stack.url}/v1/chat/completions"
+    await page.get_by_role("button", name="Python").click()
+    compile(await page.locator("#code").text_content() or "", "python", "exec")
+    await page.get_by_role("button", name="Send").click()
+    await page.get_by_text("6 out; first token").wait_for()
+    assert await page.locator("#output .token").count() == 6
+    answer = await page.locator("#output").text_content()
+    assert await page.locator("#talk .assistant").text_content() == answer
+    assert await page.locator("#talk .user").text_content() == "Hello <b>you</b>"
+    # The next message continues the conversation; a completion does not have one.
+    await page.get_by_label("Endpoint").select_option("completions")
+    assert not await page.locator("#talk").is_visible()
+    await page.get_by_label("Prompt", exact=True).fill("Once")
+    await page.get_by_label("Stream").uncheck()
+    await page.get_by_role("button", name="Send").click()
+    await page.get_by_text(re.compile(r" 6 out; \d+ ms")).wait_for()
+    await page.get_by_label("Temperature").fill("9")
+    await page.get_by_role("button", name="Send").click()
+    await page.get_by_text("'temperature'").wait_for()
+    [complaint] = tab.complaints
+    assert "400" in complaint
+    tab.complaints.clear()
+
+
+async def test_playground_stops_a_stream(stack: Stack, open_tab: OpenTab) -> None:
+    key = await asyncio.to_thread(stack.key, TENANT, scopes=TENANT_SCOPES)
+    tab = await open_tab(stack.url)
+    await tab.log_in(key)
+    await tab.open("/console/playground")
+    await tab.page.get_by_label("Prompt", exact=True).fill("Hello")
+    await tab.page.get_by_label("Maximum tokens").fill("1900")
+    await tab.page.get_by_role("button", name="Send").click()
+    await tab.page.locator("#output:not(:empty)").wait_for()
+    await tab.page.get_by_role("button", name="Stop").click()
+    await tab.page.get_by_text("Stopped.").wait_for()

@@ -1,0 +1,129 @@
+"""Projects, members and webhooks, as their owner manages them without JavaScript."""
+
+import asyncio
+import re
+
+from gateway.platform.database.engine import Database
+from gateway.records.limits import LimitName
+from gateway.records.scopes import TENANT_SCOPES, Scope
+from tests.gateway.conftest import eventually, gateway_client
+from tests.gateway.console.conftest import HOSTILE, fail_adapter, visiting
+from tests.support.stack import MODEL, Stack
+
+TENANT = "managed"
+
+
+async def test_owner_manages_projects(stack: Stack) -> None:
+    key = await asyncio.to_thread(stack.key, TENANT, scopes=TENANT_SCOPES)
+    async with visiting(stack.url, key) as visit:
+        refused = await visit.send("/console/projects/new", name="", limit_tokens_per_day="1")
+        assert (refused.status_code, "&#39;name&#39;" in refused.text) == (400, True)
+        await visit.send("/console/projects/new", name=HOSTILE, limit_budget_micros="0.000001")
+        listed = (await visit.get("/console/projects")).text
+        [project] = set(re.findall(r"/console/projects/(prj_\w+)", listed))
+        assert HOSTILE not in listed
+        page = (await visit.get(f"/console/projects/{project}")).text
+        assert 'name="limit_budget_micros" type="text" value="0.000001"' in page
+        await visit.send(f"/console/projects/{project}", name="Shop", limit_tokens_per_day="none")
+        page = (await visit.get(f"/console/projects/{project}")).text
+        assert 'name="limit_tokens_per_day" type="text" value="none"' in page
+        await visit.send(f"/console/projects/{project}/archive")
+        assert "archived" in (await visit.get("/console/projects")).text
+        await visit.send(f"/console/projects/{project}/activate")
+        made = await visit.send("/console/keys/new", name="k", scopes="keys", project_id=project)
+        [secret] = re.findall(r"sk-\w{12}-\w{40}", made.text)
+        stack.note_key(secret)
+    # The key of a project sees its project alone, and manages no project.
+    async with visiting(stack.url, secret) as inside:
+        assert project in (await inside.get("/console/projects")).text
+        assert (await inside.get("/console/projects/new")).status_code == 403
+        assert (await inside.send(f"/console/projects/{project}", name="x")).status_code == 403
+
+
+async def test_owner_manages_members(stack: Stack) -> None:
+    key = await asyncio.to_thread(stack.key, TENANT, scopes=TENANT_SCOPES)
+    async with visiting(stack.url, key) as visit:
+        await visit.send("/console/members", subject="ada", name=HOSTILE, role="owner")
+        again = await visit.send("/console/members", subject="ada", role="viewer")
+        assert (again.status_code, "already a member" in again.text) == (409, True)
+        assert HOSTILE not in again.text
+        [member] = set(re.findall(r"/console/members/(mbr_\w+)", again.text))
+        path = f"/console/members/{member}"
+        for fields in ({"role": "viewer"}, {"remove": "yes"}):
+            refused = await visit.send(path, **fields)
+            assert (refused.status_code, "last owner" in refused.text) == (400, True)
+        await visit.send("/console/members", subject="bob", role="owner")
+        await visit.send(path, role="billing")
+        assert "billing" in (await visit.get("/console/members")).text
+        await visit.send(path, remove="yes")
+        assert member not in (await visit.get("/console/members")).text
+
+
+async def test_owner_manages_webhooks(stack: Stack) -> None:
+    key = await asyncio.to_thread(stack.key, TENANT, scopes=TENANT_SCOPES)
+    url = "http://127.0.0.1:9/hook?a='&b=1"
+    async with visiting(stack.url, key) as visit:
+        refused = await visit.send("/console/webhooks", url=url, thresholds="50, many")
+        assert (refused.status_code, "thresholds" in refused.text) == (400, True)
+        made = await visit.send("/console/webhooks", url=url, thresholds="50 90")
+        assert made.status_code == 200, made.text
+        [webhook] = set(re.findall(r"/console/webhooks/(whk_\w+)", made.text))
+        [secret] = re.findall(r"whsec_\w+", made.text)
+        path = f"/console/webhooks/{webhook}"
+        await visit.send(f"{path}/test")
+        page = (await visit.get(path)).text
+        assert "webhook.test" in page
+        assert "next attempt" in page
+        assert "50, 90 %" in page
+        assert secret not in page
+        assert "hook?a=&#39;&amp;b=1" in page
+        async with gateway_client(stack.url, key) as client:
+            events = (await client.get(f"/v1/webhooks/{webhook}/events")).json()["data"]
+        assert [(each["type"], each["attempts"]) for each in events] == [("webhook.test", 0)]
+        twice = await visit.send(f"{path}/test")
+        assert (twice.status_code, "this minute" in twice.text) in ((409, True), (303, False))
+        await visit.send(f"{path}/remove")
+        assert (await visit.get(path)).status_code == 404
+
+
+async def test_owner_sees_and_removes_adapters(stack: Stack) -> None:
+    key = await asyncio.to_thread(stack.key, TENANT, scopes=TENANT_SCOPES)
+    database = Database(stack.database_url)
+    adapter_id = await fail_adapter(database, TENANT, "failing")
+    await database.aclose()
+    async with visiting(stack.url, key) as visit:
+        listed = (await visit.get("/console/adapters")).text
+        assert (HOSTILE in listed, "Why &lt;script&gt;" in listed) == (False, True)
+        assert "/nowhere" not in listed
+        asked = (await visit.get(f"/console/adapters/{adapter_id}/remove")).text
+        assert "Requests for it get 404." in asked
+        await visit.send(f"/console/adapters/{adapter_id}/remove")
+        assert adapter_id not in (await visit.get("/console/adapters")).text
+
+
+async def test_rejected_requests_and_their_reasons_are_listed(stack: Stack) -> None:
+    limits = {LimitName.REQUESTS_PER_MINUTE: 1}
+    limited = await asyncio.to_thread(
+        stack.key, TENANT, scopes=frozenset({Scope.COMPLETIONS}), limits=limits
+    )
+    neighbour = await asyncio.to_thread(stack.key, TENANT, scopes=frozenset({Scope.COMPLETIONS}))
+    owner = await asyncio.to_thread(stack.key, TENANT, scopes=TENANT_SCOPES)
+    body = {"model": MODEL, "prompt": "a", "max_tokens": 1}
+    async with gateway_client(stack.url, limited) as client:
+        statuses = [(await client.post("/v1/completions", json=body)).status_code for _ in range(4)]
+        assert statuses == [200, 429, 429, 429]
+
+        async def all_are_listed() -> bool:
+            data = (await client.get("/v1/limits/refusals")).json()["data"]
+            return [each["times"] for each in data] in ([3], [2, 1], [1, 2], [1, 1, 1])
+
+        await eventually(all_are_listed, what="rejections being listed")
+        [first, *_] = (await client.get("/v1/limits/refusals")).json()["data"]
+    assert (first["limit"], first["scope"], first["code"], first["model"]) == (
+        *("requests_per_minute", "key", "requests"),
+        MODEL,
+    )
+    for key, sees in ((limited, True), (owner, True), (neighbour, False)):
+        async with visiting(stack.url, key) as visit:
+            page = (await visit.get("/console/limits")).text
+            assert ("The limit of 1 requests per minute of the key" in page) == sees

@@ -1,0 +1,265 @@
+"""What operators do in their console."""
+
+import asyncio
+import re
+
+from sqlalchemy import text
+
+from gateway.platform.database.engine import Database
+from gateway.records.scopes import TENANT_SCOPES, Scope
+from tests.gateway.conftest import complete, eventually, gateway_client
+from tests.gateway.console.conftest import HOSTILE, OTHER, TENANT, Visit, visiting
+from tests.support.stack import MODEL, Stack
+
+
+async def test_operator_creates_finds_changes_and_suspends_a_tenant(
+    stack: Stack, operator: Visit
+) -> None:
+    refused = await operator.send("/console/tenants/new", name="x", id="Not Valid", weight="1")
+    assert (refused.status_code, "Not Valid" in refused.text) == (400, True)
+    created = await operator.send(
+        "/console/tenants/new",
+        name=f"100%_{HOSTILE}",
+        id="made-here",
+        weight="2.5",
+        billing="prepaid",
+        stripe_customer_id="cus_of_made",
+        limit_budget_micros="12.5",
+    )
+    assert created.headers["location"] == "/console/tenants/made-here?done=created"
+    found = await operator.get("/console/tenants?search=100%25_")
+    assert found.text.count('href="/console/tenants/made-here"') == 1
+    assert HOSTILE not in found.text
+    # Signs of patterns are text.
+    assert "made-here" not in (await operator.get("/console/tenants?search=1_0")).text
+    page = (await operator.get("/console/tenants/made-here")).text
+    assert "Budget per month, in dollars: 12.50" in page
+    assert "cus_of_made" in page
+    changed = await operator.send(
+        "/console/tenants/made-here/edit", name="Made", weight="3", limit_budget_micros=""
+    )
+    assert changed.headers["location"] == "/console/tenants/made-here?done=changed"
+    page = (await operator.get("/console/tenants/made-here")).text
+    assert ("<dd>3</dd>" in page, "Budget" in page) == (True, False)
+    key = await asyncio.to_thread(stack.key, "made-here", scopes=TENANT_SCOPES)
+    async with visiting(stack.url, key) as customer:
+        asked = await operator.get("/console/tenants/made-here/suspend")
+        assert "Suspend the tenant" in asked.text
+        await operator.send("/console/tenants/made-here/suspend")
+        refused = await customer.get("/console")
+        while refused.status_code == 200:
+            refused = await customer.get("/console")
+        assert (refused.status_code, "is suspended" in refused.text) == (403, True)
+        await operator.send("/console/tenants/made-here/activate")
+        while (await customer.get("/console")).status_code != 200:
+            await asyncio.sleep(0.02)
+        log = (await customer.get("/console/audit")).text
+        assert "tenant.suspend" in log
+        # Customers do not see which operator it was.
+        assert ">operator<" in log
+        assert "operator:key" not in log
+    log = (await operator.get("/console/audit?tenant=made-here")).text
+    assert "operator:key:" in log
+    state = await operator.send("/console/audit/verify")
+    assert "entries are intact" in state.text
+    assert "Rows can be changed" not in state.text
+    database = Database(stack.database_url)
+    name = "prices_no_update"
+    try:
+        async with database.writing() as transaction:
+            query = text("SELECT sql FROM sqlite_master WHERE name = :name")
+            trigger = await transaction.scalar(query, {"name": name})
+            await transaction.execute(text(f"DROP TRIGGER {name}"))
+        try:
+            state = await operator.send("/console/audit/verify")
+        finally:
+            async with database.writing() as transaction:
+                await transaction.execute(text(trigger))
+    finally:
+        await database.aclose()
+    assert "Rows can be changed in prices: triggers" in state.text
+
+
+async def test_money_changes_only_after_a_confirmation(operator: Visit) -> None:
+    path = f"/console/tenants/{OTHER}/credits"
+    asked = await operator.send(path, kind="grant", amount="12.50", note="welcome")
+    assert (asked.status_code, "Grant $12.50" in asked.text) == (200, True)
+    assert "welcome" not in (await operator.get(f"/console/tenants/{OTHER}")).text
+    confirmed = {"kind": "grant", "amount": "12.50", "note": "welcome", "confirmed": "yes"}
+    assert (await operator.send(path, **confirmed)).status_code == 303
+    page = (await operator.get(f"/console/tenants/{OTHER}")).text
+    assert ("$12.50 granted" in page, "welcome" in page) == (True, True)
+    refused = await operator.send(path, **(confirmed | {"kind": "adjustment", "note": ""}))
+    assert (refused.status_code, "note" in refused.text) == (400, True)
+    price = {"model": "priced", "prompt_micros": "0.15", "completion_micros": "0.60"}
+    asked = await operator.send("/console/prices/new", **price)
+    assert "Add this price?" in asked.text
+    assert "priced" not in (await operator.get("/console/prices")).text
+    await operator.send("/console/prices/new", **price, confirmed="yes")
+    listed = (await operator.get("/console/prices?model=priced&history=true")).text
+    assert ("$0.15" in listed, "$0.60" in listed) == (True, True)
+    refused = await operator.send("/console/prices/new", **(price | {"prompt_micros": "cheap"}))
+    assert (refused.status_code, "cheap" in refused.text) == (400, True)
+
+
+async def test_operator_sees_money_models_and_requests_of_all_tenants(
+    stack: Stack, operator: Visit
+) -> None:
+    key = await asyncio.to_thread(stack.key, "staff", scopes=TENANT_SCOPES)
+    async with gateway_client(stack.url, key) as client:
+        await client.post("/v1/completions", json={"model": MODEL, "prompt": "a", "max_tokens": 1})
+    home = (await operator.get("/console")).text
+    assert ("$77.00" in home, "$114.50" in home) == (True, True)
+    models = (await operator.get("/console/models")).text
+    assert (MODEL in models, "scripted" in models) == (True, True)
+    usage = (await operator.get("/console/usage")).text
+    for tenant in (TENANT, OTHER):
+        assert f"/console/requests?tenant={tenant}" in usage
+    requests = (await operator.get(f"/console/requests?tenant={OTHER}")).text
+    assert ("$77.00" in requests, "$1.25" in requests) == (True, False)
+
+
+async def test_operator_cancels_a_live_request_after_a_confirmation(
+    stack: Stack, operator: Visit
+) -> None:
+    key = await asyncio.to_thread(stack.key, TENANT, scopes=TENANT_SCOPES)
+    home = f"/console/tenants/{TENANT}/live"
+    async with gateway_client(stack.url, key) as client:
+        running = asyncio.create_task(complete(client, max_tokens=1900))
+        # Its worker reports tokens with every extension of its lease.
+        pattern = rf'(cmpl-\w+)</span>.*>running<.*">[1-9][0-9,]*</td><td>{MODEL}<'
+
+        async def generates() -> bool:
+            return re.search(pattern, (await operator.get(home)).text) is not None
+
+        await eventually(generates, what="tokens of a live request")
+        [request_id] = re.findall(pattern, (await operator.get(home)).text)
+        asked = (await operator.get(f"{home}/{request_id}/cancel")).text
+        assert "Cancel the request?" in asked
+        cancelled = await operator.send(f"{home}/{request_id}/cancel")
+        assert cancelled.headers["location"] == f"{home}?done=cancelled"
+        assert (await running).status_code == 409
+        assert request_id not in (await operator.get(home)).text
+        assert (await operator.get(f"{home}/{request_id}/cancel")).status_code == 404
+
+
+async def test_operator_registers_and_removes_adapters(operator: Visit) -> None:
+    fields = {"tenant": OTHER, "name": "poet", "base_model": MODEL, "source": "/loras/poet"}
+    asked = await operator.send("/console/adapters/new", **fields)
+    assert "Register this adapter?" in asked.text
+    assert "poet" not in (await operator.get("/console/adapters")).text
+    made = await operator.send("/console/adapters/new", **fields, confirmed="yes")
+    assert made.headers["location"] == "/console/adapters?done=registered"
+    refused = await operator.send("/console/adapters/new", **fields, confirmed="yes")
+    assert (refused.status_code, "already has an adapter" in refused.text) == (409, True)
+    everything = (await operator.get("/console/adapters")).text
+    assert HOSTILE not in everything
+    assert everything.count("Why &lt;script&gt;") >= 2
+    listed = (await operator.get(f"/console/adapters?tenant={OTHER}")).text
+    assert f"/console/tenants/{TENANT}" not in listed
+    [path] = re.findall(rf"(/console/tenants/{OTHER}/adapters/adp_\w+)/remove\" [^>]*:poet", listed)
+    removal = (await operator.get(f"{path}/remove")).text
+    assert f"Requests of the tenant {OTHER}" in removal
+    await operator.send(f"{path}/remove")
+    assert "poet" not in (await operator.get(f"/console/adapters?tenant={OTHER}")).text
+    log = (await operator.get(f"/console/audit?tenant={OTHER}")).text
+    assert ("adapter.register" in log, "adapter.delete" in log) == (True, True)
+
+
+async def test_operator_defines_aliases_and_sees_their_traffic(
+    stack: Stack, operator: Visit
+) -> None:
+    fields = {"name": "org/chat", "models": f"{MODEL}=3\n{HOSTILE}=1", "sticky": "user"}
+    refused = await operator.send("/console/aliases/edit", **(fields | {"models": "m=x"}))
+    assert (refused.status_code, "MODEL=WEIGHT" in refused.text) == (400, True)
+    fields["models"] = f"{MODEL}=3\nidle=0"
+    asked = await operator.send("/console/aliases/edit", **fields)
+    assert "Define the alias" in asked.text
+    assert "org/chat" not in (await operator.get("/console/aliases")).text
+    await operator.send("/console/aliases/edit", **fields, confirmed="yes")
+    form = (await operator.get("/console/aliases/edit?name=org/chat")).text
+    assert f"{MODEL}=3\nidle=0</textarea>" in form
+    key = await asyncio.to_thread(stack.key, TENANT, scopes=TENANT_SCOPES)
+    body = {"model": "org/chat", "prompt": "a", "max_tokens": 1}
+    async with gateway_client(stack.url, key) as client:
+
+        async def is_known() -> bool:
+            return (await client.post("/v1/completions", json=body)).status_code == 200
+
+        await eventually(is_known, what="the alias being known")
+
+    async def is_counted() -> bool:
+        listed = (await operator.get("/console/aliases")).text
+        assert HOSTILE not in listed
+        section = listed.partition('Models of org/chat"')[2].partition("</table>")[0]
+        numbers = re.findall(r'num">([^<]+)<', section)
+        assert "3" in numbers
+        return numbers[4:] == ["3", "100.0 %", "1", "100.0 %", "0", "0.0 %", "0", "0.0 %"]
+
+    await eventually(is_counted, what="a request of an alias being counted")
+    removal = (await operator.get("/console/aliases/remove?name=org/chat")).text
+    assert "Remove the alias" in removal
+    await operator.send("/console/aliases/remove", name="org/chat")
+    assert (await operator.get("/console/aliases/edit?name=org/chat")).status_code == 404
+
+
+async def test_operator_sees_rejected_requests_and_used_up_credits(
+    stack: Stack, operator: Visit
+) -> None:
+    key = await asyncio.to_thread(stack.key, "unpaid", scopes=TENANT_SCOPES)
+    await operator.send("/console/tenants/unpaid/edit", name=f"U {HOSTILE}", billing="prepaid")
+    body = {"model": MODEL, "prompt": "a", "max_tokens": 1}
+    async with gateway_client(stack.url, key) as client:
+        for model in ("nothing", "nothing", MODEL):
+            await client.post("/v1/completions", json=body | {"model": model})
+
+        async def is_used_up() -> bool:
+            await client.post("/v1/completions", json=body)
+            money = (await operator.get("/console/money")).text
+            assert HOSTILE not in money
+            return "/console/tenants/unpaid" in money.partition("Statements")[0]
+
+        await eventually(is_used_up, what="a tenant without credits being listed")
+        credit = {"kind": "grant", "amount": "5", "note": "", "confirmed": "yes"}
+        await operator.send("/console/tenants/unpaid/credits", **credit)
+        await client.post("/v1/completions", json=body)
+    money = (await operator.get("/console/money")).text
+    assert "/console/tenants/unpaid" not in money.partition("Statements")[0]
+    assert f"/console/tenants/{OTHER}/invoices/" in money.partition("Statements")[2]
+
+    async def are_counted() -> bool:
+        listed = (await operator.get("/console/refusals")).text
+        return (
+            re.search(r'unpaid</a></th><td class="mono">model_not_found</td>.*>2<', listed)
+            is not None
+        )
+
+    await eventually(are_counted, what="rejected requests being counted")
+    page = (await operator.get("/console/refusals?tenant=unpaid&since=7d")).text
+    assert ("model_not_found" in page, f"/console/tenants/{TENANT}" in page) == (True, False)
+    staff = await asyncio.to_thread(stack.key, "staff", scopes=frozenset({Scope.ADMIN_READ}))
+    for sender, status in ((staff, 200), (key, 403)):
+        async with gateway_client(stack.operators, sender) as client:
+            response = await client.get("/admin/refusals", params={"tenant": "unpaid"})
+            assert response.status_code == status
+            assert ("model_not_found" in response.text) == (status == 200)
+    refused = await operator.get("/console/refusals?since=1y")
+    assert (refused.status_code, "since" in refused.text) == (400, True)
+
+
+async def test_pages_link_to_dashboards_traces_and_statements(operator: Visit) -> None:
+    tenant = (await operator.get(f"/console/tenants/{OTHER}")).text
+    assert f'href="https://grafana.example/d/t?var-tenant={OTHER}"' in tenant
+    models = (await operator.get("/console/models")).text
+    assert f'href="https://grafana.example/d/m?var-model={MODEL}"' in models
+    requests = (await operator.get(f"/console/requests?tenant={OTHER}")).text
+    [request_id, *_] = re.findall(r"/console/requests/([\w.-]+)", requests.partition("<tbody>")[2])
+    receipt = (await operator.get(f"/console/requests/{request_id}")).text
+    assert f'href="https://traces.example/find?id={request_id}"' in receipt
+    assert "<dt>Engine</dt><dd>vllm 0.32.0</dd>" in receipt
+    home = f"/console/tenants/{OTHER}/invoices"
+    months = (await operator.get(home)).text
+    [month, *_] = re.findall(rf'{home}/([\d-]+)"', months)
+    assert "$77.00" in (await operator.get(f"{home}/{month}")).text
+    assert "77000000" in (await operator.get(f"{home}/{month}.csv")).text
+    assert (await operator.get("/console/tenants/nobody/invoices")).status_code == 404

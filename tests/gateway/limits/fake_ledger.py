@@ -1,0 +1,78 @@
+"""A ledger in memory that can be slow, unreachable, or in the middle of a drain."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection
+
+from contract import keys
+from contract.scripts import CommandExecutor
+from gateway.limits.seeding import Balances
+from gateway.records.errors import StoreUnavailableError
+from gateway.records.limits import LimitScope, SubjectLimits
+from gateway.records.usage_record import UsageRecord, decode_usage
+from tests.gateway.limits.building import BUCKET
+
+
+class FakeLedger:
+    """Keeps the first record of each request, as the real one does."""
+
+    def __init__(self) -> None:
+        self.records: dict[str, UsageRecord] = {}
+        self.granted = 0
+        self.is_away = False
+        self.questions = 0
+        self.delay_seconds = 0.0
+        self.meanwhile: Callable[[], Awaitable[object]] | None = None
+        """Called after the numbers are read and before they are returned."""
+
+    async def balances(
+        self,
+        tenant_id: str,
+        subject: SubjectLimits,
+        *,
+        day_start_ms: int,
+        month_start_ms: int,
+        request_ids: Collection[str],
+    ) -> Balances:
+        self.questions += 1
+        if self.is_away:
+            raise StoreUnavailableError("The database cannot be reached at the moment.")
+        mine = [r for r in self.records.values() if r.tenant_id == tenant_id and _is_of(r, subject)]
+        today = [r for r in mine if r.created_ms >= day_start_ms]
+        is_tenant = subject.scope is LimitScope.TENANT
+        balances = Balances(
+            requests_today=len(today),
+            tokens_today=sum(r.prompt_tokens + r.completion_tokens for r in today),
+            cost_this_month=sum(r.cost_micros for r in mine if r.created_ms >= month_start_ms),
+            credit_micros=self.granted - sum(r.cost_micros for r in mine if r.is_prepaid)
+            if is_tenant
+            else None,
+            known_ids=[id_ for id_ in request_ids if id_ in self.records],
+        )
+        if self.delay_seconds:
+            await asyncio.sleep(self.delay_seconds)
+        if self.meanwhile is not None:
+            meanwhile, self.meanwhile = self.meanwhile, None
+            await meanwhile()
+        return balances
+
+    async def drain(
+        self, redis: CommandExecutor, *, most: int = 1000, deletes: bool = True
+    ) -> None:
+        """Take records from the stream; `deletes` is whether they are deleted there as well."""
+        entries: list[tuple[bytes, dict[bytes, bytes]]] = await redis.execute_command(
+            "XRANGE", keys.usage(BUCKET), "-", "+", "COUNT", most
+        )
+        for entry, fields in entries:
+            record = decode_usage(fields[b"u"])
+            self.records.setdefault(record.request_id, record)
+            if deletes:
+                await redis.execute_command("XDEL", keys.usage(BUCKET), entry)
+
+
+def _is_of(record: UsageRecord, subject: SubjectLimits) -> bool:
+    owners = {
+        LimitScope.KEY: record.credential_id,
+        LimitScope.PROJECT: record.project_id,
+        LimitScope.TENANT: record.tenant_id,
+    }
+    return owners[subject.scope] == subject.id

@@ -1,0 +1,444 @@
+"""The scripts equal a plain model of limits and money on random histories."""
+
+import asyncio
+import math
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+from redis.asyncio import Redis
+
+from common import clock
+from contract.scripts import LuaScript
+from gateway.limits import store as store_module
+from gateway.limits.replies import Admitted, NeedsSeed, Refused, ReservationRequest, ReserveReply
+from gateway.limits.seeding import Seeder
+from gateway.limits.store import QuotaStore
+from gateway.records.limits import LimitName, LimitScope, SubjectLimits
+from gateway.records.usage_record import UsageRecord
+from tests.gateway.limits.building import (
+    BUCKET,
+    DAY_MS,
+    LEASE_MS,
+    NOON,
+    TENANT,
+    Desk,
+    TestClock,
+    key_of,
+    left,
+    month_of,
+    open_ids,
+    project_of,
+    record,
+    tenant_of,
+    usage,
+)
+from tests.gateway.limits.fake_ledger import FakeLedger
+from tests.support.kinds import every_redis, histories
+from tests.support.patience import PATIENCE_SECONDS
+
+MINUTE = tuple(LimitName)[:4]
+
+
+@dataclass
+class Used:
+    """One admitted request: its amounts, and the end of its lease."""
+
+    created_ms: int
+    prompt: int
+    completion: int
+    cost: int
+    expiry_ms: int
+    is_open: bool = True
+
+    @property
+    def leaves_ms(self) -> int:
+        """When its slot of 250 ms ended a minute ago."""
+        return (self.created_ms // 250 + 1) * 250 + 60_000
+
+    def amount(self, limit: LimitName | None) -> int:
+        if limit in (LimitName.BUDGET, None):
+            return self.cost
+        if limit in (LimitName.TOKENS_PER_MINUTE, LimitName.TOKENS_PER_DAY):
+            return self.prompt + self.completion
+        if limit is LimitName.PROMPT_TOKENS_PER_MINUTE:
+            return self.prompt
+        return self.completion if limit is LimitName.COMPLETION_TOKENS_PER_MINUTE else 1
+
+
+@dataclass
+class Model:
+    """Sums over lists instead of counters. All requests have the same three subjects."""
+
+    subjects: tuple[SubjectLimits, ...]
+    is_prepaid: bool
+    now_ms: int = NOON
+    granted: int = 0
+    requests: dict[str, Used] = field(default_factory=dict)
+    """Admitted requests by id; settled ones have their counts."""
+    settled: dict[str, UsageRecord] = field(default_factory=dict)
+    """The first record of each request."""
+    seeded: set[str] = field(default_factory=set)
+
+    def is_durable(self, subject: SubjectLimits) -> bool:
+        pays = self.is_prepaid and subject.scope is LimitScope.TENANT
+        return subject.limits.is_durable or pays
+
+    def limits_of(self, subject: SubjectLimits) -> dict[LimitName | None, int]:
+        found: dict[LimitName | None, int] = {
+            name: value for name in LimitName if (value := subject.limits.get(name)) is not None
+        }
+        if self.is_prepaid and subject.scope is LimitScope.TENANT:
+            found[None] = self.granted - sum(r.cost_micros for r in self.settled.values())
+        return found
+
+    def used(self, limit: LimitName | None) -> int:
+        going = [u for u in self.requests.values() if u.is_open]
+        if limit in MINUTE:
+            live = [u for u in self.requests.values() if self.now_ms < u.leaves_ms]
+            return sum(u.amount(limit) for u in live)
+        if limit is LimitName.CONCURRENT_REQUESTS:
+            return sum(u.expiry_ms > self.now_ms for u in going)
+        if limit is None:
+            return sum(u.cost for u in going)
+        if limit is LimitName.BUDGET:
+            month = month_of(self.now_ms)
+            return sum(u.cost for u in going if month_of(u.created_ms) == month) + sum(
+                r.cost_micros for r in self.settled.values() if month_of(r.created_ms) == month
+            )
+        day = self.now_ms // DAY_MS
+        today = [r for r in self.settled.values() if r.created_ms // DAY_MS == day]
+        count = limit is LimitName.REQUESTS_PER_DAY
+        return sum(u.amount(limit) for u in going if u.created_ms // DAY_MS == day) + sum(
+            1 if count else r.prompt_tokens + r.completion_tokens for r in today
+        )
+
+    def wait(self, limit: LimitName | None, value: int, asked: Used) -> float:
+        """Milliseconds until a limit allows the request; -1 if unknown."""
+        if limit is None or asked.amount(limit) > value:
+            return math.inf
+        if limit is LimitName.CONCURRENT_REQUESTS:
+            return -1
+        if limit in MINUTE:
+            live = sorted(
+                (u for u in self.requests.values() if self.now_ms < u.leaves_ms),
+                key=lambda u: u.leaves_ms,
+            )
+            for leaves_ms in sorted({u.leaves_ms for u in live}):
+                stays = sum(u.amount(limit) for u in live if u.leaves_ms > leaves_ms)
+                if stays + asked.amount(limit) <= value:
+                    return leaves_ms - self.now_ms
+        at = self.now_ms + DAY_MS - self.now_ms % DAY_MS
+        while limit is LimitName.BUDGET and month_of(at) == month_of(self.now_ms):
+            at += DAY_MS
+        return at - self.now_ms
+
+    def reserve(self, request: ReservationRequest) -> tuple[object, ...]:
+        unseeded = {
+            s.subject for s in self.subjects if self.is_durable(s) and s.subject not in self.seeded
+        }
+        if unseeded:
+            return ("seed", unseeded)
+        asked = Used(
+            self.now_ms,
+            request.prompt_tokens,
+            request.completion_tokens,
+            request.cost_micros,
+            self.now_ms + LEASE_MS,
+        )
+        worst: tuple[object, ...] | None = None
+        longest = -math.inf
+        for subject in self.subjects:
+            for limit, value in self.limits_of(subject).items():
+                wanted, used = asked.amount(limit), self.used(limit)
+                if wanted > 0 and used + wanted > value:
+                    wait = self.wait(limit, value, asked)
+                    if wait > longest:
+                        reported = None if wait in (math.inf, -1) else wait
+                        longest, worst = (
+                            wait,
+                            ("refused", subject.subject, limit, value, used, reported),
+                        )
+        if worst is not None:
+            return (*worst, self.remaining())
+        self.requests[request.request_id] = asked
+        return ("admitted", self.now_ms, self.remaining())
+
+    def remaining(self) -> dict[tuple[str, LimitName | None], int]:
+        return {
+            (s.subject, limit): max(value - self.used(limit), 0)
+            for s in self.subjects
+            for limit, value in self.limits_of(s).items()
+            if limit in MINUTE or limit in (LimitName.BUDGET, None)
+        }
+
+    def settle(self, ended: UsageRecord) -> bool:
+        self.settled.setdefault(ended.request_id, ended)
+        request = self.requests.get(ended.request_id)
+        if request is None or not request.is_open:
+            self.seeded.clear()
+            return False
+        request.is_open = False
+        request.prompt, request.completion = ended.prompt_tokens, ended.completion_tokens
+        return True
+
+    def release(self, request_id: str) -> bool:
+        request = self.requests.get(request_id)
+        if request is None or not request.is_open:
+            return False
+        del self.requests[request_id]
+        return True
+
+
+def reported(answer: ReserveReply) -> tuple[object, ...]:
+    """Return a reply in the model's form."""
+    if isinstance(answer, NeedsSeed):
+        return ("seed", {s.subject for s in answer.subjects})
+    assert isinstance(answer, (Admitted, Refused))
+    remaining = {
+        (one.subject, limit): value
+        for one in answer.remaining.subjects
+        for limit, value in left(answer, one.scope).items()
+    }
+    if isinstance(answer, Admitted):
+        return ("admitted", answer.created_ms, remaining)
+    what = (answer.subject.subject, answer.limit, answer.value, answer.used, answer.retry_ms)
+    return ("refused", *what, remaining)
+
+
+def random_limits(rng: random.Random) -> dict[str, int | None]:
+    """Return limits that some requests reach."""
+    sizes = {
+        LimitName.REQUESTS_PER_MINUTE: 12,
+        LimitName.TOKENS_PER_MINUTE: 500,
+        LimitName.PROMPT_TOKENS_PER_MINUTE: 300,
+        LimitName.COMPLETION_TOKENS_PER_MINUTE: 300,
+        LimitName.REQUESTS_PER_DAY: 40,
+        LimitName.TOKENS_PER_DAY: 2_000,
+        LimitName.CONCURRENT_REQUESTS: 6,
+        LimitName.BUDGET: 3_000,
+    }
+    return {
+        name.value: rng.randint(size // 2, 2 * size)
+        for name, size in sizes.items()
+        if rng.random() < 0.5
+    }
+
+
+ACTIONS = {
+    "reserve": 12,
+    "advance": 6,
+    "settle": 8,
+    "release": 2,
+    "again": 1,
+    "lost": 1,
+    "renew": 2,
+    "drain": 2,
+    "unseed": 1,
+    "grant": 1,
+    "audit": 1,
+}
+
+
+@dataclass
+class History:
+    """A model and the scripts, to which the same steps apply."""
+
+    rng: random.Random
+    redis: "Redis"
+    clock: TestClock
+    ledger: FakeLedger
+    model: Model
+    desk: Desk
+    number: int = 0
+
+    async def step(self) -> str:
+        action = self.rng.choices(list(ACTIONS), list(ACTIONS.values()))[0]
+        await getattr(self, action)()
+        return action
+
+    async def reserve(self) -> None:
+        self.number += 1
+        request = self.desk.request(
+            f"r{self.number}",
+            prompt=self.rng.randint(0, 60),
+            completion=self.rng.randint(0, 60),
+            cost=self.rng.randint(0, 200),
+        )
+        store = self.desk.store
+        expected, answer = (
+            self.model.reserve(request),
+            await store.reserve(request, lease_ms=LEASE_MS),
+        )
+        assert reported(answer) == expected
+        if isinstance(answer, NeedsSeed):
+            await Seeder(store, self.ledger).seed(TENANT, answer.subjects)
+            self.model.seeded |= {s.subject for s in answer.subjects}
+            again = await store.reserve(request, lease_ms=LEASE_MS)
+            assert reported(again) == self.model.reserve(request)
+
+    async def advance(self) -> None:
+        kind = self.rng.random()
+        span = (
+            700
+            if kind < 0.6
+            else 40_000
+            if kind < 0.9
+            else 20 * 3_600_000
+            if kind < 0.97
+            else 20 * DAY_MS
+        )
+        await self.clock.advance(self.rng.randint(1, span))
+        self.model.now_ms = self.clock.now_ms
+
+    def _known(self, *, is_open: bool) -> str | None:
+        known = [id_ for id_, used in self.model.requests.items() if used.is_open is is_open]
+        return self.rng.choice(known) if known else None
+
+    async def _settle(
+        self, request_id: str, *, created_ms: int, most: tuple[int, int, int]
+    ) -> None:
+        prompt, completion, cost = (self.rng.randint(0, number) for number in most)
+        ended = record(
+            request_id,
+            created_ms=created_ms,
+            prompt_tokens=prompt,
+            completion_tokens=completion,
+            cost_micros=cost,
+            is_prepaid=self.model.is_prepaid,
+        )
+        assert await self.desk.store.settle(ended) is self.model.settle(ended)
+
+    async def settle(self) -> None:
+        if request_id := self._known(is_open=True):
+            used = self.model.requests[request_id]
+            most = (used.prompt, used.completion, used.cost)
+            await self._settle(request_id, created_ms=used.created_ms, most=most)
+
+    async def again(self) -> None:
+        if request_id := self._known(is_open=False):
+            await self._settle(request_id, created_ms=self.model.now_ms, most=(9, 9, 9))
+
+    async def lost(self) -> None:
+        self.number += 1
+        await self._settle(f"lost{self.number}", created_ms=self.model.now_ms, most=(60, 60, 90))
+
+    async def release(self) -> None:
+        if request_id := self._known(is_open=True):
+            released = await self.desk.store.release(TENANT, request_id)
+            assert released is self.model.release(request_id)
+
+    async def renew(self) -> None:
+        if request_id := self._known(is_open=True):
+            assert await self.desk.store.renew(BUCKET, [request_id], lease_ms=LEASE_MS) == []
+            self.model.requests[request_id].expiry_ms = self.model.now_ms + LEASE_MS
+
+    async def drain(self) -> None:
+        await self.ledger.drain(
+            self.redis, most=self.rng.randint(1, 20), deletes=self.rng.random() < 0.7
+        )
+
+    async def unseed(self) -> None:
+        subject = self.rng.choice(self.model.subjects).subject
+        await self.desk.store.unseed(TENANT, subject)
+        self.model.seeded.discard(subject)
+
+    async def grant(self) -> None:
+        amount = self.rng.randint(0, 1000)
+        self.ledger.granted += amount
+        self.model.granted += amount
+        await self.desk.store.unseed(TENANT, tenant_of().subject)
+        self.model.seeded.discard(tenant_of().subject)
+
+    async def audit(self) -> None:
+        """Check that an audit finds no difference."""
+        assert (await self.desk.store.audit_open(BUCKET)) == (0, 0)
+
+    async def check(self) -> None:
+        """Compare the readable state without changes."""
+        store, model = self.desk.store, self.model
+        going = {id_ for id_, used in model.requests.items() if used.is_open}
+        assert await open_ids(self.redis) == going
+        for status, subject in zip(
+            await store.status(TENANT, model.subjects), model.subjects, strict=True
+        ):
+            assert status.is_seeded == (subject.subject in model.seeded)
+            for limit in LimitName:
+                if subject.limits.get(limit) is None or not (
+                    limit in MINUTE or limit is LimitName.CONCURRENT_REQUESTS or status.is_seeded
+                ):
+                    continue
+                assert status.used(limit) == model.used(limit), (limit, subject.subject)
+
+
+@histories(8)
+async def test_scripts_equal_the_model_on_a_random_history(
+    any_redis: "Redis", store: QuotaStore, clock: TestClock, seed: int
+) -> None:
+    rng = random.Random(seed)
+    subjects = (
+        key_of(**random_limits(rng)),
+        project_of(**random_limits(rng)),
+        tenant_of(**random_limits(rng)),
+    )
+    is_prepaid = seed % 2 == 0
+    ledger = FakeLedger()
+    ledger.granted = 5_000
+    model = Model(subjects, is_prepaid, granted=5_000)
+    history = History(rng, any_redis, clock, ledger, model, Desk(store, subjects, is_prepaid))
+    for _ in range(400):
+        action = await history.step()
+        if action != "reserve":
+            await history.check()
+    for request_id, used in list(model.requests.items()):
+        if used.is_open:
+            most = (used.prompt, used.completion, used.cost)
+            await history._settle(request_id, created_ms=used.created_ms, most=most)
+    await history.check()
+    for waiting in await usage(any_redis):
+        ledger.records.setdefault(waiting.request_id, waiting)
+    assert ledger.records == model.settled
+    assert len(model.settled) > 30, "the history is too short to show anything"
+
+
+@every_redis
+async def test_unedited_scripts_run(
+    any_redis: "Redis",
+) -> None:
+    """Each unedited script, by the server's clock: other tests run copies with a set time."""
+    run: set[str] = set()
+    redis: Any = any_redis
+
+    class Noting:
+        """Records the scripts that run."""
+
+        async def execute_command(self, *args: Any, **options: Any) -> Any:
+            if args[0] == "EVALSHA":
+                run.add(args[1])
+            return await redis.execute_command(*args, **options)
+
+    store = QuotaStore(Noting())
+    desk = Desk(store, (key_of(concurrent_requests=2), project_of(), tenant_of(budget_micros=100)))
+    tenant = desk.subjects[2]
+    assert await desk.reserve("r1", cost=60) == NeedsSeed((tenant,))
+    now_ms = clock.now_ms()
+    await desk.seed(tenant, now_ms=now_ms)
+    admitted = await desk.admit("r1", cost=60)
+    assert 0 <= admitted.created_ms - now_ms < DAY_MS
+    assert (await desk.refuse("r2", cost=41)).limit is LimitName.BUDGET
+    assert await store.renew(BUCKET, ["r1", "r2"], lease_ms=LEASE_MS) == ["r2"]
+    assert await store.expired(BUCKET) == []
+    assert await store.take_over(desk.request("r1", cost=60), lease_ms=0)
+    assert await store.audit_open(BUCKET) == (0, 0)
+    assert await store.live(TENANT) == ([(admitted.created_ms, "r1")], True)
+    # Its lease had no length, so it has expired by the next millisecond.
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not (expired := await store.expired(BUCKET)):
+            pass
+    assert [each.request_id for each in expired] == ["r1"]
+    assert await desk.settle("r1", cost=50, created_ms=admitted.created_ms)
+    (status,) = await store.status(TENANT, [tenant])
+    assert status.cost_this_month == 50
+    assert await store.unseed(TENANT, tenant.subject)
+    scripts = [each for each in vars(store_module).values() if isinstance(each, LuaScript)]
+    assert run == {script.digest for script in scripts}

@@ -1,0 +1,129 @@
+"""Stored bytes of a tenant are counted by request, limited, and expire."""
+
+import itertools
+
+import pytest
+from redis.asyncio import Redis
+
+from contract import keys
+from gateway.limits import storage as storage_module
+from gateway.limits.storage import Storage
+from gateway.records.errors import RateLimitError, StoreUnavailableError
+from gateway.records.limits import Limits, LimitScope, SubjectLimits
+from tests.gateway.limits.building import (
+    BUCKET,
+    TENANT,
+    TestClock,
+    key_of,
+    project_of,
+    tenant_of,
+    with_test_clock,
+)
+from tests.support.kinds import every_redis
+
+MOST = 100
+SUBJECTS = (key_of(), project_of(), tenant_of())
+NEIGHBOUR = next(name for name in map(str, itertools.count()) if keys.bucket_of(name) == BUCKET)
+"""Another tenant with the same clock."""
+
+
+@pytest.fixture
+async def clock(any_redis: "Redis", monkeypatch: pytest.MonkeyPatch) -> TestClock:
+    """The time of the script."""
+    monkeypatch.setattr(storage_module, "_KEEP", with_test_clock(storage_module._KEEP))
+    clock = TestClock(any_redis)
+    await clock.set(clock.now_ms)
+    return clock
+
+
+@pytest.fixture
+def storage(any_redis: "Redis", clock: TestClock) -> Storage:
+    """Stored bytes of tenants."""
+    del clock
+    return Storage(any_redis, most_of_tenant=MOST)
+
+
+async def take(
+    storage: Storage,
+    request_id: str,
+    size: int,
+    *subjects: SubjectLimits,
+    live_ms: int = 60_000,
+) -> None:
+    await storage.take(TENANT, subjects or SUBJECTS, request_id, size, live_ms=live_ms)
+
+
+async def used(storage: Storage, *subjects: SubjectLimits) -> list[int]:
+    return await storage.used(TENANT, subjects or SUBJECTS)
+
+
+@every_redis
+async def test_requests_above_the_limit_are_refused_until_others_expire(
+    storage: Storage, clock: TestClock, any_redis: "Redis"
+) -> None:
+    await take(storage, "r1", 60, live_ms=10_000)
+    await take(storage, "r2", 39)
+    with pytest.raises(RateLimitError, match=": 1 remain, and the request needs 2") as caught:
+        await take(storage, "r3", 2)
+    assert caught.value.body()["error"] | {"message": ""} == {
+        "message": "",
+        "type": "rate_limit_error",
+        "code": "stored_bytes",
+        "param": None,
+        "limit": "stored_bytes",
+        "scope": "tenant",
+        "limit_value": MOST,
+        "used": 99,
+        "reset_seconds": None,
+    }
+    neighbour = SubjectLimits(LimitScope.TENANT, NEIGHBOUR, Limits())
+    await storage.take(NEIGHBOUR, [neighbour], "r4", MOST, live_ms=60_000)
+    await clock.advance(10_000)
+    await take(storage, "r3", 61)
+    assert await used(storage) == [0, 0, 100]
+    await clock.advance(60_000)
+    assert await used(storage) == [0, 0, 0]
+    subject = tenant_of().subject
+    names = (keys.stored_ends(BUCKET, subject), keys.stored_bytes(BUCKET, subject))
+    assert not await any_redis.exists(*names)
+
+
+@every_redis
+async def test_limits_of_key_project_and_tenant_all_apply(storage: Storage) -> None:
+    limited = (key_of(stored_bytes=20), project_of(stored_bytes=50), tenant_of(stored_bytes=80))
+    others = (key_of(), *limited[1:])
+    await take(storage, "r1", 20, *limited)
+    for subjects, scope, more in ((limited, "key", 1), (others, "project", 31)):
+        with pytest.raises(RateLimitError) as caught:
+            await take(storage, "r2", more, *subjects)
+        assert caught.value.body()["error"]["scope"] == scope
+        assert await used(storage, *limited) == [20, 20, 20]
+    await take(storage, "r2", 30, *others)
+    await storage.settle(TENANT, limited, "r1", 0, live_ms=0)
+    assert await used(storage, *limited) == [0, 30, 30]
+
+
+async def test_actual_size_counts_whatever_the_limit(storage: Storage) -> None:
+    await take(storage, "r1", 60)
+    # Taken twice, it counts once.
+    await take(storage, "r1", 60)
+    await storage.settle(TENANT, SUBJECTS, "r1", 170, live_ms=60_000)
+    assert await used(storage) == [0, 0, 170]
+    with pytest.raises(RateLimitError):
+        await take(storage, "r2", 1)
+    for _ in range(2):
+        await storage.settle(TENANT, SUBJECTS, "r1", 0, live_ms=0)
+    assert await used(storage) == [0, 0, 0]
+
+
+async def test_a_request_larger_than_the_limit_never_fits(storage: Storage) -> None:
+    with pytest.raises(RateLimitError, match="exceeds the limit") as caught:
+        await take(storage, "r1", MOST + 1)
+    assert caught.value.headers()["x-should-retry"] == "false"
+
+
+async def test_redis_outage_refuses_and_loses_nothing() -> None:
+    away = Storage(Redis.from_url("redis://127.0.0.1:1"), most_of_tenant=MOST)
+    with pytest.raises(StoreUnavailableError):
+        await take(away, "r1", 1)
+    await away.settle(TENANT, SUBJECTS, "r1", 0, live_ms=0)
