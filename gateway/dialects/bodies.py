@@ -61,6 +61,11 @@ class SharedParameters(
         description="The model, from `GET /v1/models`. Required in dialects openai, fireworks and "
         "omlx; in others, the account's default model is used if absent.",
     )
+    safe_tokenization: bool | None = Field(
+        default=None,
+        description="Whether the text of a special token in a prompt or in messages is text, and "
+        "not that token. Default: true in chats, false in completions.",
+    )
 
 
 def read_model(value: object, profile: Profile) -> str | None:

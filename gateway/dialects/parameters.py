@@ -210,9 +210,6 @@ chats: reasoning_budget_message
 chats: reasoning_format="auto"|"deepseek" reasoning_in_content separate_reasoning=true
   stream_reasoning=true thinking_forced_open
   = Reasoning is always separate from the content; 'include_reasoning' false hides it.
-chats: safe_tokenization
-  = Special tokens in 'messages' are parsed. Remove them, or render the prompt yourself for POST
-  /v1/completions.
 chats: task
   = Describe the task in 'messages'.
 chats: suffix

@@ -63,11 +63,6 @@ class PromptParameters(TruncationParameters):
         description="Whether to add the tokenizer's own tokens, such as begin-of-text, to text "
         "prompts. Default: true.",
     )
-    safe_tokenization: bool | None = Field(
-        default=None,
-        description="Whether the text of a special token in a prompt is text, and not that token. "
-        "Default: false.",
-    )
     suffix: str | None = Field(
         default=None,
         description="Text that follows the completion (infill); the model must have infill tokens. "

@@ -163,6 +163,8 @@ class ChatRequest:
     """The parameter that sets each variable (`gateway.dialects.chat.template_arguments`)."""
     thinking_budget_param: str = ""
     """The parameter that gave `SamplingSpec.thinking_budget`; empty if none did."""
+    parses_special_tokens: bool = False
+    """Whether the text of a special token in the messages is that token."""
     continues_last_message: bool = False
     """Whether the response continues the last message, an assistant's, instead of a new one."""
     opens_message: bool = True
@@ -199,7 +201,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     adds_special_tokens: bool = True
     """Whether text prompts get the tokenizer's own tokens, such as begin-of-text."""
     parses_special_tokens: bool = True
-    """Whether the text of a special token in a prompt is that token."""
+    """Whether the text of a special token in a completion's prompt is that token."""
     prompt_tokens_kept: int | None = None
     """Tokens to keep of a prompt that is too long; FIT, or None to reject the prompt."""
     keeps_prompt_start: bool = False

@@ -17,8 +17,9 @@ from gateway.completions.prompt.chat import render_chat
 from gateway.completions.prompt.chat_templates import ChatTemplates
 from gateway.completions.prompt.images.fetcher import ImageFetcher, fetch_images
 from gateway.completions.prompt.infill import find_template
+from gateway.completions.prompt.literal_text import MARK
 from gateway.completions.prompt.preparation import PreparedRequest, prepare
-from gateway.completions.prompt.tokenizers import TokenizerStore
+from gateway.completions.prompt.tokenizers import PromptEncoder, TokenizerStore
 from gateway.completions.sealing import Sealer
 from gateway.completions.structure.checker import GrammarChecker
 from gateway.completions.structure.sandbox.pool import TokenizerSource
@@ -148,8 +149,10 @@ class RequestChecker:
         chat, card, tokenizer = await self.render(call, endpoint)
         request, choice = chat.request, call.choice
         literal = None
-        if request.infill_param:
-            literal = await self._tokenizers.get_literal(card.tokenizer_digest)
+        if request.infill_param or (request.chat is not None and MARK in request.prompts[0]):
+            literal = await self._tokenizers.get_literal(
+                card.tokenizer_digest, is_inner=request.chat is not None
+            )
         prepared = await prepare(request, tokenizer, card, call.beside, literal=literal)
         tier = call.principal.service_tier
         if call.line is not None:
@@ -226,7 +229,16 @@ class RequestChecker:
         chat, form = request.chat, card.chat
         if chat is None:
             return CheckedChat(request, None, None, request.tool_use)
-        rendered = await render_chat(request, card, self._chat_templates, tokenizer, beside)
+        inner = None
+        if chat.continues_last_message:
+            inner = await self._tokenizers.get_literal(card.tokenizer_digest, is_inner=True)
+        encoder = PromptEncoder(
+            tokenizer,
+            vocabulary_size=card.vocabulary_size,
+            bos_token_id=card.bos_token_id,
+            inner=inner,
+        )
+        rendered = await render_chat(request, card, self._chat_templates, encoder, beside)
         assert form is not None  # noqa: S101 - nothing is rendered without it
         read = chat.template_arguments.keys() - {*rendered.ignored_template_arguments}
         ignored = unread_parameters(chat, read)

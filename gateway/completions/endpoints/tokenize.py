@@ -187,10 +187,8 @@ class Tokenization:
             )
         chat = replace(chat, opens_message=body.add_generation_prompt)
         request = msgspec.structs.replace(request, chat=chat)
-        encoder = await self._encoder(card)
-        rendered = await render_chat(
-            request, card, self._chat_templates, encoder.tokenizer, call.beside
-        )
+        encoder = await self._encoder(card, is_chat=True)
+        rendered = await render_chat(request, card, self._chat_templates, encoder, call.beside)
         if len(rendered.text) > MAX_CHARACTERS:
             raise InvalidParameterError(
                 f"'messages' must have at most {MAX_CHARACTERS} characters as a prompt. "
@@ -224,13 +222,18 @@ class Tokenization:
     async def _card(self, call: Call) -> WorkerCard:
         return (await self._models.find(call.choice)).card
 
-    async def _encoder(self, card: WorkerCard, *, parses_special: bool = True) -> PromptEncoder:
-        tokenizers = self._tokenizers
+    async def _encoder(
+        self, card: WorkerCard, *, parses_special: bool = True, is_chat: bool = False
+    ) -> PromptEncoder:
+        tokenizers, inner = self._tokenizers, None
+        if is_chat:
+            inner = await tokenizers.get_literal(card.tokenizer_digest, is_inner=True)
         get = tokenizers.get if parses_special else tokenizers.get_literal
         return PromptEncoder(
             await get(card.tokenizer_digest),
             vocabulary_size=card.vocabulary_size,
             bos_token_id=card.bos_token_id,
+            inner=inner,
         )
 
 

@@ -1,28 +1,29 @@
 """Render a chat's messages to a prompt with the model's chat template."""
 
 import bisect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from redis.exceptions import RedisError
-from tokenizers import Tokenizer
 
 from common.clock import now_seconds
 from contract.messages import ChatFormat, WorkerCard
 from gateway.completions.prompt.chat_templates import ChatTemplates
 from gateway.completions.prompt.conversation import (
+    Message,
     for_template,
     image_count,
     tools_for_template,
-    written_texts,
 )
+from gateway.completions.prompt.literal_text import protected
 from gateway.completions.prompt.templates.template import (
     ChatTemplate,
     RefusedMessagesError,
     TooLongError,
 )
+from gateway.completions.prompt.tokenizers import PromptEncoder
 from gateway.dialects.chat.template_arguments import RESERVED
 from gateway.dialects.request import ChatRequest, GenerationRequest, Reasoning
 from gateway.platform.concurrency.large_work import Beside
@@ -48,7 +49,8 @@ class RenderedChat:
     """A chat rendered as a prompt."""
 
     text: str
-    """Encode without the tokenizer's own special tokens: the template writes them."""
+    """Encode without the tokenizer's own special tokens: the template writes them. The client's
+    special tokens are protected (`gateway.completions.prompt.literal_text`)."""
     opening_tokens: int
     """Tokens at the end of the prompt that begin the response, for parsers; 0 if there are none."""
     reasoning: Reasoning | None
@@ -63,7 +65,7 @@ async def render_chat(
     request: GenerationRequest,
     card: WorkerCard,
     templates: ChatTemplates,
-    tokenizer: Tokenizer,
+    encoder: PromptEncoder,
     beside: Beside,
 ) -> RenderedChat:
     """Return the prompt that a model's chat template renders for a chat.
@@ -82,7 +84,7 @@ async def render_chat(
         chosen = (await templates.get(form.template_digest)).choose(has_tools=bool(chat.tools))
     except RedisError:
         raise queue_unavailable() from None
-    rendering = _Rendering(chat, card, form, chosen, tokenizer)
+    rendering = _Rendering(chat, card, form, chosen, encoder)
     return await beside(rendering.run)
 
 
@@ -95,31 +97,34 @@ class _Rendering:
         card: WorkerCard,
         form: ChatFormat,
         template: ChatTemplate,
-        tokenizer: Tokenizer,
+        encoder: PromptEncoder,
     ) -> None:
         self._chat = chat
         self._card = card
         self._form = form
         self._template = template
-        self._tokenizer = tokenizer
+        self._encoder = encoder
         self._now = datetime.fromtimestamp(now_seconds(), UTC)
         settable = template.variables - RESERVED - form.special_tokens.keys()
         arguments = chat.template_arguments
         self._ignored = tuple(name for name in arguments if name not in settable)
-        self._variables = {
-            **form.special_tokens,
-            **{name: value for name, value in arguments.items() if name in settable},
-            "tools": tools_for_template(chat.tools),
-            "documents": None,
-        }
+        self._settable = settable
+        self._variables: dict[str, Any] = {}
 
     def run(self) -> RenderedChat:
         """Render the chat."""
         if _size(self._chat) > _most_characters(self._card):
             raise _too_long(self._card)
-        self._check_texts()
+        try:
+            self._variables = self._protected_variables()
+            sent: list[Message] = [self._protected_message(each) for each in self._chat.messages]
+        except RecursionError:
+            raise InvalidParameterError(
+                f"'{_PARAM}' and 'tools' must not be nested so deeply (RecursionError).",
+                param=_PARAM,
+            ) from None
         messages = for_template(
-            list(self._chat.messages),
+            sent,
             self._form.content_format,
             image_token=self._card.image_token,
             tool_parser=self._form.tool_parser,
@@ -145,6 +150,30 @@ class _Rendering:
             and (reasoning is not None or not is_content),
             ignored_template_arguments=self._ignored,
         )
+
+    def _protected(self, value: Any, *, allowed: Iterable[str] = ()) -> Any:
+        if self._chat.parses_special_tokens:
+            return value
+        return protected(value, self._encoder.tokenizer, allowed=allowed)
+
+    def _protected_variables(self) -> dict[str, Any]:
+        arguments = self._chat.template_arguments
+        read = {name: value for name, value in arguments.items() if name in self._settable}
+        return {
+            **self._form.special_tokens,
+            **self._protected(read),
+            "tools": tools_for_template(self._protected(self._chat.tools)),
+            "documents": None,
+        }
+
+    def _protected_message(self, message: dict[str, Any]) -> dict[str, Any]:
+        form = self._form
+        allowed: tuple[str, ...] = ()
+        if message["role"] == "assistant" and form.reasoning_start:
+            # A client may return, or begin, an answer together with its reasoning.
+            allowed = (form.reasoning_start, form.reasoning_end)
+        read: dict[str, Any] = self._protected(message, allowed=allowed)
+        return read
 
     def _rendered(self, messages: list[dict[str, Any]], *, opens: bool) -> str:
         """Return the text of messages; with `opens`, add the text that begins a response."""
@@ -200,24 +229,9 @@ class _Rendering:
     def _count(self, opening: str) -> int:
         if not opening:
             return 0
-        [encoding] = self._tokenizer.encode_batch_fast([opening], add_special_tokens=False)
-        count = len(encoding.ids)
+        count = len(self._encoder.text_ids(opening, adds_special_tokens=False))
         # A continued message may be long and may begin with reasoning.
         return count if self._chat.continues_last_message else min(count, MAX_OPENING_TOKENS)
-
-    def _check_texts(self) -> None:
-        token = self._card.image_token
-        if not token:
-            return
-        for index, message in enumerate(self._chat.messages):
-            for path, text in written_texts(message):
-                if token in text:
-                    # The engine inserts an image wherever that token occurs.
-                    param = f"{_PARAM}[{index}].{path}"
-                    raise InvalidParameterError(
-                        f"'{param}' must not contain '{token}', the model's image token.",
-                        param=param,
-                    )
 
     def _check_text(self, text: str) -> None:
         if not text:

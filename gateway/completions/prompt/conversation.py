@@ -4,7 +4,7 @@ Steps that do not depend on the model are done earlier (`gateway.dialects.chat.m
 """
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from contract.messages import ContentFormat
@@ -15,18 +15,6 @@ Message = Mapping[str, Any]
 _PART_SEPARATOR: Final = "\n"
 _SYSTEM_SEPARATOR: Final = "\n\n"
 _MISTRAL_ID_CHARACTERS: Final = 9
-
-
-def written_texts(message: Message) -> Iterator[tuple[str, str]]:
-    """Return the client's texts in a message, each with its path within the message."""
-    content = message["content"]
-    if isinstance(content, str):
-        yield "content", content
-    for index, part in enumerate(content if isinstance(content, list) else ()):
-        if part["type"] == "text":
-            yield f"content[{index}]", part["text"]
-    if reasoning := message.get("reasoning_content"):
-        yield "reasoning_content", reasoning
 
 
 def image_count(message: Message) -> int:

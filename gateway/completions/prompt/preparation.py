@@ -76,7 +76,8 @@ async def prepare(
 ) -> PreparedRequest:
     """Encode the prompts and apply the context rule to each of them.
 
-    `literal` is the tokenizer for the texts of infill, in which special tokens are text.
+    `literal` is the tokenizer for the texts of infill, and for the protected texts of a chat, in
+    which special tokens are text.
 
     Raises an ApiError that names the prompt or the parameter; one invalid prompt rejects the whole
     request.
@@ -106,7 +107,10 @@ class _Preparation:
         self._card = card
         self._encoder, self._literal_encoder = (
             PromptEncoder(
-                each, vocabulary_size=card.vocabulary_size, bos_token_id=card.bos_token_id
+                each,
+                vocabulary_size=card.vocabulary_size,
+                bos_token_id=card.bos_token_id,
+                inner=literal,
             )
             for each in (tokenizer, literal)
         )

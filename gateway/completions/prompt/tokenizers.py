@@ -8,6 +8,7 @@ from typing import Final, cast
 import msgspec
 from tokenizers import Encoding, Tokenizer
 
+from gateway.completions.prompt import literal_text
 from gateway.dialects.request import Prompt
 from gateway.records.errors import InvalidParameterError, ServiceUnavailableError
 
@@ -29,9 +30,16 @@ class PromptEncoder:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, *, vocabulary_size: int, bos_token_id: int | None
+        self,
+        tokenizer: Tokenizer,
+        *,
+        vocabulary_size: int,
+        bos_token_id: int | None,
+        inner: Tokenizer | None = None,
     ) -> None:
+        """Encode with `tokenizer`; what `literal_text` protects, with `inner`."""
         self.tokenizer = tokenizer
+        self._inner = inner
         self.vocabulary_size = vocabulary_size
         self._bos_token_id = bos_token_id
 
@@ -50,6 +58,8 @@ class PromptEncoder:
 
     def text_ids(self, text: str, *, adds_special_tokens: bool) -> list[int]:
         """Return the token ids of a text; empty if the text is empty and no token is added."""
+        if self._inner is not None and literal_text.MARK in text:
+            return literal_text.token_ids(text, self.tokenizer, self._inner)
         [encoding] = self._encode_batch([text], adds_special_tokens=adds_special_tokens)
         return list(encoding.ids)
 
@@ -215,7 +225,7 @@ class TokenizerStore:
     def __init__(self, fetch: Callable[[str], Awaitable[bytes | None]]) -> None:
         self._fetch = fetch
         self._tokenizers: dict[str, Tokenizer] = {}
-        self._literal: dict[str, Tokenizer] = {}
+        self._literal: dict[tuple[str, bool], Tokenizer] = {}
         self._lock = asyncio.Lock()
 
     async def get(self, digest: str) -> Tokenizer:
@@ -231,15 +241,21 @@ class TokenizerStore:
                 self._tokenizers[digest] = await self._load(digest)
             return self._tokenizers[digest]
 
-    async def get_literal(self, digest: str) -> Tokenizer:
-        """Return a copy of a tokenizer that treats the text of an added token as ordinary text."""
+    async def get_literal(self, digest: str, *, is_inner: bool = False) -> Tokenizer:
+        """Return a copy of a tokenizer that treats the text of an added token as ordinary text.
+
+        It `is_inner` if its texts follow others, so that they begin no prompt.
+        """
         tokenizer = await self.get(digest)
+        key = digest, is_inner
         async with self._lock:
-            if digest not in self._literal:
+            if key not in self._literal:
                 # A copy, because the option belongs to the tokenizer and other calls use it
                 # meanwhile.
-                self._literal[digest] = await asyncio.to_thread(_literal_copy, tokenizer)
-            return self._literal[digest]
+                self._literal[key] = await asyncio.to_thread(
+                    _literal_copy, tokenizer, is_inner=is_inner
+                )
+            return self._literal[key]
 
     async def file(self, digest: str) -> bytes:
         """Return a tokenizer.json, fetched again.
@@ -265,10 +281,16 @@ def _build(file: bytes) -> Tokenizer:
     return tokenizer
 
 
-def _literal_copy(tokenizer: Tokenizer) -> Tokenizer:
+def _literal_copy(tokenizer: Tokenizer, *, is_inner: bool) -> Tokenizer:
     file = msgspec.json.decode(tokenizer.to_str(), type=dict[str, msgspec.Raw])
     # Files call some marks not special, such as those of infill. Runs of spaces are text.
     added = msgspec.json.decode(file["added_tokens"])
     spaces = [each for each in added if each["content"].isspace()]
     file["added_tokens"] = msgspec.Raw(msgspec.json.encode(spaces))
+    if is_inner:
+        # SentencePiece's space before the first word of a prompt.
+        pre_tokenizer = bytes(file["pre_tokenizer"]).replace(
+            b'"prepend_scheme":"first"', b'"prepend_scheme":"never"'
+        )
+        file["pre_tokenizer"] = msgspec.Raw(pre_tokenizer)
     return Tokenizer.from_str(msgspec.json.encode(file).decode())

@@ -126,6 +126,7 @@ def _chat(
         image_sources=conversation.image_sources,
         template_arguments=arguments,
         argument_params=params,
+        parses_special_tokens=body.safe_tokenization is False,
         continues_last_message=continues,
         shows_reasoning=thinking.is_shown,
         uses_legacy_functions=tools.is_legacy,

@@ -13,7 +13,6 @@ _ONLY_COMPLETIONS = frozenset(
         "echo_last",
         "best_of",
         "add_special_tokens",
-        "safe_tokenization",
     }
 )
 _LOOSE_TOOL = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}

@@ -29,7 +29,6 @@ ONLY_OF_COMPLETIONS = {
     "echo_last",
     "images",
     "prompt",
-    "safe_tokenization",
     "suffix",
 }
 
@@ -158,7 +157,6 @@ REFUSED: dict[str, Any] = {
     "prompt": "Hello",
     "reasoning_format": "none",
     "reasoning_history": "disabled",
-    "safe_tokenization": True,
     "separate_reasoning": False,
     "speculation": "a",
     "store": True,
@@ -190,7 +188,7 @@ def test_refusal_names_the_served_values() -> None:
         {"best_of": 1},
         {"reasoning_format": "auto"},
         {"suffix": ""},
-        {"separate_reasoning": True, "safe_tokenization": False},
+        {"separate_reasoning": True},
         dict.fromkeys(REFUSED),
     ],
 )

@@ -16,6 +16,8 @@ from tokenizers import Tokenizer
 from contract.messages import ChatFormat, ContentFormat
 from gateway.completions.prompt.chat import MAX_OPENING_TOKENS, RenderedChat, render_chat
 from gateway.completions.prompt.chat_templates import ChatTemplates
+from gateway.completions.prompt.conversation import image_count
+from gateway.completions.prompt.literal_text import unmarked
 from gateway.completions.prompt.preparation import prepare
 from gateway.dialects.chat.messages import ROLES, read_messages
 from gateway.dialects.request import ChatRequest, Reasoning
@@ -26,7 +28,13 @@ from gateway.records.errors import (
     StoreUnavailableError,
     UnsupportedParameterError,
 )
-from tests.gateway.completions.prompt.building import at_once, card_of, request_of, tiny_tokenizer
+from tests.gateway.completions.prompt.building import (
+    at_once,
+    card_of,
+    encoder_of,
+    request_of,
+    tiny_tokenizer,
+)
 from tests.gateway.completions.prompt.chatting import ANSWER, ASK, CHATS, SOURCES, TOOL, form_of
 from tests.support.cases import all_cases
 from tests.support.examples import examples
@@ -80,7 +88,9 @@ async def render(
     )
     chat = ChatRequest(messages=messages, **fields)
     request = request_of("", chat=chat)
-    return await render_chat(request, card, store(source or SOURCES[name]), TOKENIZER, at_once)
+    return await render_chat(
+        request, card, store(source or SOURCES[name]), encoder_of(TOKENIZER), at_once
+    )
 
 
 async def test_a_chat_becomes_a_text_and_tokens(tokenizer: Tokenizer) -> None:
@@ -263,6 +273,7 @@ async def test_a_template_that_writes_nothing_is_refused() -> None:
 # --- images ---------------------------------------------------------------------------------------
 
 IMAGE = {"type": "image"}
+IMAGE_CALL = {"id": "a", "function": {"name": "f", "arguments": {"a": "<image>"}}}
 
 
 def with_parts(*parts: Any) -> list[dict[str, Any]]:
@@ -287,41 +298,29 @@ async def test_images_are_marked_in_the_way_of_the_template(
 
 
 @all_cases(
-    ("messages", "path"),
+    "given",
     [
-        ([{"role": "user", "content": "see <image>"}], "messages[0].content"),
-        (with_parts(IMAGE, {"type": "text", "text": "<image>"}), "messages[0].content[1]"),
-        (
-            [ASK, {"role": "assistant", "content": "a", "reasoning_content": "<image>"}, ASK],
-            "messages[1].reasoning_content",
-        ),
+        {"messages": [{"role": "user", "content": "see <image>"}]},
+        {"messages": with_parts(IMAGE, {"type": "text", "text": "<image>"})},
+        {"messages": [ASK, {"role": "assistant", "content": "", "tool_calls": [IMAGE_CALL]}]},
+        {"messages": [ASK], "tools": [{"function": {"name": "<image>"}}]},
+        {"messages": [ASK], "template_arguments": {"x": "<image>"}, "source": "a{{ x }}"},
     ],
 )
-async def test_text_with_image_marks_is_refused(messages: list[dict[str, Any]], path: str) -> None:
-    with pytest.raises(InvalidParameterError) as caught:
-        await render(messages, "parts", image_token="<image>")
-    assert caught.value.message.startswith(f"'{path}' must not contain '<image>'")
-    assert caught.value.param == path
+async def test_the_text_of_an_image_token_is_text(given: dict[str, Any]) -> None:
+    source = given.pop("source", "")
+    name = "parts" if given["messages"][0] is not ASK else "chatml_tools"
+    chat = await render(**given, name=name, source=source, image_token="<image>")
+    images = sum(map(image_count, given["messages"]))
+    assert chat.text.count("<image>") == images
+    assert unmarked(chat.text).count("<image>") == images + 1
 
 
-@all_cases("hidden", ["arguments", "tool", "argument", "dropped"])
-async def test_images_are_counted_in_the_prompt(hidden: str) -> None:
-    function = {"name": "f", "arguments": {"a": "<image>"}}
-    call = {"role": "assistant", "content": "", "tool_calls": [{"id": "a", "function": function}]}
-    given: dict[str, dict[str, Any]] = {
-        "arguments": {"messages": [ASK, call]},
-        "tool": {"messages": [ASK], "tools": [{"function": {"name": "<image>"}}]},
-        "argument": {
-            "messages": [ASK],
-            "template_arguments": {"x": "<image>"},
-            "source": "a{{ x }}",
-        },
-        "dropped": {"messages": with_parts(IMAGE), "source": "{{ messages[0].role }}"},
-    }
+async def test_images_are_counted_in_the_prompt() -> None:
     with pytest.raises(
         InvalidParameterError, match="model's image token except for its images"
     ) as caught:
-        await render(**given[hidden], image_token="<image>")
+        await render(with_parts(IMAGE), source="{{ messages[0].role }}", image_token="<image>")
     assert caught.value.param == "messages"
 
 
@@ -437,7 +436,7 @@ async def test_chats_are_rendered_where_large_work_is_done(tokenizer: Tokenizer)
     request = request_of("", chat=ChatRequest(messages=[ASK]))
     card = card_of(tokenizer, chat=form_of("roles"))
     with pytest.raises(NotDoneError):
-        await render_chat(request, card, store(SOURCES["roles"]), tokenizer, beside)
+        await render_chat(request, card, store(SOURCES["roles"]), encoder_of(tokenizer), beside)
 
 
 async def test_lost_redis_is_no_client_error(tokenizer: Tokenizer) -> None:
@@ -450,10 +449,12 @@ async def test_lost_redis_is_no_client_error(tokenizer: Tokenizer) -> None:
     request = request_of("", chat=ChatRequest(messages=[ASK]))
     card = card_of(tokenizer, chat=form_of("roles"))
     with pytest.raises(StoreUnavailableError):
-        await render_chat(request, card, ChatTemplates(fetch, try_out), tokenizer, at_once)
+        await render_chat(
+            request, card, ChatTemplates(fetch, try_out), encoder_of(tokenizer), at_once
+        )
 
 
 async def test_model_without_a_template_refuses_chats(tokenizer: Tokenizer) -> None:
     request = request_of("", chat=ChatRequest(messages=[ASK]))
     with pytest.raises(UnsupportedParameterError, match="has no chat template"):
-        await render_chat(request, card_of(tokenizer), store(""), tokenizer, at_once)
+        await render_chat(request, card_of(tokenizer), store(""), encoder_of(tokenizer), at_once)

@@ -128,7 +128,7 @@ def test_only_the_marks_of_infill_are_special() -> None:
     tokenizer = letter_tokenizer(*QWEN, "<|repo_name|>", "<|file_sep|>", adds_bos=True)
     template = find_template(tokenizer)
     assert template is not None
-    literal = encoder_of(_literal_copy(tokenizer))
+    literal = encoder_of(_literal_copy(tokenizer, is_inner=False))
     text = f"<s>{QWEN[2]}a"
     layout = template.layout(literal, text, text, begins=True, files=[(text, text)])
     shown = [tokenizer.id_to_token(token) for token in layout.token_ids]
