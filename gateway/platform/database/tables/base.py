@@ -2,11 +2,11 @@
 
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, TypeVar
 
-from sqlalchemy import JSON, DateTime, Enum, MetaData, String
+from sqlalchemy import JSON, BigInteger, DateTime, Enum, ForeignKey, Integer, MetaData, String
 from sqlalchemy import Dialect as Database
-from sqlalchemy.orm import DeclarativeBase
+from sqlalchemy.orm import DeclarativeBase, mapped_column
 from sqlalchemy.types import TypeDecorator
 from typing_extensions import override
 
@@ -29,13 +29,7 @@ NAMING_CONVENTION = {
 """The same names on every database, so that a migration can refer to a constraint."""
 
 
-class Table(DeclarativeBase):
-    """Base of all tables."""
-
-    metadata = MetaData(naming_convention=NAMING_CONVENTION)
-
-
-def record_of(row: Table, kind: type[T], **values: Any) -> T:
+def record_of(row: "Table", kind: type[T], **values: Any) -> T:
     """Return a dataclass with the values, and otherwise with the row's columns by their names."""
     for name in kind.__dataclass_fields__:
         if name not in values:
@@ -149,3 +143,30 @@ def enum_column(enum: type[StrEnum], name: str, *, is_checked: bool = True) -> E
         length=32,
         values_callable=lambda members: [member.value for member in members],
     )
+
+
+class Table(DeclarativeBase):
+    """Base of all tables. A column whose class does not name its type has the one given here."""
+
+    metadata = MetaData(naming_convention=NAMING_CONVENTION)
+    type_annotation_map: ClassVar = {
+        datetime: UtcDateTime,
+        int: BigInteger,
+        Dialect: DialectName,
+        ServiceTier: TierName,
+        LimitValues: LimitsColumn,
+        list[str]: JSON,
+        list[int]: JSON,
+        dict[str, int]: JSON,
+        # The database does not check the names, so that a release can add one.
+        StrEnum: enum_column(StrEnum, "name", is_checked=False),
+    }
+
+
+TenantId = Annotated[str, mapped_column(ForeignKey("tenants.id", ondelete="RESTRICT"))]
+Serial = Annotated[
+    int,
+    mapped_column(
+        BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True
+    ),
+]

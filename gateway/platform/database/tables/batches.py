@@ -1,20 +1,14 @@
-"""Tables `batches`, `batch_chunks` and `batch_feeds`: the progress of batches."""
+"""Tables of batches and files: their progress, and what the objects in the file store belong to."""
 
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, Float, ForeignKey, Index, String
+from sqlalchemy import JSON, Float, ForeignKey, Index, String
 from sqlalchemy.orm import Mapped, mapped_column
 
 from contract.dialect import Dialect
-from gateway.platform.database.tables.base import (
-    DialectName,
-    Table,
-    UtcDateTime,
-    enum_column,
-    record_of,
-)
-from gateway.records.batches import Batch, BatchStatus, Chunk, ChunkState
+from gateway.platform.database.tables.base import Table, TenantId, record_of
+from gateway.records.batches import Batch, BatchStatus, Chunk, ChunkState, File, FilePurpose
 
 
 class BatchRow(Table):
@@ -27,12 +21,12 @@ class BatchRow(Table):
     )
 
     id: Mapped[str] = mapped_column(String(63), primary_key=True)
-    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id", ondelete="RESTRICT"))
+    tenant_id: Mapped[TenantId]
     project_id: Mapped[str | None] = mapped_column(String(32))
     credential_id: Mapped[str]
     allowed_models: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
     """Models of the token that created the batch; those of a key are read when a line runs."""
-    dialect: Mapped[Dialect | None] = mapped_column(DialectName)
+    dialect: Mapped[Dialect | None]
     """Dialect that the request named for all lines, or that of its token."""
     endpoint: Mapped[str] = mapped_column(String(63))
     input_file_id: Mapped[str] = mapped_column(String(63), index=True)
@@ -41,42 +35,38 @@ class BatchRow(Table):
     completion_window: Mapped[str] = mapped_column(String(16))
     # `metadata` is an attribute of every table class.
     labels: Mapped[dict[str, str] | None] = mapped_column("metadata", JSON(none_as_null=True))
-    output_seconds: Mapped[int | None] = mapped_column(BigInteger)
+    output_seconds: Mapped[int | None]
     """Seconds from the creation of a result file to its expiry; null: the deployment's."""
-    status: Mapped[BatchStatus] = mapped_column(
-        enum_column(BatchStatus, "status", is_checked=False)
-    )
-    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
-    expires_at: Mapped[datetime] = mapped_column(UtcDateTime)
-    in_progress_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
-    finalizing_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
-    completed_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
-    failed_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
-    expired_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
-    cancelling_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
-    cancelled_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    status: Mapped[BatchStatus]
+    created_at: Mapped[datetime]
+    expires_at: Mapped[datetime]
+    in_progress_at: Mapped[datetime | None]
+    finalizing_at: Mapped[datetime | None]
+    completed_at: Mapped[datetime | None]
+    failed_at: Mapped[datetime | None]
+    expired_at: Mapped[datetime | None]
+    cancelling_at: Mapped[datetime | None]
+    cancelled_at: Mapped[datetime | None]
     errors: Mapped[list[dict[str, Any]] | None] = mapped_column(JSON(none_as_null=True))
-    models: Mapped[list[str]] = mapped_column(JSON)
+    models: Mapped[list[str]]
     """Names of the models in its lines; an empty name for lines without one."""
-    total: Mapped[int] = mapped_column(BigInteger)
-    completed: Mapped[int] = mapped_column(BigInteger)
-    failed: Mapped[int] = mapped_column(BigInteger)
-    progressed_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
-    tokens: Mapped[int] = mapped_column(BigInteger)
+    total: Mapped[int]
+    completed: Mapped[int]
+    failed: Mapped[int]
+    progressed_at: Mapped[datetime | None]
+    tokens: Mapped[int]
     """The most tokens that all lines may take, by an estimate."""
-    prompt_tokens: Mapped[int] = mapped_column(BigInteger)
-    cached_tokens: Mapped[int] = mapped_column(BigInteger)
-    completion_tokens: Mapped[int] = mapped_column(BigInteger)
-    reasoning_tokens: Mapped[int] = mapped_column(BigInteger)
-    claimed_until: Mapped[datetime] = mapped_column(UtcDateTime)
+    prompt_tokens: Mapped[int]
+    cached_tokens: Mapped[int]
+    completion_tokens: Mapped[int]
+    reasoning_tokens: Mapped[int]
+    claimed_until: Mapped[datetime]
     """Until when one process validates or ends the batch."""
-    due_at: Mapped[datetime] = mapped_column(UtcDateTime, server_default="1970-01-01 00:00:00")
+    due_at: Mapped[datetime] = mapped_column(server_default="1970-01-01 00:00:00")
     """When a process next looks at it."""
-    resting_until: Mapped[datetime] = mapped_column(
-        UtcDateTime, server_default="1970-01-01 00:00:00"
-    )
+    resting_until: Mapped[datetime] = mapped_column(server_default="1970-01-01 00:00:00")
     """Until when none of its lines is released, because some had to wait for long."""
-    attempts: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    attempts: Mapped[int] = mapped_column(server_default="0")
     """Claims since the last one that ended without an error."""
 
     def to_record(self) -> Batch:
@@ -96,17 +86,17 @@ class BatchChunkRow(Table):
     batch_id: Mapped[str] = mapped_column(
         ForeignKey("batches.id", ondelete="CASCADE"), primary_key=True
     )
-    number: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
-    first_line: Mapped[int] = mapped_column(BigInteger)
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    first_line: Mapped[int]
     """Counted from 1."""
-    lines: Mapped[int] = mapped_column(BigInteger)
-    start: Mapped[int] = mapped_column(BigInteger)
+    lines: Mapped[int]
+    start: Mapped[int]
     """Bytes of the input file before it."""
-    size: Mapped[int] = mapped_column(BigInteger)
-    state: Mapped[ChunkState] = mapped_column(enum_column(ChunkState, "state", is_checked=False))
+    size: Mapped[int]
+    state: Mapped[ChunkState]
     gateway: Mapped[str] = mapped_column(String(63))
     """The gateway that runs it; empty if none does."""
-    leased_until: Mapped[datetime] = mapped_column(UtcDateTime)
+    leased_until: Mapped[datetime]
     """When it may be claimed, or claimed again."""
 
     def to_record(self) -> Chunk:
@@ -120,12 +110,56 @@ class BatchFeedRow(Table):
     __tablename__ = "batch_feeds"
 
     tenant_id: Mapped[str] = mapped_column(String(63), primary_key=True)
-    target: Mapped[int] = mapped_column(BigInteger)
+    target: Mapped[int]
     """Lines that should wait in the queue."""
     rate: Mapped[float] = mapped_column(Float)
     """Measured lines a second."""
-    done: Mapped[int] = mapped_column(BigInteger)
+    done: Mapped[int]
     """Ended lines of the tenant's running batches when the rate was measured."""
-    measured_at: Mapped[datetime] = mapped_column(UtcDateTime)
-    pushed_back_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    measured_at: Mapped[datetime]
+    pushed_back_at: Mapped[datetime]
     """When a gateway last had to wait with a line because of a full queue or a limit."""
+
+
+class FileRow(Table):
+    """A file of a tenant, which may still grow."""
+
+    __tablename__ = "files"
+    __table_args__ = (
+        Index("ix_files_tenant_id", "tenant_id", "created_at", "id"),
+        Index("ix_files_expires_at", "expires_at"),
+    )
+
+    id: Mapped[str] = mapped_column(String(63), primary_key=True)
+    tenant_id: Mapped[TenantId]
+    project_id: Mapped[str | None] = mapped_column(String(32))
+    name: Mapped[str] = mapped_column(String(255))
+    purpose: Mapped[FilePurpose]
+    size: Mapped[int]
+    """Bytes of all parts."""
+    lines: Mapped[int]
+    parts: Mapped[int]
+    """Parts so far, which is the number of the next one."""
+    created_at: Mapped[datetime]
+    expires_at: Mapped[datetime | None]
+    is_visible: Mapped[bool]
+    """False during an upload, and after the deletion until the objects are removed."""
+
+    def to_record(self) -> File:
+        """Return the row as a record for other packages."""
+        return record_of(self, File)
+
+
+class FilePartRow(Table):
+    """One object in the file store: a contiguous part of a file."""
+
+    __tablename__ = "file_parts"
+
+    file_id: Mapped[str] = mapped_column(
+        ForeignKey("files.id", ondelete="CASCADE"), primary_key=True
+    )
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    key: Mapped[str] = mapped_column(String(200))
+    start: Mapped[int]
+    """Bytes of the file before it."""
+    size: Mapped[int]

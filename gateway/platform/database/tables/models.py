@@ -1,12 +1,13 @@
-"""Table `adapters`."""
+"""Tables `adapters` and `model_aliases`."""
 
 from datetime import datetime
 
-from sqlalchemy import JSON, BigInteger, ForeignKey, Index, String
+from sqlalchemy import Index, String
 from sqlalchemy.orm import Mapped, mapped_column
 
-from gateway.platform.database.tables.base import Table, UtcDateTime, enum_column, record_of
+from gateway.platform.database.tables.base import Table, TenantId, record_of
 from gateway.records.adapters import Adapter, AdapterState
+from gateway.records.aliases import Alias, Sticky
 
 
 class AdapterRow(Table):
@@ -20,26 +21,43 @@ class AdapterRow(Table):
     )
 
     id: Mapped[str] = mapped_column(String(63), primary_key=True)
-    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id", ondelete="RESTRICT"))
+    tenant_id: Mapped[TenantId]
     name: Mapped[str] = mapped_column(String(63))
     base_model: Mapped[str] = mapped_column(String(200))
     source: Mapped[str] = mapped_column(String(1000))
     is_shared: Mapped[bool]
-    state: Mapped[AdapterState] = mapped_column(
-        enum_column(AdapterState, "state", is_checked=False)
-    )
+    state: Mapped[AdapterState]
     reason: Mapped[str] = mapped_column(String(500))
     sha256: Mapped[str] = mapped_column(String(64))
-    rank: Mapped[int] = mapped_column(BigInteger)
-    target_modules: Mapped[list[str]] = mapped_column(JSON)
-    size: Mapped[int] = mapped_column(BigInteger)
+    rank: Mapped[int]
+    target_modules: Mapped[list[str]]
+    size: Mapped[int]
     is_stored: Mapped[bool]
     """Whether its files may exist in the object store."""
-    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
-    deleted_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
-    claimed_until: Mapped[datetime] = mapped_column(UtcDateTime)
+    created_at: Mapped[datetime]
+    deleted_at: Mapped[datetime | None]
+    claimed_until: Mapped[datetime]
     """Until then, one process checks and copies its files."""
 
     def to_record(self) -> Adapter:
         """Return the row as a record for other packages."""
         return record_of(self, Adapter, target_modules=tuple(self.target_modules))
+
+
+class AliasRow(Table):
+    """A public model name that splits its requests over models by weight."""
+
+    __tablename__ = "model_aliases"
+
+    name: Mapped[str] = mapped_column(String(200), primary_key=True)
+    weights: Mapped[dict[str, int]]
+    sticky: Mapped[Sticky]
+    fallback: Mapped[str | None] = mapped_column(String(200))
+    sunset_at: Mapped[datetime | None]
+    deprecated_at: Mapped[datetime | None]
+    replacement: Mapped[str] = mapped_column(String(200))
+    created_at: Mapped[datetime]
+
+    def to_record(self) -> Alias:
+        """Return the row as a record for other packages."""
+        return record_of(self, Alias)
