@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -30,22 +31,15 @@ _CHARSET: Final = re.compile(r""";\s*charset\s*=\s*"?([^";\s]*)""", re.IGNORECAS
 _UTF8: Final = frozenset({"utf-8", "utf8", "us-ascii", "ascii"})
 
 
+@dataclass(eq=False)
 class BodyReader:
     """Reads bodies in JSON."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        intake: Intake,
-        large_work: LargeWork,
-        loop_turns: LoopTurns,
-        unpaid: UnpaidRequests,
-    ) -> None:
-        self._settings = settings
-        self._intake = intake
-        self._large_work = large_work
-        self._loop_turns = loop_turns
-        self._unpaid = unpaid
+    _settings: Settings
+    _intake: Intake
+    _large_work: LargeWork
+    _loop_turns: LoopTurns
+    _unpaid: UnpaidRequests
 
     async def read(
         self, request: Request, *, sender: str, max_bytes: int | None = None

@@ -87,7 +87,7 @@ class Runner:
             affinity_seconds=affinity_seconds,
             start_units=start_units,
         )
-        self._watcher = Watcher(link, jobs, submitter, wait_claimed=self._claimer.wait_claimed)
+        self._watcher = Watcher(link, jobs, submitter, self._claimer.wait_claimed)
         self._step_loop = StepLoop(
             engine,
             jobs,

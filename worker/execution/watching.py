@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 from common import clock
@@ -20,21 +21,14 @@ _RENEWALS_PER_LEASE = 3
 _CHECK_SECONDS = 1.0
 
 
+@dataclass(eq=False)
 class Watcher:
     """Ends jobs that must not run any longer. Each method does one round, to be repeated."""
 
-    def __init__(
-        self,
-        link: Link,
-        jobs: RunningJobs,
-        submitter: Submitter,
-        *,
-        wait_claimed: Callable[[], Awaitable[None]],
-    ) -> None:
-        self._link = link
-        self._jobs = jobs
-        self._submitter = submitter
-        self._wait_claimed = wait_claimed
+    _link: Link
+    _jobs: RunningJobs
+    _submitter: Submitter
+    _wait_claimed: Callable[[], Awaitable[None]]
 
     async def watch_cancellations(self) -> None:
         """Wait for the next cancellation on the control list and drop its job."""

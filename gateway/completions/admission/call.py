@@ -1,5 +1,6 @@
 """Read a request of the generation API: its caller, body, model and dialect."""
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -52,22 +53,15 @@ class Call(msgspec.Struct, frozen=True):
         self.choice.require()
 
 
+@dataclass(eq=False)
 class RequestReader:
     """Reads requests: their callers, bodies, models and dialects."""
 
-    def __init__(
-        self,
-        authorizer: Authorizer,
-        unpaid: UnpaidRequests,
-        bodies: BodyReader,
-        large_work: LargeWork,
-        models: Models,
-    ) -> None:
-        self._authorizer = authorizer
-        self._unpaid = unpaid
-        self._bodies = bodies
-        self._large_work = large_work
-        self._models = models
+    _authorizer: Authorizer
+    _unpaid: UnpaidRequests
+    _bodies: BodyReader
+    _large_work: LargeWork
+    _models: Models
 
     async def read(
         self,

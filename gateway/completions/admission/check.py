@@ -1,6 +1,7 @@
 """Check a request before its usage is reserved: parameters, model, prompt, grammar and size."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -125,24 +126,16 @@ class RenderedRequest(NamedTuple):
     tokenizer: Tokenizer
 
 
+@dataclass(eq=False)
 class RequestChecker:
     """Checks requests against their dialects and models."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        models: Models,
-        tokenizers: TokenizerStore,
-        chat_templates: ChatTemplates,
-        grammars: GrammarChecker,
-        sealer: Sealer,
-    ) -> None:
-        self._sealer = sealer
-        self._settings = settings
-        self._models = models
-        self._tokenizers = tokenizers
-        self._chat_templates = chat_templates
-        self._grammars = grammars
+    _settings: Settings
+    _models: Models
+    _tokenizers: TokenizerStore
+    _chat_templates: ChatTemplates
+    _grammars: GrammarChecker
+    _sealer: Sealer
 
     async def check(self, call: Call, endpoint: Endpoint) -> CheckedRequest:
         """Check a request against its dialect, model and context window. Raises an ApiError."""

@@ -5,6 +5,7 @@ import hashlib
 import logging
 import re
 import time
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -70,20 +71,14 @@ async def read_idempotent_request(request: Request, call: Call) -> IdempotentReq
     )
 
 
+@dataclass(eq=False)
 class EarlierResponses:
     """The responses of earlier requests with the same Idempotency-Key."""
 
-    def __init__(
-        self,
-        registry: IdempotencyRegistry,
-        responses: Responses,
-        reservations: Reservations,
-        settlements: SettlementService,
-    ) -> None:
-        self._registry = registry
-        self._responses = responses
-        self._reservations = reservations
-        self._settlements = settlements
+    _registry: IdempotencyRegistry
+    _responses: Responses
+    _reservations: Reservations
+    _settlements: SettlementService
 
     async def find(
         self, call: Call, idempotent: IdempotentRequest, request_id: str

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
@@ -58,16 +59,14 @@ class ModelChoice(NamedTuple):
             raise self.refusal
 
 
+@dataclass(eq=False)
 class Models:
     """What the name of a model stands for: a model that workers announce, an alias, an adapter."""
 
-    def __init__(
-        self, settings: Settings, catalogue: Catalogue, aliases: AliasBook, adapters: AdapterBook
-    ) -> None:
-        self._settings = settings
-        self._catalogue = catalogue
-        self._aliases = aliases
-        self._adapters = adapters
+    _settings: Settings
+    _catalogue: Catalogue
+    _aliases: AliasBook
+    _adapters: AdapterBook
 
     async def choose(
         self, principal: Principal, body: Mapping[str, Any], *, header: str | None

@@ -6,6 +6,7 @@ import hmac
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache, partial
 from typing import Any, Final
@@ -68,36 +69,22 @@ class Submission(msgspec.Struct, frozen=True):
     """The stored response that clients can read again; None if it is not stored."""
 
 
+@dataclass(eq=False)
 class RequestSubmitter:
     """Reserves the usage of checked requests, and enqueues their jobs."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        loop_turns: LoopTurns,
-        images: ImageFetcher,
-        prices: PriceBook,
-        reservations: Reservations,
-        refusals: Refusals,
-        counts: PeriodCounts,
-        storage: Storage,
-        settlements: SettlementService,
-        responses: Responses,
-        dispatcher: Dispatcher,
-        sealer: Sealer,
-    ) -> None:
-        self._sealer = sealer
-        self._settings = settings
-        self._loop_turns = loop_turns
-        self._images = images
-        self._prices = prices
-        self._reservations = reservations
-        self._refusals = refusals
-        self._counts = counts
-        self._storage = storage
-        self._settlements = settlements
-        self._responses = responses
-        self._dispatcher = dispatcher
+    _settings: Settings
+    _loop_turns: LoopTurns
+    _images: ImageFetcher
+    _prices: PriceBook
+    _reservations: Reservations
+    _refusals: Refusals
+    _counts: PeriodCounts
+    _storage: Storage
+    _settlements: SettlementService
+    _responses: Responses
+    _dispatcher: Dispatcher
+    _sealer: Sealer
 
     async def submit(
         self,

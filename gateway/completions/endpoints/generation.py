@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -44,32 +45,20 @@ COST_HEADER: Final = "x-include-cost"
 router = APIRouter()
 
 
+@dataclass(eq=False)
 class Completions:
     """Serves clients that begin a completion or a chat, or estimate one."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        reader: RequestReader,
-        checker: RequestChecker,
-        submitter: RequestSubmitter,
-        earlier: EarlierResponses,
-        stored: StoredCompletions,
-        sender: ResponseSender,
-        responses: Responses,
-        unpaid: UnpaidRequests,
-        refusals: Refusals,
-    ) -> None:
-        self._settings = settings
-        self._reader = reader
-        self._checker = checker
-        self._submitter = submitter
-        self._earlier = earlier
-        self._stored = stored
-        self._sender = sender
-        self._responses = responses
-        self._unpaid = unpaid
-        self._refusals = refusals
+    _settings: Settings
+    _reader: RequestReader
+    _checker: RequestChecker
+    _submitter: RequestSubmitter
+    _earlier: EarlierResponses
+    _stored: StoredCompletions
+    _sender: ResponseSender
+    _responses: Responses
+    _unpaid: UnpaidRequests
+    _refusals: Refusals
 
     async def create(
         self, request: Request, endpoint: Endpoint, *, authorized: Principal | None = None

@@ -1,6 +1,7 @@
 """Models that workers announce: `GET /v1/models` and `GET /v1/models/{id}`."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from decimal import Decimal
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal
@@ -63,26 +64,17 @@ _PRICE_DIGITS: Final = 12
 """Prices are in micro-dollars per million tokens, and here in dollars per token."""
 
 
+@dataclass(eq=False)
 class ModelList:
     """The models, aliases and adapters that a principal may use, as clients see them."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        models: Models,
-        catalogue: Catalogue,
-        aliases: AliasBook,
-        adapters: AdapterBook,
-        tokenizers: TokenizerStore,
-        prices: PriceBook,
-    ) -> None:
-        self._settings = settings
-        self._models = models
-        self._catalogue = catalogue
-        self._aliases = aliases
-        self._adapters = adapters
-        self._tokenizers = tokenizers
-        self._prices = prices
+    _settings: Settings
+    _models: Models
+    _catalogue: Catalogue
+    _aliases: AliasBook
+    _adapters: AdapterBook
+    _tokenizers: TokenizerStore
+    _prices: PriceBook
 
     async def list(self, principal: Principal) -> dict[str, Any]:
         """Return the bodies of the models, aliases and adapters that a principal may use."""

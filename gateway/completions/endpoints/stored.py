@@ -1,6 +1,7 @@
 """Stored responses: get them by id, cancel them, and resume their streams."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
@@ -36,22 +37,15 @@ _ENDED: Final = {
 }
 
 
+@dataclass(eq=False)
 class StoredCompletions:
     """Serves clients of responses that another request has begun."""
 
-    def __init__(
-        self,
-        authorizer: Authorizer,
-        unpaid: UnpaidRequests,
-        bodies: BodyReader,
-        responses: Responses,
-        sender: ResponseSender,
-    ) -> None:
-        self._authorizer = authorizer
-        self._unpaid = unpaid
-        self._bodies = bodies
-        self._responses = responses
-        self._sender = sender
+    _authorizer: Authorizer
+    _unpaid: UnpaidRequests
+    _bodies: BodyReader
+    _responses: Responses
+    _sender: ResponseSender
 
     async def get(self, request: Request, endpoint: Endpoint) -> Response:
         """Get a stored completion: whole, its status, or as a stream."""

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
@@ -101,20 +101,14 @@ class DetokenizeRequest(_Body):
     tokens: Any = Field(json_schema_extra=schema_of(f"list[int[0:], :{MAX_TOKENS}]"))
 
 
+@dataclass(eq=False)
 class Tokenization:
     """Tokenizes and detokenizes with the tokenizers of models."""
 
-    def __init__(
-        self,
-        reader: RequestReader,
-        models: Models,
-        tokenizers: TokenizerStore,
-        chat_templates: ChatTemplates,
-    ) -> None:
-        self._reader = reader
-        self._models = models
-        self._tokenizers = tokenizers
-        self._chat_templates = chat_templates
+    _reader: RequestReader
+    _models: Models
+    _tokenizers: TokenizerStore
+    _chat_templates: ChatTemplates
 
     async def tokenize(self, request: Request) -> Response:
         """Respond in the format of the request."""

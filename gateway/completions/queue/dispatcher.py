@@ -94,11 +94,11 @@ class Dispatcher:
         self._lost_jobs = LostJobs(
             client,
             catalogue,
-            presence=self.presence,
-            jobs=self._jobs,
-            recoveries=self._replies.recoveries,
-            notices=self.notices,
-            queue_timeout_seconds=queue_timeout_seconds,
+            self.presence,
+            self._jobs,
+            self._replies.recoveries,
+            self.notices,
+            queue_timeout_seconds,
         )
 
     @property

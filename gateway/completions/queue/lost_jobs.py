@@ -7,6 +7,7 @@ also have ended, with the reply lost.
 
 import logging
 import time
+from dataclasses import dataclass
 from typing import Any
 
 from redis.asyncio import Redis
@@ -40,27 +41,17 @@ needs a few more seconds to announce its model again.
 logger = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class LostJobs:
     """Reclaims the expired leases of all gateways' jobs, and decides about this gateway's jobs."""
 
-    def __init__(
-        self,
-        client: "Redis",
-        catalogue: Catalogue,
-        *,
-        presence: Presence,
-        jobs: JobsInFlight,
-        recoveries: Recoveries,
-        notices: ResponseNotices,
-        queue_timeout_seconds: float,
-    ) -> None:
-        self._client = client
-        self._catalogue = catalogue
-        self._presence = presence
-        self._jobs = jobs
-        self._recoveries = recoveries
-        self._notices = notices
-        self._queue_timeout_seconds = queue_timeout_seconds
+    _client: "Redis"
+    _catalogue: Catalogue
+    _presence: Presence
+    _jobs: JobsInFlight
+    _recoveries: Recoveries
+    _notices: ResponseNotices
+    _queue_timeout_seconds: float
 
     async def reclaim(self) -> None:
         """Reclaim expired leases, and notify the gateways of their jobs. Raises RedisError."""
