@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -51,12 +51,21 @@ TENANTS_CLAIMS = ("scope", "sub", "project", "models", "dialect")
 """Claims with which a tenant's issuer describes its users and programs."""
 
 
+T = TypeVar("T")
+
+
 def _plain_seconds(value: object) -> object:
     """Parse "0.2" as seconds; pydantic itself only parses numbers and ISO 8601."""
     try:
         return float(value) if isinstance(value, str) else value
     except ValueError:
         return value
+
+
+def _split(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    return [part.strip() for part in value.split(",") if part.strip()]
 
 
 def _check_cache_salt(value: SecretStr) -> SecretStr:
@@ -138,6 +147,8 @@ Duration = Annotated[timedelta, BeforeValidator(_plain_seconds)]
 
 RedisUrl = Annotated[str, AfterValidator(check_redis_url)]
 """A Redis server, or a master known to Sentinels; the URL may contain passwords."""
+
+CommaSeparated = Annotated[T, NoDecode, BeforeValidator(_split)]
 
 _HostPattern = Annotated[HostPattern, BeforeValidator(_read_host)]
 
@@ -233,10 +244,10 @@ class Settings(BaseSettings):
     """Gateway processes that share the customers' port; each is one gateway, with an operators'
     port of its own: `operator_port`, the next one, and so on."""
 
-    trusted_proxies: Annotated[tuple[IPvAnyNetwork, ...], NoDecode] = ()
+    trusted_proxies: CommaSeparated[tuple[IPvAnyNetwork, ...]] = ()
     """Comma-separated addresses and networks whose X-Forwarded-For is trusted; none by default."""
 
-    cors_origins: Annotated[tuple[str, ...], NoDecode, AfterValidator(read_origins)] = ()
+    cors_origins: Annotated[CommaSeparated[tuple[str, ...]], AfterValidator(read_origins)] = ()
     """Comma-separated origins of web pages that may use any key, or `*`; none by default."""
 
     default_dialect: Dialect = Dialect.OPENAI
@@ -302,7 +313,7 @@ class Settings(BaseSettings):
     failed_logins_per_minute: Annotated[int, Field(ge=0)] = 600
     """Invalid credentials from one address; 0: no limit."""
 
-    jwt_algorithms: Annotated[frozenset[JwtAlgorithm], NoDecode] = frozenset()
+    jwt_algorithms: CommaSeparated[frozenset[JwtAlgorithm]] = frozenset()
     """Comma-separated accepted signature algorithms; none (the default) rejects every JWT."""
     jwt_secret: SecretStr | None = None
     jwt_jwks_file: Path | None = None
@@ -336,18 +347,18 @@ class Settings(BaseSettings):
     metrics_host: str = "127.0.0.1"
     metrics_port: Annotated[int, Field(ge=0, le=65535)] = 0
     """Port on which `sluice jobs` and `sluice beat` serve /metrics and /healthz; 0 disables it."""
-    metrics_tenants: Annotated[tuple[str, ...], NoDecode] = ()
+    metrics_tenants: CommaSeparated[tuple[str, ...]] = ()
     """Comma-separated tenant ids that have their own label in metrics; all others share one."""
 
     webhook_allow_private: bool = False
     """Whether webhooks may use plain http, private networks and any port."""
-    encryption_keys: Annotated[tuple[SecretStr, ...], NoDecode] = ()
+    encryption_keys: CommaSeparated[tuple[SecretStr, ...]] = ()
     """Comma-separated keys, 32 bytes each in base64, that encrypt webhook secrets in the database.
     The first encrypts, all decrypt. Without a key no webhook can be registered."""
 
     export_sinks: Annotated[tuple[ExportSink, ...], AfterValidator(_check_sinks)] = ()
     """Billing systems to which `sluice jobs` exports the ledger: a JSON list."""
-    export_tokens: Annotated[tuple[SecretStr, ...], NoDecode] = ()
+    export_tokens: CommaSeparated[tuple[SecretStr, ...]] = ()
     """Comma-separated `SINK=TOKEN`: the bearer tokens of the sinks."""
 
     file_store: Annotated[str, Field(min_length=1)] = str(LOCAL_FOLDER / "files")
@@ -360,7 +371,9 @@ class Settings(BaseSettings):
     max_file_lines_of_tenant: Annotated[int, Field(gt=0)] = 10_000_000
     file_retention: Annotated[Duration, Field(ge=timedelta(hours=1))] = timedelta(days=30)
     """How long files are stored if their request sets no `expires_after`."""
-    batch_windows: Annotated[tuple[str, ...], NoDecode, AfterValidator(_check_windows)] = ("24h",)
+    batch_windows: Annotated[CommaSeparated[tuple[str, ...]], AfterValidator(_check_windows)] = (
+        "24h",
+    )
     """Comma-separated values of `completion_window` that batches may have, such as 1h or 7d."""
     max_batches_of_tenant: Annotated[int, Field(gt=0)] = 2_000
     """Batches of one tenant that have not ended."""
@@ -373,7 +386,7 @@ class Settings(BaseSettings):
     max_adapter_bytes: Annotated[int, Field(gt=0)] = 1024 * 1024 * KIBIBYTE
     """Maximum bytes of the weights of one LoRA adapter."""
 
-    image_url_hosts: Annotated[tuple[_HostPattern, ...], NoDecode] = ()
+    image_url_hosts: CommaSeparated[tuple[_HostPattern, ...]] = ()
     """Comma-separated hosts from which chat images are fetched, including redirects; none by
     default."""
     image_url_timeout: Annotated[Duration, Field(gt=timedelta(0))] = timedelta(seconds=10)
@@ -409,13 +422,13 @@ class Settings(BaseSettings):
     oidc_client_id: str | None = None
     oidc_client_secret: SecretStr | None = None
     """Secret of the client; without one, the client is public and only PKCE protects the code."""
-    oidc_scopes: Annotated[tuple[str, ...], NoDecode] = ("openid", "email", "profile")
+    oidc_scopes: CommaSeparated[tuple[str, ...]] = ("openid", "email", "profile")
     """Comma-separated scopes that a login requests."""
     oidc_operator_claim: str | None = None
     """Claim that makes a person an operator if it has one of the values below; none by default."""
-    oidc_operator_values: Annotated[tuple[str, ...], NoDecode] = ()
+    oidc_operator_values: CommaSeparated[tuple[str, ...]] = ()
     """Comma-separated claim values, or entries of its list, that grant the scope `admin`."""
-    oidc_operator_reader_values: Annotated[tuple[str, ...], NoDecode] = ()
+    oidc_operator_reader_values: CommaSeparated[tuple[str, ...]] = ()
     """Comma-separated claim values, or entries of its list, that grant the scope `admin:read`."""
 
     tenant_dashboard_url: Annotated[str | None, AfterValidator(_link("tenant"))] = None
@@ -430,27 +443,6 @@ class Settings(BaseSettings):
     """How long new requests are still served after SIGTERM while /readyz already fails."""
     drain_timeout: Duration = timedelta(seconds=30)
     """How long running requests may continue after that."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _split_lists(cls, values: dict[str, object]) -> dict[str, object]:
-        for name in (
-            "cors_origins",
-            "jwt_algorithms",
-            "trusted_proxies",
-            "image_url_hosts",
-            "metrics_tenants",
-            "encryption_keys",
-            "export_tokens",
-            "batch_windows",
-            "oidc_scopes",
-            "oidc_operator_values",
-            "oidc_operator_reader_values",
-        ):
-            value = values.get(name)
-            if isinstance(value, str):
-                values[name] = [part.strip() for part in value.split(",") if part.strip()]
-        return values
 
     @property
     def audit_keys(self) -> tuple[str, ...]:
