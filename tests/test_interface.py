@@ -31,7 +31,7 @@ WITH_METRICS = (
     "gateway.platform.store_telemetry",
     "gateway.platform.telemetry",
     "worker.telemetry",
-    "worker.hosting.telemetry",
+    "worker.hosting.host",
 )
 PROSE = {"description", "summary", "title", "example", "examples"}
 

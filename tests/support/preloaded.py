@@ -78,7 +78,7 @@ _IMPORTED: Final = {
         "openai",
         "torch",
         "worker.main",
-        "worker.samplers.rows",
+        "worker.samplers.batch",
     ),
     "worker": ("worker.main",),
 }

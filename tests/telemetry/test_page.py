@@ -10,7 +10,7 @@ from prometheus_client.metrics import MetricWrapperBase
 import gateway.jobs.telemetry
 import gateway.platform.store_telemetry
 import gateway.platform.telemetry
-import worker.hosting.telemetry
+import worker.hosting.host
 import worker.telemetry
 from common.health import HealthServer
 from common.metrics import LightCounter, LightHistogram
@@ -63,7 +63,7 @@ def test_labels_of_the_page_equal_the_declared_ones() -> None:
         gateway.platform.store_telemetry,
         gateway.jobs.telemetry,
         worker.telemetry,
-        worker.hosting.telemetry,
+        worker.hosting.host,
     )
     assert all(module.__doc__ for module in modules)
     declared = {}

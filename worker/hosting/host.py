@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import uvloop
+from prometheus_client import Counter, Gauge, Histogram
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
@@ -26,7 +27,6 @@ from contract import keys
 from contract.messages import WorkerState
 from contract.queue import JobQueue, ModelStatus
 from worker.health import open_health
-from worker.hosting import telemetry
 from worker.hosting.process import HostedWorker, read_card
 from worker.hosting.settings import HostSettings, read_models
 from worker.main import EXIT_STOPPED
@@ -35,6 +35,30 @@ from worker.retries import repeat
 from worker.settings import default_worker_id
 
 _log = logging.getLogger(__name__)
+
+SWAPS = Counter("sluice_host_swaps", "Swaps from another model to this one.", ["model"])
+START_SECONDS = Histogram(
+    "sluice_host_start_seconds",
+    "Time from the decision to serve a model until its worker claims jobs, drain included. The "
+    "worker was started (from disk) or woken (from sleep).",
+    ["model", "source"],
+    buckets=(1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600),
+)
+FAILURES = Counter(
+    "sluice_host_worker_exits",
+    "Workers that exited although the host did not stop them.",
+    ["model"],
+)
+SERVED = Gauge("sluice_host_serves", "1 for the model whose worker runs or starts.", ["model"])
+
+
+def _serves(model: str | None) -> None:
+    """Record the model whose worker runs; None if none runs."""
+    SERVED.clear()
+    if model is not None:
+        SERVED.labels(model).set(1)
+
+
 LOOK_SECONDS = 0.5
 _FIRST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 60.0
@@ -191,7 +215,7 @@ class Host:
                 try:
                     await self._swap(model)
                 except Exception:
-                    telemetry.FAILURES.labels(model).inc()
+                    FAILURES.labels(model).inc()
                     await self._start_failed(model)
                     raise
                 break
@@ -224,7 +248,7 @@ class Host:
             await self._end_turn()
             worker.loaded(seconds)
             source = "sleep" if self._is_woken else "disk"
-            telemetry.START_SECONDS.labels(model, source).observe(seconds)
+            START_SECONDS.labels(model, source).observe(seconds)
             _log.info("Serving %s after %.1f s", model, seconds)
 
     async def _start_failed(self, model: str) -> None:
@@ -235,7 +259,7 @@ class Host:
             current.terminate()
         else:
             self._model = self._ready_at = None
-            telemetry.serves(None)
+            _serves(None)
         await self._end_turn()
 
     async def _choose(self) -> list[str]:
@@ -298,11 +322,11 @@ class Host:
         self._began_at = time.monotonic()
         if before is not None:
             _log.info("Swapping from %s to %s", before, model)
-            telemetry.SWAPS.labels(model).inc()
+            SWAPS.labels(model).inc()
             await self._free_device(before, wanted=model)
             self._drop_exited()
         self._model = model
-        telemetry.serves(model)
+        _serves(model)
         self._is_woken = model in self._workers
         seconds = self._measured_seconds.get((model, self._is_woken), 0.0) if before else 0.0
         units = seconds * self._settings.swap_units
@@ -352,5 +376,5 @@ class Host:
         for model, worker in list(self._workers.items()):
             if worker.exit_code is not None:
                 _log.error("The worker of %s exited: %d", model, worker.exit_code)
-                telemetry.FAILURES.labels(model).inc()
+                FAILURES.labels(model).inc()
                 del self._workers[model]

@@ -19,7 +19,7 @@ from gateway.completions.queue.generation import Generation
 from gateway.completions.queue.reader import entry_id_of
 from gateway.completions.settlement import Settlement
 from gateway.completions.stored.head import ResponseHead
-from gateway.completions.stored.history import History
+from gateway.completions.stored.history import History, UnreadReplies
 from gateway.completions.stored.journal import (
     Received,
     decode_entry,
@@ -34,7 +34,6 @@ from gateway.completions.stored.store import (
     ResponseStatus,
     StoredResponse,
 )
-from gateway.completions.stored.unread import UnreadReplies
 from gateway.limits.replies import ReservationRequest, sees_key
 from gateway.limits.reservations import Admission
 from gateway.platform import telemetry, tracing

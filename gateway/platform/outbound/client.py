@@ -7,50 +7,141 @@ So the name cannot resolve to another address a moment later.
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any, Final
 
 import httpcore
 import httpx
+from typing_extensions import override
 
 from gateway.platform.outbound.addresses import DEFAULT_PORTS, is_public
-from gateway.platform.outbound.wire import MAX_OTHER_BYTES, TooMuchBesideContentError, Wire
 
-Resolve = Callable[[str, int], Awaitable[list[str]]]
-"""Returns the addresses of a host; raises OSError or UnicodeError."""
+MAX_OTHER_BYTES: Final = 16_384
+"""Allowed response bytes that are not content, such as headers, plus a sixteenth of the content.
+
+Parsing them is slow in comparison with content, and a hostile server could send nothing else.
+"""
+READ_BYTES: Final = 8_192
+"""Maximum bytes per read: one read is parsed at once, which blocks the event loop."""
+
+SocketOption = (
+    tuple[int, int, int] | tuple[int, int, bytes | bytearray] | tuple[int, int, None, int]
+)
 
 
 class OutboundError(Exception):
     """A URL cannot be requested or is not allowed; the message gives the reason, not the URL."""
 
 
-class UnknownHostError(OutboundError):
-    """The host name does not resolve."""
-
-    def __init__(self) -> None:
-        super().__init__("has a host name that cannot be resolved")
-
-
-class PrivateHostError(OutboundError):
-    """Connecting to the host, or to one of the addresses of its name, is not allowed."""
-
-    def __init__(self) -> None:
-        super().__init__("names a host that is not on the public internet")
-
-
-class UnusualPortError(OutboundError):
-    """Connecting to the port is not allowed."""
-
-    def __init__(self) -> None:
-        super().__init__("names a port that is not allowed")
+class ForbiddenHostError(OutboundError):
+    """The host is unknown, or connecting to one of its addresses is not allowed."""
 
 
 class ResponseTooLargeError(OutboundError):
     """The response contains too many bytes that are not content."""
 
-    def __init__(self) -> None:
-        super().__init__(f"returned more than {MAX_OTHER_BYTES} bytes besides the content")
+
+class _Wire(httpcore.AsyncNetworkBackend):
+    """Connects to given addresses instead of the host in the request, and counts non-content bytes.
+
+    Args:
+        addresses: Tried in this order until a connection succeeds.
+    """
+
+    def __init__(self, addresses: Sequence[str]) -> None:
+        self._addresses = addresses
+        self._backend = httpcore.AnyIOBackend()
+        self._stream: httpcore.AsyncNetworkStream | None = None
+        self.other_bytes = 0
+
+    @override
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[SocketOption] | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        *earlier, last = self._addresses
+        for address in earlier:
+            try:
+                return await self._connect(address, port, timeout)
+            except (httpcore.ConnectError, httpcore.ConnectTimeout):
+                continue
+        return await self._connect(last, port, timeout)
+
+    async def content(self, response: httpcore.Response) -> AsyncIterator[bytes]:
+        """Yield the pieces of a response's content as they arrive."""
+        async for piece in response.aiter_stream():
+            self.other_bytes -= len(piece) + len(piece) // 16
+            yield piece
+
+    async def aclose(self) -> None:
+        """Close the connection in any state."""
+        if self._stream is not None:
+            await self._stream.aclose()
+
+    async def _connect(
+        self, address: str, port: int, timeout: float | None
+    ) -> httpcore.AsyncNetworkStream:
+        self._stream = await self._backend.connect_tcp(address, port, timeout=timeout)
+        return _Stream(self._stream, self)
+
+
+class _Stream(httpcore.AsyncNetworkStream):
+    """Reads in small pieces, and counts the bytes."""
+
+    def __init__(self, stream: httpcore.AsyncNetworkStream, wire: _Wire) -> None:
+        self._stream = stream
+        self._wire = wire
+
+    @override
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        # All earlier bytes have been parsed by now.
+        if self._wire.other_bytes > MAX_OTHER_BYTES:
+            raise ResponseTooLargeError(
+                f"returned more than {MAX_OTHER_BYTES} bytes besides the content"
+            )
+        data = await self._stream.read(min(max_bytes, READ_BYTES), timeout)
+        self._wire.other_bytes += len(data)
+        return data
+
+    @override
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        await self._stream.write(buffer, timeout)
+
+    @override
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+    @override
+    async def start_tls(
+        self,
+        ssl_context: ssl.SSLContext,
+        server_hostname: str | None = None,
+        timeout: float | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        secured = await self._stream.start_tls(ssl_context, server_hostname, timeout)
+        return _Stream(secured, self._wire)
+
+    @override
+    def get_extra_info(self, info: str) -> Any:
+        return self._stream.get_extra_info(info)
+
+
+Resolve = Callable[[str, int], Awaitable[list[str]]]
+"""Returns the addresses of a host; raises OSError or UnicodeError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +199,7 @@ class OutboundClient:
 
         Raises OutboundError and the errors of httpcore.
         """
-        wire = Wire(await self._addresses(url))
+        wire = _Wire(await self._addresses(url))
         request = self._request(method, url, headers, content)
         connection = httpcore.AsyncHTTPConnection(
             request.url.origin, ssl_context=self._trust, network_backend=wire
@@ -116,8 +207,6 @@ class OutboundClient:
         try:
             response = await connection.handle_async_request(request)
             yield Response(response.status, httpx.Headers(response.headers), wire.content(response))
-        except TooMuchBesideContentError:
-            raise ResponseTooLargeError from None
         finally:
             await wire.aclose()
 
@@ -128,13 +217,13 @@ class OutboundClient:
         try:
             addresses = await self._resolve(host, port)
         except (OSError, UnicodeError):
-            raise UnknownHostError from None
+            addresses = []
         if not addresses:
-            raise UnknownHostError
+            raise ForbiddenHostError("has a host name that cannot be resolved")
         if not all(map(self._is_allowed, addresses)):
-            raise PrivateHostError
+            raise ForbiddenHostError("names a host that is not on the public internet")
         if self._ports is not None and port not in self._ports:
-            raise UnusualPortError
+            raise OutboundError("names a port that is not allowed")
         return addresses
 
     def _request(

@@ -10,7 +10,6 @@ from contract.sampling import DEFAULT_SAMPLERS, Sampler
 from tests.worker.samplers.reference import Logits
 from worker.samplers.candidates import Placement
 from worker.samplers.parameters import Breaker, SequenceChain
-from worker.samplers.rows import Rows, apply_chain
 
 Tokens = Sequence[int]
 

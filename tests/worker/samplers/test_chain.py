@@ -16,9 +16,9 @@ from tests.worker.samplers.batches import (
     random_parameters,
     random_tokens,
 )
+from worker.samplers.batch import Rows, apply_chain
 from worker.samplers.candidates import Placement
 from worker.samplers.parameters import ALL_TOKENS, SequenceChain
-from worker.samplers.rows import Rows, apply_chain
 from worker.samplers.stages.mirostat import MirostatRows, apply_mirostat, next_mu
 
 seeds = st.integers(0, 2**64 - 1)

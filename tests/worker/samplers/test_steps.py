@@ -12,7 +12,6 @@ from tests.worker.samplers import reference
 from tests.worker.samplers.batches import chain_batch, history_of
 from worker.samplers.candidates import Placement
 from worker.samplers.parameters import SequenceChain
-from worker.samplers.rows import Rows, apply_chain
 
 NONE = -math.inf
 PROBABILITIES = [0.1, 0.2, 0.3, 0.4]

@@ -9,7 +9,6 @@ from tests.worker.samplers.batches import chain_batch
 from tests.worker.samplers.statistics import chi_square_is_likely
 from worker.samplers.candidates import Placement
 from worker.samplers.parameters import SequenceChain
-from worker.samplers.rows import Rows, apply_chain
 from worker.samplers.stages.xtc import signed, uniform
 
 LOGITS = np.log(np.array([0.1, 0.15, 0.35, 0.4]))

@@ -14,11 +14,10 @@ from gateway.dialects.request import ImageSource
 from gateway.platform import telemetry
 from gateway.platform.outbound.addresses import DEFAULT_PORTS, HostPattern, looks_public, split_url
 from gateway.platform.outbound.client import (
+    ForbiddenHostError,
     OutboundClient,
     OutboundError,
-    PrivateHostError,
     Response,
-    UnknownHostError,
 )
 from gateway.platform.settings import Settings
 from gateway.records.errors import InvalidParameterError, OverloadedError, shown
@@ -155,7 +154,7 @@ class ImageFetcher:
             return await self._follow(url, allowance)
         except FetchError:
             raise
-        except (UnknownHostError, PrivateHostError):
+        except ForbiddenHostError:
             # Do not report which of them: that would reveal the operator's network.
             raise FetchError("must resolve to a host on the public internet") from None
         except OutboundError as error:
@@ -257,7 +256,7 @@ def _checked(source: ImageSource, fetcher: ImageFetcher) -> bytes | _Target:
     try:
         return _Target(fetcher.check(source.url), source.param)
     except FetchError as error:
-        telemetry.image_named("refused")
+        telemetry.IMAGE_FETCHES.labels("refused").inc()
         raise _refusal(source.param, error) from None
 
 
@@ -277,13 +276,13 @@ class _Fetching:
             async with asyncio.timeout_at(self._deadline), self._places:
                 image = await self._fetcher.fetch(source.url, self._allowance)
         except TimeoutError:
-            telemetry.image_named("late")
+            telemetry.IMAGE_FETCHES.labels("late").inc()
             late = FetchError(f"did not arrive within {self._fetcher.timeout_seconds:g} seconds")
             raise _refusal(source.param, late) from None
         except FetchError as error:
-            telemetry.image_named("failed")
+            telemetry.IMAGE_FETCHES.labels("failed").inc()
             raise _refusal(source.param, error) from None
-        telemetry.image_named("fetched")
+        telemetry.IMAGE_FETCHES.labels("fetched").inc()
         return image
 
 

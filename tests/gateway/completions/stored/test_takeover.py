@@ -17,7 +17,7 @@ from contract.outcomes import FailureCode
 from contract.queue import JobClaim
 from gateway.completions.queue import lost_jobs
 from gateway.completions.settlement import Ending
-from gateway.completions.stored import service, unread
+from gateway.completions.stored import history, service
 from gateway.completions.stored.history import frame_messages
 from gateway.completions.stored.store import ResponseState
 from gateway.limits.store import QuotaStore
@@ -111,7 +111,7 @@ async def test_reply_stream_of_a_dead_gateway_is_read_once_for_all_its_responses
     first = await open_house("gw1", journal_seconds=LATE)
     second = await open_house("gw2")
     read = Mock(side_effect=frame_messages)
-    monkeypatch.setattr(unread, "frame_messages", read)
+    monkeypatch.setattr(history, "frame_messages", read)
     requests: list[Submitted] = []
     for _ in range(4):
         # The frames of earlier responses come before those that this one needs.
