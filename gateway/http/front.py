@@ -203,7 +203,7 @@ class FrontMiddleware:
             del served[task]
             telemetry.http_responded(
                 telemetry.route_label(scope),
-                telemetry.method_label(scope["method"]),
+                scope["method"],
                 status or _FAILED,
                 seconds=seconds,
             )

@@ -29,7 +29,6 @@ LossReason = Literal[
     "adapter_failed",
 ]
 """Why an attempt of a job ended before the job did."""
-ImageOutcome = Literal["fetched", "refused", "failed", "late"]
 _METHODS: Final = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
 
 _HTTP_REQUESTS: Final = LightCounter(
@@ -43,7 +42,7 @@ _HTTP_REQUEST_DURATION: Final = LightHistogram(
     ["route", "method"],
     buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600),
 )
-_REQUESTS: Final = LightCounter(
+REQUESTS: Final = LightCounter(
     "sluice_gateway_requests_total",
     "Responses to generation requests, by endpoint, HTTP status and error code.",
     ["endpoint", "status", "code"],
@@ -61,12 +60,12 @@ BATCH_LINES: Final = Counter(
 )
 for _outcome in ("completed", "failed"):
     BATCH_LINES.labels(_outcome)  # Exported even while it is 0.
-_ADMITTED_REQUESTS: Final = LightCounter(
+ADMITTED_REQUESTS: Final = LightCounter(
     "sluice_gateway_admitted_requests_total",
     "Generation requests whose reservation was granted, by model and service tier.",
     ["model", "tier"],
 )
-_ALIAS_REQUESTS: Final = LightCounter(
+ALIAS_REQUESTS: Final = LightCounter(
     "sluice_gateway_alias_requests_total",
     "Generation requests for an alias whose reservation was granted, by the model that runs them.",
     ["alias", "model"],
@@ -85,7 +84,7 @@ _CACHED_TOKENS = LightCounter(
 _COMPLETION_TOKENS = LightCounter(
     "sluice_gateway_completion_tokens_total", "Completion tokens of ended requests.", ["model"]
 )
-_TENANT_REQUESTS = LightCounter(
+TENANT_REQUESTS = LightCounter(
     "sluice_gateway_tenant_requests_total",
     "Responses to generation requests, by tenant and HTTP status.",
     ["tenant", "status"],
@@ -113,7 +112,7 @@ INTER_TOKEN_LATENCY = LightHistogram(
         *(0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10, 20, 40),
     ),
 )
-_REQUEST_DURATION: Final = LightHistogram(
+REQUEST_DURATION: Final = LightHistogram(
     "sluice_gateway_request_duration_seconds",
     "From the arrival of a request to the end of its response.",
     ["model"],
@@ -130,7 +129,7 @@ SHED_JOBS = Counter(
     "Waiting jobs shed from a full queue in favor of a more urgent request of this gateway.",
     ["model"],
 )
-_RESUMED_JOBS = Counter(
+RESUMED_JOBS = Counter(
     "sluice_gateway_resumed_jobs_total",
     "Attempts that ended before their job did, by reason; another worker resumes the job.",
     ["reason"],
@@ -153,7 +152,7 @@ LOOP_LAG = Histogram(
     "Delay of the event loop, sampled about eight times a second.",
     buckets=(0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
 )
-_LOOP_HOLDS = Counter(
+LOOP_HOLDS = Counter(
     "sluice_gateway_loop_holds_total",
     "Detected blocks of the event loop for more than 20 ms, by route.",
     ["route"],
@@ -161,7 +160,7 @@ _LOOP_HOLDS = Counter(
 BACKGROUND: Final = "background"
 """Route label for work that belongs to no request."""
 # Export the metric at 0 before anything blocks the loop.
-_LOOP_HOLDS.labels(BACKGROUND)
+LOOP_HOLDS.labels(BACKGROUND)
 REPLY_FRAMES = Counter(
     "sluice_gateway_reply_frames_total", "Reply frames read from workers, and from other gateways."
 )
@@ -205,7 +204,7 @@ RESPONSES_TAKEN_OVER = Counter(
     "Responses that this gateway took over, by state.",
     ["state"],
 )
-_IMAGE_FETCHES = Counter(
+IMAGE_FETCHES = Counter(
     "sluice_gateway_image_fetches_total",
     "Images given by URL; outcome is fetched, refused (before any request), failed or late.",
     ["outcome"],
@@ -216,9 +215,9 @@ _IMAGE_FETCHES = Counter(
 for _reason in REASONS_OF_LIMITS:
     REFUSED_REQUESTS.labels(_reason, "")
 for _reason in get_args(LossReason):
-    _RESUMED_JOBS.labels(_reason)
-for _outcome in get_args(ImageOutcome):
-    _IMAGE_FETCHES.labels(_outcome)
+    RESUMED_JOBS.labels(_reason)
+for _outcome in ("fetched", "refused", "failed", "late"):
+    IMAGE_FETCHES.labels(_outcome)
 
 
 def model_known(name: str) -> None:
@@ -245,23 +244,9 @@ class TenantLabels:
 TENANTS: Final = TenantLabels()
 
 
-def attempt_over(reason: LossReason) -> None:
-    """Count an attempt that ended before its job did."""
-    _RESUMED_JOBS.labels(reason).inc()
-
-
-def image_named(outcome: ImageOutcome) -> None:
-    """Count an image that a request named by URL."""
-    _IMAGE_FETCHES.labels(outcome).inc()
-
-
-def method_label(name: str) -> str:
-    """Return the label of an HTTP method; clients can invent any number of methods."""
-    return name if name in _METHODS else OTHER
-
-
 def http_responded(route: str, method: str, status: int, *, seconds: float | None = None) -> None:
-    """Count a response by route template and `method`; without `seconds` if it was not parsed."""
+    """Count a response by route template; without `seconds` if its request was not parsed."""
+    method = method if method in _METHODS else OTHER  # Clients can invent any number of methods.
     _HTTP_REQUESTS.labels(route, method, str(status)).inc()
     if seconds is not None:
         _HTTP_REQUEST_DURATION.labels(route, method).observe(seconds)
@@ -271,36 +256,6 @@ def route_label(scope: Mapping[str, Any]) -> str:
     """Return the path template of the route that matched a request."""
     route = scope.get("route")
     return OTHER if route is None else str(route.path)
-
-
-def loop_held(route: str) -> None:
-    """Count that a request of a route blocked the event loop for too long."""
-    _LOOP_HOLDS.labels(route).inc()
-
-
-def tenant_responded(tenant_id: str, status: int) -> None:
-    """Count a response to a generation request of a tenant."""
-    _TENANT_REQUESTS.labels(TENANTS.of(tenant_id), str(status)).inc()
-
-
-def responded(endpoint: str, status: int, code: str) -> None:
-    """Count a response to a generation request."""
-    _REQUESTS.labels(endpoint, str(status), code).inc()
-
-
-def admitted(model: str, tier: str) -> None:
-    """Count a generation request whose reservation was granted."""
-    _ADMITTED_REQUESTS.labels(model, str(tier)).inc()
-
-
-def alias_admitted(alias: str, model: str) -> None:
-    """Count a generation request for an alias whose reservation was granted."""
-    _ALIAS_REQUESTS.labels(alias, model).inc()
-
-
-def request_took(model: str, seconds: float, exemplar: dict[str, str] | None) -> None:
-    """Observe the time from the arrival of a request to the end of its response."""
-    _REQUEST_DURATION.labels(model).observe(seconds, exemplar)
 
 
 def tokens_used(model: str, tenant_id: str, *, prompt: int, cached: int, completion: int) -> None:

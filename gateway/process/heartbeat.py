@@ -155,7 +155,7 @@ class Heartbeat:
         used = time.clock_gettime(self._clock) - used_before
         # Otherwise the machine or another thread was busy, not the loop.
         if route and min(lag, used) > HELD_SECONDS:
-            telemetry.loop_held(route)
+            telemetry.LOOP_HOLDS.labels(route).inc()
             if self._responded_at - self._logged_at > LOG_SECONDS:
                 self._logged_at = self._responded_at
                 logger.warning(

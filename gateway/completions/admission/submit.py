@@ -222,9 +222,9 @@ class RequestSubmitter:
         except (RateLimitError, InsufficientQuotaError) as error:
             self._refusals.by_limit(record, error)
             raise
-        telemetry.admitted(record.model, record.service_tier)
+        telemetry.ADMITTED_REQUESTS.labels(record.model, record.service_tier.value).inc()
         if checked.alias is not None:
-            telemetry.alias_admitted(checked.alias.name, record.model)
+            telemetry.ALIAS_REQUESTS.labels(checked.alias.name, record.model).inc()
             self._counts.alias_admitted(checked.alias.name, record.model)
         return admission
 

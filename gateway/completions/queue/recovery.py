@@ -51,7 +51,7 @@ class Recoveries:
             self._jobs.fail(ticket, code)
             return
         recovery = ticket.presume_over(reason)
-        telemetry.attempt_over(reason)
+        telemetry.RESUMED_JOBS.labels(reason).inc()
         logger.info(
             "attempt %d of job %s is over: %s",
             recovery.attempt,

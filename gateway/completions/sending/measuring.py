@@ -104,12 +104,13 @@ class RequestMeasure:
             return
         self._closed = True
         RequestMeasure.in_progress -= 1
-        telemetry.responded(self.endpoint, self._status, self._code)
+        telemetry.REQUESTS.labels(self.endpoint, str(self._status), self._code).inc()
         if self._exchange.tenant_id:
-            telemetry.tenant_responded(self._exchange.tenant_id, self._status)
+            tenant = telemetry.TENANTS.of(self._exchange.tenant_id)
+            telemetry.TENANT_REQUESTS.labels(tenant, str(self._status)).inc()
         if self._model:
             elapsed = time.perf_counter() - self._started_at
-            telemetry.request_took(self._model, elapsed, self._exemplar)
+            telemetry.REQUEST_DURATION.labels(self._model).observe(elapsed, self._exemplar)
 
 
 telemetry.REQUESTS_IN_PROGRESS.set_function(lambda: RequestMeasure.in_progress)
