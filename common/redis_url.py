@@ -7,7 +7,7 @@ USER and PASSWORD log in at the servers, the OPTIONS `sentinel_username` and `se
 the sentinels. All may be percent-encoded.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
@@ -15,17 +15,15 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 import redis
 from redis.asyncio import Redis
 from redis.asyncio.sentinel import Sentinel
-from redis.connection import HiredisRespSerializer
-from redis.exceptions import ConnectionError as RedisConnectionError
 from typing_extensions import override
+
+from common.redis_private import guarded
 
 SENTINEL_SCHEME: Final = "redis+sentinel"
 SCHEMES: Final = ("redis", "rediss", SENTINEL_SCHEME)
 SENTINEL_PORT: Final = 26379
 SENTINEL_OPTIONS: Final = ("sentinel_username", "sentinel_password")
 LARGEST_PORT: Final = 65_535
-_FULL_BUFFER_BYTES: Final = 65_536
-"""Unsent bytes of a connection beyond which asyncio and uvloop make the writer wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,14 +79,12 @@ def redis_client(url: str, *, kind: type["Redis"] = Redis, **options: Any) -> "R
     """
     address = sentinel_address(check_redis_url(url))
     if address is None:
-        return _guarded(kind.from_url(url, **options))
-    sentinels: Any = Sentinel(  # type: ignore[no-untyped-call] # redis-py's own
-        address.hosts, sentinel_kwargs=_sentinel_options(address, options)
-    )
+        return guarded(kind.from_url(url, **options))
+    sentinels: Any = Sentinel(address.hosts, sentinel_kwargs=_sentinel_options(address, options))
     for client in sentinels.sentinels:
-        _ = _guarded(client)
+        _ = guarded(client)
     master = type("Master", (_EndsSentinels, kind), {})
-    return _guarded(
+    return guarded(
         sentinels.master_for(
             address.service, redis_class=master, **options | address.server_options
         )
@@ -100,7 +96,7 @@ def blocking_redis_client(url: str, **options: Any) -> "redis.Redis":
     address = sentinel_address(check_redis_url(url))
     if address is None:
         return redis.Redis.from_url(url, **options)
-    sentinels: Any = redis.Sentinel(  # type: ignore[no-untyped-call] # redis-py's own
+    sentinels: Any = redis.Sentinel(
         address.hosts, sentinel_kwargs=_sentinel_options(address, options)
     )
     master: redis.Redis = sentinels.master_for(
@@ -112,49 +108,6 @@ def blocking_redis_client(url: str, **options: Any) -> "redis.Redis":
 def _sentinel_options(address: SentinelAddress, options: Mapping[str, Any]) -> dict[str, Any]:
     timeouts = {name: value for name, value in options.items() if name.startswith("socket_")}
     return timeouts | address.sentinel_options
-
-
-def _guarded(client: "Redis") -> "Redis":
-    """Make a client's connections raise only RedisError."""
-    pool: Any = client.connection_pool
-    pool.connection_class = type("GuardedConnection", (_Guard, pool.connection_class), {})
-    return client
-
-
-class _Guard:
-    """Packs commands in C, sends them without a task, and converts an error of uvloop.
-
-    redis-py packs in C only for blocking clients. Packing in Python takes ten times as long. It
-    also starts a task with a timeout for each write, although asyncio only waits if its buffer is
-    full.
-
-    Callers that survive an unavailable Redis catch RedisError; uvloop's RuntimeError would end
-    them.
-    """
-
-    _packer = HiredisRespSerializer()
-
-    def pack_command(self, *args: Any) -> list[bytes]:
-        packed: list[bytes] = self._packer.pack(*args)
-        return packed
-
-    def pack_commands(self, commands: Iterable[Iterable[Any]]) -> list[bytes]:
-        return [part for command in commands for part in self.pack_command(*command)]
-
-    async def send_packed_command(self, command: Any, **options: Any) -> None:
-        this: Any = self
-        above: Any = super()
-        try:
-            if this.is_connected and not this.health_check_interval:
-                writer = this._writer  # noqa: SLF001 - redis-py writes only with a task
-                writer.writelines(command)
-                if writer.transport.get_write_buffer_size() < _FULL_BUFFER_BYTES:
-                    return
-                # redis-py waits, in a task with a timeout, until there is room again.
-                command = ()
-            await above.send_packed_command(command, **options)
-        except RuntimeError as error:
-            raise RedisConnectionError("the connection is closed already") from error
 
 
 class _EndsSentinels:

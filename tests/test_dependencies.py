@@ -1,14 +1,9 @@
 """Dependencies: exact versions with hashes, and few of them."""
 
 import importlib
-import inspect
 import re
 import tomllib
 
-from celery.beat import Scheduler
-from celery.worker.consumer import Consumer
-
-from gateway.jobs.app import PatientConsumer
 from tests.support.stack import REPOSITORY
 
 MOST_DIRECT = 32
@@ -30,9 +25,8 @@ LEFT_OUT = {
     "migrations",
     "__main__.py",
     "plugin.py",
-    "processor.py",
-    "v1.py",
-    "v2.py",
+    "chain_processor.py",
+    "chain_v1.py",
 }
 
 
@@ -50,29 +44,6 @@ def test_every_dependency_is_pinned_to_one_version_and_its_hashes() -> None:
 
 def test_gateway_has_few_dependencies() -> None:
     assert 10 < len({*PROJECT["dependencies"], *GATEWAY}) <= MOST_DIRECT
-
-
-def test_celery_has_the_private_parts_that_its_adapter_overrides() -> None:
-    declared = {
-        "__init__": "(self, app, schedule=None, max_interval=None, Producer=None, lazy=False, "
-        "sync_every_tasks=None, **kwargs)",
-        "adjust": "(self, n, drift=-0.01)",
-        "apply_async": "(self, entry, producer=None, advance=True, **kwargs)",
-    }
-    for name, parameters in declared.items():
-        assert str(inspect.signature(getattr(Scheduler, name))) == parameters
-    names = {name for name in vars(PatientConsumer) if name.startswith("on_")}
-    assert len(names) == 2
-    for name in names:
-        assert str(inspect.signature(getattr(Consumer, name))) == "(self, exc)"
-    [celery] = [each for each in GATEWAY if each.startswith("celery")]
-    assert "<" in celery, "another minor version may change them"
-    importers = {
-        file.name
-        for file in (REPOSITORY / "gateway").rglob("*.py")
-        if re.search(r"^(from|import) celery", file.read_text(), re.MULTILINE)
-    }
-    assert importers == {"app.py", "schedule.py"}
 
 
 def test_every_module_can_be_imported() -> None:

@@ -12,7 +12,6 @@ from typing import Any
 
 import msgspec
 from hiredis import PushNotification, Reader, pack_command
-from redis._parsers import BaseParser
 from redis.asyncio import Redis
 from redis.asyncio.sentinel import SentinelConnectionPool
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -20,6 +19,7 @@ from redis.exceptions import InvalidResponse, ReadOnlyError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from typing_extensions import override
 
+from common.redis_private import has_ended, to_error, transport_of
 from common.tasks import end_task
 
 _CLOSED = "Redis closed the connection"
@@ -182,13 +182,13 @@ class _Pipeline(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._reader = Reader(
             protocolError=InvalidResponse,
-            replyError=BaseParser.parse_error,
+            replyError=to_error,
             notEnoughData=_INCOMPLETE,
         )
-        self._transport = connection._writer.transport  # noqa: SLF001 - no public API
         # An end that redis-py's protocol has received is not reported to the next protocol.
-        if self._transport.is_closing() or connection._reader.at_eof():  # noqa: SLF001
+        if has_ended(connection):
             raise RedisConnectionError(_CLOSED)
+        self._transport = transport_of(connection)
         # redis-py waits for the end of this protocol when it closes the connection.
         self._replaced = self._transport.get_protocol()
         self._transport.set_protocol(self)

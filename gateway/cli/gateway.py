@@ -88,7 +88,7 @@ def command(
 
 def _serve(settings: Settings, one: OneOfMany | None) -> None:
     # The parent of several processes does not import the server.
-    from gateway.process import serve
+    from gateway.process.server import serve
 
     serve.run(settings, one)
 

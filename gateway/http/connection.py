@@ -6,6 +6,7 @@ client has disconnected, with one call each.
 """
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
@@ -14,15 +15,10 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import StreamingResponse  # noqa: TID251 - its base class
 from starlette.types import Message, Receive, Scope, Send
 from typing_extensions import override
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
 CONNECTION: Final = "sluice.connection"
 """Name of the extension. Its member `connection` is the `DirectConnection` of a request."""
-MOST_WHOLE_BYTES: Final = 65_536
-"""Largest body that is copied to leave in one write with its head."""
 
-_CLOSE: Final = (b"connection", b"close")
-_CONTROL: Final = bytes({*range(32), 127} - {ord("\t")})
 _LINE_END: Final = b"\r\n"
 _SIZES: Final = tuple(b"%x\r\n" % size for size in range(1024))
 """First lines of short chunks. Formatting one takes longer than copying the chunk."""
@@ -50,14 +46,12 @@ class Outbox:
             connection.flush()
 
 
-class DirectConnection:
+class DirectConnection(ABC):
     """The connection of a client, for the one request that it serves at a time."""
 
-    __slots__ = ("_on_lost", "_outbox", "_part", "_transport", "cycle", "is_paused")
+    __slots__ = ("_on_lost", "_outbox", "_part", "_transport", "is_paused")
 
     def __init__(self, outbox: Outbox, transport: asyncio.Transport) -> None:
-        self.cycle: RequestResponseCycle | None = None
-        """The request that is being served."""
         self._outbox = outbox
         self._transport = transport
         self.is_paused = False
@@ -67,56 +61,29 @@ class DirectConnection:
 
     # -- the request -----------------------------------------------------------------------------
 
+    @property
+    @abstractmethod
+    def is_lost(self) -> bool:
+        """Whether the client of the request has disconnected."""
+
+    @abstractmethod
     def take_body(self, *, most_bytes: int) -> bytes | None:
         """Return the body if it has arrived wholly and is not larger; else use ASGI's `receive`."""
-        cycle = self.cycle
-        if cycle is None or cycle.more_body or len(cycle.body) > most_bytes:
-            return None
-        body = bytes(cycle.body)
-        cycle.body.clear()
-        return body
 
     def watch(self, on_lost: Callable[[], None] | None) -> None:
         """Call a function when the client disconnects, or now if it has; None stops this."""
         self._on_lost = on_lost
-        if on_lost is not None and (self.cycle is None or self.cycle.disconnected):
+        if on_lost is not None and self.is_lost:
             on_lost()
-
-    def lose(self) -> None:
-        """Note that the client has disconnected."""
-        self.cycle = None
-        if self._on_lost is not None:
-            self._on_lost()
 
     # -- a response as a whole -------------------------------------------------------------------
 
+    @abstractmethod
     def respond(self, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> bool:
         """Send a whole response in one write; `headers` include its `content-length`.
 
         Returns False, changing nothing, if only ASGI's `send` can send it.
         """
-        cycle = self.cycle
-        if (
-            cycle is None
-            or cycle.disconnected
-            or self.is_paused
-            or len(body) > MOST_WHOLE_BYTES
-            or _CLOSE in headers
-        ):
-            return False
-        lines = [b"%b: %b" % header for header in (*cycle.default_headers, *headers)]
-        if not cycle.keep_alive:
-            lines.append(b"connection: close")
-        head = _LINE_END.join(lines)
-        if len(head) - len(head.translate(None, _CONTROL)) > len(_LINE_END) * (len(lines) - 1):
-            return False
-        self._transport.write(b"%b%b\r\n\r\n%b" % (STATUS_LINE[status], head, body))
-        cycle.response_started = cycle.response_complete = True
-        cycle.message_event.set()
-        if not cycle.keep_alive:
-            cycle.transport.close()
-        cycle.on_response()
-        return True
 
     # -- parts of a response ---------------------------------------------------------------------
 
@@ -159,7 +126,7 @@ class Stream(StreamingResponse):
         connection = connection_of(scope)
 
         async def send_or_stop(message: Message) -> None:
-            if connection is not None and connection.cycle is None:
+            if connection is not None and connection.is_lost:
                 raise ClientDisconnect
             await send(message)
 

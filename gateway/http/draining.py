@@ -1,6 +1,6 @@
 """Drain a gateway: report not ready, serve for a while longer, then reject new requests.
 
-Running requests continue; `gateway.process.serve` limits how long.
+Running requests continue; `gateway.process.server.serve` limits how long.
 """
 
 import signal

@@ -16,6 +16,7 @@ from redis.exceptions import NoScriptError, RedisError
 from typing_extensions import override
 
 from common.metrics import UNKNOWN
+from common.redis_private import transport_of
 from common.redis_url import redis_client
 from contract.scripts import LuaScript
 from contract.scripts.executor import SharedConnection
@@ -162,6 +163,6 @@ def _note_failure(args: tuple[Any, ...], error: Exception) -> None:
 
 async def _connect_and_record_certificate(connection: Any) -> None:
     await connection.on_connect()
-    encrypted = connection._writer.get_extra_info("ssl_object")  # noqa: SLF001 - no public API
+    encrypted = transport_of(connection).get_extra_info("ssl_object")
     if (certificate := encrypted.getpeercert(binary_form=True)) is not None:
         store_telemetry.certificate_shown("redis", certificate)

@@ -12,7 +12,7 @@ import uvicorn
 
 from gateway.platform.concurrency.fair_turns import LoopTurns
 from gateway.platform.settings import Settings
-from gateway.process.protocol import http_protocol
+from gateway.process.server.protocol import http_protocol
 from tests.support.patience import PATIENCE_SECONDS
 
 _REQUEST_ID = re.compile(r"req_[0-9a-f]{24}")

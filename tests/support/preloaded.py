@@ -68,7 +68,7 @@ _IMPORTED: Final = {
         "vllm.v1.worker.cpu_worker",
         "vllm.model_executor.models.llama",
     ),
-    "gateway": ("gateway.cli.gateway", "gateway.process.serve"),
+    "gateway": ("gateway.cli.gateway", "gateway.process.server.serve"),
     "jobs": ("gateway.cli.jobs", "gateway.jobs.app", "gateway.jobs.runner"),
     "tests": (
         "gateway.platform.database.schema",

@@ -7,6 +7,8 @@ from xdist.scheduler import LoadScopeScheduling
 VLLM: Final = "what imports vLLM"
 SAMPLERS: Final = "the engines of the samplers"
 TOGETHER: Final = {
+    # Says what has changed in a library, before what depends on it fails.
+    "tests/test_private_parts.py": "private parts",
     # Tests that share an engine or a deployment run in the process that started it. The longest
     # begin first, so that no process is left with one at the end.
     "tests/worker/test_resumption_vllm.py": VLLM,

@@ -21,6 +21,7 @@ from redis.asyncio.client import PubSub
 from redis.exceptions import NoPermissionError, RedisError
 
 from common.loop_thread import LoopThread
+from common.redis_private import transport_of
 from contract import keys
 from contract.queue import JobQueue
 from worker import telemetry
@@ -114,9 +115,9 @@ class WorkerHeartbeat:
         """Close this process's copy of the subscription's connection."""
         connection: Any = self._subscription and self._subscription.connection
         if connection is not None and connection.is_connected:
-            writer = connection._writer  # noqa: SLF001 - redis-py does not expose its socket
+            copy = transport_of(connection).get_extra_info("socket")
             # The descriptor stays valid: the socket object closes it when it is collected.
-            os.dup2(os.open(os.devnull, os.O_RDWR), writer.get_extra_info("socket").fileno())
+            os.dup2(os.open(os.devnull, os.O_RDWR), copy.fileno())
 
 
 def _report(error: Exception) -> None:

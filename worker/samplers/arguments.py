@@ -10,7 +10,7 @@ from contract import sampling as ranges
 from contract.sampling import Range, SamplerChain, SamplingSpec
 from worker.samplers.parameters import SequenceChain
 
-PROCESSOR = "worker.samplers.processor:ChainProcessor"
+PROCESSOR = "worker.engine.vllm.chain_processor:ChainProcessor"
 """Value of vLLM's engine argument `logits_processors` that enables chains."""
 
 _KEY = "sluice_chain"

@@ -1,11 +1,9 @@
 """Log-probabilities of a chain's result, for the sequences that request them.
 
 vLLM reports log-probabilities of the model's own distribution, or of the final one for all requests
-of an engine. Here the rows of some sequences are replaced before vLLM selects the likeliest tokens.
-vLLM has no hook there, so this module fits one version of it.
+of an engine. Here the rows of some sequences are replaced before vLLM selects the likeliest tokens
+(`worker.engine.vllm.plugin`).
 """
-
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,20 +35,3 @@ class ReportedRows:
 
 REPORTED = ReportedRows()
 """The rows of the current step: a vLLM process samples in one thread."""
-
-
-def prepare_reported_rows() -> None:
-    """Patch this vLLM process to report the rows in `REPORTED`, in either of its model runners."""
-    from vllm.v1.sample.sampler import Sampler
-    from vllm.v1.worker.gpu.sample import sampler
-
-    gather, compute = Sampler.gather_logprobs, sampler.compute_topk_scores
-
-    def gather_logprobs(logprobs: Tensor, *others: Any, **options: Any) -> Any:
-        return gather(REPORTED.put_into(logprobs), *others, **options)
-
-    def compute_topk_scores(logits: Tensor, *others: Any, **options: Any) -> Any:
-        return compute(REPORTED.put_into(logits), *others, **options)
-
-    Sampler.gather_logprobs = staticmethod(gather_logprobs)
-    sampler.compute_topk_scores = compute_topk_scores

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.process.protocol import (
+from gateway.process.server.protocol import (
     LINGER_SECONDS,
     MAX_HEAD_BYTES,
     MAX_HEADERS,

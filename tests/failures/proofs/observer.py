@@ -97,7 +97,7 @@ async def watching(redis: "Redis") -> AsyncIterator[Observer]:
         await asyncio.wait_for(task, 30)
     finally:
         task.cancel()
-        await listener.aclose()  # type: ignore[no-untyped-call] # redis-py's own
+        await listener.aclose()
         await redis.config_set("notify-keyspace-events", "")
 
 

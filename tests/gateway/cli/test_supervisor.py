@@ -244,7 +244,7 @@ from types import SimpleNamespace
 
 import uvicorn
 
-from gateway.process import graceful
+from gateway.process.server import graceful
 from gateway.process.one_of_many import OneOfMany
 from gateway.platform.settings import Settings
 

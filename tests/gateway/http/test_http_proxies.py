@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from gateway.accounts.keys.addresses import read_addresses
 from gateway.platform.settings import Settings
-from gateway.process.serve import proxy_networks
+from gateway.process.server.serve import proxy_networks
 from tests.gateway.conftest import gateway_client
 from tests.support.processes import free_port
 from tests.support.stack import Stack, running_stack

@@ -30,7 +30,7 @@ def measure(model: str, traceparent: str) -> list[str]:
         measured.accepted(model)
         measured.replied([Reply(0, Delta(1, 1, 0, 0, "a", [1]))])
         measured.close()
-    page = generate_latest(REGISTRY)  # type: ignore[no-untyped-call] # prometheus-client's own
+    page = generate_latest(REGISTRY)
     lines = page.decode().splitlines()
     return [line for line in lines if f'model="{model}"' in line and " # {" in line]
 

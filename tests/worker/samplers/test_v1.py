@@ -63,7 +63,7 @@ class Batch:
 
 @pytest.fixture
 def processor() -> Any:
-    from worker.samplers.processor import ChainProcessor
+    from worker.engine.vllm.chain_processor import ChainProcessor
 
     config = SimpleNamespace(
         model_config=SimpleNamespace(max_model_len=64), speculative_config=None
@@ -121,7 +121,7 @@ def test_batch_without_chains_is_left_alone(processor: Any) -> None:
 
 
 def test_speculative_decoding_is_refused() -> None:
-    from worker.samplers.processor import ChainProcessor
+    from worker.engine.vllm.chain_processor import ChainProcessor
 
     config = SimpleNamespace(speculative_config=object())
     with pytest.raises(ValueError, match="speculative"):

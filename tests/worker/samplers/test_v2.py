@@ -11,8 +11,8 @@ import torch
 
 from tests.worker.samplers import reference
 from tests.worker.samplers.sequences import VOCABULARY, SteppedSequence
+from worker.engine.vllm.chain_v2 import ProcessorV2
 from worker.samplers.arguments import chain_parameters
-from worker.samplers.v2 import ProcessorV2
 
 SLOTS = 8
 LONGEST = 64

@@ -14,7 +14,7 @@ from worker.engine.vllm.batch_hold import prepare_batch_hold
 from worker.engine.vllm.grammar_hold import prepare_grammar_hold
 from worker.engine.vllm.resumption import prepare_resumption
 from worker.engine.vllm.thinking_budget import prepare_thinking_budget
-from worker.samplers.reported import prepare_reported_rows
+from worker.samplers.reported import REPORTED
 
 _log = logging.getLogger(__name__)
 
@@ -131,3 +131,20 @@ def prepare_base_rows() -> None:
 
     lora_ops.bgmv_shrink = bgmv_shrink
     punica_cpu.bgmv_shrink = bgmv_shrink
+
+
+def prepare_reported_rows() -> None:
+    """Patch this vLLM process to report the rows in `REPORTED`, in either of its model runners."""
+    from vllm.v1.sample.sampler import Sampler
+    from vllm.v1.worker.gpu.sample import sampler
+
+    gather, compute = Sampler.gather_logprobs, sampler.compute_topk_scores
+
+    def gather_logprobs(logprobs: Any, *others: Any, **options: Any) -> Any:
+        return gather(REPORTED.put_into(logprobs), *others, **options)
+
+    def compute_topk_scores(logits: Any, *others: Any, **options: Any) -> Any:
+        return compute(REPORTED.put_into(logits), *others, **options)
+
+    Sampler.gather_logprobs = staticmethod(gather_logprobs)
+    sampler.compute_topk_scores = compute_topk_scores

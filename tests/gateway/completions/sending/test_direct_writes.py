@@ -24,6 +24,7 @@ from gateway.completions.sending.subscription import Subscription
 from gateway.http.connection import CONNECTION, DirectConnection, Outbox
 from gateway.http.exchange import Exchange
 from gateway.models.catalogue import Catalogue
+from gateway.process.server.connection import UvicornConnection
 from tests.gateway.http_calls import connection, post, serving
 from tests.gateway.replies import STOP, completion, ended, said
 from tests.support.patience import PATIENCE_SECONDS
@@ -39,7 +40,7 @@ class Client(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.flow = FlowControl(self)
-        self.direct = DirectConnection(Outbox(), self)
+        self.direct = UvicornConnection(Outbox(), self)
         self.parts: list[tuple[str, bytes]] = []
         self.has_left = asyncio.Event()
         self._is_closing = False

@@ -47,12 +47,7 @@ class ProcessorV1:
     """Implements `vllm.v1.sample.logits_processor.LogitsProcessor`."""
 
     # vLLM passes all arguments by position.
-    def __init__(
-        self,
-        vllm_config: Any,
-        device: torch.device,
-        _is_pin_memory: bool,  # noqa: FBT001
-    ) -> None:
+    def __init__(self, vllm_config: Any, device: torch.device, *_: Any) -> None:
         self._device = device
         self._capacity = vllm_config.model_config.max_model_len + 1
         self._rows: dict[int, _Row] = {}

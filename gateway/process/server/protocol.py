@@ -24,10 +24,11 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from gateway.dialects.profile import PROFILES
 from gateway.http.allowances import network_of
-from gateway.http.connection import CONNECTION, DirectConnection, Outbox
+from gateway.http.connection import CONNECTION, Outbox
 from gateway.platform import telemetry
 from gateway.platform.concurrency.fair_turns import LoopAccount, LoopTurns
 from gateway.platform.settings import KIBIBYTE, Settings
+from gateway.process.server.connection import UvicornConnection
 from gateway.records.errors import (
     ApiError,
     BadRequestError,
@@ -97,6 +98,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     networks: ClassVar[Counter[str]]
     """Open connections of each network."""
 
+    cycle: Any
+    """The last request, a `RequestResponseCycle`; None before the first."""
+
     _refusal: ApiError | None = None
     _silent_bytes = 0
     """Bytes received since the request began, or since its last body part."""
@@ -120,20 +124,20 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._parts: list[bytes] = []
         # The parser finds it here. A body may come in chunks of one byte, for each of which a
         # method in Python takes ten times as long.
-        self.on_body = self._parts.append  # type: ignore[assignment, method-assign]
+        vars(self)["on_body"] = self._parts.append
         super().__init__(*args, **kwargs)
 
     # -- the connection ----------------------------------------------------------------------------
 
     @override
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         _bound_unsent(transport)
         self.flow = self._flow = _HeldFlow(transport)
         self._account = LoopAccount("", burst_seconds=FREE_SECONDS, share=FREE_SHARE)
         self._turns = type(self).turns()
         self._network = network_of(self.client[0] if self.client else "")
-        self._direct = DirectConnection(self.outbox, transport)
+        self._direct = UvicornConnection(self.outbox, transport)
         self.networks[self._network] += 1
         free = self.bounds.most_connections - len(self.connections)
         own = self.networks[self._network]
@@ -159,7 +163,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             del self.networks[self._network]
         self._direct.lose()
         # Break the reference cycle, which would keep body data until the garbage collector runs.
-        self.cycle = None  # type: ignore[assignment] # uvicorn's own start
+        self.cycle = None
 
     @override
     def data_received(self, data: bytes) -> None:

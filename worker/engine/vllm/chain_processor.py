@@ -5,9 +5,9 @@ from typing import Any
 from vllm.v1.sample.logits_processor.interface import LogitsProcessor as InterfaceV1
 from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsProcessor as InterfaceV2
 
+from worker.engine.vllm.chain_v1 import ProcessorV1
+from worker.engine.vllm.chain_v2 import ProcessorV2
 from worker.samplers.arguments import chain_parameters
-from worker.samplers.v1 import ProcessorV1
-from worker.samplers.v2 import ProcessorV2
 
 
 # The type checker skips vLLM.
@@ -15,8 +15,7 @@ class ChainProcessor(InterfaceV1, InterfaceV2):  # type: ignore[misc]
     """Passes the type checks of both runners, and creates the processor for the caller.
 
     Raises ValueError with speculative decoding: a step then samples several tokens of a sequence,
-    and
-    the chain would not receive the first of them.
+    and the chain would not receive the first of them.
     """
 
     def __new__(cls, vllm_config: Any, *rest: Any) -> Any:
