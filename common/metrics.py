@@ -37,7 +37,7 @@ _BUILD_INFO: Final = Gauge(
 def begin_metrics(component: str) -> None:
     """Set up metrics and name the component: `gateway`, `worker`, `jobs` or `beat`."""
     # `_created` series would double the number of lines, and nothing uses them.
-    disable_created_metrics()  # type: ignore[no-untyped-call] # prometheus-client's own
+    disable_created_metrics()
     _BUILD_INFO.labels(version("sluice"), component).set(1)
 
 
