@@ -8,6 +8,7 @@ import torch
 
 from contract.sampling import DEFAULT_SAMPLERS, Sampler
 from tests.worker.samplers.reference import Logits
+from worker.samplers.batch import Rows, apply_chain
 from worker.samplers.candidates import Placement
 from worker.samplers.parameters import Breaker, SequenceChain
 

@@ -10,6 +10,7 @@ import torch
 from contract.sampling import Sampler
 from tests.worker.samplers import reference
 from tests.worker.samplers.batches import chain_batch, history_of
+from worker.samplers.batch import Rows, apply_chain
 from worker.samplers.candidates import Placement
 from worker.samplers.parameters import SequenceChain
 

@@ -7,6 +7,7 @@ from contract.sampling import Sampler
 from tests.worker.samplers import reference
 from tests.worker.samplers.batches import chain_batch
 from tests.worker.samplers.statistics import chi_square_is_likely
+from worker.samplers.batch import Rows, apply_chain
 from worker.samplers.candidates import Placement
 from worker.samplers.parameters import SequenceChain
 from worker.samplers.stages.xtc import signed, uniform
