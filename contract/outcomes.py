@@ -30,6 +30,8 @@ class FailureCode(StrEnum):
     GATEWAY_STOPPING = "gateway_stopping"  # The gateway shuts down and its drain time is over.
     TAKEN_OVER = "taken_over"  # Another gateway resumed the job.
     STORED_BYTES = "stored_bytes"  # Redis would hold more of the tenant's output than allowed.
+    RATE_LIMITED = "rate_limited"  # The tenant's limits allow no further tokens for now.
+    OUT_OF_QUOTA = "out_of_quota"  # The tenant's money allows no further tokens.
     CANCELLED = "cancelled"  # A cancellation was requested.
     SHED = "shed"  # The queue was full, and a job of a higher tier replaced this one.
 

@@ -12,9 +12,12 @@ from redis.exceptions import RedisError
 
 from common import tracing as names
 from common.tasks import Backoff, TaskSet, raise_if_cancelled
-from contract.outcomes import JobReceipt, JobState
+from contract.dialect import Dialect
+from contract.messages import JobFailed
+from contract.outcomes import FailureCode, JobReceipt, JobState
 from gateway.completions.queue.dispatcher import Dispatcher
 from gateway.completions.queue.generation import Generation
+from gateway.limits.replies import ReservationRequest, sees_key
 from gateway.limits.reservations import Admission, Reservations
 from gateway.limits.storage import Storage
 from gateway.models.catalogue import Catalogue
@@ -22,14 +25,22 @@ from gateway.platform import telemetry, tracing
 from gateway.records.errors import (
     ApiError,
     GenerationTimeoutError,
+    InsufficientQuotaError,
     InternalError,
+    RateLimitError,
     RequestCancelledError,
     ServiceUnavailableError,
     SlowReaderError,
+    StoreUnavailableError,
 )
 from gateway.records.limits import SubjectLimits
 from gateway.records.usage_record import Counts, Outcome, UsageRecord
 
+SLICE_TOKENS: Final = 4_096
+"""Completion tokens of a sequence that are reserved at once, for a stream that is reserved in
+slices. The next slice is reserved when half of them are left."""
+SLICE_SECONDS: Final = 0.5
+"""How often it is checked which streams need their next slice."""
 RECEIPT_PATIENCE_SECONDS: Final = 30.0
 """Wait for the engine's counts of a cancelled job: longer than a dead worker's lease."""
 FIRST_LOOK_SECONDS: Final = 0.02
@@ -83,6 +94,49 @@ def is_temporary(error: BaseException) -> bool:
     return isinstance(error, ServiceUnavailableError | RedisError | asyncio.CancelledError)
 
 
+class Slices:
+    """The part of a stream's tokens that is reserved, and grows with what it generates.
+
+    A response without a limit of its own may use the rest of the window, but rarely does: so that
+    it does not exhaust the limits of tokens, only the next tokens are reserved.
+    """
+
+    def __init__(
+        self, subjects: tuple[SubjectLimits, ...], most: Counts, *, sequences: int, reserved: int
+    ) -> None:
+        """Reserve for this many sequences; `reserved` is what is reserved of `most` now."""
+        self._subjects = subjects
+        self._most = most
+        self._sequences = sequences
+        self._reserved = reserved
+
+    @staticmethod
+    def first(most: Counts, *, sequences: int) -> Counts:
+        """Return what is reserved of `most` before a request begins."""
+        tokens = min(most.completion_tokens, sequences * SLICE_TOKENS)
+        return most._replace(completion_tokens=tokens)
+
+    def next_request(self, record: UsageRecord, received: int) -> ReservationRequest | None:
+        """Return the reservation that a request needs soon; None if it has it."""
+        most = self._most.completion_tokens
+        ahead = self._sequences * SLICE_TOKENS // 2
+        if self._reserved >= min(most, received + ahead):
+            return None
+        self._reserved = min(most, received + self._sequences * SLICE_TOKENS)
+        # A resumed request has settled a part of its tokens.
+        new = record.used(self._most._replace(completion_tokens=self._reserved))
+        return ReservationRequest.of(
+            record,
+            self._subjects,
+            prompt_tokens=new.prompt_tokens,
+            completion_tokens=new.completion_tokens,
+        )
+
+    def failed(self) -> None:
+        """Note that the last reservation was not made."""
+        self._reserved = 0
+
+
 class SettlementService:
     """Opens settlements, and drops the receipts of settled jobs."""
 
@@ -99,6 +153,7 @@ class SettlementService:
         self.storage = storage
         self.tasks = TaskSet()
         """Work that outlives its request: settlements, and writes of stored responses."""
+        self._sliced: set[Settlement] = set()
         self._to_drop: defaultdict[str, list[str]] = defaultdict(list)
 
     def open(
@@ -120,8 +175,27 @@ class SettlementService:
         except RedisError as error:
             logger.warning("cannot drop receipts: %s", type(error).__name__)
 
+    def reserve_in_slices(self, settlement: "Settlement", slices: Slices) -> None:
+        """Extend the reservation of a stream while it runs; end it if a limit does not allow it."""
+        settlement.slices = slices
+        self._sliced.add(settlement)
+
     async def run(self) -> None:
-        """Drop receipts until cancelled."""
+        """Drop receipts and extend reservations until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._drop_in_turns())
+            tasks.create_task(self._extend_in_turns())
+
+    async def _extend_in_turns(self) -> None:
+        while True:
+            await asyncio.sleep(SLICE_SECONDS)
+            raise_if_cancelled()
+            self._sliced = {each for each in self._sliced if not each.has_ended}
+            for each in self._sliced:
+                if (request := each.next_slice()) is not None:
+                    self.tasks.start(each.extend_to(request))
+
+    async def _drop_in_turns(self) -> None:
         while True:
             await asyncio.sleep(DROP_SECONDS)
             await self._drop_all()
@@ -165,6 +239,8 @@ class Settlement:
         """Whether it is settled, or being settled."""
         self.is_finished = False
         """Whether it is settled with a whole response."""
+        self.slices: Slices | None = None
+        """What is reserved, if it grows with what is generated."""
         self._storage_subjects: tuple[SubjectLimits, ...] | None = None
         self._is_storage_kept = False
 
@@ -185,6 +261,38 @@ class Settlement:
         """Leave the request to another gateway, which settles it."""
         self.has_ended = True
         self._service.reservations.hand_over(self.record.request_id)
+
+    def next_slice(self) -> ReservationRequest | None:
+        """Return the reservation that the request needs soon; None if it has it."""
+        if self.slices is None:
+            return None
+        received = sum(self.generation.received_tokens.values())
+        return self.slices.next_request(self.record, received)
+
+    async def extend_to(self, request: ReservationRequest) -> None:
+        """Extend the reservation, or end the response if a limit does not allow it."""
+        try:
+            await self._service.reservations.extend_to(
+                request, is_openai=self.record.dialect == Dialect.OPENAI, sees=sees_key
+            )
+        except RateLimitError as error:
+            seconds = error.retry_after_seconds
+            again = "" if seconds is None else f" Please try again in {seconds:.1f}s."
+            message = f"The response has ended early. {error}{again}"
+            self._fail(FailureCode.RATE_LIMITED, message, seconds)
+        except InsufficientQuotaError:
+            message = "The budget or the credit allows the response no further tokens."
+            self._fail(FailureCode.OUT_OF_QUOTA, message)
+        except (RedisError, StoreUnavailableError) as error:
+            logger.warning("cannot extend a reservation: %s", type(error).__name__)
+            if self.slices is not None:
+                self.slices.failed()
+
+    def _fail(
+        self, code: FailureCode, message: str, retry_after_seconds: float | None = None
+    ) -> None:
+        if not self.has_ended:
+            self.generation.push(0, JobFailed(0, 0, code, message, retry_after_seconds))
 
     def replied(self) -> None:
         """Record the time of the first worker reply; later calls do nothing."""

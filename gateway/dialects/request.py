@@ -263,6 +263,11 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
         return self.form is ResponseForm.NATIVE
 
     @property
+    def is_sliceable(self) -> bool:
+        """Whether the gateway sees how many tokens are generated while the request runs."""
+        return self.stream and self.best_of == self.n and self.ranking is Ranking.MEAN
+
+    @property
     def reports_probabilities(self) -> bool:
         """Whether log-probabilities are those after the samplers (`post_sampling_probs`)."""
         chain = self.sampling.chain

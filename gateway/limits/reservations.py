@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -166,6 +167,21 @@ class Reservations:
         self._open[request.request_id] = request.tenant_id
         self._restoring.add(request)
         return Admission(reply.created_ms, headers_of(reply, sees))
+
+    async def extend_to(
+        self, request: ReservationRequest, *, is_openai: bool, sees: SeesUse
+    ) -> None:
+        """Reserve for an admitted request as much as this, or leave its reservation as it is.
+
+        Raises RateLimitError or InsufficientQuotaError if a limit does not allow it, RedisError or
+        StoreUnavailableError if that is unknown.
+        """
+        extend = partial(self._store.reserve, lease_ms=LEASE_MS, extends=True)
+        reply = await self._seeded(request, await extend(request), extend)
+        if isinstance(reply, Refused):
+            raise refusal_error(reply, is_openai=is_openai, sees=sees)
+        if isinstance(reply, Admitted) and request.request_id in self._open:
+            self._restoring.add(request)
 
     async def take_over(self, request: ReservationRequest) -> bool:
         """Take over a request whose reservation another gateway made, with the draft in `request`.

@@ -64,11 +64,13 @@ class QuotaStore:
     def __init__(self, executor: CommandExecutor) -> None:
         self._executor = executor
 
-    async def reserve(self, request: ReservationRequest, *, lease_ms: int) -> ReserveReply:
+    async def reserve(
+        self, request: ReservationRequest, *, lease_ms: int, extends: bool = False
+    ) -> ReserveReply:
         """Reserve the maximum usage of the request in all limits, or in none.
 
         For a request that is already admitted, it reserves nothing and returns the first reply
-        again.
+        again; if it `extends` the reservation, it adds the tokens that are not yet reserved.
         """
         bucket = keys.bucket_of(request.tenant_id)
         described, *limits = _packed(request.subjects, is_prepaid=request.is_prepaid)
@@ -82,13 +84,14 @@ class QuotaStore:
             completion=request.completion_tokens,
             cost=request.cost_micros,
             record=request.record,
+            extends=int(extends),
             window_prefix=keys.window_prefix(bucket),
             running_prefix=keys.running_prefix(bucket),
             account_prefix=keys.account_prefix(bucket),
             request=described,
             arguments=limits,
         )
-        return _reserve_reply(request, reply)
+        return _reserve_reply(request, reply, is_extension=extends)
 
     async def server_id(self) -> str:
         """Return the id of the Redis process.
@@ -391,7 +394,9 @@ def _flags(values: Iterable[bool]) -> str:
     return "".join(str(int(value)) for value in values)
 
 
-def _reserve_reply(request: ReservationRequest, reply: list[int]) -> ReserveReply:
+def _reserve_reply(
+    request: ReservationRequest, reply: list[int], *, is_extension: bool
+) -> ReserveReply:
     code, *rest = reply
     subjects = request.subjects
     if code == _ADMITTED:
@@ -399,7 +404,9 @@ def _reserve_reply(request: ReservationRequest, reply: list[int]) -> ReserveRepl
     if code == _NEEDS_SEED:
         return NeedsSeed(tuple(subjects[number - 1] for number in rest))
     if code == _REFUSED:
-        return _refused(request, rest)
+        refused = _refused(request, rest)
+        # What is missing may be less than what the request has used and needs in all.
+        return refused._replace(wanted=0) if is_extension else refused
     return Withdrawn()
 
 

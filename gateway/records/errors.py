@@ -498,6 +498,16 @@ class StorageFullError(ApiError, status=429, type_="rate_limit_error", code="sto
     """A running response would exceed the limit of stored bytes, and has ended."""
 
 
+class TokensExhaustedError(ApiError, status=429, type_="rate_limit_error", code="tokens"):
+    """A limit allows a running response no further tokens, and it has ended."""
+
+
+class OutOfQuotaError(
+    ApiError, status=429, type_="insufficient_quota", code="insufficient_quota", should_retry=False
+):
+    """The budget or credit allows a running response no further tokens, and it has ended."""
+
+
 class TenantQueueFullError(ApiError, status=429, type_="rate_limit_error", code="concurrency"):
     """The tenant has reached its limit of waiting requests or of request bodies in memory."""
 

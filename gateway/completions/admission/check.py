@@ -86,6 +86,8 @@ class CheckedRequest(msgspec.Struct, frozen=True):
     """How to parse the output of a chat."""
     adapter: Adapter | None = None
     """The adapter that the client selected instead of the model itself."""
+    is_sliced: bool = False
+    """Whether its completion tokens are reserved in slices, while it runs."""
     alias: Alias | None = None
     """The alias that the request named, if an operator has defined it."""
 
@@ -157,12 +159,16 @@ class RequestChecker:
             request = msgspec.structs.replace(request, service_tier=tier)
         parsing = chat.parsing and _within(chat.parsing, request, prepared)
         checked = CheckedRequest(
-            endpoint, request, card, prepared, "", tier, parsing, choice.adapter, choice.alias
+            endpoint, request, card, prepared, "", tier, parsing, choice.adapter, alias=choice.alias
         )
         is_given = any(call.body.get(name) is not None for name in MAX_TOKENS_NAMES)
-        if request.max_tokens == ALL_THAT_FIT or not (
+        has_own_limit = request.max_tokens != ALL_THAT_FIT and (
             is_given or request.max_tokens == SHORT_DEFAULT
-        ):
+        )
+        # Agents name a limit that they rarely need.
+        if request.is_sliceable and (not has_own_limit or request.form_options is not None):
+            checked = msgspec.structs.replace(checked, is_sliced=True)
+        elif not has_own_limit:
             checked = _within_limits(checked, call.principal.limits)
         _check_size(request, checked.prepared, most_bytes=self._settings.max_held_bytes)
         grammar = await self._grammar(chat, card, call.principal.tenant_id)

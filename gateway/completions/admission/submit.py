@@ -26,7 +26,7 @@ from gateway.completions.queue.dispatcher import Dispatcher
 from gateway.completions.queue.generation import Generation
 from gateway.completions.rendering.completion import Completion, Usage
 from gateway.completions.sealing import Sealer
-from gateway.completions.settlement import Settlement, SettlementService
+from gateway.completions.settlement import Settlement, SettlementService, Slices
 from gateway.completions.stored.head import ResponseHead, cost_by
 from gateway.completions.stored.service import Responses
 from gateway.completions.stored.store import DEADLINE_GRACE_MS, StoredResponse
@@ -132,6 +132,7 @@ class RequestSubmitter:
                     record=settlement.record,
                     subjects=principal.limits,
                     most=checked.most,
+                    is_sliced=checked.is_sliced,
                     weight=principal.tenant_weight,
                     is_background=checked.request.is_background,
                     retention_ms=int(retention.total_seconds() * 1000),
@@ -197,6 +198,15 @@ class RequestSubmitter:
         """Reserve the usage of a request; withdraw it if the block fails without settling it."""
         admission = await self._reserve(call, checked, record)
         settlement = self._settlements.open(record, admission, generation)
+        if checked.is_sliced:
+            first = Slices.first(checked.most, sequences=_sequences(checked))
+            slices = Slices(
+                call.principal.limits,
+                checked.most,
+                sequences=_sequences(checked),
+                reserved=first.completion_tokens,
+            )
+            self._settlements.reserve_in_slices(settlement, slices)
         try:
             yield settlement
         except BaseException:
@@ -207,6 +217,8 @@ class RequestSubmitter:
 
     async def _reserve(self, call: Call, checked: CheckedRequest, record: UsageRecord) -> Admission:
         principal, most = call.principal, checked.most
+        if checked.is_sliced:
+            most = Slices.first(most, sequences=_sequences(checked))
         try:
             with tracing.span(RESERVE):
                 admission = await self._reservations.reserve(
@@ -319,6 +331,10 @@ class RequestSubmitter:
             )
             for index, prompt in enumerate(checked.prepared.prompts)
         ]
+
+
+def _sequences(checked: CheckedRequest) -> int:
+    return len(checked.prepared.prompts) * checked.request.n
 
 
 def _job_bytes(job: GenerationJob) -> int:

@@ -40,6 +40,12 @@ def to_api_error(failed: JobFailed) -> errors.ApiError:  # noqa: C901, PLR0911, 
             )
         case FailureCode.STORED_BYTES:
             return errors.StorageFullError(failed.message)
+        case FailureCode.RATE_LIMITED:
+            return errors.TokensExhaustedError(
+                failed.message, retry_after_seconds=failed.retry_after_seconds
+            )
+        case FailureCode.OUT_OF_QUOTA:
+            return errors.OutOfQuotaError(failed.message)
         case FailureCode.CANCELLED:
             return errors.RequestCancelledError("The request was cancelled.")
         case FailureCode.ADAPTER_FAILED:

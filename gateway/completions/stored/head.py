@@ -74,6 +74,8 @@ class ResponseHead(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     """The subjects whose limits the request counts towards."""
     most: Counts = Counts()
     """The most tokens that the request may use."""
+    is_sliced: bool = False
+    """Whether its completion tokens are reserved in slices."""
     weight: float
     shows_cost: bool = False
     is_background: bool = False
@@ -94,6 +96,7 @@ class ResponseHead(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
         record: UsageRecord,
         subjects: tuple[SubjectLimits, ...],
         most: Counts,
+        is_sliced: bool = False,
         weight: float,
         is_background: bool,
         retention_ms: int,
@@ -130,6 +133,7 @@ class ResponseHead(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
             record=record,
             subjects=subjects,
             most=most,
+            is_sliced=is_sliced,
             weight=weight,
             shows_cost=completion.cost_of is not None,
             is_background=is_background,

@@ -17,7 +17,7 @@ from contract.outcomes import FailureCode
 from gateway.completions.queue.dispatcher import Adopted
 from gateway.completions.queue.generation import Generation
 from gateway.completions.queue.reader import entry_id_of
-from gateway.completions.settlement import Settlement
+from gateway.completions.settlement import Settlement, Slices
 from gateway.completions.stored.head import ResponseHead
 from gateway.completions.stored.history import History, UnreadReplies
 from gateway.completions.stored.journal import (
@@ -280,6 +280,10 @@ class Takeovers:
                 # Two settlements are one in the ledger only if their times are equal too.
                 admission = Admission(head.record.created_ms, {})
         settlement = self._settlements.open(draft, admission, generation)
+        if head.is_sliced:
+            # It is unknown how much the former owner reserved.
+            slices = Slices(head.subjects, head.most, sequences=_sequences(head), reserved=0)
+            self._settlements.reserve_in_slices(settlement, slices)
         return settlement, status._replace(state=ResponseState.RUNNING, handles=())
 
     def _draft(self, head: ResponseHead, reservation: str, settled: Counts) -> UsageRecord:
@@ -331,9 +335,15 @@ def _with_new_deadline(head: ResponseHead) -> ResponseHead:
     return msgspec.structs.replace(head, jobs=jobs)
 
 
+def _sequences(head: ResponseHead) -> int:
+    return sum(job.n for job in head.jobs)
+
+
 def _reservation_request(head: ResponseHead, draft: UsageRecord) -> ReservationRequest:
     """Return the reservation request for the most that a resumed response may use."""
     most = draft.used(head.most)
+    if head.is_sliced:
+        most = Slices.first(most, sequences=_sequences(head))
     return ReservationRequest.of(
         draft,
         head.subjects,

@@ -2,11 +2,13 @@
 -- limits or in none.
 --
 -- For a request that is already admitted, nothing changes and the reply is that of the first call.
+-- If the call `extends` the reservation, it becomes as large as asked for, or stays as it is. What is
+-- added counts in the current slot of a minute, and in the day and month of the admission.
 -- If the counters of an account are incomplete, the script reports it before any decision.
 --
 -- KEYS reservation, open_reservations
 -- ARGV lease_ms: lease in milliseconds  prompt, completion: tokens  cost: in micro-dollars
---   record: draft of the usage record
+--   record: draft of the usage record  extends: 1 or 0
 --   request: msgpack: 1. the names of the subjects  2. `1` for each subject with limits per minute,
 --     else `0`  3. the same for subjects with limits per day, a budget or credit  4. the same for
 --     limits of concurrent requests  5. whether the tenant is prepaid
@@ -23,9 +25,9 @@
 -- @include server
 -- @include limits
 local reservation, open_reservations = unpack(KEYS, 1, 2)
-local id, lease_ms, prompt, completion, cost, record, window_prefix, running_prefix, account_prefix,
-  request = unpack(ARGV, 1, 10)
-local first_limits = 11
+local id, lease_ms, prompt, completion, cost, record, extends, window_prefix, running_prefix,
+  account_prefix, request = unpack(ARGV, 1, 11)
+local first_limits = 12
 -- Globals are slow to look up, and `ipairs` to iterate with.
 local format, byte, ONE = string.format, string.byte, string.byte('1')
 local created_ms, released = unpack(call('HMGET', reservation, 'created_ms', 'released'))
@@ -38,6 +40,18 @@ local names, windows, held, slots_held, is_prepaid = unpack(cmsgpack.unpack(requ
 local now = now_ms()
 local slot, day = math.floor(now / SLOT_MS), math.floor(now / DAY_MS)
 local month = month_of(day)
+local held_day, held_month = day, month
+local is_extended, is_same_day, is_same_month = created_ms and extends == '1', true, true
+if is_extended then
+  local _, old_day, old_month, held_prompt, held_completion, held_cost = struct.unpack('>dddddd',
+    call('HGET', reservation, 'amounts'))
+  is_same_day, is_same_month, prompt = old_day == day, old_month == month, held_prompt
+  local more, dearer = completion - held_completion, cost - held_cost
+  is_extended = more > 0
+  tokens = more
+  wanted = {0, more, 0, more, 0, is_same_day and more or 0, 0, is_same_month and dearer or 0, dearer}
+  held_day, held_month = old_day, old_month
+end
 
 local function load_subject(number)
   local name = names[number]
@@ -94,7 +108,7 @@ for number = 1, #names do
   subjects[number] = s
   if s.is_unseeded then unseeded[#unseeded + 1] = number end
 end
-if created_ms then
+if created_ms and not is_extended then
   local out = {1, tonumber(created_ms)}
   for _, s in ipairs(subjects) do append_remaining(out, s) end
   return unchanged(subjects, out)
@@ -121,19 +135,22 @@ if refusal then
   return unchanged(subjects, refusal)
 end
 
-local out, expiry = {1, now}, format('%d', now + lease_ms)
+-- What the request takes of requests and of prompt tokens is 0 if it is extended.
+local out, expiry = {1, tonumber(created_ms or now)}, format('%d', now + lease_ms)
 for number = 1, #subjects do
   local s = subjects[number]
   local a, m = s.account, s.minute
   append_remaining(out, s, wanted)
   if a then
-    a.held_requests, a.held_tokens = a.held_requests + 1, a.held_tokens + tokens
-    a.held_cost = a.held_cost + cost
-    if s.is_payer then a.held_credit = a.held_credit + cost end
+    if is_same_day then
+      a.held_requests, a.held_tokens = a.held_requests + wanted[1], a.held_tokens + tokens
+    end
+    if is_same_month then a.held_cost = a.held_cost + wanted[CREDIT] end
+    if s.is_payer then a.held_credit = a.held_credit + wanted[CREDIT] end
   end
   if m then
-    m.r, m.p, m.c = m.r + 1, m.p + prompt, m.c + completion
-    m.sr, m.sp, m.sc = m.sr + 1, m.sp + prompt, m.sc + completion
+    m.r, m.p, m.c = m.r + wanted[1], m.p + wanted[3], m.c + wanted[4]
+    m.sr, m.sp, m.sc = m.sr + wanted[1], m.sp + wanted[3], m.sc + wanted[4]
   end
   if a and m then
     call('HSET', s.key, 'n', pack_account(a), 'w', pack_minute(m))
@@ -146,7 +163,7 @@ for number = 1, #subjects do
   if s.is_new or m and not s.lasts then call('PEXPIRE', s.key, ACCOUNT_MS) end
   if s.running then call('ZADD', s.running, expiry, id) end
 end
-call('HSET', reservation, 'created_ms', format('%d', now), 'request', request, 'amounts',
-  struct.pack('>dddddd', slot, day, month, prompt, completion, cost), 'record', record)
+call('HSET', reservation, 'created_ms', created_ms or format('%d', now), 'request', request,
+  'amounts', struct.pack('>dddddd', slot, held_day, held_month, prompt, completion, cost), 'record', record)
 call('ZADD', open_reservations, expiry, id)
 return out

@@ -134,6 +134,11 @@ class Desk:
         request = self.request(request_id or f"r{self.number}", **amounts)
         return await self.store.reserve(request, lease_ms=LEASE_MS)
 
+    async def extend(self, request_id: str, **amounts: int) -> Any:
+        """Make the reservation of an admitted request as large as this."""
+        request = self.request(request_id, **amounts)
+        return await self.store.reserve(request, lease_ms=LEASE_MS, extends=True)
+
     async def admit(self, request_id: str | None = None, **amounts: int) -> Admitted:
         """Reserve, which must be admitted."""
         answer = await self.reserve(request_id, **amounts)

@@ -551,3 +551,53 @@ async def test_amounts_are_exact_up_to_the_largest_limit(
         LimitName.BUDGET: 0,
         None: limit - 10,
     }
+
+
+async def test_reservation_is_extended_within_every_limit_or_stays_as_it_is(
+    store: QuotaStore, clock: TestClock
+) -> None:
+    key = key_of(tokens_per_minute=100, requests_per_minute=1, tokens_per_day=150)
+    one = desk(store, key, tenant_of(budget_micros=1000, concurrent_requests=1))
+    await one.seed()
+    await one.admit("r1", prompt=10, completion=20, cost=300)
+    assert isinstance(await one.extend("r1", completion=50, cost=500), Admitted)
+    # What is reserved already needs no room.
+    assert isinstance(await one.extend("r1", completion=40, cost=400), Admitted)
+    for amounts, limit in (
+        ({"completion": 91, "cost": 600}, LimitName.TOKENS_PER_MINUTE),
+        ({"completion": 60, "cost": 1001}, LimitName.BUDGET),
+    ):
+        refused = await one.extend("r1", **amounts)
+        assert (refused.limit, refused.is_too_large) == (limit, False)
+    minute, *_ = await store.status(TENANT, one.subjects)
+    assert (minute.requests_of_minute, minute.completion_tokens_of_minute) == (1, 50)
+    # Tokens that were added leave the window a minute after they were added.
+    await clock.advance(61_000)
+    assert isinstance(await one.extend("r1", completion=100, cost=700), Admitted)
+    status, _, tenant = await store.status(TENANT, one.subjects)
+    assert (status.completion_tokens_of_minute, status.tokens_today) == (50, 110)
+    assert (tenant.cost_this_month, tenant.concurrent_requests) == (700, 1)
+    assert (await one.extend("r1", completion=141, cost=700)).limit is LimitName.TOKENS_PER_DAY
+    assert await one.settle("r1", completion=90, cost=650)
+    status, _, tenant = await store.status(TENANT, one.subjects)
+    assert (status.completion_tokens_of_minute, status.tokens_today) == (40, 100)
+    assert (tenant.cost_this_month, tenant.concurrent_requests) == (650, 0)
+
+
+async def test_extension_belongs_to_the_day_of_its_request(
+    store: QuotaStore, clock: TestClock
+) -> None:
+    one = desk(store, key_of(tokens_per_day=100))
+    await one.seed()
+    await one.admit("r1")
+    await clock.advance(DAY_MS)
+    assert isinstance(await one.extend("r1", completion=500), Admitted)
+    status, *_ = await store.status(TENANT, one.subjects)
+    assert status.tokens_today == 0
+    assert await one.settle("r1", completion=400)
+    status, *_ = await store.status(TENANT, one.subjects)
+    assert status.tokens_today == 0
+    # A reservation that Redis has lost is made again.
+    assert isinstance(await one.extend("lost"), Admitted)
+    status, *_ = await store.status(TENANT, one.subjects)
+    assert status.tokens_today == 30

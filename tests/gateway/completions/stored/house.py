@@ -20,7 +20,7 @@ from gateway.completions.queue.dispatcher import Dispatcher
 from gateway.completions.queue.generation import Generation, Reply
 from gateway.completions.rendering.completion import Completion
 from gateway.completions.sealing import Sealer
-from gateway.completions.settlement import Settlement, SettlementService
+from gateway.completions.settlement import Settlement, SettlementService, Slices
 from gateway.completions.stored.head import ResponseHead
 from gateway.completions.stored.reader import ResponseReader
 from gateway.completions.stored.service import Responses
@@ -143,6 +143,7 @@ class House:
         max_tokens: int = 16,
         image_tokens: int = 0,
         line: str = "",
+        is_sliced: bool = False,
         **parameters: Any,
     ) -> Submitted:
         """Admit a request as the API does, and put its jobs on the queue."""
@@ -172,17 +173,22 @@ class House:
             prompt_tokens=prompts * len(PROMPT) + image_tokens,
             completion_tokens=prompts * best_of * max_tokens,
         )
+        reserved = Slices.first(most, sequences=prompts * n) if is_sliced else most
         admission = await self.reservations.reserve(
             ReservationRequest.of(
                 draft,
                 subjects,
                 prompt_tokens=most.prompt_tokens,
-                completion_tokens=most.completion_tokens,
+                completion_tokens=reserved.completion_tokens,
             ),
             is_openai=False,
         )
         generation = Generation(max_unread_bytes=1 << 20)
         settlement = self.settlements.open(draft, admission, generation)
+        if is_sliced:
+            first = reserved.completion_tokens
+            slices = Slices(subjects, most, sequences=prompts * n, reserved=first)
+            self.settlements.reserve_in_slices(settlement, slices)
         jobs = [
             GenerationJob(
                 id=f"{request_id}-{index}",
@@ -218,6 +224,7 @@ class House:
                 record=settlement.record,
                 subjects=subjects,
                 most=most,
+                is_sliced=is_sliced,
                 weight=1.0,
                 is_background=is_background,
                 retention_ms=60_000,

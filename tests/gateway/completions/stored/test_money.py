@@ -42,6 +42,8 @@ OURS: Final = frozenset(FailureCode) - {
     FailureCode.INVALID_REQUEST,
     FailureCode.DEADLINE_EXCEEDED,
     FailureCode.STORED_BYTES,
+    FailureCode.RATE_LIMITED,
+    FailureCode.OUT_OF_QUOTA,
     # These end no request: another gateway settles it, or its client has ended it.
     FailureCode.TAKEN_OVER,
     FailureCode.CANCELLED,
@@ -71,6 +73,8 @@ THEIRS: Mapping[str, End] = {
     "rejected": failing(to_api_error(JobFailed(0, 0, FailureCode.INVALID_REQUEST, ""))),
     "timed out": failing(to_api_error(JobFailed(0, 0, FailureCode.DEADLINE_EXCEEDED, ""))),
     "stored bytes": failing(to_api_error(JobFailed(0, 0, FailureCode.STORED_BYTES, ""))),
+    "rate limited": failing(to_api_error(JobFailed(0, 0, FailureCode.RATE_LIMITED, ""))),
+    "out of quota": failing(to_api_error(JobFailed(0, 0, FailureCode.OUT_OF_QUOTA, ""))),
     "slow reader": failing(SlowReaderError("")),
     "left": leave,
     "cancelled": cancel,
