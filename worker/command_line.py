@@ -49,7 +49,7 @@ def settings_command(
 
 
 def _option(prefix: str, name: str, field: FieldInfo) -> click.Option:
-    text = f"{field.description}  [{prefix}{name.upper()}]"
+    text = " ".join(f"{field.description}".splitlines()) + f"  [{prefix}{name.upper()}]"
     default = field.default
     if isinstance(default, SecretStr):
         default = default.get_secret_value()

@@ -68,22 +68,18 @@ RedisUrl = Annotated[SecretStr, AfterValidator(_check_redis_url)]
 class ProcessSettings(BaseSettings):
     """Settings of every process that runs models."""
 
-    model_config = SettingsConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    model_config = SettingsConfigDict(
+        extra="forbid", frozen=True, protected_namespaces=(), use_attribute_docstrings=True
+    )
 
-    redis_url: RedisUrl = Field(
-        default=SecretStr("redis://127.0.0.1:6379/0"), description="Redis server of the queue."
-    )
-    health_host: str = Field(
-        default="127.0.0.1", description="Address of /metrics, /healthz and /readyz."
-    )
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
-        default="INFO", description="Minimum level of log messages."
-    )
-    log_format: LogFormat = Field(
-        default=LogFormat.TEXT,
-        description="`text`, or `json`: one object per line, "
-        "with the ids of the request and trace.",
-    )
+    redis_url: RedisUrl = SecretStr("redis://127.0.0.1:6379/0")
+    """Redis server of the queue."""
+    health_host: str = "127.0.0.1"
+    """Address of /metrics, /healthz and /readyz."""
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    """Minimum level of log messages."""
+    log_format: LogFormat = LogFormat.TEXT
+    """`text`, or `json`: one object per line, with the ids of the request and trace."""
 
 
 class WorkerSettings(ProcessSettings):
@@ -91,115 +87,69 @@ class WorkerSettings(ProcessSettings):
 
     model_config = SettingsConfigDict(env_prefix=_PREFIX)
 
-    model_path: str = Field(
-        min_length=1, description="Folder of the model, or its Hugging Face id."
-    )
-    model_name: str = Field(
-        default="", description="Name under which the model is served; the folder's name if empty."
-    )
-    model_aliases: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)] = Field(
-        default=(),
-        description="Other names under which clients may ask for the model, comma-separated.",
-    )
-    scales_to_zero: bool = Field(
-        default=False,
-        description="Whether waiting requests start a worker if none runs (KEDA, for example): "
-        "gateways then accept requests while no worker serves the model.",
-    )
-    ends_with_input: bool = Field(
-        default=False,
-        description="Whether the worker returns its jobs and exits when its standard input ends or "
-        "its engine dies.",
-    )
-    may_sleep: bool = Field(
-        default=False,
-        description="Whether the host may put the engine to sleep, which vLLM does on GPUs.",
-    )
-    worker_id: str = Field(
-        default_factory=default_worker_id,
-        min_length=1,
-        description="Unique name of this worker process; generated if not given.",
-    )
+    model_path: Annotated[str, Field(min_length=1)]
+    """Folder of the model, or its Hugging Face id."""
+    model_name: str = ""
+    """Name under which the model is served; the folder's name if empty."""
+    model_aliases: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)] = ()
+    """Other names under which clients may ask for the model, comma-separated."""
+    scales_to_zero: bool = False
+    """Whether waiting requests start a worker if none runs (KEDA, for example): gateways then
+    accept requests while no worker serves the model."""
+    ends_with_input: bool = False
+    """Whether the worker returns its jobs and exits when its standard input ends or its engine
+    dies."""
+    may_sleep: bool = False
+    """Whether the host may put the engine to sleep, which vLLM does on GPUs."""
+    worker_id: str = Field(default_factory=default_worker_id, min_length=1)
+    """Unique name of this worker process; generated if not given."""
     dialect: Dialect | None = Field(
         default=None,
         description="Dialect of requests for this model that select none: "
         f"{', '.join(Dialect)}; the gateway's default if not given.",
     )
-    engine: Literal["vllm", "scripted"] = Field(
-        default="vllm",
-        description="`scripted` generates placeholder text at a steady pace, for tests.",
-    )
+    engine: Literal["vllm", "scripted"] = "vllm"
+    """`scripted` generates placeholder text at a steady pace, for tests."""
 
-    max_sequences: int | None = Field(
-        default=None, ge=1, description="Maximum number of sequences in the engine's batch."
-    )
-    context_window: int | None = Field(
-        default=None,
-        ge=2,
-        description="Maximum number of prompt and completion tokens together; "
-        "the model's if not given.",
-    )
-    enforce_eager: bool | None = Field(
-        default=None,
-        description="Start faster without compiling the model. "
-        "Default: true on a CPU, false on a GPU.",
-    )
-    chat_template: Path | None = Field(
-        default=None,
-        description="File with a chat template (Jinja) that replaces the model's own.",
-    )
-    tool_parser: str = Field(
-        default="",
-        description="vLLM's parser of tool calls in chat responses, such as `hermes`; "
-        "no tool calls if empty. The scripted engine has its own.",
-    )
-    reasoning_parser: str = Field(
-        default="",
-        description="vLLM's parser of reasoning in chat responses, such as `qwen3`; "
-        "all text is content if empty. The scripted engine has its own.",
-    )
-    cpu_kv_cache_gib: int = Field(
-        default=1, ge=1, description="Memory for the KV cache on a CPU, in GiB."
-    )
-    engine_arguments: Annotated[dict[str, Any], BeforeValidator(_from_json)] = Field(
-        default={},
-        description='More engine arguments as JSON, such as {"tensor_parallel_size": 2}.',
-    )
+    max_sequences: Annotated[int | None, Field(ge=1)] = None
+    """Maximum number of sequences in the engine's batch."""
+    context_window: Annotated[int | None, Field(ge=2)] = None
+    """Maximum number of prompt and completion tokens together; the model's if not given."""
+    enforce_eager: bool | None = None
+    """Start faster without compiling the model. Default: true on a CPU, false on a GPU."""
+    chat_template: Path | None = None
+    """File with a chat template (Jinja) that replaces the model's own."""
+    tool_parser: str = ""
+    """vLLM's parser of tool calls in chat responses, such as `hermes`; no tool calls if empty. The
+    scripted engine has its own."""
+    reasoning_parser: str = ""
+    """vLLM's parser of reasoning in chat responses, such as `qwen3`; all text is content if empty.
+    The scripted engine has its own."""
+    cpu_kv_cache_gib: Annotated[int, Field(ge=1)] = 1
+    """Memory for the KV cache on a CPU, in GiB."""
+    engine_arguments: Annotated[dict[str, Any], BeforeValidator(_from_json)] = {}
+    """More engine arguments as JSON, such as {"tensor_parallel_size": 2}."""
 
-    adapter_slots: int = Field(
-        default=0,
-        ge=0,
-        le=256,
-        description="LoRA adapters that the engine runs at once; 0 serves the base model only.",
-    )
-    loaded_adapters: int | None = Field(
-        default=None,
-        ge=1,
-        description="LoRA adapters that stay loaded, at least the slots.  [default: the slots]",
-    )
+    adapter_slots: Annotated[int, Field(ge=0, le=256)] = 0
+    """LoRA adapters that the engine runs at once; 0 serves the base model only."""
+    loaded_adapters: Annotated[int | None, Field(ge=1)] = None
+    """LoRA adapters that stay loaded, at least the slots.  [default: the slots]"""
     max_adapter_rank: Annotated[int, AfterValidator(_check_rank)] = Field(
         default=16,
         description=f"Maximum rank of LoRA adapters: {', '.join(map(str, _RANKS))}.",
     )
-    file_store: str = Field(
-        default=".sluice/files",
-        min_length=1,
-        description="Store of LoRA adapters, the same as the gateways': "
-        "a folder, `s3://BUCKET/PREFIX`, or `none`.",
-    )
+    file_store: Annotated[str, Field(min_length=1)] = ".sluice/files"
+    """Store of LoRA adapters, the same as the gateways': a folder, `s3://BUCKET/PREFIX`, or
+    `none`."""
     adapter_folder: Path = Field(
-        default_factory=lambda: Path(tempfile.gettempdir()) / "sluice-adapters",
-        description="Folder for copies of LoRA adapters, which workers of a machine may share.",
+        default_factory=lambda: Path(tempfile.gettempdir()) / "sluice-adapters"
     )
-    adapter_folder_bytes: int = Field(
-        default=10 * 1024**3, ge=1, description="Maximum bytes of all copies in that folder."
-    )
-    adapter_load_units: float = Field(
-        default=1000.0,
-        ge=0,
-        description="Service units that a tenant is charged for each second of a load. "
-        "A unit is a prompt token.",
-    )
+    """Folder for copies of LoRA adapters, which workers of a machine may share."""
+    adapter_folder_bytes: Annotated[int, Field(ge=1)] = 10 * 1024**3
+    """Maximum bytes of all copies in that folder."""
+    adapter_load_units: Annotated[float, Field(ge=0)] = 1000.0
+    """Service units that a tenant is charged for each second of a load. A unit is a prompt
+    token."""
 
     lease_seconds: float = Field(
         default=1.5,
@@ -209,100 +159,52 @@ class WorkerSettings(ProcessSettings):
         "stopped, or cut off from Redis. A worker whose event loop is blocked loses them "
         f"after {JOB_LEASES:d} times this time.",
     )
-    start_units: float = Field(
-        default=0.0,
-        ge=0,
-        description="Service units that the tenant of the first job is charged. A host sets them "
-        "if it starts the worker in place of another one.",
-    )
-    drain_seconds: float = Field(
-        default=30.0,
-        ge=0,
-        description="Time for running jobs to finish when the worker stops.",
-    )
-    gather_seconds: float = Field(
-        default=0.04,
-        ge=0,
-        le=1,
-        description="Longest time for which the new text of a sequence is collected in one delta; "
-        "0 sends the text of every engine step at once.",
-    )
-    reply_buffer_deltas: int = Field(
-        default=200_000,
-        ge=1_000,
-        description="Maximum number of unwritten reply deltas while Redis is unavailable; "
-        "beyond it, jobs are dropped.",
-    )
+    start_units: Annotated[float, Field(ge=0)] = 0.0
+    """Service units that the tenant of the first job is charged. A host sets them if it starts the
+    worker in place of another one."""
+    drain_seconds: Annotated[float, Field(ge=0)] = 30.0
+    """Time for running jobs to finish when the worker stops."""
+    gather_seconds: Annotated[float, Field(ge=0, le=1)] = 0.04
+    """Longest time for which the new text of a sequence is collected in one delta; 0 sends the text
+    of every engine step at once."""
+    reply_buffer_deltas: Annotated[int, Field(ge=1_000)] = 200_000
+    """Maximum number of unwritten reply deltas while Redis is unavailable; beyond it, jobs are
+    dropped."""
 
-    preempted_share: float = Field(
-        default=1.0,
-        ge=0,
-        le=100,
-        description="Maximum share of the engine's sequences that batch jobs give up for requests "
-        "in a second; 0 preempts none.",
-    )
+    preempted_share: Annotated[float, Field(ge=0, le=100)] = 1.0
+    """Maximum share of the engine's sequences that batch jobs give up for requests in a second; 0
+    preempts none."""
 
-    affinity_seconds: float = Field(
-        default=1.0,
-        ge=0,
-        le=60,
-        description="Longest time for which a waiting job is passed over for jobs of its tenant "
-        "whose prefixes this worker has cached, or waits for a worker that has cached its own; "
-        "0 disables both.",
-    )
+    affinity_seconds: Annotated[float, Field(ge=0, le=60)] = 1.0
+    """Longest time for which a waiting job is passed over for jobs of its tenant whose prefixes
+    this worker has cached, or waits for a worker that has cached its own; 0 disables both."""
 
-    health_port: int = Field(
-        default=0,
-        ge=0,
-        le=65535,
-        description="Port of /metrics, /healthz and /readyz; 0 opens none.",
-    )
-    stall_seconds: float = Field(
-        default=120.0,
-        gt=0,
-        description="Time without an engine step while jobs run, "
-        "after which the engine is restarted. An engine must also fall asleep and wake up in it.",
-    )
-    restart_pause_seconds: float = Field(
-        default=60.0,
-        ge=0,
-        description="Longest pause before a restart of a dead engine. The first pause is 1 s. "
-        "It doubles with each attempt until an engine has run for a minute.",
-    )
-    restart_seconds: float = Field(
-        default=1800.0,
-        gt=0,
-        description="Time after which /healthz fails if a dead engine was not restarted.",
-    )
-    traces: bool = Field(
-        default=False,
-        description="Whether to export spans of jobs whose gateways trace them, "
-        "as configured by the standard `OTEL_` variables.",
-    )
+    health_port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """Port of /metrics, /healthz and /readyz; 0 opens none."""
+    stall_seconds: Annotated[float, Field(gt=0)] = 120.0
+    """Time without an engine step while jobs run, after which the engine is restarted. An engine
+    must also fall asleep and wake up in it."""
+    restart_pause_seconds: Annotated[float, Field(ge=0)] = 60.0
+    """Longest pause before a restart of a dead engine. The first pause is 1 s. It doubles with each
+    attempt until an engine has run for a minute."""
+    restart_seconds: Annotated[float, Field(gt=0)] = 1800.0
+    """Time after which /healthz fails if a dead engine was not restarted."""
+    traces: bool = False
+    """Whether to export spans of jobs whose gateways trace them, as configured by the standard
+    `OTEL_` variables."""
 
-    scripted_step_seconds: float = Field(
-        default=0.02, ge=0, description="Scripted engine: time between two steps; 0 does not wait."
-    )
-    scripted_prefill_seconds_per_token: float = Field(
-        default=0.0, ge=0, description="Scripted engine: time to process a prompt token."
-    )
-    scripted_kv_cache_tokens: int = Field(
-        default=1_000_000, ge=1, description="Scripted engine: size of the simulated KV cache."
-    )
-    scripted_completion_tokens: int | None = Field(
-        default=None,
-        ge=1,
-        description="Scripted engine: tokens after which a sequence ends; never if not given.",
-    )
-    scripted_deadly_token_id: int | None = Field(
-        default=None,
-        ge=0,
-        description="Scripted engine: id of a token that kills the engine if a prompt has it.",
-    )
-    scripted_dies_on_signal: bool = Field(
-        default=False,
-        description="Scripted engine: whether SIGUSR1 kills the engine instead of the process.",
-    )
+    scripted_step_seconds: Annotated[float, Field(ge=0)] = 0.02
+    """Scripted engine: time between two steps; 0 does not wait."""
+    scripted_prefill_seconds_per_token: Annotated[float, Field(ge=0)] = 0.0
+    """Scripted engine: time to process a prompt token."""
+    scripted_kv_cache_tokens: Annotated[int, Field(ge=1)] = 1_000_000
+    """Scripted engine: size of the simulated KV cache."""
+    scripted_completion_tokens: Annotated[int | None, Field(ge=1)] = None
+    """Scripted engine: tokens after which a sequence ends; never if not given."""
+    scripted_deadly_token_id: Annotated[int | None, Field(ge=0)] = None
+    """Scripted engine: id of a token that kills the engine if a prompt has it."""
+    scripted_dies_on_signal: bool = False
+    """Scripted engine: whether SIGUSR1 kills the engine instead of the process."""
 
     @property
     def served_name(self) -> str:

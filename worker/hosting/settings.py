@@ -3,7 +3,7 @@
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic_settings import SettingsConfigDict
@@ -30,42 +30,25 @@ class HostSettings(ProcessSettings):
 
     model_config = SettingsConfigDict(env_prefix="SLUICE_HOST_")
 
-    models: Path = Field(
-        description="JSON file with a list of the settings of each model's worker, such as "
-        '`[{"model_path": "/models/a"}, {"model_path": "/models/b", "max_sequences": 64}]`.',
-    )
-    least_seconds: float = Field(
-        default=30.0,
-        ge=0,
-        description="Time for which a model with jobs is served before the host may swap.",
-    )
-    ratio: float = Field(
-        default=2.0,
-        ge=1,
-        description="The host leaves a model with jobs for one that has this many times as many "
-        "waiting jobs for each worker.",
-    )
-    longest_wait_seconds: float = Field(
-        default=60.0,
-        ge=0,
-        description="Wait of a request for a model without a worker after which the host swaps to "
-        "it in any case.",
-    )
-    swap_units: float = Field(
-        default=1000.0,
-        ge=0,
-        description="Service units that the tenant whose job is claimed first after a swap is "
-        "charged for each second of the swap, as last measured. A unit is a prompt token.",
-    )
-    sleeping_models: int = Field(
-        default=0,
-        ge=0,
-        description="Maximum number of models whose workers sleep beside the one that is served, "
-        "with their weights in the machine's memory; 0 ends the worker at each swap. Needs a GPU.",
-    )
-    health_port: int = Field(
-        default=0, ge=0, le=65535, description="Port of the host's /metrics; 0 opens none."
-    )
+    models: Path
+    """JSON file with a list of the settings of each model's worker, such as `[{"model_path":
+    "/models/a"}, {"model_path": "/models/b", "max_sequences": 64}]`."""
+    least_seconds: Annotated[float, Field(ge=0)] = 30.0
+    """Time for which a model with jobs is served before the host may swap."""
+    ratio: Annotated[float, Field(ge=1)] = 2.0
+    """The host leaves a model with jobs for one that has this many times as many waiting jobs for
+    each worker."""
+    longest_wait_seconds: Annotated[float, Field(ge=0)] = 60.0
+    """Wait of a request for a model without a worker after which the host swaps to it in any
+    case."""
+    swap_units: Annotated[float, Field(ge=0)] = 1000.0
+    """Service units that the tenant whose job is claimed first after a swap is charged for each
+    second of the swap, as last measured. A unit is a prompt token."""
+    sleeping_models: Annotated[int, Field(ge=0)] = 0
+    """Maximum number of models whose workers sleep beside the one that is served, with their
+    weights in the machine's memory; 0 ends the worker at each swap. Needs a GPU."""
+    health_port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """Port of the host's /metrics; 0 opens none."""
 
 
 def read_models(path: Path) -> dict[str, dict[str, str]]:
