@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from enum import StrEnum
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -72,9 +72,18 @@ CHAIN_RANGES: Mapping[str, Range] = MappingProxyType(
         "min_keep": MIN_KEEP,
         "dynatemp_range": DYNATEMP_RANGE,
         "dynatemp_exponent": DYNATEMP_EXPONENT,
+        "xtc_probability": XTC_PROBABILITY,
+        "xtc_threshold": XTC_THRESHOLD,
+        "dry_multiplier": DRY_MULTIPLIER,
+        "dry_base": DRY_BASE,
+        "dry_allowed_length": DRY_ALLOWED_LENGTH,
+        "dry_last_n": LAST_N,
+        "mirostat_version": MIROSTAT,
+        "mirostat_tau": MIROSTAT_TAU,
+        "mirostat_eta": MIROSTAT_ETA,
     }
 )
-"""Ranges by field of `SamplerChain`."""
+"""Ranges by name in `SamplerChain.values`."""
 
 MAX_STOP_STRINGS = 64
 MAX_STOP_CHARACTERS = 512
@@ -161,6 +170,15 @@ class SamplerChain(msgspec.Struct, frozen=True, omit_defaults=True):
     mirostat: Mirostat | None = None
     reports_probabilities: bool = False
     """Whether log-probabilities are those of the chain's result, not of the model."""
+
+    def values(self) -> dict[str, Any]:
+        """Return the fields by name, and those of its parts by names such as `xtc_threshold`."""
+        values = msgspec.structs.asdict(self)
+        for name in ("xtc", "dry", "mirostat"):
+            if (part := values.pop(name)) is not None:
+                fields = msgspec.structs.asdict(part)
+                values |= {f"{name}_{field}": value for field, value in fields.items()}
+        return values
 
 
 class RepetitionDetection(msgspec.Struct, frozen=True):

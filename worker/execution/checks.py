@@ -10,13 +10,15 @@ from collections.abc import Sequence
 from contract import sampling as ranges
 from contract.grammar import MAX_GRAMMAR_CHARACTERS
 from contract.messages import Feature, GenerationJob
-from contract.sampling import Dry, Mirostat, Range, SamplerChain, SamplingSpec, Xtc
+from contract.sampling import Range, SamplerChain, SamplingSpec
 from worker.engine.base import EngineInfo, InvalidRequestError
 
 _PATTERN_TOKENS = Range(0, 4096)
 """Tokens of a repeated pattern, and its repetitions: vLLM compares that many after each token."""
 
 _MAX_TOOLS = 128
+_GIVEN_AS = {"mirostat_version": "mirostat", "dry_last_n": "dry_penalty_last_n"}
+"""Parameters of clients that have other names in a chain."""
 _MAX_STEPS = 32
 """Steps of a sampler chain, which may contain the same step more than once."""
 _MAX_PREDICT_MS = Range(0, 2**31 - 1)
@@ -144,32 +146,15 @@ def _check_bad_words(words: list[str]) -> None:
 
 
 def _check_chain(chain: SamplerChain) -> None:
+    values = chain.values()
     for name, bounds in ranges.CHAIN_RANGES.items():
-        _check_range(name, getattr(chain, name), bounds)
+        if name in values:
+            _check_range(_GIVEN_AS.get(name, name), values[name], bounds)
     _check_number("samplers", chain.order, _MAX_STEPS)
-    for part in (chain.xtc, chain.dry, chain.mirostat):
-        match part:
-            case Xtc():
-                _check_range("xtc_probability", part.probability, ranges.XTC_PROBABILITY)
-                _check_range("xtc_threshold", part.threshold, ranges.XTC_THRESHOLD)
-            case Dry():
-                _check_dry(part)
-            case Mirostat():
-                _check_range("mirostat", part.version, ranges.MIROSTAT)
-                _check_range("mirostat_tau", part.tau, ranges.MIROSTAT_TAU)
-                _check_range("mirostat_eta", part.eta, ranges.MIROSTAT_ETA)
-            case None:
-                pass
-
-
-def _check_dry(dry: Dry) -> None:
-    _check_range("dry_multiplier", dry.multiplier, ranges.DRY_MULTIPLIER)
-    _check_range("dry_base", dry.base, ranges.DRY_BASE)
-    _check_range("dry_allowed_length", dry.allowed_length, ranges.DRY_ALLOWED_LENGTH)
-    _check_range("dry_penalty_last_n", dry.last_n, ranges.LAST_N)
-    name = "dry_sequence_breakers"
-    _check_number(name, dry.breakers, ranges.MAX_DRY_BREAKERS)
-    _check_characters(name, dry.breakers, ranges.MAX_DRY_BREAKER_CHARACTERS)
+    if chain.dry is not None:
+        name, breakers = "dry_sequence_breakers", chain.dry.breakers
+        _check_number(name, breakers, ranges.MAX_DRY_BREAKERS)
+        _check_characters(name, breakers, ranges.MAX_DRY_BREAKER_CHARACTERS)
 
 
 def _check_something_is_left(spec: SamplingSpec, info: EngineInfo) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from contract import sampling as ranges
-from contract.sampling import Range, SamplerChain, SamplingSpec
+from contract.sampling import Range, SamplingSpec
 from worker.samplers.parameters import SequenceChain
 
 PROCESSOR = "worker.engine.vllm.chain_processor:ChainProcessor"
@@ -18,17 +18,9 @@ _TOKEN_ID = Range(0, 2**31 - 1)
 _BOUNDS = {
     **ranges.SAMPLING_RANGES,
     **ranges.CHAIN_RANGES,
-    "xtc_probability": ranges.XTC_PROBABILITY,
-    "xtc_threshold": ranges.XTC_THRESHOLD,
-    "dry_multiplier": ranges.DRY_MULTIPLIER,
-    "dry_base": ranges.DRY_BASE,
-    "dry_allowed_length": ranges.DRY_ALLOWED_LENGTH,
-    "dry_last_n": ranges.LAST_N,
-    "mirostat_version": ranges.MIROSTAT,
-    "mirostat_tau": ranges.MIROSTAT_TAU,
-    "mirostat_eta": ranges.MIROSTAT_ETA,
     "prompt_tokens": Range(0, 2**31 - 1),
 }
+_NAMES = frozenset(field.name for field in fields(SequenceChain))
 
 
 def chain_arguments(
@@ -54,31 +46,22 @@ def chain_arguments(
     """
     if spec.chain is None:
         raise ValueError("'spec' must have a chain.")
-    parameters = SequenceChain(
-        order=tuple(spec.chain.order),
-        temperature=spec.temperature,
-        top_p=spec.top_p,
-        top_k=spec.top_k,
-        min_p=spec.min_p,
-        presence_penalty=spec.presence_penalty,
-        frequency_penalty=spec.frequency_penalty,
-        repetition_penalty=spec.repetition_penalty,
-        penalty_last_n=spec.chain.penalty_last_n,
-        penalizes_prompt=spec.chain.penalizes_prompt,
-        typical_p=spec.chain.typical_p,
-        top_n_sigma=spec.chain.top_n_sigma,
-        min_keep=spec.chain.min_keep,
-        dynatemp_range=spec.chain.dynatemp_range,
-        dynatemp_exponent=spec.chain.dynatemp_exponent,
+    chain = spec.chain
+    values = {
+        **msgspec.structs.asdict(spec),
+        **chain.values(),
+        "order": tuple(chain.order),
+        "xtc_spared": tuple(spared_token_ids) if chain.xtc and chain.xtc.spares_special else (),
+        "dry_breakers": tuple((tuple(heads), tuple(tail)) for heads, tail in breakers)
+        if chain.dry
+        else (),
         # Rows that no step reports would be mistaken for those of a later step.
-        reports_probabilities=spec.chain.reports_probabilities and is_scored,
-        seed=seed,
-        prompt_tokens=prompt_tokens,
-        replayed=tuple(replayed),
-        **_xtc(spec.chain, spared_token_ids),
-        **_dry(spec.chain, breakers),
-        **_mirostat(spec.chain),
-    )
+        "reports_probabilities": chain.reports_probabilities and is_scored,
+        "seed": seed,
+        "prompt_tokens": prompt_tokens,
+        "replayed": tuple(replayed),
+    }
+    parameters = SequenceChain(**{name: values[name] for name in _NAMES & values.keys()})
     return {_KEY: msgspec.to_builtins(parameters)}
 
 
@@ -104,45 +87,13 @@ def chain_parameters(extra_args: Mapping[str, Any] | None) -> SequenceChain | No
         parameters = msgspec.convert(arguments, SequenceChain)
     except msgspec.ValidationError as error:
         raise ValueError(f"The sampler chain is malformed: {error}.") from None
-    if unknown := sorted(set(arguments) - {field.name for field in fields(SequenceChain)}):
+    if unknown := sorted(set(arguments) - _NAMES):
         raise ValueError(f"The sampler chain has no parameter {', '.join(unknown)}.")
     for name, bounds in _BOUNDS.items():
         _check(name, getattr(parameters, name), bounds)
     for token_id in _token_ids(parameters):
         _check("token id", token_id, _TOKEN_ID)
     return parameters
-
-
-def _xtc(chain: SamplerChain, spared_token_ids: list[int]) -> dict[str, Any]:
-    if chain.xtc is None:
-        return {}
-    return {
-        "xtc_probability": chain.xtc.probability,
-        "xtc_threshold": chain.xtc.threshold,
-        "xtc_spared": tuple(spared_token_ids) if chain.xtc.spares_special else (),
-    }
-
-
-def _dry(chain: SamplerChain, breakers: list[tuple[list[int], list[int]]]) -> dict[str, Any]:
-    if chain.dry is None:
-        return {}
-    return {
-        "dry_multiplier": chain.dry.multiplier,
-        "dry_base": chain.dry.base,
-        "dry_allowed_length": chain.dry.allowed_length,
-        "dry_last_n": chain.dry.last_n,
-        "dry_breakers": tuple((tuple(heads), tuple(tail)) for heads, tail in breakers),
-    }
-
-
-def _mirostat(chain: SamplerChain) -> dict[str, Any]:
-    if chain.mirostat is None:
-        return {}
-    return {
-        "mirostat_version": chain.mirostat.version,
-        "mirostat_tau": chain.mirostat.tau,
-        "mirostat_eta": chain.mirostat.eta,
-    }
 
 
 def _check(name: str, value: float, bounds: Range) -> None:
