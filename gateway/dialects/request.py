@@ -167,6 +167,9 @@ class ChatRequest:
     """Whether the text of a special token in the messages is that token."""
     continues_last_message: bool = False
     """Whether the response continues the last message, an assistant's, instead of a new one."""
+    keeps_system_places: bool = False
+    """Whether system and developer messages keep their places, even as messages of a user if the
+    template takes none there."""
     opens_message: bool = True
     """Whether the prompt ends with the beginning of a new message, if none is continued."""
     shows_reasoning: bool = True

@@ -16,6 +16,7 @@ from gateway.completions.prompt.conversation import (
     for_template,
     image_count,
     tools_for_template,
+    with_systems_in_place,
 )
 from gateway.completions.prompt.literal_text import protected
 from gateway.completions.prompt.templates.template import (
@@ -39,6 +40,9 @@ CHARACTERS_PER_TOKEN: Final = 16
 SLACK_CHARACTERS: Final = 65_536
 MAX_OPENING_TOKENS: Final = 256
 """Longest opening that a template gives a response; of a longer one, only its end is examined."""
+
+_LATER_SYSTEM: Final = ("user", "assistant", "system", "user")
+"""Roles of the messages that show whether a template keeps the place of a system message."""
 
 _PARAM: Final = "messages"
 _CONTINUATION_MARK: Final = "CONTINUE_FINAL_MESSAGE_TAG "
@@ -123,6 +127,12 @@ class _Rendering:
                 f"'{_PARAM}' and 'tools' must not be nested so deeply (RecursionError).",
                 param=_PARAM,
             ) from None
+        if self._chat.keeps_system_places:
+            sent = with_systems_in_place(
+                sent,
+                has_developer_role=self._template.has_developer_role,
+                takes_later_system=self._takes_later_system,
+            )
         messages = for_template(
             sent,
             self._form.content_format,
@@ -174,6 +184,23 @@ class _Rendering:
             allowed = (form.reasoning_start, form.reasoning_end)
         read: dict[str, Any] = self._protected(message, allowed=allowed)
         return read
+
+    def _takes_later_system(self) -> bool:
+        """Whether the template renders a system message where it is, after other messages."""
+        texts = [(role, f"{role} {number}") for number, role in enumerate(_LATER_SYSTEM)]
+        messages = for_template(
+            [{"role": role, "content": text} for role, text in texts],
+            self._form.content_format,
+            image_token="",
+            tool_parser="",
+            has_developer_role=True,
+        )
+        try:
+            rendered = self._text(messages, opens=True)
+        except (RefusedMessagesError, TooLongError):
+            return False
+        places = [rendered.find(text) for _, text in texts]
+        return places == sorted(places) and places[0] >= 0
 
     def _rendered(self, messages: list[dict[str, Any]], *, opens: bool) -> str:
         """Return the text of messages; with `opens`, add the text that begins a response."""

@@ -4,7 +4,7 @@ Steps that do not depend on the model are done earlier (`gateway.dialects.chat.m
 """
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from contract.messages import ContentFormat
@@ -46,6 +46,33 @@ def for_template(
     _name_calls(converted, tool_parser)
     has_developer = any(message["role"] == "developer" for message in converted)
     return converted if has_developer_role or not has_developer else _as_system(converted)
+
+
+def with_systems_in_place(
+    messages: list[Message], *, has_developer_role: bool, takes_later_system: Callable[[], bool]
+) -> list[Message]:
+    """Return messages whose system and developer messages the template takes where they are.
+
+    A system message that the template takes only at the front becomes one of a user, and joins its
+    neighbors: a moved message would change the beginning of the prompt, which is in the cache.
+    """
+    roles = [message["role"] for message in messages]
+    if not has_developer_role:
+        roles = ["system" if role == "developer" else role for role in roles]
+    if "system" in roles[1:] and not takes_later_system():
+        roles[1:] = ["user" if role == "system" else role for role in roles[1:]]
+    placed: list[Message] = []
+    is_joining = False
+    """Whether the last message was one of the system."""
+    for message, role in zip(messages, roles, strict=True):
+        is_new = role == "user" != message["role"]
+        if (is_new or is_joining) and placed and role == "user" == placed[-1]["role"]:
+            content = [*_parts(placed[-1]["content"]), *_parts(message["content"])]
+            placed[-1] = {**placed[-1], "content": content}
+        else:
+            placed.append(message if role == message["role"] else {**message, "role": role})
+        is_joining = is_new
+    return placed
 
 
 def tools_for_template(tools: list[dict[str, Any]]) -> list[dict[str, Any]] | None:

@@ -193,12 +193,12 @@ def check_continued(conversation: Conversation, *, may_repeat: bool) -> None:
 def _read_message(
     value: object, path: str, conversation: Conversation, *, takes_any_role: bool
 ) -> None:
-    message = _object(value, path)
+    message = read_object(value, path)
     role = message.get("role")
     if role is None:
         raise MissingParameterError(f"{path}.role")
     if takes_any_role:
-        role = _text(message, "role", path, most=MAX_NAME_CHARACTERS)
+        role = read_text(message, "role", path, most=MAX_NAME_CHARACTERS)
     elif not isinstance(role, str) or role not in ROLES:
         raise must(f"{path}.role", f"be one of {', '.join(ROLES)}", role)
     match role:
@@ -211,10 +211,10 @@ def _read_message(
         case _:
             content = _required_content(message, path, conversation, takes_images=role == "user")
             read = {"role": role, "content": content}
-    if (name := _text(message, "name", path, most=MAX_NAME_CHARACTERS)) is not None:
+    if (name := read_text(message, "name", path, most=MAX_NAME_CHARACTERS)) is not None:
         read["name"] = name
     conversation.messages.append(read)
-    conversation.ignore(path, _unread(message, _KEYS.get(str(role), _KEYS["user"])))
+    conversation.ignore(path, unread_members(message, _KEYS.get(str(role), _KEYS["user"])))
 
 
 def _read_assistant(
@@ -225,7 +225,7 @@ def _read_assistant(
             f"'{path}.audio' is not supported. Send its text as 'content'.", param=f"{path}.audio"
         )
     content = _content(message, path, conversation, takes_refusals=True)
-    refusal = _text(message, "refusal", path)
+    refusal = read_text(message, "refusal", path)
     read: dict[str, Any] = {"role": "assistant", "content": refusal if content is None else content}
     calls = _calls(message, path, conversation)
     if calls:
@@ -243,7 +243,7 @@ def _read_tool_result(
     message: dict[str, Any], path: str, conversation: Conversation
 ) -> dict[str, Any]:
     content = _joined(_required_content(message, path, conversation))
-    call = _text(message, "tool_call_id", path, most=MAX_NAME_CHARACTERS)
+    call = read_text(message, "tool_call_id", path, most=MAX_NAME_CHARACTERS)
     if call is None:
         raise MissingParameterError(f"{path}.tool_call_id")
     return {"role": "tool", "content": content, "tool_call_id": call}
@@ -292,7 +292,7 @@ def _content(
 
 
 def _part(value: object, path: str, kinds: list[str], conversation: Conversation) -> dict[str, str]:
-    part = _object(value, path)
+    part = read_object(value, path)
     kind = part.get("type")
     if kind is None:
         raise MissingParameterError(f"{path}.type")
@@ -302,17 +302,18 @@ def _part(value: object, path: str, kinds: list[str], conversation: Conversation
             f"Given: {shown(kind)}.",
             param=f"{path}.type",
         )
-    conversation.ignore(path, _unread(part, {"type", kind}))
+    conversation.ignore(path, unread_members(part, {"type", kind}))
     if kind == "image_url":
-        _add_image(part.get(kind), f"{path}.{kind}", conversation)
+        add_image(part.get(kind), f"{path}.{kind}", conversation)
         return {"type": "image"}
-    text = _text(part, kind, path)
+    text = read_text(part, kind, path)
     if text is None:
         raise MissingParameterError(f"{path}.{kind}")
     return {"type": "text", "text": text}
 
 
-def _add_image(value: object, path: str, conversation: Conversation) -> None:
+def add_image(value: object, path: str, conversation: Conversation) -> None:
+    """Add the image of a URL or data URI at `path`. Raises a BadRequestError."""
     if len(conversation.image_sources) == MAX_IMAGES:
         raise InvalidParameterError(
             f"'messages' must have at most {MAX_IMAGES} images. Given: one more in '{path}'.",
@@ -322,7 +323,7 @@ def _add_image(value: object, path: str, conversation: Conversation) -> None:
     if isinstance(value, dict):
         url, url_path = value.get("url"), f"{path}.url"
         _check_detail(value.get("detail"), f"{path}.detail")
-        conversation.ignore(path, _unread(value, {"url", "detail"}))
+        conversation.ignore(path, unread_members(value, {"url", "detail"}))
     if url is None:
         raise MissingParameterError(url_path)
     if not isinstance(url, str):
@@ -347,7 +348,7 @@ def _joined(content: str | list[dict[str, str]]) -> str:
 
 
 def _reasoning(message: dict[str, Any], path: str) -> str | None:
-    named = {name: _text(message, name, path) for name in ("reasoning_content", "reasoning")}
+    named = {name: read_text(message, name, path) for name in ("reasoning_content", "reasoning")}
     given = [text for text in named.values() if text is not None]
     if len(set(given)) > 1:
         raise InvalidParameterError(
@@ -379,30 +380,30 @@ def _calls(message: dict[str, Any], path: str, conversation: Conversation) -> li
 
 
 def _call(value: object, path: str, conversation: Conversation) -> dict[str, Any]:
-    call = _object(value, path)
+    call = read_object(value, path)
     kind = call.get("type", "function")
     if kind != "function":
         raise UnsupportedParameterError(
             f"'{path}.type' must be function. Given: {shown(kind)}.", param=f"{path}.type"
         )
-    call_id = _text(call, "id", path, most=MAX_NAME_CHARACTERS)
+    call_id = read_text(call, "id", path, most=MAX_NAME_CHARACTERS)
     if call_id is None:
         raise MissingParameterError(f"{path}.id")
     if call.get("function") is None:
         raise MissingParameterError(f"{path}.function")
     # Clients that assemble a streamed call may leave its index in it.
-    conversation.ignore(path, _unread(call, {"id", "type", "function", "index"}))
+    conversation.ignore(path, unread_members(call, {"id", "type", "function", "index"}))
     function = _function(call["function"], f"{path}.function", conversation)
     # In vLLM's order, which affects the prompt if a template dumps the whole call.
     return {"id": call_id, "function": function, "type": "function"}
 
 
 def _function(value: object, path: str, conversation: Conversation) -> dict[str, Any]:
-    function = _object(value, path)
-    name = _text(function, "name", path, most=MAX_NAME_CHARACTERS)
+    function = read_object(value, path)
+    name = read_text(function, "name", path, most=MAX_NAME_CHARACTERS)
     if name is None:
         raise MissingParameterError(f"{path}.name")
-    conversation.ignore(path, _unread(function, {"name", "arguments"}))
+    conversation.ignore(path, unread_members(function, {"name", "arguments"}))
     arguments = _arguments(function.get("arguments"), f"{path}.arguments")
     return {"arguments": arguments, "name": name}
 
@@ -418,13 +419,16 @@ def _arguments(value: object, path: str) -> dict[str, Any] | str:
         return str(value)
 
 
-def _object(value: object, path: str) -> dict[str, Any]:
+def read_object(value: object, path: str) -> dict[str, Any]:
+    """Return a JSON object. Raises InvalidParameterError."""
     if not isinstance(value, dict):
         raise must(path, "be an object", value)
     return value
 
 
-def _text(value: dict[str, Any], name: str, path: str, *, most: int | None = None) -> str | None:
+def read_text(
+    value: dict[str, Any], name: str, path: str, *, most: int | None = None
+) -> str | None:
     """Return a string from `value`, or None if absent.
 
     With `most`, the string must have 1 to `most` characters.
@@ -449,7 +453,7 @@ def _boolean(value: dict[str, Any], name: str, path: str) -> bool:
     return bool(given)
 
 
-def _unread(value: dict[str, Any], known: Iterable[str]) -> Iterable[str]:
+def unread_members(value: dict[str, Any], known: Iterable[str]) -> Iterable[str]:
     """Return the unknown entries that request something."""
     names = frozenset(known)
     return (key for key, entry in value.items() if key not in names and not is_nothing(entry))

@@ -219,6 +219,27 @@ async def test_only_client_variables_that_the_template_reads_are_set() -> None:
     assert set(rendered.ignored_template_arguments) == arguments.keys() - {"reasoning_effort"}
 
 
+@all_cases(
+    ("name", "role", "expected"),
+    [
+        ("chatml_tools", "system", "<|im_start|>system\nBe kind.<|im_end|>\n"),
+        ("roles", "developer", "<|system|>Be kind.\n"),
+        ("strict_turns", "system", "user\nHi <b>& 'you'\n ☺ \nBe kind.\nHi <b>& 'you'\n ☺<"),
+        ("strict_turns", "developer", "user\nHi <b>& 'you'\n ☺ \nBe kind.\nHi <b>& 'you'\n ☺<"),
+    ],
+)
+async def test_later_system_message_keeps_its_place(name: str, role: str, expected: str) -> None:
+    first = {"role": "system", "content": "Be brief."}
+    later = {"role": role, "content": "Be kind."}
+    messages = [first, ASK, ANSWER, ASK, later]
+    rendered = await render([*messages, ASK], name, keeps_system_places=True)
+    assert expected in rendered.text
+    # The prompt of a conversation grows at its end.
+    beginning = (await render(messages[:2], name, keeps_system_places=True)).text
+    assert rendered.text.startswith(beginning.removesuffix("<think>\n"))
+    assert "system\nBe kind" not in rendered.text or name == "chatml_tools"
+
+
 async def test_tools_are_described_to_the_model() -> None:
     rendered = await render([ASK], tools=[TOOL])
     assert (

@@ -1,0 +1,1 @@
+"""Anthropic's Messages API: its bodies, converted to the requests that chats become."""

@@ -1,0 +1,291 @@
+"""Conversations of Anthropic's Messages, converted to the form of `gateway.dialects.chat.messages`.
+
+A message of the API may become several: each tool result becomes a message of role tool, in its
+place. Neighbors of one role become one message. System messages keep their places.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from gateway.dialects.chat.messages import (
+    MAX_CALLS,
+    MAX_MESSAGES,
+    MAX_NAME_CHARACTERS,
+    MAX_PARTS,
+    Conversation,
+    add_image,
+    read_object,
+    read_text,
+    unread_members,
+)
+from gateway.dialects.fields import read_list
+from gateway.dialects.images import SIGNATURES
+from gateway.records.errors import (
+    MissingParameterError,
+    UnsupportedParameterError,
+    must,
+    shown,
+)
+
+ROLES: Final = ("user", "assistant", "system")
+
+_ATTRIBUTION: Final = re.compile(r"(?:x-anthropic-[^\n]*(?:\n|$))+")
+"""Lines that Claude Code puts before the system prompt. They differ in each request, so a prompt
+that begins with them is never in a prefix cache."""
+_ERROR: Final = "Error: "
+"""Precedes the text of a tool result that `is_error`: templates have no mark for errors."""
+
+_COMMON: Final = frozenset({"type", "cache_control", "citations"})
+_MEMBERS: Final[Mapping[str, frozenset[str]]] = {
+    kind: _COMMON.union(members.split())
+    for kind, members in {
+        "text": "text",
+        "image": "source",
+        "document": "source title context",
+        "search_result": "source title content",
+        "tool_reference": "tool_name",
+        "tool_result": "tool_use_id content is_error",
+        "tool_use": "id name input caller",
+        "thinking": "thinking signature",
+        "redacted_thinking": "data",
+    }.items()
+}
+"""The members of each type of block that are read or have no effect on a response."""
+
+_OF_SYSTEM: Final = ("text",)
+_OF_DOCUMENTS: Final = ("text", "image")
+_OF_RESULTS: Final = ("text", "image", "document", "search_result", "tool_reference")
+_OF_USERS: Final = ("text", "image", "document", "search_result", "tool_result")
+_OF_ASSISTANTS: Final = ("text", "thinking", "redacted_thinking", "tool_use")
+
+_Part = dict[str, str]
+
+
+def read_conversation(system: object, messages: object) -> Conversation:
+    """Return the conversation. Raises a BadRequestError that names the first invalid place."""
+    if messages is None:
+        raise MissingParameterError("messages")
+    reader = _Reader()
+    if system is not None:
+        reader.read_system(system, "system")
+    for index, message in enumerate(read_list(messages, "messages", most=MAX_MESSAGES)):
+        reader.read_message(message, f"messages[{index}]")
+    conversation = reader.finished()
+    if not messages or not conversation.messages:
+        raise must("messages", "have at least one message with content", messages)
+    return conversation
+
+
+class _Reader:
+    def __init__(self) -> None:
+        self._conversation = Conversation()
+        self._messages = self._conversation.messages
+
+    def finished(self) -> Conversation:
+        """Return the conversation, in which content of one text is that text."""
+        for message in self._messages:
+            match message["content"]:
+                case []:
+                    message["content"] = None if "tool_calls" in message else ""
+                case [{"type": "text", "text": text}]:
+                    message["content"] = text
+        return self._conversation
+
+    def read_message(self, value: object, path: str) -> None:
+        message = read_object(value, path)
+        role, content = message.get("role"), message.get("content")
+        for name, member in (("role", role), ("content", content)):
+            if member is None:
+                raise MissingParameterError(f"{path}.{name}")
+        self._conversation.ignore(path, unread_members(message, ("role", "content", *_COMMON)))
+        path = f"{path}.content"
+        match role:
+            case "user":
+                self._read_user(content, path)
+            case "assistant":
+                self._read_assistant(content, path)
+            case "system":
+                self.read_system(content, path)
+            case _:
+                raise must(path.replace(".content", ".role"), _one_of(ROLES), role)
+
+    def read_system(self, content: object, path: str) -> None:
+        parts = self._parts(content, path, _OF_SYSTEM)
+        for part in parts:
+            if lines := _ATTRIBUTION.match(part["text"]):
+                part["text"] = part["text"][lines.end() :]
+        if parts := [part for part in parts if part["text"]]:
+            self._message("system")["content"] += parts
+
+    def _read_user(self, content: object, path: str) -> None:
+        if not isinstance(content, list):
+            self._message("user")["content"] += self._parts(content, path, _OF_USERS)
+            return
+        shown_by_tools: list[_Part] = []
+        """Images of tool results: templates accept images in user messages only."""
+        for index, each in enumerate(_blocks(content, path)):
+            place = f"{path}[{index}]"
+            block, kind = self._block(each, place, _OF_USERS)
+            if kind == "tool_result":
+                shown_by_tools += self._read_result(block, place)
+                continue
+            parts = self._parts_of(block, kind, place)
+            self._message("user")["content"] += [*shown_by_tools, *parts]
+            shown_by_tools = []
+        if shown_by_tools or not content:
+            self._message("user")["content"] += shown_by_tools
+
+    def _read_result(self, block: dict[str, Any], path: str) -> list[_Part]:
+        """Add a tool's result as a message, and return its images."""
+        call = read_text(block, "tool_use_id", path, most=MAX_NAME_CHARACTERS)
+        if call is None:
+            raise MissingParameterError(f"{path}.tool_use_id")
+        content, is_error = block.get("content"), block.get("is_error")
+        if not isinstance(is_error, bool | None):
+            raise must(f"{path}.is_error", "be a boolean", is_error)
+        parts = [] if content is None else self._parts(content, f"{path}.content", _OF_RESULTS)
+        text = "\n".join(part["text"] for part in parts if part["type"] == "text")
+        result = {"role": "tool", "content": f"{_ERROR * bool(is_error)}{text}"}
+        self._messages.append({**result, "tool_call_id": call})
+        return [part for part in parts if part["type"] == "image"]
+
+    def _read_assistant(self, content: object, path: str) -> None:
+        message = self._message("assistant")
+        if not isinstance(content, list):
+            message["content"] += self._parts(content, path, _OF_ASSISTANTS)
+            return
+        for index, each in enumerate(_blocks(content, path)):
+            place = f"{path}[{index}]"
+            block, kind = self._block(each, place, _OF_ASSISTANTS)
+            if kind == "tool_use":
+                calls = message.setdefault("tool_calls", [])
+                if len(calls) == MAX_CALLS:
+                    raise must(path, f"have at most {MAX_CALLS} calls", len(calls) + 1)
+                calls.append(_call(block, place))
+            elif kind == "text":
+                message["content"] += self._parts_of(block, kind, place)
+            else:
+                _add_reasoning(message, block, kind, place)
+
+    def _message(self, role: str) -> dict[str, Any]:
+        """Return the message that content of a role continues; a new one after other roles."""
+        if not self._messages or self._messages[-1]["role"] != role:
+            self._messages.append({"role": role, "content": []})
+        return self._messages[-1]
+
+    def _parts(self, content: object, path: str, kinds: Sequence[str]) -> list[_Part]:
+        """Return the parts of a text or of blocks."""
+        if isinstance(content, str):
+            return [{"type": "text", "text": content}] if content else []
+        parts: list[_Part] = []
+        for index, each in enumerate(_blocks(content, path)):
+            block, kind = self._block(each, f"{path}[{index}]", kinds)
+            parts += self._parts_of(block, kind, f"{path}[{index}]")
+        return parts
+
+    def _block(self, value: object, path: str, kinds: Sequence[str]) -> tuple[dict[str, Any], str]:
+        """Return a block and its type, which must be one of `kinds`."""
+        block = read_object(value, path)
+        kind = block.get("type")
+        if kind is None:
+            raise MissingParameterError(f"{path}.type")
+        if not isinstance(kind, str) or kind not in kinds:
+            raise UnsupportedParameterError(
+                f"'{path}.type' must {_one_of(kinds)} here. Given: {shown(kind)}.",
+                param=f"{path}.type",
+            )
+        if not block.keys() <= _MEMBERS[kind]:
+            self._conversation.ignore(path, unread_members(block, _MEMBERS[kind]))
+        return block, kind
+
+    def _parts_of(self, block: dict[str, Any], kind: str, path: str) -> list[_Part]:
+        """Return the parts of a block that has text or images."""
+        if kind == "image":
+            self._add_image(block.get("source"), f"{path}.source")
+            return [{"type": "image"}]
+        if kind == "document":
+            return _titled(block, path, self._document(block.get("source"), f"{path}.source"))
+        if kind == "search_result":
+            parts = self._parts(block.get("content"), f"{path}.content", _OF_SYSTEM)
+            return _titled(block, path, parts, "source")
+        name = "tool_name" if kind == "tool_reference" else "text"
+        text = read_text(block, name, path)
+        if text is None:
+            raise MissingParameterError(f"{path}.{name}")
+        return [{"type": "text", "text": text}] if text else []
+
+    def _document(self, value: object, path: str) -> list[_Part]:
+        source = read_object(value, path)
+        match source.get("type"):
+            case "text":
+                text = read_text(source, "data", path)
+                return [{"type": "text", "text": text}] if text else []
+            case "content":
+                return self._parts(source.get("content"), f"{path}.content", _OF_DOCUMENTS)
+            case kind:
+                raise UnsupportedParameterError(
+                    f"'{path}.type' must be one of text, content: other documents are not read "
+                    f"here. Given: {shown(kind)}. Send the document's text, or images of its "
+                    "pages.",
+                    param=f"{path}.type",
+                )
+
+    def _add_image(self, value: object, path: str) -> None:
+        source = read_object(value, path)
+        match source.get("type"):
+            case "base64":
+                kind, data = source.get("media_type"), read_text(source, "data", path)
+                if not isinstance(kind, str) or kind not in SIGNATURES:
+                    raise must(f"{path}.media_type", _one_of([*SIGNATURES]), kind)
+                if data is None:
+                    raise MissingParameterError(f"{path}.data")
+                add_image(f"data:{kind};base64,{data}", f"{path}.data", self._conversation)
+            case "url":
+                add_image(source.get("url"), f"{path}.url", self._conversation)
+            case kind:
+                raise must(f"{path}.type", _one_of(("base64", "url")), kind)
+
+
+def _blocks(content: object, path: str) -> list[Any]:
+    if content is None:
+        raise MissingParameterError(path)
+    if not isinstance(content, list):
+        raise must(path, "be a string or an array of blocks", content)
+    return read_list(content, path, most=MAX_PARTS)
+
+
+def _titled(
+    block: dict[str, Any], path: str, parts: list[_Part], also: str = "context"
+) -> list[_Part]:
+    """Return the parts of a block after its title and another text about it."""
+    about = [read_text(block, name, path) for name in ("title", also)]
+    return [*({"type": "text", "text": text} for text in about if text), *parts]
+
+
+def _call(block: dict[str, Any], path: str) -> dict[str, Any]:
+    call, name = (read_text(block, each, path, most=MAX_NAME_CHARACTERS) for each in ("id", "name"))
+    for member, given in (("id", call), ("name", name)):
+        if given is None:
+            raise MissingParameterError(f"{path}.{member}")
+    arguments = block.get("input")
+    if not isinstance(arguments, dict | None):
+        raise must(f"{path}.input", "be an object", arguments)
+    # In vLLM's order, as in chats.
+    function = {"arguments": arguments or {}, "name": name}
+    return {"id": call, "function": function, "type": "function"}
+
+
+def _add_reasoning(message: dict[str, Any], block: dict[str, Any], kind: str, path: str) -> None:
+    """Add reasoning as text if the block has text; else as it was sealed, which is opened later."""
+    text = read_text(block, "thinking", path) if kind == "thinking" else ""
+    sealed = read_text(block, "signature" if kind == "thinking" else "data", path)
+    if text:
+        text = "\n".join(filter(None, (message.get("reasoning"), text)))
+        message |= {"reasoning": text, "reasoning_content": text}
+    elif sealed:
+        message["sealed"] = sealed
+
+
+def _one_of(names: Sequence[str]) -> str:
+    return f"be one of {', '.join(names)}" if len(names) > 1 else f"be {names[0]}"

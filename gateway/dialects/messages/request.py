@@ -1,0 +1,387 @@
+"""Messages: the body of Anthropic's `POST /v1/messages`, and its `GenerationRequest`."""
+
+import re
+from typing import Annotated, Any, Final
+
+import msgspec
+from pydantic import Field
+
+from contract import sampling
+from contract.dialect import Dialect
+from contract.sampling import MAX_STOP_CHARACTERS, MAX_STOP_STRINGS
+from contract.tier import REQUEST_TIERS, ServiceTier
+from gateway.dialects.bodies import SharedParameters, read_shared
+from gateway.dialects.chat.messages import Conversation
+from gateway.dialects.chat.template_arguments import TemplateParameters, read_template_arguments
+from gateway.dialects.chat.thinking import Thinking
+from gateway.dialects.fields import COUNT, Parameters, bounded, integer, read_list, read_strings
+from gateway.dialects.json_types import schema_of
+from gateway.dialects.messages.conversation import ROLES, read_conversation
+from gateway.dialects.parameters import is_nothing
+from gateway.dialects.profile import PROFILES, ContextLengthBehavior, Profile
+from gateway.dialects.request import (
+    ChatRequest,
+    GenerationRequest,
+    MessagesOptions,
+    ResponseForm,
+    Structure,
+    StructureKind,
+    Tool,
+    ToolMode,
+    ToolUse,
+)
+from gateway.dialects.stream_options import AUTO_TIER
+from gateway.dialects.structured.schemas import checked_schema
+from gateway.dialects.structured.tools import check_choice, check_names
+from gateway.dialects.wire import INTEGRAL, validate
+from gateway.records.errors import (
+    MissingParameterError,
+    UnsupportedParameterError,
+    must,
+    shown,
+)
+
+MAX_TOOLS: Final = 1024
+"""Agents send the tools of all their MCP servers."""
+LEAST_BUDGET: Final = 1024
+"""Least tokens of a reasoning budget."""
+EFFORTS: Final = ("low", "medium", "high", "xhigh", "max")
+_TIERS: Final = {
+    "auto": AUTO_TIER,
+    "standard_only": ServiceTier.DEFAULT,
+    **{tier.value: tier for tier in REQUEST_TIERS},
+}
+_THINKING: Final = {"enabled": True, "disabled": False, "adaptive": None}
+"""Whether the model should reason; None leaves the decision to its template."""
+_DISPLAYS: Final = ("summarized", "omitted", "updates")
+_MODES: Final = {"auto": ToolMode.AUTO, "any": ToolMode.REQUIRED, "tool": ToolMode.NAMED}
+
+_TOOL_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,128}")
+_TOOL_MEMBERS: Final = frozenset(
+    {
+        *("name", "description", "input_schema", "type", "strict", "cache_control"),
+        *("allowed_callers", "defer_loading", "eager_input_streaming", "input_examples"),
+    }
+)
+"""Members of a tool that are read or have no effect on a response."""
+_NO_PROFILE: Final = PROFILES[Dialect.OPENAI]
+"""The profile whose defaults are those of Anthropic's API."""
+
+_CONTENT: Final = "str | list[dict]"
+
+
+class MessagesParameters(Parameters):
+    """Body of `POST /v1/messages`. Null means absent for every parameter."""
+
+    model: str | None = Field(
+        default=None, description="The model, from `GET /v1/models`. Required."
+    )
+    max_tokens: Annotated[int, Field(ge=1, le=COUNT.maximum), INTEGRAL] | None = Field(
+        default=None,
+        description="Maximum tokens to generate, including thinking. Required. More than fit into "
+        "the context window are accepted; the response then ends with the window.",
+    )
+    messages: Any = Field(
+        default=None,
+        description="The conversation, oldest message first. Required. Content is text or a list "
+        "of blocks: text, image, document (as text), search_result, tool_use, tool_result, "
+        "thinking and redacted_thinking. System messages keep their places. If the last message "
+        "is the assistant's and has text, the response continues it.",
+        json_schema_extra=schema_of(
+            f'list[{{"role": role, "content": {_CONTENT}}}, 1:]', role={"enum": list(ROLES)}
+        ),
+    )
+    system: Any = Field(
+        default=None,
+        description="The system prompt: text, or blocks of type text. Lines that begin with "
+        "`x-anthropic-` are left out: they differ in each request of Claude Code.",
+        json_schema_extra=schema_of(f"{_CONTENT} | None"),
+    )
+    stop_sequences: Any = Field(
+        default=None,
+        description="Strings at which generation ends; the returned text ends before them.",
+        json_schema_extra=schema_of(
+            f"list[str[1:{MAX_STOP_CHARACTERS}], :{MAX_STOP_STRINGS}] | None"
+        ),
+    )
+    temperature: Annotated[float, bounded(sampling.TEMPERATURE)] | None = Field(
+        default=None, description="Sampling temperature. Default: 1."
+    )
+    top_p: Annotated[float, bounded(sampling.TOP_P)] | None = Field(
+        default=None, description="Keep the likeliest tokens up to this mass. Default: 1."
+    )
+    top_k: Annotated[int, bounded(sampling.TOP_K), INTEGRAL] | None = Field(
+        default=None, description="Keep this many of the likeliest tokens. Default: all."
+    )
+    stream: bool | None = Field(
+        default=None, description="Stream the response as server-sent events. Default: false."
+    )
+    thinking: Any = Field(
+        default=None,
+        description="`{type, budget_tokens, display}`. `enabled` and `disabled` turn reasoning on "
+        "and off, if the model's chat template can; `adaptive` and null leave it to the template. "
+        "`disabled` hides what reasoning there is. With display `omitted`, thinking blocks have "
+        "only their signature.",
+        json_schema_extra=schema_of(
+            f'{{"type": kind, "budget_tokens?": int[{LEAST_BUDGET}:] | None, "display?": display}}'
+            " | None",
+            kind={"enum": list(_THINKING)},
+            display={"enum": [*_DISPLAYS, None]},
+        ),
+    )
+    output_config: Any = Field(
+        default=None,
+        description="`{effort, format}`: `effort` sets the variable `reasoning_effort` of the "
+        "chat template, if it reads it; `format` `{type: json_schema, schema}` is enforced.",
+        json_schema_extra=schema_of(
+            '{"effort?": effort, "format?": dict | None} | None',
+            effort={"enum": [*EFFORTS, None]},
+        ),
+    )
+    output_format: Any = Field(
+        default=None,
+        description="The older name of `output_config.format`.",
+        json_schema_extra=schema_of("dict | None"),
+    )
+    tools: Any = Field(
+        default=None,
+        description="Tools of the client that the model may call: `{name, description, "
+        "input_schema, strict}`. With `strict`, the input matches the schema. Anthropic's own "
+        "tools, which have another `type` than custom, are rejected.",
+        json_schema_extra=schema_of(
+            f'list[{{"name": name, "description?": str | None, "input_schema": dict, '
+            f'"type?": "custom" | None, "strict?": bool | None}}, :{MAX_TOOLS}] | None',
+            name={"type": "string", "pattern": f"^{_TOOL_NAME.pattern}$"},
+        ),
+    )
+    tool_choice: Any = Field(
+        default=None,
+        description="`{type, name, disable_parallel_tool_use}` of type auto, any (at least one "
+        "call), tool (the named one) or none. Default: auto.",
+        json_schema_extra=schema_of(
+            '{"type": kind, "name?": str | None, "disable_parallel_tool_use?": bool | None} | None',
+            kind={"enum": [*_MODES, "none"]},
+        ),
+    )
+    service_tier: str | None = Field(
+        default=None,
+        description="`auto` (the account's tier), `standard_only`, or a tier of chats. The "
+        "response names the tier in its usage. Default: auto.",
+    )
+    metadata: Any = Field(
+        default=None,
+        description="`{user_id}`: an id of the end user, or of the session of an agent.",
+        json_schema_extra=schema_of('{"user_id?": str | None} | None'),
+    )
+    cache_control: Any = Field(
+        default=None,
+        description="No effect, here and in blocks: requests with a common prefix share cached "
+        "work automatically.",
+    )
+
+
+def read_message(body: dict[str, Any], profile: Profile, *, max_prompts: int) -> GenerationRequest:
+    """Return the request of a body of `POST /v1/messages`. Raises a BadRequestError."""
+    del max_prompts  # A message has one prompt.
+    wire = validate(MessagesParameters, body)
+    if wire.max_tokens is None:
+        raise MissingParameterError("max_tokens")
+    return _read(wire, profile, max_tokens=wire.max_tokens)
+
+
+def read_counted_message(
+    body: dict[str, Any], profile: Profile, *, max_prompts: int
+) -> GenerationRequest:
+    """Return the request whose prompt is counted; `max_tokens` has no effect."""
+    del max_prompts
+    return _read(validate(MessagesParameters, body | {"max_tokens": None}), profile, max_tokens=1)
+
+
+def _read(wire: MessagesParameters, profile: Profile, *, max_tokens: int) -> GenerationRequest:
+    conversation = read_conversation(wire.system, wire.messages)
+    ignored = conversation.ignored
+    for path, value, known in (
+        ("", wire.model_extra, ()),
+        ("metadata.", _object(wire.metadata, "metadata"), ("user_id",)),
+        ("output_config.", _object(wire.output_config, "output_config"), ("effort", "format")),
+        ("thinking.", _object(wire.thinking, "thinking"), ("type", "budget_tokens", "display")),
+    ):
+        ignored += (
+            path + name
+            for name, entry in (value or {}).items()
+            if name not in known and not is_nothing(entry)
+        )
+    shared = read_shared(
+        SharedParameters(
+            model=wire.model,
+            temperature=wire.temperature,
+            top_p=wire.top_p,
+            top_k=wire.top_k,
+            stream=wire.stream,
+            include_stop_str_in_output=False,
+            context_length_exceeded_behavior=ContextLengthBehavior.TRUNCATE,
+        ),
+        _NO_PROFILE,
+        max_tokens=max_tokens,
+    )
+    has_limit = wire.max_tokens is not None
+    thinking = _thinking(wire, max_tokens=max_tokens if has_limit else COUNT.maximum)
+    tools = _tools(wire.tools, ignored)
+    return msgspec.structs.replace(
+        shared,
+        profile=profile,
+        form=ResponseForm.MESSAGES,
+        form_options=MessagesOptions(
+            omits_thinking=(wire.thinking or {}).get("display") == "omitted"
+        ),
+        chat=_chat(wire, conversation, thinking),
+        adds_special_tokens=False,
+        stop=read_strings(
+            wire.stop_sequences,
+            "stop_sequences",
+            most=MAX_STOP_STRINGS,
+            longest=MAX_STOP_CHARACTERS,
+        ),
+        structure=_structure(wire),
+        tool_use=_tool_use(tools, wire.tool_choice),
+        sampling=msgspec.structs.replace(shared.sampling, thinking_budget=thinking.budget),
+        service_tier=_tier(wire.service_tier),
+        ignored_parameters=tuple(sorted(ignored)),
+    )
+
+
+def _chat(wire: MessagesParameters, conversation: Conversation, thinking: Thinking) -> ChatRequest:
+    arguments, params = read_template_arguments(TemplateParameters(), thinking)
+    return ChatRequest(
+        messages=conversation.messages,
+        tools=[_described(tool) for tool in wire.tools or ()],
+        image_sources=conversation.image_sources,
+        template_arguments=arguments,
+        argument_params=params,
+        thinking_budget_param=thinking.budget_param,
+        continues_last_message=(
+            conversation.ends_with_text_of_assistant and conversation.messages[-1]["content"] != ""
+        ),
+        shows_reasoning=thinking.is_shown,
+        keeps_system_places=True,
+    )
+
+
+def _thinking(wire: MessagesParameters, *, max_tokens: int) -> Thinking:
+    thinking, config = wire.thinking or {}, wire.output_config or {}
+    kind, budget = thinking.get("type"), thinking.get("budget_tokens")
+    if thinking and not (isinstance(kind, str) and kind in _THINKING):
+        raise must("thinking.type", f"be one of {', '.join(_THINKING)}", kind)
+    effort, display = config.get("effort"), thinking.get("display")
+    for path, given, names in (
+        ("output_config.effort", effort, EFFORTS),
+        ("thinking.display", display, _DISPLAYS),
+    ):
+        if given is not None and not (isinstance(given, str) and given in names):
+            raise must(path, f"be one of {', '.join(names)}", given)
+    if budget is not None:
+        budget = integer(budget)
+        if budget is None or not LEAST_BUDGET <= budget < max_tokens:
+            rule = f"be an integer of at least {LEAST_BUDGET} and below 'max_tokens'"
+            raise must("thinking.budget_tokens", rule, thinking["budget_tokens"])
+    elif kind == "enabled":
+        raise MissingParameterError("thinking.budget_tokens")
+    is_enabled = _THINKING[kind] if kind else None
+    return Thinking(
+        budget=budget if is_enabled else None,
+        budget_param="thinking.budget_tokens" if is_enabled else "",
+        effort=effort,
+        effort_param="output_config.effort",
+        is_enabled=is_enabled,
+        switch_param="thinking.type",
+        is_shown=is_enabled is not False,
+    )
+
+
+def _structure(wire: MessagesParameters) -> Structure | None:
+    param, path, value = "output_config", ".format", (wire.output_config or {}).get("format")
+    if value is None:
+        param, path, value = "output_format", "", wire.output_format
+    if value is None:
+        return None
+    place = param + path
+    if not isinstance(value, dict) or value.get("type") != "json_schema":
+        raise must(place, "be an object of type json_schema", value, param=param)
+    schema = checked_schema(value.get("schema"), f"{place}.schema")
+    return Structure(StructureKind.JSON_SCHEMA, schema, param, f"{path}.schema")
+
+
+def _tools(value: object, ignored: list[str]) -> list[Tool]:
+    listed = read_list(value, "tools", most=MAX_TOOLS)
+    tools = [_tool(each, f"tools[{index}]", ignored) for index, each in enumerate(listed)]
+    check_names(tools, "tools")
+    return tools
+
+
+def _tool(value: object, path: str, ignored: list[str]) -> Tool:
+    tool = _object(value, path)
+    name, kind = tool.get("name"), tool.get("type")
+    if kind not in (None, "custom"):
+        raise UnsupportedParameterError(
+            f"'{path}.type' must be custom: tools that Anthropic defines are not available here. "
+            f"Describe the tool {shown(name)} by an 'input_schema'. Given: {shown(kind)}.",
+            param=f"{path}.type",
+        )
+    if not isinstance(name, str) or not _TOOL_NAME.fullmatch(name):
+        raise must(f"{path}.name", "have 1 to 128 letters, digits, '_' or '-'", name)
+    for member, is_valid, described in (
+        ("description", str, "a string"),
+        ("strict", bool, "a boolean"),
+    ):
+        if not isinstance(given := tool.get(member), is_valid | None):
+            raise must(f"{path}.{member}", f"be {described}", given)
+    place = f"{path}.input_schema"
+    if (schema := tool.get("input_schema")) is None:
+        raise MissingParameterError(place)
+    ignored += (
+        f"{path}.{each}"
+        for each, given in tool.items()
+        if each not in _TOOL_MEMBERS and not is_nothing(given)
+    )
+    return Tool(name, checked_schema(schema, place), bool(tool.get("strict")), place)
+
+
+def _described(tool: dict[str, Any]) -> dict[str, Any]:
+    """Return a tool for the template, in the form of chats."""
+    function = {
+        "name": tool["name"],
+        "description": tool.get("description"),
+        "parameters": tool["input_schema"],
+    }
+    return {"type": "function", "function": function}
+
+
+def _tool_use(tools: list[Tool], value: object) -> ToolUse | None:
+    choice = {"type": "auto"} if value is None else _object(value, "tool_choice")
+    kind, name = choice.get("type"), choice.get("name")
+    if kind != "none" and not (isinstance(kind, str) and kind in _MODES):
+        raise must("tool_choice.type", f"be one of {', '.join(_MODES)}, none", kind)
+    is_single = choice.get("disable_parallel_tool_use")
+    if not isinstance(is_single, bool | None):
+        raise must("tool_choice.disable_parallel_tool_use", "be a boolean", is_single)
+    if kind == "none":
+        return None
+    mode = _MODES[kind]
+    if mode is not ToolMode.NAMED:
+        name = None
+    elif not isinstance(name, str):
+        raise must("tool_choice.name", "be a string", name)
+    check_choice(tools, mode, name, given=value, params=("tools", "tool_choice"))
+    return ToolUse(tools, mode, name, is_parallel=not is_single) if tools else None
+
+
+def _tier(name: str | None) -> str:
+    if name is not None and name not in _TIERS:
+        raise must("service_tier", f"be one of {', '.join(_TIERS)}", name)
+    return _TIERS[name or "auto"]
+
+
+def _object(value: object, path: str) -> dict[str, Any]:
+    if not isinstance(value, dict | None):
+        raise must(path, "be an object", value)
+    return value or {}
