@@ -17,6 +17,7 @@ from contract.tier import ServiceTier
 from gateway.auth.authenticator import Authenticator
 from gateway.batches.files.service import FileService
 from gateway.batches.finishing import joined, numbered
+from gateway.batches.lines import ENDPOINTS_BY_PATH
 from gateway.batches.principals import for_lines, principal_of
 from gateway.batches.results import ResultFiles
 from gateway.batches.running import BatchState, Line, LineRun, LineRunner, refused
@@ -352,7 +353,8 @@ class BatchRunner:
                 await state.stop.wait()
 
     def _style(self, line: Line) -> ErrorStyle:
-        return PROFILES[line.batch.dialect or self._settings.default_dialect].error_style
+        profile = PROFILES[line.batch.dialect or self._settings.default_dialect]
+        return ENDPOINTS_BY_PATH[line.batch.endpoint].error_style_in(profile)
 
 
 def remaining(chunk: Chunk, lines: Sequence[Line], runs: Sequence[LineRun | None]) -> list[Chunk]:

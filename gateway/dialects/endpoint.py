@@ -7,10 +7,12 @@ from typing import Any, Final, Protocol
 
 from gateway.dialects.chat.request import ChatCompletionRequest, to_chat_generation_request
 from gateway.dialects.completions import read_completion
+from gateway.dialects.messages.request import read_counted_message, read_message
 from gateway.dialects.native import read_native_completion, read_native_infill
 from gateway.dialects.profile import Profile
 from gateway.dialects.request import GenerationRequest
 from gateway.dialects.wire import validate
+from gateway.records.errors import ErrorStyle
 
 _ID_LENGTH: Final = 26
 """Each character has 5 random bits."""
@@ -39,6 +41,8 @@ class Endpoint:
     response_object: str
     """`object` of its responses."""
     read: BodyParser
+    error_style: ErrorStyle | None = None
+    """The style of its errors; None: that of the request's dialect."""
     has_native_path: bool = False
     """Whether it exists only in dialects that have llama.cpp's own paths."""
     takes_chats: bool = False
@@ -47,6 +51,10 @@ class Endpoint:
     def of(self, body: dict[str, Any]) -> "Endpoint":
         """Return the endpoint that serves a body."""
         return CHATS if self.takes_chats and "messages" in body else self
+
+    def error_style_in(self, profile: Profile) -> ErrorStyle:
+        """Return the style of its errors in a dialect."""
+        return self.error_style or profile.error_style
 
     @property
     def id_pattern(self) -> str:
@@ -84,11 +92,31 @@ CHATS: Final = Endpoint(
     read=_read_chat,
 )
 
-ENDPOINTS: Final = (COMPLETIONS, CHATS)
+MESSAGES: Final = Endpoint(
+    name="messages",
+    path="/v1/messages",
+    id_prefix="msg_",
+    response_object="message",
+    read=read_message,
+    error_style=ErrorStyle.ANTHROPIC,
+)
+
+COUNTED_MESSAGES: Final = replace(
+    MESSAGES, path=f"{MESSAGES.path}/count_tokens", read=read_counted_message
+)
+"""The endpoint that counts the tokens of a message's prompt."""
+
+ANTHROPIC_PREFIX: Final = "/anthropic"
+"""Before the paths of MESSAGES in the addresses that other servers have for them."""
+
+ENDPOINTS: Final = (COMPLETIONS, CHATS, MESSAGES)
 """The endpoints of the generation API; their responses can be read again."""
 
 INVOCATIONS: Final = replace(COMPLETIONS, path="/invocations", takes_chats=True)
 """The path that Amazon SageMaker calls; its responses are read again at the paths of ENDPOINTS."""
+
+PREFIXED_MESSAGES: Final = replace(MESSAGES, path=f"{ANTHROPIC_PREFIX}{MESSAGES.path}")
+"""MESSAGES at another path; its responses are read again at the paths of ENDPOINTS."""
 
 NATIVE_ENDPOINTS: Final = (
     *(

@@ -17,7 +17,7 @@ import msgspec
 from contract.messages import Feature
 from contract.sampling import DEFAULT_SAMPLERS, SamplerChain
 from gateway.dialects.profile import Profile
-from gateway.dialects.request import GenerationRequest, ToolMode
+from gateway.dialects.request import GenerationRequest, ResponseForm, ToolMode
 from gateway.records.errors import (
     MAX_SHOWN_CHARACTERS,
     UnknownParameterError,
@@ -418,7 +418,7 @@ def _met(
 
 def _without_thinking_budget(request: GenerationRequest, met: set[Need]) -> GenerationRequest:
     param = request.chat.thinking_budget_param if request.chat else ""
-    if Need.REASONING in met:
+    if Need.REASONING in met and request.form is not ResponseForm.MESSAGES:
         raise _unsupported(param, Need.THINKING_BUDGET)
     return msgspec.structs.replace(
         request,

@@ -41,6 +41,9 @@ class ResponseForm(StrEnum):
 class MessagesOptions(msgspec.Struct, frozen=True, omit_defaults=True, tag="messages"):
     """What a response in Anthropic's form needs of its request."""
 
+    omits_thinking: bool = False
+    """Whether thinking blocks have only a signature."""
+
 
 class ResponsesOptions(msgspec.Struct, frozen=True, omit_defaults=True, tag="responses"):
     """What a response in the form of OpenAI's Responses needs of its request."""

@@ -86,15 +86,17 @@ def credential_of(headers: Mapping[str, str]) -> str | None:
 
 
 def require_header_of(request: Request, profile: Profile) -> None:
-    """Reject a key in X-Api-Key, llama.cpp's header, in other dialects.
+    """Reject a key in X-Api-Key, llama.cpp's and Anthropic's header, in other dialects.
 
     Call it for an authorized request. Raises AuthenticationError.
     """
     is_known = any(map(request.headers.get, ("authorization", AZURE_KEY_HEADER)))
-    if profile.error_style is not ErrorStyle.LLAMACPP and not is_known:
+    style = exchange_of(request.scope).error_style
+    takes_key = ErrorStyle.ANTHROPIC is style or profile.error_style is ErrorStyle.LLAMACPP
+    if not (takes_key or is_known):
         raise AuthenticationError(
-            "The header 'X-Api-Key' is accepted in dialect llamacpp only. Given: dialect "
-            f"{profile.name}. Send 'Authorization: Bearer YOUR_KEY'."
+            "The header 'X-Api-Key' is accepted in dialect llamacpp and in Anthropic's API only. "
+            f"Given: dialect {profile.name}. Send 'Authorization: Bearer YOUR_KEY'."
         )
 
 

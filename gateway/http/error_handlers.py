@@ -2,6 +2,7 @@
 
 import logging
 
+import msgspec
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from opentelemetry.semconv.attributes.error_attributes import ERROR_TYPE
@@ -10,11 +11,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
+from common import logs
 from contract.dialect import Dialect
 from gateway.dialects.profile import PROFILES
 from gateway.dialects.profile_choice import DIALECT_HEADER, dialect_of
 from gateway.http.allowances import UnpaidRequests
-from gateway.http.exchange import exchange_of
+from gateway.http.exchange import anthropic_id, exchange_of
 from gateway.http.services import Services, services_of
 from gateway.platform import tracing
 from gateway.platform.settings import Settings
@@ -71,8 +73,12 @@ def error_style_of(request: Request) -> ErrorStyle:
 def to_response(error: ApiError, style: ErrorStyle = ErrorStyle.OPENAI) -> Response:
     """Render an error as the response to the current request."""
     tracing.note({ERROR_TYPE: error.code})
+    content = error.content(style)
+    if style is ErrorStyle.ANTHROPIC:
+        body = {**error.body(style), "request_id": anthropic_id(logs.request_id.get())}
+        content = msgspec.json.encode(body)
     return Response(
-        error.content(style),
+        content,
         status_code=error.status_for(style),
         headers=dict(error.headers()),
         media_type="application/json",

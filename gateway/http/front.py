@@ -37,6 +37,7 @@ from gateway.http.authorization import credential_of
 from gateway.http.connection import connection_of
 from gateway.http.draining import PROBES, Draining
 from gateway.http.error_handlers import EXPECTED_ERRORS, on_exception
+from gateway.http.exchange import anthropic_id, is_anthropic
 from gateway.http.services import Services
 from gateway.platform import telemetry, tracing
 from gateway.platform.concurrency.fair_turns import LoopTurns
@@ -246,7 +247,10 @@ def _read_headers(scope: Scope) -> tuple[list[tuple[bytes, bytes]], bool]:
             has_origin = True
     request_id = next(iter([given[name] for name in _IDS if name in given]), b"")
     given[_IDS[0]] = request_id or b"req_%b" % os.urandom(12).hex().encode()
-    return [(name, given[name]) for name in _IDS if name in given], has_origin
+    ids = [(name, given[name]) for name in _IDS if name in given]
+    if is_anthropic(scope):
+        ids.append((b"request-id", anthropic_id(given[_IDS[0]].decode()).encode()))
+    return ids, has_origin
 
 
 async def _respond(route: Route, scope: Scope, receive: Receive) -> Response:

@@ -1,5 +1,6 @@
 """API errors for requests that a limit rejects."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -40,24 +41,29 @@ _ADVICE: Final = {
 
 
 def refusal_error(
-    refused: Refused, *, is_openai: bool, sees: SeesUse = sees_all
+    refused: Refused, *, is_openai: bool, is_anthropic: bool = False, sees: SeesUse = sees_all
 ) -> RateLimitError | InsufficientQuotaError:
-    """Return the error of a rejection; lack of money has a separate status in the OpenAI dialect.
+    """Return the error of a rejection, whose headers may be Anthropic's.
+
+    Lack of money has a separate status in the OpenAI dialect.
 
     The message contains amounts of money only if the caller may see them.
     """
+    headers = headers_of(refused, sees, is_anthropic=is_anthropic)
     if refused.limit is None or refused.limit is LimitName.BUDGET:
-        return _money_error(refused, is_openai=is_openai, sees=sees)
+        return _money_error(refused, headers, is_openai=is_openai, sees=sees)
     return RateLimitError(
         _rate_message(refused, refused.limit),
         refusing=_refusing_limit(refused),
         code=_CODES.get(refused.limit, "tokens"),
         is_retryable=not refused.is_too_large,
-        headers=headers_of(refused, sees),
+        headers=headers,
     )
 
 
-def _money_error(refused: Refused, *, is_openai: bool, sees: SeesUse) -> InsufficientQuotaError:
+def _money_error(
+    refused: Refused, headers: Mapping[str, str], *, is_openai: bool, sees: SeesUse
+) -> InsufficientQuotaError:
     is_credit = refused.limit is None
     refusing = _refusing_limit(refused)
     if sees(refused.subject.scope):
@@ -70,7 +76,7 @@ def _money_error(refused: Refused, *, is_openai: bool, sees: SeesUse) -> Insuffi
         refusing=refusing,
         code="insufficient_credits" if is_credit else "budget_exceeded",
         is_openai=is_openai,
-        headers=headers_of(refused, sees),
+        headers=headers,
     )
 
 

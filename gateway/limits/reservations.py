@@ -149,24 +149,30 @@ class Reservations:
         return len(self._endings)
 
     async def reserve(
-        self, request: ReservationRequest, *, is_openai: bool, sees: SeesUse = sees_all
+        self,
+        request: ReservationRequest,
+        *,
+        is_openai: bool,
+        is_anthropic: bool = False,
+        sees: SeesUse = sees_all,
     ) -> Admission:
         """Reserve the maximum usage of a request in all of its limits, or in none.
 
         Raises RateLimitError or InsufficientQuotaError; `is_openai` selects the status and code for
-        lack of money. Raises StoreUnavailableError if the limits cannot be checked. After an error
-        nothing is reserved.
+        lack of money, `is_anthropic` the names of the headers. Raises StoreUnavailableError if the
+        limits cannot be checked. After an error nothing is reserved.
         """
         reply = await self._ask(request)
         if isinstance(reply, NeedsSeed):
             reply = await self._seeded(request, reply, self._ask)
         if isinstance(reply, Refused):
-            raise refusal_error(reply, is_openai=is_openai, sees=sees)
+            raise refusal_error(reply, is_openai=is_openai, is_anthropic=is_anthropic, sees=sees)
         if not isinstance(reply, Admitted):
             raise _unavailable()
         self._open[request.request_id] = request.tenant_id
         self._restoring.add(request)
-        return Admission(reply.created_ms, headers_of(reply, sees))
+        headers = headers_of(reply, sees, is_anthropic=is_anthropic)
+        return Admission(reply.created_ms, headers)
 
     async def extend_to(
         self, request: ReservationRequest, *, is_openai: bool, sees: SeesUse

@@ -98,10 +98,29 @@ _VLLM_TYPES = {
 """vLLM's error types by status, plus names in the same style where vLLM defines none."""
 
 
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    402: "billing_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    409: "conflict_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+"""Anthropic's error types by status. Other statuses are of invalid requests."""
+_OVERLOADED = 529
+"""The status at which Anthropic's clients wait and retry; it replaces 503."""
+
+
 class ErrorStyle(StrEnum):
     """The format of an error body."""
 
     OPENAI = "openai"  # {message, type, param, code}, where code is a word.
+    ANTHROPIC = "anthropic"  # {type: error, error: {type, message}}, with 529 instead of 503.
     LLAMACPP = "llamacpp"  # {message, type, code}, where code is the status.
     MISTRALRS = "mistralrs"  # Same as OpenAI's, with 422 instead of 400.
     VLLM = "vllm"  # {message, type, param, code}, where type is a class and code the status.
@@ -150,6 +169,8 @@ class ApiError(Exception):
         """Return the HTTP status that clients of this style expect for the error."""
         if style is ErrorStyle.MISTRALRS and self.status == BadRequestError.status:
             return _UNPROCESSABLE
+        if style is ErrorStyle.ANTHROPIC:
+            return _OVERLOADED if self.status == ServiceUnavailableError.status else self.status
         return self.status
 
     def body(self, style: ErrorStyle = ErrorStyle.OPENAI) -> dict[str, Any]:
@@ -158,6 +179,9 @@ class ApiError(Exception):
         match style:
             case ErrorStyle.OPENAI | ErrorStyle.MISTRALRS:
                 described = {"type": self.type, "param": self.param, "code": self.code}
+            case ErrorStyle.ANTHROPIC:
+                kind = _ANTHROPIC_TYPES.get(self.status, BadRequestError.type)
+                return {"type": "error", "error": {"type": kind, "message": self.message}}
             case ErrorStyle.LLAMACPP:
                 kind = _LLAMACPP_TYPES.get(self.status, self.type)
                 described = {"type": kind, "code": self.status}
@@ -222,7 +246,7 @@ class ContextLengthExceededError(BadRequestError, code="context_length_exceeded"
     """The prompt, or prompt and completion together, exceed the context window.
 
     The message has the words by which clients recognize this error: OpenAI's, or llama.cpp's in its
-    dialect.
+    dialect, or Anthropic's, upon which agents compact their conversation.
 
     Args:
         excess: A clause that says what does not fit.
@@ -257,13 +281,18 @@ class ContextLengthExceededError(BadRequestError, code="context_length_exceeded"
 
     @override
     def body(self, style: ErrorStyle = ErrorStyle.OPENAI) -> dict[str, Any]:
-        """Use the message, type and token counts that llama.cpp's clients read."""
+        """Use the messages, type and token counts that llama.cpp's and Anthropic's clients read."""
         body = super().body(style)
         if style is ErrorStyle.LLAMACPP:
             error = body["error"]
             error |= {"message": self.llamacpp_message, "type": "exceed_context_size_error"}
             if self.n_prompt_tokens is not None:
                 error |= {"n_prompt_tokens": self.n_prompt_tokens, "n_ctx": self.n_ctx}
+        if style is ErrorStyle.ANTHROPIC:
+            # The prompt leaves no room for one token: more for the completion is accepted.
+            tokens, most = self.n_prompt_tokens or self.n_ctx + 1, self.n_ctx - 1
+            words = f"prompt is too long: {tokens} tokens > {most} maximum"
+            body["error"]["message"] = f"{words}. {self.message}"
         return body
 
 
@@ -473,6 +502,17 @@ class InsufficientQuotaError(
         self._refused_by(refusing, headers)
         self.status = 429 if is_openai else 402
         self.code = self.type if is_openai else code
+
+    @override
+    def status_for(self, style: ErrorStyle) -> int:
+        return 402 if style is ErrorStyle.ANTHROPIC else super().status_for(style)
+
+    @override
+    def body(self, style: ErrorStyle = ErrorStyle.OPENAI) -> dict[str, Any]:
+        body = super().body(style)
+        if style is ErrorStyle.ANTHROPIC:
+            body["error"]["type"] = _ANTHROPIC_TYPES[402]
+        return body
 
 
 class RateLimitError(_LimitError, status=429, type_="rate_limit_error", code="requests"):

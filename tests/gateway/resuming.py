@@ -72,7 +72,8 @@ async def begin_at(
 
 def path_of(request_id: str) -> str:
     """Return the path of a stored response."""
-    kind = "chat/completions" if request_id.startswith("chat") else "completions"
+    kinds = {"chatcmpl-": "chat/completions", "cmpl-": "completions", "msg_": "messages"}
+    kind = next(kind for prefix, kind in kinds.items() if request_id.startswith(prefix))
     return f"/v1/{kind}/{request_id}"
 
 

@@ -10,18 +10,22 @@ PREFIX = b"data: "
 DONE = b"data: [DONE]"
 KEEP_ALIVES = re.compile(rb"(?m)(?<=^data: \{) +")
 """White space in the JSON of the event after a silence, by which a stream is kept alive."""
-_EVENT = re.compile(rb"(data: [^\r\n]*)(?:\nid: ((?:chat)?cmpl-[0-9a-z]+):([0-9]+))?")
+PING = b'event: ping\ndata: {"type":"ping"}\n\n'
+_EVENT = re.compile(
+    rb"(?:event: [a-z_.]+\n)?"
+    rb"(data: [^\r\n]*)(?:\nid: ((?:(?:chat)?cmpl-|msg_|resp_)[0-9a-z]+):([0-9]+))?"
+)
 
 
 def numbered_events(body: bytes) -> list[tuple[bytes, str, int]]:
     """Return the data line, the request id and the number of each event of a whole stream.
 
-    Each event is one line, or two lines if the events have ids, followed by an empty line. Events
-    without ids are counted from 1, and have the id in the first chunk. Keep-alives are removed.
+    Each event is one line, or two lines if the events have ids, followed by an empty line. The
+    events of Messages and Responses have their type in a line before. Events without ids are counted from 1, and have the id in the first chunk. Keep-alives are removed.
     """
     assert body.endswith(b"\n\n") or not body, f"unfinished event: {body[-80:]!r}"
     matches: list[re.Match[bytes]] = []
-    for event in KEEP_ALIVES.sub(b"", body)[:-2].split(b"\n\n") if body else ():
+    for event in KEEP_ALIVES.sub(b"", body.replace(PING, b""))[:-2].split(b"\n\n") if body else ():
         match = _EVENT.fullmatch(event)
         assert match, f"no event: {event!r}"
         matches.append(match)

@@ -30,7 +30,13 @@ from gateway.dialects.endpoint import Endpoint
 from gateway.dialects.lengths import MAX_TOKENS_NAMES
 from gateway.dialects.parameters import check_supported, reject_ignored
 from gateway.dialects.profile import ALL_THAT_FIT, SHORT_DEFAULT
-from gateway.dialects.request import GenerationRequest, Reasoning, ToolMode, ToolUse
+from gateway.dialects.request import (
+    GenerationRequest,
+    Reasoning,
+    ResponseForm,
+    ToolMode,
+    ToolUse,
+)
 from gateway.dialects.stream_options import AUTO_TIER
 from gateway.models.access import is_runnable
 from gateway.models.catalogue import RETRY_AFTER_SECONDS
@@ -40,6 +46,7 @@ from gateway.platform.settings import Settings
 from gateway.records.adapters import Adapter
 from gateway.records.aliases import Alias
 from gateway.records.errors import (
+    ContextLengthExceededError,
     InvalidParameterError,
     NoWorkerError,
     UnsupportedParameterError,
@@ -174,6 +181,22 @@ class RequestChecker:
         grammar = await self._grammar(chat, card, call.principal.tenant_id)
         return msgspec.structs.replace(checked, grammar=grammar)
 
+    async def prompt_tokens(self, call: Call, endpoint: Endpoint) -> int:
+        """Return the tokens of a request's prompt, as they would be billed. Raises an ApiError.
+
+        They may exceed the context window. An image counts with the most tokens it may have.
+        """
+        chat, card, tokenizer = await self.render(call, endpoint)
+        try:
+            prepared = await prepare(chat.request, tokenizer, card, call.beside)
+        except ContextLengthExceededError as error:
+            if error.n_prompt_tokens is None:
+                raise
+            return error.n_prompt_tokens
+        tier = call.principal.service_tier
+        checked = CheckedRequest(endpoint, chat.request, card, prepared, "", tier)
+        return checked.most.prompt_tokens
+
     async def render(self, call: Call, endpoint: Endpoint) -> RenderedRequest:
         """Check a request against its dialect and model, and render a chat. Raises an ApiError."""
         principal, choice = call.principal, call.choice
@@ -247,6 +270,7 @@ class RequestChecker:
             and not switch.startswith("chat_template_kwargs")
             and not chat.template_arguments["enable_thinking"]
             and Feature.REASONING in card.features
+            and request.form is not ResponseForm.MESSAGES
         ):
             raise UnsupportedParameterError(
                 f"'{switch}' cannot turn off the reasoning of this model. Set a variable of its "

@@ -43,6 +43,7 @@ from gateway.platform.concurrency.fair_turns import LoopTurns
 from gateway.platform.settings import Settings
 from gateway.records.errors import (
     ApiError,
+    ErrorStyle,
     InsufficientQuotaError,
     OverloadedError,
     RateLimitError,
@@ -229,6 +230,7 @@ class RequestSubmitter:
                         completion_tokens=most.completion_tokens,
                     ),
                     is_openai=call.profile.name is Dialect.OPENAI,
+                    is_anthropic=checked.endpoint.error_style is ErrorStyle.ANTHROPIC,
                     sees=principal.sees_use_of,
                 )
         except (RateLimitError, InsufficientQuotaError) as error:

@@ -28,7 +28,15 @@ from gateway.completions.sending.subscription import InitialSubscription
 from gateway.completions.stored.service import Responses
 from gateway.completions.stored.store import StoredResponse
 from gateway.dialects.effective import effective_parameters
-from gateway.dialects.endpoint import ENDPOINTS, INVOCATIONS, NATIVE_ENDPOINTS, Endpoint
+from gateway.dialects.endpoint import (
+    ANTHROPIC_PREFIX,
+    COUNTED_MESSAGES,
+    ENDPOINTS,
+    INVOCATIONS,
+    NATIVE_ENDPOINTS,
+    PREFIXED_MESSAGES,
+    Endpoint,
+)
 from gateway.dialects.parameters import ignored_header
 from gateway.dialects.request import GenerationRequest
 from gateway.http.allowances import UnpaidRequests
@@ -83,6 +91,13 @@ class Completions:
             media_type="application/json",
             headers=_applied_headers(checked),
         )
+
+    async def count(self, request: Request, endpoint: Endpoint) -> Response:
+        """Return the tokens of a request's prompt."""
+        call = await self._reader.read(request)
+        tokens = await self._checker.prompt_tokens(call, endpoint)
+        content = msgspec.json.encode({"input_tokens": tokens})
+        return Response(content, media_type="application/json")
 
     async def _create(
         self,
@@ -305,15 +320,22 @@ async def _create(request: Request, endpoint: Endpoint) -> Response:
     return await services_of(request)[Completions].create(request, endpoint)
 
 
+async def _count(request: Request, endpoint: Endpoint) -> Response:
+    return await services_of(request)[Completions].count(request, endpoint)
+
+
 async def _estimate(request: Request, endpoint: Endpoint) -> Response:
     return await services_of(request)[Completions].estimate(request, endpoint)
 
 
 # Plain routes: FastAPI's own resolve parameters and dependencies for every request, a fifth of the
 # gateway's time per request. Their documentation is in gateway.process.openapi.operations.
-for _endpoint in (*ENDPOINTS, INVOCATIONS, *NATIVE_ENDPOINTS):
+for _endpoint in (*ENDPOINTS, INVOCATIONS, PREFIXED_MESSAGES, *NATIVE_ENDPOINTS):
     _create_route = partial(_create, endpoint=_endpoint)
     router.add_route(_endpoint.path, _create_route, methods=["POST"])
+for _prefix in ("", ANTHROPIC_PREFIX):
+    _count_route = partial(_count, endpoint=COUNTED_MESSAGES)
+    router.add_route(f"{_prefix}{COUNTED_MESSAGES.path}", _count_route, methods=["POST"])
 for _endpoint in ENDPOINTS:
     _estimate_route = partial(_estimate, endpoint=_endpoint)
     router.add_route(f"{_endpoint.path}:estimate", _estimate_route, methods=["POST"])

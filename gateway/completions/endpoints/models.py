@@ -1,7 +1,8 @@
 """Models that workers announce: `GET /v1/models` and `GET /v1/models/{id}`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from decimal import Decimal
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal
@@ -26,6 +27,7 @@ from gateway.dialects.parameters import (
 )
 from gateway.dialects.profile_choice import choose_profile
 from gateway.http.authorization import Authorizer
+from gateway.http.exchange import is_anthropic
 from gateway.http.services import services_of
 from gateway.models.access import allows_adapter, find_adapter, is_runnable
 from gateway.models.books import AdapterBook, AliasBook
@@ -39,6 +41,7 @@ from gateway.records.errors import (
     NoWorkerError,
     ServiceUnavailableError,
     StoreUnavailableError,
+    must,
 )
 from gateway.records.principal import Principal
 from gateway.records.scopes import Scope
@@ -60,6 +63,9 @@ _FEATURES: Final[Mapping[str, tuple[str, ...]]] = {
     Feature.STRUCTURE: ("json_mode", "structured_outputs"),
     Feature.REASONING: ("reasoning",),
 }
+_PAGE: Final = 20
+_MOST_OF_PAGE: Final = 1000
+"""Default and largest `limit` of a page in Anthropic's form."""
 _PRICE_DIGITS: Final = 12
 """Prices are in micro-dollars per million tokens, and here in dollars per token."""
 
@@ -218,6 +224,7 @@ class ModelList:
             return None
 
 
+@router.get("/anthropic/v1/models", include_in_schema=False)
 @router.get("/v1/models", summary="List available models")
 async def list_models(
     request: Request,
@@ -231,17 +238,55 @@ async def list_models(
     principal = await services[Authorizer].authorize(request, Scope.COMPLETIONS)
     models = await services[ModelList].list(principal)
     if form is None:
-        return models
+        return _anthropic_page(request, models["data"]) if is_anthropic(request.scope) else models
     details = services[Settings].openrouter_models
     return {"data": [openrouter_body(body, details) for body in models["data"]]}
 
 
+@router.get("/anthropic/v1/models/{model_id:path}", include_in_schema=False)
 @router.get("/v1/models/{model_id:path}", summary="Retrieve a model")
 async def get_model(request: Request, model_id: str) -> dict[str, Any]:
     """Return one model by its id or an alias. Both may contain slashes."""
     services = services_of(request)
     principal = await services[Authorizer].authorize(request, Scope.COMPLETIONS)
-    return await services[ModelList].get(principal, model_id)
+    model = await services[ModelList].get(principal, model_id)
+    return _anthropic_body(model) if is_anthropic(request.scope) else model
+
+
+def _anthropic_page(request: Request, models: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return models as Anthropic's clients read them, after or before one, `limit` at most."""
+    query, bodies = request.query_params, [_anthropic_body(model) for model in models]
+    ids = [body["id"] for body in bodies]
+    limit = query.get("limit", str(_PAGE))
+    if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:5]) <= _MOST_OF_PAGE):
+        raise must("limit", f"be an integer from 1 to {_MOST_OF_PAGE}", limit)
+    for name in ("after_id", "before_id"):
+        if (given := query.get(name)) is not None and given not in ids:
+            raise must(name, "be the id of a listed model", given)
+    after, before = query.get("after_id"), query.get("before_id")
+    found = bodies[0 if after is None else ids.index(after) + 1 :]
+    page = found[: int(limit)]
+    if before is not None:
+        found = bodies[: ids.index(before)]
+        page = found[-int(limit) :]
+    return {
+        "data": page,
+        "has_more": len(page) < len(found),
+        "first_id": page[0]["id"] if page else None,
+        "last_id": page[-1]["id"] if page else None,
+    }
+
+
+def _anthropic_body(model: Mapping[str, Any]) -> dict[str, Any]:
+    created = datetime.fromtimestamp(model["created"], UTC)
+    return {
+        "type": "model",
+        "id": model["id"],
+        "display_name": model["id"],
+        "created_at": created.isoformat().replace("+00:00", "Z"),
+        "max_input_tokens": model["context_window"],
+        "max_tokens": model["context_window"],
+    }
 
 
 def openrouter_body(

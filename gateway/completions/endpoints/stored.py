@@ -114,7 +114,7 @@ class StoredCompletions:
         }
         if response.state is ResponseState.FAILED:
             failure = await self._failure(response)
-            body |= {} if failure is None else failure.body(_error_style(response))
+            body |= {} if failure is None else failure.body(_error_style(endpoint, response))
         content = msgspec.json.encode(body)
         return Response(content, media_type="application/json", headers=dict(headers))
 
@@ -158,12 +158,12 @@ class StoredCompletions:
             raise NotFoundError(
                 f"The completion {shown(request_id)} does not exist or has expired."
             )
-        exchange.error_style = _error_style(response)
+        exchange.error_style = _error_style(endpoint, response)
         return response
 
 
-def _error_style(response: StoredResponse) -> ErrorStyle:
-    return PROFILES[response.head.request["profile"]].error_style
+def _error_style(endpoint: Endpoint, response: StoredResponse) -> ErrorStyle:
+    return endpoint.error_style_in(PROFILES[response.head.request["profile"]])
 
 
 def _headers(response: StoredResponse, subscription: StoredSubscription) -> dict[str, str]:

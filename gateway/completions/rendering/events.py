@@ -57,6 +57,11 @@ class EventRenderer:
         """Return the events that need no reply, if there are any and they were not rendered yet."""
         return b""
 
+    @property
+    def opens_at_once(self) -> bool:
+        """Whether the stream begins with events that need no reply."""
+        return False
+
     def keep_alive(self) -> bytes | None:
         """Return an event to send in silence, which has no number; None if no event is suitable.
 

@@ -6,14 +6,16 @@ from gateway.completions.queue.generation import REPLIES_AT_ONCE, Generation, in
 from gateway.completions.rendering.assembler import Assembler, ChoicesAssembler, WholeResponse
 from gateway.completions.rendering.completion import Completion
 from gateway.completions.rendering.events import EventRenderer
+from gateway.completions.rendering.messages import MessageAssembler, MessageRenderer
 from gateway.completions.rendering.sse import ChunkRenderer, NativeRenderer
 from gateway.dialects.request import ResponseForm
 
 _RENDERERS: dict[ResponseForm, type[EventRenderer]] = {
     ResponseForm.OPENAI: ChunkRenderer,
     ResponseForm.NATIVE: NativeRenderer,
+    ResponseForm.MESSAGES: MessageRenderer,
 }
-_ASSEMBLERS: dict[ResponseForm, type[Assembler]] = {}
+_ASSEMBLERS: dict[ResponseForm, type[Assembler]] = {ResponseForm.MESSAGES: MessageAssembler}
 
 
 def event_renderer(

@@ -33,8 +33,14 @@ _HEADERS: Final = (
 )
 
 
+OPENING_SECONDS: Final = 0.5
+"""How long a stream that opens without a reply waits for a failure, which has its own status."""
+_TICKS: Final = 4
+"""A keep-alive is due in the last of these parts of its interval, however late the last event."""
+
+
 class KeepAlive:
-    """Wakes a stream after each interval without an event."""
+    """Wakes a stream in each interval without an event."""
 
     def __init__(self, generation: Generation, renderer: EventRenderer, seconds: float) -> None:
         self.has_begun = False
@@ -43,13 +49,17 @@ class KeepAlive:
         self._generation = generation
         self._renderer = renderer
         self._number = renderer.number
-        self._seconds = seconds
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._tick)
+        self._seconds = seconds / _TICKS
+        self._quiet = 1
+        """Ticks since the last event or keep-alive."""
+        self._timer = asyncio.get_running_loop().call_later(self._seconds, self._tick)
 
     def _tick(self) -> None:
         number = self._renderer.number
-        self._is_due, self._number = number == self._number, number
-        if self._is_due:
+        self._quiet = self._quiet + 1 if number == self._number else 1
+        self._number = number
+        if self._quiet == _TICKS:
+            self._is_due, self._quiet = True, 1
             self._generation.wake()
         self._timer = asyncio.get_running_loop().call_later(self._seconds, self._tick)
 
@@ -201,6 +211,8 @@ class StreamedCompletion(Response):
         Raises an ApiError if the request fails before its first event, so that the response has the
         status of the error. A client that already has events always receives a failure as an event.
         """
+        if self._renderer.opens_at_once:
+            timeout_seconds = min(timeout_seconds, OPENING_SECONDS)
         timer = asyncio.get_running_loop().call_later(timeout_seconds, self._commit)
         try:
             while not (

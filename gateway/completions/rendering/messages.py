@@ -1,0 +1,236 @@
+"""Responses in the form of Anthropic's Messages: the events of a stream, and the whole message."""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+from pydantic_core import from_json
+from typing_extensions import override
+
+from contract.messages import Delta
+from contract.outcomes import FinishReason
+from contract.tier import ServiceTier
+from gateway.completions.rendering.assembler import PartsAssembler
+from gateway.completions.rendering.completion import Completion, Usage
+from gateway.completions.rendering.events import EVENT_END, EventRenderer
+from gateway.completions.rendering.parts import Change, Part, PartEvent, PartKind, PartStream
+from gateway.completions.rendering.tool_calls import derived_id
+from gateway.dialects.request import MessagesOptions
+from gateway.records.errors import ApiError, ErrorStyle
+
+_TIERS: Final = {ServiceTier.DEFAULT: "standard"}
+"""Anthropic's names of tiers that have others."""
+
+_json = msgspec.json.Encoder().encode
+
+
+def event(kind: str, **members: Any) -> bytes:
+    """Return the lines of an event."""
+    return b"event: %b\ndata: %b" % (kind.encode(), _json({"type": kind, **members}))
+
+
+PING: Final = event("ping") + EVENT_END
+_EMPTY: Final = Part(0, PartKind.TEXT)
+"""The only block of a message in which the model wrote nothing."""
+
+
+class _Blocks:
+    """The parts of a response as content blocks."""
+
+    def __init__(self, completion: Completion) -> None:
+        options = completion.request.form_options
+        self._completion = completion
+        self._omits_thinking = isinstance(options, MessagesOptions) and options.omits_thinking
+
+    def opening(self, part: Part) -> dict[str, Any]:
+        """Return the block as it begins."""
+        match part.kind:
+            case PartKind.REASONING:
+                return {"type": "thinking", "thinking": "", "signature": ""}
+            case PartKind.TEXT:
+                return {"type": "text", "text": ""}
+            case PartKind.CALL:
+                id_ = derived_id("toolu_", self._completion.id, 0, part.call)
+                return {"type": "tool_use", "id": id_, "name": part.name, "input": {}}
+
+    def delta(self, part: Part, text: str) -> dict[str, str] | None:
+        """Return what a piece of text adds to the block; None if it adds nothing."""
+        match part.kind:
+            case PartKind.REASONING:
+                shown = {"type": "thinking_delta", "thinking": text}
+                return None if self._omits_thinking else shown
+            case PartKind.TEXT:
+                return {"type": "text_delta", "text": text}
+            case PartKind.CALL:
+                return {"type": "input_json_delta", "partial_json": text}
+
+    def signature(self, part: Part) -> str | None:
+        """Return the signature of reasoning, which is the reasoning itself, sealed."""
+        if part.kind is not PartKind.REASONING:
+            return None
+        seal = self._completion.seal
+        return "" if seal is None else seal(part.text, part.number)
+
+    def whole(self, part: Part) -> dict[str, Any]:
+        """Return the whole block, which is what its events add up to."""
+        block, text = self.opening(part), part.text
+        match part.kind:
+            case PartKind.REASONING:
+                thinking = "" if self._omits_thinking else text
+                return block | {"thinking": thinking, "signature": self.signature(part)}
+            case PartKind.TEXT:
+                return block | {"text": text}
+            case PartKind.CALL:
+                return block | {"input": _read_input(text)}
+
+    def head(self, content: list[dict[str, Any]]) -> dict[str, Any]:
+        """Return the members that a message has from its beginning."""
+        return {
+            "id": self._completion.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._completion.model,
+            "content": content,
+        }
+
+    def usage(self, usage: Usage) -> dict[str, Any]:
+        """Return Anthropic's usage, in which cached tokens are no input tokens."""
+        tier = self._completion.request.service_tier
+        named = {} if tier is None else {"service_tier": _TIERS.get(ServiceTier(tier), tier)}
+        return {
+            "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": usage.cached_tokens,
+            "output_tokens": usage.completion_tokens,
+            **named,
+            **self._completion.cost(usage),
+        }
+
+    def ending(self, stream: PartStream, usage: Usage) -> dict[str, str | None]:
+        """Return why the message ends."""
+        request, sequence = self._completion.request, None
+        if stream.finish_reason is FinishReason.LENGTH:
+            # max_tokens may be more than the window had room for.
+            is_cut = usage.completion_tokens >= request.max_tokens
+            reason = "max_tokens" if is_cut else "model_context_window_exceeded"
+        elif any(part.kind is PartKind.CALL and _is_whole(part) for part in stream.parts):
+            reason = "tool_use"
+        elif isinstance(stream.stop_reason, str) and stream.stop_reason in request.stop:
+            reason, sequence = "stop_sequence", stream.stop_reason
+        else:
+            reason = "end_turn"
+        return {"stop_reason": reason, "stop_sequence": sequence}
+
+
+class MessageRenderer(EventRenderer):
+    """Renders the events of a message."""
+
+    def __init__(self, completion: Completion, *, skip: int = 0, has_ids: bool = False) -> None:
+        super().__init__(completion, skip=skip, has_ids=has_ids)
+        self._blocks = _Blocks(completion)
+        self._stream = PartStream(completion.request)
+        self._has_begun = False
+        self._changes: dict[Change, Callable[[PartEvent, list[bytes]], None]] = {
+            Change.BEGUN: self._begin_block,
+            Change.GROWN: self._add_to_block,
+            Change.ENDED: self._end_block,
+        }
+
+    @override
+    def opening(self) -> bytes:
+        parts: list[bytes] = []
+        self._begin(parts)
+        return b"".join(parts)
+
+    @property
+    @override
+    def opens_at_once(self) -> bool:
+        return True
+
+    @override
+    def keep_alive(self) -> bytes:
+        return PING
+
+    @override
+    def _add_delta(self, index: int, delta: Delta, parts: list[bytes]) -> None:
+        self._begin(parts)
+        for change in self._stream.add(delta):
+            self._changes[change.change](change, parts)
+
+    @override
+    def _finish(self, parts: list[bytes]) -> None:
+        self._begin(parts)
+        if not self._stream.parts:
+            self._begin_block(PartEvent(Change.BEGUN, _EMPTY), parts)
+            self._end_block(PartEvent(Change.ENDED, _EMPTY), parts)
+        blocks, usage = self._blocks, self.usage
+        ending = blocks.ending(self._stream, usage)
+        self._add_event(event("message_delta", delta=ending, usage=blocks.usage(usage)), parts)
+        self._add_event(event("message_stop"), parts)
+
+    @override
+    def _failure_events(self, error: ApiError) -> list[bytes]:
+        body = error.body(ErrorStyle.ANTHROPIC)
+        return [event("error", error=body["error"])]
+
+    def _begin(self, parts: list[bytes]) -> None:
+        """Add the first event, unless it was added. The cached tokens are not known yet."""
+        if self._has_begun:
+            return
+        self._has_begun = True
+        prompt = Usage(prompt_tokens=sum(map(len, self._completion.prompt_token_ids)))
+        unknown = {"stop_reason": None, "stop_sequence": None, "usage": self._blocks.usage(prompt)}
+        self._add_event(event("message_start", message=self._blocks.head([]) | unknown), parts)
+
+    def _begin_block(self, change: PartEvent, parts: list[bytes]) -> None:
+        part = change.part
+        block = self._blocks.opening(part)
+        self._add_event(event("content_block_start", index=part.number, content_block=block), parts)
+
+    def _add_to_block(self, change: PartEvent, parts: list[bytes]) -> None:
+        part = change.part
+        delta = self._blocks.delta(part, change.text)
+        if delta is not None:
+            self._add_event(event("content_block_delta", index=part.number, delta=delta), parts)
+
+    def _end_block(self, change: PartEvent, parts: list[bytes]) -> None:
+        part = change.part
+        signature = self._blocks.signature(part)
+        if signature is not None:
+            delta = {"type": "signature_delta", "signature": signature}
+            self._add_event(event("content_block_delta", index=part.number, delta=delta), parts)
+        self._add_event(event("content_block_stop", index=part.number), parts)
+
+
+class MessageAssembler(PartsAssembler):
+    """Makes a whole message."""
+
+    @override
+    def body(self) -> dict[str, Any]:
+        blocks, stream, usage = _Blocks(self.completion), self.stream, self.usage
+        content = [blocks.whole(part) for part in stream.parts or (_EMPTY,)]
+        return {
+            **blocks.head(content),
+            **blocks.ending(stream, usage),
+            "usage": blocks.usage(usage),
+        }
+
+
+def _is_whole(call: Part) -> bool:
+    """Whether the model has written all arguments of a call."""
+    try:
+        msgspec.json.decode(call.text or "{}")
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return True
+
+
+def _read_input(arguments: str) -> Any:
+    """Return the arguments of a call, as far as the model has written them.
+
+    Clients read the arguments of a stream with the same parser.
+    """
+    try:
+        return from_json(arguments or "{}", allow_partial=True)
+    except ValueError:
+        return {}
