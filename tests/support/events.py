@@ -21,7 +21,8 @@ def numbered_events(body: bytes) -> list[tuple[bytes, str, int]]:
     """Return the data line, the request id and the number of each event of a whole stream.
 
     Each event is one line, or two lines if the events have ids, followed by an empty line. The
-    events of Messages and Responses have their type in a line before. Events without ids are counted from 1, and have the id in the first chunk. Keep-alives are removed.
+    events of Messages and Responses have their type in a line before. Events without ids are
+    counted from 1, and have the id in the first chunk. Keep-alives are removed.
     """
     assert body.endswith(b"\n\n") or not body, f"unfinished event: {body[-80:]!r}"
     matches: list[re.Match[bytes]] = []

@@ -148,14 +148,10 @@ class RequestChecker:
 
     async def check(self, call: Call, endpoint: Endpoint) -> CheckedRequest:
         """Check a request against its dialect, model and context window. Raises an ApiError."""
-        chat, card, tokenizer = await self.render(call, endpoint)
+        rendered = await self.render(call, endpoint)
+        chat, card = rendered.chat, rendered.card
         request, choice = chat.request, call.choice
-        literal = None
-        if request.infill_param or (request.chat is not None and MARK in request.prompts[0]):
-            literal = await self._tokenizers.get_literal(
-                card.tokenizer_digest, is_inner=request.chat is not None
-            )
-        prepared = await prepare(request, tokenizer, card, call.beside, literal=literal)
+        prepared = await self._prepare(rendered, call.beside)
         tier = call.principal.service_tier
         if call.line is not None:
             tier = ServiceTier.BATCH
@@ -186,16 +182,16 @@ class RequestChecker:
 
         They may exceed the context window. An image counts with the most tokens it may have.
         """
-        chat, card, tokenizer = await self.render(call, endpoint)
+        rendered = await self.render(call, endpoint)
         try:
-            prepared = await prepare(chat.request, tokenizer, card, call.beside)
+            prepared = await self._prepare(rendered, call.beside)
         except ContextLengthExceededError as error:
             if error.n_prompt_tokens is None:
                 raise
             return error.n_prompt_tokens
         tier = call.principal.service_tier
-        checked = CheckedRequest(endpoint, chat.request, card, prepared, "", tier)
-        return checked.most.prompt_tokens
+        request, card = rendered.chat.request, rendered.card
+        return CheckedRequest(endpoint, request, card, prepared, "", tier).most.prompt_tokens
 
     async def render(self, call: Call, endpoint: Endpoint) -> RenderedRequest:
         """Check a request against its dialect and model, and render a chat. Raises an ApiError."""
@@ -239,6 +235,15 @@ class RequestChecker:
         if principal.is_strict:
             reject_ignored(chat.request.ignored_parameters)
         return RenderedRequest(chat, card, tokenizer)
+
+    async def _prepare(self, rendered: RenderedRequest, beside: Beside) -> PreparedRequest:
+        chat, card, tokenizer = rendered
+        request, literal = chat.request, None
+        if request.infill_param or (request.chat is not None and MARK in request.prompts[0]):
+            literal = await self._tokenizers.get_literal(
+                card.tokenizer_digest, is_inner=request.chat is not None
+            )
+        return await prepare(request, tokenizer, card, beside, literal=literal)
 
     async def _check_chat(
         self,

@@ -34,6 +34,15 @@ from gateway.records.errors import (
 )
 from tests.support.cases import all_cases
 
+NO_MONEY = errors.InsufficientQuotaError(
+    "No.",
+    refusing=errors.RefusingLimit(
+        limit="budget", scope="key", limit_value=None, used=None, reset_seconds=None
+    ),
+    code="budget_exceeded",
+    is_openai=True,
+    headers={},
+)
 INVALID = InvalidParameterError("'n' must be at least 1. Given: 0.", param="n")
 
 
@@ -107,13 +116,39 @@ def test_every_error_has_a_type_in_every_style(style: ErrorStyle) -> None:
     for kind in classes():
         error = kind.__new__(kind)
         ApiError.__init__(error, "It failed.")
-        error.n_prompt_tokens = error.n_ctx = None  # type: ignore[attr-defined]
+        error.n_prompt_tokens, error.n_ctx = None, 64  # type: ignore[attr-defined]
         error.llamacpp_message = ""  # type: ignore[attr-defined]
         body = error.body(style)["error"]
         assert body["type"], kind
         # Only a bug is an internal error.
         if style is ErrorStyle.VLLM and error.status != 500:
             assert body["type"] != "InternalServerError", kind
+
+
+@all_cases(
+    ("error", "status", "kind"),
+    [
+        (INVALID, 400, "invalid_request_error"),
+        (AuthenticationError("No."), 401, "authentication_error"),
+        (NO_MONEY, 402, "billing_error"),
+        (PermissionDeniedError("No."), 403, "permission_error"),
+        (ModelNotFoundError("x"), 404, "not_found_error"),
+        (errors.IdempotencyConflictError(), 409, "conflict_error"),
+        (errors.PayloadTooLargeError("No."), 413, "request_too_large"),
+        (TenantQueueFullError("No."), 429, "rate_limit_error"),
+        (InternalError(), 500, "api_error"),
+        (errors.GenerationTimeoutError("No."), 504, "timeout_error"),
+        (errors.OverloadedError("No."), 529, "overloaded_error"),
+        (NoWorkerError("No."), 529, "overloaded_error"),
+    ],
+)
+def test_anthropics_clients_get_their_statuses_and_types(
+    error: ApiError, status: int, kind: str
+) -> None:
+    assert error.status_for(ErrorStyle.ANTHROPIC) == status
+    body = error.body(ErrorStyle.ANTHROPIC)
+    assert (body["type"], body["error"]["type"]) == ("error", kind)
+    assert body["error"]["message"] == error.message
 
 
 def test_context_error_has_the_counts_in_llamacpp() -> None:
@@ -203,7 +238,9 @@ async def test_conflict_18_header_chooses_the_style(dialect: Dialect) -> None:
 @all_cases("style", ErrorStyle)
 async def test_style_of_the_route_overrides_the_header(style: ErrorStyle) -> None:
     response = await ask(f"/known/{style}", dialect="vllm")
-    assert response.json() == INVALID.body(style)
+    body = response.json()
+    assert (body.pop("request_id", None) is None) == (style is not ErrorStyle.ANTHROPIC)
+    assert body == INVALID.body(style)
 
 
 @all_cases("dialect", [None, "", "nonsense", "\u00e9"])
