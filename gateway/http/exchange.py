@@ -50,7 +50,7 @@ def anthropic_id(request_id: str) -> str:
 
 def is_anthropic(scope: MutableMapping[str, Any]) -> bool:
     """Return whether an ASGI scope is of a request to Anthropic's API."""
-    path = scope["path"]
+    path: str = scope["path"]
     if not path.startswith(_MODELS_PATH):
         return path.startswith(_ANTHROPIC_PATHS)
     return any(name == _VERSION for name, _ in scope["headers"])

@@ -247,7 +247,7 @@ def _read_headers(scope: Scope) -> tuple[list[tuple[bytes, bytes]], bool]:
             has_origin = True
     request_id = next(iter([given[name] for name in _IDS if name in given]), b"")
     given[_IDS[0]] = request_id or b"req_%b" % os.urandom(12).hex().encode()
-    ids = [(name, given[name]) for name in _IDS if name in given]
+    ids: list[tuple[bytes, bytes]] = [(name, given[name]) for name in _IDS if name in given]
     if is_anthropic(scope):
         ids.append((b"request-id", anthropic_id(given[_IDS[0]].decode()).encode()))
     return ids, has_origin

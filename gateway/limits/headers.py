@@ -122,10 +122,8 @@ def _shown(
             shown.append(_Shown(*_names(family, is_anthropic), places))
     for suffix, name in _DETAILS:
         if places := _places(subjects, (name,)):
-            names_of_detail = _names(suffix, is_anthropic)
-            if not is_anthropic:
-                names_of_detail = (*names_of_detail[:2], None)
-            shown.append(_Shown(*names_of_detail, places))
+            limit, remaining, reset = _names(suffix, is_anthropic)
+            shown.append(_Shown(limit, remaining, reset if is_anthropic else None, places))
     money = [
         (number * len(METERED) + METERED.index(name), subject.scope)
         for number, subject in enumerate(subjects)

@@ -85,11 +85,11 @@ class _Reader:
     def finished(self) -> Conversation:
         """Return the conversation, in which content of one text is that text."""
         for message in self._messages:
-            match message["content"]:
-                case []:
-                    message["content"] = None if "tool_calls" in message else ""
-                case [{"type": "text", "text": text}]:
-                    message["content"] = text
+            parts = message["content"]
+            if parts == []:
+                message["content"] = None if "tool_calls" in message else ""
+            elif isinstance(parts, list) and len(parts) == 1 and "text" in parts[0]:
+                message["content"] = parts[0]["text"]
         return self._conversation
 
     def read_message(self, value: object, path: str) -> None:

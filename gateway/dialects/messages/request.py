@@ -224,8 +224,8 @@ def _read(wire: MessagesParameters, profile: Profile, *, max_tokens: int) -> Gen
         _NO_PROFILE,
         max_tokens=max_tokens,
     )
-    has_limit = wire.max_tokens is not None
-    thinking = _thinking(wire, max_tokens=max_tokens if has_limit else COUNT.maximum)
+    most = int(COUNT.maximum) if wire.max_tokens is None else max_tokens
+    thinking = _thinking(wire, max_tokens=most)
     tools = _tools(wire.tools, ignored)
     return msgspec.structs.replace(
         shared,

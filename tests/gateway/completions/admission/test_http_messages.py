@@ -55,7 +55,7 @@ async def test_sdk_gets_a_message_whole_and_as_a_stream(sdk: anthropic.AsyncAnth
     async with sdk.messages.stream(**body) as stream:
         streamed = await stream.get_final_message()
         assert stream.response.headers["request-id"].startswith("req_")
-    assert [block.text for block in streamed.content] == [whole.content[0].text]
+    assert streamed.content[0].to_dict() == whole.content[0].to_dict()
     counted = await sdk.messages.count_tokens(
         model=MODEL, messages=body["messages"], system=body["system"]
     )
