@@ -64,6 +64,7 @@ class Stores:
         self.authorizer = Authorizer(settings, user, FailedLogins(0), turns)
         self.bodies = BodyReader(
             settings,
+            self.catalogue,
             Intake(most_bytes=most_bytes),
             LargeWork(most_waiting_bytes=most_bytes),
             turns,

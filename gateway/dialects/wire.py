@@ -24,7 +24,9 @@ MAX_PARAMETERS = 256
 """Maximum parameters of a body, including unknown ones."""
 
 MAX_MEMBERS: Final = 65_536
-"""Maximum arrays, objects and object members in a body: each costs more than a listed number."""
+"""Maximum arrays, objects and object members in a body: each costs more than a listed number.
+
+Bodies for models with long context windows may have more (`gateway.http.body`)."""
 
 COUNTED_BYTES: Final = 16_384
 """Bytes of a body that are counted at a time, in under a millisecond."""
@@ -84,11 +86,12 @@ class StructureMeter:
     error.
     """
 
-    def __init__(self, *, most_items: int) -> None:
-        """Allow `most_items` array and object items, and MAX_MEMBERS containers and members."""
+    def __init__(self, *, most_items: int, most_members: int = MAX_MEMBERS) -> None:
+        """Allow so many array and object items, and so many containers and members."""
         self.text = bytearray()
         """The received bytes."""
         self._most_items = most_items
+        self._most_members = most_members
         self._items = 0
         self._members = 0
         self._counted_bytes = 0
@@ -109,7 +112,7 @@ class StructureMeter:
         """Whether the text would exceed a limit if no structural character were in a string."""
         return (
             self._items + self._uncounted_items >= self._most_items
-            or self._members + self._uncounted_members > MAX_MEMBERS
+            or self._members + self._uncounted_members > self._most_members
         ) and self._counted_bytes < len(self.text)
 
     def count(self) -> None:
@@ -134,10 +137,10 @@ class StructureMeter:
                 f"The body must have at most {self._most_items} items in its arrays and objects. "
                 f"Given: at least {self._items + 1}."
             )
-        if self._members > MAX_MEMBERS:
+        if self._members > self._most_members:
             raise PayloadTooLargeError(
-                f"The body must have at most {MAX_MEMBERS} arrays, objects and members of objects. "
-                f"Given: at least {self._members}."
+                f"The body must have at most {self._most_members} arrays, objects and members of "
+                f"objects. Given: at least {self._members}."
             )
 
 

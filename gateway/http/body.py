@@ -7,16 +7,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple, Self
 
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 
-from gateway.dialects.wire import StructureMeter
+from gateway.dialects.wire import MAX_MEMBERS, StructureMeter
 from gateway.http.allowances import Intake, UnpaidRequests
 from gateway.http.connection import connection_of
 from gateway.http.content_coding import CODINGS, content_coding, decode
 from gateway.http.exchange import exchange_of
+from gateway.models.catalogue import Catalogue
 from gateway.platform.concurrency.fair_turns import LoopTurns
 from gateway.platform.concurrency.large_work import INLINE_SIZE, LargeWork
 from gateway.platform.settings import Settings
@@ -31,15 +32,54 @@ _CHARSET: Final = re.compile(r""";\s*charset\s*=\s*"?([^";\s]*)""", re.IGNORECAS
 _UTF8: Final = frozenset({"utf-8", "utf8", "us-ascii", "ascii"})
 
 
+BYTES_OF_TOKEN: Final = 168
+"""Bytes of a body for each token of the window: JSON, images and what a template leaves out."""
+MOST_BYTES: Final = 32 * 1024 * 1024
+ITEMS_OF_TOKEN: Final = 8
+MEMBERS_OF_TOKEN: Final = 4
+"""An agent's message of a few tokens has seven arrays, objects and members."""
+MOST_WINDOW: Final = 200_000
+"""Items and members do not grow beyond this window."""
+
+
+class BodyLimits(NamedTuple):
+    """The size of a body for completions."""
+
+    most_bytes: int
+    most_items: int
+    most_members: int
+
+    @classmethod
+    def of(cls, settings: Settings, *, window: int) -> Self:
+        """Return the limits for models whose largest context window has so many tokens.
+
+        What an operator has set does not grow with the window.
+        """
+        given, tokens = settings.model_fields_set, min(window, MOST_WINDOW)
+        by_window = min(window * BYTES_OF_TOKEN, MOST_BYTES)
+        has_bytes, has_items = "max_body_bytes" in given, "max_body_items" in given
+        return cls(
+            max(settings.max_body_bytes, 0 if has_bytes else by_window),
+            max(settings.max_body_items, 0 if has_items else tokens * ITEMS_OF_TOKEN),
+            max(MAX_MEMBERS, 0 if has_items else tokens * MEMBERS_OF_TOKEN),
+        )
+
+
 @dataclass(eq=False)
 class BodyReader:
     """Reads bodies in JSON."""
 
     _settings: Settings
+    _catalogue: Catalogue
     _intake: Intake
     _large_work: LargeWork
     _loop_turns: LoopTurns
     _unpaid: UnpaidRequests
+
+    @property
+    def limits(self) -> BodyLimits:
+        """The limits for the models that are served now."""
+        return BodyLimits.of(self._settings, window=self._catalogue.largest_window)
 
     async def read(
         self, request: Request, *, sender: str, max_bytes: int | None = None
@@ -52,7 +92,8 @@ class BodyReader:
         UnsupportedMediaTypeError.
         """
         settings, exchange = self._settings, exchange_of(request.scope)
-        most = settings.max_body_bytes if max_bytes is None else max_bytes
+        limits = self.limits
+        most = limits.most_bytes if max_bytes is None else max_bytes
         media_type = request.headers.get("content-type", "application/json")
         if media_type != "application/json":
             require_utf8(media_type)
@@ -69,7 +110,7 @@ class BodyReader:
         declared = request.headers.get("content-length", "")
         if declared.isdigit() and int(declared) > most:
             raise _too_large(most)
-        meter = StructureMeter(most_items=settings.max_body_items)
+        meter = StructureMeter(most_items=limits.most_items, most_members=limits.most_members)
         body: bytes | bytearray = meter.text
         try:
             async with asyncio.timeout(settings.body_timeout.total_seconds()) as deadline:

@@ -256,6 +256,7 @@ class Settings(BaseSettings):
     """By model, the members of its entry in `GET /v1/models?format=openrouter` that the gateway
     cannot know, such as `quantization`, as JSON."""
     max_body_bytes: Annotated[int, Field(gt=0)] = 8 * KIBIBYTE * KIBIBYTE
+    """Like the next one, it grows with the largest context window unless it is set."""
     max_body_items: Annotated[int, Field(gt=0)] = 262_144
     """Items in all arrays and objects of one request body, including token ids of prompts."""
     max_held_bytes_of_tenant: Annotated[int, Field(gt=0)] = 64 * KIBIBYTE * KIBIBYTE

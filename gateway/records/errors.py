@@ -32,6 +32,8 @@
     ├── RangeNotSatisfiableError 416
     ├── RateLimitError 429
     ├── StorageFullError 429
+    ├── TokensExhaustedError 429
+    ├── OutOfQuotaError 429
     ├── TenantQueueFullError 429
     ├── TooManyUnpaidError 429
     ├── InternalError 500

@@ -63,6 +63,11 @@ class RequestReader:
     _large_work: LargeWork
     _models: Models
 
+    @property
+    def most_body_bytes(self) -> int:
+        """The largest body that is read."""
+        return self._bodies.limits.most_bytes
+
     async def read(
         self,
         request: Request,

@@ -251,7 +251,7 @@ class Completions:
             "cost": self._cost(call, checked),
             "limits": {
                 "max_prompts": settings.max_prompts,
-                "max_body_bytes": settings.max_body_bytes,
+                "max_body_bytes": self._reader.most_body_bytes,
                 "max_waiting_prompts": settings.max_waiting_jobs_of_tenant,
                 **{limits.scope.value: limits.limits.body() for limits in call.principal.limits},
             },

@@ -28,7 +28,8 @@ from gateway.records.errors import (
     shown,
 )
 
-MAX_MESSAGES = 2048
+MAX_MESSAGES = 100_000
+"""As in Anthropic's API. A chat that cannot fit into the context window is rejected earlier."""
 MAX_PARTS = 1024
 """Maximum parts per message."""
 MAX_CALLS = 128

@@ -320,7 +320,7 @@ LONG = "a" * 257
 WRONG: list[tuple[Any, str, str]] = [
     ("Hello", "", "'messages' must be an array. Given: \"Hello\"."),
     ([], "", "'messages' must have at least one message. Given: []."),
-    ([USER] * 2049, "", "'messages' must have at most 2048 entries. Given: 2049."),
+    ([USER] * 100_001, "", "'messages' must have at most 100000 entries. Given: 100001."),
     (["Hello"], "[0]", 'must be an object. Given: "Hello".'),
     ([USER, None], "[1]", "must be an object. Given: null."),
     ([{"role": "bot", "content": "a"}], "[0].role", "must be one of system, developer, user, "),

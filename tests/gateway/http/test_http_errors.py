@@ -20,6 +20,7 @@ from contract.messages import WorkerState
 from gateway.auth.api_key import ApiKey
 from gateway.dialects.profile import PROFILES
 from gateway.dialects.wire import MAX_MEMBERS
+from gateway.http.body import BodyLimits
 from gateway.platform.concurrency.fair_turns import LoopTurns
 from gateway.platform.settings import Settings
 from gateway.records.errors import (
@@ -281,6 +282,27 @@ async def test_largest_allowed_body_is_read(client: httpx.AsyncClient) -> None:
         headers={"content-type": "application/json"},
     )
     assert response.status_code == 200
+
+
+@all_cases(
+    ("window", "given", "expected"),
+    [
+        (4096, {}, BodyLimits(8 << 20, 262_144, MAX_MEMBERS)),
+        (131_072, {}, BodyLimits(131_072 * 168, 1_048_576, 524_288)),
+        (1_000_000, {}, BodyLimits(32 << 20, 1_600_000, 800_000)),
+        (1_000_000, {"max_body_bytes": 100}, BodyLimits(100, 1_600_000, 800_000)),
+        (1_000_000, {"max_body_items": 100}, BodyLimits(32 << 20, 100, MAX_MEMBERS)),
+    ],
+)
+def test_bodies_grow_with_the_largest_window_unless_limited(
+    window: int, given: dict[str, int], expected: BodyLimits
+) -> None:
+    settings = Settings(
+        database_url=SecretStr("sqlite://"),
+        redis_url="redis://a",
+        **given,  # type: ignore[arg-type]
+    )
+    assert BodyLimits.of(settings, window=window) == expected
 
 
 async def test_body_that_does_not_arrive_gets_408(stack: Stack, key: str) -> None:
