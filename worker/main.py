@@ -31,6 +31,7 @@ from worker.adapters.files import AdapterFiles
 from worker.engine.adapters import adapter_limits
 from worker.engine.base import Engine, EngineDeadError, EngineInfo
 from worker.engine.scripted import Script, ScriptedEngine
+from worker.engine.scripted_chats import read_sessions
 from worker.execution.runner import Runner
 from worker.health import open_health
 from worker.queue.heartbeat import WorkerHeartbeat
@@ -84,6 +85,7 @@ def make_engine(settings: WorkerSettings) -> Engine:
         deadly_token_id=settings.scripted_deadly_token_id,
         dies_on_signal=settings.scripted_dies_on_signal,
         chat_template=settings.chat_template,
+        sessions=[] if (file := settings.scripted_sessions) is None else read_sessions(file),
         adapters=adapter_limits(settings),
         can_sleep=settings.may_sleep,
     )

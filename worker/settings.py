@@ -203,6 +203,8 @@ class WorkerSettings(ProcessSettings):
     """Scripted engine: tokens after which a sequence ends; never if not given."""
     scripted_deadly_token_id: Annotated[int | None, Field(ge=0)] = None
     """Scripted engine: id of a token that kills the engine if a prompt has it."""
+    scripted_sessions: Path | None = None
+    """Scripted engine: JSON file with what it answers in sessions of agents."""
     scripted_dies_on_signal: bool = False
     """Scripted engine: whether SIGUSR1 kills the engine instead of the process."""
 

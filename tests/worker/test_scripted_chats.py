@@ -3,6 +3,7 @@
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jsonschema  # type: ignore[import-untyped]
@@ -18,6 +19,7 @@ from tests.worker.conftest import MODEL_FOLDER
 from tests.worker.parsing.cases import Whole, read_whole
 from worker.engine.base import EngineRequest, SequenceEnd
 from worker.engine.scripted import Script, ScriptedEngine
+from worker.engine.scripted_chats import read_sessions
 from worker.parsing.own import OwnParsers
 
 WEATHER = {
@@ -192,3 +194,31 @@ async def test_ignored_end_of_text_continues_with_words(
     assert (len(longer), end) == (1_000, SequenceEnd.LENGTH)
     assert longer[: len(whole) - 1] == whole[:-1]
     assert EOS_ID not in longer
+
+
+SESSION = """[{"when": "Fix it", "turns": [
+  {"reasoning": "Look first.", "text": "I look.",
+   "calls": [{"name": "read", "arguments": {"path": "a.py", "lines": [1, 2]}}]},
+  {"text": "Done."}
+]}]"""
+
+
+async def test_scripted_session_answers_turn_by_turn(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    file = tmp_path / "sessions.json"
+    file.write_text(SESSION)
+    engine = ScriptedEngine(MODEL_FOLDER, Script(sessions=read_sessions(file)))
+    await engine.start()
+    first = f"{DESCRIBED}<|user|>Fix it\n{OPEN}"
+    second = first.replace(OPEN, "<|assistant|>I look.</s><|tool|>text\n") + CLOSED
+    found = []
+    for prompt in (first, second):
+        request = request_of(tokenizer, prompt)
+        tokens, end = await tokens_of(engine, request)
+        assert end is SequenceEnd.STOP
+        whole = read_apart(tokenizer, request, tokens)
+        calls = [(name, json.loads(arguments)) for name, arguments in whole.calls]
+        found.append((whole.reasoning, whole.content.strip(), calls))
+    assert found == [
+        ("Look first.", "I look.", [("read", {"path": "a.py", "lines": [1, 2]})]),
+        ("", "Done.", []),
+    ]

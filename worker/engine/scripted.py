@@ -43,7 +43,7 @@ from worker.engine.base import (
     SequenceOutput,
     TokenScores,
 )
-from worker.engine.scripted_chats import ANY_WORD, ChatWriter
+from worker.engine.scripted_chats import ANY_WORD, ChatWriter, ScriptedSession
 from worker.model_files import bos_token_id, context_window, eos_token_id
 from worker.parsing.base import Parsers
 from worker.parsing.own import THINKING_END, OwnParsers
@@ -80,6 +80,8 @@ class Script:
     """Whether SIGUSR1 to this process kills the engine instead of the process."""
     chat_template: Path | None = None
     """File with the chat template; None uses the model's."""
+    sessions: list[ScriptedSession] = field(default_factory=list)
+    """What the model answers in sessions of agents."""
     adapters: AdapterLimits | None = None
     """None runs no adapters."""
     can_sleep: bool = False
@@ -125,7 +127,9 @@ class ScriptedEngine:
         )
         config = json.loads((self._folder / "config.json").read_text())
         self._eos_token_id = eos_token_id(self._folder)
-        self._writer = ChatWriter(tokenizer, eos_token_id=self._eos_token_id)
+        self._writer = ChatWriter(
+            tokenizer, eos_token_id=self._eos_token_id, sessions=self._script.sessions
+        )
         templates = folder_templates(self._folder)
         if self._script.chat_template is not None:
             templates = given_template(self._script.chat_template)

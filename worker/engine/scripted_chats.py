@@ -1,5 +1,7 @@
 """Chat responses of the scripted engine: reasoning if the prompt leaves it open, and tool calls.
 
+A file may script whole sessions of agents: what the model answers at each turn.
+
 A prompt counts as a chat if it ends with an opening or closing reasoning mark, as
 the demo model's chats do. The prompt describes the tools in JSON, as chat templates write them.
 """
@@ -7,6 +9,7 @@ the demo model's chats do. The prompt describes the tools in JSON, as chat templ
 import json
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from random import Random
 from typing import Any, Final
 
@@ -43,10 +46,46 @@ class _Tool(msgspec.Struct):
     parameters: _Parameters = msgspec.field(default_factory=_Parameters)
 
 
+class ScriptedCall(msgspec.Struct, forbid_unknown_fields=True):
+    """A call of a scripted turn."""
+
+    name: str
+    arguments: dict[str, Any] = {}
+
+
+class ScriptedTurn(msgspec.Struct, forbid_unknown_fields=True):
+    """What the model writes at one turn, in this order."""
+
+    reasoning: str = ""
+    """Written only where the prompt leaves reasoning open."""
+    text: str = ""
+    calls: list[ScriptedCall] = []
+
+
+class ScriptedSession(msgspec.Struct, forbid_unknown_fields=True):
+    """The turns of a session, which is recognized by a text in its prompts."""
+
+    when: str
+    turns: list[ScriptedTurn]
+    """One for each assistant message of the session; later ones are not scripted."""
+
+
+def read_sessions(file: Path) -> list[ScriptedSession]:
+    """Read the sessions of a JSON file. Raises OSError or msgspec.DecodeError."""
+    return msgspec.json.decode(file.read_bytes(), type=list[ScriptedSession])
+
+
 class ChatWriter:
     """Plans responses, each as a function of its prompt and its seed."""
 
-    def __init__(self, tokenizer: Tokenizer, *, eos_token_id: int) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        eos_token_id: int,
+        sessions: Sequence[ScriptedSession] = (),
+    ) -> None:
+        self._sessions = sessions
         self._tokenizer = tokenizer
         self._eos_token_id = eos_token_id
         self._start_id = tokenizer.token_to_id(THINKING_START)
@@ -62,12 +101,34 @@ class ChatWriter:
         is_open = self._start_id in opening
         if end_id is None or not (is_open or end_id in opening):
             return []
+        text = self._tokenizer.decode(prompt, skip_special_tokens=False)
+        if (turn := self._turn(prompt, opening, text)) is not None:
+            return self._scripted(turn, is_open=is_open)
         rng = Random(seed)  # noqa: S311 - it makes up words
         plan = [*self._reasoning(rng), end_id] if is_open else []
-        tools = _tools(self._tokenizer.decode(prompt, skip_special_tokens=False), grammar)
+        tools = _tools(text, grammar)
         if tools:
             return plan + self._calls(tools, rng, is_forced=bool(grammar)) + [self._eos_token_id]
         return plan + self._tokens("\n\n") if is_open else plan
+
+    def _turn(
+        self, prompt: Sequence[int], opening: Sequence[int], text: str
+    ) -> ScriptedTurn | None:
+        for session in self._sessions:
+            if session.when in text:
+                # Each message of the assistant begins with the token that begins the response.
+                marks = {*opening} - {self._start_id, self._end_id}
+                number = sum(token in marks for token in prompt) - 1
+                return session.turns[number] if number < len(session.turns) else None
+        return None
+
+    def _scripted(self, turn: ScriptedTurn, *, is_open: bool) -> list[int]:
+        plan = [*self._tokens(turn.reasoning), self._end_id or 0] if is_open else []
+        written = [turn.text] if turn.text else []
+        written += [
+            CALL_START + msgspec.json.encode(call).decode() + CALL_END for call in turn.calls
+        ]
+        return [*plan, *self._tokens("\n".join(written)), self._eos_token_id]
 
     def _reasoning(self, rng: Random) -> list[int]:
         middle = self._tokens(_BROKEN_CHARACTERS)
