@@ -129,7 +129,7 @@ class LightSpan(Span):
         if self.end_time is None:
             self.end_time = time_ns() if end_time is None else end_time
             # The queue and `LightExporter` take these instead of the SDK's spans.
-            self.tracer.processor.on_end(EncodedSpan(encode(self)))  # type: ignore[arg-type]
+            self.tracer.processor.on_end(EncodedSpan(encode(self)))
 
     @override
     def add_event(self, *_: object, **_named: object) -> NoReturn:
@@ -145,7 +145,7 @@ class LightTracer(Tracer):
     """Creates `LightSpan`s with the sampler, ids and processors of an SDK's tracer."""
 
     def __init__(self, tracer: SdkTracer) -> None:
-        self.processor = tracer.span_processor
+        self.processor: Any = tracer.span_processor
         self._sampler = tracer.sampler
         self._ids = tracer.id_generator
 

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, TemplateSyntaxError, nodes
+from jinja2 import TemplateSyntaxError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
+from jinja2.sandbox import SandboxedEnvironment
 from typing_extensions import override
 
 from contract.messages import ChatFormat, ContentFormat
@@ -171,7 +172,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 class _Generation(Extension):
     """`{% generation %}`, which marks training text in templates and does not change the output."""
 
-    tags = {"generation"}  # noqa: RUF012  (as jinja2 declares it)
+    tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
 
     @override
     def parse(self, parser: Parser) -> list[nodes.Node]:
@@ -179,7 +180,7 @@ class _Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-_environment = Environment(  # noqa: S701  (prompts are no HTML, and nothing is rendered here)
+_environment = SandboxedEnvironment(  # Nothing is rendered here.
     trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
 )
 

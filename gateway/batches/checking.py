@@ -56,7 +56,7 @@ MOST_ATTEMPTS: Final = 9
 """The pauses between them take about four minutes."""
 SUSPENDED_SECONDS: Final = 10.0
 """Interval at which batches of a suspended tenant look whether it is active again."""
-TOKEN_LIMIT_CODE: Final = "token_limit_exceeded"  # noqa: S105 - a code of OpenAI's API
+TOO_MANY_TOKENS: Final = "token_limit_exceeded"
 
 _IS_LARGE: Final = exists().where(
     FileRow.id == BatchRow.input_file_id,
@@ -198,7 +198,7 @@ class Validator:
                     models=checker.models,
                 )
         if refusal:
-            await self._fail(batch, [error_of(refusal, TOKEN_LIMIT_CODE, None, None)])
+            await self._fail(batch, [error_of(refusal, TOO_MANY_TOKENS, None, None)])
 
     async def _fail(self, batch: Batch, errors: list[dict[str, Any]]) -> None:
         async with self._database.writing() as transaction:

@@ -16,7 +16,7 @@ _LINE_LIMITS: Final = (
     LimitName.BUDGET,
     LimitName.STORED_BYTES,
 )
-TOKEN_PREFIX: Final = "jwt:"  # noqa: S105 - begins the id of a credential, which is public
+JWT_PREFIX: Final = "jwt:"
 
 
 async def principal_of(authenticator: Authenticator, batch: Batch) -> Principal:
@@ -25,12 +25,12 @@ async def principal_of(authenticator: Authenticator, batch: Batch) -> Principal:
     Raises AuthenticationError if the credential is revoked, PermissionDeniedError if it has lost
     its rights or the account is suspended, and StoreUnavailableError.
     """
-    if not batch.credential_id.startswith(TOKEN_PREFIX):
+    if not batch.credential_id.startswith(JWT_PREFIX):
         principal = await authenticator.principal_of_key(batch.credential_id)
     else:
         claims = TokenClaims(
             tenant_id=batch.tenant_id,
-            subject=batch.credential_id.removeprefix(TOKEN_PREFIX),
+            subject=batch.credential_id.removeprefix(JWT_PREFIX),
             scopes=frozenset({Scope.COMPLETIONS}),
             operator_scopes=frozenset(),
             names_scopes=True,

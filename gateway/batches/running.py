@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 from redis.exceptions import RedisError
 
 from common import logs
+from common.present import present
 from common.tasks import end_task
 from contract.tier import TIER_RANKS, ServiceTier
 from gateway.batches.finishing import end_code_of
@@ -245,8 +246,7 @@ class LineRunner:
 
     async def _follow(self, line: Line, submission: Submission) -> LineRun:
         """Return the result of a line that this gateway has just submitted."""
-        responses, response = self._responses, submission.response
-        assert response is not None  # noqa: S101 - idempotent requests are stored
+        responses, response = self._responses, present(submission.response)
         model, jobs = submission.checked.card.model, submission.generation.jobs
         own = {(model, job.id) for job in jobs}
         line.state.jobs |= own

@@ -8,7 +8,7 @@ from typing import Final
 from gateway.batches.files.service import FileService, is_id, read_retention
 from gateway.batches.files.store import Owner
 from gateway.batches.lines import ENDPOINTS_BY_PATH
-from gateway.batches.principals import TOKEN_PREFIX
+from gateway.batches.principals import JWT_PREFIX
 from gateway.batches.store import BatchStore
 from gateway.platform.database.engine import Database
 from gateway.platform.database.locking import lock_tenant
@@ -67,7 +67,7 @@ class BatchService:
         if file.purpose is not FilePurpose.BATCH:
             rule = f"be a file with the purpose {FilePurpose.BATCH}"
             raise must("input_file_id", rule, file.purpose)
-        is_token = principal.credential_id.startswith(TOKEN_PREFIX)
+        is_token = principal.credential_id.startswith(JWT_PREFIX)
         models = principal.allowed_models if is_token else None
         now = utc_now()
         batch = Batch(

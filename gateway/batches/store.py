@@ -101,14 +101,13 @@ class BatchStore:
 
     async def lock(self, batch_id: str) -> Batch:
         """Return a batch; no other transaction changes it before this one ends."""
-        row = await self._transaction.scalar(
+        rows = await self._transaction.scalars(
             select(BatchRow)
             .where(BatchRow.id == batch_id)
             .with_for_update()
             .execution_options(populate_existing=True)
         )
-        assert row is not None  # noqa: S101 - batches are never removed
-        return row.to_record()
+        return rows.one().to_record()
 
     async def page(self, owner: Owner, wanted: PageRequest) -> Page[Batch]:
         """Return a page of the owner's batches."""
@@ -140,7 +139,7 @@ class BatchStore:
         rows = await self._transaction.execute(
             select(BatchRow.status, func.count()).where(_is_open()).group_by(BatchRow.status)
         )
-        return {status: number for status, number in rows}  # noqa: C416 - rows are no pairs
+        return dict(rows.tuples().all())
 
     async def count_of(self, tenant_id: str) -> int:
         """Return the number of a tenant's batches that have not ended."""

@@ -3,10 +3,11 @@
 The gateway's code never imports the worker's code, so these commands start it as a program.
 """
 
-import os
 import sys
 
 import click
+
+from gateway.platform.concurrency.tether import become
 
 PROGRAM = (sys.executable, "-P", "-m", "worker")
 """With `-P`, Python does not import a folder called `worker` in the current folder by mistake."""
@@ -23,7 +24,7 @@ def program_command(name: str, program: tuple[str, ...]) -> click.Command:
     )
     @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
     def start(arguments: tuple[str, ...]) -> None:
-        os.execv(program[0], [*program, *arguments])  # noqa: S606 - our own program, without a shell
+        become([*program, *arguments])
 
     return start
 

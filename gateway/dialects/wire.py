@@ -224,14 +224,12 @@ def validate(model: type[Model], value: dict[str, Any]) -> Model:
 
 
 def _check_depth(value: object) -> None:
-    level: list[object] = [value]
+    level: list[Any] = [value]
     for _ in range(MAX_DEPTH):
         level = [
             child
             for node in level
-            for child in (
-                node.values() if isinstance(node, dict) else node  # type: ignore[attr-defined]
-            )
+            for child in (node.values() if isinstance(node, dict) else node)
             if isinstance(child, dict | list)
         ]
         if not level:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-import brotli  # type: ignore[import-untyped]
+import brotli
 from backports import zstd
 from starlette.datastructures import Headers
 

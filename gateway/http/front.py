@@ -30,6 +30,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from typing_extensions import override
 
 from common import logs
+from common.present import present
 from common.tracing import REQUEST_ID
 from gateway.auth.authenticator import Authenticator
 from gateway.http.allowances import network_of
@@ -172,8 +173,7 @@ class FrontMiddleware:
                 message["headers"] = [*message["headers"], *ids]
             return send(message)
 
-        task = asyncio.current_task()
-        assert task is not None  # noqa: S101 - for mypy: a coroutine runs in a task
+        task = present(asyncio.current_task())
         served[task] = scope
         logs.request_id.set(ids[0][1].decode())
         plain: ASGIApp = self._dispatch

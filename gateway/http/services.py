@@ -13,7 +13,7 @@ T = TypeVar("T")
 class Services:
     """The services of a process by type."""
 
-    def __init__(self, by_type: Mapping[type[Any], object]) -> None:
+    def __init__(self, by_type: Mapping[type[Any], Any]) -> None:
         self._by_type = by_type
 
     @classmethod
@@ -23,19 +23,19 @@ class Services:
 
     def __getitem__(self, kind: type[T]) -> T:
         """Return the service of a type. Raises KeyError if the process has none."""
-        service: Any = self._by_type[kind]
-        return service  # type: ignore[no-any-return]
+        service: T = self._by_type[kind]
+        return service
 
     def find(self, kind: type[T]) -> T | None:
         """Return the service of a type; None if the process has none."""
-        service: Any = self._by_type.get(kind)
-        return service  # type: ignore[no-any-return]
+        service: T | None = self._by_type.get(kind)
+        return service
 
     def make(self, make: Callable[..., T]) -> T:
         """Call a class or function with the services that its required parameters name by type."""
         return make(**{name: self._by_type[kind] for name, kind in _required(make).items()})
 
-    def with_others(self, by_type: Mapping[type[Any], object]) -> "Services":
+    def with_others(self, by_type: Mapping[type[Any], Any]) -> "Services":
         """Return a copy in which these services replace those of the same types."""
         return Services({**self._by_type, **by_type})
 

@@ -38,4 +38,4 @@ class AccountNumbers(NamedTuple):
     def decode(cls, packed: bytes) -> "AccountNumbers":
         """Read the field's value. Raises struct.error."""
         numbers = [None if value == math.inf else int(value) for value in _FORMAT.unpack(packed)]
-        return cls(*numbers)  # type: ignore[arg-type]
+        return cls._make(numbers)

@@ -1,6 +1,6 @@
 """Announce changes to all gateways, which then invalidate their caches or look for lines."""
 
-from typing import Final
+from typing import Any, Final
 
 from redis.asyncio import Redis
 
@@ -69,17 +69,10 @@ class ChangeAnnouncer:
         with converting_errors(self._redis):
             await commands.execute()
 
-    async def _announce(self, event: dict[str, str]) -> None:
+    async def _announce(self, event: dict[Any, Any]) -> None:
         try:
             with converting_errors(self._redis):
-                # redis-py declares the mapping invariantly, in types that str keys and values
-                # satisfy.
-                await self._redis.xadd(
-                    keys.KEY_EVENTS,
-                    event,  # type: ignore[arg-type]
-                    maxlen=MAX_EVENTS,
-                    approximate=True,
-                )
+                await self._redis.xadd(keys.KEY_EVENTS, event, maxlen=MAX_EVENTS, approximate=True)
         except StoreUnavailableError as error:
             raise ChangeNotAnnouncedError(
                 f"The change is saved, but Redis is unavailable: {_CONSEQUENCE}",

@@ -14,7 +14,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 MAX_CHARACTERS: Final = 200
 
-_WRONG_PASSWORD: Final = "28P01"  # noqa: S105 - the SQLSTATE, not a password
+_LOGIN_REFUSED: Final = "28P01"
 _LOGIN_CLASS: Final = "28"
 _NO_PRIVILEGE: Final = "42501"
 _READ_ONLY: Final = "25006"
@@ -74,7 +74,7 @@ def _known_cause(error: BaseException) -> str | None:
 
 def _sql_cause(error: BaseException) -> str | None:
     state = _sqlstate(error)
-    if state == _WRONG_PASSWORD:
+    if state == _LOGIN_REFUSED:
         return "authentication failed"
     if state.startswith(_LOGIN_CLASS):
         return f"authentication failed ({_text(error)})"

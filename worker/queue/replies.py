@@ -11,6 +11,7 @@ import math
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import msgspec
@@ -218,11 +219,10 @@ class ReplyOutbox:
 
     def _cut(self) -> int:
         """Return the number of deltas in the next frame, never splitting the choices of a token."""
-        deltas, cut, weight = self.deltas, 0, 0
-        for cut, delta in enumerate(deltas, start=1):  # noqa: B007 - where it ended is what counts
-            weight += 1 + len(delta.logprobs) // BYTES_OF_LOGPROB
-            if weight >= MOST_DELTAS_IN_FRAME:
-                break
+        deltas = self.deltas
+        weights = accumulate(1 + len(each.logprobs) // BYTES_OF_LOGPROB for each in deltas)
+        full = (cut for cut, weight in enumerate(weights, 1) if weight >= MOST_DELTAS_IN_FRAME)
+        cut = next(full, len(deltas))
         while cut < len(deltas) and (
             deltas[cut].handle == deltas[cut - 1].handle
             and deltas[cut].choice > deltas[cut - 1].choice

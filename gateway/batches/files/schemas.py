@@ -7,10 +7,10 @@ from typing import Generic, Literal, Self, TypeVar
 from pydantic import BaseModel, Field
 
 from gateway.platform.database.paging import Page
-from gateway.records.batches import File, FilePurpose
+from gateway.records.batches import Batch, File, FilePurpose
 
 T = TypeVar("T", bound=BaseModel)
-R = TypeVar("R")
+R = TypeVar("R", File, Batch)
 
 
 class FileBody(BaseModel):
@@ -51,11 +51,10 @@ class CursorList(BaseModel, Generic[T]):
 
     @classmethod
     def of(cls, page: Page[R], body_of: Callable[[R], T]) -> Self:
-        """Return the response body of a page of records, whose bodies have an `id`."""
-        data = list(map(body_of, page.entries))
-        ids: list[str] = [getattr(each, "id") for each in data]  # noqa: B009
+        """Return the response body of a page of records."""
+        ids = [each.id for each in page.entries]
         return cls(
-            data=data,
+            data=list(map(body_of, page.entries)),
             first_id=ids[0] if ids else None,
             last_id=ids[-1] if ids else None,
             has_more=page.has_more,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
+from common.present import present
 from common.tasks import each_apart
 from gateway.batches.files.reader import FileReader
 from gateway.batches.files.store import FileStore, Owner
@@ -198,8 +199,7 @@ class FileService:
                 file.id, name=name, is_visible=True, expires_at=file.created_at + retention
             )
             found = await store.find(Owner(file.tenant_id), file.id)
-        assert found is not None  # noqa: S101 - this transaction has made it visible
-        return found
+        return present(found)
 
     # -- removal and merging ---------------------------------------------------------------------
 

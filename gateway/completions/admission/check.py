@@ -9,6 +9,7 @@ import msgspec
 from redis.exceptions import RedisError
 from tokenizers import Tokenizer
 
+from common.present import present
 from common.tracing import FETCH_IMAGES
 from contract.messages import Feature, Parsing, Ranking, WorkerCard
 from contract.tier import ServiceTier
@@ -253,7 +254,7 @@ class RequestChecker:
         beside: Beside,
     ) -> CheckedChat:
         """Render the messages of a chat; return a completion unchanged. Raises an ApiError."""
-        chat, form = request.chat, card.chat
+        chat = request.chat
         if chat is None:
             return CheckedChat(request, None, None, request.tool_use)
         inner = None
@@ -266,7 +267,7 @@ class RequestChecker:
             inner=inner,
         )
         rendered = await render_chat(request, card, self._chat_templates, encoder, beside)
-        assert form is not None  # noqa: S101 - nothing is rendered without it
+        form = present(card.chat)
         read = chat.template_arguments.keys() - {*rendered.ignored_template_arguments}
         ignored = unread_parameters(chat, read)
         switch = chat.argument_params.get("enable_thinking", "")

@@ -13,6 +13,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.json_schema import SkipJsonSchema
 
+from common.present import present
 from contract.messages import WorkerCard
 from gateway.completions.admission.call import Call, RequestReader
 from gateway.completions.admission.model_choice import Models
@@ -171,8 +172,7 @@ class Tokenization:
         if call.body.get("add_generation_prompt"):
             fields["add_generation_prompt"] = True
         request = await call.beside(partial(CHATS.read, fields, call.profile, max_prompts=1))
-        chat = request.chat
-        assert chat is not None  # noqa: S101 - CHATS reads chats
+        chat = present(request.chat)
         if chat.image_sources:
             raise UnsupportedParameterError(
                 "'messages' with images are not supported: the engine determines an image's "

@@ -30,7 +30,7 @@ _FAMILIES = (
     _Family("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite Code
     _Family("▁<PRE>", "▁<SUF>", "▁<MID>"),  # Code Llama
     # DeepSeek Coder marks the position of the hole and the end of the text.
-    _Family("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # noqa: RUF001 - its own letters
+    _Family("<\uff5cfim▁begin\uff5c>", "<\uff5cfim▁hole\uff5c>", "<\uff5cfim▁end\uff5c>"),
     _Family("[PREFIX]", "[SUFFIX]", None),  # Codestral
 )
 

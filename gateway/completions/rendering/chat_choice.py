@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 import msgspec
 from typing_extensions import override
 
+from common.present import present
 from contract.messages import CallPiece, Delta, TokenLogprob, decode_logprobs
 from contract.outcomes import FinishReason
 from gateway.completions.rendering.choice import FAILED, FUNCTION_CALL, TOOL_CALLS, Choice
@@ -72,8 +73,7 @@ class ChatChoice(Choice):
 
     def __init__(self, completion: Completion, index: int) -> None:
         request = completion.request
-        chat, use = request.chat, request.tool_use
-        assert chat is not None  # noqa: S101 - it is the choice of a chat
+        chat, use = present(request.chat), request.tool_use
         self._index = index
         self._request: GenerationRequest = request
         self._request_id = completion.id

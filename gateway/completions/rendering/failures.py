@@ -1,6 +1,7 @@
 """Job failures as API errors: one error for each failure code."""
 
-from typing import assert_never
+from collections.abc import Callable, Mapping
+from typing import Final
 
 from contract.messages import JobFailed
 from contract.outcomes import FailureCode
@@ -11,64 +12,9 @@ RETRY_AFTER_SECONDS = 1.0
 OVERLOADED_RETRY_AFTER_SECONDS = 5.0
 
 
-def to_api_error(failed: JobFailed) -> errors.ApiError:  # noqa: C901, PLR0911, PLR0912  (one for each)
+def to_api_error(failed: JobFailed) -> errors.ApiError:
     """Return the error that the client receives."""
-    match failed.code:
-        case FailureCode.INVALID_REQUEST:
-            return _rejected(failed)
-        case FailureCode.DEADLINE_EXCEEDED:
-            return errors.GenerationTimeoutError("The request exceeded its time limit.")
-        case FailureCode.QUEUE_TIMEOUT:
-            return errors.OverloadedError(
-                "The request exceeded the queue timeout.",
-                retry_after_seconds=OVERLOADED_RETRY_AFTER_SECONDS,
-            )
-        case FailureCode.NO_WORKER:
-            return errors.NoWorkerError(
-                "No worker currently serves this model.",
-                retry_after_seconds=OVERLOADED_RETRY_AFTER_SECONDS,
-            )
-        case FailureCode.SHED:
-            return errors.OverloadedError(
-                "The queue is full, and a request of higher priority replaced this one.",
-                retry_after_seconds=failed.retry_after_seconds or OVERLOADED_RETRY_AFTER_SECONDS,
-            )
-        case FailureCode.GATEWAY_STOPPING:
-            return errors.GatewayStoppingError(
-                "The gateway is shutting down. Retry the request.",
-                retry_after_seconds=RETRY_AFTER_SECONDS,
-            )
-        case FailureCode.STORED_BYTES:
-            return errors.StorageFullError(failed.message)
-        case FailureCode.RATE_LIMITED:
-            return errors.TokensExhaustedError(
-                failed.message, retry_after_seconds=failed.retry_after_seconds
-            )
-        case FailureCode.OUT_OF_QUOTA:
-            return errors.OutOfQuotaError(failed.message)
-        case FailureCode.CANCELLED:
-            return errors.RequestCancelledError("The request was cancelled.")
-        case FailureCode.ADAPTER_FAILED:
-            return errors.AdapterFailedError(
-                "The adapter could not be loaded. Retry the request.",
-                retry_after_seconds=OVERLOADED_RETRY_AFTER_SECONDS,
-            )
-        case FailureCode.POISONOUS:
-            return errors.PoisonousRequestError(
-                "The engine crashed twice while it ran this request, which is not retried."
-            )
-        case FailureCode.TAKEN_OVER:
-            return errors.TakenOverError(
-                "Another gateway continues this request. Retry the request.",
-                retry_after_seconds=RETRY_AFTER_SECONDS,
-            )
-        case FailureCode.WORKER_LOST | FailureCode.ENGINE_ERROR | FailureCode.REPLIES_LOST:
-            return errors.GenerationFailedError(
-                "The worker failed while it ran this request. Retry the request.",
-                retry_after_seconds=RETRY_AFTER_SECONDS,
-            )
-        case _:
-            assert_never(failed.code)
+    return _ERRORS[failed.code](failed)
 
 
 def _rejected(failed: JobFailed) -> errors.BadRequestError:
@@ -80,3 +26,55 @@ def _rejected(failed: JobFailed) -> errors.BadRequestError:
         window=excess.window,
         param=failed.param or "prompt",
     )
+
+
+def _generation_failed(_: JobFailed) -> errors.GenerationFailedError:
+    return errors.GenerationFailedError(
+        "The worker failed while it ran this request. Retry the request.",
+        retry_after_seconds=RETRY_AFTER_SECONDS,
+    )
+
+
+_ERRORS: Final[Mapping[FailureCode, Callable[[JobFailed], errors.ApiError]]] = {
+    FailureCode.INVALID_REQUEST: _rejected,
+    FailureCode.DEADLINE_EXCEEDED: lambda _: errors.GenerationTimeoutError(
+        "The request exceeded its time limit."
+    ),
+    FailureCode.QUEUE_TIMEOUT: lambda _: errors.OverloadedError(
+        "The request exceeded the queue timeout.",
+        retry_after_seconds=OVERLOADED_RETRY_AFTER_SECONDS,
+    ),
+    FailureCode.NO_WORKER: lambda _: errors.NoWorkerError(
+        "No worker currently serves this model.",
+        retry_after_seconds=OVERLOADED_RETRY_AFTER_SECONDS,
+    ),
+    FailureCode.SHED: lambda failed: errors.OverloadedError(
+        "The queue is full, and a request of higher priority replaced this one.",
+        retry_after_seconds=failed.retry_after_seconds or OVERLOADED_RETRY_AFTER_SECONDS,
+    ),
+    FailureCode.GATEWAY_STOPPING: lambda _: errors.GatewayStoppingError(
+        "The gateway is shutting down. Retry the request.",
+        retry_after_seconds=RETRY_AFTER_SECONDS,
+    ),
+    FailureCode.STORED_BYTES: lambda failed: errors.StorageFullError(failed.message),
+    FailureCode.RATE_LIMITED: lambda failed: errors.TokensExhaustedError(
+        failed.message, retry_after_seconds=failed.retry_after_seconds
+    ),
+    FailureCode.OUT_OF_QUOTA: lambda failed: errors.OutOfQuotaError(failed.message),
+    FailureCode.CANCELLED: lambda _: errors.RequestCancelledError("The request was cancelled."),
+    FailureCode.ADAPTER_FAILED: lambda _: errors.AdapterFailedError(
+        "The adapter could not be loaded. Retry the request.",
+        retry_after_seconds=OVERLOADED_RETRY_AFTER_SECONDS,
+    ),
+    FailureCode.POISONOUS: lambda _: errors.PoisonousRequestError(
+        "The engine crashed twice while it ran this request, which is not retried."
+    ),
+    FailureCode.TAKEN_OVER: lambda _: errors.TakenOverError(
+        "Another gateway continues this request. Retry the request.",
+        retry_after_seconds=RETRY_AFTER_SECONDS,
+    ),
+    FailureCode.WORKER_LOST: _generation_failed,
+    FailureCode.ENGINE_ERROR: _generation_failed,
+    FailureCode.REPLIES_LOST: _generation_failed,
+}
+"""One error for each code."""

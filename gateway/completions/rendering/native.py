@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from typing_extensions import override
 
+from common.present import present
 from contract.messages import Delta, JobFinished, decode_logprobs
 from contract.outcomes import FinishReason
 from gateway.completions.rendering.choice import Choice
@@ -84,9 +85,7 @@ class NativeChoice(Choice):
     @override
     def whole(self) -> dict[str, Any]:
         """Return the final result; in a stream, without the text and the tokens sent before."""
-        finished, end = self._finished, self._end
-        assert finished is not None  # noqa: S101 - the job has finished
-        assert end is not None  # noqa: S101 - and the choice with it
+        finished, end = present(self._finished), present(self._end)
         stop_type = self._stop_type(end)
         used = finished.prompt_tokens + self._predicted
         window = self._completion.generation_settings.get("n_ctx", used + 1)

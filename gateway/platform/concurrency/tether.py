@@ -11,6 +11,7 @@ import ctypes
 import os
 import signal
 import sys
+from typing import Never
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -21,9 +22,14 @@ def main() -> None:
     parent, program = int(sys.argv[1]), sys.argv[2:]
     end_with(parent)
     try:
-        os.execvp(program[0], program)  # noqa: S606 - the caller's program, without a shell
+        become(program)
     except OSError as error:
         sys.exit(f"{program[0]} cannot be started: {error.strerror}.")
+
+
+def become(program: list[str]) -> Never:
+    """Replace this process by a program of the caller's, without a shell. Raises OSError."""
+    os.execvp(program[0], program)  # noqa: S606 - this function is for programs of its callers
 
 
 def tethered(*program: str) -> tuple[str, ...]:

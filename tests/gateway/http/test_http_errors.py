@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import brotli  # type: ignore[import-untyped]
+import brotli
 import httpx
 from backports import zstd
 from pydantic import SecretStr

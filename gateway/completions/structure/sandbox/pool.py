@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from common.present import present
 from common.tasks import TaskSet
 from gateway.completions.structure.sandbox import messages
 from gateway.completions.structure.sandbox.messages import (
@@ -232,17 +233,15 @@ async def _kill(process: Process) -> None:
 
 
 async def _send(process: Process, message: bytes) -> None:
-    assert process.stdin is not None  # noqa: S101 - it was started with a pipe
-    process.stdin.write(messages.LENGTH.pack(len(message)) + message)
-    await process.stdin.drain()
+    pipe = present(process.stdin)
+    pipe.write(messages.LENGTH.pack(len(message)) + message)
+    await pipe.drain()
 
 
 async def _receive(process: Process) -> Verdict:
-    assert process.stdout is not None  # noqa: S101 - it was started with a pipe
-    header = await process.stdout.readexactly(messages.LENGTH.size)
-    return messages.decode_verdict(
-        await process.stdout.readexactly(*messages.LENGTH.unpack(header))
-    )
+    pipe = present(process.stdout)
+    header = await pipe.readexactly(messages.LENGTH.size)
+    return messages.decode_verdict(await pipe.readexactly(*messages.LENGTH.unpack(header)))
 
 
 async def _loaded(source: TokenizerSource) -> Tokenizer:

@@ -237,7 +237,7 @@ class PositionRow(Table):
 
     __tablename__ = "usage_positions"
     # SQLite would otherwise number from 1 again once the table is empty.
-    __table_args__ = {"sqlite_autoincrement": True}  # noqa: RUF012 SQLAlchemy reads it.
+    __table_args__ = ({"sqlite_autoincrement": True},)
 
     position: Mapped[Serial]
     request_id: Mapped[str]
