@@ -3,7 +3,7 @@ detect.
 
 Commands of `python -m tests.failures.mutants`:
 
-sample                     draw a new sample (only if the old one wears out)
+sample                     replace the mutants whose lines have changed by others of their part
 run --map FILE --out FILE  test the mutants with the tests that reach them
 table FILE [FILE]          a Markdown table of one or two results
 
@@ -32,7 +32,8 @@ ROOT = Path(__file__).parents[3]
 SAMPLE = Path(__file__).with_name("sample.json")
 SEED = 15
 SHARES = {
-    "contract/*.py": 20,
+    "common/*.py": 13,
+    "contract/*.py": 7,
     "contract/scripts/*.lua": 22,
     "gateway/limits/*.py": 18,
     "gateway/limits/scripts/*.lua": 20,
@@ -47,6 +48,7 @@ LEFT_OUT = ("/settings.py",)
 
 _OF_REQUESTS = ("tests/gateway/completions", "tests/gateway/http", "tests/gateway/dialects")
 REACHES = {
+    "common/": ("tests/common", "tests/telemetry"),
     "contract/": ("tests/contract", "tests/worker", *_OF_REQUESTS),
     "gateway/limits/": ("tests/gateway/limits", "tests/gateway/jobs", *_OF_REQUESTS),
     "gateway/completions/": _OF_REQUESTS,
@@ -106,20 +108,33 @@ class Verdict:
 # --- the sample ---------------------------------------------------------------------------------
 
 
-def draw() -> list[Mutant]:
-    """Draw the sample: a fixed number of mutants of each part, at most one of a line."""
+def draw(earlier: Sequence[Mutant]) -> list[Mutant]:
+    """Draw the sample: a fixed number of mutants of each part, at most one of a line.
+
+    Keeps those of an earlier sample whose lines are still there.
+    """
     chosen: list[Mutant] = []
     for pattern, count in SHARES.items():
         rng = random.Random(f"{SEED} {pattern}")
-        by_line: dict[tuple[str, int], list[Mutant]] = defaultdict(list)
+        by_line: dict[tuple[str, str], list[Mutant]] = defaultdict(list)
         for file in sorted(ROOT.glob(pattern)):
             path = file.relative_to(ROOT).as_posix()
             if not any(part in path for part in LEFT_OUT):
                 for mutant in mutants_of(path):
-                    by_line[path, mutant.line].append(mutant)
-        lines = rng.sample(sorted(by_line), min(count, len(by_line)))
-        chosen += [rng.choice(by_line[line]) for line in sorted(lines)]
+                    by_line[path, mutant.source].append(mutant)
+        kept = [each for each in earlier if (each.path, each.source) in by_line][:count]
+        for mutant in kept:
+            del by_line[mutant.path, mutant.source]
+        lines = rng.sample(sorted(by_line), min(count - len(kept), len(by_line)))
+        drawn = [*kept, *(rng.choice(by_line[line]) for line in lines)]
+        chosen += sorted(drawn, key=lambda mutant: (mutant.path, mutant.line))
     return chosen
+
+
+def applies(mutant: Mutant) -> bool:
+    """Whether the code still has the line of a mutant."""
+    file = ROOT / mutant.path
+    return file.is_file() and mutant.source in file.read_text().splitlines()
 
 
 def mutants_of(path: str) -> Iterator[Mutant]:
@@ -384,7 +399,8 @@ def main() -> None:
     verbs.add_parser("table").add_argument("results", type=Path, nargs="+")
     options = parser.parse_args()
     if options.verb == "sample":
-        SAMPLE.write_text(json.dumps([asdict(each) for each in draw()], indent=1) + "\n")
+        drawn = [asdict(each) for each in draw(load_sample())]
+        SAMPLE.write_text(json.dumps(drawn, indent=1) + "\n")
     elif options.verb == "run":
         run(options, load_sample())
     else:
