@@ -1,7 +1,7 @@
 # Sluice: `make` without a target lists the targets.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help run test test-long lint format docs bench chaos chart setup setup-dev setup-servers \
+.PHONY: help run test test-long lint format docs bench chaos chart release setup setup-dev setup-servers \
 	setup-clients setup-peers check check-style check-types check-imports
 
 BIN := .venv/bin
@@ -74,6 +74,9 @@ chaos: setup-dev setup-servers ## Inject faults under load (ARGS="--minutes 30 -
 chart: setup-dev ## Generate the dashboards, and the Helm chart's README, rules and dashboards
 	@$(BIN)/python -m ops.dashboards >/dev/null
 	@$(BIN)/python scripts/chart.py
+
+release: setup-dev ## Build the wheel, SBOMs and provenance of a release in dist/
+	@$(BIN)/python scripts/release.py build $(ARGS)
 
 setup:
 	@scripts/setup.sh gateway local worker

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from gateway.platform.outbound.addresses import is_public
+from scripts.release import project
 from tests.deploy.crd_shapes import SHAPES
 from tests.deploy.helm import (
     CASES,
@@ -30,6 +31,7 @@ from tests.deploy.helm import (
 from tests.support.cases import all_cases
 from tests.support.secrets import scan_for_secrets
 
+VERSION = project()["version"]
 KUBERNETES = ("1.27", "1.34")
 """The oldest version that Chart.yaml accepts, and a later one."""
 
@@ -171,7 +173,7 @@ def test_every_image_is_pinned(file: Path) -> None:
 
 def test_image_tag_defaults_to_the_version_of_the_chart() -> None:
     pod = pod_of(case(EXTERNAL), "gateway")
-    assert [c["image"] for c in pod.containers] == ["ghcr.io/sluice/gateway:0.2.0"] * 2
+    assert [c["image"] for c in pod.containers] == [f"ghcr.io/sluice/gateway:{VERSION}"] * 2
     scheduled = case(CHART / "ci" / "scheduling-values.yaml")
     gateway, worker = pod_of(scheduled, "gateway"), pod_of(scheduled, "worker", pool="chat")
     assert gateway.containers[0]["image"].startswith(
@@ -367,7 +369,7 @@ def test_pools_have_their_gpus_and_defaults() -> None:
     assert large["runtimeClassName"] == "nvidia"
     assert large["tolerations"][0]["key"] == "nvidia.com/gpu"
     assert "nvidia.com/gpu" not in cpu["containers"][0]["resources"]["limits"]
-    assert cpu["containers"][0]["image"] == "ghcr.io/sluice/worker-cpu:0.2.0"
+    assert cpu["containers"][0]["image"] == f"ghcr.io/sluice/worker-cpu:{VERSION}"
     budgets = {each["metadata"]["name"] for each in of_kind(manifests, "PodDisruptionBudget")}
     assert "sluice-worker-llama-70b" in budgets
     assert "sluice-worker-cpu" not in budgets
