@@ -1,6 +1,7 @@
 """The simulated upstream of benchmarks keeps the pace of the scripted engine."""
 
 import asyncio
+from contextlib import suppress
 from statistics import median
 
 from bench import client, fake_backend
@@ -11,10 +12,20 @@ from bench.starting import free_port
 STEP_SECONDS = 0.05
 
 
+async def _is_listening(port: int) -> bool:
+    with suppress(ConnectionRefusedError):
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.close()
+        return True
+    return False
+
+
 async def test_every_step_sends_one_token_of_each_stream() -> None:
     port = free_port()
     server = asyncio.create_task(fake_backend.serve(port, STEP_SECONDS))
-    await asyncio.sleep(0.05)
+    async with asyncio.timeout(20):
+        while not await _is_listening(port):
+            await asyncio.sleep(0.005)
     requests = [
         Request(model="any", prompt="", completion_tokens=6, streamed=streamed)
         for streamed in (True, False)

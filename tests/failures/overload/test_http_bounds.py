@@ -329,10 +329,9 @@ async def test_endless_trailers_are_not_buffered(bounded: Stack, key: str, endle
 )
 async def test_broken_chunks_get_400(bounded: Stack, key: str, chunks: bytes) -> None:
     async with connection(bounded.url) as (reader, writer):
-        writer.write(head(key, "transfer-encoding: chunked"))
-        await writer.drain()
+        writer.write(head(key, "transfer-encoding: chunked", "expect: 100-continue"))
         # The application has the request before its body breaks.
-        await asyncio.sleep(0.1)
+        await reader.readuntil(b" 100 Continue\r\n\r\n")
         writer.write(chunks)
         response = await read_response(reader)
         assert response.headers["connection"] == "close"

@@ -252,8 +252,12 @@ async def test_claim_is_renewed_while_the_work_runs(
     adapter = await _register(service, "acme", "poet", UNREACHABLE)
     until = (await _row(database, adapter)).claimed_until
     claim = Claim(database, AdapterRow.claimed_until, adapter.id, until)
-    await claim.hold(asyncio.sleep(0.5), seconds=PATIENCE_SECONDS)
-    assert (await _row(database, adapter)).claimed_until > until
+
+    async def until_renewed() -> None:
+        while (await _row(database, adapter)).claimed_until == until:
+            await asyncio.sleep(0.01)
+
+    await claim.hold(until_renewed(), seconds=PATIENCE_SECONDS)
     await _change(database, adapter, claimed_until=until)
     with pytest.raises(LostClaimError):
         await claim.hold(asyncio.Event().wait(), seconds=PATIENCE_SECONDS)

@@ -24,7 +24,8 @@ from tests.support.processes import wait_until
 
 STEADY = "import time; print('up', flush=True); time.sleep(600)"
 STUBBORN = (
-    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+    "import signal, time; "
+    "signal.signal(signal.SIGTERM, lambda *_: print('asked', flush=True)); "
     "print('up', flush=True); time.sleep(600)"
 )
 PARENT = f"""
@@ -127,7 +128,7 @@ async def test_kill_cuts_a_slow_stop_short(tmp_path: Path) -> None:
     await supervisor.start([spec])
     await _until_logged(spec, "up")
     stopping = asyncio.create_task(supervisor.stop())
-    await asyncio.sleep(0.1)
+    await _until_logged(spec, "asked")
     supervisor.kill()
     async with asyncio.timeout(PATIENCE_SECONDS):
         await stopping

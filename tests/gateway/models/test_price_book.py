@@ -115,12 +115,15 @@ async def test_table_is_loaded_as_soon_as_the_database_is_back(
     nowhere: Database,
     prices: PriceService,
     monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(table_copy, "RETRY_SECONDS", 0.02)
     await prices.add("m", prompt_micros=7, completion_micros=1)
     book = PriceBook(nowhere, batch_percent=50)
     task = asyncio.create_task(book.run())
-    await asyncio.sleep(0.1)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while "cannot read the table" not in caplog.text:
+            await asyncio.sleep(0.01)
     with pytest.raises(StoreUnavailableError):
         book.find("m", DEFAULT, utc_now())
     book._database = database
@@ -168,7 +171,9 @@ async def test_unannounced_price_applies_after_a_while(
     monkeypatch.setattr(table_copy, "REFRESH_SECONDS", 0.05)
     book = PriceBook(database, batch_percent=50)
     task = asyncio.create_task(book.run())
-    await asyncio.sleep(0.1)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not book._is_loaded:
+            await asyncio.sleep(0.01)
     await prices.add("m", prompt_micros=4, completion_micros=1)
     await _until(book, 4)
     await end_task(task)

@@ -7,7 +7,7 @@ import httpx
 import pytest
 from redis.asyncio import Redis
 
-from tests.gateway.conftest import asking, complete, eventually, jobs_in_redis, nothing_left, serve
+from tests.gateway.conftest import asking, eventually, jobs_in_redis, nothing_left, serve
 from tests.gateway.http_calls import connection, head, post
 from tests.support.events import DONE, split_events
 from tests.support.patience import PATIENCE_SECONDS
@@ -135,9 +135,11 @@ async def test_client_that_disconnects_while_sending_is_no_server_error(
         return sum(float(line.split()[-1]) for line in lines if line.startswith(sample))
 
     before, log = await count(), stack.log("gateway-1")
-    async with connection(stack.url) as (_, writer):
-        writer.write(head(key, "content-length: 100") + b"{")
-        await asyncio.sleep(0.1)
+    async with connection(stack.url) as (reader, writer):
+        writer.write(head(key, "content-length: 100", "expect: 100-continue"))
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await reader.readuntil(b" 100 Continue\r\n\r\n")
+        writer.write(b"{")
 
     async def is_counted() -> bool:
         return await count() > before
@@ -153,8 +155,11 @@ async def test_other_streams_continue_when_a_client_disconnects(
         writer.write(post(key, asking(max_tokens=2000, stream=True)))
         async with asyncio.timeout(PATIENCE_SECONDS):
             await reader.readuntil(b"data: ")
-        beside = asyncio.create_task(complete(client, max_tokens=30, stream=True))
-        await asyncio.sleep(0.1)
-    response = await beside
-    assert split_events(response.content)[-1] == DONE
-    assert b'"completion_tokens":30' in response.content
+        beside = client.stream("POST", "/v1/completions", json=asking(max_tokens=30, stream=True))
+        async with beside as response:
+            parts = response.aiter_bytes()
+            content = await anext(parts)
+            writer.transport.abort()
+            content += b"".join([part async for part in parts])
+    assert split_events(content)[-1] == DONE
+    assert b'"completion_tokens":30' in content
