@@ -11,11 +11,13 @@ from gateway.records.errors import (
     GenerationFailedError,
     GenerationTimeoutError,
     NoWorkerError,
+    OutOfQuotaError,
     OverloadedError,
     PoisonousRequestError,
     RequestCancelledError,
     StorageFullError,
     TakenOverError,
+    TokensExhaustedError,
 )
 from tests.support.cases import all_cases
 
@@ -32,6 +34,8 @@ EXPECTED: dict[FailureCode, tuple[type[ApiError], int, bool]] = {
     FailureCode.TAKEN_OVER: (TakenOverError, 503, True),
     FailureCode.SHED: (OverloadedError, 503, True),
     FailureCode.STORED_BYTES: (StorageFullError, 429, True),
+    FailureCode.RATE_LIMITED: (TokensExhaustedError, 429, True),
+    FailureCode.OUT_OF_QUOTA: (OutOfQuotaError, 429, False),
     FailureCode.ADAPTER_FAILED: (AdapterFailedError, 503, True),
     FailureCode.CANCELLED: (RequestCancelledError, 409, False),
 }
@@ -53,9 +57,16 @@ def test_temporary_failure_has_a_retry_time(code: FailureCode) -> None:
     assert int(headers["retry-after-ms"]) >= 1000
 
 
-@all_cases(
-    "code", sorted(set(FailureCode) - {FailureCode.INVALID_REQUEST, FailureCode.STORED_BYTES})
-)
+WRITTEN_HERE = {
+    FailureCode.INVALID_REQUEST,
+    FailureCode.STORED_BYTES,
+    FailureCode.RATE_LIMITED,
+    FailureCode.OUT_OF_QUOTA,
+}
+"""Failures whose messages are for clients."""
+
+
+@all_cases("code", sorted(set(FailureCode) - WRITTEN_HERE))
 def test_worker_internals_are_not_reported(code: FailureCode) -> None:
     assert "inside" not in to_api_error(JobFailed(1, 1, code, "inside of the worker")).message
 
