@@ -57,6 +57,8 @@ WORKER_ID: Final = "sluice.worker.id"
 
 # Attributes of OpenTelemetry's conventions for generative AI. They are not stable, and the package
 # of semantic conventions deprecates its constants for them.
+GEN_AI_AGENT: Final = "gen_ai.agent.id"
+GEN_AI_CONVERSATION: Final = "gen_ai.conversation.id"
 GEN_AI_OPERATION: Final = "gen_ai.operation.name"
 GEN_AI_PROVIDER: Final = "gen_ai.provider.name"
 GEN_AI_INPUT: Final = "gen_ai.input.messages"

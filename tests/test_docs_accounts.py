@@ -57,7 +57,13 @@ def test_every_route_of_the_management_api_is_named() -> None:
     app = create_app(Settings())
     operators = create_operator_app(Settings(), app)
     paths = app.openapi()["paths"] | operators.openapi()["paths"]
-    described = ("/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/health")
+    described = (
+        "/v1/completions",
+        "/v1/chat/completions",
+        "/v1/messages",
+        "/v1/models",
+        "/v1/health",
+    )
     root = re.compile(r"/v1/\w+|/admin/tenants/\{tenant_id\}/\w+|/admin/\w+")
     matches = [root.match(path) for path in paths if not path.startswith(described)]
     roots = {match[0] for match in matches if match is not None}

@@ -60,7 +60,8 @@ def find_allowed(
         if not allows_served(principal, name, model):
             raise ModelNotFoundError(name)
         return model
-    return find_adapter(catalogue, adapters, principal, name)
+    found = find_adapter(catalogue, adapters, principal, name)
+    return found or aliases.matching(name, principal.allows_model)
 
 
 def allows_served(principal: Principal, name: str, model: ServedModel) -> bool:

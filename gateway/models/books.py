@@ -1,7 +1,9 @@
 """In-memory copies of the ready adapters and of all aliases, so that requests need no query."""
 
+import fnmatch
+import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from sqlalchemy import select
@@ -57,11 +59,27 @@ class AliasBook(TableCopy):
         super().__init__(AliasRow.__tablename__)
         self._database = database
         self._aliases: Mapping[str, Alias] = {}
+        self._patterns: Sequence[tuple[re.Pattern[str], Alias]] = ()
 
     @property
     def aliases(self) -> list[Alias]:
-        """Every alias, by name."""
-        return list(self._aliases.values())
+        """Every alias that is no pattern, by name."""
+        return [alias for alias in self._aliases.values() if not alias.is_pattern]
+
+    def matching(self, name: str, allows: Callable[[str], bool]) -> Alias | None:
+        """Return the pattern for a name that nothing else has; None if there is none.
+
+        It is the longest of the matching patterns that the caller may use, given whether it may use
+        each name. So tenants with different models may have different patterns for one name.
+        """
+        return next(
+            (
+                alias
+                for pattern, alias in self._patterns
+                if pattern.fullmatch(name) and alias.is_allowed(allows)
+            ),
+            None,
+        )
 
     def find(self, name: str) -> Alias | None:
         """Return the alias of this name; None if there is none."""
@@ -72,3 +90,8 @@ class AliasBook(TableCopy):
         async with self._database.reading() as transaction:
             rows = await transaction.scalars(_ALIASES)
             self._aliases = {row.name: row.to_record() for row in rows}
+        patterns = (each for each in self._aliases.values() if each.is_pattern)
+        self._patterns = [
+            (re.compile(fnmatch.translate(each.name), re.IGNORECASE), each)
+            for each in sorted(patterns, key=lambda each: -len(each.name))
+        ]

@@ -47,6 +47,11 @@ class Alias:
         return models if self.fallback in (None, *models) else [*models, str(self.fallback)]
 
     @property
+    def is_pattern(self) -> bool:
+        """Whether the name stands for all names that match it; a `*` matches any text."""
+        return "*" in self.name
+
+    @property
     def headers(self) -> dict[str, str]:
         """The headers of its responses: `Sunset` (RFC 8594) and `Deprecation` (RFC 9745)."""
         if self.sunset_at is None or self.deprecated_at is None:

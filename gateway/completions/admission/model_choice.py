@@ -116,9 +116,12 @@ class Models:
     def model_of(self, principal: Principal, alias: Alias, body: Mapping[str, Any] = _EMPTY) -> str:
         """Return the model that runs a request of the principal for an alias.
 
-        It may depend on `user` in the body.
+        It may depend on `user` in the body, or on Anthropic's `metadata.user_id`.
         """
+        metadata = body.get("metadata")
         user = body.get("user") or body.get("safety_identifier")
+        if user is None and isinstance(metadata, dict):
+            user = metadata.get("user_id")
         model = alias.choose(principal.tenant_id, user if isinstance(user, str) else "")
         fallback = alias.fallback
         if fallback is None or self._is_ready(model) or not self._is_ready(fallback):
@@ -134,7 +137,12 @@ class Models:
             chosen = choose_model(name, principal, catalogue.names)
         except MissingParameterError as error:
             return ModelChoice("", refusal=error)
-        alias = self._aliases.find(chosen)
+        alias, served = self._aliases.find(chosen), catalogue.known(chosen)
+        adapter = None
+        if alias is None and served is None:
+            adapter = find_adapter(catalogue, self._adapters, principal, chosen)
+            if adapter is None:
+                alias = self._aliases.matching(chosen, principal.allows_model)
         if alias is not None:
             try:
                 if not alias.is_allowed(principal.allows_model):
@@ -144,12 +152,10 @@ class Models:
                 refusal = error
             model = self.model_of(principal, alias, body)
             return ModelChoice(model, catalogue.known(model), alias, refusal=refusal)
-        served = catalogue.known(chosen)
+        if adapter is not None:
+            base = adapter.base_model
+            return ModelChoice(base, catalogue.known(base), adapter=adapter)
         if served is None:
-            adapter = find_adapter(catalogue, self._adapters, principal, chosen)
-            if adapter is not None:
-                base = adapter.base_model
-                return ModelChoice(base, catalogue.known(base), adapter=adapter)
             is_allowed = principal.allows_model(chosen)
         else:
             is_allowed = allows_served(principal, chosen, served)

@@ -22,6 +22,7 @@ from contract.messages import AdapterRef, GenerationJob, Ranking
 from gateway.completions.admission.call import Call
 from gateway.completions.admission.check import CheckedRequest, with_images
 from gateway.completions.prompt.images.fetcher import ImageFetcher
+from gateway.completions.prompt.preparation import PreparedPrompt
 from gateway.completions.queue.dispatcher import Dispatcher
 from gateway.completions.queue.generation import Generation
 from gateway.completions.rendering.completion import Completion, Usage
@@ -327,9 +328,7 @@ class RequestSubmitter:
                 parsing=checked.parsing,
                 request_id=logs.request_id.get(),
                 traceparent=tracing.traceparent(),
-                affinity=b""
-                if request.images[index]
-                else prefix_affinity(salt, prompt.token_ids, block_tokens) + adapter_affinity,
+                affinity=_affinity(prompt, salt, block_tokens) + adapter_affinity,
             )
             for index, prompt in enumerate(checked.prepared.prompts)
         ]
@@ -337,6 +336,14 @@ class RequestSubmitter:
 
 def _sequences(checked: CheckedRequest) -> int:
     return len(checked.prepared.prompts) * checked.request.n
+
+
+def _affinity(prompt: PreparedPrompt, salt: str, block_tokens: int) -> bytes:
+    """Return the digests of a prompt's prefixes before its first image."""
+    token_ids = prompt.token_ids
+    if prompt.plain_tokens < len(token_ids):
+        token_ids = token_ids[: prompt.plain_tokens]
+    return prefix_affinity(salt, token_ids, block_tokens)
 
 
 def _job_bytes(job: GenerationJob) -> int:

@@ -47,6 +47,10 @@ from gateway.platform import tracing
 from gateway.platform.settings import Settings
 from gateway.records.principal import Principal
 
+SESSION_HEADER: Final = "x-claude-code-session-id"
+AGENT_HEADER: Final = "x-claude-code-agent-id"
+MOST_SESSION: Final = 256
+"""Maximum characters of such an id in a trace."""
 COST_HEADER: Final = "x-include-cost"
 """`true` or `false` overrides the account's default for one request."""
 
@@ -154,6 +158,7 @@ class Completions:
             checked = await self._checker.check(call, endpoint)
         measure.checked_model = checked.card.model
         note_request(checked, request_id)
+        _note_session(request, call)
         return await self._submitter.submit(
             call,
             checked,
@@ -298,6 +303,18 @@ def note_request(checked: CheckedRequest, completion_id: str) -> None:
     if tracing.shows_content():
         attributes[names.GEN_AI_INPUT] = json.dumps(_input(request))[: tracing.MOST_CONTENT]
     tracing.note(attributes)
+
+
+def _note_session(request: Request, call: Call) -> None:
+    """Set the attributes of an agent's session, by which its requests can be found in traces."""
+    metadata = call.body.get("metadata")
+    user = metadata.get("user_id") if isinstance(metadata, dict) else None
+    session = request.headers.get(SESSION_HEADER) or user
+    agent = request.headers.get(AGENT_HEADER)
+    given = {names.GEN_AI_CONVERSATION: session, names.GEN_AI_AGENT: agent}
+    noted = {name: text[:MOST_SESSION] for name, text in given.items() if isinstance(text, str)}
+    if noted and tracing.is_on():
+        tracing.note(noted)
 
 
 def _input(request: GenerationRequest) -> list[dict[str, Any]]:

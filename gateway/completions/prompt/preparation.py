@@ -45,6 +45,8 @@ class PreparedPrompt(msgspec.Struct, frozen=True, kw_only=True):
     """Maximum completion tokens; together with the prompt they fit into the context window."""
     cut_tokens: int
     """Number of tokens cut from the prompt."""
+    plain_tokens: int
+    """Tokens before the first image: the engine replaces an image's token by many others."""
     shown: str
     """The text of the prompt that the response contains; empty if it contains none."""
 
@@ -152,8 +154,15 @@ class _Preparation:
             token_ids=array("I", token_ids),
             max_tokens=max_tokens,
             cut_tokens=len(lost),
+            plain_tokens=self._plain_tokens(token_ids, has_images=bool(request.images[index])),
             shown=shown,
         )
+
+    def _plain_tokens(self, token_ids: list[int], *, has_images: bool) -> int:
+        if not has_images:
+            return len(token_ids)
+        images = self._image_ids
+        return next((at for at, token in enumerate(token_ids) if token in images), len(token_ids))
 
     def _layout(self, index: int, param: str) -> Layout:
         """Return a prompt's token ids; only those near the kept end if it is far too long."""

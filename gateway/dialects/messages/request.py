@@ -70,7 +70,7 @@ _NO_PROFILE: Final = PROFILES[Dialect.OPENAI]
 _CONTENT: Final = "str | list[dict]"
 
 
-class MessagesParameters(Parameters):
+class MessageRequest(Parameters):
     """Body of `POST /v1/messages`. Null means absent for every parameter."""
 
     model: str | None = Field(
@@ -183,7 +183,7 @@ class MessagesParameters(Parameters):
 def read_message(body: dict[str, Any], profile: Profile, *, max_prompts: int) -> GenerationRequest:
     """Return the request of a body of `POST /v1/messages`. Raises a BadRequestError."""
     del max_prompts  # A message has one prompt.
-    wire = validate(MessagesParameters, body)
+    wire = validate(MessageRequest, body)
     if wire.max_tokens is None:
         raise MissingParameterError("max_tokens")
     return _read(wire, profile, max_tokens=wire.max_tokens)
@@ -194,10 +194,10 @@ def read_counted_message(
 ) -> GenerationRequest:
     """Return the request whose prompt is counted; `max_tokens` has no effect."""
     del max_prompts
-    return _read(validate(MessagesParameters, body | {"max_tokens": None}), profile, max_tokens=1)
+    return _read(validate(MessageRequest, body | {"max_tokens": None}), profile, max_tokens=1)
 
 
-def _read(wire: MessagesParameters, profile: Profile, *, max_tokens: int) -> GenerationRequest:
+def _read(wire: MessageRequest, profile: Profile, *, max_tokens: int) -> GenerationRequest:
     conversation = read_conversation(wire.system, wire.messages)
     ignored = conversation.ignored
     for path, value, known in (
@@ -250,7 +250,7 @@ def _read(wire: MessagesParameters, profile: Profile, *, max_tokens: int) -> Gen
     )
 
 
-def _chat(wire: MessagesParameters, conversation: Conversation, thinking: Thinking) -> ChatRequest:
+def _chat(wire: MessageRequest, conversation: Conversation, thinking: Thinking) -> ChatRequest:
     arguments, params = read_template_arguments(TemplateParameters(), thinking)
     return ChatRequest(
         messages=conversation.messages,
@@ -267,7 +267,7 @@ def _chat(wire: MessagesParameters, conversation: Conversation, thinking: Thinki
     )
 
 
-def _thinking(wire: MessagesParameters, *, max_tokens: int) -> Thinking:
+def _thinking(wire: MessageRequest, *, max_tokens: int) -> Thinking:
     thinking, config = wire.thinking or {}, wire.output_config or {}
     kind, budget = thinking.get("type"), thinking.get("budget_tokens")
     if thinking and not (isinstance(kind, str) and kind in _THINKING):
@@ -298,7 +298,7 @@ def _thinking(wire: MessagesParameters, *, max_tokens: int) -> Thinking:
     )
 
 
-def _structure(wire: MessagesParameters) -> Structure | None:
+def _structure(wire: MessageRequest) -> Structure | None:
     param, path, value = "output_config", ".format", (wire.output_config or {}).get("format")
     if value is None:
         param, path, value = "output_format", "", wire.output_format

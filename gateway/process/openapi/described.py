@@ -24,6 +24,20 @@ LIMIT_TEXT: Final = {
     "x-ratelimit-remaining-tokens-prompt": "Remaining prompt tokens.",
     "x-ratelimit-limit-tokens-generated": "Limit of completion tokens.",
     "x-ratelimit-remaining-tokens-generated": "Remaining completion tokens.",
+    **{
+        f"anthropic-ratelimit-{family}-{part}": f"{text} {tokens}, in Anthropic's API."
+        for family, tokens in (
+            ("requests", "requests"),
+            ("tokens", "tokens"),
+            ("input-tokens", "prompt tokens"),
+            ("output-tokens", "completion tokens"),
+        )
+        for part, text in (
+            ("limit", "Limit of"),
+            ("remaining", "Remaining"),
+            ("reset", "Time at which the limit is fully available, for"),
+        )
+    },
     "x-budget-remaining": "Remaining dollars of budgets and credits.",
 }
 """Headers of rate-limited responses."""
@@ -37,6 +51,7 @@ _RETRY_TEXT = ID_TEXT | {
 }
 
 OTHER_TEXT: Final = {
+    "request-id": "The id of the request in Anthropic's API.",
     "x-cost": "Cost in dollars, if the account or the request enables it; not in streams.",
     "sunset": "When requests for this alias begin to fail (RFC 8594), if the alias has a date.",
     "deprecation": "When the alias got this date (RFC 9745).",

@@ -15,12 +15,19 @@ from gateway.completions.endpoints.tokenize import (
 from gateway.dialects.chat.request import ChatCompletionRequest
 from gateway.dialects.completions import CompletionRequest
 from gateway.dialects.json_types import Schema, or_null, reference
+from gateway.dialects.messages.request import MessageRequest
 from gateway.process.openapi.management_pages import describe_management
 from gateway.process.openapi.operations import GENERATION_TAGS, generation_operations
 from gateway.process.openapi.schemas import table_schemas
 
 _TOKENIZE: Final = (VllmTokenizeRequest, ChatTokenizeRequest, LlamacppTokenizeRequest)
-_REQUESTS: Final = (CompletionRequest, ChatCompletionRequest, *_TOKENIZE, DetokenizeRequest)
+_REQUESTS: Final = (
+    CompletionRequest,
+    ChatCompletionRequest,
+    MessageRequest,
+    *_TOKENIZE,
+    DetokenizeRequest,
+)
 
 
 def install_documentation(app: FastAPI, *, generates: bool) -> None:

@@ -5,7 +5,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from gateway.completions.endpoints.event_ids import LAST_EVENT_ID_HEADER
-from gateway.dialects.endpoint import CHATS, COMPLETIONS, INVOCATIONS, Endpoint
+from gateway.dialects.endpoint import (
+    CHATS,
+    COMPLETIONS,
+    COUNTED_MESSAGES,
+    INVOCATIONS,
+    MESSAGES,
+    Endpoint,
+)
 from gateway.dialects.json_types import Schema, reference
 from gateway.dialects.parameters import Endpoints, rejected_by
 from gateway.process.openapi.described import (
@@ -19,7 +26,7 @@ from gateway.process.openapi.described import (
 from gateway.process.openapi.schemas import table_schemas
 
 _NATIVE_TAG: Final = "llama.cpp"
-GENERATION_TAGS: Final = ("Completions", "Chat", "Models", "Tokenization", _NATIVE_TAG)
+GENERATION_TAGS: Final = ("Completions", "Chat", "Messages", "Models", "Tokenization", _NATIVE_TAG)
 """Tags of the generation API, in the order of the page."""
 
 Operation = dict[str, Any]
@@ -55,6 +62,9 @@ _EXAMPLES: Final[dict[str, dict[str, Operation]]] = json.loads(r"""
         "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
         "required": ["a", "b"]}}}],
     "chat_template_kwargs": {"enable_thinking": false}}
+}, "MessageRequest": {
+  "openai": {"max_tokens": 40,
+    "messages": [{"role": "user", "content": "Write one line about the sea."}]}
 }, "InfillRequest": {
   "llamacpp": {"input_prefix": "def add(a, b):\n", "input_suffix": "\n    return c\n",
     "n_predict": 16}
@@ -119,6 +129,14 @@ def _kind(endpoint: Endpoint, tag: str, noun: str, rejecting: Endpoints) -> _Kin
 
 _COMPLETIONS: Final = _kind(COMPLETIONS, "Completions", "completion", Endpoints.COMPLETIONS)
 _CHATS: Final = _kind(CHATS, "Chat", "chat completion", Endpoints.CHATS)
+_MESSAGES: Final = _Kind(
+    MESSAGES,
+    "Messages",
+    "message",
+    "Message",
+    ", as in Anthropic's API",
+    "an event of Anthropic's API.",
+)
 _NATIVE: Final = _Kind(
     COMPLETIONS,
     _NATIVE_TAG,
@@ -143,6 +161,7 @@ def generation_operations() -> dict[str, Operation]:
         f"post {INVOCATIONS.path}": _creation(
             _COMPLETIONS, either, "invoke", _body("CompletionRequest", "openai")
         ),
+        **_of_messages(),
         "post /completion": _creation(_NATIVE, create_own, "create_native_completion", own),
         "post /completions": _creation(_NATIVE, create_own, "create_native_completions", own),
         "post /infill": _creation(_NATIVE, infill, "create_native_infill", _body("InfillRequest")),
@@ -189,6 +208,31 @@ def generation_operations() -> dict[str, Operation]:
         "post /ping": _public(_READY, "invoke_ping", "GatewayStatus", _UNREADY),
         "get /version": _public("Get the gateway's version", "version", "GatewayVersion"),
     }
+
+
+def _of_messages() -> dict[str, Operation]:
+    """Return the operations of Anthropic's API, with its form of errors."""
+    body = _body("MessageRequest", "openai")
+    counting = _operation(
+        "Count the tokens of a message's prompt",
+        "count_message_tokens",
+        _MESSAGES.tag,
+        _response("The number of tokens.", "MessageTokens"),
+        body=body,
+    )
+    operations = {
+        **_operations_of(_MESSAGES, "Create a message, as in Anthropic's API", body),
+        f"post {COUNTED_MESSAGES.path}": counting,
+    }
+    for operation in operations.values():
+        responses = operation["responses"]
+        responses.pop("422", None)
+        if "503" in responses:
+            responses["529"] = responses.pop("503")
+        for status, response in responses.items():
+            if int(status) >= 400:
+                response["content"] = {"application/json": {"schema": reference("MessageFailure")}}
+    return operations
 
 
 def _operations_of(kind: _Kind, summary: str, body: Operation) -> dict[str, Operation]:

@@ -77,7 +77,8 @@ Completion
 CompletionChunk  # One `data:` line of a stream.
   +_Completion; +_Optional; +_Streamed
 CompletionStatus
-  id: match("^(chat)?cmpl-"); object: "text_completion" | "chat.completion"; +_Named
+  id: match("^((chat)?cmpl-|msg_)")
+  object: "text_completion" | "chat.completion" | "message"; +_Named
   background: bool
   status: "queued" | "in_progress" | "completed" | "failed" | "cancelled" | "incomplete"
     # `incomplete`: its client disconnected; reading it resumes it.
@@ -141,6 +142,31 @@ ChatCompletion
 ChatCompletionChunk  # One `data:` line of a stream.
   id: match("^chatcmpl-"); object: "chat.completion.chunk"; +_Named; choices: list[ChatChunkChoice]
   +_Chat; +_Streamed
+MessageUsage
+  input_tokens: int  # Prompt tokens that were not cached.
+  cache_creation_input_tokens: 0
+  cache_read_input_tokens: int  # Cached prompt tokens.
+  output_tokens: int  # Tokens of the message, including thinking.
+  service_tier: str  # The tier that ran the request; `standard` is `default`.
+  cost?: float  # Cost in dollars, if the account or the request enables it.
+MessageBlock
+  type: "text" | "thinking" | "tool_use"
+  text?: str; thinking?: str
+  signature?: str  # Of thinking: the reasoning, sealed. Send the block back as it is.
+  id?: match("^toolu_"); name?: str
+  input?: Any  # Of a call: its arguments.
+Message
+  id: match("^msg_"); type: "message"; role: "assistant"; model: str; content: list[MessageBlock]
+  stop_reason: stop
+  stop_sequence: str | None  # The stop sequence that ended the message.
+  usage: MessageUsage
+MessageTokens
+  input_tokens: int  # Tokens of the prompt, as they would be billed.
+MessageFailureText
+  type: str; message: str
+MessageFailure
+  type: "error"; error: MessageFailureText
+  request_id?: match("^req_")  # The same as the header `request-id`.
 _ErrorText
   message: str; type: str
 OpenAIError
@@ -313,6 +339,15 @@ _TYPES: Final[dict[str, Schema]] = {
     "hidden": {
         "type": ["integer", "null"],
         "description": "Null for a budget or credit whose use the credential may not see.",
+    },
+    "stop": {
+        "enum": [
+            "end_turn",
+            "max_tokens",
+            "model_context_window_exceeded",
+            "stop_sequence",
+            "tool_use",
+        ]
     },
     "flag": {"type": "boolean", "default": False},
     "position": {"type": "integer", "minimum": 0, "default": 0},

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from contract.messages import Feature
 from gateway.dialects.messages.conversation import ROLES
 from gateway.dialects.messages.request import (
-    MessagesParameters,
+    MessageRequest,
     read_counted_message,
     read_message,
 )
@@ -437,7 +437,7 @@ def read_any(body: dict[str, Any]) -> GenerationRequest | BadRequestError:
 
 
 @given(
-    st.dictionaries(st.sampled_from(sorted(MessagesParameters.model_fields)), VALUES, max_size=3),
+    st.dictionaries(st.sampled_from(sorted(MessageRequest.model_fields)), VALUES, max_size=3),
     st.lists(MESSAGES, min_size=1, max_size=3),
 )
 @examples(default=200, long=3000)

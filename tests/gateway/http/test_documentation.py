@@ -12,7 +12,8 @@ from gateway.process.app import create_app, create_operator_app
 from gateway.process.openapi.management_pages import BODY_ERRORS, ERRORS, METHODS
 
 BY_HAND = (
-    *("/v1/completions", "/v1/chat/completions", "/v1/models", "/tokenize", "/detokenize"),
+    *("/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/models"),
+    *("/tokenize", "/detokenize"),
     *("/completion", "/chat/completions", "/infill", "/models", "/props", "/apply-template"),
     *("/health", "/v1/health", "/ping", "/load", "/version", "/invocations"),
 )
@@ -52,10 +53,10 @@ def test_pages_have_operations() -> None:
 def test_generation_comes_first_and_management_before_operations() -> None:
     paths = page()["paths"].values()
     tags = list(dict.fromkeys(next(iter(methods.values()))["tags"][0] for methods in paths))
-    generation = ["Completions", "Chat", "Models", "Tokenization", "llama.cpp"]
-    assert tags[:9] == [*generation, "Files", "Batches", "Adapters", "Keys"]
+    generation = ["Completions", "Chat", "Messages", "Models", "Tokenization", "llama.cpp"]
+    assert tags[: len(generation) + 4] == [*generation, "Files", "Batches", "Adapters", "Keys"]
     assert tags[-1] == "Operations"
-    assert [tag["name"] for tag in page()["tags"]] == tags[:5]
+    assert [tag["name"] for tag in page()["tags"]] == generation
     assert list(page()["paths"])[:2] == ["/v1/completions", "/v1/completions:estimate"]
     assert "tags" not in pages()[1]
 

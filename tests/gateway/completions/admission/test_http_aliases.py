@@ -14,6 +14,8 @@ from gateway.accounts.aliases.service import AliasService
 from gateway.platform.changes import ChangeAnnouncer
 from gateway.platform.database.engine import Database
 from gateway.records.aliases import Sticky
+from gateway.records.scopes import Scope
+from tests.gateway.callers import caller
 from tests.gateway.chats import CHATS
 from tests.gateway.conftest import asking, complete, eventually, gateway_client, serve
 from tests.gateway.http_calls import message_of
@@ -186,3 +188,26 @@ async def test_dated_alias_announces_its_sunset_and_then_names_its_replacement(
         assert message.endswith('Use "newer" instead.')
         assert response.headers["deprecation"] == f"@{deprecated_at}"
     assert "dated" not in {m["id"] for m in (await client.get("/v1/models")).json()["data"]}
+
+
+async def test_pattern_stands_for_names_that_nothing_else_has(
+    aliases: Aliases, client: httpx.AsyncClient, stack: Stack
+) -> None:
+    await aliases.define("claude-*haiku*", weights={ASLEEP: 1})
+    await aliases.define("claude-*", weights={MODEL: 1})
+    await aliases.define("claude-exact", weights={MODEL: 1})
+    listed = (await client.get("/v1/models")).json()["data"]
+    assert not [model["id"] for model in listed if "*" in model["id"]]
+    for name, status in (
+        ("Claude-Opus-5", 200),
+        ("claude-exact", 200),
+        # The longest pattern counts, of those with models that the key may use.
+        ("claude-5-haiku-latest", 503),
+        ("gpt-claude-", 404),
+        (MODEL, 200),
+    ):
+        response = await complete(client, model=name)
+        assert response.status_code == status, name
+    async with caller(stack, "acme", Scope.COMPLETIONS, allowed_models=[MODEL]) as restricted:
+        response = await complete(restricted, model="claude-5-haiku-latest")
+        assert (response.status_code, response.json()["model"]) == (200, MODEL)

@@ -21,7 +21,9 @@ def plan(images: list[int], *, image_tokens: int) -> CheckedRequest:
         {"prompt": ["a"] * len(images)}, PROFILES[Dialect.VLLM], max_prompts=9
     )
     prompts = [
-        PreparedPrompt(token_ids=array("I", [5] * 5), max_tokens=7, cut_tokens=0, shown="")
+        PreparedPrompt(
+            token_ids=array("I", [5] * 5), max_tokens=7, cut_tokens=0, plain_tokens=5, shown=""
+        )
         for _ in images
     ]
     card = WorkerCard(

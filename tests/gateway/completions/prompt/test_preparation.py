@@ -182,6 +182,9 @@ async def test_marks_become_the_models_image_tokens() -> None:
     pad = TOKENIZER.token_to_id("<|pad|>")
     result = await only("a<image>b<image>", images=[[b"1", b"2"]], card=PICTURES)
     assert list(result.token_ids) == [BOS, *ids("a"), pad, *ids("b"), pad]
+    # The digests of the text before an image find its worker.
+    assert result.plain_tokens == 1 + len(ids("a"))
+    assert (await only("ab")).plain_tokens == 1 + len(ids("ab"))
     mixed = await only(["<image>", 5], images=[[b"1"]], card=PICTURES)
     assert list(mixed.token_ids) == [BOS, pad, 5]
 
