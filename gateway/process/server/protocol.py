@@ -48,11 +48,16 @@ MAX_PIPELINED: Final = 16
 """Requests that one connection may send before the response to the first is complete."""
 LINGER_SECONDS: Final = 3.0
 """How long to drop the rest of an unwanted request, so that the client sees the response."""
-MAX_LINGERING_BYTES: Final = 64 * KIBIBYTE
+MAX_LINGERING_BYTES: Final = 16 * KIBIBYTE
 """How much of it is parsed, so that the connection can serve another request after it."""
+READ_BYTES: Final = 64 * KIBIBYTE
+"""Most bytes of a connection that are read at once. Those of a connection that waits stay with it.
+
+uvloop would read 256,000, so that many connections together take much time and memory.
+"""
 PARSE_BYTES: Final = 16 * KIBIBYTE
-"""Received bytes that are parsed at a time; in chunks of one byte they take a millisecond."""
-PARSE_SECONDS: Final = 0.001
+"""Received bytes that are parsed at a time; in chunks of one byte they take 0.2 ms."""
+PARSE_SECONDS: Final = 0.0005
 FREE_BYTES: Final = 2 * KIBIBYTE
 """Received bytes, a usual request, that are parsed at once although the network uses much time."""
 FREE_SECONDS: Final = 0.0003
@@ -97,6 +102,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     outbox: ClassVar[Outbox]
     networks: ClassVar[Counter[str]]
     """Open connections of each network."""
+    received: ClassVar[memoryview]
+    """Where the connections of the event loop receive, one at a time."""
 
     cycle: Any
     """The last request, a `RequestResponseCycle`; None before the first."""
@@ -132,6 +139,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     @override
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        transport.set_protocol(_Receiver(self))
         _bound_unsent(transport)
         self.flow = self._flow = _HeldFlow(transport)
         self._account = LoopAccount("", burst_seconds=FREE_SECONDS, share=FREE_SHARE)
@@ -175,8 +183,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             pass  # Nobody waits for it: read the next part in a turn, since reading takes time too.
         elif not self._turns.is_over(self._network):
             self._parse_some(len(data))
-        elif not self._account.is_over(time.perf_counter()):
+        elif not self._account.is_over(began := time.perf_counter()):
             self._parse_some(FREE_BYTES)
+            now = time.perf_counter()
+            self._account.charge(now - began, now)
         if self._waiting and self._parsing is None:
             self._flow.hold()
             self._parsing = self.loop.create_task(self._parse_in_turns())
@@ -190,7 +200,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._flow.release()
 
     def _parse_some(self, most_bytes: int) -> None:
-        """Parse what waits for about a millisecond, but at most so many bytes."""
+        """Parse what waits for about PARSE_SECONDS, but at most so many bytes."""
         began = now = time.perf_counter()
         size, start = len(self._waiting), self._parsed
         end = min(start + most_bytes, size)
@@ -205,7 +215,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
                 self._parse(part)
             now = time.perf_counter()
         seconds = now - began + (self._parsed - start) * READ_SECONDS_OF_BYTE
-        self._account.charge(seconds, now)
         self._turns.charge(self._network, seconds, now)
         if self._parsed == size:
             self._waiting = b""
@@ -446,6 +455,38 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         return bool(self.pipeline) or is_under_way
 
 
+class _Receiver(asyncio.BufferedProtocol):
+    """Reads parts of a bounded size for a connection."""
+
+    def __init__(self, protocol: BoundedHttpProtocol) -> None:
+        self._protocol, self._buffer = protocol, protocol.received
+        self._receive = protocol.data_received
+
+    @override
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer
+
+    @override
+    def buffer_updated(self, nbytes: int) -> None:
+        self._receive(bytes(self._buffer[:nbytes]))
+
+    @override
+    def eof_received(self) -> None:
+        self._protocol.eof_received()
+
+    @override
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._protocol.connection_lost(exc)
+
+    @override
+    def pause_writing(self) -> None:
+        self._protocol.pause_writing()
+
+    @override
+    def resume_writing(self) -> None:
+        self._protocol.resume_writing()
+
+
 class _HeldFlow(FlowControl):
     """Flow control that reads nothing while received bytes wait to be parsed."""
 
@@ -529,6 +570,7 @@ def http_protocol(
         turns = staticmethod(loop_turns)
         outbox = Outbox()
         networks: ClassVar[Counter[str]] = Counter()
+        received = memoryview(bytearray(READ_BYTES))
 
     return Configured
 
