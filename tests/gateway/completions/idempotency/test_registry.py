@@ -23,6 +23,7 @@ from gateway.platform.redis_client import MeasuredConnection
 from gateway.records.errors import StoreUnavailableError
 from tests.support.kinds import every_redis
 from tests.support.patience import PATIENCE_SECONDS
+from tests.support.redis_server import RedisServer
 
 RETENTION = timedelta(hours=24)
 ASKED = IdempotentRequest("acme", None, "order-17", "digest-1")
@@ -118,7 +119,7 @@ async def test_claim_returns_its_age(registry: IdempotencyRegistry) -> None:
 
 
 async def test_claim_that_redis_executes_after_its_timeout_frees_the_key(
-    any_redis: "Redis", monkeypatch: pytest.MonkeyPatch
+    any_redis: "Redis", any_redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(idempotency, "RELEASE_SECONDS", 0.05)
     executor = MeasuredConnection(any_redis, timeout_seconds=0.2)
@@ -127,11 +128,16 @@ async def test_claim_that_redis_executes_after_its_timeout_frees_the_key(
     call: Any = None
     settlements: Any = SimpleNamespace(tasks=tasks)
     earlier = EarlierResponses(registry, call, call, settlements)
-    await any_redis.client_pause(500, all=False)
-    with pytest.raises(StoreUnavailableError):
-        await earlier.find(call, ASKED, "cmpl-1")
+    await registry.claim(ASKED._replace(key="order-16"), "cmpl-0")  # Redis knows the script now.
+    any_redis_server.freeze()
+    try:
+        with pytest.raises(StoreUnavailableError):
+            await earlier.find(call, ASKED, "cmpl-1")
+    finally:
+        any_redis_server.thaw()
 
     async with asyncio.timeout(PATIENCE_SECONDS):
+        assert await any_redis.ping()
         await tasks.finish(PATIENCE_SECONDS)
     assert await earlier.find(call, ASKED, "cmpl-2") is None, "the key stands for the next request"
     await executor.aclose()
