@@ -54,6 +54,10 @@ class Resumption(msgspec.Struct, frozen=True, omit_defaults=True):
     """Time since the first token, summed over all earlier attempts."""
 
 
+TEXT_ARGUMENT: Final = "input"
+"""The only argument of a tool that takes a text."""
+
+
 class Parsing(msgspec.Struct, frozen=True, omit_defaults=True):
     """How the parsers of the model's card split the text of a chat response."""
 
@@ -65,6 +69,8 @@ class Parsing(msgspec.Struct, frozen=True, omit_defaults=True):
     The format is `<tool_call>{"name": ..., "arguments": ...}</tool_call>`, which
     `GenerationJob.grammar` enforces.
     """
+    text_tools: list[str] = []
+    """Tools in whose calls TEXT_ARGUMENT is written as it is: see `worker.parsing.hermes`."""
     finds_reasoning: bool = False
     hides_special_tokens: bool = False
     """Whether the output has no special tokens and marks of calls: only parsers receive them."""

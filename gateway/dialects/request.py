@@ -45,8 +45,37 @@ class MessagesOptions(msgspec.Struct, frozen=True, omit_defaults=True, tag="mess
     """Whether thinking blocks have only a signature."""
 
 
+class CallKind(StrEnum):
+    """The types of items in which Responses returns calls."""
+
+    FUNCTION = "function_call"
+    CUSTOM = "custom_tool_call"  # Its argument is a text.
+    TOOL_SEARCH = "tool_search_call"
+    LOCAL_SHELL = "local_shell_call"
+    SHELL = "shell_call"
+
+
+class CallForm(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """How Responses returns the calls of a tool."""
+
+    kind: CallKind
+    name: str
+    """The client's name of the tool."""
+    namespace: str = ""
+
+
 class ResponsesOptions(msgspec.Struct, frozen=True, omit_defaults=True, tag="responses"):
-    """What a response in the form of OpenAI's Responses needs of its request."""
+    '"""What a response in the form of OpenAI's Responses needs of its request."""
+
+    echo: bytes = b"{}"
+    """A JSON object: the members of a response that repeat those of the request."""
+    calls: dict[str, CallForm] = {}
+    """How to return calls, by the model's names of the tools."""
+    wants_reasoning: bool = False
+    """Whether there is an item of reasoning even if the model wrote none."""
+    has_sealed_reasoning: bool = False
+    has_summaries: bool = False
+    """Whether reasoning is returned as a summary, and not as content."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +114,8 @@ class Tool:
     """Whether the arguments must match the schema."""
     place: str = field(default="tools", compare=False)
     """The schema's place in the body; errors about the schema name it."""
+    grammar: Structure | None = None
+    """What its only argument, a text, must match; None if the schema says all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +150,7 @@ class ToolUse:
             self.mode is not ToolMode.AUTO
             or not self.is_parallel
             or bool(self.allowed)
-            or any(tool.is_strict for tool in self.tools)
+            or any(tool.is_strict or tool.grammar for tool in self.tools)
         )
 
 
@@ -176,6 +207,8 @@ class ChatRequest:
     opens_message: bool = True
     """Whether the prompt ends with the beginning of a new message, if none is continued."""
     shows_reasoning: bool = True
+    keeps_system_places: bool = False
+    """Whether system messages stay where they are, as user messages if the template has to."""
     uses_legacy_functions: bool = False
     """Whether the client uses `functions` and gets a `function_call` in the response."""
 

@@ -4,13 +4,17 @@ It returns what vLLM's parser `hermes` returns for one token at a time, but take
 token however long the call is. Like vLLM, it drops text after the first call, and returns arguments
 verbatim, so that the arguments of an invalid call are invalid. Unlike in vLLM, a mark inside a
 string of valid JSON does not end the call.
+
+The only argument of some tools is a text that the model may write as it is, up to the end mark:
+`"arguments": ` and the text. It becomes the JSON that the model could have written.
 """
 
 import json
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
 
-from contract.messages import CallPiece
+from contract.messages import TEXT_ARGUMENT, CallPiece
 
 CALL_START = "<tool_call>"
 CALL_END = "</tool_call>"
@@ -37,14 +41,18 @@ _NAME = _Pattern(
 _ARGUMENTS = _Pattern(
     re.compile(r'"arguments"\s*:\s*'), re.compile(r'"arguments"\s*(?::\s*)?\Z'), '"arguments"'
 )
+_TEXT_OPENING = f'{{"{TEXT_ARGUMENT}": "'
+_JSON_BEGUN = _TEXT_OPENING.partition(":")[0]
+"""How a text that is written as JSON begins."""
 
 
 class HermesCalls:
-    """Finds the calls in one response."""
+    """Finds the calls in one response; `text_tools` are the tools whose argument is a text."""
 
-    __slots__ = ("_call", "_calls", "_held", "_is_broken")
+    __slots__ = ("_call", "_calls", "_held", "_is_broken", "_text_tools")
 
-    def __init__(self) -> None:
+    def __init__(self, text_tools: Iterable[str] = ()) -> None:
+        self._text_tools = frozenset(text_tools)
         self._calls = 0
         self._held = ""
         """The end of the text outside of calls, which may begin a call's mark."""
@@ -61,7 +69,7 @@ class HermesCalls:
                 if not self._calls:
                     content += outside
                 if is_call:
-                    self._call = _Call(self._calls)
+                    self._call = _Call(self._calls, self._text_tools)
                     self._calls += 1
             else:
                 rest = self._call.add(text)
@@ -99,15 +107,20 @@ class _Call:
         "_end",
         "_index",
         "_is_closed",
+        "_is_text",
         "_name",
         "_sent",
         "_start",
         "_text",
+        "_text_tools",
         "is_named",
     )
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, text_tools: frozenset[str]) -> None:
         self.is_named = False
+        self._text_tools = text_tools
+        self._is_text = False
+        """Whether the argument is a text, unless it begins as JSON."""
         self._index = index
         self._text = ""
         self._end = 0
@@ -145,11 +158,31 @@ class _Call:
             if found is None:
                 return []
             self.is_named = True
+            self._is_text = found.group(1) in self._text_tools
             pieces.append(CallPiece(self._index, name=found.group(1)))
-        arguments = self._new_arguments()
+        arguments = self._new_text() if self._is_text else self._new_arguments()
         if arguments:
             pieces.append(CallPiece(self._index, arguments=arguments))
         return pieces
+
+    def _new_text(self) -> str:
+        """Return what the text adds to the JSON of the arguments."""
+        text, opening = self._text, ""
+        if self._start is None:
+            found = self._arguments.find(text, self._end)
+            written = "" if found is None else text[found.end() :].lstrip()
+            if found is None or (_JSON_BEGUN.startswith(written) and not self._is_closed):
+                return ""
+            if written.startswith(_JSON_BEGUN):
+                self._is_text = False
+                return self._new_arguments()
+            self._start = text.index(":", found.start()) + 1
+            self._start += text.startswith(" ", self._start)
+            opening = _TEXT_OPENING
+        held = 0 if self._is_closed else _begun(CALL_END, text)
+        new = text[self._start + self._sent : len(text) - held]
+        self._sent += len(new)
+        return opening + json.dumps(new, ensure_ascii=False)[1:-1] + '"}' * self._is_closed
 
     def _new_arguments(self) -> str:
         text, end = self._text, self._end

@@ -100,6 +100,7 @@ class OwnParsers:
 
         def make() -> OwnParser:
             thinking = None if marks is None else ReasoningMarks(*marks, opening)
-            return OwnParser(thinking, HermesCalls() if finds_calls else None)
+            calls = HermesCalls(parsing.text_tools) if finds_calls else None
+            return OwnParser(thinking, calls)
 
         return make

@@ -1,7 +1,8 @@
 """Tool calls: the grammar that makes a model write them, and their parser.
 
 A call is `<tool_call>`, a line of JSON with `name` and `arguments`, and `</tool_call>`, as Hermes
-and Qwen models write it.
+and Qwen models write it. The argument of a tool with a grammar is a text. The model writes it as it
+is, without the JSON's end, so that the grammar needs no escapes.
 """
 
 import json
@@ -15,6 +16,7 @@ from tokenizers import Tokenizer
 from gateway.completions.structure import lark
 from gateway.completions.structure.errors import RefusedError
 from gateway.completions.structure.schemas import json_from_schema
+from gateway.completions.structure.translate import to_lark
 from gateway.dialects.request import Tool, ToolMode, ToolUse
 
 OPENING: Final = "<tool_call>"
@@ -71,12 +73,12 @@ def calls_in_text(tool_use: ToolUse, token_ids: lark.TokenIds) -> lark.Part:
         # A lazy terminal ends at the first tag, so the text before it contains no tag.
         opening = rf"opening[lazy]: /(.|\n)*{OPENING}/"
     return lark.Part(
-        rf"(opening /\n?/ body /\n?/ {closing}){count} text",
+        rf"(opening /\n?/ body {closing}){count} text",
         (
             opening,
             "text: TEXT",
             rf"TEXT: /(.|\n)*/ & ~/(.|\n)*{OPENING}(.|\n)*/",
-            _bodies(tool_use),
+            *_bodies(tool_use),
         ),
     )
 
@@ -90,7 +92,7 @@ def calls_alone(tool_use: ToolUse, token_ids: lark.TokenIds) -> lark.Part:
     is_single = tool_use.mode is ToolMode.NAMED or not tool_use.is_parallel
     return lark.Part(
         "call" if is_single else r"call (/\n?/ call)*",
-        (_bodies(tool_use), rf"call: {opening} /\n?/ body /\n?/ {closing}"),
+        (*_bodies(tool_use), rf"call: {opening} /\n?/ body {closing}"),
     )
 
 
@@ -108,15 +110,32 @@ def parse_tool_calls(text: str) -> list[ToolCall]:
     return calls
 
 
-def _bodies(tool_use: ToolUse) -> str:
+def _bodies(tool_use: ToolUse) -> tuple[str, ...]:
     is_free = tool_use.mode is ToolMode.AUTO
-    bodies = (
-        _body(tool, is_exact=tool.is_strict or not is_free) for tool in tool_use.callable_tools
+    bodies = [
+        _body(tool, f"text{index}", is_exact=tool.is_strict or not is_free)
+        for index, tool in enumerate(tool_use.callable_tools)
+    ]
+    rules = (rule for body in bodies for rule in body.rules)
+    return "body: " + "\n | ".join(body.expression for body in bodies), *rules
+
+
+def _body(tool: Tool, text_rule: str, *, is_exact: bool) -> lark.Part:
+    """Return the grammar of a call up to its closing mark. A free text has no other end.
+
+    `text_rule` is the name of the rule for such a text.
+    """
+    name = json.dumps(tool.name)
+    head = (
+        f"{lark.literal('{')} {lark.literal(json.dumps('name') + ':')} / ?/ "
+        f"{lark.literal(name + ',')} / ?/ {lark.literal(json.dumps('arguments') + ':')}"
     )
-    return "body: " + "\n | ".join(bodies)
-
-
-def _body(tool: Tool, *, is_exact: bool) -> str:
+    if tool.grammar is not None:
+        try:
+            text = lark.nested(text_rule, to_lark(tool.grammar))
+        except RefusedError as error:
+            raise RefusedError(str(error), param=error.param or tool.grammar.place) from None
+        return lark.Part(f"{head} {lark.literal(' ')} {text.expression}", text.rules)
     schema: Any = tool.parameters if is_exact else True
     if isinstance(schema, dict):
         schema = {**_NO_PROPERTIES, **schema}
@@ -126,12 +145,7 @@ def _body(tool: Tool, *, is_exact: bool) -> str:
         arguments = json_from_schema(schema)
     except RefusedError as error:
         raise RefusedError(str(error), param=tool.place) from None
-    name = json.dumps(tool.name)
-    return (
-        f"{lark.literal('{')} {lark.literal(json.dumps('name') + ':')} / ?/ "
-        f"{lark.literal(name + ',')} "
-        f"/ ?/ {lark.literal(json.dumps('arguments') + ':')} / ?/ {arguments} {lark.literal('}')}"
-    )
+    return lark.Part(rf"{head} / ?/ {arguments} {lark.literal('}')} /\n?/")
 
 
 def _parsed(written: str) -> ToolCall | None:

@@ -405,11 +405,12 @@ def _function(value: object, path: str, conversation: Conversation) -> dict[str,
     if name is None:
         raise MissingParameterError(f"{path}.name")
     conversation.ignore(path, unread_members(function, {"name", "arguments"}))
-    arguments = _arguments(function.get("arguments"), f"{path}.arguments")
+    arguments = read_arguments(function.get("arguments"), f"{path}.arguments")
     return {"arguments": arguments, "name": name}
 
 
-def _arguments(value: object, path: str) -> dict[str, Any] | str:
+def read_arguments(value: object, path: str) -> dict[str, Any] | str:
+    """Return a call's arguments; as text if the model did not write a JSON object."""
     if isinstance(value, dict):
         return value
     if value is not None and not isinstance(value, str):

@@ -83,7 +83,7 @@ def to_chat_generation_request(
     The prompt is empty, and images are in `ChatRequest.image_sources` only. `max_prompts` limits
     `n`.
     """
-    _check_metadata(body.metadata)
+    check_metadata(body.metadata)
     conversation = read_messages(body.messages, takes_any_role=profile.takes_any_role)
     ignored = _ignored(body, conversation)
     thinking, tools = read_thinking(body, profile), read_chat_tools(body, profile)
@@ -146,7 +146,8 @@ def _ignored(body: ChatCompletionRequest, conversation: Conversation) -> tuple[s
     return tuple(sorted(ignored + conversation.ignored))
 
 
-def _check_metadata(value: object) -> None:
+def check_metadata(value: object) -> None:
+    """Raise InvalidParameterError unless `metadata` is within its bounds."""
     if value is None:
         return
     if not isinstance(value, dict):

@@ -64,9 +64,10 @@ class VllmParsers:
         if not (has_hermes_calls and parsing.tools):
             return self.prepare_vllm(parsing, opening)
         make = self.prepare_vllm(msgspec.structs.replace(parsing, tools=[]), opening)
+        names = parsing.text_tools
         if make is None:
-            return lambda: OwnParser(None, HermesCalls())
-        return lambda: _HermesAfterReasoning(make(), HermesCalls())
+            return lambda: OwnParser(None, HermesCalls(names))
+        return lambda: _HermesAfterReasoning(make(), HermesCalls(names))
 
     def prepare_vllm(
         self, parsing: Parsing, opening: Sequence[int]

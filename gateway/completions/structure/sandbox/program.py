@@ -260,11 +260,21 @@ class Compiler:
 
     def _probe_tools(self, tool_use: ToolUse, tokenizer: LLTokenizer, token_ids: TokenIds) -> None:
         """Probe the calls of all tools; an error names the first tool that is invalid alone."""
+        for tool in tool_use.callable_tools:
+            if (grammar := tool.grammar) is not None:
+                try:
+                    self._probe(to_lark(grammar), tokenizer, walks=False)
+                except RefusedError as error:
+                    reason = _in_source(str(error), grammar)
+                    raise RefusedError(reason, param=grammar.place) from None
         try:
             self._probe(calls_grammar(tool_use, token_ids), tokenizer)
         except RefusedError as error:
             calls = (
-                (tool.place, calls_grammar(dataclasses.replace(tool_use, tools=[tool]), token_ids))
+                (
+                    tool.grammar.place if tool.grammar else tool.place,
+                    calls_grammar(dataclasses.replace(tool_use, tools=[tool]), token_ids),
+                )
                 for tool in tool_use.callable_tools
             )
             self._probe_each(calls, tokenizer)
@@ -293,12 +303,16 @@ def _tried(order: Template) -> Verdict:
 
 
 def _placed(reason: str, constraint: Constraint) -> str:
+    return _in_source(reason, constraint.structure)
+
+
+def _in_source(reason: str, structure: Structure | None) -> str:
     """Return a reason with the compiler's position mapped to the client's text, or left out."""
     found = _POSITION.match(reason)
     if found is None:
         return reason
     rest = _unplaced(reason)
-    if constraint.structure is None or constraint.structure.kind is not StructureKind.LARK:
+    if structure is None or structure.kind is not StructureKind.LARK:
         return rest
     return f"line {max(int(found[1]) - HEADER_LINES, 1)}, column {found[2]}: {rest}"
 

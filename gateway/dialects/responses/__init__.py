@@ -1,0 +1,1 @@
+"""OpenAI's Responses API: its bodies, converted to the requests that chats become."""

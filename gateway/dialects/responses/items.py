@@ -1,0 +1,335 @@
+"""Input of Responses, converted to the conversation of a chat.
+
+Items are parts of messages: reasoning, text and calls that follow each other are one message of the
+assistant. After a compaction or an interruption, calls may lack their outputs, or outputs their
+calls; templates accept neither, so both are left out. So are items of types that are unknown, or
+that only OpenAI's servers can read.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+from contract.messages import TEXT_ARGUMENT
+from gateway.dialects.chat.messages import (
+    MAX_CALLS,
+    MAX_NAME_CHARACTERS,
+    MAX_PARTS,
+    Conversation,
+    add_image,
+    read_arguments,
+    read_object,
+    read_text,
+)
+from gateway.dialects.fields import read_list
+from gateway.dialects.parameters import MAX_NAMED
+from gateway.dialects.responses.tools import Toolbox, flat_name
+from gateway.records.errors import (
+    InvalidParameterError,
+    MissingParameterError,
+    UnsupportedParameterError,
+    must,
+)
+
+MAX_ITEMS: Final = 100_000
+ROLES: Final = ("user", "assistant", "system", "developer")
+
+_TEXTS: Final = {
+    "input_text": "text",
+    "output_text": "text",
+    "text": "text",
+    "summary_text": "text",
+    "reasoning_text": "text",
+    "refusal": "refusal",
+}
+"""The member with the text of each type of part that has one."""
+_OUTPUTS: Final = frozenset(
+    {
+        "function_call_output",
+        "custom_tool_call_output",
+        "local_shell_call_output",
+        "shell_call_output",
+    }
+)
+_REASONINGS: Final = ("reasoning", "reasoning_content")
+
+_Part = dict[str, str]
+
+
+def read_input(value: object, instructions: str | None, toolbox: Toolbox) -> Conversation:
+    """Return the conversation, and add the tools in it to the toolbox.
+
+    Raises a BadRequestError that names the first invalid place.
+    """
+    reader = _Reader(toolbox)
+    if instructions:
+        reader.add("system", [_text_part(instructions)])
+    if value is None:
+        raise MissingParameterError("input")
+    if isinstance(value, str):
+        reader.add("user", [_text_part(value)])
+    else:
+        items = read_list(value, "input", most=MAX_ITEMS)
+        for index, item in enumerate(items):
+            reader.read(item, f"input[{index}]")
+    conversation = reader.finished()
+    if not conversation.messages:
+        raise InvalidParameterError(
+            "'input' must have at least one item that is a message. Given: none.", param="input"
+        )
+    return conversation
+
+
+class _Reader:
+    """Reads items in their order."""
+
+    def __init__(self, toolbox: Toolbox) -> None:
+        self._toolbox = toolbox
+        self._conversation = Conversation()
+        self._messages = self._conversation.messages
+        self._uncalled = set[str]()
+        """Ids of calls that still lack an output."""
+        self._readers: Mapping[str, Callable[[dict[str, Any], str], None]] = {
+            "message": self._read_message,
+            "agent_message": self._read_agent_message,
+            "reasoning": self._read_reasoning,
+            "function_call": self._read_function_call,
+            "custom_tool_call": self._read_text_call,
+            "tool_search_call": self._read_search,
+            "local_shell_call": self._read_shell_call,
+            "shell_call": self._read_shell_call,
+            "tool_search_output": self._read_found_tools,
+            "additional_tools": self._read_more_tools,
+            **dict.fromkeys(_OUTPUTS, self._read_output),
+        }
+
+    def finished(self) -> Conversation:
+        """Return the conversation without calls that lack outputs."""
+        kept = []
+        for message in self._messages:
+            calls = message.get("tool_calls")
+            if calls and not self._uncalled.isdisjoint(call["id"] for call in calls):
+                self._ignore("calls_without_output")
+                calls = [call for call in calls if call["id"] not in self._uncalled]
+                message["tool_calls"] = calls
+            if calls == []:
+                del message["tool_calls"]
+            match message["content"]:
+                case []:
+                    message["content"] = None if calls else ""
+                case [{"type": "text", "text": text}]:
+                    message["content"] = text
+            if message.keys() > {"role", "content"} or message["content"] or calls is None:
+                kept.append(message)
+        self._messages[:] = kept
+        return self._conversation
+
+    def add(self, role: str, parts: list[_Part]) -> None:
+        """Add a message."""
+        self._messages.append({"role": role, "content": parts})
+
+    def read(self, value: object, path: str) -> None:
+        """Read an item."""
+        item = read_object(value, path)
+        kind = item.get("type", "message" if "role" in item else None)
+        if kind is None:
+            raise MissingParameterError(f"{path}.type")
+        if kind == "item_reference":
+            raise UnsupportedParameterError(
+                f"'{path}' refers to an item of an earlier response, and responses are not kept. "
+                "Send the item itself.",
+                param=path,
+            )
+        read = self._readers.get(kind) if isinstance(kind, str) else None
+        if read is None:
+            self._ignore(str(kind))
+        else:
+            read(item, path)
+
+    def _read_message(self, item: dict[str, Any], path: str) -> None:
+        role = item.get("role")
+        if role is None:
+            raise MissingParameterError(f"{path}.role")
+        if role not in ROLES:
+            raise must(f"{path}.role", f"be one of {', '.join(ROLES)}", role)
+        if item.get("content") is None:
+            raise MissingParameterError(f"{path}.content")
+        parts = self._parts(item["content"], f"{path}.content", takes_images=role == "user")
+        if role != "assistant":
+            self.add(role, parts)
+            return
+        message = self._assistant()
+        if message["content"] and "tool_calls" not in message:
+            self.add("assistant", parts)
+        else:
+            # No template has text after calls.
+            message["content"] += parts
+
+    def _read_agent_message(self, item: dict[str, Any], path: str) -> None:
+        parts = self._parts(item.get("content") or [], f"{path}.content")
+        author = read_text(item, "author", path)
+        if parts:
+            self.add("user", [*[_text_part(f"Message from {author}:")] * bool(author), *parts])
+
+    def _read_reasoning(self, item: dict[str, Any], path: str) -> None:
+        sealed = read_text(item, "encrypted_content", path)
+        for member in ("content", "summary"):
+            parts = self._parts(item.get(member) or [], f"{path}.{member}")
+            text = "\n".join(part["text"] for part in parts)
+            # The summary of another server is not the reasoning.
+            if text or sealed:
+                break
+        if not (text or sealed):
+            return
+        message = self._assistant()
+        if message["content"] or "tool_calls" in message:
+            self.add("assistant", [])
+            message = self._messages[-1]
+        if text:
+            text = "\n".join(filter(None, (message.get("reasoning"), text)))
+            message |= dict.fromkeys(_REASONINGS, text)
+        else:
+            message["sealed"] = sealed
+
+    def _read_function_call(self, item: dict[str, Any], path: str) -> None:
+        name = _required(item, "name", path)
+        namespace = read_text(item, "namespace", path) or ""
+        arguments = read_arguments(item.get("arguments"), f"{path}.arguments")
+        self._add_call(item, path, flat_name(name, namespace), arguments)
+
+    def _read_text_call(self, item: dict[str, Any], path: str) -> None:
+        name = flat_name(_required(item, "name", path), read_text(item, "namespace", path) or "")
+        text = read_text(item, "input", path) or ""
+        self._add_call(item, path, name, {TEXT_ARGUMENT: text})
+
+    def _read_search(self, item: dict[str, Any], path: str) -> None:
+        arguments = read_arguments(item.get("arguments"), f"{path}.arguments")
+        self._add_call(item, path, "tool_search", arguments)
+
+    def _read_shell_call(self, item: dict[str, Any], path: str) -> None:
+        action = read_object(item.get("action") or {}, f"{path}.action")
+        name = item["type"].removesuffix("_call")
+        given = {key: each for key, each in action.items() if key != "type" and each is not None}
+        self._add_call(item, path, name, given)
+
+    def _add_call(
+        self, item: dict[str, Any], path: str, name: str, arguments: dict[str, Any] | str
+    ) -> None:
+        call_id = _call_id(item, path)
+        message = self._assistant()
+        calls = message.setdefault("tool_calls", [])
+        if len(calls) == MAX_CALLS:
+            self.add("assistant", [])
+            calls = self._messages[-1].setdefault("tool_calls", [])
+        # In vLLM's order, as in chats.
+        function = {"arguments": arguments, "name": name}
+        calls.append({"id": call_id, "function": function, "type": "function"})
+        self._uncalled.add(call_id)
+
+    def _read_output(self, item: dict[str, Any], path: str) -> None:
+        output, place = item.get("output"), f"{path}.output"
+        parts: list[_Part] = []
+        match output:
+            case None:
+                pass
+            case str():
+                parts = [_text_part(output)]
+            case [{"type": _}, *_]:
+                parts = self._parts(output, place, takes_images=True)
+            case _:
+                parts = [_text_part(json.dumps(output, ensure_ascii=False))]
+        self._add_output(item, path, parts)
+
+    def _read_found_tools(self, item: dict[str, Any], path: str) -> None:
+        described = self._toolbox.add(item.get("tools"), f"{path}.tools")
+        self._add_output(item, path, [_text_part(_listed(described))])
+
+    def _read_more_tools(self, item: dict[str, Any], path: str) -> None:
+        described = self._toolbox.add(item.get("tools"), f"{path}.tools")
+        self.add(
+            "developer", [_text_part(f"These tools are available, too:\n{_listed(described)}")]
+        )
+
+    def _add_output(self, item: dict[str, Any], path: str, parts: list[_Part]) -> None:
+        call_id = _call_id(item, path)
+        if call_id not in self._uncalled:
+            self._ignore("output_without_call")
+            return
+        self._uncalled.discard(call_id)
+        texts = [part["text"] for part in parts if part["type"] == "text"]
+        result = {"role": "tool", "content": "\n".join(texts), "tool_call_id": call_id}
+        self._messages.append(result)
+        if images := [part for part in parts if part["type"] == "image"]:
+            # Templates accept images in user messages only.
+            self.add("user", images)
+
+    def _assistant(self) -> dict[str, Any]:
+        """Return the message of the assistant that an item continues; a new one after others."""
+        if not self._messages or self._messages[-1]["role"] != "assistant":
+            self.add("assistant", [])
+        return self._messages[-1]
+
+    def _parts(self, content: object, path: str, *, takes_images: bool = False) -> list[_Part]:
+        if isinstance(content, str):
+            return [_text_part(content)]
+        if not isinstance(content, list):
+            raise must(path, "be a string or an array of parts", content)
+        parts: list[_Part] = []
+        for index, each in enumerate(read_list(content, path, most=MAX_PARTS)):
+            parts += self._part(each, f"{path}[{index}]", takes_images=takes_images)
+        return parts
+
+    def _part(self, value: object, path: str, *, takes_images: bool) -> Iterable[_Part]:
+        part = read_object(value, path)
+        kind = part.get("type")
+        if kind is None:
+            raise MissingParameterError(f"{path}.type")
+        if isinstance(kind, str) and kind in _TEXTS:
+            text = read_text(part, _TEXTS[kind], path)
+            if text is None:
+                raise MissingParameterError(f"{path}.{_TEXTS[kind]}")
+            return [_text_part(text)]
+        if kind == "input_image" and takes_images:
+            if part.get("image_url") is None:
+                raise UnsupportedParameterError(
+                    f"'{path}' must have 'image_url': files are not read from their ids.",
+                    param=f"{path}.image_url",
+                )
+            url = {"url": part["image_url"], "detail": part.get("detail")}
+            add_image(url, f"{path}.image_url", self._conversation)
+            return [{"type": "image"}]
+        if kind in ("input_file", "input_image", "input_audio"):
+            raise UnsupportedParameterError(
+                f"'{path}.type' {kind} is not supported here. Send the content as text, or images "
+                "in messages of role user.",
+                param=f"{path}.type",
+            )
+        self._ignore(str(kind))
+        return []
+
+    def _ignore(self, kind: str) -> None:
+        name, ignored = f"input.{kind}", self._conversation.ignored
+        if name not in ignored and len(ignored) < MAX_NAMED:
+            ignored.append(name)
+
+
+def _text_part(text: str) -> _Part:
+    return {"type": "text", "text": text}
+
+
+def _listed(tools: list[dict[str, Any]]) -> str:
+    """Return tools as chat templates list them."""
+    return "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+
+
+def _required(item: dict[str, Any], name: str, path: str) -> str:
+    text = read_text(item, name, path, most=MAX_NAME_CHARACTERS)
+    if text is None:
+        raise MissingParameterError(f"{path}.{name}")
+    return text
+
+
+def _call_id(item: dict[str, Any], path: str) -> str:
+    # Older items of shells have only their own id.
+    name = "id" if item.get("call_id") is None and "shell" in item["type"] else "call_id"
+    return _required(item, name, path)

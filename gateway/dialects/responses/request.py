@@ -1,0 +1,316 @@
+"""Responses: the body of OpenAI's `POST /v1/responses`, and its `GenerationRequest`."""
+
+from typing import Annotated, Any, Final
+
+import msgspec
+from pydantic import Field
+
+from contract.dialect import Dialect
+from gateway.dialects.bodies import SharedParameters, check_end_is_free, read_shared, shared_extra
+from gateway.dialects.chat.request import LabelParameters, check_metadata
+from gateway.dialects.chat.template_arguments import TemplateParameters, read_template_arguments
+from gateway.dialects.chat.thinking import EFFORTS, ThinkingParameters, read_thinking
+from gateway.dialects.fields import COUNT, agreed
+from gateway.dialects.json_types import schema_of
+from gateway.dialects.lengths import read_chat_max_tokens
+from gateway.dialects.parameters import (
+    REJECTED_BY_CHATS,
+    Endpoints,
+    RefusedParameter,
+    is_nothing,
+    unread,
+)
+from gateway.dialects.profile import PROFILES, ContextLengthBehavior, Profile
+from gateway.dialects.request import (
+    ChatRequest,
+    GenerationRequest,
+    ResponsesOptions,
+    Structure,
+    StructureKind,
+)
+from gateway.dialects.responses.items import read_input
+from gateway.dialects.responses.tools import CHOICE_SCHEMA, TOOLS_SCHEMA, Toolbox, read_use
+from gateway.dialects.structured.schemas import checked_schema
+from gateway.dialects.wire import INTEGRAL, validate
+from gateway.records.errors import InvalidParameterError, UnsupportedParameterError, must
+
+ENCRYPTED: Final = "reasoning.encrypted_content"
+SUMMARIES: Final = ("auto", "concise", "detailed")
+_FORMATS: Final = ("text", "json_object", "json_schema")
+_VERBOSITIES: Final = ("low", "medium", "high")
+_TRUNCATIONS: Final = ("disabled", "auto")
+_NO_PROFILE: Final = PROFILES[Dialect.OPENAI]
+"""The profile whose defaults are those of the API."""
+
+_UNSERVED: Final = frozenset(
+    {
+        *("n", "n_cmpl", "logprobs", "top_logprobs", "n_probs", "prompt_logprobs"),
+        *("return_token_ids", "return_tokens", "return_tokens_as_token_ids", "stream_options"),
+        *("timings_per_token", "return_progress", "perf_metrics_in_response"),
+        *("add_generation_prompt", "continue_final_message", "reasoning_effort"),
+    }
+)
+"""Parameters of chats without which a response has one form only."""
+
+_SERVED: Final = frozenset({"context_management", "container", "max_output_tokens", "store"})
+"""Parameters that chats reject. Here they are served, or concern only OpenAI's servers."""
+REJECTED: Final = {
+    **{name: row for name, row in REJECTED_BY_CHATS.items() if name not in _SERVED},
+    **dict.fromkeys(
+        ("previous_response_id", "conversation"),
+        RefusedParameter(
+            Endpoints.CHATS,
+            (),
+            "Responses are not kept. Send the whole conversation as 'input', with the reasoning "
+            f"that 'include' ['{ENCRYPTED}'] returns.",
+        ),
+    ),
+    "prompt": RefusedParameter(
+        Endpoints.CHATS, (), "Prompts are not kept. Use 'instructions' and 'input'."
+    ),
+}
+"""The parameters that are rejected."""
+
+
+class ResponsesParameters(LabelParameters, SharedParameters):
+    """Body of `POST /v1/responses`. Null means absent for every parameter."""
+
+    input: Any = Field(
+        default=None,
+        description="A text, or the items of the conversation, oldest first. Required. Items: "
+        "messages of role user, assistant, system or developer, reasoning, calls of tools and "
+        "their outputs. Items of other types are left out, and so are calls without output and "
+        "outputs without call.",
+        json_schema_extra=schema_of('str | list[{"type?": str}, 1:]'),
+    )
+    instructions: str | None = Field(
+        default=None, description="A system message before the input. Default: none."
+    )
+    max_output_tokens: Annotated[int, Field(ge=1, le=COUNT.maximum), INTEGRAL] | None = Field(
+        default=None,
+        description="Maximum tokens to generate, including reasoning. More than fit into the "
+        "context window are accepted; the response then ends with the window. Default: all that "
+        "fit.",
+    )
+    tools: Any = Field(
+        default=None,
+        description="Tools of the client: function (with `strict`, the arguments match the "
+        "schema), custom (a free text, which matches the grammar of `format`), namespace, "
+        "tool_search of execution client, local_shell and shell. Tools of other types are left "
+        "out.",
+        json_schema_extra=TOOLS_SCHEMA,
+    )
+    tool_choice: Any = Field(
+        default=None,
+        description="`none`, `auto`, `required` (at least one call), a tool by its type and name, "
+        "or `{type: allowed_tools, mode, tools}`. Default: auto.",
+        json_schema_extra=CHOICE_SCHEMA,
+    )
+    parallel_tool_calls: bool | None = Field(
+        default=None, description="Whether a response may have several calls. Default: true."
+    )
+    reasoning: Any = Field(
+        default=None,
+        description="`{effort, summary}`: `effort` as `reasoning_effort` of chats; with `summary`, "
+        "the reasoning is returned as a summary, which is the whole reasoning.",
+        json_schema_extra=schema_of(
+            '{"effort?": effort, "summary?": summary} | None',
+            effort={"enum": [*EFFORTS, None]},
+            summary={"enum": [*SUMMARIES, None]},
+        ),
+    )
+    text: Any = Field(
+        default=None,
+        description="`{format, verbosity}`: `format` of type text, json_object, or json_schema "
+        "with `schema`, which is enforced; `verbosity` sets the variable of the chat template.",
+        json_schema_extra=schema_of(
+            '{"format?": {"type": kind, "schema?": dict} | None, "verbosity?": size} | None',
+            kind={"enum": list(_FORMATS)},
+            size={"enum": [*_VERBOSITIES, None]},
+        ),
+    )
+    include: Any = Field(
+        default=None,
+        description=f"`{ENCRYPTED}` returns the reasoning sealed, too, for later requests: only "
+        "this deployment can read it. Others have no effect.",
+        json_schema_extra=schema_of("list[str] | None"),
+    )
+    store: bool | None = Field(
+        default=None,
+        description="No effect: only responses with `background` or an Idempotency-Key are kept, "
+        "for a limited time.",
+    )
+    truncation: str | None = Field(
+        default=None,
+        description="`disabled`; `auto` has no effect: nothing is left out of the input.",
+    )
+    max_tool_calls: int | None = Field(
+        default=None, description="No effect: it limits only tools that OpenAI's servers run."
+    )
+    chat_template_kwargs: Any = TemplateParameters.model_fields["chat_template_kwargs"]
+
+
+def read_response(body: dict[str, Any], profile: Profile, *, max_prompts: int) -> GenerationRequest:
+    """Return the request of a body of `POST /v1/responses`. Raises a BadRequestError."""
+    del max_prompts  # A response has one prompt.
+    served = {name: value for name, value in body.items() if name not in _UNSERVED}
+    wire = validate(ResponsesParameters, served)
+    check_metadata(wire.metadata)
+    toolbox = Toolbox()
+    toolbox.describe(wire.tools, "tools")
+    conversation = read_input(wire.input, wire.instructions, toolbox)
+    text, reasoning = _object(wire.text, "text"), _object(wire.reasoning, "reasoning")
+    thinking = read_thinking(
+        ThinkingParameters(reasoning={"effort": reasoning.get("effort")}), _NO_PROFILE
+    )
+    max_tokens = agreed(max_output_tokens=wire.max_output_tokens, max_tokens=wire.max_tokens)
+    shared = read_shared(
+        wire.model_copy(
+            update={
+                "include_stop_str_in_output": False,
+                "context_length_exceeded_behavior": ContextLengthBehavior.TRUNCATE,
+            }
+        ),
+        _NO_PROFILE,
+        max_tokens=max_tokens or read_chat_max_tokens(wire, _NO_PROFILE),
+    )
+    structure = shared.structure
+    if (formatted := _structure(text.get("format"))) is not None:
+        if structure is not None:
+            raise InvalidParameterError(
+                f"'text' and '{structure.param}' cannot be combined: a text can have only one "
+                "structure.",
+                param=structure.param,
+            )
+        structure = formatted
+    use = read_use(wire.tool_choice, toolbox, is_parallel=wire.parallel_tool_calls is not False)
+    arguments, params = read_template_arguments(_template(wire, text), thinking)
+    summary = _one_of(
+        reasoning.get("summary") or reasoning.get("generate_summary"),
+        "reasoning.summary",
+        SUMMARIES,
+    )
+    _one_of(wire.truncation, "truncation", _TRUNCATIONS)
+    request = msgspec.structs.replace(
+        shared,
+        profile=profile,
+        form_options=ResponsesOptions(
+            echo=msgspec.json.encode(_echo(wire, shared, reasoning, text)),
+            calls=toolbox.forms,
+            has_sealed_reasoning=ENCRYPTED in _included(wire.include),
+            has_summaries=summary is not None,
+        ),
+        chat=ChatRequest(
+            messages=conversation.messages,
+            tools=toolbox.described,
+            image_sources=conversation.image_sources,
+            template_arguments=arguments,
+            argument_params=params,
+            thinking_budget_param=thinking.budget_param,
+            keeps_system_places=True,
+        ),
+        adds_special_tokens=False,
+        structure=structure,
+        tool_use=use,
+        ignored_parameters=tuple(
+            sorted({*_ignored(body, wire), *conversation.ignored, *toolbox.ignored})
+        ),
+    )
+    check_end_is_free(request)
+    return request
+
+
+def _template(wire: ResponsesParameters, text: dict[str, Any]) -> TemplateParameters:
+    return TemplateParameters(
+        chat_template_kwargs=wire.chat_template_kwargs,
+        verbosity=_one_of(text.get("verbosity"), "text.verbosity", _VERBOSITIES),
+    )
+
+
+def _structure(value: object) -> Structure | None:
+    form = _object(value, "text.format")
+    kind = _one_of(form.get("type"), "text.format.type", _FORMATS)
+    match kind:
+        case "json_object":
+            return Structure(StructureKind.JSON_OBJECT, None, "text")
+        case "json_schema":
+            schema = checked_schema(form.get("schema"), "text.format.schema")
+            return Structure(StructureKind.JSON_SCHEMA, schema, "text", ".format.schema")
+        case _:
+            return None
+
+
+def _included(value: object) -> list[Any]:
+    if not isinstance(value, list | None) or not all(isinstance(each, str) for each in value or ()):
+        raise must("include", "be an array of strings", value)
+    return value or []
+
+
+def _ignored(body: dict[str, Any], wire: ResponsesParameters) -> list[str]:
+    for name in ("n", "n_cmpl"):
+        if body.get(name) not in (None, 1):
+            raise must(name, "be 1: a response has one choice", body[name])
+    for name in ("top_logprobs", "logprobs", "n_probs"):
+        if not is_nothing(body.get(name)) and body[name] != 0:
+            raise UnsupportedParameterError(
+                f"'{name}' is not supported here. Use POST /v1/chat/completions.", param=name
+            )
+    ignored = unread(wire.model_extra, REJECTED) + shared_extra(wire)
+    ignored += (name for name in _UNSERVED if not is_nothing(body.get(name)) and body[name] != 1)
+    for path, value, known in (
+        ("reasoning.", wire.reasoning, ("effort", "summary", "generate_summary")),
+        ("text.", wire.text, ("format", "verbosity")),
+    ):
+        ignored += (
+            path + name
+            for name, entry in (value or {}).items()
+            if name not in known and not is_nothing(entry)
+        )
+    ignored += (f"include.{each}" for each in _included(wire.include) if each != ENCRYPTED)
+    if wire.truncation == "auto":
+        ignored.append("truncation")
+    if wire.max_tool_calls is not None:
+        ignored.append("max_tool_calls")
+    return ignored
+
+
+def _echo(
+    wire: ResponsesParameters,
+    shared: GenerationRequest,
+    reasoning: dict[str, Any],
+    text: dict[str, Any],
+) -> dict[str, Any]:
+    """Return the members of the response that repeat the request."""
+    return {
+        "background": shared.is_background,
+        "instructions": wire.instructions,
+        "max_output_tokens": wire.max_output_tokens,
+        "max_tool_calls": wire.max_tool_calls,
+        "metadata": wire.metadata or {},
+        "parallel_tool_calls": wire.parallel_tool_calls is not False,
+        "previous_response_id": None,
+        "prompt_cache_key": wire.prompt_cache_key,
+        "reasoning": {"effort": reasoning.get("effort"), "summary": reasoning.get("summary")},
+        "safety_identifier": wire.safety_identifier,
+        "store": False,
+        "temperature": shared.sampling.temperature,
+        "text": {"format": {"type": "text"}} | {key: each for key, each in text.items() if each},
+        "tool_choice": "auto" if wire.tool_choice is None else wire.tool_choice,
+        "tools": wire.tools or [],
+        "top_logprobs": 0,
+        "top_p": shared.sampling.top_p,
+        "truncation": wire.truncation or "disabled",
+        "user": wire.user,
+    }
+
+
+def _one_of(value: object, path: str, names: tuple[str, ...]) -> Any:
+    if value is not None and not (isinstance(value, str) and value in names):
+        raise must(path, f"be one of {', '.join(names)}", value)
+    return value
+
+
+def _object(value: object, path: str) -> dict[str, Any]:
+    if not isinstance(value, dict | None):
+        raise must(path, "be an object", value)
+    return value or {}
