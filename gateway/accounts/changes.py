@@ -4,8 +4,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypedDict
+from types import MappingProxyType
+from typing import Any, Final, TypedDict
 
+from sqlalchemy import func, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -13,9 +15,9 @@ from gateway.accounts.audit.log import SYSTEM, AuditLog
 from gateway.platform.changes import ChangeAnnouncer
 from gateway.platform.database.engine import Database
 from gateway.platform.database.locking import lock_tenant
-from gateway.platform.database.tables import Table
+from gateway.platform.database.tables import ApiKeyRow, MemberRow, ProjectRow, Table
 from gateway.records.checks import check_known
-from gateway.records.errors import ConflictError
+from gateway.records.errors import ConflictError, shown
 from gateway.records.grants import Bounds, Grant
 
 
@@ -120,3 +122,30 @@ class Service:
     def __init__(self, database: Database, announcer: ChangeAnnouncer) -> None:
         self._database = database
         self._announcer = announcer
+
+
+Holding = type[ApiKeyRow] | type[MemberRow] | type[ProjectRow]
+
+MOST_OF_TENANT: Final[Mapping[Holding, int]] = MappingProxyType(
+    {ApiKeyRow: 10_000, MemberRow: 1_000, ProjectRow: 1_000}
+)
+"""Maximum rows of one tenant, including revoked keys and archived projects, which are kept."""
+
+_NAMES: Final[Mapping[Holding, str]] = MappingProxyType(
+    {ApiKeyRow: "keys", MemberRow: "members", ProjectRow: "projects"}
+)
+
+
+async def require_room(transaction: AsyncSession, table: Holding, tenant_id: str) -> None:
+    """Raise ConflictError if the tenant has the maximum number.
+
+    Additions to one tenant are serialized.
+    """
+    await lock_tenant(transaction, tenant_id)
+    number = await transaction.scalar(
+        select(func.count()).select_from(table).where(table.tenant_id == tenant_id)
+    )
+    if (number or 0) >= MOST_OF_TENANT[table]:
+        raise ConflictError(
+            f"The tenant {shown(tenant_id)} already has {number} {_NAMES[table]}, the maximum."
+        )

@@ -8,8 +8,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path
 
-from gateway.accounts.shared.callers import CallerOfTenant, any_tenant, own_tenant
-from gateway.accounts.shared.parameters import AfterId, PageSize
+from gateway.accounts.shared import AfterId, CallerOfTenant, PageSize, any_tenant, own_tenant
 from gateway.adapters.schemas import (
     AdapterBody,
     AdapterList,

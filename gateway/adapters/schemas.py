@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from gateway.accounts.shared.fields import ListBody, Name, RecordBody, RequestBody
+from gateway.accounts.shared import ListBody, Name, RecordBody, RequestBody
 from gateway.records.adapters import AdapterState
 
 

@@ -2,8 +2,7 @@
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from gateway.accounts.webhooks.service import make_event, webhooks_of
-from gateway.accounts.webhooks.store import EventName, WebhookStore
+from gateway.accounts.webhooks.service import EventName, WebhookStore, make_event, webhooks_of
 from gateway.records.batches import Batch
 
 

@@ -8,8 +8,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query, Request
 
-from gateway.accounts.shared.callers import any_tenant
-from gateway.accounts.shared.parameters import PLAIN
+from gateway.accounts.shared import PLAIN, any_tenant
 from gateway.batches.files.routes import After, CallerPrincipal, OwnerOfFiles, caller_principal
 from gateway.batches.schemas import BatchBody, BatchCreation, BatchList
 from gateway.batches.service import BatchService

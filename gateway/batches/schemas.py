@@ -5,7 +5,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, Field
 
-from gateway.accounts.shared.fields import RequestBody
+from gateway.accounts.shared import RequestBody
 from gateway.batches.files.schemas import CursorList, to_seconds
 from gateway.records.batches import Batch, BatchStatus
 from gateway.records.times import utc_now

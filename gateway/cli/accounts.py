@@ -106,7 +106,7 @@ projects.add("activate --tenant PROJECT", f"POST {_PROJECTS}/{{project}}:activat
              "Activate the archived PROJECT (its id): its keys work again.")
 
 members = Calls(
-    "members", "gateway.accounts.members.routes",
+    "members", "gateway.accounts.members",
     "Add, change, list and remove the members of a tenant.",
     """\
   sluice members add --tenant acme --email ada@acme.example --role owner

@@ -18,7 +18,7 @@ from redis.exceptions import RedisError
 from typing_extensions import override
 
 from contract.scripts import CommandExecutor
-from gateway.accounts.shared.callers import any_tenant
+from gateway.accounts.shared import any_tenant
 from gateway.auth.authenticator import Authenticator
 from gateway.cli.terminal.client import HEADERS, AdminClient
 from gateway.cli.terminal.options import URL_SOURCE

@@ -7,8 +7,7 @@ from typing import Any, TextIO
 
 import click
 
-from gateway.accounts.audit.log import ChainState
-from gateway.accounts.audit.service import AuditService
+from gateway.accounts.audit.log import AuditService, ChainState
 from gateway.accounts.audit.signing import HeadSigner, SignedHead
 from gateway.adapters.checks import InvalidAdapterError
 from gateway.adapters.schemas import RegisteredAdapterBody

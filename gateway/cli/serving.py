@@ -17,7 +17,7 @@ MOST_LISTED: Final = 1000
 
 # These are tables: a row is a command or an option.
 # fmt: off
-_MODELS: Final = "gateway.accounts.models.routes"
+_MODELS: Final = "gateway.accounts.models"
 models = Calls(
     "models", _MODELS,
     """List models, and remove those that are no longer served.
@@ -43,7 +43,7 @@ models.add(
     """)
 
 aliases = Calls(
-    "aliases", f"gateway.accounts.aliases.routes {_MODELS}",
+    "aliases", f"gateway.accounts.aliases {_MODELS}",
     "Define, list and remove aliases: names that split their requests over models.",
     """\
   sluice aliases set chat llama-8b=95 llama-8b-v2=5

@@ -8,7 +8,7 @@ import msgspec
 from fastapi import APIRouter, Query, Request, Response
 from redis.asyncio import Redis
 
-from gateway.accounts.members.service import MemberService
+from gateway.accounts.members import MemberService
 from gateway.auth.authenticator import Authenticator
 from gateway.auth.oidc import Identity, OidcProvider
 from gateway.console.login import HOME, SESSION_ROUTES, begin, login_page, safe_page

@@ -8,7 +8,7 @@ from urllib.parse import parse_qs, urlencode
 
 from fastapi import Request
 
-from gateway.accounts.shared.parameters import MAX_CURSOR_CHARACTERS, MAX_TEXT_CHARACTERS
+from gateway.accounts.shared import MAX_CURSOR_CHARACTERS, MAX_TEXT_CHARACTERS
 from gateway.billing.usage.input import read_span
 from gateway.billing.usage.parts import Dimension, UsageFilter, UsageSums
 from gateway.billing.usage.periods import DAY, Bucket, Span

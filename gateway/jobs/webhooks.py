@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from common import clock
 from gateway.accounts.webhooks.secret_box import SealedSecretError, SecretBox
-from gateway.accounts.webhooks.store import WebhookStore
+from gateway.accounts.webhooks.service import WebhookStore
 from gateway.jobs.outbound import DeliveryError, Outbound
 from gateway.platform.database.claims import Claim, LostClaimError, Slots, claiming
 from gateway.platform.database.engine import Database

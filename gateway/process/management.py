@@ -6,15 +6,12 @@ each tenant. Where the audiences get different things, `routes.py` has a second 
 
 from fastapi import APIRouter, Depends
 
-from gateway.accounts.aliases import routes as aliases
+from gateway.accounts import aliases, limits, members, models
 from gateway.accounts.audit import routes as audit
 from gateway.accounts.keys import routes as keys
-from gateway.accounts.limits import routes as limits
-from gateway.accounts.members import routes as members
-from gateway.accounts.models import routes as models
 from gateway.accounts.plans import routes as plans
 from gateway.accounts.projects import routes as projects
-from gateway.accounts.shared.callers import any_tenant
+from gateway.accounts.shared import any_tenant
 from gateway.accounts.tenants import routes as tenants
 from gateway.accounts.webhooks import routes as webhooks
 from gateway.billing.credits import routes as credit

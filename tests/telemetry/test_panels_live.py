@@ -11,7 +11,7 @@ from typing import NamedTuple
 import httpx
 import pytest
 
-from gateway.accounts.aliases.service import AliasService
+from gateway.accounts.aliases import AliasService
 from gateway.platform.changes import ChangeAnnouncer
 from gateway.platform.database.engine import Database
 from gateway.platform.redis_client import connect

@@ -8,10 +8,8 @@ from typing import Annotated, Any, Final, Literal
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 
-from gateway.accounts.audit.log import AuditEntry
-from gateway.accounts.audit.service import AuditFilter, AuditService
-from gateway.accounts.shared.fields import RecordBody
-from gateway.accounts.shared.parameters import PLAIN, PageSize, text_filter
+from gateway.accounts.audit.log import AuditEntry, AuditFilter, AuditService
+from gateway.accounts.shared import PLAIN, PageSize, RecordBody, text_filter
 from gateway.http.authorization import CanManageMembers, CanSeeEverything
 from gateway.http.services import made
 from gateway.platform.database.paging import Page

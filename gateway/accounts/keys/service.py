@@ -11,7 +11,7 @@ from sqlalchemy import ColumnElement, and_, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.accounts.audit.log import SYSTEM, AuditLog
-from gateway.accounts.changes import By, Change, Service, changing
+from gateway.accounts.changes import By, Change, Service, changing, require_room
 from gateway.accounts.keys.rules import (
     DEFAULT_GRACE,
     MadeKeys,
@@ -22,7 +22,6 @@ from gateway.accounts.keys.rules import (
 )
 from gateway.accounts.plans.service import plan_of
 from gateway.accounts.projects.service import find_project
-from gateway.accounts.shared.capacity import require_room
 from gateway.accounts.tenants.service import reading_of_tenant
 from gateway.auth.api_key import ApiKey, public_name
 from gateway.platform.database.paging import Page, PageRequest, find_record, read_page

@@ -3,23 +3,61 @@
 Tenants have these routes at `/v1/projects`, operators at `/admin/tenants/{tenant_id}/projects`.
 """
 
-from typing import Annotated
+from datetime import datetime
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path
+from pydantic import Field
 
-from gateway.accounts.projects.schemas import (
-    ProjectBody,
-    ProjectChange,
-    ProjectCreation,
-    ProjectList,
-)
 from gateway.accounts.projects.service import ProjectService
-from gateway.accounts.shared.callers import CallerOfTenant, own_tenant
-from gateway.accounts.shared.parameters import AfterId, PageSize
+from gateway.accounts.shared import (
+    AfterId,
+    BodyWithLimits,
+    CallerOfTenant,
+    LimitsGiven,
+    LimitsShown,
+    ListBody,
+    Name,
+    PageSize,
+    RecordBody,
+    own_tenant,
+)
 from gateway.http.bounded_route import BoundedRoute
 from gateway.http.services import made
 from gateway.platform.database.paging import PageRequest
+from gateway.records.records import ProjectStatus
 from gateway.records.scopes import Scope
+
+
+class ProjectCreation(BodyWithLimits):
+    """A project to create."""
+
+    name: Name
+    limits: LimitsGiven = Field(default_factory=dict)
+
+
+class ProjectChange(BodyWithLimits):
+    """Changes to a project; absent fields stay unchanged."""
+
+    name: Name = Field(default_factory=str)
+    limits: LimitsGiven = Field(default_factory=dict)
+
+
+class ProjectBody(RecordBody):
+    """A project."""
+
+    object: Literal["project"] = "project"
+    id: str
+    tenant_id: str
+    name: str
+    status: ProjectStatus
+    limits: LimitsShown
+    created_at: datetime
+
+
+class ProjectList(ListBody[ProjectBody]):
+    """A page of projects, oldest first."""
+
 
 router = APIRouter(prefix="/projects", tags=["Projects"], route_class=BoundedRoute)
 authorize_tenant = own_tenant(Scope.KEYS)

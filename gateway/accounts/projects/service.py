@@ -8,9 +8,8 @@ from sqlalchemy import ColumnElement, and_, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.accounts.audit.log import SYSTEM
-from gateway.accounts.changes import By, Change, Service, changing
+from gateway.accounts.changes import By, Change, Service, changing, require_room
 from gateway.accounts.plans.service import plan_of
-from gateway.accounts.shared.capacity import require_room
 from gateway.accounts.tenants.service import reading_of_tenant
 from gateway.platform.database.paging import Page, PageRequest, find_record, read_page
 from gateway.platform.database.tables import ProjectRow

@@ -1,30 +1,173 @@
-"""Webhooks: URLs that receive events about a tenant's budgets."""
+"""Webhooks: URLs that receive events about a tenant's budgets, and their events."""
 
 import logging
 import secrets
-from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any, Final
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any, Final, NamedTuple
+from urllib.parse import urlsplit
 
 import msgspec
-from sqlalchemy import ColumnElement, delete, select, update
+from sqlalchemy import ColumnElement, and_, delete, join, select, update
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.accounts.audit.log import SYSTEM
 from gateway.accounts.changes import changing
 from gateway.accounts.tenants.service import reading_of_tenant
 from gateway.accounts.webhooks.secret_box import SealedSecretError, SecretBox
-from gateway.accounts.webhooks.store import EventName, WebhookEvent, WebhookStore
-from gateway.accounts.webhooks.urls import check_url, host_of
+from gateway.platform.database.claims import lock_in_turns
 from gateway.platform.database.engine import Database
 from gateway.platform.database.paging import find_record, list_records
 from gateway.platform.database.tables import WebhookEventRow, WebhookRow
+from gateway.platform.outbound.addresses import DEFAULT_PORTS, HTTPS_PORTS, looks_public, split_url
 from gateway.platform.settings import Settings
 from gateway.records.checks import check_known
-from gateway.records.errors import ConflictError, NotFoundError, must, shown
+from gateway.records.errors import ConflictError, InvalidParameterError, NotFoundError, must, shown
 from gateway.records.limits import LimitScope, subject_of
 from gateway.records.records import Webhook
 from gateway.records.times import utc_now
+
+MAX_URL_CHARACTERS: Final = 2000
+
+
+def check_url(url: str, *, allows_private: bool) -> None:
+    """Reject anything but absolute http(s) URLs.
+
+    By default it allows only https to usual ports of public hosts. Raises InvalidParameterError,
+    which omits the URL because it may contain a secret.
+    """
+    parts = split_url(url, most_characters=MAX_URL_CHARACTERS)
+    if parts is None or parts.hostname is None:
+        raise _refusal("must be an absolute URL such as https://example.com/hooks")
+    if parts.username is not None or parts.password is not None:
+        raise _refusal("must not contain a user name or password")
+    if parts.fragment:
+        raise _refusal("must not have a fragment (#...)")
+    if allows_private:
+        return
+    if parts.scheme != "https":
+        raise _refusal("must begin with https://")
+    if not looks_public(parts.hostname):
+        raise _refusal("must have a host on the public internet")
+    if (parts.port or DEFAULT_PORTS["https"]) not in HTTPS_PORTS:
+        ports = " or ".join(map(str, HTTPS_PORTS))
+        raise _refusal(f"must use port {ports}. Given: {parts.port}")
+
+
+def host_of(url: str) -> str:
+    """Return the host of a checked URL, with its port if it has one."""
+    return urlsplit(url).netloc
+
+
+def _refusal(why: str) -> InvalidParameterError:
+    return InvalidParameterError(f"'url' {why}.", param="url")
+
+
+class EventName(NamedTuple):
+    """Identity of an event: a webhook receives each event once."""
+
+    webhook_id: str
+    kind: str
+    """For example `budget.threshold`."""
+    subject: str
+    """Holder of the budget: `t:acme`, `p:prj_1`, `k:key_1`."""
+    period: str
+    """For example the month `2026-11`."""
+    threshold: int
+    """Percentage; 0 if there is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebhookEvent:
+    """An event for a webhook."""
+
+    id: str
+    name: EventName
+    body: str
+    """Body of the request: JSON."""
+    created_at: datetime
+
+
+class WebhookStore:
+    """Events of webhooks, within one transaction."""
+
+    def __init__(self, transaction: AsyncSession) -> None:
+        self._transaction = transaction
+
+    async def add_events(self, events: Sequence[WebhookEvent]) -> int:
+        """Add events for delivery, except those with an existing name. Return how many are new."""
+        if not events:
+            return 0
+        dialect = self._transaction.get_bind().dialect.name
+        insert = (postgresql.insert if dialect == "postgresql" else sqlite.insert)(WebhookEventRow)
+        added = await self._transaction.scalars(
+            insert.on_conflict_do_nothing().returning(WebhookEventRow.id),
+            # Sorted, so that two transactions that add the same events wait for each other without
+            # deadlock.
+            [_row(event) for event in sorted(events, key=lambda event: event.name)],
+        )
+        return len(list(added))
+
+    async def known_events(
+        self, webhook_ids: Collection[str], kind: str, periods: Collection[str]
+    ) -> set[EventName]:
+        """Return the names of existing events of these webhooks."""
+        rows = await self._transaction.execute(
+            select(
+                WebhookEventRow.webhook_id,
+                WebhookEventRow.kind,
+                WebhookEventRow.subject,
+                WebhookEventRow.period,
+                WebhookEventRow.threshold,
+            ).where(
+                WebhookEventRow.webhook_id.in_(webhook_ids),
+                WebhookEventRow.kind == kind,
+                WebhookEventRow.period.in_(periods),
+            )
+        )
+        return {EventName(*row) for row in rows}
+
+    async def lock_due(
+        self, now: datetime, limit: int, *, held: Collection[str] = (), most: Sequence[int] = ()
+    ) -> list[WebhookEventRow]:
+        """Lock due events with their webhooks, in turns of tenants and of their URLs.
+
+        Args:
+            now: the time at which they are due.
+            limit: the most events to return.
+            held: the ids of those that this process is sending.
+            most: the most events of a tenant, and to one URL of it, that it sends at once.
+        """
+        return await lock_in_turns(
+            self._transaction,
+            WebhookEventRow,
+            is_due=and_(
+                WebhookEventRow.delivered_at.is_(None),
+                WebhookEventRow.next_attempt_at <= now,
+                WebhookRow.removed_at.is_(None),
+            ),
+            is_held=WebhookEventRow.id.in_(held),
+            owners=(WebhookRow.tenant_id, WebhookRow.url),
+            order=WebhookEventRow.next_attempt_at,
+            limit=limit,
+            most=most,
+            source=join(WebhookEventRow, WebhookRow),
+        )
+
+
+def _row(event: WebhookEvent) -> dict[str, Any]:
+    return {
+        "id": event.id,
+        **event.name._asdict(),
+        "body": event.body,
+        "created_at": event.created_at,
+        "attempts": 0,
+        "next_attempt_at": event.created_at,
+        "last_error": "",
+    }
+
 
 MAX_WEBHOOKS: Final = 5
 """Maximum number per tenant."""

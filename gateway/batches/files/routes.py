@@ -7,8 +7,7 @@ from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
-from gateway.accounts.shared.callers import Caller, CallerOfTenant, any_tenant
-from gateway.accounts.shared.parameters import PLAIN
+from gateway.accounts.shared import PLAIN, Caller, CallerOfTenant, any_tenant
 from gateway.batches.files.content import MEDIA_TYPE, content_response
 from gateway.batches.files.schemas import DeletedFile, FileBody, FileList
 from gateway.batches.files.service import MAX_RETENTION_SECONDS, MIN_RETENTION_SECONDS, FileService

@@ -8,8 +8,7 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from common.tasks import each_apart
-from gateway.accounts.webhooks.service import make_event
-from gateway.accounts.webhooks.store import EventName, WebhookEvent, WebhookStore
+from gateway.accounts.webhooks.service import EventName, WebhookEvent, WebhookStore, make_event
 from gateway.billing.alerts.store import AlertStore, MonthlyCosts, RollupCosts, Watched
 from gateway.billing.credits.service import balance_of
 from gateway.platform.database.engine import Database

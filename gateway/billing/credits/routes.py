@@ -4,7 +4,7 @@ from typing import Annotated
 
 from fastapi import APIRouter
 
-from gateway.accounts.shared.parameters import AfterId, PageSize, TenantId
+from gateway.accounts.shared import AfterId, PageSize, TenantId
 from gateway.billing.credits.schemas import CreditAddition, CreditBody, CreditList
 from gateway.billing.credits.service import CreditService
 from gateway.http.authorization import CanAdminister, CanSeeEverything

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AwareDatetime, Field
 
-from gateway.accounts.shared.fields import ListBody, RecordBody, RequestBody
+from gateway.accounts.shared import ListBody, RecordBody, RequestBody
 from gateway.billing.credits.checks import MAX_AMOUNT_MICROS, MAX_NOTE_CHARACTERS
 from gateway.billing.credits.service import Balance
 from gateway.platform.database.paging import Page

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
 
-from gateway.accounts.shared.parameters import PLAIN, PageSize
+from gateway.accounts.shared import PLAIN, PageSize
 from gateway.billing.exports.schemas import (
     DiscardedBatch,
     ExportBatchList,

@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from gateway.accounts.shared.fields import ListBody, RecordBody
+from gateway.accounts.shared import ListBody, RecordBody
 from gateway.platform.database.tables import ExportBatchState
 
 

@@ -9,8 +9,7 @@ from typing import Annotated, Final, Literal
 from fastapi import APIRouter, Path, Query, Response
 from pydantic import BaseModel, BeforeValidator, Field
 
-from gateway.accounts.shared.callers import CallerOfTenant, own_tenant
-from gateway.accounts.shared.fields import RecordBody
+from gateway.accounts.shared import CallerOfTenant, RecordBody, own_tenant
 from gateway.billing.invoices.service import InvoiceService, Statement, StatementLine
 from gateway.billing.usage.csv_text import to_csv
 from gateway.billing.usage.routes import WITH_CSV

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from gateway.accounts.shared.parameters import MAX_CURSOR_CHARACTERS, PRINTABLE, PageSize, TenantId
+from gateway.accounts.shared import MAX_CURSOR_CHARACTERS, PRINTABLE, PageSize, TenantId
 from gateway.billing.live.schemas import CancelledRequest, LiveRequestList
 from gateway.billing.live.service import LiveRequests
 from gateway.billing.usage.pages import read_cursor

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from gateway.accounts.shared.parameters import FLAG, text_filter
+from gateway.accounts.shared import FLAG, text_filter
 from gateway.billing.prices.schemas import PriceAddition, PriceBody, PriceList
 from gateway.billing.prices.service import PriceService
 from gateway.http.authorization import CanAdminister, CanSeeEverything

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import AwareDatetime, Field
 
 from contract.tier import ServiceTier
-from gateway.accounts.shared.fields import ListBody, Name, RecordBody, RequestBody
+from gateway.accounts.shared import ListBody, Name, RecordBody, RequestBody
 from gateway.records.records import MAX_PRICE_MICROS
 
 PriceMicros = Annotated[

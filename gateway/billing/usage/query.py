@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 from fastapi import Depends, Header, Query
 
-from gateway.accounts.shared.parameters import MAX_CURSOR_CHARACTERS, PLAIN, PRINTABLE, text_filter
+from gateway.accounts.shared import MAX_CURSOR_CHARACTERS, PLAIN, PRINTABLE, text_filter
 from gateway.billing.usage.input import read_span
 from gateway.billing.usage.parts import UsageFilter
 from gateway.billing.usage.periods import Bucket, Span

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Depends, Path, Query
 from fastapi.responses import Response
 
-from gateway.accounts.shared.parameters import MAX_TEXT_CHARACTERS, PRINTABLE, text_filter
+from gateway.accounts.shared import MAX_TEXT_CHARACTERS, PRINTABLE, text_filter
 from gateway.billing.usage.input import read_dimensions
 from gateway.billing.usage.pages import UsagePages
 from gateway.billing.usage.parts import Dimension, UsageFilter

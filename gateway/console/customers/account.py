@@ -6,9 +6,9 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Depends, Query, Request, Response
 from msgspec import json
 
+from gateway.accounts.audit.log import AuditService
 from gateway.accounts.audit.routes import MAX_SEQUENCE, own_entries
-from gateway.accounts.audit.service import AuditService
-from gateway.accounts.limits.service import LimitReports
+from gateway.accounts.limits import LimitReports
 from gateway.console.limit_fields import LABELS, shown_limit
 from gateway.console.rendering import page
 from gateway.console.routing import AnyVisitor, CustomerRoute, Visitor, needs, origin_of

@@ -4,7 +4,7 @@ from typing import Annotated, Final
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
-from gateway.accounts.shared.parameters import AfterId
+from gateway.accounts.shared import AfterId
 from gateway.adapters.routes import AdapterId, Adapters
 from gateway.console.rendering import confirmation, page
 from gateway.console.routing import CustomerRoute, Visitor, needs, redirect

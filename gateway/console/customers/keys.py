@@ -7,10 +7,9 @@ from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
-from gateway.accounts.keys.routes import KeyId, Keys
+from gateway.accounts.keys.routes import KeyChange, KeyCreation, KeyId, KeyRotation, Keys
 from gateway.accounts.keys.rules import MadeKeys
-from gateway.accounts.keys.schemas import KeyChange, KeyCreation, KeyRotation
-from gateway.accounts.shared.parameters import AfterId
+from gateway.accounts.shared import AfterId
 from gateway.console.forms import Form, checked, number
 from gateway.console.limit_fields import LABELS, fields_of, read_limits
 from gateway.console.rendering import confirmation, page

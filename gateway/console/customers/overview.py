@@ -2,8 +2,7 @@
 
 from fastapi import APIRouter, Request, Response
 
-from gateway.accounts.limits.schemas import LimitBody, LimitsReport
-from gateway.accounts.limits.service import LimitReports
+from gateway.accounts.limits import LimitBody, LimitReports, LimitsReport
 from gateway.billing.usage.parts import UsageFilter
 from gateway.billing.usage.periods import Span
 from gateway.billing.usage.routes import own_usage

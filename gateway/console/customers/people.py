@@ -4,11 +4,10 @@ from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
-from gateway.accounts.members.schemas import MemberAddition, MemberChange
-from gateway.accounts.members.service import MemberService
-from gateway.accounts.projects.schemas import ProjectChange, ProjectCreation
+from gateway.accounts.members import MemberAddition, MemberChange, MemberService
+from gateway.accounts.projects.routes import ProjectChange, ProjectCreation
 from gateway.accounts.projects.service import ProjectService
-from gateway.accounts.shared.parameters import AfterId
+from gateway.accounts.shared import AfterId
 from gateway.console.forms import Form, checked
 from gateway.console.limit_fields import LABELS, fields_of, read_limits
 from gateway.console.rendering import confirmation, page

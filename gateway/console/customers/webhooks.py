@@ -4,8 +4,7 @@ from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
-from gateway.accounts.webhooks.routes import WebhookId
-from gateway.accounts.webhooks.schemas import WebhookCreation
+from gateway.accounts.webhooks.routes import WebhookCreation, WebhookId
 from gateway.accounts.webhooks.service import WebhookService
 from gateway.console.forms import Form, checked
 from gateway.console.rendering import confirmation, page

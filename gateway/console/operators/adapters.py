@@ -5,7 +5,7 @@ from urllib.parse import quote
 
 from fastapi import APIRouter, Query, Request, Response
 
-from gateway.accounts.shared.parameters import AfterId, TenantId
+from gateway.accounts.shared import AfterId, TenantId
 from gateway.adapters.routes import AdapterId, Adapters
 from gateway.adapters.schemas import AdapterRegistration
 from gateway.console.forms import Form, checked

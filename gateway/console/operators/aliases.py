@@ -5,9 +5,8 @@ from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Query, Request, Response
 
-from gateway.accounts.aliases.schemas import AliasDefinition
-from gateway.accounts.aliases.service import AliasService
-from gateway.accounts.shared.parameters import MAX_TEXT_CHARACTERS
+from gateway.accounts.aliases import AliasDefinition, AliasService
+from gateway.accounts.shared import MAX_TEXT_CHARACTERS
 from gateway.console.forms import Form, checked
 from gateway.console.rendering import confirmation, page, show_time
 from gateway.console.routing import AnyVisitor, OperatorRoute, SentForm, redirect

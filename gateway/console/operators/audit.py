@@ -4,8 +4,8 @@ from typing import Annotated, Final
 
 from fastapi import APIRouter, Query, Request, Response
 
+from gateway.accounts.audit.log import AuditFilter, AuditService
 from gateway.accounts.audit.routes import After, to_list
-from gateway.accounts.audit.service import AuditFilter, AuditService
 from gateway.console.rendering import page
 from gateway.console.routing import OperatorRoute
 from gateway.http.services import AllServices

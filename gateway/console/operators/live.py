@@ -5,7 +5,7 @@ from urllib.parse import quote
 
 from fastapi import APIRouter, Query, Request, Response
 
-from gateway.accounts.shared.parameters import TenantId
+from gateway.accounts.shared import TenantId
 from gateway.billing.live.routes import AfterPosition
 from gateway.billing.live.schemas import LiveRequestBody, following
 from gateway.billing.live.service import LiveRequests

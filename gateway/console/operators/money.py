@@ -5,7 +5,7 @@ from urllib.parse import quote
 
 from fastapi import APIRouter, Query, Request, Response
 
-from gateway.accounts.shared.parameters import TenantId
+from gateway.accounts.shared import TenantId
 from gateway.accounts.tenants.routes import Tenants
 from gateway.billing.invoices.routes import Month
 from gateway.billing.live.routes import AfterPosition

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from gateway.accounts.limits.service import LimitReports, Since
+from gateway.accounts.limits import LimitReports, Since
 from gateway.console.rendering import page
 from gateway.console.routing import OperatorRoute
 from gateway.http.services import AllServices

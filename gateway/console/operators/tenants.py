@@ -7,9 +7,8 @@ from fastapi import APIRouter, Query, Request, Response
 
 from contract.tier import REQUEST_TIERS
 from gateway.accounts.plans.service import PlanService
-from gateway.accounts.shared.parameters import AfterId, TenantId
-from gateway.accounts.tenants.routes import Tenants
-from gateway.accounts.tenants.schemas import TenantChange, TenantCreation
+from gateway.accounts.shared import AfterId, TenantId
+from gateway.accounts.tenants.routes import TenantChange, TenantCreation, Tenants
 from gateway.billing.credits.service import CreditService
 from gateway.billing.usage.parts import UsageFilter
 from gateway.billing.usage.periods import Span

@@ -9,7 +9,7 @@ from redis.asyncio import Redis
 
 from common.redis_url import redis_client
 from gateway.accounts.keys.service import KeyService
-from gateway.accounts.members.service import MemberService
+from gateway.accounts.members import MemberService
 from gateway.accounts.plans.service import PlanService
 from gateway.accounts.projects.service import ProjectService
 from gateway.accounts.tenants.service import TenantService

@@ -4,7 +4,7 @@ from ipaddress import ip_network
 
 import pytest
 
-from gateway.accounts.keys.addresses import MAX_ADDRESSES, read_addresses
+from gateway.accounts.keys.rules import MAX_ADDRESSES, read_addresses
 from gateway.records.errors import InvalidParameterError
 from tests.support.cases import all_cases, case
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from gateway.accounts.aliases.service import MAX_MODELS, AliasService
+from gateway.accounts.aliases import MAX_MODELS, AliasService
 from gateway.accounts.audit.log import AuditLog
 from gateway.platform.changes import ChangeAnnouncer
 from gateway.platform.database.engine import Database

@@ -12,8 +12,14 @@ from sqlalchemy import delete, insert, text, update
 from sqlalchemy.exc import DBAPIError
 
 from gateway.accounts.audit import log as audit
-from gateway.accounts.audit.log import AuditLog, AuditLogBrokenError, ChainState, row_hash
-from gateway.accounts.audit.service import AuditFilter, AuditService
+from gateway.accounts.audit.log import (
+    AuditFilter,
+    AuditLog,
+    AuditLogBrokenError,
+    AuditService,
+    ChainState,
+    row_hash,
+)
 from gateway.accounts.audit.signing import ACTION, HeadSigner, SignedHead
 from gateway.platform.database.engine import Database
 from gateway.platform.database.partitions import make_partitions

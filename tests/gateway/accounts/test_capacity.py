@@ -6,10 +6,10 @@ from types import MappingProxyType
 import pytest
 from redis.asyncio import Redis
 
+from gateway.accounts import changes as capacity
 from gateway.accounts.keys.service import KeyService
-from gateway.accounts.members.service import MemberService
+from gateway.accounts.members import MemberService
 from gateway.accounts.projects.service import ProjectService
-from gateway.accounts.shared import capacity
 from gateway.accounts.tenants.service import TenantService
 from gateway.platform.changes import ChangeAnnouncer
 from gateway.platform.database.engine import Database

@@ -9,8 +9,7 @@ import pytest
 from redis.asyncio import Redis
 from sqlalchemy import update
 
-from gateway.accounts.keys.addresses import read_addresses
-from gateway.accounts.keys.rules import MAX_GRACE, MadeKeys
+from gateway.accounts.keys.rules import MAX_GRACE, MadeKeys, read_addresses
 from gateway.accounts.keys.service import CreatedKey, KeyService
 from gateway.accounts.projects.service import ProjectService
 from gateway.accounts.tenants.service import TenantService

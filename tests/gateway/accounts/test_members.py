@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from redis.asyncio import Redis
 
-from gateway.accounts.members.service import MemberService
+from gateway.accounts.members import MemberService
 from gateway.accounts.tenants.service import TenantService
 from gateway.platform.database.engine import Database
 from gateway.platform.database.paging import PageRequest

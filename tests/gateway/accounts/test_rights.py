@@ -11,8 +11,8 @@ from pydantic import SecretStr
 from redis.asyncio import Redis
 from starlette.routing import Route
 
-from gateway.accounts.keys.addresses import read_addresses
-from gateway.accounts.members.service import MemberService
+from gateway.accounts.keys.rules import read_addresses
+from gateway.accounts.members import MemberService
 from gateway.accounts.projects.service import ProjectService
 from gateway.accounts.tenants.service import TenantService
 from gateway.platform.changes import ChangeAnnouncer

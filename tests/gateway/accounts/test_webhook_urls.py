@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.accounts.webhooks.urls import MAX_URL_CHARACTERS, check_url, host_of
+from gateway.accounts.webhooks.service import MAX_URL_CHARACTERS, check_url, host_of
 from gateway.records.errors import InvalidParameterError
 from tests.support.cases import all_cases, case
 

@@ -17,11 +17,12 @@ from gateway.accounts.tenants.service import TenantService
 from gateway.accounts.webhooks.secret_box import SealedSecretError, SecretBox
 from gateway.accounts.webhooks.service import (
     MAX_WEBHOOKS,
+    EventName,
     WebhookService,
+    WebhookStore,
     encrypt_secrets,
     make_event,
 )
-from gateway.accounts.webhooks.store import EventName, WebhookStore
 from gateway.platform.database.engine import Database
 from gateway.platform.database.tables import WebhookEventRow, WebhookRow
 from gateway.records.errors import (

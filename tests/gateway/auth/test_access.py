@@ -9,9 +9,9 @@ import jwt
 import pytest
 from redis.asyncio import Redis
 
-from gateway.accounts.keys.addresses import read_addresses
+from gateway.accounts.keys.rules import read_addresses
 from gateway.accounts.keys.service import KeyService
-from gateway.accounts.members.service import MemberService
+from gateway.accounts.members import MemberService
 from gateway.accounts.projects.service import ProjectService
 from gateway.accounts.tenants.service import TenantService
 from gateway.auth.authenticator import Authenticator

@@ -14,8 +14,7 @@ from gateway.accounts.keys.service import KeyService
 from gateway.accounts.plans.service import PlanService
 from gateway.accounts.projects.service import ProjectService
 from gateway.accounts.tenants.service import TenantService
-from gateway.accounts.webhooks.service import WebhookService
-from gateway.accounts.webhooks.store import WebhookStore
+from gateway.accounts.webhooks.service import WebhookService, WebhookStore
 from gateway.billing.alerts.service import find_alerts
 from gateway.billing.credits.service import CreditService
 from gateway.platform.changes import ChangeAnnouncer

@@ -22,7 +22,7 @@ from playwright.async_api import (
     async_playwright,
 )
 
-from gateway.accounts.aliases.service import AliasService
+from gateway.accounts.aliases import AliasService
 from gateway.accounts.tenants.service import TenantService
 from gateway.adapters.store import AdapterStore
 from gateway.platform.changes import ChangeAnnouncer

@@ -14,8 +14,8 @@ import httpx
 import pytest
 from sqlalchemy import delete
 
-from gateway.accounts.audit.service import AuditService
-from gateway.accounts.members.service import MemberService
+from gateway.accounts.audit.log import AuditService
+from gateway.accounts.members import MemberService
 from gateway.platform.changes import ChangeAnnouncer
 from gateway.platform.database.engine import Database
 from gateway.platform.database.tables import MemberRow

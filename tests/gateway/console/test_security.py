@@ -15,7 +15,7 @@ from redis.asyncio import Redis
 
 from common import clock
 from gateway.accounts.keys.service import KeyService
-from gateway.accounts.members.service import MemberService
+from gateway.accounts.members import MemberService
 from gateway.accounts.projects.service import ProjectService
 from gateway.accounts.tenants.service import TenantService
 from gateway.accounts.webhooks.secret_box import SecretBox

@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 import pytest
 from pydantic import ValidationError
 
-from gateway.accounts.keys.addresses import read_addresses
+from gateway.accounts.keys.rules import read_addresses
 from gateway.platform.settings import Settings
 from gateway.process.server.serve import proxy_networks
 from tests.gateway.conftest import gateway_client

@@ -20,8 +20,7 @@ from sqlalchemy import select, update
 
 from gateway.accounts.tenants.service import TenantService
 from gateway.accounts.webhooks.secret_box import SecretBox
-from gateway.accounts.webhooks.service import WebhookService, make_event
-from gateway.accounts.webhooks.store import EventName, WebhookStore
+from gateway.accounts.webhooks.service import EventName, WebhookService, WebhookStore, make_event
 from gateway.jobs import webhooks as webhooks_module
 from gateway.jobs.outbound import DeliveryError, Outbound
 from gateway.jobs.webhooks import WebhookSender, signature

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from gateway.accounts.keys.addresses import read_addresses
+from gateway.accounts.keys.rules import read_addresses
 from gateway.records.errors import PermissionDeniedError
 from gateway.records.grants import BOUNDS, Bounds, bounds_of_key, bounds_of_project, bounds_of_role
 from gateway.records.limits import LimitName, Limits, LimitScope

@@ -10,7 +10,7 @@ import pytest
 from redis.asyncio import Redis
 
 from contract.messages import WorkerState
-from gateway.accounts.aliases.service import AliasService
+from gateway.accounts.aliases import AliasService
 from gateway.platform.changes import ChangeAnnouncer
 from gateway.platform.database.engine import Database
 from gateway.records.aliases import Sticky

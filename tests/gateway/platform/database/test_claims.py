@@ -12,8 +12,7 @@ from sqlalchemy import update
 from sqlalchemy.orm import InstrumentedAttribute
 
 from gateway.accounts.tenants.service import TenantService
-from gateway.accounts.webhooks.service import WebhookService, make_event
-from gateway.accounts.webhooks.store import EventName, WebhookStore
+from gateway.accounts.webhooks.service import EventName, WebhookService, WebhookStore, make_event
 from gateway.batches.claimed import BatchSlots
 from gateway.batches.files.store import FileStore
 from gateway.batches.store import BatchStore

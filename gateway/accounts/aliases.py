@@ -1,17 +1,23 @@
-"""Aliases of models: defined, replaced and removed by operators."""
+"""Aliases of models: defined, replaced and removed by operators (`/admin/aliases`)."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import datetime
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
+from fastapi import APIRouter
+from pydantic import AwareDatetime, BaseModel, Field
 from sqlalchemy import delete
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.accounts.audit.log import SYSTEM
 from gateway.accounts.changes import Service, changing
+from gateway.accounts.shared import AnyName, ListBody, Name, RecordBody, RequestBody
 from gateway.dialects.profile_choice import DEFAULT_MODEL
-from gateway.platform.database.paging import find_record, list_records
+from gateway.http.authorization import CanAdminister, CanSeeEverything
+from gateway.http.bounded_route import BoundedRoute
+from gateway.http.services import made
+from gateway.platform.database.paging import Page, find_record, list_records
 from gateway.platform.database.tables import AliasRow
 from gateway.records.aliases import MAX_WEIGHT, Alias, Sticky
 from gateway.records.checks import check_name
@@ -131,3 +137,93 @@ def _details(alias: Alias) -> dict[str, Any]:
         "sunset_at": alias.sunset_at,
         "replacement": alias.replacement,
     }
+
+
+Weight = Annotated[int, Field(strict=True, ge=0, le=MAX_WEIGHT)]
+Weights = Annotated[
+    dict[Name, Weight],
+    Field(
+        min_length=1,
+        max_length=MAX_MODELS,
+        description="Share of the callers by model: the ids under which workers announce them.",
+    ),
+]
+
+
+class AliasDefinition(RequestBody):
+    """What an alias stands for."""
+
+    weights: Weights
+    sticky: Sticky = Field(
+        Sticky.TENANT,
+        description="Whose requests go to the same model: the tenant's, or those of each `user`.",
+    )
+    fallback: Name | None = Field(
+        None, description="Model of requests whose own model has no worker."
+    )
+    sunset_at: AwareDatetime | None = Field(
+        None, description="When requests for the alias begin to fail."
+    )
+    replacement: Name | None = Field(
+        None,
+        description="What the error after `sunset_at` names. Default: the model with the largest "
+        "weight.",
+    )
+
+
+class AliasBody(RecordBody):
+    """A public model name that splits its requests over models."""
+
+    object: Literal["model_alias"] = "model_alias"
+    name: str
+    weights: dict[str, int]
+    sticky: Sticky
+    fallback: str | None
+    sunset_at: datetime | None
+    deprecated_at: datetime | None = Field(description="When the alias got its `sunset_at`.")
+    replacement: str
+    created_at: datetime
+
+
+class AliasList(ListBody[AliasBody]):
+    """All aliases, by name."""
+
+
+class RemovedAlias(BaseModel):
+    """A removed alias."""
+
+    object: Literal["model_alias.deleted"] = "model_alias.deleted"
+    name: str
+    deleted: Literal[True] = True
+
+
+router = APIRouter(prefix="/aliases", tags=["Aliases"], route_class=BoundedRoute)
+
+Aliases = Annotated[AliasService, made(AliasService)]
+
+
+@router.get("", summary="List aliases")
+async def list_aliases(aliases: Aliases, _principal: CanSeeEverything) -> AliasList:
+    """List all aliases by name."""
+    return AliasList.of(Page(await aliases.list_all(), has_more=False))
+
+
+@router.get("/{name:path}", summary="Get an alias")
+async def get_alias(aliases: Aliases, _principal: CanSeeEverything, name: AnyName) -> AliasBody:
+    """Get an alias with the weights of its models."""
+    return AliasBody.of(await aliases.get(name))
+
+
+@router.put("/{name:path}", summary="Define an alias")
+async def put_alias(
+    aliases: Aliases, principal: CanAdminister, name: AnyName, body: AliasDefinition
+) -> AliasBody:
+    """Define or replace an alias. Every gateway applies it within a second."""
+    return AliasBody.of(await aliases.put(name, **dict(body), actor=principal.actor))
+
+
+@router.delete("/{name:path}", summary="Remove an alias")
+async def remove_alias(aliases: Aliases, principal: CanAdminister, name: AnyName) -> RemovedAlias:
+    """Remove the alias. Requests for it get 404 within a second."""
+    await aliases.remove(name, actor=principal.actor)
+    return RemovedAlias(name=name)

@@ -5,8 +5,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
-from gateway.accounts.shared.fields import ListBody
-from gateway.accounts.shared.parameters import AnyName
+from gateway.accounts.shared import AnyName, ListBody
 from gateway.http.authorization import CanAdminister, CanSeeEverything
 from gateway.http.services import provided
 from gateway.models.catalogue import Catalogue, ServedModel

@@ -1,23 +1,41 @@
-"""Members of a tenant: add, change roles and remove."""
+"""Members of a tenant and their roles: add, change and remove.
+
+Tenants have these routes at `/v1/members`, operators at `/admin/tenants/{tenant_id}/members`.
+"""
 
 import secrets
 from dataclasses import asdict, replace
-from typing import Unpack
+from datetime import datetime
+from typing import Annotated, Literal, Unpack
 
+from fastapi import APIRouter, Path
+from pydantic import BaseModel, Field
 from sqlalchemy import ColumnElement, delete, exists, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
-from gateway.accounts.changes import By, Service, changing
-from gateway.accounts.shared.capacity import require_room
+from gateway.accounts.changes import By, Service, changing, require_room
+from gateway.accounts.shared import (
+    AfterId,
+    CallerOfTenant,
+    ListBody,
+    Name,
+    PageSize,
+    RecordBody,
+    RequestBody,
+    own_tenant,
+)
 from gateway.accounts.tenants.service import reading_of_tenant
 from gateway.auth.store import is_person
+from gateway.http.bounded_route import BoundedRoute
+from gateway.http.services import made
 from gateway.platform.database.paging import Page, PageRequest, list_records, read_page
 from gateway.platform.database.tables import MemberRow, TenantRow
 from gateway.records.checks import check_known, check_name, checked_email
 from gateway.records.errors import BadRequestError, InvalidParameterError, NotFoundError, shown
 from gateway.records.grants import bounds_of_role
 from gateway.records.records import Member, Person, Role
+from gateway.records.scopes import Scope
 from gateway.records.times import utc_now
 
 
@@ -205,3 +223,100 @@ async def _check_not_last_owner(transaction: AsyncSession, member: Member) -> No
 def _check_role(role: Role, by: By) -> None:
     if (grantor := by.get("grantor")) is not None:
         grantor.require(bounds_of_role(role), of=f"the role '{role}'")
+
+
+class MemberAddition(RequestBody):
+    """A member to add."""
+
+    subject: Name | None = Field(None, description="The `sub` claim of the person's tokens.")
+    email: Name | None = Field(
+        None,
+        description="Instead of a subject: the person who first logs in to the console with this "
+        "e-mail, verified by the identity provider, becomes the member.",
+    )
+    role: Role
+    name: Name | None = Field(None, description="Display name. Default: the subject or e-mail.")
+
+
+class MemberChange(RequestBody):
+    """Changes to a member."""
+
+    role: Role
+
+
+class MemberBody(RecordBody):
+    """A member."""
+
+    object: Literal["member"] = "member"
+    id: str
+    tenant_id: str
+    subject: str | None = Field(description="Null until an invited person has logged in.")
+    issuer: str | None = Field(
+        description="The issuer that uses this subject. Null: the deployment's identity provider."
+    )
+    email: str | None
+    name: str
+    role: Role
+    created_at: datetime
+
+
+class MemberList(ListBody[MemberBody]):
+    """A page of members, oldest first."""
+
+
+class RemovedMember(BaseModel):
+    """A removed member."""
+
+    object: Literal["member.deleted"] = "member.deleted"
+    id: str
+    deleted: Literal[True] = True
+
+
+router = APIRouter(prefix="/members", tags=["Members"], route_class=BoundedRoute)
+authorize_tenant = own_tenant(Scope.MEMBERS, of_tenant=True)
+
+
+Members = Annotated[MemberService, made(MemberService)]
+MemberId = Annotated[str, Path(description="Id, subject or e-mail of the member.")]
+
+
+@router.get("", summary="List members")
+async def list_members(
+    members: Members, caller: CallerOfTenant, after: AfterId = None, limit: PageSize = 20
+) -> MemberList:
+    """List members, oldest first. All routes under `/v1/members` need the scope `members`."""
+    return MemberList.of(await members.page(caller.tenant_id, PageRequest(after, limit)))
+
+
+@router.post("", summary="Add a member")
+async def add_member(members: Members, caller: CallerOfTenant, body: MemberAddition) -> MemberBody:
+    """Add a member. Operators add the first owner of a tenant.
+
+    The role decides what the person's tokens may do, unless a token asks for less.
+    """
+    added = await members.add(caller.tenant_id, **body.given(), **caller.by)
+    return MemberBody.of(added)
+
+
+@router.get("/{member_id:path}", summary="Get a member")
+async def get_member(members: Members, caller: CallerOfTenant, member_id: MemberId) -> MemberBody:
+    """Get a member with the role."""
+    return MemberBody.of(await members.get(caller.tenant_id, member_id))
+
+
+@router.patch("/{member_id:path}", summary="Change the role of a member")
+async def change_member(
+    members: Members, caller: CallerOfTenant, member_id: MemberId, body: MemberChange
+) -> MemberBody:
+    """Change the role of a member. The role of the last owner cannot change."""
+    changed = await members.set_role(caller.tenant_id, member_id, role=body.role, **caller.by)
+    return MemberBody.of(changed)
+
+
+@router.delete("/{member_id:path}", summary="Remove a member")
+async def remove_member(
+    members: Members, caller: CallerOfTenant, member_id: MemberId
+) -> RemovedMember:
+    """Remove a member. The last owner cannot be removed."""
+    removed = await members.remove(caller.tenant_id, member_id, **caller.by)
+    return RemovedMember(id=removed.id)

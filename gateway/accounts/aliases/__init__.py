@@ -1,1 +1,0 @@
-"""Aliases of models."""

@@ -1,0 +1,370 @@
+"""Limits and usage, and rejected requests: `/v1/limits`, `/admin/.../limits`, `/admin/refusals`."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Annotated, Final, Literal, Self
+
+from fastapi import APIRouter, Depends, Query
+from pydantic import BaseModel, BeforeValidator, Field
+
+from contract.tier import ServiceTier
+from gateway.accounts.keys.service import is_key
+from gateway.accounts.plans.service import plan_of
+from gateway.accounts.projects.service import find_project
+from gateway.accounts.shared import RecordBody, TenantId, text_filter
+from gateway.accounts.tenants.service import find_tenant
+from gateway.http.authorization import CanSeeEverything, requires
+from gateway.http.services import made, provided
+from gateway.limits.period_counts import Period, PeriodCounts
+from gateway.limits.periods import DAY_MS, day_start_ms, month_start_ms
+from gateway.limits.refusal_log import Refusals
+from gateway.limits.replies import SubjectStatus
+from gateway.limits.seeding import Seeder
+from gateway.limits.storage import Storage
+from gateway.limits.store import QuotaStore
+from gateway.platform.database.batch_tokens import tokens_in_batches
+from gateway.platform.database.engine import Database
+from gateway.platform.database.paging import find_record
+from gateway.platform.database.tables import ApiKeyRow
+from gateway.records.checks import check_known
+from gateway.records.errors import NotFoundError, shown
+from gateway.records.grants import defaults_of
+from gateway.records.limits import LimitName, Limits, LimitScope, SubjectLimits
+from gateway.records.principal import Principal
+from gateway.records.records import Billing, KeyRecord, Project, Tenant
+from gateway.records.scopes import Scope
+from gateway.records.times import to_time
+
+_LONGEST_MONTH_DAYS = 31
+_PER_MINUTE = frozenset(
+    {
+        LimitName.REQUESTS_PER_MINUTE,
+        LimitName.TOKENS_PER_MINUTE,
+        LimitName.PROMPT_TOKENS_PER_MINUTE,
+        LimitName.COMPLETION_TOKENS_PER_MINUTE,
+    }
+)
+
+_AT_ANY_TIME = frozenset(
+    {LimitName.CONCURRENT_REQUESTS, LimitName.STORED_BYTES, LimitName.BATCH_TOKENS}
+)
+
+
+class LimitBody(BaseModel):
+    """One limit."""
+
+    limit: int | None = Field(description="Null: no limit, and usage is not counted.")
+    used: int | None = Field(
+        description="Usage of ended requests, plus the maximum usage of running ones."
+    )
+    remaining: int | None
+    resets_at: datetime | None = Field(
+        description="When the day or month ends, or the oldest usage of the minute expires. Null "
+        "for concurrent requests, stored bytes and batch tokens, and if the minute has no usage."
+    )
+
+
+class ScopeBody(BaseModel):
+    """The holder of limits and its limits by name."""
+
+    scope: LimitScope
+    id: str
+    limits: dict[LimitName, LimitBody]
+
+    @classmethod
+    def of(
+        cls, subject: SubjectLimits, status: SubjectStatus, stored_bytes: int, batch_tokens: int
+    ) -> Self:
+        """Return the response body of one holder's limits."""
+        counted = {LimitName.STORED_BYTES: stored_bytes, LimitName.BATCH_TOKENS: batch_tokens}
+        limits = dict(_limits(subject, status, counted))
+        return cls(scope=subject.scope, id=subject.id, limits=limits)
+
+
+class CreditsBody(BaseModel):
+    """Remaining credit of a prepaid tenant."""
+
+    remaining_micros: int = Field(
+        description="Micro-dollars, minus the maximum cost of running requests."
+    )
+
+
+class LimitsReport(BaseModel):
+    """All limits that apply, and their current usage."""
+
+    object: Literal["limits"] = "limits"
+    tenant: str
+    plan: str | None = Field(description="Plan whose limits apply where no own limit is set.")
+    service_tier: ServiceTier = Field(description="Default for requests that specify none.")
+    billing: Billing
+    scopes: list[ScopeBody] = Field(description="Key, project and tenant; a request must meet all.")
+    credits: CreditsBody | None = Field(description="Null unless the tenant is prepaid.")
+
+
+class RefusalBody(RecordBody):
+    """Equal rejections by a limit within a second."""
+
+    object: Literal["refusal"] = "refusal"
+    at: Annotated[datetime, BeforeValidator(to_time)] = Field(
+        validation_alias="at_ms", description="When the first one was sent."
+    )
+    key: str = Field(
+        validation_alias="credential_id", description="Id of the key, or `jwt:SUBJECT`."
+    )
+    project: str | None = Field(validation_alias="project_id")
+    model: str
+    code: str = Field(description="Code of the error.")
+    limit: str
+    scope: str = Field(description="Holder of the limit: key, project or tenant.")
+    message: str = Field(description="Message of the first error.")
+    times: int
+
+
+class RefusalList(BaseModel):
+    """The latest rejections by limits, newest first."""
+
+    object: Literal["list"] = "list"
+    data: list[RefusalBody]
+
+
+class RefusalCount(BaseModel):
+    """How many requests of a tenant were rejected with one error code."""
+
+    tenant: str | None = Field(description="Null for requests without a valid credential.")
+    code: str = Field(description="Code of the error.")
+    requests: int
+
+
+class RefusalCounts(BaseModel):
+    """Rejected requests, the largest numbers first."""
+
+    object: Literal["list"] = "list"
+    data: list[RefusalCount]
+    is_complete: bool = Field(
+        description="False if small numbers are missing: of each hour or day, the 1,000 largest "
+        "are summed, and the 1,000 largest sums are listed."
+    )
+
+
+def is_seed_needed(subject: SubjectLimits, status: SubjectStatus, *, is_prepaid: bool) -> bool:
+    """Whether Redis lacks usage that the report of a holder shows."""
+    has_credit = is_prepaid and subject.scope is LimitScope.TENANT
+    if has_credit and status.credit_micros is None:
+        return True
+    return (has_credit or subject.limits.is_durable) and not status.is_seeded
+
+
+def _limits(
+    subject: SubjectLimits, status: SubjectStatus, counted: Mapping[LimitName, int]
+) -> Iterator[tuple[LimitName, LimitBody]]:
+    for name in LimitName:
+        limit = subject.limits.get(name)
+        if limit is None:
+            yield name, LimitBody(limit=None, used=None, remaining=None, resets_at=None)
+            continue
+        used = counted[name] if name in counted else status.used(name)
+        yield (
+            name,
+            LimitBody(
+                limit=limit,
+                used=used,
+                remaining=max(limit - used, 0),
+                resets_at=_resets_at(name, status),
+            ),
+        )
+
+
+def _resets_at(name: LimitName, status: SubjectStatus) -> datetime | None:
+    now_ms = status.now_ms
+    if name in _PER_MINUTE:
+        wait_ms = status.minute_reset_ms
+        return None if wait_ms is None else to_time(now_ms + wait_ms)
+    if name in _AT_ANY_TIME:
+        return None
+    if name is LimitName.BUDGET:
+        in_next_month = month_start_ms(now_ms) + _LONGEST_MONTH_DAYS * DAY_MS
+        return to_time(month_start_ms(in_next_month))
+    return to_time(day_start_ms(now_ms) + DAY_MS)
+
+
+MOST_ROWS: Final = 1000
+Since = Literal["24h", "7d"]
+PERIODS: Final[dict[str, Period]] = {"24h": Period.HOUR, "7d": Period.DAY}
+
+
+class LimitReports:
+    """Limits, usage and rejections. All methods raise RedisError and StoreUnavailableError."""
+
+    def __init__(
+        self,
+        database: Database,
+        quotas: QuotaStore,
+        seeder: Seeder,
+        storage: Storage,
+        refusals: Refusals,
+        counts: PeriodCounts,
+    ) -> None:
+        self._database = database
+        self._quotas = quotas
+        self._seeder = seeder
+        self._storage = storage
+        self._refusals = refusals
+        self._counts = counts
+
+    async def refusals_of_tenants(self, since: Since, tenant: str | None) -> RefusalCounts:
+        """Count the requests that all gateways rejected, by tenant and error code."""
+        found = await self._counts.refusals(PERIODS[since], tenant_id=tenant)
+        rows = found.counts.most_common(MOST_ROWS)
+        return RefusalCounts(
+            data=[
+                RefusalCount(
+                    tenant=tenant or (names[0] if len(names) > 1 and names[0] else None),
+                    code=names[-1],
+                    requests=count,
+                )
+                for names, count in rows
+            ],
+            is_complete=found.is_complete and len(found.counts) <= MOST_ROWS,
+        )
+
+    async def own_refusals(self, principal: Principal) -> list[RefusalBody]:
+        """Return the rejections that a credential may see."""
+        sees_others = Scope.USAGE in principal.scopes
+        found = await self._refusals.latest(
+            principal.tenant_id,
+            credential_id=None if sees_others else principal.credential_id,
+            project_id=principal.project_id,
+        )
+        return [RefusalBody.of(each) for each in found]
+
+    async def own_limits(self, principal: Principal) -> LimitsReport:
+        """Return the limits and usage that a credential may see."""
+        async with self._database.reading() as transaction:
+            tenant = await find_tenant(transaction, principal.tenant_id)
+        visible = [each for each in principal.limits if principal.sees_use_of(each.scope)]
+        return await self.report(tenant, visible)
+
+    async def report(self, tenant: Tenant, subjects: Sequence[SubjectLimits]) -> LimitsReport:
+        """Return the usage of these limits; with the tenant's own limits, also its credits."""
+        has_tenant = any(each.scope is LimitScope.TENANT for each in subjects)
+        is_prepaid = has_tenant and tenant.billing is Billing.PREPAID
+        statuses = await self._statuses(tenant.id, subjects, is_prepaid=is_prepaid)
+        stored = await self._storage.used(tenant.id, subjects)
+        async with self._database.reading() as transaction:
+            in_batches = [
+                await tokens_in_batches(transaction, tenant.id, each.scope, each.id)
+                for each in subjects
+            ]
+        subjects = [self._storage.in_force(each) for each in subjects]
+        columns = zip(subjects, statuses, stored, in_batches, strict=True)
+        return LimitsReport(
+            tenant=tenant.id,
+            plan=tenant.plan_id,
+            service_tier=tenant.service_tier,
+            billing=tenant.billing,
+            scopes=[ScopeBody.of(*each) for each in columns],
+            credits=_credits(statuses) if is_prepaid else None,
+        )
+
+    async def _statuses(
+        self, tenant_id: str, subjects: Sequence[SubjectLimits], *, is_prepaid: bool
+    ) -> list[SubjectStatus]:
+        """Return the usage, first derived from the ledger where Redis lacks it."""
+        if not subjects:
+            return []
+        statuses = await self._quotas.status(tenant_id, subjects)
+        unknown = [
+            subject
+            for subject, status in zip(subjects, statuses, strict=True)
+            if is_seed_needed(subject, status, is_prepaid=is_prepaid)
+        ]
+        if not unknown:
+            return statuses
+        await self._seeder.seed(tenant_id, unknown)
+        return await self._quotas.status(tenant_id, subjects)
+
+
+def _credits(statuses: Sequence[SubjectStatus]) -> CreditsBody:
+    # The tenant is the last of the holders.
+    return CreditsBody(remaining_micros=statuses[-1].credit_micros or 0)
+
+
+router = APIRouter(tags=["Limits"])
+operators = APIRouter(tags=["Limits"])
+
+Reports = Annotated[LimitReports, made(LimitReports)]
+AnyCaller = Annotated[Principal, Depends(requires(*Scope))]
+
+
+@router.get("/v1/limits", summary="Get your limits and their usage")
+async def get_limits(reports: Reports, principal: AnyCaller) -> LimitsReport:
+    """Get the limits of the caller. Any valid credential gets its own limits.
+
+    With the scope `usage`, the report adds those of its project and, unless it is a project
+    credential, those of its tenant with the remaining prepaid credits.
+    """
+    return await reports.own_limits(principal)
+
+
+@router.get("/v1/limits/refusals", summary="List requests that a limit rejected")
+async def list_refusals(reports: Reports, principal: AnyCaller) -> RefusalList:
+    """List up to 100 rejections of the last seven days, newest first.
+
+    With the scope `usage` you see those of your whole tenant, or of your project with a project
+    credential. Else you see those of the key itself. They appear within a second.
+    """
+    return RefusalList(data=await reports.own_refusals(principal))
+
+
+@operators.get(
+    "/tenants/{tenant_id}/limits",
+    name="get_limits",
+    summary="Get a tenant's limits and their usage",
+)
+async def get_limits_of(
+    reports: Reports,
+    database: Annotated[Database, provided(Database)],
+    _principal: CanSeeEverything,
+    tenant_id: TenantId,
+    project: Annotated[
+        str | None, Query(max_length=63, description="Include the limits of this project.")
+    ] = None,
+    key: Annotated[
+        str | None, Query(max_length=63, description="Include the limits of this key.")
+    ] = None,
+) -> LimitsReport:
+    """Get the limits of the tenant and, if given, of one of its projects and one of its keys."""
+    async with database.reading() as transaction:
+        found = await find_tenant(transaction, tenant_id)
+        plan = await plan_of(transaction, tenant_id)
+        holders: dict[LimitScope, KeyRecord | Project | Tenant] = {LimitScope.TENANT: found}
+        if project is not None:
+            holders[LimitScope.PROJECT] = await find_project(transaction, found.id, project)
+        if key is not None:
+            check_known(key, "key")
+            record = await find_record(transaction, ApiKeyRow, is_key(found.id, key))
+            if record is None:
+                raise NotFoundError(f"The tenant {shown(found.id)} has no key {shown(key)}.")
+            holders[LimitScope.KEY] = record
+    subjects = [
+        SubjectLimits(scope, each.id, Limits.from_values(each.limits, defaults_of(plan, scope)))
+        for scope in LimitScope  # Key, project and tenant, in this order.
+        if (each := holders.get(scope)) is not None
+    ]
+    return await reports.report(found, subjects)
+
+
+@operators.get("/refusals", summary="Count rejected requests")
+async def count_refusals(
+    reports: Reports,
+    _principal: CanSeeEverything,
+    since: Annotated[
+        Since, Query(description="The current hour and the 23 before, or day and 6 before; UTC.")
+    ] = "24h",
+    tenant: Annotated[str | None, text_filter("Only this tenant.")] = None,
+) -> RefusalCounts:
+    """Count the requests that all gateways rejected before any work, by tenant and error code.
+
+    They appear within a second.
+    """
+    return await reports.refusals_of_tenants(since, tenant)

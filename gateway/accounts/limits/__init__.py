@@ -1,1 +1,0 @@
-"""Limits and their current use."""

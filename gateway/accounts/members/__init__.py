@@ -1,1 +1,0 @@
-"""Members, the people of a tenant."""

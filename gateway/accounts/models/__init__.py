@@ -1,1 +1,0 @@
-"""Models that workers have announced."""

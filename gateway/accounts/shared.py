@@ -1,0 +1,194 @@
+"""Fields, parameters and callers that routes of several resources share.
+
+Tenants have routes under `/v1`, operators under `/admin/tenants/{tenant_id}`. The router of the
+audience authorizes the caller and sets the tenant (`gateway.process.management`).
+"""
+
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Generic, Literal, Self, TypeVar
+
+from fastapi import Depends, Path, Query, Request
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+
+from gateway.http.authorization import operates, requires
+from gateway.platform.database.paging import Page
+from gateway.records.checks import MAX_NAME_CHARACTERS
+from gateway.records.grants import Grant
+from gateway.records.limits import MAX_LIMIT, FromPlan, LimitName, read_limit_changes
+from gateway.records.principal import Principal
+from gateway.records.scopes import Scope
+
+T = TypeVar("T")
+
+_LIMIT: Final = {"type": "integer", "minimum": 0, "maximum": MAX_LIMIT}
+
+_GIVEN: Final = {
+    "type": "object",
+    "description": "Absent limits stay unchanged. Null: no limit; `plan`: the plan's limit.",
+    "additionalProperties": False,
+    "properties": {
+        name.value: {"anyOf": [_LIMIT, {"type": "null"}, {"const": FromPlan.FROM_PLAN.value}]}
+        for name in LimitName
+    },
+}
+_SHOWN: Final = {
+    "type": "object",
+    "description": "Own limits. Null: no limit; absent: the plan's limit.",
+    "properties": {name.value: {"anyOf": [_LIMIT, {"type": "null"}]} for name in LimitName},
+}
+
+LimitsGiven = Annotated[dict[str, Any], WithJsonSchema(_GIVEN)]
+LimitsShown = Annotated[dict[str, int | None], WithJsonSchema(_SHOWN)]
+Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARACTERS)]
+
+
+class RequestBody(BaseModel):
+    """A request body; unknown fields are rejected."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    def given(self) -> dict[str, Any]:
+        """Return the parsed values of the fields that the body contains."""
+        return {name: getattr(self, name) for name in self.model_fields_set}
+
+
+class RecordBody(BaseModel):
+    """A response body with fields of a record."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    @classmethod
+    def of(cls, record: object) -> Self:
+        """Return the response body of a record."""
+        return cls.model_validate(record)
+
+
+class ListBody(BaseModel, Generic[T]):
+    """A page of a list."""
+
+    object: Literal["list"] = "list"
+    data: list[T]
+    has_more: bool = Field(description="Whether more entries follow; request them with `after`.")
+
+    @classmethod
+    def of(cls, page: Page[Any]) -> Self:
+        """Return the response body of a page of records."""
+        return cls.model_validate({"data": page.entries, "has_more": page.has_more})
+
+
+class BodyWithLimits(RequestBody):
+    """A request body with the field `limits`."""
+
+    def options(self) -> dict[str, Any]:
+        """Return the arguments for the service. Raises InvalidParameterError."""
+        options = self.given()
+        if "limits" in options:
+            options["limits"] = read_limit_changes(options["limits"])
+        return options
+
+
+MAX_TEXT_CHARACTERS: Final = 300
+MAX_PAGE: Final = 100
+MAX_CURSOR_CHARACTERS: Final = 4096
+
+PRINTABLE: Final = r"^[^\x00-\x1f\x7f]+$"
+"""Text without control characters: PostgreSQL rejects a comparison with NUL."""
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, str) and not _INTEGER.fullmatch(value):
+        raise ValueError("must be an integer in plain digits")
+    return value
+
+
+PLAIN: Final = BeforeValidator(_plain)
+"""Refuses what pydantic reads as an integer too, such as ` 1`, `1.0` and `1_0`."""
+FLAG: Final = BeforeValidator(lambda value: {"true": True, "false": False}.get(value, value))
+"""Takes `true` and `false` in a query, before a strict boolean."""
+_INTEGER: Final = re.compile(r"-?[0-9]{1,20}")
+
+AnyName = Annotated[
+    str,
+    Path(
+        max_length=MAX_TEXT_CHARACTERS,
+        pattern=PRINTABLE,
+        description="Name of the alias or model; may contain slashes.",
+    ),
+]
+TenantId = Annotated[str, Path(description="Id of the tenant.")]
+PageSize = Annotated[
+    int, Query(ge=1, le=MAX_PAGE, description="Maximum entries of one page."), PLAIN
+]
+
+AfterId = Annotated[
+    str | None,
+    Query(
+        min_length=1,
+        max_length=MAX_TEXT_CHARACTERS,
+        description="`id` of the last entry of the previous page; absent: the first page.",
+    ),
+]
+
+
+def text_filter(description: str) -> object:
+    """Return the declaration of an optional text parameter of the query."""
+    return Query(
+        min_length=1, max_length=MAX_TEXT_CHARACTERS, pattern=PRINTABLE, description=description
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """A principal, and the tenant that its request concerns."""
+
+    principal: Principal
+    tenant_id: str
+
+    @property
+    def actor(self) -> str:
+        """The name that the audit log stores."""
+        return self.principal.actor
+
+    @property
+    def grant(self) -> Grant | None:
+        """Rights of a tenant's credential; None for operators."""
+        return None if self.principal.is_operator else self.principal.grant
+
+    @property
+    def by(self) -> dict[str, Any]:
+        """Who makes a change (`gateway.accounts.changes.By`)."""
+        return {"actor": self.actor, "grantor": self.grant}
+
+    @property
+    def key_by(self) -> dict[str, Any]:
+        """Who creates or changes a key. For operators too, there is an upper bound of rights."""
+        principal = self.principal
+        grant = principal.operator_grant if principal.is_operator else principal.grant
+        return {"actor": self.actor, "grantor": grant}
+
+
+def own_tenant(*scopes: Scope, of_tenant: bool = False) -> Callable[[Request], Awaitable[None]]:
+    """Return a dependency that authorizes a caller for its own tenant, as `requires` does."""
+    authorized = requires(*scopes, of_tenant=of_tenant)
+
+    async def dependency(request: Request) -> None:
+        principal = await authorized(request)
+        request.state.management_caller = Caller(principal, principal.tenant_id)
+
+    return dependency
+
+
+async def any_tenant(request: Request, tenant_id: TenantId) -> None:
+    """Authorize an operator for the tenant in the path; only `admin` may change something."""
+    scopes = (Scope.ADMIN, Scope.ADMIN_READ) if request.method == "GET" else (Scope.ADMIN,)
+    request.state.management_caller = Caller(await operates(*scopes)(request), tenant_id)
+
+
+async def _caller(request: Request) -> Caller:
+    caller: Caller = request.state.management_caller
+    return caller
+
+
+CallerOfTenant = Annotated[Caller, Depends(_caller)]

@@ -1,1 +1,0 @@
-"""Checks, fields and parameters of several resources."""
