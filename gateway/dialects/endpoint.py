@@ -10,7 +10,8 @@ from gateway.dialects.completions import read_completion
 from gateway.dialects.messages.request import read_counted_message, read_message
 from gateway.dialects.native import read_native_completion, read_native_infill
 from gateway.dialects.profile import Profile
-from gateway.dialects.request import GenerationRequest
+from gateway.dialects.request import GenerationRequest, ResponseForm
+from gateway.dialects.responses.request import read_response
 from gateway.dialects.wire import validate
 from gateway.records.errors import ErrorStyle
 
@@ -41,6 +42,7 @@ class Endpoint:
     response_object: str
     """`object` of its responses."""
     read: BodyParser
+    form: ResponseForm = ResponseForm.OPENAI
     error_style: ErrorStyle | None = None
     """The style of its errors; None: that of the request's dialect."""
     has_native_path: bool = False
@@ -98,6 +100,7 @@ MESSAGES: Final = Endpoint(
     id_prefix="msg_",
     response_object="message",
     read=read_message,
+    form=ResponseForm.MESSAGES,
     error_style=ErrorStyle.ANTHROPIC,
 )
 
@@ -109,7 +112,17 @@ COUNTED_MESSAGES: Final = replace(
 ANTHROPIC_PREFIX: Final = "/anthropic"
 """Before the paths of MESSAGES in the addresses that other servers have for them."""
 
-ENDPOINTS: Final = (COMPLETIONS, CHATS, MESSAGES)
+RESPONSES: Final = Endpoint(
+    name="responses",
+    path="/v1/responses",
+    id_prefix="resp_",
+    response_object="response",
+    read=read_response,
+    form=ResponseForm.RESPONSES,
+    error_style=ErrorStyle.OPENAI,
+)
+
+ENDPOINTS: Final = (COMPLETIONS, CHATS, MESSAGES, RESPONSES)
 """The endpoints of the generation API; their responses can be read again."""
 
 INVOCATIONS: Final = replace(COMPLETIONS, path="/invocations", takes_chats=True)
@@ -125,5 +138,6 @@ NATIVE_ENDPOINTS: Final = (
     ),
     replace(COMPLETIONS, path="/infill", read=read_native_infill, has_native_path=True),
     replace(CHATS, path="/chat/completions", has_native_path=True),
+    replace(RESPONSES, path="/responses", has_native_path=True),
 )
 """llama.cpp's own paths. Their responses are read again at the paths of ENDPOINTS."""

@@ -65,7 +65,7 @@ class CallForm(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True)
 
 
 class ResponsesOptions(msgspec.Struct, frozen=True, omit_defaults=True, tag="responses"):
-    '"""What a response in the form of OpenAI's Responses needs of its request."""
+    """What a response in the form of OpenAI's Responses needs of its request."""
 
     echo: bytes = b"{}"
     """A JSON object: the members of a response that repeat those of the request."""
@@ -207,8 +207,6 @@ class ChatRequest:
     opens_message: bool = True
     """Whether the prompt ends with the beginning of a new message, if none is continued."""
     shows_reasoning: bool = True
-    keeps_system_places: bool = False
-    """Whether system messages stay where they are, as user messages if the template has to."""
     uses_legacy_functions: bool = False
     """Whether the client uses `functions` and gets a `function_call` in the response."""
 

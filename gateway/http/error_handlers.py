@@ -13,8 +13,10 @@ from starlette.routing import Match
 
 from common import logs
 from contract.dialect import Dialect
+from gateway.dialects.endpoint import RESPONSES
 from gateway.dialects.profile import PROFILES
 from gateway.dialects.profile_choice import DIALECT_HEADER, dialect_of
+from gateway.dialects.responses.failures import failed_stream
 from gateway.http.allowances import UnpaidRequests
 from gateway.http.exchange import anthropic_id, exchange_of
 from gateway.http.services import Services, services_of
@@ -116,6 +118,11 @@ def _on_api_error(request: Request, error: ApiError) -> Response:
     if exchange.caller and error.status < InternalError.status:
         is_fault = isinstance(error, _FAULTS_OF_CLIENTS)
         services_of(request)[UnpaidRequests].count(exchange, is_fault=is_fault)
+    if exchange.stream_model is not None:
+        events = failed_stream(error, RESPONSES.new_id(), exchange.stream_model)
+        if events is not None:
+            tracing.note({ERROR_TYPE: error.code})
+            return Response(events, headers=dict(error.headers()), media_type="text/event-stream")
     return to_response(error, error_style_of(request))
 
 

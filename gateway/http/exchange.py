@@ -26,6 +26,8 @@ class Exchange:
     """Origins whose pages may read the response, besides those of the deployment."""
     error_style: ErrorStyle | None = None
     """The style of the request's path, or else of its dialect; None until that is chosen."""
+    stream_model: str | None = None
+    """The model that a stream of Responses requests: some errors become its events."""
     caller: str = ""
     """The key that counts unpaid requests; empty if this request cannot count as one."""
     is_paid: bool = False

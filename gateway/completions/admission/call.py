@@ -19,7 +19,7 @@ from gateway.http.body import BodyReader
 from gateway.http.error_handlers import route_hint
 from gateway.http.exchange import exchange_of
 from gateway.platform.concurrency.large_work import Beside, LargeWork
-from gateway.records.errors import ErrorStyle, NotFoundError
+from gateway.records.errors import NotFoundError
 from gateway.records.principal import Principal
 from gateway.records.scopes import Scope
 
@@ -127,8 +127,7 @@ class RequestReader:
         header = request.headers.get(DIALECT_HEADER)
         choice, profile = await self._models.choose(principal, body, header=header)
         exchange = exchange_of(request.scope)
-        if exchange.error_style is not ErrorStyle.ANTHROPIC:
-            exchange.error_style = profile.error_style
+        exchange.error_style = exchange.error_style or profile.error_style
         return Call(principal, profile, choice, body, beside)
 
 

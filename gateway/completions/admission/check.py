@@ -266,7 +266,12 @@ class RequestChecker:
             bos_token_id=card.bos_token_id,
             inner=inner,
         )
-        rendered = await render_chat(request, card, self._chat_templates, encoder, beside)
+        use = request.tool_use if form is not None and form.tool_parser else None
+        enforced = use if use is not None and _can_be_enforced(request, use, card) else None
+        texts = [each.name for each in enforced.tools if each.grammar] if enforced else []
+        rendered = await render_chat(
+            request, card, self._chat_templates, encoder, beside, text_tools=frozenset(texts)
+        )
         form = present(card.chat)
         read = chat.template_arguments.keys() - {*rendered.ignored_template_arguments}
         ignored = unread_parameters(chat, read)
@@ -283,11 +288,12 @@ class RequestChecker:
                 "template with 'chat_template_kwargs', or hide it with 'include_reasoning' false.",
                 param=switch,
             )
-        use = request.tool_use if form.tool_parser else None
-        enforced = use if use is not None and _can_be_enforced(request, use, card) else None
+        if use is not None and enforced is None:
+            ignored = [*ignored, *(each.grammar.place for each in use.tools if each.grammar)]
         parsing = Parsing(
             tools=chat.tools if use is not None else [],
             has_hermes_calls=enforced is not None and Feature.STRICT_TOOLS not in card.features,
+            text_tools=texts,
             finds_reasoning=rendered.finds_reasoning,
             hides_special_tokens=not request.shows_special_tokens,
             opening_tokens=rendered.opening_tokens,

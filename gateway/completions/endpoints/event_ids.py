@@ -56,15 +56,16 @@ def read_last_event_id(request: Request) -> Position | None:
     return Position(match[1], int(match[2]))
 
 
-def read_position(request: Request, request_id: str) -> int:
+def read_position(request: Request, request_id: str, *, is_from_zero: bool = False) -> int:
     """Return the number of events of a request that its client has received.
 
-    The header overrides `starting_after` in the query: a browser that reconnects repeats the query
-    of its first request. Raises InvalidParameterError.
+    If it `is_from_zero`, the first event has the number 0 in the query. The header overrides
+    `starting_after` in the query: a browser that reconnects repeats the query of its first request.
+    Raises InvalidParameterError.
     """
     last = read_last_event_id(request)
     if last is None:
-        return _read_starting_after(request)
+        return _read_starting_after(request, is_from_zero=is_from_zero)
     if last.request_id != request_id:
         raise InvalidParameterError(
             f"The header '{LAST_EVENT_ID_HEADER}' must name an event of {request_id}. "
@@ -82,10 +83,12 @@ def read_stream(request: Request) -> bool:
     return _BOOLEANS[value]
 
 
-def _read_starting_after(request: Request) -> int:
-    value = request.query_params.get("starting_after", "0")
+def _read_starting_after(request: Request, *, is_from_zero: bool) -> int:
+    value = request.query_params.get("starting_after")
+    if value is None:
+        return 0
     if not _NUMBER.fullmatch(value):
         raise must(
             "starting_after", "be the number of an event, 0 or more, of at most 15 digits", value
         )
-    return int(value)
+    return int(value) + is_from_zero

@@ -35,10 +35,11 @@ from gateway.dialects.endpoint import (
     INVOCATIONS,
     NATIVE_ENDPOINTS,
     PREFIXED_MESSAGES,
+    RESPONSES,
     Endpoint,
 )
 from gateway.dialects.parameters import ignored_header
-from gateway.dialects.request import GenerationRequest
+from gateway.dialects.request import GenerationRequest, ResponseForm
 from gateway.http.allowances import UnpaidRequests
 from gateway.http.exchange import exchange_of
 from gateway.http.services import services_of
@@ -98,10 +99,13 @@ class Completions:
 
     async def count(self, request: Request, endpoint: Endpoint) -> Response:
         """Return the tokens of a request's prompt."""
+        exchange = exchange_of(request.scope)
+        exchange.error_style = exchange.error_style or endpoint.error_style
         call = await self._reader.read(request)
-        tokens = await self._checker.prompt_tokens(call, endpoint)
-        content = msgspec.json.encode({"input_tokens": tokens})
-        return Response(content, media_type="application/json")
+        counted = {"input_tokens": await self._checker.prompt_tokens(call, endpoint)}
+        if endpoint.form is ResponseForm.RESPONSES:
+            counted = {"object": "response.input_tokens", **counted}
+        return Response(msgspec.json.encode(counted), media_type="application/json")
 
     async def _create(
         self,
@@ -112,12 +116,16 @@ class Completions:
     ) -> Response:
         if authorized is None and (position := read_last_event_id(request)) is not None:
             return await self._stored.continue_stream(request, endpoint, position, measure)
+        exchange = exchange_of(request.scope)
+        exchange.error_style = endpoint.error_style
         call = await self._reader.read(
             request,
             is_paid=True,
             has_native_path=endpoint.has_native_path,
             authorized=authorized,
         )
+        if endpoint.form is ResponseForm.RESPONSES and call.body.get("stream") is True:
+            exchange.stream_model = str(call.body.get("model") or "")
         endpoint = endpoint.of(call.body)
         measure.endpoint = endpoint.name
         idempotent = await read_idempotent_request(request, call)
@@ -356,3 +364,5 @@ for _prefix in ("", ANTHROPIC_PREFIX):
 for _endpoint in ENDPOINTS:
     _estimate_route = partial(_estimate, endpoint=_endpoint)
     router.add_route(f"{_endpoint.path}:estimate", _estimate_route, methods=["POST"])
+_count_route = partial(_count, endpoint=RESPONSES)
+router.add_route(f"{RESPONSES.path}/input_tokens", _count_route, methods=["POST"])

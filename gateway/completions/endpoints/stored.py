@@ -11,20 +11,29 @@ from fastapi import APIRouter, Request, Response
 
 from gateway.completions.endpoints.event_ids import Position, read_position, read_stream
 from gateway.completions.rendering.forms import collect
+from gateway.completions.rendering.responses import ResponseObjects
+from gateway.completions.sealing import Sealer
 from gateway.completions.sending.measuring import RequestMeasure
 from gateway.completions.sending.respond import ResponseSender
 from gateway.completions.sending.subscription import StoredSubscription
 from gateway.completions.stored.service import Responses
 from gateway.completions.stored.store import ResponseState, StoredResponse
-from gateway.dialects.endpoint import ENDPOINTS, Endpoint
+from gateway.dialects.endpoint import ENDPOINTS, RESPONSES, Endpoint
 from gateway.dialects.parameters import ignored_header
 from gateway.dialects.profile import PROFILES
+from gateway.dialects.request import ResponseForm
 from gateway.http.allowances import UnpaidRequests
 from gateway.http.authorization import Authorizer
 from gateway.http.body import BodyReader
 from gateway.http.exchange import exchange_of
 from gateway.http.services import services_of
-from gateway.records.errors import ApiError, ErrorStyle, NotFoundError, shown
+from gateway.records.errors import (
+    ApiError,
+    ErrorStyle,
+    NotFoundError,
+    StateConflictError,
+    shown,
+)
 from gateway.records.scopes import Scope
 
 router = APIRouter()
@@ -46,6 +55,7 @@ class StoredCompletions:
     _bodies: BodyReader
     _responses: Responses
     _sender: ResponseSender
+    _sealer: Sealer
 
     async def get(self, request: Request, endpoint: Endpoint) -> Response:
         """Get a stored completion: whole, its status, or as a stream."""
@@ -59,6 +69,11 @@ class StoredCompletions:
         """
         measure = RequestMeasure(f"{endpoint.name}.cancel", exchange_of(request.scope))
         return await measure.until_response(request, self._cancel(request, endpoint))
+
+    async def delete(self, request: Request, endpoint: Endpoint) -> Response:
+        """Delete a stored response. One that runs is cancelled first."""
+        measure = RequestMeasure(f"{endpoint.name}.delete", exchange_of(request.scope))
+        return await measure.until_response(request, self._delete(request, endpoint))
 
     async def continue_stream(
         self, request: Request, endpoint: Endpoint, position: Position, measure: RequestMeasure
@@ -99,29 +114,36 @@ class StoredCompletions:
         headers: Mapping[str, str] = MappingProxyType({}),
     ) -> Response:
         """Return a completion's status, with the error of a failed one."""
-        head = response.head
+        head, failure = response.head, None
         if response.state is ResponseState.RUNNING:
             status = "in_progress" if response.has_begun else "queued"
         else:
             status = _ENDED[response.state]
-        body: dict[str, Any] = {
-            "id": response.id,
-            "object": endpoint.response_object,
-            "created": head.created,
-            "model": head.model,
-            "background": head.is_background,
-            "status": status,
-        }
         if response.state is ResponseState.FAILED:
             failure = await self._failure(response)
+        if endpoint.form is ResponseForm.RESPONSES:
+            # An incomplete response is one that its own length has ended.
+            status = "cancelled" if response.state is ResponseState.LEFT else status
+            objects = ResponseObjects(head.completion(self._sealer))
+            content = bytes(objects.response(status, error=failure))
+        else:
+            body: dict[str, Any] = {
+                "id": response.id,
+                "object": endpoint.response_object,
+                "created": head.created,
+                "model": head.model,
+                "background": head.is_background,
+                "status": status,
+            }
             body |= {} if failure is None else failure.body(_error_style(endpoint, response))
-        content = msgspec.json.encode(body)
+            content = msgspec.json.encode(body)
         return Response(content, media_type="application/json", headers=dict(headers))
 
     async def _get(self, request: Request, endpoint: Endpoint, measure: RequestMeasure) -> Response:
         response = await self._find(request, endpoint, request.path_params["completion_id"])
         if read_stream(request):
-            skip = read_position(request, response.id)
+            is_from_zero = endpoint.form is ResponseForm.RESPONSES
+            skip = read_position(request, response.id, is_from_zero=is_from_zero)
             return await self.resend(request, response, measure, is_streamed=True, skip=skip)
         if response.state is ResponseState.FINISHED:
             return await self.resend(request, response, measure, is_streamed=False)
@@ -130,6 +152,15 @@ class StoredCompletions:
     async def _cancel(self, request: Request, endpoint: Endpoint) -> Response:
         response = await self._find(request, endpoint, request.path_params["completion_id"])
         return await self.status(endpoint, await self._responses.cancel(response))
+
+    async def _delete(self, request: Request, endpoint: Endpoint) -> Response:
+        response = await self._find(request, endpoint, request.path_params["completion_id"])
+        response = await self._responses.cancel(response)
+        if not response.state.is_end:
+            raise StateConflictError(f"{response.id} is still running. Cancel it, and retry.")
+        await self._responses.forget(response.id)
+        body = {"id": response.id, "object": endpoint.response_object, "deleted": True}
+        return Response(msgspec.json.encode(body), media_type="application/json")
 
     async def _failure(self, response: StoredResponse) -> ApiError | None:
         """Return the error with which a response ended, as its readers receive it."""
@@ -149,6 +180,7 @@ class StoredCompletions:
         for a response of another project or of a model that the caller may not use.
         """
         exchange = exchange_of(request.scope)
+        exchange.error_style = endpoint.error_style
         principal = await self._authorizer.authorize(request, Scope.COMPLETIONS)
         self._unpaid.admit(exchange, principal)
         response = None
@@ -178,6 +210,10 @@ async def _get(request: Request, endpoint: Endpoint) -> Response:
     return await services_of(request)[StoredCompletions].get(request, endpoint)
 
 
+async def _delete(request: Request) -> Response:
+    return await services_of(request)[StoredCompletions].delete(request, RESPONSES)
+
+
 async def _cancel(request: Request, endpoint: Endpoint) -> Response:
     return await services_of(request)[StoredCompletions].cancel(request, endpoint)
 
@@ -188,3 +224,4 @@ for _endpoint in ENDPOINTS:
     router.add_route(_path, partial(_get, endpoint=_endpoint), methods=["GET"])
     _cancel_route = partial(_cancel, endpoint=_endpoint)
     router.add_route(f"{_path}/cancel", _cancel_route, methods=["POST"])
+router.add_route(f"{RESPONSES.path}/{{completion_id}}", _delete, methods=["DELETE"])

@@ -17,6 +17,7 @@ from gateway.completions.prompt.conversation import (
     image_count,
     tools_for_template,
     with_systems_in_place,
+    without_json_ends,
 )
 from gateway.completions.prompt.literal_text import protected
 from gateway.completions.prompt.templates.template import (
@@ -71,8 +72,12 @@ async def render_chat(
     templates: ChatTemplates,
     encoder: PromptEncoder,
     beside: Beside,
+    *,
+    text_tools: frozenset[str] = frozenset(),
 ) -> RenderedChat:
     """Return the prompt that a model's chat template renders for a chat.
+
+    In calls of `text_tools`, the only argument is written as it is.
 
     Raises an ApiError: one that names `messages` if the template rejects them,
     ContextLengthExceededError if the prompt cannot fit, and ServiceUnavailableError if the template
@@ -88,7 +93,7 @@ async def render_chat(
         chosen = (await templates.get(form.template_digest)).choose(has_tools=bool(chat.tools))
     except RedisError:
         raise queue_unavailable() from None
-    rendering = _Rendering(chat, card, form, chosen, encoder)
+    rendering = _Rendering(chat, card, form, chosen, encoder, text_tools)
     return await beside(rendering.run)
 
 
@@ -102,7 +107,9 @@ class _Rendering:
         form: ChatFormat,
         template: ChatTemplate,
         encoder: PromptEncoder,
+        text_tools: frozenset[str],
     ) -> None:
+        self._text_tools = text_tools
         self._chat = chat
         self._card = card
         self._form = form
@@ -139,6 +146,7 @@ class _Rendering:
             image_token=self._card.image_token,
             tool_parser=self._form.tool_parser,
             has_developer_role=self._template.has_developer_role,
+            text_tools=self._text_tools,
         )
         continues = self._chat.continues_last_message
         text = (
@@ -215,11 +223,12 @@ class _Rendering:
             raise _too_long(self._card) from None
 
     def _text(self, messages: list[dict[str, Any]], *, opens: bool) -> str:
-        return self._template.render(
+        text = self._template.render(
             {**self._variables, "messages": messages, "add_generation_prompt": opens},
             now=self._now,
             most_characters=_most_characters(self._card),
         )
+        return without_json_ends(text) if self._text_tools else text
 
     def _continued(self, messages: list[dict[str, Any]]) -> str:
         """Return the text up to the end of the last message's content, as in transformers."""

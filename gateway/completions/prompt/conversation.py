@@ -4,7 +4,9 @@ Steps that do not depend on the model are done earlier (`gateway.dialects.chat.m
 """
 
 import itertools
+import re
 from collections.abc import Callable, Mapping
+from secrets import token_hex
 from typing import Any, Final
 
 from contract.messages import ContentFormat
@@ -15,6 +17,9 @@ Message = Mapping[str, Any]
 _PART_SEPARATOR: Final = "\n"
 _SYSTEM_SEPARATOR: Final = "\n\n"
 _MISTRAL_ID_CHARACTERS: Final = 9
+_TEXT_END: Final = f"END_OF_TEXT_{token_hex()}"
+"""Marks where a text ends. What templates write after it ends the JSON that the text replaces."""
+_JSON_END: Final = re.compile(rf"{_TEXT_END}\}}?\n?")
 
 
 def image_count(message: Message) -> int:
@@ -29,6 +34,7 @@ def for_template(
     image_token: str,
     tool_parser: str,
     has_developer_role: bool,
+    text_tools: frozenset[str] = frozenset(),
 ) -> list[dict[str, Any]]:
     """Return messages in the template's form; the given messages are not modified.
 
@@ -39,11 +45,12 @@ def for_template(
         tool_parser: vLLM's name of the parser; it determines the form of call ids.
         has_developer_role: Whether the template has a developer role. If not, developer messages
             become system messages, and all system messages are merged into one at the front.
+        text_tools: The tools whose only argument is written as it is.
     """
     converted = [
         {**message, "content": _content(message, form, image_token)} for message in messages
     ]
-    _name_calls(converted, tool_parser)
+    _name_calls(converted, tool_parser, text_tools)
     has_developer = any(message["role"] == "developer" for message in converted)
     return converted if has_developer_role or not has_developer else _as_system(converted)
 
@@ -107,7 +114,14 @@ def _parts(content: Any) -> list[Message]:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
-def _name_calls(messages: list[dict[str, Any]], tool_parser: str) -> None:
+def without_json_ends(text: str) -> str:
+    """Return a prompt without the ends of the JSON around arguments that are written as texts."""
+    return _JSON_END.sub("", text)
+
+
+def _name_calls(
+    messages: list[dict[str, Any]], tool_parser: str, text_tools: frozenset[str]
+) -> None:
     """Give calls ids of the form that the model was trained on and its template may require."""
     known: dict[str, str] = {}
     numbers = itertools.count()
@@ -117,7 +131,7 @@ def _name_calls(messages: list[dict[str, Any]], tool_parser: str) -> None:
                 {
                     **call,
                     "id": _call_id(call, next(numbers), tool_parser),
-                    "function": _function(call["function"]),
+                    "function": _function(call["function"], text_tools),
                 }
                 for call in calls
             ]
@@ -127,10 +141,15 @@ def _name_calls(messages: list[dict[str, Any]], tool_parser: str) -> None:
             message["tool_call_id"] = known.get(message["tool_call_id"], message["tool_call_id"])
 
 
-def _function(function: Mapping[str, Any]) -> Mapping[str, Any]:
-    if isinstance(arguments := function["arguments"], str):
-        return {**function, "arguments": WrittenArguments(arguments=arguments)}
-    return function
+def _function(function: Mapping[str, Any], text_tools: frozenset[str]) -> Mapping[str, Any]:
+    match function:
+        case {"arguments": str(arguments)}:
+            pass
+        case {"name": name, "arguments": {"input": str(text)}} if name in text_tools:
+            arguments = text + _TEXT_END
+        case _:
+            return function
+    return {**function, "arguments": WrittenArguments(arguments=arguments)}
 
 
 def _call_id(call: Mapping[str, Any], number: int, tool_parser: str) -> str:

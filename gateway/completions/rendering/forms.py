@@ -7,6 +7,7 @@ from gateway.completions.rendering.assembler import Assembler, ChoicesAssembler,
 from gateway.completions.rendering.completion import Completion
 from gateway.completions.rendering.events import EventRenderer
 from gateway.completions.rendering.messages import MessageAssembler, MessageRenderer
+from gateway.completions.rendering.responses import ResponseAssembler, ResponseRenderer
 from gateway.completions.rendering.sse import ChunkRenderer, NativeRenderer
 from gateway.dialects.request import ResponseForm
 
@@ -14,8 +15,12 @@ _RENDERERS: dict[ResponseForm, type[EventRenderer]] = {
     ResponseForm.OPENAI: ChunkRenderer,
     ResponseForm.NATIVE: NativeRenderer,
     ResponseForm.MESSAGES: MessageRenderer,
+    ResponseForm.RESPONSES: ResponseRenderer,
 }
-_ASSEMBLERS: dict[ResponseForm, type[Assembler]] = {ResponseForm.MESSAGES: MessageAssembler}
+_ASSEMBLERS: dict[ResponseForm, type[Assembler]] = {
+    ResponseForm.MESSAGES: MessageAssembler,
+    ResponseForm.RESPONSES: ResponseAssembler,
+}
 
 
 def event_renderer(

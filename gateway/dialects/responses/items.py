@@ -51,6 +51,7 @@ _OUTPUTS: Final = frozenset(
         "shell_call_output",
     }
 )
+_SYSTEM: Final = ("system", "developer")
 _REASONINGS: Final = ("reasoning", "reasoning_content")
 
 _Part = dict[str, str]
@@ -104,8 +105,14 @@ class _Reader:
         }
 
     def finished(self) -> Conversation:
-        """Return the conversation without calls that lack outputs."""
+        """Return the conversation without calls that lack outputs.
+
+        The messages of developers that follow the instructions join them: few templates take more
+        than one message of the system.
+        """
         kept = []
+        while [each["role"] in _SYSTEM for each in self._messages[:2]] == [True, True]:
+            self._messages[0]["content"] += self._messages.pop(1)["content"]
         for message in self._messages:
             calls = message.get("tool_calls")
             if calls and not self._uncalled.isdisjoint(call["id"] for call in calls):

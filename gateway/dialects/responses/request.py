@@ -24,6 +24,7 @@ from gateway.dialects.profile import PROFILES, ContextLengthBehavior, Profile
 from gateway.dialects.request import (
     ChatRequest,
     GenerationRequest,
+    ResponseForm,
     ResponsesOptions,
     Structure,
     StructureKind,
@@ -194,9 +195,11 @@ def read_response(body: dict[str, Any], profile: Profile, *, max_prompts: int) -
     request = msgspec.structs.replace(
         shared,
         profile=profile,
+        form=ResponseForm.RESPONSES,
         form_options=ResponsesOptions(
             echo=msgspec.json.encode(_echo(wire, shared, reasoning, text)),
             calls=toolbox.forms,
+            wants_reasoning=bool(reasoning) and thinking.is_enabled is not False,
             has_sealed_reasoning=ENCRYPTED in _included(wire.include),
             has_summaries=summary is not None,
         ),

@@ -1,0 +1,402 @@
+"""Responses of OpenAI's Responses API: the parts of a choice as items, streamed or whole.
+
+Every event has a `sequence_number`, from 0 without gaps. A keep-alive takes a number, too. If the
+stream can be resumed, it repeats the last one instead: there, numbers follow from the tokens alone.
+"""
+
+import re
+from collections.abc import Iterable
+from typing import Any, Final
+
+import msgspec
+from typing_extensions import override
+
+from contract.messages import TEXT_ARGUMENT, Delta
+from contract.outcomes import FinishReason
+from gateway.completions.queue.generation import Turn
+from gateway.completions.rendering.assembler import PartsAssembler, WholeResponse
+from gateway.completions.rendering.completion import Completion, Usage
+from gateway.completions.rendering.events import EventRenderer
+from gateway.completions.rendering.parts import Change, Part, PartKind, PartStream
+from gateway.completions.rendering.tool_calls import call_id, derived_id
+from gateway.dialects.request import CallForm, CallKind, ResponsesOptions
+from gateway.dialects.responses.failures import event, event_data, failure_of
+from gateway.records.errors import ApiError
+
+_json = msgspec.json.Encoder().encode
+
+_PREFIXES: Final = {
+    PartKind.REASONING: "rs_",
+    PartKind.TEXT: "msg_",
+    CallKind.FUNCTION: "fc_",
+    CallKind.CUSTOM: "ctc_",
+    CallKind.TOOL_SEARCH: "tsc_",
+    CallKind.LOCAL_SHELL: "lsh_",
+    CallKind.SHELL: "sh_",
+}
+_NO_ITEM: Final = Part(-1, PartKind.REASONING)
+"""The reasoning of a model that wrote none."""
+_OPENING: Final = re.compile(rf'\s*\{{\s*"{TEXT_ARGUMENT}"\s*:\s*"')
+_WHOLE: Final = re.compile(
+    r'(?:[^"\\]+|\\[^u]|\\u(?:[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}'
+    r"|(?![dD][89abAB])[0-9a-fA-F]{4}))*"
+)
+"""The characters of a JSON string that are complete."""
+
+
+class TextArgument:
+    """Reads a text from the JSON of a call's arguments while the JSON arrives."""
+
+    def __init__(self) -> None:
+        self._unread = ""
+        self.is_open = False
+        """Whether the text has begun."""
+        self.text = ""
+        """The text so far."""
+
+    def add(self, piece: str) -> str:
+        """Add JSON. Return what it adds to the text."""
+        self._unread += piece
+        if not self.is_open:
+            found = _OPENING.match(self._unread)
+            if found is None:
+                return ""
+            self.is_open, self._unread = True, self._unread[found.end() :]
+        found = _WHOLE.match(self._unread)
+        new = "" if found is None else _decoded(f'"{found[0]}"', "")
+        if new:
+            self._unread = self._unread[len(found[0] if found else "") :]
+            self.text += new
+        return new
+
+    def finish(self, arguments: str) -> str:
+        """Return the rest of the text, if all arguments have arrived."""
+        text = text_argument(arguments)
+        rest = text[len(self.text) :] if text.startswith(self.text) else ""
+        self.text += rest
+        return rest
+
+
+def text_argument(arguments: str) -> str:
+    """Return the text in a call's arguments; the arguments themselves if they have another form."""
+    value = _decoded(arguments, None)
+    if isinstance(value, dict) and isinstance(value.get(TEXT_ARGUMENT), str):
+        text: str = value[TEXT_ARGUMENT]
+        return text
+    reader = TextArgument()
+    reader.add(arguments)
+    return reader.text if reader.is_open else arguments
+
+
+def _decoded(text: str, otherwise: Any) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError):
+        return otherwise
+
+
+class ResponseObjects:
+    """Makes the objects of one response: itself, and its items."""
+
+    def __init__(self, completion: Completion) -> None:
+        options = completion.request.form_options
+        assert isinstance(options, ResponsesOptions)  # noqa: S101 - it is the response's form
+        self.options = options
+        self._completion = completion
+
+    def response(
+        self,
+        status: str,
+        output: Iterable[dict[str, Any]] = (),
+        *,
+        usage: Usage | None = None,
+        error: ApiError | None = None,
+    ) -> msgspec.Raw:
+        """Return the response."""
+        completion = self._completion
+        tier = completion.request.service_tier
+        body = {
+            "id": completion.id,
+            "object": "response",
+            "created_at": completion.created,
+            "status": status,
+            "model": completion.model,
+            "output": list(output),
+            "error": None if error is None else failure_of(error),
+            "incomplete_details": (
+                {"reason": "max_output_tokens"} if status == "incomplete" else None
+            ),
+            "usage": None if usage is None else _usage(usage) | completion.cost(usage),
+            **({} if tier is None else {"service_tier": tier}),
+        }
+        return msgspec.Raw(_json(body)[:-1] + b"," + self.options.echo[1:])
+
+    def form_of(self, part: Part) -> CallForm:
+        """Return how a call is returned."""
+        return self.options.calls.get(part.name) or CallForm(CallKind.FUNCTION, part.name)
+
+    def id_of(self, part: Part) -> str:
+        """Return the id of an item."""
+        kind = self.form_of(part).kind if part.kind is PartKind.CALL else part.kind
+        return derived_id(_PREFIXES[kind], self._completion.id, part.number)
+
+    def content(self, part: Part, text: str) -> dict[str, Any]:
+        """Return the only content of reasoning or of a message."""
+        if part.kind is PartKind.TEXT:
+            return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+        kind = "summary_text" if self.options.has_summaries else "reasoning_text"
+        return {"type": kind, "text": text}
+
+    def item(self, part: Part, status: str) -> dict[str, Any]:
+        """Return an item; one in progress is empty."""
+        is_begun = status == "in_progress"
+        head = {"id": self.id_of(part)}
+        if part.kind is PartKind.CALL:
+            return head | self._call(part, self.form_of(part), status)
+        text = "" if is_begun else part.text
+        content = [self.content(part, text)] if text else []
+        if part.kind is PartKind.TEXT:
+            head |= {"type": "message", "role": "assistant"}
+            return {**head, "status": status, "content": content}
+        if is_begun:
+            return {**head, "type": "reasoning", "summary": []}
+        summary, content = (content, []) if self.options.has_summaries else ([], content)
+        item = {**head, "type": "reasoning", "summary": summary}
+        if content:
+            item["content"] = content
+        if self.options.has_sealed_reasoning:
+            seal = self._completion.seal
+            item["encrypted_content"] = seal(text, part.number) if text and seal else None
+        return {**item, "status": status}
+
+    def _call(self, part: Part, form: CallForm, status: str) -> dict[str, Any]:
+        call = {"type": form.kind, "call_id": call_id(self._completion.id, 0, part.call)}
+        arguments = "" if status == "in_progress" else part.text
+        match form.kind:
+            case CallKind.FUNCTION:
+                call |= {"name": form.name, "arguments": arguments, "status": status}
+            case CallKind.CUSTOM:
+                text = text_argument(arguments)
+                call |= {"name": form.name, "input": text, "status": status}
+            case CallKind.TOOL_SEARCH:
+                given = _given(arguments)
+                call |= {"execution": "client", "arguments": given, "status": status}
+            case CallKind.LOCAL_SHELL:
+                action = {"type": "exec", "command": [], "env": {}, **_given(arguments)}
+                call |= {"action": action, "status": status}
+            case CallKind.SHELL:
+                call |= {"action": {"commands": [], **_given(arguments)}, "status": status}
+        return call | {"namespace": form.namespace} if form.namespace else call
+
+
+def is_incremental(kind: CallKind) -> bool:
+    """Whether the input of a call is streamed; others are sent when they are complete."""
+    return kind in (CallKind.FUNCTION, CallKind.CUSTOM)
+
+
+def _given(arguments: str) -> dict[str, Any]:
+    given = _decoded(arguments, None)
+    return given if isinstance(given, dict) else {}
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens or 0},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }
+
+
+def _status(stream: PartStream, part: Part) -> str:
+    """Return the status of an ended part: incomplete if the end of the response cut it off."""
+    is_cut = stream.finish_reason is FinishReason.LENGTH and part is stream.parts[-1]
+    if is_cut and part.kind is PartKind.CALL:
+        is_cut = _decoded(part.text, None) is None
+    return "incomplete" if is_cut else "completed"
+
+
+def _whole_status(stream: PartStream) -> str:
+    return "incomplete" if stream.finish_reason is FinishReason.LENGTH else "completed"
+
+
+def _output(stream: PartStream, objects: ResponseObjects) -> list[dict[str, Any]]:
+    items = [objects.item(part, _status(stream, part)) for part in stream.parts]
+    if _lacks_reasoning(stream, objects):
+        items.insert(0, objects.item(_NO_ITEM, "completed"))
+    return items
+
+
+def _lacks_reasoning(stream: PartStream, objects: ResponseObjects) -> bool:
+    is_first = stream.parts and stream.parts[0].kind is PartKind.REASONING
+    return objects.options.wants_reasoning and not is_first
+
+
+class ResponseAssembler(PartsAssembler):
+    """Collects a whole response."""
+
+    @override
+    async def response(self, turn: Turn) -> WholeResponse:
+        objects = ResponseObjects(self.completion)
+        status, output = _whole_status(self.stream), _output(self.stream, objects)
+        content = objects.response(status, output, usage=self.usage)
+        return WholeResponse(bytes(content), self.usage, {})
+
+
+class ResponseRenderer(EventRenderer):
+    """Renders the events of a response."""
+
+    def __init__(self, completion: Completion, *, skip: int = 0, has_ids: bool = False) -> None:
+        super().__init__(completion, skip=skip, has_ids=has_ids)
+        self._objects = ResponseObjects(completion)
+        self._stream = PartStream(completion.request)
+        self._is_resumable = has_ids or completion.request.is_background
+        self._keep_alives = 0
+        """Events that only this stream has."""
+        self._has_begun = False
+        self._first = 0
+        """Index of the first part among the items."""
+        self._text = TextArgument()
+        """Reads the open call if its input is a text."""
+
+    @override
+    def opening(self) -> bytes:
+        parts: list[bytes] = []
+        self._begin(parts)
+        return b"".join(parts)
+
+    @override
+    def keep_alive(self) -> bytes:
+        if self._is_resumable:
+            sequence = max(self.number, self._skip) - 1
+        else:
+            sequence = self._sequence()
+            self._keep_alives += 1
+        response = self._objects.response("in_progress")
+        return event("response.in_progress", sequence, {"response": response})
+
+    @override
+    def render_failure(self, error: ApiError) -> bytes:
+        return self.opening() + super().render_failure(error)
+
+    @override
+    def _failure_events(self, error: ApiError) -> list[bytes]:
+        response = self._objects.response(
+            "failed", _output(self._stream, self._objects), error=error, usage=self.usage_so_far()
+        )
+        return [event_data("response.failed", self._sequence(), {"response": response})]
+
+    @override
+    def _add_delta(self, index: int, delta: Delta, parts: list[bytes]) -> None:
+        self._begin(parts)
+        self.usage.add_reasoning(delta)
+        for change, part, text in self._stream.add(delta):
+            match change:
+                case Change.BEGUN:
+                    self._add_begun(part, parts)
+                case Change.GROWN:
+                    self._add_text(part, text, parts)
+                case Change.ENDED:
+                    self._add_ended(part, parts)
+
+    @override
+    def _finish(self, parts: list[bytes]) -> None:
+        self._begin(parts)
+        if not self._stream.parts:
+            self._add_missing_reasoning(parts)
+        status, output = _whole_status(self._stream), _output(self._stream, self._objects)
+        response = self._objects.response(status, output, usage=self.usage)
+        self._add(f"response.{status}", {"response": response}, parts)
+
+    def _begin(self, parts: list[bytes]) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            response = self._objects.response("in_progress")
+            for kind in ("created", "in_progress"):
+                self._add(f"response.{kind}", {"response": response}, parts)
+
+    def _add_missing_reasoning(self, parts: list[bytes]) -> None:
+        if _lacks_reasoning(self._stream, self._objects):
+            for change, status in (("added", "in_progress"), ("done", "completed")):
+                item = {"output_index": 0, "item": self._objects.item(_NO_ITEM, status)}
+                self._add(f"response.output_item.{change}", item, parts)
+            self._first = 1
+
+    def _add_begun(self, part: Part, parts: list[bytes]) -> None:
+        if part.number == 0:
+            self._add_missing_reasoning(parts)
+        if part.kind is PartKind.CALL:
+            self._text = TextArgument()
+            if is_incremental(self._objects.form_of(part).kind):
+                self._add_item("added", part, "in_progress", parts)
+            return
+        self._add_item("added", part, "in_progress", parts)
+        name, members = self._content(part)
+        content = self._objects.content(part, "")
+        self._add(f"response.{name}_part.added", {**members, "part": content}, parts)
+
+    def _add_text(self, part: Part, text: str, parts: list[bytes]) -> None:
+        name, members = self._delta(part)
+        if name == "custom_tool_call_input":
+            text = self._text.add(text)
+        if name and text:
+            self._add(f"response.{name}.delta", {**members, "delta": text}, parts)
+
+    def _add_ended(self, part: Part, parts: list[bytes]) -> None:
+        name, members = self._delta(part)
+        status, text = _status(self._stream, part), part.text
+        if name == "custom_tool_call_input":
+            if rest := self._text.finish(text):
+                self._add(f"response.{name}.delta", {**members, "delta": rest}, parts)
+            self._add(f"response.{name}.done", {**members, "input": self._text.text}, parts)
+        elif name == "function_call_arguments":
+            done = {**members, "name": self._objects.form_of(part).name, "arguments": text}
+            self._add(f"response.{name}.done", done, parts)
+        elif name:
+            self._add(f"response.{name}.done", {**members, "text": text}, parts)
+            container, place = self._content(part)
+            content = {**place, "part": self._objects.content(part, text)}
+            self._add(f"response.{container}_part.done", content, parts)
+        else:
+            self._add_item("added", part, "in_progress", parts)
+        self._add_item("done", part, status, parts)
+
+    def _place(self, part: Part) -> dict[str, Any]:
+        place = {"item_id": self._objects.id_of(part)}
+        return {**place, "output_index": self._first + part.number}
+
+    def _content(self, part: Part) -> tuple[str, dict[str, Any]]:
+        """Return what the content of a part is called, and the members of its events."""
+        if part.kind is PartKind.REASONING and self._objects.options.has_summaries:
+            return "reasoning_summary", {**self._place(part), "summary_index": 0}
+        return "content", {**self._place(part), "content_index": 0}
+
+    def _delta(self, part: Part) -> tuple[str, dict[str, Any]]:
+        """Return what the text of a part is called, and the members of its events."""
+        container, place = self._content(part)
+        if part.kind is PartKind.TEXT:
+            return "output_text", {**place, "logprobs": []}
+        if part.kind is PartKind.REASONING:
+            is_content = container == "content"
+            return "reasoning_text" if is_content else "reasoning_summary_text", place
+        kind = self._objects.form_of(part).kind
+        if not is_incremental(kind):
+            return "", {}
+        is_text = kind is CallKind.CUSTOM
+        return "custom_tool_call_input" if is_text else "function_call_arguments", self._place(part)
+
+    def _add_item(self, change: str, part: Part, status: str, parts: list[bytes]) -> None:
+        item = self._objects.item(part, status)
+        members = {"output_index": self._first + part.number, "item": item}
+        self._add(f"response.output_item.{change}", members, parts)
+
+    def _add(self, kind: str, members: dict[str, Any], parts: list[bytes]) -> None:
+        if self.number < self._skip:
+            self.number += 1
+        else:
+            self._add_event(event_data(kind, self._sequence(), members), parts)
+
+    def _sequence(self) -> int:
+        """Return the number of the next event."""
+        return self.number + self._keep_alives

@@ -1,0 +1,84 @@
+"""Failures of responses, in the words by which agents decide what to do.
+
+An agent waits after `rate_limit_exceeded` as long as the message says, compacts its conversation
+after `context_length_exceeded`, and stops after `insufficient_quota` and `invalid_prompt`.
+"""
+
+import math
+from typing import Any, Final
+
+import msgspec
+
+from common.clock import now_seconds
+from gateway.records.errors import (
+    ApiError,
+    BadRequestError,
+    ContextLengthExceededError,
+    InsufficientQuotaError,
+    OverloadedError,
+    RateLimitError,
+)
+
+_TOO_MANY: Final = RateLimitError.status
+
+
+def failure_of(error: ApiError) -> dict[str, str]:
+    """Return `error` of a failed response."""
+    code, message = "server_error", error.message
+    if isinstance(error, ContextLengthExceededError | InsufficientQuotaError):
+        code = ContextLengthExceededError.code
+        if isinstance(error, InsufficientQuotaError):
+            code = InsufficientQuotaError.type
+    elif isinstance(error, OverloadedError):
+        code = "server_is_overloaded"
+    elif error.status == _TOO_MANY and error.should_retry is not False:
+        code = "rate_limit_exceeded"
+        if error.retry_after_seconds is not None:
+            wait = math.ceil(round(error.retry_after_seconds * 10, 3)) / 10
+            message = f"{message} Please try again in {wait:.1f}s."
+    elif error.status == _TOO_MANY or isinstance(error, BadRequestError):
+        code = "invalid_prompt"
+    return {"code": code, "message": message}
+
+
+def failed_stream(error: ApiError, request_id: str, model: str) -> bytes | None:
+    """Return the events of a stream that is refused; None if the error keeps its HTTP status.
+
+    Codex takes the statuses of limits and of too long prompts as final.
+    """
+    is_shown = isinstance(error, ContextLengthExceededError | InsufficientQuotaError)
+    if not (is_shown or isinstance(error, OverloadedError) or error.status == _TOO_MANY):
+        return None
+    response: dict[str, Any] = {
+        "id": request_id,
+        "object": "response",
+        "created_at": int(now_seconds()),
+        "status": "in_progress",
+        "model": model,
+        "output": [],
+        "error": None,
+        "incomplete_details": None,
+        "instructions": None,
+        "metadata": {},
+        "parallel_tool_calls": True,
+        "previous_response_id": None,
+        "store": False,
+        "tool_choice": "auto",
+        "tools": [],
+        "usage": None,
+    }
+    failed = {**response, "status": "failed", "error": failure_of(error)}
+    return event("response.created", 0, {"response": response}) + event(
+        "response.failed", 1, {"response": failed}
+    )
+
+
+def event(kind: str, sequence: int, members: dict[str, Any]) -> bytes:
+    """Return an event."""
+    return event_data(kind, sequence, members) + b"\n\n"
+
+
+def event_data(kind: str, sequence: int, members: dict[str, Any]) -> bytes:
+    """Return an event without its end."""
+    body = msgspec.json.encode({"type": kind, "sequence_number": sequence, **members})
+    return b"event: %s\ndata: %s" % (kind.encode(), body)

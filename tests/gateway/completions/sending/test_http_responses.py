@@ -1,0 +1,294 @@
+"""OpenAI's Responses over HTTP: with OpenAI's library, resumed, in the background, refused."""
+
+import asyncio
+import json
+import secrets
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from openai import AsyncOpenAI
+from redis.asyncio import Redis
+
+from contract.messages import CallPiece
+from contract.outcomes import FailureCode, FinishReason
+from tests.gateway.chats import PARSERS, prompt_of, serve_chats
+from tests.support.cases import all_cases
+from tests.support.fake_worker import FakeWorker, chat_format
+from tests.support.patience import PATIENCE_SECONDS
+from tests.support.stack import MODEL, Stack
+
+RESPONSES = "/v1/responses"
+PATCH = '*** Begin Patch\n*** Add File: a "b".txt\n+é\n*** End Patch\n'
+TOOLS: list[Any] = [
+    {"type": "function", "name": "exec_command", "parameters": {"type": "object"}, "strict": False},
+    {"type": "custom", "name": "apply_patch", "description": "Edits files."},
+    {
+        "type": "namespace",
+        "name": "mcp",
+        "description": "A server.",
+        "tools": [{"type": "function", "name": "look", "parameters": {"type": "object"}}],
+    },
+]
+ASKED: dict[str, Any] = {"model": MODEL, "input": "Hello", "max_output_tokens": 8}
+STOP = FinishReason.STOP
+TEMPLATE = (
+    "{% for each in messages %}{{ each.role }}:{{ each.reasoning }}:{{ each.content | trim }}:"
+    "{% for call in each.tool_calls %}{{ call.function.name }}"
+    "{{ call.function.arguments | tojson }};{% endfor %}\n{% endfor %}"
+)
+
+
+@pytest.fixture
+async def openai(stack: Stack, key: str) -> AsyncIterator[AsyncOpenAI]:
+    """A client of the first gateway that does not retry requests."""
+    async with AsyncOpenAI(base_url=f"{stack.url}/v1", api_key=key, max_retries=0) as client:
+        yield client
+
+
+def events_of(body: bytes) -> list[dict[str, Any]]:
+    """Return the events of a stream, whose numbers have no gaps."""
+    events = []
+    for each in body.decode().split("\n\n")[:-1]:
+        name, data = (line.split(": ", 1)[1] for line in each.splitlines()[:2])
+        events.append(json.loads(data))
+        assert events[-1]["type"] == name
+    return events
+
+
+def outline(events: list[dict[str, Any]]) -> list[str]:
+    return [each["type"].removeprefix("response.") for each in events]
+
+
+async def say_all(worker: FakeWorker, **last: Any) -> None:
+    """Answer a request with reasoning, text, and a call of each tool."""
+    claim = await worker.claim_one()
+    said: list[dict[str, Any]] = [
+        {"text": "", "reasoning": "Look.", "reasoning_tokens": 1},
+        {"text": "\n\n"},
+        {"text": "Reading it."},
+    ]
+    arguments = ('{"cmd":"ls"}', json.dumps({"input": PATCH}), "{}")
+    for index, name in enumerate(("exec_command", "apply_patch", "mcp__look")):
+        text = arguments[index]
+        pieces = [text[at : at + 5] for at in range(0, len(text), 5)]
+        said.append({"text": "", "calls": [CallPiece(index, name, pieces[0])]})
+        said += ({"text": "", "calls": [CallPiece(index, "", piece)]} for piece in pieces[1:])
+    for each in said:
+        await worker.send(claim.job.gateway, deltas=[worker.next_delta(claim, **each)])
+    end = {"text": "", "finish_reason": STOP} | last
+    await worker.send(claim.job.gateway, deltas=[worker.next_delta(claim, **end)])
+    await worker.finish(claim)
+
+
+async def test_stream_of_every_kind_of_item_is_read_by_the_library(
+    openai: AsyncOpenAI, store: "Redis"
+) -> None:
+    form = chat_format(TEMPLATE, **PARSERS)
+    worker, name = await serve_chats(store, form=form, template=TEMPLATE)
+    asked: dict[str, Any] = {**ASKED, "model": name, "tools": TOOLS}
+    include = ["reasoning.encrypted_content"]
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(say_all(worker))
+        async with openai.responses.stream(**asked, include=include) as stream:
+            events = [each async for each in stream]
+            response = await stream.get_final_response()
+    assert [each.sequence_number for each in events] == [*range(len(events))]
+    assert [each.type for each in response.output] == [
+        "reasoning",
+        "message",
+        "function_call",
+        "custom_tool_call",
+        "function_call",
+    ]
+    reasoning, _, function, custom, look = (each.to_dict() for each in response.output)
+    assert reasoning["content"] == [{"type": "reasoning_text", "text": "Look."}]
+    assert len(reasoning["encrypted_content"]) > 40
+    assert response.output_text.strip() == "Reading it."
+    assert (function["name"], function["arguments"]) == ("exec_command", '{"cmd":"ls"}')
+    assert (custom["name"], custom["input"]) == ("apply_patch", PATCH)
+    assert (look["name"], look["namespace"]) == ("look", "mcp")
+    assert len({each["call_id"] for each in (function, custom, look)}) == 3
+    assert response.status == "completed"
+    # A whole response has the same items.
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(say_all(worker))
+        whole = await openai.responses.create(**asked, include=include)
+    assert [each.type for each in whole.output] == [each.type for each in response.output]
+    assert whole.usage == response.usage
+    items = [each.to_dict() for each in whole.output]
+    # The next turn has the reasoning, and the calls as the model wrote them.
+    items += [
+        {"type": f"{each['type']}_output", "call_id": each["call_id"], "output": "ok"}
+        for each in items
+        if "call_id" in each
+    ]
+    asked["input"] = [{"role": "user", "content": "Hello"}, *items]
+    async with asyncio.TaskGroup() as tasks:
+        asking = tasks.create_task(openai.responses.create(**asked))
+        claim = await worker.claim_one()
+        await worker.conclude(claim, "Done.")
+    patch = json.dumps({"input": PATCH}, ensure_ascii=False)
+    assert prompt_of(claim).splitlines() == [
+        "user:None:Hello:",
+        "assistant:Look.:Reading it.:"
+        + ";".join(('exec_command{"cmd": "ls"}', f"apply_patch{patch}", "mcp__look{}", "")),
+        *["tool:None:ok:"] * 3,
+    ]
+    assert asking.result().output_text == "Done."
+
+
+async def start(client: httpx.AsyncClient, **parameters: Any) -> dict[str, Any]:
+    answer = await client.post(RESPONSES, json=ASKED | parameters)
+    assert answer.status_code == 200, answer.text
+    body: dict[str, Any] = answer.json()
+    return body
+
+
+async def await_end(client: httpx.AsyncClient, response_id: str) -> dict[str, Any]:
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while True:
+            body: dict[str, Any] = (await client.get(f"{RESPONSES}/{response_id}")).json()
+            if body["status"] not in ("queued", "in_progress"):
+                return body
+            await asyncio.sleep(0.02)
+
+
+async def read(client: httpx.AsyncClient, response_id: str, **query: Any) -> list[dict[str, Any]]:
+    answer = await client.get(f"{RESPONSES}/{response_id}", params={"stream": "true"} | query)
+    return events_of(answer.content)
+
+
+async def test_background_response_is_read_from_any_event_on_any_gateway(
+    client: httpx.AsyncClient, other_client: httpx.AsyncClient, store: "Redis"
+) -> None:
+    worker, name = await serve_chats(store)
+    include = ["reasoning.encrypted_content"]
+    begun = await start(client, model=name, tools=TOOLS, background=True, include=include)
+    assert (begun["object"], begun["status"]) == ("response", "queued")
+    assert begun["tools"] == TOOLS
+    await say_all(worker)
+    whole = await await_end(client, begun["id"])
+    events = await read(client, begun["id"])
+    assert events[-1]["response"] == whole
+    assert [each["item"] for each in events if each["type"].endswith("item.done")] == (
+        whole["output"]
+    )
+    for after in range(len(events)):
+        rest = await read(other_client, begun["id"], starting_after=after)
+        assert rest == events[after + 1 :]
+    # A response that has ended is not cancelled.
+    path = f"{RESPONSES}/{begun['id']}"
+    assert (await client.post(f"{path}/cancel")).json()["status"] == "completed"
+    deleted = {"id": begun["id"], "object": "response", "deleted": True}
+    assert (await client.delete(path)).json() == deleted
+    for answer in (await client.get(path), await other_client.delete(path)):
+        assert answer.status_code == 404
+
+
+async def test_running_response_is_cancelled_and_deleted(
+    client: httpx.AsyncClient, store: "Redis"
+) -> None:
+    worker, name = await serve_chats(store)
+    path = f"{RESPONSES}/{(await start(client, model=name, background=True))['id']}"
+    await worker.claim_one()
+    assert (await client.get(path)).json()["status"] == "queued"
+    await client.post(f"{path}/cancel")
+    assert (await await_end(client, path.rpartition("/")[2]))["status"] == "cancelled"
+    path = f"{RESPONSES}/{(await start(client, model=name, background=True))['id']}"
+    assert (await client.delete(path)).json()["deleted"] is True
+    assert (await client.get(path)).status_code == 404
+
+
+async def test_stream_is_resumed_by_event_ids_and_replayed(
+    client: httpx.AsyncClient, other_client: httpx.AsyncClient
+) -> None:
+    headers = {"idempotency-key": secrets.token_hex(8)}
+    body = ASKED | {"stream": True, "seed": 7}
+    first = await client.post(RESPONSES, json=body, headers=headers)
+    again = await other_client.post(RESPONSES, json=body, headers=headers)
+    assert again.content == first.content
+    events = first.content.split(b"\n\n")[:-1]
+    last = events[4].split(b"\nid: ")[1].decode()
+    rest = await other_client.post(RESPONSES, json={}, headers={"last-event-id": last})
+    assert rest.content == b"".join(each + b"\n\n" for each in events[5:])
+
+
+async def test_response_of_the_maximum_length_is_incomplete(client: httpx.AsyncClient) -> None:
+    body = await start(client, metadata={"a": "b"}, instructions="Be brief.", store=True)
+    assert body["status"] == "incomplete"
+    assert body["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert body["output"][-1]["status"] == "incomplete"
+    assert body["usage"]["output_tokens"] == 8
+    assert (body["metadata"], body["instructions"]) == ({"a": "b"}, "Be brief.")
+    assert (body["store"], body["error"]) == (False, None)
+    stream = await client.post(RESPONSES, json=ASKED | {"stream": True})
+    last = events_of(stream.content)[-1]
+    assert last["type"] == "response.incomplete"
+    assert last["response"]["usage"] == body["usage"] | last["response"]["usage"]
+
+
+async def test_input_tokens_are_those_that_are_billed(client: httpx.AsyncClient) -> None:
+    asked = ASKED | {"tools": TOOLS, "instructions": "Be brief."}
+    counted = (await client.post(f"{RESPONSES}/input_tokens", json=asked)).json()
+    billed = await start(client, **asked)
+    assert counted == {
+        "object": "response.input_tokens",
+        "input_tokens": billed["usage"]["input_tokens"],
+    }
+
+
+@all_cases(
+    ("parameter", "value", "code"),
+    [
+        ("previous_response_id", "resp_1", "unsupported_parameter"),
+        ("conversation", "conv_1", "unsupported_parameter"),
+        ("input", [{"type": "item_reference", "id": "msg_1"}], "unsupported_parameter"),
+        ("input", None, "missing_required_parameter"),
+        ("temperature", 9, "invalid_value"),
+    ],
+)
+async def test_bad_request_keeps_its_status_in_a_stream(
+    client: httpx.AsyncClient, parameter: str, value: Any, code: str
+) -> None:
+    body = ASKED | {"stream": True, parameter: value}
+    for dialect in ("openai", "llamacpp", "vllm"):
+        answer = await client.post(RESPONSES, json=body, headers={"x-api-dialect": dialect})
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+        assert (error["code"], error["type"]) == (code, "invalid_request_error")
+        assert error["param"].startswith(parameter)
+
+
+async def test_too_long_prompt_is_a_failed_response_in_a_stream(client: httpx.AsyncClient) -> None:
+    asked = ASKED | {"input": "word " * 3_000}
+    answer = await client.post(RESPONSES, json=asked)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
+    answer = await client.post(RESPONSES, json=asked | {"stream": True})
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "text/event-stream")
+    events = events_of(answer.content)
+    assert outline(events) == ["created", "failed"]
+    assert [each["sequence_number"] for each in events] == [0, 1]
+    assert events[1]["response"]["error"]["code"] == "context_length_exceeded"
+
+
+async def test_silence_is_filled_with_events_that_have_numbers(
+    impatient_client: httpx.AsyncClient, store: "Redis"
+) -> None:
+    worker, name = await serve_chats(store)
+    asked = ASKED | {"model": name, "stream": True}
+    async with impatient_client.stream("POST", RESPONSES, json=asked) as answer:
+        parts, body = answer.aiter_raw(), b""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while body.count(b"event: response.in_progress") < 3:
+                body += await anext(parts)
+        claim = await worker.claim_one()
+        await worker.say(claim, "a")
+        await worker.fail(claim, FailureCode.WORKER_LOST)
+        body += b"".join([part async for part in parts])
+    events = events_of(body)
+    assert [each["sequence_number"] for each in events] == [*range(len(events))]
+    assert outline(events)[:4] == ["created", *["in_progress"] * 3]
+    assert outline(events)[-1] == "failed"
+    assert events[-1]["response"]["error"]["code"] == "server_error"
